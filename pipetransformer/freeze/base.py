@@ -1,0 +1,72 @@
+"""What a freeze policy sees and what it answers."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Signals:
+    """What is measured between two decisions, equal on every rank.
+
+    Attributes:
+        decision: How many decisions came before this one.
+        num_blocks: Blocks of the model, ``L``.
+        num_frozen: Blocks frozen so far, ``n(T-1)``.
+        gradient_norms: For each block the norm of its gradient over the global batch, before clipping, averaged over
+            the steps since the last decision. Zero for frozen blocks.
+    """
+
+    decision: int
+    num_blocks: int
+    num_frozen: int
+    gradient_norms: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """How many blocks are frozen from now on, and why.
+
+    Attributes:
+        num_frozen: The new frozen prefix, ``n(T)``.
+        bound: Which term of the rule decided, one word for the log.
+        reason: One sentence with the numbers.
+        terms: Every term of the rule by name.
+    """
+
+    num_frozen: int
+    bound: str
+    reason: str
+    terms: dict[str, float] = field(default_factory=dict)
+
+
+State = dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FreezePolicy(ABC):
+    """A rule that turns signals into a frozen prefix. Pure: state goes in and comes out.
+
+    Attributes:
+        interval: Share of the run's optimizer steps between two decisions; ``None`` decides once per epoch.
+    """
+
+    interval: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.interval is not None and not 0 < self.interval <= 1:
+            raise ValueError(
+                f"freeze.interval={self.interval} is not a share of the run; give a number above 0 and at most 1, "
+                "or null to decide once per epoch"
+            )
+
+    @property
+    def never_freezes(self) -> bool:
+        """True when no signals need to be measured."""
+        return False
+
+    def initial_state(self) -> State:
+        return {}
+
+    @abstractmethod
+    def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
+        """Returns the decision and the state for the next one."""

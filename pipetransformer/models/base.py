@@ -1,0 +1,47 @@
+"""What a user writes about a model. Torch is imported only inside the methods, so that configuration stays fast."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pipetransformer.models.stack import LayerStack
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec(ABC):
+    """A model family's adapter: one file, one YAML, one row in the contract test.
+
+    Attributes:
+        name: Hub name, or a local folder that holds the model.
+        pretrained: Start from the published weights; ``False`` draws them from the seed.
+    """
+
+    name: str
+    pretrained: bool = True
+
+    modality: ClassVar[str] = "image"  # or "text"
+
+    def check(self) -> None:
+        """Raises ValueError for what can be seen to be wrong without loading torch."""
+
+    @abstractmethod
+    def input_format(self) -> dict[str, Any]:
+        """Keyword arguments of the data format that the model wants (``ImageFormat`` or ``TextFormat``)."""
+
+    @abstractmethod
+    def build(self, task: str, num_outputs: int, input_shape: tuple[int, ...], seed: int) -> LayerStack:
+        """Builds the model as a flat stack, embedding first and head last, equal on every process for equal seed.
+
+        Raises:
+            ValueError: The model is not there, or the data does not fit it.
+        """
+
+    @abstractmethod
+    def save(self, stack: LayerStack, state: dict[str, Tensor], folder: Path) -> None:
+        """Writes all weights (original names) so that the original library loads them with equal outputs."""
