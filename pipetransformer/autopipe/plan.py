@@ -32,7 +32,8 @@ class Plan:
 
     def __post_init__(self) -> None:
         assert 0 <= self.cache_level <= self.num_frozen, self
-        assert self.stages and self.num_replicas >= 1 and self.num_microbatches >= 1, self
+        assert len(self.stages) >= 1, self
+        assert min(self.num_replicas, self.num_microbatches) >= 1, self
         assert self.schedule in SCHEDULES, self
         assert self.stages[0][0] == (self.cache_level + 1 if self.cache_level else 0), self
         assert all(first <= last for first, last in self.stages), self

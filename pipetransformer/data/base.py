@@ -1,4 +1,4 @@
-"""What a dataset hands to the trainer. Torch is imported only where tensors are made, so that configuration stays fast."""
+"""What a dataset hands to the trainer. Torch is imported only where tensors are made: configuration stays fast."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class DatasetSpec(ABC):
 
     modality: ClassVar[str] = "image"  # or "text"
 
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: B027 - most datasets have nothing to add
         """Raises ValueError for what can be seen to be wrong without loading torch (paths, ranges)."""
 
     @abstractmethod

@@ -27,7 +27,7 @@ class ModelSpec(ABC):
 
     modality: ClassVar[str] = "image"  # or "text"
 
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: B027 - most families have nothing to add
         """Raises ValueError for what can be seen to be wrong without loading torch."""
 
     @abstractmethod

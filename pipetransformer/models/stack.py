@@ -49,7 +49,9 @@ class LayerStack(nn.Module):
     def __init__(self, layers: list[Layer], hidden_shape: Callable[[Tensor], torch.Size], config: Any = None) -> None:
         super().__init__()
         if len(layers) < 3:
-            raise ValueError(f"the model has {len(layers) - 2} blocks; it takes at least one between embedding and head")
+            raise ValueError(
+                f"the model has {len(layers) - 2} blocks; it takes at least one between embedding and head"
+            )
         self.layers = nn.ModuleList(layers)
         self.hidden_shape = hidden_shape
         self.config = config
