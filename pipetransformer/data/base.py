@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -47,6 +48,9 @@ class Split(ABC):
     @abstractmethod
     def __len__(self) -> int: ...
 
+    def set_epoch(self, epoch: int) -> None:  # noqa: B027 - most splits look the same in every epoch
+        """Redraws random transforms: what a sample looks like depends on its id and the epoch alone."""
+
     @abstractmethod
     def inputs(self, ids: Sequence[int], num_tokens: int | None) -> Tensor:
         """Images (B, C, H, W) in float32, or token ids (B, num_tokens) padded to ``num_tokens``."""
@@ -59,9 +63,13 @@ class Split(ABC):
     def targets(self, ids: Sequence[int]) -> Tensor:
         """Labels (B,) of int64, values (B,) of float32, or answer token positions (B, 2) of int64 [start, end]."""
 
+    def predict(self, outputs: Tensor, ids: Sequence[int], num_tokens: int | None) -> Tensor:
+        """What :meth:`score` needs of the outputs (B, ...) for these samples: the likeliest class by default."""
+        return outputs.argmax(1)
+
     @abstractmethod
     def score(self, predictions: np.ndarray) -> dict[str, float]:
-        """Metrics in the range 0 to 1, the main one first, from the predictions of all N samples in order.
+        """Metrics, 1 is perfect, the main one first, from the predictions of all N samples in order.
 
         Classes (N,), values (N,), or for question answering the best spans (N, k, 3) as [start, end, score].
         """
@@ -106,8 +114,14 @@ class DatasetSpec(ABC):
 
     modality: ClassVar[str] = "image"  # or "text"
 
-    def check(self) -> None:  # noqa: B027 - most datasets have nothing to add
+    def check(self) -> None:
         """Raises ValueError for what can be seen to be wrong without loading torch (paths, ranges)."""
+        if self.path is not None and not Path(self.path).exists():
+            raise ValueError(f"dataset.path={self.path} does not exist")
+        for option in ("max_train_samples", "max_eval_samples"):
+            limit = getattr(self, option)
+            if limit is not None and limit < 1:
+                raise ValueError(f"dataset.{option}={limit} leaves no samples; give 1 or more, or null for all")
 
     @abstractmethod
     def load(self, wanted: ImageFormat | TextFormat) -> Data:

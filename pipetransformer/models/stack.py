@@ -1,12 +1,15 @@
 """A model as a flat list of layers, with the original names of its parameters."""
 
+import copy
 from collections.abc import Callable, Iterator
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 Run = Callable[..., Tensor]
+Module = TypeVar("Module", bound=nn.Module)
 
 
 class Layer(nn.Module):
@@ -73,3 +76,19 @@ class LayerStack(nn.Module):
         for layer in self.layers:
             x = layer(x, **context)
         return x
+
+
+def shallow_copy(module: Module) -> Module:
+    """A copy with the same parameters and children, from which parts can be taken without touching the original."""
+    twin = copy.copy(module)
+    for parts in ("_parameters", "_buffers", "_modules"):
+        twin.__dict__[parts] = dict(twin.__dict__[parts])
+    return twin
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Draws on the CPU follow ``seed`` inside and are left as they were outside, devices untouched."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield

@@ -1,0 +1,64 @@
+"""The physical limit: how much faster any system could be with the same freeze decisions.
+
+Work is counted in device seconds per sample as profiled, without launch overhead, communication, optimizer or waiting.
+The limit is the work without freezing over the work that the decisions leave, over the efficiency of the static
+pipeline that it is compared with.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipetransformer.autopipe.cost import Profile, layer_time
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Samples trained with one frozen prefix and cache level."""
+
+    num_frozen: int
+    cache_level: int
+    num_samples: int
+
+
+@dataclass(frozen=True)
+class Fill:
+    """Samples whose cached output was brought from one level to a higher one; level 0 is the input."""
+
+    from_level: int
+    to_level: int
+    num_samples: int
+
+
+def work_seconds(profile: Profile, num_frozen: int, cache_level: int, num_samples: float) -> float:
+    """Device seconds to train on ``num_samples``; cached layers cost nothing."""
+    first = cache_level + 1 if cache_level else 0
+    layers = range(first, len(profile.layers))
+    return num_samples * sum(layer_time(profile, layer, num_frozen).per_sample_s for layer in layers)
+
+
+def fill_seconds(profile: Profile, from_level: int, to_level: int, num_samples: float) -> float:
+    """Device seconds to compute the output of block ``to_level`` from that of ``from_level`` (0: from the input)."""
+    first = from_level + 1 if from_level else 0
+    return num_samples * sum(layer.forward.per_sample_s for layer in profile.layers[first : to_level + 1])
+
+
+def pipeline_efficiency(num_stages: int, num_microbatches: int) -> float:
+    """Share of the time that a balanced GPipe or 1F1B pipeline works: ``M / (M + K - 1)``."""
+    return num_microbatches / (num_microbatches + num_stages - 1)
+
+
+def limit(
+    profile: Profile, phases: Sequence[Phase], fills: Sequence[Fill] = (), static_efficiency: float = 1.0
+) -> float:
+    """Largest speed-up over a static pipeline that the decisions of a run allow.
+
+    Args:
+        profile: The measured layers.
+        phases: All of the run, in any order.
+        fills: What was computed to fill the cache.
+        static_efficiency: Share of its time that the compared pipeline works, above 0 and at most 1.
+    """
+    num_samples = sum(phase.num_samples for phase in phases)
+    work_s = sum(work_seconds(profile, phase.num_frozen, phase.cache_level, phase.num_samples) for phase in phases)
+    fill_s = sum(fill_seconds(profile, fill.from_level, fill.to_level, fill.num_samples) for fill in fills)
+    return work_seconds(profile, 0, 0, num_samples) / (work_s + fill_s) / static_efficiency

@@ -1,0 +1,209 @@
+"""What a user may write, and its conversion to plain values. The only module besides ``train.py`` that knows Hydra.
+
+``schema`` comes first in the defaults list, so that Hydra refuses unknown keys and wrong types of the general options.
+A group with a ``_target_`` (model, dataset, freeze, optim, logger) is checked against the dataclass that it names:
+adding one takes its file and its YAML, nothing here.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, cast
+
+from hydra.core.config_store import ConfigStore
+from hydra.errors import CompactHydraException
+from hydra.utils import get_class, instantiate
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
+
+SPEC_GROUPS = ("model", "dataset", "freeze", "optim", "logger")
+PRECISIONS = ("float32", "float64")
+
+
+class UserError(CompactHydraException):
+    """Something that the user can mend; shown without a stack trace."""
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """Devices, and what is fixed of the plan. ``None`` leaves the choice to the planner.
+
+    Attributes:
+        world_size: Processes, one per device; ``None``: one per GPU, or two without a GPU.
+        device_memory_gib: What weights, gradients, optimizer state and activations may take on one device.
+        num_stages, num_replicas, num_microbatches, schedule: Fixed for the whole run when given.
+        autopipe: Re-partition the active layers when blocks freeze.
+        autodp: Turn freed devices into replicas.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        timeout_s: Longest wait for another process before the run stops with an error.
+    """
+
+    world_size: int | None = None
+    device_memory_gib: float | None = None
+    num_stages: int | None = None
+    num_replicas: int | None = None
+    num_microbatches: int | None = None
+    schedule: str | None = None
+    autopipe: bool = True
+    autodp: bool = True
+    device: str = "auto"
+    timeout_s: float = 600.0
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Attributes: enabled; path: folder of the stores (``None``: inside the run folder, removed at the end)."""
+
+    enabled: bool = True
+    path: str | None = None
+
+
+@dataclass(frozen=True)
+class Config:
+    """One run, as plain values: the specs of the groups and the general options.
+
+    Attributes:
+        batch_size: Samples of one optimizer step over all replicas, whatever the topology.
+        precision: One of :data:`PRECISIONS`.
+        eval_every_epochs: Epochs between two evaluations; the end of the run is always evaluated.
+        log_every_steps: Steps between two step lines in the log where there is no terminal.
+    """
+
+    model: Any = MISSING
+    dataset: Any = MISSING
+    freeze: Any = MISSING
+    optim: Any = MISSING
+    logger: Any = MISSING
+    parallel: Parallel = field(default_factory=Parallel)
+    cache: Cache = field(default_factory=Cache)
+    seed: int = 1
+    epochs: int = 3
+    batch_size: int = 32
+    precision: str = "float32"
+    eval_every_epochs: int = 1
+    log_every_steps: int = 20
+
+
+def register() -> None:
+    """Makes the schema known to Hydra under the name that ``conf/config.yaml`` uses."""
+    ConfigStore.instance().store(name="schema", node=_schema(Config))
+
+
+def _schema(spec: type) -> DictConfig:
+    """A dataclass as types and names to merge values into; frozen ones would refuse them."""
+    schema = OmegaConf.structured(spec)
+    OmegaConf.set_readonly(schema, False)
+    for key in schema:
+        if not OmegaConf.is_missing(schema, key) and isinstance(schema[key], DictConfig):
+            OmegaConf.set_readonly(schema[key], False)
+    return schema
+
+
+def build(node: DictConfig, **runtime: Any) -> Any:
+    """Instantiates a checked node; the only caller of Hydra's ``instantiate``."""
+    return instantiate(node, _convert_="all", **runtime)
+
+
+def load(node: DictConfig) -> Config:
+    """Checks a composed configuration and turns it into plain values, without importing torch.
+
+    Raises:
+        UserError: A key that does not exist, a value of the wrong type, or values that do not fit together.
+    """
+    try:
+        specs = {group: build(_checked(group, node[group])) for group in SPEC_GROUPS}
+        general = OmegaConf.merge(_schema(Config), {k: v for k, v in node.items() if k not in SPEC_GROUPS})
+        values = {key: general[key] for key in general if key not in SPEC_GROUPS}
+        values |= {key: build_plain(cls, general[key]) for key, cls in (("parallel", Parallel), ("cache", Cache))}
+        config = Config(**specs, **values)
+        check(config)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    except OmegaConfBaseException as error:
+        raise UserError(str(error).split("\n")[0] + f" (in {error.full_key})") from None
+    except CompactHydraException as error:
+        cause = error.__cause__ or error
+        raise UserError(str(cause)) from None
+    return config
+
+
+def build_plain(cls: type, node: DictConfig) -> Any:
+    return cls(**cast("Mapping[str, Any]", OmegaConf.to_container(node, resolve=True)))
+
+
+def _checked(group: str, node: DictConfig) -> DictConfig:
+    """Merges a group into the dataclass named by its ``_target_``, which types and names every key."""
+    spec = get_class(node["_target_"])
+    schema = _schema(spec)
+    values = {key: value for key, value in node.items() if key != "_target_"}
+    try:
+        checked = OmegaConf.merge(schema, values)
+    except ConfigKeyError:
+        names = [spec_field.name for spec_field in dataclasses.fields(spec)]
+        unknown = next(key for key in values if key not in names)
+        near = get_close_matches(str(unknown), names, n=1)
+        hint = f"did you mean {group}.{near[0]}?" if near else f"it has: {', '.join(names)}"
+        raise ValueError(f"{group}.{unknown} does not exist; {hint}") from None
+    except OmegaConfBaseException as error:
+        raise ValueError(f"{group}.{error.key}: {str(error).splitlines()[0]}") from None
+    missing = OmegaConf.missing_keys(checked)
+    if missing:
+        raise ValueError("give a value to " + ", ".join(f"{group}.{key}" for key in sorted(missing)))
+    return OmegaConf.create({"_target_": node["_target_"], **cast("dict[str, Any]", OmegaConf.to_container(checked))})
+
+
+def check(config: Config) -> None:
+    """What can be seen to be wrong without loading the model or the data."""
+    positive = {"epochs": config.epochs, "batch_size": config.batch_size, "log_every_steps": config.log_every_steps}
+    positive["eval_every_epochs"] = config.eval_every_epochs
+    parallel = config.parallel
+    positive |= {
+        f"parallel.{name}": getattr(parallel, name)
+        for name in ("world_size", "device_memory_gib", "num_stages", "num_replicas", "num_microbatches", "timeout_s")
+    }
+    for name, value in positive.items():
+        if value is not None and value <= 0:
+            raise ValueError(f"{name}={value} must be above 0")
+    _one_of("precision", config.precision, PRECISIONS)
+    _one_of("parallel.device", parallel.device, ("auto", "cpu", "cuda"))
+    if config.model.modality != config.dataset.modality:
+        raise ValueError(
+            f"{config.model.name} reads {config.model.modality}s and the dataset holds {config.dataset.modality}s; "
+            f"choose a model for {config.dataset.modality}s (model={_MODELS[config.dataset.modality]}) "
+            f"or another dataset"
+        )
+    config.model.check()
+    config.dataset.check()
+
+
+_MODELS = {"image": "vit_tiny, vit or deit", "text": "bert, roberta, distilbert or electra"}
+
+
+def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name}={value} is unknown; choose one of {', '.join(choices)}")
+
+
+def warnings(config: Config) -> list[str]:
+    """Settings that have no effect, each with the reason."""
+    parallel = config.parallel
+    texts = []
+    if config.freeze.never_freezes and config.freeze.interval is not None:
+        texts.append("freeze.interval has no effect: this policy never freezes")
+    if not parallel.autopipe and config.cache.enabled and not config.freeze.never_freezes:
+        texts.append("the cache has no effect with parallel.autopipe=false: the stages keep all their layers")
+    if not parallel.autopipe and parallel.autodp and not config.freeze.never_freezes:
+        texts.append("parallel.autodp has no effect with parallel.autopipe=false: no device becomes free")
+    return texts
+
+
+def as_plain(node: DictConfig) -> dict[str, Any]:
+    """The resolved configuration as plain containers, for the record."""
+    return cast("dict[str, Any]", OmegaConf.to_container(node, resolve=True))
+
+
+def write_resolved(node: DictConfig, folder: Path) -> None:
+    """Keeps the resolved configuration in the run folder."""
+    (folder / "config.yaml").write_text(OmegaConf.to_yaml(node, resolve=True))

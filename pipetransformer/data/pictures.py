@@ -1,0 +1,123 @@
+"""Labelled pictures from arrays, image folders and the hub, before they are fitted to a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipetransformer.data.hub import load_hub
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".webp")
+IMAGE_FOLDER = "a folder with train/<class>/*.png and test/, val/ or validation/<class>/*.png"
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Pictures that are decoded when they are read.
+
+    Attributes:
+        decode: Maps an index to the picture, (H, W, C) of uint8.
+        labels: Class of each picture, shape (N,) of int64.
+    """
+
+    decode: Callable[[int], np.ndarray]
+    labels: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, ids: np.ndarray) -> Pictures:
+        return Pictures(lambda index: self.decode(int(ids[index])), self.labels[ids])
+
+    def in_memory(self) -> Pictures:
+        """Decodes everything once."""
+        return Pictures([self.decode(index) for index in range(len(self))].__getitem__, self.labels)
+
+
+@dataclass(frozen=True)
+class PictureSet:
+    """What a source of pictures offers: two splits, the name of the second, and the names of the classes."""
+
+    train: Pictures
+    evaluation: Pictures
+    evaluation_name: str
+    classes: tuple[str, ...]
+
+
+def from_arrays(images: np.ndarray, labels: np.ndarray) -> Pictures:
+    """Takes images (N, H, W) or (N, H, W, C) of uint8 and labels (N,)."""
+    assert images.dtype == np.uint8, images.dtype
+    return Pictures((images if images.ndim == 4 else images[..., None]).__getitem__, labels.astype(np.int64))
+
+
+def from_hub(name: str, train: str, evaluation: str, columns: tuple[str, str], local_format: str) -> PictureSet:
+    """Takes two splits of a hub dataset; ``columns`` are those of the image and the label."""
+    image_column, label_column = columns
+
+    def split(split_name: str) -> tuple[Pictures, tuple[str, ...]]:
+        rows = load_hub(name, split_name, local_format)
+        labels = np.asarray(rows[label_column][:], dtype=np.int64)
+        return Pictures(lambda index: _to_array(rows[index][image_column]), labels), rows.features[label_column].names
+
+    pictures, classes = split(train)
+    return PictureSet(pictures, split(evaluation)[0], evaluation, tuple(classes))
+
+
+def from_folder(root: Path) -> PictureSet:
+    """Takes ``train/<class>/*`` and the first of ``test``, ``val`` and ``validation`` beside it."""
+    name, classes = folder_classes(root)
+    return PictureSet(_files(root / "train", classes), _files(root / name, classes), name, classes)
+
+
+def folder_classes(root: Path) -> tuple[str, tuple[str, ...]]:
+    """The name of the evaluation folder, and the names of the classes.
+
+    Raises:
+        ValueError: A folder is missing, or the evaluation folder has classes that training lacks.
+    """
+    name = next((name for name in ("test", "val", "validation") if (root / name).is_dir()), None)
+    classes = _classes(root / "train")
+    if name is None or not classes:
+        raise ValueError(f"dataset.path={root} is not an image folder; give {IMAGE_FOLDER}")
+    if unknown := sorted({*_classes(root / name)} - {*classes}):
+        raise ValueError(f"{root / name} has {len(unknown)} classes that train/ lacks: {', '.join(unknown[:5])}")
+    return name, classes
+
+
+def _classes(folder: Path) -> tuple[str, ...]:
+    return tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir())) if folder.is_dir() else ()
+
+
+def _files(folder: Path, classes: tuple[str, ...]) -> Pictures:
+    found = [
+        (file, label)
+        for label, name in enumerate(classes)
+        for file in sorted(folder.glob(f"{name}/*"))
+        if file.suffix.lower() in SUFFIXES
+    ]
+    labels = np.array([label for _, label in found], dtype=np.int64)
+    return Pictures(lambda index: _read_file(found[index][0]), labels)
+
+
+def _read_file(file: Path) -> np.ndarray:
+    from PIL import Image
+
+    try:
+        with Image.open(file) as image:
+            # A folder may mix grey and colour, which only decoding every file would tell: all are read as colour.
+            return np.asarray(image.convert("RGB"))
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read as a picture ({error}); repair or remove it") from error
+
+
+def _to_array(image: Image) -> np.ndarray:
+    """(H, W, 1) of a grey picture, else (H, W, 3)."""
+    pixels = np.asarray(image if image.mode == "L" else image.convert("RGB"))
+    return pixels if pixels.ndim == 3 else pixels[..., None]

@@ -1,0 +1,134 @@
+"""Token sequences of different lengths, and splits made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pipetransformer.data.base import Split
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MIN_LENGTH = 8
+CHUNK = 1000  # texts tokenised at once: the tokenizer's Python objects take far more memory than the ids
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Rows of different lengths in one flat array.
+
+    Attributes:
+        values: All rows one after the other, shape (sum of lengths, ...).
+        starts: Where each row starts, and the end of the last, shape (N + 1,).
+    """
+
+    values: np.ndarray
+    starts: np.ndarray
+
+    @staticmethod
+    def of(rows: Iterable[Sequence[int]]) -> Ragged:
+        arrays = [np.asarray(row, dtype=np.int32) for row in rows]
+        values = np.concatenate(arrays) if arrays else np.empty(0, dtype=np.int32)
+        return Ragged(values, np.cumsum([0, *map(len, arrays)]))
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def __getitem__(self, row: int) -> np.ndarray:
+        return self.values[self.starts[row] : self.starts[row + 1]]
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return np.diff(self.starts)
+
+    def padded(self, rows: np.ndarray, width: int, fill: int) -> np.ndarray:
+        """The rows (B,) of a flat array of numbers, filled up at the end to (B, width)."""
+        assert self.lengths[rows].max(initial=0) <= width, (self.lengths[rows].max(), width)
+        columns = np.arange(width)
+        inside = columns < self.lengths[rows][:, None]
+        flat = np.where(inside, self.starts[rows][:, None] + columns, 0)
+        return np.where(inside, self.values[flat], fill)
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Tokenised texts.
+
+    Attributes:
+        ids: Token ids, special tokens included.
+        type_ids: Which of the two texts each token belongs to; ``None`` for tokenizers that do not tell.
+        pad_id: The id that fills up short sequences.
+    """
+
+    ids: Ragged
+    type_ids: Ragged | None
+    pad_id: int
+
+
+class TextSplit(Split):
+    """One split of token sequences, padded as far as asked for."""
+
+    def __init__(self, name: str, tokens: Tokens) -> None:
+        if len(tokens.ids) == 0:
+            raise ValueError(f"the {name} split has no texts; check dataset.path")
+        self.name = name
+        self.lengths = tokens.ids.lengths
+        self.tokens = tokens
+
+    def __len__(self) -> int:
+        return len(self.tokens.ids)
+
+    def inputs(self, ids: Sequence[int], num_tokens: int | None) -> Tensor:
+        import torch
+
+        rows = np.asarray(ids)
+        padded = self.tokens.ids.padded(rows, self.width(rows, num_tokens), self.tokens.pad_id)
+        return torch.from_numpy(padded.astype(np.int64))
+
+    def context(self, ids: Sequence[int], num_tokens: int | None) -> dict[str, Tensor]:
+        import torch
+
+        rows = np.asarray(ids)
+        width = self.width(rows, num_tokens)
+        context = {"attention_mask": torch.from_numpy(np.arange(width) < self.tokens.ids.lengths[rows][:, None])}
+        if self.tokens.type_ids is not None:
+            type_ids = self.tokens.type_ids.padded(rows, width, 0)
+            context["token_type_ids"] = torch.from_numpy(type_ids.astype(np.int64))
+        return context
+
+    def width(self, rows: np.ndarray, num_tokens: int | None) -> int:
+        """``num_tokens``, or as many as the longest of the rows has."""
+        return int(self.tokens.ids.lengths[rows].max()) if num_tokens is None else num_tokens
+
+
+def check_tokenizer(tokenizer: Any) -> None:
+    """Raises ValueError unless the tokenizer is a fast one that can pad."""
+    if not tokenizer.is_fast:
+        raise ValueError(f"{type(tokenizer).__name__} is not a fast tokenizer; choose a model.name that has one")
+    if tokenizer.pad_token_id is None:
+        raise ValueError(
+            f"{type(tokenizer).__name__} has no padding token; choose a model.name whose tokenizer has one"
+        )
+
+
+def encode(texts: tuple[list[str], ...], tokenizer: Any, max_length: int) -> Tokens:
+    """Tokenises texts or pairs of texts, the longer one of a pair cut first.
+
+    Args:
+        texts: One list of N texts, or two for pairs.
+        tokenizer: A fast tokenizer of transformers.
+        max_length: Tokens to keep, special tokens included.
+    """
+    check_tokenizer(tokenizer)
+    ids: list[list[int]] = []
+    type_ids: list[list[int]] = []
+    for first in range(0, len(texts[0]), CHUNK):
+        chunk = [column[first : first + CHUNK] for column in texts]
+        encoded = tokenizer(*chunk, truncation=True, max_length=max_length, return_attention_mask=False)
+        ids += encoded["input_ids"]
+        type_ids += encoded.get("token_type_ids", [])
+    return Tokens(Ragged.of(ids), Ragged.of(type_ids) if type_ids else None, tokenizer.pad_token_id)

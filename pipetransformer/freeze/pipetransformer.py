@@ -1,0 +1,75 @@
+"""The freeze rule of the paper: a cap on what may freeze at once, and the block whose gradient is smallest."""
+
+from dataclasses import dataclass
+from math import ceil, isfinite
+
+from pipetransformer.freeze.base import Decision, FreezePolicy, Signals, State
+
+_NOISE = 1e-9  # in blocks: keeps a cap of 4.0000000000000004 from freezing a fifth block
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipeTransformer(FreezePolicy):
+    """``n(T) = min(n(T-1) + alpha (L - n(T-1)), argmin of the gradient norms of the active blocks)`` (section 3.1).
+
+    The formula leaves two things open, which are read as follows.
+
+    - The argmin, a block, stands beside a number of blocks. The active block with the smallest gradient norm (the
+      lowest of equals) has converged furthest, so it freezes together with all blocks below it: block ``a``, counted
+      from 0, gives ``a + 1``. Giving ``a`` would stop all freezing as soon as the lowest active block has the
+      smallest norm, which is the usual case.
+    - The cap is a real number and only the result is rounded up. As long as the cap binds, the next cap starts from
+      its real value, so that the cap alone gives ``ceil(L (1 - (1 - alpha)^T))``; after the gradients have bound, it
+      starts from the frozen blocks.
+
+    Attributes:
+        alpha: Largest share of the active blocks that one decision freezes, between 0 and 1, both excluded.
+    """
+
+    alpha: float = 1 / 3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.alpha < 1:
+            raise ValueError(
+                f"freeze.alpha={self.alpha} is not a share of the active blocks; give a number between 0 and 1"
+            )
+
+    def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
+        """Returns the decision and, where the cap bound, its real value as ``{"cap": blocks}``.
+
+        Raises:
+            ValueError: A gradient norm is not finite.
+        """
+        if signals.num_frozen == signals.num_blocks:
+            reason = f"all {signals.num_blocks} blocks are frozen"
+            return Decision(signals.num_frozen, "all frozen", reason), state
+        start = state.get("cap", float(signals.num_frozen))
+        cap = start + self.alpha * (signals.num_blocks - start)
+        block = _smallest_gradient(signals)
+        cap_binds = cap <= block + 1
+        num_frozen = max(signals.num_frozen, ceil(min(cap, block + 1) - _NOISE))
+        decision = Decision(
+            num_frozen,
+            bound="cap" if cap_binds else "gradient",
+            reason=(
+                f"froze {num_frozen - signals.num_frozen} of {signals.num_blocks - signals.num_frozen} active blocks: "
+                f"the cap allows {cap:.2f} frozen blocks at alpha={self.alpha:.3g}, the smallest gradient norm "
+                f"({signals.gradient_norms[block]:.3g}, block {block}) asks for {block + 1}"
+            ),
+            terms={"cap": cap, "argmin": float(block + 1)},
+        )
+        return decision, {"cap": cap} if cap_binds else {}
+
+
+def _smallest_gradient(signals: Signals) -> int:
+    """The active block, counted from 0, whose gradient norm is smallest."""
+    assert len(signals.gradient_norms) == signals.num_blocks, signals
+    active = range(signals.num_frozen, signals.num_blocks)
+    for block in active:
+        if not isfinite(signals.gradient_norms[block]):
+            raise ValueError(
+                f"the gradient norm of block {block} is {signals.gradient_norms[block]} at freeze decision "
+                f"{signals.decision}: training has diverged; lower the learning rate (optim.lr=)"
+            )
+    return min(active, key=lambda block: signals.gradient_norms[block])

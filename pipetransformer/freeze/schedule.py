@@ -1,0 +1,46 @@
+"""A frozen prefix that is written down in advance, to replay a run or to compare at equal frozen fraction."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from pipetransformer.freeze.base import Decision, FreezePolicy, Signals, State
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule(FreezePolicy):
+    """Freezes what a list says, whatever the gradients are.
+
+    Attributes:
+        num_frozen: The frozen prefix, in blocks, at each decision in order; the last one stays.
+    """
+
+    num_frozen: list[int]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        prefixes = self.num_frozen
+        if not prefixes or prefixes[0] < 0 or any(later < earlier for earlier, later in pairwise(prefixes)):
+            raise ValueError(
+                f"freeze.num_frozen={list(prefixes)} is not a schedule; give at least one number of blocks, none "
+                "below 0 and none smaller than the one before it (a frozen block stays frozen)"
+            )
+
+    def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
+        """Returns the scheduled prefix.
+
+        Raises:
+            ValueError: The schedule freezes more blocks than the model has.
+        """
+        if self.num_frozen[-1] > signals.num_blocks:
+            raise ValueError(
+                f"freeze.num_frozen={list(self.num_frozen)} freezes up to {self.num_frozen[-1]} blocks, but the model "
+                f"has {signals.num_blocks}; lower the schedule (freeze.num_frozen=)"
+            )
+        entry = min(signals.decision, len(self.num_frozen) - 1)
+        scheduled = self.num_frozen[entry]
+        reason = (
+            f"the schedule asks for {scheduled} of {signals.num_blocks} blocks at entry {entry + 1} of "
+            f"{len(self.num_frozen)}; {signals.num_frozen} were frozen before"
+        )
+        num_frozen = max(signals.num_frozen, scheduled)  # a frozen block stays frozen
+        return Decision(num_frozen, "schedule", reason, {"schedule": float(scheduled)}), state

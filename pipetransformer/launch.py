@@ -1,0 +1,98 @@
+"""Starts one process per device and hands each the same plain configuration."""
+
+import logging
+import os
+import shutil
+import signal
+import uuid
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from pipetransformer.config import Config, UserError
+from pipetransformer.report.run_folder import SUMMARY, write_json
+from pipetransformer.training.job import run_job
+
+DEFAULT_CPU_PROCESSES = 2
+
+
+def launch(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | None) -> float | None:
+    """Runs a job to its end: in this process under torchrun, else in fresh processes.
+
+    Args:
+        run_dir: The run folder, which exists.
+        plain: The whole configuration as it was composed, for the record.
+        sweep: Name of the sweep that the job belongs to.
+
+    Returns:
+        The main metric.
+
+    Raises:
+        UserError: What the user can mend, found by a worker.
+        RuntimeError: Any other failure of a worker, with its trace.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        if config.parallel.world_size not in (None, int(os.environ["WORLD_SIZE"])):
+            raise UserError(
+                f"parallel.world_size={config.parallel.world_size}, but torchrun started {os.environ['WORLD_SIZE']} "
+                "processes; leave parallel.world_size out or make them equal"
+            )
+        return _metric(run_job(config, run_dir, plain, sweep))
+    return _metric(_launch_workers(config, run_dir, plain, sweep))
+
+
+def _launch_workers(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | None) -> dict[str, Any]:
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the cause is reported below
+    world_size = config.parallel.world_size or torch.cuda.device_count() or DEFAULT_CPU_PROCESSES
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // world_size)))
+    settings = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=world_size,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="127.0.0.1:0",
+        max_restarts=0,
+        monitor_interval=0.1,
+        start_method="spawn",
+    )
+    status = "failed"
+    try:
+        return elastic_launch(settings, run_job)(config, run_dir, plain, sweep)[0]
+    except ChildFailedError as error:
+        raise _cause(error) from None
+    except (SignalException, KeyboardInterrupt) as error:
+        status = "interrupted"
+        raise KeyboardInterrupt from error
+    finally:
+        _tidy(config, run_dir, status)
+
+
+def _cause(error: ChildFailedError) -> Exception:
+    """The first worker's own error: short where the user can mend it, with its trace otherwise."""
+    _, failure = error.get_first_failure()
+    message = failure.message
+    text = message.get("message", "") if isinstance(message, dict) else str(message)
+    trace = message.get("extraInfo", {}).get("py_callstack", "") if isinstance(message, dict) else ""
+    name, _, rest = text.partition(": ")
+    if name in ("ValueError", "NoPlan", "UserError", "Diverged"):
+        return UserError(rest)
+    if failure.exitcode == -signal.SIGKILL:
+        return RuntimeError(f"worker {failure.local_rank} was killed (out of memory?)")
+    return RuntimeError(f"worker {failure.local_rank} failed: {text}\n{trace}")
+
+
+def _tidy(config: Config, run_dir: Path, status: str) -> None:
+    """What a killed worker may have left behind, or left undone."""
+    if config.cache.path is None:
+        shutil.rmtree(run_dir / "cache", ignore_errors=True)
+    if not (run_dir / SUMMARY).is_file():
+        write_json(run_dir / SUMMARY, {"status": status, "error": "the workers ended before the first step"})
+
+
+def _metric(summary: dict[str, Any]) -> float | None:
+    return summary["metric"]["value"] if summary.get("metric") else None

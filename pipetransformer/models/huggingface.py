@@ -1,0 +1,136 @@
+"""Encoders of Hugging Face transformers as a flat stack."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pipetransformer.models.base import ModelSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+    from pipetransformer.models.stack import LayerStack
+
+_REMEDY = "Without network give model.name=<folder> with config.json, weights and tokenizer"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HuggingFaceModel(ModelSpec):
+    """An encoder with a head for the dataset's task. From scratch it takes the configuration and tokenizer of ``name``.
+
+    Attributes:
+        options: What to change in the model's config.json: hidden_dropout_prob, num_hidden_layers, ...
+    """
+
+    options: dict[str, Any] = field(default_factory=dict)
+
+    modality: ClassVar[str] = "text"
+
+    def check(self) -> None:
+        if "num_labels" in self.options:
+            raise ValueError("model.options.num_labels is not an option: it follows from the data")
+
+    def input_format(self) -> dict[str, Any]:
+        """Keyword arguments of ``TextFormat``."""
+        return {"tokenizer": self._tokenizer(), "max_length": self._num_positions()}
+
+    def build(self, task: str, num_outputs: int, input_shape: tuple[int, ...], seed: int) -> LayerStack:
+        from pipetransformer.models.huggingface_layers import cut
+        from pipetransformer.models.stack import seeded
+
+        self.check()
+        if input_shape:
+            raise ValueError(f"model.name={self.name} reads text, the dataset has images {input_shape}; choose a ViT")
+        with seeded(seed):
+            return cut(self._load(task, num_outputs))
+
+    def save(self, stack: LayerStack, state: dict[str, Tensor], folder: Path) -> None:
+        """Writes config.json, model.safetensors and the tokenizer for ``from_pretrained(folder)``."""
+        import torch
+
+        model_class, config = stack.config
+        with torch.device("meta"):
+            model = model_class(config)
+        model.load_state_dict({name: tensor.cpu() for name, tensor in state.items()}, assign=True)
+        model.save_pretrained(folder)
+        self._tokenizer().save_pretrained(folder)
+
+    def _load(self, task: str, num_outputs: int) -> PreTrainedModel:
+        import torch
+        from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification
+
+        from pipetransformer.models.huggingface_layers import SUPPORTED
+
+        family = AutoModelForQuestionAnswering if task == "question_answering" else AutoModelForSequenceClassification
+        config = self._config()
+        config.num_labels = num_outputs
+        wanted: dict[str, Any] = {"attn_implementation": "sdpa", "dtype": torch.float32}
+        try:
+            if not self.pretrained:
+                return family.from_config(config, **wanted)
+            # a head for other labels is drawn anew; whatever else does not fit is refused below
+            model, report = family.from_pretrained(
+                self.name, config=config, ignore_mismatched_sizes=True, output_loading_info=True, **wanted
+            )
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"transformers could not load model.name={self.name} for {task}: {_first_line(error)} Supported are "
+                f"{SUPPORTED}. {_REMEDY}, or model.pretrained=false to draw the weights"
+            ) from error
+        self._check_complete(model, report)
+        return model
+
+    def _check_complete(self, model: PreTrainedModel, report: dict[str, Any]) -> None:
+        base, pooler = f"{model.base_model_prefix}.", f"{model.base_model_prefix}.pooler."
+        lacking = {*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}
+        lacking = sorted(key for key in lacking if key.startswith(base) and not key.startswith(pooler))
+        if lacking:
+            raise ValueError(
+                f"the weights of model.name={self.name} lack {len(lacking)} tensors of the encoder, the first "
+                f"{lacking[0]}; change model.options={self.options} or give model.pretrained=false"
+            )
+
+    def _config(self) -> PretrainedConfig:
+        from transformers import AutoConfig
+
+        from pipetransformer.models.huggingface_layers import SUPPORTED
+
+        try:
+            found: Any = AutoConfig.from_pretrained(self.name, return_unused_kwargs=True, **self.options)
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"transformers found no model under model.name={self.name}: {_first_line(error)} {_REMEDY}"
+            ) from error
+        config, unknown = found
+        if unknown:
+            raise ValueError(f"model.options has {', '.join(unknown)}, the config.json of {config.model_type} does not")
+        if config.is_encoder_decoder or getattr(config, "is_decoder", False):
+            raise ValueError(f"model.name={self.name} is a {config.model_type} decoder; supported are {SUPPORTED}")
+        return config
+
+    def _tokenizer(self) -> PreTrainedTokenizerBase:
+        from transformers import AutoTokenizer
+
+        try:
+            return AutoTokenizer.from_pretrained(self.name)
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"transformers found no tokenizer under model.name={self.name}: {_first_line(error)} {_REMEDY}"
+            ) from error
+
+    def _num_positions(self) -> int:
+        """Tokens that the positions allow; where padding has a position (RoBERTa), numbers start behind it."""
+        import torch
+        from transformers import AutoModel
+
+        with torch.device("meta"):
+            positions = AutoModel.from_config(self._config()).get_submodule("embeddings.position_embeddings")
+        assert isinstance(positions, torch.nn.Embedding)
+        return positions.num_embeddings - (0 if positions.padding_idx is None else positions.padding_idx + 1)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]

@@ -1,0 +1,124 @@
+"""The run on a terminal: a live line at the bottom, and above it a panel or a table for everything that happens."""
+
+from __future__ import annotations
+
+import rich.console
+import rich.progress
+from rich.columns import Columns
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from pipetransformer.report import text
+from pipetransformer.report.progress import Progress
+from pipetransformer.report.reporter import Sink, Values
+
+BARS = "▁▂▃▄▅▆▇█"
+
+
+class Terminal(Sink):
+    """Shows events with rich.
+
+    Args:
+        console: Where to draw.
+    """
+
+    def __init__(self, console: rich.console.Console) -> None:
+        self._console = console
+        self._warned: set[str] = set()
+        self._decision_values: Values = {}
+        self._bar = rich.progress.Progress(
+            rich.progress.TextColumn("step {task.completed}/{task.total}"),
+            rich.progress.BarColumn(bar_width=None),
+            rich.progress.TextColumn("{task.percentage:.0f} %  left {task.fields[left]}"),
+            expand=True,
+        )
+        self._live = Live(console=console, refresh_per_second=4)
+
+    def write(self, event: str, values: Values) -> None:
+        getattr(self, f"_{event}")(values)
+
+    def close(self) -> None:
+        self._live.stop()
+
+    def _start(self, values: Values) -> None:
+        self._progress = Progress(values)
+        self._task = self._bar.add_task("steps", total=self._progress.num_steps, left="-")
+        self._console.print(Panel(_grid(text.start_rows(values)), title="pipetransformer", title_align="left"))
+        self._live.update(self._bar)
+        self._live.start()
+
+    def _step(self, values: Values) -> None:
+        self._progress.step(values)
+        self._bar.update(self._task, completed=values["step"], left=self._progress.left(values["step"]))
+        self._live.update(Group(self._bar, Text(self._progress.status(values), no_wrap=True, overflow="ellipsis")))
+
+    def _decision(self, values: Values) -> None:
+        self._decision_values = values
+        self._console.print(escape(text.decision_line(values)))
+
+    def _transition(self, values: Values) -> None:
+        self._progress.transition(values)
+        changes = _changes(values["before"], values["after"])
+        parts: list[RenderableType] = [changes, Text(), _grid(text.transition_costs(values))]
+        if self._decision_values.get("step") == values["step"]:
+            parts = [_norms(self._decision_values["gradient_norms"]), Text(), *parts]
+        self._console.print(Panel(Group(*parts), title=text.transition_title(values), title_align="left"))
+
+    def _cache_fill(self, values: Values) -> None:
+        self._console.print(escape(text.cache_fill_line(values)))
+
+    def _evaluate(self, values: Values) -> None:
+        self._console.print(f"[bold]{escape(text.evaluation_line(values))}[/]")
+
+    def _warning(self, values: Values) -> None:
+        message = values["message"]
+        if message not in self._warned:
+            self._warned.add(message)
+            self._console.print(f"[yellow]warning:[/] {escape(message)}")
+
+    def _summary(self, values: Values) -> None:
+        self._live.stop()
+        parts: list[RenderableType] = [_grid(text.summary_rows(values))]
+        if values.get("plans"):
+            parts += [Text(), _plans(values["plans"])]
+        self._console.print(Panel(Group(*parts), title="summary", title_align="left"))
+
+
+def _grid(rows: list[text.Row]) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column()
+    for label, words in rows:
+        grid.add_row(label, escape(words))
+    return grid
+
+
+def _changes(before: Values, after: Values) -> Table:
+    table = Table("", "before", "after", box=None, padding=(0, 2, 0, 0))
+    for label, old, new in text.transition_changes(before, after):
+        table.add_row(Text(label, style="bold"), old, Text(new, style="" if old == new else "green"))
+    return table
+
+
+def _norms(norms: list[float | None]) -> RenderableType:
+    """A bar and a number for each block."""
+    largest = max((norm or 0.0 for norm in norms), default=0.0) or 1.0
+    bars = [BARS[round((len(BARS) - 1) * norm / largest)] if norm else " " for norm in norms]
+    cells = zip(bars, text.gradient_norms(norms), strict=True)
+    blocks = Columns(
+        [f"{block:>2} {bar} {number}" for block, (bar, number) in enumerate(cells, start=1)], padding=(0, 2)
+    )
+    return Group(Text("gradient norm per block", style="bold"), blocks)
+
+
+def _plans(plans: list[Values]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), title="plans", title_justify="left")
+    for column in text.PLAN_COLUMNS:
+        table.add_column(column, justify="left" if column == "layers per stage" else "right")
+    for plan in plans:
+        table.add_row(*text.plan_row(plan))
+    return table

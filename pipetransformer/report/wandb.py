@@ -1,0 +1,133 @@
+"""Weights & Biases, offline unless asked otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipetransformer.report.reporter import LoggerSpec, NullSink, Sink, Values
+from pipetransformer.report.text import flatten
+
+if TYPE_CHECKING:
+    from wandb import Run
+
+INIT_TIMEOUT_S = 30.0
+MODES = ("offline", "online")
+
+STEP_SECTIONS = {
+    "num_frozen": "topology",
+    "num_stages": "topology",
+    "num_replicas": "topology",
+    "cache_level": "topology",
+    "step_seconds": "throughput",
+    "samples_per_second": "throughput",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoLogger(LoggerSpec):
+    """No tracking service; the files in the run folder are written all the same."""
+
+    def open(self, run_dir: Path, config: dict[str, Any], group_default: str | None = None) -> Sink:
+        return NullSink()
+
+
+@dataclass(frozen=True, kw_only=True)
+class WandbLogger(LoggerSpec):
+    """One wandb run per training run.
+
+    Attributes:
+        project: Where the runs are listed.
+        mode: ``offline`` keeps the files under ``<run folder>/wandb``, ``online`` also sends them.
+        entity: User or team; ``None`` takes the account's own.
+        group: Runs shown together; ``None`` takes the sweep, if there is one.
+        name: Name of the run; ``None`` lets wandb find one.
+        tags: Labels to filter by.
+    """
+
+    project: str = "pipetransformer"
+    mode: str = "offline"
+    entity: str | None = None
+    group: str | None = None
+    name: str | None = None
+    tags: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise ValueError(f"logger.mode={self.mode} is not one of {', '.join(MODES)}; logger=none turns it off")
+
+    def open(self, run_dir: Path, config: dict[str, Any], group_default: str | None = None) -> Sink:
+        import wandb
+
+        settings = wandb.Settings(silent=True, console="off", init_timeout=INIT_TIMEOUT_S)
+        wandb.setup(settings=settings)
+        if self.mode == "online" and not wandb.login(prompt=False):
+            raise self._refused("no API key was found; run `wandb login` first")
+        try:
+            run = wandb.init(
+                project=self.project,
+                mode=self.mode,  # pyright: ignore[reportArgumentType]
+                entity=self.entity,
+                group=self.group or group_default,
+                name=self.name,
+                tags=self.tags,
+                dir=run_dir,
+                config=config,
+                settings=settings,
+            )
+        except (wandb.Error, OSError) as error:
+            raise self._refused(str(error)) from error
+        return WandbSink(run)
+
+    def _refused(self, why: str) -> ValueError:
+        remedy = "logger.mode=offline keeps the data in the run folder, logger=none does without wandb"
+        return ValueError(f"wandb could not start with logger.mode={self.mode}: {why} ({remedy})")
+
+
+class WandbSink(Sink):
+    """Sends events to a wandb run as charts over the optimizer steps.
+
+    Args:
+        run: A started run.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._exit_code = 1
+        run.define_metric("*", step_metric="step")
+
+    def write(self, event: str, values: Values) -> None:
+        if event == "start":
+            self._run.config.update({"start": values})
+        elif event == "summary":
+            self._exit_code = 0 if values["status"] == "completed" else 1
+            self._run.summary.update(dict(flatten(values)))
+        elif charts := _charts(event, values):
+            self._run.log({"step": values["step"], **charts})
+
+    def close(self) -> None:
+        """Marks the run as failed unless a summary said that it was completed."""
+        self._run.finish(exit_code=self._exit_code)
+
+
+def _charts(event: str, values: Values) -> Values:
+    """The values of one event under the names of their charts."""
+    if event == "step":
+        return {f"{STEP_SECTIONS.get(name, 'train')}/{name}": value for name, value in values.items() if name != "step"}
+    if event == "decision":
+        norms = {
+            f"gradient_norm/block_{block:02d}": norm
+            for block, norm in enumerate(values["gradient_norms"], start=1)
+            if norm
+        }
+        terms = {f"freeze/{name}": value for name, value in values["terms"].items()}
+        return {"freeze/num_frozen": values["num_frozen"], "freeze/bound": values["bound"], **terms, **norms}
+    if event == "transition":
+        names = ("seconds", "bytes_moved", "num_moves", "predicted_gain")
+        return {f"transition/{name}": values[name] for name in names}
+    if event == "cache_fill":
+        return {f"cache_fill/{name}": values[name] for name in ("to_level", "num_samples", "seconds", "bytes")}
+    if event == "evaluate":
+        return {f"{values['split']}/{name}": value for name, value in values["metrics"].items()}
+    return {}

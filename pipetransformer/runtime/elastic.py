@@ -1,0 +1,198 @@
+"""The elastic runtime of one rank: runs steps under a plan and goes from one plan to the next."""
+
+import gc
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from pipetransformer.autodp.moves import Placement, initial_placement, moves, next_placement
+from pipetransformer.autodp.topology import pipeline_ranks, position, replica_ranks
+from pipetransformer.autopipe.plan import Plan
+from pipetransformer.models.stack import LayerStack
+from pipetransformer.runtime import signals
+from pipetransformer.runtime.batch import Batch
+from pipetransformer.runtime.engine import Engine, Loss
+from pipetransformer.runtime.groups import Groups
+from pipetransformer.runtime.holdings import Holdings
+from pipetransformer.runtime.stage import Stage
+from pipetransformer.runtime.transfer import exchange, lend
+
+OptimizerBuilder = Callable[[Iterator[nn.Parameter]], Optimizer | None]
+
+
+class NotFinite(ArithmeticError):
+    """The loss or the gradient of the global batch is not finite; no weight was changed by it."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Of the global batch, equal on every rank: mean loss, and the gradient norm of each layer before clipping."""
+
+    loss: float
+    layer_norms: tuple[float, ...]
+
+    @property
+    def total_norm(self) -> float:
+        return math.sqrt(sum(norm * norm for norm in self.layer_norms))
+
+
+@dataclass(frozen=True)
+class TransitionReport:
+    """What going to a plan took, in seconds, and what it moved over all ranks."""
+
+    group_s: float
+    move_s: float
+    rebuild_s: float
+    num_moves: int
+    bytes_moved: int
+
+
+class ElasticRuntime:
+    """Holds this rank's layers, optimizer and engine. Every rank of the world makes the same calls.
+
+    Args:
+        stack: The whole model, equal on every rank.
+        groups: Process groups.
+        loss: Loss of each sample.
+        build_optimizer: Makes the optimizer over a stage's parameters.
+        clip_norm: Largest norm of the whole gradient.
+    """
+
+    def __init__(
+        self, stack: LayerStack, groups: Groups, loss: Loss, build_optimizer: OptimizerBuilder,
+        clip_norm: float | None, device: torch.device, dtype: torch.dtype,
+    ) -> None:  # fmt: skip
+        self.device, self.dtype = device, dtype
+        self.holdings = Holdings(stack, device)
+        self._groups, self._loss, self._build_optimizer, self._clip_norm = groups, loss, build_optimizer, clip_norm
+        self.plan: Plan | None = None
+        self.placement: Placement = ()
+        self.engine: Engine | None = None
+        self.optimizer: Optimizer | None = None
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.holdings.stack)
+
+    def apply(self, plan: Plan) -> TransitionReport:
+        """Goes to a plan; nothing but the arrangement changes (design promise 3).
+
+        Layers and the optimizer state of active ones move from a rank that has them to the ranks that need them; the
+        rest stays where it is::
+
+            4 stages x 1                   2 stages x 2 (blocks 1-4 frozen and cached: parked on rank 0)
+            rank 0  E 1 2 3                rank 0  [E 1 2 3] 5 6 7  <- 5 6 from 1, 7 from 2
+            rank 1  4 5 6          ->      rank 1  8 9 10 H         <- 8 9 from 2, 10 H from 3
+            rank 2  7 8 9                  rank 2  5 6 7            <- 5 6 from 1
+            rank 3  10 H                   rank 3  8 9 10 H         <- 8 9 from 2
+        """
+        start = time.perf_counter()
+        self.holdings.take_state(self.optimizer, plan.first_active_layer)
+        self._drop_engine()
+        self._groups.prepare(pipeline_ranks(plan, replica) for replica in range(plan.num_replicas))
+        self._groups.prepare(replica_ranks(plan, stage) for stage in range(plan.num_stages))
+        grouped = time.perf_counter()
+        first = not self.placement
+        placement = initial_placement(plan) if first else next_placement(plan, self.placement)
+        needed = () if first else moves(self.placement, placement)
+        bytes_moved = exchange(self.holdings, needed)
+        moved = time.perf_counter()
+        self.plan, self.placement = plan, placement
+        self._rebuild(plan, placement)
+        return TransitionReport(
+            group_s=grouped - start,
+            move_s=moved - grouped,
+            rebuild_s=time.perf_counter() - moved,
+            num_moves=len(needed),
+            bytes_moved=bytes_moved,
+        )
+
+    def _drop_engine(self) -> None:
+        self.engine, self.optimizer = None, None
+        for parameter in self.holdings.stack.parameters():
+            parameter.grad = None
+        gc.collect()  # DDP sits in reference cycles, and its hooks would still fire on the parameters
+
+    def _rebuild(self, plan: Plan, placement: Placement) -> None:
+        rank = dist.get_rank()
+        place = position(plan, rank)
+        own = plan.stage_layers(place.stage) if place else range(0)
+        parked = [layer for layer, ranks in enumerate(placement) if rank in ranks and layer not in own]
+        self.holdings.keep(own, parked)
+        if place is None:
+            return
+        stage = Stage({layer: self.holdings.stack[layer] for layer in own}, plan.first_active_layer)
+        self.optimizer = self._build_optimizer(stage.parameters())
+        self.holdings.give_state(self.optimizer)
+        self.engine = Engine(plan, place, stage, self._groups, self._loss, self.device, self.dtype)
+
+    def step(self, batch: Batch | None, rate: float) -> StepResult:
+        """One optimizer step over the global batch.
+
+        Args:
+            batch: This replica's share; ``None`` on an idle rank.
+            rate: The learning rate.
+
+        Raises:
+            NotFinite: On every rank alike, before any weight changes.
+        """
+        assert self.plan is not None
+        loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        norms = torch.zeros(self.num_layers, dtype=torch.float64, device=self.device)
+        if self.engine is not None and batch is not None:
+            loss = self.engine.step(batch)
+            if self.engine.position.replica == 0:
+                norms = signals.squared_gradient_norms(self.engine.stage, self.num_layers)
+        total_loss, squared = signals.share(loss, norms)
+        if not math.isfinite(total_loss + sum(squared)):
+            raise NotFinite(
+                f"loss {total_loss}, gradient norm {math.sqrt(sum(squared)) if sum(squared) >= 0 else 'nan'}"
+            )
+        result = StepResult(total_loss, tuple(math.sqrt(value) for value in squared))
+        self._update(result.total_norm, rate)
+        return result
+
+    def _update(self, total_norm: float, rate: float) -> None:
+        if self.engine is None or self.optimizer is None:
+            return
+        signals.clip(self.engine.stage, total_norm, self._clip_norm)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    @contextmanager
+    def prefix(self, first: int, last: int) -> Iterator[Callable[[Tensor, dict[str, Tensor]], Tensor]]:
+        """Lends layers ``first`` to ``last`` to every rank, to compute the features of frozen layers.
+
+        Yields:
+            ``compute(inputs, context)``: runs them in evaluation mode without gradient.
+        """
+        lent = lend(self.holdings, self.placement, range(first, last + 1))
+        layers = [self.holdings.stack[index] for index in range(first, last + 1)]
+        modes = [layer.training for layer in layers]
+
+        @torch.no_grad()
+        def compute(inputs: Tensor, context: dict[str, Tensor]) -> Tensor:
+            x = inputs.to(self.device, self.dtype if inputs.is_floating_point() else inputs.dtype)
+            context = {name: tensor.to(self.device) for name, tensor in context.items()}
+            for layer in layers:
+                x = layer(x, **context)
+            return x
+
+        try:
+            for layer in layers:
+                layer.eval()
+            yield compute
+        finally:
+            for layer, mode in zip(layers, modes, strict=True):
+                layer.train(mode)
+            for index in lent:
+                self.holdings.stack[index].to("meta")

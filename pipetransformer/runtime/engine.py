@@ -1,0 +1,127 @@
+"""Runs a plan on this rank: forward, backward and the gradient mean, through ``torch.distributed.pipelining``."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining.schedules import PipelineScheduleSingle
+from torch.nn.parallel import DistributedDataParallel
+
+from pipetransformer.autodp.topology import Position, pipeline_ranks, replica_ranks
+from pipetransformer.autopipe.plan import Plan
+from pipetransformer.runtime.batch import Batch
+from pipetransformer.runtime.groups import Groups
+from pipetransformer.runtime.stage import Stage
+
+SCHEDULES: dict[str, type[PipelineScheduleSingle]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+class Engine:
+    """One rank's part of a plan.
+
+    A schedule of torch fixes the shapes of what it receives, so there is one for each shape of batch; all run the same
+    stage. The boundary shapes are known, so nothing is tried out to find them.
+
+    Args:
+        stage: The layers of this rank.
+        loss: Loss of each sample: ``loss(output, targets) -> (B,)``.
+        num_targets_dims: 1 for targets (B,), 2 for targets (B, k).
+    """
+
+    def __init__(
+        self, plan: Plan, position: Position, stage: Stage, groups: Groups, loss: Loss, device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:  # fmt: skip
+        self.plan, self.position, self.stage = plan, position, stage
+        self._loss, self._device, self._dtype = loss, device, dtype
+        self._pipeline = groups[pipeline_ranks(plan, position.replica)]
+        self._module: nn.Module = stage
+        if plan.num_replicas > 1 and stage.trains:
+            self._module = DistributedDataParallel(
+                stage,
+                process_group=groups[replica_ranks(plan, position.stage)],
+                broadcast_buffers=False,
+                gradient_as_bucket_view=True,
+                init_sync=False,  # the moves of a transition are exact already
+            )
+        self._schedules: dict[tuple[object, ...], PipelineScheduleSingle] = {}
+        self._num_samples = 1
+
+    @property
+    def is_first(self) -> bool:
+        return self.position.stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.position.stage == self.plan.num_stages - 1
+
+    def step(self, batch: Batch) -> Tensor:
+        """Forward and backward of this replica's share.
+
+        Returns:
+            This replica's part of the global batch's mean loss, zero on all but its last stage. The gradients of the
+            stage's parameters are those of the global mean.
+        """
+        batch = batch.to(self._device, self._dtype)
+        self.stage.train()
+        self._num_samples = batch.num_samples
+        losses: list[Tensor] = []
+        schedule = self._schedule(batch, train=True)
+        target = batch.weighted_targets() if self.is_last else None
+        schedule.step(*self._inputs(batch), target=target, losses=losses, return_outputs=False, **self._context(batch))
+        total = torch.zeros((), dtype=torch.float64, device=self._device)
+        for loss in losses:
+            total += loss.detach()
+        return total / self.plan.num_replicas
+
+    @torch.no_grad()
+    def forward(self, batch: Batch) -> Tensor | None:
+        """Outputs (B, ...) on the last stage, ``None`` on the others; evaluation mode."""
+        batch = batch.to(self._device, self._dtype)
+        self.stage.eval()
+        return self._schedule(batch, train=False).step(*self._inputs(batch), **self._context(batch))
+
+    def _inputs(self, batch: Batch) -> tuple[Tensor, ...]:
+        return (batch.inputs,) if self.is_first and batch.inputs is not None else ()
+
+    def _context(self, batch: Batch) -> dict[str, Tensor]:
+        return {"keys": batch.keys, **batch.context}
+
+    def _schedule(self, batch: Batch, train: bool) -> PipelineScheduleSingle:
+        key = (train, len(batch), *batch.hidden_shape)
+        if key not in self._schedules:
+            self._schedules[key] = self._new_schedule(batch, train)
+        return self._schedules[key]
+
+    def _new_schedule(self, batch: Batch, train: bool) -> PipelineScheduleSingle:
+        num_microbatches = self.plan.num_microbatches
+        size = len(batch) // num_microbatches
+        assert size * num_microbatches == len(batch), "the sampler pads to whole micro-batches"
+        hidden = torch.empty(size, *batch.hidden_shape[1:], dtype=self._dtype, device="meta")
+        first, last = self.plan.stages[self.position.stage]
+        inputs = batch.inputs[:size].to("meta") if self.is_first and batch.inputs is not None else hidden.clone()
+        pipeline_stage = PipelineStage(
+            self._module,
+            self.position.stage,
+            self.plan.num_stages,
+            self._device,
+            input_args=inputs.requires_grad_(train and not self.is_first and self._has_gradient(first)),
+            output_args=hidden.clone().requires_grad_(train and self._has_gradient(last + 1)),
+            group=self._pipeline,
+        )
+        if not train:
+            return ScheduleGPipe(pipeline_stage, num_microbatches)
+        schedule = SCHEDULES[self.plan.schedule]
+        return schedule(pipeline_stage, num_microbatches, loss_fn=self._scaled_loss, scale_grads=False)
+
+    def _has_gradient(self, layer: int) -> bool:
+        """Whether the tensor that enters a layer takes a gradient: something below it is active."""
+        return layer > self.plan.first_active_layer
+
+    def _scaled_loss(self, output: Tensor, weighted_targets: Tensor) -> Tensor:
+        """Sum over the micro-batch divided by the global count; times the replicas, because DDP takes their mean."""
+        targets, weights = weighted_targets[:, :-1], weighted_targets[:, -1]
+        per_sample = self._loss(output, targets.squeeze(1))
+        return (per_sample * weights.to(per_sample.dtype)).sum() * (self.plan.num_replicas / self._num_samples)

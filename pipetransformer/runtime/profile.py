@@ -1,0 +1,186 @@
+"""Measures the layers and the link once, before the first plan."""
+
+import copy
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from pipetransformer.autopipe.cost import LayerProfile, Profile, Time
+from pipetransformer.models.stack import LayerStack
+from pipetransformer.runtime.batch import Batch
+from pipetransformer.runtime.randomness import SampleRandomness
+
+NUM_REPEATS = 5
+T = TypeVar("T")
+OptimizerBuilder = Callable[[list[nn.Parameter]], torch.optim.Optimizer | None]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One layer at one batch size, in seconds and bytes."""
+
+    forward_s: float
+    input_grad_s: float
+    weight_grad_s: float
+    saved_bytes: int
+    output_bytes: int
+
+
+def profile(
+    stack: LayerStack, batches: tuple[Batch, Batch], build_optimizer: OptimizerBuilder, state_factor: float,
+    device: torch.device,
+) -> Profile:  # fmt: skip
+    """Measures every kind of layer once (blocks of one shape are alike) and averages over the ranks.
+
+    Args:
+        batches: A small and a large batch with inputs; two sizes separate the fixed from the per-sample time.
+        build_optimizer: Over given parameters, to time its update.
+        state_factor: Bytes of optimizer state per byte of parameters.
+    """
+    known: dict[object, LayerProfile] = {}
+    layers = []
+    xs = [batch.inputs for batch in batches]
+    for index, layer in enumerate(stack.layers):
+        kind = _kind(layer)
+        with torch.no_grad():
+            clone = copy.deepcopy(layer).to(device).train()
+        if kind not in known:
+            known[kind] = _layer_profile(clone, index, xs, batches, build_optimizer)
+        with torch.no_grad():
+            clone.eval()
+            xs = [clone(x, **b.context) for x, b in zip(xs, batches, strict=True)]
+        layers.append(known[kind])
+    return Profile(layers=tuple(layers), optimizer_state_factor=state_factor)
+
+
+def _kind(layer: nn.Module) -> object:
+    modules = tuple(type(module) for module in layer.modules())
+    return modules, tuple(p.shape for p in layer.parameters())
+
+
+def _layer_profile(
+    layer: nn.Module, index: int, xs: list[Tensor | None], batches: tuple[Batch, Batch], build: OptimizerBuilder
+) -> LayerProfile:
+    small, large = (_measure(layer, index, x, batch) for x, batch in zip(xs, batches, strict=True) if x is not None)
+    sizes = len(batches[0]), len(batches[1])
+    names = ("forward_s", "input_grad_s", "weight_grad_s")
+    numbers = [getattr(measured, name) for measured in (small, large) for name in names]
+    numbers = _mean_over_ranks([*numbers, _optimizer_seconds(layer, build)], next(layer.parameters()).device)
+    forward, input_grad, weight_grad = (_line(sizes, numbers[i], numbers[i + 3]) for i in range(3))
+    return LayerProfile(
+        name=type(layer).__name__,
+        forward=forward,
+        input_grad=input_grad,
+        weight_grad=weight_grad,
+        optimizer_s=numbers[-1],
+        parameter_bytes=sum(p.numel() * p.element_size() for p in layer.parameters()),
+        saved_bytes=large.saved_bytes // sizes[1],
+        output_bytes=large.output_bytes // sizes[1],
+    )
+
+
+def _measure(layer: nn.Module, index: int, x: Tensor, batch: Batch) -> Measured:
+    wants_grad = x.is_floating_point() and index > 0
+
+    def run(weights: bool) -> tuple[float, float, Tensor, int]:
+        layer.requires_grad_(weights)
+        leaf = x.detach().requires_grad_(wants_grad)
+        with SampleRandomness(batch.keys, index), _count_saved(layer) as saved:
+            forward_s, output = _timed(lambda: layer(leaf, **batch.context))
+        backward_s = _timed(lambda: output.sum().backward())[0] if output.requires_grad else 0.0
+        layer.zero_grad(set_to_none=True)
+        return forward_s, backward_s, output, saved[0]
+
+    run(True)  # warm up
+    full = [run(True) for _ in range(NUM_REPEATS)]
+    inputs_only = [run(False)[1] for _ in range(NUM_REPEATS)] if wants_grad else [0.0]
+    layer.requires_grad_(True)
+    output, saved_bytes = full[-1][2:]
+    backward_s, input_grad_s = statistics.median(f[1] for f in full), statistics.median(inputs_only)
+    return Measured(
+        statistics.median(f[0] for f in full),
+        min(input_grad_s, backward_s),
+        max(backward_s - input_grad_s, 0.0),
+        saved_bytes,
+        output.numel() * output.element_size(),
+    )
+
+
+@contextmanager
+def _count_saved(layer: nn.Module) -> Iterator[list[int]]:
+    """Bytes that autograd keeps for backward, each storage once, without the parameters."""
+    own = {p.untyped_storage().data_ptr() for p in layer.parameters()}
+    storages: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    total = [0]
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield total
+    total[0] = sum(storages.values())
+
+
+def _optimizer_seconds(layer: nn.Module, build: OptimizerBuilder) -> float:
+    for parameter in layer.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer = build(list(layer.parameters()))
+    seconds = [_timed(optimizer.step)[0] for _ in range(3)] if optimizer else [0.0]
+    layer.zero_grad(set_to_none=True)
+    return statistics.median(seconds)
+
+
+def _line(sizes: tuple[int, int], small_s: float, large_s: float) -> Time:
+    """The line through two measurements; noise must not make either part negative."""
+    per_sample_s = max((large_s - small_s) / (sizes[1] - sizes[0]), 0.0) if sizes[1] > sizes[0] else 0.0
+    fixed_s = max(large_s - per_sample_s * sizes[1], 0.0)
+    return Time(fixed_s, (large_s - fixed_s) / sizes[1])
+
+
+def measure_link(device: torch.device) -> tuple[float, float]:
+    """Latency in seconds and bandwidth in bytes per second of an all-reduce between all ranks."""
+    if dist.get_world_size() == 1:
+        return 0.0, float("inf")
+    small_s, large_s = (_all_reduce_seconds(torch.ones(size, device=device)) for size in (1, 1 << 20))
+    latency_s, large_s = _mean_over_ranks([small_s, large_s], device)
+    num_ranks = dist.get_world_size()
+    moved_bytes = 2 * (num_ranks - 1) / num_ranks * 4 * (1 << 20)
+    return latency_s, moved_bytes / max(large_s - latency_s, 1e-9)
+
+
+def _all_reduce_seconds(tensor: Tensor) -> float:
+    def timed() -> float:
+        return _timed(lambda: dist.all_reduce(tensor))[0]
+
+    timed()
+    return statistics.median(timed() for _ in range(NUM_REPEATS))
+
+
+def _mean_over_ranks(values: list[float], device: torch.device) -> list[float]:
+    tensor = torch.tensor(values, dtype=torch.float64, device=device)
+    if dist.get_world_size() > 1:
+        dist.all_reduce(tensor)
+    return (tensor / dist.get_world_size()).tolist()
+
+
+def _timed(function: Callable[[], T]) -> tuple[float, T]:
+    _synchronize()
+    start = time.perf_counter()
+    result = function()
+    _synchronize()
+    return time.perf_counter() - start, result
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

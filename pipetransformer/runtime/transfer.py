@@ -1,0 +1,95 @@
+"""Moves layers between ranks, in memory and straight from holder to receiver."""
+
+import torch
+import torch.distributed as dist
+
+from pipetransformer.autodp.moves import Move, Placement
+from pipetransformer.runtime.holdings import Holdings, Manifest
+
+
+def exchange(holdings: Holdings, moves: tuple[Move, ...]) -> int:
+    """Carries out the moves, all at once; every rank of the world calls it with the same moves.
+
+    Returns:
+        Bytes that went over the wire, over all ranks.
+    """
+    if not moves:
+        return 0
+    rank = dist.get_rank()
+    sent = {move.layer for move in moves if move.source == rank}
+    manifests = _share_manifests({layer: holdings.manifest(layer) for layer in sent})
+    packed = {layer: holdings.pack(layer) for layer in sent}
+    received: dict[int, torch.Tensor] = {}
+    operations = []
+    for move in moves:
+        if move.source == rank:
+            operations.append(dist.P2POp(dist.isend, packed[move.layer], move.target))
+        elif move.target == rank:
+            buffer = torch.empty(_num_bytes(manifests[move.layer]), dtype=torch.uint8, device=holdings.device)
+            received[move.layer] = buffer
+            operations.append(dist.P2POp(dist.irecv, buffer, move.source))
+    for work in dist.batch_isend_irecv(operations) if operations else ():
+        work.wait()
+    for layer, buffer in received.items():
+        holdings.unpack(layer, manifests[layer], buffer)
+    return sum(_num_bytes(manifests[move.layer]) for move in moves)
+
+
+def _share_manifests(own: dict[int, Manifest]) -> dict[int, Manifest]:
+    gathered: list[dict[int, Manifest]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(gathered, own)
+    return {layer: manifest for part in gathered for layer, manifest in part.items()}
+
+
+def _num_bytes(manifest: Manifest) -> int:
+    return sum(shape.numel() * dtype.itemsize for _, _, shape, dtype in manifest)
+
+
+def lend(holdings: Holdings, placement: Placement, layers: range) -> list[int]:
+    """Gives the weights of layers to every rank that lacks them; the lowest holder sends.
+
+    Returns:
+        The layers that this rank borrowed.
+    """
+    rank = dist.get_rank()
+    owned = [layer for layer in layers if min(placement[layer]) == rank]
+    manifests = _share_manifests({layer: holdings.manifest(layer) for layer in owned})
+    borrowed = []
+    for layer in layers:
+        if len(placement[layer]) == dist.get_world_size():
+            continue
+        source = min(placement[layer])
+        data = holdings.pack(layer) if rank == source else torch.empty(
+            _num_bytes(manifests[layer]), dtype=torch.uint8, device=holdings.device
+        )  # fmt: skip
+        dist.broadcast(data, source)
+        if rank not in placement[layer]:
+            holdings.unpack(layer, manifests[layer], data)
+            borrowed.append(layer)
+    return borrowed
+
+
+def collect(holdings: Holdings, placement: Placement) -> dict[str, torch.Tensor] | None:
+    """All weights under their original names, in host memory on rank 0; ``None`` on the other ranks.
+
+    One layer is under way at a time, so rank 0 needs room for the model in host memory only.
+    """
+    rank = dist.get_rank()
+    owners = [min(ranks) for ranks in placement]
+    manifests = _share_manifests(
+        {layer: holdings.manifest(layer) for layer in range(len(owners)) if owners[layer] == rank}
+    )
+    state: dict[str, torch.Tensor] = {}
+    for layer, owner in enumerate(owners):
+        if owner == rank and rank != 0:
+            dist.send(holdings.pack(layer), 0)
+        elif rank == 0 and owner != 0:
+            data = torch.empty(_num_bytes(manifests[layer]), dtype=torch.uint8, device=holdings.device)
+            dist.recv(data, owner)
+            holdings.unpack(layer, manifests[layer], data)
+        if rank == 0:
+            original = holdings.stack[layer].original_state()
+            state |= {name: tensor.detach().cpu().clone() for name, tensor in original.items()}
+        if rank == 0 and owner != 0:
+            holdings.stack[layer].to("meta")
+    return state if rank == 0 else None

@@ -1,0 +1,121 @@
+"""What a run did: its plans, its time, and how it compares with the best static plan and with the physical limit."""
+
+import statistics
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipetransformer.autopipe.limit import Fill, Phase, limit, pipeline_efficiency
+from pipetransformer.autopipe.plan import Plan
+from pipetransformer.training.planner import Planner
+
+NUM_WARMUP_STEPS = 2  # the first steps of a plan allocate and connect
+
+
+@dataclass
+class Entry:
+    """One plan in force.
+
+    Attributes:
+        step: First step under it, 0-based.
+        transition_seconds: What going to it took, the filling of the cache included.
+        fill: What was computed to fill the cache for it.
+    """
+
+    plan: Plan
+    step: int
+    reason: str
+    transition_seconds: float = 0.0
+    fill: Fill | None = None
+    num_samples: int = 0
+    step_seconds: list[float] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        return plan_dict(self.plan) | {
+            "step": self.step,
+            "transition_seconds": self.transition_seconds,
+            "reason": self.reason,
+            "num_steps": len(self.step_seconds),
+            "median_step_s": self.typical_step_s,
+        }
+
+    @property
+    def typical_step_s(self) -> float | None:
+        """Median over the steps after the first ones."""
+        steps = self.step_seconds[NUM_WARMUP_STEPS:] or self.step_seconds
+        return statistics.median(steps) if steps else None
+
+
+class Ledger:
+    """Books every step and every transition of a run."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self._num_blocks = num_blocks
+        self.entries: list[Entry] = []
+
+    def plan(self, entry: Entry) -> None:
+        self.entries.append(entry)
+
+    def step(self, num_samples: int, seconds: float) -> None:
+        self.entries[-1].num_samples += num_samples
+        self.entries[-1].step_seconds.append(seconds)
+
+    @property
+    def num_samples(self) -> int:
+        return sum(entry.num_samples for entry in self.entries)
+
+    @property
+    def train_seconds(self) -> float:
+        """Steps, transitions and cache filling; not start-up and not evaluation."""
+        return sum(sum(entry.step_seconds) + entry.transition_seconds for entry in self.entries)
+
+    def summary(self, planner: Planner) -> dict[str, Any]:
+        """The run in figures; speed-up and limit are ``None`` before the first step."""
+        num_samples, seconds = self.num_samples, self.train_seconds
+        frozen = sum(entry.num_samples * entry.plan.num_frozen for entry in self.entries)
+        speedup, bound = self._speedup(planner), self._limit(planner)
+        return {
+            "train_seconds": seconds,
+            "optimizer_steps": sum(len(entry.step_seconds) for entry in self.entries),
+            "samples_per_second": num_samples / seconds if seconds else 0.0,
+            "num_blocks": self._num_blocks,
+            "num_frozen": self.entries[-1].plan.num_frozen if self.entries else 0,
+            "mean_frozen_fraction": frozen / (num_samples * self._num_blocks) if num_samples else 0.0,
+            "speedup_vs_static": speedup,
+            "limit": bound,
+            "share_of_limit": speedup / bound if speedup and bound else None,
+            "plans": [entry.as_dict() for entry in self.entries],
+        }
+
+    def _speedup(self, planner: Planner) -> float | None:
+        """Time that the best static plan would have taken, over the time taken.
+
+        The static step is this run's own first plan, measured, times what the cost model says of the best static plan
+        relative to it; the factor is 1 where the run began with the best static plan.
+        """
+        first = self.entries[0]
+        if first.typical_step_s is None or not self.train_seconds:
+            return None
+        static_step_s = first.typical_step_s * planner.predict(planner.static()) / planner.predict(first.plan)
+        return static_step_s * sum(len(entry.step_seconds) for entry in self.entries) / self.train_seconds
+
+    def _limit(self, planner: Planner) -> float | None:
+        if not self.num_samples:
+            return None
+        static = planner.static()
+        phases = [Phase(e.plan.num_frozen, e.plan.cache_level, e.num_samples) for e in self.entries]
+        fills = [entry.fill for entry in self.entries if entry.fill is not None]
+        efficiency = pipeline_efficiency(static.num_stages, static.num_microbatches)
+        return limit(planner.profile, phases, fills, efficiency)
+
+
+def plan_dict(plan: Plan) -> dict[str, Any]:
+    """A plan as plain values for logs and files."""
+    return {
+        "num_frozen": plan.num_frozen,
+        "cache_level": plan.cache_level,
+        "stages": [list(stage) for stage in plan.stages],
+        "num_replicas": plan.num_replicas,
+        "num_microbatches": plan.num_microbatches,
+        "schedule": plan.schedule,
+        "predicted_step_s": plan.predicted_step_s,
+    }

@@ -1,0 +1,44 @@
+"""Asks AutoPipe for plans, within what the user fixed."""
+
+from dataclasses import replace
+
+from pipetransformer.autopipe.cost import Cluster, Profile, step_seconds
+from pipetransformer.autopipe.plan import Plan
+from pipetransformer.autopipe.search import Pins, best_plan
+from pipetransformer.config import Parallel
+
+
+class Planner:
+    """The plans of one run; pure, so that every rank finds the same.
+
+    Args:
+        parallel: What the user fixed.
+        batch_size: Global batch.
+    """
+
+    def __init__(self, profile: Profile, cluster: Cluster, parallel: Parallel, batch_size: int) -> None:
+        self.profile, self.cluster = profile, cluster
+        self._parallel, self._batch_size = parallel, batch_size
+        self._pins = Pins(parallel.num_stages, parallel.num_replicas, parallel.num_microbatches, parallel.schedule)
+
+    def initial(self) -> Plan:
+        return best_plan(self.profile, self.cluster, self._batch_size, pins=self._pins)
+
+    def static(self) -> Plan:
+        """The best plan that never freezes, with nothing fixed but the devices: what the run is compared with."""
+        return best_plan(self.profile, self.cluster, self._batch_size)
+
+    def next(self, plan: Plan, num_frozen: int, cache_level: int) -> Plan:
+        """The plan for a longer frozen prefix."""
+        if not self._parallel.autopipe:
+            frozen = replace(plan, num_frozen=num_frozen, cache_level=cache_level)
+            return replace(frozen, predicted_step_s=self.predict(frozen))
+        pins = self._pins if self._parallel.autodp else replace(self._pins, num_replicas=plan.num_replicas)
+        if pins.num_stages is not None:  # the frozen prefix may leave fewer layers than stages were asked for
+            num_layers = plan.num_layers - (cache_level + 1 if cache_level else 0)
+            pins = replace(pins, num_stages=min(pins.num_stages, num_layers))
+        return best_plan(self.profile, self.cluster, self._batch_size, num_frozen, cache_level, pins)
+
+    def predict(self, plan: Plan) -> float:
+        """Seconds of one optimizer step."""
+        return step_seconds(self.profile, self.cluster, plan, self._batch_size)

@@ -1,0 +1,91 @@
+"""Builds what a run needs, in the order in which one thing asks for another: data, model, profile, planner."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from pipetransformer.autocache.cache import AutoCache
+from pipetransformer.autodp.topology import Position
+from pipetransformer.autopipe.cost import Cluster
+from pipetransformer.autopipe.plan import Plan
+from pipetransformer.autopipe.search import check_world
+from pipetransformer.config import Config
+from pipetransformer.data.base import Data, ImageFormat, TextFormat
+from pipetransformer.models.stack import LayerStack
+from pipetransformer.runtime.batch import Batch
+from pipetransformer.runtime.profile import measure_link, profile
+from pipetransformer.training.feed import Feed
+from pipetransformer.training.planner import Planner
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+GIB = 1 << 30
+
+
+@dataclass
+class Prepared:
+    """Everything that stands before the first step."""
+
+    data: Data
+    stack: LayerStack
+    train: Feed
+    evaluation: tuple[Feed, ...]
+    planner: Planner
+    device: torch.device
+    dtype: torch.dtype
+
+
+def prepare(config: Config, device: torch.device) -> Prepared:
+    """Loads data and model, measures the layers, and makes the planner.
+
+    Raises:
+        ValueError: Data, model, batch and devices do not fit together.
+    """
+    wanted = config.model.input_format()
+    data: Data = config.dataset.load(
+        ImageFormat(**wanted) if config.model.modality == "image" else TextFormat(**wanted)
+    )
+    if config.batch_size > len(data.train):
+        raise ValueError(
+            f"batch_size={config.batch_size} is larger than the {len(data.train)} training samples; lower batch_size"
+        )
+    dtype = DTYPES[config.precision]
+    stack = config.model.build(data.task, data.num_outputs, data.input_shape, config.seed).to(dtype)
+    check_world(dist.get_world_size(), len(stack), config.batch_size)
+    feeds = [Feed(split, stack.hidden_shape, config.seed) for split in (data.train, *data.evaluation)]
+    planner = _planner(config, stack, feeds[0], device, dtype)
+    return Prepared(data, stack, feeds[0], tuple(feeds[1:]), planner, device, dtype)
+
+
+def _planner(config: Config, stack: LayerStack, feed: Feed, device: torch.device, dtype: torch.dtype) -> Planner:
+    share = max(2, -(-config.batch_size // dist.get_world_size()))
+    batches = tuple(_whole_batch(feed, len(stack), size, device, dtype) for size in (max(1, share // 4), share))
+    measured = profile(stack, (batches[0], batches[1]), config.optim.build, config.optim.state_factor, device)
+    latency_s, bandwidth = measure_link(device)
+    budget = config.parallel.device_memory_gib
+    memory = None if budget is None else int(budget * GIB)
+    return Planner(
+        measured, Cluster(dist.get_world_size(), memory, latency_s, bandwidth), config.parallel, config.batch_size
+    )
+
+
+def _whole_batch(feed: Feed, num_layers: int, size: int, device: torch.device, dtype: torch.dtype) -> Batch:
+    """The first samples on one device, as a plan with one stage would see them."""
+    whole = Plan(num_frozen=0, cache_level=0, stages=((0, num_layers - 1),), num_replicas=1, num_microbatches=1)
+    ids = np.arange(size) % len(feed.split)
+    return feed.batch(ids, whole, Position(replica=0, stage=0))[0].to(device, dtype)
+
+
+def open_cache(
+    config: Config, prepared: Prepared, run_dir: Path, worker: int, num_workers: int, node: int
+) -> AutoCache:
+    """The cache of this node, known to all feeds."""
+    folder = Path(config.cache.path) if config.cache.path else run_dir / "cache"
+    cache = AutoCache(
+        folder / f"node{node}", prepared.train.hidden_size, prepared.dtype, worker, num_workers, dist.barrier
+    )
+    for feed in (prepared.train, *prepared.evaluation):
+        feed.cache = cache
+    return cache

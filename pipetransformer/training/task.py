@@ -1,0 +1,29 @@
+"""Losses by sample, and what is kept of the outputs for the metrics."""
+
+from collections.abc import Callable
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from pipetransformer.data.base import CLASSIFICATION, QUESTION_ANSWERING, REGRESSION
+
+
+def _classification(output: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(output, targets.long(), reduction="none")
+
+
+def _regression(output: Tensor, targets: Tensor) -> Tensor:
+    return F.mse_loss(output.squeeze(1), targets.to(output.dtype), reduction="none")
+
+
+def _question_answering(output: Tensor, targets: Tensor) -> Tensor:
+    start, end = (F.cross_entropy(output[:, :, i], targets[:, i].long(), reduction="none") for i in (0, 1))
+    return (start + end) / 2
+
+
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    CLASSIFICATION: _classification,
+    REGRESSION: _regression,
+    QUESTION_ANSWERING: _question_answering,
+}
+"""``loss(output, targets) -> (B,)``: outputs (B, C), (B, 1) or (B, T, 2) against targets (B,), (B,) or (B, 2)."""

@@ -1,0 +1,241 @@
+"""The loop: decide, step, evaluate, log."""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pipetransformer.autocache.cache import AutoCache
+from pipetransformer.autodp.sampler import batch_ids, epoch_order, num_batches
+from pipetransformer.autopipe.limit import Fill
+from pipetransformer.autopipe.plan import Plan
+from pipetransformer.config import Config
+from pipetransformer.freeze.base import Decision, Signals
+from pipetransformer.runtime.elastic import ElasticRuntime, NotFinite, StepResult
+from pipetransformer.training.evaluate import evaluate
+from pipetransformer.training.feed import Feed
+from pipetransformer.training.ledger import Entry, Ledger, plan_dict
+from pipetransformer.training.setup import Prepared
+
+
+class Diverged(ArithmeticError):
+    """The loss is not finite; the weights are those before the step."""
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Where the run stands: plain arithmetic on the number of steps."""
+
+    steps_per_epoch: int
+    num_steps: int
+    decision_every: int
+
+    @classmethod
+    def of(cls, config: Config, num_samples: int) -> "Clock":
+        steps_per_epoch = num_batches(num_samples, config.batch_size)
+        num_steps = steps_per_epoch * config.epochs
+        interval = config.freeze.interval
+        every = steps_per_epoch if interval is None else max(1, round(interval * num_steps))
+        return cls(steps_per_epoch, num_steps, every)
+
+    def decides(self, step: int) -> bool:
+        """Before this step, 0-based."""
+        return step > 0 and step % self.decision_every == 0
+
+
+class Trainer:
+    """One rank's training loop. All ranks run it alike; only rank 0's report shows anything.
+
+    Args:
+        report: Takes the events of the run.
+        cache: Where frozen features go; ``None`` computes them.
+    """
+
+    def __init__(
+        self, config: Config, prepared: Prepared, runtime: ElasticRuntime, cache: AutoCache | None, report: Any
+    ) -> None:
+        self.config, self.prepared, self.runtime = config, prepared, runtime
+        self.cache, self.report = cache, report
+        self.planner = prepared.planner
+        self.num_blocks = prepared.stack.num_blocks
+        self.clock = Clock.of(config, len(prepared.data.train))
+        self.ledger = Ledger(self.num_blocks)
+        self.metrics: dict[str, dict[str, float]] = {}
+        self.step = 0
+        self._norms = np.zeros(self.num_blocks)
+        self._num_norms = 0
+        self._num_decisions = 0
+        self._policy_state = config.freeze.initial_state()
+
+    @property
+    def plan(self) -> Plan:
+        assert self.runtime.plan is not None
+        return self.runtime.plan
+
+    def start(self) -> None:
+        """Goes to the first plan."""
+        plan = self.planner.initial()
+        self.runtime.apply(plan)
+        self.ledger.plan(Entry(plan, 0, "fastest plan with nothing frozen"))
+
+    def run(self) -> None:
+        """Trains from the current step to the end and evaluates.
+
+        Raises:
+            Diverged: Loss or gradient not finite, on every rank alike.
+        """
+        for epoch in range(self.config.epochs):
+            order = epoch_order(len(self.prepared.data.train), epoch, self.config.seed)
+            self.prepared.data.train.set_epoch(epoch)
+            for index in range(self.clock.steps_per_epoch):
+                if self.clock.decides(self.step) and not self.config.freeze.never_freezes:
+                    self._decide()
+                self._train_step(batch_ids(order, index, self.config.batch_size))
+            last = epoch + 1 == self.config.epochs
+            if last or (epoch + 1) % self.config.eval_every_epochs == 0:
+                self.evaluate()
+
+    def _train_step(self, ids: np.ndarray) -> None:
+        start = time.perf_counter()
+        engine = self.runtime.engine
+        batch = None
+        if engine is not None:
+            batch, _ = self.prepared.train.batch(ids, self.plan, engine.position, self.step)
+        rate = self.config.optim.rate(self.step, self.clock.num_steps)
+        try:
+            result = self.runtime.step(batch, rate)
+        except NotFinite as error:
+            raise Diverged(
+                f"step {self.step + 1}: {error}. The weights of the step before are kept; lower optim.lr={rate:g} "
+                "or check the data"
+            ) from error
+        self._norms += result.layer_norms[1:-1]
+        self._num_norms += 1
+        self.step += 1
+        seconds = time.perf_counter() - start
+        self.ledger.step(len(ids), seconds)
+        self._report_step(result, rate, len(ids), seconds)
+
+    def _report_step(self, result: StepResult, rate: float, num_samples: int, seconds: float) -> None:
+        self.report.write(
+            "step",
+            step=self.step,
+            epoch=self.step / self.clock.steps_per_epoch,
+            loss=result.loss,
+            lr=rate,
+            grad_norm=result.total_norm,
+            step_seconds=seconds,
+            samples_per_second=num_samples / seconds,
+            num_frozen=self.plan.num_frozen,
+            num_stages=self.plan.num_stages,
+            num_replicas=self.plan.num_replicas,
+            cache_level=self.plan.cache_level,
+        )
+
+    def _decide(self) -> None:
+        """Asks the policy, and goes to the plan that follows from its answer."""
+        norms = tuple((self._norms / self._num_norms).tolist())
+        self._norms[:], self._num_norms = 0, 0
+        before = self.plan.num_frozen
+        signals = Signals(self._num_decisions, self.num_blocks, before, norms)
+        decision, self._policy_state = self.config.freeze.decide(signals, self._policy_state)
+        self._num_decisions += 1
+        self.report.write(
+            "decision",
+            step=self.step,
+            epoch=self.step / self.clock.steps_per_epoch,
+            num_frozen_before=before,
+            num_frozen=decision.num_frozen,
+            bound=decision.bound,
+            reason=decision.reason,
+            terms=decision.terms,
+            gradient_norms=list(norms),
+        )
+        if decision.num_frozen != before:
+            self._transition(decision)
+
+    def _transition(self, decision: Decision) -> None:
+        start = time.perf_counter()
+        before = self.plan
+        level = decision.num_frozen if self.cache is not None else 0
+        plan = self.planner.next(before, decision.num_frozen, level)
+        planned = time.perf_counter()
+        fill = self._fill(level) if level > before.cache_level else None
+        filled = time.perf_counter()
+        moved = self.runtime.apply(plan)
+        seconds = time.perf_counter() - start
+        self.ledger.plan(Entry(plan, self.step, decision.reason, seconds, fill))
+        self.report.write(
+            "transition",
+            step=self.step,
+            reason=decision.reason,
+            before=plan_dict(before),
+            after=plan_dict(plan),
+            seconds=seconds,
+            plan_seconds=planned - start,
+            fill_seconds=filled - planned,
+            group_seconds=moved.group_s,
+            move_seconds=moved.move_s,
+            rebuild_seconds=moved.rebuild_s,
+            num_moves=moved.num_moves,
+            bytes_moved=moved.bytes_moved,
+            predicted_gain=before.predicted_step_s / plan.predicted_step_s,
+        )
+
+    def _fill(self, level: int) -> Fill:
+        """Brings the cache to a level, for the samples that the rest of the run reads."""
+        assert self.cache is not None
+        start, from_level = time.perf_counter(), self.cache.level
+        wanted = [(self.prepared.train.source, self._samples_to_come())]
+        wanted += [(feed.source, np.arange(len(feed.split))) for feed in self.prepared.evaluation]
+        first = from_level + 1 if from_level else 0
+        with self.runtime.prefix(first, level) as compute:
+            num_samples = self.cache.advance(level, wanted, compute, self.config.batch_size)
+        self.report.write(
+            "cache_fill",
+            step=self.step,
+            from_level=from_level,
+            to_level=level,
+            num_samples=num_samples,
+            seconds=time.perf_counter() - start,
+            bytes=self.cache.num_bytes,
+        )
+        return Fill(from_level, level, len(wanted[0][1]))
+
+    def _samples_to_come(self) -> np.ndarray:
+        """Training samples that are still read: all, or in the last epoch those that are left of it."""
+        num_samples = len(self.prepared.data.train)
+        epoch, index = divmod(self.step, self.clock.steps_per_epoch)
+        if epoch + 1 < self.config.epochs:
+            return np.arange(num_samples)
+        order = epoch_order(num_samples, epoch, self.config.seed)
+        return np.sort(order[index * self.config.batch_size :])
+
+    def evaluate(self) -> None:
+        """Scores every evaluation split under the current plan."""
+        for feed in self.prepared.evaluation:
+            start = time.perf_counter()
+            self.metrics[feed.split.name] = evaluate(self.runtime, feed, self._eval_batch_size(feed))
+            self.report.write(
+                "evaluate",
+                step=self.step,
+                epoch=self.step / self.clock.steps_per_epoch,
+                split=feed.split.name,
+                num_samples=len(feed.split),
+                metrics=self.metrics[feed.split.name],
+                seconds=time.perf_counter() - start,
+            )
+
+    def _eval_batch_size(self, feed: Feed) -> int:
+        return min(self.config.batch_size, len(feed.split))
+
+    def figures(self) -> dict[str, Any]:
+        """The summary, as far as the run has come."""
+        summary: dict[str, Any] = {"metric": None, "metrics": self.metrics}
+        if self.metrics:
+            split = self.prepared.evaluation[0].split
+            values = self.metrics[split.name]
+            name, value = next(iter(values.items()))
+            summary["metric"] = {"name": name, "value": value, "split": split.name, "num_samples": len(split)} | values
+        return summary | self.ledger.summary(self.planner)

@@ -1,0 +1,63 @@
+"""Tiny encoders in folders, as a user would keep them: config.json and tokenizer, no weights."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import AutoConfig, PreTrainedTokenizerFast
+
+SPECIAL_TOKENS = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+WORDS = [*SPECIAL_TOKENS.values(), *"a bird sees the small fish and we see it too".split()]
+BERT_LIKE: dict[str, Any] = {
+    "vocab_size": len(WORDS),
+    "hidden_size": 16,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": 12,
+    "type_vocab_size": 2,
+    "pad_token_id": 0,
+}
+ENCODERS: dict[str, dict[str, Any]] = {
+    "bert": BERT_LIKE,
+    "roberta": {**BERT_LIKE, "type_vocab_size": 1, "pad_token_id": 1},
+    "electra": {**BERT_LIKE, "embedding_size": 8},
+    "distilbert": {
+        "vocab_size": len(WORDS),
+        "dim": 16,
+        "n_layers": 3,
+        "n_heads": 2,
+        "hidden_dim": 24,
+        "max_position_embeddings": 12,
+        "pad_token_id": 0,
+    },
+}
+
+
+def write_tokenizer(folder: Path) -> None:
+    tokenizer = Tokenizer(WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIAL_TOKENS).save_pretrained(folder)
+
+
+@pytest.fixture(scope="session")
+def encoder_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Writes config.json and a tokenizer: ``encoder_folder("bert", hidden_size=32)``."""
+
+    def write(model_type: str, **changes: Any) -> Path:
+        folder = tmp_path_factory.mktemp(model_type)
+        AutoConfig.for_model(model_type, **{**ENCODERS.get(model_type, {}), **changes}).save_pretrained(folder)
+        write_tokenizer(folder)
+        return folder
+
+    return write
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub's libraries give up at once, as with ``HF_HUB_OFFLINE=1``."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)

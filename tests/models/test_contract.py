@@ -1,0 +1,190 @@
+"""What every model family keeps. A new family joins with one row."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification
+
+from pipetransformer.models.base import ModelSpec
+from pipetransformer.models.huggingface import HuggingFaceModel
+from pipetransformer.models.stack import LayerStack
+from pipetransformer.models.timm import TimmModel
+
+Folder = Callable[..., Path]
+
+
+@dataclass(frozen=True)
+class Images:
+    """A row for timm: the model's name and options."""
+
+    name: str
+    options: dict[str, Any]
+    task: str = "classification"
+    num_outputs: int = 5
+    input_shape: tuple[int, ...] = (3, 16, 16)
+
+    def spec(self, _: Folder) -> ModelSpec:
+        tiny = {"patch_size": 4, "embed_dim": 24, "depth": 3, "num_heads": 2}
+        return TimmModel(name=self.name, pretrained=False, options={**tiny, **self.options})
+
+    def batch(self) -> tuple[Tensor, dict[str, Tensor]]:
+        return torch.randn(2, *self.input_shape, dtype=torch.float64), {}
+
+    def original(self, folder: Path) -> nn.Module:
+        return timm.create_model(f"local-dir:{folder}", pretrained=True)
+
+    def run(self, original: nn.Module, images: Tensor) -> Tensor:
+        return original(images)
+
+
+@dataclass(frozen=True)
+class Text:
+    """A row for transformers: the kind of encoder and the task."""
+
+    name: str
+    task: str
+    num_outputs: int
+    token_types: bool
+    input_shape: tuple[int, ...] = ()
+
+    def spec(self, folder: Folder) -> ModelSpec:
+        return HuggingFaceModel(name=str(folder(self.name)), pretrained=False)
+
+    def batch(self) -> tuple[Tensor, dict[str, Tensor]]:
+        context = {"attention_mask": torch.arange(9) < torch.tensor([[9], [6]])}
+        if self.token_types:
+            context["token_type_ids"] = (torch.arange(9) > 4).long().expand(2, 9)
+        return torch.randint(2, 15, (2, 9)), context
+
+    def original(self, folder: Path) -> nn.Module:
+        answers = self.task == "question_answering"
+        family = AutoModelForQuestionAnswering if answers else AutoModelForSequenceClassification
+        return family.from_pretrained(folder, dtype=torch.float64)
+
+    def run(self, original: nn.Module, ids: Tensor, **context: Tensor) -> Tensor:
+        outputs = original(ids, **context)
+        if self.task == "question_answering":
+            return torch.stack((outputs.start_logits, outputs.end_logits), dim=-1)
+        return outputs.logits
+
+
+TASKS = [("classification", 3), ("regression", 1), ("question_answering", 2)]
+ENCODERS = [("bert", True), ("roberta", False), ("distilbert", False), ("electra", True)]
+FAMILIES = [
+    Images("vit_tiny_patch16_224", {}),
+    Images("vit_tiny_patch16_224", {"global_pool": "avg", "class_token": False}, input_shape=(1, 16, 16)),
+    Images("vit_tiny_patch16_224", {"global_pool": "map", "pre_norm": True}),
+    Images("vit_tiny_patch16_224", {"reg_tokens": 2, "no_embed_class": True, "init_values": 0.1}),
+    Images("deit_tiny_patch16_224", {"global_pool": "avg", "qk_norm": True}),
+    Images("deit_tiny_distilled_patch16_224", {}),
+    *(Text(name, *task, token_types) for name, token_types in ENCODERS for task in TASKS),
+]
+Family = Images | Text
+
+
+@pytest.fixture(params=FAMILIES, ids=lambda family: f"{family.name}-{family.task}-{getattr(family, 'options', '')}")
+def family(request: pytest.FixtureRequest) -> Family:
+    return request.param
+
+
+def build(spec: ModelSpec, family: Family, seed: int = 0) -> LayerStack:
+    return spec.build(family.task, family.num_outputs, family.input_shape, seed)
+
+
+def state_of(stack: LayerStack) -> dict[str, Tensor]:
+    return {name: tensor for layer in stack.layers for name, tensor in layer.original_state().items()}
+
+
+def test_a_stack_computes_what_the_saved_original_computes(
+    family: Family, encoder_folder: Folder, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    spec = family.spec(encoder_folder)
+    stack = build(spec, family).double().eval()
+    inputs, context = family.batch()
+    spec.save(stack, state_of(stack), tmp_path)
+    original = family.original(tmp_path).double().eval()
+
+    outputs = stack(inputs, **context)
+    expected = family.run(original, inputs, **context)
+    weights = torch.randn_like(expected)
+    (outputs * weights).sum().backward()
+    (expected * weights).sum().backward()
+
+    assert outputs.shape[-1] == family.num_outputs
+    torch.testing.assert_close(outputs, expected, rtol=0, atol=1e-12)
+    gradients = {layer.prefix + n: p.grad for layer in stack.layers for n, p in layer.module.named_parameters()}
+    assert gradients.keys() == dict(original.named_parameters()).keys()
+    assert all(gradient is not None for gradient in gradients.values())
+    for name, parameter in original.named_parameters():
+        torch.testing.assert_close(gradients[name], parameter.grad, rtol=0, atol=1e-10, msg=name)
+
+
+def test_the_layers_states_together_are_the_original_state(
+    family: Family, encoder_folder: Folder, tmp_path: Path
+) -> None:
+    spec = family.spec(encoder_folder)
+    stack = build(spec, family)
+    spec.save(stack, state_of(stack), tmp_path)
+
+    original = family.original(tmp_path).state_dict()
+
+    assert sum(len(layer.original_state()) for layer in stack.layers) == len(original)
+    assert {name: tensor.shape for name, tensor in state_of(stack).items()} == {n: t.shape for n, t in original.items()}
+
+
+def test_a_saved_folder_is_a_pretrained_model(family: Family, encoder_folder: Folder, tmp_path: Path) -> None:
+    spec = family.spec(encoder_folder)
+    stack = build(spec, family, seed=1)
+    spec.save(stack, state_of(stack), tmp_path)
+
+    again = state_of(build(type(spec)(name=str(tmp_path), pretrained=True), family, seed=2))
+
+    assert all(torch.equal(tensor, again[name]) for name, tensor in state_of(stack).items())
+
+
+def test_the_seed_alone_decides_the_weights_and_the_callers_draws_are_left_alone(
+    family: Family, encoder_folder: Folder
+) -> None:
+    spec = family.spec(encoder_folder)
+    first = state_of(build(spec, family, seed=3))
+    before = torch.get_rng_state()
+    torch.rand(1)
+    torch.set_rng_state(before)
+    second, other = state_of(build(spec, family, seed=3)), state_of(build(spec, family, seed=4))
+
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+    assert any(not torch.equal(tensor, other[name]) for name, tensor in first.items())
+
+
+def test_hidden_shape_is_the_shape_between_all_layers(family: Family, encoder_folder: Folder) -> None:
+    stack = build(family.spec(encoder_folder), family).double()
+    hidden, context = family.batch()
+    expected = stack.hidden_shape(hidden)
+
+    for index in range(len(stack) - 1):
+        hidden = stack[index](hidden, **context)
+        assert hidden.shape == expected
+
+
+def test_a_copy_stands_on_its_own(family: Family, encoder_folder: Folder) -> None:
+    stack = build(family.spec(encoder_folder), family).double().eval()
+    inputs, context = family.batch()
+    twin = deepcopy(stack)
+    expected = stack(inputs, **context)
+
+    stack.to("meta")
+
+    assert torch.equal(twin(inputs, **context), expected)
+
+
+def test_a_new_stack_trains(family: Family, encoder_folder: Folder) -> None:
+    assert all(module.training for module in build(family.spec(encoder_folder), family).modules())

@@ -1,0 +1,160 @@
+"""A short run with two freeze decisions, as the events that a trainer writes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipetransformer.report.run_folder import CONFIG, EVENT_LOG, SUMMARY, JsonLines, write_json
+
+Events = list[tuple[str, dict[str, Any]]]
+
+NUM_BLOCKS, STEPS_PER_EPOCH, EPOCHS = 6, 8, 3
+NUM_STEPS = STEPS_PER_EPOCH * EPOCHS
+
+
+def plan(step: int, num_frozen: int, cache_level: int, stages: list[list[int]], num_replicas: int) -> dict[str, Any]:
+    return {
+        "step": step,
+        "num_frozen": num_frozen,
+        "cache_level": cache_level,
+        "stages": stages,
+        "num_replicas": num_replicas,
+        "num_microbatches": 4 // num_replicas,
+        "schedule": "1f1b",
+        "predicted_step_s": 0.4 / (1 + num_frozen),
+        "transition_seconds": 0.5,
+        "reason": "fastest within memory",
+    }
+
+
+PLANS = [
+    plan(0, 0, 0, [[0, 1], [2, 3], [4, 5], [6, 7]], 1),
+    plan(8, 2, 0, [[0, 4], [5, 7]], 2),
+    plan(16, 4, 4, [[5, 7]], 4),
+]
+
+
+def _start() -> dict[str, Any]:
+    return {
+        "run_dir": "runs/one",
+        "model": "vit_tiny",
+        "dataset": "digits",
+        "task": "classification",
+        "num_blocks": NUM_BLOCKS,
+        "num_parameters": 5_526_346,
+        "world_size": 4,
+        "batch_size": 64,
+        "epochs": EPOCHS,
+        "steps_per_epoch": STEPS_PER_EPOCH,
+        "num_steps": NUM_STEPS,
+        "plan": PLANS[0],
+        "reason": "one stage does not fit the memory",
+    }
+
+
+def _step(step: int, held: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "step": step,
+        "epoch": step / STEPS_PER_EPOCH,
+        "loss": 2.3 / step,
+        "lr": 1e-3 * (1 - step / NUM_STEPS),
+        "grad_norm": 1.5,
+        "step_seconds": held["predicted_step_s"],
+        "samples_per_second": 64 / held["predicted_step_s"],
+        "num_frozen": held["num_frozen"],
+        "num_stages": len(held["stages"]),
+        "num_replicas": held["num_replicas"],
+        "cache_level": held["cache_level"],
+    }
+
+
+def _decision(step: int, before: int, after: int) -> dict[str, Any]:
+    return {
+        "step": step,
+        "epoch": step / STEPS_PER_EPOCH,
+        "num_frozen_before": before,
+        "num_frozen": after,
+        "bound": "cap",
+        "reason": "at most a third of the active blocks",
+        "terms": {"cap": after + 0.25, "argmin": 5.0},
+        "gradient_norms": [0.0 if block < before else 0.1 * 2**block for block in range(NUM_BLOCKS)],
+    }
+
+
+def _transition(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "step": after["step"],
+        "reason": "2 more blocks frozen",
+        "before": before,
+        "after": after,
+        "seconds": 1.93,
+        "plan_seconds": 0.02,
+        "group_seconds": 0.11,
+        "move_seconds": 1.2,
+        "rebuild_seconds": 0.6,
+        "num_moves": 5,
+        "bytes_moved": 3 * 2**20,
+        "predicted_gain": before["predicted_step_s"] / after["predicted_step_s"],
+    }
+
+
+def _evaluation(step: int) -> dict[str, Any]:
+    metrics = {"accuracy": 0.5 + step / 100, "f1": 0.4 + step / 100}
+    return {"step": step, "epoch": step / 8, "split": "test", "num_samples": 1000, "metrics": metrics, "seconds": 0.7}
+
+
+def _summary() -> dict[str, Any]:
+    return {
+        "status": "completed",
+        "metric": {"name": "accuracy", "value": 0.74, "split": "test", "num_samples": 1000},
+        "metrics": {"test": {"accuracy": 0.74, "f1": 0.64}},
+        "train_seconds": 743.2,
+        "optimizer_steps": NUM_STEPS,
+        "samples_per_second": 412.3,
+        "num_blocks": NUM_BLOCKS,
+        "num_frozen": 4,
+        "mean_frozen_fraction": 0.3333,
+        "speedup_vs_static": 2.04,
+        "limit": 2.42,
+        "share_of_limit": 0.843,
+        "plans": PLANS,
+    }
+
+
+def run_events() -> Events:
+    events: Events = [("start", _start())]
+    for before, held in zip([None, *PLANS], PLANS, strict=False):
+        if before:
+            step = held["step"]
+            events.append(("decision", _decision(step, before["num_frozen"], held["num_frozen"])))
+            events.append(("transition", _transition(before, held)))
+        if held["cache_level"]:
+            fill = {
+                "from_level": 0,
+                "to_level": held["cache_level"],
+                "num_samples": 512,
+                "seconds": 3.2,
+                "bytes": 2**24,
+            }
+            events.append(("cache_fill", {"step": held["step"], **fill}))
+        steps = range(held["step"] + 1, held["step"] + STEPS_PER_EPOCH + 1)
+        events += [("step", _step(step, held)) for step in steps]
+        events.append(("evaluate", _evaluation(steps[-1])))
+    return [*events, ("warning", {"message": "the cache is off: random crops"}), ("summary", _summary())]
+
+
+@pytest.fixture
+def events() -> Events:
+    return run_events()
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path, events: Events) -> Path:
+    log = JsonLines(tmp_path / EVENT_LOG)
+    for event, values in events:
+        log.write(event, values)
+    log.close()
+    (tmp_path / CONFIG).write_text("seed: 1\nfreeze:\n  alpha: 0.33\n")
+    write_json(tmp_path / SUMMARY, events[-1][1])
+    return tmp_path
