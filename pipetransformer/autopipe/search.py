@@ -1,6 +1,6 @@
 """The fastest feasible plan: every number of stages, replicas and micro-batches, each with its exact partition."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import ceil, inf
 
@@ -81,10 +81,11 @@ def best_plan(
 ) -> Plan:
     """The fastest plan by :func:`~pipetransformer.autopipe.cost.step_seconds` that fits the memory of the devices.
 
-    Considers every number of stages and replicas that the devices allow, micro-batches in steps of at most 1.5, and for
-    each of these the partitions that trade the slowest stage against the slowest update. Of equally fast plans (to
-    rounding) it takes the one with fewer stages, then fewer micro-batches, then fewer replicas: the answer depends on
-    the arguments alone, and devices stay idle where they would not help.
+    Considers every number of stages and replicas that the devices allow, micro-batches 1, 2, 3, 4, 6, 8, 12, ... and for
+    each of these all partitions worth it: from the fastest slowest stage to the fastest slowest update. That is exact
+    where all boundaries take equally long; below the frozen prefix, where no gradient comes back, it may miss the
+    optimum by a transfer. Of equally fast plans (to rounding) it takes the one with fewer stages, then fewer
+    micro-batches, then fewer replicas: every rank finds the same one, and devices stay idle where they do not help.
 
     Raises:
         NoPlan: Nothing fits the memory, or the pins cannot be met.
@@ -102,11 +103,18 @@ def best_plan(
 
 @dataclass(frozen=True, order=True)
 class _Grid:
-    """A candidate without its partition, in the order of preference."""
+    """A candidate without its partition, in the order of preference.
+
+    Attributes:
+        num_stages, num_microbatches, num_replicas, schedule: As in the plan.
+        num_samples: Of each micro-batch.
+    """
 
     num_stages: int
     num_microbatches: int
     num_replicas: int
+    schedule: str
+    num_samples: int
 
 
 RunCost = Callable[[int, int, int], float]  # of (stage, first, last), layers counted over the whole model
@@ -127,48 +135,26 @@ class _Search:
 
     def check_pins(self) -> None:
         """Raises NoPlan where the pins leave no candidate."""
-        num_stages, num_replicas = self.num_stages or 1, self.pins.num_replicas or 1
-        num_microbatches, num_devices = self.pins.num_microbatches or 1, self.cluster.num_devices
         if self.pins.stages:
             self._check_stages(self.pins.stages)
-        if num_stages > len(self.layers):
-            raise NoPlan(
-                f"parallel.num_stages={num_stages} is more than the {len(self.layers)} layers that run at cache level "
-                f"{self.cache_level}; lower parallel.num_stages"
-            )
-        if num_stages * num_replicas > num_devices:
-            raise NoPlan(
-                f"parallel.num_stages={num_stages} x parallel.num_replicas={num_replicas} need "
-                f"{num_stages * num_replicas} devices, and there are {num_devices}; lower one of them or raise "
-                "parallel.world_size"
-            )
-        if num_replicas > self.batch_size or num_microbatches > self._share(num_replicas):
-            raise NoPlan(
-                f"parallel.num_replicas={num_replicas} x parallel.num_microbatches={num_microbatches} is more than "
-                f"batch_size={self.batch_size} has samples for; lower one of them or raise batch_size"
-            )
-        most_microbatches = self.pins.num_microbatches or self._share(num_replicas)
-        if self.pins.schedule == "1f1b" and most_microbatches < num_stages:
-            raise NoPlan(
-                f"parallel.schedule=1f1b needs a micro-batch for each of parallel.num_stages={num_stages} stages, and "
-                f"parallel.num_microbatches is at most {most_microbatches} (parallel.num_replicas={num_replicas}, "
-                f"batch_size={self.batch_size}); change one of them or take parallel.schedule=gpipe"
-            )
+        num_stages, num_replicas = self.num_stages or 1, self.pins.num_replicas or 1
+        self._check_devices(num_stages, num_replicas)
+        self._check_batch(num_stages, num_replicas)
 
     def grids(self) -> list[_Grid]:
         """All candidates, the simplest first."""
         num_devices = self.cluster.num_devices
-        return sorted(
-            _Grid(num_stages, num_microbatches, num_replicas)
+        grids = [
+            self._grid(num_stages, num_replicas, num_microbatches)
             for num_stages in _counts(self.num_stages, min(num_devices, len(self.layers)))
             for num_replicas in _counts(self.pins.num_replicas, min(num_devices // num_stages, self.batch_size))
-            for num_microbatches in self._microbatch_counts(self._share(num_replicas))
-            if self.pins.schedule != "1f1b" or num_microbatches >= num_stages
-        )
+            for num_microbatches in self._microbatch_counts(num_replicas)
+        ]
+        return sorted(grid for grid in grids if grid.schedule == "gpipe" or grid.num_microbatches >= grid.num_stages)
 
     def fastest(self, grid: _Grid, limit_s: float) -> Plan | None:
         """The fastest plan of a grid, if it fits and takes less than ``limit_s``."""
-        seconds = self._seconds(grid)
+        seconds = [time.at(grid.num_samples) for time in self.times]
         slowest_s = max(max(seconds), sum(seconds) / grid.num_stages)
         if sum(seconds) + (grid.num_microbatches - 1) * slowest_s >= limit_s:
             return None
@@ -202,7 +188,7 @@ class _Search:
             if _largest(cost, self.pins.stages) < limit:
                 yield self.pins.stages
             return
-        offset, boundaries = self.layers.start, self._boundaries(grid)
+        offset, boundaries = self.layers.start, self._boundary_seconds(grid.num_samples)
 
         def fits(stage: int, first: int, last: int) -> bool:
             return cost(stage, first + offset, last + offset) < limit
@@ -227,61 +213,76 @@ class _Search:
 
     def _stage_bytes(self, grid: _Grid) -> RunCost:
         """Memory of a run on the device of a stage."""
-        num_samples = self._microbatch_size(grid)
 
         def cost(stage: int, first: int, last: int) -> float:
-            in_flight = num_in_flight(self._schedule(grid), stage, grid.num_stages, grid.num_microbatches)
-            return self.memory.bytes(first, last, num_samples, grid.num_microbatches, in_flight)
+            waiting = num_in_flight(grid.schedule, stage, grid.num_stages, grid.num_microbatches)
+            return self.memory.bytes(first, last, grid.num_samples, grid.num_microbatches, waiting)
 
         return cost
 
-    def _seconds(self, grid: _Grid) -> list[float]:
-        num_samples = self._microbatch_size(grid)
-        return [time.at(num_samples) for time in self.times]
-
-    def _boundaries(self, grid: _Grid) -> list[float]:
-        num_samples = self._microbatch_size(grid)
+    def _boundary_seconds(self, num_samples: int) -> list[float]:
         return [
             boundary_seconds(self.profile, self.cluster, layer, self.num_frozen, num_samples) for layer in self.layers
         ]
 
     def _plan(self, grid: _Grid, stages: Runs) -> Plan:
-        plan = Plan(
-            self.num_frozen,
-            self.cache_level,
-            stages,
-            grid.num_replicas,
-            grid.num_microbatches,
-            self._schedule(grid),
-        )
+        plan = Plan(self.num_frozen, self.cache_level, stages, grid.num_replicas, grid.num_microbatches, grid.schedule)
         return replace(plan, predicted_step_s=step_seconds(self.profile, self.cluster, plan, self.batch_size))
 
-    def _schedule(self, grid: _Grid) -> str:
-        """Both take the same time and 1f1b less memory, but torch runs it only with a micro-batch for each stage."""
-        return self.pins.schedule or ("1f1b" if grid.num_microbatches >= grid.num_stages else "gpipe")
+    def _grid(self, num_stages: int, num_replicas: int, num_microbatches: int) -> _Grid:
+        # both schedules take the same time and 1f1b less memory, but torch runs it only with a micro-batch per stage
+        schedule = self.pins.schedule or ("1f1b" if num_microbatches >= num_stages else "gpipe")
+        num_samples = microbatch_size(self.batch_size, num_replicas, num_microbatches)
+        return _Grid(num_stages, num_microbatches, num_replicas, schedule, num_samples)
+
+    def _microbatch_counts(self, num_replicas: int) -> Iterable[int]:
+        """1, 2, 3, 4, 6, 8, 12, ... and one for each sample of the share, which needs the least memory."""
+        share = self._share(num_replicas)
+        if self.pins.num_microbatches is not None:
+            return _counts(self.pins.num_microbatches, share)
+        powers = [2**exponent for exponent in range(share.bit_length())]
+        return {count for power in powers for count in (power, 3 * power // 2) if count <= share} | {share}
 
     def _share(self, num_replicas: int) -> int:
         return microbatch_size(self.batch_size, num_replicas, num_microbatches=1)
 
-    def _microbatch_size(self, grid: _Grid) -> int:
-        return microbatch_size(self.batch_size, grid.num_replicas, grid.num_microbatches)
-
-    def _microbatch_counts(self, share: int) -> list[int]:
-        """1, 2, 3, 4, 6, 8, 12, ... and the share itself (one sample each, which needs the least memory)."""
-        if self.pins.num_microbatches:
-            return list(_counts(self.pins.num_microbatches, share))
-        powers = [2**i for i in range(share.bit_length())]
-        return sorted({count for power in powers for count in (power, 3 * power // 2) if count <= share} | {share})
-
     def _check_stages(self, stages: Runs) -> None:
-        expected = list(self.layers)
-        if [layer for first, last in stages for layer in range(first, last + 1)] != expected:
+        if [layer for first, last in stages for layer in range(first, last + 1)] != list(self.layers):
             raise NoPlan(
-                f"the fixed stages {stages} do not cover layers {expected[0]} to {expected[-1]} once and in order; "
-                "they must start at the first layer that is not cached and end at the head"
+                f"the fixed stages {stages} do not cover layers {self.layers[0]} to {self.layers[-1]} once and in "
+                "order; they must start at the first layer that is not cached and end at the head"
             )
         if self.pins.num_stages not in (None, len(stages)):
             raise NoPlan(f"parallel.num_stages={self.pins.num_stages} contradicts the fixed stages {stages}; drop one")
+
+    def _check_devices(self, num_stages: int, num_replicas: int) -> None:
+        if num_stages > len(self.layers):
+            raise NoPlan(
+                f"parallel.num_stages={num_stages} is more than the {len(self.layers)} layers that run at cache level "
+                f"{self.cache_level}; lower parallel.num_stages"
+            )
+        if num_stages * num_replicas > self.cluster.num_devices:
+            raise NoPlan(
+                f"parallel.num_stages={num_stages} x parallel.num_replicas={num_replicas} need "
+                f"{num_stages * num_replicas} devices, and there are {self.cluster.num_devices}; lower one of them or "
+                "raise parallel.world_size"
+            )
+
+    def _check_batch(self, num_stages: int, num_replicas: int) -> None:
+        share = self._share(num_replicas)
+        num_microbatches = self.pins.num_microbatches or 1
+        if num_replicas > self.batch_size or num_microbatches > share:
+            raise NoPlan(
+                f"parallel.num_replicas={num_replicas} x parallel.num_microbatches={num_microbatches} is more than "
+                f"batch_size={self.batch_size} has samples for; lower one of them or raise batch_size"
+            )
+        most_microbatches = self.pins.num_microbatches or share
+        if self.pins.schedule == "1f1b" and most_microbatches < num_stages:
+            raise NoPlan(
+                f"parallel.schedule=1f1b needs a micro-batch for each of parallel.num_stages={num_stages} stages, and "
+                f"parallel.num_microbatches is at most {most_microbatches} (parallel.num_replicas={num_replicas}, "
+                f"batch_size={self.batch_size}); change one of them or take parallel.schedule=gpipe"
+            )
 
 
 def _counts(pin: int | None, most: int) -> range:

@@ -108,7 +108,7 @@ class HuggingFaceModel(ModelSpec):
         if unknown:
             raise ValueError(f"model.options has {', '.join(unknown)}, the config.json of {config.model_type} does not")
         if config.is_encoder_decoder or getattr(config, "is_decoder", False):
-            raise ValueError(f"model.name={self.name} is a {config.model_type} decoder; supported are {SUPPORTED}")
+            raise ValueError(f"model.name={self.name} ({config.model_type}) has a decoder; supported are {SUPPORTED}")
         return config
 
     def _tokenizer(self) -> PreTrainedTokenizerBase:

@@ -142,9 +142,14 @@ def _without_repeats(lines: list[Values]) -> list[Values]:
         account = lines[begin:end]
         so_far = max((line.get("step", 0) for line in kept), default=0)
         before = next((line["step"] - 1 for line in account if line["event"] == "step"), so_far)
-        kept = [line for line in kept if line.get("step", 0) <= before]
+        redone = {_moment(line) for line in account if "step" in line}
+        kept = [line for line in kept if line.get("step", 0) <= before and _moment(line) not in redone]
         kept += [{**account[0], "step": before}, *account[1:]]
     return kept
+
+
+def _moment(line: Values) -> tuple[Any, ...]:
+    return line["event"], line.get("step"), line.get("split")
 
 
 def _read_json(path: Path) -> dict[str, Any]:

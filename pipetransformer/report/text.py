@@ -158,7 +158,7 @@ def _work(values: Values) -> list[Row]:
     ]
 
 
-PLAN_COLUMNS = ("from step", "frozen", "cached", "layers per stage", "replicas", "micro-batches", "step")
+PLAN_COLUMNS = ("from step", "frozen", "cached", "layers per stage", "replicas", "micro-batches", "predicted", "measured")
 
 
 def plan_row(plan: Values) -> tuple[str, ...]:
@@ -171,6 +171,7 @@ def plan_row(plan: Values) -> tuple[str, ...]:
         str(plan["num_replicas"]),
         str(plan["num_microbatches"]),
         duration(plan["predicted_step_s"]),
+        duration(plan.get("median_step_s")),
     )
 
 

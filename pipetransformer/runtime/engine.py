@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 from torch.nn.parallel import DistributedDataParallel
@@ -27,7 +28,6 @@ class Engine:
     Args:
         stage: The layers of this rank.
         loss: Loss of each sample: ``loss(output, targets) -> (B,)``.
-        num_targets_dims: 1 for targets (B,), 2 for targets (B, k).
     """
 
     def __init__(
@@ -39,13 +39,7 @@ class Engine:
         self._pipeline = groups[pipeline_ranks(plan, position.replica)]
         self._module: nn.Module = stage
         if plan.num_replicas > 1 and stage.trains:
-            self._module = DistributedDataParallel(
-                stage,
-                process_group=groups[replica_ranks(plan, position.stage)],
-                broadcast_buffers=False,
-                gradient_as_bucket_view=True,
-                init_sync=False,  # the moves of a transition are exact already
-            )
+            self._module = _averaged(stage, groups[replica_ranks(plan, position.stage)])
         self._schedules: dict[tuple[object, ...], PipelineScheduleSingle] = {}
         self._num_samples = 1
 
@@ -125,3 +119,13 @@ class Engine:
         targets, weights = weighted_targets[:, :-1], weighted_targets[:, -1]
         per_sample = self._loss(output, targets.squeeze(1))
         return (per_sample * weights.to(per_sample.dtype)).sum() * (self.plan.num_replicas / self._num_samples)
+
+
+def _averaged(stage: Stage, group: ProcessGroup) -> DistributedDataParallel:
+    """The stage with its gradients averaged over the replicas.
+
+    Nothing is synchronised at the start or in between: weights and buffers come exact from the moves of a transition.
+    """
+    buffers = [name for name, _ in stage.named_buffers()]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(stage, buffers)
+    return DistributedDataParallel(stage, process_group=group, gradient_as_bucket_view=True, init_sync=False)

@@ -38,8 +38,20 @@ def run_job(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | N
     try:
         run_dir = _agree(run_dir)
         return _run(config, run_dir, device, plain, sweep)
+    except BaseException as error:
+        if dist.get_rank() == 0 and not (run_dir / SUMMARY).is_file():
+            write_json(run_dir / SUMMARY, failed(error))
+        raise
     finally:
+        gc.unfreeze()
         dist.destroy_process_group()
+
+
+def failed(error: BaseException) -> dict[str, Any]:
+    """The summary of a run that ended before its first step."""
+    if isinstance(error, KeyboardInterrupt):
+        return {"status": "interrupted"}
+    return {"status": "failed", "error": f"{type(error).__name__}: {error}"}
 
 
 def _stop_on_signals() -> None:
@@ -104,10 +116,10 @@ def _train(config: Config, prepared: Prepared, run_dir: Path, report: Reporter) 
     )
     cache = _cache(config, prepared, run_dir, report)
     trainer = Trainer(config, prepared, runtime, cache, report)
+    trainer.start()
+    gc.freeze()  # what stands now stays; transitions collect the rest quickly
     status, error = "failed", None
     try:
-        trainer.start()
-        gc.freeze()  # what stands now stays; transitions collect the rest quickly
         _report_start(config, prepared, trainer, run_dir, report)
         trainer.run()
         status = "completed"

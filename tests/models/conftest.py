@@ -11,7 +11,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
 SPECIAL_TOKENS = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-WORDS = [*SPECIAL_TOKENS.values(), *"a bird sees the small fish and we see it too".split()]
+WORDS = [*SPECIAL_TOKENS.values(), "a", "bird", "sees", "the", "small", "fish", "and", "we", "see", "it", "too"]
 BERT_LIKE: dict[str, Any] = {
     "vocab_size": len(WORDS),
     "hidden_size": 16,

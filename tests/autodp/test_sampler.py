@@ -1,0 +1,61 @@
+from math import ceil
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipetransformer.autodp.sampler import batch_ids, epoch_order, num_batches, share
+
+COUNTS = st.integers(1, 9)
+
+
+@given(num_samples=st.integers(1, 40), num_replicas=COUNTS, num_microbatches=COUNTS)
+def test_the_replicas_count_every_sample_once_in_order(
+    num_samples: int, num_replicas: int, num_microbatches: int
+) -> None:
+    batch = np.arange(100, 100 + num_samples)
+    shares = [share(batch, replica, num_replicas, num_microbatches) for replica in range(num_replicas)]
+    counted = np.concatenate([part.ids[part.weights == 1] for part in shares])
+    assert counted.tolist() == batch.tolist()
+    assert sum(part.weights.sum() for part in shares) == num_samples
+
+
+@given(num_samples=st.integers(1, 40), num_replicas=COUNTS, num_microbatches=COUNTS)
+def test_all_shares_have_the_same_whole_microbatches(
+    num_samples: int, num_replicas: int, num_microbatches: int
+) -> None:
+    shares = [share(np.arange(num_samples), replica, num_replicas, num_microbatches) for replica in range(num_replicas)]
+    expected = ceil(ceil(num_samples / num_replicas) / num_microbatches) * num_microbatches
+    assert {(len(part.ids), len(part.weights)) for part in shares} == {(expected, expected)}
+    sizes = [part.weights.sum() for part in shares]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_padding_repeats_the_first_sample_of_the_batch_at_weight_0() -> None:
+    part = share(np.array([7, 8, 9]), replica=1, num_replicas=2, num_microbatches=4)
+    assert part.ids.tolist() == [8, 9, 7, 7]
+    assert part.weights.tolist() == [1, 1, 0, 0]
+
+
+def test_a_replica_without_samples_gets_padding_alone() -> None:
+    part = share(np.array([7]), replica=0, num_replicas=2, num_microbatches=1)
+    assert (part.ids.tolist(), part.weights.tolist()) == ([7], [0])
+
+
+@given(num_samples=st.integers(0, 60), batch_size=st.integers(1, 16), epoch=st.integers(0, 5))
+def test_the_batches_of_an_epoch_hold_every_sample_once(num_samples: int, batch_size: int, epoch: int) -> None:
+    order = epoch_order(num_samples, epoch, seed=1)
+    batches = [batch_ids(order, index, batch_size) for index in range(num_batches(num_samples, batch_size))]
+    assert all(len(batch) == batch_size for batch in batches[:-1])
+    assert all(0 < len(batch) <= batch_size for batch in batches)
+    assert sorted(int(sample) for batch in batches for sample in batch) == list(range(num_samples))
+
+
+def test_the_order_depends_on_seed_and_epoch_alone() -> None:
+    assert epoch_order(50, epoch=1, seed=2).tolist() == epoch_order(50, epoch=1, seed=2).tolist()
+    orders = {tuple(epoch_order(50, epoch, seed).tolist()) for epoch in range(3) for seed in range(3)}
+    assert len(orders) == 9
+
+
+def test_the_order_is_the_same_on_every_machine_and_numpy() -> None:
+    assert epoch_order(8, epoch=0, seed=1).tolist() == [5, 0, 1, 4, 2, 6, 3, 7]

@@ -1,0 +1,70 @@
+"""The limits of the alpha rule as the paper's table states them.
+
+The reading that gives the table: a decision takes effect for the epoch after it, so the first epoch trains everything;
+the first active layer computes no input gradient, which with nothing frozen is the embedding, not block 0. Two entries
+differ by one in their last digit (2.83 for 2.84, 4.86 for 4.87).
+"""
+
+from fractions import Fraction
+from itertools import pairwise
+from math import ceil
+
+import pytest
+
+from pipetransformer.autopipe.cost import LayerProfile, Profile, Time
+from pipetransformer.autopipe.limit import Fill, Phase, fill_seconds, limit, pipeline_efficiency, work_seconds
+
+NOTHING, UNIT = Time(9, 0), Time(9, 1)  # the launch overhead must not count
+
+
+def uniform(num_blocks: int) -> Profile:
+    block = LayerProfile("block", UNIT, UNIT, UNIT, 9, 9, 9, 9)
+    free = LayerProfile("free", NOTHING, NOTHING, NOTHING, 9, 9, 9, 9)
+    return Profile((free, *(block,) * num_blocks, free), optimizer_state_factor=2)
+
+
+def prefixes(alpha: Fraction, num_blocks: int, num_epochs: int) -> list[int]:
+    return [ceil(num_blocks * (1 - (1 - alpha) ** epoch)) for epoch in range(num_epochs)]
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "num_epochs", "alpha", "prefix", "filled", "ideal"),
+    [
+        (12, 10, "1/5", 1.72, 2.42, 2.61),
+        (12, 10, "1/4", 1.86, 2.84, 3.13),
+        (12, 10, "1/3", 2.02, 3.53, 4.00),
+        (12, 10, "2/5", 2.14, 4.19, 4.87),
+        (12, 10, "1/2", 2.24, 4.80, 5.71),
+        (24, 3, "1/3", 1.27, 1.33, 1.46),
+    ],
+)
+def test_the_limits_of_the_alpha_rule(
+    num_blocks: int, num_epochs: int, alpha: str, prefix: float, filled: float, ideal: float
+) -> None:
+    profile, frozen = uniform(num_blocks), prefixes(Fraction(alpha), num_blocks, num_epochs)
+    cached = [Phase(n, n, 1) for n in frozen]
+    fills = [Fill(low, high, 1) for low, high in pairwise(frozen)]
+    assert limit(profile, [Phase(n, 0, 1) for n in frozen]) == pytest.approx(prefix, abs=0.006)
+    assert limit(profile, cached, fills) == pytest.approx(filled, abs=0.006)
+    assert limit(profile, cached) == pytest.approx(ideal, abs=0.006)
+
+
+def test_work_leaves_out_what_is_frozen_and_what_is_cached() -> None:
+    profile = uniform(4)
+    assert [work_seconds(profile, *state, 10) for state in ((0, 0), (2, 0), (2, 2), (4, 4))] == [120, 70, 50, 0]
+
+
+def test_a_fill_runs_the_forward_between_two_levels() -> None:
+    profile = Profile((LayerProfile("embedding", Time(9, 5), NOTHING, NOTHING, 0, 0, 0, 0), *uniform(4).layers[1:]), 2)
+    assert fill_seconds(profile, 0, 2, num_samples=10) == 70
+    assert fill_seconds(profile, 2, 4, num_samples=10) == 20
+
+
+def test_phases_count_by_their_samples() -> None:
+    assert limit(uniform(4), [Phase(0, 0, 30), Phase(2, 2, 10)]) == pytest.approx(480 / 410)
+
+
+def test_without_freezing_only_the_bubbles_are_left_to_gain() -> None:
+    efficiency = pipeline_efficiency(num_stages=8, num_microbatches=2)
+    assert efficiency == pytest.approx(2 / 9)
+    assert limit(uniform(4), [Phase(0, 0, 5)], static_efficiency=efficiency) == pytest.approx(4.5)

@@ -1,0 +1,34 @@
+"""Every dataset's YAML composes into a spec that passes its own check."""
+
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.utils import get_class
+from omegaconf import DictConfig, OmegaConf
+
+CONF = Path(__file__).parents[2] / "conf"
+NAMES = sorted(str(file.relative_to(CONF / "dataset").with_suffix("")) for file in (CONF / "dataset").rglob("*.yaml"))
+
+
+def composed(name: str) -> DictConfig:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose(overrides=[f"+dataset={name}"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_fits_the_schema_of_its_spec(name: str) -> None:
+    recipe = composed(name)
+    assert [*recipe] == ["dataset", "epochs", "batch_size", "optim"]
+    assert (type(recipe.epochs), type(recipe.batch_size), type(recipe.optim.lr)) == (int, int, float)
+    values = {key: value for key, value in recipe.dataset.items() if key != "_target_"}
+    spec_class = get_class(recipe.dataset["_target_"])
+    spec = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(spec_class), values))
+    assert isinstance(spec, spec_class)
+    assert {*values} == {*OmegaConf.structured(spec_class)}, "a recipe lists every option"
+    if name != "image_folder":
+        spec.check()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_the_short_name_of_sst2_means_the_same() -> None:
+    assert composed("sst2") == composed("glue/sst2")

@@ -1,0 +1,167 @@
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+import torch
+
+from pipetransformer.data import glue
+from pipetransformer.data.base import CLASSIFICATION, REGRESSION, TextFormat
+from pipetransformer.data.glue import TASKS, Glue, GlueSplit
+
+SST2 = "sentence\tlabel\nit is\t1\nof a\t0\na\t1\n"
+
+
+def write(folder: Path, **files: str) -> str:
+    for name, content in files.items():
+        (folder / f"{name}.tsv").write_text(content)
+    return str(folder)
+
+
+def test_a_folder_of_tables_is_loaded(tmp_path: Path, text: TextFormat) -> None:
+    spec = Glue(task="sst2", path=write(tmp_path, train=SST2, dev=SST2))
+    spec.check()
+    data = spec.load(text)
+    assert (data.task, data.num_outputs, data.labels) == (CLASSIFICATION, 2, ("negative", "positive"))
+    assert (data.random_transform, data.input_shape) == (False, ())
+    assert data.train.targets([0, 1]).tolist() == [1, 0]
+    assert text.tokenizer.decode(data.train.inputs([1], None)[0]) == "[CLS] of a [SEP]"
+    assert [split.name for split in data.evaluation] == ["dev"]
+
+
+@pytest.mark.parametrize(
+    ("test", "eval_split", "used"),
+    [
+        (SST2, None, "test"),
+        (SST2, "dev", "dev"),
+        ("sentence\nit is\n", None, "dev"),
+        ("sentence\tlabel\nit is\t-1\n", None, "dev"),
+    ],
+)
+def test_the_test_table_is_used_where_it_has_labels(
+    tmp_path: Path, text: TextFormat, test: str, eval_split: str | None, used: str
+) -> None:
+    path = write(tmp_path, train=SST2, dev=SST2, test=test)
+    data = Glue(task="sst2", path=path, eval_split=eval_split).load(text)
+    assert [split.name for split in data.evaluation] == [used]
+
+
+def test_published_column_names_and_class_names_are_understood(tmp_path: Path, text: TextFormat) -> None:
+    table = "index\tsentence1\tsentence2\tgold_label\n0\tit is\ta\tneutral\n1\ta\tof\tcontradiction\n"
+    path = write(tmp_path, train=table, dev_matched=table, dev_mismatched=table)
+    data = Glue(task="mnli", path=path).load(text)
+    assert [split.name for split in data.evaluation] == ["dev_matched", "dev_mismatched"]
+    assert data.train.targets([0, 1]).tolist() == [1, 2]
+    assert text.tokenizer.decode(data.train.inputs([0], None)[0]) == "[CLS] it is [SEP] a [SEP]"
+
+
+def test_similarities_are_values(tmp_path: Path, text: TextFormat) -> None:
+    table = "sentence1\tsentence2\tscore\nit\tis\t0.0\na\tof\t2.5\nit\tit\t5.0\n"
+    data = Glue(task="stsb", path=write(tmp_path, train=table, dev=table)).load(text)
+    (split,) = data.evaluation
+    assert (data.task, data.num_outputs, data.labels) == (REGRESSION, 1, ())
+    assert split.targets([1]).dtype == torch.float32
+    outputs = torch.tensor([[0.1], [0.2], [0.4]], dtype=torch.float64)
+    predictions = split.predict(outputs, [0, 1, 2], None)
+    assert predictions.tolist() == [0.1, 0.2, 0.4]
+    scores = split.score(predictions.numpy())
+    pearson = np.corrcoef([0.1, 0.2, 0.4], [0, 2.5, 5])[0, 1]
+    assert scores == pytest.approx({"pearson": pearson, "spearman": 1.0}, abs=1e-5)
+
+
+@pytest.mark.parametrize("task", [task for task in TASKS if task != "stsb"])
+def test_every_task_scores_a_perfect_prediction_with_one(tmp_path: Path, text: TextFormat, task: str) -> None:
+    columns = TASKS[task].columns
+    rows = ["\t".join([*("it is" for _ in columns), str(label % len(TASKS[task].labels))]) for label in range(6)]
+    table = "\n".join(["\t".join([*columns, "label"]), *rows])
+    data = Glue(task=task, path=write(tmp_path, train=table, dev=table)).load(text)
+    (split,) = data.evaluation
+    assert isinstance(split, GlueSplit)
+    assert split.score(split.labels) == pytest.approx(dict.fromkeys(TASKS[task].metrics, 1.0))
+    assert split.score((split.labels + 1) % 2)[TASKS[task].metrics[0]] < 0.5
+
+
+@pytest.mark.parametrize(("own", "model", "length"), [(10, 512, 10), (128, 12, 12)])
+def test_the_shorter_limit_cuts(tmp_path: Path, text: TextFormat, own: int, model: int, length: int) -> None:
+    table = "sentence\tlabel\n" + "it is " * 50 + "\t1\n"
+    spec = Glue(task="sst2", path=write(tmp_path, train=table, dev=table), max_length=own)
+    data = spec.load(TextFormat(tokenizer=text.tokenizer, max_length=model))
+    assert data.train.inputs([0], None).shape == (1, length)
+
+
+def test_limits_keep_texts_with_their_labels(tmp_path: Path, text: TextFormat) -> None:
+    table = "sentence\tlabel\n" + "".join(f"{'it is' if row % 2 else 'of a'}\t{row % 2}\n" for row in range(30))
+    spec = Glue(task="sst2", path=write(tmp_path, train=table, dev=table), max_train_samples=11, max_eval_samples=3)
+    data = spec.load(text)
+    assert (len(data.train), len(data.evaluation[0])) == (11, 3)
+    texts = [text.tokenizer.decode(ids, skip_special_tokens=True) for ids in data.train.inputs(range(11), None)]
+    assert [int(each == "it is") for each in texts] == data.train.targets(range(11)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("task", "table", "message"),
+    [
+        (
+            "sst2",
+            "sentence\tlabel\nit\t2\nis\tgood\n",
+            r"2 labels of the train split are wrong, the first is '2' in row 0",
+        ),
+        ("sst2", "text\tlabel\nit\t1\n", "columns text, label; the task needs sentence"),
+        ("qqp", "text\tlabel\nit\t1\n", "needs question1 and question2 or sentence1 and sentence2"),
+        ("sst2", "sentence\tclass\nit\t1\n", "name the one with the labels 'label'"),
+        ("sst2", "sentence\tlabel\n", "the train split has no texts"),
+        ("stsb", "sentence1\tsentence2\tlabel\nit\tis\thigh\n", "a label that is not a number"),
+        ("stsb", "sentence1\tsentence2\tlabel\nit\tis\tnan\n", r"1 labels of the train split lie outside 0\.\.5"),
+        ("stsb", "sentence1\tsentence2\tlabel\nit\tis\t-1.0\n", r"lie outside 0\.\.5, the first is -1\.0"),
+    ],
+)
+def test_tables_that_do_not_serve_are_refused(
+    tmp_path: Path, text: TextFormat, task: str, table: str, message: str
+) -> None:
+    dev = SST2 if task == "sst2" else "sentence1\tsentence2\tlabel\nit\tis\t1\n"
+    with pytest.raises(ValueError, match=message):
+        Glue(task=task, path=write(tmp_path, train=table, dev=dev)).load(text)
+
+
+def test_a_folder_without_anything_to_evaluate_on_is_refused(tmp_path: Path, text: TextFormat) -> None:
+    path = write(tmp_path, train=SST2)
+    with pytest.raises(ValueError, match=r"tried test\.tsv, dev\.tsv, dev_matched\.tsv, dev_mismatched\.tsv"):
+        Glue(task="sst2", path=path).load(text)
+    with pytest.raises(ValueError, match=r"tried mine\.tsv"):
+        Glue(task="sst2", path=path, eval_split="mine").load(text)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"task": "sst3"}, r"dataset\.task=sst3 is not a GLUE task; choose one of cola, sst2,"),
+        ({"task": "sst2", "max_length": 7}, r"dataset\.max_length=7 is too short"),
+        ({"task": "sst2", "eval_split": "train"}, "would evaluate on the training data"),
+        ({"task": "sst2", "path": "/"}, r"dataset\.path=/ has no train\.tsv"),
+    ],
+)
+def test_options_are_checked_at_once(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Glue(**options).check()  # pyright: ignore[reportArgumentType]
+
+
+def test_the_hub_is_asked_for_the_splits_with_labels(text: TextFormat, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def load_hub(name: str, split: str, local: str, config: str) -> datasets.Dataset:
+        asked.append((name, config, split))
+        return datasets.Dataset.from_dict({"premise": ["it"], "hypothesis": ["is"], "label": [2], "idx": [0]})
+
+    monkeypatch.setattr(glue, "load_hub", load_hub)
+    data = Glue(task="mnli").load(text)
+    names = ["train", "validation_matched", "validation_mismatched"]
+    assert asked == [("nyu-mll/glue", "mnli", name) for name in names]
+    assert [split.name for split in data.evaluation] == names[1:]
+    assert data.train.targets([0]).tolist() == [2]
+
+
+def test_the_real_sst2_is_loaded(shared_data: Path, text: TextFormat) -> None:
+    data = Glue(task="sst2", path=str(shared_data / "sst2"), max_train_samples=1000).load(text)
+    (test,) = data.evaluation
+    assert (test.name, len(test), len(data.train)) == ("test", 872, 1000)
+    assert test.score(np.ones(872, dtype=np.int64)) == pytest.approx({"accuracy": 444 / 872})

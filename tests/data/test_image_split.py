@@ -1,0 +1,111 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipetransformer.data.base import ImageFormat
+from pipetransformer.data.image_split import ImageSplit
+from pipetransformer.data.pictures import Pictures, from_arrays
+
+GENERATOR = np.random.default_rng(1)
+RAW = ImageFormat(mean=(0.0,), std=(1.0,))
+
+
+def pictures(*shape: int) -> Pictures:
+    images = GENERATOR.integers(0, 256, shape, dtype=np.uint8)
+    return from_arrays(images, np.arange(len(images)) % 2)
+
+
+def of_sizes(*sizes: tuple[int, int]) -> Pictures:
+    images = [GENERATOR.integers(0, 256, (*size, 3), dtype=np.uint8) for size in sizes]
+    return Pictures(images.__getitem__, np.zeros(len(images), dtype=np.int64))
+
+
+def test_pixels_are_scaled_and_normalised_per_channel() -> None:
+    source = from_arrays(np.array([[[[0, 51, 255]]]], dtype=np.uint8), np.zeros(1))
+    wanted = ImageFormat(mean=(0.5, 0.2, 0.0), std=(0.5, 1.0, 2.0))
+    values = ImageSplit("test", source, wanted, 1).inputs([0], None)
+    assert values.dtype == torch.float32
+    assert values.flatten().tolist() == pytest.approx([-1.0, 0.0, 0.5])
+
+
+def test_grey_becomes_colour_and_colour_becomes_grey() -> None:
+    grey, colour = pictures(2, 4, 4), pictures(2, 4, 4, 3)
+    three = ImageSplit("test", grey, ImageFormat(num_channels=3, mean=(0.0,), std=(1.0,)), 2).inputs([1], None)
+    one = ImageSplit("test", colour, ImageFormat(num_channels=1, mean=(0.0,), std=(1.0,)), 2).inputs([1], None)
+    torch.testing.assert_close(three[0], torch.from_numpy(grey.decode(1)[..., 0] / 255).float().expand(3, 4, 4))
+    torch.testing.assert_close(one[0, 0], torch.from_numpy(colour.decode(1).mean(-1) / 255).float())
+
+
+def test_channels_that_do_not_convert_are_refused() -> None:
+    with pytest.raises(ValueError, match="the pictures have 3 channels and the model wants 4"):
+        ImageSplit("test", pictures(2, 4, 4, 3), ImageFormat(num_channels=4), 2)
+
+
+def test_a_normalisation_for_other_channels_is_refused() -> None:
+    with pytest.raises(ValueError, match="the normalisation has 3 values for 1 channels"):
+        ImageSplit("test", pictures(2, 4, 4), ImageFormat(mean=(0.1, 0.2, 0.3)), 2)
+
+
+@given(st.integers(3, 40), st.integers(3, 40), st.integers(1, 32))
+def test_every_picture_gets_the_wanted_size(height: int, width: int, size: int) -> None:
+    split = ImageSplit("test", of_sizes((height, width)), ImageFormat(size=size), 1)
+    assert split.inputs([0], None).shape == (1, *split.input_shape) == (1, 3, size, size)
+
+
+def test_resizing_keeps_the_aspect_and_takes_the_middle() -> None:
+    image = np.zeros((8, 24, 1), dtype=np.uint8)
+    image[:, 8:16] = 255
+    split = ImageSplit("test", from_arrays(image[None], np.zeros(1)), ImageFormat(4, None, (0.0,), (1.0,)), 1)
+    values = split.inputs([0], None)[0, 0]
+    assert values[:, 1:3].min() == 1  # the bright middle fills the picture up to the smoothed borders
+    assert values.min() > 0.8
+
+
+def test_pictures_of_different_sizes_share_a_batch_once_resized() -> None:
+    source = of_sizes((9, 12), (20, 10), (8, 8))
+    split = ImageSplit("test", source, ImageFormat(size=8), 1)
+    together = split.inputs([0, 1, 2], None)
+    assert torch.equal(together, torch.cat([split.inputs([index], None) for index in range(3)]))
+
+
+def test_a_sample_does_not_depend_on_its_batch() -> None:
+    split = ImageSplit("train", pictures(6, 12, 12, 3), ImageFormat(size=16), 2, augment=True)
+    together = split.inputs([*range(6)], None)
+    assert torch.equal(together[4], split.inputs([4], None)[0])
+
+
+def test_pictures_of_different_sizes_need_a_wanted_size() -> None:
+    split = ImageSplit("test", of_sizes((9, 12), (20, 10)), RAW, 1)
+    with pytest.raises(ValueError, match=r"20x10 pixels .* others of 9x12; have them resized with model\.image_size="):
+        split.inputs([0, 1], None)
+
+
+def test_augmentation_changes_with_the_epoch_only() -> None:
+    split = ImageSplit("train", pictures(4, 8, 8), RAW, 2, augment=True)
+    first = split.inputs([0, 1, 2, 3], None)
+    assert torch.equal(first, split.inputs([0, 1, 2, 3], None))
+    split.set_epoch(1)
+    assert not torch.equal(first, split.inputs([0, 1, 2, 3], None))
+    split.set_epoch(0)
+    assert torch.equal(first, split.inputs([0, 1, 2, 3], None))
+
+
+def test_targets_and_score_use_the_labels() -> None:
+    split = ImageSplit("test", pictures(4, 2, 2), RAW, 2)
+    assert split.targets([3, 0]).tolist() == [1, 0]
+    assert split.targets([0]).dtype == torch.int64
+    assert split.score(np.array([0, 1, 0, 0])) == {"accuracy": 0.75}
+
+
+@pytest.mark.parametrize("label", [-1, 2])
+def test_a_label_out_of_range_is_refused(label: int) -> None:
+    source = from_arrays(np.zeros((3, 2, 2), dtype=np.uint8), np.array([0, label, 1]))
+    with pytest.raises(ValueError, match=rf"1 labels of the test split lie outside 0\.\.1, the first is {label}"):
+        ImageSplit("test", source, RAW, 2)
+
+
+def test_an_empty_split_is_refused() -> None:
+    with pytest.raises(ValueError, match="the train split has no pictures"):
+        ImageSplit("train", from_arrays(np.zeros((0, 2, 2), dtype=np.uint8), np.zeros(0)), RAW, 2)

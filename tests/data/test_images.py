@@ -1,0 +1,146 @@
+import gzip
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pipetransformer.data import images
+from pipetransformer.data.base import CLASSIFICATION, ImageFormat
+from pipetransformer.data.idx import FILES, packaged_folder
+from pipetransformer.data.images import Digits, HubImages, IdxImages
+from pipetransformer.data.pictures import PictureSet, from_arrays
+
+
+def pixels(split: object) -> set[bytes]:
+    inputs = split.inputs([*range(len(split))], None)  # pyright: ignore
+    return {image.numpy().tobytes() for image in inputs}
+
+
+def test_digits_are_built_in(image: ImageFormat) -> None:
+    data = Digits().load(image)
+    assert (data.task, data.num_outputs, data.input_shape) == (CLASSIFICATION, 10, (1, 8, 8))
+    assert (len(data.train), [len(split) for split in data.evaluation]) == (1437, [360])
+    assert data.evaluation[0].name == "test"
+    assert (data.random_transform, data.labels) == (False, tuple("0123456789"))
+    values = data.train.inputs([*range(100)], None)
+    assert (values.min().item(), values.max().item()) == (-1, 1)
+
+
+def test_validation_digits_come_from_the_training_data_alone(image: ImageFormat) -> None:
+    usual, tuning = Digits().load(image), Digits(validation_fraction=0.25).load(image)
+    (validation,) = tuning.evaluation
+    assert (validation.name, len(validation), len(tuning.train)) == ("validation", 360, 1077)
+    assert pixels(validation) <= pixels(usual.train)
+    assert pixels(validation).isdisjoint(pixels(tuning.train))
+    assert pixels(validation).isdisjoint(pixels(usual.evaluation[0]))
+
+
+def test_limits_draw_the_same_samples_every_time(image: ImageFormat) -> None:
+    first, second = (Digits(max_train_samples=20, max_eval_samples=7).load(image) for _ in range(2))
+    assert (len(first.train), len(first.evaluation[0])) == (20, 7)
+    assert pixels(first.train) == pixels(second.train)
+
+
+def test_augmentation_is_told_and_spares_the_evaluation(image: ImageFormat) -> None:
+    data = Digits(augment=True).load(image)
+    plain = Digits().load(image)
+    assert data.random_transform
+    assert pixels(data.train) != pixels(plain.train)
+    assert pixels(data.evaluation[0]) == pixels(plain.evaluation[0])
+
+
+def test_digits_take_no_path(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"dataset\.path=.* has no effect"):
+        Digits(path=str(tmp_path)).check()
+
+
+@pytest.mark.parametrize("fraction", [-0.1, 1.0])
+def test_a_validation_fraction_that_is_no_share_is_refused(fraction: float) -> None:
+    with pytest.raises(ValueError, match=rf"dataset\.validation_fraction={fraction}"):
+        Digits(validation_fraction=fraction).check()
+
+
+def write_idx(folder: Path, num_labels: int = 6) -> None:
+    generator = np.random.default_rng(0)
+    train, test = (generator.integers(0, 256, (count, 5, 5), dtype=np.uint8) for count in (6, 3))
+    labels = np.arange(9, dtype=np.uint8) % 3
+    for name, array in zip(FILES, (train, labels[:num_labels], test, labels[6:]), strict=True):
+        header = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
+        (folder / f"{name}.gz").write_bytes(gzip.compress(header + array.tobytes()))
+
+
+def test_idx_files_of_a_folder_are_loaded(tmp_path: Path, image: ImageFormat) -> None:
+    write_idx(tmp_path)
+    spec = IdxImages(path=str(tmp_path), num_classes=3)
+    spec.check()
+    data = spec.load(image)
+    assert (len(data.train), len(data.evaluation[0]), data.input_shape, data.num_outputs) == (6, 3, (1, 5, 5), 3)
+    assert data.train.targets([4]).tolist() == [1]
+
+
+def test_idx_labels_beyond_the_classes_are_refused(tmp_path: Path, image: ImageFormat) -> None:
+    write_idx(tmp_path)
+    with pytest.raises(ValueError, match=r"2 labels of the train split lie outside 0\.\.1"):
+        IdxImages(path=str(tmp_path), num_classes=2).load(image)
+
+
+def test_idx_images_and_labels_must_go_together(tmp_path: Path, image: ImageFormat) -> None:
+    write_idx(tmp_path, num_labels=5)
+    with pytest.raises(ValueError, match=r"\(6, 5, 5\) do not go with labels of shape \(5,\)"):
+        IdxImages(path=str(tmp_path)).load(image)
+
+
+def test_a_folder_without_idx_files_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="lacks train-images-idx3-ubyte"):
+        IdxImages(path=str(tmp_path)).check()
+
+
+@pytest.mark.skipif(packaged_folder() is None, reason="the package dataset-fashion-mnist is not installed")
+def test_the_packaged_fashion_mnist_is_found(image: ImageFormat) -> None:
+    data = IdxImages().load(image)
+    assert (len(data.train), len(data.evaluation[0]), data.input_shape) == (60_000, 10_000, (1, 28, 28))
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_an_image_folder_is_loaded(tmp_path: Path, in_memory: bool) -> None:
+    for split, count in (("train", 4), ("val", 2)):
+        for name in ("cat", "dog"):
+            (tmp_path / split / name).mkdir(parents=True)
+            for number in range(count):
+                Image.new("RGB", (6 + number, 9), (number, 0, 0)).save(tmp_path / split / name / f"{number}.png")
+    spec = HubImages(path=str(tmp_path), max_train_samples=5, in_memory=in_memory)
+    spec.check()
+    data = spec.load(ImageFormat(size=8, num_channels=3))
+    assert (len(data.train), len(data.evaluation[0]), data.labels) == (5, 4, ("cat", "dog"))
+    assert data.train.inputs([0, 1, 2, 3, 4], None).shape == (5, 3, 8, 8)
+    assert data.evaluation[0].name == "val"
+
+
+def test_an_image_folder_needs_a_path() -> None:
+    with pytest.raises(ValueError, match=r"dataset\.path= is missing; give a folder with train/<class>"):
+        HubImages().check()
+
+
+def test_another_folder_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="not an image folder"):
+        HubImages(path=str(tmp_path), hub_name="owner/data").check()
+
+
+@pytest.mark.parametrize("spec", [IdxImages(), HubImages(hub_name="zalando-datasets/fashion_mnist")])
+def test_the_hub_is_asked_when_nothing_is_local(
+    spec: HubImages | IdxImages, image: ImageFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[object, ...]] = []
+
+    def from_hub(*question: object) -> PictureSet:
+        asked.append(question[:4])
+        pictures = from_arrays(np.zeros((2, 3, 3), dtype=np.uint8), np.arange(2))
+        return PictureSet(pictures, pictures, "test", ("a", "b"))
+
+    monkeypatch.setattr(images, "from_hub", from_hub)
+    monkeypatch.setattr(images, "packaged_folder", lambda: None)
+    data = spec.load(image)
+    assert asked == [("zalando-datasets/fashion_mnist", "train", "test", ("image", "label"))]
+    assert data.labels == ("a", "b")

@@ -1,0 +1,104 @@
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+from PIL import Image
+
+from pipetransformer.data import pictures
+from pipetransformer.data.pictures import Pictures, from_arrays, from_folder, from_hub
+
+
+def write_folder(root: Path, **splits: dict[str, list[tuple[int, int, int]]]) -> Path:
+    """One 4x4 picture of each colour, by split and class."""
+    for split, classes in splits.items():
+        for name, colours in classes.items():
+            (root / split / name).mkdir(parents=True)
+            for number, colour in enumerate(colours):
+                Image.new("RGB", (4, 4), colour).save(root / split / name / f"{number}.png")
+    return root
+
+
+RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
+
+
+def test_a_folder_gives_classes_in_alphabetical_order(tmp_path: Path) -> None:
+    write_folder(tmp_path, train={"dog": [GREEN], "cat": [RED, BLUE]}, val={"dog": [BLUE]})
+    found = from_folder(tmp_path)
+    assert found.classes == ("cat", "dog")
+    assert found.train.labels.tolist() == [0, 0, 1]
+    assert [tuple(found.train.decode(index)[0, 0]) for index in range(3)] == [RED, BLUE, GREEN]
+    assert (found.evaluation_name, found.evaluation.labels.tolist()) == ("val", [1])
+
+
+@pytest.mark.parametrize("name", ["test", "val", "validation"])
+def test_the_evaluation_folder_may_have_any_usual_name(tmp_path: Path, name: str) -> None:
+    write_folder(tmp_path, train={"cat": [RED]}, **{name: {"cat": [RED]}})
+    assert from_folder(tmp_path).evaluation_name == name
+
+
+def test_other_files_are_left_out(tmp_path: Path) -> None:
+    write_folder(tmp_path, train={"cat": [RED]}, test={"cat": [RED]})
+    (tmp_path / "train" / "cat" / "notes.txt").write_text("hello")
+    assert len(from_folder(tmp_path).train) == 1
+
+
+def test_grey_files_are_read_as_colour(tmp_path: Path) -> None:
+    write_folder(tmp_path, train={"cat": [RED]}, test={"cat": []})
+    Image.new("L", (4, 4), 7).save(tmp_path / "test" / "cat" / "grey.png")
+    assert from_folder(tmp_path).evaluation.decode(0).tolist() == np.full((4, 4, 3), 7).tolist()
+
+
+def test_a_folder_without_evaluation_is_refused(tmp_path: Path) -> None:
+    write_folder(tmp_path, train={"cat": [RED]})
+    with pytest.raises(ValueError, match=r"not an image folder; give a folder with train/<class>"):
+        from_folder(tmp_path)
+
+
+def test_a_folder_without_training_classes_is_refused(tmp_path: Path) -> None:
+    write_folder(tmp_path, test={"cat": [RED]})
+    with pytest.raises(ValueError, match="not an image folder"):
+        from_folder(tmp_path)
+
+
+def test_a_class_that_training_lacks_is_named(tmp_path: Path) -> None:
+    write_folder(tmp_path, train={"cat": [RED]}, test={"cat": [RED], "bird": [RED]})
+    with pytest.raises(ValueError, match="1 classes that train/ lacks: bird"):
+        from_folder(tmp_path)
+
+
+def test_a_file_that_is_no_picture_is_named(tmp_path: Path) -> None:
+    write_folder(tmp_path, train={"cat": []}, test={"cat": []})
+    (tmp_path / "train" / "cat" / "broken.png").write_bytes(b"hello")
+    with pytest.raises(ValueError, match=r"broken\.png cannot be read"):
+        from_folder(tmp_path).train.decode(0)
+
+
+def test_the_hub_gives_grey_and_colour_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    features = datasets.Features({"img": datasets.Image(), "kind": datasets.ClassLabel(names=["cat", "dog"])})
+    images = [Image.new("RGB", (5, 4), RED), Image.new("L", (5, 4), 9), Image.new("RGBA", (5, 4), (*BLUE, 255))]
+    rows = datasets.Dataset.from_dict({"img": images, "kind": [0, 1, 0]}, features=features)
+    monkeypatch.setattr(pictures, "load_hub", lambda name, split, local: rows)
+    found = from_hub("owner/data", "train", "test", ("img", "kind"), "a folder")
+    assert found.classes == ("cat", "dog")
+    assert found.train.labels.tolist() == [0, 1, 0]
+    assert [found.train.decode(index).shape for index in range(3)] == [(4, 5, 3), (4, 5, 1), (4, 5, 3)]
+    assert found.evaluation_name == "test"
+
+
+def test_taking_pictures_keeps_their_labels() -> None:
+    array = np.arange(5 * 4, dtype=np.uint8).reshape(5, 2, 2)
+    taken = from_arrays(array, np.arange(5)).take(np.array([3, 1])).take(np.array([1]))
+    assert (taken.labels.tolist(), taken.decode(0)[..., 0].tolist()) == ([1], array[1].tolist())
+
+
+def test_in_memory_pictures_are_decoded_once() -> None:
+    decoded = []
+
+    def decode(index: int) -> np.ndarray:
+        decoded.append(index)
+        return np.zeros((1, 1, 1), dtype=np.uint8)
+
+    held = Pictures(decode, np.zeros(3, dtype=np.int64)).in_memory()
+    assert [held.decode(1).shape, held.decode(1).shape] == [(1, 1, 1)] * 2
+    assert decoded == [0, 1, 2]

@@ -1,0 +1,148 @@
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM
+
+from pipetransformer.models.huggingface import HuggingFaceModel
+from pipetransformer.models.stack import LayerStack
+
+Folder = Callable[..., Path]
+
+
+def saved(folder: Path, source: Path, num_outputs: int = 3) -> LayerStack:
+    spec = HuggingFaceModel(name=str(source), pretrained=False)
+    stack = spec.build("classification", num_outputs, (), seed=0)
+    spec.save(stack, {name: t for layer in stack.layers for name, t in layer.original_state().items()}, folder)
+    return stack
+
+
+def test_importing_the_spec_imports_no_torch() -> None:
+    code = "import sys, pipetransformer.models.huggingface; assert not {'torch', 'transformers'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(("model_type", "max_length"), [("bert", 12), ("distilbert", 12), ("roberta", 10)])
+def test_the_format_has_the_tokenizer_and_the_positions_that_fit(
+    model_type: str, max_length: int, encoder_folder: Folder
+) -> None:
+    spec = HuggingFaceModel(name=str(encoder_folder(model_type)), pretrained=False)
+    wanted = spec.input_format()
+    ids = wanted["tokenizer"](" ".join(["bird"] * 40), truncation=True, max_length=wanted["max_length"])["input_ids"]
+    stack = spec.build("classification", 3, (), seed=0)
+
+    assert (wanted["max_length"], len(ids)) == (max_length, max_length)
+    assert stack(torch.tensor([ids])).shape == (1, 3)
+    with pytest.raises((IndexError, RuntimeError)):
+        stack[0](torch.full((1, max_length + 1), ids[0]))
+
+
+def test_a_saved_folder_has_its_tokenizer(encoder_folder: Folder, tmp_path: Path) -> None:
+    source = encoder_folder("bert")
+    saved(tmp_path, source)
+    ids = [
+        HuggingFaceModel(name=str(f)).input_format()["tokenizer"]("we see a fish").input_ids for f in (source, tmp_path)
+    ]
+
+    assert ids[0] == ids[1]
+
+
+def test_a_pretrained_folder_keeps_its_encoder_and_gets_a_new_head_for_other_labels(
+    encoder_folder: Folder, tmp_path: Path
+) -> None:
+    stack = saved(tmp_path, encoder_folder("bert"))
+    again = HuggingFaceModel(name=str(tmp_path)).build("classification", 2, (), seed=9)
+
+    assert all(torch.equal(t, again[1].module.state_dict()[n]) for n, t in stack[1].module.state_dict().items())
+    assert again[-1].module.classifier.weight.shape == (2, 16)
+
+
+@pytest.mark.parametrize("published", [AutoModel, AutoModelForMaskedLM])
+def test_an_encoder_published_without_our_head_keeps_its_weights(
+    published: type[AutoModel], encoder_folder: Folder
+) -> None:
+    folder = encoder_folder("bert")
+    original = published.from_config(AutoConfig.from_pretrained(folder))
+    original.save_pretrained(folder)
+
+    stack = HuggingFaceModel(name=str(folder)).build("classification", 3, (), seed=0)
+
+    encoder = original.base_model.state_dict()
+    kept = {name: t for layer in stack.layers for name, t in layer.original_state().items() if "pooler" not in name}
+    assert all(torch.equal(t, encoder[n.removeprefix("bert.")]) for n, t in kept.items() if n.startswith("bert."))
+
+
+def test_options_change_the_configuration(encoder_folder: Folder) -> None:
+    options = {"num_hidden_layers": 1, "hidden_dropout_prob": 0.25}
+    spec = HuggingFaceModel(name=str(encoder_folder("bert")), pretrained=False, options=options)
+    stack = spec.build("classification", 3, (), seed=0)
+
+    assert stack.num_blocks == 1
+    assert stack[1].module.output.dropout.p == 0.25
+
+
+def test_fewer_blocks_than_published_are_the_lowest_ones(encoder_folder: Folder, tmp_path: Path) -> None:
+    stack = saved(tmp_path, encoder_folder("bert"))
+    again = HuggingFaceModel(name=str(tmp_path), options={"num_hidden_layers": 2}).build("regression", 1, (), seed=9)
+
+    assert again.num_blocks == 2
+    assert torch.equal(again[2].module.output.dense.weight, stack[2].module.output.dense.weight)
+
+
+@pytest.mark.parametrize("options", [{"num_hidden_layers": 5}, {"intermediate_size": 40}])
+def test_published_weights_that_do_not_fill_the_encoder_are_refused(
+    options: dict[str, int], encoder_folder: Folder, tmp_path: Path
+) -> None:
+    saved(tmp_path, encoder_folder("bert"))
+
+    with pytest.raises(ValueError, match=r"lack \d+ tensors of the encoder.*model\.pretrained=false"):
+        HuggingFaceModel(name=str(tmp_path), options=options).build("classification", 3, (), seed=0)
+
+
+def test_an_unknown_option_is_refused(encoder_folder: Folder) -> None:
+    spec = HuggingFaceModel(name=str(encoder_folder("bert")), pretrained=False, options={"hiden_dropout_prob": 0.1})
+
+    with pytest.raises(ValueError, match=r"model\.options has hiden_dropout_prob"):
+        spec.build("classification", 3, (), seed=0)
+
+
+def test_the_number_of_labels_is_not_an_option() -> None:
+    with pytest.raises(ValueError, match="num_labels is not an option"):
+        HuggingFaceModel(name="bert-base-uncased", options={"num_labels": 3}).check()
+
+
+def test_images_are_refused(encoder_folder: Folder) -> None:
+    with pytest.raises(ValueError, match=r"reads text, the dataset has images \(3, 8, 8\)"):
+        HuggingFaceModel(name=str(encoder_folder("bert"))).build("classification", 3, (3, 8, 8), seed=0)
+
+
+@pytest.mark.parametrize("model_type", ["t5", "bart"])
+def test_an_encoder_decoder_is_refused_with_what_is_supported(model_type: str, encoder_folder: Folder) -> None:
+    spec = HuggingFaceModel(name=str(encoder_folder(model_type)), pretrained=False)
+
+    with pytest.raises(ValueError, match=rf"\({model_type}\) has a decoder; supported are .*BERT"):
+        spec.build("classification", 3, (), seed=0)
+
+
+@pytest.mark.usefixtures("no_network")
+@pytest.mark.parametrize("name", ["bert-base-uncased", "/no/such/folder"])
+def test_a_model_out_of_reach_is_reported_with_the_way_out(name: str) -> None:
+    spec = HuggingFaceModel(name=name)
+
+    with pytest.raises(ValueError, match=r"no model under .*model\.name=<folder>"):
+        spec.build("classification", 2, (), seed=0)
+    with pytest.raises(ValueError, match=r"no tokenizer under .*model\.name=<folder>"):
+        spec.input_format()
+
+
+def test_a_folder_without_config_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no model under .*config\.json"):
+        HuggingFaceModel(name=str(tmp_path)).build("classification", 2, (), seed=0)
+
+
+def test_a_folder_without_weights_is_reported(encoder_folder: Folder) -> None:
+    with pytest.raises(ValueError, match=r"could not load .*model\.pretrained=false"):
+        HuggingFaceModel(name=str(encoder_folder("bert"))).build("classification", 2, (), seed=0)

@@ -1,0 +1,109 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from pipetransformer.models.huggingface import HuggingFaceModel
+from pipetransformer.models.stack import LayerStack
+
+Folder = Callable[..., Path]
+
+
+def build(folder: Path, task: str = "question_answering", num_outputs: int = 2) -> LayerStack:
+    return HuggingFaceModel(name=str(folder), pretrained=False).build(task, num_outputs, (), seed=0).double().eval()
+
+
+@pytest.fixture(scope="module", params=["bert", "roberta", "distilbert", "electra"])
+def stack(request: pytest.FixtureRequest, encoder_folder: Folder) -> LayerStack:
+    return build(encoder_folder(request.param))
+
+
+@settings(max_examples=10, deadline=None)
+@given(lengths=st.lists(st.integers(1, 7), min_size=1, max_size=3), extra=st.integers(0, 3))
+def test_padding_changes_nothing_at_the_tokens_before_it(stack: LayerStack, lengths: list[int], extra: int) -> None:
+    rows = [torch.arange(length) + 2 for length in lengths]
+    num_tokens = max(lengths) + extra
+    ids = torch.stack([nn.functional.pad(row, (0, num_tokens - len(row)), value=1) for row in rows])
+    mask = torch.arange(num_tokens) < torch.tensor(lengths)[:, None]
+
+    padded = stack(ids, attention_mask=mask)
+
+    for row, outputs in zip(rows, padded, strict=True):
+        alone = stack(row[None], attention_mask=torch.ones(1, len(row), dtype=torch.bool))[0]
+        torch.testing.assert_close(outputs[: len(row)], alone, rtol=0, atol=1e-12)
+
+
+def test_a_row_of_padding_alone_gives_finite_gradients(stack: LayerStack) -> None:
+    stack.zero_grad()
+    mask = torch.tensor([[True] * 4, [False] * 4])
+    stack(torch.full((2, 4), 3), attention_mask=mask)[0].sum().backward()
+
+    assert all(bool(p.grad.isfinite().all()) for p in stack.parameters() if p.grad is not None)
+
+
+def test_a_mask_of_ones_is_no_mask(stack: LayerStack) -> None:
+    ids = torch.randint(2, 15, (2, 6))
+
+    masked = stack(ids, attention_mask=torch.ones(2, 6, dtype=torch.bool))
+
+    torch.testing.assert_close(masked, stack(ids), rtol=0, atol=1e-12)
+
+
+def test_token_types_count_where_the_model_has_them_and_only_there(encoder_folder: Folder) -> None:
+    ids, types = torch.randint(2, 15, (2, 6)), torch.ones(2, 6, dtype=torch.int64)
+
+    def differs(model_type: str) -> bool:
+        stack = build(encoder_folder(model_type))
+        return not torch.equal(stack(ids, token_type_ids=types), stack(ids))
+
+    assert {model_type: differs(model_type) for model_type in ("bert", "electra", "roberta", "distilbert")} == {
+        "bert": True,
+        "electra": True,
+        "roberta": False,
+        "distilbert": False,
+    }
+
+
+def test_question_answering_gives_start_and_end_for_each_token(stack: LayerStack) -> None:
+    assert stack(torch.randint(2, 15, (3, 5))).shape == (3, 5, 2)
+
+
+def test_no_layer_holds_what_another_layer_holds(encoder_folder: Folder) -> None:
+    stack = build(encoder_folder("bert"), "classification", 3)
+    names = [name for layer in stack.layers for name in layer.original_state()]
+
+    assert len(names) == len(set(names))
+    assert set(stack[4].original_state()) == {
+        f"{part}.{kind}" for part in ("bert.pooler.dense", "classifier") for kind in ("weight", "bias")
+    }
+
+
+@pytest.mark.parametrize("model_type", ["albert", "gpt2"])
+def test_another_structure_is_refused_with_what_is_supported(model_type: str, encoder_folder: Folder) -> None:
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2, "vocab_size": 15, "n_layer": 2}
+    tokens = {"bos_token_id": 2, "eos_token_id": 3, "pad_token_id": 0, "intermediate_size": 24}
+
+    with pytest.raises(ValueError, match=r"not made of embeddings and blocks; supported are .*BERT"):
+        build(encoder_folder(model_type, **sizes, **tokens), "classification", 2)
+
+
+def test_a_model_that_calls_its_parts_otherwise_is_refused(
+    encoder_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.models.bert.modeling_bert import BertModel
+
+    original = BertModel.forward
+
+    def doubled(self: BertModel, *args: object, **kwargs: Tensor) -> object:
+        outputs = original(self, *args, **kwargs)
+        outputs.last_hidden_state *= 2
+        return outputs
+
+    monkeypatch.setattr(BertModel, "forward", doubled)
+
+    with pytest.raises(ValueError, match="does not run layer by layer"):
+        build(encoder_folder("bert"))

@@ -1,0 +1,157 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+
+from pipetransformer.models.stack import LayerStack
+from pipetransformer.models.timm import TimmModel
+
+TINY = {"patch_size": 4, "embed_dim": 24, "depth": 2, "num_heads": 2}
+
+
+def tiny(**changes: Any) -> TimmModel:
+    options = {**TINY, **changes.pop("options", {})}
+    return TimmModel(**{"name": "vit_tiny_patch16_224", "pretrained": False, "options": options, **changes})
+
+
+def build(spec: TimmModel, shape: tuple[int, ...] = (3, 16, 16), task: str = "classification") -> LayerStack:
+    return spec.build(task, 5, shape, seed=0)
+
+
+def saved(folder: Path, spec: TimmModel | None = None, shape: tuple[int, ...] = (3, 16, 16)) -> LayerStack:
+    spec = spec or tiny()
+    stack = build(spec, shape)
+    spec.save(stack, {name: t for layer in stack.layers for name, t in layer.original_state().items()}, folder)
+    return stack
+
+
+def test_importing_the_spec_imports_no_torch() -> None:
+    code = "import sys, pipetransformer.models.timm; assert not {'torch', 'timm'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_from_scratch_the_data_decides_the_format() -> None:
+    assert tiny().input_format() == {"size": None, "num_channels": None, "mean": (0.5,), "std": (0.5,)}
+    assert tiny(image_size=32, num_channels=1).input_format()["size"] == 32
+
+
+def test_a_published_model_decides_the_format() -> None:
+    deit = TimmModel(name="deit_tiny_patch16_224").input_format()
+
+    assert deit == {
+        "size": 224,
+        "num_channels": 3,
+        "mean": pytest.approx((0.485, 0.456, 0.406)),
+        "std": pytest.approx((0.229, 0.224, 0.225)),
+    }
+
+
+def test_a_published_model_on_grey_images_takes_the_mean_over_its_channels() -> None:
+    wanted = TimmModel(name="deit_tiny_patch16_224", num_channels=1, image_size=96).input_format()
+
+    assert (wanted["size"], wanted["num_channels"]) == (96, 1)
+    assert wanted["mean"] == pytest.approx(((0.485 + 0.456 + 0.406) / 3,))
+
+
+def test_a_saved_model_asks_for_the_images_that_it_was_trained_on(tmp_path: Path) -> None:
+    saved(tmp_path, tiny(name="deit_tiny_patch16_224"), shape=(1, 16, 16))
+
+    wanted = TimmModel(name=str(tmp_path)).input_format()
+
+    assert wanted == {"size": 16, "num_channels": 1, "mean": (0.5,), "std": (0.5,)}
+
+
+def test_a_pretrained_folder_keeps_its_body_and_gets_a_new_head_for_other_classes(tmp_path: Path) -> None:
+    stack = saved(tmp_path)
+    again = TimmModel(name=str(tmp_path)).build("classification", 7, (3, 16, 16), seed=9)
+
+    assert all(torch.equal(t, again[1].module.state_dict()[n]) for n, t in stack[1].module.state_dict().items())
+    assert again[-1].module.head.weight.shape == (7, 24)
+
+
+def test_a_folder_without_pretrained_gives_the_architecture_alone(tmp_path: Path) -> None:
+    stack = saved(tmp_path)
+    again = TimmModel(name=str(tmp_path), pretrained=False).build("classification", 5, (3, 16, 16), seed=9)
+
+    assert again.num_blocks == 2
+    assert not torch.equal(again[1].module.mlp.fc1.weight, stack[1].module.mlp.fc1.weight)
+
+
+def test_a_larger_image_resamples_the_positions_of_a_pretrained_model(tmp_path: Path) -> None:
+    saved(tmp_path)
+    stack = TimmModel(name=str(tmp_path), image_size=32).build("classification", 5, (3, 32, 32), seed=0)
+
+    assert stack[0].module.pos_embed.shape == (1, 65, 24)
+    assert stack(torch.zeros(2, 3, 32, 32)).shape == (2, 5)
+
+
+def test_a_saved_folder_keeps_the_options(tmp_path: Path) -> None:
+    saved(tmp_path, tiny(options={"drop_path_rate": 0.1, "global_pool": "avg"}))
+
+    assert json.loads((tmp_path / "config.json").read_text())["model_args"]["global_pool"] == "avg"
+    assert timm.create_model(f"local-dir:{tmp_path}", pretrained=True).fc_norm.weight.shape == (24,)
+
+
+def test_drop_path_and_dropout_reach_the_layers() -> None:
+    stack = build(tiny(options={"drop_path_rate": 0.5, "proj_drop_rate": 0.2, "drop_rate": 0.3}))
+
+    assert stack[2].module.drop_path1.drop_prob == 0.5
+    assert stack[1].module.attn.proj_drop.p == 0.2
+    assert stack[3].module.head_drop.p == 0.3
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"options": {"patch_drop_rate": 0.1}}, "patch_drop_rate=0.1"),
+        ({"options": {"img_size": 32}}, "use model.image_size"),
+        ({"options": {"num_classes": 3}}, "follows from the data"),
+    ],
+)
+def test_options_that_are_decided_elsewhere_are_refused_without_torch(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        tiny(**changes).check()
+
+
+@pytest.mark.parametrize(
+    ("changes", "shape", "message"),
+    [
+        ({}, (3, 16, 20), r"16x20 pixels are not square; give model\.image_size"),
+        ({}, (3, 18, 18), r"18x18 .* patches of 4; give model\.image_size a multiple of 4"),
+        ({"num_channels": 1}, (3, 16, 16), r"3 channels, the model takes 1; give model\.num_channels=3"),
+        ({"name": "resnet18", "options": {}}, (3, 16, 16), r"resnet18"),
+        ({"options": {"heads": 3}}, (3, 16, 16), r"model\.options=.*heads"),
+        ({"options": {"num_heads": 5}}, (3, 16, 16), r"model\.options=.*num_heads"),
+        ({"name": "vit_unheard_of"}, (3, 16, 16), r"model\.name=vit_unheard_of"),
+    ],
+)
+def test_what_does_not_fit_is_refused(changes: dict[str, Any], shape: tuple[int, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(tiny(**changes), shape)
+
+
+def test_another_architecture_is_refused_with_what_is_supported() -> None:
+    with pytest.raises(ValueError, match=r"is a ResNet; supported is .* vit_"):
+        build(TimmModel(name="resnet18", pretrained=False), (3, 64, 64))
+
+
+def test_another_task_is_refused() -> None:
+    with pytest.raises(ValueError, match="question_answering; choose a text model"):
+        build(tiny(), task="question_answering")
+
+
+@pytest.mark.usefixtures("no_network")
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "nobody/vit", "/no/such/folder"])
+def test_weights_out_of_reach_are_reported_with_both_ways_out(name: str) -> None:
+    with pytest.raises(ValueError, match=r"model\.name=<folder>.*model\.pretrained=false"):
+        build(TimmModel(name=name), (3, 224, 224))
+
+
+def test_a_folder_without_config_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"config\.json"):
+        build(TimmModel(name=str(tmp_path)))

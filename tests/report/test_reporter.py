@@ -1,0 +1,52 @@
+import pytest
+
+from pipetransformer.report.reporter import NullSink, Reporter, Sink, Values
+
+
+class Recorder(Sink):
+    def __init__(self, failure: Exception | None = None) -> None:
+        self.received: list[tuple[str, Values]] = []
+        self.num_closed = 0
+        self._failure = failure
+
+    def write(self, event: str, values: Values) -> None:
+        self.received.append((event, values))
+
+    def close(self) -> None:
+        self.num_closed += 1
+        if self._failure:
+            raise self._failure
+
+
+def test_every_sink_receives_every_event() -> None:
+    sinks = [Recorder(), Recorder()]
+    reporter = Reporter(sinks)
+    reporter.write("warning", message="one")
+    reporter.write("step", step=1)
+    for sink in sinks:
+        assert sink.received == [("warning", {"message": "one"}), ("step", {"step": 1})]
+
+
+def test_without_sinks_events_go_nowhere() -> None:
+    reporter = Reporter()
+    reporter.write("step", step=1)
+    reporter.close()
+
+
+def test_an_event_of_an_unknown_name_is_refused() -> None:
+    with pytest.raises(AssertionError, match="stepp"):
+        Reporter().write("stepp", step=1)
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_closing_reaches_all_sinks_even_when_one_fails(failing: int) -> None:
+    sinks = [Recorder(OSError("disk full") if index == failing else None) for index in range(3)]
+    with pytest.raises(OSError, match="disk full"):
+        Reporter(sinks).close()
+    assert [sink.num_closed for sink in sinks] == [1, 1, 1]
+
+
+def test_the_null_sink_takes_anything() -> None:
+    sink = NullSink()
+    sink.write("step", {})
+    sink.close()

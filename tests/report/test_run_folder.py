@@ -1,0 +1,157 @@
+import json
+import math
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipetransformer.report.reporter import EVENTS
+from pipetransformer.report.run_folder import CONFIG, EVENT_LOG, SUMMARY, JsonLines, environment, read_run, write_json
+
+Events = list[tuple[str, dict[str, Any]]]
+
+plain_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=10,
+)
+
+
+def write_events(path: Path, events: Events) -> None:
+    log = JsonLines(path)
+    for event, values in events:
+        log.write(event, values)
+    log.close()
+
+
+def finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@given(value=plain_values)
+def test_what_is_written_is_read_back_with_nulls_for_what_is_not_finite(
+    tmp_path_factory: pytest.TempPathFactory, value: Any
+) -> None:
+    path = tmp_path_factory.mktemp("json") / "value.json"
+    write_json(path, value)
+    assert json.loads(path.read_text(encoding="utf-8"), parse_constant=pytest.fail) == finite(value)
+
+
+def test_a_value_that_cannot_be_written_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "summary.json"
+    write_json(path, {"status": "completed"})
+    with pytest.raises(TypeError):
+        write_json(path, {"status": object()})
+    assert json.loads(path.read_text()) == {"status": "completed"}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_each_event_is_on_disk_as_soon_as_it_is_written(tmp_path: Path) -> None:
+    log = JsonLines(tmp_path / EVENT_LOG)
+    log.write("step", {"step": 1, "loss": math.nan})
+    (line,) = (tmp_path / EVENT_LOG).read_text().splitlines()
+    log.close()
+    values = json.loads(line)
+    offset = datetime.fromisoformat(values.pop("time")).utcoffset()
+    assert offset is not None
+    assert offset.total_seconds() == 0
+    assert values == {"event": "step", "step": 1, "loss": None}
+
+
+def test_a_folder_is_read_back_as_it_was_written(run_folder: Path, events: Events) -> None:
+    run = read_run(run_folder)
+    assert run.config == {"seed": 1, "freeze": {"alpha": 0.33}}
+    assert run.summary == events[-1][1]
+    for name in EVENTS:
+        read = [{key: value for key, value in values.items() if key != "time"} for values in run.events[name]]
+        extra = {"step": 0} if name == "start" else {}
+        assert read == [values | extra for event, values in events if event == name]
+    assert [step for step, _ in run.plans] == [0, 8, 16]
+
+
+def test_a_run_that_goes_on_has_no_summary_yet(run_folder: Path) -> None:
+    (run_folder / SUMMARY).unlink()
+    assert read_run(run_folder).summary == {}
+
+
+@pytest.mark.parametrize("missing", [CONFIG, EVENT_LOG])
+def test_a_folder_without_a_run_is_refused_by_name(run_folder: Path, missing: str) -> None:
+    (run_folder / missing).unlink()
+    with pytest.raises(ValueError, match=rf"not a run folder: it has no {missing}"):
+        read_run(run_folder)
+
+
+def test_an_incomplete_line_is_refused_with_its_number(run_folder: Path) -> None:
+    path = run_folder / EVENT_LOG
+    num_lines = len(path.read_text().splitlines())
+    path.write_text(path.read_text() + '{"event": "st')
+    with pytest.raises(ValueError, match=rf"line {num_lines + 1} is incomplete.*remove this line"):
+        read_run(run_folder)
+
+
+@pytest.mark.parametrize("line", ["[1]", '{"event": "lunch"}', "{}"])
+def test_a_line_that_is_no_event_is_refused(run_folder: Path, line: str) -> None:
+    (run_folder / EVENT_LOG).write_text(line + "\n")
+    with pytest.raises(ValueError, match="line 1 is not an event of a run"):
+        read_run(run_folder)
+
+
+def test_a_run_that_never_started_is_refused(run_folder: Path) -> None:
+    (run_folder / EVENT_LOG).write_text('{"event": "warning", "message": "slow"}\n')
+    with pytest.raises(ValueError, match="no start event"):
+        read_run(run_folder)
+
+
+def test_a_damaged_summary_is_refused(run_folder: Path) -> None:
+    (run_folder / SUMMARY).write_text('{"status": ')
+    with pytest.raises(ValueError, match=rf"{SUMMARY} is damaged"):
+        read_run(run_folder)
+
+
+def test_a_resumed_run_first_cuts_off_the_half_line_of_the_killed_one(tmp_path: Path) -> None:
+    path = tmp_path / EVENT_LOG
+    write_events(path, [("step", {"step": 1})])
+    path.write_bytes(path.read_bytes() + b'{"event": "st')
+    write_events(path, [("step", {"step": 2})])
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2]
+
+
+@given(died_at=st.integers(17, 24), resumed_from=st.integers(0, 16))
+def test_steps_done_again_after_resuming_count_once(
+    tmp_path_factory: pytest.TempPathFactory, died_at: int, resumed_from: int
+) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    plan = {"num_frozen": 0}
+
+    def account(first: int, last: int) -> Events:
+        events: Events = [("start", {"plan": plan}), ("warning", {"message": "slow"})]
+        for step in range(first, last + 1):
+            before = [("decision", {"step": step - 1})] if step > 1 else []
+            events += [*before, ("step", {"step": step}), ("evaluate", {"step": step, "split": "test"})]
+        return events
+
+    (folder / CONFIG).write_text("seed: 1")
+    write_events(folder / EVENT_LOG, account(1, died_at))
+    write_events(folder / EVENT_LOG, account(resumed_from + 1, 24))
+    run = read_run(folder)
+    assert [step["step"] for step in run.events["step"]] == list(range(1, 25))
+    assert [evaluation["step"] for evaluation in run.events["evaluate"]] == list(range(1, 25))
+    assert [decision["step"] for decision in run.events["decision"]] == list(range(1, 24))
+    assert [start["step"] for start in run.events["start"]] == [0, resumed_from]
+    assert len(run.events["warning"]) == 2
+
+
+def test_the_environment_names_versions_and_the_command() -> None:
+    found = environment()
+    assert {"torch", "pipetransformer", "numpy"} <= set(found["packages"])
+    assert found["num_cpus"] >= 1
+    assert found["command"]
+    assert found["git_commit"] is None or len(found["git_commit"]) == 40
+    assert finite(found) == found
