@@ -57,7 +57,7 @@ class _Table:
         for stage in range(self.num_stages):
             slowest, chosen = self._add_stage(stage, slowest, bound)
             starts.append(chosen)
-        return _follow(starts, self.num_layers) if slowest else None
+        return _follow(starts, self.num_layers) if self.num_layers in slowest else None
 
     def _add_stage(
         self, stage: int, slowest: dict[int, float], bound: float

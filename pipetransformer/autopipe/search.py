@@ -81,9 +81,9 @@ def best_plan(
 ) -> Plan:
     """The fastest plan by :func:`~pipetransformer.autopipe.cost.step_seconds` that fits the memory of the devices.
 
-    Considers every number of stages and replicas that the devices allow, micro-batches 1, 2, 3, 4, 6, 8, 12, ... and for
-    each of these all partitions worth it: from the fastest slowest stage to the fastest slowest update. That is exact
-    where all boundaries take equally long; below the frozen prefix, where no gradient comes back, it may miss the
+    Considers every number of stages and replicas that the devices allow, 1, 2, 3, 4, 6, 8, 12, ... micro-batches, and
+    for each of these all partitions worth it: from the fastest slowest stage to the fastest slowest update. That is
+    exact where all boundaries take equally long; below the frozen prefix, where no gradient comes back, it may miss the
     optimum by a transfer. Of equally fast plans (to rounding) it takes the one with fewer stages, then fewer
     micro-batches, then fewer replicas: every rank finds the same one, and devices stay idle where they do not help.
 

@@ -62,10 +62,12 @@ class Terminal(Sink):
 
     def _transition(self, values: Values) -> None:
         self._progress.transition(values)
-        changes = _changes(values["before"], values["after"])
-        parts: list[RenderableType] = [changes, Text(), _grid(text.transition_costs(values))]
+        costs = text.transition_costs(values)
+        parts: list[RenderableType] = [_changes(values["before"], values["after"]), Text()]
         if self._decision_values.get("step") == values["step"]:
             parts = [_norms(self._decision_values["gradient_norms"]), Text(), *parts]
+            costs = [row for row in costs if row[1] != self._decision_values["reason"]]  # stands above already
+        parts.append(_grid(costs))
         self._console.print(Panel(Group(*parts), title=text.transition_title(values), title_align="left"))
 
     def _cache_fill(self, values: Values) -> None:

@@ -158,7 +158,16 @@ def _work(values: Values) -> list[Row]:
     ]
 
 
-PLAN_COLUMNS = ("from step", "frozen", "cached", "layers per stage", "replicas", "micro-batches", "predicted", "measured")
+PLAN_COLUMNS = (
+    "from step",
+    "frozen",
+    "cached",
+    "layers per stage",
+    "replicas",
+    "micro-batches",
+    "predicted",
+    "measured",
+)
 
 
 def plan_row(plan: Values) -> tuple[str, ...]:

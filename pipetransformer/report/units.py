@@ -8,9 +8,11 @@ def number(value: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """``0.042 s``, ``12.3 s``, ``12m23s``, ``5h07m``."""
+    """``42 ms``, ``12.3 s``, ``12m23s``, ``5h07m``."""
     if seconds is None:
         return "-"
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.3g} ms"
     if seconds < 59.95:
         return f"{seconds:.3g} s"
     minutes, rest = divmod(round(seconds), 60)

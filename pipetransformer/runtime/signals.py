@@ -32,9 +32,8 @@ def share(loss: Tensor, squared_norms: Tensor) -> tuple[float, list[float]]:
 
 
 def clip(stage: Stage, total_norm: float, clip_norm: float | None) -> None:
-    """Scales the stage's gradients by what brings the norm of the whole gradient down to ``clip_norm``."""
-    if clip_norm is None or total_norm <= clip_norm:
-        return
+    """Scales the stage's gradients so that the norm of the whole gradient is at most ``clip_norm``."""
+    factor = 1.0 if clip_norm is None else clip_norm / (total_norm + 1e-6)  # as torch's clip_grad_norm_ does
     gradients = [p.grad for p in stage.parameters() if p.grad is not None]
-    if gradients:
-        torch._foreach_mul_(gradients, clip_norm / (total_norm + 1e-6))
+    if factor < 1 and gradients:
+        torch._foreach_mul_(gradients, factor)

@@ -55,6 +55,7 @@ def test_no_partition_that_fits_has_a_faster_slowest_stage(
         ([5, 1, 1, 1], ((0, 0), (1, 3))),
         ([1, 1, 1, 5], ((0, 2), (3, 3))),
         ([0, 0, 0, 0], ((0, 0), (1, 3))),
+        ([1, 0, 0, 0], ((0, 0), (1, 3))),
     ],
 )
 def test_two_stages(seconds: list[float], stages: Runs) -> None:

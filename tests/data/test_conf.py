@@ -7,6 +7,8 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 
+from pipetransformer.data.base import DatasetSpec
+
 CONF = Path(__file__).parents[2] / "conf"
 NAMES = sorted(str(file.relative_to(CONF / "dataset").with_suffix("")) for file in (CONF / "dataset").rglob("*.yaml"))
 
@@ -25,9 +27,10 @@ def test_a_recipe_fits_the_schema_of_its_spec(name: str) -> None:
     spec_class = get_class(recipe.dataset["_target_"])
     spec = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(spec_class), values))
     assert isinstance(spec, spec_class)
+    assert isinstance(spec, DatasetSpec)
     assert {*values} == {*OmegaConf.structured(spec_class)}, "a recipe lists every option"
     if name != "image_folder":
-        spec.check()  # pyright: ignore[reportAttributeAccessIssue]
+        spec.check()
 
 
 def test_the_short_name_of_sst2_means_the_same() -> None:

@@ -5,7 +5,7 @@ from pipetransformer.data.hub import load_hub
 
 
 def test_without_the_hub_the_message_names_the_local_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ValueError, match=r"'train' of nobody/nothing .* dataset\.path=: a folder with pictures"):
         load_hub("nobody/nothing", "train", "a folder with pictures")

@@ -63,6 +63,12 @@ def test_resizing_keeps_the_aspect_and_takes_the_middle() -> None:
     assert values.min() > 0.8
 
 
+def test_making_a_picture_smaller_averages_its_pixels() -> None:
+    checkerboard = (np.indices((32, 32)).sum(0) % 2 * 255).astype(np.uint8)
+    split = ImageSplit("test", from_arrays(checkerboard[None], np.zeros(1)), ImageFormat(4, None, (0.0,), (1.0,)), 1)
+    torch.testing.assert_close(split.inputs([0], None), torch.full((1, 1, 4, 4), 0.5), atol=0.05, rtol=0)
+
+
 def test_pictures_of_different_sizes_share_a_batch_once_resized() -> None:
     source = of_sizes((9, 12), (20, 10), (8, 8))
     split = ImageSplit("test", source, ImageFormat(size=8), 1)

@@ -7,15 +7,14 @@ import pytest
 from PIL import Image
 
 from pipetransformer.data import images
-from pipetransformer.data.base import CLASSIFICATION, ImageFormat
+from pipetransformer.data.base import CLASSIFICATION, ImageFormat, Split
 from pipetransformer.data.idx import FILES, packaged_folder
 from pipetransformer.data.images import Digits, HubImages, IdxImages
 from pipetransformer.data.pictures import PictureSet, from_arrays
 
 
-def pixels(split: object) -> set[bytes]:
-    inputs = split.inputs([*range(len(split))], None)  # pyright: ignore
-    return {image.numpy().tobytes() for image in inputs}
+def pixels(split: Split) -> set[bytes]:
+    return {image.numpy().tobytes() for image in split.inputs(range(len(split)), None)}
 
 
 def test_digits_are_built_in(image: ImageFormat) -> None:
@@ -116,6 +115,20 @@ def test_an_image_folder_is_loaded(tmp_path: Path, in_memory: bool) -> None:
     assert (len(data.train), len(data.evaluation[0]), data.labels) == (5, 4, ("cat", "dog"))
     assert data.train.inputs([0, 1, 2, 3, 4], None).shape == (5, 3, 8, 8)
     assert data.evaluation[0].name == "val"
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_only_pictures_in_memory_outlive_their_files(tmp_path: Path, image: ImageFormat, in_memory: bool) -> None:
+    for split in ("train", "test"):
+        (tmp_path / split / "cat").mkdir(parents=True)
+        Image.new("RGB", (4, 4)).save(tmp_path / split / "cat" / "0.png")
+    data = HubImages(path=str(tmp_path), in_memory=in_memory).load(image)
+    (tmp_path / "train" / "cat" / "0.png").unlink()
+    if in_memory:
+        assert len(pixels(data.train)) == 1
+    else:
+        with pytest.raises(ValueError, match=r"0\.png cannot be read"):
+            pixels(data.train)
 
 
 def test_an_image_folder_needs_a_path() -> None:

@@ -36,7 +36,8 @@ def file(tmp_path: Path) -> Path:
 
 
 def load(text: TextFormat, **options: Any) -> Data:
-    spec = Squad(**{"max_length": 64, "stride": 16} | options)
+    small: dict[str, Any] = {"max_length": 64, "stride": 16}
+    spec = Squad(**small | options)
     spec.check()
     return spec.load(text)
 

@@ -91,6 +91,13 @@ def test_the_terminal_draws_the_gradient_norm_of_each_active_block(events: Event
     assert re.findall(r"\d [▁▂▃▄▅▆▇█] [\d.]+", row) == ["3 ▂ 0.4", "4 ▃ 0.8", "5 ▅ 1.6", "6 █ 3.2"]
 
 
+def test_a_reason_that_stands_in_the_decision_is_not_repeated_in_the_transition(events: Events) -> None:
+    assert "because  2 more blocks frozen" in drawn(events)
+    reasons = {"transition": "froze two", "decision": "froze two"}
+    same = [(event, values | {"reason": reasons[event]} if event in reasons else values) for event, values in events]
+    assert drawn(same).count("froze two") == 2, "two decisions, each with a transition"
+
+
 def test_the_terminal_shows_the_step_and_the_time_left(events: Events) -> None:
     shown = drawn(events[:4])
     assert "step 3/24" in shown

@@ -123,9 +123,9 @@ def test_a_resumed_run_first_cuts_off_the_half_line_of_the_killed_one(tmp_path: 
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2]
 
 
-@given(died_at=st.integers(17, 24), resumed_from=st.integers(0, 16))
+@given(died_at=st.integers(10, 15), resumed_from=st.integers(0, 9), reached=st.integers(10, 20))
 def test_steps_done_again_after_resuming_count_once(
-    tmp_path_factory: pytest.TempPathFactory, died_at: int, resumed_from: int
+    tmp_path_factory: pytest.TempPathFactory, died_at: int, resumed_from: int, reached: int
 ) -> None:
     folder = tmp_path_factory.mktemp("run")
     plan = {"num_frozen": 0}
@@ -139,11 +139,11 @@ def test_steps_done_again_after_resuming_count_once(
 
     (folder / CONFIG).write_text("seed: 1")
     write_events(folder / EVENT_LOG, account(1, died_at))
-    write_events(folder / EVENT_LOG, account(resumed_from + 1, 24))
+    write_events(folder / EVENT_LOG, account(resumed_from + 1, reached))
     run = read_run(folder)
-    assert [step["step"] for step in run.events["step"]] == list(range(1, 25))
-    assert [evaluation["step"] for evaluation in run.events["evaluate"]] == list(range(1, 25))
-    assert [decision["step"] for decision in run.events["decision"]] == list(range(1, 24))
+    assert [step["step"] for step in run.events["step"]] == list(range(1, reached + 1))
+    assert [evaluation["step"] for evaluation in run.events["evaluate"]] == list(range(1, reached + 1))
+    assert [decision["step"] for decision in run.events["decision"]] == list(range(1, reached))
     assert [start["step"] for start in run.events["start"]] == [0, resumed_from]
     assert len(run.events["warning"]) == 2
 

@@ -60,7 +60,7 @@ def test_a_transition_shows_the_plan_before_and_after(events: Events) -> None:
         ("replicas", "1", "2"),
         ("micro-batches", "4", "2"),
         ("schedule", "1f1b", "1f1b"),
-        ("predicted step", "0.4 s", "0.133 s"),
+        ("predicted step", "400 ms", "133 ms"),
     ]
 
 
@@ -75,7 +75,7 @@ def test_a_transition_shows_what_moved_and_how_long_each_part_took(events: Event
     assert rows == {
         "because": "2 more blocks frozen",
         "moved": "3 MiB in 5 moves",
-        "took": "1.93 s (plan 0.02 s, group 0.11 s, move 1.2 s, rebuild 0.6 s, fill 1m01s)",
+        "took": "1.93 s (plan 20 ms, group 110 ms, move 1.2 s, rebuild 600 ms, fill 1m01s)",
         "gain": "steps 3 times as fast (predicted)",
     }
 
@@ -87,7 +87,7 @@ def test_a_cache_fill_says_from_where_it_was_computed(events: Events) -> None:
 
 
 def test_an_evaluation_gives_every_metric_and_the_number_of_samples(events: Events) -> None:
-    line = "test at step 8: accuracy 0.58, f1 0.48 (1,000 samples in 0.7 s)"
+    line = "test at step 8: accuracy 0.58, f1 0.48 (1,000 samples in 700 ms)"
     assert text.evaluation_line(first(events, "evaluate")) == line
 
 
@@ -120,12 +120,12 @@ def test_a_plan_has_a_cell_for_each_column(events: Events) -> None:
         "layers per stage": "5-head",
         "replicas": "4",
         "micro-batches": "1",
-        "predicted": "0.08 s",
-        "measured": "0.09 s",
+        "predicted": "80 ms",
+        "measured": "90 ms",
     }
 
 
 def test_a_plan_fits_one_line(events: Events) -> None:
     plan = first(events, "summary")["plans"][1]
-    words = "2 frozen, 0 cached, 2 stages x 2 replicas (embedding-4 | 5-head), 2 micro-batches, 0.133 s per step"
+    words = "2 frozen, 0 cached, 2 stages x 2 replicas (embedding-4 | 5-head), 2 micro-batches, 133 ms per step"
     assert text.plan_line(plan) == f"plan from step 8: {words}"

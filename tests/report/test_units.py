@@ -7,8 +7,10 @@ from pipetransformer.report.units import byte_size, duration, number, plural
     ("seconds", "words"),
     [
         (None, "-"),
-        (0.0, "0 s"),
-        (0.0421, "0.0421 s"),
+        (0.0, "0 ms"),
+        (0.0421, "42.1 ms"),
+        (0.9994, "999 ms"),
+        (0.9996, "1 s"),
         (12.34, "12.3 s"),
         (59.94, "59.9 s"),
         (59.96, "1m00s"),

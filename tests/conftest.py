@@ -1,0 +1,22 @@
+"""What tests of every room share."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.cases import write_config
+from support.pool import Pool
+
+
+@pytest.fixture(scope="session")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    """Worker processes that play the ranks of a world."""
+    pool = Pool(tmp_path_factory.mktemp("stores"))
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="session")
+def bert_config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with the configuration of a tiny BERT."""
+    return write_config(tmp_path_factory.mktemp("bert"))

@@ -1,0 +1,80 @@
+"""Design promises 1 and 3: any topology and any transition, the same mathematics as one process."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from support.cases import NUM_BLOCKS, Case, tensors_equal
+from support.pool import Pool
+from support.trainings import Plans, Trace, train_elastic, train_reference
+
+from pipetransformer.autopipe.plan import Plan
+
+HEAD = NUM_BLOCKS + 1
+
+
+def plan(frozen: int, cached: int, ends: list[int], replicas: int, microbatches: int, schedule: str = "1f1b") -> Plan:
+    """Stages that end with the given layers."""
+    starts = [cached + 1 if cached else 0, *(end + 1 for end in ends[:-1])]
+    return Plan(frozen, cached, tuple(zip(starts, ends, strict=True)), replicas, microbatches, schedule)
+
+
+PIPE_TO_DATA: Plans = {  # 4 stages -> 2 -> 1, as the paper draws it
+    0: plan(0, 0, [1, 3, 5, HEAD], 1, 4),
+    2: plan(2, 2, [5, HEAD], 2, 2),
+    4: plan(4, 4, [HEAD], 4, 1),
+}
+UNCACHED: Plans = {  # a frozen stage below a trainable one, both schedules
+    0: plan(0, 0, [1, 3, 5, HEAD], 1, 2, "gpipe"),
+    2: plan(3, 0, [1, 4, 5, HEAD], 1, 4, "1f1b"),
+    4: plan(5, 0, [4, HEAD], 2, 2, "gpipe"),
+    6: plan(6, 0, [HEAD], 3, 1),
+}
+TWO_RANKS: Plans = {
+    0: plan(0, 0, [3, HEAD], 1, 3),
+    3: plan(2, 2, [HEAD], 2, 2),
+    5: plan(6, 6, [HEAD], 2, 1),
+}
+ONE_RANK: Plans = {0: plan(0, 0, [HEAD], 1, 1), 2: plan(1, 0, [HEAD], 1, 3), 4: plan(3, 3, [HEAD], 1, 2)}
+IDLE_RANK: Plans = {0: plan(0, 0, [2, 4, HEAD], 1, 3), 3: plan(3, 3, [5, HEAD], 1, 2), 5: plan(4, 4, [HEAD], 3, 1)}
+SEQUENCES = {
+    "4 stages, 2, 1": (4, PIPE_TO_DATA),
+    "frozen stage below": (4, UNCACHED),
+    "2 stages, 1": (2, TWO_RANKS),
+    "1 process": (1, ONE_RANK),
+    "3 stages, 2 and an idle rank, 1": (3, IDLE_RANK),
+}
+
+
+def run_both(pool: Pool, case: Case, world: int, plans: Plans, folder: Path) -> tuple[Trace, Trace]:
+    elastic = pool.run(world, train_elastic, case, plans, str(folder))
+    assert all(trace.losses == elastic[0].losses for trace in elastic), "every rank sees the same loss"
+    return elastic[0], train_reference(case, {step: plan.num_frozen for step, plan in plans.items()})
+
+
+def assert_equal(elastic: Trace, reference: Trace) -> None:
+    torch.testing.assert_close(elastic.losses, reference.losses, rtol=0, atol=1e-10)
+    torch.testing.assert_close(elastic.norms, reference.norms, rtol=0, atol=1e-10)
+    tensors_equal({name: elastic.weights[name] for name in reference.weights}, reference.weights)
+    tensors_equal(elastic.moments, reference.moments)
+
+
+@pytest.mark.parametrize("sequence", SEQUENCES)
+@pytest.mark.parametrize("kind", ["vit", "bert", "bert_qa"])
+def test_every_topology_trains_as_one_process_does(
+    kind: str, sequence: str, pool: Pool, bert_config: Path, tmp_path: Path
+) -> None:
+    world, plans = SEQUENCES[sequence]
+    assert_equal(*run_both(pool, Case(kind, bert_config), world, plans, tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["vit", "bert"])
+def test_dropout_is_the_same_at_every_topology(kind: str, pool: Pool, bert_config: Path, tmp_path: Path) -> None:
+    case = Case(kind, bert_config, dropout=0.2)
+    elastic, reference = run_both(pool, case, 4, PIPE_TO_DATA, tmp_path)
+    assert_equal(elastic, reference)
+    assert elastic.losses != train_reference(Case(kind, bert_config), {}).losses, "dropout must have done something"
+
+
+def test_momentum_survives_the_transitions(pool: Pool, bert_config: Path, tmp_path: Path) -> None:
+    assert_equal(*run_both(pool, Case("vit", bert_config, optimizer="sgd"), 4, PIPE_TO_DATA, tmp_path))

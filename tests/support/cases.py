@@ -1,0 +1,109 @@
+"""Tiny models with their data, in float64, for every comparison of two ways to train."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from pipetransformer.data.base import CLASSIFICATION, QUESTION_ANSWERING, Split
+from pipetransformer.models.base import ModelSpec
+from pipetransformer.models.huggingface import HuggingFaceModel
+from pipetransformer.models.stack import LayerStack
+from pipetransformer.models.timm import TimmModel
+from pipetransformer.training.optim import SGD, AdamW, OptimizerSpec
+from support.samples import IMAGE_SIZE, NUM_CLASSES, VOCABULARY, RandomImages, RandomText
+
+NUM_BLOCKS, SEED, LEARNING_RATE, CLIP_NORM = 6, 3, 0.01, 0.5
+OPTIMIZERS: dict[str, OptimizerSpec] = {
+    "adamw": AdamW(lr=LEARNING_RATE, weight_decay=0.1, clip_norm=CLIP_NORM),
+    "sgd": SGD(lr=LEARNING_RATE, weight_decay=0.1, clip_norm=CLIP_NORM),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One training problem; the same on every process that builds it.
+
+    Attributes:
+        kind: ``vit``, ``bert`` or ``bert_qa``.
+        folder: Where BERT's configuration lies (see :func:`write_config`).
+        num_samples: With ``batch_size`` not a divisor, the last batch of an epoch is smaller.
+    """
+
+    kind: str
+    folder: Path
+    dropout: float = 0.0
+    optimizer: str = "adamw"
+    num_samples: int = 20
+    batch_size: int = 8
+
+    @property
+    def task(self) -> str:
+        return QUESTION_ANSWERING if self.kind == "bert_qa" else CLASSIFICATION
+
+    def spec(self) -> ModelSpec:
+        if self.kind == "vit":
+            options = {"patch_size": 4, "embed_dim": 16, "depth": NUM_BLOCKS, "num_heads": 2}
+            rates = {"proj_drop_rate": self.dropout, "attn_drop_rate": self.dropout, "drop_path_rate": self.dropout}
+            return TimmModel(name="vit_tiny_patch16_224", pretrained=False, options=options | rates)
+        rates = {"hidden_dropout_prob": self.dropout, "attention_probs_dropout_prob": self.dropout}
+        return HuggingFaceModel(name=str(self.folder), pretrained=False, options=rates)
+
+    def stack(self) -> LayerStack:
+        shape = (3, IMAGE_SIZE, IMAGE_SIZE) if self.kind == "vit" else ()
+        num_outputs = 2 if self.kind == "bert_qa" else NUM_CLASSES
+        return self.spec().build(self.task, num_outputs, shape, SEED).double()
+
+    def split(self) -> Split:
+        return RandomImages(self.num_samples) if self.kind == "vit" else RandomText(self.num_samples, self.task)
+
+    def original(self) -> nn.Module:
+        """The original library's model with the stack's weights."""
+        state = {name: t for layer in self.stack().layers for name, t in layer.original_state().items()}
+        model = self._original()
+        missing, unexpected = model.load_state_dict(state, strict=False)
+        assert not unexpected, unexpected
+        assert all("pooler" in name or "position_ids" in name for name in missing), missing
+        return model.double()
+
+    def _original(self) -> nn.Module:
+        if self.kind == "vit":
+            import timm
+
+            spec = self.spec()
+            assert isinstance(spec, TimmModel)
+            sizes: dict[str, Any] = {"img_size": IMAGE_SIZE, "num_classes": NUM_CLASSES}
+            return timm.create_model(spec.name, **sizes, **spec.options)
+        import transformers
+
+        config = transformers.BertConfig.from_pretrained(self.folder)
+        if self.kind == "bert_qa":
+            return transformers.BertForQuestionAnswering(config)
+        config.num_labels = NUM_CLASSES
+        return transformers.BertForSequenceClassification(config)
+
+
+def write_config(folder: Path) -> Path:
+    """A BERT of :data:`NUM_BLOCKS` tiny blocks, without weights."""
+    import transformers
+
+    config = transformers.BertConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        num_hidden_layers=NUM_BLOCKS,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=16,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    config.save_pretrained(folder)
+    return folder
+
+
+def tensors_equal(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor], tolerance: float = 1e-10) -> None:
+    assert one.keys() == two.keys(), one.keys() ^ two.keys()
+    for name, tensor in one.items():
+        torch.testing.assert_close(tensor, two[name], rtol=0, atol=tolerance, msg=lambda text, n=name: f"{n}: {text}")

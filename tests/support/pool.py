@@ -1,0 +1,96 @@
+"""A pool of worker processes, started once per test session, that run a function as the ranks of a world."""
+
+import multiprocessing as mp
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+TIMEOUT_S = 120
+
+
+class Pool:
+    """``run(world, function, *args)`` calls the function on ranks ``0 .. world - 1`` and returns their results.
+
+    Functions have to live in ``tests/support``, where the workers can import them.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._num_runs = folder, 0
+        self._workers: list[tuple[mp.Process, Connection]] = []
+
+    def run(self, world: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+        while len(self._workers) < world:
+            self._workers.append(_start())
+        self._num_runs += 1
+        store = self._folder / f"store{self._num_runs}"
+        for rank, (_, pipe) in enumerate(self._workers[:world]):
+            pipe.send((function, args, rank, world, str(store)))
+        try:
+            return self._results(world)
+        except BaseException:
+            self.close()  # the others may be waiting for the one that failed
+            raise
+
+    def _results(self, world: int) -> list[Any]:
+        waiting = {pipe: rank for rank, (_, pipe) in enumerate(self._workers[:world])}
+        results: list[Any] = [None] * world
+        while waiting:
+            ready = wait(list(waiting), timeout=TIMEOUT_S)
+            if not ready:
+                raise TimeoutError(f"ranks {sorted(waiting.values())} did not answer within {TIMEOUT_S} s")
+            for pipe in ready:
+                assert isinstance(pipe, Connection)
+                rank = waiting.pop(pipe)
+                failed, results[rank] = pipe.recv()
+                if failed:
+                    raise AssertionError(f"rank {rank} failed:\n{results[rank]}")
+        return results
+
+    def close(self) -> None:
+        for process, pipe in self._workers:
+            pipe.close()
+            process.kill()
+            process.join()
+        self._workers.clear()
+
+
+def _start() -> tuple[mp.Process, Connection]:
+    context = mp.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=_work, args=(there,), daemon=True)
+    process.start()
+    there.close()
+    return process, here
+
+
+def _work(pipe: Connection) -> None:
+    import warnings
+
+    import torch
+
+    warnings.simplefilter("error")
+    torch.set_num_threads(1)
+    while True:
+        try:
+            task = pipe.recv()
+        except EOFError:
+            return
+        try:
+            pipe.send((False, _call(*task)))
+        except BaseException:
+            pipe.send((True, traceback.format_exc()))
+
+
+def _call(function: Callable[..., Any], args: tuple[Any, ...], rank: int, world: int, store: str) -> Any:
+    import torch.distributed as dist
+
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=TIMEOUT_S)
+    )
+    try:
+        return function(*args)
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,176 @@
+"""The same training twice: under given plans on the ranks of a world, and plainly in one process."""
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from pipetransformer.autocache.cache import AutoCache
+from pipetransformer.autodp.sampler import batch_ids, epoch_order, num_batches
+from pipetransformer.autopipe.plan import Plan
+from pipetransformer.data.base import QUESTION_ANSWERING
+from pipetransformer.runtime.elastic import ElasticRuntime
+from pipetransformer.runtime.groups import Groups
+from pipetransformer.runtime.randomness import SampleRandomness, sample_keys
+from pipetransformer.runtime.transfer import collect
+from pipetransformer.training.feed import Feed
+from pipetransformer.training.task import LOSSES
+from support.cases import CLIP_NORM, OPTIMIZERS, SEED, Case
+
+Plans = dict[int, Plan]
+NUM_STEPS = 7
+
+
+@dataclass
+class Trace:
+    """What a training did; equal traces mean equal mathematics."""
+
+    losses: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    moments: dict[str, Tensor] = field(default_factory=dict)
+
+
+def rate(step: int) -> float:
+    return OPTIMIZERS["adamw"].rate(step, NUM_STEPS)
+
+
+def ids_of(case: Case, step: int) -> np.ndarray:
+    epoch, index = divmod(step, num_batches(case.num_samples, case.batch_size))
+    return batch_ids(epoch_order(case.num_samples, epoch, SEED), index, case.batch_size)
+
+
+def train_elastic(case: Case, plans: Plans, cache_folder: str | None = None) -> Trace:
+    """Every rank calls it. Goes to ``plans[step]`` before that step; a plan with a cache level fills the cache."""
+    spec = OPTIMIZERS[case.optimizer]
+    groups = Groups(60)
+    runtime = ElasticRuntime(
+        case.stack(), groups, LOSSES[case.task], spec.build, spec.clip_norm, torch.device("cpu"), torch.float64
+    )
+    feed = Feed(case.split(), runtime.holdings.stack.hidden_shape, SEED)
+    folder = Path(cache_folder or tempfile.gettempdir())
+    feed.cache = AutoCache(
+        folder, feed.hidden_size, torch.float64, dist.get_rank(), dist.get_world_size(), dist.barrier
+    )
+    trace = Trace()
+    for step in range(NUM_STEPS):
+        if step in plans:
+            go(runtime, feed, plans[step])
+        batch = None
+        if runtime.engine is not None:
+            batch, _ = feed.batch(ids_of(case, step), runtime.engine.plan, runtime.engine.position, step)
+        result = runtime.step(batch, rate(step))
+        trace.losses.append(result.loss)
+        trace.norms.append(result.total_norm)
+    trace.moments = moments(runtime)
+    trace.weights = collect(runtime.holdings, runtime.placement) or {}
+    feed.cache.delete()
+    groups.close()
+    return trace
+
+
+def go(runtime: ElasticRuntime, feed: Feed, plan: Plan) -> None:
+    assert feed.cache is not None
+    level = feed.cache.level
+    if plan.cache_level > level:
+        with runtime.prefix(level + 1 if level else 0, plan.cache_level) as compute:
+            feed.cache.advance(plan.cache_level, [(feed.source, np.arange(len(feed.split)))], compute, batch_size=6)
+    runtime.apply(plan)
+
+
+def moments(runtime: ElasticRuntime) -> dict[str, Tensor]:
+    """Optimizer state of all ranks by original parameter name and key; equal on replicas or it fails."""
+    own: dict[str, Tensor] = {}
+    for index in runtime.holdings.held():
+        layer = runtime.holdings.stack[index]
+        for name, parameter in layer.module.named_parameters():
+            state = runtime.optimizer.state.get(parameter, {}) if runtime.optimizer else {}
+            own |= {f"{layer.prefix}{name}/{key}": torch.as_tensor(value).double() for key, value in state.items()}
+    gathered: list[dict[str, Tensor]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(gathered, own)
+    merged: dict[str, Tensor] = {}
+    for part in gathered:
+        for name, tensor in part.items():
+            torch.testing.assert_close(merged.setdefault(name, tensor), tensor, rtol=0, atol=0)
+    return merged
+
+
+def train_reference(case: Case, frozen: dict[int, int]) -> Trace:
+    """One process, no part of the runtime: the original model, whole batches, ``frozen[step]`` blocks from a step on.
+
+    With dropout the layers of the stack run one by one, because the original model does not draw by sample.
+    """
+    stack, spec = case.stack(), OPTIMIZERS[case.optimizer]
+    original = case.original()
+    parameters = dict(original.named_parameters())
+    by_layer = [[layer.prefix + name for name, _ in layer.module.named_parameters()] for layer in stack.layers]
+    if case.dropout:
+        parameters = {layer.prefix + n: p for layer in stack.layers for n, p in layer.module.named_parameters()}
+    used = [parameters[name] for names in by_layer for name in names]
+    optimizer = spec.build(used)
+    assert optimizer is not None
+    forward = _by_layers(stack) if case.dropout else _by_original(original)
+    trace, num_frozen, split = Trace(), 0, case.split()
+    for step in range(NUM_STEPS):
+        if step in frozen:
+            num_frozen = frozen[step]
+            for name in [n for names in by_layer[: num_frozen + 1 if num_frozen else 0] for n in names]:
+                parameters[name].requires_grad_(False)
+                parameters[name].grad = None
+        ids = ids_of(case, step)
+        for group in optimizer.param_groups:
+            group["lr"] = rate(step)
+        output = forward(split, ids, step, num_frozen, case)
+        loss = LOSSES[case.task](output, split.targets(ids.tolist())).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_([p for p in used if p.requires_grad], CLIP_NORM)
+        optimizer.step()
+        trace.losses.append(loss.item())
+        trace.norms.append(norm.item())
+    trace.weights = {name: parameters[name].detach() for names in by_layer for name in names}
+    active = [name for names in by_layer for name in names if parameters[name].requires_grad]
+    trace.moments = {
+        f"{n}/{k}": torch.as_tensor(v).double() for n in active for k, v in optimizer.state[parameters[n]].items()
+    }
+    return trace
+
+
+Forward = Callable[..., Tensor]
+
+
+def _read(split: object, ids: np.ndarray) -> tuple[Tensor, dict[str, Tensor]]:
+    lengths = getattr(split, "lengths", None)
+    padded = None if lengths is None else min(-(-int(lengths[ids].max()) // 8) * 8, int(lengths.max()))
+    return split.inputs(ids.tolist(), padded), split.context(ids.tolist(), padded)  # type: ignore[attr-defined]
+
+
+def _by_original(model: nn.Module) -> Forward:
+    def forward(split: object, ids: np.ndarray, step: int, num_frozen: int, case: Case) -> Tensor:
+        inputs, context = _read(split, ids)
+        if case.kind == "vit":
+            return model(inputs)
+        output = model(inputs, **context)
+        if case.task == QUESTION_ANSWERING:
+            return torch.stack([output.start_logits, output.end_logits], dim=-1)
+        return output.logits
+
+    return forward
+
+
+def _by_layers(stack: nn.Module) -> Forward:
+    def forward(split: object, ids: np.ndarray, step: int, num_frozen: int, case: Case) -> Tensor:
+        x, context = _read(split, ids)
+        keys = sample_keys(SEED, step, ids)
+        for index, layer in enumerate(stack.layers):  # type: ignore[arg-type]
+            layer.train(not (num_frozen and index <= num_frozen))
+            with SampleRandomness(keys, index):
+                x = layer(x, **context)
+        return x
+
+    return forward
