@@ -6,6 +6,7 @@ from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from pipetransformer import config
@@ -17,7 +18,7 @@ def main(node: DictConfig) -> float | None:
     hydra_config = HydraConfig.get()
     run_dir = Path(hydra_config.runtime.output_dir).resolve()
     config.write_resolved(node, run_dir)
-    sweep = Path(hydra_config.sweep.dir).name if hydra_config.mode.name == "MULTIRUN" else None
+    sweep = Path(hydra_config.sweep.dir).name if hydra_config.mode == RunMode.MULTIRUN else None
 
     from pipetransformer.launch import launch  # torch is imported from here on
 

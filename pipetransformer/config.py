@@ -114,7 +114,8 @@ def load(node: DictConfig) -> Config:
     """
     try:
         specs = {group: build(_checked(group, node[group])) for group in SPEC_GROUPS}
-        general = OmegaConf.merge(_schema(Config), {k: v for k, v in node.items() if k not in SPEC_GROUPS})
+        others = {key: value for key, value in node.items() if key not in SPEC_GROUPS}
+        general = cast("DictConfig", OmegaConf.merge(_schema(Config), others))
         values = {key: general[key] for key in general if key not in SPEC_GROUPS}
         values |= {key: build_plain(cls, general[key]) for key, cls in (("parallel", Parallel), ("cache", Cache))}
         config = Config(**specs, **values)

@@ -62,7 +62,7 @@ def _launch_workers(config: Config, run_dir: Path, plain: dict[str, Any], sweep:
     )
     status = "failed"
     try:
-        return elastic_launch(settings, run_job)(config, run_dir, plain, sweep)[0]
+        return elastic_launch(settings, run_job)(config, run_dir, plain, sweep)[0]  # of rank 0
     except ChildFailedError as error:
         raise _cause(error) from None
     except (SignalException, KeyboardInterrupt) as error:
@@ -94,5 +94,7 @@ def _tidy(config: Config, run_dir: Path, status: str) -> None:
         write_json(run_dir / SUMMARY, {"status": status, "error": "the workers ended before the first step"})
 
 
-def _metric(summary: dict[str, Any]) -> float | None:
-    return summary["metric"]["value"] if summary.get("metric") else None
+def _metric(summary: dict[str, Any] | None) -> float | None:
+    """Rank 0 has a summary."""
+    metric = (summary or {}).get("metric")
+    return metric["value"] if metric else None

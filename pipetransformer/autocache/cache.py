@@ -40,7 +40,7 @@ class AutoCache:
 
     def __init__(
         self, folder: Path, hidden_size: int, dtype: torch.dtype, worker: int, num_workers: int,
-        barrier: Callable[[], None],
+        barrier: Callable[[], object],
     ) -> None:  # fmt: skip
         self._folder, self._hidden_size, self._dtype = folder, hidden_size, dtype
         self._worker, self._num_workers, self._barrier = worker, num_workers, barrier

@@ -1,6 +1,7 @@
 """Runs a plan on this rank: forward, backward and the gradient mean, through ``torch.distributed.pipelining``."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -64,7 +65,8 @@ class Engine:
         losses: list[Tensor] = []
         schedule = self._schedule(batch, train=True)
         target = batch.weighted_targets() if self.is_last else None
-        schedule.step(*self._inputs(batch), target=target, losses=losses, return_outputs=False, **self._context(batch))
+        options = {"target": target, "losses": losses, "return_outputs": False}
+        schedule.step(*self._inputs(batch), **options, **self._context(batch))
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         for loss in losses:
             total += loss.detach()
@@ -80,7 +82,7 @@ class Engine:
     def _inputs(self, batch: Batch) -> tuple[Tensor, ...]:
         return (batch.inputs,) if self.is_first and batch.inputs is not None else ()
 
-    def _context(self, batch: Batch) -> dict[str, Tensor]:
+    def _context(self, batch: Batch) -> dict[str, Any]:
         return {"keys": batch.keys, **batch.context}
 
     def _schedule(self, batch: Batch, train: bool) -> PipelineScheduleSingle:

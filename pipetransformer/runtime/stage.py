@@ -22,6 +22,7 @@ class Stage(nn.Module):
         super().__init__()
         self.layers = nn.ModuleDict({str(index): layer for index, layer in layers.items()})
         self.first_active = first_active
+        self._draws = {str(index): draws_numbers(layer) for index, layer in layers.items()}
         for index, layer in layers.items():
             layer.requires_grad_(index >= first_active)
         self.train()
@@ -41,28 +42,24 @@ class Stage(nn.Module):
     def forward(self, x: Tensor, *, keys: Tensor, **context: Tensor) -> Tensor:
         """Runs the stage on a micro-batch: ``x`` (B, ...), ``keys`` (B,), context tensors (B, ...)."""
         for name, layer in self.layers.items():
-            x = self._run(int(name), layer, x, keys, context)
+            x = self._run(name, layer, x, keys, context)
         return x
 
-    def _run(self, index: int, layer: nn.Module, x: Tensor, keys: Tensor, context: dict[str, Any]) -> Tensor:
-        if index < self.first_active:
+    def _run(self, name: str, layer: nn.Module, x: Tensor, keys: Tensor, context: dict[str, Any]) -> Tensor:
+        if int(name) < self.first_active:
             with torch.no_grad():
                 return layer(x, **context)
-        if not layer.training or not draws_numbers(layer):
+        if not (layer.training and self._draws[name]):
             return layer(x, **context)
-        with SampleRandomness(keys, index):
+        with SampleRandomness(keys, int(name)):
             return layer(x, **context)
 
 
 def draws_numbers(layer: nn.Module) -> bool:
-    """True when a layer in training mode may draw random numbers (a rate above 0 anywhere in it)."""
-    known = getattr(layer, "_draws_numbers", None)
-    if known is None:
-        known = any(
-            isinstance(value, float) and value > 0
-            for module in layer.modules()
-            for name, value in vars(module).items()
-            if name == "p" or "drop" in name
-        )
-        layer._draws_numbers = known  # pyright: ignore[reportAttributeAccessIssue] - looked up at every micro-batch
-    return known
+    """True when a layer in training mode may draw random numbers: a rate above 0 anywhere in it."""
+    return any(
+        isinstance(value, float) and value > 0
+        for module in layer.modules()
+        for name, value in vars(module).items()
+        if name == "p" or "drop" in name
+    )

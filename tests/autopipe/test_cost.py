@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -75,6 +77,11 @@ def test_replicas_exchange_the_active_bytes_of_the_slowest_stage(num_frozen: int
     one, four = (Plan(num_frozen, 0, TWO_STAGES, replicas, 1) for replicas in (1, 4))
     exchange_s = 0.25 + 2 * 3 / 4 * num_active * 1000 / 4
     assert step_seconds(PROFILE, SLOW_LINKS, four, 4) == step_seconds(PROFILE, SLOW_LINKS, one, 1) + exchange_s
+
+
+def test_layers_without_parameters_exchange_nothing() -> None:
+    profile = Profile((replace(LAYER, parameter_bytes=0),) * 4, optimizer_state_factor=2)
+    assert step_seconds(profile, SLOW_LINKS, Plan(0, 0, ((0, 3),), 4, 1), 4) == 434 + 4 * 0.5
 
 
 def test_cached_layers_cost_nothing() -> None:

@@ -53,7 +53,7 @@ LAYERS = st.builds(layer, st.floats(0.001, 0.05), st.integers(0, 50), st.sampled
 @given(
     profile=st.lists(LAYERS, min_size=3, max_size=5).map(lambda layers: Profile(tuple(layers), 2)),
     num_devices=st.integers(1, 5),
-    batch_size=st.integers(1, 4),  # small enough for the search to try every number of micro-batches
+    batch_size=st.integers(1, 6),  # small enough for the search to try every number of micro-batches worth it
     bandwidth=st.sampled_from([1e7, 1e9, 1e11]),
     cached=st.booleans(),
     data=st.data(),
@@ -81,7 +81,7 @@ def test_no_plan_that_fits_is_faster(
 @given(
     profile=st.lists(LAYERS, min_size=3, max_size=5).map(lambda layers: Profile(tuple(layers), 2)),
     num_devices=st.integers(1, 5),
-    batch_size=st.integers(1, 4),
+    batch_size=st.integers(1, 6),
 )
 def test_a_budget_that_is_too_small_is_told_the_smallest_that_is_not(
     profile: Profile, num_devices: int, batch_size: int
@@ -133,6 +133,30 @@ def test_1f1b_is_preferred_where_torch_runs_it() -> None:
         best_plan(BLOCKS, cluster(2), 32, pins=Pins(num_stages=2, num_microbatches=count)).schedule for count in (2, 1)
     ]
     assert schedules == ["1f1b", "gpipe"]
+
+
+def test_a_pinned_1f1b_has_a_microbatch_for_each_stage() -> None:
+    slow_start = Profile((layer(fixed_s=1.0),) * 6, 2)
+    counts = [
+        best_plan(slow_start, cluster(4), 32, pins=Pins(num_stages=4, schedule=schedule)).num_microbatches
+        for schedule in ("gpipe", "1f1b")
+    ]
+    assert counts[0] < counts[1] == 4
+
+
+def test_microbatches_are_not_only_powers_of_two() -> None:
+    profile = Profile((layer(fixed_s=0.02),) * 6, 2)
+    assert best_plan(profile, cluster(2), 24, pins=Pins(num_stages=2)).num_microbatches == 6
+
+
+def test_of_equally_fast_plans_the_one_with_fewer_microbatches_is_taken() -> None:
+    one_by_one = Plan(0, 0, ((0, 5),), num_replicas=1, num_microbatches=2)
+    budget = max(stage_memory_bytes(BLOCKS, one_by_one, 2))
+    saved_s = 0.01 * (2 + 5 * 3)  # what the second replica saves, and loses again to the exchange
+    devices = Cluster(2, budget, latency_s=0, bandwidth_bytes_per_s=60 * MIB / saved_s)
+    found = best_plan(BLOCKS, devices, 2, pins=Pins(num_stages=1))
+    assert (found.num_microbatches, found.num_replicas) == (1, 2)
+    assert found.predicted_step_s == pytest.approx(step_seconds(BLOCKS, devices, one_by_one, 2))
 
 
 @pytest.mark.parametrize(

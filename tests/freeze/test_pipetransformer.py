@@ -60,6 +60,15 @@ def test_the_cap_alone_follows_its_closed_form(alpha: Fraction, num_blocks: int)
             break
 
 
+def test_rounding_noise_freezes_no_further_block() -> None:
+    assert 0.07 * 100 > 7
+    assert PipeTransformer(alpha=0.07).decide(signals([1.0] * 99 + [0.5]), {})[0].num_frozen == 7
+
+
+def test_a_state_from_before_more_blocks_froze_unfreezes_none() -> None:
+    assert PipeTransformer(alpha=0.1).decide(signals([0, 0, 0, 2, 1], num_frozen=3), {"cap": 0.5})[0].num_frozen == 3
+
+
 @given(norms=st.lists(st.floats(0, 1e6), min_size=1, max_size=24), alpha=st.floats(0.01, 0.99), data=st.data())
 def test_a_decision_respects_both_terms_and_never_unfreezes(
     norms: list[float], alpha: float, data: st.DataObject

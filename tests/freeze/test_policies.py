@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from hydra.utils import get_class, instantiate
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
@@ -42,6 +42,7 @@ def test_every_key_is_explained(file: Path) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@settings(deadline=None)
 @given(steps=st.lists(st.lists(st.floats(0, 10), min_size=NUM_BLOCKS, max_size=NUM_BLOCKS), max_size=8))
 def test_the_prefix_grows_within_the_model_and_equal_signals_give_equal_decisions(
     path: Path, steps: list[list[float]]
