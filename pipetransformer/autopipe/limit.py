@@ -8,7 +8,8 @@ pipeline that it is compared with.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipetransformer.autopipe.cost import Profile, layer_time
+from pipetransformer.autopipe.cost import Cluster, Profile, layer_time, stage_seconds
+from pipetransformer.autopipe.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,17 @@ def fill_seconds(profile: Profile, from_level: int, to_level: int, num_samples: 
 def pipeline_efficiency(num_stages: int, num_microbatches: int) -> float:
     """Share of the time that a balanced GPipe or 1F1B pipeline works: ``M / (M + K - 1)``."""
     return num_microbatches / (num_microbatches + num_stages - 1)
+
+
+def plan_efficiency(profile: Profile, cluster: Cluster, plan: Plan, batch_size: int) -> float:
+    """Share of the devices' time that a plan spends on ideal work, at most 1.
+
+    The bubble, as in :func:`pipeline_efficiency`, and with it uneven stages, launch overhead of small micro-batches,
+    boundary transfers and padded rows: what an elastic system can win back without freezing.
+    """
+    stages = stage_seconds(profile, cluster, plan, batch_size)
+    pipeline_s = sum(stages) + (plan.num_microbatches - 1) * max(stages)
+    return work_seconds(profile, plan.num_frozen, plan.cache_level, batch_size) / (plan.num_devices * pipeline_s)
 
 
 def limit(

@@ -70,11 +70,9 @@ class ImageSplit(Split):
 
         pictures = [self.pictures.decode(int(index)) for index in ids]
         same_shape = len({picture.shape for picture in pictures}) == 1
-        batches = [np.stack(pictures)] if same_shape else [picture[None] for picture in pictures]
-        images = [
-            self._convert(torch.from_numpy(np.ascontiguousarray(batch.transpose(0, 3, 1, 2)))) for batch in batches
-        ]
-        return torch.cat(images)
+        batches = [pictures] if same_shape else [[picture] for picture in pictures]
+        images = [torch.from_numpy(np.stack(batch)).permute(0, 3, 1, 2).contiguous() for batch in batches]
+        return torch.cat([self._convert(batch) for batch in images])
 
     def _convert(self, pixels: Tensor) -> Tensor:
         """(B, C', H', W') of uint8 to (B, C, H, W) in [0, 1]."""

@@ -78,7 +78,7 @@ def check_answers(questions: Iterable[Question]) -> None:
 def _questions(article: dict[str, Any]) -> Iterator[Question]:
     for paragraph in article["paragraphs"]:
         for question in paragraph["qas"]:
-            answers = [] if question.get("is_impossible", False) else question["answers"]
+            answers = question["answers"]  # none where the question is impossible
             yield Question(
                 str(question["id"]),
                 question["question"],

@@ -55,7 +55,7 @@ class PipeTransformer(FreezePolicy):
             reason=(
                 f"froze {num_frozen - signals.num_frozen} of {signals.num_blocks - signals.num_frozen} active blocks: "
                 f"the cap allows {cap:.2f} frozen blocks at alpha={self.alpha:.3g}, the smallest gradient norm "
-                f"({signals.gradient_norms[block]:.3g}, block {block}) asks for {block + 1}"
+                f"({signals.gradient_norms[block]:.3g}, block {block + 1}) asks for {block + 1}"
             ),
             terms={"cap": cap, "argmin": float(block + 1)},
         )
@@ -69,7 +69,7 @@ def _smallest_gradient(signals: Signals) -> int:
     for block in active:
         if not isfinite(signals.gradient_norms[block]):
             raise ValueError(
-                f"the gradient norm of block {block} is {signals.gradient_norms[block]} at freeze decision "
+                f"the gradient norm of block {block + 1} is {signals.gradient_norms[block]} at freeze decision "
                 f"{signals.decision}: training has diverged; lower the learning rate (optim.lr=)"
             )
     return min(active, key=lambda block: signals.gradient_norms[block])

@@ -60,6 +60,7 @@ class HuggingFaceModel(ModelSpec):
 
     def _load(self, task: str, num_outputs: int) -> PreTrainedModel:
         import torch
+        from safetensors import SafetensorError
         from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification
 
         from pipetransformer.models.huggingface_layers import SUPPORTED
@@ -75,7 +76,7 @@ class HuggingFaceModel(ModelSpec):
             model, report = family.from_pretrained(
                 self.name, config=config, ignore_mismatched_sizes=True, output_loading_info=True, **wanted
             )
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, SafetensorError) as error:
             raise ValueError(
                 f"transformers could not load model.name={self.name} for {task}: {_first_line(error)} Supported are "
                 f"{SUPPORTED}. {_REMEDY}, or model.pretrained=false to draw the weights"
@@ -94,6 +95,7 @@ class HuggingFaceModel(ModelSpec):
             )
 
     def _config(self) -> PretrainedConfig:
+        from huggingface_hub.errors import StrictDataclassError
         from transformers import AutoConfig
 
         from pipetransformer.models.huggingface_layers import SUPPORTED
@@ -104,6 +106,8 @@ class HuggingFaceModel(ModelSpec):
             raise ValueError(
                 f"transformers found no model under model.name={self.name}: {_first_line(error)} {_REMEDY}"
             ) from error
+        except StrictDataclassError as error:
+            raise ValueError(f"model.options={self.options} does not fit model.name={self.name}: {error}") from error
         config, unknown = found
         if unknown:
             raise ValueError(f"model.options has {', '.join(unknown)}, the config.json of {config.model_type} does not")
@@ -115,11 +119,15 @@ class HuggingFaceModel(ModelSpec):
         from transformers import AutoTokenizer
 
         try:
-            return AutoTokenizer.from_pretrained(self.name)
+            tokenizer = AutoTokenizer.from_pretrained(self.name)
         except (OSError, ValueError) as error:
             raise ValueError(
                 f"transformers found no tokenizer under model.name={self.name}: {_first_line(error)} {_REMEDY}"
             ) from error
+        # without tokenizer files transformers makes one that takes every word for an unknown one
+        if len(tokenizer) <= len(tokenizer.all_special_ids):
+            raise ValueError(f"transformers found no tokenizer under model.name={self.name}: no words in it. {_REMEDY}")
+        return tokenizer
 
     def _num_positions(self) -> int:
         """Tokens that the positions allow; where padding has a position (RoBERTa), numbers start behind it."""

@@ -101,6 +101,7 @@ class TimmModel(ModelSpec):
             model,
             str(folder),
             model_config={"pretrained_cfg": preprocessing},
+            # recent versions of timm know their arguments, older ones have to be told
             model_args={**self.options, "in_chans": num_channels, "img_size": size},
             safe_serialization=True,
         )
@@ -133,15 +134,16 @@ class TimmModel(ModelSpec):
 
     def _create(self, pretrained: bool, **arguments: Any) -> VisionTransformer:
         import timm
+        from safetensors import SafetensorError
         from timm.models.vision_transformer import VisionTransformer
 
         try:
             model = timm.create_model(self._source(), pretrained=pretrained, **self.options, **arguments)
         except (TypeError, AssertionError) as error:
             raise ValueError(f"{self.name} does not go with model.options={self.options}: {error}") from error
-        except (OSError, RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError, KeyError, SafetensorError) as error:
             raise ValueError(
-                f"timm could not load model.name={self.name} (model.pretrained={self.pretrained}): {error} Without "
+                f"timm could not load model.name={self.name} (model.pretrained={self.pretrained}): {error}. Without "
                 "network give model.name=<folder> with config.json and model.safetensors, or a name that timm lists "
                 "with model.pretrained=false to start from scratch"
             ) from error

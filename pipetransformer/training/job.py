@@ -37,7 +37,7 @@ def run_job(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | N
     device = _open_world(config)
     try:
         run_dir = _agree(run_dir)
-        return _run(config, run_dir, device, plain, sweep)
+        return run_rank(config, run_dir, device, plain, sweep)
     except BaseException as error:
         if dist.get_rank() == 0 and not (run_dir / SUMMARY).is_file():
             write_json(run_dir / SUMMARY, failed(error))
@@ -90,9 +90,10 @@ def _agree(run_dir: Path) -> Path:
     return folders[0]
 
 
-def _run(
+def run_rank(
     config: Config, run_dir: Path, device: torch.device, plain: dict[str, Any], sweep: str | None
 ) -> dict[str, Any]:
+    """Runs one rank of a job in a world that is open; the environment says which of its node."""
     prepared = prepare(config, device)
     report = Reporter()
     if dist.get_rank() == 0:

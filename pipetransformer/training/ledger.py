@@ -4,7 +4,7 @@ import statistics
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipetransformer.autopipe.limit import Fill, Phase, limit, pipeline_efficiency
+from pipetransformer.autopipe.limit import Fill, Phase, limit, plan_efficiency
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.training.planner import Planner
 
@@ -104,8 +104,7 @@ class Ledger:
         static = planner.static()
         phases = [Phase(e.plan.num_frozen, e.plan.cache_level, e.num_samples) for e in self.entries]
         fills = [entry.fill for entry in self.entries if entry.fill is not None]
-        efficiency = pipeline_efficiency(static.num_stages, static.num_microbatches)
-        return limit(planner.profile, phases, fills, efficiency)
+        return limit(planner.profile, phases, fills, planner.efficiency(static))
 
 
 def plan_dict(plan: Plan) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from pipetransformer.autopipe.cost import Cluster, Profile, step_seconds
+from pipetransformer.autopipe.limit import plan_efficiency
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.autopipe.search import Pins, best_plan
 from pipetransformer.config import Parallel
@@ -38,6 +39,10 @@ class Planner:
             num_layers = plan.num_layers - (cache_level + 1 if cache_level else 0)
             pins = replace(pins, num_stages=min(pins.num_stages, num_layers))
         return best_plan(self.profile, self.cluster, self._batch_size, num_frozen, cache_level, pins)
+
+    def efficiency(self, plan: Plan) -> float:
+        """Share of the devices' time that a plan spends on ideal work."""
+        return plan_efficiency(self.profile, self.cluster, plan, self._batch_size)
 
     def predict(self, plan: Plan) -> float:
         """Seconds of one optimizer step."""

@@ -146,7 +146,7 @@ def test_a_pinned_1f1b_has_a_microbatch_for_each_stage() -> None:
 
 def test_microbatches_are_not_only_powers_of_two() -> None:
     profile = Profile((layer(fixed_s=0.02),) * 6, 2)
-    assert best_plan(profile, cluster(2), 24, pins=Pins(num_stages=2)).num_microbatches == 6
+    assert best_plan(profile, cluster(2), 24, pins=Pins(num_stages=2)).num_microbatches == 3
 
 
 def test_of_equally_fast_plans_the_one_with_fewer_microbatches_is_taken() -> None:

@@ -74,6 +74,8 @@ def test_chunks_are_joined_in_order(tokenizer: Any) -> None:
         "[CLS] it is 1002 [SEP]",
     ]
     assert (len(tokens.ids), tokens.pad_id) == (CHUNK + 3, 0)
+    assert tokens.type_ids is not None
+    np.testing.assert_array_equal(tokens.type_ids.lengths, tokens.ids.lengths)
 
 
 def test_pairs_are_joined_and_cut_to_the_longest_length(tokenizer: Any) -> None:

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipetransformer.data import windows as windows_module
 from pipetransformer.data.squad_file import Question
 from pipetransformer.data.windows import answer_tokens, cut
 
@@ -40,6 +41,19 @@ def test_windows_stand_in_the_order_of_their_questions(tokenizer: Any) -> None:
     assert windows.questions.tolist() == sorted(windows.questions.tolist())
     assert {*windows.questions.tolist()} == {0, 1, 2}
     assert (windows.questions == 1).sum() > 1
+
+
+def test_chunks_are_joined_in_order(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    questions = [ask("a"), ask(LONG), ask("of it"), ask("it is"), ask(LONG)]
+    at_once = cut(questions, tokenizer, 40, 5)
+    monkeypatch.setattr(windows_module, "CHUNK", 2)
+    in_chunks = cut(questions, tokenizer, 40, 5)
+    np.testing.assert_array_equal(in_chunks.questions, at_once.questions)
+    np.testing.assert_array_equal(in_chunks.contexts, at_once.contexts)
+    np.testing.assert_array_equal(in_chunks.offsets.values, at_once.offsets.values)
+    np.testing.assert_array_equal(in_chunks.tokens.ids.values, at_once.tokens.ids.values)
+    assert in_chunks.tokens.type_ids is not None
+    np.testing.assert_array_equal(in_chunks.tokens.type_ids.starts, at_once.tokens.ids.starts)
 
 
 def test_a_question_that_leaves_no_room_is_named(tokenizer: Any) -> None:

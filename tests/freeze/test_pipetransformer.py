@@ -35,7 +35,7 @@ def test_the_cap_binds_before_the_gradients() -> None:
     assert (decision.num_frozen, decision.bound) == (2, "cap")
     assert state == {"cap": pytest.approx(1.8)}
     assert "1.80" in decision.reason
-    assert "block 5" in decision.reason
+    assert "block 6" in decision.reason
 
 
 def test_after_the_gradients_have_bound_the_cap_starts_from_the_frozen_blocks() -> None:
@@ -88,7 +88,7 @@ def test_a_model_that_is_all_frozen_stays_so() -> None:
 
 @pytest.mark.parametrize("norm", [nan, inf])
 def test_a_norm_that_is_not_finite_is_an_error(norm: float) -> None:
-    with pytest.raises(ValueError, match=r"block 1 is (nan|inf) at freeze decision 3.*optim\.lr="):
+    with pytest.raises(ValueError, match=r"block 2 is (nan|inf) at freeze decision 3.*optim\.lr="):
         PipeTransformer().decide(signals([1, norm, 2], decision=3), {})
 
 

@@ -109,6 +109,13 @@ def test_an_unknown_option_is_refused(encoder_folder: Folder) -> None:
         spec.build("classification", 3, (), seed=0)
 
 
+def test_an_option_of_the_wrong_type_is_refused(encoder_folder: Folder) -> None:
+    spec = HuggingFaceModel(name=str(encoder_folder("bert")), pretrained=False, options={"hidden_size": "wide"})
+
+    with pytest.raises(ValueError, match=r"model\.options=.*hidden_size"):
+        spec.build("classification", 3, (), seed=0)
+
+
 def test_the_number_of_labels_is_not_an_option() -> None:
     with pytest.raises(ValueError, match="num_labels is not an option"):
         HuggingFaceModel(name="bert-base-uncased", options={"num_labels": 3}).check()
@@ -146,3 +153,20 @@ def test_a_folder_without_config_is_reported(tmp_path: Path) -> None:
 def test_a_folder_without_weights_is_reported(encoder_folder: Folder) -> None:
     with pytest.raises(ValueError, match=r"could not load .*model\.pretrained=false"):
         HuggingFaceModel(name=str(encoder_folder("bert"))).build("classification", 2, (), seed=0)
+
+
+def test_weights_that_cannot_be_read_are_reported(encoder_folder: Folder) -> None:
+    folder = encoder_folder("bert")
+    (folder / "model.safetensors").write_bytes(b"half a download")
+
+    with pytest.raises(ValueError, match=r"could not load .*header"):
+        HuggingFaceModel(name=str(folder)).build("classification", 2, (), seed=0)
+
+
+def test_a_folder_without_tokenizer_is_reported(encoder_folder: Folder) -> None:
+    folder = encoder_folder("bert")
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+
+    with pytest.raises(ValueError, match=r"no tokenizer under .*no words"):
+        HuggingFaceModel(name=str(folder)).input_format()

@@ -58,8 +58,9 @@ def test_seeded_draws_repeat_and_leave_the_outer_draws_alone() -> None:
     torch.manual_seed(7)
     with seeded(1):
         first = torch.rand(2)
+    outside = torch.rand(2)
     with seeded(1):
         second = torch.rand(2)
 
     assert torch.equal(first, second)
-    assert torch.equal(torch.rand(2), expected)
+    assert torch.equal(outside, expected)

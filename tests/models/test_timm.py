@@ -155,3 +155,10 @@ def test_weights_out_of_reach_are_reported_with_both_ways_out(name: str) -> None
 def test_a_folder_without_config_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"config\.json"):
         build(TimmModel(name=str(tmp_path)))
+
+
+def test_a_folder_of_another_library_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+
+    with pytest.raises(ValueError, match=r"could not load .*architecture"):
+        build(TimmModel(name=str(tmp_path)))

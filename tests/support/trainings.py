@@ -14,7 +14,7 @@ from pipetransformer.autocache.cache import AutoCache
 from pipetransformer.autodp.sampler import batch_ids, epoch_order, num_batches
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.data.base import QUESTION_ANSWERING
-from pipetransformer.runtime.elastic import ElasticRuntime
+from pipetransformer.runtime.elastic import ElasticRuntime, TransitionReport
 from pipetransformer.runtime.groups import Groups
 from pipetransformer.runtime.randomness import SampleRandomness, sample_keys
 from pipetransformer.runtime.transfer import collect
@@ -74,13 +74,13 @@ def train_elastic(case: Case, plans: Plans, cache_folder: str | None = None) -> 
     return trace
 
 
-def go(runtime: ElasticRuntime, feed: Feed, plan: Plan) -> None:
+def go(runtime: ElasticRuntime, feed: Feed, plan: Plan) -> TransitionReport:
     assert feed.cache is not None
     level = feed.cache.level
     if plan.cache_level > level:
         with runtime.prefix(level + 1 if level else 0, plan.cache_level) as compute:
             feed.cache.advance(plan.cache_level, [(feed.source, np.arange(len(feed.split)))], compute, batch_size=6)
-    runtime.apply(plan)
+    return runtime.apply(plan)
 
 
 def moments(runtime: ElasticRuntime) -> dict[str, Tensor]:

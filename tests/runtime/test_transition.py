@@ -1,0 +1,85 @@
+"""What a transition moves and leaves, and what runs afterwards."""
+
+from pathlib import Path
+
+import pytest
+from support.cases import Case
+from support.observations import Seen, observe, poisoned_step
+from support.plans import HEAD, PIPE_TO_DATA, plan
+from support.pool import Pool
+
+from pipetransformer.autodp.moves import initial_placement, moves, next_placement
+from pipetransformer.autodp.topology import position
+
+
+@pytest.fixture(scope="module")
+def seen(pool: Pool, bert_config: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Seen]:
+    """Each rank's observations through 4 stages, 2 x 2 and 4 replicas."""
+    return pool.run(4, observe, Case("vit", bert_config), PIPE_TO_DATA, str(tmp_path_factory.mktemp("cache")))
+
+
+def test_a_rank_holds_the_layers_of_its_stage_and_what_is_parked_with_it(seen: list[Seen]) -> None:
+    placements = []
+    for current in PIPE_TO_DATA.values():
+        last = placements[-1] if placements else None
+        placements.append(next_placement(current, last) if last else initial_placement(current))
+    for rank, own in enumerate(seen):
+        expected = [[layer for layer, ranks in enumerate(p) if rank in ranks] for p in placements]
+        assert own.held == expected
+    parked = [layers for layers in seen[3].held if 0 in layers]
+    assert parked == [], "a frozen and cached layer stays with one rank, not with all"
+
+
+def test_optimizer_state_is_held_for_the_active_layers_of_the_stage_only(seen: list[Seen]) -> None:
+    for rank, own in enumerate(seen):
+        for current, with_state in zip(PIPE_TO_DATA.values(), own.with_state, strict=True):
+            place = position(current, rank)
+            assert place is not None
+            assert with_state == [i for i in current.stage_layers(place.stage) if i >= current.first_active_layer]
+
+
+def test_a_cached_block_never_runs(seen: list[Seen]) -> None:
+    for own in seen:
+        for current, ran in zip(PIPE_TO_DATA.values(), own.ran, strict=True):
+            assert ran, "every rank ran something"
+            assert min(ran) >= current.first_layer
+
+
+def test_every_layer_of_a_stage_runs_once_per_micro_batch(seen: list[Seen]) -> None:
+    for rank, own in enumerate(seen):
+        for current, ran in zip(PIPE_TO_DATA.values(), own.ran, strict=True):
+            place = position(current, rank)
+            assert place is not None
+            assert ran == dict.fromkeys(current.stage_layers(place.stage), current.num_microbatches)
+
+
+def test_the_bytes_sent_are_those_of_the_moves(seen: list[Seen], bert_config: Path) -> None:
+    stack = Case("vit", bert_config).stack()
+    placement = initial_placement(PIPE_TO_DATA[0])
+    for index, current in enumerate(list(PIPE_TO_DATA.values())[1:], start=1):
+        following = next_placement(current, placement)
+        expected = 0
+        for move in moves(placement, following):
+            tensors = dict(stack[move.layer].tensors())
+            num_bytes = sum(t.numel() * t.element_size() for t in tensors.values())
+            state = 0
+            if move.layer >= current.first_active_layer:  # Adam: two moments and a float32 step count
+                parameters = list(stack[move.layer].parameters())
+                state = sum(2 * p.numel() * p.element_size() + 4 for p in parameters)
+            expected += num_bytes + state
+        assert {own.bytes_moved[index] for own in seen} == {expected}
+        placement = following
+
+
+def test_evaluation_counts_every_sample_once_at_every_topology(seen: list[Seen]) -> None:
+    for index in range(len(PIPE_TO_DATA)):
+        assert len({tuple(own.scores[index].items()) for own in seen}) == 1, "all ranks have the same score"
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_loss_that_is_not_finite_stops_every_rank_before_any_weight_changes(
+    replicas: int, pool: Pool, bert_config: Path, tmp_path: Path
+) -> None:
+    plans = {0: plan(0, 0, [3, HEAD], replicas, 2)}
+    results = pool.run(2 * replicas, poisoned_step, Case("vit", bert_config), plans, str(tmp_path))
+    assert all("nan" in message and unchanged for message, unchanged in results)

@@ -1,0 +1,85 @@
+"""What a rank does and holds under given plans."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from pipetransformer.autocache.cache import AutoCache
+from pipetransformer.runtime.elastic import ElasticRuntime, NotFinite
+from pipetransformer.runtime.groups import Groups
+from pipetransformer.training.evaluate import evaluate
+from pipetransformer.training.feed import Feed
+from pipetransformer.training.task import LOSSES
+from support.cases import OPTIMIZERS, SEED, Case
+from support.trainings import Path, Plans, go, ids_of, rate
+
+
+@dataclass
+class Seen:
+    """After each plan and one step under it: what this rank holds, and which layers ran how often in the step."""
+
+    held: list[list[int]] = field(default_factory=list)
+    with_state: list[list[int]] = field(default_factory=list)
+    ran: list[dict[int, int]] = field(default_factory=list)
+    bytes_moved: list[int] = field(default_factory=list)
+    scores: list[dict[str, float]] = field(default_factory=list)
+
+
+def build(case: Case, folder: str) -> tuple[ElasticRuntime, Feed, Groups]:
+    spec, groups = OPTIMIZERS[case.optimizer], Groups(60)
+    runtime = ElasticRuntime(
+        case.stack(), groups, LOSSES[case.task], spec.build, spec.clip_norm, torch.device("cpu"), torch.float64
+    )
+    feed = Feed(case.split(), runtime.holdings.stack.hidden_shape, SEED)
+    rank, world = dist.get_rank(), dist.get_world_size()
+    feed.cache = AutoCache(Path(folder), feed.hidden_size, torch.float64, rank, world, dist.barrier)
+    return runtime, feed, groups
+
+
+def observe(case: Case, plans: Plans, folder: str) -> Seen:
+    runtime, feed, groups = build(case, folder)
+    stack, seen, ran = runtime.holdings.stack, Seen(), Counter[int]()
+    for index, layer in enumerate(stack.layers):
+        layer.register_forward_hook(lambda *_, i=index: ran.update([i]))
+    for step, plan in enumerate(plans.values()):
+        seen.bytes_moved.append(go(runtime, feed, plan).bytes_moved)
+        ran.clear()
+        one_step(runtime, feed, case, step)
+        seen.ran.append(dict(ran))
+        seen.held.append(runtime.holdings.held())
+        seen.with_state.append([i for i in runtime.holdings.held() if _has_state(runtime, i)])
+        seen.scores.append(evaluate(runtime, feed, batch_size=6))
+    groups.close()
+    return seen
+
+
+def one_step(runtime: ElasticRuntime, feed: Feed, case: Case, step: int) -> None:
+    engine = runtime.engine
+    batch = feed.batch(ids_of(case, step), engine.plan, engine.position, step)[0] if engine else None
+    runtime.step(batch, rate(step))
+
+
+def _has_state(runtime: ElasticRuntime, layer: int) -> bool:
+    state = runtime.optimizer.state if runtime.optimizer else {}
+    return any(parameter in state for parameter in runtime.holdings.stack[layer].parameters())
+
+
+def poisoned_step(case: Case, plans: Plans, folder: str) -> tuple[str, bool]:
+    """A step whose batch holds a NaN on one replica: the error of this rank, and whether its weights are as before."""
+    runtime, feed, groups = build(case, folder)
+    runtime.apply(plans[0])
+    before = {name: tensor.clone() for name, tensor in runtime.holdings.stack.named_parameters() if not tensor.is_meta}
+    engine, message = runtime.engine, ""
+    batch = feed.batch(np.arange(case.batch_size), engine.plan, engine.position, 0)[0] if engine else None
+    if batch is not None and batch.inputs is not None and dist.get_rank() == 0:
+        batch.inputs[0] = float("nan")
+    try:
+        runtime.step(batch, 0.01)
+    except NotFinite as error:
+        message = str(error)
+    after = dict(runtime.holdings.stack.named_parameters())
+    groups.close()
+    return message, all(torch.equal(after[name], tensor) for name, tensor in before.items())
