@@ -56,7 +56,7 @@ class TimmModel(ModelSpec):
         """Keyword arguments of ``ImageFormat``: the published model's preprocessing, or none worth the name."""
         if not self.pretrained:
             return {"size": self.image_size, "num_channels": self.num_channels, "mean": (0.5,), "std": (0.5,)}
-        from timm.data import resolve_model_data_config
+        from timm.data.config import resolve_model_data_config
 
         published = resolve_model_data_config(self._outline())
         num_channels, size, _ = published["input_size"]

@@ -4,7 +4,7 @@ import statistics
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipetransformer.autopipe.limit import Fill, Phase, limit, plan_efficiency
+from pipetransformer.autopipe.limit import Fill, Phase, limit
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.training.planner import Planner
 
