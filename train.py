@@ -1,28 +1,59 @@
 """Trains, for example ``python train.py model=bert dataset=squad``: composes with Hydra, hands plain values on."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import CompactHydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from pipetransformer import config
 
+IS_FIRST_RANK = os.environ.get("RANK", "0") == "0"  # torchrun starts one process per rank, all others are ours
+NO_RUN_FOLDER = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none")
+
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
 def main(node: DictConfig) -> float | None:
-    run_config = config.load(node)
     hydra_config = HydraConfig.get()
-    run_dir = Path(hydra_config.runtime.output_dir).resolve()
-    config.write_resolved(node, run_dir)
     sweep = Path(hydra_config.sweep.dir).name if hydra_config.mode == RunMode.MULTIRUN else None
+    try:
+        return run_job(node, Path(hydra_config.runtime.output_dir).resolve(), sweep)
+    except config.UserError as error:
+        if sweep is None:
+            sys.exit(config.explain(error))
+        job = f"job {hydra_config.job.num} ({' '.join(hydra_config.overrides.task)})"
+        print(f"{job} failed: {config.explain(error)}", file=sys.stderr)
+        raise  # the other jobs go on, and Hydra ends with this error
+
+
+def run_job(node: DictConfig, run_dir: Path, sweep: str | None) -> float | None:
+    run_config = config.load(node)
+    if IS_FIRST_RANK:
+        config.write_resolved(node, run_dir)
 
     from pipetransformer.launch import launch  # torch is imported from here on
 
     return launch(run_config, run_dir, config.as_plain(node), sweep)
+
+
+def run() -> None:
+    """Calls Hydra. What the user can mend ends in one message, without Hydra's frame around it and without a trace."""
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors of composition come here in place of being printed
+    if not IS_FIRST_RANK:
+        sys.argv += NO_RUN_FOLDER
+    try:
+        main()
+    except CompactHydraException as error:
+        sys.exit(config.explain(error))
+    except OSError as error:
+        sys.exit(f"the run folder cannot be written ({error}); name another one by hydra.run.dir= or hydra.sweep.dir=")
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
 
 
 def refuse_sweep_under_torchrun() -> None:
@@ -37,4 +68,4 @@ def refuse_sweep_under_torchrun() -> None:
 if __name__ == "__main__":
     refuse_sweep_under_torchrun()
     config.register()
-    main()
+    run()

@@ -16,7 +16,9 @@ from hydra.core.config_store import ConfigStore
 from hydra.errors import CompactHydraException
 from hydra.utils import get_class, instantiate
 from omegaconf import MISSING, DictConfig, OmegaConf
-from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+
+from pipetransformer.autopipe.plan import SCHEDULES
 
 SPEC_GROUPS = ("model", "dataset", "freeze", "optim", "logger")
 PRECISIONS = ("float32", "float64")
@@ -123,7 +125,7 @@ def load(node: DictConfig) -> Config:
     except ValueError as error:
         raise UserError(str(error)) from None
     except OmegaConfBaseException as error:
-        raise UserError(str(error).split("\n")[0] + f" (in {error.full_key})") from None
+        raise UserError(str(error).split("\n")[0]) from error
     except CompactHydraException as error:
         cause = error.__cause__ or error
         raise UserError(str(cause)) from None
@@ -144,15 +146,32 @@ def _checked(group: str, node: DictConfig) -> DictConfig:
     except ConfigKeyError:
         names = [spec_field.name for spec_field in dataclasses.fields(spec)]
         unknown = next(key for key in values if key not in names)
-        near = get_close_matches(str(unknown), names, n=1)
-        hint = f"did you mean {group}.{near[0]}?" if near else f"it has: {', '.join(names)}"
-        raise ValueError(f"{group}.{unknown} does not exist; {hint}") from None
+        raise ValueError(_unknown(f"{group}.{unknown}", names)) from None
     except OmegaConfBaseException as error:
         raise ValueError(f"{group}.{error.key}: {str(error).splitlines()[0]}") from None
     missing = OmegaConf.missing_keys(checked)
     if missing:
         raise ValueError("give a value to " + ", ".join(f"{group}.{key}" for key in sorted(missing)))
     return OmegaConf.create({"_target_": node["_target_"], **cast("dict[str, Any]", OmegaConf.to_container(checked))})
+
+
+def _unknown(key: str, names: list[str]) -> str:
+    """What to say of a full key whose last part is not one of the names at its place."""
+    *parents, last = key.split(".")
+    near = get_close_matches(last, names, n=1)
+    hint = f"did you mean {'.'.join([*parents, near[0]])}?" if near else f"there are: {', '.join(names)}"
+    return f"{key} does not exist; {hint}"
+
+
+def explain(error: CompactHydraException) -> str:
+    """One message for what the user can mend: Hydra's own, but for a key or value that does not fit."""
+    cause = error.__cause__
+    if not isinstance(cause, OmegaConfBaseException) or cause.full_key is None:
+        return str(error)
+    if isinstance(cause, ConfigKeyError | ConfigAttributeError) and isinstance(cause.parent_node, DictConfig):
+        names = [str(key) for key in cause.parent_node if key != "_target_"]
+        return _unknown(str(cause.full_key), names)
+    return f"{cause.full_key}: {str(cause).splitlines()[0]}"
 
 
 def check(config: Config) -> None:
@@ -169,6 +188,8 @@ def check(config: Config) -> None:
             raise ValueError(f"{name}={value} must be above 0")
     _one_of("precision", config.precision, PRECISIONS)
     _one_of("parallel.device", parallel.device, ("auto", "cpu", "cuda"))
+    if parallel.schedule is not None:
+        _one_of("parallel.schedule", parallel.schedule, SCHEDULES)
     if config.model.modality != config.dataset.modality:
         raise ValueError(
             f"{config.model.name} reads {config.model.modality}s and the dataset holds {config.dataset.modality}s; "

@@ -16,6 +16,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from pipetransformer.config import Config, UserError
 from pipetransformer.report.run_folder import SUMMARY, write_json
 from pipetransformer.training.job import run_job
+from pipetransformer.training.trainer import Diverged
 
 DEFAULT_CPU_PROCESSES = 2
 
@@ -41,12 +42,16 @@ def launch(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | No
                 f"parallel.world_size={config.parallel.world_size}, but torchrun started {os.environ['WORLD_SIZE']} "
                 "processes; leave parallel.world_size out or make them equal"
             )
-        return _metric(run_job(config, run_dir, plain, sweep))
+        try:
+            return _metric(run_job(config, run_dir, plain, sweep))
+        except (ValueError, Diverged) as error:
+            raise UserError(str(error)) from error
     return _metric(_launch_workers(config, run_dir, plain, sweep))
 
 
 def _launch_workers(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | None) -> dict[str, Any]:
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the cause is reported below
+    for noisy in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
+        logging.getLogger(noisy).setLevel(logging.CRITICAL)  # the cause is reported below
     world_size = config.parallel.world_size or torch.cuda.device_count() or DEFAULT_CPU_PROCESSES
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // world_size)))
     settings = LaunchConfig(
@@ -60,16 +65,19 @@ def _launch_workers(config: Config, run_dir: Path, plain: dict[str, Any], sweep:
         monitor_interval=0.1,
         start_method="spawn",
     )
-    status = "failed"
+    (run_dir / SUMMARY).unlink(missing_ok=True)  # of an earlier run in the same folder
+    ending = {"status": "failed"}
     try:
         return elastic_launch(settings, run_job)(config, run_dir, plain, sweep)[0]  # of rank 0
     except ChildFailedError as error:
-        raise _cause(error) from None
+        cause = _cause(error)
+        ending["error"] = str(cause)
+        raise cause from None
     except (SignalException, KeyboardInterrupt) as error:
-        status = "interrupted"
+        ending["status"] = "interrupted"
         raise KeyboardInterrupt from error
     finally:
-        _tidy(config, run_dir, status)
+        _tidy(config, run_dir, ending)
 
 
 def _cause(error: ChildFailedError) -> Exception:
@@ -82,16 +90,19 @@ def _cause(error: ChildFailedError) -> Exception:
     if name in ("ValueError", "NoPlan", "UserError", "Diverged"):
         return UserError(rest)
     if failure.exitcode == -signal.SIGKILL:
-        return RuntimeError(f"worker {failure.local_rank} was killed (out of memory?)")
+        return UserError(
+            f"worker {failure.local_rank} was killed, perhaps for want of memory; lower batch_size or "
+            "parallel.world_size"
+        )
     return RuntimeError(f"worker {failure.local_rank} failed: {text}\n{trace}")
 
 
-def _tidy(config: Config, run_dir: Path, status: str) -> None:
-    """What a killed worker may have left behind, or left undone."""
+def _tidy(config: Config, run_dir: Path, ending: dict[str, str]) -> None:
+    """What a killed worker may have left behind, or left undone: its cache, and the summary before the first step."""
     if config.cache.path is None:
         shutil.rmtree(run_dir / "cache", ignore_errors=True)
     if not (run_dir / SUMMARY).is_file():
-        write_json(run_dir / SUMMARY, {"status": status, "error": "the workers ended before the first step"})
+        write_json(run_dir / SUMMARY, ending)
 
 
 def _metric(summary: dict[str, Any] | None) -> float | None:

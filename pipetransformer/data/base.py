@@ -61,7 +61,7 @@ class Split(ABC):
 
     @abstractmethod
     def targets(self, ids: Sequence[int]) -> Tensor:
-        """Labels (B,) of int64, values (B,) of float32, or answer token positions (B, 2) of int64 [start, end]."""
+        """Labels (B,) of int64, values (B,) of float32, or answers (B, 3) of int64 [start, end, number of tokens]."""
 
     def predict(self, outputs: Tensor, ids: Sequence[int], num_tokens: int | None) -> Tensor:
         """What :meth:`score` needs of the outputs (B, ...) for these samples: the likeliest class by default."""

@@ -34,7 +34,8 @@ class SquadSplit(TextSplit):
         self.max_answer_length = max_answer_length
         self._windows = windows
         self._version_2 = version_2
-        self._targets = np.array([self._gold(row) for row in range(len(self))], dtype=np.int64)
+        gold = [self._gold(row) for row in range(len(self))]
+        self._targets = np.column_stack([np.array(gold, dtype=np.int64).reshape(-1, 2), self.lengths])
 
     def targets(self, ids: Sequence[int]) -> Tensor:
         import torch

@@ -13,7 +13,7 @@ class Batch:
     Attributes:
         inputs: What the first stage reads (images, token ids or cached features), (B, ...); ``None`` on other stages.
         context: Tensors (B, ...) that every layer may need, such as the attention mask.
-        targets: Labels (B,) or (B, 2); ``None`` where they are not needed.
+        targets: Labels (B,) or (B, k); ``None`` where they are not needed.
         weights: (B,) of 1 for a sample and 0 for padding.
         keys: (B,) keys of the samples' random streams.
         hidden_shape: (B, T, D) of the tensor between layers.

@@ -1,7 +1,9 @@
 """Losses by sample, and what is kept of the outputs for the metrics."""
 
+import math
 from collections.abc import Callable
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -17,7 +19,10 @@ def _regression(output: Tensor, targets: Tensor) -> Tensor:
 
 
 def _question_answering(output: Tensor, targets: Tensor) -> Tensor:
-    start, end = (F.cross_entropy(output[:, :, i], targets[:, i].long(), reduction="none") for i in (0, 1))
+    """Padding takes no part in the softmax: the loss of a sample depends neither on its batch nor on the cache."""
+    padding = torch.arange(output.shape[1], device=output.device) >= targets[:, 2:]  # (B, T)
+    logits = output.masked_fill(padding[:, :, None], -math.inf)
+    start, end = (F.cross_entropy(logits[:, :, i], targets[:, i].long(), reduction="none") for i in (0, 1))
     return (start + end) / 2
 
 
@@ -26,4 +31,4 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     REGRESSION: _regression,
     QUESTION_ANSWERING: _question_answering,
 }
-"""``loss(output, targets) -> (B,)``: outputs (B, C), (B, 1) or (B, T, 2) against targets (B,), (B,) or (B, 2)."""
+"""``loss(output, targets) -> (B,)``: outputs (B, C), (B, 1) or (B, T, 2) against targets (B,), (B,) or (B, 3)."""

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.cases import Case, tensors_equal
+from support.mutations import MUTATIONS, train_mutated
 from support.plans import HEAD, PIPE_TO_DATA, plan
 from support.pool import Pool
 from support.trainings import Plans, Trace, train_elastic, train_reference
@@ -63,3 +64,24 @@ def test_dropout_is_the_same_at_every_topology(kind: str, pool: Pool, bert_confi
 
 def test_momentum_survives_the_transitions(pool: Pool, bert_config: Path, tmp_path: Path) -> None:
     assert_equal(*run_both(pool, Case("vit", bert_config, optimizer="sgd"), 4, PIPE_TO_DATA, tmp_path))
+
+
+UNEVEN: Plans = {  # shares of 8 over 3 replicas are padded; the prefix runs uncached, then from the cache
+    0: plan(0, 0, [3, HEAD], 1, 2),
+    2: plan(2, 0, [4, HEAD], 2, 3),
+    4: plan(4, 4, [HEAD], 3, 2),
+}
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS)
+def test_a_broken_feature_does_not_pass_for_exact(mutation: str, pool: Pool, bert_config: Path, tmp_path: Path) -> None:
+    case = Case("vit", bert_config, dropout=0.2)
+    mutated = pool.run(4, train_mutated, mutation, case, UNEVEN, str(tmp_path))[0]
+    reference = train_reference(case, {step: plan.num_frozen for step, plan in UNEVEN.items()})
+    with pytest.raises(AssertionError):
+        assert_equal(mutated, reference)
+
+
+def test_uneven_shares_and_an_uncached_prefix_are_exact(pool: Pool, bert_config: Path, tmp_path: Path) -> None:
+    """The plans of the mutations, unbroken."""
+    assert_equal(*run_both(pool, Case("vit", bert_config, dropout=0.2), 4, UNEVEN, tmp_path))

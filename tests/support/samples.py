@@ -43,7 +43,8 @@ class RandomText(Split):
         self.lengths = generator.integers(3, 12, num_samples)
         self._tokens = generator.integers(5, VOCABULARY, (num_samples, 12))
         self._labels = generator.integers(0, NUM_CLASSES, num_samples)
-        self._answers = np.sort(generator.integers(0, self.lengths[:, None], (num_samples, 2)), axis=1)
+        spans = np.sort(generator.integers(0, self.lengths[:, None], (num_samples, 2)), axis=1)
+        self._answers = np.column_stack([spans, self.lengths])
 
     def __len__(self) -> int:
         return len(self._labels)
