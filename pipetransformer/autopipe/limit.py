@@ -8,7 +8,7 @@ pipeline that it is compared with.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipetransformer.autopipe.cost import Cluster, Profile, layer_time, stage_seconds
+from pipetransformer.autopipe.cost import Profile, layer_seconds, layer_time, microbatch_size
 from pipetransformer.autopipe.plan import Plan
 
 
@@ -48,13 +48,17 @@ def pipeline_efficiency(num_stages: int, num_microbatches: int) -> float:
     return num_microbatches / (num_microbatches + num_stages - 1)
 
 
-def plan_efficiency(profile: Profile, cluster: Cluster, plan: Plan, batch_size: int) -> float:
+def plan_efficiency(profile: Profile, plan: Plan, batch_size: int) -> float:
     """Share of the devices' time that a plan spends on ideal work, at most 1.
 
-    The bubble, as in :func:`pipeline_efficiency`, and with it uneven stages, launch overhead of small micro-batches,
-    boundary transfers and padded rows: what an elastic system can win back without freezing.
+    The bubble, as in :func:`pipeline_efficiency`, and with it uneven stages, launch overhead of small micro-batches
+    and padded rows: what an elastic system can win back without freezing.
     """
-    stages = stage_seconds(profile, cluster, plan, batch_size)
+    num_samples = microbatch_size(batch_size, plan.num_replicas, plan.num_microbatches)
+    stages = [
+        sum(layer_seconds(profile, layer, plan.num_frozen, num_samples) for layer in range(first, last + 1))
+        for first, last in plan.stages
+    ]
     pipeline_s = sum(stages) + (plan.num_microbatches - 1) * max(stages)
     return work_seconds(profile, plan.num_frozen, plan.cache_level, batch_size) / (plan.num_devices * pipeline_s)
 

@@ -18,7 +18,7 @@ from pipetransformer.autopipe.plan import Plan
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.runtime import signals
 from pipetransformer.runtime.batch import Batch
-from pipetransformer.runtime.engine import Engine, Loss
+from pipetransformer.runtime.engine import Engine, Objective
 from pipetransformer.runtime.groups import Groups
 from pipetransformer.runtime.holdings import Holdings
 from pipetransformer.runtime.stage import Stage
@@ -60,18 +60,19 @@ class ElasticRuntime:
     Args:
         stack: The whole model, equal on every rank.
         groups: Process groups.
-        loss: Loss of each sample.
+        objective: What the head's output is for.
         build_optimizer: Makes the optimizer over a stage's parameters.
         clip_norm: Largest norm of the whole gradient.
     """
 
     def __init__(
-        self, stack: LayerStack, groups: Groups, loss: Loss, build_optimizer: OptimizerBuilder,
+        self, stack: LayerStack, groups: Groups, objective: Objective, build_optimizer: OptimizerBuilder,
         clip_norm: float | None, device: torch.device, dtype: torch.dtype,
     ) -> None:  # fmt: skip
         self.device, self.dtype = device, dtype
         self.holdings = Holdings(stack, device)
-        self._groups, self._loss, self._build_optimizer, self._clip_norm = groups, loss, build_optimizer, clip_norm
+        self._groups, self._objective = groups, objective
+        self._build_optimizer, self._clip_norm = build_optimizer, clip_norm
         self.plan: Plan | None = None
         self.placement: Placement = ()
         self.engine: Engine | None = None
@@ -131,7 +132,7 @@ class ElasticRuntime:
         stage = Stage({layer: self.holdings.stack[layer] for layer in own}, plan.first_active_layer)
         self.optimizer = self._build_optimizer(stage.parameters())
         self.holdings.give_state(self.optimizer)
-        self.engine = Engine(plan, place, stage, self._groups, self._loss, self.device, self.dtype)
+        self.engine = Engine(plan, place, stage, self._groups, self._objective, self.device, self.dtype)
 
     def step(self, batch: Batch | None, rate: float) -> StepResult:
         """One optimizer step over the global batch.

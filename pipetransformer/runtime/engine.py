@@ -1,6 +1,7 @@
 """Runs a plan on this rank: forward, backward and the gradient mean, through ``torch.distributed.pipelining``."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +18,19 @@ from pipetransformer.runtime.groups import Groups
 from pipetransformer.runtime.stage import Stage
 
 SCHEDULES: dict[str, type[PipelineScheduleSingle]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
-Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What the head's output is for.
+
+    Attributes:
+        loss: Loss of each sample: ``loss(output, targets) -> (B,)``.
+        output_shape: Maps the shape (B, T, D) between layers to that of the head's output.
+    """
+
+    loss: Callable[[Tensor, Tensor], Tensor]
+    output_shape: Callable[[tuple[int, ...]], tuple[int, ...]]
 
 
 class Engine:
@@ -28,15 +41,15 @@ class Engine:
 
     Args:
         stage: The layers of this rank.
-        loss: Loss of each sample: ``loss(output, targets) -> (B,)``.
+        objective: What the last stage computes with the head's output.
     """
 
     def __init__(
-        self, plan: Plan, position: Position, stage: Stage, groups: Groups, loss: Loss, device: torch.device,
+        self, plan: Plan, position: Position, stage: Stage, groups: Groups, objective: Objective, device: torch.device,
         dtype: torch.dtype,
     ) -> None:  # fmt: skip
         self.plan, self.position, self.stage = plan, position, stage
-        self._loss, self._device, self._dtype = loss, device, dtype
+        self._objective, self._device, self._dtype = objective, device, dtype
         self._pipeline = groups[pipeline_ranks(plan, position.replica)]
         self._module: nn.Module = stage
         if plan.num_replicas > 1 and stage.trains:
@@ -95,22 +108,26 @@ class Engine:
         num_microbatches = self.plan.num_microbatches
         size = len(batch) // num_microbatches
         assert size * num_microbatches == len(batch), "the sampler pads to whole micro-batches"
-        hidden = torch.empty(size, *batch.hidden_shape[1:], dtype=self._dtype, device="meta")
+        shape = (size, *batch.hidden_shape[1:])
+        output = self._objective.output_shape(shape) if self.is_last else shape
         first, last = self.plan.stages[self.position.stage]
-        inputs = batch.inputs[:size].to("meta") if self.is_first and batch.inputs is not None else hidden.clone()
+        inputs = batch.inputs[:size].to("meta") if self.is_first and batch.inputs is not None else self._meta(shape)
         pipeline_stage = PipelineStage(
             self._module,
             self.position.stage,
             self.plan.num_stages,
             self._device,
             input_args=inputs.requires_grad_(train and not self.is_first and self._has_gradient(first)),
-            output_args=hidden.clone().requires_grad_(train and self._has_gradient(last + 1)),
+            output_args=self._meta(output).requires_grad_(train and self._has_gradient(last + 1)),
             group=self._pipeline,
         )
         if not train:
             return ScheduleGPipe(pipeline_stage, num_microbatches)
         schedule = SCHEDULES[self.plan.schedule]
         return schedule(pipeline_stage, num_microbatches, loss_fn=self._scaled_loss, scale_grads=False)
+
+    def _meta(self, shape: tuple[int, ...]) -> Tensor:
+        return torch.empty(shape, dtype=self._dtype, device="meta")
 
     def _has_gradient(self, layer: int) -> bool:
         """Whether the tensor that enters a layer takes a gradient: something below it is active."""
@@ -119,7 +136,7 @@ class Engine:
     def _scaled_loss(self, output: Tensor, weighted_targets: Tensor) -> Tensor:
         """Sum over the micro-batch divided by the global count; times the replicas, because DDP takes their mean."""
         targets, weights = weighted_targets[:, :-1], weighted_targets[:, -1]
-        per_sample = self._loss(output, targets.squeeze(1))
+        per_sample = self._objective.loss(output, targets.squeeze(1))
         return (per_sample * weights.to(per_sample.dtype)).sum() * (self.plan.num_replicas / self._num_samples)
 
 

@@ -21,8 +21,9 @@ class Stage(nn.Module):
     def __init__(self, layers: dict[int, nn.Module], first_active: int) -> None:
         super().__init__()
         self.layers = nn.ModuleDict({str(index): layer for index, layer in layers.items()})
-        self.first_active = first_active
-        self._draws = {str(index): draws_numbers(layer) for index, layer in layers.items()}
+        self._frozen = [index for index in layers if index < first_active]
+        self._active = [index for index in layers if index >= first_active]
+        self._draws = {index: draws_numbers(layers[index]) for index in self._active}
         for index, layer in layers.items():
             layer.requires_grad_(index >= first_active)
         self.train()
@@ -30,29 +31,40 @@ class Stage(nn.Module):
     @property
     def trains(self) -> bool:
         """True when the stage has a layer that takes a gradient."""
-        return any(int(index) >= self.first_active for index in self.layers)
+        return bool(self._active)
 
     def train(self, mode: bool = True) -> "Stage":
         super().train(mode)
-        for index, layer in self.layers.items():
-            if int(index) < self.first_active:
-                layer.eval()
+        for index in self._frozen:
+            self.layers[str(index)].eval()
         return self
 
     def forward(self, x: Tensor, *, keys: Tensor, **context: Tensor) -> Tensor:
         """Runs the stage on a micro-batch: ``x`` (B, ...), ``keys`` (B,), context tensors (B, ...)."""
-        for name, layer in self.layers.items():
-            x = self._run(name, layer, x, keys, context)
+        received = x
+        with torch.no_grad():
+            for index in self._frozen:
+                x = self.layers[str(index)](x, **context)
+        if self._frozen and received.requires_grad:
+            x = _with_zero_gradient(x, received)
+        for index in self._active:
+            x = self._run(index, x, keys, context)
         return x
 
-    def _run(self, name: str, layer: nn.Module, x: Tensor, keys: Tensor, context: dict[str, Any]) -> Tensor:
-        if int(name) < self.first_active:
-            with torch.no_grad():
-                return layer(x, **context)
-        if not (layer.training and self._draws[name]):
+    def _run(self, index: int, x: Tensor, keys: Tensor, context: dict[str, Any]) -> Tensor:
+        layer = self.layers[str(index)]
+        if not (layer.training and self._draws[index]):
             return layer(x, **context)
-        with SampleRandomness(keys, int(name)):
+        with SampleRandomness(keys, index):
             return layer(x, **context)
+
+
+def _with_zero_gradient(x: Tensor, received: Tensor) -> Tensor:
+    """Lets ``received`` get a gradient of zero.
+
+    Torch before 2.13 sends a gradient to the stage below also where that is frozen, and stops when there is none.
+    """
+    return x + 0 * received.flatten()[0]
 
 
 def draws_numbers(layer: nn.Module) -> bool:

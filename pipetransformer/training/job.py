@@ -20,7 +20,7 @@ from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.runtime.groups import Groups
 from pipetransformer.runtime.transfer import collect
 from pipetransformer.training.setup import Prepared, open_cache, prepare
-from pipetransformer.training.task import LOSSES
+from pipetransformer.training.task import objective
 from pipetransformer.training.trainer import Diverged, Trainer
 
 MODEL_FOLDER = "model"
@@ -109,7 +109,7 @@ def _train(config: Config, prepared: Prepared, run_dir: Path, report: Reporter) 
     runtime = ElasticRuntime(
         prepared.stack,
         groups,
-        LOSSES[prepared.data.task],
+        objective(prepared.data.task, prepared.data.num_outputs),
         config.optim.build,
         config.optim.clip_norm,
         prepared.device,

@@ -42,7 +42,7 @@ class Planner:
 
     def efficiency(self, plan: Plan) -> float:
         """Share of the devices' time that a plan spends on ideal work."""
-        return plan_efficiency(self.profile, self.cluster, plan, self._batch_size)
+        return plan_efficiency(self.profile, plan, self._batch_size)
 
     def predict(self, plan: Plan) -> float:
         """Seconds of one optimizer step."""

@@ -1,4 +1,4 @@
-"""Losses by sample, and what is kept of the outputs for the metrics."""
+"""The objective of each task: losses by sample, and the shape of what the head returns."""
 
 import math
 from collections.abc import Callable
@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pipetransformer.data.base import CLASSIFICATION, QUESTION_ANSWERING, REGRESSION
+from pipetransformer.runtime.engine import Objective
 
 
 def _classification(output: Tensor, targets: Tensor) -> Tensor:
@@ -32,3 +33,12 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     QUESTION_ANSWERING: _question_answering,
 }
 """``loss(output, targets) -> (B,)``: outputs (B, C), (B, 1) or (B, T, 2) against targets (B,), (B,) or (B, 3)."""
+
+
+def objective(task: str, num_outputs: int) -> Objective:
+    """What the runtime needs to know of a task."""
+
+    def output_shape(hidden: tuple[int, ...]) -> tuple[int, ...]:
+        return (*hidden[:2], num_outputs) if task == QUESTION_ANSWERING else (hidden[0], num_outputs)
+
+    return Objective(LOSSES[task], output_shape)

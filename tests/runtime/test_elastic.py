@@ -14,6 +14,7 @@ UNCACHED: Plans = {  # a frozen stage below a trainable one, both schedules
     0: plan(0, 0, [1, 3, 5, HEAD], 1, 2, "gpipe"),
     2: plan(3, 0, [1, 4, 5, HEAD], 1, 4, "1f1b"),
     4: plan(5, 0, [4, HEAD], 2, 2, "gpipe"),
+    5: plan(5, 0, [2, 4, 5, HEAD], 1, 4),
     6: plan(6, 0, [HEAD], 3, 1),
 }
 TWO_RANKS: Plans = {

@@ -12,7 +12,9 @@ from pipetransformer.models.base import ModelSpec
 from pipetransformer.models.huggingface import HuggingFaceModel
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.models.timm import TimmModel
+from pipetransformer.runtime.engine import Objective
 from pipetransformer.training.optim import SGD, AdamW, OptimizerSpec
+from pipetransformer.training.task import objective
 from support.samples import IMAGE_SIZE, NUM_CLASSES, VOCABULARY, RandomImages, RandomText
 
 NUM_BLOCKS, SEED, LEARNING_RATE, CLIP_NORM = 6, 3, 0.01, 0.5
@@ -55,6 +57,9 @@ class Case:
         shape = (3, IMAGE_SIZE, IMAGE_SIZE) if self.kind == "vit" else ()
         num_outputs = 2 if self.kind == "bert_qa" else NUM_CLASSES
         return self.spec().build(self.task, num_outputs, shape, SEED).double()
+
+    def objective(self) -> Objective:
+        return objective(self.task, 2 if self.kind == "bert_qa" else NUM_CLASSES)
 
     def split(self) -> Split:
         return RandomImages(self.num_samples) if self.kind == "vit" else RandomText(self.num_samples, self.task)

@@ -22,7 +22,7 @@ _batch_to, _clip, _train = Batch.to, signals.clip, Stage.train
 
 
 def _mean_of_the_share(self: Engine, output: Tensor, weighted_targets: Tensor) -> Tensor:
-    per_sample = self._loss(output, weighted_targets[:, :-1].squeeze(1))
+    per_sample = self._objective.loss(output, weighted_targets[:, :-1].squeeze(1))
     return per_sample.mean() / self.plan.num_microbatches
 
 
@@ -63,9 +63,7 @@ MUTATIONS: dict[str, Callable[[], Any]] = {
     "padded rows count in the loss": lambda: mock.patch.object(Batch, "weighted_targets", _padding_counts),
     "optimizer state stays behind": lambda: mock.patch.object(Holdings, "give_state"),
     "moved weights are not those that were sent": lambda: mock.patch.object(Holdings, "unpack", _weights_drift),
-    "gradients are clipped by the norm of the stage": lambda: mock.patch.object(
-        elastic.signals, "clip", _clip_by_stage
-    ),
+    "gradients are clipped by the norm of the stage": lambda: mock.patch.object(signals, "clip", _clip_by_stage),
     "features lose precision in the cache": lambda: mock.patch.object(FeatureStore, "read", _half_precision),
     "dropout depends on the rank": lambda: mock.patch.object(Batch, "to", _keys_by_rank),
     "the frozen prefix draws dropout": lambda: mock.patch.object(Stage, "train", _prefix_trains),

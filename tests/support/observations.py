@@ -12,7 +12,6 @@ from pipetransformer.runtime.elastic import ElasticRuntime, NotFinite
 from pipetransformer.runtime.groups import Groups
 from pipetransformer.training.evaluate import evaluate
 from pipetransformer.training.feed import Feed
-from pipetransformer.training.task import LOSSES
 from support.cases import OPTIMIZERS, SEED, Case
 from support.trainings import Path, Plans, go, ids_of, rate
 
@@ -31,7 +30,7 @@ class Seen:
 def build(case: Case, folder: str) -> tuple[ElasticRuntime, Feed, Groups]:
     spec, groups = OPTIMIZERS[case.optimizer], Groups(60)
     runtime = ElasticRuntime(
-        case.stack(), groups, LOSSES[case.task], spec.build, spec.clip_norm, torch.device("cpu"), torch.float64
+        case.stack(), groups, case.objective(), spec.build, spec.clip_norm, torch.device("cpu"), torch.float64
     )
     feed = Feed(case.split(), runtime.holdings.stack.hidden_shape, SEED)
     rank, world = dist.get_rank(), dist.get_world_size()

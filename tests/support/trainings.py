@@ -50,7 +50,7 @@ def train_elastic(case: Case, plans: Plans, cache_folder: str | None = None) -> 
     spec = OPTIMIZERS[case.optimizer]
     groups = Groups(60)
     runtime = ElasticRuntime(
-        case.stack(), groups, LOSSES[case.task], spec.build, spec.clip_norm, torch.device("cpu"), torch.float64
+        case.stack(), groups, case.objective(), spec.build, spec.clip_norm, torch.device("cpu"), torch.float64
     )
     feed = Feed(case.split(), runtime.holdings.stack.hidden_shape, SEED)
     folder = Path(cache_folder or tempfile.gettempdir())

@@ -1,0 +1,33 @@
+"""Keeps what an experiment measured: ``results.json`` beside its README, and the table inside the README."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipetransformer.report.run_folder import environment, write_json
+
+BEGIN, END = "<!-- results -->", "<!-- end of results -->"
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A markdown table; the first column is left-aligned, the others right."""
+    rule = ["---", *["---:"] * (len(header) - 1)]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in [header, rule, *rows])
+
+
+def record(folder: Path, results: Any, table: str) -> None:
+    """Writes the figures and the environment to ``results.json`` and puts the table between the README's markers.
+
+    Raises:
+        ValueError: The folder has no README.md with both markers in order.
+    """
+    readme = folder / "README.md"
+    text = readme.read_text(encoding="utf-8") if readme.is_file() else ""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ValueError(f"{readme} has no place for a table; it takes the lines {BEGIN} and {END}")
+    readme.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}", encoding="utf-8")
+    known = environment()
+    packages = {name: known["packages"][name] for name in ("torch", "timm", "transformers")}
+    write_json(folder / "results.json", {"num_cpus": known["num_cpus"], "packages": packages, "results": results})

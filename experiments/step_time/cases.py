@@ -1,0 +1,90 @@
+"""The models and data whose steps are timed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from torch import Tensor
+
+from pipetransformer.data.base import CLASSIFICATION, ImageFormat, Split
+from pipetransformer.data.images import Digits
+from pipetransformer.models.huggingface import HuggingFaceModel
+from pipetransformer.models.stack import LayerStack
+from pipetransformer.models.timm import TimmModel
+
+VIT_TINY = Path(__file__).parents[2] / "conf" / "model" / "vit_tiny.yaml"
+NUM_CLASSES, VOCABULARY, NUM_TOKENS, NUM_TEXTS = 10, 1000, 32, 512
+BERT = {
+    "model_type": "bert",
+    "vocab_size": VOCABULARY,
+    "hidden_size": 256,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "intermediate_size": 1024,
+    "max_position_embeddings": NUM_TOKENS,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One problem; the same on every process that builds it.
+
+    Attributes:
+        options: What the model differs in from the default ViT, or from :data:`BERT`.
+        batch_size: Over both replicas.
+    """
+
+    name: str
+    family: str
+    batch_size: int
+    options: dict[str, Any]
+
+    def stack(self, bert_folder: Path) -> LayerStack:
+        """The model; BERT's config.json lies in the given folder."""
+        if self.family == "bert":
+            spec = HuggingFaceModel(name=str(bert_folder), pretrained=False, options=self.options)
+            return spec.build(CLASSIFICATION, NUM_CLASSES, (), seed=1)
+        default = yaml.safe_load(VIT_TINY.read_text(encoding="utf-8"))
+        vit = TimmModel(name=default["name"], pretrained=False, options=default["options"] | self.options)
+        return vit.build(CLASSIFICATION, NUM_CLASSES, (1, 8, 8), seed=1)
+
+    def split(self) -> Split:
+        return RandomText() if self.family == "bert" else Digits().load(ImageFormat()).train
+
+
+CASES = (
+    Case("ViT 96 wide, 6 blocks (the default)", "vit", 64, {}),
+    Case("ViT 192 wide, 12 blocks", "vit", 64, {"embed_dim": 192, "depth": 12}),
+    Case("BERT, dropout 0", "bert", 32, {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}),
+    Case("BERT, dropout 0.1", "bert", 32, {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}),
+)
+
+
+class RandomText(Split):
+    """Made-up token sequences of one length with classes."""
+
+    name = "train"
+
+    def __init__(self) -> None:
+        generator = np.random.default_rng(0)
+        self._tokens = torch.from_numpy(generator.integers(5, VOCABULARY, (NUM_TEXTS, NUM_TOKENS)))
+        self._labels = torch.from_numpy(generator.integers(0, NUM_CLASSES, NUM_TEXTS))
+
+    def __len__(self) -> int:
+        return NUM_TEXTS
+
+    def inputs(self, ids: Sequence[int], num_tokens: int | None) -> Tensor:
+        return self._tokens[list(ids)]
+
+    def context(self, ids: Sequence[int], num_tokens: int | None) -> dict[str, Tensor]:
+        return {"attention_mask": torch.ones(len(ids), NUM_TOKENS, dtype=torch.bool)}
+
+    def targets(self, ids: Sequence[int]) -> Tensor:
+        return self._labels[list(ids)]
+
+    def score(self, predictions: np.ndarray) -> dict[str, float]:
+        raise NotImplementedError("steps are timed, nothing is evaluated")

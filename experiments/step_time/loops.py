@@ -1,0 +1,90 @@
+"""One optimizer step, twice: as written by hand with DistributedDataParallel, and by the elastic runtime."""
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from experiments.step_time.cases import NUM_CLASSES
+from pipetransformer.autodp.sampler import batch_ids, epoch_order, num_batches
+from pipetransformer.autopipe.plan import Plan
+from pipetransformer.data.base import CLASSIFICATION, Split
+from pipetransformer.models.stack import LayerStack
+from pipetransformer.runtime.elastic import ElasticRuntime
+from pipetransformer.runtime.groups import Groups
+from pipetransformer.training.feed import Feed
+from pipetransformer.training.optim import AdamW
+from pipetransformer.training.task import objective
+
+OPTIMIZER = AdamW(lr=1e-4, weight_decay=0.01, schedule="constant", clip_norm=1.0)
+SEED, TIMEOUT_S = 1, 120.0
+
+
+class Loop(ABC):
+    """Trains step by step on whole global batches; every rank makes the same calls.
+
+    Args:
+        batch_size: Over all ranks.
+    """
+
+    def __init__(self, stack: LayerStack, split: Split, batch_size: int) -> None:
+        self._stack, self._split, self._batch_size = stack, split, batch_size
+        self._num_batches = num_batches(len(split), batch_size) - 1  # leaves out the smaller last one
+        self._order = epoch_order(len(split), 0, SEED)
+        self._step = 0
+
+    def step(self) -> float:
+        """One step; returns the loss, of this rank or of the global batch."""
+        ids = batch_ids(self._order, self._step % self._num_batches, self._batch_size)
+        loss = self._train(ids, OPTIMIZER.rate(self._step, num_steps=1))
+        self._step += 1
+        return loss
+
+    @abstractmethod
+    def _train(self, ids: np.ndarray, rate: float) -> float: ...
+
+
+class PlainLoop(Loop):
+    """What one writes by hand."""
+
+    def __init__(self, stack: LayerStack, split: Split, batch_size: int) -> None:
+        super().__init__(stack, split, batch_size)
+        self._model = DistributedDataParallel(stack.train(), gradient_as_bucket_view=True)
+        optimizer = OPTIMIZER.build(stack.parameters())
+        assert optimizer is not None
+        assert OPTIMIZER.clip_norm is not None
+        self._optimizer, self._clip_norm = optimizer, OPTIMIZER.clip_norm
+
+    def _train(self, ids: np.ndarray, rate: float) -> float:
+        own = np.array_split(ids, dist.get_world_size())[dist.get_rank()].tolist()
+        output = self._model(self._split.inputs(own, None), **self._split.context(own, None))
+        loss = nn.functional.cross_entropy(output, self._split.targets(own))
+        loss.backward()
+        nn.utils.clip_grad_norm_(self._stack.parameters(), self._clip_norm)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return loss.item()
+
+
+class ElasticLoop(Loop):
+    """The runtime under the plan that plain data parallelism is: one stage, a replica on each rank."""
+
+    def __init__(self, stack: LayerStack, split: Split, batch_size: int) -> None:
+        super().__init__(stack, split, batch_size)
+        self._feed = Feed(split, stack.hidden_shape, SEED)
+        self._runtime = ElasticRuntime(
+            stack, Groups(TIMEOUT_S), objective(CLASSIFICATION, NUM_CLASSES), OPTIMIZER.build, OPTIMIZER.clip_norm,
+            torch.device("cpu"), torch.float32,
+        )  # fmt: skip
+        self._runtime.apply(Plan(0, 0, ((0, len(stack) - 1),), dist.get_world_size(), num_microbatches=1))
+
+    def _train(self, ids: np.ndarray, rate: float) -> float:
+        engine = self._runtime.engine
+        assert engine is not None
+        batch, _ = self._feed.batch(ids, engine.plan, engine.position, self._step)
+        return self._runtime.step(batch, rate).loss

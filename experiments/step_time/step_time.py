@@ -1,0 +1,122 @@
+"""Times the runtime's step against a plain DDP loop: ``python -m experiments.step_time.step_time``.
+
+Both loops live in the same two processes and take turns, so that whatever else the machine does falls on both.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from statistics import median, quantiles
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from experiments.record import markdown, record
+from experiments.step_time.cases import BERT, CASES, Case
+from experiments.step_time.loops import SEED, TIMEOUT_S, ElasticLoop, Loop, PlainLoop
+
+NUM_REPLICAS, NUM_WARMUP_STEPS = 2, 3
+HEADER = ("model", "parameters", "plain DDP, ms", "runtime, ms", "runtime / plain", "quartiles", "rounds")
+
+
+@dataclass(frozen=True)
+class Times:
+    """Median step of each round in seconds, on rank 0."""
+
+    name: str
+    num_parameters: int
+    plain_s: tuple[float, ...]
+    elastic_s: tuple[float, ...]
+
+    @property
+    def ratios(self) -> list[float]:
+        return [elastic / plain for plain, elastic in zip(self.plain_s, self.elastic_s, strict=True)]
+
+
+def measure(case: Case, folder: Path, num_rounds: int, num_steps: int) -> Times:
+    """Times both loops on this rank.
+
+    Args:
+        folder: Where BERT's config.json lies.
+        num_rounds: Each loop has one turn in a round, and every other round the other goes first.
+        num_steps: Steps of a turn.
+    """
+    plain, elastic = (loop(case.stack(folder), case.split(), case.batch_size) for loop in (PlainLoop, ElasticLoop))
+    turns: dict[Loop, list[float]] = {plain: [], elastic: []}
+    for loop in turns:
+        _typical_step_s(loop, NUM_WARMUP_STEPS)
+    for number in range(num_rounds):
+        for loop in (plain, elastic) if number % 2 else (elastic, plain):
+            turns[loop].append(_typical_step_s(loop, num_steps))
+    num_parameters = sum(parameter.numel() for parameter in case.stack(folder).parameters())
+    return Times(case.name, num_parameters, tuple(turns[plain]), tuple(turns[elastic]))
+
+
+def _typical_step_s(loop: Loop, num_steps: int) -> float:
+    dist.barrier()
+    seconds = []
+    for _ in range(num_steps):
+        start = time.perf_counter()
+        loop.step()
+        seconds.append(time.perf_counter() - start)
+    return median(seconds)
+
+
+def _work(rank: int, folder: Path, cases: Sequence[Case], num_rounds: int, num_steps: int) -> None:
+    """One rank; rank 0 leaves the times in the folder."""
+    torch.set_num_threads(1)
+    torch.manual_seed(SEED)
+    store = f"file://{folder / 'store'}"
+    timeout = timedelta(seconds=TIMEOUT_S)
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=NUM_REPLICAS, timeout=timeout)
+    times = [asdict(measure(case, folder, num_rounds, num_steps)) for case in cases]
+    if rank == 0:
+        (folder / "times.json").write_text(json.dumps(times), encoding="utf-8")
+    dist.destroy_process_group()
+
+
+def run(cases: Sequence[Case], num_rounds: int, num_steps: int) -> list[Times]:
+    """Starts the processes, one thread each, and returns what rank 0 measured."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "config.json").write_text(json.dumps(BERT), encoding="utf-8")
+        mp.spawn(_work, (folder, cases, num_rounds, num_steps), NUM_REPLICAS)
+        times = json.loads((folder / "times.json").read_text(encoding="utf-8"))
+    return [Times(**values) for values in times]
+
+
+def row(times: Times) -> tuple[str, ...]:
+    low, _, high = quantiles(times.ratios, n=4, method="inclusive")
+    return (
+        times.name,
+        f"{times.num_parameters:,}",
+        f"{1000 * median(times.plain_s):.1f}",
+        f"{1000 * median(times.elastic_s):.1f}",
+        f"{median(times.ratios):.3f}",
+        f"{low:.3f}-{high:.3f}",
+        f"{len(times.ratios)}",
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=30, help="turns of each loop, 2 or more")
+    parser.add_argument("--steps", type=int, default=6, help="steps of a turn")
+    parser.add_argument("--cases", type=int, nargs="+", default=range(len(CASES)), help="rows of the table, from 0")
+    parser.add_argument("--into", type=Path, help="folder whose results.json and README.md take the results")
+    options = parser.parse_args(arguments)
+    times = run([CASES[index] for index in options.cases], options.rounds, options.steps)
+    table = markdown(HEADER, map(row, times))
+    print(table)
+    if options.into is not None:
+        record(options.into, [asdict(case) for case in times], table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""``python train.py`` and ``torchrun train.py`` in processes of their own, as users start them."""
+
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from support.jobs import ROOT
+
+TIMEOUT_S = 280
+TRAIN = str(ROOT / "train.py")
+MARK = "PIPETRANSFORMER_TEST"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+def train(folder: Path, *arguments: str) -> Ended:
+    """Runs ``python train.py`` in a folder to its end."""
+    return command(folder, sys.executable, TRAIN, *arguments)
+
+
+def torchrun(folder: Path, *arguments: str) -> Ended:
+    """Runs ``torchrun`` in a folder to its end."""
+    return command(folder, sys.executable, "-m", "torch.distributed.run", *arguments)
+
+
+def command(folder: Path, *words: str) -> Ended:
+    done = subprocess.run(
+        words, cwd=folder, env=environment(), capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+def environment() -> dict[str, str]:
+    """One thread, no network, and a mark by which :func:`processes` knows the command and its children."""
+    inherited = {name: value for name, value in os.environ.items() if name not in ("RANK", "HYDRA_FULL_ERROR")}
+    return inherited | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", MARK: uuid.uuid4().hex}
+
+
+@contextmanager
+def started(folder: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Starts ``python train.py`` in a process group of its own; gives the process and its mark, and ends it."""
+    env = environment()
+    process = subprocess.Popen(
+        [sys.executable, TRAIN, *arguments],
+        cwd=folder,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process, env[MARK]
+    finally:
+        for pid in processes(env[MARK]):
+            os.kill(pid, 9)
+        process.communicate()
+
+
+def processes(mark: str) -> list[int]:
+    """Processes that live and were started with a mark."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+        except OSError:  # it ended meanwhile, or is not ours
+            continue
+    return found

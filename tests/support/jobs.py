@@ -1,0 +1,114 @@
+"""Runs of the whole system on the ranks of the pool, configured as on the command line."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from hydra import compose, initialize_config_dir
+
+from pipetransformer import config
+from pipetransformer.autopipe.cost import Profile, Time
+from pipetransformer.runtime.profile import profile
+from pipetransformer.training import setup
+from pipetransformer.training.job import run_rank
+from pipetransformer.training.trainer import Diverged
+from support.pool import Pool
+
+ROOT = Path(__file__).parents[2]
+TINY = (
+    "logger=none",
+    "dataset.max_train_samples=64",
+    "dataset.max_eval_samples=40",
+    "model.options={patch_size: 4, embed_dim: 16, depth: 2, num_heads: 2}",
+    "epochs=2",
+    "batch_size=16",
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run that has come to its end, well or not."""
+
+    folder: Path
+    error: str
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return json.loads((self.folder / "summary.json").read_text())
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        lines = (self.folder / "metrics.jsonl").read_text().splitlines()
+        return [event for event in map(json.loads, lines) if event["event"] == name]
+
+    @property
+    def losses(self) -> list[float]:
+        return [step["loss"] for step in self.events("step")]
+
+    @property
+    def messages(self) -> list[str]:
+        return [warning["message"] for warning in self.events("warning")]
+
+
+def loaded(*overrides: str) -> config.Config:
+    """The configuration of ``python train.py <overrides>``."""
+    config.register()
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        return config.load(compose("config", [*overrides]))
+
+
+def run_job(pool: Pool, world_size: int, folder: Path, *overrides: str, made_up_times: bool = False) -> Job:
+    """Runs on ``world_size`` ranks; what the user can mend comes back in :attr:`Job.error`."""
+    folder.mkdir(parents=True)
+    errors = pool.run(world_size, _run_rank, overrides, folder, made_up_times)
+    assert len(set(errors)) == 1, f"the ranks disagree: {errors}"
+    return Job(folder, errors[0])
+
+
+def _run_rank(overrides: tuple[str, ...], folder: Path, made_up_times: bool) -> str:
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world_size), "GROUP_RANK": "0"}
+    try:
+        with _without_network(), _made_up_times() if made_up_times else _measured_times():
+            run_rank(loaded(*overrides), folder, torch.device("cpu"), {}, None)
+    except (ValueError, Diverged) as error:
+        return str(error)
+    return ""
+
+
+@contextmanager
+def _without_network() -> Iterator[None]:
+    """The hub's libraries give up at once, as with ``HF_HUB_OFFLINE=1``."""
+    with (
+        mock.patch("huggingface_hub.constants.HF_HUB_OFFLINE", True),
+        mock.patch("datasets.config.HF_HUB_OFFLINE", True),
+    ):
+        yield
+
+
+@contextmanager
+def _measured_times() -> Iterator[None]:
+    yield
+
+
+@contextmanager
+def _made_up_times() -> Iterator[None]:
+    """One second per layer and sample whatever the machine does, so that plans follow from bytes alone."""
+
+    def made_up(*args: Any) -> Profile:
+        measured = profile(*args)
+        second = {name: Time(0.0, 1.0) for name in ("forward", "input_grad", "weight_grad")}
+        layers = tuple(replace(layer, optimizer_s=0.0, **second) for layer in measured.layers)
+        return replace(measured, layers=layers)
+
+    with (
+        mock.patch.object(setup, "profile", made_up),
+        mock.patch.object(setup, "measure_link", lambda device: (1e-3, 1e12)),
+    ):
+        yield

@@ -1,0 +1,80 @@
+"""What ``python train.py`` answers before it loads torch."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.command import TRAIN, environment, train
+from support.jobs import ROOT
+
+WITHOUT_TORCH = """
+import runpy, sys
+sys.argv = sys.argv[1:]
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+finally:
+    heavy = {"torch", "timm", "transformers", "datasets", "sklearn", "torchvision"} & set(sys.modules)
+    assert not heavy, f"slow to answer: imported {heavy}"
+"""
+
+
+def answer(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs the command and sees to it that nothing heavy was imported."""
+    words = [sys.executable, "-c", WITHOUT_TORCH, TRAIN, *arguments]
+    env = environment() | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert "slow to answer" not in done.stderr, done.stderr
+    return done
+
+
+def test_help_lists_the_groups_and_the_options(tmp_path: Path) -> None:
+    done = answer(tmp_path, "--help")
+    assert done.returncode == 0
+    assert all(word in done.stdout for word in ("vit_tiny", "pipetransformer", "batch_size: 64", "world_size"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["freeze.alhpa=0.5"], "freeze.alhpa does not exist; did you mean freeze.alpha?"),
+        (["freeze.alpha=abc"], "freeze.alpha: Value 'abc' of type 'str' could not be converted to Float"),
+        (["freeze.alpha=2"], "freeze.alpha=2.0 is not a share of the active blocks; give a number between 0 and 1"),
+        (["+freeze.beta=1"], "freeze.beta does not exist; there are: interval, alpha"),
+        (["+foo=1"], "foo does not exist; there are: model, dataset, freeze"),
+        (["parallel.wrold_size=1"], "did you mean parallel.world_size?"),
+        (["seed=one"], "seed: Value 'one' of type 'str' could not be converted to Integer"),
+        (["parallel.world_size=0"], "parallel.world_size=0 must be above 0"),
+        (["parallel.schedule=zbv"], "parallel.schedule=zbv is unknown; choose one of gpipe, 1f1b"),
+        (["precision=half"], "precision=half is unknown; choose one of float32, float64"),
+        (["optim.schedule=step"], "optim.schedule=step is unknown; choose one of linear, cosine, constant"),
+        (["model=bert"], "choose a model for images (model=vit_tiny, vit or deit) or another dataset"),
+        (["dataset=sst2"], "choose a model for texts (model=bert, roberta, distilbert or electra)"),
+        (["dataset=image_folder"], "dataset.path= is missing"),
+        (["dataset.max_train_samples=0"], "dataset.max_train_samples=0 leaves no samples"),
+        (["hydra.run.dir=/proc/run"], "the run folder cannot be written"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_wrong_option_is_answered_in_one_line(tmp_path: Path, arguments: list[str], words: str) -> None:
+    done = answer(tmp_path, *arguments)
+    assert done.returncode == 1
+    assert words in done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert not done.stdout
+
+
+def test_an_unknown_group_option_shows_what_there_is(tmp_path: Path) -> None:
+    done = answer(tmp_path, "model=brt")
+    assert done.returncode == 1
+    assert all(word in done.stderr for word in ("Could not find 'model/brt'", "bert", "vit_tiny"))
+    assert "Traceback" not in done.stderr
+
+
+def test_a_run_folder_below_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    ended = train(tmp_path, "hydra.run.dir=file/run")
+    assert ended.code == 1
+    assert ended.err.startswith("the run folder cannot be written")
+    assert "hydra.run.dir=" in ended.err
+    assert "Traceback" not in ended.err

@@ -1,0 +1,79 @@
+"""A run that ends early: nothing keeps running, nothing is left over, and the summary says how far it came."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from support.command import TIMEOUT_S, processes, started, train
+from support.jobs import TINY, Job
+
+ENDLESS = (*TINY, "epochs=1000", "log_every_steps=1", "hydra.run.dir=run", "parallel.world_size=2")
+
+
+def wait_for_a_cached_step(process: subprocess.Popen[str]) -> None:
+    """Reads the log until a step has been made that reads from the cache."""
+    assert process.stdout is not None
+    cached = False
+    for line in process.stdout:
+        cached = cached or "transition at step" in line
+        if cached and "] step " in line:
+            return
+    raise AssertionError("the run ended by itself")
+
+
+def wait_until_gone(mark: str) -> None:
+    end = time.monotonic() + 20
+    while processes(mark):
+        assert time.monotonic() < end, "some processes go on"
+
+
+@pytest.mark.parametrize("whom", ["group", "parent"])
+def test_an_interrupted_run_leaves_nothing_but_its_record(tmp_path: Path, whom: str) -> None:
+    with started(tmp_path, *ENDLESS) as (process, mark):
+        wait_for_a_cached_step(process)
+        pids = processes(mark)
+        assert len(pids) >= 3, "the parent and two workers"
+        if whom == "group":
+            os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does
+        else:
+            process.terminate()
+        _, err = process.communicate(timeout=TIMEOUT_S)
+        wait_until_gone(mark)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert not (tmp_path / "run" / "cache").exists()
+    assert not [name for name in os.listdir("/dev/shm") for pid in pids if str(pid) in name]
+    summary = Job(tmp_path / "run", error="").summary
+    assert summary["status"] == "interrupted"
+    assert summary["optimizer_steps"] > 0
+    assert [plan["num_frozen"] for plan in summary["plans"]][:2] == [0, 1]
+
+
+def test_a_run_that_diverges_stops_with_the_weights_of_the_step_before(tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    ended = train(tmp_path, *TINY, "optim.lr=1e30", "hydra.run.dir=run", "parallel.world_size=1")
+    assert ended.code == 1
+    assert ended.err.startswith("step ")
+    assert "lower optim.lr=" in ended.err
+    assert len(ended.err.splitlines()) == 1, ended.err
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "diverged"
+    assert summary["error"] == ended.err.strip()
+    weights = load_file(tmp_path / "run" / "model" / "model.safetensors")
+    assert all(torch.isfinite(tensor).all() for tensor in weights.values())
+
+
+def test_what_a_worker_refuses_is_one_line_and_on_record(tmp_path: Path) -> None:
+    ended = train(tmp_path, *TINY, "model.options.patch_size=3", "hydra.run.dir=run", "parallel.world_size=1")
+    assert ended.code == 1
+    assert ended.err.startswith("images of 8x8 pixels do not divide into patches of 3")
+    assert len(ended.err.splitlines()) == 1, ended.err
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "failed"
+    assert "patches of 3" in summary["error"]

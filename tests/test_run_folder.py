@@ -1,0 +1,91 @@
+"""One run from the command line, and all that it leaves behind."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from support.command import Ended, train
+from support.jobs import TINY, Job, loaded
+
+SUMMARY = {
+    "status", "metric", "train_seconds", "optimizer_steps", "samples_per_second", "num_blocks", "num_frozen",
+    "mean_frozen_fraction", "speedup_vs_static", "limit", "share_of_limit", "plans",
+}  # fmt: skip
+PLAN = {
+    "step", "num_frozen", "cache_level", "stages", "num_replicas", "num_microbatches", "schedule",
+    "transition_seconds", "reason",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("run")
+
+
+@pytest.fixture(scope="module")
+def ended(folder: Path) -> Ended:
+    return train(folder, *TINY, "epochs=8", "optim.lr=0.01", "hydra.run.dir=run", "parallel.world_size=2")
+
+
+@pytest.fixture(scope="module")
+def job(folder: Path, ended: Ended) -> Job:
+    assert ended.code == 0, ended.err
+    return Job(folder / "run", error="")
+
+
+def test_the_folder_holds_settings_environment_events_summary_and_model(job: Job) -> None:
+    names = {path.name for path in job.folder.iterdir()}
+    assert {"config.yaml", "env.json", "metrics.jsonl", "summary.json", "model"} <= names
+    assert "cache" not in names
+
+
+def test_nothing_is_written_elsewhere(folder: Path, job: Job) -> None:
+    assert [path.name for path in folder.iterdir()] == [job.folder.name]
+
+
+def test_the_settings_are_resolved_and_compose_the_same_run(job: Job) -> None:
+    settings = yaml.safe_load((job.folder / "config.yaml").read_text())
+    assert (settings["epochs"], settings["optim"]["lr"], settings["parallel"]["world_size"]) == (8, 0.01, 2)
+    assert "${" not in (job.folder / "config.yaml").read_text()
+
+
+def test_the_environment_names_the_versions(job: Job) -> None:
+    environment = json.loads((job.folder / "env.json").read_text())
+    assert environment["packages"]["torch"] == torch.__version__
+
+
+def test_the_summary_is_complete(job: Job) -> None:
+    summary = job.summary
+    assert summary.keys() >= SUMMARY
+    assert summary["status"] == "completed"
+    assert summary["optimizer_steps"] == len(job.losses) == 8 * 4
+    assert summary["num_frozen"] == summary["num_blocks"] == 2
+    assert all(plan.keys() >= PLAN for plan in summary["plans"])
+    assert [plan["num_frozen"] for plan in summary["plans"]] == [0, 1, 2]
+    assert all(summary[name] > 0 for name in ("speedup_vs_static", "limit", "share_of_limit"))
+
+
+def test_the_saved_model_has_the_accuracy_of_the_run_in_timm(job: Job) -> None:
+    import timm
+
+    from pipetransformer.data.base import ImageFormat
+
+    config = loaded(*TINY)
+    test = config.dataset.load(ImageFormat(**config.model.input_format())).evaluation[0]
+    model = timm.create_model(f"local-dir:{job.folder / 'model'}", pretrained=True).eval()
+    ids = list(range(len(test)))
+    with torch.no_grad():
+        predicted = model(test.inputs(ids, None)).argmax(1)
+    metric = job.summary["metric"]
+    assert (metric["name"], metric["split"], metric["num_samples"]) == ("accuracy", "test", len(test))
+    assert metric["value"] == pytest.approx(float(np.mean(predicted.numpy() == test.targets(ids).numpy())))
+    assert metric["value"] > 0.3, "it has learnt something, so that other weights would show"
+
+
+def test_what_is_printed_tells_the_run(ended: Ended) -> None:
+    assert "accuracy" in ended.out
+    assert "transition at step 4" in ended.out
+    assert "Traceback" not in ended.err

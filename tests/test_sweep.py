@@ -1,0 +1,42 @@
+"""``python train.py -m``: every job in fresh processes with a folder of its own, whatever happens to the others."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from support.command import Ended, train
+from support.jobs import TINY
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("sweep")
+
+
+@pytest.fixture(scope="module")
+def ended(folder: Path) -> Ended:
+    """Two jobs that cannot run, one found out before the workers start and one by a worker, and one that can."""
+    sweep = ["parallel.num_replicas=1", "parallel.num_replicas=0,64,1", "freeze=none", "hydra.sweep.dir=sweep"]
+    return train(folder, "-m", *TINY, "parallel.world_size=1", *sweep)
+
+
+def test_each_job_has_its_folder_with_its_own_settings(folder: Path, ended: Ended) -> None:
+    assert {path.name for path in (folder / "sweep").iterdir() if path.is_dir()} == {"0", "1", "2"}
+    settings = [yaml.safe_load((folder / "sweep" / job / "config.yaml").read_text()) for job in ("1", "2")]
+    assert [setting["parallel"]["num_replicas"] for setting in settings] == [64, 1]
+
+
+def test_a_job_that_fails_does_not_stop_the_others(folder: Path, ended: Ended) -> None:
+    summaries = [json.loads((folder / "sweep" / job / "summary.json").read_text()) for job in ("1", "2")]
+    assert [summary["status"] for summary in summaries] == ["failed", "completed"]
+
+
+def test_the_sweep_fails_and_names_the_jobs_with_the_reasons(ended: Ended) -> None:
+    assert ended.code == 1
+    failed = [line for line in ended.err.splitlines() if line.startswith("job ")]
+    assert len(failed) == 2
+    assert failed[0].startswith("job 0 (")
+    assert "parallel.num_replicas=0 must be above 0" in failed[0]
+    assert "parallel.num_replicas=64 need 64 devices, and there are 1" in failed[1]
+    assert "Traceback" not in ended.err

@@ -1,0 +1,75 @@
+"""Made-up runs whose figures can be told by hand: every layer takes 3 s per sample, a frozen one 1 s, a cached one 0."""
+
+import pytest
+
+from pipetransformer.autopipe.cost import Cluster, LayerProfile, Profile, Time
+from pipetransformer.autopipe.limit import Fill
+from pipetransformer.autopipe.plan import Plan
+from pipetransformer.config import Parallel
+from pipetransformer.training.ledger import Entry, Ledger, plan_dict
+from pipetransformer.training.planner import Planner
+
+BATCH_SIZE = 8
+NOTHING, SECOND = Time(0.0, 0.0), Time(0.0, 1.0)
+FREE = LayerProfile("free", NOTHING, NOTHING, NOTHING, 0.0, 0, 0, 0)
+BLOCK = LayerProfile("block", SECOND, SECOND, SECOND, 0.0, 0, 0, 0)
+PLANNER = Planner(Profile((FREE, BLOCK, BLOCK, FREE), 0.0), Cluster(1, None, 0.0, 1e12), Parallel(), BATCH_SIZE)
+WHOLE = Plan(0, 0, ((0, 3),), 1, 1)
+CACHED = Plan(1, 1, ((2, 3),), 1, 1)
+
+
+def booked(*entries: tuple[Entry, list[float]]) -> dict[str, object]:
+    ledger = Ledger(num_blocks=2)
+    for entry, step_seconds in entries:
+        ledger.plan(entry)
+        for seconds in step_seconds:
+            ledger.step(BATCH_SIZE, seconds)
+    return ledger.summary(PLANNER)
+
+
+def test_a_run_that_never_freezes_is_its_own_static_run() -> None:
+    summary = booked((Entry(WHOLE, 0, "first"), [2.0] * 4))
+    assert summary["speedup_vs_static"] == pytest.approx(1)
+    assert summary["limit"] == pytest.approx(1)
+    assert summary["share_of_limit"] == pytest.approx(1)
+    assert (summary["train_seconds"], summary["optimizer_steps"], summary["samples_per_second"]) == (8.0, 4, 4.0)
+    assert (summary["num_frozen"], summary["mean_frozen_fraction"]) == (0, 0)
+
+
+def test_the_speed_up_counts_transitions_and_takes_the_static_step_from_the_first_plan() -> None:
+    summary = booked((Entry(WHOLE, 0, "first"), [2.0] * 4), (Entry(CACHED, 4, "froze 1", 1.0), [1.0] * 4))
+    assert summary["train_seconds"] == 13.0
+    assert summary["speedup_vs_static"] == pytest.approx(8 * 2.0 / 13.0)
+
+
+def test_slow_first_steps_do_not_flatter_the_static_plan() -> None:
+    summary = booked((Entry(WHOLE, 0, "first"), [9.0, 5.0, 2.0, 2.0, 2.0]))
+    assert summary["speedup_vs_static"] == pytest.approx(5 * 2.0 / 20.0)
+
+
+def test_the_limit_is_the_work_without_freezing_over_the_work_left_and_the_filling() -> None:
+    fill = Fill(from_level=0, to_level=1, num_samples=16)
+    summary = booked((Entry(WHOLE, 0, "first"), [2.0] * 2), (Entry(CACHED, 2, "froze 1", 0.0, fill), [1.0] * 2))
+    all_blocks, one_block = 6 * BATCH_SIZE, 2 * BATCH_SIZE  # F + D + W twice; F + W of the block above the prefix
+    expected = 4 * all_blocks / (2 * all_blocks + 2 * one_block + 16)
+    assert summary["limit"] == pytest.approx(expected)
+    assert summary["share_of_limit"] == pytest.approx(4 * 2.0 / 6.0 / expected)
+
+
+def test_the_frozen_fraction_is_a_mean_over_the_samples_seen() -> None:
+    summary = booked((Entry(WHOLE, 0, "first"), [1.0]), (Entry(CACHED, 1, "froze 1"), [1.0] * 3))
+    assert summary["mean_frozen_fraction"] == pytest.approx(3 / 4 * 1 / 2)
+
+
+def test_before_the_first_step_there_is_nothing_to_compare() -> None:
+    summary = booked((Entry(WHOLE, 0, "first"), []))
+    assert [summary[name] for name in ("speedup_vs_static", "limit", "share_of_limit")] == [None] * 3
+    assert summary["samples_per_second"] == 0.0
+
+
+def test_an_entry_tells_its_plan_in_plain_values() -> None:
+    entry = Entry(CACHED, 4, "froze 1", 0.5)
+    assert entry.as_dict() == plan_dict(CACHED) | {
+        "step": 4, "transition_seconds": 0.5, "reason": "froze 1", "num_steps": 0, "median_step_s": None,
+    }  # fmt: skip
+    assert plan_dict(CACHED)["stages"] == [[2, 3]]

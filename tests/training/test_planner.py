@@ -1,0 +1,65 @@
+import pytest
+
+from pipetransformer.autopipe.cost import Cluster, LayerProfile, Profile, Time
+from pipetransformer.autopipe.search import NoPlan
+from pipetransformer.config import Parallel
+from pipetransformer.training.planner import Planner
+
+MIB = 2**20
+BATCH_SIZE = 16
+
+
+def planner(memory_mib: int | None = None, **parallel: object) -> Planner:
+    second = Time(0.0, 1.0)
+    block = LayerProfile("block", second, second, second, 0.0, 10 * MIB, MIB // 16, 0)
+    cluster = Cluster(4, None if memory_mib is None else memory_mib * MIB, 1e-3, 1e12)
+    return Planner(Profile((block,) * 8, 2.0), cluster, Parallel(**parallel), BATCH_SIZE)  # type: ignore[arg-type]
+
+
+def shape(plan: object) -> tuple[int, int]:
+    return plan.num_stages, plan.num_replicas  # type: ignore[attr-defined]
+
+
+def test_without_a_budget_the_first_plan_is_plain_data_parallelism() -> None:
+    assert shape(planner().initial()) == (1, 4)
+
+
+def test_stages_become_fewer_and_replicas_more_as_blocks_freeze() -> None:
+    elastic = planner(memory_mib=100)  # two active layers of 40 MiB and no third
+    plans = [elastic.initial()]
+    plans += [elastic.next(plans[0], num_frozen, num_frozen) for num_frozen in (4, 6)]
+    assert [shape(plan) for plan in plans] == [(4, 1), (2, 2), (1, 4)]
+
+
+def test_without_autopipe_the_stages_stay_and_the_prediction_follows() -> None:
+    rigid = planner(memory_mib=100, autopipe=False)
+    first = rigid.initial()
+    later = rigid.next(first, 4, 0)
+    assert (later.stages, later.num_replicas) == (first.stages, first.num_replicas)
+    assert (later.num_frozen, later.cache_level) == (4, 0)
+    assert later.predicted_step_s == rigid.predict(later) < first.predicted_step_s
+
+
+def test_without_autodp_the_replicas_stay() -> None:
+    packed = planner(memory_mib=100, autodp=False)
+    assert shape(packed.next(packed.initial(), 6, 6)) == (1, 1)
+
+
+def test_what_is_fixed_holds_for_every_plan() -> None:
+    pinned = planner(num_stages=2, num_replicas=1, num_microbatches=8, schedule="gpipe")
+    for plan in (pinned.initial(), pinned.next(pinned.initial(), 3, 3)):
+        assert (*shape(plan), plan.num_microbatches, plan.schedule) == (2, 1, 8, "gpipe")
+
+
+def test_fixed_stages_give_way_where_the_cache_leaves_fewer_layers() -> None:
+    pinned = planner(num_stages=4)
+    assert shape(pinned.next(pinned.initial(), 6, 6))[0] == 1
+
+
+def test_pins_that_collide_are_refused() -> None:
+    with pytest.raises(NoPlan, match="need 8 devices, and there are 4"):
+        planner(num_stages=4, num_replicas=2).initial()
+
+
+def test_the_static_plan_ignores_what_is_fixed() -> None:
+    assert shape(planner(num_stages=4).static()) == shape(planner().initial())
