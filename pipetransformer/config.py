@@ -169,8 +169,9 @@ def explain(error: CompactHydraException) -> str:
     if not isinstance(cause, OmegaConfBaseException) or cause.full_key is None:
         return str(error)
     if isinstance(cause, ConfigKeyError | ConfigAttributeError) and isinstance(cause.parent_node, DictConfig):
-        names = [str(key) for key in cause.parent_node if key != "_target_"]
-        return _unknown(str(cause.full_key), names)
+        key, names = str(cause.full_key), [str(name) for name in cause.parent_node if name != "_target_"]
+        is_open = key.split(".")[-2:-1] == ["options"]
+        return f"{key} is not set yet; add it as +{key}=" if is_open else _unknown(key, names)
     return f"{cause.full_key}: {str(cause).splitlines()[0]}"
 
 

@@ -41,6 +41,7 @@ def test_help_lists_the_groups_and_the_options(tmp_path: Path) -> None:
         (["freeze.alpha=abc"], "freeze.alpha: Value 'abc' of type 'str' could not be converted to Float"),
         (["freeze.alpha=2"], "freeze.alpha=2.0 is not a share of the active blocks; give a number between 0 and 1"),
         (["+freeze.beta=1"], "freeze.beta does not exist; there are: interval, alpha"),
+        (["model.options.qkv_bias=false"], "is not set yet; add it as +model.options.qkv_bias="),
         (["+foo=1"], "foo does not exist; there are: model, dataset, freeze"),
         (["parallel.wrold_size=1"], "did you mean parallel.world_size?"),
         (["seed=one"], "seed: Value 'one' of type 'str' could not be converted to Integer"),

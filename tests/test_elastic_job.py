@@ -1,4 +1,4 @@
-"""The promise of the whole: a run that packs, replicates and caches as it freezes computes what one process computes."""
+"""The promise of the whole: a run that packs, replicates and caches as it freezes computes what one process does."""
 
 from pathlib import Path
 

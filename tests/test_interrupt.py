@@ -67,13 +67,3 @@ def test_a_run_that_diverges_stops_with_the_weights_of_the_step_before(tmp_path:
     assert summary["error"] == ended.err.strip()
     weights = load_file(tmp_path / "run" / "model" / "model.safetensors")
     assert all(torch.isfinite(tensor).all() for tensor in weights.values())
-
-
-def test_what_a_worker_refuses_is_one_line_and_on_record(tmp_path: Path) -> None:
-    ended = train(tmp_path, *TINY, "model.options.patch_size=3", "hydra.run.dir=run", "parallel.world_size=1")
-    assert ended.code == 1
-    assert ended.err.startswith("images of 8x8 pixels do not divide into patches of 3")
-    assert len(ended.err.splitlines()) == 1, ended.err
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["status"] == "failed"
-    assert "patches of 3" in summary["error"]

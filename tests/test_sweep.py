@@ -17,7 +17,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def ended(folder: Path) -> Ended:
     """Two jobs that cannot run, one found out before the workers start and one by a worker, and one that can."""
-    sweep = ["parallel.num_replicas=1", "parallel.num_replicas=0,64,1", "freeze=none", "hydra.sweep.dir=sweep"]
+    sweep = ["parallel.num_replicas=0,64,1", "freeze=none", "hydra.sweep.dir=sweep"]
     return train(folder, "-m", *TINY, "parallel.world_size=1", *sweep)
 
 
@@ -30,6 +30,7 @@ def test_each_job_has_its_folder_with_its_own_settings(folder: Path, ended: Ende
 def test_a_job_that_fails_does_not_stop_the_others(folder: Path, ended: Ended) -> None:
     summaries = [json.loads((folder / "sweep" / job / "summary.json").read_text()) for job in ("1", "2")]
     assert [summary["status"] for summary in summaries] == ["failed", "completed"]
+    assert "parallel.num_replicas=64 need 64 devices" in summaries[0]["error"]
 
 
 def test_the_sweep_fails_and_names_the_jobs_with_the_reasons(ended: Ended) -> None:

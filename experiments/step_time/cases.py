@@ -43,6 +43,11 @@ class Case:
     batch_size: int
     options: dict[str, Any]
 
+    @property
+    def dropout(self) -> bool:
+        """Whether training draws random numbers."""
+        return self.options.get("hidden_dropout_prob", 0.0) > 0
+
     def stack(self, bert_folder: Path) -> LayerStack:
         """The model; BERT's config.json lies in the given folder."""
         if self.family == "bert":

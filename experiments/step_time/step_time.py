@@ -15,28 +15,39 @@ from statistics import median, quantiles
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import spawn
 
 from experiments.record import markdown, record
 from experiments.step_time.cases import BERT, CASES, Case
 from experiments.step_time.loops import SEED, TIMEOUT_S, ElasticLoop, Loop, PlainLoop
 
 NUM_REPLICAS, NUM_WARMUP_STEPS = 2, 3
-HEADER = ("model", "parameters", "plain DDP, ms", "runtime, ms", "runtime / plain", "quartiles", "rounds")
+HEADER = (
+    "model",
+    "parameters",
+    "plain DDP, ms",
+    "runtime, ms",
+    "runtime / plain, median",
+    "quartiles",
+    "in CPU time",
+    "rounds",
+)
+WALL, CPU = 0, 1
+Turn = tuple[float, float]  # the median step in seconds: by the clock, and of this process's CPU time
 
 
 @dataclass(frozen=True)
 class Times:
-    """Median step of each round in seconds, on rank 0."""
+    """What both loops took in each round, on rank 0."""
 
     name: str
     num_parameters: int
-    plain_s: tuple[float, ...]
-    elastic_s: tuple[float, ...]
+    plain: tuple[Turn, ...]
+    elastic: tuple[Turn, ...]
 
-    @property
-    def ratios(self) -> list[float]:
-        return [elastic / plain for plain, elastic in zip(self.plain_s, self.elastic_s, strict=True)]
+    def ratios(self, kind: int) -> list[float]:
+        """Runtime over plain loop in each round; kind is :data:`WALL` or :data:`CPU`."""
+        return [elastic[kind] / plain[kind] for plain, elastic in zip(self.plain, self.elastic, strict=True)]
 
 
 def measure(case: Case, folder: Path, num_rounds: int, num_steps: int) -> Times:
@@ -48,24 +59,32 @@ def measure(case: Case, folder: Path, num_rounds: int, num_steps: int) -> Times:
         num_steps: Steps of a turn.
     """
     plain, elastic = (loop(case.stack(folder), case.split(), case.batch_size) for loop in (PlainLoop, ElasticLoop))
-    turns: dict[Loop, list[float]] = {plain: [], elastic: []}
-    for loop in turns:
-        _typical_step_s(loop, NUM_WARMUP_STEPS)
+    turns: dict[Loop, list[Turn]] = {plain: [], elastic: []}
+    warm_up(plain, elastic, same_losses=not case.dropout)
     for number in range(num_rounds):
         for loop in (plain, elastic) if number % 2 else (elastic, plain):
-            turns[loop].append(_typical_step_s(loop, num_steps))
+            turns[loop].append(take_turn(loop, num_steps))
     num_parameters = sum(parameter.numel() for parameter in case.stack(folder).parameters())
     return Times(case.name, num_parameters, tuple(turns[plain]), tuple(turns[elastic]))
 
 
-def _typical_step_s(loop: Loop, num_steps: int) -> float:
+def warm_up(plain: Loop, elastic: Loop, same_losses: bool) -> None:
+    """The first steps, which allocate; where nothing is drawn, losses show that both loops do the same training."""
+    for _ in range(NUM_WARMUP_STEPS):
+        losses = torch.tensor([plain.step(), elastic.step()])
+        dist.all_reduce(losses)
+        assert not same_losses or torch.allclose(losses[0], losses[1], rtol=1e-4), losses
+
+
+def take_turn(loop: Loop, num_steps: int) -> Turn:
     dist.barrier()
-    seconds = []
+    wall_s, cpu_s = [], []
     for _ in range(num_steps):
-        start = time.perf_counter()
+        wall, cpu = time.perf_counter(), time.process_time()
         loop.step()
-        seconds.append(time.perf_counter() - start)
-    return median(seconds)
+        wall_s.append(time.perf_counter() - wall)
+        cpu_s.append(time.process_time() - cpu)
+    return median(wall_s), median(cpu_s)
 
 
 def _work(rank: int, folder: Path, cases: Sequence[Case], num_rounds: int, num_steps: int) -> None:
@@ -86,21 +105,23 @@ def run(cases: Sequence[Case], num_rounds: int, num_steps: int) -> list[Times]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "config.json").write_text(json.dumps(BERT), encoding="utf-8")
-        mp.spawn(_work, (folder, cases, num_rounds, num_steps), NUM_REPLICAS)
+        spawn(_work, (folder, cases, num_rounds, num_steps), NUM_REPLICAS)
         times = json.loads((folder / "times.json").read_text(encoding="utf-8"))
     return [Times(**values) for values in times]
 
 
 def row(times: Times) -> tuple[str, ...]:
-    low, _, high = quantiles(times.ratios, n=4, method="inclusive")
+    ratios = times.ratios(WALL)
+    low, _, high = quantiles(ratios, n=4, method="inclusive")
     return (
         times.name,
         f"{times.num_parameters:,}",
-        f"{1000 * median(times.plain_s):.1f}",
-        f"{1000 * median(times.elastic_s):.1f}",
-        f"{median(times.ratios):.3f}",
+        f"{1000 * median(turn[WALL] for turn in times.plain):.1f}",
+        f"{1000 * median(turn[WALL] for turn in times.elastic):.1f}",
+        f"{median(ratios):.3f}",
         f"{low:.3f}-{high:.3f}",
-        f"{len(times.ratios)}",
+        f"{median(times.ratios(CPU)):.3f}",
+        f"{len(ratios)}",
     )
 
 

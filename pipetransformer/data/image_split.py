@@ -95,7 +95,7 @@ def check_labels(name: str, labels: np.ndarray, num_classes: int) -> None:
     if len(wrong):
         raise ValueError(
             f"{len(wrong)} labels of the {name} split lie outside 0..{num_classes - 1}, the first is {wrong[0]}; "
-            "the number of classes or the labels are wrong"
+            "correct the labels, or for data in IDX files dataset.num_classes="
         )
 
 

@@ -137,6 +137,8 @@ def _train(config: Config, prepared: Prepared, run_dir: Path, report: Reporter) 
         summary = _finish(config, prepared, trainer, run_dir, report, status, error)
         if cache is not None:
             cache.delete()
+        if config.cache.path is None:
+            shutil.rmtree(run_dir / "cache", ignore_errors=True)
         groups.close()
     return summary
 

@@ -1,0 +1,35 @@
+"""A table goes between the markers of a README, again and again, and nowhere else."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from experiments.record import BEGIN, END, markdown, record
+
+
+def test_a_table_has_a_row_for_each_row_and_numbers_to_the_right() -> None:
+    assert markdown(["arm", "s"], [("one", "1"), ("two", "2")]).splitlines() == [
+        "| arm | s |",
+        "| --- | ---: |",
+        "| one | 1 |",
+        "| two | 2 |",
+    ]
+
+
+def test_the_newest_table_stands_between_the_markers(tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text(f"before\n{BEGIN}\n{END}\nafter\n")
+    record(tmp_path, [1], "old table")
+    record(tmp_path, [2], "new table")
+    assert readme.read_text() == f"before\n{BEGIN}\nnew table\n{END}\nafter\n"
+    assert json.loads((tmp_path / "results.json").read_text())["results"] == [2]
+
+
+@pytest.mark.parametrize("text", [None, "no markers", f"{END}\n{BEGIN}\n"])
+def test_a_readme_without_a_place_for_the_table_is_refused_untouched(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "README.md").write_text(text)
+    with pytest.raises(ValueError, match=r"README.md has no place for a table; it takes the lines"):
+        record(tmp_path, [], "table")
+    assert not (tmp_path / "results.json").exists()

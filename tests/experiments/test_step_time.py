@@ -1,0 +1,47 @@
+"""The step-time benchmark runs, and compares like with like."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.pool import Pool
+
+from experiments.record import BEGIN, END
+from experiments.step_time.cases import BERT, CASES, Case
+from experiments.step_time.step_time import CPU, WALL, Times, measure, row
+
+ROOT = Path(__file__).parents[2]
+VIT = Case("small", "vit", 8, {"embed_dim": 16, "depth": 1, "num_heads": 2})
+TEXT = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [VIT, Case("text", "bert", 8, CASES[2].options | TEXT), Case("dropout", "bert", 8, CASES[3].options | TEXT)],
+    ids=lambda case: case.name,
+)
+def test_every_round_times_both_loops_on_the_same_training(case: Case, pool: Pool, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(BERT))
+    times = pool.run(2, measure, case, tmp_path, 2, 3)[0]
+    assert len(times.plain) == len(times.elastic) == 2
+    assert all(seconds > 0 for turn in times.plain + times.elastic for seconds in turn)
+
+
+def test_a_ratio_is_taken_within_its_round() -> None:
+    times = Times("a", 1000, plain=((0.1, 0.1), (0.2, 0.1), (0.4, 0.1)), elastic=((0.1, 0.2), (0.22, 0.1), (0.8, 0.3)))
+    assert times.ratios(WALL) == pytest.approx([1.0, 1.1, 2.0])
+    assert times.ratios(CPU) == pytest.approx([2.0, 1.0, 3.0])
+    assert row(times) == ("a", "1,000", "200.0", "220.0", "1.100", "1.050-1.550", "2.000", "3")
+
+
+def test_the_command_prints_the_table_and_keeps_it(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text(f"{BEGIN}\n{END}\n")
+    command = [sys.executable, "-m", "experiments.step_time.step_time", "--rounds", "2", "--steps", "3"]
+    done = subprocess.run(
+        [*command, "--cases", "0", "--into", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert f"| {CASES[0].name} | 674,410 |" in done.stdout
+    assert done.stdout.strip() in (tmp_path / "README.md").read_text()
+    assert len(json.loads((tmp_path / "results.json").read_text())["results"][0]["plain"]) == 2

@@ -1,0 +1,99 @@
+"""What a user writes becomes plain values, checked; settings without effect are named."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from support.jobs import ROOT, TINY, loaded, run_job
+from support.pool import Pool
+
+from pipetransformer import config
+
+
+def options(group: str) -> list[str]:
+    folder = ROOT / "conf" / group
+    return sorted(str(file.relative_to(folder).with_suffix("")) for file in folder.rglob("*.yaml"))
+
+
+TEXT = ("model=bert", "dataset=squad")
+GROUPS = ("model", "dataset", "freeze", "parallel", "cache", "optim", "logger")
+
+
+@pytest.mark.parametrize("option", [f"{group}={name}" for group in GROUPS for name in options(group)])
+def test_every_option_of_every_group_composes(option: str, tmp_path: Path) -> None:
+    group, name = option.split("=")
+    reads_text = any(word in name for word in ("bert", "electra", "glue", "sst2", "squad"))
+    pictures = f"dataset.path={_picture_folder(tmp_path)}"
+    extra = [pictures] if name == "image_folder" else []
+    run_config = loaded(*(TEXT if reads_text else ()), option, *extra)
+    assert dataclasses.is_dataclass(getattr(run_config, group))
+
+
+def _picture_folder(folder: Path) -> Path:
+    for split in ("train", "test"):
+        for label in ("cat", "dog"):
+            (folder / split / label).mkdir(parents=True)
+            (folder / split / label / "1.png").touch()
+    return folder
+
+
+def test_nothing_of_hydra_is_left_in_the_values() -> None:
+    def walk(value: object) -> None:
+        assert not isinstance(value, DictConfig | ListConfig)
+        if dataclasses.is_dataclass(value):
+            walk(list(vars(value).values()))
+        for item in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():
+            walk(item)
+
+    walk(loaded("freeze=schedule", "+model.options.drop_path_rate=0.1", "logger.tags=[one]"))
+
+
+def test_values_have_the_types_of_the_schema() -> None:
+    run_config = loaded("epochs=7", "optim.lr=1", "parallel.device_memory_gib=2", "freeze=schedule")
+    assert (run_config.epochs, run_config.optim.lr, run_config.parallel.device_memory_gib) == (7, 1.0, 2.0)
+    assert isinstance(run_config.optim.lr, float)
+    assert run_config.freeze.num_frozen == [2, 4]
+
+
+def test_a_dataset_brings_its_recipe_and_the_command_line_has_the_last_word() -> None:
+    assert loaded(*TEXT).batch_size == 32
+    assert loaded(*TEXT, "batch_size=8").batch_size == 8
+
+
+def test_the_record_composes_the_same_run(tmp_path: Path) -> None:
+    node = OmegaConf.create({"lr": "${base}", "base": 3})
+    config.write_resolved(node, tmp_path)
+    assert OmegaConf.load(tmp_path / "config.yaml") == {"lr": 3, "base": 3} == config.as_plain(node)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ([], []),
+        (["freeze=none"], []),
+        (["freeze=none", "freeze.interval=0.5"], ["freeze.interval has no effect"]),
+        (["parallel.autopipe=false", "parallel.autodp=false"], ["the cache has no effect"]),
+        (["parallel.autopipe=false", "cache=off"], ["parallel.autodp has no effect"]),
+        (["parallel.autopipe=false", "cache=off", "parallel.autodp=false"], []),
+    ],
+    ids=lambda value: " ".join(value),
+)
+def test_a_setting_without_effect_is_named(overrides: list[str], words: list[str]) -> None:
+    texts = config.warnings(loaded(*overrides))
+    assert len(texts) == len(words)
+    assert all(word in text for word, text in zip(words, texts, strict=True))
+
+
+def test_a_run_names_a_setting_without_effect_once(pool: Pool, tmp_path: Path) -> None:
+    job = run_job(pool, 2, tmp_path / "run", *TINY, "freeze=none", "freeze.interval=0.5")
+    assert [message.partition(":")[0] for message in job.messages] == ["freeze.interval has no effect"]
+
+
+def test_a_random_transform_keeps_the_cache_off_and_says_so(pool: Pool, tmp_path: Path) -> None:
+    job = run_job(pool, 1, tmp_path / "run", *TINY, "dataset.augment=true")
+    assert [message.partition(":")[0] for message in job.messages] == ["the cache is off"]
+    assert [plan["cache_level"] for plan in job.summary["plans"]] == [0, 0]
+    silent = run_job(pool, 1, tmp_path / "silent", *TINY, "dataset.augment=true", "cache=off")
+    assert not silent.messages
+    assert silent.losses == pytest.approx(job.losses, rel=1e-5)
