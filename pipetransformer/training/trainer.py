@@ -238,5 +238,10 @@ class Trainer:
             split = self.prepared.evaluation[0].split
             values = self.metrics[split.name]
             name, value = next(iter(values.items()))
-            summary["metric"] = {"name": name, "value": value, "split": split.name, "num_samples": split.num_scored} | values
+            summary["metric"] = {
+                "name": name,
+                "value": value,
+                "split": split.name,
+                "num_samples": split.num_scored,
+            } | values
         return summary | self.ledger.summary(self.planner)
