@@ -213,8 +213,6 @@ def warnings(config: Config) -> list[str]:
     """Settings that have no effect, each with the reason."""
     parallel = config.parallel
     texts = []
-    if config.freeze.never_freezes and config.freeze.interval is not None:
-        texts.append("freeze.interval has no effect: this policy never freezes")
     if not parallel.autopipe and config.cache.enabled and not config.freeze.never_freezes:
         texts.append("the cache has no effect with parallel.autopipe=false: the stages keep all their layers")
     if not parallel.autopipe and parallel.autodp and not config.freeze.never_freezes:

@@ -1,14 +1,15 @@
 """The physical limit: how much faster any system could be with the same freeze decisions.
 
-Work is counted in device seconds per sample as profiled, without launch overhead, communication, optimizer or waiting.
-The limit is the work without freezing over the work that the decisions leave, over the efficiency of the static
-pipeline that it is compared with.
+Work is counted in device seconds per sample as profiled, without communication, optimizer or waiting. Launch overhead
+counts as little as it can: once per layer for a device's whole share of the batch (:func:`spread_overhead`). The limit is
+the work without freezing over the work that the decisions leave, over the efficiency of the static plan that it is
+compared with.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from pipetransformer.autopipe.cost import Profile, layer_seconds, layer_time, microbatch_size
+from pipetransformer.autopipe.cost import Profile, Time, layer_seconds, layer_time, microbatch_size
 from pipetransformer.autopipe.plan import Plan
 
 
@@ -28,6 +29,24 @@ class Fill:
     from_level: int
     to_level: int
     num_samples: int
+
+
+def spread_overhead(profile: Profile, num_samples: int) -> Profile:
+    """The profile with every layer's launch overhead spread over ``num_samples``: a time per sample and nothing else."""
+
+    def spread(time: Time) -> Time:
+        return Time(0.0, time.at(num_samples) / num_samples)
+
+    layers = (
+        replace(
+            layer,
+            forward=spread(layer.forward),
+            input_grad=spread(layer.input_grad),
+            weight_grad=spread(layer.weight_grad),
+        )
+        for layer in profile.layers
+    )
+    return replace(profile, layers=tuple(layers))
 
 
 def work_seconds(profile: Profile, num_frozen: int, cache_level: int, num_samples: float) -> float:
@@ -54,13 +73,14 @@ def plan_efficiency(profile: Profile, plan: Plan, batch_size: int) -> float:
     The bubble, as in :func:`pipeline_efficiency`, and with it uneven stages, launch overhead of small micro-batches
     and padded rows: what an elastic system can win back without freezing.
     """
+    ideal = spread_overhead(profile, -(-batch_size // plan.num_devices))
     num_samples = microbatch_size(batch_size, plan.num_replicas, plan.num_microbatches)
     stages = [
         sum(layer_seconds(profile, layer, plan.num_frozen, num_samples) for layer in range(first, last + 1))
         for first, last in plan.stages
     ]
     pipeline_s = sum(stages) + (plan.num_microbatches - 1) * max(stages)
-    return work_seconds(profile, plan.num_frozen, plan.cache_level, batch_size) / (plan.num_devices * pipeline_s)
+    return work_seconds(ideal, plan.num_frozen, plan.cache_level, batch_size) / (plan.num_devices * pipeline_s)
 
 
 def limit(
@@ -69,7 +89,7 @@ def limit(
     """Largest speed-up over a static pipeline that the decisions of a run allow.
 
     Args:
-        profile: The measured layers.
+        profile: The measured layers, with the launch overhead spread; other overhead is not looked at.
         phases: All of the run, in any order.
         fills: What was computed to fill the cache.
         static_efficiency: Share of its time that the compared pipeline works, above 0 and at most 1.

@@ -48,6 +48,11 @@ class Split(ABC):
     @abstractmethod
     def __len__(self) -> int: ...
 
+    @property
+    def num_scored(self) -> int:
+        """How many things :meth:`score` counts; questions, where a question takes several samples."""
+        return len(self)
+
     def set_epoch(self, epoch: int) -> None:  # noqa: B027 - most splits look the same in every epoch
         """Redraws random transforms: what a sample looks like depends on its id and the epoch alone."""
 

@@ -37,6 +37,10 @@ class SquadSplit(TextSplit):
         gold = [self._gold(row) for row in range(len(self))]
         self._targets = np.column_stack([np.array(gold, dtype=np.int64).reshape(-1, 2), self.lengths])
 
+    @property
+    def num_scored(self) -> int:
+        return len(self.questions)
+
     def targets(self, ids: Sequence[int]) -> Tensor:
         import torch
 

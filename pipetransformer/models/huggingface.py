@@ -51,6 +51,7 @@ class HuggingFaceModel(ModelSpec):
         """Writes config.json, model.safetensors and the tokenizer for ``from_pretrained(folder)``."""
         import torch
 
+        _quiet()
         model_class, config = stack.config
         with torch.device("meta"):
             model = model_class(config)
@@ -66,6 +67,7 @@ class HuggingFaceModel(ModelSpec):
         from pipetransformer.models.huggingface_layers import SUPPORTED
 
         family = AutoModelForQuestionAnswering if task == "question_answering" else AutoModelForSequenceClassification
+        _quiet()
         config = self._config()
         config.num_labels = num_outputs
         wanted: dict[str, Any] = {"attn_implementation": "sdpa", "dtype": torch.float32}
@@ -138,6 +140,14 @@ class HuggingFaceModel(ModelSpec):
             positions = AutoModel.from_config(self._config()).get_submodule("embeddings.position_embeddings")
         assert isinstance(positions, torch.nn.Embedding)
         return positions.num_embeddings - (0 if positions.padding_idx is None else positions.padding_idx + 1)
+
+
+def _quiet() -> None:
+    """No progress bars and no notes on the new head, from every process; what is wrong with the weights raises."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
 
 
 def _first_line(error: Exception) -> str:

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from pipetransformer.autocache.cache import AutoCache
 from pipetransformer.config import Config, warnings
 from pipetransformer.report.open import open_report
 from pipetransformer.report.reporter import Reporter
@@ -143,7 +144,7 @@ def _train(config: Config, prepared: Prepared, run_dir: Path, report: Reporter) 
     return summary
 
 
-def _cache(config: Config, prepared: Prepared, run_dir: Path, report: Reporter) -> Any:
+def _cache(config: Config, prepared: Prepared, run_dir: Path, report: Reporter) -> AutoCache | None:
     for text in warnings(config):
         report.write("warning", message=text)
     if not config.cache.enabled or config.freeze.never_freezes or not config.parallel.autopipe:

@@ -104,7 +104,7 @@ class Ledger:
         static = planner.static()
         phases = [Phase(e.plan.num_frozen, e.plan.cache_level, e.num_samples) for e in self.entries]
         fills = [entry.fill for entry in self.entries if entry.fill is not None]
-        return limit(planner.profile, phases, fills, planner.efficiency(static))
+        return limit(planner.ideal(), phases, fills, planner.efficiency(static))
 
 
 def plan_dict(plan: Plan) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from pipetransformer.autopipe.cost import Cluster, Profile, step_seconds
-from pipetransformer.autopipe.limit import plan_efficiency
+from pipetransformer.autopipe.limit import plan_efficiency, spread_overhead
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.autopipe.search import Pins, best_plan
 from pipetransformer.config import Parallel
@@ -39,6 +39,10 @@ class Planner:
             num_layers = plan.num_layers - (cache_level + 1 if cache_level else 0)
             pins = replace(pins, num_stages=min(pins.num_stages, num_layers))
         return best_plan(self.profile, self.cluster, self._batch_size, num_frozen, cache_level, pins)
+
+    def ideal(self) -> Profile:
+        """The profile that the physical limit counts with: a device works on its whole share of the batch at once."""
+        return spread_overhead(self.profile, -(-self._batch_size // self.cluster.num_devices))
 
     def efficiency(self, plan: Plan) -> float:
         """Share of the devices' time that a plan spends on ideal work."""

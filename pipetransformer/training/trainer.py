@@ -12,6 +12,7 @@ from pipetransformer.autopipe.limit import Fill
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.config import Config
 from pipetransformer.freeze.base import Decision, Signals
+from pipetransformer.report.reporter import Reporter
 from pipetransformer.runtime.elastic import ElasticRuntime, NotFinite, StepResult
 from pipetransformer.training.evaluate import evaluate
 from pipetransformer.training.feed import Feed
@@ -53,7 +54,7 @@ class Trainer:
     """
 
     def __init__(
-        self, config: Config, prepared: Prepared, runtime: ElasticRuntime, cache: AutoCache | None, report: Any
+        self, config: Config, prepared: Prepared, runtime: ElasticRuntime, cache: AutoCache | None, report: Reporter
     ) -> None:
         self.config, self.prepared, self.runtime = config, prepared, runtime
         self.cache, self.report = cache, report
@@ -222,7 +223,7 @@ class Trainer:
                 step=self.step,
                 epoch=self.step / self.clock.steps_per_epoch,
                 split=feed.split.name,
-                num_samples=len(feed.split),
+                num_samples=feed.split.num_scored,
                 metrics=self.metrics[feed.split.name],
                 seconds=time.perf_counter() - start,
             )
@@ -237,5 +238,10 @@ class Trainer:
             split = self.prepared.evaluation[0].split
             values = self.metrics[split.name]
             name, value = next(iter(values.items()))
-            summary["metric"] = {"name": name, "value": value, "split": split.name, "num_samples": len(split)} | values
+            summary["metric"] = {
+                "name": name,
+                "value": value,
+                "split": split.name,
+                "num_samples": split.num_scored,
+            } | values
         return summary | self.ledger.summary(self.planner)

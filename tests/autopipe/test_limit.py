@@ -19,6 +19,7 @@ from pipetransformer.autopipe.limit import (
     limit,
     pipeline_efficiency,
     plan_efficiency,
+    spread_overhead,
     work_seconds,
 )
 from pipetransformer.autopipe.plan import Plan
@@ -88,8 +89,20 @@ def test_a_balanced_plan_without_overhead_has_the_efficiency_of_the_formula() ->
     assert plan_efficiency(profile, plan, batch_size=16) == pytest.approx(pipeline_efficiency(4, 8))
 
 
-def test_launch_overhead_and_padding_lower_the_efficiency() -> None:
-    plan = Plan(0, 0, ((0, 2), (3, 4)), num_replicas=1, num_microbatches=8)
-    with_overhead = plan_efficiency(uniform(3), plan, batch_size=16)
-    assert with_overhead < pipeline_efficiency(2, 8) / 2
-    assert plan_efficiency(uniform(3), plan, batch_size=15) == pytest.approx(with_overhead * 15 / 16)
+def test_small_micro_batches_and_padding_lower_the_efficiency() -> None:
+    def efficiency(num_microbatches: int, batch_size: int = 16) -> float:
+        plan = Plan(0, 0, ((0, 2), (3, 4)), num_replicas=1, num_microbatches=num_microbatches)
+        return plan_efficiency(uniform(3), plan, batch_size)
+
+    assert efficiency(16) < efficiency(4), "a launch for every sample costs more than the smaller bubble saves"
+    assert efficiency(4, batch_size=15) < efficiency(4)
+
+
+def test_one_device_on_its_whole_share_wastes_nothing() -> None:
+    plan = Plan(0, 0, ((0, 4),), num_replicas=2, num_microbatches=1)
+    assert plan_efficiency(uniform(3), plan, batch_size=16) == pytest.approx(1)
+
+
+def test_launch_overhead_is_spread_over_the_share() -> None:
+    layer = spread_overhead(uniform(3), 3).layers[1]
+    assert (layer.forward, layer.input_grad, layer.weight_grad) == (Time(0, 4), Time(0, 4), Time(0, 4))
