@@ -18,6 +18,7 @@ from pipetransformer.models.timm import TimmModel
 
 VIT_TINY = Path(__file__).parents[2] / "conf" / "model" / "vit_tiny.yaml"
 NUM_CLASSES, VOCABULARY, NUM_TOKENS, NUM_TEXTS = 10, 1000, 32, 512
+WIDE = {"embed_dim": 192, "depth": 12, "patch_size": 2}
 BERT = {
     "model_type": "bert",
     "vocab_size": VOCABULARY,
@@ -46,24 +47,27 @@ class Case:
     @property
     def dropout(self) -> bool:
         """Whether training draws random numbers."""
-        return self.options.get("hidden_dropout_prob", 0.0) > 0
+        return (self._vit_options()["proj_drop_rate"] if self.family == "vit" else self.options["hidden_dropout_prob"]) > 0
 
     def stack(self, bert_folder: Path) -> LayerStack:
         """The model; BERT's config.json lies in the given folder."""
         if self.family == "bert":
             spec = HuggingFaceModel(name=str(bert_folder), pretrained=False, options=self.options)
             return spec.build(CLASSIFICATION, NUM_CLASSES, (), seed=1)
-        default = yaml.safe_load(VIT_TINY.read_text(encoding="utf-8"))
-        vit = TimmModel(name=default["name"], pretrained=False, options=default["options"] | self.options)
+        vit = TimmModel(name="vit_tiny_patch16_224", pretrained=False, options=self._vit_options())
         return vit.build(CLASSIFICATION, NUM_CLASSES, (1, 8, 8), seed=1)
+
+    def _vit_options(self) -> dict[str, Any]:
+        return yaml.safe_load(VIT_TINY.read_text(encoding="utf-8"))["options"] | self.options
 
     def split(self) -> Split:
         return RandomText() if self.family == "bert" else Digits().load(ImageFormat()).train
 
 
 CASES = (
-    Case("ViT 96 wide, 6 blocks (the default)", "vit", 64, {}),
-    Case("ViT 192 wide, 12 blocks", "vit", 64, {"embed_dim": 192, "depth": 12}),
+    Case("ViT 96 wide, 6 blocks, 4 tokens, dropout 0.1 (the default)", "vit", 32, {}),
+    Case("the same, dropout 0", "vit", 32, {"proj_drop_rate": 0.0}),
+    Case("ViT 192 wide, 12 blocks, 16 tokens, dropout 0", "vit", 64, {**WIDE, "proj_drop_rate": 0.0}),
     Case("BERT, dropout 0", "bert", 32, {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}),
     Case("BERT, dropout 0.1", "bert", 32, {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}),
 )

@@ -1,8 +1,8 @@
 """The physical limit: how much faster any system could be with the same freeze decisions.
 
 Work is counted in device seconds per sample as profiled, without communication, optimizer or waiting. Launch overhead
-counts as little as it can: once per layer for a device's whole share of the batch (:func:`spread_overhead`). The limit is
-the work without freezing over the work that the decisions leave, over the efficiency of the static plan that it is
+counts as little as it can: once per layer for a device's whole share of the batch (:func:`spread_overhead`). The limit
+is the work without freezing over the work that the decisions leave, over the efficiency of the static plan that it is
 compared with.
 """
 
@@ -32,7 +32,7 @@ class Fill:
 
 
 def spread_overhead(profile: Profile, num_samples: int) -> Profile:
-    """The profile with every layer's launch overhead spread over ``num_samples``: a time per sample and nothing else."""
+    """The profile with each layer's launch overhead spread over ``num_samples``: time per sample and nothing else."""
 
     def spread(time: Time) -> Time:
         return Time(0.0, time.at(num_samples) / num_samples)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from math import ceil, inf
+from math import ceil, floor, inf, log10
 
 from pipetransformer.autopipe.cost import (
     Cluster,
@@ -101,6 +101,12 @@ def best_plan(
     return best
 
 
+def _gib_upwards(num_bytes: float) -> float:
+    """GiB with four digits that are enough for the bytes."""
+    unit = 10.0 ** (floor(log10(num_bytes / 2**30)) - 3)
+    return ceil(num_bytes / 2**30 / unit) * unit
+
+
 @dataclass(frozen=True, order=True)
 class _Grid:
     """A candidate without its partition, in the order of preference.
@@ -175,8 +181,8 @@ class _Search:
                 smallest, leanest = _largest(cost, stages), grid
         assert leanest is not None
         return (
-            f"no plan fits parallel.device_memory_gib={(self.cluster.device_memory_bytes or 0) / 2**30:.3f}: it takes "
-            f"at least {ceil(smallest / 2**30 * 1000) / 1000:.3f} GiB per device (with {leanest.num_stages} stages, "
+            f"no plan fits parallel.device_memory_gib={(self.cluster.device_memory_bytes or 0) / 2**30:.4g}: it takes "
+            f"at least {_gib_upwards(smallest):.4g} GiB per device (with {leanest.num_stages} stages, "
             f"{leanest.num_replicas} replicas and {leanest.num_microbatches} micro-batches) at "
             f"batch_size={self.batch_size}; raise parallel.device_memory_gib or parallel.world_size, or lower "
             "batch_size"

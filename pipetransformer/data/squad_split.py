@@ -35,7 +35,8 @@ class SquadSplit(TextSplit):
         self._windows = windows
         self._version_2 = version_2
         gold = [self._gold(row) for row in range(len(self))]
-        self._targets = np.column_stack([np.array(gold, dtype=np.int64).reshape(-1, 2), self.lengths])
+        spans = np.array(gold, dtype=np.int64).reshape(-1, 2)
+        self._targets = np.concatenate([spans, windows.tokens.ids.lengths[:, None]], axis=1)
 
     @property
     def num_scored(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from pipetransformer.models.base import ModelSpec
 
@@ -121,7 +121,7 @@ class HuggingFaceModel(ModelSpec):
         from transformers import AutoTokenizer
 
         try:
-            tokenizer = AutoTokenizer.from_pretrained(self.name)
+            tokenizer = cast("PreTrainedTokenizerBase", AutoTokenizer.from_pretrained(self.name))
         except (OSError, ValueError) as error:
             raise ValueError(
                 f"transformers found no tokenizer under model.name={self.name}: {_first_line(error)} {_REMEDY}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pipetransformer.report.reporter import LoggerSpec, NullSink, Sink, Values
 from pipetransformer.report.text import flatten
@@ -67,7 +67,7 @@ class WandbLogger(LoggerSpec):
         try:
             run = wandb.init(
                 project=self.project,
-                mode=self.mode,  # pyright: ignore[reportArgumentType]
+                mode=cast("Any", self.mode),
                 entity=self.entity,
                 group=self.group or group_default,
                 name=self.name,

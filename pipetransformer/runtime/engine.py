@@ -1,5 +1,6 @@
 """Runs a plan on this rank: forward, backward and the gradient mean, through ``torch.distributed.pipelining``."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -73,7 +74,7 @@ class Engine:
             stage's parameters are those of the global mean.
         """
         batch = batch.to(self._device, self._dtype)
-        self.stage.train()
+        self._set_mode(train=True)
         self._num_samples = batch.num_samples
         losses: list[Tensor] = []
         schedule = self._schedule(batch, train=True)
@@ -89,8 +90,12 @@ class Engine:
     def forward(self, batch: Batch) -> Tensor | None:
         """Outputs (B, ...) on the last stage, ``None`` on the others; evaluation mode."""
         batch = batch.to(self._device, self._dtype)
-        self.stage.eval()
+        self._set_mode(train=False)
         return self._schedule(batch, train=False).step(*self._inputs(batch), **self._context(batch))
+
+    def _set_mode(self, train: bool) -> None:
+        if self.stage.training != train:  # switching walks over all modules, which takes its time
+            self.stage.train(train)
 
     def _inputs(self, batch: Batch) -> tuple[Tensor, ...]:
         return (batch.inputs,) if self.is_first and batch.inputs is not None else ()
@@ -145,6 +150,8 @@ def _averaged(stage: Stage, group: ProcessGroup) -> DistributedDataParallel:
 
     Nothing is synchronised at the start or in between: weights and buffers come exact from the moves of a transition.
     """
+    # A micro-batch of one sample gives gradients with other strides; DDP copies them and says so.
+    warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
     buffers = [name for name, _ in stage.named_buffers()]
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(stage, buffers)
     return DistributedDataParallel(stage, process_group=group, gradient_as_bucket_view=True, init_sync=False)

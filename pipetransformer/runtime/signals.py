@@ -10,10 +10,14 @@ from pipetransformer.runtime.stage import Stage
 def squared_gradient_norms(stage: Stage, num_layers: int) -> Tensor:
     """Squared norm of the gradient of each layer of the stage, (num_layers,), float64, zero for all other layers."""
     norms = torch.zeros(num_layers, dtype=torch.float64, device=next(stage.parameters()).device)
-    for name, layer in stage.layers.items():
-        gradients = [p.grad for p in layer.parameters() if p.grad is not None]
-        if gradients:
-            norms[int(name)] = torch.stack(torch._foreach_norm(gradients)).double().square().sum()
+    gradients, layers = [], []
+    for index, parameters in stage.active_parameters.items():
+        present = [p.grad for p in parameters if p.grad is not None]
+        gradients += present
+        layers += [index] * len(present)
+    if gradients:
+        squared = torch.stack(torch._foreach_norm(gradients)).double().square()
+        norms.index_add_(0, torch.tensor(layers, device=norms.device), squared)
     return norms
 
 
@@ -34,6 +38,8 @@ def share(loss: Tensor, squared_norms: Tensor) -> tuple[float, list[float]]:
 def clip(stage: Stage, total_norm: float, clip_norm: float | None) -> None:
     """Scales the stage's gradients so that the norm of the whole gradient is at most ``clip_norm``."""
     factor = 1.0 if clip_norm is None else clip_norm / (total_norm + 1e-6)  # as torch's clip_grad_norm_ does
-    gradients = [p.grad for p in stage.parameters() if p.grad is not None]
-    if factor < 1 and gradients:
-        torch._foreach_mul_(gradients, factor)
+    if factor < 1:
+        parameters = (p for layer in stage.active_parameters.values() for p in layer)
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        if gradients:
+            torch._foreach_mul_(gradients, factor)

