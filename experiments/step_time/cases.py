@@ -47,7 +47,9 @@ class Case:
     @property
     def dropout(self) -> bool:
         """Whether training draws random numbers."""
-        return (self._vit_options()["proj_drop_rate"] if self.family == "vit" else self.options["hidden_dropout_prob"]) > 0
+        return (
+            self._vit_options()["proj_drop_rate"] if self.family == "vit" else self.options["hidden_dropout_prob"]
+        ) > 0
 
     def stack(self, bert_folder: Path) -> LayerStack:
         """The model; BERT's config.json lies in the given folder."""

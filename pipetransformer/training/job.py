@@ -1,8 +1,7 @@
-"""What one process does from its start to its end, whatever happens in between."""
+"""What one process does around a run: signals, the world of processes, a summary when nothing else was written."""
 
 import gc
 import os
-import shutil
 import signal
 from datetime import timedelta
 from pathlib import Path
@@ -12,19 +11,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from pipetransformer.autocache.cache import AutoCache
-from pipetransformer.config import Config, warnings
-from pipetransformer.report.open import open_report
-from pipetransformer.report.reporter import Reporter
+from pipetransformer.config import Config
 from pipetransformer.report.run_folder import SUMMARY, write_json
-from pipetransformer.runtime.elastic import ElasticRuntime
-from pipetransformer.runtime.groups import Groups
-from pipetransformer.runtime.transfer import collect
-from pipetransformer.training.setup import Prepared, open_cache, prepare
-from pipetransformer.training.task import objective
-from pipetransformer.training.trainer import Diverged, Trainer
-
-MODEL_FOLDER = "model"
+from pipetransformer.training.run import run_rank
 
 
 @record
@@ -89,117 +78,3 @@ def _agree(run_dir: Path) -> Path:
     folders = [run_dir]
     dist.broadcast_object_list(folders)
     return folders[0]
-
-
-def run_rank(
-    config: Config, run_dir: Path, device: torch.device, plain: dict[str, Any], sweep: str | None
-) -> dict[str, Any]:
-    """Runs one rank of a job in a world that is open; the environment says which of its node."""
-    prepared = prepare(config, device)
-    report = Reporter()
-    if dist.get_rank() == 0:
-        report = open_report(config.logger, config.log_every_steps, run_dir, plain, sweep)
-    try:
-        return _train(config, prepared, run_dir, report)
-    finally:
-        report.close()
-
-
-def _train(config: Config, prepared: Prepared, run_dir: Path, report: Reporter) -> dict[str, Any]:
-    groups = Groups(config.parallel.timeout_s)
-    runtime = ElasticRuntime(
-        prepared.stack,
-        groups,
-        objective(prepared.data.task, prepared.data.num_outputs),
-        config.optim.build,
-        config.optim.clip_norm,
-        prepared.device,
-        prepared.dtype,
-    )
-    cache = _cache(config, prepared, run_dir, report)
-    trainer = Trainer(config, prepared, runtime, cache, report)
-    trainer.start()
-    gc.freeze()  # what stands now stays; transitions collect the rest quickly
-    status, error = "failed", None
-    try:
-        _report_start(config, prepared, trainer, run_dir, report)
-        trainer.run()
-        status = "completed"
-    except KeyboardInterrupt:
-        status = "interrupted"
-        raise
-    except Diverged as diverged:
-        status, error = "diverged", str(diverged)
-        raise
-    except BaseException as failure:
-        error = f"{type(failure).__name__}: {failure}"
-        raise
-    finally:
-        summary = _finish(config, prepared, trainer, run_dir, report, status, error)
-        if cache is not None:
-            cache.delete()
-        if config.cache.path is None:
-            shutil.rmtree(run_dir / "cache", ignore_errors=True)
-        groups.close()
-    return summary
-
-
-def _cache(config: Config, prepared: Prepared, run_dir: Path, report: Reporter) -> AutoCache | None:
-    for text in warnings(config):
-        report.write("warning", message=text)
-    if not config.cache.enabled or config.freeze.never_freezes or not config.parallel.autopipe:
-        return None
-    if prepared.data.random_transform:
-        report.write(
-            "warning",
-            message="the cache is off: the dataset's transform is random, and stored features would freeze its first "
-            "draw. Give dataset.augment=false to cache, or cache=off to silence this",
-        )
-        return None
-    environ = os.environ
-    worker, num_workers, node = (int(environ[k]) for k in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"))
-    return open_cache(config, prepared, run_dir, worker, num_workers, node)
-
-
-def _report_start(config: Config, prepared: Prepared, trainer: Trainer, run_dir: Path, report: Reporter) -> None:
-    entry = trainer.ledger.entries[0]
-    report.write(
-        "start",
-        run_dir=str(run_dir),
-        model=config.model.name,
-        dataset=type(config.dataset).__name__.lower(),
-        task=prepared.data.task,
-        num_blocks=trainer.num_blocks,
-        num_parameters=sum(p.numel() for p in prepared.stack.parameters()),
-        world_size=dist.get_world_size(),
-        batch_size=config.batch_size,
-        epochs=config.epochs,
-        steps_per_epoch=trainer.clock.steps_per_epoch,
-        num_steps=trainer.clock.num_steps,
-        plan=entry.as_dict(),
-        reason=entry.reason,
-    )
-
-
-def _finish(
-    config: Config, prepared: Prepared, trainer: Trainer, run_dir: Path, report: Reporter, status: str,
-    error: str | None,
-) -> dict[str, Any]:  # fmt: skip
-    """Keeps the weights where all ranks can still talk, and writes the summary."""
-    if status in ("completed", "diverged"):
-        _save_model(config, prepared, trainer, run_dir)
-    if dist.get_rank() != 0:
-        return {}
-    summary = {"status": status} | ({"error": error} if error else {}) | trainer.figures()
-    write_json(run_dir / SUMMARY, summary)
-    report.write("summary", **summary)
-    return summary
-
-
-def _save_model(config: Config, prepared: Prepared, trainer: Trainer, run_dir: Path) -> None:
-    state = collect(trainer.runtime.holdings, trainer.runtime.placement)
-    if state is not None:
-        folder = run_dir / MODEL_FOLDER
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        config.model.save(prepared.stack, state, folder)

@@ -17,7 +17,7 @@ from pipetransformer import config
 from pipetransformer.autopipe.cost import Profile, Time
 from pipetransformer.runtime.profile import profile
 from pipetransformer.training import setup
-from pipetransformer.training.job import run_rank
+from pipetransformer.training.run import run_rank
 from pipetransformer.training.trainer import Diverged
 from support.pool import Pool
 
