@@ -2,7 +2,6 @@
 
 import gc
 import os
-import signal
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from pipetransformer.config import Config
 from pipetransformer.report.run_folder import SUMMARY, write_json
+from pipetransformer.training import stop
 from pipetransformer.training.run import run_rank
 
 
@@ -23,7 +23,7 @@ def run_job(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | N
     Returns:
         The summary on rank 0, an empty one on the others.
     """
-    _stop_on_signals()
+    stop.listen()
     device = _open_world(config)
     try:
         run_dir = _agree(run_dir)
@@ -42,18 +42,6 @@ def failed(error: BaseException) -> dict[str, Any]:
     if isinstance(error, KeyboardInterrupt):
         return {"status": "interrupted"}
     return {"status": "failed", "error": f"{type(error).__name__}: {error}"}
-
-
-def _stop_on_signals() -> None:
-    """Ctrl-C and the launcher's SIGTERM raise KeyboardInterrupt once; what follows does not disturb the clean-up."""
-
-    def stop(*_: object) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGINT, stop)
-    signal.signal(signal.SIGTERM, stop)
 
 
 def _open_world(config: Config) -> torch.device:

@@ -14,6 +14,7 @@ from pipetransformer.config import Config
 from pipetransformer.freeze.base import Decision, Signals
 from pipetransformer.report.reporter import Reporter
 from pipetransformer.runtime.elastic import ElasticRuntime, NotFinite, StepResult
+from pipetransformer.training import stop
 from pipetransformer.training.evaluate import evaluate
 from pipetransformer.training.feed import Feed
 from pipetransformer.training.ledger import Entry, Ledger, plan_dict
@@ -98,6 +99,7 @@ class Trainer:
                 self.evaluate()
 
     def _train_step(self, ids: np.ndarray) -> None:
+        stop.check()
         start = time.perf_counter()
         engine = self.runtime.engine
         batch = None

@@ -192,7 +192,7 @@ def test_pins_that_collide_are_named(pins: Pins, message: str) -> None:
 
 
 def test_fixed_stages_must_fit_the_memory_too() -> None:
-    with pytest.raises(NoPlan, match=r"no plan fits parallel\.device_memory_gib=0\.098"):
+    with pytest.raises(NoPlan, match=r"no plan fits parallel\.device_memory_gib=0\.09766"):
         best_plan(BLOCKS, cluster(2, memory_mib=100), 4, pins=Pins(stages=((0, 0), (1, 5))))
 
 

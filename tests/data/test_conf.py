@@ -21,7 +21,7 @@ def composed(name: str) -> DictConfig:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recipe_fits_the_schema_of_its_spec(name: str) -> None:
     recipe = composed(name)
-    assert [*recipe] == ["dataset", "epochs", "batch_size", "optim"]
+    assert [key for key in recipe if key != "freeze"] == ["dataset", "epochs", "batch_size", "optim"]
     assert (type(recipe.epochs), type(recipe.batch_size), type(recipe.optim.lr)) == (int, int, float)
     values = {key: value for key, value in recipe.dataset.items() if key != "_target_"}
     spec_class = get_class(recipe.dataset["_target_"])

@@ -1,0 +1,38 @@
+"""Ends a run on Ctrl-C or on the launcher's SIGTERM."""
+
+import signal
+from types import FrameType
+
+_requested = False
+
+
+def listen() -> None:
+    """From now on the first of these signals raises KeyboardInterrupt; later ones do not disturb the clean-up."""
+    global _requested
+    _requested = False
+    signal.signal(signal.SIGINT, _stop)
+    signal.signal(signal.SIGTERM, _stop)
+
+
+def check() -> None:
+    """Raises KeyboardInterrupt when a signal came at a moment at which raising would have been lost."""
+    if _requested:
+        raise KeyboardInterrupt
+
+
+def _stop(_: int, frame: FrameType | None) -> None:
+    global _requested
+    _requested = True
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if not _in_finalizer(frame):
+        raise KeyboardInterrupt
+
+
+def _in_finalizer(frame: FrameType | None) -> bool:
+    """Python prints and drops what is raised in a finalizer or in the callback of a weak reference."""
+    while frame is not None:
+        if frame.f_code.co_name == "__del__" or frame.f_code.co_filename.endswith("weakref.py"):
+            return True
+        frame = frame.f_back
+    return False
