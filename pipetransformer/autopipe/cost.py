@@ -128,13 +128,21 @@ def boundary_seconds(profile: Profile, cluster: Cluster, layer: int, num_frozen:
     return num_messages * cluster.transfer_seconds(profile.layers[layer].output_bytes * num_samples)
 
 
+def compute_seconds(profile: Profile, plan: Plan, batch_size: int) -> tuple[float, ...]:
+    """Seconds of each stage per micro-batch, without transfers."""
+    num_samples = microbatch_size(batch_size, plan.num_replicas, plan.num_microbatches)
+    return tuple(
+        sum(layer_seconds(profile, layer, plan.num_frozen, num_samples) for layer in range(first, last + 1))
+        for first, last in plan.stages
+    )
+
+
 def stage_seconds(profile: Profile, cluster: Cluster, plan: Plan, batch_size: int) -> tuple[float, ...]:
     """Seconds of each stage per micro-batch, with the boundary above it."""
     num_samples = microbatch_size(batch_size, plan.num_replicas, plan.num_microbatches)
     return tuple(
-        sum(layer_seconds(profile, layer, plan.num_frozen, num_samples) for layer in range(first, last + 1))
-        + boundary_seconds(profile, cluster, last, plan.num_frozen, num_samples)
-        for first, last in plan.stages
+        compute_s + boundary_seconds(profile, cluster, last, plan.num_frozen, num_samples)
+        for compute_s, (_, last) in zip(compute_seconds(profile, plan, batch_size), plan.stages, strict=True)
     )
 
 

@@ -9,7 +9,7 @@ compared with.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pipetransformer.autopipe.cost import Profile, Time, layer_seconds, layer_time, microbatch_size
+from pipetransformer.autopipe.cost import Profile, Time, compute_seconds, layer_time
 from pipetransformer.autopipe.plan import Plan
 
 
@@ -74,11 +74,7 @@ def plan_efficiency(profile: Profile, plan: Plan, batch_size: int) -> float:
     and padded rows: what an elastic system can win back without freezing.
     """
     ideal = spread_overhead(profile, -(-batch_size // plan.num_devices))
-    num_samples = microbatch_size(batch_size, plan.num_replicas, plan.num_microbatches)
-    stages = [
-        sum(layer_seconds(profile, layer, plan.num_frozen, num_samples) for layer in range(first, last + 1))
-        for first, last in plan.stages
-    ]
+    stages = compute_seconds(profile, plan, batch_size)
     pipeline_s = sum(stages) + (plan.num_microbatches - 1) * max(stages)
     return work_seconds(ideal, plan.num_frozen, plan.cache_level, batch_size) / (plan.num_devices * pipeline_s)
 

@@ -64,18 +64,3 @@ class Plan:
     def stage_layers(self, stage: int) -> range:
         first, last = self.stages[stage]
         return range(first, last + 1)
-
-    def same_arrangement(self, other: "Plan | None") -> bool:
-        """True when nothing but the prediction differs."""
-        return other is not None and _arrangement(self) == _arrangement(other)
-
-
-def _arrangement(plan: Plan) -> tuple[object, ...]:
-    return (
-        plan.num_frozen,
-        plan.cache_level,
-        plan.stages,
-        plan.num_replicas,
-        plan.num_microbatches,
-        plan.schedule,
-    )
