@@ -7,13 +7,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from pipetransformer.autocache.cache import AutoCache
 from pipetransformer.runtime.elastic import ElasticRuntime, NotFinite
-from pipetransformer.runtime.groups import Groups
 from pipetransformer.training.evaluate import evaluate
 from pipetransformer.training.feed import Feed
-from support.cases import OPTIMIZERS, SEED, Case
-from support.trainings import Path, Plans, go, ids_of, rate
+from support.cases import Case
+from support.trainings import Plans, build, go, ids_of, rate
 
 
 @dataclass
@@ -25,17 +23,6 @@ class Seen:
     ran: list[dict[int, int]] = field(default_factory=list)
     bytes_moved: list[int] = field(default_factory=list)
     scores: list[dict[str, float]] = field(default_factory=list)
-
-
-def build(case: Case, folder: str) -> tuple[ElasticRuntime, Feed, Groups]:
-    spec, groups = OPTIMIZERS[case.optimizer], Groups(60)
-    runtime = ElasticRuntime(
-        case.stack(), groups, case.objective(), spec.build, spec.clip_norm, torch.device("cpu"), torch.float64
-    )
-    feed = Feed(case.split(), runtime.holdings.stack.hidden_shape, SEED)
-    rank, world = dist.get_rank(), dist.get_world_size()
-    feed.cache = AutoCache(Path(folder), feed.hidden_size, torch.float64, rank, world, dist.barrier)
-    return runtime, feed, groups
 
 
 def observe(case: Case, plans: Plans, folder: str) -> Seen:

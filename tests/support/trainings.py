@@ -45,18 +45,21 @@ def ids_of(case: Case, step: int) -> np.ndarray:
     return batch_ids(epoch_order(case.num_samples, epoch, SEED), index, case.batch_size)
 
 
-def train_elastic(case: Case, plans: Plans, cache_folder: str | None = None) -> Trace:
-    """Every rank calls it. Goes to ``plans[step]`` before that step; a plan with a cache level fills the cache."""
-    spec = OPTIMIZERS[case.optimizer]
-    groups = Groups(60)
+def build(case: Case, folder: str) -> tuple[ElasticRuntime, Feed, Groups]:
+    spec, groups = OPTIMIZERS[case.optimizer], Groups(60)
     runtime = ElasticRuntime(
         case.stack(), groups, case.objective(), spec.build, spec.clip_norm, torch.device("cpu"), torch.float64
     )
     feed = Feed(case.split(), runtime.holdings.stack.hidden_shape, SEED)
-    folder = Path(cache_folder or tempfile.gettempdir())
-    feed.cache = AutoCache(
-        folder, feed.hidden_size, torch.float64, dist.get_rank(), dist.get_world_size(), dist.barrier
-    )
+    rank, world = dist.get_rank(), dist.get_world_size()
+    feed.cache = AutoCache(Path(folder), feed.hidden_size, torch.float64, rank, world, dist.barrier)
+    return runtime, feed, groups
+
+
+def train_elastic(case: Case, plans: Plans, cache_folder: str | None = None) -> Trace:
+    """Every rank calls it. Goes to ``plans[step]`` before that step; a plan with a cache level fills the cache."""
+    runtime, feed, groups = build(case, cache_folder or tempfile.gettempdir())
+    assert feed.cache is not None
     trace = Trace()
     for step in range(NUM_STEPS):
         if step in plans:
