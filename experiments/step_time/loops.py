@@ -13,7 +13,7 @@ from pipetransformer.autodp.sampler import batch_ids, epoch_order, num_batches
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.data.base import CLASSIFICATION, Split
 from pipetransformer.models.stack import LayerStack
-from pipetransformer.runtime.elastic import ElasticRuntime
+from pipetransformer.runtime.elastic import ElasticRuntime, StepResult
 from pipetransformer.runtime.groups import Groups
 from pipetransformer.training.feed import Feed
 from pipetransformer.training.optim import AdamW
@@ -36,15 +36,17 @@ class Loop(ABC):
         self._order = epoch_order(len(split), 0, SEED)
         self._step = 0
 
-    def step(self) -> float:
-        """One step; returns the loss, of this rank or of the global batch."""
+    def step(self) -> None:
         ids = batch_ids(self._order, self._step % self._num_batches, self._batch_size)
-        loss = self._train(ids, OPTIMIZER.rate(self._step, num_steps=1))
+        self._train(ids, OPTIMIZER.rate(self._step, num_steps=1))
         self._step += 1
-        return loss
 
     @abstractmethod
-    def _train(self, ids: np.ndarray, rate: float) -> float: ...
+    def loss(self) -> float:
+        """The last step's loss, of this rank or of the global batch."""
+
+    @abstractmethod
+    def _train(self, ids: np.ndarray, rate: float) -> None: ...
 
 
 class PlainLoop(Loop):
@@ -57,8 +59,12 @@ class PlainLoop(Loop):
         assert optimizer is not None
         assert OPTIMIZER.clip_norm is not None
         self._optimizer, self._clip_norm = optimizer, OPTIMIZER.clip_norm
+        self._loss = 0.0
 
-    def _train(self, ids: np.ndarray, rate: float) -> float:
+    def loss(self) -> float:
+        return self._loss
+
+    def _train(self, ids: np.ndarray, rate: float) -> None:
         own = np.array_split(ids, dist.get_world_size())[dist.get_rank()].tolist()
         output = self._model(self._split.inputs(own, None), **self._split.context(own, None))
         loss = nn.functional.cross_entropy(output, self._split.targets(own))
@@ -68,7 +74,7 @@ class PlainLoop(Loop):
             group["lr"] = rate
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        return loss.item()
+        self._loss = loss.item()
 
 
 class ElasticLoop(Loop):
@@ -81,10 +87,17 @@ class ElasticLoop(Loop):
             stack, Groups(TIMEOUT_S), objective(CLASSIFICATION, NUM_CLASSES), OPTIMIZER.build, OPTIMIZER.clip_norm,
             torch.device("cpu"), torch.float32,
         )  # fmt: skip
+        self._last: StepResult | None = None
         self._runtime.apply(Plan(0, 0, ((0, len(stack) - 1),), dist.get_world_size(), num_microbatches=1))
 
-    def _train(self, ids: np.ndarray, rate: float) -> float:
+    def loss(self) -> float:
+        assert self._last is not None
+        return self._last.loss
+
+    def _train(self, ids: np.ndarray, rate: float) -> None:
         engine = self._runtime.engine
         assert engine is not None
         batch, _ = self._feed.batch(ids, engine.plan, engine.position, self._step)
-        return self._runtime.step(batch, rate).loss
+        before, self._last = self._last, self._runtime.step(batch, rate)
+        if before is not None:
+            _ = before.loss  # one step late, as the trainer asks for it

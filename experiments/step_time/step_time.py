@@ -71,7 +71,9 @@ def measure(case: Case, folder: Path, num_rounds: int, num_steps: int) -> Times:
 def warm_up(plain: Loop, elastic: Loop, same_losses: bool) -> None:
     """The first steps, which allocate; where nothing is drawn, losses show that both loops do the same training."""
     for _ in range(NUM_WARMUP_STEPS):
-        losses = torch.tensor([plain.step(), elastic.step()])
+        plain.step()
+        elastic.step()
+        losses = torch.tensor([plain.loss(), elastic.loss()])
         dist.all_reduce(losses)
         assert not same_losses or torch.allclose(losses[0], losses[1], rtol=1e-4), losses
 

@@ -31,16 +31,22 @@ class NotFinite(ArithmeticError):
     """The loss or the gradient of the global batch is not finite; no weight was changed by it."""
 
 
-@dataclass(frozen=True)
 class StepResult:
-    """Of the global batch, equal on every rank: mean loss, and the gradient norm of each layer before clipping."""
+    """Of the global batch: the gradient norm of each layer before clipping (zero on idle ranks), and the mean loss.
 
-    loss: float
-    layer_norms: tuple[float, ...]
+    Args:
+        loss: Still on its way between the ranks when the step returns.
+    """
+
+    def __init__(self, loss: signals.Sum, squared_norms: list[float]) -> None:
+        self._loss = loss
+        self.layer_norms = tuple(math.sqrt(value) for value in squared_norms)
+        self.total_norm = math.sqrt(sum(squared_norms))
 
     @property
-    def total_norm(self) -> float:
-        return math.sqrt(sum(norm * norm for norm in self.layer_norms))
+    def loss(self) -> float:
+        """Waits for it; equal on every rank."""
+        return self._loss.value()
 
 
 @dataclass(frozen=True)
@@ -144,24 +150,30 @@ class ElasticRuntime:
         Raises:
             NotFinite: On every rank alike, before any weight changes.
         """
-        assert self.plan is not None
-        loss = torch.zeros((), dtype=torch.float64, device=self.device)
-        norms = torch.zeros(self.num_layers, dtype=torch.float64, device=self.device)
-        if self.engine is not None and batch is not None:
-            loss = self.engine.step(batch)
-            if self.engine.position.replica == 0:
-                norms = signals.squared_gradient_norms(self.engine.stage, self.num_layers)
-        total_loss, squared = signals.share(loss, norms)
-        if not math.isfinite(total_loss + sum(squared)):
-            raise NotFinite(
-                f"loss {total_loss}, gradient norm {math.sqrt(sum(squared)) if sum(squared) >= 0 else 'nan'}"
-            )
-        result = StepResult(total_loss, tuple(math.sqrt(value) for value in squared))
+        if self.engine is None or batch is None:
+            return self._idle_step()
+        loss = self.engine.step(batch)
+        own = signals.squared_gradient_norms(self.engine.stage, self.num_layers)
+        squared = signals.over_stages(own, self.engine.pipeline, self.engine.plan.num_stages)
+        total = sum(squared)
+        shared = signals.Sum(loss if math.isfinite(total) else loss + math.nan)
+        if not math.isfinite(total):
+            shared.value()
+            raise NotFinite(f"the loss or its gradient is not finite (gradient norm {math.sqrt(total)})")
+        result = StepResult(shared, squared)
         self._update(result.total_norm, rate)
         return result
 
+    def _idle_step(self) -> StepResult:
+        """Waits for the loss, so as neither to run ahead of the others nor to miss that they stop."""
+        shared = signals.Sum(torch.zeros((), dtype=torch.float64, device=self.device))
+        if not math.isfinite(shared.value()):
+            raise NotFinite("the loss or its gradient is not finite")
+        return StepResult(shared, [0.0] * self.num_layers)
+
     def _update(self, total_norm: float, rate: float) -> None:
-        if self.engine is None or self.optimizer is None:
+        assert self.engine is not None
+        if self.optimizer is None:
             return
         signals.clip(self.engine.stage, total_norm, self._clip_norm)
         for group in self.optimizer.param_groups:

@@ -16,6 +16,7 @@ from pipetransformer.autodp.topology import Position, pipeline_ranks, replica_ra
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.runtime.batch import Batch
 from pipetransformer.runtime.groups import Groups
+from pipetransformer.runtime.one_stage import OneStage
 from pipetransformer.runtime.stage import Stage
 
 SCHEDULES: dict[str, type[PipelineScheduleSingle]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
@@ -35,7 +36,7 @@ class Objective:
 
 
 class Engine:
-    """One rank's part of a plan.
+    """One rank's part of a plan. ``pipeline`` is the group of its replica's ranks.
 
     A schedule of torch fixes the shapes of what it receives, so there is one for each shape of batch; all run the same
     stage. The boundary shapes are known, so nothing is tried out to find them.
@@ -51,11 +52,11 @@ class Engine:
     ) -> None:  # fmt: skip
         self.plan, self.position, self.stage = plan, position, stage
         self._objective, self._device, self._dtype = objective, device, dtype
-        self._pipeline = groups[pipeline_ranks(plan, position.replica)]
+        self.pipeline = groups[pipeline_ranks(plan, position.replica)]
         self._module: nn.Module = stage
         if plan.num_replicas > 1 and stage.trains:
             self._module = _averaged(stage, groups[replica_ranks(plan, position.stage)])
-        self._schedules: dict[tuple[object, ...], PipelineScheduleSingle] = {}
+        self._schedules: dict[tuple[object, ...], PipelineScheduleSingle | OneStage] = {}
         self._num_samples = 1
 
     @property
@@ -103,16 +104,18 @@ class Engine:
     def _context(self, batch: Batch) -> dict[str, Any]:
         return {"keys": batch.keys, **batch.context}
 
-    def _schedule(self, batch: Batch, train: bool) -> PipelineScheduleSingle:
+    def _schedule(self, batch: Batch, train: bool) -> PipelineScheduleSingle | OneStage:
         key = (train, len(batch), *batch.hidden_shape)
         if key not in self._schedules:
             self._schedules[key] = self._new_schedule(batch, train)
         return self._schedules[key]
 
-    def _new_schedule(self, batch: Batch, train: bool) -> PipelineScheduleSingle:
+    def _new_schedule(self, batch: Batch, train: bool) -> PipelineScheduleSingle | OneStage:
         num_microbatches = self.plan.num_microbatches
         size = len(batch) // num_microbatches
         assert size * num_microbatches == len(batch), "the sampler pads to whole micro-batches"
+        if self.plan.num_stages == 1:
+            return OneStage(self._module, num_microbatches, self._scaled_loss if train else None)
         shape = (size, *batch.hidden_shape[1:])
         output = self._objective.output_shape(shape) if self.is_last else shape
         first, last = self.plan.stages[self.position.stage]
@@ -124,7 +127,7 @@ class Engine:
             self._device,
             input_args=inputs.requires_grad_(train and not self.is_first and self._has_gradient(first)),
             output_args=self._meta(output).requires_grad_(train and self._has_gradient(last + 1)),
-            group=self._pipeline,
+            group=self.pipeline,
         )
         if not train:
             return ScheduleGPipe(pipeline_stage, num_microbatches)
@@ -139,10 +142,14 @@ class Engine:
         return layer > self.plan.first_active_layer
 
     def _scaled_loss(self, output: Tensor, weighted_targets: Tensor) -> Tensor:
-        """Sum over the micro-batch divided by the global count; times the replicas, because DDP takes their mean."""
+        """Sum over the micro-batch divided by the global count; times the replicas, because DDP takes their mean.
+
+        A loss that is not finite makes the gradient of every layer and replica NaN, so no rank needs to be told.
+        """
         targets, weights = weighted_targets[:, :-1], weighted_targets[:, -1]
         per_sample = self._objective.loss(output, targets.squeeze(1))
-        return (per_sample * weights.to(per_sample.dtype)).sum() * (self.plan.num_replicas / self._num_samples)
+        loss = (per_sample * weights.to(per_sample.dtype)).sum() * (self.plan.num_replicas / self._num_samples)
+        return loss * (1 + 0 * loss.detach())
 
 
 def _averaged(stage: Stage, group: ProcessGroup) -> DistributedDataParallel:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from pipetransformer.autopipe.cost import LayerProfile, Profile, Time
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.runtime.batch import Batch
-from pipetransformer.runtime.randomness import SampleRandomness
+from pipetransformer.runtime.randomness import RefuseOtherRandomness, SampleRandomness
 
 NUM_REPEATS = 5
 T = TypeVar("T")
@@ -98,7 +98,8 @@ def _measure(layer: nn.Module, index: int, x: Tensor, batch: Batch) -> Measured:
         layer.zero_grad(set_to_none=True)
         return forward_s, backward_s, output, saved[0]
 
-    run(True)  # warm up
+    with RefuseOtherRandomness():
+        run(True)  # warm up
     full = [run(True) for _ in range(NUM_REPEATS)]
     inputs_only = [run(False)[1] for _ in range(NUM_REPEATS)] if wants_grad else [0.0]
     layer.requires_grad_(True)

@@ -1,26 +1,31 @@
 """Random numbers that belong to a sample, so that dropout is the same at every topology (design promise 1).
 
-Each sample of the global batch has a stream for each layer, seeded by (seed, step, sample, layer). A random function
+Each sample of the global batch has a stream for each layer, keyed by (seed, step, sample, layer). A random function
 inside a layer draws row b of its mask from the stream of sample b: which rank computes the row, and with which others,
-makes no difference. The price is one draw per row in place of one per batch.
+makes no difference. A stream is a counter-based hash (as Philox and Threefry are), so all rows are drawn at once::
+
+    number i of a stream = hash(key of the stream xor word i of one fixed table)
 """
 
 import math
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Generator, Tensor
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-_MASK = (1 << 63) - 1
+_MULTIPLIERS = (0x7FEB352D, 0x846CA68B - (1 << 32))  # of a 32-bit integer hash that mixes well, as signed numbers
+_SHIFT = torch.tensor(15, dtype=torch.int32)
+_MIN_TABLE = 1 << 12
 
 
 def sample_keys(seed: int, step: int, ids: np.ndarray) -> Tensor:
-    """One key per sample, shape (B,), int64, from (seed, step, sample)."""
-    mixed = _mix(np.asarray(ids, dtype=np.uint64) ^ _mix(np.uint64(step) ^ _mix(np.uint64(seed))))
-    return torch.from_numpy((mixed & np.uint64(_MASK)).astype(np.int64))
+    """One key per sample, shape (B,), int32, from (seed, step, sample)."""
+    return torch.from_numpy(_words(np.asarray(ids, dtype=np.uint64) ^ _mix(np.uint64(step) ^ _mix(np.uint64(seed)))))
 
 
 def _mix(value: Any) -> Any:
@@ -32,43 +37,57 @@ def _mix(value: Any) -> Any:
         return value ^ (value >> np.uint64(31))
 
 
-class SampleRandomness(TorchFunctionMode):
+def _words(values: Any) -> np.ndarray:
+    """The upper halves of mixed 64-bit values, int32."""
+    return (_mix(values) >> np.uint64(32)).astype(np.uint32).view(np.int32)
+
+
+@cache
+def _layer_word(layer: int) -> int:
+    return int(_words(layer))
+
+
+@cache
+def _table(num_words: int, device: torch.device) -> Tensor:
+    """The fixed table of a stream's words, shape (num_words,), int32."""
+    return torch.from_numpy(_words(np.arange(num_words))).to(device)
+
+
+class SampleRandomness:
     """Inside it, dropout, attention dropout and stochastic depth draw from the streams of the samples.
+
+    The functions themselves are replaced meanwhile: a ``TorchFunctionMode`` would be called for every function of torch
+    and costs a small model 8 % of its step. :class:`RefuseOtherRandomness` finds what this does not reach.
 
     Args:
         keys: Shape (B,), one key per row of the batch.
-        layer: Index of the layer that runs.
-
-    Raises:
-        RuntimeError: A random function that it does not know, because its result would depend on the topology.
+        layer: Index of the layer that runs first.
     """
 
-    def __init__(self, keys: Tensor, layer: int) -> None:
-        super().__init__()
-        self._keys, self._layer = keys, layer
-        self._generators: list[Generator] = []
+    def __init__(self, keys: Tensor, layer: int = 0) -> None:
+        self._samples = keys[:, None]
+        self.layer(layer)
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is F.dropout:
-            return self._dropout(*args, **kwargs)
-        if func is F.scaled_dot_product_attention and kwargs.get("dropout_p", 0.0) > 0:
-            return self._attention(*args, **kwargs)
-        if func is Tensor.bernoulli_:
-            return self._fill(*args, **kwargs)
-        if func in _UNKNOWN:
-            raise RuntimeError(
-                f"layer {self._layer} calls {func.__name__}: its numbers would depend on the topology. "
-                "Set the model option that uses it to 0 through model.options"
-            )
-        return func(*args, **kwargs)
+    def layer(self, index: int) -> None:
+        """From now on this layer runs."""
+        self._keys = self._samples ^ _layer_word(index)
+        self._num_drawn = 0  # of each stream
+
+    def __enter__(self) -> "SampleRandomness":
+        for (owner, name), replacement in _REPLACED.items():
+            setattr(owner, name, replacement(self))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for (owner, name), original in _ORIGINAL.items():
+            setattr(owner, name, original)
 
     def _dropout(self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         if not training or p == 0:
             return x
         if p == 1:
             return x * 0
-        return x * self._fill(torch.empty_like(x, requires_grad=False), 1 - p).div_(1 - p)
+        return x * self._fill(torch.empty_like(x, requires_grad=False), 1 - p).mul_(1 / (1 - p))
 
     def _attention(
         self,
@@ -79,8 +98,12 @@ class SampleRandomness(TorchFunctionMode):
         dropout_p: float = 0.0,
         is_causal: bool = False,
         scale: float | None = None,
-        **_: Any,
+        **others: Any,
     ) -> Tensor:
+        if dropout_p == 0:
+            return _ORIGINAL[F, "scaled_dot_product_attention"](
+                query, key, value, attn_mask=attn_mask, is_causal=is_causal, scale=scale, **others
+            )
         assert not is_causal, "encoders attend in both directions"
         scores = query @ key.transpose(-2, -1) * (scale or 1 / math.sqrt(query.shape[-1]))
         if attn_mask is not None and attn_mask.dtype == torch.bool:
@@ -91,25 +114,55 @@ class SampleRandomness(TorchFunctionMode):
 
     def _fill(self, mask: Tensor, p: float) -> Tensor:
         """Sets row b to Bernoulli(p) numbers of sample b."""
-        assert mask.shape[0] == len(self._keys), (
-            f"{tuple(mask.shape)} does not begin with the batch of {len(self._keys)}"
-        )
-        for row, generator in zip(mask, self._streams(mask.device), strict=True):
-            row.bernoulli_(p, generator=generator)
-        return mask
+        num_rows = len(self._keys)
+        assert mask.shape[0] == num_rows, f"{tuple(mask.shape)} does not begin with the batch of {num_rows}"
+        words = self._draw(mask.numel() // num_rows, mask.device).view(mask.shape)
+        # written as numbers: a mask of booleans takes three times as long to make and to multiply with
+        return torch.lt(words, min(round(p * 2**32) - 2**31, 2**31 - 1), out=mask)
 
-    def _streams(self, device: torch.device) -> list[Generator]:
-        if not self._generators:
-            layer = int(_mix(self._layer))
-            for key in self._keys.tolist():
-                generator = Generator(device)
-                generator.manual_seed((key ^ layer) & _MASK)
-                self._generators.append(generator)
-        return self._generators
+    def _draw(self, num_words: int, device: torch.device) -> Tensor:
+        """The next numbers of each stream, (B, num_words), int32, uniform."""
+        first, self._num_drawn = self._num_drawn, self._num_drawn + num_words
+        table = _table(max(_MIN_TABLE, 1 << (self._num_drawn - 1).bit_length()), device)
+        words = self._keys.to(device) ^ table[first : self._num_drawn]
+        for multiplier in _MULTIPLIERS:
+            words ^= words >> _SHIFT  # fills up with the sign: the bit that this loses, the product makes up for
+            words *= multiplier
+        return words
 
 
-_UNKNOWN = {
+def _bernoulli(streams: SampleRandomness) -> Callable[[Tensor, float], Tensor]:
+    return lambda mask, p=0.5: streams._fill(mask, p)  # a method: called with the tensor first
+
+
+_REPLACED: dict[tuple[Any, str], Callable[[SampleRandomness], Callable[..., Tensor]]] = {
+    (F, "dropout"): lambda streams: streams._dropout,
+    (F, "scaled_dot_product_attention"): lambda streams: streams._attention,
+    (Tensor, "bernoulli_"): _bernoulli,
+}
+_ORIGINAL = {(owner, name): getattr(owner, name) for owner, name in _REPLACED}
+
+
+class RefuseOtherRandomness(TorchFunctionMode):
+    """Refuses every random function that does not draw from the streams of :class:`SampleRandomness`.
+
+    Raises:
+        RuntimeError: One is called; its numbers would depend on the topology.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _RANDOM:
+            raise RuntimeError(
+                f"the model calls {func.__name__}, whose numbers would depend on the topology. Set the model option "
+                "that uses it to 0 through model.options"
+            )
+        return func(*args, **kwargs)
+
+
+_RANDOM = {
     torch.rand, torch.randn, torch.randint, torch.randperm, torch.rand_like, torch.randn_like, torch.bernoulli,
-    torch.multinomial, torch.normal, Tensor.uniform_, Tensor.normal_, Tensor.random_, Tensor.exponential_,
-    F.alpha_dropout, F.feature_alpha_dropout, F.dropout1d, F.dropout2d, F.dropout3d,
+    torch.multinomial, torch.normal, torch.dropout, Tensor.uniform_, Tensor.normal_, Tensor.random_,
+    Tensor.exponential_, Tensor.bernoulli_, F.dropout, F.alpha_dropout, F.feature_alpha_dropout, F.dropout1d,
+    F.dropout2d, F.dropout3d,
 }  # fmt: skip

@@ -3,36 +3,52 @@
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from pipetransformer.runtime.stage import Stage
 
 
 def squared_gradient_norms(stage: Stage, num_layers: int) -> Tensor:
     """Squared norm of the gradient of each layer of the stage, (num_layers,), float64, zero for all other layers."""
+    parameters = [(layer, p) for layer, own in stage.active_parameters.items() for p in own if p.grad is not None]
     norms = torch.zeros(num_layers, dtype=torch.float64, device=next(stage.parameters()).device)
-    gradients, layers = [], []
-    for index, parameters in stage.active_parameters.items():
-        present = [p.grad for p in parameters if p.grad is not None]
-        gradients += present
-        layers += [index] * len(present)
-    if gradients:
-        squared = torch.stack(torch._foreach_norm(gradients)).double().square()
-        norms.index_add_(0, torch.tensor(layers, device=norms.device), squared)
+    if parameters:
+        squared = torch.stack(torch._foreach_norm([p.grad for _, p in parameters])).double().square()
+        norms.index_add_(0, torch.tensor([layer for layer, _ in parameters], device=norms.device), squared)
     return norms
 
 
-def share(loss: Tensor, squared_norms: Tensor) -> tuple[float, list[float]]:
-    """Sums the replicas' parts of the loss and gathers the stages' norms; equal on every rank.
+def over_stages(squared_norms: Tensor, pipeline: ProcessGroup, num_stages: int) -> list[float]:
+    """Squared norms (num_layers,) of all layers, from those of each stage; equal on every rank of the pipeline."""
+    if num_stages > 1:
+        dist.all_reduce(squared_norms, group=pipeline)
+    return squared_norms.tolist()
+
+
+def of_rank_0(values: Tensor) -> Tensor:
+    """Rank 0's numbers on every rank, so that all decide alike; float64 in host memory."""
+    parts: list[Tensor] = [values]
+    dist.broadcast_object_list(parts)
+    return parts[0]
+
+
+class Sum:
+    """A sum over all ranks that is under way while this rank goes on.
 
     Args:
-        loss: This rank's part of the loss.
-        squared_norms: (num_layers,), zero where another rank reports the layer.
+        part: This rank's part, a scalar.
     """
-    values = torch.cat([loss.reshape(1).to(squared_norms), squared_norms])
-    if dist.get_world_size() > 1:
-        dist.all_reduce(values)
-    total, *norms = values.tolist()
-    return total, norms
+
+    def __init__(self, part: Tensor) -> None:
+        self._total = part.detach().clone()
+        self._work = dist.all_reduce(self._total, async_op=True) if dist.get_world_size() > 1 else None
+
+    def value(self) -> float:
+        """Waits for the sum; equal on every rank."""
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+        return self._total.item()
 
 
 def clip(stage: Stage, total_norm: float, clip_norm: float | None) -> None:

@@ -1,5 +1,6 @@
 """The layers of one stage, as the module that a rank runs."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ class Stage(nn.Module):
         self._frozen = [index for index in layers if index < first_active]
         self._active = [index for index in layers if index >= first_active]
         self.active_parameters = {index: list(layers[index].parameters()) for index in self._active}
-        self._draws = {index: draws_numbers(layers[index]) for index in self._active}
+        self._draws = any(draws_numbers(layers[index]) for index in self._active)
         for index, layer in layers.items():
             layer.requires_grad_(index >= first_active)
         self.train()
@@ -51,16 +52,20 @@ class Stage(nn.Module):
                 x = self.layers[str(index)](x, **context)
         if self._frozen and received.requires_grad:
             x = _with_zero_gradient(x, received)
+        if self.training and self._draws:
+            with SampleRandomness(keys) as streams:
+                return self._run_active(x, context, streams.layer)
+        return self._run_active(x, context, _ignore)
+
+    def _run_active(self, x: Tensor, context: dict[str, Any], begin: Callable[[int], None]) -> Tensor:
         for index in self._active:
-            x = self._run(index, x, keys, context)
+            begin(index)
+            x = self.layers[str(index)](x, **context)
         return x
 
-    def _run(self, index: int, x: Tensor, keys: Tensor, context: dict[str, Any]) -> Tensor:
-        layer = self.layers[str(index)]
-        if not (layer.training and self._draws[index]):
-            return layer(x, **context)
-        with SampleRandomness(keys, index):
-            return layer(x, **context)
+
+def _ignore(_: int) -> None:
+    """No layer draws random numbers."""
 
 
 def _with_zero_gradient(x: Tensor, received: Tensor) -> Tensor:

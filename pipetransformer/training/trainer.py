@@ -1,10 +1,13 @@
 """The loop: decide, step, evaluate, log."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 
 from pipetransformer.autocache.cache import AutoCache
 from pipetransformer.autodp.sampler import batch_ids, epoch_order, num_batches
@@ -14,6 +17,7 @@ from pipetransformer.config import Config
 from pipetransformer.freeze.base import Decision, Signals
 from pipetransformer.report.reporter import Reporter
 from pipetransformer.runtime.elastic import ElasticRuntime, NotFinite, StepResult
+from pipetransformer.runtime.signals import of_rank_0
 from pipetransformer.training import stop
 from pipetransformer.training.evaluate import evaluate
 from pipetransformer.training.feed import Feed
@@ -65,9 +69,10 @@ class Trainer:
         self.ledger = Ledger(self.num_blocks)
         self.metrics: dict[str, dict[str, float]] = {}
         self.step = 0
-        self._norms = np.zeros(self.num_blocks)
+        self._norms = torch.zeros(self.num_blocks, dtype=torch.float64)
         self._num_norms = 0
         self._num_decisions = 0
+        self._unreported: Callable[[], None] | None = None  # the last step, whose loss is still under way
         self._policy_state = config.freeze.initial_state()
 
     @property
@@ -109,22 +114,30 @@ class Trainer:
         try:
             result = self.runtime.step(batch, rate)
         except NotFinite as error:
+            self._report_last_step()
             raise Diverged(
                 f"step {self.step + 1}: {error}. The weights of the step before are kept; lower optim.lr={rate:g} "
                 "or check the data"
             ) from error
-        self._norms += result.layer_norms[1:-1]
+        self._norms += torch.tensor(result.layer_norms[1:-1], dtype=torch.float64)
         self._num_norms += 1
         self.step += 1
+        self._report_last_step()
         seconds = time.perf_counter() - start
         self.ledger.step(len(ids), seconds)
-        self._report_step(result, rate, len(ids), seconds)
+        self._unreported = partial(self._report_step, self.step, result, rate, len(ids), seconds)
 
-    def _report_step(self, result: StepResult, rate: float, num_samples: int, seconds: float) -> None:
+    def _report_last_step(self) -> None:
+        """One step late, so that no rank waits for the others' losses at the end of each step."""
+        if self._unreported is not None:
+            self._unreported()
+            self._unreported = None
+
+    def _report_step(self, step: int, result: StepResult, rate: float, num_samples: int, seconds: float) -> None:
         self.report.write(
             "step",
-            step=self.step,
-            epoch=self.step / self.clock.steps_per_epoch,
+            step=step,
+            epoch=step / self.clock.steps_per_epoch,
             loss=result.loss,
             lr=rate,
             grad_norm=result.total_norm,
@@ -138,7 +151,8 @@ class Trainer:
 
     def _decide(self) -> None:
         """Asks the policy, and goes to the plan that follows from its answer."""
-        norms = tuple((self._norms / self._num_norms).tolist())
+        self._report_last_step()
+        norms = tuple(of_rank_0(self._norms / self._num_norms).tolist())
         self._norms[:], self._num_norms = 0, 0
         before = self.plan.num_frozen
         signals = Signals(self._num_decisions, self.num_blocks, before, norms)
@@ -217,6 +231,7 @@ class Trainer:
 
     def evaluate(self) -> None:
         """Scores every evaluation split under the current plan."""
+        self._report_last_step()
         for feed in self.prepared.evaluation:
             start = time.perf_counter()
             self.metrics[feed.split.name] = evaluate(self.runtime, feed, self._eval_batch_size(feed))
