@@ -1,7 +1,7 @@
 """The schedule of a pipeline with one stage, which has no neighbours to wait for or to send to."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -34,8 +34,7 @@ class OneStage:
         last = self._num_microbatches - 1
         for index in range(self._num_microbatches):
             part = {name: self._part(tensor, index) for name, tensor in context.items()}
-            waits = isinstance(self._module, DistributedDataParallel) and index < last
-            with self._module.no_sync() if waits else nullcontext():
+            with self._without_averaging() if index < last else nullcontext():
                 output = self._module(self._part(x, index), **part)
                 if self._loss is not None and target is not None and losses is not None:
                     loss = self._loss(output, self._part(target, index))
@@ -44,6 +43,9 @@ class OneStage:
             if return_outputs:
                 outputs.append(output)
         return torch.cat(outputs) if outputs else None
+
+    def _without_averaging(self) -> AbstractContextManager[None]:
+        return self._module.no_sync() if isinstance(self._module, DistributedDataParallel) else nullcontext()
 
     def _part(self, tensor: Tensor, index: int) -> Tensor:
         """One micro-batch's rows."""

@@ -10,11 +10,11 @@ from pipetransformer.runtime.stage import Stage
 
 def squared_gradient_norms(stage: Stage, num_layers: int) -> Tensor:
     """Squared norm of the gradient of each layer of the stage, (num_layers,), float64, zero for all other layers."""
-    parameters = [(layer, p) for layer, own in stage.active_parameters.items() for p in own if p.grad is not None]
+    gradients = [(layer, p.grad) for layer, own in stage.active_parameters.items() for p in own if p.grad is not None]
     norms = torch.zeros(num_layers, dtype=torch.float64, device=next(stage.parameters()).device)
-    if parameters:
-        squared = torch.stack(torch._foreach_norm([p.grad for _, p in parameters])).double().square()
-        norms.index_add_(0, torch.tensor([layer for layer, _ in parameters], device=norms.device), squared)
+    if gradients:
+        squared = torch.stack(torch._foreach_norm([gradient for _, gradient in gradients])).double().square()
+        norms.index_add_(0, torch.tensor([layer for layer, _ in gradients], device=norms.device), squared)
     return norms
 
 
