@@ -51,4 +51,8 @@ def moves(old: Placement, new: Placement) -> tuple[Move, ...]:
 
 def _in_stages(plan: Plan) -> Placement:
     """The ranks of each layer that runs, in the order of the layers."""
-    return tuple(replica_ranks(plan, stage) for stage in range(plan.num_stages) for _layer in plan.stage_layers(stage))
+    return tuple(
+        tuple(sorted(replica_ranks(plan, stage % plan.pipeline_size)))
+        for stage in range(plan.num_stages)
+        for _layer in plan.stage_layers(stage)
+    )

@@ -1,10 +1,11 @@
 """Who is who: the ranks of a plan's pipelines and replicas.
 
-A pipeline's ranks are contiguous, so that it stays inside a node; ranks beyond the plan are idle::
+Either a pipeline's ranks are contiguous, so that it stays inside a node, or those that hold the same layers are. Ranks
+beyond the plan are idle::
 
-    2 replicas x 3 stages, 8 ranks      stage 0   stage 1   stage 2
-                          replica 0        0         1         2
-                          replica 1        3         4         5        idle: 6, 7
+    2 replicas x 3 devices, 8 ranks     device 0  device 1  device 2        replicas_adjacent   0   1   2
+                          replica 0        0         1         2                                0   2   4
+                          replica 1        3         4         5        idle: 6, 7              1   3   5
 """
 
 from dataclasses import dataclass
@@ -14,25 +15,33 @@ from pipetransformer.autopipe.plan import Plan
 
 @dataclass(frozen=True)
 class Position:
-    """A rank's place in the plan."""
+    """A rank's place in the plan: which pipeline, and which of its devices."""
 
     replica: int
-    stage: int
+    device: int
 
 
 def position(plan: Plan, rank: int) -> Position | None:
     """Where a rank works, ``None`` if it is idle."""
     if rank >= plan.num_devices:
         return None
-    return Position(*divmod(rank, plan.num_stages))
+    if plan.replicas_adjacent:
+        device, replica = divmod(rank, plan.num_replicas)
+        return Position(replica, device)
+    return Position(*divmod(rank, plan.pipeline_size))
 
 
 def pipeline_ranks(plan: Plan, replica: int) -> tuple[int, ...]:
-    """The ranks of one pipeline, by stage."""
-    first = replica * plan.num_stages
-    return tuple(range(first, first + plan.num_stages))
+    """The ranks of one pipeline, by device."""
+    if plan.replicas_adjacent:
+        return tuple(range(replica, plan.num_devices, plan.num_replicas))
+    first = replica * plan.pipeline_size
+    return tuple(range(first, first + plan.pipeline_size))
 
 
-def replica_ranks(plan: Plan, stage: int) -> tuple[int, ...]:
-    """The ranks that hold the same stage, by replica; they average its gradients."""
-    return tuple(range(stage, plan.num_devices, plan.num_stages))
+def replica_ranks(plan: Plan, device: int) -> tuple[int, ...]:
+    """The ranks that hold the same layers, by replica; they average their gradients."""
+    if plan.replicas_adjacent:
+        first = device * plan.num_replicas
+        return tuple(range(first, first + plan.num_replicas))
+    return tuple(range(device, plan.num_devices, plan.pipeline_size))

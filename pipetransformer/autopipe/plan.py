@@ -5,12 +5,18 @@ Layers are numbered over the whole model: 0 is the embedding, ``1 .. L`` are the
 
 from dataclasses import dataclass
 
-SCHEDULES = ("gpipe", "1f1b")
+SCHEDULES = ("gpipe", "1f1b", "interleaved1f1b")
+SKIPS_GRADIENTS = ("interleaved_zero_bubble", "zbv_zero_bubble", "dualpipev")
+"""Schedules of torch that give wrong or no gradients over a frozen stage, without an error."""
 
 
 @dataclass(frozen=True)
 class Plan:
     """An arrangement of the model on the devices, valid until the next transition.
+
+    With ``num_chunks`` above 1 a device runs several stages, which go round the devices of a pipeline::
+
+        4 stages, 2 chunks      device 0: stages 0 and 2      device 1: stages 1 and 3
 
     Attributes:
         num_frozen: Blocks that take no gradient, from the bottom; the embedding freezes with the first of them.
@@ -19,6 +25,9 @@ class Plan:
         num_replicas: Pipelines that work side by side on shares of the global batch.
         num_microbatches: Micro-batches that each replica's share is cut into.
         schedule: One of :data:`SCHEDULES`.
+        num_chunks: Stages of each device; above 1 only with ``interleaved1f1b``.
+        checkpoint: Keep only each active layer's input for backward, and compute the rest of it again.
+        replicas_adjacent: Neighbouring ranks hold the same layers instead of neighbouring ones.
         predicted_step_s: What the cost model expects one optimizer step to take, in seconds.
     """
 
@@ -28,13 +37,18 @@ class Plan:
     num_replicas: int
     num_microbatches: int
     schedule: str = "1f1b"
+    num_chunks: int = 1
+    checkpoint: bool = False
+    replicas_adjacent: bool = False
     predicted_step_s: float = 0.0
 
     def __post_init__(self) -> None:
         assert 0 <= self.cache_level <= self.num_frozen, self
         assert len(self.stages) >= 1, self
-        assert min(self.num_replicas, self.num_microbatches) >= 1, self
+        assert min(self.num_replicas, self.num_microbatches, self.num_chunks) >= 1, self
         assert self.schedule in SCHEDULES, self
+        assert len(self.stages) % self.num_chunks == 0, self
+        assert self.num_chunks == 1 or self.schedule == "interleaved1f1b", self
         assert self.stages[0][0] == (self.cache_level + 1 if self.cache_level else 0), self
         assert all(first <= last for first, last in self.stages), self
         assert all(a[1] + 1 == b[0] for a, b in zip(self.stages, self.stages[1:], strict=False)), self
@@ -44,8 +58,13 @@ class Plan:
         return len(self.stages)
 
     @property
+    def pipeline_size(self) -> int:
+        """Devices of a pipeline."""
+        return self.num_stages // self.num_chunks
+
+    @property
     def num_devices(self) -> int:
-        return self.num_stages * self.num_replicas
+        return self.pipeline_size * self.num_replicas
 
     @property
     def first_layer(self) -> int:
@@ -64,3 +83,11 @@ class Plan:
     def stage_layers(self, stage: int) -> range:
         first, last = self.stages[stage]
         return range(first, last + 1)
+
+    def device_stages(self, device: int) -> range:
+        """The stages of a pipeline's device, ascending."""
+        return range(device, self.num_stages, self.pipeline_size)
+
+    def device_layers(self, device: int) -> list[int]:
+        """The layers of a pipeline's device, ascending."""
+        return [layer for stage in self.device_stages(device) for layer in self.stage_layers(stage)]

@@ -104,7 +104,7 @@ class ElasticRuntime:
         self.holdings.take_state(self.optimizer, plan.first_active_layer)
         self._drop_engine()
         self._groups.prepare(pipeline_ranks(plan, replica) for replica in range(plan.num_replicas))
-        self._groups.prepare(replica_ranks(plan, stage) for stage in range(plan.num_stages))
+        self._groups.prepare(replica_ranks(plan, device) for device in range(plan.pipeline_size))
         grouped = time.perf_counter()
         first = not self.placement
         placement = initial_placement(plan) if first else next_placement(plan, self.placement)

@@ -45,9 +45,9 @@ class Feed:
         part = share(global_ids, place.replica, plan.num_replicas, plan.num_microbatches)
         ids, padded = part.ids.tolist(), self.padded(global_ids)
         num_tokens = int(self.source.lengths[0]) if padded is None else padded
-        is_last = place.stage == plan.num_stages - 1
+        is_last = place.device == plan.pipeline_size - 1
         batch = Batch(
-            inputs=self._inputs(part.ids, num_tokens, plan) if place.stage == 0 else None,
+            inputs=self._inputs(part.ids, num_tokens, plan) if place.device == 0 else None,
             context=self.split.context(ids, padded),
             targets=self.split.targets(ids) if is_last and targets else None,
             weights=torch.from_numpy(part.weights.astype(np.float64)),

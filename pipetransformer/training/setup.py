@@ -76,7 +76,7 @@ def _whole_batch(feed: Feed, num_layers: int, size: int, device: torch.device, d
     """The first samples on one device, as a plan with one stage would see them."""
     whole = Plan(num_frozen=0, cache_level=0, stages=((0, num_layers - 1),), num_replicas=1, num_microbatches=1)
     ids = np.arange(size) % len(feed.split)
-    return feed.batch(ids, whole, Position(replica=0, stage=0))[0].to(device, dtype)
+    return feed.batch(ids, whole, Position(replica=0, device=0))[0].to(device, dtype)
 
 
 def open_cache(

@@ -6,8 +6,9 @@ from pipetransformer.autodp.topology import Position, pipeline_ranks, position, 
 from pipetransformer.autopipe.plan import Plan
 
 
-def plan(num_stages: int, num_replicas: int) -> Plan:
-    return Plan(0, 0, tuple((stage, stage) for stage in range(num_stages)), num_replicas, num_microbatches=1)
+def plan(num_devices: int, num_replicas: int, num_chunks: int = 1, replicas_adjacent: bool = False) -> Plan:
+    stages = tuple((stage, stage) for stage in range(num_devices * num_chunks))
+    return Plan(0, 0, stages, num_replicas, 1, "interleaved1f1b", num_chunks, replicas_adjacent=replicas_adjacent)
 
 
 def test_a_pipeline_stays_together() -> None:
@@ -20,11 +21,25 @@ def test_ranks_beyond_the_plan_are_idle(rank: int, expected: tuple[int, int] | N
     assert position(plan(3, 2), rank) == (expected and Position(*expected))
 
 
-@given(st.integers(1, 8), st.integers(1, 8))
-def test_groups_and_positions_agree(num_stages: int, num_replicas: int) -> None:
-    arrangement = plan(num_stages, num_replicas)
+def test_replicas_may_stay_together_instead() -> None:
+    together = plan(3, 2, replicas_adjacent=True)
+    assert [pipeline_ranks(together, replica) for replica in range(2)] == [(0, 2, 4), (1, 3, 5)]
+    assert [replica_ranks(together, device) for device in range(3)] == [(0, 1), (2, 3), (4, 5)]
+
+
+@given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 3), st.booleans())
+def test_groups_and_positions_agree(num_devices: int, num_replicas: int, num_chunks: int, adjacent: bool) -> None:
+    arrangement = plan(num_devices, num_replicas, num_chunks, adjacent)
     for rank in range(arrangement.num_devices):
         place = position(arrangement, rank)
         assert place is not None
-        assert pipeline_ranks(arrangement, place.replica)[place.stage] == rank
-        assert replica_ranks(arrangement, place.stage)[place.replica] == rank
+        assert pipeline_ranks(arrangement, place.replica)[place.device] == rank
+        assert replica_ranks(arrangement, place.device)[place.replica] == rank
+
+
+@given(st.integers(1, 8), st.integers(1, 3))
+def test_the_devices_of_a_pipeline_share_its_layers(num_devices: int, num_chunks: int) -> None:
+    arrangement = plan(num_devices, 1, num_chunks)
+    held = [layer for device in range(num_devices) for layer in arrangement.device_layers(device)]
+    assert sorted(held) == list(range(num_devices * num_chunks))
+    assert arrangement.device_layers(num_devices - 1)[-1] == arrangement.num_layers - 1, "the head is on the last"

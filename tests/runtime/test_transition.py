@@ -35,7 +35,7 @@ def test_optimizer_state_is_held_for_the_active_layers_of_the_stage_only(seen: l
         for current, with_state in zip(PIPE_TO_DATA.values(), own.with_state, strict=True):
             place = position(current, rank)
             assert place is not None
-            assert with_state == [i for i in current.stage_layers(place.stage) if i >= current.first_active_layer]
+            assert with_state == [i for i in current.device_layers(place.device) if i >= current.first_active_layer]
 
 
 def test_a_cached_block_never_runs(seen: list[Seen]) -> None:
@@ -50,7 +50,7 @@ def test_every_layer_of_a_stage_runs_once_per_micro_batch(seen: list[Seen]) -> N
         for current, ran in zip(PIPE_TO_DATA.values(), own.ran, strict=True):
             place = position(current, rank)
             assert place is not None
-            assert ran == dict.fromkeys(current.stage_layers(place.stage), current.num_microbatches)
+            assert ran == dict.fromkeys(current.device_layers(place.device), current.num_microbatches)
 
 
 def test_the_bytes_sent_are_those_of_the_moves(seen: list[Seen], bert_config: Path) -> None:
