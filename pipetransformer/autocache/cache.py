@@ -93,8 +93,8 @@ class AutoCache:
                 store.write(part, compute(inputs, context))
 
     def delete(self) -> None:
-        """Removes the files of the current level; only one process of a node does."""
+        """Goes back to level 0. The files are removed by one process of a node."""
         if self._worker == 0:
             for store in self._stores.values():
                 store.delete()
-        self._stores = {}
+        self._stores, self.level = {}, 0

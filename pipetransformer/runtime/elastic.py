@@ -130,15 +130,19 @@ class ElasticRuntime:
     def _rebuild(self, plan: Plan, placement: Placement) -> None:
         rank = dist.get_rank()
         place = position(plan, rank)
-        own = plan.stage_layers(place.stage) if place else range(0)
+        own = plan.device_layers(place.device) if place else []
         parked = [layer for layer, ranks in enumerate(placement) if rank in ranks and layer not in own]
         self.holdings.keep(own, parked)
         if place is None:
             return
-        stage = Stage({layer: self.holdings.stack[layer] for layer in own}, plan.first_active_layer)
-        self.optimizer = self._build_optimizer(stage.parameters())
+        stages = {index: self._stage(plan, index) for index in plan.device_stages(place.device)}
+        self.optimizer = self._build_optimizer(p for stage in stages.values() for p in stage.parameters())
         self.holdings.give_state(self.optimizer)
-        self.engine = Engine(plan, place, stage, self._groups, self._objective, self.device, self.dtype)
+        self.engine = Engine(plan, place, stages, self._groups, self._objective, self.device, self.dtype)
+
+    def _stage(self, plan: Plan, index: int) -> Stage:
+        layers: dict[int, nn.Module] = {layer: self.holdings.stack[layer] for layer in plan.stage_layers(index)}
+        return Stage(layers, plan.first_active_layer, plan.checkpoint)
 
     def step(self, batch: Batch | None, rate: float) -> StepResult:
         """One optimizer step over the global batch.
@@ -153,8 +157,8 @@ class ElasticRuntime:
         if self.engine is None or batch is None:
             return self._idle_step()
         loss = self.engine.step(batch)
-        own = signals.squared_gradient_norms(self.engine.stage, self.num_layers)
-        squared = signals.over_stages(own, self.engine.pipeline, self.engine.plan.num_stages)
+        own = signals.squared_gradient_norms(self.engine.active_parameters, self.num_layers, self.device)
+        squared = signals.over_pipeline(own, self.engine.pipeline)
         total = sum(squared)
         shared = signals.Sum(loss if math.isfinite(total) else loss + math.nan)
         if not math.isfinite(total):
@@ -175,7 +179,7 @@ class ElasticRuntime:
         assert self.engine is not None
         if self.optimizer is None:
             return
-        signals.clip(self.engine.stage, total_norm, self._clip_norm)
+        signals.clip(self.engine.active_parameters, total_norm, self._clip_norm)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
-from torch.distributed.pipelining.schedules import PipelineScheduleSingle
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 from torch.nn.parallel import DistributedDataParallel
 
 from pipetransformer.autodp.topology import Position, pipeline_ranks, replica_ranks
@@ -20,6 +20,7 @@ from pipetransformer.runtime.one_stage import OneStage
 from pipetransformer.runtime.stage import Stage
 
 SCHEDULES: dict[str, type[PipelineScheduleSingle]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+Runner = OneStage | PipelineScheduleSingle | PipelineScheduleMulti
 
 
 @dataclass(frozen=True)
@@ -36,36 +37,40 @@ class Objective:
 
 
 class Engine:
-    """One rank's part of a plan. ``pipeline`` is the group of its replica's ranks.
+    """One rank's part of a plan.
 
     A schedule of torch fixes the shapes of what it receives, so there is one for each shape of batch; all run the same
-    stage. The boundary shapes are known, so nothing is tried out to find them.
+    stages. The boundary shapes are known, so nothing is tried out to find them.
 
     Args:
-        stage: The layers of this rank.
+        stages: The stages of this rank by their index in the plan.
         objective: What the last stage computes with the head's output.
+
+    Attributes:
+        pipeline: The group of this replica's ranks.
+        active_parameters: Parameters of each of this rank's active layers.
     """
 
     def __init__(
-        self, plan: Plan, position: Position, stage: Stage, groups: Groups, objective: Objective, device: torch.device,
-        dtype: torch.dtype,
+        self, plan: Plan, position: Position, stages: dict[int, Stage], groups: Groups, objective: Objective,
+        device: torch.device, dtype: torch.dtype,
     ) -> None:  # fmt: skip
-        self.plan, self.position, self.stage = plan, position, stage
+        self.plan, self.position, self.stages = plan, position, stages
         self._objective, self._device, self._dtype = objective, device, dtype
         self.pipeline = groups[pipeline_ranks(plan, position.replica)]
-        self._module: nn.Module = stage
-        if plan.num_replicas > 1 and stage.trains:
-            self._module = _averaged(stage, groups[replica_ranks(plan, position.stage)])
-        self._schedules: dict[tuple[object, ...], PipelineScheduleSingle | OneStage] = {}
+        replicas = groups[replica_ranks(plan, position.device)]
+        self._modules = {index: _averaged(stage, replicas) for index, stage in stages.items()}
+        self.active_parameters = {i: p for stage in stages.values() for i, p in stage.active_parameters.items()}
+        self._schedules: dict[tuple[object, ...], Runner] = {}
         self._num_samples = 1
 
     @property
     def is_first(self) -> bool:
-        return self.position.stage == 0
+        return self.position.device == 0
 
     @property
     def is_last(self) -> bool:
-        return self.position.stage == self.plan.num_stages - 1
+        return self.position.device == self.plan.pipeline_size - 1
 
     def step(self, batch: Batch) -> Tensor:
         """Forward and backward of this replica's share.
@@ -95,8 +100,9 @@ class Engine:
         return self._schedule(batch, train=False).step(*self._inputs(batch), **self._context(batch))
 
     def _set_mode(self, train: bool) -> None:
-        if self.stage.training != train:  # switching walks over all modules, which takes its time
-            self.stage.train(train)
+        for stage in self.stages.values():
+            if stage.training != train:  # switching walks over all modules, which takes its time
+                stage.train(train)
 
     def _inputs(self, batch: Batch) -> tuple[Tensor, ...]:
         return (batch.inputs,) if self.is_first and batch.inputs is not None else ()
@@ -104,35 +110,39 @@ class Engine:
     def _context(self, batch: Batch) -> dict[str, Any]:
         return {"keys": batch.keys, **batch.context}
 
-    def _schedule(self, batch: Batch, train: bool) -> PipelineScheduleSingle | OneStage:
+    def _schedule(self, batch: Batch, train: bool) -> Runner:
         key = (train, len(batch), *batch.hidden_shape)
         if key not in self._schedules:
             self._schedules[key] = self._new_schedule(batch, train)
         return self._schedules[key]
 
-    def _new_schedule(self, batch: Batch, train: bool) -> PipelineScheduleSingle | OneStage:
+    def _new_schedule(self, batch: Batch, train: bool) -> Runner:
         num_microbatches = self.plan.num_microbatches
-        size = len(batch) // num_microbatches
-        assert size * num_microbatches == len(batch), "the sampler pads to whole micro-batches"
+        assert len(batch) % num_microbatches == 0, "the sampler pads to whole micro-batches"
+        loss = self._scaled_loss if train else None
         if self.plan.num_stages == 1:
-            return OneStage(self._module, num_microbatches, self._scaled_loss if train else None)
+            return OneStage(self._modules[0], num_microbatches, loss)
+        stages = [self._pipeline_stage(index, batch, train) for index in self.stages]
+        if self.plan.schedule == "interleaved1f1b":
+            return ScheduleInterleaved1F1B([*stages], num_microbatches, loss_fn=loss, scale_grads=False)
+        schedule = SCHEDULES[self.plan.schedule] if train else ScheduleGPipe
+        return schedule(stages[0], num_microbatches, loss_fn=loss, scale_grads=False)
+
+    def _pipeline_stage(self, index: int, batch: Batch, train: bool) -> PipelineStage:
+        size = len(batch) // self.plan.num_microbatches
         shape = (size, *batch.hidden_shape[1:])
-        output = self._objective.output_shape(shape) if self.is_last else shape
-        first, last = self.plan.stages[self.position.stage]
-        inputs = batch.inputs[:size].to("meta") if self.is_first and batch.inputs is not None else self._meta(shape)
-        pipeline_stage = PipelineStage(
-            self._module,
-            self.position.stage,
+        output = self._objective.output_shape(shape) if index == self.plan.num_stages - 1 else shape
+        first, last = self.plan.stages[index]
+        inputs = batch.inputs[:size].to("meta") if index == 0 and batch.inputs is not None else self._meta(shape)
+        return PipelineStage(
+            self._modules[index],
+            index,
             self.plan.num_stages,
             self._device,
-            input_args=inputs.requires_grad_(train and not self.is_first and self._has_gradient(first)),
+            input_args=inputs.requires_grad_(train and index > 0 and self._has_gradient(first)),
             output_args=self._meta(output).requires_grad_(train and self._has_gradient(last + 1)),
             group=self.pipeline,
         )
-        if not train:
-            return ScheduleGPipe(pipeline_stage, num_microbatches)
-        schedule = SCHEDULES[self.plan.schedule]
-        return schedule(pipeline_stage, num_microbatches, loss_fn=self._scaled_loss, scale_grads=False)
 
     def _meta(self, shape: tuple[int, ...]) -> Tensor:
         return torch.empty(shape, dtype=self._dtype, device="meta")
@@ -152,13 +162,15 @@ class Engine:
         return loss * (1 + 0 * loss.detach())
 
 
-def _averaged(stage: Stage, group: ProcessGroup) -> DistributedDataParallel:
+def _averaged(stage: Stage, replicas: ProcessGroup) -> nn.Module:
     """The stage with its gradients averaged over the replicas.
 
     Nothing is synchronised at the start or in between: weights and buffers come exact from the moves of a transition.
     """
+    if replicas.size() == 1 or not stage.trains:
+        return stage
     # A micro-batch of one sample gives gradients with other strides; DDP copies them and says so.
     warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
     buffers = [name for name, _ in stage.named_buffers()]
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(stage, buffers)
-    return DistributedDataParallel(stage, process_group=group, gradient_as_bucket_view=True, init_sync=False)
+    return DistributedDataParallel(stage, process_group=replicas, gradient_as_bucket_view=True, init_sync=False)

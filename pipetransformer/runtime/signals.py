@@ -2,25 +2,26 @@
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from pipetransformer.runtime.stage import Stage
+ByLayer = dict[int, list[nn.Parameter]]
+"""The active parameters of a rank's layers."""
 
 
-def squared_gradient_norms(stage: Stage, num_layers: int) -> Tensor:
-    """Squared norm of the gradient of each layer of the stage, (num_layers,), float64, zero for all other layers."""
-    gradients = [(layer, p.grad) for layer, own in stage.active_parameters.items() for p in own if p.grad is not None]
-    norms = torch.zeros(num_layers, dtype=torch.float64, device=next(stage.parameters()).device)
+def squared_gradient_norms(parameters: ByLayer, num_layers: int, device: torch.device) -> Tensor:
+    """Squared norm of the gradient of each layer, (num_layers,), float64, zero for layers that are not the rank's."""
+    gradients = [(layer, p.grad) for layer, own in parameters.items() for p in own if p.grad is not None]
+    norms = torch.zeros(num_layers, dtype=torch.float64, device=device)
     if gradients:
         squared = torch.stack(torch._foreach_norm([gradient for _, gradient in gradients])).double().square()
-        norms.index_add_(0, torch.tensor([layer for layer, _ in gradients], device=norms.device), squared)
+        norms.index_add_(0, torch.tensor([layer for layer, _ in gradients], device=device), squared)
     return norms
 
 
-def over_stages(squared_norms: Tensor, pipeline: ProcessGroup, num_stages: int) -> list[float]:
-    """Squared norms (num_layers,) of all layers, from those of each stage; equal on every rank of the pipeline."""
-    if num_stages > 1:
+def over_pipeline(squared_norms: Tensor, pipeline: ProcessGroup) -> list[float]:
+    """Squared norms (num_layers,) of all layers, from those of each device; equal on every rank of the pipeline."""
+    if pipeline.size() > 1:
         dist.all_reduce(squared_norms, group=pipeline)
     return squared_norms.tolist()
 
@@ -51,11 +52,10 @@ class Sum:
         return self._total.item()
 
 
-def clip(stage: Stage, total_norm: float, clip_norm: float | None) -> None:
-    """Scales the stage's gradients so that the norm of the whole gradient is at most ``clip_norm``."""
+def clip(parameters: ByLayer, total_norm: float, clip_norm: float | None) -> None:
+    """Scales the gradients so that the norm of the whole gradient, over all ranks, is at most ``clip_norm``."""
     factor = 1.0 if clip_norm is None else clip_norm / (total_norm + 1e-6)  # as torch's clip_grad_norm_ does
     if factor < 1:
-        parameters = (p for layer in stage.active_parameters.values() for p in layer)
-        gradients = [p.grad for p in parameters if p.grad is not None]
+        gradients = [p.grad for own in parameters.values() for p in own if p.grad is not None]
         if gradients:
             torch._foreach_mul_(gradients, factor)

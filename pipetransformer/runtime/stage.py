@@ -1,10 +1,10 @@
 """The layers of one stage, as the module that a rank runs."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from pipetransformer.runtime.randomness import SampleRandomness
 
@@ -17,16 +17,18 @@ class Stage(nn.Module):
     Args:
         layers: The layers by their index in the model.
         first_active: First layer of the model that takes a gradient.
+        keeps_inputs_only: Run each active layer again in backward instead of keeping its activations.
 
     Attributes:
         active_parameters: Parameters of each active layer.
     """
 
-    def __init__(self, layers: dict[int, nn.Module], first_active: int) -> None:
+    def __init__(self, layers: dict[int, nn.Module], first_active: int, keeps_inputs_only: bool = False) -> None:
         super().__init__()
         self.layers = nn.ModuleDict({str(index): layer for index, layer in layers.items()})
         self._frozen = [index for index in layers if index < first_active]
         self._active = [index for index in layers if index >= first_active]
+        self._keeps_inputs_only = keeps_inputs_only
         self.active_parameters = {index: list(layers[index].parameters()) for index in self._active}
         self._draws = any(draws_numbers(layers[index]) for index in self._active)
         for index, layer in layers.items():
@@ -52,13 +54,23 @@ class Stage(nn.Module):
                 x = self.layers[str(index)](x, **context)
         if self._frozen and received.requires_grad:
             x = _with_zero_gradient(x, received)
-        if self.training and self._draws:
-            with SampleRandomness(keys) as streams:
-                return self._run_active(x, context, streams.layer)
-        return self._run_active(x, context, _ignore)
+        if self._keeps_inputs_only and self.training:
+            for index in self._active:
+                x = checkpoint(self._run, [index], x, keys, context, use_reentrant=False, preserve_rng_state=False)
+            return x
+        return self._run(self._active, x, keys, context)
 
-    def _run_active(self, x: Tensor, context: dict[str, Any], begin: Callable[[int], None]) -> Tensor:
-        for index in self._active:
+    def _run(self, layers: list[int], x: Tensor, keys: Tensor, context: dict[str, Tensor]) -> Tensor:
+        """Runs layers; doing it again draws the same random numbers again."""
+        if not (self.training and self._draws):
+            return self._run_all(layers, x, context, _ignore)
+        with SampleRandomness(keys) as streams:
+            return self._run_all(layers, x, context, streams.layer)
+
+    def _run_all(
+        self, layers: list[int], x: Tensor, context: dict[str, Tensor], begin: Callable[[int], None]
+    ) -> Tensor:
+        for index in layers:
             begin(index)
             x = self.layers[str(index)](x, **context)
         return x

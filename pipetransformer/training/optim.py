@@ -94,3 +94,21 @@ class SGD(OptimizerSpec):
         import torch
 
         return torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lamb(OptimizerSpec):
+    """Layer-wise adaptive rates for large batches."""
+
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
+    eps: float = 1e-6
+
+    @property
+    def state_factor(self) -> float:
+        return 2.0
+
+    def _build(self, groups: list[dict[str, Any]]) -> Optimizer:
+        from pipetransformer.training.lamb import PortableLamb
+
+        single = [group | {"params": [parameter]} for group in groups for parameter in group["params"]]
+        return PortableLamb(single, self.lr, (self.betas[0], self.betas[1]), self.eps)

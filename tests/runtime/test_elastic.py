@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-import torch
-from support.cases import Case, tensors_equal
+from support.cases import Case
+from support.exactness import assert_equal
 from support.mutations import MUTATIONS, train_mutated
 from support.plans import HEAD, PIPE_TO_DATA, plan
 from support.pool import Pool
@@ -37,13 +37,6 @@ def run_both(pool: Pool, case: Case, world: int, plans: Plans, folder: Path) -> 
     elastic = pool.run(world, train_elastic, case, plans, str(folder))
     assert all(trace.losses == elastic[0].losses for trace in elastic), "every rank sees the same loss"
     return elastic[0], train_reference(case, {step: plan.num_frozen for step, plan in plans.items()})
-
-
-def assert_equal(elastic: Trace, reference: Trace) -> None:
-    torch.testing.assert_close(elastic.losses, reference.losses, rtol=0, atol=1e-10)
-    torch.testing.assert_close(elastic.norms, reference.norms, rtol=0, atol=1e-10)
-    tensors_equal({name: elastic.weights[name] for name in reference.weights}, reference.weights)
-    tensors_equal(elastic.moments, reference.moments)
 
 
 @pytest.mark.parametrize("sequence", SEQUENCES)

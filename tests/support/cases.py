@@ -13,7 +13,7 @@ from pipetransformer.models.huggingface import HuggingFaceModel
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.models.timm import TimmModel
 from pipetransformer.runtime.engine import Objective
-from pipetransformer.training.optim import SGD, AdamW, OptimizerSpec
+from pipetransformer.training.optim import SGD, AdamW, Lamb, OptimizerSpec
 from pipetransformer.training.task import objective
 from support.samples import IMAGE_SIZE, NUM_CLASSES, VOCABULARY, RandomImages, RandomText
 
@@ -21,6 +21,7 @@ NUM_BLOCKS, SEED, LEARNING_RATE, CLIP_NORM = 6, 3, 0.01, 0.5
 OPTIMIZERS: dict[str, OptimizerSpec] = {
     "adamw": AdamW(lr=LEARNING_RATE, weight_decay=0.1, clip_norm=CLIP_NORM),
     "sgd": SGD(lr=LEARNING_RATE, weight_decay=0.1, clip_norm=CLIP_NORM),
+    "lamb": Lamb(lr=LEARNING_RATE, weight_decay=0.1, clip_norm=CLIP_NORM),
 }
 
 

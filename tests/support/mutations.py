@@ -36,9 +36,9 @@ def _keys_by_rank(self: Batch, device: torch.device, dtype: torch.dtype) -> Batc
     return _batch_to(self, device, dtype)
 
 
-def _clip_by_stage(stage: Stage, total_norm: float, clip_norm: float | None) -> None:
-    own = torch.nn.utils.get_total_norm([p.grad for p in stage.parameters() if p.grad is not None])
-    _clip(stage, float(own), clip_norm)
+def _clip_by_stage(parameters: signals.ByLayer, total_norm: float, clip_norm: float | None) -> None:
+    own = torch.nn.utils.get_total_norm([p.grad for layer in parameters.values() for p in layer if p.grad is not None])
+    _clip(parameters, float(own), clip_norm)
 
 
 def _weights_drift(self: Holdings, layer: int, manifest: Any, data: Tensor) -> None:

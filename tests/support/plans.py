@@ -1,5 +1,9 @@
 """Plans for the tiny models of :mod:`support.cases`."""
 
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 from pipetransformer.autopipe.plan import Plan
 from support.cases import NUM_BLOCKS
 
@@ -17,3 +21,58 @@ PIPE_TO_DATA = {  # 4 stages -> 2 -> 1, as the paper draws it
     2: plan(2, 2, [5, HEAD], 2, 2),
     4: plan(4, 4, [HEAD], 4, 1),
 }
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A plan but for where its stages end.
+
+    Attributes:
+        arrangement: Devices of a pipeline, and replicas.
+        num_microbatches: Not all schedules take every number.
+    """
+
+    arrangement: tuple[int, int]
+    schedule: str
+    num_microbatches: int
+    num_frozen: int
+    cached: bool
+    checkpoint: bool
+    replicas_adjacent: bool
+
+    @property
+    def num_chunks(self) -> int:
+        return 2 if self.schedule == "interleaved1f1b" else 1
+
+    @property
+    def num_layers(self) -> int:
+        """Layers that run."""
+        return HEAD + 1 - (self.num_frozen + 1 if self.cached and self.num_frozen else 0)
+
+    @property
+    def is_possible(self) -> bool:
+        size = self.arrangement[0]
+        rounds = max(1, self.num_microbatches // size)
+        return (
+            size * self.num_chunks <= self.num_layers
+            and not (self.schedule == "1f1b" and self.num_microbatches < size)
+            and not (self.num_chunks > 1 and (size == 1 or self.num_microbatches % rounds != 0))
+            and not (self.cached and not self.num_frozen)
+        )
+
+    def plan(self, generator: random.Random) -> Plan:
+        """With ends drawn at random."""
+        size, num_replicas = self.arrangement
+        first = HEAD + 1 - self.num_layers
+        ends = sorted(generator.sample(range(first, HEAD), size * self.num_chunks - 1))
+        stages = tuple(zip([first, *(end + 1 for end in ends)], [*ends, HEAD], strict=True))
+        level = self.num_frozen if self.cached else 0
+        return Plan(
+            self.num_frozen, level, stages, num_replicas, self.num_microbatches, self.schedule, self.num_chunks,
+            self.checkpoint, self.replicas_adjacent,
+        )  # fmt: skip
+
+
+def arrangements(world: int) -> Iterator[tuple[int, int]]:
+    """Every factorisation of a world into devices of a pipeline and replicas."""
+    return ((size, world // size) for size in range(1, world + 1) if world % size == 0)

@@ -77,8 +77,21 @@ def train_elastic(case: Case, plans: Plans, cache_folder: str | None = None) -> 
     return trace
 
 
+def train_all_elastic(case: Case, plans: list[Plan], cache_folder: str) -> list[Trace]:
+    """One training for each plan, from the start."""
+    return [train_elastic(case, then(plan), cache_folder) for plan in plans]
+
+
+def then(plan: Plan) -> Plans:
+    """A step of plain data parallelism, then a plan: so that there is optimizer state to move and a model to cache."""
+    whole = Plan(0, 0, ((0, plan.num_layers - 1),), plan.num_devices, num_microbatches=1)
+    return {0: whole, 1: plan}
+
+
 def go(runtime: ElasticRuntime, feed: Feed, plan: Plan) -> TransitionReport:
     assert feed.cache is not None
+    if plan.cache_level < feed.cache.level:
+        feed.cache.delete()
     level = feed.cache.level
     if plan.cache_level > level:
         with runtime.prefix(level + 1 if level else 0, plan.cache_level) as compute:
@@ -122,9 +135,13 @@ def train_reference(case: Case, frozen: dict[int, int]) -> Trace:
     for step in range(NUM_STEPS):
         if step in frozen:
             num_frozen = frozen[step]
-            for name in [n for names in by_layer[: num_frozen + 1 if num_frozen else 0] for n in names]:
-                parameters[name].requires_grad_(False)
-                parameters[name].grad = None
+            for layer, names in enumerate(by_layer):
+                is_frozen = bool(num_frozen) and layer <= num_frozen
+                for parameter in (parameters[name] for name in names):
+                    parameter.requires_grad_(not is_frozen)
+                    if is_frozen:
+                        parameter.grad = None
+                        optimizer.state.pop(parameter, None)  # starts anew where a layer thaws
         ids = ids_of(case, step)
         for group in optimizer.param_groups:
             group["lr"] = rate(step)

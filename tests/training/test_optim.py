@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from pipetransformer.training.optim import SCHEDULES, SGD, AdamW, OptimizerSpec
+from pipetransformer.training.optim import SCHEDULES, SGD, AdamW, Lamb, OptimizerSpec
 
 
 def rates(num_steps: int = 10, **options: object) -> list[float]:
@@ -37,7 +37,7 @@ def test_a_rate_is_above_zero_and_at_most_the_peak(
     assert 0 < AdamW(lr=3e-4, warmup=warmup, schedule=schedule).rate(step, num_steps) <= 3e-4
 
 
-@pytest.mark.parametrize("spec", [AdamW(lr=0.1, weight_decay=0.5), SGD(lr=0.1, weight_decay=0.5)])
+@pytest.mark.parametrize("spec", [kind(lr=0.1, weight_decay=0.5) for kind in (AdamW, SGD, Lamb)])
 def test_weight_decay_spares_biases_and_normalisation(spec: OptimizerSpec) -> None:
     module = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3))
     optimizer = spec.build(module.parameters())
@@ -57,7 +57,7 @@ def test_frozen_parameters_are_left_out() -> None:
     assert AdamW(lr=0.1).build(module.parameters()) is None
 
 
-@pytest.mark.parametrize("spec", [AdamW(lr=0.1), SGD(lr=0.1), SGD(lr=0.1, momentum=0.0)])
+@pytest.mark.parametrize("spec", [AdamW(lr=0.1), SGD(lr=0.1), SGD(lr=0.1, momentum=0.0), Lamb(lr=0.1)])
 def test_the_state_takes_as_many_bytes_as_the_planner_is_told(spec: OptimizerSpec) -> None:
     weight = nn.Parameter(torch.ones(4, 8))
     optimizer = spec.build([weight])
@@ -80,3 +80,21 @@ def test_the_state_takes_as_many_bytes_as_the_planner_is_told(spec: OptimizerSpe
 def test_a_wrong_option_is_named(options: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         AdamW(**{"lr": 0.1, **options})  # type: ignore[arg-type]
+
+
+def test_lamb_is_timms_own_and_counts_the_steps_of_each_parameter() -> None:
+    import timm.optim
+
+    ours, theirs = (nn.Linear(3, 3) for _ in range(2))
+    theirs.load_state_dict(ours.state_dict())
+    optimizer = Lamb(lr=0.1, weight_decay=0.0).build(ours.parameters())
+    original = timm.optim.Lamb(theirs.parameters(), lr=0.1, eps=1e-6, weight_decay=0.0, max_grad_norm=None)
+    assert optimizer is not None
+    for step in range(3):
+        for module in (ours, theirs):
+            module.zero_grad()
+            module(torch.full((2, 3), step + 1.0)).square().sum().backward()
+        optimizer.step()
+        original.step()
+    torch.testing.assert_close(ours.weight, theirs.weight)
+    assert optimizer.state[ours.weight]["step"] == 3, "beside the moments, where a transition finds it"

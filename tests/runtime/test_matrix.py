@@ -1,0 +1,64 @@
+"""Design promise 1 over the whole space: every kind of plan trains as one process does (float64, 1e-10).
+
+The factors are covered pairwise on worlds of up to eight processes: every two settings of two factors meet in a row.
+On one process, where nothing depends on timing between ranks, they are covered fully.
+"""
+
+import random
+from itertools import product
+from pathlib import Path
+
+import pytest
+from support.cases import NUM_BLOCKS, Case
+from support.exactness import assert_equal
+from support.pairwise import pairwise
+from support.plans import Shape, arrangements
+from support.pool import Pool
+from support.trainings import then, train_all_elastic, train_elastic, train_reference
+
+KINDS = ["vit", "bert", "bert_qa"]
+OPTIMIZERS = ["adamw", "sgd", "lamb"]
+FROZEN = [0, 3, NUM_BLOCKS]
+WORLDS = [1, 2, 3, 4, 6, 8]
+FACTORS = {
+    "arrangement": [pair for world in WORLDS for pair in arrangements(world)],
+    "schedule": ["gpipe", "1f1b", "interleaved1f1b"],
+    "num_microbatches": [1, 3, 8],
+    "num_frozen": FROZEN,
+    "cached": [False, True],
+    "checkpoint": [False, True],
+    "replicas_adjacent": [False, True],
+    "kind": KINDS,
+    "optimizer": OPTIMIZERS,
+    "dropout": [0.0, 0.2],
+}
+NUM_SHAPE = 7  # the first factors make the shape of the plan, the others the case
+ROWS = pairwise(list(FACTORS.values()), lambda row: Shape(*row[:NUM_SHAPE]).is_possible)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(map(str, row)))
+def test_a_plan_trains_as_one_process_does(
+    row: tuple[object, ...], pool: Pool, bert_config: Path, tmp_path: Path
+) -> None:
+    shape, (kind, optimizer, dropout) = Shape(*row[:NUM_SHAPE]), row[NUM_SHAPE:]  # type: ignore[arg-type]
+    case = Case(str(kind), bert_config, float(str(dropout)), str(optimizer))
+    plan = shape.plan(random.Random(str(row)))
+    trace = pool.run(plan.num_devices, train_elastic, case, then(plan), str(tmp_path))[0]
+    assert_equal(trace, train_reference(case, {1: plan.num_frozen}))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_one_process_everything_goes_with_everything(
+    kind: str, pool: Pool, bert_config: Path, tmp_path: Path
+) -> None:
+    shapes = [
+        Shape((1, 1), "gpipe", count, frozen, cached, checkpoint, replicas_adjacent=False)
+        for count, frozen, cached, checkpoint in product([1, 2, 3, 8], FROZEN, [False, True], [False, True])
+    ]
+    plans = [shape.plan(random.Random(0)) for shape in shapes if shape.is_possible]
+    for optimizer in OPTIMIZERS:
+        case = Case(kind, bert_config, 0.2, optimizer)
+        references = {frozen: train_reference(case, {1: frozen}) for frozen in FROZEN}
+        (traces,) = pool.run(1, train_all_elastic, case, plans, str(tmp_path))
+        for plan, trace in zip(plans, traces, strict=True):
+            assert_equal(trace, references[plan.num_frozen])
