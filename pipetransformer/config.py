@@ -18,7 +18,7 @@ from hydra.utils import get_class, instantiate
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from pipetransformer.autopipe.plan import SCHEDULES
+from pipetransformer.autopipe.plan import SCHEDULES, SKIPS_GRADIENTS
 
 SPEC_GROUPS = ("model", "dataset", "freeze", "optim", "logger")
 PRECISIONS = ("float32", "float64")
@@ -189,6 +189,11 @@ def check(config: Config) -> None:
             raise ValueError(f"{name}={value} must be above 0")
     _one_of("precision", config.precision, PRECISIONS)
     _one_of("parallel.device", parallel.device, ("auto", "cpu", "cuda"))
+    if parallel.schedule in SKIPS_GRADIENTS:
+        raise ValueError(
+            f"parallel.schedule={parallel.schedule} leaves gradients out where a stage below is frozen, and torch does "
+            f"not say so; choose one of {', '.join(SCHEDULES)}"
+        )
     if parallel.schedule is not None:
         _one_of("parallel.schedule", parallel.schedule, SCHEDULES)
     if config.model.modality != config.dataset.modality:

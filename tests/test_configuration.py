@@ -9,6 +9,7 @@ from support.jobs import ROOT, TINY, loaded, run_job
 from support.pool import Pool
 
 from pipetransformer import config
+from pipetransformer.autopipe.plan import SKIPS_GRADIENTS
 
 
 def options(group: str) -> list[str]:
@@ -54,6 +55,12 @@ def test_values_have_the_types_of_the_schema() -> None:
     assert (run_config.epochs, run_config.optim.lr, run_config.parallel.device_memory_gib) == (7, 1.0, 2.0)
     assert isinstance(run_config.optim.lr, float)
     assert run_config.freeze.num_frozen == [2, 4]
+
+
+@pytest.mark.parametrize("schedule", SKIPS_GRADIENTS)
+def test_a_schedule_that_forgets_gradients_is_refused_with_the_reason(schedule: str) -> None:
+    with pytest.raises(config.UserError, match=f"parallel.schedule={schedule} leaves gradients out .* choose one of"):
+        loaded(f"parallel.schedule={schedule}")
 
 
 def test_a_dataset_brings_its_recipe_and_the_command_line_has_the_last_word() -> None:

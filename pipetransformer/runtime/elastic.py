@@ -103,6 +103,7 @@ class ElasticRuntime:
         start = time.perf_counter()
         self.holdings.take_state(self.optimizer, plan.first_active_layer)
         self._drop_engine()
+        dropped = time.perf_counter()
         self._groups.prepare(pipeline_ranks(plan, replica) for replica in range(plan.num_replicas))
         self._groups.prepare(replica_ranks(plan, device) for device in range(plan.pipeline_size))
         grouped = time.perf_counter()
@@ -114,9 +115,9 @@ class ElasticRuntime:
         self.plan, self.placement = plan, placement
         self._rebuild(plan, placement)
         return TransitionReport(
-            group_s=grouped - start,
+            group_s=grouped - dropped,
             move_s=moved - grouped,
-            rebuild_s=time.perf_counter() - moved,
+            rebuild_s=time.perf_counter() - moved + dropped - start,
             num_moves=len(needed),
             bytes_moved=bytes_moved,
         )

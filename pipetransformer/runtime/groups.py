@@ -26,6 +26,9 @@ class Groups:
                 group = dist.new_group(list(ranks), timeout=self._timeout)
                 self._groups[ranks] = group if isinstance(group, dist.ProcessGroup) else None
 
+    def __len__(self) -> int:
+        return len(self._groups)
+
     def __getitem__(self, ranks: Ranks) -> dist.ProcessGroup:
         """The group of these ranks, for a member."""
         group = self._groups[ranks]

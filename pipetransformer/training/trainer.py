@@ -178,7 +178,9 @@ class Trainer:
         level = decision.num_frozen if self.cache is not None else 0
         plan = self.planner.next(before, decision.num_frozen, level)
         planned = time.perf_counter()
-        fill = self._fill(level) if level > before.cache_level else None
+        if self.cache is not None and level < before.cache_level:
+            self.cache.delete()  # blocks below its level thaw and change
+        fill = self._fill(level) if self.cache is not None and level > self.cache.level else None
         filled = time.perf_counter()
         moved = self.runtime.apply(plan)
         seconds = time.perf_counter() - start

@@ -32,6 +32,7 @@ FACTORS = {
     "optimizer": OPTIMIZERS,
     "dropout": [0.0, 0.2],
 }
+NUM_STEPS = 3  # one before the plan, and two under it, of which the second has a smaller batch
 NUM_SHAPE = 7  # the first factors make the shape of the plan, the others the case
 ROWS = pairwise(list(FACTORS.values()), lambda row: Shape(*row[:NUM_SHAPE]).is_possible)  # type: ignore[arg-type]
 
@@ -41,7 +42,7 @@ def test_a_plan_trains_as_one_process_does(
     row: tuple[object, ...], pool: Pool, bert_config: Path, tmp_path: Path
 ) -> None:
     shape, (kind, optimizer, dropout) = Shape(*row[:NUM_SHAPE]), row[NUM_SHAPE:]  # type: ignore[arg-type]
-    case = Case(str(kind), bert_config, float(str(dropout)), str(optimizer))
+    case = Case(str(kind), bert_config, float(str(dropout)), str(optimizer), num_steps=NUM_STEPS)
     plan = shape.plan(random.Random(str(row)))
     trace = pool.run(plan.num_devices, train_elastic, case, then(plan), str(tmp_path))[0]
     assert_equal(trace, train_reference(case, {1: plan.num_frozen}))
@@ -57,7 +58,7 @@ def test_on_one_process_everything_goes_with_everything(
     ]
     plans = [shape.plan(random.Random(0)) for shape in shapes if shape.is_possible]
     for optimizer in OPTIMIZERS:
-        case = Case(kind, bert_config, 0.2, optimizer)
+        case = Case(kind, bert_config, 0.2, optimizer, num_steps=NUM_STEPS)
         references = {frozen: train_reference(case, {1: frozen}) for frozen in FROZEN}
         (traces,) = pool.run(1, train_all_elastic, case, plans, str(tmp_path))
         for plan, trace in zip(plans, traces, strict=True):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from support.cases import Case
-from support.observations import Seen, observe, poisoned_step
+from support.observations import Seen, many_transitions, observe, poisoned_step
 from support.plans import HEAD, PIPE_TO_DATA, plan
 from support.pool import Pool
 
@@ -74,6 +74,23 @@ def test_the_bytes_sent_are_those_of_the_moves(seen: list[Seen], bert_config: Pa
 def test_evaluation_counts_every_sample_once_at_every_topology(seen: list[Seen]) -> None:
     for index in range(len(PIPE_TO_DATA)):
         assert len({tuple(own.scores[index].items()) for own in seen}) == 1, "all ranks have the same score"
+
+
+ROUND = {  # wider and narrower, more and fewer stages, frozen and thawed
+    0: plan(0, 0, [1, 3, 5, HEAD], 1, 4),
+    1: plan(2, 0, [4, HEAD], 2, 2),
+    2: plan(4, 0, [HEAD], 4, 1),
+    3: plan(0, 0, [3, HEAD], 1, 2),
+}
+
+
+def test_fifty_transitions_leave_nothing_open(pool: Pool, bert_config: Path, tmp_path: Path) -> None:
+    for early, late in pool.run(4, many_transitions, Case("vit", bert_config), ROUND, str(tmp_path), (12, 50)):
+        assert late.groups == early.groups
+        # a leak would be one in each of the 38 transitions between; sockets of earlier worlds may still be closing
+        assert late.threads < early.threads + 8
+        assert late.files < early.files + 8
+        assert late.resident_mib < early.resident_mib + 8
 
 
 @pytest.mark.parametrize("replicas", [1, 2])

@@ -41,6 +41,7 @@ class Case:
     optimizer: str = "adamw"
     num_samples: int = 20
     batch_size: int = 8
+    num_steps: int = 7
 
     @property
     def task(self) -> str:

@@ -1,13 +1,16 @@
 """What a rank does and holds under given plans."""
 
+import os
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from pipetransformer.runtime.elastic import ElasticRuntime, NotFinite
+from pipetransformer.runtime.groups import Groups
 from pipetransformer.training.evaluate import evaluate
 from pipetransformer.training.feed import Feed
 from support.cases import Case
@@ -69,3 +72,37 @@ def poisoned_step(case: Case, plans: Plans, folder: str) -> tuple[str, bool]:
     after = dict(runtime.holdings.stack.named_parameters())
     groups.close()
     return message, all(torch.equal(after[name], tensor) for name, tensor in before.items())
+
+
+@dataclass
+class Resources:
+    """What this process has open."""
+
+    groups: int
+    threads: int
+    files: int
+    resident_mib: float
+
+
+def many_transitions(case: Case, plans: Plans, folder: str, counts: tuple[int, int]) -> list[Resources]:
+    """Goes from plan to plan, round and round, with a step under each; what is open after so many transitions."""
+    runtime, feed, groups = build(case, folder)
+    seen = []
+    for number in range(1, max(counts) + 1):
+        runtime.apply(plans[number % len(plans)])
+        one_step(runtime, feed, case, number)
+        if number in counts:
+            seen.append(_resources(groups))
+    groups.close()
+    return seen
+
+
+def _resources(groups: Groups) -> Resources:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    own = Path("/proc/self")
+    return Resources(
+        len(groups),
+        len(list(own.glob("task/*"))),
+        len(list(own.glob("fd/*"))),
+        pages * os.sysconf("SC_PAGE_SIZE") / 2**20,
+    )

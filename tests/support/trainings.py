@@ -61,7 +61,7 @@ def train_elastic(case: Case, plans: Plans, cache_folder: str | None = None) -> 
     runtime, feed, groups = build(case, cache_folder or tempfile.gettempdir())
     assert feed.cache is not None
     trace = Trace()
-    for step in range(NUM_STEPS):
+    for step in range(case.num_steps):
         if step in plans:
             go(runtime, feed, plans[step])
         batch = None
@@ -132,7 +132,7 @@ def train_reference(case: Case, frozen: dict[int, int]) -> Trace:
     assert optimizer is not None
     forward = _by_layers(stack) if case.dropout else _by_original(original)
     trace, num_frozen, split = Trace(), 0, case.split()
-    for step in range(NUM_STEPS):
+    for step in range(case.num_steps):
         if step in frozen:
             num_frozen = frozen[step]
             for layer, names in enumerate(by_layer):

@@ -1,0 +1,145 @@
+"""Times transitions between plans: ``python -m experiments.transition.transition``."""
+
+import argparse
+import gc
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import spawn
+
+from experiments.record import markdown, record
+from experiments.step_time.cases import BERT, NUM_CLASSES, RandomText
+from experiments.step_time.loops import OPTIMIZER, SEED, TIMEOUT_S
+from pipetransformer.autopipe.plan import Plan
+from pipetransformer.data.base import CLASSIFICATION
+from pipetransformer.models.huggingface import HuggingFaceModel
+from pipetransformer.models.stack import LayerStack
+from pipetransformer.runtime.elastic import ElasticRuntime, TransitionReport
+from pipetransformer.runtime.groups import Groups
+from pipetransformer.training.feed import Feed
+from pipetransformer.training.task import objective
+
+NUM_ROUNDS, BATCH_SIZE = 3, 4
+MINILM = {"vocab_size": 30522, "hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1536}
+BASE = {"vocab_size": 30522, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
+HEADER = ("model", "transition", "MB sent", "seconds", "groups", "moving", "rebuilding")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, and the plans that are gone through in a round.
+
+    Attributes:
+        stages: For each plan its frozen blocks, number of stages and replicas.
+    """
+
+    name: str
+    num_blocks: int
+    options: dict[str, int]
+    world: int
+    stages: tuple[tuple[int, int, int], ...]
+
+    def plans(self) -> list[Plan]:
+        return [self._plan(*stage) for stage in self.stages]
+
+    def _plan(self, num_frozen: int, num_stages: int, num_replicas: int) -> Plan:
+        """Frozen blocks stay in the first stage, as without a cache."""
+        ends = np.linspace(0, self.num_blocks + 2, num_stages + 1).astype(int).tolist()
+        stages = tuple((first, end - 1) for first, end in pairwise(ends))
+        return Plan(num_frozen, 0, stages, num_replicas, BATCH_SIZE // num_replicas, "gpipe")
+
+    def stack(self, folder: Path) -> LayerStack:
+        options = {**self.options, "num_hidden_layers": self.num_blocks}
+        spec = HuggingFaceModel(name=str(folder), pretrained=False, options=options)
+        return spec.build(CLASSIFICATION, NUM_CLASSES, (), seed=1)
+
+
+CASES = (
+    Case("MiniLM", 6, MINILM, 2, ((0, 2, 1), (2, 1, 2))),
+    Case("BERT-base", 12, BASE, 4, ((0, 4, 1), (4, 2, 2), (8, 1, 4))),
+)
+
+
+def measure(case: Case, folder: Path) -> list[TransitionReport]:
+    """Goes through the plans of a case round and round; the reports of this rank."""
+    stack = case.stack(folder)
+    feed = Feed(RandomText(), stack.hidden_shape, SEED)
+    groups = Groups(TIMEOUT_S)
+    runtime = ElasticRuntime(
+        stack, groups, objective(CLASSIFICATION, NUM_CLASSES), OPTIMIZER.build, OPTIMIZER.clip_norm,
+        torch.device("cpu"), torch.float32,
+    )  # fmt: skip
+    reports = []
+    gc.freeze()  # as a run does before its first step, so that transitions collect the rest quickly
+    for _ in range(NUM_ROUNDS):
+        for plan in case.plans():
+            reports.append(runtime.apply(plan))
+            place = runtime.engine.position if runtime.engine else None
+            batch = feed.batch(np.arange(BATCH_SIZE), plan, place)[0] if place else None
+            runtime.step(batch, rate=1e-4)
+    groups.close()
+    return reports[1:]  # the first plan is no transition
+
+
+def _work(rank: int, folder: Path, case: Case) -> None:
+    torch.set_num_threads(1)
+    store, timeout = f"file://{folder / 'store'}", timedelta(seconds=TIMEOUT_S)
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=case.world, timeout=timeout)
+    reports = measure(case, folder)
+    if rank == 0:
+        (folder / "reports.json").write_text(json.dumps([asdict(report) for report in reports]), encoding="utf-8")
+    dist.destroy_process_group()
+
+
+def run(case: Case) -> list[dict[str, Any]]:
+    """Starts the processes, one thread each, and returns what rank 0 measured."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "config.json").write_text(json.dumps(BERT), encoding="utf-8")
+        spawn(_work, (folder, case), case.world)
+        return json.loads((folder / "reports.json").read_text(encoding="utf-8"))
+
+
+def rows(case: Case, reports: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
+    num_plans = len(case.stages)
+    for target in [*range(1, num_plans), 0]:
+        own = [report for number, report in enumerate(reports, start=1) if number % num_plans == target]
+        parts = [median(report[name] for report in own) for name in ("group_s", "move_s", "rebuild_s")]
+        before, after = (case.stages[index] for index in ((target - 1) % num_plans, target))
+        yield (
+            f"{case.name}, {case.world} processes",
+            f"{_describe(before)} to {_describe(after)}",
+            f"{median(report['bytes_moved'] for report in own) / 1e6:.0f}",
+            f"{sum(parts):.2f}",
+            *(f"{part / sum(parts):.0%}" for part in parts),
+        )
+
+
+def _describe(stage: tuple[int, int, int]) -> str:
+    return f"{stage[1]} x {stage[2]}, {stage[0]} frozen"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", type=int, nargs="+", default=range(len(CASES)), help="models, from 0")
+    parser.add_argument("--into", type=Path, help="folder whose results.json and README.md take the results")
+    options = parser.parse_args(arguments)
+    results = {CASES[index].name: run(CASES[index]) for index in options.cases}
+    table = markdown(HEADER, [row for index in options.cases for row in rows(CASES[index], results[CASES[index].name])])
+    print(table)
+    if options.into is not None:
+        record(options.into, results, table)
+
+
+if __name__ == "__main__":
+    main()
