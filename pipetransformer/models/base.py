@@ -35,12 +35,21 @@ class ModelSpec(ABC):
         """Keyword arguments of the data format that the model wants (``ImageFormat`` or ``TextFormat``)."""
 
     @abstractmethod
-    def build(self, task: str, num_outputs: int, input_shape: tuple[int, ...], seed: int) -> LayerStack:
-        """Builds the model as a flat stack, embedding first and head last, equal on every process for equal seed.
+    def outline(self, task: str, num_outputs: int, input_shape: tuple[int, ...], seed: int) -> LayerStack:
+        """The model as a flat stack, embedding first and head last, whose layers get their weights when asked for.
+
+        A layer's initial weights depend on the seed alone, not on which layers a process loads or in which order.
 
         Raises:
             ValueError: The model is not there, or the data does not fit it.
         """
+
+    def build(self, task: str, num_outputs: int, input_shape: tuple[int, ...], seed: int) -> LayerStack:
+        """The outline with all weights, in host memory."""
+        stack = self.outline(task, num_outputs, input_shape, seed)
+        for index in range(len(stack)):
+            stack.load(index)
+        return stack
 
     @abstractmethod
     def save(self, stack: LayerStack, state: dict[str, Tensor], folder: Path) -> None:

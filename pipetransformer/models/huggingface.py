@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -37,15 +40,22 @@ class HuggingFaceModel(ModelSpec):
         """Keyword arguments of ``TextFormat``."""
         return {"tokenizer": self._tokenizer(), "max_length": self._num_positions()}
 
-    def build(self, task: str, num_outputs: int, input_shape: tuple[int, ...], seed: int) -> LayerStack:
-        from pipetransformer.models.huggingface_layers import cut
+    def outline(self, task: str, num_outputs: int, input_shape: tuple[int, ...], seed: int) -> LayerStack:
+        from pipetransformer.models.huggingface_layers import check_same_outputs, cut
+        from pipetransformer.models.huggingface_weights import Drawn
         from pipetransformer.models.stack import seeded
 
         self.check()
         if input_shape:
             raise ValueError(f"model.name={self.name} reads text, the dataset has images {input_shape}; choose a ViT")
+        model = self._outline(task, num_outputs)
+        stack = cut(model)
         with seeded(seed):
-            return cut(self._load(task, num_outputs))
+            check_same_outputs(model)
+            if self.pretrained:
+                return self._published(stack, task, seed)
+        stack.source = Drawn(model, stack, seed)
+        return stack
 
     def save(self, stack: LayerStack, state: dict[str, Tensor], folder: Path) -> None:
         """Writes config.json, model.safetensors and the tokenizer for ``from_pretrained(folder)``."""
@@ -59,37 +69,65 @@ class HuggingFaceModel(ModelSpec):
         model.save_pretrained(folder)
         self._tokenizer().save_pretrained(folder)
 
-    def _load(self, task: str, num_outputs: int) -> PreTrainedModel:
+    def _outline(self, task: str, num_outputs: int) -> PreTrainedModel:
+        """The task model without storage."""
         import torch
-        from safetensors import SafetensorError
         from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification
 
-        from pipetransformer.models.huggingface_layers import SUPPORTED
+        from pipetransformer.models.huggingface_weights import WANTED
 
         family = AutoModelForQuestionAnswering if task == "question_answering" else AutoModelForSequenceClassification
         _quiet()
         config = self._config()
         config.num_labels = num_outputs
-        wanted: dict[str, Any] = {"attn_implementation": "sdpa", "dtype": torch.float32}
-        try:
-            if not self.pretrained:
-                return family.from_config(config, **wanted)
-            # a head for other labels is drawn anew; whatever else does not fit is refused below
-            model, report = family.from_pretrained(
-                self.name, config=config, ignore_mismatched_sizes=True, output_loading_info=True, **wanted
+        with self._explained(task), torch.device("meta"):
+            return family.from_config(config, **WANTED)
+
+    def _published(self, stack: LayerStack, task: str, seed: int) -> LayerStack:
+        """The stack with the published weights as its source, or whole where they cannot be read layer by layer."""
+        from pipetransformer.models.huggingface_layers import cut
+        from pipetransformer.models.huggingface_weights import WANTED, Published, find_checkpoint, load_tags
+
+        model_class, config = stack.config
+        with self._explained(task):
+            checkpoint = find_checkpoint(self.name)
+        if checkpoint is not None:
+            model, report = load_tags(model_class, config, checkpoint.tags())
+            self._check_complete(model, report)
+            keys = checkpoint.origins(model.state_dict().items())
+            if model.state_dict().keys() <= keys.keys() | _lacking(report):
+                stack.source = Published(stack, checkpoint, keys, seed)
+                return stack
+        with self._explained(task):
+            model, report = model_class.from_pretrained(
+                self.name, config=config, ignore_mismatched_sizes=True, output_loading_info=True, **WANTED
             )
+        self._check_complete(model, report)
+        why = "transformers converts them" if checkpoint else "there is no model.safetensors"
+        warnings.warn(
+            f"every process reads all weights of model.name={self.name} before it keeps its own: {why}; save the model "
+            "once with save_pretrained to avoid it",
+            stacklevel=2,
+        )
+        return cut(model)
+
+    @contextmanager
+    def _explained(self, task: str) -> Iterator[None]:
+        from safetensors import SafetensorError
+
+        from pipetransformer.models.huggingface_layers import SUPPORTED
+
+        try:
+            yield
         except (OSError, ValueError, SafetensorError) as error:
             raise ValueError(
                 f"transformers could not load model.name={self.name} for {task}: {_first_line(error)} Supported are "
                 f"{SUPPORTED}. {_REMEDY}, or model.pretrained=false to draw the weights"
             ) from error
-        self._check_complete(model, report)
-        return model
 
     def _check_complete(self, model: PreTrainedModel, report: dict[str, Any]) -> None:
         base, pooler = f"{model.base_model_prefix}.", f"{model.base_model_prefix}.pooler."
-        lacking = {*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}
-        lacking = sorted(key for key in lacking if key.startswith(base) and not key.startswith(pooler))
+        lacking = sorted(key for key in _lacking(report) if key.startswith(base) and not key.startswith(pooler))
         if lacking:
             raise ValueError(
                 f"the weights of model.name={self.name} lack {len(lacking)} tensors of the encoder, the first "
@@ -140,6 +178,11 @@ class HuggingFaceModel(ModelSpec):
             positions = AutoModel.from_config(self._config()).get_submodule("embeddings.position_embeddings")
         assert isinstance(positions, torch.nn.Embedding)
         return positions.num_embeddings - (0 if positions.padding_idx is None else positions.padding_idx + 1)
+
+
+def _lacking(report: dict[str, Any]) -> set[str]:
+    """What the published weights do not have, or not in this shape."""
+    return {*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}
 
 
 def _quiet() -> None:

@@ -9,6 +9,7 @@ So the embedding is the base model without blocks and pooler, and the head is th
 replaced by one that has already reached the last hidden state.
 """
 
+import copy
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ def cut(model: PreTrainedModel) -> LayerStack:
     """The task model as a flat stack that shares its parameters, in training mode.
 
     Raises:
-        ValueError: The model is built in another way, or the stack does not compute what the model computes.
+        ValueError: The model is built in another way.
     """
     prefix, base = model.base_model_prefix, model.base_model
     container, name = _place_of_blocks(base)
@@ -65,7 +66,6 @@ def cut(model: PreTrainedModel) -> LayerStack:
         lambda ids: torch.Size((*ids.shape, model.config.hidden_size)),
         config=(type(model), model.config),
     )
-    _check_same_outputs(model, stack)
     return stack.train()
 
 
@@ -82,13 +82,22 @@ def _place_of_blocks(base: nn.Module) -> tuple[str, str]:
 
 
 @torch.no_grad()
-def _check_same_outputs(model: PreTrainedModel, stack: LayerStack) -> None:
-    """The structure alone does not say how a model calls its parts; a few tokens do."""
-    ids = torch.arange(8).reshape(2, 4) % model.config.vocab_size
+def check_same_outputs(model: PreTrainedModel) -> None:
+    """The structure alone does not say how a model calls its parts; a few tokens do, and so does a small likeness.
+
+    The likeness has two of the blocks and a few words, so that a model of any depth and vocabulary is checked.
+
+    Raises:
+        ValueError: The stack does not compute what the model computes.
+    """
+    config = copy.deepcopy(model.config)
+    config.num_hidden_layers = min(2, config.num_hidden_layers)
+    config.vocab_size = min(config.vocab_size, 8 + (config.pad_token_id or 0))
+    likeness = type(model)(config).eval()
+    stack = cut(likeness).eval()
+    ids = torch.arange(8).reshape(2, 4) % config.vocab_size
     mask = torch.tensor([[True] * 4, [True] * 3 + [False]])
-    model.eval()
-    stack.eval()
-    outputs = model(input_ids=ids, attention_mask=mask)
+    outputs = likeness(input_ids=ids, attention_mask=mask)
     if not torch.allclose(stack(ids, attention_mask=mask), _logits(outputs), rtol=1e-4, atol=1e-5):
         raise ValueError(f"a {type(model).__name__} does not run layer by layer; supported are {SUPPORTED}")
 

@@ -5,7 +5,11 @@ The layers run timm's own code: the embedding is the original model without bloc
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from pipetransformer.models.stack import Layer, LayerStack
+    from pipetransformer.models.timm_weights import Create, Drawn
 
 _BEHIND_THE_BLOCKS = ("norm", "attn_pool", "fc_norm", "head_drop", "head", "head_dist")
 _NOT_AN_OPTION = {
@@ -68,19 +73,21 @@ class TimmModel(ModelSpec):
             "std": _per_channel(published["std"], wanted),
         }
 
-    def build(self, task: str, num_outputs: int, input_shape: tuple[int, ...], seed: int) -> LayerStack:
-        from torch import Size
-
-        from pipetransformer.models.stack import LayerStack, seeded
+    def outline(self, task: str, num_outputs: int, input_shape: tuple[int, ...], seed: int) -> LayerStack:
+        from pipetransformer.models.timm_weights import Drawn
 
         self.check()
         self._check_data(task, input_shape)
         num_channels, size, _ = input_shape
         arguments = {"num_classes": num_outputs, "in_chans": num_channels, "img_size": size}
-        with seeded(seed):
-            model = self._create(pretrained=self.pretrained, **arguments)
-        num_tokens, width = model.patch_embed.num_patches + model.num_prefix_tokens, model.embed_dim
-        return LayerStack(_layers(model), lambda images: Size((len(images), num_tokens, width)), arguments)
+        create = partial(self._create, **arguments)
+        model = create(pretrained=False, device="meta")
+        stack = _cut(model, arguments)
+        drawn = Drawn(model, stack, create, seed)
+        if self.pretrained:
+            return self._published(stack, create, drawn, seed)
+        stack.source = drawn
+        return stack
 
     def save(self, stack: LayerStack, state: dict[str, Tensor], folder: Path) -> None:
         """Writes model.safetensors and config.json for ``timm.create_model("local-dir:<folder>", pretrained=True)``."""
@@ -105,6 +112,27 @@ class TimmModel(ModelSpec):
             model_args={**self.options, "in_chans": num_channels, "img_size": size},
             safe_serialization=True,
         )
+
+    def _published(self, stack: LayerStack, create: Create, drawn: Drawn, seed: int) -> LayerStack:
+        """The stack with the published weights as its source, or whole where they cannot be read layer by layer."""
+        from pipetransformer.models.stack import seeded
+        from pipetransformer.models.timm_weights import Published, find_checkpoint
+
+        with self._explained():
+            checkpoint = find_checkpoint(drawn.model.pretrained_cfg)
+        source = Published(checkpoint, create, drawn) if checkpoint else None
+        if source and not any(name.startswith("blocks.") for name in source.converted):
+            stack.source = source
+            return stack
+        with seeded(seed):
+            whole = _cut(create(pretrained=True), stack.config)
+        why = "timm converts them" if source else "there is no model.safetensors"
+        warnings.warn(
+            f"every process reads all weights of model.name={self.name} before it keeps its own: {why}; save the model "
+            "once with timm.models.save_for_hf to avoid it",
+            stacklevel=2,
+        )
+        return whole
 
     def _check_data(self, task: str, input_shape: tuple[int, ...]) -> None:
         if task != "classification":
@@ -134,11 +162,23 @@ class TimmModel(ModelSpec):
 
     def _create(self, pretrained: bool, **arguments: Any) -> VisionTransformer:
         import timm
-        from safetensors import SafetensorError
         from timm.models.vision_transformer import VisionTransformer
 
-        try:
+        with self._explained():
             model = timm.create_model(self._source(), pretrained=pretrained, **self.options, **arguments)
+        if not isinstance(model, VisionTransformer):
+            raise ValueError(
+                f"model.name={self.name} is a {type(model).__name__}; supported is what timm builds as a "
+                "VisionTransformer: vit_*, deit_*, deit3_* and folders with one of these"
+            )
+        return model
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        from safetensors import SafetensorError
+
+        try:
+            yield
         except (TypeError, AssertionError) as error:
             raise ValueError(f"{self.name} does not go with model.options={self.options}: {error}") from error
         except (OSError, RuntimeError, ValueError, KeyError, SafetensorError) as error:
@@ -147,12 +187,6 @@ class TimmModel(ModelSpec):
                 "network give model.name=<folder> with config.json and model.safetensors, or a name that timm lists "
                 "with model.pretrained=false to start from scratch"
             ) from error
-        if not isinstance(model, VisionTransformer):
-            raise ValueError(
-                f"model.name={self.name} is a {type(model).__name__}; supported is what timm builds as a "
-                "VisionTransformer: vit_*, deit_*, deit3_* and folders with one of these"
-            )
-        return model
 
     def _source(self) -> str:
         """The name with the scheme by which timm tells folders, the hub and its own list apart."""
@@ -164,6 +198,15 @@ class TimmModel(ModelSpec):
 def _per_channel(values: tuple[float, ...], num_channels: int) -> tuple[float, ...]:
     """The values themselves where there is one per channel, else their mean for each."""
     return tuple(values) if len(values) == num_channels else (sum(values) / len(values),) * num_channels
+
+
+def _cut(model: VisionTransformer, arguments: dict[str, Any]) -> LayerStack:
+    from torch import Size
+
+    from pipetransformer.models.stack import LayerStack
+
+    num_tokens, width = model.patch_embed.num_patches + model.num_prefix_tokens, model.embed_dim
+    return LayerStack(_layers(model), lambda images: Size((len(images), num_tokens, width)), arguments)
 
 
 def _layers(model: VisionTransformer) -> list[Layer]:

@@ -64,7 +64,7 @@ class ElasticRuntime:
     """Holds this rank's layers, optimizer and engine. Every rank of the world makes the same calls.
 
     Args:
-        stack: The whole model, equal on every rank.
+        stack: The whole model, equal on every rank; layers without storage are loaded where the first plan has them.
         groups: Process groups.
         objective: What the head's output is for.
         build_optimizer: Makes the optimizer over a stage's parameters.
@@ -110,6 +110,8 @@ class ElasticRuntime:
         first = not self.placement
         placement = initial_placement(plan) if first else next_placement(plan, self.placement)
         needed = () if first else moves(self.placement, placement)
+        if first:
+            self.holdings.load(layer for layer, ranks in enumerate(placement) if dist.get_rank() in ranks)
         bytes_moved = exchange(self.holdings, needed)
         moved = time.perf_counter()
         self.plan, self.placement = plan, placement

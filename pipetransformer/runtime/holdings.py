@@ -25,10 +25,15 @@ class Holdings:
         self.optimizer_state: dict[int, OptimizerState] = {}
 
     def holds(self, layer: int) -> bool:
-        return all(not tensor.is_meta for _, tensor in self.stack[layer].tensors())
+        return self.stack[layer].has_storage
 
     def held(self) -> list[int]:
         return [layer for layer in range(len(self.stack)) if self.holds(layer)]
+
+    def load(self, layers: Iterable[int]) -> None:
+        """Makes layers held, with their initial weights."""
+        for layer in layers:
+            self.stack.load(layer, self.device)
 
     def keep(self, layers: Iterable[int], parked: Iterable[int] = ()) -> None:
         """Gives back every other layer; parked ones wait in host memory."""

@@ -1,6 +1,5 @@
 """Measures the layers and the link once, before the first plan."""
 
-import copy
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -45,19 +44,18 @@ def profile(
         state_factor: Bytes of optimizer state per byte of parameters.
     """
     known: dict[object, LayerProfile] = {}
-    layers = []
+    kinds = [_kind(stack[index]) for index in range(len(stack))]
     xs = [batch.inputs for batch in batches]
-    for index, layer in enumerate(stack.layers):
-        kind = _kind(layer)
-        with torch.no_grad():
-            clone = copy.deepcopy(layer).to(device).train()
+    for index, kind in enumerate(kinds):
         if kind not in known:
-            known[kind] = _layer_profile(clone, index, xs, batches, build_optimizer)
-        with torch.no_grad():
-            clone.eval()
-            xs = [clone(x, **b.context) for x, b in zip(xs, batches, strict=True)]
-        layers.append(known[kind])
-    return Profile(layers=tuple(layers), optimizer_state_factor=state_factor)
+            layer = stack.loaded_copy(index, device).train()
+            known[kind] = _layer_profile(layer, index, xs, batches, build_optimizer)
+            # what follows takes inputs of this shape, and the numbers in them do not matter for its time
+            with torch.no_grad():
+                layer.eval()
+                xs = [layer(x, **b.context) for x, b in zip(xs, batches, strict=True)]
+            del layer  # one at a time: the whole model may be larger than the device
+    return Profile(layers=tuple(known[kind] for kind in kinds), optimizer_state_factor=state_factor)
 
 
 def _kind(layer: nn.Module) -> object:

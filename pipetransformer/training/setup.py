@@ -53,7 +53,7 @@ def prepare(config: Config, device: torch.device) -> Prepared:
             f"batch_size={config.batch_size} is larger than the {len(data.train)} training samples; lower batch_size"
         )
     dtype = DTYPES[config.precision]
-    stack = config.model.build(data.task, data.num_outputs, data.input_shape, config.seed).to(dtype)
+    stack = config.model.outline(data.task, data.num_outputs, data.input_shape, config.seed).to(dtype)
     check_world(dist.get_world_size(), len(stack), config.batch_size)
     feeds = [Feed(split, stack.hidden_shape, config.seed) for split in (data.train, *data.evaluation)]
     planner = _planner(config, stack, feeds[0], device, dtype)

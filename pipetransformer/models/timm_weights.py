@@ -1,0 +1,129 @@
+"""Where the initial weights of a timm model come from, layer by layer.
+
+timm does all of it: its checkpoint filter renames and resizes, its ``init_weights`` draws. It is only handed tags in
+place of the tensors that are not wanted (see :mod:`pipetransformer.models.checkpoint`), or a model of which only the
+wanted tensors have storage.
+"""
+
+import copy
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partialmethod
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import hf_hub_download
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from pipetransformer.models.checkpoint import Checkpoint, named_tensors
+from pipetransformer.models.stack import LayerStack, seeded
+
+Create = Callable[..., VisionTransformer]
+"""Makes the model: ``create(pretrained=...)``, with further arguments of ``timm.create_model``."""
+_FILE = "model.safetensors"
+
+
+def find_checkpoint(published: Any) -> Checkpoint | None:
+    """The safetensors file of a folder or of the hub, by timm's ``pretrained_cfg``; ``None`` where there is none."""
+    if published.get("source") == "local-dir":
+        file = Path(published["file"]) / _FILE
+        return Checkpoint([file]) if file.is_file() else None
+    name = published.get("hf_hub_filename") or _FILE
+    if not published.get("hf_hub_id") or not name.endswith(".safetensors"):
+        return None
+    repository, _, revision = published["hf_hub_id"].partition("@")
+    try:
+        return Checkpoint([Path(hf_hub_download(repository, name, revision=revision or None))])
+    except (OSError, ValueError):  # how the hub says that there is no such file
+        return None
+
+
+class Drawn:
+    """A model from scratch. Each layer has draws of its own.
+
+    Attributes:
+        model: The model without storage.
+        names: For each layer the names of its tensors.
+    """
+
+    def __init__(self, model: VisionTransformer, stack: LayerStack, create: Create, seed: int) -> None:
+        self.model, self._create, self._seed = copy.deepcopy(model), create, seed
+        self.names = stack.names()
+
+    def __call__(self, index: int) -> Iterable[tuple[str, Tensor]]:
+        return self.draw(index, self.names[index])
+
+    def draw(self, index: int, names: list[str]) -> Iterable[tuple[str, Tensor]]:
+        """Some of a layer's tensors."""
+        model = copy.deepcopy(self.model)
+        for name in names:
+            _give_storage(model, name)
+        with seeded(self._seed * len(self.names) + index):
+            model.init_weights()  # without storage nothing is drawn
+        drawn = named_tensors(model)
+        left = [name for name in names if not drawn[name].is_floating_point() or drawn[name].isnan().any()]
+        return ((name, drawn[name]) for name in names) if not left else self._draw_whole(names, left[0])
+
+    def _draw_whole(self, names: list[str], left: str) -> Iterable[tuple[str, Tensor]]:
+        warnings.warn(
+            f"every process draws the whole model before it keeps its own layers: timm has no rule for {left} alone",
+            stacklevel=2,
+        )
+        with seeded(self._seed):
+            drawn = named_tensors(self._create(pretrained=False))
+        return ((name, drawn[name]) for name in names)
+
+
+class Published:
+    """A checkpoint's tensors; resized ones are computed by timm, and what is lacking (a new head) is drawn.
+
+    Attributes:
+        converted: The tensors that timm computes from the checkpoint's.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, create: Create, drawn: Drawn) -> None:
+        self._checkpoint, self._create, self._drawn = checkpoint, create, drawn
+        loaded = named_tensors(self._load(checkpoint.tags()))
+        self._keys = checkpoint.origins(loaded.items())
+        self._lacking = {name for name, tensor in loaded.items() if tensor.is_meta}
+        self.converted = loaded.keys() - self._keys.keys() - self._lacking
+
+    def __call__(self, index: int) -> Iterator[tuple[str, Tensor]]:
+        names = self._drawn.names[index]
+        yield from self._checkpoint.read({name: self._keys[name] for name in names if name in self._keys})
+        lacking = [name for name in names if name in self._lacking]
+        if lacking:
+            yield from self._drawn.draw(index, lacking)
+        converted = [name for name in names if name in self.converted]
+        if converted:
+            unplaced = {key: key for key in self._checkpoint if key not in self._keys.values()}
+            loaded = named_tensors(self._load(self._checkpoint.tags() | dict(self._checkpoint.read(unplaced))))
+            yield from ((name, loaded[name]) for name in converted)
+
+    def _load(self, state: dict[str, Tensor]) -> VisionTransformer:
+        """The model that timm makes of a state; what the state lacks has no storage."""
+        instead = {"source": "", "file": None, "hf_hub_id": None, "url": None, "custom_load": False}
+        with _as_they_are():
+            return self._create(pretrained=True, device="meta", pretrained_cfg_overlay={**instead, "state_dict": state})
+
+
+@contextmanager
+def _as_they_are() -> Iterator[None]:
+    """Makes ``load_state_dict`` put the tensors themselves into the model, for which timm has no argument."""
+    VisionTransformer.load_state_dict = partialmethod(nn.Module.load_state_dict, assign=True)  # type: ignore
+    try:
+        yield
+    finally:
+        del VisionTransformer.load_state_dict
+
+
+def _give_storage(model: nn.Module, name: str) -> None:
+    """Numbers that are none, which show whether they were drawn."""
+    path, _, leaf = name.rpartition(".")
+    module = model.get_submodule(path)
+    old = getattr(module, leaf)
+    new = torch.full_like(old, torch.nan if old.is_floating_point() else 0, device="cpu")
+    setattr(module, leaf, nn.Parameter(new) if isinstance(old, nn.Parameter) else new)

@@ -1,0 +1,106 @@
+"""A rank reads and holds its own layers only, so that a model larger than its memory starts."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.cases import NUM_CLASSES, Case
+from support.memory import Started, start
+from support.plans import HEAD, plan
+from support.pool import Pool
+
+from pipetransformer.autodp.moves import initial_placement
+from pipetransformer.models.huggingface import HuggingFaceModel
+from pipetransformer.models.stack import LayerStack
+
+PLANS = {
+    "4 stages": plan(0, 0, [1, 3, 5, HEAD], 1, 2),
+    "2 stages x 2": plan(0, 0, [3, HEAD], 2, 2),
+    "below a cached prefix on rank 0": plan(3, 3, [5, HEAD], 1, 2),
+}
+
+
+@pytest.fixture(scope="module")
+def published(bert_config: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LayerStack]:
+    """A tiny BERT with weights, in a folder; the tokenizer plays no part."""
+    import torch
+    from transformers import BertConfig, BertForSequenceClassification
+
+    folder = tmp_path_factory.mktemp("published")
+    torch.manual_seed(0)
+    BertForSequenceClassification(BertConfig.from_pretrained(bert_config, num_labels=NUM_CLASSES)).save_pretrained(
+        folder
+    )
+    return folder, HuggingFaceModel(name=str(folder)).outline("classification", NUM_CLASSES, (), 0)
+
+
+def num_bytes(stack: LayerStack, layers: list[int]) -> int:
+    return sum(tensor.nbytes for layer in layers for _, tensor in stack[layer].tensors())
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_rank_reads_and_holds_the_layers_of_its_first_plan_alone(
+    name: str, published: tuple[Path, LayerStack], pool: Pool, bert_config: Path
+) -> None:
+    folder, stack = published
+    case, wanted = Case("bert", bert_config), PLANS[name]
+    world = wanted.num_devices
+    seen: list[Started] = pool.run(world, start, case, folder, NUM_CLASSES, wanted)
+
+    for rank, own in enumerate(seen):
+        layers = [layer for layer, ranks in enumerate(initial_placement(wanted)) if rank in ranks]
+        assert own.held == layers
+        assert own.read == {name for layer in layers for name in stack[layer].original_state()}
+        assert own.most_bytes == num_bytes(stack, layers)
+
+
+def test_the_layers_are_measured_one_at_a_time(
+    published: tuple[Path, LayerStack], pool: Pool, bert_config: Path
+) -> None:
+    folder, stack = published
+    seen = pool.run(2, start, Case("bert", bert_config), folder, NUM_CLASSES, plan(0, 0, [3, HEAD], 1, 2))
+
+    largest = max(num_bytes(stack, [layer]) for layer in range(len(stack)))
+    assert all(own.most_bytes_measuring == largest for own in seen)
+
+
+SCRIPT = """
+import resource, sys
+import torch
+from transformers import AutoModelForSequenceClassification
+from pipetransformer.models.huggingface import HuggingFaceModel
+
+torch.set_num_threads(1)
+def load(layers):
+    stack = HuggingFaceModel(name=sys.argv[1]).outline("classification", 2, (), 0)
+    for layer in layers:
+        stack.load(layer)
+
+load([0])  # whatever is allocated once
+used = next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmData"))
+resource.setrlimit(resource.RLIMIT_DATA, (used + int(sys.argv[2]),) * 2)
+load(map(int, sys.argv[3].split(",")))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux counts and limits the memory of a process")
+def test_a_model_larger_than_the_memory_of_a_rank_starts(tmp_path: Path) -> None:
+    """12 blocks of 12 MiB, room for 110: a rank that has three of them starts, and all of them do not fit.
+
+    The file is in parts, as that of a large model is: safetensors maps a whole file, and Linux counts that.
+    """
+    from transformers import BertConfig, BertForSequenceClassification
+
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8, "vocab_size": 64}
+    model = BertForSequenceClassification(BertConfig(num_hidden_layers=12, **sizes))
+    model.save_pretrained(tmp_path, max_shard_size="16MB")
+
+    def loads(layers: str) -> subprocess.CompletedProcess[str]:
+        words = [sys.executable, "-c", SCRIPT, str(tmp_path), str(110 << 20), layers]
+        return subprocess.run(words, capture_output=True, text=True, check=False)
+
+    part, whole = loads("4,5,6"), loads(",".join(map(str, range(14))))
+    assert part.returncode == 0, part.stderr
+    assert whole.returncode != 0
+    assert "memory" in whole.stderr.lower()
