@@ -9,7 +9,7 @@ compared with.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pipetransformer.autopipe.cost import Profile, Time, compute_seconds, layer_time
+from pipetransformer.autopipe.cost import Profile, Time, compute_seconds, layer_time, pipeline_seconds
 from pipetransformer.autopipe.plan import Plan
 
 
@@ -75,7 +75,7 @@ def plan_efficiency(profile: Profile, plan: Plan, batch_size: int) -> float:
     """
     ideal = spread_overhead(profile, -(-batch_size // plan.num_devices))
     stages = compute_seconds(profile, plan, batch_size)
-    pipeline_s = sum(stages) + (plan.num_microbatches - 1) * max(stages)
+    pipeline_s = pipeline_seconds(stages, plan.num_microbatches, plan.num_chunks)
     return work_seconds(ideal, plan.num_frozen, plan.cache_level, batch_size) / (plan.num_devices * pipeline_s)
 
 

@@ -10,7 +10,11 @@ Fits = Callable[[int, int, int], bool]
 
 
 def partition(
-    seconds: Sequence[float], num_stages: int, fits: Fits, boundary_seconds: Sequence[float] | None = None
+    seconds: Sequence[float],
+    num_stages: int,
+    fits: Fits,
+    boundary_seconds: Sequence[Sequence[float]] | None = None,
+    limit_s: float = inf,
 ) -> Runs | None:
     """Cuts layers into stages so that the slowest stage is as fast as any cut allows.
 
@@ -22,7 +26,8 @@ def partition(
         num_stages: Stages, each of at least one layer.
         fits: ``fits(stage, first, last)``: the device of ``stage`` can hold layers ``first .. last``. Must hold for
             every part of a run for which it holds.
-        boundary_seconds: What a stage that ends at a layer pays on top; nothing when left out.
+        boundary_seconds: What each stage pays on top when it ends at a layer, one row per stage; nothing if left out.
+        limit_s: Only what has no slower stage.
 
     Returns:
         The first and last index of each stage, or ``None`` if nothing fits. Of equal solutions always the same one.
@@ -30,8 +35,8 @@ def partition(
     num_layers = len(seconds)
     if not 1 <= num_stages <= num_layers:
         return None
-    table = _Table(seconds, [0.0] * num_layers if boundary_seconds is None else boundary_seconds, num_stages, fits)
-    for bound in table.bounds():
+    table = _Table(seconds, boundary_seconds or [[0.0] * num_layers] * num_stages, num_stages, fits)
+    for bound in table.bounds(limit_s):
         if runs := table.solve(bound):
             return runs
     return None
@@ -40,15 +45,19 @@ def partition(
 class _Table:
     """The programme's table; a stage's end is the layer at which the next one starts."""
 
-    def __init__(self, seconds: Sequence[float], boundary: Sequence[float], num_stages: int, fits: Fits) -> None:
+    def __init__(
+        self, seconds: Sequence[float], boundary: Sequence[Sequence[float]], num_stages: int, fits: Fits
+    ) -> None:
         self.until = [0.0, *accumulate(seconds)]
         self.boundary, self.num_stages, self.fits = boundary, num_stages, fits
         self.num_layers = len(seconds)
         self.balanced = max(max(seconds), self.until[-1] / num_stages)  # no partition is faster than this
 
-    def bounds(self) -> tuple[float, ...]:
-        """Ever looser bounds on the slowest stage; the last one holds for every partition."""
-        return (*(self.balanced * slack for slack in (1.01, 1.1, 1.5)), self.until[-1] + max(self.boundary))
+    def bounds(self, limit_s: float) -> list[float]:
+        """Ever looser bounds on the slowest stage; the last one holds for every partition within the limit."""
+        loosest = min(limit_s, self.until[-1] + max(map(max, self.boundary)))
+        tighter = (self.balanced * slack for slack in (1.01, 1.1, 1.5))
+        return [*(bound for bound in tighter if bound < loosest), loosest] if self.balanced <= loosest else []
 
     def solve(self, bound: float) -> Runs | None:
         """The best partition whose slowest stage stays within the bound."""
@@ -63,7 +72,7 @@ class _Table:
         self, stage: int, slowest: dict[int, float], bound: float
     ) -> tuple[dict[int, float], dict[int, int]]:
         """Extends every reached end by one stage; also returns the best start of the stage for each new end."""
-        num_later = self.num_stages - stage - 1
+        boundary, num_later = self.boundary[stage], self.num_stages - stage - 1
         # the later stages take at least a layer each, and at most the bound
         earliest = bisect_left(self.until, self.until[-1] - num_later * bound)
         latest = self.num_layers - num_later
@@ -76,7 +85,7 @@ class _Table:
                 run_s = self.until[end] - self.until[start]
                 if run_s > bound:
                     break
-                slowest_s = max(so_far, run_s + self.boundary[end - 1], self.balanced)
+                slowest_s = max(so_far, run_s + boundary[end - 1], self.balanced)
                 if slowest_s > bound or slowest_s >= extended.get(end, inf):
                     continue
                 if not self.fits(stage, start, end - 1):

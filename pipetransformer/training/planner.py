@@ -1,11 +1,14 @@
 """Asks AutoPipe for plans, within what the user fixed."""
 
 from dataclasses import replace
+from functools import cached_property
 
-from pipetransformer.autopipe.cost import Cluster, Profile, step_seconds
+from pipetransformer.autopipe.cluster import Cluster
+from pipetransformer.autopipe.cost import Profile, step_seconds
 from pipetransformer.autopipe.limit import plan_efficiency, spread_overhead
+from pipetransformer.autopipe.pins import Pins
 from pipetransformer.autopipe.plan import Plan
-from pipetransformer.autopipe.search import Pins, best_plan
+from pipetransformer.autopipe.search import best_plan
 from pipetransformer.config import Parallel
 
 
@@ -20,13 +23,24 @@ class Planner:
     def __init__(self, profile: Profile, cluster: Cluster, parallel: Parallel, batch_size: int) -> None:
         self.profile, self.cluster = profile, cluster
         self._parallel, self._batch_size = parallel, batch_size
-        self._pins = Pins(parallel.num_stages, parallel.num_replicas, parallel.num_microbatches, parallel.schedule)
+        self._pins = Pins(
+            num_stages=parallel.num_stages,
+            num_replicas=parallel.num_replicas,
+            num_microbatches=parallel.num_microbatches,
+            schedule=parallel.schedule,
+            checkpoint=parallel.checkpoint,
+            num_chunks=parallel.num_chunks,
+        )
 
     def initial(self) -> Plan:
         return best_plan(self.profile, self.cluster, self._batch_size, pins=self._pins)
 
     def static(self) -> Plan:
         """The best plan that never freezes, with nothing fixed but the devices: what the run is compared with."""
+        return self._static
+
+    @cached_property
+    def _static(self) -> Plan:
         return best_plan(self.profile, self.cluster, self._batch_size)
 
     def next(self, plan: Plan, num_frozen: int, cache_level: int) -> Plan:
@@ -35,9 +49,12 @@ class Planner:
             frozen = replace(plan, num_frozen=num_frozen, cache_level=cache_level)
             return replace(frozen, predicted_step_s=self.predict(frozen))
         pins = self._pins if self._parallel.autodp else replace(self._pins, num_replicas=plan.num_replicas)
-        if pins.num_stages is not None:  # the frozen prefix may leave fewer layers than stages were asked for
-            num_layers = plan.num_layers - (cache_level + 1 if cache_level else 0)
-            pins = replace(pins, num_stages=min(pins.num_stages, num_layers))
+        num_layers = plan.num_layers - (cache_level + 1 if cache_level else 0)
+        # the frozen prefix may leave fewer layers than stages were asked for
+        if pins.num_stages is not None and pins.num_stages > num_layers:
+            pins = replace(pins, num_stages=num_layers, num_chunks=pins.num_chunks and 1)
+        if pins.num_chunks is not None and pins.num_stages is None and 2 * pins.num_chunks > num_layers:
+            pins = replace(pins, num_chunks=1)
         return best_plan(self.profile, self.cluster, self._batch_size, num_frozen, cache_level, pins)
 
     def ideal(self) -> Profile:

@@ -4,15 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipetransformer.autopipe.cluster import Cluster, Link
 from pipetransformer.autopipe.cost import (
-    Cluster,
     LayerProfile,
     Profile,
     RunSums,
     Time,
     layer_seconds,
     microbatch_size,
-    stage_memory_bytes,
+    pipeline_seconds,
+    stage_seconds,
     step_seconds,
 )
 from pipetransformer.autopipe.plan import Plan
@@ -20,8 +21,8 @@ from pipetransformer.autopipe.plan import Plan
 # forward 1 s, input gradient 10 s, weight gradient 100 s per sample; no overhead
 LAYER = LayerProfile("block", Time(0, 1), Time(0, 10), Time(0, 100), 0.5, 1000, 7, 3)
 PROFILE = Profile((LAYER,) * 4, optimizer_state_factor=2)
-FREE_LINKS = Cluster(8, None, latency_s=0, bandwidth_bytes_per_s=float("inf"))
-SLOW_LINKS = Cluster(8, None, latency_s=0.25, bandwidth_bytes_per_s=4)
+FREE_LINKS = Cluster(8, None, Link(0, float("inf")))
+SLOW_LINKS = Cluster(8, None, Link(latency_s=0.25, bandwidth_bytes_per_s=4))
 TWO_STAGES = ((0, 1), (2, 3))
 
 
@@ -89,18 +90,47 @@ def test_cached_layers_cost_nothing() -> None:
     assert step_seconds(PROFILE, FREE_LINKS, plan, batch_size=1) == 101 + 0.5
 
 
-@pytest.mark.parametrize(("schedule", "num_in_flight"), [("1f1b", [2, 1]), ("gpipe", [3, 3])])
-def test_memory_holds_weights_states_and_the_microbatches_in_flight(schedule: str, num_in_flight: list[int]) -> None:
-    plan = Plan(0, 0, TWO_STAGES, num_replicas=1, num_microbatches=3, schedule=schedule)
-    boundary = 3 * 2 * 3  # 3 bytes a sample, 2 samples, 3 micro-batches
-    expected = [2 * 1000 * (1 + 1 + 2) + 2 * 7 * 2 * waiting + boundary for waiting in num_in_flight]
-    assert list(stage_memory_bytes(PROFILE, plan, batch_size=6)) == expected
+def test_chunks_shorten_the_wait_and_not_the_work() -> None:
+    one_each = pipeline_seconds([6.0] * 4, num_microbatches=8)
+    two_each = pipeline_seconds([3.0] * 8, num_microbatches=8, num_chunks=2)
+    assert (one_each, two_each) == (8 * 6 + 3 * 6, 8 * 6 + 3 * 6 / 2)
 
 
-def test_frozen_layers_take_their_weights_alone() -> None:
-    plan = Plan(1, 0, TWO_STAGES, num_replicas=1, num_microbatches=1)
-    assert stage_memory_bytes(PROFILE, plan, batch_size=1) == (2 * 1000 + 3, 2 * (4000 + 7) + 3)
+def test_with_few_microbatches_the_first_passes_all_stages() -> None:
+    assert pipeline_seconds([3.0] * 8, num_microbatches=2, num_chunks=2) == 8 * 3 + 3
 
 
-def test_what_is_read_from_the_cache_takes_memory_as_an_input() -> None:
-    assert stage_memory_bytes(PROFILE, Plan(2, 2, ((3, 3),), 1, 1), batch_size=5) == (4000 + 5 * 7 + 5 * 3,)
+def test_the_busiest_device_sets_the_pace_over_all_its_chunks() -> None:
+    assert pipeline_seconds([3, 1, 1, 3], 10, num_chunks=2) == 10 * 4 + 4 / 2
+    assert pipeline_seconds([3, 1, 3, 1], 10, num_chunks=2) == 10 * 6 + 2 / 2
+
+
+def test_chunks_add_transfers() -> None:
+    plan = Plan(0, 0, ((0, 0), (1, 1), (2, 2), (3, 3)), 1, 2, "interleaved1f1b", num_chunks=2)
+    boundary_s = 2 * (0.25 + 3 / 4)
+    assert stage_seconds(PROFILE, SLOW_LINKS, plan, 2) == [101 + boundary_s, 111 + boundary_s, 111 + boundary_s, 111]
+
+
+@pytest.mark.parametrize(("num_frozen", "num_active"), [(0, 4), (1, 2), (3, 0)])
+def test_checkpointing_runs_the_active_layers_forward_twice(num_frozen: int, num_active: int) -> None:
+    plan = Plan(num_frozen, 0, ((0, 3),), 1, 1)
+    again = step_seconds(PROFILE, FREE_LINKS, replace(plan, checkpoint=True), batch_size=2)
+    assert again - step_seconds(PROFILE, FREE_LINKS, plan, batch_size=2) == num_active * 2 * 1
+
+
+def test_the_lowest_layer_waits_for_the_cache() -> None:
+    profile = replace(PROFILE, cache_read_s_per_byte=0.5)
+    plan = Plan(2, 2, ((3, 3),), num_replicas=1, num_microbatches=1)
+    assert step_seconds(profile, FREE_LINKS, plan, batch_size=2) == 2 * (101 + 0.5 * 3) + 0.5
+    uncached = Plan(2, 0, ((0, 3),), 1, 1)
+    assert step_seconds(profile, FREE_LINKS, uncached, 2) == step_seconds(PROFILE, FREE_LINKS, uncached, 2)
+
+
+def test_boundaries_and_rings_between_nodes_take_the_node_link() -> None:
+    nodes = Cluster(8, None, Link(0, float("inf")), Link(1, 100), devices_per_node=2)
+    inside, across = Plan(0, 0, TWO_STAGES, 4, 1), Plan(0, 0, TWO_STAGES, 4, 1, replicas_adjacent=True)
+    update_s = 2 * 0.5
+    ring_bytes = 2 * 3 / 4 * 2 * 1000
+    # two rings leave each node; side by side only one does, and both pipelines cross it
+    assert step_seconds(PROFILE, nodes, inside, 4) == 212 + 222 + 1 + ring_bytes / 50 + update_s
+    assert step_seconds(PROFILE, nodes, across, 4) == 212 + 222 + 2 * (1 + 3 / 50) + 1 + ring_bytes / 100 + update_s

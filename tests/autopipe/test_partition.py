@@ -1,6 +1,5 @@
 from collections.abc import Iterator
 from itertools import combinations, pairwise
-from time import perf_counter
 
 import pytest
 from hypothesis import given
@@ -18,19 +17,21 @@ def all_partitions(num_layers: int, num_stages: int) -> Iterator[Runs]:
         yield tuple((first, end - 1) for first, end in pairwise([0, *cuts, num_layers]))
 
 
-def slowest(runs: Runs, seconds: list[int], boundary: list[int]) -> int:
-    return max(sum(seconds[first : last + 1]) + boundary[last] for first, last in runs)
+def slowest(runs: Runs, seconds: list[int], boundary: list[list[int]]) -> int:
+    return max(sum(seconds[first : last + 1]) + row[last] for row, (first, last) in zip(boundary, runs, strict=True))
 
 
 @given(
     layers=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 8), st.integers(0, 5)), min_size=1, max_size=8),
     num_stages=st.integers(1, 9),
     budgets=st.lists(st.integers(0, 40), min_size=9, max_size=9),
+    slower=st.lists(st.integers(1, 3), min_size=9, max_size=9),
 )
 def test_no_partition_that_fits_has_a_faster_slowest_stage(
-    layers: list[tuple[int, int, int]], num_stages: int, budgets: list[int]
+    layers: list[tuple[int, int, int]], num_stages: int, budgets: list[int], slower: list[int]
 ) -> None:
-    seconds, sizes, boundary = ([layer[i] for layer in layers] for i in range(3))
+    seconds, sizes, handed = ([layer[i] for layer in layers] for i in range(3))
+    boundary = [[factor * size for size in handed] for factor in slower[:num_stages]]
 
     def fits(stage: int, first: int, last: int) -> bool:
         return sum(sizes[first : last + 1]) <= budgets[stage]
@@ -63,7 +64,13 @@ def test_two_stages(seconds: list[float], stages: Runs) -> None:
 
 
 def test_a_stage_pays_for_the_boundary_at_its_end() -> None:
-    assert partition([3, 1, 1, 1], 2, everything_fits, boundary_seconds=[9, 0, 0, 0]) == ((0, 1), (2, 3))
+    assert partition([3, 1, 1, 1], 2, everything_fits, boundary_seconds=[[9, 0, 0, 0]] * 2) == ((0, 1), (2, 3))
+
+
+def test_nothing_beyond_the_limit_is_looked_for() -> None:
+    assert partition([1, 1, 1, 5], 2, everything_fits, limit_s=5) == ((0, 2), (3, 3))
+    assert partition([1, 1, 1, 5], 2, everything_fits, limit_s=4.9) is None
+    assert partition([3, 1, 1, 1], 2, everything_fits, [[9, 9, 9, 0]] * 2, limit_s=11) is None
 
 
 def test_every_stage_takes_a_layer() -> None:
@@ -71,9 +78,19 @@ def test_every_stage_takes_a_layer() -> None:
     assert partition([1, 1], 2, everything_fits) == ((0, 0), (1, 1))
 
 
+def test_a_stage_with_a_slow_link_ends_where_it_hands_over_little() -> None:
+    assert partition([1, 1, 1, 1], 2, everything_fits, [[9, 2, 0, 0], [9, 9, 9, 0]]) == ((0, 2), (3, 3))
+
+
 @pytest.mark.parametrize("heaviest", [1, 100])
-def test_a_thousand_layers_into_64_stages_takes_less_than_a_second(heaviest: int) -> None:
+def test_a_thousand_layers_into_64_stages_look_at_few_runs(heaviest: int) -> None:
     seconds = [float(heaviest)] + [1 + (37 * layer % 101) / 100 for layer in range(1, 1000)]
-    start_s = perf_counter()
-    assert partition(seconds, 64, everything_fits) is not None
-    assert perf_counter() - start_s < 1
+    num_looks = 0
+
+    def fits(stage: int, first: int, last: int) -> bool:
+        nonlocal num_looks
+        num_looks += 1
+        return True
+
+    assert partition(seconds, 64, fits) is not None
+    assert num_looks < 100_000, "of 64 x 500,000 runs"

@@ -1,7 +1,8 @@
 import pytest
 
-from pipetransformer.autopipe.cost import Cluster, LayerProfile, Profile, Time
-from pipetransformer.autopipe.search import NoPlan
+from pipetransformer.autopipe.cluster import Cluster, Link
+from pipetransformer.autopipe.cost import LayerProfile, Profile, Time
+from pipetransformer.autopipe.pins import NoPlan
 from pipetransformer.config import Parallel
 from pipetransformer.training.planner import Planner
 
@@ -12,12 +13,12 @@ BATCH_SIZE = 16
 def planner(memory_mib: int | None = None, **parallel: object) -> Planner:
     second = Time(0.0, 1.0)
     block = LayerProfile("block", second, second, second, 0.0, 10 * MIB, MIB // 16, 0)
-    cluster = Cluster(4, None if memory_mib is None else memory_mib * MIB, 1e-3, 1e12)
+    cluster = Cluster(4, None if memory_mib is None else memory_mib * MIB, Link(1e-3, 1e12))
     return Planner(Profile((block,) * 8, 2.0), cluster, Parallel(**parallel), BATCH_SIZE)  # type: ignore[arg-type]
 
 
 def shape(plan: object) -> tuple[int, int]:
-    return plan.num_stages, plan.num_replicas  # type: ignore[attr-defined]
+    return plan.pipeline_size, plan.num_replicas  # type: ignore[attr-defined]
 
 
 def test_without_a_budget_the_first_plan_is_plain_data_parallelism() -> None:
@@ -57,8 +58,17 @@ def test_fixed_stages_give_way_where_the_cache_leaves_fewer_layers() -> None:
 
 
 def test_pins_that_collide_are_refused() -> None:
-    with pytest.raises(NoPlan, match="need 8 devices, and there are 4"):
-        planner(num_stages=4, num_replicas=2).initial()
+    with pytest.raises(NoPlan, match="need 6 devices, and there are 4"):
+        planner(num_stages=3, num_replicas=2).initial()
+
+
+def test_fixed_chunks_give_way_where_the_cache_leaves_fewer_layers() -> None:
+    pinned = planner(num_stages=4, num_chunks=2, schedule="interleaved1f1b", num_microbatches=8)
+    first = pinned.initial()
+    assert (first.pipeline_size, first.num_chunks) == (2, 2)
+    later = pinned.next(first, 5, 5)
+    assert (later.num_stages, later.num_chunks, later.schedule) == (2, 1, "interleaved1f1b")
+    assert planner(num_chunks=2).next(first, 5, 5).num_chunks == 1
 
 
 def test_the_static_plan_ignores_what_is_fixed() -> None:

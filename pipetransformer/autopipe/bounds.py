@@ -1,0 +1,99 @@
+"""What no arrangement can be better than; it spares the search most of its candidates."""
+
+from collections.abc import Iterable
+from functools import lru_cache
+from itertools import accumulate
+
+from pipetransformer.autopipe.arrange import Arranger
+from pipetransformer.autopipe.candidates import Grid, Pipelines
+from pipetransformer.autopipe.cluster import Link, boundary_links, in_series, ring_links
+from pipetransformer.autopipe.cost import microbatch_size, with_active
+
+
+class Shares:
+    """Bounds on the largest sum when layers are dealt to devices, contiguous or not."""
+
+    def __init__(self, weights: Iterable[float]) -> None:
+        self._until = [0.0, *accumulate(sorted(weights, reverse=True))]
+        self.total = self._until[-1]
+        self.largest = lru_cache(maxsize=None)(self._largest)
+
+    def _largest(self, num_devices: int) -> float:
+        """At least the mean; and of the ``(j - 1) K + 1`` heaviest layers some device gets ``j``."""
+        until = self._until
+        heaviest = range(1, len(until), num_devices)
+        crowded = (until[count] - until[count - j] for j, count in enumerate(heaviest, start=1))
+        return max(self.total / num_devices, *crowded)
+
+
+class Bounds:
+    """Bounds on the candidates for one frozen prefix and cache level."""
+
+    def __init__(self, arranger: Arranger) -> None:
+        self._arranger = arranger
+        active = [
+            layer if on else None
+            for layer, on in with_active(arranger.profile, arranger.num_frozen)[arranger.layers.start :]
+        ]
+        self._active_bytes = Shares(layer.parameter_bytes if layer else 0 for layer in active)
+        self._optimizer_s = Shares(layer.optimizer_s if layer else 0.0 for layer in active)
+        self._least_output = min(layer.output_bytes for layer in arranger.profile.layers[:-1])
+        self._links = lru_cache(maxsize=None)(self._links_of)
+        self._seconds = lru_cache(maxsize=None)(self._seconds_of)
+        self._bytes = lru_cache(maxsize=None)(self._bytes_of)
+
+    def pipelines_seconds(self, pipelines: Pipelines) -> float:
+        """Of a step with any number of micro-batches and chunks: the busiest device's work, and its update."""
+        share = microbatch_size(self._arranger.batch_size, pipelines.num_replicas, num_microbatches=1)
+        return self._seconds(share, False).largest(pipelines.pipeline_size) + self.update_seconds(pipelines)
+
+    def pipeline_seconds(self, grid: Grid) -> float:
+        """Of the pipeline, see :func:`~pipetransformer.autopipe.cost.pipeline_seconds`."""
+        seconds = self._seconds(grid.num_samples, grid.checkpoint)
+        total = seconds.total + self._transfer_seconds(grid)
+        busiest = max(seconds.largest(grid.pipeline_size), total / grid.pipeline_size)
+        passing_s = total + (grid.num_microbatches - 1) * seconds.largest(grid.num_stages)
+        return max(passing_s, grid.num_microbatches * busiest + (total - busiest) / grid.num_chunks)
+
+    def _transfer_seconds(self, grid: Grid) -> float:
+        """Of a micro-batch on its way through all stages."""
+        inner, back = self._links(grid.pipeline_size, grid.num_replicas, grid.replicas_adjacent)
+        num_bytes = self._least_output * grid.num_samples
+        return grid.num_chunks * inner.seconds(num_bytes) + (grid.num_chunks - 1) * back.seconds(num_bytes)
+
+    def _links_of(self, pipeline_size: int, num_replicas: int, adjacent: bool) -> tuple[Link, Link]:
+        """The way through a pipeline, and from its end to its start."""
+        links = boundary_links(self._arranger.cluster, pipeline_size, num_replicas, adjacent)
+        return in_series(links[:-1]), links[-1]
+
+    def update_seconds(self, pipelines: Pipelines) -> float:
+        """Of the slowest device after the pipeline."""
+        size, num_replicas = pipelines.pipeline_size, pipelines.num_replicas
+        optimizer_s = self._optimizer_s.largest(size)
+        if num_replicas == 1 or self._active_bytes.total == 0:
+            return optimizer_s
+        links = ring_links(self._arranger.cluster, size, num_replicas, pipelines.replicas_adjacent)
+        moved = 2 * (num_replicas - 1) / num_replicas
+        largest_s = min(link.seconds(moved * self._active_bytes.largest(size)) for link in set(links))
+        fastest = max(link.bandwidth_bytes_per_s for link in links)
+        mean_s = (moved * self._active_bytes.total / fastest + self._optimizer_s.total) / size
+        return max(largest_s, optimizer_s, mean_s)
+
+    def device_bytes(self, grid: Grid) -> float:
+        """On the fullest device: parameters, the activations of what must be in flight, and the tensors handed over."""
+        num_in_flight = grid.num_microbatches if grid.schedule == "gpipe" else 1
+        layers = self._bytes(grid.num_samples * num_in_flight, grid.checkpoint).largest(grid.pipeline_size)
+        num_boundaries = 2 * grid.num_chunks - 1 if grid.num_stages > 1 else 0
+        memory = self._arranger.memory[grid.checkpoint]
+        return layers + memory.buffer_bytes(num_boundaries, grid.num_samples * grid.num_microbatches) - 1
+
+    def least_bytes(self, pipeline_size: int) -> float:
+        """On the fullest device of such pipelines, with one sample in flight and activation checkpointing."""
+        return self._bytes(1, True).largest(pipeline_size) - 1
+
+    def _seconds_of(self, num_samples: int, checkpoint: bool) -> Shares:
+        return Shares(time.at(num_samples) for time in self._arranger.times[checkpoint])
+
+    def _bytes_of(self, num_samples: int, checkpoint: bool) -> Shares:
+        memory, layers = self._arranger.memory[checkpoint], self._arranger.layers
+        return Shares(memory.layer_bytes(layer, num_samples) for layer in layers)

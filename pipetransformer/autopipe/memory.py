@@ -1,0 +1,113 @@
+"""What a plan needs: bytes per device, from measured layers."""
+
+from functools import lru_cache
+from operator import mul
+
+from pipetransformer.autopipe.cost import Profile, RunSums, microbatch_size, with_active
+from pipetransformer.autopipe.partition import Runs
+from pipetransformer.autopipe.plan import Plan
+
+Moments = tuple[tuple[int, ...], ...]
+"""Micro-batches between forward and backward in each chunk of a device, at the moments that may be the worst."""
+
+
+class MemoryCosts:
+    """Bytes on the device that holds one or more runs of layers.
+
+    Weights of all its layers; gradients and optimizer state of the active ones; what the active ones save for
+    backward, for each micro-batch in flight (frozen layers run without saving anything); for each micro-batch the
+    tensor that comes from below and the tensor that goes up, for which the pipeline may keep buffers. With activation
+    checkpointing an active layer saves its input, and one layer at a time all that its backward needs.
+    """
+
+    def __init__(self, profile: Profile, num_frozen: int, checkpoint: bool = False) -> None:
+        state_factor = 1 + profile.optimizer_state_factor
+        self._head = len(profile.layers) - 1
+        layers = with_active(profile, num_frozen)
+        inputs = [0, *(layer.output_bytes for layer in profile.layers[:-1])]
+        saved = inputs if checkpoint else [layer.saved_bytes for layer in profile.layers]
+        self._parameters = RunSums(layer.parameter_bytes * (1 + state_factor * on) for layer, on in layers)
+        self._saved = RunSums(num_bytes * on for num_bytes, (_, on) in zip(saved, layers, strict=True))
+        self._checkpoint = checkpoint
+        self._again = [layer.saved_bytes * on for layer, on in layers]
+        # one size for all boundaries, so that a shorter run never needs more
+        self._boundary = max(layer.output_bytes for layer in profile.layers[:-1])
+
+    def bytes(self, runs: Runs, num_samples: int, num_microbatches: int, moments: Moments) -> int:
+        """Bytes with ``num_microbatches`` of ``num_samples`` each; ``runs`` may be the lowest chunks of a device."""
+        held, again, num_boundaries = 0.0, 0, 0
+        saved = []
+        for first, last in runs:
+            held += self._parameters(first, last)
+            saved.append(self._saved(first, last))
+            num_boundaries += (first > 0) + (last < self._head)
+            if self._checkpoint:
+                again = max(again, *self._again[first : last + 1])
+        in_flight = max([sum(map(mul, saved, moment)) for moment in moments])
+        buffers = self.buffer_bytes(num_boundaries, num_samples * num_microbatches)
+        return round(held + (in_flight + again) * num_samples + buffers)
+
+    def layer_bytes(self, layer: int, num_samples: int) -> float:
+        """What a layer adds wherever it is put, with ``num_samples`` between forward and backward."""
+        return self._parameters(layer, layer) + self._saved(layer, layer) * num_samples
+
+    def buffer_bytes(self, num_boundaries: int, num_samples: int) -> int:
+        """What hands over that many tensors of ``num_samples``."""
+        return num_boundaries * self._boundary * num_samples
+
+
+@lru_cache(maxsize=4096)
+def in_flight(schedule: str, device: int, pipeline_size: int, num_chunks: int, num_microbatches: int) -> Moments:
+    """The worst moments of a device under a schedule."""
+    if schedule == "gpipe":
+        return ((num_microbatches,),)
+    if schedule == "1f1b":
+        return ((min(num_microbatches, pipeline_size - device),),)
+    return _interleaved(device, pipeline_size, num_chunks, num_microbatches)
+
+
+def interleaves(pipeline_size: int, num_microbatches: int) -> bool:
+    """Whether torch's Interleaved1F1B takes this number: its rounds, one per ``pipeline_size``, are equally long."""
+    return num_microbatches % max(1, num_microbatches // pipeline_size) == 0
+
+
+def _interleaved(device: int, pipeline_size: int, num_chunks: int, num_microbatches: int) -> Moments:
+    """As torch's ``ScheduleInterleaved1F1B``: after the warm-up, one forward and one backward in turn.
+
+    A round of micro-batches goes through one chunk after the other, forwards from the lowest chunk, backwards from the
+    highest::
+
+        2 chunks, 2 devices, 4 micro-batches, the last device
+        forward      0 0  1   1   0   0   1   1            in chunks 0 and 1, after each forward:
+        backward            1   1   0   0   1   1  0 0     1 0, 2 0, 2 1, 2 1, 3 0, 3 0, 2 1, 2 1
+    """
+    num_steps = num_chunks * num_microbatches
+    per_round = num_microbatches // max(1, num_microbatches // pipeline_size)
+    warmup = min((num_chunks - 1) * per_round + 2 * (pipeline_size - 1 - device), num_steps)
+    counts = [0] * num_chunks
+    first, last = {}, {}
+    for step in range(min(num_steps, warmup + 2 * num_chunks * per_round)):  # then it repeats
+        up, down = step // per_round, (step - warmup) // per_round
+        counts[up % num_chunks] += 1
+        if step >= min(warmup, num_steps - 1):
+            # while one chunk fills and another empties evenly, the worst is at the start or the end
+            last[up, down] = tuple(counts)
+            first.setdefault((up, down), tuple(counts))
+            counts[num_chunks - 1 - down % num_chunks] -= 1
+    return tuple(sorted({*first.values(), *last.values()}))
+
+
+def device_memory_bytes(profile: Profile, plan: Plan, batch_size: int) -> tuple[int, ...]:
+    """Bytes on each device of a pipeline; see :class:`MemoryCosts`."""
+    costs = MemoryCosts(profile, plan.num_frozen, plan.checkpoint)
+    num_samples = microbatch_size(batch_size, plan.num_replicas, plan.num_microbatches)
+    size, num_microbatches = plan.pipeline_size, plan.num_microbatches
+    return tuple(
+        costs.bytes(
+            plan.stages[device::size],
+            num_samples,
+            num_microbatches,
+            in_flight(plan.schedule, device, size, plan.num_chunks, num_microbatches),
+        )
+        for device in range(size)
+    )

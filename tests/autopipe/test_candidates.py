@@ -1,0 +1,62 @@
+import pytest
+
+from pipetransformer.autopipe.candidates import Pipelines, all_pipelines, grids
+from pipetransformer.autopipe.cluster import Cluster, Link
+from pipetransformer.autopipe.pins import FREE, Pins
+
+ONE_NODE = Cluster(64, None, Link(0, 1e9))
+NODES = Cluster(64, None, Link(0, 1e9), Link(0, 1e8), devices_per_node=8)
+
+
+def replicas(cluster: Cluster, size: int, adjacent: bool, pins: Pins = FREE, batch_size: int = 10) -> list[int]:
+    every = all_pipelines(cluster, 26, batch_size, pins)
+    return [each.num_replicas for each in every if (each.pipeline_size, each.replicas_adjacent) == (size, adjacent)]
+
+
+def test_the_smallest_number_of_replicas_stands_for_all_with_the_same_share() -> None:
+    assert replicas(ONE_NODE, 2, False) == [1, 2, 3, 4, 5, 10]  # shares of 10, 5, 4, 3, 2, 1
+    assert replicas(ONE_NODE, 16, False) == [1, 2, 3, 4]
+    assert replicas(ONE_NODE, 2, False, Pins(num_replicas=7)) == [7]
+
+
+def test_replicas_are_side_by_side_where_they_fill_nodes_evenly() -> None:
+    assert replicas(NODES, 2, True, batch_size=32) == [2, 4, 8, 16, 32]
+    assert replicas(NODES, 2, True, batch_size=20) == [2, 4, 8, 16]
+    assert replicas(NODES, 1, True) == replicas(ONE_NODE, 2, True) == []
+
+
+def test_thousands_of_devices_are_few_candidates() -> None:
+    assert len(list(all_pipelines(Cluster(4096, None, Link(0, 1e9)), 26, 4096, FREE))) < 3000
+
+
+def counts(size: int, num_chunks: int, batch_size: int = 24, pins: Pins = FREE) -> list[tuple[int, str]]:
+    every = grids(Pipelines(size, 1, False), 26, batch_size, pins, may_checkpoint=False)
+    return [(grid.num_microbatches, grid.schedule) for grid in every if grid.num_chunks == num_chunks]
+
+
+def test_microbatches_are_powers_of_two_and_between_and_one_for_each_device_and_sample() -> None:
+    assert [count for count, _ in counts(5, 1)] == [1, 2, 3, 4, 5, 6, 8, 12, 16, 24]
+
+
+def test_1f1b_has_a_microbatch_for_each_device_and_interleaved_whole_rounds() -> None:
+    assert counts(3, 1, 4) == [(1, "gpipe"), (2, "gpipe"), (3, "1f1b"), (4, "1f1b")]
+    assert [count for count, _ in counts(5, 2)] == [1, 2, 3, 4, 5, 6, 8, 12, 24]  # not 16 in 3 rounds
+    assert set(counts(3, 2)) >= {(3, "interleaved1f1b")}
+
+
+@pytest.mark.parametrize(
+    ("pins", "num_stages"),
+    [(FREE, [3, 6, 9, 12]), (Pins(num_stages=6), [6]), (Pins(num_chunks=3), [9]), (Pins(schedule="gpipe"), [3])],
+)
+def test_devices_hold_up_to_four_stages(pins: Pins, num_stages: list[int]) -> None:
+    every = grids(Pipelines(3, 1, False), 26, 8, pins, may_checkpoint=False)
+    assert sorted({grid.num_stages for grid in every}) == num_stages
+
+
+@pytest.mark.parametrize(
+    ("pin", "may", "tried"),
+    [(None, False, {False}), (None, True, {False, True}), (True, False, {True}), (False, True, {False})],
+)
+def test_checkpointing_is_tried_where_memory_is_limited(pin: bool | None, may: bool, tried: set[bool]) -> None:
+    every = grids(Pipelines(2, 1, False), 26, 8, Pins(checkpoint=pin), may_checkpoint=may)
+    assert {grid.checkpoint for grid in every} == tried

@@ -1,0 +1,75 @@
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipetransformer.autodp.topology import pipeline_ranks, replica_ranks
+from pipetransformer.autopipe.cluster import Cluster, Link, boundary_links, in_series, ring_links
+from pipetransformer.autopipe.plan import Plan
+
+NEAR, FAR = Link(0, 1e9), Link(1, 1e6)
+
+
+def nodes_of(size: int, num_devices: int = 64) -> Cluster:
+    return Cluster(num_devices, None, NEAR, FAR, size)
+
+
+def arrangement(pipeline_size: int, num_replicas: int, adjacent: bool) -> Plan:
+    stages = tuple((layer, layer) for layer in range(pipeline_size))
+    return Plan(0, 0, stages, num_replicas, 1, "gpipe", replicas_adjacent=adjacent)
+
+
+def test_a_message_takes_latency_and_bandwidth() -> None:
+    link = Link(latency_s=0.5, bandwidth_bytes_per_s=10)
+    assert link.seconds(20) == 2.5
+    assert link.shared(4).seconds(20) == 8.5
+    assert in_series([link, link]).seconds(20) == 5
+    assert in_series([]) == Link(0, inf)
+
+
+@pytest.mark.parametrize(
+    "cluster", [Cluster(8, None, NEAR), Cluster(8, None, NEAR, None, 4), Cluster(8, None, NEAR, FAR, 8)]
+)
+def test_one_node_has_one_link(cluster: Cluster) -> None:
+    assert cluster.node_size is None
+    assert set(boundary_links(cluster, 4, 2, False) + ring_links(cluster, 4, 2, False)) == {NEAR}
+
+
+def test_a_node_without_devices_is_refused() -> None:
+    with pytest.raises(ValueError, match="devices_per_node=0 must be at least 1"):
+        nodes_of(0)
+
+
+@given(st.integers(1, 7), st.integers(1, 7), st.integers(1, 9), st.booleans())
+def test_a_boundary_takes_the_node_link_where_neighbours_of_any_replica_are_on_two_nodes(
+    pipeline_size: int, num_replicas: int, size: int, adjacent: bool
+) -> None:
+    plan, links = arrangement(pipeline_size, num_replicas, adjacent), None
+    links = boundary_links(nodes_of(size), pipeline_size, num_replicas, adjacent)
+    for device in range(pipeline_size):
+        nodes = [[rank // size for rank in pipeline_ranks(plan, replica)] for replica in range(num_replicas)]
+        crosses = any(row[device] != row[(device + 1) % pipeline_size] for row in nodes)
+        assert (links[device] == NEAR) != crosses
+
+
+@given(st.integers(1, 7), st.integers(1, 7), st.integers(1, 9), st.booleans())
+def test_a_ring_shares_the_node_link_with_those_that_leave_the_same_node(
+    pipeline_size: int, num_replicas: int, size: int, adjacent: bool
+) -> None:
+    plan = arrangement(pipeline_size, num_replicas, adjacent)
+    rings = [{rank // size for rank in replica_ranks(plan, device)} for device in range(pipeline_size)]
+    leaving = [ring for ring in rings if len(ring) > 1]
+    most = max((sum(node in ring for ring in leaving) for node in set().union(*rings)), default=0)
+    for ring, link in zip(rings, ring_links(nodes_of(size), pipeline_size, num_replicas, adjacent), strict=True):
+        if len(ring) == 1:
+            assert link == NEAR
+        elif adjacent:  # a bound: at most two rings meet in a node
+            assert link in (FAR, FAR.shared(2))
+            assert link.bandwidth_bytes_per_s <= FAR.shared(most).bandwidth_bytes_per_s
+        else:
+            assert link == FAR.shared(most)
+
+
+def test_pipelines_side_by_side_leave_a_node_together() -> None:
+    assert boundary_links(nodes_of(4), 2, 4, True)[0] == FAR.shared(4)

@@ -1,0 +1,88 @@
+from collections.abc import Iterable
+from itertools import product
+from operator import mul
+from typing import Any
+
+import pytest
+from torch.distributed.pipelining.schedules import ScheduleInterleaved1F1B
+
+from pipetransformer.autopipe.cost import LayerProfile, Profile, Time
+from pipetransformer.autopipe.memory import device_memory_bytes, in_flight, interleaves
+from pipetransformer.autopipe.plan import Plan
+
+NOTHING = Time(0, 0)
+LAYER = LayerProfile("block", NOTHING, NOTHING, NOTHING, 0, parameter_bytes=1000, saved_bytes=7, output_bytes=3)
+PROFILE = Profile((LAYER,) * 4, optimizer_state_factor=2)
+TWO_STAGES = ((0, 1), (2, 3))
+
+
+@pytest.mark.parametrize(("schedule", "num_in_flight"), [("1f1b", [2, 1]), ("gpipe", [3, 3])])
+def test_memory_holds_weights_states_and_the_microbatches_in_flight(schedule: str, num_in_flight: list[int]) -> None:
+    plan = Plan(0, 0, TWO_STAGES, num_replicas=1, num_microbatches=3, schedule=schedule)
+    boundary = 3 * 2 * 3  # 3 bytes a sample, 2 samples, 3 micro-batches
+    expected = [2 * 1000 * (1 + 1 + 2) + 2 * 7 * 2 * waiting + boundary for waiting in num_in_flight]
+    assert list(device_memory_bytes(PROFILE, plan, batch_size=6)) == expected
+
+
+def test_frozen_layers_take_their_weights_alone() -> None:
+    plan = Plan(1, 0, TWO_STAGES, num_replicas=1, num_microbatches=1)
+    assert device_memory_bytes(PROFILE, plan, batch_size=1) == (2 * 1000 + 3, 2 * (4000 + 7) + 3)
+
+
+def test_what_is_read_from_the_cache_takes_memory_as_an_input() -> None:
+    assert device_memory_bytes(PROFILE, Plan(2, 2, ((3, 3),), 1, 1), batch_size=5) == (4000 + 5 * 7 + 5 * 3,)
+
+
+@pytest.mark.parametrize("num_frozen", [0, 1])
+def test_checkpointing_saves_inputs_and_one_layer_at_a_time(num_frozen: int) -> None:
+    plan = Plan(num_frozen, 0, TWO_STAGES, 1, num_microbatches=3, schedule="gpipe", checkpoint=True)
+    saved = [0 + 3, 3 + 3] if num_frozen == 0 else [0, 3 + 3]  # the model's own input counts nowhere
+    again = [7, 7] if num_frozen == 0 else [0, 7]
+    weights = [8000, 8000] if num_frozen == 0 else [2000, 8000]
+    expected = [w + 2 * (3 * s + a + 3 * 3) for w, s, a in zip(weights, saved, again, strict=True)]
+    assert list(device_memory_bytes(PROFILE, plan, batch_size=6)) == expected
+
+
+@pytest.mark.parametrize(
+    ("pipeline_size", "num_chunks", "num_microbatches"), [(2, 2, 4), (3, 2, 7), (4, 3, 8), (4, 2, 3)]
+)
+def test_interleaved_holds_what_torch_holds(pipeline_size: int, num_chunks: int, num_microbatches: int) -> None:
+    for device in range(pipeline_size):
+        counts, moments = [0] * num_chunks, []
+        for action in torch_actions(device, pipeline_size, num_chunks, num_microbatches):
+            forward = action.computation_type.name == "FORWARD"
+            counts[action.stage_index // pipeline_size] += 1 if forward else -1
+            moments.append(tuple(counts))
+        found = in_flight("interleaved1f1b", device, pipeline_size, num_chunks, num_microbatches)
+        assert set(found) <= set(moments)
+        for weights in product((1, 2, 5), repeat=num_chunks):
+            assert peak(found, weights) == peak(moments, weights)
+
+
+def peak(moments: Iterable[tuple[int, ...]], weights: tuple[int, ...]) -> int:
+    return max(sum(map(mul, moment, weights)) for moment in moments)
+
+
+def torch_actions(device: int, pipeline_size: int, num_chunks: int, num_microbatches: int) -> list[Any]:
+    schedule: Any = object.__new__(ScheduleInterleaved1F1B)
+    schedule.n_local_stages, schedule.pp_group_size, schedule._n_microbatches = (
+        num_chunks,
+        pipeline_size,
+        num_microbatches,
+    )
+    schedule.microbatches_per_round = num_microbatches // max(1, num_microbatches // pipeline_size)
+    return [action for action in schedule._calculate_single_rank_operations(device) if action is not None]
+
+
+@pytest.mark.parametrize(
+    ("num_microbatches", "runs"), [(1, True), (3, True), (4, True), (10, True), (9, False), (8, True)]
+)
+def test_rounds_are_equally_long(num_microbatches: int, runs: bool) -> None:
+    assert interleaves(4, num_microbatches) == runs
+
+
+def test_chunks_of_a_device_add_up() -> None:
+    plan = Plan(0, 0, ((0, 0), (1, 1), (2, 2), (3, 3)), 1, 2, "interleaved1f1b", num_chunks=2)
+    first = 8000 + 7 * 4 + 3 * (1 + 2) * 2  # all four stage passes of the first device wait for the last one's backward
+    last = 8000 + 7 * 3 + 3 * (2 + 1) * 2
+    assert device_memory_bytes(PROFILE, plan, batch_size=2) == (first, last)
