@@ -65,7 +65,7 @@ def _launch_workers(config: Config, run_dir: Path, plain: dict[str, Any], sweep:
         monitor_interval=0.1,
         start_method="spawn",
     )
-    (run_dir / SUMMARY).unlink(missing_ok=True)  # of an earlier run in the same folder
+    (run_dir / SUMMARY).unlink(missing_ok=True)  # an earlier run's, should the workers not come so far
     ending = {"status": "failed"}
     try:
         return elastic_launch(settings, run_job)(config, run_dir, plain, sweep)[0]  # of rank 0
@@ -99,8 +99,7 @@ def _cause(error: ChildFailedError) -> Exception:
 
 def _tidy(config: Config, run_dir: Path, ending: dict[str, str]) -> None:
     """What a killed worker may have left behind, or left undone: its cache, and the summary before the first step."""
-    if config.cache.path is None:
-        shutil.rmtree(run_dir / "cache", ignore_errors=True)
+    shutil.rmtree(config.cache.folder(run_dir), ignore_errors=True)
     if not (run_dir / SUMMARY).is_file():
         write_json(run_dir / SUMMARY, ending)
 

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.command import TIMEOUT_S, processes, started, train
+from support.command import TIMEOUT_S, TRAIN, processes, started, train
 from support.jobs import TINY, Job
 
 ENDLESS = (*TINY, "epochs=1000", "log_every_steps=1", "hydra.run.dir=run", "parallel.world_size=2")
@@ -33,7 +33,7 @@ def wait_until_gone(mark: str) -> None:
 
 @pytest.mark.parametrize("whom", ["group", "parent"])
 def test_an_interrupted_run_leaves_nothing_but_its_record(tmp_path: Path, whom: str) -> None:
-    with started(tmp_path, *ENDLESS) as (process, mark):
+    with started(tmp_path, TRAIN, *ENDLESS) as (process, mark):
         wait_for_a_cached_step(process)
         pids = processes(mark)
         assert len(pids) >= 3, "the parent and two workers"

@@ -1,4 +1,9 @@
-"""Process groups, made once for each set of ranks and used again by every plan that needs the set."""
+"""Process groups, made once for each set of ranks and used again by every plan that needs the set.
+
+The paper keeps a group for messages beside the one for active tensors. Here the world of all ranks carries messages,
+idle ranks included, and the groups of this file carry active tensors. A third kind would not pay: nobody listens while
+a step runs, since all ranks decide alike from the same numbers, so that messages fall between steps.
+"""
 
 from collections.abc import Iterable
 from datetime import timedelta

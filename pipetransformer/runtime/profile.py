@@ -1,4 +1,4 @@
-"""Measures the layers and the link once, before the first plan."""
+"""Measures the layers once, before the first plan."""
 
 import statistics
 import time
@@ -144,25 +144,6 @@ def _line(sizes: tuple[int, int], small_s: float, large_s: float) -> Time:
     per_sample_s = max((large_s - small_s) / (sizes[1] - sizes[0]), 0.0) if sizes[1] > sizes[0] else 0.0
     fixed_s = max(large_s - per_sample_s * sizes[1], 0.0)
     return Time(fixed_s, (large_s - fixed_s) / sizes[1])
-
-
-def measure_link(device: torch.device) -> tuple[float, float]:
-    """Latency in seconds and bandwidth in bytes per second of an all-reduce between all ranks."""
-    if dist.get_world_size() == 1:
-        return 0.0, float("inf")
-    small_s, large_s = (_all_reduce_seconds(torch.ones(size, device=device)) for size in (1, 1 << 20))
-    latency_s, large_s = _mean_over_ranks([small_s, large_s], device)
-    num_ranks = dist.get_world_size()
-    moved_bytes = 2 * (num_ranks - 1) / num_ranks * 4 * (1 << 20)
-    return latency_s, moved_bytes / max(large_s - latency_s, 1e-9)
-
-
-def _all_reduce_seconds(tensor: Tensor) -> float:
-    def timed() -> float:
-        return _timed(lambda: dist.all_reduce(tensor))[0]
-
-    timed()
-    return statistics.median(timed() for _ in range(NUM_REPEATS))
 
 
 def _mean_over_ranks(values: list[float], device: torch.device) -> list[float]:

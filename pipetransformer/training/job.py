@@ -13,6 +13,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from pipetransformer.config import Config
 from pipetransformer.report.run_folder import SUMMARY, write_json
 from pipetransformer.training import stop
+from pipetransformer.training.node import Node
 from pipetransformer.training.run import run_rank
 
 
@@ -27,6 +28,8 @@ def run_job(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | N
     device = _open_world(config)
     try:
         run_dir = _agree(run_dir)
+        if dist.get_rank() == 0:
+            (run_dir / SUMMARY).unlink(missing_ok=True)  # of an earlier run in the same folder
         return run_rank(config, run_dir, device, plain, sweep)
     except BaseException as error:
         if dist.get_rank() == 0 and not (run_dir / SUMMARY).is_file():
@@ -45,17 +48,17 @@ def failed(error: BaseException) -> dict[str, Any]:
 
 
 def _open_world(config: Config) -> torch.device:
-    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    node = Node.here()
     wants_cuda = config.parallel.device == "cuda" or (config.parallel.device == "auto" and torch.cuda.is_available())
-    if wants_cuda and torch.cuda.device_count() < local_world:
+    if wants_cuda and torch.cuda.device_count() < node.num_workers:
         raise ValueError(
-            f"{local_world} processes share {torch.cuda.device_count()} GPUs, each needs one; lower "
+            f"{node.num_workers} processes share {torch.cuda.device_count()} GPUs, each needs one; lower "
             "parallel.world_size or give parallel.device=cpu"
         )
-    device = torch.device("cuda", local_rank) if wants_cuda else torch.device("cpu")
+    device = torch.device("cuda", node.worker) if wants_cuda else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // local_world))
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // node.num_workers))
     timeout = timedelta(seconds=config.parallel.timeout_s)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timeout)
     return device

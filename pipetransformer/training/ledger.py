@@ -116,5 +116,6 @@ def plan_dict(plan: Plan) -> dict[str, Any]:
         "num_replicas": plan.num_replicas,
         "num_microbatches": plan.num_microbatches,
         "schedule": plan.schedule,
+        "replicas_adjacent": plan.replicas_adjacent,
         "predicted_step_s": plan.predicted_step_s,
     }

@@ -1,7 +1,6 @@
 """One rank of a run from its preparation to its summary."""
 
 import gc
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from pipetransformer.autocache.cache import AutoCache
+from pipetransformer.autocache.folder import node_folder
 from pipetransformer.config import Config, warnings
 from pipetransformer.report.open import open_report
 from pipetransformer.report.reporter import Reporter
@@ -17,6 +17,7 @@ from pipetransformer.report.run_folder import SUMMARY, write_json
 from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.runtime.groups import Groups
 from pipetransformer.runtime.transfer import collect
+from pipetransformer.training.node import Node
 from pipetransformer.training.setup import Prepared, open_cache, prepare
 from pipetransformer.training.task import objective
 from pipetransformer.training.trainer import Diverged, Trainer
@@ -33,12 +34,13 @@ def run_rank(
     if dist.get_rank() == 0:
         report = open_report(config.logger, config.log_every_steps, run_dir, plain, sweep)
     try:
-        return _train(config, prepared, run_dir, report)
+        with node_folder(config.cache.folder(run_dir) / f"node{Node.here().index}", dist.barrier) as folder:
+            return _train(config, prepared, run_dir, folder, report)
     finally:
         report.close()
 
 
-def _train(config: Config, prepared: Prepared, run_dir: Path, report: Reporter) -> dict[str, Any]:
+def _train(config: Config, prepared: Prepared, run_dir: Path, folder: Path, report: Reporter) -> dict[str, Any]:
     groups = Groups(config.parallel.timeout_s)
     runtime = ElasticRuntime(
         prepared.stack,
@@ -49,7 +51,7 @@ def _train(config: Config, prepared: Prepared, run_dir: Path, report: Reporter) 
         prepared.device,
         prepared.dtype,
     )
-    cache = _cache(config, prepared, run_dir, report)
+    cache = _cache(config, prepared, folder, report)
     trainer = Trainer(config, prepared, runtime, cache, report)
     trainer.start()
     gc.freeze()  # what stands now stays; transitions collect the rest quickly
@@ -71,13 +73,11 @@ def _train(config: Config, prepared: Prepared, run_dir: Path, report: Reporter) 
         summary = _finish(config, prepared, trainer, run_dir, report, status, error)
         if cache is not None:
             cache.delete()
-        if config.cache.path is None:
-            shutil.rmtree(run_dir / "cache", ignore_errors=True)
         groups.close()
     return summary
 
 
-def _cache(config: Config, prepared: Prepared, run_dir: Path, report: Reporter) -> AutoCache | None:
+def _cache(config: Config, prepared: Prepared, folder: Path, report: Reporter) -> AutoCache | None:
     for text in warnings(config):
         report.write("warning", message=text)
     if not config.cache.enabled or config.freeze.never_freezes or not config.parallel.autopipe:
@@ -89,9 +89,7 @@ def _cache(config: Config, prepared: Prepared, run_dir: Path, report: Reporter) 
             "draw. Give dataset.augment=false to cache, or cache=off to silence this",
         )
         return None
-    environ = os.environ
-    worker, num_workers, node = (int(environ[k]) for k in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"))
-    return open_cache(config, prepared, run_dir, worker, num_workers, node)
+    return open_cache(prepared, folder)
 
 
 def _report_start(config: Config, prepared: Prepared, trainer: Trainer, run_dir: Path, report: Reporter) -> None:

@@ -9,15 +9,17 @@ import torch.distributed as dist
 
 from pipetransformer.autocache.cache import AutoCache
 from pipetransformer.autodp.topology import Position
-from pipetransformer.autopipe.cost import Cluster
+from pipetransformer.autopipe.cluster import Cluster, Link
+from pipetransformer.autopipe.pins import check_world
 from pipetransformer.autopipe.plan import Plan
-from pipetransformer.autopipe.search import check_world
 from pipetransformer.config import Config
 from pipetransformer.data.base import Data, ImageFormat, TextFormat
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.runtime.batch import Batch
-from pipetransformer.runtime.profile import measure_link, profile
+from pipetransformer.runtime.link import measure_all_reduces, measure_messages
+from pipetransformer.runtime.profile import profile
 from pipetransformer.training.feed import Feed
+from pipetransformer.training.node import Node, devices_per_node
 from pipetransformer.training.planner import Planner
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -64,12 +66,15 @@ def _planner(config: Config, stack: LayerStack, feed: Feed, device: torch.device
     share = max(2, -(-config.batch_size // dist.get_world_size()))
     batches = tuple(_whole_batch(feed, len(stack), size, device, dtype) for size in (max(1, share // 4), share))
     measured = profile(stack, (batches[0], batches[1]), config.optim.build, config.optim.state_factor, device)
-    latency_s, bandwidth = measure_link(device)
-    budget = config.parallel.device_memory_gib
-    memory = None if budget is None else int(budget * GIB)
-    return Planner(
-        measured, Cluster(dist.get_world_size(), memory, latency_s, bandwidth), config.parallel, config.batch_size
-    )
+    return Planner(measured, _cluster(config.parallel.device_memory_gib, device), config.parallel, config.batch_size)
+
+
+def _cluster(budget_gib: float | None, device: torch.device) -> Cluster:
+    memory, num_together = None if budget_gib is None else int(budget_gib * GIB), devices_per_node()
+    pairs = *measure_messages(device, num_together), *measure_all_reduces(device, num_together)
+    link, node_link, ring, node_ring = (Link(*pair) if pair else None for pair in pairs)
+    assert link is not None
+    return Cluster(dist.get_world_size(), memory, link, node_link, num_together, ring, node_ring)
 
 
 def _whole_batch(feed: Feed, num_layers: int, size: int, device: torch.device, dtype: torch.dtype) -> Batch:
@@ -79,14 +84,10 @@ def _whole_batch(feed: Feed, num_layers: int, size: int, device: torch.device, d
     return feed.batch(ids, whole, Position(replica=0, device=0))[0].to(device, dtype)
 
 
-def open_cache(
-    config: Config, prepared: Prepared, run_dir: Path, worker: int, num_workers: int, node: int
-) -> AutoCache:
+def open_cache(prepared: Prepared, folder: Path) -> AutoCache:
     """The cache of this node, known to all feeds."""
-    folder = Path(config.cache.path) if config.cache.path else run_dir / "cache"
-    cache = AutoCache(
-        folder / f"node{node}", prepared.train.hidden_size, prepared.dtype, worker, num_workers, dist.barrier
-    )
+    node = Node.here()
+    cache = AutoCache(folder, prepared.train.hidden_size, prepared.dtype, node.worker, node.num_workers, dist.barrier)
     for feed in (prepared.train, *prepared.evaluation):
         feed.cache = cache
     return cache

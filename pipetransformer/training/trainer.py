@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import torch
 
 from pipetransformer.autocache.cache import AutoCache
-from pipetransformer.autodp.sampler import batch_ids, epoch_order, num_batches
+from pipetransformer.autodp.sampler import batch_ids, epoch_order
 from pipetransformer.autopipe.limit import Fill
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.config import Config
@@ -19,6 +18,7 @@ from pipetransformer.report.reporter import Reporter
 from pipetransformer.runtime.elastic import ElasticRuntime, NotFinite, StepResult
 from pipetransformer.runtime.signals import of_rank_0
 from pipetransformer.training import stop
+from pipetransformer.training.clock import Clock
 from pipetransformer.training.evaluate import evaluate
 from pipetransformer.training.feed import Feed
 from pipetransformer.training.ledger import Entry, Ledger, plan_dict
@@ -27,27 +27,6 @@ from pipetransformer.training.setup import Prepared
 
 class Diverged(ArithmeticError):
     """The loss is not finite; the weights are those before the step."""
-
-
-@dataclass(frozen=True)
-class Clock:
-    """Where the run stands: plain arithmetic on the number of steps."""
-
-    steps_per_epoch: int
-    num_steps: int
-    decision_every: int
-
-    @classmethod
-    def of(cls, config: Config, num_samples: int) -> "Clock":
-        steps_per_epoch = num_batches(num_samples, config.batch_size)
-        num_steps = steps_per_epoch * config.epochs
-        interval = config.freeze.interval
-        every = steps_per_epoch if interval is None else max(1, round(interval * num_steps))
-        return cls(steps_per_epoch, num_steps, every)
-
-    def decides(self, step: int) -> bool:
-        """Before this step, 0-based."""
-        return step > 0 and step % self.decision_every == 0
 
 
 class Trainer:

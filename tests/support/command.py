@@ -49,11 +49,11 @@ def environment() -> dict[str, str]:
 
 
 @contextmanager
-def started(folder: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Starts ``python train.py`` in a process group of its own; gives the process and its mark, and ends it."""
+def started(folder: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Starts Python in a process group of its own; gives the process and its mark, and ends it."""
     env = environment()
     process = subprocess.Popen(
-        [sys.executable, TRAIN, *arguments],
+        [sys.executable, *words],
         cwd=folder,
         env=env,
         stdout=subprocess.PIPE,

@@ -110,6 +110,7 @@ def _made_up_times() -> Iterator[None]:
 
     with (
         mock.patch.object(setup, "profile", made_up),
-        mock.patch.object(setup, "measure_link", return_value=(1e-3, 1e12)),
+        mock.patch.object(setup, "measure_messages", return_value=((1e-3, 1e12), None)),
+        mock.patch.object(setup, "measure_all_reduces", return_value=((1e-3, 1e12), None)),
     ):
         yield

@@ -2,7 +2,8 @@
 
 import pytest
 
-from pipetransformer.autopipe.cost import Cluster, LayerProfile, Profile, Time
+from pipetransformer.autopipe.cluster import Cluster, Link
+from pipetransformer.autopipe.cost import LayerProfile, Profile, Time
 from pipetransformer.autopipe.limit import Fill
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.config import Parallel
@@ -13,7 +14,7 @@ BATCH_SIZE = 8
 NOTHING, SECOND = Time(0.0, 0.0), Time(0.0, 1.0)
 FREE = LayerProfile("free", NOTHING, NOTHING, NOTHING, 0.0, 0, 0, 0)
 BLOCK = LayerProfile("block", SECOND, SECOND, SECOND, 0.0, 0, 0, 0)
-PLANNER = Planner(Profile((FREE, BLOCK, BLOCK, FREE), 0.0), Cluster(1, None, 0.0, 1e12), Parallel(), BATCH_SIZE)
+PLANNER = Planner(Profile((FREE, BLOCK, BLOCK, FREE), 0.0), Cluster(1, None, Link(0.0, 1e12)), Parallel(), BATCH_SIZE)
 WHOLE = Plan(0, 0, ((0, 3),), 1, 1)
 CACHED = Plan(1, 1, ((2, 3),), 1, 1)
 

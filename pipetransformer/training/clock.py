@@ -1,0 +1,27 @@
+"""Where a run stands: plain arithmetic on the number of steps, the same for a run and for its simulation."""
+
+from dataclasses import dataclass
+
+from pipetransformer.autodp.sampler import num_batches
+from pipetransformer.config import Config
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Steps of an epoch, of the run, and between two decisions."""
+
+    steps_per_epoch: int
+    num_steps: int
+    decision_every: int
+
+    @classmethod
+    def of(cls, config: Config, num_samples: int) -> "Clock":
+        steps_per_epoch = num_batches(num_samples, config.batch_size)
+        num_steps = steps_per_epoch * config.epochs
+        interval = config.freeze.interval
+        every = steps_per_epoch if interval is None else max(1, round(interval * num_steps))
+        return cls(steps_per_epoch, num_steps, every)
+
+    def decides(self, step: int) -> bool:
+        """Before this step, 0-based."""
+        return step > 0 and step % self.decision_every == 0

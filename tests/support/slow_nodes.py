@@ -1,0 +1,28 @@
+"""``train.py`` where messages between nodes are slow, whatever this machine measures: ``python slow_nodes.py ...``."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from pipetransformer.runtime.link import Pair  # noqa: E402
+from pipetransformer.training import setup  # noqa: E402
+
+
+def messages(_: torch.device, devices_per_node: int) -> tuple[Pair, Pair | None]:
+    assert devices_per_node == 2, "as torchrun was told"
+    return (1e-5, 1e10), (10.0, 1e10)
+
+
+def all_reduces(_: torch.device, devices_per_node: int) -> tuple[Pair, Pair | None]:
+    return (1e-3, 1e9), (1e-3, 1e9)
+
+
+if __name__ == "__main__":
+    vars(setup).update(measure_messages=messages, measure_all_reduces=all_reduces)
+    sys.argv[0] = str(ROOT / "train.py")
+    runpy.run_path(sys.argv[0], run_name="__main__")

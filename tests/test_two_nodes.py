@@ -1,0 +1,127 @@
+"""Two agents of ``torchrun``, each with a folder of its own, stand for two nodes of two devices."""
+
+import os
+import signal
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from support.command import TIMEOUT_S, TRAIN, Ended, processes, started, torchrun
+from support.jobs import ROOT, TINY, Job, run_job
+from support.nodes import free_port, kept, of_two_nodes
+from support.pool import Pool
+
+from pipetransformer.autodp.topology import pipeline_ranks
+from pipetransformer.autopipe.plan import Plan
+
+DEVICES_PER_NODE = 2
+SLOW_NODES = str(ROOT / "tests" / "support" / "slow_nodes.py")
+RUN = (*TINY, "model.options.depth=3", "freeze=schedule", "freeze.num_frozen=[1, 2]", "precision=float64", "epochs=4")
+TWO_BY_TWO = ("parallel.num_stages=2", "parallel.num_replicas=2", "hydra.run.dir=run")
+FILLED = {"train-level1": 64, "test-level1": 40, "train-level2": 64, "test-level2": 40}
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """What two nodes left: their folders, how they ended, and the marks of their stores while they lasted."""
+
+    folders: tuple[Path, Path]
+    ended: list[Ended]
+    marks: Path
+
+    @property
+    def job(self) -> Job:
+        return Job(next(folder / "run" for folder in self.folders if (folder / "run").exists()), error="")
+
+
+def make_folders(parent: Path) -> tuple[Path, Path]:
+    folders = parent / "a", parent / "b"
+    for folder in folders:
+        folder.mkdir()
+    return folders
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Nodes:
+    parent, marks = tmp_path_factory.mktemp("nodes"), tmp_path_factory.mktemp("marks")
+    folders, agent = make_folders(parent), of_two_nodes(free_port(), DEVICES_PER_NODE)
+
+    def run(folder: Path) -> Ended:
+        return torchrun(folder, *agent, SLOW_NODES, *RUN, *TWO_BY_TWO, f"cache.path={folder / 'features'}")
+
+    with ThreadPoolExecutor() as agents, kept(parent, "*/features/*/node*/*.valid", marks):
+        ended = list(agents.map(run, folders))
+    return Nodes(folders, ended, marks)
+
+
+def test_two_nodes_train_one_model(nodes: Nodes) -> None:
+    assert [end.code for end in nodes.ended] == [0, 0], nodes.ended
+    assert nodes.job.summary["status"] == "completed"
+    assert nodes.job.events("start")[0]["world_size"] == 4
+
+
+def test_the_losses_are_those_of_one_process(nodes: Nodes, pool: Pool, tmp_path: Path) -> None:
+    alone = run_job(pool, 1, tmp_path / "alone", *RUN, "cache=off")
+    assert len(nodes.job.losses) == 16
+    assert nodes.job.losses == pytest.approx(alone.losses, rel=0, abs=1e-10)
+    assert nodes.job.summary["metric"] == alone.summary["metric"]
+    frozen = [[plan["num_frozen"] for plan in job.summary["plans"]] for job in (nodes.job, alone)]
+    assert frozen == [[0, 1, 2]] * 2
+
+
+def test_each_node_fills_a_cache_of_its_own(nodes: Nodes) -> None:
+    assert [plan["cache_level"] for plan in nodes.job.summary["plans"]] == [0, 1, 2]
+    names = []
+    for folder in nodes.folders:
+        (node,) = (nodes.marks / folder.name / "features").glob("*/node*")
+        names.append(node.name)
+        assert {path.stem: sum(path.read_bytes()) for path in node.iterdir()} == FILLED
+    assert sorted(names) == ["node0", "node1"]
+
+
+def test_nothing_stays_on_the_nodes_but_the_run_folder(nodes: Nodes) -> None:
+    left = [path.name for folder in nodes.folders for path in folder.iterdir()]
+    assert left == ["run"], "the node of rank 0 has the run folder, and the other none"
+    assert not (nodes.job.folder / "cache").exists()
+
+
+def test_no_pipeline_crosses_a_node(nodes: Nodes) -> None:
+    for values in nodes.job.summary["plans"]:
+        arrangement = {name: values[name] for name in ("num_replicas", "num_microbatches", "replicas_adjacent")}
+        stages = tuple((first, last) for first, last in values["stages"])
+        plan = Plan(values["num_frozen"], values["cache_level"], stages, **arrangement)
+        pipelines = [pipeline_ranks(plan, replica) for replica in range(2)]
+        assert [Counter(rank // DEVICES_PER_NODE for rank in ranks) for ranks in pipelines] == [{0: 2}, {1: 2}]
+
+
+def wait_for_a_transition(parent: Path) -> Path:
+    """The run folder, once frozen features are stored."""
+    end = time.monotonic() + TIMEOUT_S
+    while time.monotonic() < end:
+        for log in parent.glob("*/run/metrics.jsonl"):
+            if '"transition"' in log.read_text():
+                return log.parent
+        time.sleep(0.05)
+    raise AssertionError("no transition")
+
+
+def test_an_interrupt_on_one_node_ends_both(tmp_path: Path) -> None:
+    folders, agent = make_folders(tmp_path), of_two_nodes(free_port(), 1)
+    endless = (*TINY, "freeze=schedule", "freeze.num_frozen=[1]", "freeze.interval=0.001", "epochs=1000")
+    words = ("-m", "torch.distributed.run", *agent, TRAIN, *endless, "hydra.run.dir=run")
+    with ExitStack() as agents:
+        both = [agents.enter_context(started(folder, *words, f"cache.path={folder}")) for folder in folders]
+        run_dir = wait_for_a_transition(tmp_path)
+        assert all(len(list(folder.glob("run-*/node*/*.valid"))) == 2 for folder in folders)
+        first = folders.index(run_dir.parent)
+        os.killpg(both[first][0].pid, signal.SIGINT)
+        for process, _ in both:
+            process.communicate(timeout=TIMEOUT_S)
+        assert not [pid for _, mark in both for pid in processes(mark)]
+    assert all(process.returncode != 0 for process, _ in both)
+    assert Job(run_dir, error="").summary["status"] == "interrupted"
+    assert [path for folder in folders for path in folder.iterdir()] == [run_dir]
