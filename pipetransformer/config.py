@@ -6,12 +6,14 @@ adding one takes its file and its YAML, nothing here.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
+from zlib import crc32
 
+from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.errors import CompactHydraException
 from hydra.utils import get_class, instantiate
@@ -21,6 +23,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from pipetransformer.autopipe.plan import SCHEDULES, SKIPS_GRADIENTS
 
 SPEC_GROUPS = ("model", "dataset", "freeze", "optim", "logger")
+WHAT_IF_GROUPS = ("cluster", "shape")
 PRECISIONS = ("float32", "float64")
 
 
@@ -36,6 +39,8 @@ class Parallel:
         world_size: Processes, one per device; ``None``: one per GPU, or two without a GPU.
         device_memory_gib: What weights, gradients, optimizer state and activations may take on one device.
         num_stages, num_replicas, num_microbatches, schedule: Fixed for the whole run when given.
+        num_chunks: Stages of each device, likewise.
+        checkpoint: Keep only the inputs of layers for backward and compute the rest again, likewise.
         autopipe: Re-partition the active layers when blocks freeze.
         autodp: Turn freed devices into replicas.
         device: ``auto``, ``cpu`` or ``cuda``.
@@ -48,6 +53,8 @@ class Parallel:
     num_replicas: int | None = None
     num_microbatches: int | None = None
     schedule: str | None = None
+    num_chunks: int | None = None
+    checkpoint: bool | None = None
     autopipe: bool = True
     autodp: bool = True
     device: str = "auto"
@@ -56,10 +63,16 @@ class Parallel:
 
 @dataclass(frozen=True)
 class Cache:
-    """Attributes: enabled; path: folder of the stores (``None``: inside the run folder, removed at the end)."""
+    """Attributes: enabled; path: where to make the folder of the stores (``None``: in the run folder)."""
 
     enabled: bool = True
     path: str | None = None
+
+    def folder(self, run_dir: Path) -> Path:
+        """What a run calls its own until it ends: the jobs of a sweep may share ``path`` on one machine."""
+        if self.path is None:
+            return run_dir / "cache"
+        return Path(self.path) / f"{run_dir.name}-{crc32(str(run_dir).encode()):08x}"
 
 
 @dataclass(frozen=True)
@@ -88,9 +101,40 @@ class Config:
     log_every_steps: int = 20
 
 
-def register() -> None:
+@dataclass(frozen=True)
+class Arrangement:
+    """A static pipeline, one stage on a device, to compare with; ``None`` leaves the choice to the planner."""
+
+    num_stages: int | None = None
+    num_replicas: int | None = None
+    num_microbatches: int | None = None
+    schedule: str | None = None
+
+
+@dataclass(frozen=True)
+class WhatIf(Config):
+    """A run that is only simulated: what it would be started with, and what stands for devices, model and data.
+
+    Attributes:
+        cluster: The devices, a :class:`~pipetransformer.simulate.hardware.Hardware`.
+        shape: The model's size, a :class:`~pipetransformer.autopipe.analytic.Shape`.
+        pipeline: The static pipeline that the run is compared with.
+        num_samples: Training samples of an epoch.
+    """
+
+    cluster: Any = MISSING
+    shape: Any = MISSING
+    pipeline: Arrangement = field(default_factory=Arrangement)
+    num_samples: int = MISSING
+
+
+SECTIONS = {"parallel": Parallel, "cache": Cache, "pipeline": Arrangement}
+C = TypeVar("C", bound=Config)
+
+
+def register(schema: type[Config] = Config) -> None:
     """Makes the schema known to Hydra under the name that ``conf/config.yaml`` uses."""
-    ConfigStore.instance().store(name="schema", node=_schema(Config))
+    ConfigStore.instance().store(name="schema", node=_schema(schema))
 
 
 def _schema(spec: type) -> DictConfig:
@@ -103,24 +147,37 @@ def _schema(spec: type) -> DictConfig:
     return schema
 
 
+def compose_what_if(conf: Path, overrides: Sequence[str] = ()) -> WhatIf:
+    """``conf/simulate.yaml`` with overrides, from Python."""
+    register(WhatIf)
+    with initialize_config_dir(str(conf.resolve()), version_base="1.3"):
+        return load(compose("simulate", list(overrides)), WhatIf)
+
+
 def build(node: DictConfig, **runtime: Any) -> Any:
     """Instantiates a checked node; the only caller of Hydra's ``instantiate``."""
     return instantiate(node, _convert_="all", **runtime)
 
 
-def load(node: DictConfig) -> Config:
+def load(node: DictConfig, kind: type[C] = Config) -> C:
     """Checks a composed configuration and turns it into plain values, without importing torch.
+
+    Args:
+        kind: What ``conf/config.yaml`` (or, for a :class:`WhatIf`, ``conf/simulate.yaml``) was composed for.
 
     Raises:
         UserError: A key that does not exist, a value of the wrong type, or values that do not fit together.
     """
     try:
+        groups = SPEC_GROUPS + (WHAT_IF_GROUPS if issubclass(kind, WhatIf) else ())
         specs = {group: build(_checked(group, node[group])) for group in SPEC_GROUPS}
-        others = {key: value for key, value in node.items() if key not in SPEC_GROUPS}
-        general = cast("DictConfig", OmegaConf.merge(_schema(Config), others))
-        values = {key: general[key] for key in general if key not in SPEC_GROUPS}
-        values |= {key: build_plain(cls, general[key]) for key, cls in (("parallel", Parallel), ("cache", Cache))}
-        config = Config(**specs, **values)
+        _check_modality(specs["model"], specs["dataset"])  # a text model's shape asks the dataset for its length
+        specs |= {group: build(_checked(group, node[group])) for group in groups if group not in specs}
+        others = {key: value for key, value in node.items() if key not in groups}
+        general = cast("DictConfig", OmegaConf.merge(_schema(kind), others))
+        values = {key: general[key] for key in general if key not in groups}
+        values |= {key: build_plain(SECTIONS[key], general[key]) for key in SECTIONS if key in values}
+        config = kind(**specs, **values)
         check(config)
     except ValueError as error:
         raise UserError(str(error)) from None
@@ -178,11 +235,11 @@ def explain(error: CompactHydraException) -> str:
 def check(config: Config) -> None:
     """What can be seen to be wrong without loading the model or the data."""
     positive = {"epochs": config.epochs, "batch_size": config.batch_size, "log_every_steps": config.log_every_steps}
-    positive["eval_every_epochs"] = config.eval_every_epochs
     parallel = config.parallel
+    positive |= {"eval_every_epochs": config.eval_every_epochs, "parallel.timeout_s": parallel.timeout_s}
     positive |= {
         f"parallel.{name}": getattr(parallel, name)
-        for name in ("world_size", "device_memory_gib", "num_stages", "num_replicas", "num_microbatches", "timeout_s")
+        for name in ("world_size", "device_memory_gib", "num_stages", "num_replicas", "num_microbatches", "num_chunks")
     }
     for name, value in positive.items():
         if value is not None and value <= 0:
@@ -196,14 +253,27 @@ def check(config: Config) -> None:
         )
     if parallel.schedule is not None:
         _one_of("parallel.schedule", parallel.schedule, SCHEDULES)
-    if config.model.modality != config.dataset.modality:
-        raise ValueError(
-            f"{config.model.name} reads {config.model.modality}s and the dataset holds {config.dataset.modality}s; "
-            f"choose a model for {config.dataset.modality}s (model={_MODELS[config.dataset.modality]}) "
-            f"or another dataset"
-        )
+    if isinstance(config, WhatIf):
+        _check_what_if(config)
     config.model.check()
     config.dataset.check()
+
+
+def _check_modality(model: Any, dataset: Any) -> None:
+    if model.modality != dataset.modality:
+        raise ValueError(
+            f"{model.name} reads {model.modality}s and the dataset holds {dataset.modality}s; "
+            f"choose a model for {dataset.modality}s (model={_MODELS[dataset.modality]}) or another dataset"
+        )
+
+
+def _check_what_if(config: WhatIf) -> None:
+    if config.pipeline.schedule is not None:
+        _one_of("pipeline.schedule", config.pipeline.schedule, ("gpipe", "1f1b"))
+    if config.num_samples < config.batch_size:
+        raise ValueError(
+            f"num_samples={config.num_samples} must be at least batch_size={config.batch_size}: they are an epoch's"
+        )
 
 
 _MODELS = {"image": "vit_tiny, vit or deit", "text": "bert, roberta, distilbert or electra"}

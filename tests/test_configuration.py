@@ -103,3 +103,11 @@ def test_a_random_transform_keeps_the_cache_off_and_says_so(pool: Pool, tmp_path
     silent = run_job(pool, 1, tmp_path / "silent", *TINY, "dataset.augment=true", "cache=off")
     assert not silent.messages
     assert silent.losses == pytest.approx(job.losses, rel=1e-5)
+
+
+def test_runs_that_share_a_place_for_the_cache_do_not_meet() -> None:
+    shared, inside = config.Cache(path="/disk"), config.Cache()
+    runs = [Path("/sweep1/0"), Path("/sweep1/1"), Path("/sweep2/0")]
+    assert len({shared.folder(run) for run in runs}) == len(runs)
+    assert {shared.folder(run).parent for run in runs} == {Path("/disk")}
+    assert inside.folder(runs[0]) == runs[0] / "cache"

@@ -1,0 +1,68 @@
+"""What happened when on which device, as a file for chrome://tracing or ui.perfetto.dev."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+COMPUTE = ("forward", "backward", "optimizer")
+COMMUNICATION = ("transfer", "all-reduce")
+CATEGORIES = (*COMPUTE, *COMMUNICATION)
+
+
+@dataclass(frozen=True)
+class Event:
+    """A span of time on one device; a simulation and a run write the same.
+
+    Attributes:
+        name: What is shown, for example ``F2`` for the forward pass of micro-batch 2.
+        start_s: Since the start of the step.
+        seconds: How long it took.
+        rank: The device.
+        category: One of :data:`CATEGORIES`; communication gets a row of its own, as it overlaps with computing.
+    """
+
+    name: str
+    start_s: float
+    seconds: float
+    rank: int
+    category: str
+
+    def __post_init__(self) -> None:
+        assert self.category in CATEGORIES, self
+        assert self.seconds >= 0, self
+
+    @property
+    def end_s(self) -> float:
+        return self.start_s + self.seconds
+
+
+def write_trace(events: Sequence[Event], file: Path) -> None:
+    """Writes events in Chrome's trace format: one process per device, times in microseconds."""
+    rows = [*_names(event.rank for event in events), *map(_row, events)]
+    file.write_text(json.dumps({"traceEvents": rows, "displayTimeUnit": "ms"}), encoding="utf-8")
+
+
+def _row(event: Event) -> dict[str, object]:
+    return {
+        "ph": "X",
+        "name": event.name,
+        "cat": event.category,
+        "pid": event.rank,
+        "tid": _track(event.category),
+        "ts": event.start_s * 1e6,
+        "dur": event.seconds * 1e6,
+    }
+
+
+def _track(category: str) -> int:
+    return 0 if category in COMPUTE else 1
+
+
+def _names(ranks: Iterable[int]) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = []
+    for rank in sorted(set(ranks)):
+        rows.append({"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"device {rank}"}})
+        for track, name in enumerate(("compute", "communication")):
+            rows.append({"ph": "M", "name": "thread_name", "pid": rank, "tid": track, "args": {"name": name}})
+    return rows

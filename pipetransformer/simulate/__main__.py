@@ -1,0 +1,47 @@
+"""Simulates a run: ``python -m pipetransformer.simulate cluster=paper model=vit freeze=pipetransformer``. No torch."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import CompactHydraException
+from omegaconf import DictConfig
+
+from pipetransformer import config
+from pipetransformer.autopipe.pins import NoPlan
+from pipetransformer.report.trace import write_trace
+from pipetransformer.simulate.outcome import simulate
+from pipetransformer.simulate.table import summary, table
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+
+
+@hydra.main(version_base="1.3", config_path=str(CONF), config_name="simulate")
+def main(node: DictConfig) -> None:
+    what_if = config.load(node, config.WhatIf)
+    try:
+        outcome = simulate(what_if)
+    except NoPlan as error:
+        raise config.UserError(str(error)) from None
+    run_dir = Path(HydraConfig.get().runtime.output_dir).resolve()
+    (run_dir / "simulation.json").write_text(json.dumps(outcome.as_dict(), indent=1), encoding="utf-8")
+    for number, events in enumerate(outcome.traces):
+        write_trace(events, run_dir / f"trace_{number}.json")
+    print(f"{table(outcome)}\n\n{summary(outcome)}\ntraces of one step per plan        {run_dir}/trace_*.json")
+
+
+def run() -> None:
+    """Calls Hydra. What the user can mend ends in one message, without a trace."""
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here in place of being printed
+    try:
+        main()
+    except CompactHydraException as error:
+        sys.exit(config.explain(error))
+
+
+if __name__ == "__main__":
+    config.register(config.WhatIf)
+    run()

@@ -1,0 +1,73 @@
+"""Devices on paper: what a user writes of a cluster, and what the planner and the cost model need of it."""
+
+from dataclasses import dataclass, fields
+
+from pipetransformer.autopipe.analytic import Speed
+from pipetransformer.autopipe.cluster import Cluster, Link
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hardware:
+    """Equal nodes of equal devices.
+
+    Attributes:
+        num_nodes, devices_per_node: How many there are.
+        memory_gib: Of a device, as far as training may use it.
+        link_gb_per_s, link_latency_s: Between two devices of a node.
+        node_link_gb_per_s, node_link_latency_s: Between two nodes, for all devices of a node together.
+        peak_tflops: Of a device, as advertised for the precision in use.
+        efficiency: Share of it that matrix products reach.
+        memory_gb_per_s: Between a device's memory and its processors.
+        launch_s: Launching one layer's kernels, for each of forward, input gradient and weight gradient.
+        cache_gb_per_s: What a node reads from its cache, equal shares for its devices.
+        transition_s: Going from one plan to the next, the filling of the cache aside.
+    """
+
+    num_nodes: int
+    devices_per_node: int
+    memory_gib: float
+    link_gb_per_s: float
+    node_link_gb_per_s: float
+    peak_tflops: float
+    efficiency: float
+    memory_gb_per_s: float
+    link_latency_s: float = 1e-5
+    node_link_latency_s: float = 2e-5
+    launch_s: float = 1e-4
+    cache_gb_per_s: float = 3.0
+    transition_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        may_be_zero = ("link_latency_s", "node_link_latency_s", "launch_s", "transition_s")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value < 0 or (value == 0 and field.name not in may_be_zero):
+                raise ValueError(f"cluster.{field.name}={value} must be above 0")
+        if self.efficiency > 1:
+            raise ValueError(f"cluster.efficiency={self.efficiency} is a share of the peak; give 1 at most")
+
+    @property
+    def num_devices(self) -> int:
+        return self.num_nodes * self.devices_per_node
+
+    @property
+    def speed(self) -> Speed:
+        return Speed(
+            self.peak_tflops * 1e12 * self.efficiency,
+            self.memory_gb_per_s * 1e9,
+            self.launch_s,
+            self.cache_gb_per_s * 1e9 / self.devices_per_node,
+        )
+
+    def cluster(self, memory_gib: float | None = None) -> Cluster:
+        """What the planner sees; ``memory_gib`` narrows the budget of a device."""
+        memory_bytes = int(min(self.memory_gib, memory_gib or self.memory_gib) * GIB)
+        return Cluster(
+            self.num_devices,
+            memory_bytes,
+            Link(self.link_latency_s, self.link_gb_per_s * 1e9),
+            Link(self.node_link_latency_s, self.node_link_gb_per_s * 1e9),
+            self.devices_per_node,
+        )

@@ -1,0 +1,138 @@
+"""What a simulated run comes to: a row per plan, and its speed-up over arrangements that never change."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pipetransformer.autopipe.analytic import analytic_profile
+from pipetransformer.autopipe.memory import device_memory_bytes
+from pipetransformer.autopipe.pins import NoPlan, Pins
+from pipetransformer.autopipe.plan import Plan
+from pipetransformer.autopipe.search import best_plan
+from pipetransformer.config import WhatIf
+from pipetransformer.report.trace import Event
+from pipetransformer.simulate.hardware import GIB
+from pipetransformer.simulate.play import play
+from pipetransformer.simulate.step import idle_share, step_events
+from pipetransformer.training.ledger import Entry
+from pipetransformer.training.planner import Planner
+
+
+@dataclass(frozen=True)
+class Row:
+    """One plan in force; ``epoch`` is where it begins, ``bubble`` the share of its pipeline's time spent waiting."""
+
+    epoch: float
+    num_frozen: int
+    cache_level: int
+    num_stages: int
+    num_replicas: int
+    num_microbatches: int
+    schedule: str
+    bubble: float
+    samples_per_second: float
+    memory_gib: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A simulated run.
+
+    Attributes:
+        rows: A row for each plan of the run.
+        static: The best plan that never freezes.
+        pipeline: The static pipeline to compare with; ``None`` where it does not fit, and ``no_pipeline`` says why.
+        train_seconds: Steps, transitions and cache filling.
+        speedup_vs_static, speedup_vs_pipeline: Times of the two over that of the run.
+        limit, share_of_limit: See :mod:`pipetransformer.autopipe.limit`.
+        traces: The events of one step under each plan.
+    """
+
+    rows: tuple[Row, ...]
+    static: Row
+    pipeline: Row | None
+    no_pipeline: str
+    train_seconds: float
+    mean_frozen_fraction: float
+    speedup_vs_static: float
+    speedup_vs_pipeline: float | None
+    limit: float
+    share_of_limit: float
+    traces: tuple[list[Event], ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything but the traces as plain values."""
+        return {name: value for name, value in asdict(self).items() if name != "traces"}
+
+
+def make_planner(what_if: WhatIf) -> Planner:
+    """The planner of a run on the described cluster, with counted work for measured work."""
+    profile = analytic_profile(what_if.shape, what_if.cluster.speed, what_if.optim.state_factor)
+    cluster = what_if.cluster.cluster(what_if.parallel.device_memory_gib)
+    return Planner(profile, cluster, what_if.parallel, what_if.batch_size)
+
+
+def simulate(what_if: WhatIf) -> Outcome:
+    """Plays the run and compares it.
+
+    Raises:
+        NoPlan: Nothing fits the devices.
+    """
+    planner = make_planner(what_if)
+    ledger = play(what_if, planner)
+    summary = ledger.summary(planner)
+    pipeline, no_pipeline = _pipeline(what_if, planner)
+    num_steps, seconds = summary["optimizer_steps"], summary["train_seconds"]
+    return Outcome(
+        rows=tuple(_row(what_if, planner, entry.plan, _epoch(what_if, entry)) for entry in ledger.entries),
+        static=_row(what_if, planner, planner.static()),
+        pipeline=_row(what_if, planner, pipeline) if pipeline else None,
+        no_pipeline=no_pipeline,
+        train_seconds=seconds,
+        mean_frozen_fraction=summary["mean_frozen_fraction"],
+        speedup_vs_static=summary["speedup_vs_static"],
+        speedup_vs_pipeline=num_steps * planner.predict(pipeline) / seconds if pipeline else None,
+        limit=summary["limit"],
+        share_of_limit=summary["share_of_limit"],
+        traces=tuple(_events(what_if, planner, entry.plan) for entry in ledger.entries),
+    )
+
+
+def _pipeline(what_if: WhatIf, planner: Planner) -> tuple[Plan | None, str]:
+    wanted = what_if.pipeline
+    pins = Pins(wanted.num_stages, wanted.num_replicas, wanted.num_microbatches, wanted.schedule, num_chunks=1)
+    try:
+        return best_plan(planner.profile, planner.cluster, what_if.batch_size, pins=pins), ""
+    except NoPlan as error:
+        return None, str(error)
+
+
+def _epoch(what_if: WhatIf, entry: Entry) -> float:
+    return entry.step / -(-what_if.num_samples // what_if.batch_size)
+
+
+def _events(what_if: WhatIf, planner: Planner, plan: Plan) -> list[Event]:
+    return step_events(planner.profile, planner.cluster, plan, what_if.batch_size)
+
+
+def _row(what_if: WhatIf, planner: Planner, plan: Plan, epoch: float = 0.0) -> Row:
+    batch_size = what_if.batch_size
+    return Row(
+        epoch,
+        plan.num_frozen,
+        plan.cache_level,
+        plan.num_stages,
+        plan.num_replicas,
+        plan.num_microbatches,
+        _schedule(plan),
+        idle_share(_events(what_if, planner, plan)),
+        batch_size / planner.predict(plan),
+        max(device_memory_bytes(planner.profile, plan, batch_size)) / GIB,
+    )
+
+
+def _schedule(plan: Plan) -> str:
+    """The schedule, with what goes beyond one stage on a device that keeps its activations."""
+    chunks = f", {plan.num_chunks} chunks" if plan.num_chunks > 1 else ""
+    return plan.schedule + chunks + (", checkpoint" if plan.checkpoint else "")

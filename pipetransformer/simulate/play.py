@@ -1,0 +1,75 @@
+"""Plays a whole run without devices: the same clock, freeze policy, planner and ledger as a run, with predicted times.
+
+There are no gradients, so policies are asked with made-up norms that fall from block to block: the topmost block
+always has the smallest one. The paper's rule is then bound by its cap alone.
+"""
+
+from pipetransformer.autopipe.limit import Fill, fill_seconds
+from pipetransformer.autopipe.plan import Plan
+from pipetransformer.config import WhatIf
+from pipetransformer.freeze.base import Decision, Signals
+from pipetransformer.training.clock import Clock
+from pipetransformer.training.ledger import Entry, Ledger
+from pipetransformer.training.planner import Planner
+
+
+def play(what_if: WhatIf, planner: Planner) -> Ledger:
+    """The books of a run from its first step to its last."""
+    player = _Player(what_if, planner)
+    for step in range(player.clock.num_steps):
+        if player.clock.decides(step) and not what_if.freeze.never_freezes:
+            player.decide(step)
+        player.step(step)
+    return player.ledger
+
+
+class _Player:
+    def __init__(self, what_if: WhatIf, planner: Planner) -> None:
+        self.what_if, self.planner = what_if, planner
+        self.clock = Clock.of(what_if, what_if.num_samples)
+        self.num_blocks = what_if.shape.num_blocks
+        self.ledger = Ledger(self.num_blocks)
+        self.ledger.plan(Entry(planner.initial(), 0, "fastest plan with nothing frozen"))
+        self._policy_state = what_if.freeze.initial_state()
+        self._num_decisions = 0
+        self._step_s = planner.predict(self.plan)
+
+    @property
+    def plan(self) -> Plan:
+        return self.ledger.entries[-1].plan
+
+    def decide(self, step: int) -> None:
+        frozen = self.plan.num_frozen
+        signals = Signals(self._num_decisions, self.num_blocks, frozen, falling_norms(self.num_blocks, frozen))
+        decision, self._policy_state = self.what_if.freeze.decide(signals, self._policy_state)
+        self._num_decisions += 1
+        if decision.num_frozen != frozen:
+            self._transition(step, decision)
+
+    def step(self, step: int) -> None:
+        index, batch_size = step % self.clock.steps_per_epoch, self.what_if.batch_size
+        num_samples = min(batch_size, self.what_if.num_samples - index * batch_size)
+        self.ledger.step(num_samples, self._step_s)
+
+    def _transition(self, step: int, decision: Decision) -> None:
+        before = self.plan
+        level = decision.num_frozen if self.what_if.cache.enabled and self.what_if.parallel.autopipe else 0
+        plan = self.planner.next(before, decision.num_frozen, level)
+        seconds, fill = self.what_if.cluster.transition_s, None
+        if level > before.cache_level:
+            fill = Fill(before.cache_level, level, self._samples_to_come(step))
+            work_s = fill_seconds(self.planner.ideal(), fill.from_level, level, fill.num_samples)
+            seconds += work_s / self.what_if.cluster.num_devices
+        self.ledger.plan(Entry(plan, step, decision.reason, seconds, fill))
+        self._step_s = self.planner.predict(plan)
+
+    def _samples_to_come(self, step: int) -> int:
+        """Training samples that are still read: all, or in the last epoch those that are left of it."""
+        epoch, index = divmod(step, self.clock.steps_per_epoch)
+        is_last = epoch + 1 == self.what_if.epochs
+        return self.what_if.num_samples - is_last * index * self.what_if.batch_size
+
+
+def falling_norms(num_blocks: int, num_frozen: int) -> tuple[float, ...]:
+    """Gradient norms with which the paper's rule is bound by its cap: zero where frozen, smallest at the top."""
+    return tuple(0.0 if block < num_frozen else float(num_blocks - block) for block in range(num_blocks))

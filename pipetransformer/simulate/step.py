@@ -1,0 +1,123 @@
+"""Draws one optimizer step of a plan: what every device of a pipeline does when. All replicas do the same."""
+
+from collections import deque
+
+from pipetransformer.autopipe.cluster import Cluster, boundary_links, ring_links
+from pipetransformer.autopipe.cost import (
+    Profile,
+    UpdateCosts,
+    boundary_seconds,
+    compute_seconds,
+    layer_time,
+    microbatch_size,
+)
+from pipetransformer.autopipe.plan import Plan
+from pipetransformer.report.trace import Event
+from pipetransformer.simulate.order import Pass, order
+
+
+def step_events(profile: Profile, cluster: Cluster, plan: Plan, batch_size: int) -> list[Event]:
+    """The events of one step on the devices of the first replica, by time.
+
+    A pass starts when its device is free and its input has come; transfers run beside the computing. A stage without
+    active layers has no backward pass.
+    """
+    drawing = _Drawing(profile, cluster, plan, batch_size)
+    waiting = [deque(order(plan, device)) for device in range(plan.pipeline_size)]
+    while any(waiting):
+        ready = [queue for queue in waiting if queue and drawing.is_ready(queue[0])]
+        assert ready, "the order of the passes is circular"
+        for queue in ready:
+            drawing.add(queue.popleft())
+    for device in range(plan.pipeline_size):
+        drawing.add_update(device)
+    return sorted(drawing.events, key=lambda event: (event.start_s, event.rank))
+
+
+def idle_share(events: list[Event]) -> float:
+    """Share of the pipeline's time, from the first to the last pass, in which devices wait: its bubble."""
+    passes = [event for event in events if event.category in ("forward", "backward")]
+    num_devices = len({event.rank for event in passes})
+    span_s = max(event.end_s for event in passes) - min(event.start_s for event in passes)
+    return 1 - sum(event.seconds for event in passes) / (num_devices * span_s)
+
+
+class _Drawing:
+    """The events so far, and when each device and each pass has ended."""
+
+    def __init__(self, profile: Profile, cluster: Cluster, plan: Plan, batch_size: int) -> None:
+        self.profile, self.plan = profile, plan
+        self.num_samples = microbatch_size(batch_size, plan.num_replicas, plan.num_microbatches)
+        self.events: list[Event] = []
+        self._free_s = [0.0] * plan.pipeline_size
+        self._arrived_s: dict[Pass, float] = {}  # when the pass's result is where it is needed
+        layout = cluster, plan.pipeline_size, plan.num_replicas, plan.replicas_adjacent
+        self._links = boundary_links(*layout)
+        self._updates = UpdateCosts(profile, plan.num_frozen, plan.num_replicas, ring_links(*layout))
+        self._backward_s = [self._backward_seconds(stage) for stage in range(plan.num_stages)]
+        stage_s = compute_seconds(profile, plan, batch_size)
+        self._forward_s = [whole - back for whole, back in zip(stage_s, self._backward_s, strict=True)]
+
+    def is_ready(self, one: Pass) -> bool:
+        return all(needed in self._arrived_s for needed in self._needs(one))
+
+    def add(self, one: Pass) -> None:
+        """Draws a pass and the transfer of its result."""
+        device = one.stage % self.plan.pipeline_size
+        start_s = max([self._free_s[device], *(self._arrived_s[needed] for needed in self._needs(one))])
+        seconds = self._seconds(one)
+        category, letter = ("forward", "F") if one.is_forward else ("backward", "B")
+        self._free_s[device] = self._arrived_s[one] = start_s + seconds
+        if seconds:
+            self.events.append(Event(self._name(letter, one), start_s, seconds, device, category))
+        transfer_s = self._transfer_seconds(one)
+        if transfer_s:
+            event = Event(self._name(f"send {letter}", one), start_s + seconds, transfer_s, device, "transfer")
+            self.events.append(event)
+            self._arrived_s[one] = event.end_s
+
+    def add_update(self, device: int) -> None:
+        """Draws what ends the step on a device: all-reduce over the replicas, optimizer."""
+        active = [layer for layer in self.plan.device_layers(device) if layer >= self.plan.first_active_layer]
+        optimizer_s = sum(self.profile.layers[layer].optimizer_s for layer in active)
+        update_s = self._updates.seconds(device, self.plan.stages[device :: self.plan.pipeline_size])
+        start_s = self._free_s[device]
+        if update_s > optimizer_s:
+            self.events.append(Event("all-reduce", start_s, update_s - optimizer_s, device, "all-reduce"))
+        if optimizer_s:
+            self.events.append(Event("optimizer", start_s + update_s - optimizer_s, optimizer_s, device, "optimizer"))
+
+    def _needs(self, one: Pass) -> list[Pass]:
+        """The passes of other stages that come before; those of the own stage lie in the order of the device."""
+        if one.is_forward:
+            return [Pass(True, one.stage - 1, one.microbatch)] if one.stage else []
+        is_last = one.stage + 1 == self.plan.num_stages
+        return [] if is_last else [Pass(False, one.stage + 1, one.microbatch)]
+
+    def _seconds(self, one: Pass) -> float:
+        return (self._forward_s if one.is_forward else self._backward_s)[one.stage]
+
+    def _backward_seconds(self, stage: int) -> float:
+        """What the active layers take after their forward pass; computing it once more counts where it is not kept."""
+        layers = (layer for layer in self.plan.stage_layers(stage) if layer >= self.plan.first_active_layer)
+        return sum(self._layer_backward_seconds(layer) for layer in layers)
+
+    def _layer_backward_seconds(self, layer: int) -> float:
+        whole = layer_time(self.profile, layer, self.plan.num_frozen, self.plan.checkpoint)
+        return whole.at(self.num_samples) - self.profile.layers[layer].forward.at(self.num_samples)
+
+    def _transfer_seconds(self, one: Pass) -> float:
+        """The output goes to the stage above, the gradient to the stage below if that one learns."""
+        below = one.stage if one.is_forward else one.stage - 1
+        if below < 0 or self.plan.pipeline_size == 1:
+            return 0.0
+        layer = self.plan.stages[below][1]
+        goes_both_ways = layer >= self.plan.first_active_layer
+        if not one.is_forward and not goes_both_ways:
+            return 0.0
+        link = self._links[below % len(self._links)]
+        seconds = boundary_seconds(self.profile, link, layer, self.plan.num_frozen, self.num_samples)
+        return seconds / 2 if goes_both_ways else seconds
+
+    def _name(self, letter: str, one: Pass) -> str:
+        return f"{letter}{one.microbatch}" + (f" stage {one.stage}" if self.plan.num_chunks > 1 else "")

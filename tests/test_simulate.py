@@ -1,0 +1,134 @@
+"""Simulated runs from the command line's options to table and trace."""
+
+import json
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from pipetransformer.autopipe.cost import step_seconds
+from pipetransformer.config import UserError, WhatIf, compose_what_if
+from pipetransformer.simulate.outcome import make_planner, simulate
+from pipetransformer.simulate.table import summary, table
+
+ROOT = Path(__file__).parents[1]
+SMALL = ("epochs=4", "num_samples=6400", "batch_size=64")
+
+
+def composed(*overrides: str) -> WhatIf:
+    return compose_what_if(ROOT / "conf", (*SMALL, *overrides))
+
+
+def options(group: str) -> list[str]:
+    return sorted(file.stem for file in (ROOT / "conf" / group).glob("*.yaml"))
+
+
+@pytest.mark.parametrize("cluster", options("cluster"))
+def test_every_cluster_can_be_simulated(cluster: str) -> None:
+    outcome = simulate(composed(f"cluster={cluster}", "cluster.transition_s=0"))
+    assert outcome.speedup_vs_static > 1
+    assert 0 < outcome.share_of_limit <= 1
+
+
+@pytest.mark.parametrize("model", options("model"))
+def test_every_model_has_a_shape(model: str) -> None:
+    reads_text = "bert" in model or model == "electra"
+    assert composed(f"model={model}", *(["dataset=squad"] if reads_text else [])).shape.num_blocks >= 6
+
+
+def test_the_plans_freeze_what_the_cap_of_the_rule_allows() -> None:
+    rows = simulate(composed("freeze.alpha=0.3333")).rows
+    assert [(row.epoch, row.num_frozen, row.cache_level) for row in rows] == [
+        (0, 0, 0),
+        (1, 4, 4),
+        (2, 7, 7),
+        (3, 9, 9),
+    ]
+
+
+def test_samples_per_second_and_training_time_follow_from_the_cost_model() -> None:
+    what_if = composed("freeze=none")
+    planner = make_planner(what_if)
+    step_s = step_seconds(planner.profile, planner.cluster, planner.initial(), 64)
+    outcome = simulate(what_if)
+    assert [row.samples_per_second for row in outcome.rows] == [pytest.approx(64 / step_s)]
+    assert outcome.train_seconds == pytest.approx(400 * step_s)
+    assert outcome.speedup_vs_static == pytest.approx(1)
+    assert outcome.limit >= 1
+
+
+def test_a_transition_and_filling_the_cache_take_time() -> None:
+    slow, fast = (simulate(composed(f"cluster.transition_s={seconds}")) for seconds in (10, 0))
+    assert slow.train_seconds == pytest.approx(fast.train_seconds + 3 * 10)
+    steps_s = sum(6400 / row.samples_per_second for row in fast.rows)
+    assert fast.train_seconds > steps_s
+
+
+def test_without_a_cache_nothing_is_cached() -> None:
+    rows = simulate(composed("cache=off")).rows
+    assert [row.cache_level for row in rows] == [0] * 4
+    assert [row.num_frozen for row in rows] == [0, 4, 7, 9]
+
+
+def test_a_pipeline_that_does_not_fit_is_left_out_and_explained() -> None:
+    outcome = simulate(composed("cluster=dgx"))
+    assert outcome.speedup_vs_pipeline is None
+    assert "16 devices" in summary(outcome)
+    assert "static pipeline" not in table(outcome)
+
+
+def test_the_static_pipeline_is_the_one_asked_for() -> None:
+    found = simulate(composed()).pipeline
+    assert found is not None
+    assert (found.num_stages, found.num_replicas, found.num_microbatches) == (8, 2, 2)
+    assert found.bubble == pytest.approx(7 / 9, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["model=bert"], "reads texts and the dataset holds images"),
+        (["num_samples=1"], "num_samples=1 must be at least batch_size=64"),
+        (["cluster.efficiency=2"], r"cluster\.efficiency=2\.0 is a share of the peak"),
+        (["cluster.memory_gib=-1"], r"cluster\.memory_gib=-1\.0 must be above 0"),
+        (["pipeline.schedule=zbv"], r"pipeline\.schedule=zbv is unknown"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_is_refused(overrides: list[str], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        composed(*overrides)
+
+
+def command(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+    arguments = [sys.executable, "-X", "importtime", "-m", "pipetransformer.simulate", f"hydra.run.dir={folder}"]
+    return subprocess.run([*arguments, *SMALL, *overrides], cwd=ROOT, capture_output=True, text=True, timeout=120)
+
+
+def test_the_command_prints_a_table_and_writes_traces_without_torch(tmp_path: Path) -> None:
+    done = command(tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert not [line for line in done.stderr.splitlines() if line.endswith(("| torch", " torch"))]
+    assert "speed-up over best static plan" in done.stdout
+    assert json.loads((tmp_path / "simulation.json").read_text())["rows"][1]["num_frozen"] == 4
+    for number in range(4):
+        rows = json.loads((tmp_path / f"trace_{number}.json").read_text())["traceEvents"]
+        spans = sorted((row["pid"], row["ts"], row["dur"]) for row in rows if row["ph"] == "X" and row["tid"] == 0)
+        assert spans
+        assert all(a[0] != b[0] or a[1] + a[2] <= b[1] + 1e-6 for a, b in pairwise(spans))
+
+
+def test_what_does_not_fit_the_devices_ends_in_one_message(tmp_path: Path) -> None:
+    done = command(tmp_path, "cluster.memory_gib=0.001")
+    assert done.returncode == 1
+    assert "no plan fits" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("pipeline", options("pipeline"))
+def test_every_pipeline_to_compare_with_composes(pipeline: str) -> None:
+    found = simulate(composed(f"pipeline={pipeline}")).pipeline
+    assert found is not None
+    assert found.num_stages == 8
