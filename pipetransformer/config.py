@@ -53,7 +53,7 @@ class Parallel:
     num_replicas: int | None = None
     num_microbatches: int | None = None
     schedule: str | None = None
-    num_chunks: int | None = None
+    num_chunks: int | None = 1
     checkpoint: bool | None = None
     autopipe: bool = True
     autodp: bool = True

@@ -36,12 +36,13 @@ class Planner:
         return best_plan(self.profile, self.cluster, self._batch_size, pins=self._pins)
 
     def static(self) -> Plan:
-        """The best plan that never freezes, with nothing fixed but the devices: what the run is compared with."""
+        """The best plan that never freezes, with no more fixed than by default: what the run is compared with."""
         return self._static
 
     @cached_property
     def _static(self) -> Plan:
-        return best_plan(self.profile, self.cluster, self._batch_size)
+        pins = Pins(num_chunks=1 if self._parallel.num_chunks == 1 else None)
+        return best_plan(self.profile, self.cluster, self._batch_size, pins=pins)
 
     def next(self, plan: Plan, num_frozen: int, cache_level: int) -> Plan:
         """The plan for a longer frozen prefix."""

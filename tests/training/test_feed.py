@@ -11,7 +11,7 @@ from pipetransformer.data.base import Split
 from pipetransformer.training.feed import LENGTH_STEP, Feed
 
 HIDDEN_SIZE, NUM_SAMPLES = 6, 20
-FIRST, LAST = Position(replica=0, stage=0), Position(replica=0, stage=1)
+FIRST, LAST = Position(replica=0, device=0), Position(replica=0, device=1)
 
 
 def feed(split: Split) -> Feed:
