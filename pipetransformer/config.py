@@ -25,6 +25,7 @@ from pipetransformer.autopipe.plan import SCHEDULES, SKIPS_GRADIENTS
 SPEC_GROUPS = ("model", "dataset", "freeze", "optim", "logger")
 WHAT_IF_GROUPS = ("cluster", "shape")
 PRECISIONS = ("float32", "float64")
+ARRANGEMENTS = ("elastic", "data", "pipeline", "single")
 
 
 class UserError(CompactHydraException):
@@ -36,6 +37,8 @@ class Parallel:
     """Devices, and what is fixed of the plan. ``None`` leaves the choice to the planner.
 
     Attributes:
+        arrangement: One of :data:`ARRANGEMENTS`. ``elastic`` is planned and changes; ``data`` has the whole model on
+            every device, ``pipeline`` one pipeline over all devices, ``single`` one device, from start to end.
         world_size: Processes, one per device; ``None``: one per GPU, or two without a GPU.
         device_memory_gib: What weights, gradients, optimizer state and activations may take on one device.
         num_stages, num_replicas, num_microbatches, schedule: Fixed for the whole run when given.
@@ -47,6 +50,7 @@ class Parallel:
         timeout_s: Longest wait for another process before the run stops with an error.
     """
 
+    arrangement: str = "elastic"
     world_size: int | None = None
     device_memory_gib: float | None = None
     num_stages: int | None = None
@@ -246,6 +250,7 @@ def check(config: Config) -> None:
             raise ValueError(f"{name}={value} must be above 0")
     _one_of("precision", config.precision, PRECISIONS)
     _one_of("parallel.device", parallel.device, ("auto", "cpu", "cuda"))
+    _check_arrangement(parallel)
     if parallel.schedule in SKIPS_GRADIENTS:
         raise ValueError(
             f"parallel.schedule={parallel.schedule} leaves gradients out where a stage below is frozen, and torch does "
@@ -273,6 +278,23 @@ def _check_what_if(config: WhatIf) -> None:
     if config.num_samples < config.batch_size:
         raise ValueError(
             f"num_samples={config.num_samples} must be at least batch_size={config.batch_size}: they are an epoch's"
+        )
+
+
+def _check_arrangement(parallel: Parallel) -> None:
+    _one_of("parallel.arrangement", parallel.arrangement, ARRANGEMENTS)
+    if parallel.arrangement == "elastic":
+        return
+    for name in ("num_stages", "num_replicas"):
+        if getattr(parallel, name) is not None:
+            raise ValueError(
+                f"parallel={parallel.arrangement} fixes the stages and replicas, and so does parallel.{name}="
+                f"{getattr(parallel, name)}; drop it or take parallel=elastic"
+            )
+    if parallel.arrangement == "single" and parallel.world_size not in (None, 1):
+        raise ValueError(
+            f"parallel=single is one process, not parallel.world_size={parallel.world_size}; drop it or take "
+            "parallel=data"
         )
 
 

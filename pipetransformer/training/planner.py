@@ -23,9 +23,15 @@ class Planner:
     def __init__(self, profile: Profile, cluster: Cluster, parallel: Parallel, batch_size: int) -> None:
         self.profile, self.cluster = profile, cluster
         self._parallel, self._batch_size = parallel, batch_size
+        num_stages, num_replicas = {
+            "elastic": (parallel.num_stages, parallel.num_replicas),
+            "data": (1, cluster.num_devices),
+            "pipeline": (cluster.num_devices * (parallel.num_chunks or 1), 1),
+            "single": (1, 1),
+        }[parallel.arrangement]
         self._pins = Pins(
-            num_stages=parallel.num_stages,
-            num_replicas=parallel.num_replicas,
+            num_stages=num_stages,
+            num_replicas=num_replicas,
             num_microbatches=parallel.num_microbatches,
             schedule=parallel.schedule,
             checkpoint=parallel.checkpoint,
