@@ -23,7 +23,7 @@ WORLDS = [1, 2, 3, 4, 6, 8]
 FACTORS = {
     "arrangement": [pair for world in WORLDS for pair in arrangements(world)],
     "schedule": ["gpipe", "1f1b", "interleaved1f1b"],
-    "num_microbatches": [1, 3, 8],
+    "num_microbatches": [1, 8],
     "num_frozen": FROZEN,
     "cached": [False, True],
     "checkpoint": [False, True],
@@ -54,7 +54,7 @@ def test_on_one_process_everything_goes_with_everything(
 ) -> None:
     shapes = [
         Shape((1, 1), "gpipe", count, frozen, cached, checkpoint, replicas_adjacent=False)
-        for count, frozen, cached, checkpoint in product([1, 2, 3, 8], FROZEN, [False, True], [False, True])
+        for count, frozen, cached, checkpoint in product([1, 3], FROZEN, [False, True], [False, True])
     ]
     plans = [shape.plan(random.Random(0)) for shape in shapes if shape.is_possible]
     for optimizer in OPTIMIZERS:

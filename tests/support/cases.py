@@ -1,6 +1,8 @@
 """Tiny models with their data, in float64, for every comparison of two ways to train."""
 
+import copy
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +58,7 @@ class Case:
         return HuggingFaceModel(name=str(self.folder), pretrained=False, options=rates)
 
     def stack(self) -> LayerStack:
-        shape = (3, IMAGE_SIZE, IMAGE_SIZE) if self.kind == "vit" else ()
-        num_outputs = 2 if self.kind == "bert_qa" else NUM_CLASSES
-        return self.spec().build(self.task, num_outputs, shape, SEED).double()
+        return copy.deepcopy(_stack(Case(self.kind, self.folder, self.dropout)))
 
     def objective(self) -> Objective:
         return objective(self.task, 2 if self.kind == "bert_qa" else NUM_CLASSES)
@@ -90,6 +90,14 @@ class Case:
             return transformers.BertForQuestionAnswering(config)
         config.num_labels = NUM_CLASSES
         return transformers.BertForSequenceClassification(config)
+
+
+@cache
+def _stack(case: Case) -> LayerStack:
+    """Made once in a process: that takes longer than to train it."""
+    shape = (3, IMAGE_SIZE, IMAGE_SIZE) if case.kind == "vit" else ()
+    num_outputs = 2 if case.kind == "bert_qa" else NUM_CLASSES
+    return case.spec().build(case.task, num_outputs, shape, SEED).double()
 
 
 def write_config(folder: Path) -> Path:
