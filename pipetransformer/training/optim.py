@@ -68,7 +68,9 @@ class OptimizerSpec(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdamW(OptimizerSpec):
+class _TwoMoments(OptimizerSpec):
+    """Attributes: betas, eps: of the running means of the gradient and of its square."""
+
     betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
     eps: float = 1e-8
 
@@ -76,6 +78,9 @@ class AdamW(OptimizerSpec):
     def state_factor(self) -> float:
         return 2.0
 
+
+@dataclass(frozen=True, kw_only=True)
+class AdamW(_TwoMoments):
     def _build(self, groups: list[dict[str, Any]]) -> Optimizer:
         import torch
 
@@ -97,15 +102,10 @@ class SGD(OptimizerSpec):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lamb(OptimizerSpec):
+class Lamb(_TwoMoments):
     """Layer-wise adaptive rates for large batches."""
 
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
     eps: float = 1e-6
-
-    @property
-    def state_factor(self) -> float:
-        return 2.0
 
     def _build(self, groups: list[dict[str, Any]]) -> Optimizer:
         from pipetransformer.training.lamb import PortableLamb
