@@ -13,7 +13,7 @@ RUN = (*TINY, "freeze=schedule", "freeze.num_frozen=[1]", "precision=float64")
 
 @pytest.fixture(scope="module")
 def single(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> Job:
-    return run_job(pool, 1, tmp_path_factory.mktemp("jobs") / "single", *RUN, "parallel=single")
+    return run_job(pool, 1, tmp_path_factory.mktemp("jobs") / "single", *RUN, "parallel=single", made_up_times=True)
 
 
 def test_single_is_one_device(single: Job) -> None:
@@ -27,7 +27,7 @@ def test_single_is_one_device(single: Job) -> None:
 def test_a_static_arrangement_stays_and_trains_as_a_single_device_does(
     arrangement: str, shapes: list[tuple[int, int]], levels: list[int], pool: Pool, tmp_path: Path, single: Job
 ) -> None:
-    job = run_job(pool, 2, tmp_path / "run", *RUN, f"parallel={arrangement}")
+    job = run_job(pool, 2, tmp_path / "run", *RUN, f"parallel={arrangement}", made_up_times=True)
     plans = job.summary["plans"]
     assert [(len(plan["stages"]), plan["num_replicas"]) for plan in plans] == shapes
     assert [plan["cache_level"] for plan in plans] == levels

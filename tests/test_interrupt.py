@@ -11,7 +11,14 @@ import pytest
 from support.command import TIMEOUT_S, TRAIN, processes, started, train
 from support.jobs import TINY, Job
 
-ENDLESS = (*TINY, "epochs=1000", "log_every_steps=1", "hydra.run.dir=run", "parallel.world_size=2")
+ENDLESS = (
+    *TINY,
+    "epochs=1000",
+    "freeze.interval=null",  # after each epoch, so that the first transition is soon
+    "log_every_steps=1",
+    "hydra.run.dir=run",
+    "parallel.world_size=2",
+)
 
 
 def wait_for_a_cached_step(process: subprocess.Popen[str]) -> None:

@@ -1,39 +1,55 @@
 """Whether a transition pays: what it saves over the rest of the run, against what it takes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from pipetransformer.autopipe.plan import Plan
 
 
 @dataclass(frozen=True)
-class Gain:
-    """A decision on a transition.
+class Option:
+    """A plan to go to, and the seconds until its first step can start."""
+
+    plan: Plan
+    cost_s: float
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Where to go.
 
     Attributes:
-        gain_s: Saved over the rest of the run, without the transition itself; negative for a slower plan.
-        cost_s: The transition.
-        pays: The gain is larger than the cost.
+        plan: The plan to go to.
+        gain_s: What it saves over the rest of the run against staying, in seconds; 0 where it stays.
+        cost_s: What going there takes; 0 where it stays.
         reason: One sentence with the numbers, for the log.
     """
 
+    plan: Plan
     gain_s: float
     cost_s: float
-    pays: bool
     reason: str
 
 
-def gain(step_s: float, next_step_s: float, num_steps_left: int, transition_s: float) -> Gain:
-    """What going to the next plan is predicted to gain.
+def choose(stay: Plan | None, options: Sequence[Option], num_steps_left: int) -> Choice:
+    """The plan with which the run ends soonest, counting what it takes to go there.
 
     Args:
-        step_s: One step if everything stays as it is, in seconds.
-        next_step_s: One step after the transition.
+        stay: The arrangement of now, at no cost; ``None`` where it cannot stay.
+        options: Other arrangements, the preferred one first; empty only where it can stay.
         num_steps_left: Steps until the run ends.
-        transition_s: Until the first step of the next plan can start.
     """
-    gain_s = (step_s - next_step_s) * num_steps_left
-    pays = gain_s > transition_s
-    verdict = "more than" if pays else "no more than"
+    if not options:
+        assert stay is not None
+        return Choice(stay, 0.0, 0.0, "no other arrangement is faster")
+    best = min(options, key=lambda option: option.cost_s + num_steps_left * option.plan.predicted_step_s)
+    if stay is None:
+        return Choice(best.plan, 0.0, best.cost_s, "the arrangement cannot stay: frozen layers thaw")
+    gain_s = (stay.predicted_step_s - best.plan.predicted_step_s) * num_steps_left
+    pays = gain_s > best.cost_s
     reason = (
-        f"{num_steps_left} steps of {step_s:.4g} s would take {next_step_s:.4g} s each: {gain_s:.3g} s less, "
-        f"{verdict} the {transition_s:.3g} s of the transition"
+        f"{num_steps_left} steps of {stay.predicted_step_s:.4g} s would take {best.plan.predicted_step_s:.4g} s each: "
+        f"{abs(gain_s):.3g} s {'less' if gain_s >= 0 else 'more'}, {'more' if pays else 'no more'} than the "
+        f"{best.cost_s:.3g} s of the transition"
     )
-    return Gain(gain_s, transition_s, pays, reason)
+    return Choice(best.plan, gain_s, best.cost_s, reason) if pays else Choice(stay, 0.0, 0.0, f"it stays: {reason}")

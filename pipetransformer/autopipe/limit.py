@@ -3,14 +3,13 @@
 Work is counted in device seconds per sample as profiled, without communication, optimizer or waiting. Launch overhead
 counts as little as it can: once per layer for a device's whole share of the batch (:func:`spread_overhead`). The limit
 is the work without freezing over the work that the decisions leave, over the efficiency of the static plan that it is
-compared with.
+compared with. So it is the static plan's time over that of devices that do nothing but the work that is left.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pipetransformer.autopipe.cost import Profile, Time, compute_seconds, layer_time, pipeline_seconds
-from pipetransformer.autopipe.plan import Plan
+from pipetransformer.autopipe.cost import Profile, Time, layer_time
 
 
 @dataclass(frozen=True)
@@ -67,28 +66,29 @@ def pipeline_efficiency(num_stages: int, num_microbatches: int) -> float:
     return num_microbatches / (num_microbatches + num_stages - 1)
 
 
-def plan_efficiency(profile: Profile, plan: Plan, batch_size: int) -> float:
-    """Share of the devices' time that a plan spends on ideal work, at most 1.
+def efficiency(profile: Profile, batch_size: int, num_devices: int, step_s: float) -> float:
+    """Share of the devices' time that a plan with nothing frozen spends on ideal work, at most 1.
 
-    The bubble, as in :func:`pipeline_efficiency`, and with it uneven stages, launch overhead of small micro-batches
-    and padded rows: what an elastic system can win back without freezing.
+    The bubble, as in :func:`pipeline_efficiency`, and with it all else that a step of ``step_s`` seconds has and that
+    could be better without freezing: uneven stages, launch overhead of small micro-batches, padded rows, transfers,
+    all-reduce, optimizer, idle devices.
+
+    Args:
+        profile: With the launch overhead spread over a device's whole share of the batch.
     """
-    ideal = spread_overhead(profile, -(-batch_size // plan.num_devices))
-    stages = compute_seconds(profile, plan, batch_size)
-    pipeline_s = pipeline_seconds(stages, plan.num_microbatches, plan.num_chunks)
-    return work_seconds(ideal, plan.num_frozen, plan.cache_level, batch_size) / (plan.num_devices * pipeline_s)
+    return work_seconds(profile, 0, 0, batch_size) / (num_devices * step_s)
 
 
 def limit(
     profile: Profile, phases: Sequence[Phase], fills: Sequence[Fill] = (), static_efficiency: float = 1.0
 ) -> float:
-    """Largest speed-up over a static pipeline that the decisions of a run allow.
+    """Largest speed-up over a static plan that the decisions of a run allow.
 
     Args:
         profile: The measured layers, with the launch overhead spread; other overhead is not looked at.
         phases: All of the run, in any order.
         fills: What was computed to fill the cache.
-        static_efficiency: Share of its time that the compared pipeline works, above 0 and at most 1.
+        static_efficiency: Share of its time that the compared plan works (:func:`efficiency`), above 0 and at most 1.
     """
     num_samples = sum(phase.num_samples for phase in phases)
     work_s = sum(work_seconds(profile, phase.num_frozen, phase.cache_level, phase.num_samples) for phase in phases)

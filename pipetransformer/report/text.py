@@ -114,6 +114,7 @@ def transition_costs(values: Values) -> list[Row]:
         ("moved", f"{byte_size(values['bytes_moved'])} in {plural(values['num_moves'], 'move')}"),
         ("took", f"{duration(values['seconds'])} ({took})"),
         ("gain", f"steps {number(values['predicted_gain'])} times as fast (predicted)"),
+        ("choice", values["choice"]),
     ]
 
 

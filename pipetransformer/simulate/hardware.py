@@ -22,7 +22,7 @@ class Hardware:
         memory_gb_per_s: Between a device's memory and its processors.
         launch_s: Launching one layer's kernels, for each of forward, input gradient and weight gradient.
         cache_gb_per_s: What a node reads from its cache, equal shares for its devices.
-        transition_s: Going from one plan to the next, the filling of the cache aside.
+        transition_s: Going from one plan to the next, besides moving layers and filling the cache.
     """
 
     num_nodes: int

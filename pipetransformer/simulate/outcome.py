@@ -86,7 +86,7 @@ def simulate(what_if: WhatIf) -> Outcome:
     num_steps, seconds = summary["optimizer_steps"], summary["train_seconds"]
     return Outcome(
         rows=tuple(_row(what_if, planner, entry.plan, _epoch(what_if, entry)) for entry in ledger.entries),
-        static=_row(what_if, planner, planner.static()),
+        static=_row(what_if, planner, planner.static),
         pipeline=_row(what_if, planner, pipeline) if pipeline else None,
         no_pipeline=no_pipeline,
         train_seconds=seconds,

@@ -4,13 +4,13 @@ There are no gradients, so policies are asked with made-up norms that fall from 
 always has the smallest one. The paper's rule is then bound by its cap alone.
 """
 
-from pipetransformer.autopipe.limit import Fill, fill_seconds
+from pipetransformer.autodp.moves import initial_placement, next_placement
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.config import WhatIf
 from pipetransformer.freeze.base import Decision, Signals
 from pipetransformer.training.clock import Clock
 from pipetransformer.training.ledger import Entry, Ledger
-from pipetransformer.training.planner import Planner
+from pipetransformer.training.planner import Ahead, Planner
 
 
 def play(what_if: WhatIf, planner: Planner) -> Ledger:
@@ -28,11 +28,13 @@ class _Player:
         self.what_if, self.planner = what_if, planner
         self.clock = Clock.of(what_if, what_if.num_samples)
         self.num_blocks = what_if.shape.num_blocks
-        self.ledger = Ledger(self.num_blocks)
+        self._may_cache = what_if.cache.enabled and what_if.parallel.autopipe
+        self.ledger = Ledger(self.num_blocks, self._may_cache)
         self.ledger.plan(Entry(planner.initial(), 0, "fastest plan with nothing frozen"))
         self._policy_state = what_if.freeze.initial_state()
         self._num_decisions = 0
         self._step_s = planner.predict(self.plan)
+        self._placement = initial_placement(self.plan)
 
     @property
     def plan(self) -> Plan:
@@ -52,22 +54,13 @@ class _Player:
         self.ledger.step(num_samples, self._step_s)
 
     def _transition(self, step: int, decision: Decision) -> None:
-        before = self.plan
-        level = decision.num_frozen if self.what_if.cache.enabled and self.what_if.parallel.autopipe else 0
-        plan = self.planner.next(before, decision.num_frozen, level)
-        seconds, fill = self.what_if.cluster.transition_s, None
-        if level > before.cache_level:
-            fill = Fill(before.cache_level, level, self._samples_to_come(step))
-            work_s = fill_seconds(self.planner.ideal(), fill.from_level, level, fill.num_samples)
-            seconds += work_s / self.what_if.cluster.num_devices
-        self.ledger.plan(Entry(plan, step, decision.reason, seconds, fill))
+        clock, overhead_s = self.clock, self.what_if.cluster.transition_s
+        ahead = Ahead(clock.steps_left(step), clock.samples_left(step), overhead_s, self._may_cache)
+        choice = self.planner.transition(self.plan, self._placement, decision.num_frozen, ahead)
+        plan = choice.plan
+        self.ledger.plan(Entry(plan, step, decision.reason, choice.cost_s, ahead.num_samples, choice.reason))
+        self._placement = next_placement(plan, self._placement)
         self._step_s = self.planner.predict(plan)
-
-    def _samples_to_come(self, step: int) -> int:
-        """Training samples that are still read: all, or in the last epoch those that are left of it."""
-        epoch, index = divmod(step, self.clock.steps_per_epoch)
-        is_last = epoch + 1 == self.what_if.epochs
-        return self.what_if.num_samples - is_last * index * self.what_if.batch_size
 
 
 def falling_norms(num_blocks: int, num_frozen: int) -> tuple[float, ...]:

@@ -10,6 +10,8 @@ from pipetransformer.config import Config
 class Clock:
     """Steps of an epoch, of the run, and between two decisions."""
 
+    num_samples: int
+    batch_size: int
     steps_per_epoch: int
     num_steps: int
     decision_every: int
@@ -20,8 +22,22 @@ class Clock:
         num_steps = steps_per_epoch * config.epochs
         interval = config.freeze.interval
         every = steps_per_epoch if interval is None else max(1, round(interval * num_steps))
-        return cls(steps_per_epoch, num_steps, every)
+        return cls(num_samples, config.batch_size, steps_per_epoch, num_steps, every)
 
     def decides(self, step: int) -> bool:
         """Before this step, 0-based."""
         return step > 0 and step % self.decision_every == 0
+
+    def steps_left(self, step: int) -> int:
+        """Until the run ends."""
+        return self.num_steps - step
+
+    def samples_read(self, step: int) -> int:
+        """Samples that are not read again, of the epoch that the step is in: those before it, if it is the last."""
+        epoch, index = divmod(step, self.steps_per_epoch)
+        is_last = (epoch + 1) * self.steps_per_epoch >= self.num_steps
+        return min(is_last * index * self.batch_size, self.num_samples)
+
+    def samples_left(self, step: int) -> int:
+        """Training samples that are still read, each counted once."""
+        return self.num_samples - self.samples_read(step)

@@ -18,14 +18,16 @@ class Entry:
     Attributes:
         step: First step under it, 0-based.
         transition_seconds: What going to it took, the filling of the cache included.
-        fill: What was computed to fill the cache for it.
+        num_samples_left: Training samples that are still read from then on, each counted once.
+        choice: Why it goes to this plan or stays as it was, in numbers.
     """
 
     plan: Plan
     step: int
     reason: str
     transition_seconds: float = 0.0
-    fill: Fill | None = None
+    num_samples_left: int = 0
+    choice: str = ""
     num_samples: int = 0
     step_seconds: list[float] = field(default_factory=list)
 
@@ -34,6 +36,7 @@ class Entry:
             "step": self.step,
             "transition_seconds": self.transition_seconds,
             "reason": self.reason,
+            "choice": self.choice,
             "num_steps": len(self.step_seconds),
             "median_step_s": self.typical_step_s,
         }
@@ -46,10 +49,14 @@ class Entry:
 
 
 class Ledger:
-    """Books every step and every transition of a run."""
+    """Books every step and every transition of a run.
 
-    def __init__(self, num_blocks: int) -> None:
-        self._num_blocks = num_blocks
+    Args:
+        may_cache: Whether the run may read frozen layers' output from a cache, even if that never pays.
+    """
+
+    def __init__(self, num_blocks: int, may_cache: bool) -> None:
+        self._num_blocks, self._may_cache = num_blocks, may_cache
         self.entries: list[Entry] = []
 
     def plan(self, entry: Entry) -> None:
@@ -95,16 +102,26 @@ class Ledger:
         first = self.entries[0]
         if first.typical_step_s is None or not self.train_seconds:
             return None
-        static_step_s = first.typical_step_s * planner.predict(planner.static()) / planner.predict(first.plan)
+        static_step_s = first.typical_step_s * planner.predict(planner.static) / planner.predict(first.plan)
         return static_step_s * sum(len(entry.step_seconds) for entry in self.entries) / self.train_seconds
 
     def _limit(self, planner: Planner) -> float | None:
+        """The higher one of what the run's own cache levels allow, and caching all that is frozen where it may."""
         if not self.num_samples:
             return None
-        static = planner.static()
-        phases = [Phase(e.plan.num_frozen, e.plan.cache_level, e.num_samples) for e in self.entries]
-        fills = [entry.fill for entry in self.entries if entry.fill is not None]
-        return limit(planner.ideal(), phases, fills, planner.efficiency(static))
+        own = self._limit_with(planner, [entry.plan.cache_level for entry in self.entries])
+        if not self._may_cache:
+            return own
+        return max(own, self._limit_with(planner, [entry.plan.num_frozen for entry in self.entries]))
+
+    def _limit_with(self, planner: Planner, levels: list[int]) -> float:
+        phases = [Phase(e.plan.num_frozen, level, e.num_samples) for e, level in zip(self.entries, levels, strict=True)]
+        fills = [
+            Fill(before if before <= level else 0, level, entry.num_samples_left)
+            for entry, before, level in zip(self.entries, [0, *levels], levels, strict=False)
+            if level != before
+        ]
+        return limit(planner.ideal(), phases, fills, planner.static_efficiency())
 
 
 def plan_dict(plan: Plan) -> dict[str, Any]:

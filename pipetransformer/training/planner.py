@@ -1,15 +1,35 @@
 """Asks AutoPipe for plans, within what the user fixed."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
+from pipetransformer.autodp.cost import transfer_seconds
+from pipetransformer.autodp.moves import Placement, moves, next_placement
 from pipetransformer.autopipe.cluster import Cluster
 from pipetransformer.autopipe.cost import Profile, step_seconds
-from pipetransformer.autopipe.limit import plan_efficiency, spread_overhead
+from pipetransformer.autopipe.gain import Choice, Option, choose
+from pipetransformer.autopipe.limit import efficiency, fill_seconds, spread_overhead
 from pipetransformer.autopipe.pins import Pins
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.autopipe.search import best_plan
 from pipetransformer.config import Parallel
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """The rest of a run.
+
+    Attributes:
+        num_steps: Optimizer steps.
+        num_samples: Training samples that are still read, each counted once.
+        overhead_s: What a transition takes besides moving layers and filling the cache.
+        may_cache: Frozen layers' output can be stored.
+    """
+
+    num_steps: int
+    num_samples: int
+    overhead_s: float
+    may_cache: bool
 
 
 class Planner:
@@ -41,20 +61,43 @@ class Planner:
     def initial(self) -> Plan:
         return best_plan(self.profile, self.cluster, self._batch_size, pins=self._pins)
 
+    @cached_property
     def static(self) -> Plan:
         """The best plan that never freezes, with no more fixed than by default: what the run is compared with."""
-        return self._static
-
-    @cached_property
-    def _static(self) -> Plan:
         pins = Pins(num_chunks=1 if self._parallel.num_chunks == 1 else None)
         return best_plan(self.profile, self.cluster, self._batch_size, pins=pins)
 
-    def next(self, plan: Plan, num_frozen: int, cache_level: int) -> Plan:
-        """The plan for a longer frozen prefix."""
+    def transition(self, plan: Plan, placement: Placement, num_frozen: int, ahead: Ahead) -> Choice:
+        """Where to go from a plan for another frozen prefix, if it pays.
+
+        Goes to the fastest plan with as much cached as can be, or with no more cached than now, or stays with its
+        stages as they are. Evaluation samples do not count: what filling the cache for them takes is what the next
+        evaluation saves.
+        """
         if not self._parallel.autopipe:
-            frozen = replace(plan, num_frozen=num_frozen, cache_level=cache_level)
-            return replace(frozen, predicted_step_s=self.predict(frozen))
+            return choose(self.keep(plan, num_frozen), (), ahead.num_steps)
+        stay = self.keep(plan, num_frozen) if num_frozen >= plan.num_frozen else None
+        levels = {num_frozen if ahead.may_cache else 0, min(plan.cache_level, num_frozen)}
+        plans = [self.next(plan, num_frozen, level) for level in sorted(levels, reverse=True)]
+        options = [Option(new, self._cost(plan, placement, new, ahead)) for new in plans if new != stay]
+        return choose(stay, options, ahead.num_steps)
+
+    def _cost(self, plan: Plan, placement: Placement, new: Plan, ahead: Ahead) -> float:
+        """Seconds of a transition."""
+        needed = moves(placement, next_placement(new, placement))
+        seconds = ahead.overhead_s + transfer_seconds(needed, self.profile, self.cluster, new.num_frozen)
+        if new.cache_level > plan.cache_level:
+            work_s = fill_seconds(self.ideal(), plan.cache_level, new.cache_level, ahead.num_samples)
+            seconds += work_s / self.cluster.num_devices
+        return seconds
+
+    def keep(self, plan: Plan, num_frozen: int) -> Plan:
+        """The same stages and cache level with a longer frozen prefix."""
+        frozen = replace(plan, num_frozen=num_frozen)
+        return replace(frozen, predicted_step_s=self.predict(frozen))
+
+    def next(self, plan: Plan, num_frozen: int, cache_level: int) -> Plan:
+        """The fastest plan for another frozen prefix."""
         pins = self._pins if self._parallel.autodp else replace(self._pins, num_replicas=plan.num_replicas)
         num_layers = plan.num_layers - (cache_level + 1 if cache_level else 0)
         # the frozen prefix may leave fewer layers than stages were asked for
@@ -68,9 +111,10 @@ class Planner:
         """The profile that the physical limit counts with: a device works on its whole share of the batch at once."""
         return spread_overhead(self.profile, -(-self._batch_size // self.cluster.num_devices))
 
-    def efficiency(self, plan: Plan) -> float:
-        """Share of the devices' time that a plan spends on ideal work."""
-        return plan_efficiency(self.profile, plan, self._batch_size)
+    def static_efficiency(self) -> float:
+        """Share of the devices' time that the best static plan spends on ideal work."""
+        step_s = self.predict(self.static)
+        return efficiency(self.ideal(), self._batch_size, self.cluster.num_devices, step_s)
 
     def predict(self, plan: Plan) -> float:
         """Seconds of one optimizer step."""

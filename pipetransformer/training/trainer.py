@@ -10,18 +10,18 @@ import torch
 
 from pipetransformer.autocache.cache import AutoCache
 from pipetransformer.autodp.sampler import batch_ids, epoch_order
-from pipetransformer.autopipe.limit import Fill
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.config import Config
 from pipetransformer.freeze.base import Decision, Signals
 from pipetransformer.report.reporter import Reporter
-from pipetransformer.runtime.elastic import ElasticRuntime, NotFinite, StepResult
+from pipetransformer.runtime.elastic import ElasticRuntime, NotFinite, StepResult, TransitionReport
 from pipetransformer.runtime.signals import of_rank_0
 from pipetransformer.training import stop
 from pipetransformer.training.clock import Clock
 from pipetransformer.training.evaluate import evaluate
 from pipetransformer.training.feed import Feed
 from pipetransformer.training.ledger import Entry, Ledger, plan_dict
+from pipetransformer.training.planner import Ahead
 from pipetransformer.training.setup import Prepared
 
 
@@ -45,12 +45,13 @@ class Trainer:
         self.planner = prepared.planner
         self.num_blocks = prepared.stack.num_blocks
         self.clock = Clock.of(config, len(prepared.data.train))
-        self.ledger = Ledger(self.num_blocks)
+        self.ledger = Ledger(self.num_blocks, may_cache=cache is not None)
         self.metrics: dict[str, dict[str, float]] = {}
         self.step = 0
         self._norms = torch.zeros(self.num_blocks, dtype=torch.float64)
         self._num_norms = 0
         self._num_decisions = 0
+        self._overhead_s = 0.0  # of a transition, as last measured
         self._unreported: Callable[[], None] | None = None  # the last step, whose loss is still under way
         self._policy_state = config.freeze.initial_state()
 
@@ -62,7 +63,7 @@ class Trainer:
     def start(self) -> None:
         """Goes to the first plan."""
         plan = self.prepared.first_plan
-        self.runtime.apply(plan)
+        self._apply(plan)
         self.ledger.plan(Entry(plan, 0, "fastest plan with nothing frozen"))
 
     def run(self) -> None:
@@ -154,16 +155,20 @@ class Trainer:
     def _transition(self, decision: Decision) -> None:
         start = time.perf_counter()
         before = self.plan
-        level = decision.num_frozen if self.cache is not None else 0
-        plan = self.planner.next(before, decision.num_frozen, level)
+        ahead = Ahead(
+            self.clock.steps_left(self.step), self.clock.samples_left(self.step), self._overhead_s, bool(self.cache)
+        )
+        choice = self.planner.transition(before, self.runtime.placement, decision.num_frozen, ahead)
+        plan, level = choice.plan, choice.plan.cache_level
         planned = time.perf_counter()
         if self.cache is not None and level < before.cache_level:
             self.cache.delete()  # blocks below its level thaw and change
-        fill = self._fill(level) if self.cache is not None and level > self.cache.level else None
+        if self.cache is not None and level > self.cache.level:
+            self._fill(level)
         filled = time.perf_counter()
-        moved = self.runtime.apply(plan)
+        moved = self._apply(plan)
         seconds = time.perf_counter() - start
-        self.ledger.plan(Entry(plan, self.step, decision.reason, seconds, fill))
+        self.ledger.plan(Entry(plan, self.step, decision.reason, seconds, ahead.num_samples, choice.reason))
         self.report.write(
             "transition",
             step=self.step,
@@ -179,9 +184,16 @@ class Trainer:
             num_moves=moved.num_moves,
             bytes_moved=moved.bytes_moved,
             predicted_gain=before.predicted_step_s / plan.predicted_step_s,
+            choice=choice.reason,
         )
 
-    def _fill(self, level: int) -> Fill:
+    def _apply(self, plan: Plan) -> TransitionReport:
+        """Goes to a plan, and remembers what that takes besides moving layers."""
+        moved = self.runtime.apply(plan)
+        self._overhead_s = of_rank_0(torch.tensor(moved.group_s + moved.rebuild_s)).item()
+        return moved
+
+    def _fill(self, level: int) -> None:
         """Brings the cache to a level, for the samples that the rest of the run reads."""
         assert self.cache is not None
         start, from_level = time.perf_counter(), self.cache.level
@@ -199,16 +211,12 @@ class Trainer:
             seconds=time.perf_counter() - start,
             bytes=self.cache.num_bytes,
         )
-        return Fill(from_level, level, len(wanted[0][1]))
 
     def _samples_to_come(self) -> np.ndarray:
         """Training samples that are still read: all, or in the last epoch those that are left of it."""
-        num_samples = len(self.prepared.data.train)
-        epoch, index = divmod(self.step, self.clock.steps_per_epoch)
-        if epoch + 1 < self.config.epochs:
-            return np.arange(num_samples)
-        order = epoch_order(num_samples, epoch, self.config.seed)
-        return np.sort(order[index * self.config.batch_size :])
+        num_read = self.clock.samples_read(self.step)
+        order = epoch_order(self.clock.num_samples, self.config.epochs - 1, self.config.seed)
+        return np.sort(order[num_read:])
 
     def evaluate(self) -> None:
         """Scores every evaluation split under the current plan."""

@@ -5,25 +5,32 @@ the first active layer computes no input gradient, which with nothing frozen is 
 differ by one in their last digit (2.83 for 2.84, 4.86 for 4.87).
 """
 
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 from math import ceil
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from pipetransformer.autopipe.cost import LayerProfile, Profile, Time
+from pipetransformer.autopipe.cluster import Cluster, Link
+from pipetransformer.autopipe.cost import LayerProfile, Profile, Time, step_seconds
 from pipetransformer.autopipe.limit import (
     Fill,
     Phase,
+    efficiency,
     fill_seconds,
     limit,
     pipeline_efficiency,
-    plan_efficiency,
     spread_overhead,
     work_seconds,
 )
+from pipetransformer.autopipe.pins import Pins
 from pipetransformer.autopipe.plan import Plan
+from pipetransformer.autopipe.search import best_plan
 
+FREE_CLUSTER = Cluster(4, None, Link(0.0, 1e30))
 NOTHING, UNIT = Time(9, 0), Time(9, 1)  # the launch overhead must not count
 
 
@@ -86,21 +93,24 @@ def test_a_balanced_plan_without_overhead_has_the_efficiency_of_the_formula() ->
     embedding = LayerProfile("embedding", work, free, Time(0, 2), 0, 1, 1, 0)
     profile = Profile((embedding, block, block, block), optimizer_state_factor=2)
     plan = Plan(0, 0, ((0, 0), (1, 1), (2, 2), (3, 3)), num_replicas=1, num_microbatches=8)
-    assert plan_efficiency(profile, plan, batch_size=16) == pytest.approx(pipeline_efficiency(4, 8))
+    step_s = step_seconds(profile, FREE_CLUSTER, plan, batch_size=16)
+    assert efficiency(profile, 16, 4, step_s) == pytest.approx(pipeline_efficiency(4, 8))
 
 
-def test_small_micro_batches_and_padding_lower_the_efficiency() -> None:
-    def efficiency(num_microbatches: int, batch_size: int = 16) -> float:
-        plan = Plan(0, 0, ((0, 2), (3, 4)), num_replicas=1, num_microbatches=num_microbatches)
-        return plan_efficiency(uniform(3), plan, batch_size)
-
-    assert efficiency(16) < efficiency(4), "a launch for every sample costs more than the smaller bubble saves"
-    assert efficiency(4, batch_size=15) < efficiency(4)
-
-
-def test_one_device_on_its_whole_share_wastes_nothing() -> None:
-    plan = Plan(0, 0, ((0, 4),), num_replicas=2, num_microbatches=1)
-    assert plan_efficiency(uniform(3), plan, batch_size=16) == pytest.approx(1)
+@given(st.integers(1, 4), st.integers(1, 8), st.floats(0, 1), st.integers(0, 3), st.booleans())
+def test_no_plan_is_faster_than_the_limit(
+    num_stages: int, num_microbatches: int, latency_s: float, num_frozen: int, caches: bool
+) -> None:
+    """Whatever static plan a run is compared with, its own plans stay below what its decisions allow."""
+    cluster = replace(FREE_CLUSTER, link=Link(latency_s, 10.0))
+    profile, batch_size = uniform(3), 16
+    pins = Pins(num_stages=num_stages, num_microbatches=num_microbatches, num_replicas=1)
+    static_s = best_plan(profile, cluster, batch_size, pins=pins).predicted_step_s
+    plan = best_plan(profile, cluster, batch_size, num_frozen, num_frozen if caches else 0)
+    ideal = spread_overhead(profile, -(-batch_size // cluster.num_devices))
+    phases = [Phase(plan.num_frozen, plan.cache_level, batch_size)]
+    bound = limit(ideal, phases, static_efficiency=efficiency(ideal, batch_size, cluster.num_devices, static_s))
+    assert static_s / plan.predicted_step_s <= bound * (1 + 1e-9)
 
 
 def test_launch_overhead_is_spread_over_the_share() -> None:

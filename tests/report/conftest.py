@@ -96,6 +96,7 @@ def _transition(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]
         "num_moves": 5,
         "bytes_moved": 3 * 2**20,
         "predicted_gain": before["predicted_step_s"] / after["predicted_step_s"],
+        "choice": "24 steps of 0.3 s would take 0.2 s each: 2.4 s less, more than the 0.71 s of the transition",
     }
 
 

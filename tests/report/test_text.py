@@ -77,6 +77,7 @@ def test_a_transition_shows_what_moved_and_how_long_each_part_took(events: Event
         "moved": "3 MiB in 5 moves",
         "took": "1.93 s (plan 20 ms, group 110 ms, move 1.2 s, rebuild 600 ms, fill 1m01s)",
         "gain": "steps 3 times as fast (predicted)",
+        "choice": "24 steps of 0.3 s would take 0.2 s each: 2.4 s less, more than the 0.71 s of the transition",
     }
 
 

@@ -1,6 +1,5 @@
 """A pool of worker processes, started once per test session, that run a function as the ranks of a world."""
 
-import gc
 import multiprocessing as mp
 import traceback
 from collections.abc import Callable
@@ -88,7 +87,6 @@ def _work(pipe: Connection) -> None:
 def _call(function: Callable[..., Any], args: tuple[Any, ...], rank: int, world: int, store: str) -> Any:
     import torch.distributed as dist
 
-    gc.freeze()  # transitions collect garbage; what earlier runs imported need not be searched again
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=TIMEOUT_S)
     )

@@ -1,5 +1,6 @@
 """The same training twice: under given plans on the ranks of a world, and plainly in one process."""
 
+import gc
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -53,6 +54,7 @@ def build(case: Case, folder: str) -> tuple[ElasticRuntime, Feed, Groups]:
     feed = Feed(case.split(), runtime.holdings.stack.hidden_shape, SEED)
     rank, world = dist.get_rank(), dist.get_world_size()
     feed.cache = AutoCache(Path(folder), feed.hidden_size, torch.float64, rank, world, dist.barrier)
+    gc.freeze()  # transitions collect garbage; what was imported until now need not be searched each time
     return runtime, feed, groups
 
 

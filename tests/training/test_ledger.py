@@ -1,10 +1,11 @@
 """Made-up runs whose figures can be told by hand: a layer takes 3 s per sample, a frozen one 1 s, a cached one 0."""
 
+from dataclasses import replace
+
 import pytest
 
 from pipetransformer.autopipe.cluster import Cluster, Link
 from pipetransformer.autopipe.cost import LayerProfile, Profile, Time
-from pipetransformer.autopipe.limit import Fill
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.config import Parallel
 from pipetransformer.training.ledger import Entry, Ledger, plan_dict
@@ -19,8 +20,8 @@ WHOLE = Plan(0, 0, ((0, 3),), 1, 1)
 CACHED = Plan(1, 1, ((2, 3),), 1, 1)
 
 
-def booked(*entries: tuple[Entry, list[float]]) -> dict[str, object]:
-    ledger = Ledger(num_blocks=2)
+def booked(*entries: tuple[Entry, list[float]], may_cache: bool = True) -> dict[str, object]:
+    ledger = Ledger(num_blocks=2, may_cache=may_cache)
     for entry, step_seconds in entries:
         ledger.plan(entry)
         for seconds in step_seconds:
@@ -49,12 +50,23 @@ def test_slow_first_steps_do_not_flatter_the_static_plan() -> None:
 
 
 def test_the_limit_is_the_work_without_freezing_over_the_work_left_and_the_filling() -> None:
-    fill = Fill(from_level=0, to_level=1, num_samples=16)
-    summary = booked((Entry(WHOLE, 0, "first"), [2.0] * 2), (Entry(CACHED, 2, "froze 1", 0.0, fill), [1.0] * 2))
+    summary = booked((Entry(WHOLE, 0, "first"), [2.0] * 2), (Entry(CACHED, 2, "froze 1", 0.0, 16), [1.0] * 2))
     all_blocks, one_block = 6 * BATCH_SIZE, 2 * BATCH_SIZE  # F + D + W twice; F + W of the block above the prefix
     expected = 4 * all_blocks / (2 * all_blocks + 2 * one_block + 16)
     assert summary["limit"] == pytest.approx(expected)
     assert summary["share_of_limit"] == pytest.approx(4 * 2.0 / 6.0 / expected)
+
+
+@pytest.mark.parametrize(
+    ("num_samples_left", "may_cache", "filled"), [(8, True, True), (8, False, False), (99, True, False)]
+)
+def test_a_cache_that_was_not_used_counts_where_it_would_have_paid(
+    num_samples_left: int, may_cache: bool, filled: bool
+) -> None:
+    later = Entry(replace(WHOLE, num_frozen=1), 2, "froze 1", 0.0, num_samples_left)
+    summary = booked((Entry(WHOLE, 0, "first"), [2.0] * 2), (later, [1.0] * 2), may_cache=may_cache)
+    one_block, prefix = 2 * BATCH_SIZE, num_samples_left if filled else 2 * BATCH_SIZE
+    assert summary["limit"] == pytest.approx(4 * 6 * BATCH_SIZE / (2 * 6 * BATCH_SIZE + 2 * one_block + prefix))
 
 
 def test_the_frozen_fraction_is_a_mean_over_the_samples_seen() -> None:
@@ -71,6 +83,6 @@ def test_before_the_first_step_there_is_nothing_to_compare() -> None:
 def test_an_entry_tells_its_plan_in_plain_values() -> None:
     entry = Entry(CACHED, 4, "froze 1", 0.5)
     assert entry.as_dict() == plan_dict(CACHED) | {
-        "step": 4, "transition_seconds": 0.5, "reason": "froze 1", "num_steps": 0, "median_step_s": None,
+        "step": 4, "transition_seconds": 0.5, "reason": "froze 1", "choice": "", "num_steps": 0, "median_step_s": None,
     }  # fmt: skip
     assert plan_dict(CACHED)["stages"] == [[2, 3]]

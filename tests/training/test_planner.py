@@ -1,19 +1,22 @@
 import pytest
 
+from pipetransformer.autodp.moves import initial_placement
 from pipetransformer.autopipe.cluster import Cluster, Link
 from pipetransformer.autopipe.cost import LayerProfile, Profile, Time
+from pipetransformer.autopipe.gain import Choice
 from pipetransformer.autopipe.pins import NoPlan
+from pipetransformer.autopipe.plan import Plan
 from pipetransformer.config import Parallel
-from pipetransformer.training.planner import Planner
+from pipetransformer.training.planner import Ahead, Planner
 
 MIB = 2**20
 BATCH_SIZE = 16
 
 
-def planner(memory_mib: int | None = None, **parallel: object) -> Planner:
+def planner(memory_mib: int | None = None, bandwidth: float = 1e12, **parallel: object) -> Planner:
     second = Time(0.0, 1.0)
     block = LayerProfile("block", second, second, second, 0.0, 10 * MIB, MIB // 16, 0)
-    cluster = Cluster(4, None if memory_mib is None else memory_mib * MIB, Link(1e-3, 1e12))
+    cluster = Cluster(4, None if memory_mib is None else memory_mib * MIB, Link(1e-3, bandwidth))
     return Planner(Profile((block,) * 8, 2.0), cluster, Parallel(**parallel), BATCH_SIZE)  # type: ignore[arg-type]
 
 
@@ -32,13 +35,55 @@ def test_stages_become_fewer_and_replicas_more_as_blocks_freeze() -> None:
     assert [shape(plan) for plan in plans] == [(4, 1), (2, 2), (1, 4)]
 
 
+def ahead(num_steps: int = 1000, num_samples: int = 160, overhead_s: float = 0.0, may_cache: bool = True) -> Ahead:
+    return Ahead(num_steps, num_samples, overhead_s, may_cache)
+
+
+def transition(elastic: Planner, num_frozen: int, rest: Ahead, plan: Plan | None = None) -> Choice:
+    plan = plan or elastic.initial()
+    return elastic.transition(plan, initial_placement(plan), num_frozen, rest)
+
+
 def test_without_autopipe_the_stages_stay_and_the_prediction_follows() -> None:
     rigid = planner(memory_mib=100, autopipe=False)
     first = rigid.initial()
-    later = rigid.next(first, 4, 0)
+    later = transition(rigid, 4, ahead()).plan
     assert (later.stages, later.num_replicas) == (first.stages, first.num_replicas)
     assert (later.num_frozen, later.cache_level) == (4, 0)
     assert later.predicted_step_s == rigid.predict(later) < first.predicted_step_s
+
+
+def test_with_a_long_way_to_go_it_packs_replicates_and_caches() -> None:
+    choice = transition(planner(memory_mib=100), 4, ahead())
+    assert (shape(choice.plan), choice.plan.cache_level) == ((2, 2), 4)
+    assert "less, more than" in choice.reason
+
+
+@pytest.mark.parametrize("rest", [ahead(num_steps=0), ahead(overhead_s=1e6)], ids=["no time left", "a dear one"])
+def test_a_transition_that_does_not_pay_freezes_and_leaves_the_rest_as_it_is(rest: Ahead) -> None:
+    elastic = planner(memory_mib=100)
+    choice = transition(elastic, 4, rest)
+    assert choice.plan.num_frozen == 4
+    assert (choice.plan.stages, choice.plan.cache_level) == (elastic.initial().stages, 0)
+    assert choice.reason.startswith("it stays: ")
+
+
+def test_a_cache_that_takes_longer_to_fill_than_it_saves_is_left_out() -> None:
+    choice = transition(planner(memory_mib=100), 4, ahead(num_samples=10**6))
+    assert (choice.plan.num_frozen, choice.plan.cache_level) == (4, 0)
+
+
+def test_moving_layers_over_a_slow_link_counts() -> None:
+    fast, slow = planner(memory_mib=100), planner(memory_mib=100, bandwidth=1e5)
+    assert transition(fast, 4, ahead(num_steps=20)).plan.num_replicas == 2
+    assert transition(slow, 4, ahead(num_steps=20)).plan.num_replicas == 1
+
+
+def test_layers_that_thaw_leave_no_choice() -> None:
+    elastic = planner(memory_mib=100)
+    frozen = elastic.next(elastic.initial(), 6, 6)
+    choice = transition(elastic, 2, ahead(num_steps=1), frozen)
+    assert (choice.plan.num_frozen, choice.plan.cache_level) == (2, 2)
 
 
 def test_without_autodp_the_replicas_stay() -> None:
@@ -72,4 +117,4 @@ def test_fixed_chunks_give_way_where_the_cache_leaves_fewer_layers() -> None:
 
 
 def test_the_static_plan_ignores_what_is_fixed() -> None:
-    assert shape(planner(num_stages=4).static()) == shape(planner().initial())
+    assert shape(planner(num_stages=4).static) == shape(planner().initial())
