@@ -1,5 +1,6 @@
 """The models and data whose steps are timed."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +74,11 @@ CASES = (
     Case("BERT, dropout 0", "bert", 32, {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}),
     Case("BERT, dropout 0.1", "bert", 32, {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}),
 )
+
+
+def write_bert(folder: Path) -> None:
+    """Makes a folder a BERT without weights, of the size :data:`BERT`."""
+    (folder / "config.json").write_text(json.dumps(BERT), encoding="utf-8")
 
 
 class RandomText(Split):

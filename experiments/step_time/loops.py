@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from experiments.ranks import SEED, TIMEOUT_S
 from experiments.step_time.cases import NUM_CLASSES
 from pipetransformer.autodp.sampler import batch_ids, epoch_order, num_batches
 from pipetransformer.autopipe.plan import Plan
@@ -20,7 +21,6 @@ from pipetransformer.training.optim import AdamW
 from pipetransformer.training.task import objective
 
 OPTIMIZER = AdamW(lr=1e-4, weight_decay=0.01, schedule="constant", clip_norm=1.0)
-SEED, TIMEOUT_S = 1, 120.0
 
 
 class Loop(ABC):

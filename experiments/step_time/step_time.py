@@ -4,22 +4,20 @@ Both loops live in the same two processes and take turns, so that whatever else 
 """
 
 import argparse
-import json
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from pathlib import Path
 from statistics import median, quantiles
 
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.spawn import spawn
 
+from experiments.ranks import run_ranks
 from experiments.record import markdown, record
-from experiments.step_time.cases import BERT, CASES, Case
-from experiments.step_time.loops import SEED, TIMEOUT_S, ElasticLoop, Loop, PlainLoop
+from experiments.step_time.cases import CASES, Case, write_bert
+from experiments.step_time.loops import ElasticLoop, Loop, PlainLoop
 
 NUM_REPLICAS, NUM_WARMUP_STEPS = 2, 3
 HEADER = (
@@ -89,27 +87,11 @@ def take_turn(loop: Loop, num_steps: int) -> Turn:
     return median(wall_s), median(cpu_s)
 
 
-def _work(rank: int, folder: Path, cases: Sequence[Case], num_rounds: int, num_steps: int) -> None:
-    """One rank; rank 0 leaves the times in the folder."""
-    torch.set_num_threads(1)
-    torch.manual_seed(SEED)
-    store = f"file://{folder / 'store'}"
-    timeout = timedelta(seconds=TIMEOUT_S)
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=NUM_REPLICAS, timeout=timeout)
-    times = [asdict(measure(case, folder, num_rounds, num_steps)) for case in cases]
-    if rank == 0:
-        (folder / "times.json").write_text(json.dumps(times), encoding="utf-8")
-    dist.destroy_process_group()
-
-
-def run(cases: Sequence[Case], num_rounds: int, num_steps: int) -> list[Times]:
-    """Starts the processes, one thread each, and returns what rank 0 measured."""
+def measure_all(cases: Sequence[Case], num_rounds: int, num_steps: int) -> list[Times]:
+    """Times the cases one after the other on this rank."""
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "config.json").write_text(json.dumps(BERT), encoding="utf-8")
-        spawn(_work, (folder, cases, num_rounds, num_steps), NUM_REPLICAS)
-        times = json.loads((folder / "times.json").read_text(encoding="utf-8"))
-    return [Times(**values) for values in times]
+        write_bert(Path(name))
+        return [measure(case, Path(name), num_rounds, num_steps) for case in cases]
 
 
 def row(times: Times) -> tuple[str, ...]:
@@ -134,7 +116,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--cases", type=int, nargs="+", default=range(len(CASES)), help="rows of the table, from 0")
     parser.add_argument("--into", type=Path, help="folder whose results.json and README.md take the results")
     options = parser.parse_args(arguments)
-    times = run([CASES[index] for index in options.cases], options.rounds, options.steps)
+    cases = [CASES[index] for index in options.cases]
+    times = run_ranks(NUM_REPLICAS, measure_all, cases, options.rounds, options.steps)
     table = markdown(HEADER, map(row, times))
     print(table)
     if options.into is not None:

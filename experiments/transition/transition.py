@@ -2,24 +2,20 @@
 
 import argparse
 import gc
-import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
-from torch.multiprocessing.spawn import spawn
 
+from experiments.ranks import SEED, TIMEOUT_S, run_ranks
 from experiments.record import markdown, record
-from experiments.step_time.cases import BERT, NUM_CLASSES, RandomText
-from experiments.step_time.loops import OPTIMIZER, SEED, TIMEOUT_S
+from experiments.step_time.cases import NUM_CLASSES, RandomText, write_bert
+from experiments.step_time.loops import OPTIMIZER
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.data.base import CLASSIFICATION
 from pipetransformer.models.huggingface import HuggingFaceModel
@@ -70,9 +66,11 @@ CASES = (
 )
 
 
-def measure(case: Case, folder: Path) -> list[TransitionReport]:
+def measure(case: Case) -> list[TransitionReport]:
     """Goes through the plans of a case round and round; the reports of this rank."""
-    stack = case.stack(folder)
+    with tempfile.TemporaryDirectory() as name:
+        write_bert(Path(name))
+        stack = case.stack(Path(name))
     feed = Feed(RandomText(), stack.hidden_shape, SEED)
     groups = Groups(TIMEOUT_S)
     runtime = ElasticRuntime(
@@ -91,35 +89,16 @@ def measure(case: Case, folder: Path) -> list[TransitionReport]:
     return reports[1:]  # the first plan is no transition
 
 
-def _work(rank: int, folder: Path, case: Case) -> None:
-    torch.set_num_threads(1)
-    store, timeout = f"file://{folder / 'store'}", timedelta(seconds=TIMEOUT_S)
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=case.world, timeout=timeout)
-    reports = measure(case, folder)
-    if rank == 0:
-        (folder / "reports.json").write_text(json.dumps([asdict(report) for report in reports]), encoding="utf-8")
-    dist.destroy_process_group()
-
-
-def run(case: Case) -> list[dict[str, Any]]:
-    """Starts the processes, one thread each, and returns what rank 0 measured."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "config.json").write_text(json.dumps(BERT), encoding="utf-8")
-        spawn(_work, (folder, case), case.world)
-        return json.loads((folder / "reports.json").read_text(encoding="utf-8"))
-
-
-def rows(case: Case, reports: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
+def rows(case: Case, reports: list[TransitionReport]) -> Iterator[tuple[str, ...]]:
     num_plans = len(case.stages)
     for target in [*range(1, num_plans), 0]:
         own = [report for number, report in enumerate(reports, start=1) if number % num_plans == target]
-        parts = [median(report[name] for report in own) for name in ("group_s", "move_s", "rebuild_s")]
+        parts = [median(getattr(report, name) for report in own) for name in ("group_s", "move_s", "rebuild_s")]
         before, after = (case.stages[index] for index in ((target - 1) % num_plans, target))
         yield (
             f"{case.name}, {case.world} processes",
             f"{_describe(before)} to {_describe(after)}",
-            f"{median(report['bytes_moved'] for report in own) / 1e6:.0f}",
+            f"{median(report.bytes_moved for report in own) / 1e6:.0f}",
             f"{sum(parts):.2f}",
             *(f"{part / sum(parts):.0%}" for part in parts),
         )
@@ -134,11 +113,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--cases", type=int, nargs="+", default=range(len(CASES)), help="models, from 0")
     parser.add_argument("--into", type=Path, help="folder whose results.json and README.md take the results")
     options = parser.parse_args(arguments)
-    results = {CASES[index].name: run(CASES[index]) for index in options.cases}
-    table = markdown(HEADER, [row for index in options.cases for row in rows(CASES[index], results[CASES[index].name])])
+    cases = [CASES[index] for index in options.cases]
+    reports = {case.name: run_ranks(case.world, measure, case) for case in cases}
+    table = markdown(HEADER, [row for case in cases for row in rows(case, reports[case.name])])
     print(table)
     if options.into is not None:
-        record(options.into, results, table)
+        record(options.into, {name: [asdict(report) for report in own] for name, own in reports.items()}, table)
 
 
 if __name__ == "__main__":

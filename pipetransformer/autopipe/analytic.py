@@ -114,4 +114,5 @@ def _layer(
         parameter_bytes=round(parameters * BYTES),
         saved_bytes=round(saved * BYTES),
         output_bytes=round(output * BYTES),
+        working_bytes=round(saved * BYTES / 2),  # half of it has served its turn when the other half is made
     )

@@ -148,7 +148,7 @@ class Arranger:
         ]
 
         def cost(device: int, runs: Runs) -> float:
-            return memory.bytes(runs, grid.num_samples, num_microbatches, moments[device])
+            return memory.bytes(runs, grid.num_samples, num_microbatches, moments[device], grid.num_replicas)
 
         return cost
 

@@ -80,12 +80,16 @@ class Bounds:
         return max(largest_s, optimizer_s, mean_s)
 
     def device_bytes(self, grid: Grid) -> float:
-        """On the fullest device: parameters, the activations of what must be in flight, and the tensors handed over."""
+        """On the fullest device: parameters, the activations of what must be in flight, and the tensors handed over.
+
+        Where frozen layers run, the fullest device may be one that hands over less.
+        """
         num_in_flight = grid.num_microbatches if grid.schedule == "gpipe" else 1
         layers = self._bytes(grid.num_samples * num_in_flight, grid.checkpoint).largest(grid.pipeline_size)
-        num_boundaries = 2 * grid.num_chunks - 1 if grid.num_stages > 1 else 0
+        runs_frozen = self._arranger.num_frozen > self._arranger.cache_level
+        num_boundaries = 2 * grid.num_chunks - 1 if grid.num_stages > 1 and not runs_frozen else 0
         memory = self._arranger.memory[grid.checkpoint]
-        return layers + memory.buffer_bytes(num_boundaries, grid.num_samples * grid.num_microbatches) - 1
+        return layers + memory.buffer_bytes(num_boundaries * grid.num_microbatches, grid.num_samples) - 1
 
     def least_bytes(self, pipeline_size: int) -> float:
         """On the fullest device of such pipelines, with one sample in flight and activation checkpointing."""

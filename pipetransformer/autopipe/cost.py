@@ -46,6 +46,7 @@ class LayerProfile:
         parameter_bytes: All parameters.
         saved_bytes: Activations kept for backward, per sample.
         output_bytes: The output, per sample.
+        working_bytes: The most that lives in a forward pass without gradient, output included, per sample.
     """
 
     name: str
@@ -56,6 +57,7 @@ class LayerProfile:
     parameter_bytes: int
     saved_bytes: int
     output_bytes: int
+    working_bytes: int = 0
 
 
 @dataclass(frozen=True)

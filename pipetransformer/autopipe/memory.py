@@ -3,7 +3,7 @@
 from functools import lru_cache
 from operator import mul
 
-from pipetransformer.autopipe.cost import Profile, RunSums, microbatch_size, with_active
+from pipetransformer.autopipe.cost import Profile, RunSums, first_active_layer, microbatch_size, with_active
 from pipetransformer.autopipe.partition import Runs
 from pipetransformer.autopipe.plan import Plan
 
@@ -14,10 +14,12 @@ Moments = tuple[tuple[int, ...], ...]
 class MemoryCosts:
     """Bytes on the device that holds one or more runs of layers.
 
-    Weights of all its layers; gradients and optimizer state of the active ones; what the active ones save for
-    backward, for each micro-batch in flight (frozen layers run without saving anything); for each micro-batch the
-    tensor that comes from below and the tensor that goes up, for which the pipeline may keep buffers. With activation
-    checkpointing an active layer saves its input, and one layer at a time all that its backward needs.
+    Weights of all its layers; gradients and optimizer state of the active ones, and their gradients once more where
+    replicas average what several micro-batches add up to (DDP does that beside its buckets); what the active ones save
+    for backward, for each micro-batch in flight; what one frozen layer at a time needs to run; for each micro-batch the
+    tensor that comes from below and the one that goes up, for which the pipeline keeps buffers (what goes up from a
+    frozen layer gets no gradient and is kept in flight only). With activation checkpointing an active layer saves its
+    input, and one layer at a time all that its backward needs.
     """
 
     def __init__(self, profile: Profile, num_frozen: int, checkpoint: bool = False) -> None:
@@ -27,33 +29,41 @@ class MemoryCosts:
         inputs = [0, *(layer.output_bytes for layer in profile.layers[:-1])]
         saved = inputs if checkpoint else [layer.saved_bytes for layer in profile.layers]
         self._parameters = RunSums(layer.parameter_bytes * (1 + state_factor * on) for layer, on in layers)
+        self._gradients = RunSums(layer.parameter_bytes * on for layer, on in layers)
+        self._first_active = first_active_layer(num_frozen)
+        self._working = max([0, *(layer.working_bytes for layer, on in layers if not on)])
         self._saved = RunSums(num_bytes * on for num_bytes, (_, on) in zip(saved, layers, strict=True))
         self._checkpoint = checkpoint
         self._again = [layer.saved_bytes * on for layer, on in layers]
         # one size for all boundaries, so that a shorter run never needs more
         self._boundary = max(layer.output_bytes for layer in profile.layers[:-1])
 
-    def bytes(self, runs: Runs, num_samples: int, num_microbatches: int, moments: Moments) -> int:
+    def bytes(
+        self, runs: Runs, num_samples: int, num_microbatches: int, moments: Moments, num_replicas: int
+    ) -> int:  # fmt: skip
         """Bytes with ``num_microbatches`` of ``num_samples`` each; ``runs`` may be the lowest chunks of a device."""
-        held, again, num_boundaries = 0.0, 0, 0
+        held, again, num_tensors = 0.0, 0, 0
         saved = []
-        for first, last in runs:
-            held += self._parameters(first, last)
+        adds_up = num_replicas > 1 and num_microbatches > 1
+        working = self._working * any(first < self._first_active for first, _ in runs)
+        for chunk, (first, last) in enumerate(runs):
+            held += self._parameters(first, last) + adds_up * self._gradients(first, last)
             saved.append(self._saved(first, last))
-            num_boundaries += (first > 0) + (last < self._head)
+            sent = num_microbatches if last >= self._first_active else max(moment[chunk] for moment in moments)
+            num_tensors += (first > 0) * num_microbatches + (last < self._head) * sent
             if self._checkpoint:
                 again = max(again, *self._again[first : last + 1])
         in_flight = max([sum(map(mul, saved, moment)) for moment in moments])
-        buffers = self.buffer_bytes(num_boundaries, num_samples * num_microbatches)
-        return round(held + (in_flight + again) * num_samples + buffers)
+        buffers = self.buffer_bytes(num_tensors, num_samples)
+        return round(held + (in_flight + again + working) * num_samples + buffers)
 
     def layer_bytes(self, layer: int, num_samples: int) -> float:
         """What a layer adds wherever it is put, with ``num_samples`` between forward and backward."""
         return self._parameters(layer, layer) + self._saved(layer, layer) * num_samples
 
-    def buffer_bytes(self, num_boundaries: int, num_samples: int) -> int:
-        """What hands over that many tensors of ``num_samples``."""
-        return num_boundaries * self._boundary * num_samples
+    def buffer_bytes(self, num_tensors: int, num_samples: int) -> int:
+        """What that many tensors between layers take, of ``num_samples`` each."""
+        return num_tensors * self._boundary * num_samples
 
 
 @lru_cache(maxsize=4096)
@@ -108,6 +118,7 @@ def device_memory_bytes(profile: Profile, plan: Plan, batch_size: int) -> tuple[
             num_samples,
             num_microbatches,
             in_flight(plan.schedule, device, size, plan.num_chunks, num_microbatches),
+            plan.num_replicas,
         )
         for device in range(size)
     )

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from pipetransformer.autopipe.cost import LayerProfile, Profile, Time
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.runtime.batch import Batch
+from pipetransformer.runtime.live_bytes import LiveBytes
 from pipetransformer.runtime.randomness import RefuseOtherRandomness, SampleRandomness
 
 NUM_REPEATS = 5
@@ -30,6 +31,7 @@ class Measured:
     weight_grad_s: float
     saved_bytes: int
     output_bytes: int
+    working_bytes: int
 
 
 def profile(
@@ -81,6 +83,7 @@ def _layer_profile(
         parameter_bytes=sum(p.numel() * p.element_size() for p in layer.parameters()),
         saved_bytes=large.saved_bytes // sizes[1],
         output_bytes=large.output_bytes // sizes[1],
+        working_bytes=large.working_bytes // sizes[1],
     )
 
 
@@ -109,7 +112,20 @@ def _measure(layer: nn.Module, index: int, x: Tensor, batch: Batch) -> Measured:
         max(backward_s - input_grad_s, 0.0),
         saved_bytes,
         output.numel() * output.element_size(),
+        _working_bytes(layer, x, batch),
     )
+
+
+def _working_bytes(layer: nn.Module, x: Tensor, batch: Batch) -> int:
+    """The most that lives in a forward pass as a frozen layer makes it."""
+    layer.eval()
+    with torch.no_grad(), LiveBytes() as live:
+        for tensor in (*layer.parameters(), *layer.buffers(), x, *batch.context.values()):
+            live.add(tensor)
+        num_bytes = live.now
+        layer(x, **batch.context)
+    layer.train()
+    return live.peak - num_bytes
 
 
 @contextmanager

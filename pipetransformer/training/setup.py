@@ -12,7 +12,7 @@ from pipetransformer.autodp.topology import Position
 from pipetransformer.autopipe.cluster import Cluster, Link
 from pipetransformer.autopipe.pins import check_world
 from pipetransformer.autopipe.plan import Plan
-from pipetransformer.config import Config
+from pipetransformer.config import Config, Parallel
 from pipetransformer.data.base import Data, ImageFormat, TextFormat
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.runtime.batch import Batch
@@ -20,6 +20,7 @@ from pipetransformer.runtime.link import measure_all_reduces, measure_messages
 from pipetransformer.runtime.profile import profile
 from pipetransformer.training.feed import Feed
 from pipetransformer.training.node import Node, devices_per_node
+from pipetransformer.training.optim import OptimizerSpec
 from pipetransformer.training.planner import Planner
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -58,15 +59,19 @@ def prepare(config: Config, device: torch.device) -> Prepared:
     stack = config.model.outline(data.task, data.num_outputs, data.input_shape, config.seed).to(dtype)
     check_world(dist.get_world_size(), len(stack), config.batch_size)
     feeds = [Feed(split, stack.hidden_shape, config.seed) for split in (data.train, *data.evaluation)]
-    planner = _planner(config, stack, feeds[0], device, dtype)
+    planner = make_planner(stack, feeds[0], config.optim, config.parallel, config.batch_size, device, dtype)
     return Prepared(data, stack, feeds[0], tuple(feeds[1:]), planner, planner.initial(), device, dtype)
 
 
-def _planner(config: Config, stack: LayerStack, feed: Feed, device: torch.device, dtype: torch.dtype) -> Planner:
-    share = max(2, -(-config.batch_size // dist.get_world_size()))
+def make_planner(
+    stack: LayerStack, feed: Feed, optim: OptimizerSpec, parallel: Parallel, batch_size: int, device: torch.device,
+    dtype: torch.dtype,
+) -> Planner:  # fmt: skip
+    """Measures the layers on the first samples of a feed, and the links; every rank calls it."""
+    share = max(2, -(-batch_size // dist.get_world_size()))
     batches = tuple(_whole_batch(feed, len(stack), size, device, dtype) for size in (max(1, share // 4), share))
-    measured = profile(stack, (batches[0], batches[1]), config.optim.build, config.optim.state_factor, device)
-    return Planner(measured, _cluster(config.parallel.device_memory_gib, device), config.parallel, config.batch_size)
+    measured = profile(stack, (batches[0], batches[1]), optim.build, optim.state_factor, device)
+    return Planner(measured, _cluster(parallel.device_memory_gib, device), parallel, batch_size)
 
 
 def _cluster(budget_gib: float | None, device: torch.device) -> Cluster:

@@ -9,7 +9,7 @@ import pytest
 from support.pool import Pool
 
 from experiments.record import BEGIN, END
-from experiments.step_time.cases import BERT, CASES, Case
+from experiments.step_time.cases import CASES, Case, write_bert
 from experiments.step_time.step_time import CPU, WALL, Times, measure, row
 
 ROOT = Path(__file__).parents[2]
@@ -23,7 +23,7 @@ TEXT = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "in
     ids=lambda case: case.name,
 )
 def test_every_round_times_both_loops_on_the_same_training(case: Case, pool: Pool, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(BERT))
+    write_bert(tmp_path)
     times = pool.run(2, measure, case, tmp_path, 2, 3)[0]
     assert len(times.plain) == len(times.elastic) == 2
     assert all(seconds > 0 for turn in times.plain + times.elastic for seconds in turn)

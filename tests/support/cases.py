@@ -35,6 +35,7 @@ class Case:
         kind: ``vit``, ``bert`` or ``bert_qa``.
         folder: Where BERT's configuration lies (see :func:`write_config`).
         num_samples: With ``batch_size`` not a divisor, the last batch of an epoch is smaller.
+        width: Of the model.
     """
 
     kind: str
@@ -44,6 +45,7 @@ class Case:
     num_samples: int = 20
     batch_size: int = 8
     num_steps: int = 7
+    width: int = 16
 
     @property
     def task(self) -> str:
@@ -51,14 +53,15 @@ class Case:
 
     def spec(self) -> ModelSpec:
         if self.kind == "vit":
-            options = {"patch_size": 4, "embed_dim": 16, "depth": NUM_BLOCKS, "num_heads": 2}
+            options = {"patch_size": 4, "embed_dim": self.width, "depth": NUM_BLOCKS, "num_heads": 2}
             rates = {"proj_drop_rate": self.dropout, "attn_drop_rate": self.dropout, "drop_path_rate": self.dropout}
             return TimmModel(name="vit_tiny_patch16_224", pretrained=False, options=options | rates)
         rates = {"hidden_dropout_prob": self.dropout, "attention_probs_dropout_prob": self.dropout}
-        return HuggingFaceModel(name=str(self.folder), pretrained=False, options=rates)
+        sizes = {"hidden_size": self.width, "intermediate_size": 2 * self.width}
+        return HuggingFaceModel(name=str(self.folder), pretrained=False, options=rates | sizes)
 
     def stack(self) -> LayerStack:
-        return copy.deepcopy(_stack(Case(self.kind, self.folder, self.dropout)))
+        return copy.deepcopy(_stack(Case(self.kind, self.folder, self.dropout, width=self.width)))
 
     def objective(self) -> Objective:
         return objective(self.task, 2 if self.kind == "bert_qa" else NUM_CLASSES)

@@ -1,7 +1,6 @@
 """Runs of the whole system on the ranks of the pool, configured as on the command line."""
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -10,7 +9,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-import torch.distributed as dist
 from hydra import compose, initialize_config_dir
 
 from pipetransformer import config
@@ -73,8 +71,6 @@ def run_job(pool: Pool, world_size: int, folder: Path, *overrides: str, made_up_
 
 
 def _run_rank(overrides: tuple[str, ...], folder: Path, made_up_times: bool) -> str:
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world_size), "GROUP_RANK": "0"}
     try:
         with _without_network(), _made_up_times() if made_up_times else _measured_times():
             run_rank(loaded(*overrides), folder, torch.device("cpu"), {}, None)
@@ -100,17 +96,18 @@ def _measured_times() -> Iterator[None]:
 
 @contextmanager
 def _made_up_times() -> Iterator[None]:
-    """One second per layer and sample whatever the machine does, so that plans follow from bytes alone."""
-
-    def made_up(*args: Any) -> Profile:
-        measured = profile(*args)
-        second = {name: Time(0.0, 1.0) for name in ("forward", "input_grad", "weight_grad")}
-        layers = tuple(replace(layer, optimizer_s=0.0, **second) for layer in measured.layers)
-        return replace(measured, layers=layers)
-
+    """Plans follow from bytes alone."""
     with (
-        mock.patch.object(setup, "profile", made_up),
+        mock.patch.object(setup, "profile", made_up_profile),
         mock.patch.object(setup, "measure_messages", return_value=((1e-3, 1e12), None)),
         mock.patch.object(setup, "measure_all_reduces", return_value=((1e-3, 1e12), None)),
     ):
         yield
+
+
+def made_up_profile(*args: Any) -> Profile:
+    """One second per layer and sample, whatever the machine does."""
+    measured = profile(*args)
+    second = {name: Time(0.0, 1.0) for name in ("forward", "input_grad", "weight_grad")}
+    layers = tuple(replace(layer, optimizer_s=0.0, **second) for layer in measured.layers)
+    return replace(measured, layers=layers)

@@ -1,6 +1,7 @@
 """A pool of worker processes, started once per test session, that run a function as the ranks of a world."""
 
 import multiprocessing as mp
+import os
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -87,6 +88,7 @@ def _work(pipe: Connection) -> None:
 def _call(function: Callable[..., Any], args: tuple[Any, ...], rank: int, world: int, store: str) -> Any:
     import torch.distributed as dist
 
+    os.environ |= {"GROUP_RANK": "0", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world)}  # as torchrun does
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=TIMEOUT_S)
     )

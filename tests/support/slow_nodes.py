@@ -1,4 +1,4 @@
-"""``train.py`` where messages between nodes are slow, whatever this machine measures: ``python slow_nodes.py ...``."""
+"""``train.py`` where layers and messages between nodes are slow, whatever this machine does: ``slow_nodes.py ...``."""
 
 import runpy
 import sys
@@ -7,10 +7,11 @@ from pathlib import Path
 import torch
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from pipetransformer.runtime.link import Pair  # noqa: E402
 from pipetransformer.training import setup  # noqa: E402
+from support.jobs import made_up_profile  # noqa: E402
 
 
 def messages(_: torch.device, devices_per_node: int) -> tuple[Pair, Pair | None]:
@@ -23,6 +24,6 @@ def all_reduces(_: torch.device, devices_per_node: int) -> tuple[Pair, Pair | No
 
 
 if __name__ == "__main__":
-    vars(setup).update(measure_messages=messages, measure_all_reduces=all_reduces)
+    vars(setup).update(profile=made_up_profile, measure_messages=messages, measure_all_reduces=all_reduces)
     sys.argv[0] = str(ROOT / "train.py")
     runpy.run_path(sys.argv[0], run_name="__main__")

@@ -1,0 +1,202 @@
+"""Holds the cost model against the clock: ``python -m experiments.prediction.prediction``."""
+
+import argparse
+import gc
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from experiments.ranks import SEED, TIMEOUT_S, run_ranks
+from experiments.record import markdown, record
+from experiments.step_time.cases import CASES, NUM_CLASSES, Case, write_bert
+from experiments.step_time.loops import OPTIMIZER
+from pipetransformer.autocache.cache import AutoCache
+from pipetransformer.autodp.sampler import batch_ids, epoch_order, num_batches
+from pipetransformer.autopipe.pins import Pins
+from pipetransformer.autopipe.plan import Plan
+from pipetransformer.autopipe.search import best_plan
+from pipetransformer.config import Parallel
+from pipetransformer.data.base import CLASSIFICATION
+from pipetransformer.runtime.elastic import ElasticRuntime
+from pipetransformer.runtime.groups import Groups
+from pipetransformer.training.feed import Feed
+from pipetransformer.training.planner import Planner
+from pipetransformer.training.setup import make_planner
+from pipetransformer.training.task import objective
+
+WORLD, NUM_WARMUP_STEPS, CPU = 2, 2, torch.device("cpu")
+HEADER = ("model", "plan", "predicted, ms", "measured, ms", "predicted / measured", "quartiles")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A plan but for where its stages end.
+
+    Attributes:
+        frozen: Share of the blocks.
+    """
+
+    name: str
+    pins: Pins
+    frozen: float = 0.0
+    cached: bool = False
+
+    def plan(self, planner: Planner, num_blocks: int, batch_size: int) -> Plan:
+        num_frozen = round(self.frozen * num_blocks)
+        level = num_frozen if self.cached else 0
+        return best_plan(planner.profile, planner.cluster, batch_size, num_frozen, level, self.pins)
+
+
+DATA, SINGLE = Pins(num_stages=1, num_replicas=2, num_microbatches=1), Pins(num_stages=1, num_replicas=1)
+PLANS = (
+    Wanted("data", DATA),
+    Wanted("data, 4 micro-batches", Pins(num_stages=1, num_replicas=2, num_microbatches=4)),
+    Wanted("data, a third frozen", DATA, 1 / 3),
+    Wanted("data, a third frozen and cached", DATA, 1 / 3, cached=True),
+    Wanted("data, two thirds frozen and cached", DATA, 2 / 3, cached=True),
+    Wanted("data, checkpointing", Pins(num_stages=1, num_replicas=2, num_microbatches=1, checkpoint=True)),
+    Wanted("single device", Pins(num_stages=1, num_replicas=1, num_microbatches=1)),
+    Wanted("2 stages, 2 micro-batches, 1F1B", Pins(2, 1, 2, "1f1b")),
+    Wanted("2 stages, 4 micro-batches, 1F1B", Pins(2, 1, 4, "1f1b")),
+    Wanted("2 stages, 8 micro-batches, GPipe", Pins(2, 1, 8, "gpipe")),
+    Wanted("2 stages, 4 micro-batches, a third frozen", Pins(2, 1, 4, "1f1b"), 1 / 3),
+    Wanted("2 stages, 4 micro-batches, a third frozen and cached", Pins(2, 1, 4, "1f1b"), 1 / 3, cached=True),
+    Wanted("4 stages, 2 on each device, 4 micro-batches", Pins(4, 1, 4, "interleaved1f1b", num_chunks=2)),
+)
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of a step under one plan, a number for each round."""
+
+    case: str
+    plan: str
+    predicted: tuple[float, ...]
+    measured: tuple[float, ...]
+
+    @property
+    def ratios(self) -> list[float]:
+        return [one / two for one, two in zip(self.predicted, self.measured, strict=True)]
+
+
+class Bench:
+    """One rank's model under one plan after the other."""
+
+    def __init__(self, case: Case, folder: Path, shared_folder: Path) -> None:
+        write_bert(folder)
+        self.case, self.stack = case, case.stack(folder)
+        self.feed = Feed(case.split(), self.stack.hidden_shape, SEED)
+        self._groups = Groups(TIMEOUT_S)
+        self._runtime = ElasticRuntime(
+            case.stack(folder), self._groups, objective(CLASSIFICATION, NUM_CLASSES), OPTIMIZER.build,
+            OPTIMIZER.clip_norm, CPU, torch.float32,
+        )  # fmt: skip
+        own = dist.get_rank(), dist.get_world_size()
+        self.feed.cache = AutoCache(shared_folder, self.feed.hidden_size, torch.float32, *own, dist.barrier)
+        self._order = epoch_order(len(self.feed.split), 0, SEED)
+        self._step = 0
+
+    def planner(self) -> Planner:
+        """Measures layers and links anew."""
+        return make_planner(self.stack, self.feed, OPTIMIZER, Parallel(), self.case.batch_size, CPU, torch.float32)
+
+    def seconds(self, plan: Plan, num_steps: int) -> float:
+        """The median step, as this rank sees it."""
+        assert self.feed.cache is not None
+        if plan.cache_level != self.feed.cache.level:
+            self.feed.cache.delete()
+        if plan.cache_level > self.feed.cache.level:
+            with self._runtime.prefix(0, plan.cache_level) as compute:
+                wanted = [(self.feed.source, np.arange(len(self.feed.split)))]
+                self.feed.cache.advance(plan.cache_level, wanted, compute, self.case.batch_size)
+        self._runtime.apply(plan)
+        seconds = [self._one_step(plan) for _ in range(NUM_WARMUP_STEPS + num_steps)]
+        return median(seconds[NUM_WARMUP_STEPS:])
+
+    def _one_step(self, plan: Plan) -> float:
+        start = time.perf_counter()
+        engine, batch = self._runtime.engine, None
+        index = self._step % (num_batches(len(self.feed.split), self.case.batch_size) - 1)  # not the smaller last one
+        if engine is not None:
+            ids = batch_ids(self._order, index, self.case.batch_size)
+            batch, _ = self.feed.batch(ids, plan, engine.position, self._step)
+        result = self._runtime.step(batch, rate=1e-4)
+        self._step += 1
+        seconds = time.perf_counter() - start
+        _ = result.loss
+        return seconds
+
+    def close(self) -> None:
+        assert self.feed.cache is not None
+        self.feed.cache.delete()
+        self._groups.close()
+
+
+def measure(case: Case, wanted: Sequence[Wanted], num_rounds: int, num_steps: int) -> list[Times]:
+    """Predicts and times every plan in every round; the plans are those that the first profile gives."""
+    with tempfile.TemporaryDirectory() as own:
+        folders = [own]
+        dist.broadcast_object_list(folders)
+        bench = Bench(case, Path(own), Path(folders[0]))
+        times = _measure(bench, wanted, num_rounds, num_steps)
+        bench.close()
+        dist.barrier()  # the cache lies in the folder of rank 0
+    return times
+
+
+def _measure(bench: Bench, wanted: Sequence[Wanted], num_rounds: int, num_steps: int) -> list[Times]:
+    case, planner = bench.case, bench.planner()
+    plans = [one.plan(planner, bench.stack.num_blocks, case.batch_size) for one in wanted]
+    predicted: list[list[float]] = [[] for _ in plans]
+    measured: list[list[float]] = [[] for _ in plans]
+    bench.seconds(Plan(0, 0, ((0, len(bench.stack) - 1),), WORLD, 1), num_steps=1)  # allocates and connects
+    gc.freeze()
+    for _ in range(num_rounds):
+        planner = bench.planner()
+        for index, plan in enumerate(plans):
+            predicted[index].append(planner.predict(plan))
+            measured[index].append(bench.seconds(plan, num_steps))
+    return [
+        Times(case.name, one.name, tuple(p), tuple(m)) for one, p, m in zip(wanted, predicted, measured, strict=True)
+    ]
+
+
+def rows(times: Sequence[Times]) -> Iterator[tuple[str, ...]]:
+    for own in times:
+        low, middle, high = np.quantile(own.ratios, (0.25, 0.5, 0.75))
+        yield (
+            own.case,
+            own.plan,
+            f"{1000 * median(own.predicted):.1f}",
+            f"{1000 * median(own.measured):.1f}",
+            f"{middle:.2f}",
+            f"{low:.2f}-{high:.2f}",
+        )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7, help="each profiles anew and times every plan once")
+    parser.add_argument("--steps", type=int, default=7, help="steps of a plan in a round")
+    parser.add_argument(
+        "--cases", type=int, nargs="+", default=[2, 4], help="models of the step-time benchmark, from 0"
+    )
+    parser.add_argument("--into", type=Path, help="folder whose results.json and README.md take the results")
+    options = parser.parse_args(arguments)
+    cases = [CASES[index] for index in options.cases]
+    times = [own for case in cases for own in run_ranks(WORLD, measure, case, PLANS, options.rounds, options.steps)]
+    table = markdown(HEADER, rows(times))
+    print(table)
+    if options.into is not None:
+        record(options.into, [asdict(own) for own in times], table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""What a rank takes under a plan, predicted and counted."""
+
+import torch
+import torch.distributed as dist
+
+from pipetransformer.autodp.topology import position
+from pipetransformer.autopipe.memory import device_memory_bytes
+from pipetransformer.autopipe.plan import Plan
+from pipetransformer.config import Parallel
+from pipetransformer.runtime.live_bytes import LiveBytes
+from pipetransformer.training.setup import make_planner
+from support.cases import OPTIMIZERS, Case
+from support.observations import one_step
+from support.trainings import build
+
+
+def predicted_and_measured(case: Case, plan: Plan, folder: str) -> tuple[int, int]:
+    """Bytes of this rank under a plan: by the memory model, and the most that live in its second step."""
+    runtime, feed, groups = build(case, folder)
+    spec = OPTIMIZERS[case.optimizer]
+    planner = make_planner(case.stack(), feed, spec, Parallel(), case.batch_size, torch.device("cpu"), torch.float64)
+    place = position(plan, dist.get_rank())
+    assert place is not None
+    predicted = device_memory_bytes(planner.profile, plan, case.batch_size)[place.device]
+    with LiveBytes() as live:
+        for _, tensor in runtime.holdings.stack.named_parameters():
+            live.add(tensor)
+        runtime.apply(plan)
+        one_step(runtime, feed, case, 0)
+        live.peak = live.now
+        one_step(runtime, feed, case, 1)
+    groups.close()
+    return predicted, live.peak
