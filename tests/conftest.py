@@ -8,13 +8,6 @@ from support.cases import write_config
 from support.pool import Pool
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With pytest-xdist one worker takes all tests that need the pool, as that keeps two cores busy by itself."""
-    with_pool = {item.path for item in items if "pool" in getattr(item, "fixturenames", ())}
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("pool" if item.path in with_pool else str(item.path)))
-
-
 @pytest.fixture(scope="session")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     """Worker processes that play the ranks of a world."""

@@ -20,8 +20,9 @@ from pipetransformer.autopipe.plan import Plan
 
 DEVICES_PER_NODE = 2
 SLOW_NODES = str(ROOT / "tests" / "support" / "slow_nodes.py")
-RUN = (*TINY, "model.options.depth=3", "freeze=schedule", "freeze.num_frozen=[1, 2]", "precision=float64", "epochs=4")
-TWO_BY_TWO = ("parallel.num_stages=2", "parallel.num_replicas=2", "hydra.run.dir=run")
+SOON = ("freeze=schedule", "freeze.num_frozen=[1, 2]", "freeze.interval=0.1")  # so that caching pays twice
+RUN = (*TINY, "model.options.depth=3", *SOON, "precision=float64", "epochs=4")
+TWO_BY_TWO = ("parallel.num_stages=2", "parallel.num_replicas=2", "parallel.num_microbatches=2", "hydra.run.dir=run")
 FILLED = {"train-level1": 64, "test-level1": 40, "train-level2": 64, "test-level2": 40}
 
 

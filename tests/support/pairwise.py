@@ -9,8 +9,9 @@ Pair = tuple[int, object, int, object]
 NUM_CANDIDATES = 150
 
 
-def pairs_of(row: Row) -> set[Pair]:
-    return {(i, row[i], j, row[j]) for i, j in combinations(range(len(row)), 2)}
+def pairs_of(row: Row) -> list[Pair]:
+    """In order, so that the same rows come out of every process."""
+    return [(i, row[i], j, row[j]) for i, j in combinations(range(len(row)), 2)]
 
 
 def pairwise(factors: Sequence[Sequence[object]], is_possible: Callable[[Row], bool]) -> list[Row]:
@@ -30,7 +31,7 @@ def pairwise(factors: Sequence[Sequence[object]], is_possible: Callable[[Row], b
     while missing:
         rows_of_one = by_pair[next(iter(missing))]
         candidates = generator.sample(rows_of_one, min(NUM_CANDIDATES, len(rows_of_one)))
-        best = max(candidates, key=lambda row: len(pairs_of(row) & missing.keys()))
+        best = max(candidates, key=lambda row: sum(pair in missing for pair in pairs_of(row)))
         rows.append(best)
         for pair in pairs_of(best):
             missing.pop(pair, None)

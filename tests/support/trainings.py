@@ -102,20 +102,20 @@ def go(runtime: ElasticRuntime, feed: Feed, plan: Plan) -> TransitionReport:
 
 
 def moments(runtime: ElasticRuntime) -> dict[str, Tensor]:
-    """Optimizer state of all ranks by original parameter name and key; equal on replicas or it fails."""
-    own: dict[str, Tensor] = {}
+    """On rank 0 the optimizer state of all ranks by original parameter name and key; equal on replicas or it fails."""
+    own: dict[str, np.ndarray] = {}
     for index in runtime.holdings.held():
         layer = runtime.holdings.stack[index]
         for name, parameter in layer.module.named_parameters():
             state = runtime.optimizer.state.get(parameter, {}) if runtime.optimizer else {}
-            own |= {f"{layer.prefix}{name}/{key}": torch.as_tensor(value).double() for key, value in state.items()}
-    gathered: list[dict[str, Tensor]] = [{} for _ in range(dist.get_world_size())]
-    dist.all_gather_object(gathered, own)
-    merged: dict[str, Tensor] = {}
-    for part in gathered:
-        for name, tensor in part.items():
-            torch.testing.assert_close(merged.setdefault(name, tensor), tensor, rtol=0, atol=0)
-    return merged
+            own |= {f"{layer.prefix}{name}/{key}": torch.as_tensor(v).double().numpy() for key, v in state.items()}
+    gathered: list[dict[str, np.ndarray]] | None = [{}] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(own, gathered)
+    merged: dict[str, np.ndarray] = {}
+    for part in gathered or ():
+        for name, array in part.items():
+            np.testing.assert_array_equal(merged.setdefault(name, array), array, name)
+    return {name: torch.from_numpy(array) for name, array in merged.items()}
 
 
 def train_reference(case: Case, frozen: dict[int, int]) -> Trace:

@@ -29,7 +29,7 @@ def test_without_a_budget_the_first_plan_is_plain_data_parallelism() -> None:
 
 
 def test_stages_become_fewer_and_replicas_more_as_blocks_freeze() -> None:
-    elastic = planner(memory_mib=100)  # two active layers of 40 MiB and no third
+    elastic = planner(memory_mib=115)  # two active layers of 40 or, replicated, 50 MiB, and no third
     plans = [elastic.initial()]
     plans += [elastic.next(plans[0], num_frozen, num_frozen) for num_frozen in (4, 6)]
     assert [shape(plan) for plan in plans] == [(4, 1), (2, 2), (1, 4)]
@@ -45,7 +45,7 @@ def transition(elastic: Planner, num_frozen: int, rest: Ahead, plan: Plan | None
 
 
 def test_without_autopipe_the_stages_stay_and_the_prediction_follows() -> None:
-    rigid = planner(memory_mib=100, autopipe=False)
+    rigid = planner(memory_mib=115, autopipe=False)
     first = rigid.initial()
     later = transition(rigid, 4, ahead()).plan
     assert (later.stages, later.num_replicas) == (first.stages, first.num_replicas)
@@ -54,14 +54,14 @@ def test_without_autopipe_the_stages_stay_and_the_prediction_follows() -> None:
 
 
 def test_with_a_long_way_to_go_it_packs_replicates_and_caches() -> None:
-    choice = transition(planner(memory_mib=100), 4, ahead())
+    choice = transition(planner(memory_mib=115), 4, ahead())
     assert (shape(choice.plan), choice.plan.cache_level) == ((2, 2), 4)
     assert "less, more than" in choice.reason
 
 
 @pytest.mark.parametrize("rest", [ahead(num_steps=0), ahead(overhead_s=1e6)], ids=["no time left", "a dear one"])
 def test_a_transition_that_does_not_pay_freezes_and_leaves_the_rest_as_it_is(rest: Ahead) -> None:
-    elastic = planner(memory_mib=100)
+    elastic = planner(memory_mib=115)
     choice = transition(elastic, 4, rest)
     assert choice.plan.num_frozen == 4
     assert (choice.plan.stages, choice.plan.cache_level) == (elastic.initial().stages, 0)
@@ -69,25 +69,25 @@ def test_a_transition_that_does_not_pay_freezes_and_leaves_the_rest_as_it_is(res
 
 
 def test_a_cache_that_takes_longer_to_fill_than_it_saves_is_left_out() -> None:
-    choice = transition(planner(memory_mib=100), 4, ahead(num_samples=10**6))
+    choice = transition(planner(memory_mib=115), 4, ahead(num_samples=10**6))
     assert (choice.plan.num_frozen, choice.plan.cache_level) == (4, 0)
 
 
 def test_moving_layers_over_a_slow_link_counts() -> None:
-    fast, slow = planner(memory_mib=100), planner(memory_mib=100, bandwidth=1e5)
+    fast, slow = planner(memory_mib=115), planner(memory_mib=115, bandwidth=1e5)
     assert transition(fast, 4, ahead(num_steps=20)).plan.num_replicas == 2
     assert transition(slow, 4, ahead(num_steps=20)).plan.num_replicas == 1
 
 
 def test_layers_that_thaw_leave_no_choice() -> None:
-    elastic = planner(memory_mib=100)
+    elastic = planner(memory_mib=115)
     frozen = elastic.next(elastic.initial(), 6, 6)
     choice = transition(elastic, 2, ahead(num_steps=1), frozen)
     assert (choice.plan.num_frozen, choice.plan.cache_level) == (2, 2)
 
 
 def test_without_autodp_the_replicas_stay() -> None:
-    packed = planner(memory_mib=100, autodp=False)
+    packed = planner(memory_mib=115, autodp=False)
     assert shape(packed.next(packed.initial(), 6, 6)) == (1, 1)
 
 
