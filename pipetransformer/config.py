@@ -88,6 +88,7 @@ class Config:
         precision: One of :data:`PRECISIONS`.
         eval_every_epochs: Epochs between two evaluations; the end of the run is always evaluated.
         log_every_steps: Steps between two step lines in the log where there is no terminal.
+        trace: Write what every rank does in one step of each plan; that step is slower.
     """
 
     model: Any = MISSING
@@ -103,6 +104,7 @@ class Config:
     precision: str = "float32"
     eval_every_epochs: int = 1
     log_every_steps: int = 20
+    trace: bool = False
 
 
 @dataclass(frozen=True)

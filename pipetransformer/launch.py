@@ -49,7 +49,7 @@ def launch(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | No
     return _metric(_launch_workers(config, run_dir, plain, sweep))
 
 
-def _run_job(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | None) -> dict[str, Any]:
+def _run_job(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | None) -> dict[str, Any] | None:
     """One rank. Imported where it runs, for the launcher needs none of it and takes seconds less to start."""
     from pipetransformer.training.job import run_job
 

@@ -31,7 +31,9 @@ def answer(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_help_lists_the_groups_and_the_options(tmp_path: Path) -> None:
     done = answer(tmp_path, "--help")
     assert done.returncode == 0
-    assert all(word in done.stdout for word in ("vit_tiny", "pipetransformer", "batch_size: 32", "world_size"))
+    assert all(
+        word in done.stdout for word in ("vit_tiny", "pipetransformer", "batch_size: 32", "world_size", "trace: false")
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Two agents of ``torchrun``, each with a folder of its own, stand for two nodes of two devices."""
 
+import json
 import os
 import signal
 import time
@@ -52,7 +53,8 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Nodes:
     folders, agent = make_folders(parent), of_two_nodes(free_port(), DEVICES_PER_NODE)
 
     def run(folder: Path) -> Ended:
-        return torchrun(folder, *agent, SLOW_NODES, *RUN, *TWO_BY_TWO, f"cache.path={folder / 'features'}")
+        options = (*RUN, *TWO_BY_TWO, f"cache.path={folder / 'features'}", "trace=true")
+        return torchrun(folder, *agent, SLOW_NODES, *options)
 
     with ThreadPoolExecutor() as agents, kept(parent, "*/features/*/node*/*.valid", marks):
         ended = list(agents.map(run, folders))
@@ -97,6 +99,16 @@ def test_no_pipeline_crosses_a_node(nodes: Nodes) -> None:
         plan = Plan(values["num_frozen"], values["cache_level"], stages, **arrangement)
         pipelines = [pipeline_ranks(plan, replica) for replica in range(2)]
         assert [Counter(rank // DEVICES_PER_NODE for rank in ranks) for ranks in pipelines] == [{0: 2}, {1: 2}]
+
+
+def test_a_trace_shows_the_ranks_of_both_nodes_from_the_start_of_the_step(nodes: Nodes) -> None:
+    files = [nodes.job.folder / name for name in nodes.job.summary["traces"]]
+    assert len(files) == len(nodes.job.summary["plans"])
+    for file in files:
+        rows = json.loads(file.read_text())["traceEvents"]
+        starts = [(row["pid"], row["ts"]) for row in rows if row["ph"] == "X"]
+        assert {rank for rank, _ in starts} == {0, 1, 2, 3}
+        assert all(start >= 0 for _, start in starts)
 
 
 def wait_for_a_transition(parent: Path) -> Path:

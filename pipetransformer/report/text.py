@@ -140,6 +140,8 @@ def summary_rows(values: Values) -> list[Row]:
     if values.get("share_of_limit") is not None:
         reached = f"{values['share_of_limit']:.1%} of it reached"
         rows.append(("limit", f"{number(values['limit'])} times with the same freeze decisions; {reached}"))
+    if values.get("traces"):
+        rows.append(("traces", f"{', '.join(values['traces'])}: one step of each plan, for ui.perfetto.dev"))
     return rows
 
 

@@ -37,10 +37,18 @@ class Event:
         return self.start_s + self.seconds
 
 
-def write_trace(events: Sequence[Event], file: Path) -> None:
-    """Writes events in Chrome's trace format: one process per device, times in microseconds."""
+def pass_name(is_forward: bool, microbatch: int, stage: int, num_chunks: int) -> str:
+    """What a pass is called: ``F2``, or ``F2 stage 1`` where devices run several stages."""
+    name = f"{'F' if is_forward else 'B'}{microbatch}"
+    return f"{name} stage {stage}" if num_chunks > 1 else name
+
+
+def write_trace(events: Sequence[Event], folder: Path, number: int) -> Path:
+    """Writes a step of the plan of that number in Chrome's trace format: a process per device, microseconds."""
+    file = folder / f"trace_{number}.json"
     rows = [*_names(event.rank for event in events), *map(_row, events)]
     file.write_text(json.dumps({"traceEvents": rows, "displayTimeUnit": "ms"}), encoding="utf-8")
+    return file
 
 
 def _row(event: Event) -> dict[str, object]:

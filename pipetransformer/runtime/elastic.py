@@ -21,6 +21,7 @@ from pipetransformer.runtime.batch import Batch
 from pipetransformer.runtime.engine import Engine, Objective
 from pipetransformer.runtime.groups import Groups
 from pipetransformer.runtime.holdings import Holdings
+from pipetransformer.runtime.recorder import Recorder
 from pipetransformer.runtime.stage import Stage
 from pipetransformer.runtime.transfer import exchange, lend
 
@@ -69,6 +70,9 @@ class ElasticRuntime:
         objective: What the head's output is for.
         build_optimizer: Makes the optimizer over a stage's parameters.
         clip_norm: Largest norm of the whole gradient.
+
+    Attributes:
+        recorder: Notes what this rank does in a step, when it is asked to.
     """
 
     def __init__(
@@ -79,6 +83,7 @@ class ElasticRuntime:
         self.holdings = Holdings(stack, device)
         self._groups, self._objective = groups, objective
         self._build_optimizer, self._clip_norm = build_optimizer, clip_norm
+        self.recorder = Recorder(device)
         self.plan: Plan | None = None
         self.placement: Placement = ()
         self.engine: Engine | None = None
@@ -141,7 +146,7 @@ class ElasticRuntime:
         stages = {index: self._stage(plan, index) for index in plan.device_stages(place.device)}
         self.optimizer = self._build_optimizer(p for stage in stages.values() for p in stage.parameters())
         self.holdings.give_state(self.optimizer)
-        self.engine = Engine(plan, place, stages, self._groups, self._objective, self.device, self.dtype)
+        self.engine = Engine(plan, place, stages, self._groups, self._objective, self.device, self.dtype, self.recorder)
 
     def _stage(self, plan: Plan, index: int) -> Stage:
         layers: dict[int, nn.Module] = {layer: self.holdings.stack[layer] for layer in plan.stage_layers(index)}
@@ -182,11 +187,12 @@ class ElasticRuntime:
         assert self.engine is not None
         if self.optimizer is None:
             return
-        signals.clip(self.engine.active_parameters, total_norm, self._clip_norm)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        with self.recorder.span("optimizer"):
+            signals.clip(self.engine.active_parameters, total_norm, self._clip_norm)
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
 
     @contextmanager
     def prefix(self, first: int, last: int) -> Iterator[Callable[[Tensor, dict[str, Tensor]], Tensor]]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 from torch.nn.parallel import DistributedDataParallel
 
@@ -17,7 +17,9 @@ from pipetransformer.autopipe.plan import Plan
 from pipetransformer.runtime.batch import Batch
 from pipetransformer.runtime.groups import Groups
 from pipetransformer.runtime.one_stage import OneStage
+from pipetransformer.runtime.recorder import Recorder
 from pipetransformer.runtime.stage import Stage
+from pipetransformer.runtime.timed_stage import TimedStage
 
 SCHEDULES: dict[str, type[PipelineScheduleSingle]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 Runner = OneStage | PipelineScheduleSingle | PipelineScheduleMulti
@@ -45,6 +47,7 @@ class Engine:
     Args:
         stages: The stages of this rank by their index in the plan.
         objective: What the last stage computes with the head's output.
+        recorder: Is told when passes begin and end.
 
     Attributes:
         pipeline: The group of this replica's ranks.
@@ -53,10 +56,10 @@ class Engine:
 
     def __init__(
         self, plan: Plan, position: Position, stages: dict[int, Stage], groups: Groups, objective: Objective,
-        device: torch.device, dtype: torch.dtype,
+        device: torch.device, dtype: torch.dtype, recorder: Recorder,
     ) -> None:  # fmt: skip
         self.plan, self.position, self.stages = plan, position, stages
-        self._objective, self._device, self._dtype = objective, device, dtype
+        self._objective, self._device, self._dtype, self._recorder = objective, device, dtype, recorder
         self.pipeline = groups[pipeline_ranks(plan, position.replica)]
         replicas = groups[replica_ranks(plan, position.device)]
         self._modules = {index: _averaged(stage, replicas) for index, stage in stages.items()}
@@ -119,22 +122,23 @@ class Engine:
     def _new_schedule(self, batch: Batch, train: bool) -> Runner:
         num_microbatches = self.plan.num_microbatches
         assert len(batch) % num_microbatches == 0, "the sampler pads to whole micro-batches"
-        loss = self._scaled_loss if train else None
+        loss = self._recorder.extending(self._scaled_loss) if train else None
         if self.plan.num_stages == 1:
-            return OneStage(self._modules[0], num_microbatches, loss)
+            return OneStage(self._modules[0], num_microbatches, loss, self._recorder)
         stages = [self._pipeline_stage(index, batch, train) for index in self.stages]
         if self.plan.schedule == "interleaved1f1b":
             return ScheduleInterleaved1F1B([*stages], num_microbatches, loss_fn=loss, scale_grads=False)
         schedule = SCHEDULES[self.plan.schedule] if train else ScheduleGPipe
         return schedule(stages[0], num_microbatches, loss_fn=loss, scale_grads=False)
 
-    def _pipeline_stage(self, index: int, batch: Batch, train: bool) -> PipelineStage:
+    def _pipeline_stage(self, index: int, batch: Batch, train: bool) -> TimedStage:
         size = len(batch) // self.plan.num_microbatches
         shape = (size, *batch.hidden_shape[1:])
         output = self._objective.output_shape(shape) if index == self.plan.num_stages - 1 else shape
         first, last = self.plan.stages[index]
         inputs = batch.inputs[:size].to("meta") if index == 0 and batch.inputs is not None else self._meta(shape)
-        return PipelineStage(
+        return TimedStage(
+            self._recorder,
             self._modules[index],
             index,
             self.plan.num_stages,

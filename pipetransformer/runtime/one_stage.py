@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from pipetransformer.runtime.recorder import Recorder
+
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -16,10 +18,12 @@ class OneStage:
     Args:
         module: The stage. One that averages gradients over replicas does so with the last micro-batch.
         loss: ``loss(output, target)`` of a micro-batch; ``None`` only runs forward.
+        recorder: Is told when passes begin and end.
     """
 
-    def __init__(self, module: nn.Module, num_microbatches: int, loss: Loss | None) -> None:
+    def __init__(self, module: nn.Module, num_microbatches: int, loss: Loss | None, recorder: Recorder) -> None:
         self._module, self._num_microbatches, self._loss = module, num_microbatches, loss
+        self._recorder = recorder
 
     def step(
         self, x: Tensor, *, target: Tensor | None = None, losses: list[Tensor] | None = None,
@@ -35,10 +39,12 @@ class OneStage:
         for index in range(self._num_microbatches):
             part = {name: self._part(tensor, index) for name, tensor in context.items()}
             with self._without_averaging() if index < last else nullcontext():
-                output = self._module(self._part(x, index), **part)
+                with self._recorder.span("forward", microbatch=index):
+                    output = self._module(self._part(x, index), **part)
                 if self._loss is not None and target is not None and losses is not None:
                     loss = self._loss(output, self._part(target, index))
-                    loss.backward()
+                    with self._recorder.backward(0, index, self._module, averages=index == last):
+                        loss.backward()
                     losses.append(loss)
             if return_outputs:
                 outputs.append(output)

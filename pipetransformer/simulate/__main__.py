@@ -29,7 +29,7 @@ def main(node: DictConfig) -> None:
     run_dir = Path(HydraConfig.get().runtime.output_dir).resolve()
     (run_dir / "simulation.json").write_text(json.dumps(outcome.as_dict(), indent=1), encoding="utf-8")
     for number, events in enumerate(outcome.traces):
-        write_trace(events, run_dir / f"trace_{number}.json")
+        write_trace(events, run_dir, number)
     print(f"{table(outcome)}\n\n{summary(outcome)}\ntraces of one step per plan        {run_dir}/trace_*.json")
 
 

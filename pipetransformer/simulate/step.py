@@ -12,7 +12,7 @@ from pipetransformer.autopipe.cost import (
     microbatch_size,
 )
 from pipetransformer.autopipe.plan import Plan
-from pipetransformer.report.trace import Event
+from pipetransformer.report.trace import Event, pass_name
 from pipetransformer.simulate.order import Pass, order
 
 
@@ -66,13 +66,13 @@ class _Drawing:
         device = one.stage % self.plan.pipeline_size
         start_s = max([self._free_s[device], *(self._arrived_s[needed] for needed in self._needs(one))])
         seconds = self._seconds(one)
-        category, letter = ("forward", "F") if one.is_forward else ("backward", "B")
+        name = pass_name(one.is_forward, one.microbatch, one.stage, self.plan.num_chunks)
         self._free_s[device] = self._arrived_s[one] = start_s + seconds
         if seconds:
-            self.events.append(Event(self._name(letter, one), start_s, seconds, device, category))
+            self.events.append(Event(name, start_s, seconds, device, "forward" if one.is_forward else "backward"))
         transfer_s = self._transfer_seconds(one)
         if transfer_s:
-            event = Event(self._name(f"send {letter}", one), start_s + seconds, transfer_s, device, "transfer")
+            event = Event(f"send {name}", start_s + seconds, transfer_s, device, "transfer")
             self.events.append(event)
             self._arrived_s[one] = event.end_s
 
@@ -118,6 +118,3 @@ class _Drawing:
         link = self._links[below % len(self._links)]
         seconds = boundary_seconds(self.profile, link, layer, self.plan.num_frozen, self.num_samples)
         return seconds / 2 if goes_both_ways else seconds
-
-    def _name(self, letter: str, one: Pass) -> str:
-        return f"{letter}{one.microbatch}" + (f" stage {one.stage}" if self.plan.num_chunks > 1 else "")

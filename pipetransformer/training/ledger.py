@@ -20,6 +20,7 @@ class Entry:
         transition_seconds: What going to it took, the filling of the cache included.
         num_samples_left: Training samples that are still read from then on, each counted once.
         choice: Why it goes to this plan or stays as it was, in numbers.
+        traced_step: Which of its steps was traced, 0-based.
     """
 
     plan: Plan
@@ -30,6 +31,7 @@ class Entry:
     choice: str = ""
     num_samples: int = 0
     step_seconds: list[float] = field(default_factory=list)
+    traced_step: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
         return plan_dict(self.plan) | {
@@ -43,9 +45,11 @@ class Entry:
 
     @property
     def typical_step_s(self) -> float | None:
-        """Median over the steps after the first ones."""
-        steps = self.step_seconds[NUM_WARMUP_STEPS:] or self.step_seconds
-        return statistics.median(steps) if steps else None
+        """Median over the steps after the first ones; the traced one counts only where there is no other."""
+        steps = list(enumerate(self.step_seconds))
+        steps = steps[NUM_WARMUP_STEPS:] or steps
+        steps = [step for step in steps if step[0] != self.traced_step] or steps
+        return statistics.median(seconds for _, seconds in steps) if steps else None
 
 
 class Ledger:

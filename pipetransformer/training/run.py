@@ -52,7 +52,7 @@ def _train(config: Config, prepared: Prepared, run_dir: Path, folder: Path, repo
         prepared.dtype,
     )
     cache = _cache(config, prepared, folder, report)
-    trainer = Trainer(config, prepared, runtime, cache, report)
+    trainer = Trainer(config, prepared, runtime, cache, report, run_dir)
     trainer.start()
     gc.freeze()  # what stands now stays; transitions collect the rest quickly
     status, error = "failed", None

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from pipetransformer.training.feed import Feed
 from pipetransformer.training.ledger import Entry, Ledger, plan_dict
 from pipetransformer.training.planner import Ahead
 from pipetransformer.training.setup import Prepared
+from pipetransformer.training.tracer import Tracer
 
 
 class Diverged(ArithmeticError):
@@ -35,17 +37,20 @@ class Trainer:
     Args:
         report: Takes the events of the run.
         cache: Where frozen features go; ``None`` computes them.
+        run_dir: Where traces go.
     """
 
     def __init__(
-        self, config: Config, prepared: Prepared, runtime: ElasticRuntime, cache: AutoCache | None, report: Reporter
-    ) -> None:
+        self, config: Config, prepared: Prepared, runtime: ElasticRuntime, cache: AutoCache | None, report: Reporter,
+        run_dir: Path,
+    ) -> None:  # fmt: skip
         self.config, self.prepared, self.runtime = config, prepared, runtime
         self.cache, self.report = cache, report
         self.planner = prepared.planner
         self.num_blocks = prepared.stack.num_blocks
         self.clock = Clock.of(config, len(prepared.data.train))
         self.ledger = Ledger(self.num_blocks, may_cache=cache is not None)
+        self.tracer = Tracer(run_dir if config.trace else None, runtime.recorder, self.clock, self.ledger)
         self.metrics: dict[str, dict[str, float]] = {}
         self.step = 0
         self._norms = torch.zeros(self.num_blocks, dtype=torch.float64)
@@ -78,7 +83,8 @@ class Trainer:
             for index in range(self.clock.steps_per_epoch):
                 if self.clock.decides(self.step) and not self.config.freeze.never_freezes:
                     self._decide()
-                self._train_step(batch_ids(order, index, self.config.batch_size))
+                with self.tracer.step(self.step):
+                    self._train_step(batch_ids(order, index, self.config.batch_size))
             last = epoch + 1 == self.config.epochs
             if last or (epoch + 1) % self.config.eval_every_epochs == 0:
                 self.evaluate()
@@ -250,4 +256,6 @@ class Trainer:
                 "split": split.name,
                 "num_samples": split.num_scored,
             } | values
+        if self.tracer.files:
+            summary["traces"] = self.tracer.files
         return summary | self.ledger.summary(self.planner)

@@ -14,8 +14,9 @@ EVENTS = [
 
 
 def written(folder: Path) -> list[dict[str, Any]]:
-    write_trace(EVENTS, folder / "trace.json")
-    return json.loads((folder / "trace.json").read_text())["traceEvents"]
+    file = write_trace(EVENTS, folder, 2)
+    assert file == folder / "trace_2.json"
+    return json.loads(file.read_text())["traceEvents"]
 
 
 def test_spans_are_in_microseconds_on_their_device(tmp_path: Path) -> None:

@@ -49,6 +49,17 @@ def test_slow_first_steps_do_not_flatter_the_static_plan() -> None:
     assert summary["speedup_vs_static"] == pytest.approx(4 * 2.0 / 18.0)
 
 
+@pytest.mark.parametrize(
+    ("step_seconds", "typical_s"),
+    [([9.0, 9.0, 5.0, 2.0], 2.0), ([9.0, 9.0, 5.0], 5.0), ([9.0], 9.0), ([], None)],
+)
+def test_the_traced_step_counts_only_where_no_other_is_typical(
+    step_seconds: list[float], typical_s: float | None
+) -> None:
+    traced_step = min(2, len(step_seconds) - 1)
+    assert Entry(WHOLE, 0, "", step_seconds=step_seconds, traced_step=traced_step).typical_step_s == typical_s
+
+
 def test_the_limit_is_the_work_without_freezing_over_the_work_left_and_the_filling() -> None:
     summary = booked((Entry(WHOLE, 0, "first"), [2.0] * 2), (Entry(CACHED, 2, "froze 1", 0.0, 16), [1.0] * 2))
     all_blocks, one_block = 6 * BATCH_SIZE, 2 * BATCH_SIZE  # F + D + W twice; F + W of the block above the prefix

@@ -1,0 +1,144 @@
+"""Notes when a rank's passes begin and end, in the steps in which it is asked to; in all others it does nothing."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Moment = Callable[[], float]
+"""Seconds on the clock that all processes of a machine share; of a GPU they are known once it has come so far."""
+Clock = Callable[[], Moment]
+NOTHING = nullcontext()
+
+
+@dataclass(frozen=True)
+class Span:
+    """What a rank did for some time, in seconds on the clock of its machine.
+
+    Attributes:
+        kind: ``forward``, ``backward``, ``all-reduce`` (as far as the backward pass waits for it) or ``optimizer``.
+        stage, microbatch: Of a pass.
+    """
+
+    kind: str
+    stage: int
+    microbatch: int
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class _Noted:
+    kind: str
+    stage: int
+    microbatch: int
+    start: Moment
+    end: Moment
+
+    def span(self) -> Span:
+        return Span(self.kind, self.stage, self.microbatch, self.start(), self.end())
+
+
+class Recorder:
+    """Of one rank. On a GPU it notes when the kernels run, not when they were launched."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._clock: Clock | None = None
+        self._noted: list[_Noted] = []
+
+    @contextmanager
+    def recording(self) -> Iterator[list[Span]]:
+        """Notes what happens inside; the list is filled at the end."""
+        spans: list[Span] = []
+        is_cuda = self._device.type == "cuda"
+        self._noted, self._clock = [], _DeviceClock() if is_cuda else _host_clock
+        try:
+            yield spans
+            if is_cuda:
+                torch.cuda.synchronize()
+            spans += [noted.span() for noted in self._noted]
+        finally:
+            self._noted, self._clock = [], None
+
+    def span(self, kind: str, stage: int = 0, microbatch: int = 0) -> AbstractContextManager[None]:
+        """What is run inside is of this kind."""
+        return NOTHING if self._clock is None else self._span(self._clock, kind, stage, microbatch)
+
+    def backward(self, stage: int, microbatch: int, module: nn.Module, averages: bool) -> AbstractContextManager[None]:
+        """What is run inside is a backward pass, and where it averages gradients over replicas the wait for that."""
+        if self._clock is None:
+            return NOTHING
+        averaged = module.parameters() if averages and isinstance(module, DistributedDataParallel) else ()
+        return self._backward(self._clock, stage, microbatch, averaged)
+
+    def extending(self, function: Callable[P, R]) -> Callable[P, R]:
+        """The function, whose time counts as part of the span before it: the loss belongs to the forward pass."""
+
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            result = function(*args, **kwargs)
+            if self._clock is not None:
+                last = self._noted.pop()
+                self._note(last.kind, last.stage, last.microbatch, last.start, self._clock())
+            return result
+
+        return call
+
+    @contextmanager
+    def _span(self, clock: Clock, kind: str, stage: int, microbatch: int) -> Iterator[None]:
+        start = clock()
+        yield
+        self._note(kind, stage, microbatch, start, clock())
+
+    @contextmanager
+    def _backward(self, clock: Clock, stage: int, microbatch: int, averaged: Iterable[nn.Parameter]) -> Iterator[None]:
+        """The pass itself has ended when the last gradient is there; what is left is the all-reduce."""
+        ready: list[Moment] = []
+        active = [parameter for parameter in averaged if parameter.requires_grad]
+        hooks = [p.register_post_accumulate_grad_hook(lambda _: ready.append(clock())) for p in active]
+        start = clock()
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+        end = clock()
+        computed = ready[-1] if ready else end
+        self._note("backward", stage, microbatch, start, computed)
+        if ready:
+            self._note("all-reduce", stage, microbatch, computed, end)
+
+    def _note(self, kind: str, stage: int, microbatch: int, start: Moment, end: Moment) -> None:
+        self._noted.append(_Noted(kind, stage, microbatch, start, end))
+
+
+def _host_clock() -> Moment:
+    now = time.perf_counter()
+    return lambda: now
+
+
+class _DeviceClock:
+    """Moments of the current stream of a GPU, on the host's clock to about ten microseconds."""
+
+    def __init__(self) -> None:
+        torch.cuda.synchronize()
+        self._begin = _event()
+        self._begin.synchronize()
+        self._begin_s = time.perf_counter()
+
+    def __call__(self) -> Moment:
+        event = _event()
+        return lambda: self._begin_s + self._begin.elapsed_time(event) / 1000
+
+
+def _event() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event

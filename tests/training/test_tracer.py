@@ -1,0 +1,160 @@
+"""A traced step is what the simulator draws for the same plan, with the times of a real run."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.cases import NUM_BLOCKS, Case
+from support.jobs import TINY, run_job
+from support.plans import HEAD, PIPE_TO_DATA, plan
+from support.pool import Pool
+from support.tracing import trace_plans
+
+from pipetransformer.autodp.topology import position
+from pipetransformer.autopipe.cluster import Cluster, Link
+from pipetransformer.autopipe.cost import LayerProfile, Profile, Time
+from pipetransformer.autopipe.plan import Plan
+from pipetransformer.report.text import summary_rows
+from pipetransformer.report.trace import COMPUTE, pass_name
+from pipetransformer.simulate.order import order
+from pipetransformer.simulate.step import step_events
+from pipetransformer.training.clock import Clock
+from pipetransformer.training.ledger import NUM_WARMUP_STEPS, Entry
+from pipetransformer.training.tracer import is_due
+
+Row = dict[str, Any]
+WORLD = 4
+PLANS = {
+    "4 stages": PIPE_TO_DATA[0],
+    "2 stages x 2": PIPE_TO_DATA[2],
+    "1 stage x 4": PIPE_TO_DATA[4],
+    "interleaved": replace(plan(0, 0, [1, 3, 5, HEAD], 2, 4, "interleaved1f1b"), num_chunks=2),
+    "frozen stage below and an idle rank": plan(4, 0, [3, 5, HEAD], 1, 4),
+    "frozen stage below, gpipe, replicas side by side": replace(
+        plan(2, 0, [2, HEAD], 2, 3, "gpipe"), replicas_adjacent=True
+    ),
+    "checkpoint, several micro-batches on one stage": replace(plan(1, 0, [HEAD], 2, 3), checkpoint=True),
+}
+
+
+@pytest.fixture(scope="module")
+def traces(pool: Pool, bert_config: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Row]]:
+    """The spans of a step of each plan, by time."""
+    folder = tmp_path_factory.mktemp("traces")
+    files, *others = pool.run(WORLD, trace_plans, Case("vit", bert_config), list(PLANS.values()), str(folder))
+    assert files == [f"trace_{number}.json" for number in range(len(PLANS))]
+    assert others == [[]] * (WORLD - 1), "rank 0 writes"
+    return {name: spans(folder / file) for name, file in zip(PLANS, files, strict=True)}
+
+
+def spans(file: Path) -> list[Row]:
+    rows = json.loads(file.read_text())["traceEvents"]
+    return sorted((row for row in rows if row["ph"] == "X"), key=lambda row: row["ts"])
+
+
+def end(row: Row) -> float:
+    return row["ts"] + row["dur"]
+
+
+def on_every_plan(test: Callable[..., None]) -> Callable[..., None]:
+    return pytest.mark.parametrize("name", PLANS)(test)
+
+
+def passes(plan: Plan, rank: int) -> list[str]:
+    """What torch's schedule of that name runs on a rank; a stage without active layers has no backward pass."""
+    place = position(plan, rank)
+    own = order(plan, place.device) if place else []
+    active = [one for one in own if one.is_forward or plan.stages[one.stage][1] >= plan.first_active_layer]
+    return [pass_name(one.is_forward, one.microbatch, one.stage, plan.num_chunks) for one in active]
+
+
+@on_every_plan
+def test_each_rank_runs_every_pass_of_its_stages_once_in_the_order_of_the_schedule(
+    name: str, traces: dict[str, list[Row]]
+) -> None:
+    for rank in range(WORLD):
+        ran = [row["name"] for row in traces[name] if row["pid"] == rank and row["cat"] in ("forward", "backward")]
+        assert ran == passes(PLANS[name], rank)
+
+
+@on_every_plan
+def test_the_names_are_those_of_the_simulated_step(name: str, traces: dict[str, list[Row]]) -> None:
+    second = Time(0.0, 1.0)
+    layer = LayerProfile("layer", second, second, second, 0.5, 1000, 0, 10)
+    profile, cluster = Profile((layer,) * (NUM_BLOCKS + 2), 2.0), Cluster(WORLD, None, Link(0.1, 100.0))
+    simulated = step_events(profile, cluster, PLANS[name], batch_size=8)
+    expected = {(event.name, event.category, event.rank) for event in simulated}
+    for replica in range(PLANS[name].num_replicas):
+        measured = set()
+        for row in traces[name]:
+            place = position(PLANS[name], row["pid"])
+            assert place is not None, "an idle rank does nothing"
+            if place.replica == replica:
+                measured.add((row["name"], row["cat"], place.device))
+        assert measured == expected
+
+
+@on_every_plan
+def test_no_rank_computes_two_things_at_once(name: str, traces: dict[str, list[Row]]) -> None:
+    for rank in range(WORLD):
+        own = [row for row in traces[name] if row["pid"] == rank and row["cat"] in COMPUTE]
+        assert all(end(before) <= after["ts"] + 1e-3 for before, after in pairwise(own))
+        assert all(row["dur"] > 0 and row["ts"] >= 0 for row in own)
+
+
+@on_every_plan
+def test_a_result_is_sent_after_it_was_computed_and_before_it_is_used(name: str, traces: dict[str, list[Row]]) -> None:
+    plan = PLANS[name]
+    starts = {(row["pid"], row["ts"]) for row in traces[name] if row["cat"] in ("forward", "backward")}
+    ends = {(row["pid"], row["name"]): end(row) for row in traces[name]}
+    for row in traces[name]:
+        if row["cat"] == "transfer":
+            assert row["ts"] >= ends[row["pid"], row["name"].removeprefix("send ")] - 1e-3
+            assert any(pid != row["pid"] and abs(end(row) - start) < 1e-3 for pid, start in starts), plan
+
+
+@on_every_plan
+def test_gradients_are_averaged_between_the_last_backward_pass_and_the_update(
+    name: str, traces: dict[str, list[Row]]
+) -> None:
+    for row in traces[name]:
+        if row["cat"] == "all-reduce":
+            own = [other for other in traces[name] if other["pid"] == row["pid"]]
+            assert any(abs(end(other) - row["ts"]) < 1e-3 for other in own if other["cat"] == "backward")
+            assert all(end(row) <= other["ts"] + 1e-3 for other in own if other["cat"] == "optimizer")
+
+
+@pytest.mark.parametrize(
+    ("decision_every", "num_steps", "traced"), [(5, 10, [NUM_WARMUP_STEPS]), (2, 10, [1]), (1, 10, [0]), (9, 2, [1])]
+)
+def test_the_third_step_of_a_plan_is_traced_or_the_last_before_it_may_end(
+    decision_every: int, num_steps: int, traced: list[int]
+) -> None:
+    entry, clock = Entry(PIPE_TO_DATA[0], 0, ""), Clock(num_steps, 1, num_steps, num_steps, decision_every)
+    due = []
+    for step in range(num_steps):
+        if is_due(entry, step, clock):
+            due.append(step)
+            entry.traced_step = step
+        entry.step_seconds.append(1.0)
+    assert due == traced
+
+
+RUN = (*TINY, "freeze=schedule", "freeze.num_frozen=[1]")
+
+
+def test_a_run_writes_a_trace_of_each_plan_names_them_and_trains_as_without(pool: Pool, tmp_path: Path) -> None:
+    plain = run_job(pool, 2, tmp_path / "plain", *RUN, made_up_times=True)
+    job = run_job(pool, 2, tmp_path / "run", *RUN, "trace=true", made_up_times=True)
+    files = ["trace_0.json", "trace_1.json"]
+    assert len(job.summary["plans"]) == len(files)
+    assert job.summary["traces"] == sorted(file.name for file in job.folder.glob("trace*")) == files
+    assert {row["pid"] for file in files for row in spans(job.folder / file)} == {0, 1}
+    assert "trace_0.json, trace_1.json" in dict(summary_rows(job.summary))["traces"]
+    assert "traces" not in plain.summary
+    assert not list(plain.folder.glob("trace*"))
+    assert job.losses == plain.losses
