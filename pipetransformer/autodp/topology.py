@@ -8,6 +8,7 @@ beyond the plan are idle::
                           replica 1        3         4         5        idle: 6, 7              1   3   5
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pipetransformer.autopipe.plan import Plan
@@ -45,3 +46,9 @@ def replica_ranks(plan: Plan, device: int) -> tuple[int, ...]:
         first = device * plan.num_replicas
         return tuple(range(first, first + plan.num_replicas))
     return tuple(range(device, plan.num_devices, plan.pipeline_size))
+
+
+def holder_ranks(plan: Plan, replica: int, layers: Iterable[int]) -> tuple[int, ...]:
+    """The ranks of one pipeline that run one of the layers or several, by device."""
+    wanted, ranks = set(layers), pipeline_ranks(plan, replica)
+    return tuple(rank for device, rank in enumerate(ranks) if not wanted.isdisjoint(plan.device_layers(device)))

@@ -43,7 +43,7 @@ class LayerProfile:
         input_grad: ``D``, the gradient handed to the layer below.
         weight_grad: ``W``, the gradient of the layer's own parameters.
         optimizer_s: One optimizer update of the layer's parameters.
-        parameter_bytes: All parameters.
+        parameter_bytes: All parameters; those that layers share count in each, because each has a copy.
         saved_bytes: Activations kept for backward, per sample.
         output_bytes: The output, per sample.
         working_bytes: The most that lives in a forward pass without gradient, output included, per sample.
@@ -171,7 +171,10 @@ def pipeline_seconds(stages: Sequence[float], num_microbatches: int, num_chunks:
 
 
 class UpdateCosts:
-    """What ends the step on a device: all-reduce over the replicas, optimizer."""
+    """What ends the step on a device: all-reduce over the replicas, optimizer.
+
+    The sum over the copies of a weight that layers share is left out: where they lie is not known run by run.
+    """
 
     def __init__(self, profile: Profile, num_frozen: int, num_replicas: int, links: Sequence[Link]) -> None:
         self._links = links

@@ -66,6 +66,7 @@ class HuggingFaceModel(ModelSpec):
         with torch.device("meta"):
             model = model_class(config)
         model.load_state_dict({name: tensor.cpu() for name, tensor in state.items()}, assign=True)
+        model.tie_weights()  # what the layers share is written once
         model.save_pretrained(folder)
         self._tokenizer().save_pretrained(folder)
 

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from pipetransformer.models.stack import Layer, LayerStack, shallow_copy
+from pipetransformer.models.sharing import shallow_copy
+from pipetransformer.models.stack import Layer, LayerStack
 
 SUPPORTED = "encoders of the usual shape: BERT, RoBERTa, DistilBERT, ELECTRA, XLM-RoBERTa, CamemBERT, ERNIE"
 _PARTS = {"embeddings", "embeddings_project", "pooler"}

@@ -68,7 +68,8 @@ class Drawn:
     def __init__(self, model: PreTrainedModel, stack: LayerStack, seed: int) -> None:
         self._names = stack.names()
         self._model_class, self._config = stack.config
-        self._tags = {name: tag(0, t.shape, t.dtype) for name, t in model.state_dict().items()}
+        given = {name for names in self._names for name in names}  # transformers takes shared ones from these
+        self._tags = {name: tag(0, t.shape, t.dtype) for name, t in model.state_dict().items() if name in given}
         self._seed = seed
 
     def __call__(self, index: int) -> Iterator[tuple[str, Tensor]]:

@@ -3,15 +3,16 @@
 import copy
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
+from pipetransformer.models.sharing import Place, aliases, separate
+
 Run = Callable[..., Tensor]
 Source = Callable[[int], Iterable[tuple[str, Tensor]]]
 """Gives the initial tensors of a layer one by one, with their original names; the same on every process."""
-Module = TypeVar("Module", bound=nn.Module)
 
 
 class Layer(nn.Module):
@@ -28,14 +29,20 @@ class Layer(nn.Module):
         self.module = module
         self.prefix = prefix
         self._run = run
+        self._aliases = aliases(module)
 
     def forward(self, x: Tensor, **context: Any) -> Tensor:
         return self._run(self.module, x, **context)
 
+    def by_name(self) -> dict[str, nn.Parameter]:
+        """Parameters by their original names."""
+        return {self.prefix + name: parameter for name, parameter in self.module.named_parameters()}
+
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Parameters and buffers (also those that are not saved) under their original names."""
-        for name, tensor in [*self.module.named_parameters(), *self.module.named_buffers()]:
-            yield self.prefix + name, tensor
+        yield from self.by_name().items()
+        for name, buffer in self.module.named_buffers():
+            yield self.prefix + name, buffer
 
     @property
     def has_storage(self) -> bool:
@@ -54,9 +61,20 @@ class Layer(nn.Module):
         """What the original model's ``state_dict`` holds of this layer."""
         return {self.prefix + name: tensor for name, tensor in self.module.state_dict().items()}
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """To and from the meta device torch makes new parameters, one for each name; what was one stays one."""
+        super()._apply(fn, recurse)
+        for first, *others in self._aliases:
+            for path, _, name in (other.rpartition(".") for other in others):
+                setattr(self.module.get_submodule(path), name, self.module.get_parameter(first))
+        return self
+
 
 class LayerStack(nn.Module):
     """Embedding, blocks, head, in the order in which they run.
+
+    A parameter that several layers share becomes one of each layer's own (:mod:`pipetransformer.models.sharing`); it
+    belongs to the lowest of them and freezes with it.
 
     Args:
         layers: All layers.
@@ -65,6 +83,10 @@ class LayerStack(nn.Module):
 
     Attributes:
         source: Where layers that have no storage yet get their initial weights from.
+        ties: Where the shared parameters are.
+
+    Raises:
+        ValueError: There is no block, or a layer has nothing of its own.
     """
 
     source: Source | None = None
@@ -75,6 +97,8 @@ class LayerStack(nn.Module):
             raise ValueError(
                 f"the model has {len(layers) - 2} blocks; it takes at least one between embedding and head"
             )
+        self.ties = separate(layers)
+        self._lowest = {place: tie[0] for tie in self.ties for place in tie[1:]}
         self.layers = nn.ModuleList(layers)
         self.hidden_shape = hidden_shape
         self.config = config
@@ -91,38 +115,53 @@ class LayerStack(nn.Module):
         assert isinstance(layer, Layer)
         return layer
 
+    @property
+    def num_parameters(self) -> int:
+        """A shared one counts once."""
+        return sum(p.numel() for index in range(len(self)) for p in self.own_parameters(index))
+
+    def own_parameters(self, index: int) -> list[nn.Parameter]:
+        """A layer's parameters without those that belong to a lower layer."""
+        return [p for name, p in self[index].by_name().items() if (index, name) not in self._lowest]
+
+    def trainable(self, index: int, first_active: int) -> list[nn.Parameter]:
+        """A layer's parameters that train while the layers below ``first_active`` are frozen."""
+        named, own = self[index].by_name().items(), Place(index, "")
+        return [p for name, p in named if self._lowest.get(Place(index, name), own).layer >= first_active]
+
     def load(self, index: int, device: torch.device | str = "cpu") -> None:
         """Gives a layer its initial weights, where it has none yet."""
         if not self[index].has_storage:
-            assert self.source is not None
-            self[index].fill(self.source(index), device)
+            self[index].fill(self._initial(index), device)
 
     def loaded_copy(self, index: int, device: torch.device | str) -> Layer:
         """A copy of a layer with weights; the stack's own stays as it is."""
         twin = copy.deepcopy(self[index])
         if twin.has_storage:
             return twin.to(device)
-        assert self.source is not None
-        twin.fill(self.source(index), device)
+        twin.fill(self._initial(index), device)
         return twin
 
+    def _initial(self, index: int) -> Iterator[tuple[str, Tensor]]:
+        """A layer's initial tensors; a shared one is what the layer gets that it belongs to."""
+        assert self.source is not None
+        yield from self.source(index)
+        for (layer, name), lowest in self._lowest.items():
+            if layer == index:
+                yield name, next(tensor for other, tensor in self.source(lowest.layer) if other == lowest.name)
+
     def names(self) -> list[list[str]]:
-        """For each layer the original names of its tensors."""
-        return [[name for name, _ in self[index].tensors()] for index in range(len(self))]
+        """For each layer the original names of the tensors that its source gives."""
+        return [
+            [name for name, _ in self[index].tensors() if (index, name) not in self._lowest]
+            for index in range(len(self))
+        ]
 
     def forward(self, x: Tensor, **context: Any) -> Tensor:
         """Runs every layer. ``x``: (B, C, H, W) or token ids (B, T); returns what the head returns."""
         for layer in self.layers:
             x = layer(x, **context)
         return x
-
-
-def shallow_copy(module: Module) -> Module:
-    """A copy with the same parameters and children, from which parts can be taken without touching the original."""
-    twin = copy.copy(module)
-    for parts in ("_parameters", "_buffers", "_modules"):
-        twin.__dict__[parts] = dict(twin.__dict__[parts])
-    return twin
 
 
 @contextmanager

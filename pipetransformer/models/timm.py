@@ -212,7 +212,8 @@ def _cut(model: VisionTransformer, arguments: dict[str, Any]) -> LayerStack:
 def _layers(model: VisionTransformer) -> list[Layer]:
     from torch import nn
 
-    from pipetransformer.models.stack import Layer, shallow_copy
+    from pipetransformer.models.sharing import shallow_copy
+    from pipetransformer.models.stack import Layer
 
     embedding, head = shallow_copy(model), shallow_copy(model)
     for name in _BEHIND_THE_BLOCKS:

@@ -23,6 +23,7 @@ from pipetransformer.runtime.groups import Groups
 from pipetransformer.runtime.holdings import Holdings
 from pipetransformer.runtime.recorder import Recorder
 from pipetransformer.runtime.stage import Stage
+from pipetransformer.runtime.ties import TiedGradients, tied_groups
 from pipetransformer.runtime.transfer import exchange, lend
 
 OptimizerBuilder = Callable[[Iterator[nn.Parameter]], Optimizer | None]
@@ -88,6 +89,7 @@ class ElasticRuntime:
         self.placement: Placement = ()
         self.engine: Engine | None = None
         self.optimizer: Optimizer | None = None
+        self._measured: signals.ByLayer = {}  # each weight once, also one that layers share
 
     @property
     def num_layers(self) -> int:
@@ -111,6 +113,7 @@ class ElasticRuntime:
         dropped = time.perf_counter()
         self._groups.prepare(pipeline_ranks(plan, replica) for replica in range(plan.num_replicas))
         self._groups.prepare(replica_ranks(plan, device) for device in range(plan.pipeline_size))
+        self._groups.prepare(tied_groups(self.holdings.stack, plan))
         grouped = time.perf_counter()
         first = not self.placement
         placement = initial_placement(plan) if first else next_placement(plan, self.placement)
@@ -130,7 +133,7 @@ class ElasticRuntime:
         )
 
     def _drop_engine(self) -> None:
-        self.engine, self.optimizer = None, None
+        self.engine, self.optimizer, self._measured = None, None, {}
         for parameter in self.holdings.stack.parameters():
             parameter.grad = None
         gc.collect()  # DDP sits in reference cycles, and its hooks would still fire on the parameters
@@ -146,11 +149,18 @@ class ElasticRuntime:
         stages = {index: self._stage(plan, index) for index in plan.device_stages(place.device)}
         self.optimizer = self._build_optimizer(p for stage in stages.values() for p in stage.parameters())
         self.holdings.give_state(self.optimizer)
-        self.engine = Engine(plan, place, stages, self._groups, self._objective, self.device, self.dtype, self.recorder)
+        stack, groups = self.holdings.stack, self._groups
+        ties = TiedGradients(stack, plan, place, groups)
+        self.engine = Engine(
+            plan, place, stages, ties, groups, self._objective, self.device, self.dtype, self.recorder
+        )  # fmt: skip
+        self._measured = {layer: stack.own_parameters(layer) for layer in self.engine.active_parameters}
 
     def _stage(self, plan: Plan, index: int) -> Stage:
-        layers: dict[int, nn.Module] = {layer: self.holdings.stack[layer] for layer in plan.stage_layers(index)}
-        return Stage(layers, plan.first_active_layer, plan.checkpoint)
+        stack, first_active = self.holdings.stack, plan.first_active_layer
+        layers: dict[int, nn.Module] = {layer: stack[layer] for layer in plan.stage_layers(index)}
+        active = {layer: stack.trainable(layer, first_active) for layer in layers if layer >= first_active}
+        return Stage(layers, active, plan.checkpoint)
 
     def step(self, batch: Batch | None, rate: float) -> StepResult:
         """One optimizer step over the global batch.
@@ -165,7 +175,7 @@ class ElasticRuntime:
         if self.engine is None or batch is None:
             return self._idle_step()
         loss = self.engine.step(batch)
-        own = signals.squared_gradient_norms(self.engine.active_parameters, self.num_layers, self.device)
+        own = signals.squared_gradient_norms(self._measured, self.num_layers, self.device)
         squared = signals.over_pipeline(own, self.engine.pipeline)
         total = sum(squared)
         shared = signals.Sum(loss if math.isfinite(total) else loss + math.nan)

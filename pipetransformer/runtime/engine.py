@@ -19,6 +19,7 @@ from pipetransformer.runtime.groups import Groups
 from pipetransformer.runtime.one_stage import OneStage
 from pipetransformer.runtime.recorder import Recorder
 from pipetransformer.runtime.stage import Stage
+from pipetransformer.runtime.ties import TiedGradients
 from pipetransformer.runtime.timed_stage import TimedStage
 
 SCHEDULES: dict[str, type[PipelineScheduleSingle]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
@@ -46,19 +47,20 @@ class Engine:
 
     Args:
         stages: The stages of this rank by their index in the plan.
+        ties: The shared weights of these stages.
         objective: What the last stage computes with the head's output.
         recorder: Is told when passes begin and end.
 
     Attributes:
         pipeline: The group of this replica's ranks.
-        active_parameters: Parameters of each of this rank's active layers.
+        active_parameters: For each of this rank's active layers the parameters that train.
     """
 
     def __init__(
-        self, plan: Plan, position: Position, stages: dict[int, Stage], groups: Groups, objective: Objective,
-        device: torch.device, dtype: torch.dtype, recorder: Recorder,
+        self, plan: Plan, position: Position, stages: dict[int, Stage], ties: TiedGradients, groups: Groups,
+        objective: Objective, device: torch.device, dtype: torch.dtype, recorder: Recorder,
     ) -> None:  # fmt: skip
-        self.plan, self.position, self.stages = plan, position, stages
+        self.plan, self.position, self.stages, self._ties = plan, position, stages, ties
         self._objective, self._device, self._dtype, self._recorder = objective, device, dtype, recorder
         self.pipeline = groups[pipeline_ranks(plan, position.replica)]
         replicas = groups[replica_ranks(plan, position.device)]
@@ -90,6 +92,7 @@ class Engine:
         target = batch.weighted_targets() if self.is_last else None
         options = {"target": target, "losses": losses, "return_outputs": False}
         schedule.step(*self._inputs(batch), **options, **self._context(batch))
+        self._ties.add_up()
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         for loss in losses:
             total += loss.detach()

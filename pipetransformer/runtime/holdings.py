@@ -46,14 +46,15 @@ class Holdings:
                 self.stack[index].to("cpu" if index in parked else self.device)
 
     def take_state(self, optimizer: Optimizer | None, first_active: int) -> None:
-        """Moves the optimizer's tensors of the layers that stay active to ``optimizer_state``; the rest is dropped."""
+        """Moves the optimizer's tensors of what trains on to ``optimizer_state``; the rest is dropped."""
         self.optimizer_state.clear()
         if optimizer is None:
             return
         for index in self.held():
             if index >= first_active:
+                kept = optimizer.state.keys() & set(self.stack.trainable(index, first_active))
                 named = self.stack[index].named_parameters()
-                self.optimizer_state[index] = {n: dict(optimizer.state[p]) for n, p in named if p in optimizer.state}
+                self.optimizer_state[index] = {name: dict(optimizer.state[p]) for name, p in named if p in kept}
 
     def give_state(self, optimizer: Optimizer | None) -> None:
         """Hands the tensors to a new optimizer over the same layers."""

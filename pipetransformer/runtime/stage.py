@@ -1,12 +1,14 @@
 """The layers of one stage, as the module that a rank runs."""
 
 from collections.abc import Callable
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from pipetransformer.runtime.randomness import SampleRandomness
+from pipetransformer.runtime.signals import ByLayer
 
 
 class Stage(nn.Module):
@@ -16,23 +18,23 @@ class Stage(nn.Module):
 
     Args:
         layers: The layers by their index in the model.
-        first_active: First layer of the model that takes a gradient.
+        active_parameters: For each layer that takes a gradient the parameters that train.
         keeps_inputs_only: Run each active layer again in backward instead of keeping its activations.
-
-    Attributes:
-        active_parameters: Parameters of each active layer.
     """
 
-    def __init__(self, layers: dict[int, nn.Module], first_active: int, keeps_inputs_only: bool = False) -> None:
+    def __init__(
+        self, layers: dict[int, nn.Module], active_parameters: ByLayer, keeps_inputs_only: bool = False
+    ) -> None:
         super().__init__()
         self.layers = nn.ModuleDict({str(index): layer for index, layer in layers.items()})
-        self._frozen = [index for index in layers if index < first_active]
-        self._active = [index for index in layers if index >= first_active]
+        self.active_parameters = active_parameters
+        self._frozen = [index for index in layers if index not in active_parameters]
+        self._active = [index for index in layers if index in active_parameters]
         self._keeps_inputs_only = keeps_inputs_only
-        self.active_parameters = {index: list(layers[index].parameters()) for index in self._active}
         self._draws = any(draws_numbers(layers[index]) for index in self._active)
-        for index, layer in layers.items():
-            layer.requires_grad_(index >= first_active)
+        self.requires_grad_(False)
+        for parameter in chain.from_iterable(active_parameters.values()):
+            parameter.requires_grad_(True)
         self.train()
 
     @property

@@ -101,7 +101,7 @@ def _report_start(config: Config, prepared: Prepared, trainer: Trainer, run_dir:
         dataset=type(config.dataset).__name__.lower(),
         task=prepared.data.task,
         num_blocks=trainer.num_blocks,
-        num_parameters=sum(p.numel() for p in prepared.stack.parameters()),
+        num_parameters=prepared.stack.num_parameters,
         world_size=dist.get_world_size(),
         batch_size=config.batch_size,
         epochs=config.epochs,

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipetransformer.autodp.topology import Position, pipeline_ranks, position, replica_ranks
+from pipetransformer.autodp.topology import Position, holder_ranks, pipeline_ranks, position, replica_ranks
 from pipetransformer.autopipe.plan import Plan
 
 
@@ -25,6 +25,17 @@ def test_replicas_may_stay_together_instead() -> None:
     together = plan(3, 2, replicas_adjacent=True)
     assert [pipeline_ranks(together, replica) for replica in range(2)] == [(0, 2, 4), (1, 3, 5)]
     assert [replica_ranks(together, device) for device in range(3)] == [(0, 1), (2, 3), (4, 5)]
+
+
+@pytest.mark.parametrize(
+    ("adjacent", "layers", "expected"),
+    [(False, (0, 5), (3, 5)), (False, (1, 4), (4,)), (True, (0, 5), (1, 5)), (False, (0, 3), (3,))],
+)
+def test_the_holders_of_layers_are_the_devices_that_run_one_of_them(
+    adjacent: bool, layers: tuple[int, ...], expected: tuple[int, ...]
+) -> None:
+    two_chunks = plan(3, 2, num_chunks=2, replicas_adjacent=adjacent)
+    assert holder_ranks(two_chunks, 1, layers) == expected
 
 
 @given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 3), st.booleans())

@@ -2,7 +2,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipetransformer.models.stack import Layer, LayerStack, seeded, shallow_copy
+from pipetransformer.models.sharing import shallow_copy
+from pipetransformer.models.stack import Layer, LayerStack, seeded
 
 
 def scale(module: nn.Module, x: Tensor, factor: float = 1.0, **_: object) -> Tensor:

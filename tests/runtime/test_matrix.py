@@ -16,7 +16,7 @@ from support.plans import Shape, arrangements
 from support.pool import Pool
 from support.trainings import then, train_all_elastic, train_elastic, train_reference
 
-KINDS = ["vit", "bert", "bert_qa"]
+KINDS = ["vit", "bert_mlm", "bert_qa"]  # of the three with an encoder the one that ties weights, too
 OPTIMIZERS = ["adamw", "sgd", "lamb"]
 FROZEN = [0, 3, NUM_BLOCKS]
 WORLDS = [1, 2, 3, 4, 6, 8]

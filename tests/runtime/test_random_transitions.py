@@ -30,7 +30,11 @@ EXHAUSTED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 
 @settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=EXHAUSTED)
-@given(sequence=SEQUENCES, kind=st.sampled_from(["vit", "bert"]), optimizer=st.sampled_from(["adamw", "sgd", "lamb"]))
+@given(
+    sequence=SEQUENCES,
+    kind=st.sampled_from(["vit", "bert", "bert_mlm"]),
+    optimizer=st.sampled_from(["adamw", "sgd", "lamb"]),
+)
 def test_any_sequence_of_plans_trains_as_one_process_does(
     sequence: dict[int, Shape], kind: str, optimizer: str, pool: Pool, bert_config: Path
 ) -> None:

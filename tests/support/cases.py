@@ -17,6 +17,7 @@ from pipetransformer.models.timm import TimmModel
 from pipetransformer.runtime.engine import Objective
 from pipetransformer.training.optim import SGD, AdamW, Lamb, OptimizerSpec
 from pipetransformer.training.task import objective
+from support.masked import MASKED_LM, OBJECTIVE, MaskedLanguageModel, MaskedText
 from support.samples import IMAGE_SIZE, NUM_CLASSES, VOCABULARY, RandomImages, RandomText
 
 NUM_BLOCKS, SEED, LEARNING_RATE, CLIP_NORM = 6, 3, 0.01, 0.5
@@ -32,7 +33,7 @@ class Case:
     """One training problem; the same on every process that builds it.
 
     Attributes:
-        kind: ``vit``, ``bert`` or ``bert_qa``.
+        kind: ``vit``, ``bert``, ``bert_qa`` or ``bert_mlm``, whose output layer is its word embeddings.
         folder: Where BERT's configuration lies (see :func:`write_config`).
         num_samples: With ``batch_size`` not a divisor, the last batch of an epoch is smaller.
         width: Of the model.
@@ -49,7 +50,7 @@ class Case:
 
     @property
     def task(self) -> str:
-        return QUESTION_ANSWERING if self.kind == "bert_qa" else CLASSIFICATION
+        return {"bert_qa": QUESTION_ANSWERING, "bert_mlm": MASKED_LM}.get(self.kind, CLASSIFICATION)
 
     def spec(self) -> ModelSpec:
         if self.kind == "vit":
@@ -58,15 +59,20 @@ class Case:
             return TimmModel(name="vit_tiny_patch16_224", pretrained=False, options=options | rates)
         rates = {"hidden_dropout_prob": self.dropout, "attention_probs_dropout_prob": self.dropout}
         sizes = {"hidden_size": self.width, "intermediate_size": 2 * self.width}
-        return HuggingFaceModel(name=str(self.folder), pretrained=False, options=rates | sizes)
+        family = MaskedLanguageModel if self.kind == "bert_mlm" else HuggingFaceModel
+        return family(name=str(self.folder), pretrained=False, options=rates | sizes)
 
     def stack(self) -> LayerStack:
         return copy.deepcopy(_stack(Case(self.kind, self.folder, self.dropout, width=self.width)))
 
     def objective(self) -> Objective:
+        if self.kind == "bert_mlm":
+            return OBJECTIVE
         return objective(self.task, 2 if self.kind == "bert_qa" else NUM_CLASSES)
 
     def split(self) -> Split:
+        if self.kind == "bert_mlm":
+            return MaskedText(self.num_samples)
         return RandomImages(self.num_samples) if self.kind == "vit" else RandomText(self.num_samples, self.task)
 
     def original(self) -> nn.Module:
@@ -91,6 +97,8 @@ class Case:
         config = transformers.BertConfig.from_pretrained(self.folder)
         if self.kind == "bert_qa":
             return transformers.BertForQuestionAnswering(config)
+        if self.kind == "bert_mlm":
+            return transformers.BertForMaskedLM(config)
         config.num_labels = NUM_CLASSES
         return transformers.BertForSequenceClassification(config)
 

@@ -9,11 +9,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pipetransformer.autocache.store import FeatureStore
+from pipetransformer.models.stack import LayerStack
 from pipetransformer.runtime import signals
 from pipetransformer.runtime.batch import Batch
 from pipetransformer.runtime.engine import Engine
 from pipetransformer.runtime.holdings import Holdings
 from pipetransformer.runtime.stage import Stage
+from pipetransformer.runtime.ties import TiedGradients
 from support.cases import Case
 from support.trainings import Plans, Trace, train_elastic
 
@@ -56,6 +58,10 @@ def _prefix_trains(self: Stage, mode: bool = True) -> Stage:
     return torch.nn.Module.train(self, mode)  # type: ignore[return-value]
 
 
+def _all_parameters(self: LayerStack, layer: int, *_: int) -> list[torch.nn.Parameter]:
+    return list(self[layer].parameters())
+
+
 MUTATIONS: dict[str, Callable[[], Any]] = {
     "each replica takes the mean of its own share": lambda: mock.patch.object(
         Engine, "_scaled_loss", _mean_of_the_share
@@ -68,8 +74,18 @@ MUTATIONS: dict[str, Callable[[], Any]] = {
     "dropout depends on the rank": lambda: mock.patch.object(Batch, "to", _keys_by_rank),
     "the frozen prefix draws dropout": lambda: mock.patch.object(Stage, "train", _prefix_trains),
 }
+TIED_MUTATIONS: dict[str, Callable[[], Any]] = {
+    "the copies' gradients are not summed": lambda: mock.patch.object(TiedGradients, "add_up"),
+    "a shared weight counts in the norm of each layer": lambda: mock.patch.object(
+        LayerStack, "own_parameters", _all_parameters
+    ),
+    "the head's copy trains on when the embedding is frozen": lambda: mock.patch.object(
+        LayerStack, "trainable", _all_parameters
+    ),
+}
+"""What a model with shared weights notices."""
 
 
 def train_mutated(mutation: str, case: Case, plans: Plans, folder: str) -> Trace:
-    with MUTATIONS[mutation]():
+    with (MUTATIONS | TIED_MUTATIONS)[mutation]():
         return train_elastic(case, plans, folder)

@@ -15,12 +15,12 @@ from pipetransformer.autocache.cache import AutoCache
 from pipetransformer.autodp.sampler import batch_ids, epoch_order, num_batches
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.data.base import QUESTION_ANSWERING
+from pipetransformer.models.stack import LayerStack
 from pipetransformer.runtime.elastic import ElasticRuntime, TransitionReport
 from pipetransformer.runtime.groups import Groups
 from pipetransformer.runtime.randomness import SampleRandomness, sample_keys
 from pipetransformer.runtime.transfer import collect
 from pipetransformer.training.feed import Feed
-from pipetransformer.training.task import LOSSES
 from support.cases import CLIP_NORM, OPTIMIZERS, SEED, Case
 
 Plans = dict[int, Plan]
@@ -35,6 +35,7 @@ class Trace:
     norms: list[float] = field(default_factory=list)
     weights: dict[str, Tensor] = field(default_factory=dict)
     moments: dict[str, Tensor] = field(default_factory=dict)
+    ties_hold: bool = True  # after every step, bit for bit
 
 
 def rate(step: int) -> float:
@@ -72,6 +73,7 @@ def train_elastic(case: Case, plans: Plans, cache_folder: str | None = None) -> 
         result = runtime.step(batch, rate(step))
         trace.losses.append(result.loss)
         trace.norms.append(result.total_norm)
+        trace.ties_hold &= copies_are_equal(runtime)
     trace.moments = moments(runtime)
     trace.weights = collect(runtime.holdings, runtime.placement) or {}
     feed.cache.delete()
@@ -101,6 +103,19 @@ def go(runtime: ElasticRuntime, feed: Feed, plan: Plan) -> TransitionReport:
     return runtime.apply(plan)
 
 
+def copies_are_equal(runtime: ElasticRuntime) -> bool:
+    """Whether all copies of each shared weight on all ranks are one, bit for bit; every rank calls it."""
+    stack, held = runtime.holdings.stack, runtime.holdings.held()
+    equal = True
+    for tie in stack.ties:
+        own = [stack[layer].by_name()[name].detach() for layer, name in tie if layer in held]
+        gathered: list[list[Tensor]] = [[] for _ in range(dist.get_world_size())]
+        dist.all_gather_object(gathered, own)
+        first, *others = (copy for part in gathered for copy in part)
+        equal &= bool(others) and all(torch.equal(first, other) for other in others)
+    return equal
+
+
 def moments(runtime: ElasticRuntime) -> dict[str, Tensor]:
     """On rank 0 the optimizer state of all ranks by original parameter name and key; equal on replicas or it fails."""
     own: dict[str, np.ndarray] = {}
@@ -125,11 +140,16 @@ def train_reference(case: Case, frozen: dict[int, int]) -> Trace:
     """
     stack, spec = case.stack(), OPTIMIZERS[case.optimizer]
     original = case.original()
-    parameters = dict(original.named_parameters())
-    by_layer = [[layer.prefix + name for name, _ in layer.module.named_parameters()] for layer in stack.layers]
+    parameters = dict(original.named_parameters(remove_duplicate=False))
+    by_layer = [list(stack[index].by_name()) for index in range(len(stack))]
     if case.dropout:
-        parameters = {layer.prefix + n: p for layer in stack.layers for n, p in layer.module.named_parameters()}
-    used = [parameters[name] for names in by_layer for name in names]
+        _tie(stack)
+        parameters = {name: p for index in range(len(stack)) for name, p in stack[index].by_name().items()}
+    lowest: dict[nn.Parameter, int] = {}  # a weight freezes with the lowest layer that has it
+    for layer, names in enumerate(by_layer):
+        for name in names:
+            lowest.setdefault(parameters[name], layer)
+    used = list(lowest)
     optimizer = spec.build(used)
     assert optimizer is not None
     forward = _by_layers(stack) if case.dropout else _by_original(original)
@@ -137,18 +157,17 @@ def train_reference(case: Case, frozen: dict[int, int]) -> Trace:
     for step in range(case.num_steps):
         if step in frozen:
             num_frozen = frozen[step]
-            for layer, names in enumerate(by_layer):
+            for parameter, layer in lowest.items():
                 is_frozen = bool(num_frozen) and layer <= num_frozen
-                for parameter in (parameters[name] for name in names):
-                    parameter.requires_grad_(not is_frozen)
-                    if is_frozen:
-                        parameter.grad = None
-                        optimizer.state.pop(parameter, None)  # starts anew where a layer thaws
+                parameter.requires_grad_(not is_frozen)
+                if is_frozen:
+                    parameter.grad = None
+                    optimizer.state.pop(parameter, None)  # starts anew where a layer thaws
         ids = ids_of(case, step)
         for group in optimizer.param_groups:
             group["lr"] = rate(step)
         output = forward(split, ids, step, num_frozen, case)
-        loss = LOSSES[case.task](output, split.targets(ids.tolist())).mean()
+        loss = case.objective().loss(output, split.targets(ids.tolist())).mean()
         optimizer.zero_grad()
         loss.backward()
         norm = nn.utils.clip_grad_norm_([p for p in used if p.requires_grad], CLIP_NORM)
@@ -161,6 +180,14 @@ def train_reference(case: Case, frozen: dict[int, int]) -> Trace:
         f"{n}/{k}": torch.as_tensor(v).double() for n in active for k, v in optimizer.state[parameters[n]].items()
     }
     return trace
+
+
+def _tie(stack: LayerStack) -> None:
+    """Makes copies one weight again."""
+    for lowest, *copies in stack.ties:
+        for layer, name in copies:
+            path, _, leaf = name.removeprefix(stack[layer].prefix).rpartition(".")
+            setattr(stack[layer].module.get_submodule(path), leaf, stack[lowest.layer].by_name()[lowest.name])
 
 
 Forward = Callable[..., Tensor]
