@@ -2,12 +2,15 @@
 
 import multiprocessing as mp
 import os
+import sys
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 TIMEOUT_S = 120
 
@@ -59,7 +62,10 @@ class Pool:
 
 
 def _start() -> tuple[mp.Process, Connection]:
-    context = mp.get_context("spawn")
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["support.preload"])
+    with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):  # Python 3.11 does not hand it on
+        forkserver.ensure_running()
     here, there = context.Pipe()
     process = context.Process(target=_work, args=(there,), daemon=True)
     process.start()
