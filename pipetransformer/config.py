@@ -24,7 +24,7 @@ from pipetransformer.autopipe.plan import SCHEDULES, SKIPS_GRADIENTS
 
 SPEC_GROUPS = ("model", "dataset", "freeze", "optim", "logger")
 WHAT_IF_GROUPS = ("cluster", "shape")
-PRECISIONS = ("float32", "float64")
+PRECISIONS = ("float32", "float64", "bfloat16", "float16")
 ARRANGEMENTS = ("elastic", "data", "pipeline", "single")
 
 
@@ -85,7 +85,8 @@ class Config:
 
     Attributes:
         batch_size: Samples of one optimizer step over all replicas, whatever the topology.
-        precision: One of :data:`PRECISIONS`.
+        precision: One of :data:`PRECISIONS`. The last two are of matrix products, under autocast; weights, optimizer
+            state, the cache and what goes between stages stay float32. float16 scales the loss.
         eval_every_epochs: Epochs between two evaluations; the end of the run is always evaluated.
         log_every_steps: Steps between two step lines in the log where there is no terminal.
         trace: Write what every rank does in one step of each plan; that step is slower.

@@ -8,6 +8,9 @@ import pytest
 from support.command import TRAIN, environment, train
 from support.jobs import ROOT
 
+from pipetransformer.autopipe.plan import SCHEDULES
+from pipetransformer.config import PRECISIONS
+
 WITHOUT_TORCH = """
 import runpy, sys
 sys.argv = sys.argv[1:]
@@ -31,9 +34,8 @@ def answer(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_help_lists_the_groups_and_the_options(tmp_path: Path) -> None:
     done = answer(tmp_path, "--help")
     assert done.returncode == 0
-    assert all(
-        word in done.stdout for word in ("vit_tiny", "pipetransformer", "batch_size: 32", "world_size", "trace: false")
-    )
+    choices = ("vit_tiny", "pipetransformer", "batch_size: 32", "world_size", "trace: false", *PRECISIONS, *SCHEDULES)
+    assert all(word in done.stdout for word in choices)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +51,7 @@ def test_help_lists_the_groups_and_the_options(tmp_path: Path) -> None:
         (["seed=one"], "seed: Value 'one' of type 'str' could not be converted to Integer"),
         (["parallel.world_size=0"], "parallel.world_size=0 must be above 0"),
         (["parallel.schedule=zbv"], "parallel.schedule=zbv is unknown; choose one of gpipe, 1f1b"),
-        (["precision=half"], "precision=half is unknown; choose one of float32, float64"),
+        (["precision=half"], "precision=half is unknown; choose one of float32, float64, bfloat16, float16"),
         (["optim.schedule=step"], "optim.schedule=step is unknown; choose one of linear, cosine, constant"),
         (["model=bert"], "choose a model for images (model=vit_tiny, vit or deit) or another dataset"),
         (["dataset=sst2"], "choose a model for texts (model=bert, roberta, distilbert or electra)"),

@@ -10,6 +10,7 @@ from support.pool import Pool
 
 from pipetransformer import config
 from pipetransformer.autopipe.plan import SKIPS_GRADIENTS
+from pipetransformer.runtime.precision import PRECISIONS
 
 
 def options(group: str) -> list[str]:
@@ -37,6 +38,11 @@ def _picture_folder(folder: Path) -> Path:
             (folder / split / label).mkdir(parents=True)
             (folder / split / label / "1.png").touch()
     return folder
+
+
+def test_every_precision_that_may_be_written_is_one_of_the_runtime() -> None:
+    assert set(config.PRECISIONS) == set(PRECISIONS)
+    assert [loaded(f"precision={name}").precision for name in config.PRECISIONS] == [*config.PRECISIONS]
 
 
 def test_nothing_of_hydra_is_left_in_the_values() -> None:

@@ -26,12 +26,13 @@ from pipetransformer.config import Parallel
 from pipetransformer.data.base import CLASSIFICATION
 from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.runtime.groups import Groups
+from pipetransformer.runtime.precision import PRECISIONS
 from pipetransformer.training.feed import Feed
 from pipetransformer.training.planner import Planner
 from pipetransformer.training.setup import make_planner
 from pipetransformer.training.task import objective
 
-WORLD, NUM_WARMUP_STEPS, CPU = 2, 2, torch.device("cpu")
+WORLD, NUM_WARMUP_STEPS, CPU, FLOAT32 = 2, 2, torch.device("cpu"), PRECISIONS["float32"]
 HEADER = ("model", "plan", "predicted, ms", "measured, ms", "predicted / measured", "quartiles")
 
 
@@ -96,16 +97,16 @@ class Bench:
         self._groups = Groups(TIMEOUT_S)
         self._runtime = ElasticRuntime(
             case.stack(folder), self._groups, objective(CLASSIFICATION, NUM_CLASSES), OPTIMIZER.build,
-            OPTIMIZER.clip_norm, CPU, torch.float32,
+            OPTIMIZER.clip_norm, CPU, FLOAT32,
         )  # fmt: skip
         own = dist.get_rank(), dist.get_world_size()
-        self.feed.cache = AutoCache(shared_folder, self.feed.hidden_size, torch.float32, *own, dist.barrier)
+        self.feed.cache = AutoCache(shared_folder, self.feed.hidden_size, FLOAT32.weights, *own, dist.barrier)
         self._order = epoch_order(len(self.feed.split), 0, SEED)
         self._step = 0
 
     def planner(self) -> Planner:
         """Measures layers and links anew."""
-        return make_planner(self.stack, self.feed, OPTIMIZER, Parallel(), self.case.batch_size, CPU, torch.float32)
+        return make_planner(self.stack, self.feed, OPTIMIZER, Parallel(), self.case.batch_size, CPU, FLOAT32)
 
     def seconds(self, plan: Plan, num_steps: int) -> float:
         """The median step, as this rank sees it."""

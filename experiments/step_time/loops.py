@@ -16,6 +16,7 @@ from pipetransformer.data.base import CLASSIFICATION, Split
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.runtime.elastic import ElasticRuntime, StepResult
 from pipetransformer.runtime.groups import Groups
+from pipetransformer.runtime.precision import PRECISIONS
 from pipetransformer.training.feed import Feed
 from pipetransformer.training.optim import AdamW
 from pipetransformer.training.task import objective
@@ -85,7 +86,7 @@ class ElasticLoop(Loop):
         self._feed = Feed(split, stack.hidden_shape, SEED)
         self._runtime = ElasticRuntime(
             stack, Groups(TIMEOUT_S), objective(CLASSIFICATION, NUM_CLASSES), OPTIMIZER.build, OPTIMIZER.clip_norm,
-            torch.device("cpu"), torch.float32,
+            torch.device("cpu"), PRECISIONS["float32"],
         )  # fmt: skip
         self._last: StepResult | None = None
         self._runtime.apply(Plan(0, 0, ((0, len(stack) - 1),), dist.get_world_size(), num_microbatches=1))

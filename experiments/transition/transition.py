@@ -22,6 +22,7 @@ from pipetransformer.models.huggingface import HuggingFaceModel
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.runtime.elastic import ElasticRuntime, TransitionReport
 from pipetransformer.runtime.groups import Groups
+from pipetransformer.runtime.precision import PRECISIONS
 from pipetransformer.training.feed import Feed
 from pipetransformer.training.task import objective
 
@@ -75,7 +76,7 @@ def measure(case: Case) -> list[TransitionReport]:
     groups = Groups(TIMEOUT_S)
     runtime = ElasticRuntime(
         stack, groups, objective(CLASSIFICATION, NUM_CLASSES), OPTIMIZER.build, OPTIMIZER.clip_norm,
-        torch.device("cpu"), torch.float32,
+        torch.device("cpu"), PRECISIONS["float32"],
     )  # fmt: skip
     reports = []
     gc.freeze()  # as a run does before its first step, so that transitions collect the rest quickly

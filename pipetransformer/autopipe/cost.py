@@ -47,6 +47,7 @@ class LayerProfile:
         saved_bytes: Activations kept for backward, per sample.
         output_bytes: The output, per sample.
         working_bytes: The most that lives in a forward pass without gradient, output included, per sample.
+        cast_bytes: Copies of the parameters in a type of fewer bytes, while they take a gradient.
     """
 
     name: str
@@ -58,6 +59,7 @@ class LayerProfile:
     saved_bytes: int
     output_bytes: int
     working_bytes: int = 0
+    cast_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ Moments = tuple[tuple[int, ...], ...]
 class MemoryCosts:
     """Bytes on the device that holds one or more runs of layers.
 
-    Weights of all its layers; gradients and optimizer state of the active ones, and their gradients once more where
-    replicas average what several micro-batches add up to (DDP does that beside its buckets); what the active ones save
-    for backward, for each micro-batch in flight; what one frozen layer at a time needs to run; for each micro-batch the
-    tensor that comes from below and the one that goes up, for which the pipeline keeps buffers (what goes up from a
-    frozen layer gets no gradient and is kept in flight only). With activation checkpointing an active layer saves its
-    input, and one layer at a time all that its backward needs.
+    Weights of all its layers; gradients, optimizer state and casts of the active ones, and their gradients once more
+    where replicas average what several micro-batches add up to (DDP does that beside its buckets); what the active ones
+    save for backward, for each micro-batch in flight; what one frozen layer at a time needs to run; for each
+    micro-batch the tensor that comes from below and the one that goes up, for which the pipeline keeps buffers (what
+    goes up from a frozen layer gets no gradient and is kept in flight only). With activation checkpointing an active
+    layer saves its input, and one layer at a time all that its backward needs.
     """
 
     def __init__(self, profile: Profile, num_frozen: int, checkpoint: bool = False) -> None:
@@ -28,7 +28,9 @@ class MemoryCosts:
         layers = with_active(profile, num_frozen)
         inputs = [0, *(layer.output_bytes for layer in profile.layers[:-1])]
         saved = inputs if checkpoint else [layer.saved_bytes for layer in profile.layers]
-        self._parameters = RunSums(layer.parameter_bytes * (1 + state_factor * on) for layer, on in layers)
+        self._parameters = RunSums(
+            layer.parameter_bytes * (1 + state_factor * on) + layer.cast_bytes * on for layer, on in layers
+        )
         self._gradients = RunSums(layer.parameter_bytes * on for layer, on in layers)
         self._first_active = first_active_layer(num_frozen)
         self._working = max([0, *(layer.working_bytes for layer, on in layers if not on)])

@@ -155,10 +155,14 @@ def _results(values: Values) -> list[Row]:
 def _work(values: Values) -> list[Row]:
     pace = f"{values['optimizer_steps']:,} steps, {number(values['samples_per_second'])} samples/s"
     share = f"{values['mean_frozen_fraction']:.1%} on average"
-    return [
+    rows = [
         ("training time", f"{duration(values['train_seconds'])}: {pace}"),
         ("frozen", f"{values['num_frozen']} of {plural(values['num_blocks'], 'block')} at the end, {share}"),
     ]
+    if "loss_scale" in values:
+        skipped = plural(values["num_skipped_steps"], "step")
+        rows.append(("loss scale", f"{values['loss_scale']:,.0f} at the end, {skipped} skipped for overflow"))
+    return rows
 
 
 PLAN_COLUMNS = (

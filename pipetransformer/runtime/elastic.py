@@ -21,6 +21,8 @@ from pipetransformer.runtime.batch import Batch
 from pipetransformer.runtime.engine import Engine, Objective
 from pipetransformer.runtime.groups import Groups
 from pipetransformer.runtime.holdings import Holdings
+from pipetransformer.runtime.loss_scale import LossScale
+from pipetransformer.runtime.precision import Precision
 from pipetransformer.runtime.recorder import Recorder
 from pipetransformer.runtime.stage import Stage
 from pipetransformer.runtime.ties import TiedGradients, tied_groups
@@ -37,18 +39,22 @@ class StepResult:
     """Of the global batch: the gradient norm of each layer before clipping (zero on idle ranks), and the mean loss.
 
     Args:
-        loss: Still on its way between the ranks when the step returns.
+        shared: The loss in front; still on its way between the ranks when the step returns.
+
+    Attributes:
+        loss_scale: With which it was computed.
+        skipped: The gradient overflowed at this scale and changed no weight; its norms are not finite.
     """
 
-    def __init__(self, loss: signals.Sum, squared_norms: list[float]) -> None:
-        self._loss = loss
+    def __init__(self, shared: signals.Sum, squared_norms: list[float], loss_scale: float, skipped: bool) -> None:
+        self._shared, self.loss_scale, self.skipped = shared, loss_scale, skipped
         self.layer_norms = tuple(math.sqrt(value) for value in squared_norms)
         self.total_norm = math.sqrt(sum(squared_norms))
 
     @property
     def loss(self) -> float:
         """Waits for it; equal on every rank."""
-        return self._loss.value()
+        return self._shared.values()[0]
 
 
 @dataclass(frozen=True)
@@ -74,13 +80,15 @@ class ElasticRuntime:
 
     Attributes:
         recorder: Notes what this rank does in a step, when it is asked to.
+        loss_scale: Goes on through transitions.
     """
 
     def __init__(
         self, stack: LayerStack, groups: Groups, objective: Objective, build_optimizer: OptimizerBuilder,
-        clip_norm: float | None, device: torch.device, dtype: torch.dtype,
+        clip_norm: float | None, device: torch.device, precision: Precision,
     ) -> None:  # fmt: skip
-        self.device, self.dtype = device, dtype
+        self.device, self.precision = device, precision
+        self.loss_scale = LossScale(precision)
         self.holdings = Holdings(stack, device)
         self._groups, self._objective = groups, objective
         self._build_optimizer, self._clip_norm = build_optimizer, clip_norm
@@ -152,7 +160,7 @@ class ElasticRuntime:
         stack, groups = self.holdings.stack, self._groups
         ties = TiedGradients(stack, plan, place, groups)
         self.engine = Engine(
-            plan, place, stages, ties, groups, self._objective, self.device, self.dtype, self.recorder
+            plan, place, stages, ties, groups, self._objective, self.device, self.precision, self.recorder
         )  # fmt: skip
         self._measured = {layer: stack.own_parameters(layer) for layer in self.engine.active_parameters}
 
@@ -160,7 +168,7 @@ class ElasticRuntime:
         stack, first_active = self.holdings.stack, plan.first_active_layer
         layers: dict[int, nn.Module] = {layer: stack[layer] for layer in plan.stage_layers(index)}
         active = {layer: stack.trainable(layer, first_active) for layer in layers if layer >= first_active}
-        return Stage(layers, active, plan.checkpoint)
+        return Stage(layers, active, self.precision, plan.checkpoint)
 
     def step(self, batch: Batch | None, rate: float) -> StepResult:
         """One optimizer step over the global batch.
@@ -174,34 +182,44 @@ class ElasticRuntime:
         """
         if self.engine is None or batch is None:
             return self._idle_step()
-        loss = self.engine.step(batch)
+        loss = self.engine.step(batch, self.loss_scale.value)
         own = signals.squared_gradient_norms(self._measured, self.num_layers, self.device)
-        squared = signals.over_pipeline(own, self.engine.pipeline)
-        total = sum(squared)
-        shared = signals.Sum(loss if math.isfinite(total) else loss + math.nan)
-        if not math.isfinite(total):
-            shared.value()
-            raise NotFinite(f"the loss or its gradient is not finite (gradient norm {math.sqrt(total)})")
-        result = StepResult(shared, squared)
-        self._update(result.total_norm, rate)
+        squared = self.loss_scale.unscaled(signals.over_pipeline(own, self.engine.pipeline))
+        overflowed = not math.isfinite(sum(squared))
+        shared = signals.Sum(loss, torch.full_like(loss, overflowed))
+        result = self._judge(shared, squared, overflowed)
+        self._update(result, rate)
         return result
 
     def _idle_step(self) -> StepResult:
-        """Waits for the loss, so as neither to run ahead of the others nor to miss that they stop."""
-        shared = signals.Sum(torch.zeros((), dtype=torch.float64, device=self.device))
-        if not math.isfinite(shared.value()):
-            raise NotFinite("the loss or its gradient is not finite")
-        return StepResult(shared, [0.0] * self.num_layers)
+        """Waits for the loss, so as neither to run ahead of the others nor to miss that they stop or skip."""
+        nothing = torch.zeros((), dtype=torch.float64, device=self.device)
+        shared = signals.Sum(nothing, nothing)
+        overflowed = shared.values()[1] != 0
+        return self._judge(shared, [math.inf if overflowed else 0.0] * self.num_layers, overflowed)
 
-    def _update(self, total_norm: float, rate: float) -> None:
+    def _judge(self, shared: signals.Sum, squared_norms: list[float], overflowed: bool) -> StepResult:
+        """Adapts the loss scale; all ranks know of an overflow, and wait for the loss only then."""
+        result = StepResult(shared, squared_norms, self.loss_scale.value, overflowed)
+        if not overflowed:
+            self.loss_scale.grow()
+        elif not math.isfinite(result.loss) or self.loss_scale.is_lowest:
+            raise NotFinite(f"the loss ({result.loss:g}) or its gradient (norm {result.total_norm:g}) is not finite")
+        else:
+            self.loss_scale.shrink()
+        return result
+
+    def _update(self, result: StepResult, rate: float) -> None:
         assert self.engine is not None
         if self.optimizer is None:
             return
         with self.recorder.span("optimizer"):
-            signals.clip(self.engine.active_parameters, total_norm, self._clip_norm)
-            for group in self.optimizer.param_groups:
-                group["lr"] = rate
-            self.optimizer.step()
+            if not result.skipped:
+                parameters = self.engine.active_parameters
+                signals.clip(parameters, result.total_norm, self._clip_norm, result.loss_scale)
+                for group in self.optimizer.param_groups:
+                    group["lr"] = rate
+                self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
 
     @contextmanager
@@ -217,10 +235,10 @@ class ElasticRuntime:
 
         @torch.no_grad()
         def compute(inputs: Tensor, context: dict[str, Tensor]) -> Tensor:
-            x = inputs.to(self.device, self.dtype if inputs.is_floating_point() else inputs.dtype)
+            x = inputs.to(self.device, self.precision.weights if inputs.is_floating_point() else inputs.dtype)
             context = {name: tensor.to(self.device) for name, tensor in context.items()}
             for layer in layers:
-                x = layer(x, **context)
+                x = self.precision.run(layer, x, context)
             return x
 
         try:

@@ -17,6 +17,7 @@ from pipetransformer.autopipe.plan import Plan
 from pipetransformer.runtime.batch import Batch
 from pipetransformer.runtime.groups import Groups
 from pipetransformer.runtime.one_stage import OneStage
+from pipetransformer.runtime.precision import Precision
 from pipetransformer.runtime.recorder import Recorder
 from pipetransformer.runtime.stage import Stage
 from pipetransformer.runtime.ties import TiedGradients
@@ -58,16 +59,16 @@ class Engine:
 
     def __init__(
         self, plan: Plan, position: Position, stages: dict[int, Stage], ties: TiedGradients, groups: Groups,
-        objective: Objective, device: torch.device, dtype: torch.dtype, recorder: Recorder,
+        objective: Objective, device: torch.device, precision: Precision, recorder: Recorder,
     ) -> None:  # fmt: skip
         self.plan, self.position, self.stages, self._ties = plan, position, stages, ties
-        self._objective, self._device, self._dtype, self._recorder = objective, device, dtype, recorder
+        self._objective, self._device, self._precision, self._recorder = objective, device, precision, recorder
         self.pipeline = groups[pipeline_ranks(plan, position.replica)]
         replicas = groups[replica_ranks(plan, position.device)]
         self._modules = {index: _averaged(stage, replicas) for index, stage in stages.items()}
         self.active_parameters = {i: p for stage in stages.values() for i, p in stage.active_parameters.items()}
         self._schedules: dict[tuple[object, ...], Runner] = {}
-        self._num_samples = 1
+        self._num_samples, self._loss_scale = 1, 1.0
 
     @property
     def is_first(self) -> bool:
@@ -77,31 +78,35 @@ class Engine:
     def is_last(self) -> bool:
         return self.position.device == self.plan.pipeline_size - 1
 
-    def step(self, batch: Batch) -> Tensor:
+    def step(self, batch: Batch, loss_scale: float) -> Tensor:
         """Forward and backward of this replica's share.
+
+        Args:
+            loss_scale: What the loss is multiplied by before backward.
 
         Returns:
             This replica's part of the global batch's mean loss, zero on all but its last stage. The gradients of the
-            stage's parameters are those of the global mean.
+            stage's parameters are those of the global mean times the scale.
         """
-        batch = batch.to(self._device, self._dtype)
+        batch = batch.to(self._device, self._precision.weights)
         self._set_mode(train=True)
-        self._num_samples = batch.num_samples
+        self._num_samples, self._loss_scale = batch.num_samples, loss_scale
         losses: list[Tensor] = []
         schedule = self._schedule(batch, train=True)
         target = batch.weighted_targets() if self.is_last else None
         options = {"target": target, "losses": losses, "return_outputs": False}
-        schedule.step(*self._inputs(batch), **options, **self._context(batch))
+        with self._precision.keeping_casts(self._device):
+            schedule.step(*self._inputs(batch), **options, **self._context(batch))
         self._ties.add_up()
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         for loss in losses:
             total += loss.detach()
-        return total / self.plan.num_replicas
+        return total / (self.plan.num_replicas * loss_scale)
 
     @torch.no_grad()
     def forward(self, batch: Batch) -> Tensor | None:
         """Outputs (B, ...) on the last stage, ``None`` on the others; evaluation mode."""
-        batch = batch.to(self._device, self._dtype)
+        batch = batch.to(self._device, self._precision.weights)
         self._set_mode(train=False)
         return self._schedule(batch, train=False).step(*self._inputs(batch), **self._context(batch))
 
@@ -152,21 +157,22 @@ class Engine:
         )
 
     def _meta(self, shape: tuple[int, ...]) -> Tensor:
-        return torch.empty(shape, dtype=self._dtype, device="meta")
+        return torch.empty(shape, dtype=self._precision.weights, device="meta")
 
     def _has_gradient(self, layer: int) -> bool:
         """Whether the tensor that enters a layer takes a gradient: something below it is active."""
         return layer > self.plan.first_active_layer
 
     def _scaled_loss(self, output: Tensor, weighted_targets: Tensor) -> Tensor:
-        """Sum over the micro-batch divided by the global count; times the replicas, because DDP takes their mean.
+        """Sum over the micro-batch divided by the global count; times the replicas, because DDP takes their mean, and
+        times the loss scale.
 
         A loss that is not finite makes the gradient of every layer and replica NaN, so no rank needs to be told.
         """
         targets, weights = weighted_targets[:, :-1], weighted_targets[:, -1]
         per_sample = self._objective.loss(output, targets.squeeze(1))
         loss = (per_sample * weights.to(per_sample.dtype)).sum() * (self.plan.num_replicas / self._num_samples)
-        return loss * (1 + 0 * loss.detach())
+        return loss * (self._loss_scale + 0 * loss.detach())
 
 
 def _averaged(stage: Stage, replicas: ProcessGroup) -> nn.Module:

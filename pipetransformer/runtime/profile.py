@@ -2,8 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -15,7 +14,9 @@ from pipetransformer.autopipe.cost import LayerProfile, Profile, Time
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.runtime.batch import Batch
 from pipetransformer.runtime.live_bytes import LiveBytes
+from pipetransformer.runtime.precision import Precision
 from pipetransformer.runtime.randomness import RefuseOtherRandomness, SampleRandomness
+from pipetransformer.runtime.saved import Casts, count_saved
 
 NUM_REPEATS = 5
 T = TypeVar("T")
@@ -30,13 +31,14 @@ class Measured:
     input_grad_s: float
     weight_grad_s: float
     saved_bytes: int
+    cast_bytes: int
     output_bytes: int
     working_bytes: int
 
 
 def profile(
     stack: LayerStack, batches: tuple[Batch, Batch], build_optimizer: OptimizerBuilder, state_factor: float,
-    device: torch.device,
+    device: torch.device, precision: Precision,
 ) -> Profile:  # fmt: skip
     """Measures every kind of layer once (blocks of one shape are alike) and averages over the ranks.
 
@@ -47,15 +49,15 @@ def profile(
     """
     known: dict[object, LayerProfile] = {}
     kinds = [_kind(stack[index]) for index in range(len(stack))]
-    xs = [batch.inputs for batch in batches]
+    xs = [batch.inputs for batch in batches if batch.inputs is not None]
     for index, kind in enumerate(kinds):
         if kind not in known:
             layer = stack.loaded_copy(index, device).train()
-            known[kind] = _layer_profile(layer, index, xs, batches, build_optimizer)
+            known[kind] = _layer_profile(layer, index, xs, batches, build_optimizer, precision)
             # what follows takes inputs of this shape, and the numbers in them do not matter for its time
             with torch.no_grad():
                 layer.eval()
-                xs = [layer(x, **b.context) for x, b in zip(xs, batches, strict=True)]
+                xs = [precision.run(layer, x, b.context) for x, b in zip(xs, batches, strict=True)]
             del layer  # one at a time: the whole model may be larger than the device
     return Profile(layers=tuple(known[kind] for kind in kinds), optimizer_state_factor=state_factor)
 
@@ -66,9 +68,10 @@ def _kind(layer: nn.Module) -> object:
 
 
 def _layer_profile(
-    layer: nn.Module, index: int, xs: list[Tensor | None], batches: tuple[Batch, Batch], build: OptimizerBuilder
-) -> LayerProfile:
-    small, large = (_measure(layer, index, x, batch) for x, batch in zip(xs, batches, strict=True) if x is not None)
+    layer: nn.Module, index: int, xs: list[Tensor], batches: tuple[Batch, Batch], build: OptimizerBuilder,
+    precision: Precision,
+) -> LayerProfile:  # fmt: skip
+    small, large = (_measure(layer, index, x, batch, precision) for x, batch in zip(xs, batches, strict=True))
     sizes = len(batches[0]), len(batches[1])
     names = ("forward_s", "input_grad_s", "weight_grad_s")
     numbers = [getattr(measured, name) for measured in (small, large) for name in names]
@@ -84,24 +87,27 @@ def _layer_profile(
         saved_bytes=large.saved_bytes // sizes[1],
         output_bytes=large.output_bytes // sizes[1],
         working_bytes=large.working_bytes // sizes[1],
+        cast_bytes=large.cast_bytes,
     )
 
 
-def _measure(layer: nn.Module, index: int, x: Tensor, batch: Batch) -> Measured:
+def _measure(layer: nn.Module, index: int, x: Tensor, batch: Batch, precision: Precision) -> Measured:
     wants_grad = x.is_floating_point() and index > 0
+    casts = Casts(layer)
 
     def run(weights: bool) -> tuple[float, float, Tensor, int]:
         layer.requires_grad_(weights)
         leaf = x.detach().requires_grad_(wants_grad)
-        with SampleRandomness(batch.keys, index), _count_saved(layer) as saved:
-            forward_s, output = _timed(lambda: layer(leaf, **batch.context))
+        with SampleRandomness(batch.keys, index), count_saved(layer, casts) as saved:
+            forward_s, output = _timed(lambda: precision.run(layer, leaf, batch.context))
         backward_s = _timed(lambda: output.sum().backward())[0] if output.requires_grad else 0.0
         layer.zero_grad(set_to_none=True)
         return forward_s, backward_s, output, saved[0]
 
-    with RefuseOtherRandomness():
-        run(True)  # warm up
-    full = [run(True) for _ in range(NUM_REPEATS)]
+    with precision.keeping_casts(x.device):  # as all but the first micro-batch of a step find them
+        with RefuseOtherRandomness(), casts:
+            run(True)  # warm up
+        full = [run(True) for _ in range(NUM_REPEATS)]
     inputs_only = [run(False)[1] for _ in range(NUM_REPEATS)] if wants_grad else [0.0]
     layer.requires_grad_(True)
     output, saved_bytes = full[-1][2:]
@@ -111,39 +117,22 @@ def _measure(layer: nn.Module, index: int, x: Tensor, batch: Batch) -> Measured:
         min(input_grad_s, backward_s),
         max(backward_s - input_grad_s, 0.0),
         saved_bytes,
+        sum(casts.bytes_at.values()),
         output.numel() * output.element_size(),
-        _working_bytes(layer, x, batch),
+        _working_bytes(layer, x, batch, precision),
     )
 
 
-def _working_bytes(layer: nn.Module, x: Tensor, batch: Batch) -> int:
+def _working_bytes(layer: nn.Module, x: Tensor, batch: Batch, precision: Precision) -> int:
     """The most that lives in a forward pass as a frozen layer makes it."""
     layer.eval()
     with torch.no_grad(), LiveBytes() as live:
         for tensor in (*layer.parameters(), *layer.buffers(), x, *batch.context.values()):
             live.add(tensor)
         num_bytes = live.now
-        layer(x, **batch.context)
+        precision.run(layer, x, batch.context)
     layer.train()
     return live.peak - num_bytes
-
-
-@contextmanager
-def _count_saved(layer: nn.Module) -> Iterator[list[int]]:
-    """Bytes that autograd keeps for backward, each storage once, without the parameters."""
-    own = {p.untyped_storage().data_ptr() for p in layer.parameters()}
-    storages: dict[int, int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            storages[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    total = [0]
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        yield total
-    total[0] = sum(storages.values())
 
 
 def _optimizer_seconds(layer: nn.Module, build: OptimizerBuilder) -> float:

@@ -87,7 +87,10 @@ class SampleRandomness:
             return x
         if p == 1:
             return x * 0
-        return x * self._fill(torch.empty_like(x, requires_grad=False), 1 - p).mul_(1 / (1 - p))
+        mask = self._fill(torch.empty_like(x, requires_grad=False), 1 - p)
+        if x.dtype.itemsize < 4:
+            return x * mask * (1 / (1 - p))  # in a mask of this type the factor would be rounded, always the same way
+        return x * mask.mul_(1 / (1 - p))
 
     def _attention(
         self,

@@ -34,28 +34,33 @@ def of_rank_0(values: Tensor) -> Tensor:
 
 
 class Sum:
-    """A sum over all ranks that is under way while this rank goes on.
+    """Sums over all ranks that are under way while this rank goes on.
 
     Args:
-        part: This rank's part, a scalar.
+        parts: This rank's part of each, scalars.
     """
 
-    def __init__(self, part: Tensor) -> None:
-        self._total = part.detach().clone()
+    def __init__(self, *parts: Tensor) -> None:
+        self._total = torch.stack(parts).detach()
         self._work = dist.all_reduce(self._total, async_op=True) if dist.get_world_size() > 1 else None
 
-    def value(self) -> float:
-        """Waits for the sum; equal on every rank."""
+    def values(self) -> list[float]:
+        """Waits for the sums; equal on every rank."""
         if self._work is not None:
             self._work.wait()
             self._work = None
-        return self._total.item()
+        return self._total.tolist()
 
 
-def clip(parameters: ByLayer, total_norm: float, clip_norm: float | None) -> None:
-    """Scales the gradients so that the norm of the whole gradient, over all ranks, is at most ``clip_norm``."""
-    factor = 1.0 if clip_norm is None else clip_norm / (total_norm + 1e-6)  # as torch's clip_grad_norm_ does
-    if factor < 1:
+def clip(parameters: ByLayer, total_norm: float, clip_norm: float | None, loss_scale: float) -> None:
+    """Divides the gradients by the loss scale, and more where the norm of the whole gradient exceeds ``clip_norm``.
+
+    Args:
+        total_norm: Over all ranks, and of the gradient without the scale.
+    """
+    factor = 1.0 if clip_norm is None else min(1.0, clip_norm / (total_norm + 1e-6))  # as torch's clip_grad_norm_ does
+    factor /= loss_scale
+    if factor != 1:
         gradients = [p.grad for own in parameters.values() for p in own if p.grad is not None]
         if gradients:
             torch._foreach_mul_(gradients, factor)

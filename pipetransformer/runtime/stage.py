@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from pipetransformer.runtime.precision import Precision
 from pipetransformer.runtime.randomness import SampleRandomness
 from pipetransformer.runtime.signals import ByLayer
 
@@ -23,9 +24,14 @@ class Stage(nn.Module):
     """
 
     def __init__(
-        self, layers: dict[int, nn.Module], active_parameters: ByLayer, keeps_inputs_only: bool = False
+        self,
+        layers: dict[int, nn.Module],
+        active_parameters: ByLayer,
+        precision: Precision,
+        keeps_inputs_only: bool = False,
     ) -> None:
         super().__init__()
+        self._precision = precision
         self.layers = nn.ModuleDict({str(index): layer for index, layer in layers.items()})
         self.active_parameters = active_parameters
         self._frozen = [index for index in layers if index not in active_parameters]
@@ -53,7 +59,7 @@ class Stage(nn.Module):
         received = x
         with torch.no_grad():
             for index in self._frozen:
-                x = self.layers[str(index)](x, **context)
+                x = self._precision.run(self.layers[str(index)], x, context)
         if self._frozen and received.requires_grad:
             x = _with_zero_gradient(x, received)
         if self._keeps_inputs_only and self.training:
@@ -74,7 +80,7 @@ class Stage(nn.Module):
     ) -> Tensor:
         for index in layers:
             begin(index)
-            x = self.layers[str(index)](x, **context)
+            x = self._precision.run(self.layers[str(index)], x, context)
         return x
 
 

@@ -49,7 +49,7 @@ def _train(config: Config, prepared: Prepared, run_dir: Path, folder: Path, repo
         config.optim.build,
         config.optim.clip_norm,
         prepared.device,
-        prepared.dtype,
+        prepared.precision,
     )
     cache = _cache(config, prepared, folder, report)
     trainer = Trainer(config, prepared, runtime, cache, report, run_dir)

@@ -17,13 +17,13 @@ from pipetransformer.data.base import Data, ImageFormat, TextFormat
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.runtime.batch import Batch
 from pipetransformer.runtime.link import measure_all_reduces, measure_messages
+from pipetransformer.runtime.precision import PRECISIONS, Precision
 from pipetransformer.runtime.profile import profile
 from pipetransformer.training.feed import Feed
 from pipetransformer.training.node import Node, devices_per_node
 from pipetransformer.training.optim import OptimizerSpec
 from pipetransformer.training.planner import Planner
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
 GIB = 1 << 30
 
 
@@ -38,7 +38,7 @@ class Prepared:
     planner: Planner
     first_plan: Plan
     device: torch.device
-    dtype: torch.dtype
+    precision: Precision
 
 
 def prepare(config: Config, device: torch.device) -> Prepared:
@@ -55,22 +55,23 @@ def prepare(config: Config, device: torch.device) -> Prepared:
         raise ValueError(
             f"batch_size={config.batch_size} is larger than the {len(data.train)} training samples; lower batch_size"
         )
-    dtype = DTYPES[config.precision]
-    stack = config.model.outline(data.task, data.num_outputs, data.input_shape, config.seed).to(dtype)
+    precision = PRECISIONS[config.precision]
+    stack = config.model.outline(data.task, data.num_outputs, data.input_shape, config.seed).to(precision.weights)
     check_world(dist.get_world_size(), len(stack), config.batch_size)
     feeds = [Feed(split, stack.hidden_shape, config.seed) for split in (data.train, *data.evaluation)]
-    planner = make_planner(stack, feeds[0], config.optim, config.parallel, config.batch_size, device, dtype)
-    return Prepared(data, stack, feeds[0], tuple(feeds[1:]), planner, planner.initial(), device, dtype)
+    planner = make_planner(stack, feeds[0], config.optim, config.parallel, config.batch_size, device, precision)
+    return Prepared(data, stack, feeds[0], tuple(feeds[1:]), planner, planner.initial(), device, precision)
 
 
 def make_planner(
     stack: LayerStack, feed: Feed, optim: OptimizerSpec, parallel: Parallel, batch_size: int, device: torch.device,
-    dtype: torch.dtype,
+    precision: Precision,
 ) -> Planner:  # fmt: skip
     """Measures the layers on the first samples of a feed, and the links; every rank calls it."""
     share = max(2, -(-batch_size // dist.get_world_size()))
-    batches = tuple(_whole_batch(feed, len(stack), size, device, dtype) for size in (max(1, share // 4), share))
-    measured = profile(stack, (batches[0], batches[1]), optim.build, optim.state_factor, device)
+    sizes = max(1, share // 4), share
+    small, large = (_whole_batch(feed, len(stack), size).to(device, precision.weights) for size in sizes)
+    measured = profile(stack, (small, large), optim.build, optim.state_factor, device, precision)
     return Planner(measured, _cluster(parallel.device_memory_gib, device), parallel, batch_size)
 
 
@@ -82,17 +83,18 @@ def _cluster(budget_gib: float | None, device: torch.device) -> Cluster:
     return Cluster(dist.get_world_size(), memory, link, node_link, num_together, ring, node_ring)
 
 
-def _whole_batch(feed: Feed, num_layers: int, size: int, device: torch.device, dtype: torch.dtype) -> Batch:
+def _whole_batch(feed: Feed, num_layers: int, size: int) -> Batch:
     """The first samples on one device, as a plan with one stage would see them."""
     whole = Plan(num_frozen=0, cache_level=0, stages=((0, num_layers - 1),), num_replicas=1, num_microbatches=1)
     ids = np.arange(size) % len(feed.split)
-    return feed.batch(ids, whole, Position(replica=0, device=0))[0].to(device, dtype)
+    return feed.batch(ids, whole, Position(replica=0, device=0))[0]
 
 
 def open_cache(prepared: Prepared, folder: Path) -> AutoCache:
     """The cache of this node, known to all feeds."""
     node = Node.here()
-    cache = AutoCache(folder, prepared.train.hidden_size, prepared.dtype, node.worker, node.num_workers, dist.barrier)
+    size, dtype = prepared.train.hidden_size, prepared.precision.weights
+    cache = AutoCache(folder, size, dtype, node.worker, node.num_workers, dist.barrier)
     for feed in (prepared.train, *prepared.evaluation):
         feed.cache = cache
     return cache

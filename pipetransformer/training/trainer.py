@@ -57,6 +57,7 @@ class Trainer:
         self._num_norms = 0
         self._num_decisions = 0
         self._overhead_s = 0.0  # of a transition, as last measured
+        self._is_due = False  # a decision
         self._unreported: Callable[[], None] | None = None  # the last step, whose loss is still under way
         self._policy_state = config.freeze.initial_state()
 
@@ -81,7 +82,8 @@ class Trainer:
             order = epoch_order(len(self.prepared.data.train), epoch, self.config.seed)
             self.prepared.data.train.set_epoch(epoch)
             for index in range(self.clock.steps_per_epoch):
-                if self.clock.decides(self.step) and not self.config.freeze.never_freezes:
+                self._is_due |= self.clock.decides(self.step) and not self.config.freeze.never_freezes
+                if self._is_due and self._num_norms:  # put off where all steps since the last one were skipped
                     self._decide()
                 with self.tracer.step(self.step):
                     self._train_step(batch_ids(order, index, self.config.batch_size))
@@ -101,17 +103,19 @@ class Trainer:
             result = self.runtime.step(batch, rate)
         except NotFinite as error:
             self._report_last_step()
+            wider = ", take precision=bfloat16, whose range is wider," if self.runtime.precision.scales_loss else ""
             raise Diverged(
-                f"step {self.step + 1}: {error}. The weights of the step before are kept; lower optim.lr={rate:g} "
-                "or check the data"
+                f"step {self.step + 1}: {error}. The weights of the step before are kept; lower "
+                f"optim.lr={rate:g}{wider} or check the data"
             ) from error
-        self._norms += torch.tensor(result.layer_norms[1:-1], dtype=torch.float64)
-        self._num_norms += 1
+        if not result.skipped:
+            self._norms += torch.tensor(result.layer_norms[1:-1], dtype=torch.float64)
+            self._num_norms += 1
         self.step += 1
         self._report_last_step()
         seconds = time.perf_counter() - start
         self.ledger.step(len(ids), seconds)
-        self._unreported = partial(self._report_step, self.step, result, rate, len(ids), seconds)
+        self._unreported = partial(self._report_step, self.step, result, rate, len(ids), seconds, self._scaling())
 
     def _report_last_step(self) -> None:
         """One step late, so that no rank waits for the others' losses at the end of each step."""
@@ -119,7 +123,9 @@ class Trainer:
             self._unreported()
             self._unreported = None
 
-    def _report_step(self, step: int, result: StepResult, rate: float, num_samples: int, seconds: float) -> None:
+    def _report_step(
+        self, step: int, result: StepResult, rate: float, num_samples: int, seconds: float, scaling: dict[str, float]
+    ) -> None:
         self.report.write(
             "step",
             step=step,
@@ -133,13 +139,21 @@ class Trainer:
             num_stages=self.plan.num_stages,
             num_replicas=self.plan.num_replicas,
             cache_level=self.plan.cache_level,
+            **scaling,
         )
+
+    def _scaling(self) -> dict[str, float]:
+        """The loss scale of the next step, and the steps skipped so far; nothing without scaling."""
+        if not self.runtime.precision.scales_loss:
+            return {}
+        scale = self.runtime.loss_scale
+        return {"loss_scale": scale.value, "num_skipped_steps": scale.num_skipped}
 
     def _decide(self) -> None:
         """Asks the policy, and goes to the plan that follows from its answer."""
         self._report_last_step()
         norms = tuple(of_rank_0(self._norms / self._num_norms).tolist())
-        self._norms[:], self._num_norms = 0, 0
+        self._norms[:], self._num_norms, self._is_due = 0, 0, False
         before = self.plan.num_frozen
         signals = Signals(self._num_decisions, self.num_blocks, before, norms)
         decision, self._policy_state = self.config.freeze.decide(signals, self._policy_state)
@@ -245,7 +259,7 @@ class Trainer:
 
     def figures(self) -> dict[str, Any]:
         """The summary, as far as the run has come."""
-        summary: dict[str, Any] = {"metric": None, "metrics": self.metrics}
+        summary: dict[str, Any] = {"metric": None, "metrics": self.metrics} | self._scaling()
         if self.metrics:
             split = self.prepared.evaluation[0].split
             values = self.metrics[split.name]

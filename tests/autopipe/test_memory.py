@@ -1,4 +1,5 @@
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import product
 from operator import mul
 from typing import Any
@@ -27,6 +28,13 @@ def test_memory_holds_weights_states_and_the_microbatches_in_flight(schedule: st
 def test_frozen_layers_take_their_weights_alone() -> None:
     plan = Plan(1, 0, TWO_STAGES, num_replicas=1, num_microbatches=1)
     assert device_memory_bytes(PROFILE, plan, batch_size=1) == (2 * 1000 + 3, 2 * (4000 + 7) + 3)
+
+
+def test_casts_of_weights_are_held_while_they_take_a_gradient() -> None:
+    profile = Profile((replace(LAYER, cast_bytes=500),) * 4, optimizer_state_factor=2)
+    plan = Plan(1, 0, TWO_STAGES, num_replicas=1, num_microbatches=3, schedule="gpipe")
+    without = device_memory_bytes(PROFILE, plan, batch_size=3)
+    assert device_memory_bytes(profile, plan, batch_size=3) == (without[0], without[1] + 2 * 500)
 
 
 def test_what_is_read_from_the_cache_takes_memory_as_an_input() -> None:

@@ -14,6 +14,7 @@ from support.trainings import Plans, train_elastic, train_reference
 
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.runtime.holdings import Holdings
+from pipetransformer.runtime.precision import PRECISIONS
 from pipetransformer.runtime.stage import Stage
 
 CHUNKS = ((0, 1), (2, 3), (4, 5), (6, HEAD))
@@ -82,7 +83,9 @@ def test_when_its_lowest_layer_freezes_every_copy_stops_and_loses_its_optimizer_
 
     holdings.take_state(optimizer, first_active=2)
     layers = {layer: holdings.stack[layer] for layer in range(5)}
-    stage = Stage(dict(layers), {layer: holdings.stack.trainable(layer, 2) for layer in (2, 3, 4)})
+    stage = Stage(
+        dict(layers), {layer: holdings.stack.trainable(layer, 2) for layer in (2, 3, 4)}, PRECISIONS["float64"]
+    )
 
     with_state = {layer: list(state) for layer, state in holdings.optimizer_state.items()}
     assert with_state == {2: ["module.bias"], 3: ["module.weight", "module.bias"], 4: ["module.bias"]}

@@ -1,4 +1,4 @@
-"""Tiny models with their data, in float64, for every comparison of two ways to train."""
+"""Tiny models with their data, in float64 unless asked, for every comparison of two ways to train."""
 
 import copy
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ from pipetransformer.models.huggingface import HuggingFaceModel
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.models.timm import TimmModel
 from pipetransformer.runtime.engine import Objective
+from pipetransformer.runtime.precision import PRECISIONS
 from pipetransformer.training.optim import SGD, AdamW, Lamb, OptimizerSpec
 from pipetransformer.training.task import objective
 from support.masked import MASKED_LM, OBJECTIVE, MaskedLanguageModel, MaskedText
@@ -37,6 +38,7 @@ class Case:
         folder: Where BERT's configuration lies (see :func:`write_config`).
         num_samples: With ``batch_size`` not a divisor, the last batch of an epoch is smaller.
         width: Of the model.
+        loss_scale: To begin with, in float16; small enough for its gradients to stay within its range.
     """
 
     kind: str
@@ -47,6 +49,8 @@ class Case:
     batch_size: int = 8
     num_steps: int = 7
     width: int = 16
+    precision: str = "float64"
+    loss_scale: float = 2.0**12
 
     @property
     def task(self) -> str:
@@ -63,7 +67,8 @@ class Case:
         return family(name=str(self.folder), pretrained=False, options=rates | sizes)
 
     def stack(self) -> LayerStack:
-        return copy.deepcopy(_stack(Case(self.kind, self.folder, self.dropout, width=self.width)))
+        stack = copy.deepcopy(_stack(Case(self.kind, self.folder, self.dropout, width=self.width)))
+        return stack.to(PRECISIONS[self.precision].weights)
 
     def objective(self) -> Objective:
         if self.kind == "bert_mlm":

@@ -13,6 +13,7 @@ from hydra import compose, initialize_config_dir
 
 from pipetransformer import config
 from pipetransformer.autopipe.cost import Profile, Time
+from pipetransformer.runtime import loss_scale
 from pipetransformer.runtime.profile import profile
 from pipetransformer.training import setup
 from pipetransformer.training.run import run_rank
@@ -62,17 +63,24 @@ def loaded(*overrides: str) -> config.Config:
         return config.load(compose("config", [*overrides]))
 
 
-def run_job(pool: Pool, world_size: int, folder: Path, *overrides: str, made_up_times: bool = False) -> Job:
+def run_job(
+    pool: Pool, world_size: int, folder: Path, *overrides: str, made_up_times: bool = False,
+    first_loss_scale: float = loss_scale.INITIAL,
+) -> Job:  # fmt: skip
     """Runs on ``world_size`` ranks; what the user can mend comes back in :attr:`Job.error`."""
     folder.mkdir(parents=True)
-    errors = pool.run(world_size, _run_rank, overrides, folder, made_up_times)
+    errors = pool.run(world_size, _run_rank, overrides, folder, made_up_times, first_loss_scale)
     assert len(set(errors)) == 1, f"the ranks disagree: {errors}"
     return Job(folder, errors[0])
 
 
-def _run_rank(overrides: tuple[str, ...], folder: Path, made_up_times: bool) -> str:
+def _run_rank(overrides: tuple[str, ...], folder: Path, made_up_times: bool, first_loss_scale: float) -> str:
     try:
-        with _without_network(), _made_up_times() if made_up_times else _measured_times():
+        with (
+            _without_network(),
+            _made_up_times() if made_up_times else _measured_times(),
+            mock.patch.object(loss_scale, "INITIAL", first_loss_scale),
+        ):
             run_rank(loaded(*overrides), folder, torch.device("cpu"), {}, None)
     except (ValueError, Diverged) as error:
         return str(error)

@@ -18,6 +18,7 @@ from pipetransformer.models.stack import Layer
 from pipetransformer.runtime.batch import Batch
 from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.runtime.groups import Groups
+from pipetransformer.runtime.precision import PRECISIONS
 from pipetransformer.runtime.profile import profile
 from pipetransformer.runtime.randomness import sample_keys
 from support.cases import OPTIMIZERS, SEED, Case
@@ -48,10 +49,10 @@ def start(case: Case, folder: Path, num_outputs: int, plan: Plan) -> Started:
     seen, groups, spec = Started(), Groups(60), OPTIMIZERS[case.optimizer]
     stack = HuggingFaceModel(name=str(folder)).outline(case.task, num_outputs, (), SEED)
     with _watched(seen):
-        profile(stack, (_batch(1), _batch(2)), spec.build, 2.0, CPU)
+        profile(stack, (_batch(1), _batch(2)), spec.build, 2.0, CPU, PRECISIONS["float32"])
         seen.most_bytes_measuring, seen.most_bytes = seen.most_bytes, 0
         seen.read.clear()
-        runtime = ElasticRuntime(stack, groups, case.objective(), spec.build, None, CPU, torch.float32)
+        runtime = ElasticRuntime(stack, groups, case.objective(), spec.build, None, CPU, PRECISIONS["float32"])
         runtime.apply(plan)
     seen.held = runtime.holdings.held()
     groups.close()

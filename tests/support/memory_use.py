@@ -8,6 +8,7 @@ from pipetransformer.autopipe.memory import device_memory_bytes
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.config import Parallel
 from pipetransformer.runtime.live_bytes import LiveBytes
+from pipetransformer.runtime.precision import PRECISIONS
 from pipetransformer.training.setup import make_planner
 from support.cases import OPTIMIZERS, Case
 from support.observations import one_step
@@ -18,7 +19,9 @@ def predicted_and_measured(case: Case, plan: Plan, folder: str) -> tuple[int, in
     """Bytes of this rank under a plan: by the memory model, and the most that live in its second step."""
     runtime, feed, groups = build(case, folder)
     spec = OPTIMIZERS[case.optimizer]
-    planner = make_planner(case.stack(), feed, spec, Parallel(), case.batch_size, torch.device("cpu"), torch.float64)
+    planner = make_planner(
+        case.stack(), feed, spec, Parallel(), case.batch_size, torch.device("cpu"), PRECISIONS[case.precision]
+    )
     place = position(plan, dist.get_rank())
     assert place is not None
     predicted = device_memory_bytes(planner.profile, plan, case.batch_size)[place.device]

@@ -6,7 +6,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from pipetransformer.autocache.store import FeatureStore
 from pipetransformer.models.stack import LayerStack
@@ -14,13 +14,15 @@ from pipetransformer.runtime import signals
 from pipetransformer.runtime.batch import Batch
 from pipetransformer.runtime.engine import Engine
 from pipetransformer.runtime.holdings import Holdings
+from pipetransformer.runtime.loss_scale import LossScale
+from pipetransformer.runtime.precision import Precision
 from pipetransformer.runtime.stage import Stage
 from pipetransformer.runtime.ties import TiedGradients
 from support.cases import Case
 from support.trainings import Plans, Trace, train_elastic
 
 _read, _weighted_targets, _unpack = FeatureStore.read, Batch.weighted_targets, Holdings.unpack
-_batch_to, _clip, _train = Batch.to, signals.clip, Stage.train
+_batch_to, _clip, _train, _run = Batch.to, signals.clip, Stage.train, Precision.run
 
 
 def _mean_of_the_share(self: Engine, output: Tensor, weighted_targets: Tensor) -> Tensor:
@@ -38,9 +40,9 @@ def _keys_by_rank(self: Batch, device: torch.device, dtype: torch.dtype) -> Batc
     return _batch_to(self, device, dtype)
 
 
-def _clip_by_stage(parameters: signals.ByLayer, total_norm: float, clip_norm: float | None) -> None:
+def _clip_by_stage(parameters: signals.ByLayer, total_norm: float, clip_norm: float | None, loss_scale: float) -> None:
     own = torch.nn.utils.get_total_norm([p.grad for layer in parameters.values() for p in layer if p.grad is not None])
-    _clip(parameters, float(own), clip_norm)
+    _clip(parameters, float(own), clip_norm, loss_scale)
 
 
 def _weights_drift(self: Holdings, layer: int, manifest: Any, data: Tensor) -> None:
@@ -52,6 +54,18 @@ def _weights_drift(self: Holdings, layer: int, manifest: Any, data: Tensor) -> N
 
 def _half_precision(self: FeatureStore, ids: Any, num_tokens: int) -> Tensor:
     return _read(self, ids, num_tokens).to(torch.bfloat16).to(torch.float64)
+
+
+def _run_rounded(self: Precision, layer: nn.Module, x: Tensor, context: dict[str, Any]) -> Tensor:
+    return _run(self, layer, x, context).to(self.products).to(self.weights)
+
+
+def _still_scaled(self: LossScale, squared_norms: list[float]) -> list[float]:
+    return squared_norms
+
+
+def _clip_scaled(parameters: signals.ByLayer, total_norm: float, clip_norm: float | None, loss_scale: float) -> None:
+    _clip(parameters, total_norm, clip_norm, 1.0)
 
 
 def _prefix_trains(self: Stage, mode: bool = True) -> Stage:
@@ -86,6 +100,19 @@ TIED_MUTATIONS: dict[str, Callable[[], Any]] = {
 """What a model with shared weights notices."""
 
 
+MIXED_MUTATIONS: dict[str, tuple[str, Callable[[], Any]]] = {
+    "products have the type of the weights": (
+        "bfloat16", lambda: mock.patch.object(Precision, "run", lambda self, layer, x, context: layer(x, **context)),
+    ),
+    "what leaves a layer is rounded": ("bfloat16", lambda: mock.patch.object(Precision, "run", _run_rounded)),
+    "casts of weights outlive the optimizer's step": ("bfloat16", lambda: torch.autocast("cpu", enabled=False)),
+    "the loss scale stays in the norms": ("float16", lambda: mock.patch.object(LossScale, "unscaled", _still_scaled)),
+    "the loss scale stays in the gradients": ("float16", lambda: mock.patch.object(signals, "clip", _clip_scaled)),
+}  # fmt: skip
+"""What to break in mixed precision, and in which."""
+
+
 def train_mutated(mutation: str, case: Case, plans: Plans, folder: str) -> Trace:
-    with (MUTATIONS | TIED_MUTATIONS)[mutation]():
+    broken = MUTATIONS | TIED_MUTATIONS | {name: way for name, (_, way) in MIXED_MUTATIONS.items()}
+    with broken[mutation]():
         return train_elastic(case, plans, folder)

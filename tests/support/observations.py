@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from pipetransformer.runtime.elastic import ElasticRuntime, NotFinite
+from pipetransformer.runtime.elastic import ElasticRuntime, NotFinite, StepResult
 from pipetransformer.runtime.groups import Groups
 from pipetransformer.training.evaluate import evaluate
 from pipetransformer.training.feed import Feed
@@ -45,10 +45,10 @@ def observe(case: Case, plans: Plans, folder: str) -> Seen:
     return seen
 
 
-def one_step(runtime: ElasticRuntime, feed: Feed, case: Case, step: int) -> None:
+def one_step(runtime: ElasticRuntime, feed: Feed, case: Case, step: int) -> StepResult:
     engine = runtime.engine
     batch = feed.batch(ids_of(case, step), engine.plan, engine.position, step)[0] if engine else None
-    runtime.step(batch, rate(step))
+    return runtime.step(batch, rate(step))
 
 
 def _has_state(runtime: ElasticRuntime, layer: int) -> bool:

@@ -3,6 +3,7 @@
 import gc
 import tempfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,10 +15,11 @@ from torch import Tensor, nn
 from pipetransformer.autocache.cache import AutoCache
 from pipetransformer.autodp.sampler import batch_ids, epoch_order, num_batches
 from pipetransformer.autopipe.plan import Plan
-from pipetransformer.data.base import QUESTION_ANSWERING
+from pipetransformer.data.base import QUESTION_ANSWERING, Split
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.runtime.elastic import ElasticRuntime, TransitionReport
 from pipetransformer.runtime.groups import Groups
+from pipetransformer.runtime.precision import PRECISIONS, Precision
 from pipetransformer.runtime.randomness import SampleRandomness, sample_keys
 from pipetransformer.runtime.transfer import collect
 from pipetransformer.training.feed import Feed
@@ -48,13 +50,15 @@ def ids_of(case: Case, step: int) -> np.ndarray:
 
 
 def build(case: Case, folder: str) -> tuple[ElasticRuntime, Feed, Groups]:
-    spec, groups = OPTIMIZERS[case.optimizer], Groups(60)
+    spec, groups, precision = OPTIMIZERS[case.optimizer], Groups(60), PRECISIONS[case.precision]
     runtime = ElasticRuntime(
-        case.stack(), groups, case.objective(), spec.build, spec.clip_norm, torch.device("cpu"), torch.float64
+        case.stack(), groups, case.objective(), spec.build, spec.clip_norm, torch.device("cpu"), precision
     )
+    if precision.scales_loss:
+        runtime.loss_scale.value = case.loss_scale
     feed = Feed(case.split(), runtime.holdings.stack.hidden_shape, SEED)
     rank, world = dist.get_rank(), dist.get_world_size()
-    feed.cache = AutoCache(Path(folder), feed.hidden_size, torch.float64, rank, world, dist.barrier)
+    feed.cache = AutoCache(Path(folder), feed.hidden_size, precision.weights, rank, world, dist.barrier)
     gc.freeze()  # transitions collect garbage; what was imported until now need not be searched each time
     return runtime, feed, groups
 
@@ -133,18 +137,22 @@ def moments(runtime: ElasticRuntime) -> dict[str, Tensor]:
     return {name: torch.from_numpy(array) for name, array in merged.items()}
 
 
-def train_reference(case: Case, frozen: dict[int, int]) -> Trace:
+def train_reference(case: Case, frozen: dict[int, int], num_microbatches: int = 1) -> Trace:
     """One process, no part of the runtime: the original model, whole batches, ``frozen[step]`` blocks from a step on.
 
-    With dropout the layers of the stack run one by one, because the original model does not draw by sample.
+    With dropout the layers of the stack run one by one, because the original model does not draw by sample; in mixed
+    precision too, because each is to give numbers of the type of the weights.
     """
-    stack, spec = case.stack(), OPTIMIZERS[case.optimizer]
-    original = case.original()
-    parameters = dict(original.named_parameters(remove_duplicate=False))
+    stack, spec, precision = case.stack(), OPTIMIZERS[case.optimizer], PRECISIONS[case.precision]
     by_layer = [list(stack[index].by_name()) for index in range(len(stack))]
-    if case.dropout:
+    if case.dropout or precision.products:
         _tie(stack)
         parameters = {name: p for index in range(len(stack)) for name, p in stack[index].by_name().items()}
+        forward = _by_layers(stack, precision)
+    else:
+        original = case.original()
+        parameters = dict(original.named_parameters(remove_duplicate=False))
+        forward = _by_original(original, case)
     lowest: dict[nn.Parameter, int] = {}  # a weight freezes with the lowest layer that has it
     for layer, names in enumerate(by_layer):
         for name in names:
@@ -152,7 +160,7 @@ def train_reference(case: Case, frozen: dict[int, int]) -> Trace:
     used = list(lowest)
     optimizer = spec.build(used)
     assert optimizer is not None
-    forward = _by_layers(stack) if case.dropout else _by_original(original)
+    scale = case.loss_scale if precision.scales_loss else 1.0
     trace, num_frozen, split = Trace(), 0, case.split()
     for step in range(case.num_steps):
         if step in frozen:
@@ -166,18 +174,25 @@ def train_reference(case: Case, frozen: dict[int, int]) -> Trace:
         ids = ids_of(case, step)
         for group in optimizer.param_groups:
             group["lr"] = rate(step)
-        output = forward(split, ids, step, num_frozen, case)
-        loss = case.objective().loss(output, split.targets(ids.tolist())).mean()
         optimizer.zero_grad()
-        loss.backward()
-        norm = nn.utils.clip_grad_norm_([p for p in used if p.requires_grad], CLIP_NORM)
+        trace.losses.append(0.0)
+        inputs, context = _read(split, ids, precision.weights)
+        keys, targets = sample_keys(SEED, step, ids), split.targets(ids.tolist())
+        for rows in torch.arange(len(ids)).chunk(num_microbatches):
+            output = forward(inputs[rows], {name: t[rows] for name, t in context.items()}, keys[rows], num_frozen)
+            loss = case.objective().loss(output, targets[rows]).sum() / len(ids)
+            (scale * loss).backward()
+            trace.losses[-1] += loss.item()
+        active = [p for p in used if p.requires_grad]
+        for parameter in active:
+            assert parameter.grad is not None
+            parameter.grad /= scale
+        trace.norms.append(nn.utils.clip_grad_norm_(active, CLIP_NORM).item())
         optimizer.step()
-        trace.losses.append(loss.item())
-        trace.norms.append(norm.item())
     trace.weights = {name: parameters[name].detach() for names in by_layer for name in names}
-    active = [name for names in by_layer for name in names if parameters[name].requires_grad]
+    names = [name for names in by_layer for name in names if parameters[name].requires_grad]
     trace.moments = {
-        f"{n}/{k}": torch.as_tensor(v).double() for n in active for k, v in optimizer.state[parameters[n]].items()
+        f"{n}/{k}": torch.as_tensor(v).double() for n in names for k, v in optimizer.state[parameters[n]].items()
     }
     return trace
 
@@ -193,15 +208,15 @@ def _tie(stack: LayerStack) -> None:
 Forward = Callable[..., Tensor]
 
 
-def _read(split: object, ids: np.ndarray) -> tuple[Tensor, dict[str, Tensor]]:
-    lengths = getattr(split, "lengths", None)
+def _read(split: Split, ids: np.ndarray, dtype: torch.dtype) -> tuple[Tensor, dict[str, Tensor]]:
+    lengths = split.lengths
     padded = None if lengths is None else min(-(-int(lengths[ids].max()) // 8) * 8, int(lengths.max()))
-    return split.inputs(ids.tolist(), padded), split.context(ids.tolist(), padded)  # type: ignore[attr-defined]
+    inputs = split.inputs(ids.tolist(), padded)
+    return inputs.to(dtype) if inputs.is_floating_point() else inputs, split.context(ids.tolist(), padded)
 
 
-def _by_original(model: nn.Module) -> Forward:
-    def forward(split: object, ids: np.ndarray, step: int, num_frozen: int, case: Case) -> Tensor:
-        inputs, context = _read(split, ids)
+def _by_original(model: nn.Module, case: Case) -> Forward:
+    def forward(inputs: Tensor, context: dict[str, Tensor], keys: Tensor, num_frozen: int) -> Tensor:
         if case.kind == "vit":
             return model(inputs)
         output = model(inputs, **context)
@@ -212,14 +227,14 @@ def _by_original(model: nn.Module) -> Forward:
     return forward
 
 
-def _by_layers(stack: nn.Module) -> Forward:
-    def forward(split: object, ids: np.ndarray, step: int, num_frozen: int, case: Case) -> Tensor:
-        x, context = _read(split, ids)
-        keys = sample_keys(SEED, step, ids)
-        for index, layer in enumerate(stack.layers):  # type: ignore[arg-type]
-            layer.train(not (num_frozen and index <= num_frozen))
-            with SampleRandomness(keys, index):
+def _by_layers(stack: LayerStack, precision: Precision) -> Forward:
+    def forward(x: Tensor, context: dict[str, Tensor], keys: Tensor, num_frozen: int) -> Tensor:
+        for index in range(len(stack)):
+            layer = stack[index].train(not (num_frozen and index <= num_frozen))
+            products = precision.products
+            with torch.autocast("cpu", products) if products else nullcontext(), SampleRandomness(keys, index):
                 x = layer(x, **context)
+            x = x.to(precision.weights)
         return x
 
     return forward

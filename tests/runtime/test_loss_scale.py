@@ -1,0 +1,40 @@
+import pytest
+
+from pipetransformer.runtime.loss_scale import GROWTH_INTERVAL, INITIAL, LARGEST, LossScale
+from pipetransformer.runtime.precision import PRECISIONS
+
+
+def after(scale: LossScale, num_good_steps: int) -> float:
+    for _ in range(num_good_steps):
+        scale.grow()
+    return scale.value
+
+
+def test_the_scale_doubles_after_good_steps_in_a_row() -> None:
+    scale = LossScale(PRECISIONS["float16"])
+    assert after(scale, GROWTH_INTERVAL - 1) == INITIAL
+    assert after(scale, 1) == 2 * INITIAL
+    assert after(scale, GROWTH_INTERVAL - 1) == 2 * INITIAL
+    scale.shrink()
+    assert (scale.value, scale.num_skipped) == (INITIAL, 1)
+    assert after(scale, GROWTH_INTERVAL - 1) == INITIAL, "the count begins anew"
+    assert after(scale, 1) == 2 * INITIAL
+
+
+def test_the_scale_has_bounds() -> None:
+    scale = LossScale(PRECISIONS["float16"])
+    assert after(scale, 20 * GROWTH_INTERVAL) == LARGEST
+    while not scale.is_lowest:
+        scale.shrink()
+    assert scale.value == 1
+
+
+@pytest.mark.parametrize("name", [name for name in PRECISIONS if name != "float16"])
+def test_other_precisions_are_not_scaled(name: str) -> None:
+    scale = LossScale(PRECISIONS[name])
+    assert scale.is_lowest, "what is not finite is no overflow"
+    assert after(scale, GROWTH_INTERVAL) == 1
+
+
+def test_norms_are_those_of_the_loss_without_the_scale() -> None:
+    assert LossScale(PRECISIONS["float16"]).unscaled([INITIAL**2 * 9.0, 0.0]) == [9.0, 0.0]

@@ -1,0 +1,139 @@
+"""Mixed precision: matrix products in 16 bits, and at every topology the numbers of one process that does the same.
+
+Every layer gives float32, so that all is rounded at the same places wherever stages end. With equal micro-batches only
+the order of float32 sums differs: by a thousandth of a step between 16-bit numbers or less, or up to 0.03 where it
+makes a number round to the neighbour. Other micro-batches sum rounded gradients of weights in other parts: up to 0.4.
+What is broken on purpose differs by 0.5 and more.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.cases import Case
+from support.exactness import assert_near
+from support.mixed import Step, casts_in_a_step, measured_layers, steps_alone, steps_until_refused, steps_with_overflow
+from support.mutations import MIXED_MUTATIONS, train_mutated
+from support.plans import HEAD, PIPE_TO_DATA, plan
+from support.pool import Pool
+from support.trainings import Plans, Trace, train_elastic, train_reference
+
+from pipetransformer.autopipe.plan import Plan
+from pipetransformer.runtime.randomness import SampleRandomness
+
+MIXED = ["bfloat16", "float16"]
+SAME_ROUNDING, OTHER_ROUNDING = 1 / 8, 1.0  # steps from one number to the next
+CHECKPOINTED: Plans = {  # from the first plan on with micro-batches of two samples; frozen blocks run, uncached
+    0: Plan(0, 0, ((0, 3), (4, HEAD)), 1, 4, "gpipe", checkpoint=True),
+    2: Plan(2, 0, ((0, 1), (2, 4), (5, 6), (HEAD, HEAD)), 1, 4, "interleaved1f1b", num_chunks=2, checkpoint=True),
+    4: Plan(4, 0, ((0, HEAD),), 2, 2, checkpoint=True),
+}
+OTHER_PARTS: Plans = {0: plan(0, 0, [3, HEAD], 1, 2), 3: plan(2, 2, [HEAD], 2, 1), 5: plan(6, 6, [HEAD], 2, 2)}
+
+
+def run_both(pool: Pool, case: Case, world: int, plans: Plans, folder: Path, parts: int) -> tuple[Trace, Trace]:
+    elastic = pool.run(world, train_elastic, case, plans, str(folder))
+    assert all(trace.losses == elastic[0].losses for trace in elastic), "every rank sees the same loss"
+    return elastic[0], train_reference(case, {step: plan.num_frozen for step, plan in plans.items()}, parts)
+
+
+@pytest.mark.parametrize("precision", MIXED)
+@pytest.mark.parametrize("kind", ["vit", "bert", "bert_qa"])
+def test_where_stages_end_changes_no_rounding(
+    kind: str, precision: str, pool: Pool, bert_config: Path, tmp_path: Path
+) -> None:
+    case = Case(kind, bert_config, 0.2, "sgd", precision=precision)
+    elastic, reference = run_both(pool, case, 4, PIPE_TO_DATA, tmp_path, parts=4)
+    assert_near(elastic, reference, case, SAME_ROUNDING)
+    assert all(tensor.dtype == torch.float32 for tensor in elastic.weights.values())
+
+
+@pytest.mark.parametrize("precision", MIXED)
+def test_layers_that_run_again_for_backward_round_as_before(
+    precision: str, pool: Pool, bert_config: Path, tmp_path: Path
+) -> None:
+    case = Case("vit", bert_config, 0.2, "sgd", precision=precision)
+    assert_near(*run_both(pool, case, 2, CHECKPOINTED, tmp_path, parts=4), case, SAME_ROUNDING)
+
+
+@pytest.mark.parametrize("precision", MIXED)
+@pytest.mark.parametrize("kind", ["vit", "bert"])
+def test_other_micro_batches_differ_by_the_rounding_of_the_products(
+    kind: str, precision: str, pool: Pool, bert_config: Path, tmp_path: Path
+) -> None:
+    case = Case(kind, bert_config, optimizer="sgd", precision=precision)
+    assert_near(*run_both(pool, case, 2, OTHER_PARTS, tmp_path, parts=1), case, OTHER_ROUNDING)
+
+
+@pytest.mark.parametrize("mutation", MIXED_MUTATIONS)
+def test_a_broken_precision_does_not_pass(mutation: str, pool: Pool, bert_config: Path, tmp_path: Path) -> None:
+    case = Case("vit", bert_config, 0.2, "sgd", precision=MIXED_MUTATIONS[mutation][0])
+    mutated = pool.run(4, train_mutated, mutation, case, PIPE_TO_DATA, str(tmp_path))[0]
+    reference = train_reference(case, {step: plan.num_frozen for step, plan in PIPE_TO_DATA.items()}, 4)
+    with pytest.raises(AssertionError):
+        assert_near(mutated, reference, case, SAME_ROUNDING)
+
+
+OVERFLOWS = {1: 1, 3: 0, 5: 2}  # the rank at a step: in a pipeline of three, beside an idle rank, in one replica
+ONE_BY_ONE: Plans = {0: plan(0, 0, [2, 4, HEAD], 1, 3), 3: plan(3, 3, [5, HEAD], 1, 2), 5: plan(4, 4, [HEAD], 3, 1)}
+
+
+def test_an_overflow_on_one_rank_is_skipped_on_all_and_the_scale_survives_transitions(
+    pool: Pool, bert_config: Path, tmp_path: Path
+) -> None:
+    case = Case("vit", bert_config, precision="float16")
+    ranks: list[list[Step]] = pool.run(3, steps_with_overflow, case, ONE_BY_ONE, str(tmp_path), OVERFLOWS)
+    for rank, steps in enumerate(ranks):
+        assert [step.skipped for step in steps] == [number in OVERFLOWS for number in range(case.num_steps)]
+        assert [step.scale for step in steps] == [case.loss_scale / 2**halved for halved in (0, 0, 1, 1, 2, 2, 3)]
+        idle = [number for number in (3, 4) if rank == 2]
+        assert [step.changed for step in steps] == [n not in {*OVERFLOWS, *idle} for n in range(case.num_steps)]
+        assert [step.loss for step in steps] == [step.loss for step in ranks[0]]
+        assert all(0 < step.loss < 10 for step in steps)
+
+
+def test_ranks_that_hear_nothing_of_each_other_do_not_skip_alike(pool: Pool, bert_config: Path, tmp_path: Path) -> None:
+    case = Case("vit", bert_config, precision="float16", num_steps=2)
+    ranks: list[list[Step]] = pool.run(3, steps_alone, case, ONE_BY_ONE, str(tmp_path), OVERFLOWS)
+    assert [steps[1].skipped for steps in ranks] == [False, True, False]
+
+
+def test_an_overflow_at_the_lowest_scale_ends_the_run(pool: Pool, bert_config: Path, tmp_path: Path) -> None:
+    case = Case("vit", bert_config, precision="float16")
+    for scales, error in pool.run(2, steps_until_refused, case, str(tmp_path)):
+        assert scales == [case.loss_scale / 2**halved for halved in range(13)]
+        assert scales[-1] == 1
+        assert "is not finite" in error
+
+
+def test_a_weight_is_cast_once_a_step_however_many_the_micro_batches(
+    pool: Pool, bert_config: Path, tmp_path: Path
+) -> None:
+    plans = [plan(0, 0, [HEAD], 1, 1), plan(0, 0, [HEAD], 1, 4), plan(3, 0, [HEAD], 1, 4)]
+    (counts,) = pool.run(1, casts_in_a_step, Case("vit", bert_config, precision="bfloat16"), plans, str(tmp_path))
+    block = 8  # weights and biases of four linear layers
+    assert counts == [6 * block + 2 + 2, 6 * block + 2 + 2, 3 * block + 2]
+
+
+def test_layers_are_measured_as_they_run(pool: Pool, bert_config: Path) -> None:
+    (single,), (mixed,) = (
+        pool.run(1, measured_layers, Case("vit", bert_config, precision=precision))
+        for precision in ("float32", "bfloat16")
+    )
+    assert all(layer.cast_bytes == 0 for layer in single)
+    block = 16 * 48 + 48 + 16 * 16 + 16 + 16 * 64 + 64 + 64 * 16 + 16  # numbers in its linear layers
+    assert mixed[1].cast_bytes == 2 * block
+    assert mixed[1].saved_bytes < single[1].saved_bytes
+    assert [layer.parameter_bytes for layer in mixed] == [layer.parameter_bytes for layer in single]
+    assert [layer.output_bytes for layer in mixed] == [layer.output_bytes for layer in single]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_dropout_rounds_its_result_and_not_its_factor(dtype: torch.dtype) -> None:
+    x, keys = torch.linspace(-3, 3, 4 * 50).reshape(4, 50).to(dtype), torch.arange(4, dtype=torch.int32)
+    with SampleRandomness(keys):
+        rounded = F.dropout(x, 0.1)
+    with SampleRandomness(keys):
+        wide = F.dropout(x.float(), 0.1)
+    torch.testing.assert_close(rounded, wide.to(dtype), rtol=0, atol=0)

@@ -1,0 +1,117 @@
+"""What mixed precision does on a rank: casts, measured layers, and steps whose gradient overflows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pipetransformer.autodp.topology import Position
+from pipetransformer.autopipe.cost import LayerProfile
+from pipetransformer.autopipe.plan import Plan
+from pipetransformer.runtime import signals
+from pipetransformer.runtime.elastic import ElasticRuntime, NotFinite
+from pipetransformer.runtime.precision import PRECISIONS
+from pipetransformer.runtime.profile import profile
+from pipetransformer.training.feed import Feed
+from support.cases import OPTIMIZERS, SEED, Case
+from support.observations import one_step
+from support.plans import HEAD, plan
+from support.trainings import Plans, build, go
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a rank saw of a step: the scale that it ran with, and whether it changed this rank's weights."""
+
+    skipped: bool
+    loss: float
+    scale: float
+    changed: bool
+
+
+def steps_with_overflow(case: Case, plans: Plans, folder: str, ranks: dict[int, int]) -> list[Step]:
+    """A training in which at each step of ``ranks`` the gradient of that rank overflows, and of no other."""
+    runtime, feed, groups = build(case, folder)
+    steps = []
+    for number in range(case.num_steps):
+        if number in plans:
+            go(runtime, feed, plans[number])
+        steps.append(_step(runtime, feed, case, number, ranks.get(number) == dist.get_rank()))
+    groups.close()
+    return steps
+
+
+def steps_alone(case: Case, plans: Plans, folder: str, ranks: dict[int, int]) -> list[Step]:
+    """The same, with ranks that hear nothing of each other's gradients."""
+    with mock.patch.object(signals, "over_pipeline", lambda squared, pipeline: squared.tolist()):
+        return steps_with_overflow(case, plans, folder, ranks)
+
+
+def _step(runtime: ElasticRuntime, feed: Feed, case: Case, number: int, overflows: bool) -> Step:
+    active = [p for own in runtime.engine.active_parameters.values() for p in own] if runtime.engine else []
+    before = [parameter.detach().clone() for parameter in active]
+    hook = active[0].register_hook(lambda gradient: gradient * torch.inf) if overflows else None
+    result = one_step(runtime, feed, case, number)
+    if hook is not None:
+        hook.remove()
+    assert all(parameter.grad is None for parameter in active), "a skipped gradient must not add to the next"
+    changed = any(not torch.equal(now, then) for now, then in zip(active, before, strict=True))
+    return Step(result.skipped, result.loss, result.loss_scale, changed)
+
+
+def steps_until_refused(case: Case, folder: str) -> tuple[list[float], str]:
+    """The scales of a training whose gradient overflows in every step, and the error that ends it."""
+    runtime, feed, groups = build(case, folder)
+    runtime.apply(plan(0, 0, [HEAD], dist.get_world_size(), 1))
+    scales: list[float] = []
+    try:
+        while True:
+            scales.append(runtime.loss_scale.value)
+            _step(runtime, feed, case, 0, overflows=dist.get_rank() == 0)
+    except NotFinite as error:
+        return scales, str(error)
+    finally:
+        groups.close()
+
+
+class _CountCasts(TorchDispatchMode):
+    def __init__(self, runtime: ElasticRuntime) -> None:
+        super().__init__()
+        self._weights = {p.data_ptr() for p in runtime.holdings.stack.parameters() if p.requires_grad}
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._to_copy.default and args[0].data_ptr() in self._weights:
+            self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def casts_in_a_step(case: Case, plans: list[Plan], folder: str) -> list[int]:
+    """How often a weight is cast in a step under each plan."""
+    runtime, feed, groups = build(case, folder)
+    counts = []
+    for number, current in enumerate(plans):
+        runtime.apply(current)
+        with _CountCasts(runtime) as casts:
+            one_step(runtime, feed, case, number)
+        counts.append(casts.count)
+    groups.close()
+    return counts
+
+
+def measured_layers(case: Case) -> tuple[LayerProfile, ...]:
+    stack, spec, precision = case.stack(), OPTIMIZERS[case.optimizer], PRECISIONS[case.precision]
+    feed = Feed(case.split(), stack.hidden_shape, SEED)
+    whole = plan(0, 0, [HEAD], 1, 1)
+    small, large = (
+        feed.batch(np.arange(size), whole, Position(replica=0, device=0))[0].to(CPU, precision.weights)
+        for size in (2, 4)
+    )
+    return profile(stack, (small, large), spec.build, spec.state_factor, CPU, precision).layers
