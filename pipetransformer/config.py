@@ -25,7 +25,7 @@ from pipetransformer.autopipe.plan import SCHEDULES, SKIPS_GRADIENTS
 SPEC_GROUPS = ("model", "dataset", "freeze", "optim", "logger")
 WHAT_IF_GROUPS = ("cluster", "shape")
 PRECISIONS = ("float32", "float64", "bfloat16", "float16")
-ARRANGEMENTS = ("elastic", "data", "pipeline", "single")
+ARRANGEMENTS = ("elastic", "data", "sharded", "pipeline", "single")
 
 
 class UserError(CompactHydraException):
@@ -38,7 +38,8 @@ class Parallel:
 
     Attributes:
         arrangement: One of :data:`ARRANGEMENTS`. ``elastic`` is planned and changes; ``data`` has the whole model on
-            every device, ``pipeline`` one pipeline over all devices, ``single`` one device, from start to end.
+            every device, ``sharded`` a share of each layer on every device (FSDP2), ``pipeline`` one pipeline over all
+            devices, ``single`` one device, from start to end.
         world_size: Processes, one per device; ``None``: one per GPU, or two without a GPU.
         device_memory_gib: What weights, gradients, optimizer state and activations may take on one device.
         num_stages, num_replicas, num_microbatches, schedule: Fixed for the whole run when given.
@@ -294,11 +295,22 @@ def _check_arrangement(parallel: Parallel) -> None:
                 f"parallel={parallel.arrangement} fixes the stages and replicas, and so does parallel.{name}="
                 f"{getattr(parallel, name)}; drop it or take parallel=elastic"
             )
+    if parallel.arrangement == "sharded":
+        _check_sharded(parallel)
     if parallel.arrangement == "single" and parallel.world_size not in (None, 1):
         raise ValueError(
             f"parallel=single is one process, not parallel.world_size={parallel.world_size}; drop it or take "
             "parallel=data"
         )
+
+
+def _check_sharded(parallel: Parallel) -> None:
+    for name, given in (("schedule", parallel.schedule), ("num_chunks", parallel.num_chunks)):
+        if given not in (None, 1):
+            raise ValueError(
+                f"parallel=sharded runs all layers on every device, without stages that parallel.{name}={given} could "
+                "arrange; drop it or take parallel=pipeline"
+            )
 
 
 _MODELS = {"image": "vit_tiny, vit or deit", "text": "bert, roberta, distilbert or electra"}

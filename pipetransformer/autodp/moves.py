@@ -6,6 +6,8 @@
     before        (0,)   (0,)    (1,)    (1,)
     after         (0,)  (0, 1)  (0, 1)  (0, 1)      layer 0 stays parked with rank 0
     moves                0 → 1   1 → 0   1 → 0
+
+Of a sharded plan every rank keeps its share of every layer, cached or not, so nothing ever moves.
 """
 
 from collections import Counter
@@ -29,12 +31,14 @@ class Move:
 
 def initial_placement(plan: Plan) -> Placement:
     """The placement at the start: layers below the cache are parked with rank 0."""
-    return ((0,),) * plan.first_layer + _in_stages(plan)
+    everyone = tuple(range(plan.num_devices))
+    return (everyone if plan.sharded else (0,),) * plan.first_layer + _in_stages(plan)
 
 
 def next_placement(plan: Plan, previous: Placement) -> Placement:
     """The placement that a plan needs; a cached layer, in no stage, stays with the lowest rank that held it."""
-    return tuple((min(holders),) for holders in previous[: plan.first_layer]) + _in_stages(plan)
+    cached = previous[: plan.first_layer]
+    return (cached if plan.sharded else tuple((min(holders),) for holders in cached)) + _in_stages(plan)
 
 
 def moves(old: Placement, new: Placement) -> tuple[Move, ...]:

@@ -7,7 +7,7 @@ from itertools import accumulate
 from pipetransformer.autopipe.arrange import Arranger
 from pipetransformer.autopipe.candidates import Grid, Pipelines
 from pipetransformer.autopipe.cluster import Link, boundary_links, in_series, ring_links
-from pipetransformer.autopipe.cost import microbatch_size, with_active
+from pipetransformer.autopipe.cost import microbatch_size, ring_share, with_active
 
 
 class Shares:
@@ -73,7 +73,7 @@ class Bounds:
         if num_replicas == 1 or self._active_bytes.total == 0:
             return optimizer_s
         links = ring_links(self._arranger.cluster, size, num_replicas, pipelines.replicas_adjacent)
-        moved = 2 * (num_replicas - 1) / num_replicas
+        moved = ring_share(num_replicas)
         largest_s = min(link.seconds(moved * self._active_bytes.largest(size)) for link in set(links))
         fastest = max(link.bandwidth_bytes_per_s for link in links)
         mean_s = (moved * self._active_bytes.total / fastest + self._optimizer_s.total) / size

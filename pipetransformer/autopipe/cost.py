@@ -5,6 +5,10 @@ With a frozen prefix, a layer's work per micro-batch is (``F`` forward, ``D`` in
     layer     0 .. n     n + 1     n + 2 .. head         n > 0; with nothing frozen layer 0 is the first active one
     work        F        F + W       F + D + W           a cached layer does not run at all
                          one F more for each active layer with activation checkpointing
+
+A sharded plan brings each layer together before it runs, forward and again backward, and deals its gradient out
+afterwards. An all-reduce is a reduce-scatter and an all-gather, so each of the three is counted as half of one. Nothing
+of it is taken to run beside the computing, as nothing of the all-reduce of other plans is.
 """
 
 from __future__ import annotations
@@ -147,15 +151,34 @@ def compute_seconds(profile: Profile, plan: Plan, batch_size: int) -> list[float
 
 
 def stage_seconds(profile: Profile, cluster: Cluster, plan: Plan, batch_size: int) -> list[float]:
-    """Seconds of each stage per micro-batch, with the boundary above it."""
+    """Seconds of each stage per micro-batch, with the boundary above it or the exchange of its shards."""
+    exchange_s = sum(exchange_seconds(profile, cluster, plan))
     num_samples = microbatch_size(batch_size, plan.num_replicas, plan.num_microbatches)
     links = boundary_links(cluster, plan.pipeline_size, plan.num_replicas, plan.replicas_adjacent)
     return [
-        compute_s + boundary_seconds(profile, links[stage % len(links)], last, plan.num_frozen, num_samples)
+        compute_s
+        + boundary_seconds(profile, links[stage % len(links)], last, plan.num_frozen, num_samples)
+        + exchange_s
         for stage, (compute_s, (_, last)) in enumerate(
             zip(compute_seconds(profile, plan, batch_size), plan.stages, strict=True)
         )
     ]
+
+
+def exchange_seconds(profile: Profile, cluster: Cluster, plan: Plan) -> tuple[float, float]:
+    """Seconds per micro-batch in which a sharded plan exchanges shards, forward and backward; zero for other plans."""
+    if not plan.sharded or plan.num_replicas == 1:
+        return 0.0, 0.0
+    (ring,) = ring_links(cluster, 1, plan.num_replicas, plan.replicas_adjacent)
+    moved = ring_share(plan.num_replicas)
+    running = with_active(profile, plan.num_frozen)[plan.first_layer :]
+    halves = [(ring.seconds(moved * layer.parameter_bytes) / 2, on) for layer, on in running if layer.parameter_bytes]
+    return sum(half for half, _ in halves), sum(2 * half for half, on in halves if on)
+
+
+def ring_share(num_ranks: int) -> float:
+    """The share of its bytes that a ring all-reduce moves over each link."""
+    return 2 * (num_ranks - 1) / num_ranks
 
 
 def pipeline_seconds(stages: Sequence[float], num_microbatches: int, num_chunks: int = 1) -> float:
@@ -176,24 +199,30 @@ class UpdateCosts:
     """What ends the step on a device: all-reduce over the replicas, optimizer.
 
     The sum over the copies of a weight that layers share is left out: where they lie is not known run by run.
+
+    A sharded plan has averaged its gradients by then, and each device updates its share.
     """
 
-    def __init__(self, profile: Profile, num_frozen: int, num_replicas: int, links: Sequence[Link]) -> None:
+    def __init__(
+        self, profile: Profile, num_frozen: int, num_replicas: int, links: Sequence[Link], sharded: bool = False
+    ) -> None:
         self._links = links
-        self._moved = 2 * (num_replicas - 1) / num_replicas  # a ring all-reduce moves this share of the bytes
+        self._moved = 0.0 if sharded else ring_share(num_replicas)
+        num_shares = num_replicas if sharded else 1
         layers = with_active(profile, num_frozen)
         self._bytes = RunSums(layer.parameter_bytes * on for layer, on in layers)
-        self._optimizer_s = RunSums(layer.optimizer_s * on for layer, on in layers)
+        self._optimizer_s = RunSums(layer.optimizer_s * on / num_shares for layer, on in layers)
 
     def seconds(self, device: int, runs: Runs) -> float:
         """Seconds on the device that holds these runs of layers."""
-        num_bytes = optimizer_s = 0.0
-        for first, last in runs:
-            num_bytes += self._bytes(first, last)
-            optimizer_s += self._optimizer_s(first, last)
+        num_bytes, optimizer_s = sum(self._bytes(first, last) for first, last in runs), self.optimizer_seconds(runs)
         if self._moved == 0 or num_bytes == 0:
             return optimizer_s
         return self._links[device].seconds(self._moved * num_bytes) + optimizer_s
+
+    def optimizer_seconds(self, runs: Runs) -> float:
+        """The optimizer's part of it."""
+        return sum(self._optimizer_s(first, last) for first, last in runs)
 
 
 def step_seconds(profile: Profile, cluster: Cluster, plan: Plan, batch_size: int) -> float:
@@ -204,6 +233,6 @@ def step_seconds(profile: Profile, cluster: Cluster, plan: Plan, batch_size: int
     """
     stages = stage_seconds(profile, cluster, plan, batch_size)
     links = ring_links(cluster, plan.pipeline_size, plan.num_replicas, plan.replicas_adjacent)
-    updates = UpdateCosts(profile, plan.num_frozen, plan.num_replicas, links)
+    updates = UpdateCosts(profile, plan.num_frozen, plan.num_replicas, links, plan.sharded)
     update_s = max(updates.seconds(device, plan.stages[device :: plan.pipeline_size]) for device in range(len(links)))
     return pipeline_seconds(stages, plan.num_microbatches, plan.num_chunks) + update_s

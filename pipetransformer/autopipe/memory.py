@@ -1,6 +1,7 @@
 """What a plan needs: bytes per device, from measured layers."""
 
 from functools import lru_cache
+from math import ceil
 from operator import mul
 
 from pipetransformer.autopipe.cost import Profile, RunSums, first_active_layer, microbatch_size, with_active
@@ -28,6 +29,7 @@ class MemoryCosts:
         layers = with_active(profile, num_frozen)
         inputs = [0, *(layer.output_bytes for layer in profile.layers[:-1])]
         saved = inputs if checkpoint else [layer.saved_bytes for layer in profile.layers]
+        self._weights = [layer.parameter_bytes for layer in profile.layers]
         self._parameters = RunSums(
             layer.parameter_bytes * (1 + state_factor * on) + layer.cast_bytes * on for layer, on in layers
         )
@@ -58,6 +60,22 @@ class MemoryCosts:
         in_flight = max([sum(map(mul, saved, moment)) for moment in moments])
         buffers = self.buffer_bytes(num_tensors, num_samples)
         return round(held + (in_flight + again + working) * num_samples + buffers)
+
+    def sharded_bytes(self, first: int, num_devices: int, num_samples: int, num_microbatches: int) -> int:
+        """Bytes on each device of a sharded plan, with ``first`` the lowest layer that runs.
+
+        A share of all that lasts, cached layers included; what one micro-batch saves and one frozen layer needs to run;
+        the input, read for all micro-batches. Of one layer the weights and the gradient are whole, or the weights twice
+        as they come in; with it the weights of the layer that is fetched ahead, and the gradient of the one before,
+        which is on its way.
+        """
+        around = [0, *self._weights[first:], 0]
+        whole = max(below + 2 * own + above for below, own, above in zip(around, around[1:], around[2:], strict=False))
+        again = max(self._again[first:]) if self._checkpoint else 0
+        working = self._working * (first < self._first_active)
+        activations = (self._saved(first, self._head) + again + working) * num_samples
+        inputs = self.buffer_bytes((first > 0) * num_microbatches, num_samples)
+        return ceil(self._parameters(0, self._head) / num_devices + whole + activations + inputs)
 
     def layer_bytes(self, layer: int, num_samples: int) -> float:
         """What a layer adds wherever it is put, with ``num_samples`` between forward and backward."""
@@ -114,6 +132,8 @@ def device_memory_bytes(profile: Profile, plan: Plan, batch_size: int) -> tuple[
     costs = MemoryCosts(profile, plan.num_frozen, plan.checkpoint)
     num_samples = microbatch_size(batch_size, plan.num_replicas, plan.num_microbatches)
     size, num_microbatches = plan.pipeline_size, plan.num_microbatches
+    if plan.sharded:
+        return (costs.sharded_bytes(plan.first_layer, plan.num_replicas, num_samples, num_microbatches),)
     return tuple(
         costs.bytes(
             plan.stages[device::size],

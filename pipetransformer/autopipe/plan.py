@@ -28,6 +28,7 @@ class Plan:
         num_chunks: Stages of each device; above 1 only with ``interleaved1f1b``.
         checkpoint: Keep only each active layer's input for backward, and compute the rest of it again.
         replicas_adjacent: Neighbouring ranks hold the same layers instead of neighbouring ones.
+        sharded: Each of all devices keeps a share of every layer, and has a layer whole only while it runs.
         predicted_step_s: What the cost model expects one optimizer step to take, in seconds.
     """
 
@@ -40,6 +41,7 @@ class Plan:
     num_chunks: int = 1
     checkpoint: bool = False
     replicas_adjacent: bool = False
+    sharded: bool = False
     predicted_step_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -49,6 +51,7 @@ class Plan:
         assert self.schedule in SCHEDULES, self
         assert len(self.stages) % self.num_chunks == 0, self
         assert self.num_chunks == 1 or self.schedule == "interleaved1f1b", self
+        assert not self.sharded or len(self.stages) == 1, self
         assert self.stages[0][0] == (self.cache_level + 1 if self.cache_level else 0), self
         assert all(first <= last for first, last in self.stages), self
         assert all(a[1] + 1 == b[0] for a, b in zip(self.stages, self.stages[1:], strict=False)), self

@@ -103,7 +103,7 @@ class _Search:
         others = ", activation checkpointing" * leanest.checkpoint
         return (
             f"no plan fits parallel.device_memory_gib={(self.cluster.device_memory_bytes or 0) / 2**30:.4g}: it takes "
-            f"at least {_gib_upwards(smallest):.4g} GiB per device (with {leanest.num_stages} stages, "
+            f"at least {gib_upwards(smallest):.4g} GiB per device (with {leanest.num_stages} stages, "
             f"{leanest.num_replicas} replicas{others} and {leanest.num_microbatches} micro-batches) at "
             f"batch_size={self.batch_size}; raise parallel.device_memory_gib or parallel.world_size, or lower "
             "batch_size"
@@ -127,7 +127,7 @@ def _limit(grid: Grid, best: tuple[Grid, Plan] | None) -> float:
     return plan.predicted_step_s * SAME if best_grid < grid else plan.predicted_step_s / SAME
 
 
-def _gib_upwards(num_bytes: float) -> float:
+def gib_upwards(num_bytes: float) -> float:
     """GiB with four digits that are enough for the bytes."""
     unit = 10.0 ** (floor(log10(num_bytes / 2**30)) - 3)
     return ceil(num_bytes / 2**30 / unit) * unit

@@ -13,7 +13,8 @@ Change = tuple[str, str, str]
 
 
 def arrangement(plan: Values) -> str:
-    return f"{plural(len(plan['stages']), 'stage')} x {plural(plan['num_replicas'], 'replica')}"
+    sharded = ", sharded" * plan["sharded"]
+    return f"{plural(len(plan['stages']), 'stage')} x {plural(plan['num_replicas'], 'replica')}{sharded}"
 
 
 def layers_per_stage(plan: Values) -> str:

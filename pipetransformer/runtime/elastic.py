@@ -4,7 +4,7 @@ import gc
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -24,9 +24,10 @@ from pipetransformer.runtime.holdings import Holdings
 from pipetransformer.runtime.loss_scale import LossScale
 from pipetransformer.runtime.precision import Precision
 from pipetransformer.runtime.recorder import Recorder
+from pipetransformer.runtime.sharded import ShardedStage, Shards
 from pipetransformer.runtime.stage import Stage
 from pipetransformer.runtime.ties import TiedGradients, tied_groups
-from pipetransformer.runtime.transfer import exchange, lend
+from pipetransformer.runtime.transfer import collect, exchange, lent
 
 OptimizerBuilder = Callable[[Iterator[nn.Parameter]], Optimizer | None]
 
@@ -98,6 +99,7 @@ class ElasticRuntime:
         self.engine: Engine | None = None
         self.optimizer: Optimizer | None = None
         self._measured: signals.ByLayer = {}  # each weight once, also one that layers share
+        self._shards: Shards | None = None
 
     @property
     def num_layers(self) -> int:
@@ -126,7 +128,11 @@ class ElasticRuntime:
         first = not self.placement
         placement = initial_placement(plan) if first else next_placement(plan, self.placement)
         needed = () if first else moves(self.placement, placement)
-        if first:
+        assert first or plan.sharded == (self._shards is not None), "a run is sharded from its start to its end"
+        assert not plan.sharded or plan.num_devices == dist.get_world_size(), "every rank has a shard"
+        if first and plan.sharded:
+            self._shards = Shards(self.holdings)
+        elif first:
             self.holdings.load(layer for layer, ranks in enumerate(placement) if dist.get_rank() in ranks)
         bytes_moved = exchange(self.holdings, needed)
         moved = time.perf_counter()
@@ -151,7 +157,8 @@ class ElasticRuntime:
         place = position(plan, rank)
         own = plan.device_layers(place.device) if place else []
         parked = [layer for layer, ranks in enumerate(placement) if rank in ranks and layer not in own]
-        self.holdings.keep(own, parked)
+        if not plan.sharded:
+            self.holdings.keep(own, parked)
         if place is None:
             return
         stages = {index: self._stage(plan, index) for index in plan.device_stages(place.device)}
@@ -168,6 +175,8 @@ class ElasticRuntime:
         stack, first_active = self.holdings.stack, plan.first_active_layer
         layers: dict[int, nn.Module] = {layer: stack[layer] for layer in plan.stage_layers(index)}
         active = {layer: stack.trainable(layer, first_active) for layer in layers if layer >= first_active}
+        if self._shards is not None:
+            return ShardedStage(layers, active, self.precision, plan.checkpoint, self._shards)
         return Stage(layers, active, self.precision, plan.checkpoint)
 
     def step(self, batch: Batch | None, rate: float) -> StepResult:
@@ -184,7 +193,7 @@ class ElasticRuntime:
             return self._idle_step()
         loss = self.engine.step(batch, self.loss_scale.value)
         own = signals.squared_gradient_norms(self._measured, self.num_layers, self.device)
-        squared = self.loss_scale.unscaled(signals.over_pipeline(own, self.engine.pipeline))
+        squared = self.loss_scale.unscaled(signals.over_parts(own, self.engine.parts))
         overflowed = not math.isfinite(sum(squared))
         shared = signals.Sum(loss, torch.full_like(loss, overflowed))
         result = self._judge(shared, squared, overflowed)
@@ -229,7 +238,6 @@ class ElasticRuntime:
         Yields:
             ``compute(inputs, context)``: runs them in evaluation mode without gradient.
         """
-        lent = lend(self.holdings, self.placement, range(first, last + 1))
         layers = [self.holdings.stack[index] for index in range(first, last + 1)]
         modes = [layer.training for layer in layers]
 
@@ -238,15 +246,23 @@ class ElasticRuntime:
             x = inputs.to(self.device, self.precision.weights if inputs.is_floating_point() else inputs.dtype)
             context = {name: tensor.to(self.device) for name, tensor in context.items()}
             for layer in layers:
-                x = self.precision.run(layer, x, context)
+                x = self.precision.run(layer.forward, x, context)
             return x
 
         try:
             for layer in layers:
                 layer.eval()
-            yield compute
+            with self._lent(range(first, last + 1)):
+                yield compute
         finally:
             for layer, mode in zip(layers, modes, strict=True):
                 layer.train(mode)
-            for index in lent:
-                self.holdings.stack[index].to("meta")
+
+    def _lent(self, layers: range) -> AbstractContextManager[None]:
+        if self._shards is not None:
+            return self._shards.whole(layers)
+        return lent(self.holdings, self.placement, layers)
+
+    def weights(self) -> dict[str, Tensor] | None:
+        """All weights under their original names, in host memory on rank 0; ``None`` on the other ranks."""
+        return self._shards.collect() if self._shards is not None else collect(self.holdings, self.placement)

@@ -54,6 +54,7 @@ class Engine:
 
     Attributes:
         pipeline: The group of this replica's ranks.
+        parts: The ranks that have the whole gradient between them, each a part: the pipeline, or all where sharded.
         active_parameters: For each of this rank's active layers the parameters that train.
     """
 
@@ -65,7 +66,9 @@ class Engine:
         self._objective, self._device, self._precision, self._recorder = objective, device, precision, recorder
         self.pipeline = groups[pipeline_ranks(plan, position.replica)]
         replicas = groups[replica_ranks(plan, position.device)]
-        self._modules = {index: _averaged(stage, replicas) for index, stage in stages.items()}
+        self.parts = replicas if plan.sharded else self.pipeline
+        # what is sharded is averaged as it is dealt out
+        self._modules = {i: stage if plan.sharded else _averaged(stage, replicas) for i, stage in stages.items()}
         self.active_parameters = {i: p for stage in stages.values() for i, p in stage.active_parameters.items()}
         self._schedules: dict[tuple[object, ...], Runner] = {}
         self._num_samples, self._loss_scale = 1, 1.0
@@ -164,7 +167,7 @@ class Engine:
         return layer > self.plan.first_active_layer
 
     def _scaled_loss(self, output: Tensor, weighted_targets: Tensor) -> Tensor:
-        """Sum over the micro-batch divided by the global count; times the replicas, because DDP takes their mean, and
+        """Sum over the micro-batch divided by the global count; times the replicas, whose mean is taken later, and
         times the loss scale.
 
         A loss that is not finite makes the gradient of every layer and replica NaN, so no rank needs to be told.

@@ -1,11 +1,12 @@
 """In which types a run computes."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Precision:
         """Whether gradients leave the range of the type unless the loss is scaled."""
         return self.products == torch.float16
 
-    def run(self, layer: nn.Module, x: Tensor, context: dict[str, Any]) -> Tensor:
+    def run(self, layer: Callable[..., Tensor], x: Tensor, context: dict[str, Any]) -> Tensor:
         """Runs one layer on ``x`` (B, ...) and context tensors (B, ...).
 
         What leaves any layer has the type of the weights, so that it makes no difference where a stage ends.

@@ -5,13 +5,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from pipetransformer.runtime.parts import local_part
+
 ByLayer = dict[int, list[nn.Parameter]]
 """The active parameters of a rank's layers."""
 
 
 def squared_gradient_norms(parameters: ByLayer, num_layers: int, device: torch.device) -> Tensor:
-    """Squared norm of the gradient of each layer, (num_layers,), float64, zero for layers that are not the rank's."""
-    gradients = [(layer, p.grad) for layer, own in parameters.items() for p in own if p.grad is not None]
+    """Squared norm of what this rank has of the gradient of each layer, (num_layers,), float64, zero where nothing."""
+    gradients = [(layer, local_part(p.grad)) for layer, own in parameters.items() for p in own if p.grad is not None]
     norms = torch.zeros(num_layers, dtype=torch.float64, device=device)
     if gradients:
         squared = torch.stack(torch._foreach_norm([gradient for _, gradient in gradients])).double().square()
@@ -19,10 +21,14 @@ def squared_gradient_norms(parameters: ByLayer, num_layers: int, device: torch.d
     return norms
 
 
-def over_pipeline(squared_norms: Tensor, pipeline: ProcessGroup) -> list[float]:
-    """Squared norms (num_layers,) of all layers, from those of each device; equal on every rank of the pipeline."""
-    if pipeline.size() > 1:
-        dist.all_reduce(squared_norms, group=pipeline)
+def over_parts(squared_norms: Tensor, group: ProcessGroup) -> list[float]:
+    """Squared norms (num_layers,) of all layers, from each rank's part of the gradient; equal on all of the group.
+
+    Args:
+        group: The ranks that have the whole gradient between them, each a part of its own.
+    """
+    if group.size() > 1:
+        dist.all_reduce(squared_norms, group=group)
     return squared_norms.tolist()
 
 
@@ -61,6 +67,6 @@ def clip(parameters: ByLayer, total_norm: float, clip_norm: float | None, loss_s
     factor = 1.0 if clip_norm is None else min(1.0, clip_norm / (total_norm + 1e-6))  # as torch's clip_grad_norm_ does
     factor /= loss_scale
     if factor != 1:
-        gradients = [p.grad for own in parameters.values() for p in own if p.grad is not None]
+        gradients = [local_part(p.grad) for own in parameters.values() for p in own if p.grad is not None]
         if gradients:
             torch._foreach_mul_(gradients, factor)

@@ -1,5 +1,8 @@
 """Moves layers between ranks, in memory and straight from holder to receiver."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 import torch.distributed as dist
 
@@ -45,7 +48,18 @@ def _num_bytes(manifest: Manifest) -> int:
     return sum(shape.numel() * dtype.itemsize for _, _, shape, dtype in manifest)
 
 
-def lend(holdings: Holdings, placement: Placement, layers: range) -> list[int]:
+@contextmanager
+def lent(holdings: Holdings, placement: Placement, layers: range) -> Iterator[None]:
+    """Inside, every rank has the weights of layers; all ranks enter it."""
+    borrowed = _lend(holdings, placement, layers)
+    try:
+        yield
+    finally:
+        for index in borrowed:
+            holdings.stack[index].to("meta")
+
+
+def _lend(holdings: Holdings, placement: Placement, layers: range) -> list[int]:
     """Gives the weights of layers to every rank that lacks them; the lowest holder sends.
 
     Returns:

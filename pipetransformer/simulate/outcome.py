@@ -133,6 +133,6 @@ def _row(what_if: WhatIf, planner: Planner, plan: Plan, epoch: float = 0.0) -> R
 
 
 def _schedule(plan: Plan) -> str:
-    """The schedule, with what goes beyond one stage on a device that keeps its activations."""
+    """The schedule, with what goes beyond one stage on a device that keeps its layers and activations."""
     chunks = f", {plan.num_chunks} chunks" if plan.num_chunks > 1 else ""
-    return plan.schedule + chunks + (", checkpoint" if plan.checkpoint else "")
+    return plan.schedule + chunks + ", checkpoint" * plan.checkpoint + ", sharded" * plan.sharded

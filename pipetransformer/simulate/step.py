@@ -8,6 +8,7 @@ from pipetransformer.autopipe.cost import (
     UpdateCosts,
     boundary_seconds,
     compute_seconds,
+    exchange_seconds,
     layer_time,
     microbatch_size,
 )
@@ -53,7 +54,8 @@ class _Drawing:
         self._arrived_s: dict[Pass, float] = {}  # when the pass's result is where it is needed
         layout = cluster, plan.pipeline_size, plan.num_replicas, plan.replicas_adjacent
         self._links = boundary_links(*layout)
-        self._updates = UpdateCosts(profile, plan.num_frozen, plan.num_replicas, ring_links(*layout))
+        self._updates = UpdateCosts(profile, plan.num_frozen, plan.num_replicas, ring_links(*layout), plan.sharded)
+        self._exchange_s = exchange_seconds(profile, cluster, plan)
         self._backward_s = [self._backward_seconds(stage) for stage in range(plan.num_stages)]
         stage_s = compute_seconds(profile, plan, batch_size)
         self._forward_s = [whole - back for whole, back in zip(stage_s, self._backward_s, strict=True)]
@@ -62,11 +64,14 @@ class _Drawing:
         return all(needed in self._arrived_s for needed in self._needs(one))
 
     def add(self, one: Pass) -> None:
-        """Draws a pass and the transfer of its result."""
+        """Draws a pass, the exchange of shards before it and the transfer of its result."""
         device = one.stage % self.plan.pipeline_size
         start_s = max([self._free_s[device], *(self._arrived_s[needed] for needed in self._needs(one))])
-        seconds = self._seconds(one)
         name = pass_name(one.is_forward, one.microbatch, one.stage, self.plan.num_chunks)
+        if exchange_s := self._exchange_s[not one.is_forward]:
+            self.events.append(Event(f"shards of {name}", start_s, exchange_s, device, "transfer"))
+            start_s += exchange_s
+        seconds = self._seconds(one)
         self._free_s[device] = self._arrived_s[one] = start_s + seconds
         if seconds:
             self.events.append(Event(name, start_s, seconds, device, "forward" if one.is_forward else "backward"))
@@ -78,9 +83,8 @@ class _Drawing:
 
     def add_update(self, device: int) -> None:
         """Draws what ends the step on a device: all-reduce over the replicas, optimizer."""
-        active = [layer for layer in self.plan.device_layers(device) if layer >= self.plan.first_active_layer]
-        optimizer_s = sum(self.profile.layers[layer].optimizer_s for layer in active)
-        update_s = self._updates.seconds(device, self.plan.stages[device :: self.plan.pipeline_size])
+        runs = self.plan.stages[device :: self.plan.pipeline_size]
+        update_s, optimizer_s = self._updates.seconds(device, runs), self._updates.optimizer_seconds(runs)
         start_s = self._free_s[device]
         if update_s > optimizer_s:
             self.events.append(Event("all-reduce", start_s, update_s - optimizer_s, device, "all-reduce"))

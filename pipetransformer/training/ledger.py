@@ -138,5 +138,6 @@ def plan_dict(plan: Plan) -> dict[str, Any]:
         "num_microbatches": plan.num_microbatches,
         "schedule": plan.schedule,
         "replicas_adjacent": plan.replicas_adjacent,
+        "sharded": plan.sharded,
         "predicted_step_s": plan.predicted_step_s,
     }

@@ -84,7 +84,8 @@ class AdamW(_TwoMoments):
     def _build(self, groups: list[dict[str, Any]]) -> Optimizer:
         import torch
 
-        return torch.optim.AdamW(groups, lr=self.lr, betas=(self.betas[0], self.betas[1]), eps=self.eps)
+        betas, foreach = (self.betas[0], self.betas[1]), _many_at_a_time(groups)
+        return torch.optim.AdamW(groups, lr=self.lr, betas=betas, eps=self.eps, foreach=foreach)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +99,7 @@ class SGD(OptimizerSpec):
     def _build(self, groups: list[dict[str, Any]]) -> Optimizer:
         import torch
 
-        return torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum)
+        return torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum, foreach=_many_at_a_time(groups))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,3 +113,10 @@ class Lamb(_TwoMoments):
 
         single = [group | {"params": [parameter]} for group in groups for parameter in group["params"]]
         return PortableLamb(single, self.lr, (self.betas[0], self.betas[1]), self.eps)
+
+
+def _many_at_a_time(groups: list[dict[str, Any]]) -> bool | None:
+    """Whether to update parameters in one operation: torch's choice, but for shards, of which each one costs more."""
+    from torch.distributed.tensor import DTensor
+
+    return True if isinstance(groups[0]["params"][0], DTensor) else None

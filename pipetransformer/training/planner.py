@@ -9,9 +9,10 @@ from pipetransformer.autopipe.cluster import Cluster
 from pipetransformer.autopipe.cost import Profile, step_seconds
 from pipetransformer.autopipe.gain import Choice, Option, choose
 from pipetransformer.autopipe.limit import efficiency, fill_seconds, spread_overhead
-from pipetransformer.autopipe.pins import Pins
+from pipetransformer.autopipe.pins import FREE, NoPlan, Pins
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.autopipe.search import best_plan
+from pipetransformer.autopipe.sharded import sharded_plan
 from pipetransformer.config import Parallel
 
 
@@ -46,6 +47,7 @@ class Planner:
         num_stages, num_replicas = {
             "elastic": (parallel.num_stages, parallel.num_replicas),
             "data": (1, cluster.num_devices),
+            "sharded": (1, cluster.num_devices),
             "pipeline": (cluster.num_devices * (parallel.num_chunks or 1), 1),
             "single": (1, 1),
         }[parallel.arrangement]
@@ -59,13 +61,25 @@ class Planner:
         )
 
     def initial(self) -> Plan:
-        return best_plan(self.profile, self.cluster, self._batch_size, pins=self._pins)
+        return self._best(self._pins)
+
+    def _best(self, pins: Pins, num_frozen: int = 0, cache_level: int = 0) -> Plan:
+        find = sharded_plan if self._parallel.arrangement == "sharded" else best_plan
+        return find(self.profile, self.cluster, self._batch_size, num_frozen, cache_level, pins)
 
     @cached_property
     def static(self) -> Plan:
-        """The best plan that never freezes, with no more fixed than by default: what the run is compared with."""
+        """The best plan that never freezes, with no more fixed than by default: what the run is compared with.
+
+        Where only a sharded one fits the memory, a run with ``parallel=sharded`` is compared with that.
+        """
         pins = Pins(num_chunks=1 if self._parallel.num_chunks == 1 else None)
-        return best_plan(self.profile, self.cluster, self._batch_size, pins=pins)
+        try:
+            return best_plan(self.profile, self.cluster, self._batch_size, pins=pins)
+        except NoPlan:
+            if self._parallel.arrangement != "sharded":
+                raise
+            return self._best(FREE)
 
     def transition(self, plan: Plan, placement: Placement, num_frozen: int, ahead: Ahead) -> Choice:
         """Where to go from a plan for another frozen prefix, if it pays.
@@ -105,7 +119,7 @@ class Planner:
             pins = replace(pins, num_stages=num_layers, num_chunks=pins.num_chunks and 1)
         if pins.num_chunks is not None and pins.num_stages is None and 2 * pins.num_chunks > num_layers:
             pins = replace(pins, num_chunks=1)
-        return best_plan(self.profile, self.cluster, self._batch_size, num_frozen, cache_level, pins)
+        return self._best(pins, num_frozen, cache_level)
 
     def ideal(self) -> Profile:
         """The profile that the physical limit counts with: a device works on its whole share of the batch at once."""

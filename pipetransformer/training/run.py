@@ -16,7 +16,6 @@ from pipetransformer.report.reporter import Reporter
 from pipetransformer.report.run_folder import SUMMARY, write_json
 from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.runtime.groups import Groups
-from pipetransformer.runtime.transfer import collect
 from pipetransformer.training.node import Node
 from pipetransformer.training.setup import Prepared, open_cache, prepare
 from pipetransformer.training.task import objective
@@ -128,7 +127,7 @@ def _finish(
 
 
 def _save_model(config: Config, prepared: Prepared, trainer: Trainer, run_dir: Path) -> None:
-    state = collect(trainer.runtime.holdings, trainer.runtime.placement)
+    state = trainer.runtime.weights()
     if state is not None:
         folder = run_dir / MODEL_FOLDER
         shutil.rmtree(folder, ignore_errors=True)

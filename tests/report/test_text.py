@@ -70,6 +70,11 @@ def test_a_transition_within_the_same_arrangement_says_so(events: Events) -> Non
     assert text.transition_title(same) == "transition at step 8: still 2 stages x 2 replicas"
 
 
+def test_a_sharded_arrangement_is_called_so(events: Events) -> None:
+    plan = first(events, "transition")["after"] | {"stages": [[0, 7]], "sharded": True}
+    assert text.arrangement(plan) == "1 stage x 2 replicas, sharded"
+
+
 def test_a_transition_shows_what_moved_and_how_long_each_part_took(events: Events) -> None:
     rows = dict(text.transition_costs(first(events, "transition") | {"fill_seconds": 61.0}))
     assert rows == {

@@ -37,6 +37,7 @@ PLANS = [
     replace(pipeline(4, 8, "1f1b"), checkpoint=True),
     Plan(4, 0, ((0, 3), (4, 7)), 2, 4, "1f1b"),
     Plan(4, 4, ((5, 5), (6, 7)), 2, 4, "1f1b"),
+    Plan(2, 0, ((0, 7),), 4, 2, sharded=True),
 ]
 
 
@@ -74,6 +75,14 @@ def test_a_frozen_stage_has_no_backward_pass_and_gets_no_gradient() -> None:
     events = step_events(PROFILE, CLUSTER, Plan(4, 0, ((0, 3), (4, 7)), 1, 2), 16)
     assert {event.rank for event in events if event.category == "backward"} == {1}
     assert [event.rank for event in events if event.category == "transfer"] == [0, 0]
+
+
+def test_shards_are_exchanged_before_each_pass_and_not_at_the_end() -> None:
+    plan = Plan(0, 0, ((0, 7),), 4, 2, sharded=True)
+    events = step_events(PROFILE, SLOW, plan, 16)
+    names = ["shards of F0", "F0", "shards of B0", "B0", "shards of F1", "F1", "shards of B1", "B1", "optimizer"]
+    assert [event.name for event in events] == names
+    assert end_s(events) == pytest.approx(step_seconds(PROFILE, SLOW, plan, 16))
 
 
 def test_one_replica_has_nothing_to_average_and_one_stage_nothing_to_send() -> None:

@@ -45,6 +45,10 @@ def _clip_by_stage(parameters: signals.ByLayer, total_norm: float, clip_norm: fl
     _clip(parameters, float(own), clip_norm, loss_scale)
 
 
+def _norms_of_the_own_part(squared_norms: Tensor, parts: dist.ProcessGroup) -> list[float]:
+    return squared_norms.tolist()
+
+
 def _weights_drift(self: Holdings, layer: int, manifest: Any, data: Tensor) -> None:
     _unpack(self, layer, manifest, data)
     with torch.no_grad():
@@ -84,6 +88,9 @@ MUTATIONS: dict[str, Callable[[], Any]] = {
     "optimizer state stays behind": lambda: mock.patch.object(Holdings, "give_state"),
     "moved weights are not those that were sent": lambda: mock.patch.object(Holdings, "unpack", _weights_drift),
     "gradients are clipped by the norm of the stage": lambda: mock.patch.object(signals, "clip", _clip_by_stage),
+    "norms are those of the part that a rank has": lambda: mock.patch.object(
+        signals, "over_parts", _norms_of_the_own_part
+    ),
     "features lose precision in the cache": lambda: mock.patch.object(FeatureStore, "read", _half_precision),
     "dropout depends on the rank": lambda: mock.patch.object(Batch, "to", _keys_by_rank),
     "the frozen prefix draws dropout": lambda: mock.patch.object(Stage, "train", _prefix_trains),

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from pipetransformer.runtime.elastic import ElasticRuntime, NotFinite, StepResult
 from pipetransformer.runtime.groups import Groups
+from pipetransformer.runtime.parts import local_part
 from pipetransformer.training.evaluate import evaluate
 from pipetransformer.training.feed import Feed
 from support.cases import Case
@@ -60,7 +61,8 @@ def poisoned_step(case: Case, plans: Plans, folder: str) -> tuple[str, bool]:
     """A step whose batch holds a NaN on one replica: the error of this rank, and whether its weights are as before."""
     runtime, feed, groups = build(case, folder)
     runtime.apply(plans[0])
-    before = {name: tensor.clone() for name, tensor in runtime.holdings.stack.named_parameters() if not tensor.is_meta}
+    held = {n: local_part(p.detach()) for n, p in runtime.holdings.stack.named_parameters() if not p.is_meta}
+    before = {name: tensor.clone() for name, tensor in held.items()}
     engine, message = runtime.engine, ""
     batch = feed.batch(np.arange(case.batch_size), engine.plan, engine.position, 0)[0] if engine else None
     if batch is not None and batch.inputs is not None and dist.get_rank() == 0:
@@ -69,9 +71,8 @@ def poisoned_step(case: Case, plans: Plans, folder: str) -> tuple[str, bool]:
         runtime.step(batch, 0.01)
     except NotFinite as error:
         message = str(error)
-    after = dict(runtime.holdings.stack.named_parameters())
     groups.close()
-    return message, all(torch.equal(after[name], tensor) for name, tensor in before.items())
+    return message, all(torch.equal(held[name], tensor) for name, tensor in before.items())
 
 
 @dataclass

@@ -16,6 +16,12 @@ def plan(frozen: int, cached: int, ends: list[int], replicas: int, microbatches:
     return Plan(frozen, cached, tuple(zip(starts, ends, strict=True)), replicas, microbatches, schedule)
 
 
+def sharded(frozen: int, cached: int, devices: int, microbatches: int, checkpoint: bool = False) -> Plan:
+    """A share of every layer on every device."""
+    stage = (cached + 1 if cached else 0, HEAD)
+    return Plan(frozen, cached, (stage,), devices, microbatches, checkpoint=checkpoint, sharded=True)
+
+
 PIPE_TO_DATA = {  # 4 stages -> 2 -> 1, as the paper draws it
     0: plan(0, 0, [1, 3, 5, HEAD], 1, 4),
     2: plan(2, 2, [5, HEAD], 2, 2),

@@ -83,7 +83,7 @@ def _work(pipe: Connection) -> None:
     while True:
         try:
             task = pipe.recv()
-        except EOFError:
+        except (EOFError, ConnectionError):
             return
         try:
             pipe.send((False, _call(*task)))

@@ -19,9 +19,9 @@ from pipetransformer.data.base import QUESTION_ANSWERING, Split
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.runtime.elastic import ElasticRuntime, TransitionReport
 from pipetransformer.runtime.groups import Groups
+from pipetransformer.runtime.parts import gather
 from pipetransformer.runtime.precision import PRECISIONS, Precision
 from pipetransformer.runtime.randomness import SampleRandomness, sample_keys
-from pipetransformer.runtime.transfer import collect
 from pipetransformer.training.feed import Feed
 from support.cases import CLIP_NORM, OPTIMIZERS, SEED, Case
 
@@ -79,7 +79,7 @@ def train_elastic(case: Case, plans: Plans, cache_folder: str | None = None) -> 
         trace.norms.append(result.total_norm)
         trace.ties_hold &= copies_are_equal(runtime)
     trace.moments = moments(runtime)
-    trace.weights = collect(runtime.holdings, runtime.placement) or {}
+    trace.weights = runtime.weights() or {}
     feed.cache.delete()
     groups.close()
     return trace
@@ -121,13 +121,14 @@ def copies_are_equal(runtime: ElasticRuntime) -> bool:
 
 
 def moments(runtime: ElasticRuntime) -> dict[str, Tensor]:
-    """On rank 0 the optimizer state of all ranks by original parameter name and key; equal on replicas or it fails."""
+    """On rank 0 the optimizer state of all ranks by original parameter name and key; whole, and equal on replicas."""
     own: dict[str, np.ndarray] = {}
     for index in runtime.holdings.held():
         layer = runtime.holdings.stack[index]
         for name, parameter in layer.module.named_parameters():
             state = runtime.optimizer.state.get(parameter, {}) if runtime.optimizer else {}
-            own |= {f"{layer.prefix}{name}/{key}": torch.as_tensor(v).double().numpy() for key, v in state.items()}
+            whole = {key: gather(torch.as_tensor(value)) for key, value in state.items()}
+            own |= {f"{layer.prefix}{name}/{key}": value.double().numpy() for key, value in whole.items()}
     gathered: list[dict[str, np.ndarray]] | None = [{}] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object(own, gathered)
     merged: dict[str, np.ndarray] = {}

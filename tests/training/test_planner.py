@@ -1,3 +1,5 @@
+from collections.abc import Sequence
+
 import pytest
 
 from pipetransformer.autodp.moves import initial_placement
@@ -11,13 +13,16 @@ from pipetransformer.training.planner import Ahead, Planner
 
 MIB = 2**20
 BATCH_SIZE = 16
+EIGHT = (10,) * 8
 
 
-def planner(memory_mib: int | None = None, bandwidth: float = 1e12, **parallel: object) -> Planner:
+def planner(
+    memory_mib: int | None = None, bandwidth: float = 1e12, blocks_mib: Sequence[int] = EIGHT, **parallel: object
+) -> Planner:
     second = Time(0.0, 1.0)
-    block = LayerProfile("block", second, second, second, 0.0, 10 * MIB, MIB // 16, 0)
+    blocks = tuple(LayerProfile("block", second, second, second, 0.0, size * MIB, MIB // 16, 0) for size in blocks_mib)
     cluster = Cluster(4, None if memory_mib is None else memory_mib * MIB, Link(1e-3, bandwidth))
-    return Planner(Profile((block,) * 8, 2.0), cluster, Parallel(**parallel), BATCH_SIZE)  # type: ignore[arg-type]
+    return Planner(Profile(blocks, 2.0), cluster, Parallel(**parallel), BATCH_SIZE)  # type: ignore[arg-type]
 
 
 def shape(plan: object) -> tuple[int, int]:
@@ -114,6 +119,26 @@ def test_fixed_chunks_give_way_where_the_cache_leaves_fewer_layers() -> None:
     later = pinned.next(first, 5, 5)
     assert (later.num_stages, later.num_chunks, later.schedule) == (2, 1, "interleaved1f1b")
     assert planner(num_chunks=2).next(first, 5, 5).num_chunks == 1
+
+
+def test_shards_stay_on_all_devices_and_keep_the_budget() -> None:
+    sharded = planner(memory_mib=150, arrangement="sharded")  # 8 blocks of 40 MiB: 80 on each of four, and 40 whole
+    plans = [sharded.initial()]
+    plans += [sharded.next(plans[0], num_frozen, num_frozen) for num_frozen in (4, 6)]
+    assert [(plan.stages, plan.num_replicas, plan.sharded) for plan in plans] == [
+        (((0, 7),), 4, True), (((5, 7),), 4, True), (((7, 7),), 4, True),
+    ]  # fmt: skip
+    assert not sharded.static.sharded
+    with pytest.raises(NoPlan, match="parallel=sharded does not fit"):
+        planner(memory_mib=100, arrangement="sharded").initial()
+
+
+def test_shards_are_compared_with_shards_where_nothing_else_fits() -> None:
+    unequal = 10, 1  # 40 MiB on one device, or 44 over four and 21 whole
+    sharded = planner(35, blocks_mib=unequal, arrangement="sharded")
+    assert sharded.static == sharded.initial()
+    with pytest.raises(NoPlan, match="no plan fits"):
+        _ = planner(35, blocks_mib=unequal).static
 
 
 def test_the_static_plan_ignores_what_is_fixed() -> None:
