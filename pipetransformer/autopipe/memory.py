@@ -30,9 +30,8 @@ class MemoryCosts:
         inputs = [0, *(layer.output_bytes for layer in profile.layers[:-1])]
         saved = inputs if checkpoint else [layer.saved_bytes for layer in profile.layers]
         self._weights = [layer.parameter_bytes for layer in profile.layers]
-        self._parameters = RunSums(
-            layer.parameter_bytes * (1 + state_factor * on) + layer.cast_bytes * on for layer, on in layers
-        )
+        self._lasting = RunSums(layer.parameter_bytes * (1 + state_factor * on) for layer, on in layers)
+        self._casts = RunSums(layer.cast_bytes * on for layer, on in layers)
         self._gradients = RunSums(layer.parameter_bytes * on for layer, on in layers)
         self._first_active = first_active_layer(num_frozen)
         self._working = max([0, *(layer.working_bytes for layer, on in layers if not on)])
@@ -51,7 +50,7 @@ class MemoryCosts:
         adds_up = num_replicas > 1 and num_microbatches > 1
         working = self._working * any(first < self._first_active for first, _ in runs)
         for chunk, (first, last) in enumerate(runs):
-            held += self._parameters(first, last) + adds_up * self._gradients(first, last)
+            held += self._held(first, last) + adds_up * self._gradients(first, last)
             saved.append(self._saved(first, last))
             sent = num_microbatches if last >= self._first_active else max(moment[chunk] for moment in moments)
             num_tensors += (first > 0) * num_microbatches + (last < self._head) * sent
@@ -64,22 +63,28 @@ class MemoryCosts:
     def sharded_bytes(self, first: int, num_devices: int, num_samples: int, num_microbatches: int) -> int:
         """Bytes on each device of a sharded plan, with ``first`` the lowest layer that runs.
 
-        A share of all that lasts, cached layers included; what one micro-batch saves and one frozen layer needs to run;
-        the input, read for all micro-batches. Of one layer the weights and the gradient are whole, or the weights twice
-        as they come in; with it the weights of the layer that is fetched ahead, and the gradient of the one before,
-        which is on its way.
+        A share of all that lasts, cached layers included; what is cast, which backward needs whole; the input, read for
+        all micro-batches. At a layer's turn its weights and gradient are whole, or its weights twice as they come in;
+        with them the weights of the layer that is fetched ahead and the gradient of the one before, which is on its
+        way; what the active layers up to it have saved of one micro-batch, or what a frozen layer needs to run.
         """
         around = [0, *self._weights[first:], 0]
-        whole = max(below + 2 * own + above for below, own, above in zip(around, around[1:], around[2:], strict=False))
-        again = max(self._again[first:]) if self._checkpoint else 0
-        working = self._working * (first < self._first_active)
-        activations = (self._saved(first, self._head) + again + working) * num_samples
+        peak = 0.0
+        for layer in range(first, self._head + 1):
+            below, own, above = around[layer - first : layer - first + 3]
+            kept = self._saved(first, layer) + self._checkpoint * self._again[layer]
+            activations = (kept if layer >= self._first_active else self._working) * num_samples
+            peak = max(peak, below + 2 * own + above + activations)
         inputs = self.buffer_bytes((first > 0) * num_microbatches, num_samples)
-        return ceil(self._parameters(0, self._head) / num_devices + whole + activations + inputs)
+        casts = self._casts(first, self._head)
+        return ceil(self._lasting(0, self._head) / num_devices + casts + peak + inputs)
 
     def layer_bytes(self, layer: int, num_samples: int) -> float:
         """What a layer adds wherever it is put, with ``num_samples`` between forward and backward."""
-        return self._parameters(layer, layer) + self._saved(layer, layer) * num_samples
+        return self._held(layer, layer) + self._saved(layer, layer) * num_samples
+
+    def _held(self, first: int, last: int) -> float:
+        return self._lasting(first, last) + self._casts(first, last)
 
     def buffer_bytes(self, num_tensors: int, num_samples: int) -> int:
         """What that many tensors between layers take, of ``num_samples`` each."""

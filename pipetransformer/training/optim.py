@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from torch.nn import Parameter
@@ -24,6 +24,9 @@ class OptimizerSpec(ABC):
     schedule: str = "linear"
     warmup: float = 0.0
     clip_norm: float | None = 1.0
+
+    is_elementwise: ClassVar[bool] = True
+    """A part of a parameter is updated without looking at the rest of it."""
 
     def __post_init__(self) -> None:
         if self.schedule not in SCHEDULES:
@@ -46,12 +49,17 @@ class OptimizerSpec(ABC):
 
         Weight decay leaves out vectors (biases and normalisation).
         """
+        from pipetransformer.runtime.parts import is_sharded
+        from pipetransformer.training.shardwise import Shardwise
+
         trainable = [p for p in parameters if p.requires_grad]
         groups = [
             {"params": [p for p in trainable if p.ndim > 1], "weight_decay": self.weight_decay},
             {"params": [p for p in trainable if p.ndim <= 1], "weight_decay": 0.0},
         ]
         groups = [group for group in groups if group["params"]]
+        if groups and self.is_elementwise and is_sharded(trainable[0]):
+            return Shardwise(groups, self._build)
         return self._build(groups) if groups else None
 
     def rate(self, step: int, num_steps: int) -> float:
@@ -84,8 +92,7 @@ class AdamW(_TwoMoments):
     def _build(self, groups: list[dict[str, Any]]) -> Optimizer:
         import torch
 
-        betas, foreach = (self.betas[0], self.betas[1]), _many_at_a_time(groups)
-        return torch.optim.AdamW(groups, lr=self.lr, betas=betas, eps=self.eps, foreach=foreach)
+        return torch.optim.AdamW(groups, lr=self.lr, betas=(self.betas[0], self.betas[1]), eps=self.eps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +106,7 @@ class SGD(OptimizerSpec):
     def _build(self, groups: list[dict[str, Any]]) -> Optimizer:
         import torch
 
-        return torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum, foreach=_many_at_a_time(groups))
+        return torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,15 +115,10 @@ class Lamb(_TwoMoments):
 
     eps: float = 1e-6
 
+    is_elementwise: ClassVar[bool] = False
+
     def _build(self, groups: list[dict[str, Any]]) -> Optimizer:
         from pipetransformer.training.lamb import PortableLamb
 
         single = [group | {"params": [parameter]} for group in groups for parameter in group["params"]]
         return PortableLamb(single, self.lr, (self.betas[0], self.betas[1]), self.eps)
-
-
-def _many_at_a_time(groups: list[dict[str, Any]]) -> bool | None:
-    """Whether to update parameters in one operation: torch's choice, but for shards, of which each one costs more."""
-    from torch.distributed.tensor import DTensor
-
-    return True if isinstance(groups[0]["params"][0], DTensor) else None

@@ -43,6 +43,7 @@ def run_both(pool: Pool, case: Case, world: int, plans: Plans, folder: Path) -> 
         (4, "vit", "sgd", True, True, 1),
         (4, "bert", "adamw", False, True, 2),
         (4, "bert", "adamw", True, False, 1),
+        (2, "bert_mlm", "adamw", False, False, 2),  # with a weight that layers share
     ],
 )
 def test_shards_train_as_one_process_does(

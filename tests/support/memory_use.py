@@ -1,18 +1,42 @@
 """What a rank takes under a plan, predicted and counted."""
 
+import weakref
+from typing import Any
+
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from pipetransformer.autodp.topology import position
 from pipetransformer.autopipe.memory import device_memory_bytes
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.config import Parallel
 from pipetransformer.runtime.live_bytes import LiveBytes
+from pipetransformer.runtime.parts import local_part
 from pipetransformer.runtime.precision import PRECISIONS
 from pipetransformer.training.setup import make_planner
 from support.cases import OPTIMIZERS, Case
 from support.observations import one_step
 from support.trainings import build
+
+
+class ResizedBytes(LiveBytes):
+    """Counts at every operation anew: FSDP takes a tensor's memory away and gives it back, and the tensor lives on."""
+
+    def add(self, tensor: Tensor) -> None:
+        storage = local_part(tensor).untyped_storage()
+        if not tensor.is_meta:
+            self._known[storage._cdata] = weakref.ref(storage)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        for leaf in tree_leaves((args, kwargs)):
+            if isinstance(leaf, Tensor):
+                self.add(leaf)
+        self.now = sum(storage.nbytes() for known in self._known.values() if (storage := known()) is not None)
+        self.peak = max(self.peak, self.now)
+        return result
 
 
 def predicted_and_measured(case: Case, plan: Plan, folder: str) -> tuple[int, int]:
@@ -25,7 +49,7 @@ def predicted_and_measured(case: Case, plan: Plan, folder: str) -> tuple[int, in
     place = position(plan, dist.get_rank())
     assert place is not None
     predicted = device_memory_bytes(planner.profile, plan, case.batch_size)[place.device]
-    with LiveBytes() as live:
+    with ResizedBytes() if plan.sharded else LiveBytes() as live:
         for _, tensor in runtime.holdings.stack.named_parameters():
             live.add(tensor)
         runtime.apply(plan)

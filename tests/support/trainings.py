@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from pipetransformer.autocache.cache import AutoCache
 from pipetransformer.autodp.sampler import batch_ids, epoch_order, num_batches
@@ -112,7 +113,7 @@ def copies_are_equal(runtime: ElasticRuntime) -> bool:
     stack, held = runtime.holdings.stack, runtime.holdings.held()
     equal = True
     for tie in stack.ties:
-        own = [stack[layer].by_name()[name].detach() for layer, name in tie if layer in held]
+        own = [gather(stack[layer].by_name()[name].detach()) for layer, name in tie if layer in held]
         gathered: list[list[Tensor]] = [[] for _ in range(dist.get_world_size())]
         dist.all_gather_object(gathered, own)
         first, *others = (copy for part in gathered for copy in part)
@@ -127,7 +128,7 @@ def moments(runtime: ElasticRuntime) -> dict[str, Tensor]:
         layer = runtime.holdings.stack[index]
         for name, parameter in layer.module.named_parameters():
             state = runtime.optimizer.state.get(parameter, {}) if runtime.optimizer else {}
-            whole = {key: gather(torch.as_tensor(value)) for key, value in state.items()}
+            whole = {key: gather(like(parameter, torch.as_tensor(value))) for key, value in state.items()}
             own |= {f"{layer.prefix}{name}/{key}": value.double().numpy() for key, value in whole.items()}
     gathered: list[dict[str, np.ndarray]] | None = [{}] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object(own, gathered)
@@ -136,6 +137,14 @@ def moments(runtime: ElasticRuntime) -> dict[str, Tensor]:
         for name, array in part.items():
             np.testing.assert_array_equal(merged.setdefault(name, array), array, name)
     return {name: torch.from_numpy(array) for name, array in merged.items()}
+
+
+def like(parameter: Tensor, value: Tensor) -> Tensor:
+    """What an optimizer keeps of this rank's shard of a parameter, as sharded as that is."""
+    if not isinstance(parameter, DTensor) or isinstance(value, DTensor) or not value.ndim:
+        return value
+    placed = parameter.device_mesh, parameter.placements
+    return DTensor.from_local(value, *placed, shape=parameter.shape, stride=parameter.stride())
 
 
 def train_reference(case: Case, frozen: dict[int, int], num_microbatches: int = 1) -> Trace:
