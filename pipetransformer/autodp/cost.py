@@ -5,7 +5,8 @@ from collections.abc import Iterable
 
 from pipetransformer.autodp.moves import Move
 from pipetransformer.autopipe.cluster import Cluster, Link
-from pipetransformer.autopipe.cost import Profile, first_active_layer
+from pipetransformer.autopipe.cost import Profile
+from pipetransformer.autopipe.plan import layer_above
 
 
 def transfer_seconds(moves: Iterable[Move], profile: Profile, cluster: Cluster, num_frozen: int) -> float:
@@ -14,7 +15,7 @@ def transfer_seconds(moves: Iterable[Move], profile: Profile, cluster: Cluster, 
     Args:
         num_frozen: Under the next plan; frozen layers bring no optimizer state along.
     """
-    first_active, size = first_active_layer(num_frozen), cluster.node_size
+    first_active, size = layer_above(num_frozen), cluster.node_size
     loads: Counter[tuple[Link, str, int]] = Counter()
     for move in moves:
         state_factor = profile.optimizer_state_factor if move.layer >= first_active else 0.0

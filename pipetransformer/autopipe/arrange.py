@@ -19,7 +19,7 @@ from pipetransformer.autopipe.cost import (
 from pipetransformer.autopipe.interleave import interleave
 from pipetransformer.autopipe.memory import MemoryCosts, in_flight
 from pipetransformer.autopipe.partition import Runs, partition
-from pipetransformer.autopipe.plan import Plan
+from pipetransformer.autopipe.plan import Plan, layer_above
 
 SAME = 1 - 1e-9
 """A plan must be faster by more than rounding to replace a simpler one."""
@@ -41,7 +41,7 @@ class Arranger:
     ) -> None:
         self.profile, self.cluster, self.batch_size = profile, cluster, batch_size
         self.num_frozen, self.cache_level, self._fixed = num_frozen, cache_level, fixed
-        self.layers = range(cache_level + 1 if cache_level else 0, len(profile.layers))
+        self.layers = range(layer_above(cache_level), len(profile.layers))
         self.times = [running_times(profile, num_frozen, cache_level, checkpoint) for checkpoint in (False, True)]
         self.memory = [MemoryCosts(profile, num_frozen, checkpoint) for checkpoint in (False, True)]
 

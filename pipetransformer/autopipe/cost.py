@@ -19,7 +19,7 @@ from itertools import accumulate
 
 from pipetransformer.autopipe.cluster import Cluster, Link, boundary_links, ring_links
 from pipetransformer.autopipe.partition import Runs
-from pipetransformer.autopipe.plan import Plan
+from pipetransformer.autopipe.plan import Plan, layer_above
 
 
 @dataclass(frozen=True)
@@ -91,14 +91,9 @@ class RunSums:
         return self._below[last + 1] - self._below[first]
 
 
-def first_active_layer(num_frozen: int) -> int:
-    """The first layer that takes a gradient: the embedding freezes with the first block."""
-    return num_frozen + 1 if num_frozen else 0
-
-
 def with_active(profile: Profile, num_frozen: int) -> list[tuple[LayerProfile, bool]]:
     """Each layer, and whether it takes a gradient."""
-    first_active = first_active_layer(num_frozen)
+    first_active = layer_above(num_frozen)
     return [(layer, i >= first_active) for i, layer in enumerate(profile.layers)]
 
 
@@ -111,7 +106,7 @@ def microbatch_size(batch_size: int, num_replicas: int, num_microbatches: int) -
 def layer_time(profile: Profile, layer: int, num_frozen: int, checkpoint: bool = False) -> Time:
     """What a layer that runs takes, per micro-batch, at a frozen prefix."""
     measured = profile.layers[layer]
-    first_active = first_active_layer(num_frozen)
+    first_active = layer_above(num_frozen)
     if layer < first_active:
         return measured.forward
     time = measured.forward + measured.weight_grad
@@ -127,7 +122,7 @@ def layer_seconds(profile: Profile, layer: int, num_frozen: int, num_samples: fl
 
 def running_times(profile: Profile, num_frozen: int, cache_level: int, checkpoint: bool) -> list[Time]:
     """What each layer above the cache takes; the lowest one reads the cache, too."""
-    first = cache_level + 1 if cache_level else 0
+    first = layer_above(cache_level)
     times = [layer_time(profile, layer, num_frozen, checkpoint) for layer in range(first, len(profile.layers))]
     if cache_level:
         times[0] += Time(0.0, profile.cache_read_s_per_byte * profile.layers[cache_level].output_bytes)
@@ -138,7 +133,7 @@ def boundary_seconds(profile: Profile, link: Link, layer: int, num_frozen: int, 
     """What a stage that ends at ``layer`` hands over per micro-batch: its output, and the gradient that comes back."""
     if layer == len(profile.layers) - 1:
         return 0.0
-    num_messages = 2 if layer >= first_active_layer(num_frozen) else 1
+    num_messages = 2 if layer >= layer_above(num_frozen) else 1
     return num_messages * link.seconds(profile.layers[layer].output_bytes * num_samples)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pipetransformer.autopipe.cost import Profile, Time, layer_time
+from pipetransformer.autopipe.plan import layer_above
 
 
 @dataclass(frozen=True)
@@ -50,14 +51,14 @@ def spread_overhead(profile: Profile, num_samples: int) -> Profile:
 
 def work_seconds(profile: Profile, num_frozen: int, cache_level: int, num_samples: float) -> float:
     """Device seconds to train on ``num_samples``; cached layers cost nothing."""
-    first = cache_level + 1 if cache_level else 0
+    first = layer_above(cache_level)
     layers = range(first, len(profile.layers))
     return num_samples * sum(layer_time(profile, layer, num_frozen).per_sample_s for layer in layers)
 
 
 def fill_seconds(profile: Profile, from_level: int, to_level: int, num_samples: float) -> float:
     """Device seconds to compute the output of block ``to_level`` from that of ``from_level`` (0: from the input)."""
-    first = from_level + 1 if from_level else 0
+    first = layer_above(from_level)
     return num_samples * sum(layer.forward.per_sample_s for layer in profile.layers[first : to_level + 1])
 
 

@@ -4,9 +4,9 @@ from functools import lru_cache
 from math import ceil
 from operator import mul
 
-from pipetransformer.autopipe.cost import Profile, RunSums, first_active_layer, microbatch_size, with_active
+from pipetransformer.autopipe.cost import Profile, RunSums, microbatch_size, with_active
 from pipetransformer.autopipe.partition import Runs
-from pipetransformer.autopipe.plan import Plan
+from pipetransformer.autopipe.plan import Plan, layer_above
 
 Moments = tuple[tuple[int, ...], ...]
 """Micro-batches between forward and backward in each chunk of a device, at the moments that may be the worst."""
@@ -33,7 +33,7 @@ class MemoryCosts:
         self._lasting = RunSums(layer.parameter_bytes * (1 + state_factor * on) for layer, on in layers)
         self._casts = RunSums(layer.cast_bytes * on for layer, on in layers)
         self._gradients = RunSums(layer.parameter_bytes * on for layer, on in layers)
-        self._first_active = first_active_layer(num_frozen)
+        self._first_active = layer_above(num_frozen)
         self._working = max([0, *(layer.working_bytes for layer, on in layers if not on)])
         self._saved = RunSums(num_bytes * on for num_bytes, (_, on) in zip(saved, layers, strict=True))
         self._checkpoint = checkpoint

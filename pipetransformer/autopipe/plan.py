@@ -10,6 +10,11 @@ SKIPS_GRADIENTS = ("interleaved_zero_bubble", "zbv_zero_bubble", "dualpipev")
 """Schedules of torch that give wrong or no gradients over a frozen stage, without an error."""
 
 
+def layer_above(num_blocks: int) -> int:
+    """The first layer above so many blocks from the bottom, frozen or cached; the embedding goes with the first one."""
+    return num_blocks + 1 if num_blocks else 0
+
+
 @dataclass(frozen=True)
 class Plan:
     """An arrangement of the model on the devices, valid until the next transition.
@@ -52,7 +57,7 @@ class Plan:
         assert len(self.stages) % self.num_chunks == 0, self
         assert self.num_chunks == 1 or self.schedule == "interleaved1f1b", self
         assert not self.sharded or len(self.stages) == 1, self
-        assert self.stages[0][0] == (self.cache_level + 1 if self.cache_level else 0), self
+        assert self.stages[0][0] == layer_above(self.cache_level), self
         assert all(first <= last for first, last in self.stages), self
         assert all(a[1] + 1 == b[0] for a, b in zip(self.stages, self.stages[1:], strict=False)), self
 
@@ -81,7 +86,7 @@ class Plan:
     @property
     def first_active_layer(self) -> int:
         """The first layer that takes a gradient."""
-        return self.num_frozen + 1 if self.num_frozen else 0
+        return layer_above(self.num_frozen)
 
     def stage_layers(self, stage: int) -> range:
         first, last = self.stages[stage]

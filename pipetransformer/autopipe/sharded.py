@@ -12,7 +12,7 @@ from pipetransformer.autopipe.cluster import Cluster
 from pipetransformer.autopipe.cost import Profile, step_seconds
 from pipetransformer.autopipe.memory import device_memory_bytes
 from pipetransformer.autopipe.pins import FREE, NoPlan, Pins, check_pins
-from pipetransformer.autopipe.plan import Plan
+from pipetransformer.autopipe.plan import Plan, layer_above
 from pipetransformer.autopipe.search import gib_upwards
 
 
@@ -32,7 +32,7 @@ def sharded_plan(
         NoPlan: Nothing fits the memory, or the batch is too small.
     """
     pins = replace(pins, num_stages=1, num_replicas=cluster.num_devices, num_chunks=1)
-    layers = range(cache_level + 1 if cache_level else 0, len(profile.layers))
+    layers = range(layer_above(cache_level), len(profile.layers))
     check_pins(pins, layers, cluster.num_devices, batch_size)
     whole = Plan(num_frozen, cache_level, ((layers[0], layers[-1]),), cluster.num_devices, 1, sharded=True)
     budget = cluster.device_memory_bytes

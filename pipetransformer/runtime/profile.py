@@ -33,7 +33,6 @@ class Measured:
     saved_bytes: int
     cast_bytes: int
     output_bytes: int
-    working_bytes: int
 
 
 def profile(
@@ -86,7 +85,7 @@ def _layer_profile(
         parameter_bytes=sum(p.numel() * p.element_size() for p in layer.parameters()),
         saved_bytes=large.saved_bytes // sizes[1],
         output_bytes=large.output_bytes // sizes[1],
-        working_bytes=large.working_bytes // sizes[1],
+        working_bytes=_working_bytes(layer, xs[1], batches[1], precision) // sizes[1],
         cast_bytes=large.cast_bytes,
     )
 
@@ -119,7 +118,6 @@ def _measure(layer: nn.Module, index: int, x: Tensor, batch: Batch, precision: P
         saved_bytes,
         sum(casts.bytes_at.values()),
         output.numel() * output.element_size(),
-        _working_bytes(layer, x, batch, precision),
     )
 
 

@@ -10,7 +10,7 @@ from pipetransformer.autopipe.cost import Profile, step_seconds
 from pipetransformer.autopipe.gain import Choice, Option, choose
 from pipetransformer.autopipe.limit import efficiency, fill_seconds, spread_overhead
 from pipetransformer.autopipe.pins import FREE, NoPlan, Pins
-from pipetransformer.autopipe.plan import Plan
+from pipetransformer.autopipe.plan import Plan, layer_above
 from pipetransformer.autopipe.search import best_plan
 from pipetransformer.autopipe.sharded import sharded_plan
 from pipetransformer.config import Parallel
@@ -113,7 +113,7 @@ class Planner:
     def next(self, plan: Plan, num_frozen: int, cache_level: int) -> Plan:
         """The fastest plan for another frozen prefix."""
         pins = self._pins if self._parallel.autodp else replace(self._pins, num_replicas=plan.num_replicas)
-        num_layers = plan.num_layers - (cache_level + 1 if cache_level else 0)
+        num_layers = plan.num_layers - layer_above(cache_level)
         # the frozen prefix may leave fewer layers than stages were asked for
         if pins.num_stages is not None and pins.num_stages > num_layers:
             pins = replace(pins, num_stages=num_layers, num_chunks=pins.num_chunks and 1)

@@ -11,7 +11,7 @@ import torch
 
 from pipetransformer.autocache.cache import AutoCache
 from pipetransformer.autodp.sampler import batch_ids, epoch_order
-from pipetransformer.autopipe.plan import Plan
+from pipetransformer.autopipe.plan import Plan, layer_above
 from pipetransformer.config import Config
 from pipetransformer.freeze.base import Decision, Signals
 from pipetransformer.report.reporter import Reporter
@@ -176,7 +176,10 @@ class Trainer:
         start = time.perf_counter()
         before = self.plan
         ahead = Ahead(
-            self.clock.steps_left(self.step), self.clock.samples_left(self.step), self._overhead_s, bool(self.cache)
+            self.clock.steps_left(self.step),
+            self.clock.samples_left(self.step),
+            self._overhead_s,
+            self.cache is not None,
         )
         choice = self.planner.transition(before, self.runtime.placement, decision.num_frozen, ahead)
         plan, level = choice.plan, choice.plan.cache_level
@@ -219,8 +222,7 @@ class Trainer:
         start, from_level = time.perf_counter(), self.cache.level
         wanted = [(self.prepared.train.source, self._samples_to_come())]
         wanted += [(feed.source, np.arange(len(feed.split))) for feed in self.prepared.evaluation]
-        first = from_level + 1 if from_level else 0
-        with self.runtime.prefix(first, level) as compute:
+        with self.runtime.prefix(layer_above(from_level), level) as compute:
             num_samples = self.cache.advance(level, wanted, compute, self.config.batch_size)
         self.report.write(
             "cache_fill",
