@@ -63,7 +63,8 @@ class Arranger:
             weights = [cost(0, ((layer, layer),)) for layer in self.layers]  # starts from a balance of bytes, not time
             sizes = (_largest(grid, cost, stages) for stages in self._improving(grid, weights, cost, limit_bytes))
             return min(sizes, default=None)
-        stages = self._interleave(grid, lambda runs: _largest(grid, cost, runs), limit_bytes)
+        kept = lru_cache(maxsize=None)(cost)
+        stages = self._interleave(grid, lambda runs: _largest(grid, kept, runs), limit_bytes)
         return _largest(grid, cost, stages) if stages else None
 
     def _fastest_of_improving(self, grid: Grid, cost: DeviceCost, limit_s: float, least_update_s: float) -> Plan | None:

@@ -1,21 +1,27 @@
 """What no arrangement can be better than; it spares the search most of its candidates."""
 
+from collections import Counter
 from collections.abc import Iterable
 from functools import lru_cache
 from itertools import accumulate
 
 from pipetransformer.autopipe.arrange import Arranger
 from pipetransformer.autopipe.candidates import Grid, Pipelines
-from pipetransformer.autopipe.cluster import Link, boundary_links, in_series, ring_links
+from pipetransformer.autopipe.cluster import Link, boundary_links, ring_links
 from pipetransformer.autopipe.cost import microbatch_size, ring_share, with_active
+
+Boundaries = tuple[list[tuple[float, int]], float]
+"""Seconds for a micro-batch and at how many devices, but for the last device; then those of the last one."""
 
 
 class Shares:
     """Bounds on the largest sum when layers are dealt to devices, contiguous or not."""
 
     def __init__(self, weights: Iterable[float]) -> None:
-        self._until = [0.0, *accumulate(sorted(weights, reverse=True))]
+        weights = sorted(weights)
+        self._until = [0.0, *accumulate(reversed(weights))]
         self.total = self._until[-1]
+        self.least = weights[0]
         self.largest = lru_cache(maxsize=None)(self._largest)
 
     def _largest(self, num_devices: int) -> float:
@@ -37,34 +43,46 @@ class Bounds:
         ]
         self._active_bytes = Shares(layer.parameter_bytes if layer else 0 for layer in active)
         self._optimizer_s = Shares(layer.optimizer_s if layer else 0.0 for layer in active)
+        self._runs_frozen = arranger.num_frozen > arranger.cache_level
         self._least_output = min(layer.output_bytes for layer in arranger.profile.layers[:-1])
         self._links = lru_cache(maxsize=None)(self._links_of)
         self._seconds = lru_cache(maxsize=None)(self._seconds_of)
         self._bytes = lru_cache(maxsize=None)(self._bytes_of)
 
+    def work_seconds(self, pipelines: Pipelines) -> float:
+        """:meth:`pipelines_seconds` where boundaries take no time; quick."""
+        share = microbatch_size(self._arranger.batch_size, pipelines.num_replicas, num_microbatches=1)
+        return self._seconds(share, False).largest(pipelines.pipeline_size) + self.update_seconds(pipelines)
+
     def pipelines_seconds(self, pipelines: Pipelines) -> float:
         """Of a step with any number of micro-batches and chunks: the busiest device's work, and its update."""
         share = microbatch_size(self._arranger.batch_size, pipelines.num_replicas, num_microbatches=1)
-        return self._seconds(share, False).largest(pipelines.pipeline_size) + self.update_seconds(pipelines)
+        seconds, (inner, _) = self._seconds(share, False), self._boundaries(pipelines, share)
+        size = pipelines.pipeline_size
+        mean_s = (seconds.total + _sum(inner)) / size
+        crossing_s = max((boundary_s + seconds.least for boundary_s, _ in inner), default=0.0)
+        return max(seconds.largest(size), mean_s, crossing_s) + self.update_seconds(pipelines)
 
     def pipeline_seconds(self, grid: Grid) -> float:
         """Of the pipeline, see :func:`~pipetransformer.autopipe.cost.pipeline_seconds`."""
         seconds = self._seconds(grid.num_samples, grid.checkpoint)
-        total = seconds.total + self._transfer_seconds(grid)
+        inner, back_s = self._boundaries(grid, grid.num_samples)
+        total = seconds.total + grid.num_chunks * _sum(inner) + (grid.num_chunks - 1) * back_s
         busiest = max(seconds.largest(grid.pipeline_size), total / grid.pipeline_size)
         passing_s = total + (grid.num_microbatches - 1) * seconds.largest(grid.num_stages)
         return max(passing_s, grid.num_microbatches * busiest + (total - busiest) / grid.num_chunks)
 
-    def _transfer_seconds(self, grid: Grid) -> float:
-        """Of a micro-batch on its way through all stages."""
-        inner, back = self._links(grid.pipeline_size, grid.num_replicas, grid.replicas_adjacent)
-        num_bytes = self._least_output * grid.num_samples
-        return grid.num_chunks * inner.seconds(num_bytes) + (grid.num_chunks - 1) * back.seconds(num_bytes)
+    def _boundaries(self, where: Pipelines | Grid, num_samples: int) -> Boundaries:
+        """What each device pays for the boundary above it, at least."""
+        inner, back = self._links(where.pipeline_size, where.num_replicas, where.replicas_adjacent)
+        num_bytes, num_messages = self._least_output * num_samples, 1 if self._runs_frozen else 2
+        counted = [(num_messages * link.seconds(num_bytes), count) for link, count in inner]
+        return counted, num_messages * back.seconds(num_bytes)
 
-    def _links_of(self, pipeline_size: int, num_replicas: int, adjacent: bool) -> tuple[Link, Link]:
-        """The way through a pipeline, and from its end to its start."""
+    def _links_of(self, pipeline_size: int, num_replicas: int, adjacent: bool) -> tuple[list[tuple[Link, int]], Link]:
+        """The links through a pipeline, each with how many there are, and the one from its end to its start."""
         links = boundary_links(self._arranger.cluster, pipeline_size, num_replicas, adjacent)
-        return in_series(links[:-1]), links[-1]
+        return list(Counter(links[:-1]).items()), links[-1]
 
     def update_seconds(self, pipelines: Pipelines) -> float:
         """Of the slowest device after the pipeline."""
@@ -86,14 +104,13 @@ class Bounds:
         """
         num_in_flight = grid.num_microbatches if grid.schedule == "gpipe" else 1
         layers = self._bytes(grid.num_samples * num_in_flight, grid.checkpoint).largest(grid.pipeline_size)
-        runs_frozen = self._arranger.num_frozen > self._arranger.cache_level
-        num_boundaries = 2 * grid.num_chunks - 1 if grid.num_stages > 1 and not runs_frozen else 0
+        num_boundaries = 2 * grid.num_chunks - 1 if grid.num_stages > 1 and not self._runs_frozen else 0
         memory = self._arranger.memory[grid.checkpoint]
         return layers + memory.buffer_bytes(num_boundaries * grid.num_microbatches, grid.num_samples) - 1
 
     def least_bytes(self, pipeline_size: int) -> float:
-        """On the fullest device of such pipelines, with one sample in flight and activation checkpointing."""
-        return self._bytes(1, True).largest(pipeline_size) - 1
+        """On the fullest device of such pipelines, with one sample in flight; a layer may save less than its input."""
+        return min(self._bytes(1, checkpoint).largest(pipeline_size) for checkpoint in (False, True)) - 1
 
     def _seconds_of(self, num_samples: int, checkpoint: bool) -> Shares:
         return Shares(time.at(num_samples) for time in self._arranger.times[checkpoint])
@@ -101,3 +118,7 @@ class Bounds:
     def _bytes_of(self, num_samples: int, checkpoint: bool) -> Shares:
         memory, layers = self._arranger.memory[checkpoint], self._arranger.layers
         return Shares(memory.layer_bytes(layer, num_samples) for layer in layers)
+
+
+def _sum(inner: list[tuple[float, int]]) -> float:
+    return sum(boundary_s * count for boundary_s, count in inner)

@@ -1,6 +1,9 @@
 """What the search goes through: arrangements without their partition, simplest first."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import groupby
+from math import inf
 from typing import NamedTuple
 
 from pipetransformer.autopipe.cluster import Cluster
@@ -115,6 +118,39 @@ def grids(pipelines: Pipelines, num_layers: int, batch_size: int, pins: Pins, ma
                     schedule,
                     num_samples,
                 )
+
+
+def lean_grids(cluster: Cluster, num_layers: int, batch_size: int, pins: Pins) -> Iterator[Grid]:
+    """The candidates that may take least memory.
+
+    Where all else is the same, fewer samples never take more, nor do fewer micro-batches with one stage on a device.
+    Replicas only matter by whether there are several.
+    """
+    every = all_pipelines(cluster, num_layers, batch_size, pins)
+    apart = (pipelines for pipelines in every if not pipelines.replicas_adjacent)
+    for _, of_one_size in groupby(apart, lambda pipelines: pipelines.pipeline_size):
+        fewest: dict[tuple[bool, bool, str], int] = {}
+        for several, num_microbatches, pipelines in _with_fewest_samples(of_one_size, batch_size, pins):
+            pinned = replace(pins, num_microbatches=num_microbatches)
+            for grid in grids(pipelines, num_layers, batch_size, pinned, may_checkpoint=True):
+                alike = several, grid.checkpoint, grid.schedule
+                if grid.schedule == "interleaved1f1b" or grid.num_samples < fewest.get(alike, inf):
+                    fewest[alike] = grid.num_samples
+                    yield grid
+
+
+def _with_fewest_samples(
+    of_one_size: Iterable[Pipelines], batch_size: int, pins: Pins
+) -> list[tuple[bool, int, Pipelines]]:
+    """The first with the smallest micro-batches, by whether there are several replicas and by the micro-batches."""
+    fewest: dict[tuple[bool, int], tuple[int, Pipelines]] = {}
+    for pipelines in of_one_size:
+        for num_microbatches in _microbatch_counts(batch_size, pipelines, pins.num_microbatches):
+            alike = pipelines.num_replicas > 1, num_microbatches
+            num_samples = microbatch_size(batch_size, pipelines.num_replicas, num_microbatches)
+            if alike not in fewest or num_samples < fewest[alike][0]:
+                fewest[alike] = num_samples, pipelines
+    return sorted((*alike, pipelines) for alike, (_, pipelines) in fewest.items())
 
 
 def _schedule(pipeline_size: int, num_chunks: int, num_microbatches: int, pin: str | None) -> str:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from math import inf, lcm
+from math import lcm
 
 
 @dataclass(frozen=True)
@@ -22,13 +21,6 @@ class Link:
     def shared(self, num_users: int) -> Link:
         """What one of several users at once has of it."""
         return Link(self.latency_s, self.bandwidth_bytes_per_s / num_users)
-
-
-def in_series(links: Iterable[Link]) -> Link:
-    """One after the other."""
-    links = list(links)
-    slowness = sum(1 / link.bandwidth_bytes_per_s for link in links)
-    return Link(sum(link.latency_s for link in links), 1 / slowness if slowness else inf)
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,15 @@
 """The exact partition of layers into stages: contiguous runs whose slowest one is as fast as possible."""
 
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from math import inf
 
 Runs = tuple[tuple[int, int], ...]
 Fits = Callable[[int, int, int], bool]
+CLOSE = 1.01
+"""How far a bound may be from the smallest one."""
+MOST_HALVINGS = 10
 
 
 def partition(
@@ -19,13 +22,14 @@ def partition(
     """Cuts layers into stages so that the slowest stage is as fast as any cut allows.
 
     Dynamic programme over (stage, end of the stage), run under a bound on the slowest stage that starts near the
-    perfect balance and grows until a solution shows: a tight bound leaves few runs to look at.
+    smallest one that may have a solution and grows until one shows: a tight bound leaves few runs to look at.
 
     Args:
         seconds: Time of each layer, not negative.
         num_stages: Stages, each of at least one layer.
         fits: ``fits(stage, first, last)``: the device of ``stage`` can hold layers ``first .. last``. Must hold for
-            every part of a run for which it holds.
+            every part of a run for which it holds, runs to the last layer and runs from the first one each by
+            themselves: they hand nothing on, and get nothing.
         boundary_seconds: What each stage pays on top when it ends at a layer, one row per stage; nothing if left out.
         limit_s: Only what has no slower stage.
 
@@ -53,11 +57,60 @@ class _Table:
         self.num_layers = len(seconds)
         self.balanced = max(max(seconds), self.until[-1] / num_stages)  # no partition is faster than this
 
-    def bounds(self, limit_s: float) -> list[float]:
-        """Ever looser bounds on the slowest stage; the last one holds for every partition within the limit."""
+    def bounds(self, limit_s: float) -> Iterator[float]:
+        """Ever looser bounds on the slowest stage; the last one holds for every partition within the limit.
+
+        None where no partition is within it.
+        """
         loosest = min(limit_s, self.until[-1] + max(map(max, self.boundary)))
-        tighter = (self.balanced * slack for slack in (1.01, 1.1, 1.5))
-        return [*(bound for bound in tighter if bound < loosest), loosest] if self.balanced <= loosest else []
+        if self.balanced > loosest or not self._reaches(loosest):
+            return
+        smallest = self._smallest(loosest)
+        yield from (smallest * slack for slack in (1.0, 1.1, 1.5) if smallest * slack < loosest)
+        yield loosest
+
+    def _smallest(self, loosest: float) -> float:
+        """A bound that the stages reach the end with, near the smallest one."""
+        low, high = self.balanced, min(self.balanced * CLOSE, loosest)
+        if self._reaches(high):
+            return high
+        high = loosest
+        for _ in range(MOST_HALVINGS):
+            if high <= low * CLOSE:
+                break
+            middle = (low + high) / 2
+            low, high = (low, middle) if self._reaches(middle) else (middle, high)
+        return high
+
+    def _reaches(self, bound: float) -> bool:
+        """Whether the last stage gets to the end where each goes as far as it can; if not, no partition does.
+
+        What starts later may end wherever an earlier start may, so going far never does harm. A stage that cannot hold
+        the layer at its turn holds none: a partition may have left that layer to a later one.
+        """
+        end = 0
+        for stage in range(self.num_stages):
+            end = self._furthest(stage, end, bound)
+        return end == self.num_layers
+
+    def _furthest(self, stage: int, start: int, bound: float) -> int:
+        """The last end that a stage can have, or its start if there is none."""
+        until, row = self.until, self.boundary[stage]
+        ends = range(start + 1, self._last_in_time(stage, start, bound) + 1)
+        in_time = [end for end in ends if until[end] - until[start] + row[end - 1] <= bound]
+        return self._last_fitting(stage, start, in_time)
+
+    def _last_fitting(self, stage: int, start: int, ends: Sequence[int]) -> int:
+        """The last of some ends that a stage fits with, or its start if there is none."""
+        if not ends or self.fits(stage, start, ends[-1] - 1):
+            return ends[-1] if ends else start
+        num_fitting = bisect_left(ends, True, key=lambda end: not self.fits(stage, start, end - 1))
+        return ends[num_fitting - 1] if num_fitting else start
+
+    def _last_in_time(self, stage: int, start: int, bound: float) -> int:
+        """The last end of a stage whose layers are within the bound, whatever its boundary takes."""
+        begun, latest = self.until[start], self.num_layers - (self.num_stages - stage - 1)
+        return bisect_right(self.until, bound, start, latest + 1, key=lambda until: until - begun) - 1
 
     def solve(self, bound: float) -> Runs | None:
         """The best partition whose slowest stage stays within the bound."""
@@ -80,7 +133,7 @@ class _Table:
         starts: dict[int, int] = {}
         settled = earliest - 1  # no later start can do better for an end up to here
         for start, so_far in slowest.items():
-            settled = max(settled, start)
+            settled, furthest = max(settled, start), None
             for end in range(settled + 1, latest + 1):
                 run_s = self.until[end] - self.until[start]
                 if run_s > bound:
@@ -88,7 +141,10 @@ class _Table:
                 slowest_s = max(so_far, run_s + boundary[end - 1], self.balanced)
                 if slowest_s > bound or slowest_s >= extended.get(end, inf):
                     continue
-                if not self.fits(stage, start, end - 1):
+                if furthest is None:
+                    ends = range(end, self._last_in_time(stage, start, bound) + 1)
+                    furthest = self._last_fitting(stage, start, ends)
+                if end > furthest:
                     break
                 extended[end], starts[end] = slowest_s, start
                 if slowest_s == self.balanced and end == settled + 1:

@@ -1,11 +1,12 @@
 """The fastest feasible plan: bounds put the candidates in order and spare most of them their exact partition."""
 
 from collections.abc import Iterator
+from heapq import heapify, heappop, heappush
 from math import ceil, floor, inf, log10
 
 from pipetransformer.autopipe.arrange import SAME, Arranger
 from pipetransformer.autopipe.bounds import Bounds
-from pipetransformer.autopipe.candidates import Grid, Pipelines, all_pipelines, grids
+from pipetransformer.autopipe.candidates import Grid, Pipelines, all_pipelines, grids, lean_grids
 from pipetransformer.autopipe.cluster import Cluster
 from pipetransformer.autopipe.cost import Profile
 from pipetransformer.autopipe.pins import FREE, NoPlan, Pins, check_pins
@@ -62,13 +63,21 @@ class _Search:
                     best = grid, plan
         return best[1] if best else None
 
-    def _pipelines(self) -> list[tuple[float, Pipelines]]:
+    def _pipelines(self) -> Iterator[tuple[float, Pipelines]]:
+        """Those that may fit the memory, in the order of their bounds, which only those at the front get."""
         budget = self.cluster.device_memory_bytes
-        return sorted(
-            (self.bounds.pipelines_seconds(pipelines), pipelines)
+        waiting = [
+            (self.bounds.work_seconds(pipelines), False, pipelines)
             for pipelines in self._all_pipelines()
             if budget is None or self.bounds.least_bytes(pipelines.pipeline_size) <= budget
-        )
+        ]
+        heapify(waiting)
+        while waiting:
+            least_s, is_bound, pipelines = heappop(waiting)
+            if is_bound:
+                yield least_s, pipelines
+            else:
+                heappush(waiting, (self.bounds.pipelines_seconds(pipelines), True, pipelines))
 
     def _all_pipelines(self) -> Iterator[Pipelines]:
         return all_pipelines(self.cluster, len(self.arranger.layers), self.batch_size, self.pins)
@@ -87,17 +96,13 @@ class _Search:
     def fail(self) -> Plan:
         """Raises NoPlan with what to do: the smallest budget with which something would fit."""
         smallest, leanest = inf, None
-        for least, grid in sorted((self.bounds.device_bytes(grid), grid) for grid in self._all_grids()):
+        every = lean_grids(self.cluster, len(self.arranger.layers), self.batch_size, self.pins)
+        for least, grid in sorted((self.bounds.device_bytes(grid), grid) for grid in every):
             if least >= smallest:
                 break
             if num_bytes := self.arranger.leanest(grid, smallest):
                 smallest, leanest = num_bytes, grid
         raise NoPlan(self._explain_memory(smallest, leanest) if leanest else self._explain_pins())
-
-    def _all_grids(self) -> Iterator[Grid]:
-        alike = (pipelines for pipelines in self._all_pipelines() if not pipelines.replicas_adjacent)
-        for pipelines in alike:
-            yield from grids(pipelines, len(self.arranger.layers), self.batch_size, self.pins, may_checkpoint=True)
 
     def _explain_memory(self, smallest: float, leanest: Grid) -> str:
         others = ", activation checkpointing" * leanest.checkpoint

@@ -1,6 +1,6 @@
 import pytest
 
-from pipetransformer.autopipe.candidates import Pipelines, all_pipelines, grids
+from pipetransformer.autopipe.candidates import Pipelines, all_pipelines, grids, lean_grids
 from pipetransformer.autopipe.cluster import Cluster, Link
 from pipetransformer.autopipe.pins import FREE, Pins
 
@@ -60,3 +60,22 @@ def test_devices_hold_up_to_four_stages(pins: Pins, num_stages: list[int]) -> No
 def test_checkpointing_is_tried_where_memory_is_limited(pin: bool | None, may: bool, tried: set[bool]) -> None:
     every = grids(Pipelines(2, 1, False), 26, 8, Pins(checkpoint=pin), may_checkpoint=may)
     assert {grid.checkpoint for grid in every} == tried
+
+
+def lean(num_chunks: int) -> list[tuple[int, str, int, int]]:
+    """Of pipelines of three devices on nine, with twelve samples: micro-batches, schedule, replicas, samples."""
+    every = lean_grids(Cluster(9, None, Link(0, 1e9)), 26, 12, Pins(num_stages=3 * num_chunks, num_chunks=num_chunks))
+    return sorted(
+        (grid.num_microbatches, grid.schedule, grid.num_replicas, grid.num_samples)
+        for grid in every
+        if not grid.checkpoint and grid.num_replicas > 1
+    )
+
+
+def test_of_one_stage_on_a_device_those_with_fewer_samples_or_microbatches_are_lean() -> None:
+    # of 2 replicas with 6 samples and 3 replicas with 4; 6 micro-batches of 1 sample need more than 4 of them
+    assert lean(1) == [(1, "gpipe", 3, 4), (2, "gpipe", 3, 2), (3, "1f1b", 2, 2), (4, "1f1b", 3, 1)]
+
+
+def test_with_several_stages_on_a_device_every_number_of_microbatches_may_be_lean() -> None:
+    assert [count for count, *_ in lean(2)] == [1, 2, 3, 4, 6]

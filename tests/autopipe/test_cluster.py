@@ -1,11 +1,9 @@
-from math import inf
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipetransformer.autodp.topology import pipeline_ranks, replica_ranks
-from pipetransformer.autopipe.cluster import Cluster, Link, boundary_links, in_series, ring_links
+from pipetransformer.autopipe.cluster import Cluster, Link, boundary_links, ring_links
 from pipetransformer.autopipe.plan import Plan
 
 NEAR, FAR = Link(0, 1e9), Link(1, 1e6)
@@ -24,8 +22,6 @@ def test_a_message_takes_latency_and_bandwidth() -> None:
     link = Link(latency_s=0.5, bandwidth_bytes_per_s=10)
     assert link.seconds(20) == 2.5
     assert link.shared(4).seconds(20) == 8.5
-    assert in_series([link, link]).seconds(20) == 5
-    assert in_series([]) == Link(0, inf)
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,22 @@ def test_nothing_beyond_the_limit_is_looked_for() -> None:
     assert partition([3, 1, 1, 1], 2, everything_fits, [[9, 9, 9, 0]] * 2, limit_s=11) is None
 
 
+def test_a_layer_that_an_early_stage_cannot_hold_is_left_to_a_later_one() -> None:
+    sizes, budgets = [1, 1, 5, 1], [2, 1, 6]
+
+    def fits(stage: int, first: int, last: int) -> bool:
+        return sum(sizes[first : last + 1]) <= budgets[stage]
+
+    assert partition([1, 1, 1, 1], 3, fits) == ((0, 0), (1, 1), (2, 3))
+
+
+def test_the_last_stage_is_held_even_where_a_part_of_it_would_need_room_to_hand_on() -> None:
+    def fits(stage: int, first: int, last: int) -> bool:
+        return last == 3 or first == last
+
+    assert partition([1, 1, 1, 1], 2, fits) == ((0, 0), (1, 3))
+
+
 def test_every_stage_takes_a_layer() -> None:
     assert partition([1, 1], 3, everything_fits) is None
     assert partition([1, 1], 2, everything_fits) == ((0, 0), (1, 1))
@@ -80,6 +96,20 @@ def test_every_stage_takes_a_layer() -> None:
 
 def test_a_stage_with_a_slow_link_ends_where_it_hands_over_little() -> None:
     assert partition([1, 1, 1, 1], 2, everything_fits, [[9, 2, 0, 0], [9, 9, 9, 0]]) == ((0, 2), (3, 3))
+
+
+def test_a_limit_that_no_partition_keeps_takes_few_looks() -> None:
+    num_looks = 0
+
+    def fits(stage: int, first: int, last: int) -> bool:
+        nonlocal num_looks
+        num_looks += 1
+        return True
+
+    boundary = [[100.0] * 200] * 20
+    assert partition([1.0] * 200, 20, fits, boundary, limit_s=109) is None
+    assert num_looks <= 20, "one for each stage"
+    assert partition([1.0] * 200, 20, fits, boundary, limit_s=110) is not None
 
 
 @pytest.mark.parametrize("heaviest", [1, 100])
