@@ -283,6 +283,7 @@ def _check_what_if(config: WhatIf) -> None:
         raise ValueError(
             f"num_samples={config.num_samples} must be at least batch_size={config.batch_size}: they are an epoch's"
         )
+    config.cluster.speed(config.precision)  # refuses a precision whose speed is not known
 
 
 def _check_arrangement(parallel: Parallel) -> None:

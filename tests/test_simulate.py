@@ -68,6 +68,34 @@ def test_a_transition_and_filling_the_cache_take_time() -> None:
     assert fast.train_seconds > steps_s
 
 
+@pytest.mark.parametrize(
+    ("precision", "peak_tflops"), [("float32", 495), ("bfloat16", 989), ("float16", 989), ("float64", 67)]
+)
+def test_a_precision_brings_its_speed_and_its_bytes(precision: str, peak_tflops: float) -> None:
+    single, found = (make_planner(composed("cluster=dgx", f"precision={name}")) for name in ("float32", precision))
+    block, layer = single.profile.layers[1], found.profile.layers[1]
+    assert layer.forward.per_sample_s == pytest.approx(block.forward.per_sample_s * 495 / peak_tflops)
+    wider = 2 if precision == "float64" else 1
+    assert layer.parameter_bytes == wider * block.parameter_bytes
+    assert layer.output_bytes == wider * block.output_bytes
+    assert layer.optimizer_s == pytest.approx(wider * block.optimizer_s)
+    assert (layer.cast_bytes > 0) == ("16" in precision)
+
+
+def test_half_precision_runs_faster_and_in_less_memory() -> None:
+    single, half = (
+        simulate(composed("cluster=paper", "freeze=none", f"precision={name}")).static
+        for name in ("float32", "float16")
+    )
+    assert half.samples_per_second > 1.5 * single.samples_per_second
+    assert half.memory_gib < single.memory_gib
+
+
+def test_a_peak_that_the_user_knows_makes_a_precision_possible() -> None:
+    planner = make_planner(composed("precision=float64", "cluster.float64_tflops=0.35"))
+    assert planner.profile.layers[1].cast_bytes == 0
+
+
 def test_without_a_cache_nothing_is_cached() -> None:
     rows = simulate(composed("cache=off")).rows
     assert [row.cache_level for row in rows] == [0] * 4
@@ -96,6 +124,9 @@ def test_the_static_pipeline_is_the_one_asked_for() -> None:
         (["cluster.efficiency=2"], r"cluster\.efficiency=2\.0 is a share of the peak"),
         (["cluster.memory_gib=-1"], r"cluster\.memory_gib=-1\.0 must be above 0"),
         (["pipeline.schedule=zbv"], r"pipeline\.schedule=zbv is unknown"),
+        (["precision=bfloat16"], r"precision=bfloat16 cannot be simulated: cluster\.bfloat16_tflops is null"),
+        (["precision=float64"], r"precision=float64 cannot be simulated: cluster\.float64_tflops is null"),
+        (["cluster.float16_tflops=0"], r"cluster\.float16_tflops=0\.0 must be above 0"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

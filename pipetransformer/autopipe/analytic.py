@@ -5,6 +5,10 @@ stated efficiency). With ``T`` tokens of width ``h`` and an MLP ``r`` times as w
 
     linear     T h^2 (4 + 2 r)   multiply-adds; forward, input gradient and weight gradient each
     attention  2 T^2 h           multiply-adds; forward, and twice in the input gradient; it has no weights
+
+Under autocast what a matrix product reads and gives is narrow, and each weight of one has a narrow copy while its layer
+trains. Norms and softmax read and give wide numbers, and so does a layer as a whole. The copies that a frozen layer
+makes of its weights, one product at a time, are left out.
 """
 
 from dataclasses import dataclass
@@ -12,7 +16,6 @@ from math import inf
 
 from pipetransformer.autopipe.cost import LayerProfile, Profile, Time
 
-BYTES = 4  # of a float32
 _ADAM_PASSES = 7  # reads gradient, weight and two moments, writes weight and two moments
 
 
@@ -49,11 +52,28 @@ class Shape:
 
 
 @dataclass(frozen=True)
+class Widths:
+    """Bytes of a number.
+
+    Attributes:
+        wide: Of weights, optimizer state and everything that goes between layers.
+        narrow: Of what matrix products read and give.
+    """
+
+    wide: int = 4
+    narrow: int = 4
+
+
+WIDTHS = {"float32": Widths(4, 4), "float64": Widths(8, 8), "bfloat16": Widths(4, 2), "float16": Widths(4, 2)}
+"""By the names of :data:`pipetransformer.config.PRECISIONS`."""
+
+
+@dataclass(frozen=True)
 class Speed:
     """What a device does in a second.
 
     Attributes:
-        flops_per_s: Floating-point operations of matrix products, as reached and not as advertised.
+        flops_per_s: Floating-point operations of matrix products in their type, as reached and not as advertised.
         memory_bytes_per_s: Between the device's memory and its processors; bounds the optimizer.
         launch_s: Launching one layer's kernels, for each of forward, input gradient and weight gradient.
         cache_bytes_per_s: Reading cached features, before computing with them.
@@ -65,54 +85,83 @@ class Speed:
     cache_bytes_per_s: float = inf
 
 
-def analytic_profile(shape: Shape, speed: Speed, state_factor: float) -> Profile:
+@dataclass(frozen=True)
+class Counts:
+    """What is counted of a layer.
+
+    Attributes:
+        work: Multiply-adds per sample: forward, input gradient and weight gradient.
+        parameters: Of the layer.
+        multiplied: Those of them that matrix products read.
+        saved_wide, saved_narrow: Numbers that are kept for backward, per sample, by their :class:`Widths`.
+        output: Numbers of the output, per sample.
+    """
+
+    work: tuple[float, float, float]
+    parameters: float
+    multiplied: float
+    saved_wide: float
+    saved_narrow: float
+    output: float
+
+
+def analytic_profile(shape: Shape, speed: Speed, state_factor: float, widths: Widths = WIDTHS["float32"]) -> Profile:
     """The layers of a model: embedding, blocks, head.
 
     Args:
         state_factor: Bytes of optimizer state per byte of parameters.
+        widths: Of numbers in the precision that ``speed`` holds for.
     """
-    blocks = tuple(_block(shape, speed, f"block {index + 1}") for index in range(shape.num_blocks))
-    layers = (_embedding(shape, speed), *blocks, _head(shape, speed))
+    block = _block(shape)
+    counted = {"embedding": _embedding(shape)}
+    counted |= {f"block {index + 1}": block for index in range(shape.num_blocks)} | {"head": _head(shape)}
+    layers = tuple(_layer(speed, widths, name, counts) for name, counts in counted.items())
     return Profile(layers, state_factor, 1 / speed.cache_bytes_per_s)
 
 
-def _block(shape: Shape, speed: Speed, name: str) -> LayerProfile:
+def _block(shape: Shape) -> Counts:
     tokens, width, ratio = shape.num_tokens, shape.hidden_size, shape.mlp_ratio
     weights = width * width * (4 + 2 * ratio)
     linear, attention = tokens * weights, 2 * tokens * tokens * width
-    # kept for backward: inputs of the norms, of the four projections and of the activation, and the softmax twice
-    saved = tokens * width * (8 + 2 * ratio) + 2 * shape.num_heads * tokens * tokens
-    work = (linear + attention, linear + 2 * attention, linear)
-    return _layer(speed, name, work, weights + width * (9 + ratio), saved, tokens * width)
+    scores = shape.num_heads * tokens * tokens
+    return Counts(
+        work=(linear + attention, linear + 2 * attention, linear),
+        parameters=weights + width * (9 + ratio),
+        multiplied=weights + width * (5 + ratio),  # all but those of the norms
+        saved_wide=tokens * width * 2 + scores,  # inputs of the norms, and the softmax
+        # inputs of the four projections, of the attention and of the activation, and the softmax again as it is read
+        saved_narrow=tokens * width * (6 + 2 * ratio) + scores,
+        output=tokens * width,
+    )
 
 
-def _embedding(shape: Shape, speed: Speed) -> LayerProfile:
-    linear = shape.num_tokens * shape.token_values * shape.hidden_size
-    parameters = (shape.token_values + shape.num_embeddings) * shape.hidden_size
-    output = shape.num_tokens * shape.hidden_size
-    return _layer(speed, "embedding", (linear, 0.0, linear), parameters, output, output)
+def _embedding(shape: Shape) -> Counts:
+    weights = shape.token_values * shape.hidden_size
+    linear, output = shape.num_tokens * weights, shape.num_tokens * shape.hidden_size
+    parameters = weights + shape.num_embeddings * shape.hidden_size
+    return Counts((linear, 0.0, linear), parameters, weights, output, 0.0, output)
 
 
-def _head(shape: Shape, speed: Speed) -> LayerProfile:
+def _head(shape: Shape) -> Counts:
     tokens = shape.head_tokens or shape.num_tokens
     weights = shape.hidden_size * shape.head_outputs
-    outputs = tokens * shape.head_outputs
-    return _layer(speed, "head", (tokens * weights,) * 3, weights, shape.num_tokens * shape.hidden_size, outputs)
+    hidden = shape.num_tokens * shape.hidden_size
+    return Counts((tokens * weights,) * 3, weights, weights, hidden, 0.0, tokens * shape.head_outputs)
 
 
-def _layer(
-    speed: Speed, name: str, work: tuple[float, float, float], parameters: float, saved: float, output: float
-) -> LayerProfile:
-    """A layer from its multiply-adds per sample (forward, input and weight gradient) and its numbers in memory."""
-    forward, input_grad, weight_grad = (Time(speed.launch_s, 2 * count / speed.flops_per_s) for count in work)
+def _layer(speed: Speed, widths: Widths, name: str, counts: Counts) -> LayerProfile:
+    forward, input_grad, weight_grad = (Time(speed.launch_s, 2 * count / speed.flops_per_s) for count in counts.work)
+    parameter_bytes = counts.parameters * widths.wide
+    saved_bytes = counts.saved_wide * widths.wide + counts.saved_narrow * widths.narrow
     return LayerProfile(
         name,
         forward,
         input_grad,
         weight_grad,
-        optimizer_s=_ADAM_PASSES * parameters * BYTES / speed.memory_bytes_per_s,
-        parameter_bytes=round(parameters * BYTES),
-        saved_bytes=round(saved * BYTES),
-        output_bytes=round(output * BYTES),
-        working_bytes=round(saved * BYTES / 2),  # half of it has served its turn when the other half is made
+        optimizer_s=_ADAM_PASSES * parameter_bytes / speed.memory_bytes_per_s,
+        parameter_bytes=round(parameter_bytes),
+        saved_bytes=round(saved_bytes),
+        output_bytes=round(counts.output * widths.wide),
+        working_bytes=round(saved_bytes / 2),  # half of it has served its turn when the other half is made
+        cast_bytes=round(counts.multiplied * widths.narrow) if widths.narrow != widths.wide else 0,
     )

@@ -17,12 +17,13 @@ class Hardware:
         memory_gib: Of a device, as far as training may use it.
         link_gb_per_s, link_latency_s: Between two devices of a node.
         node_link_gb_per_s, node_link_latency_s: Between two nodes, for all devices of a node together.
-        peak_tflops: Of a device, as advertised for the precision in use.
-        efficiency: Share of it that matrix products reach.
+        peak_tflops: Of a device, as advertised for float32 (or for TF32, where that is what runs).
+        efficiency: Share of the peak that matrix products reach, whatever the precision.
         memory_gb_per_s: Between a device's memory and its processors.
         launch_s: Launching one layer's kernels, for each of forward, input gradient and weight gradient.
         cache_gb_per_s: What a node reads from its cache, equal shares for its devices.
         transition_s: Going from one plan to the next, besides moving layers and filling the cache.
+        bfloat16_tflops, float16_tflops, float64_tflops: Likewise in other precisions; ``None``: not known, or none.
     """
 
     num_nodes: int
@@ -38,12 +39,15 @@ class Hardware:
     launch_s: float = 1e-4
     cache_gb_per_s: float = 3.0
     transition_s: float = 5.0
+    bfloat16_tflops: float | None = None
+    float16_tflops: float | None = None
+    float64_tflops: float | None = None
 
     def __post_init__(self) -> None:
         may_be_zero = ("link_latency_s", "node_link_latency_s", "launch_s", "transition_s")
         for field in fields(self):
             value = getattr(self, field.name)
-            if value < 0 or (value == 0 and field.name not in may_be_zero):
+            if value is not None and (value < 0 or (value == 0 and field.name not in may_be_zero)):
                 raise ValueError(f"cluster.{field.name}={value} must be above 0")
         if self.efficiency > 1:
             raise ValueError(f"cluster.efficiency={self.efficiency} is a share of the peak; give 1 at most")
@@ -52,10 +56,21 @@ class Hardware:
     def num_devices(self) -> int:
         return self.num_nodes * self.devices_per_node
 
-    @property
-    def speed(self) -> Speed:
+    def speed(self, precision: str) -> Speed:
+        """In one of :data:`pipetransformer.config.PRECISIONS`.
+
+        Raises:
+            ValueError: The peak in that precision is not known.
+        """
+        name = "peak_tflops" if precision == "float32" else f"{precision}_tflops"
+        peak_tflops = getattr(self, name)
+        if peak_tflops is None:
+            raise ValueError(
+                f"precision={precision} cannot be simulated: cluster.{name} is null, so nothing says how fast these "
+                f"devices multiply in {precision}; give it in TFLOPS, or take another precision"
+            )
         return Speed(
-            self.peak_tflops * 1e12 * self.efficiency,
+            peak_tflops * 1e12 * self.efficiency,
             self.memory_gb_per_s * 1e9,
             self.launch_s,
             self.cache_gb_per_s * 1e9 / self.devices_per_node,

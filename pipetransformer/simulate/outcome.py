@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pipetransformer.autopipe.analytic import analytic_profile
+from pipetransformer.autopipe.analytic import WIDTHS, analytic_profile
 from pipetransformer.autopipe.memory import device_memory_bytes
 from pipetransformer.autopipe.pins import NoPlan, Pins
 from pipetransformer.autopipe.plan import Plan
@@ -68,7 +68,8 @@ class Outcome:
 
 def make_planner(what_if: WhatIf) -> Planner:
     """The planner of a run on the described cluster, with counted work for measured work."""
-    profile = analytic_profile(what_if.shape, what_if.cluster.speed, what_if.optim.state_factor)
+    speed, widths = what_if.cluster.speed(what_if.precision), WIDTHS[what_if.precision]
+    profile = analytic_profile(what_if.shape, speed, what_if.optim.state_factor, widths)
     cluster = what_if.cluster.cluster(what_if.parallel.device_memory_gib)
     return Planner(profile, cluster, what_if.parallel, what_if.batch_size)
 

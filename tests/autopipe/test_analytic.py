@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from pipetransformer.autopipe.analytic import Shape, Speed, analytic_profile
+from pipetransformer.autopipe.analytic import WIDTHS, Shape, Speed, analytic_profile
 
 VIT_BASE = Shape(
     num_blocks=12,
@@ -43,3 +43,38 @@ def test_launching_does_not_grow_with_the_samples() -> None:
 def test_an_empty_shape_is_refused() -> None:
     with pytest.raises(ValueError, match=r"shape\.hidden_size=0 must be above 0"):
         replace(VIT_BASE, hidden_size=0)
+
+
+@pytest.mark.parametrize(("precision", "saved_bytes"), [("float32", 64), ("bfloat16", 36), ("float64", 128)])
+def test_a_block_saves_for_each_token_and_channel_what_autograd_keeps(precision: str, saved_bytes: int) -> None:
+    """Counted in a block of ViT and of BERT without attention scores, less the casts of weights and the norms' scales.
+
+    Two inputs of norms stay wide; 14 numbers are read or given by products.
+    """
+    few_scores = replace(VIT_BASE, num_heads=1, num_tokens=1)
+    block = analytic_profile(few_scores, ONE_FLOP_PER_SECOND, 2, WIDTHS[precision]).layers[1]
+    assert block.saved_bytes / few_scores.hidden_size == pytest.approx(saved_bytes, rel=0.01)
+    assert block.working_bytes == pytest.approx(block.saved_bytes / 2)
+
+
+def test_the_softmax_is_kept_wide_and_once_more_as_the_product_reads_it() -> None:
+    one, many = (replace(VIT_BASE, num_heads=heads) for heads in (1, 2))
+    for precision, num_bytes in [("float32", 8), ("float16", 6), ("float64", 16)]:
+        fewer, more = (
+            analytic_profile(shape, ONE_FLOP_PER_SECOND, 2, WIDTHS[precision]).layers[1].saved_bytes
+            for shape in (one, many)
+        )
+        assert more - fewer == num_bytes * VIT_BASE.num_tokens**2
+
+
+def test_half_precision_copies_the_weights_of_products_and_nothing_else() -> None:
+    layers = analytic_profile(VIT_BASE, ONE_FLOP_PER_SECOND, 2, WIDTHS["bfloat16"]).layers
+    norms, positions = 4 * 768, 198 * 768
+    weights = [layer.parameter_bytes / 4 for layer in layers]
+    assert [layer.cast_bytes for layer in layers] == [
+        2 * (weights[0] - positions), *(2 * (block - norms) for block in weights[1:-1]), 2 * weights[-1],
+    ]  # fmt: skip
+    wide = analytic_profile(VIT_BASE, ONE_FLOP_PER_SECOND, 2).layers
+    assert [(a.parameter_bytes, a.output_bytes, a.optimizer_s) for a in layers] == [
+        (b.parameter_bytes, b.output_bytes, b.optimizer_s) for b in wide
+    ]

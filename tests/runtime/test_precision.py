@@ -17,8 +17,10 @@ from support.mixed import Step, casts_in_a_step, measured_layers, steps_alone, s
 from support.mutations import MIXED_MUTATIONS, train_mutated
 from support.plans import HEAD, PIPE_TO_DATA, plan
 from support.pool import Pool
+from support.samples import IMAGE_SIZE
 from support.trainings import Plans, Trace, train_elastic, train_reference
 
+from pipetransformer.autopipe.analytic import WIDTHS, Shape, Speed, analytic_profile
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.runtime.randomness import SampleRandomness
 
@@ -127,6 +129,18 @@ def test_layers_are_measured_as_they_run(pool: Pool, bert_config: Path) -> None:
     assert mixed[1].saved_bytes < single[1].saved_bytes
     assert [layer.parameter_bytes for layer in mixed] == [layer.parameter_bytes for layer in single]
     assert [layer.output_bytes for layer in mixed] == [layer.output_bytes for layer in single]
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float64"])
+def test_a_simulated_block_takes_the_bytes_of_a_measured_one(precision: str, pool: Pool, bert_config: Path) -> None:
+    measured = pool.run(1, measured_layers, Case("vit", bert_config, precision=precision))[0][1]
+    tokens, width, heads = 1 + (IMAGE_SIZE // 4) ** 2, 16, 2
+    shape, widths = Shape(num_blocks=1, hidden_size=width, num_heads=heads, num_tokens=tokens), WIDTHS[precision]
+    counted = analytic_profile(shape, Speed(1.0, 1.0, 0.0), 2, widths).layers[1]
+    scores = heads * tokens**2 * (widths.wide + widths.narrow)  # without attention dropout torch keeps none of them
+    assert measured.saved_bytes == pytest.approx(counted.saved_bytes - scores, rel=0.05)
+    for name in ("parameter_bytes", "output_bytes", "cast_bytes"):
+        assert getattr(measured, name) == getattr(counted, name)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
