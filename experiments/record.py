@@ -31,3 +31,14 @@ def record(folder: Path, results: Any, table: str) -> None:
     known = environment()
     packages = {name: known["packages"][name] for name in ("torch", "timm", "transformers")}
     write_json(folder / "results.json", {"num_cpus": known["num_cpus"], "packages": packages, "results": results})
+
+
+def publish(table: str, results: Any, into: Path | None) -> None:
+    """Prints the table, and records it with the results if there is a folder for them.
+
+    Raises:
+        ValueError: See :func:`record`.
+    """
+    print(table)
+    if into is not None:
+        record(into, results, table)

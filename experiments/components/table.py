@@ -8,7 +8,7 @@ from statistics import mean, median
 
 import yaml
 
-from experiments.record import markdown, record
+from experiments.record import markdown, publish
 from pipetransformer.report.run_folder import CONFIG, read_run
 
 GROUP = "experiment=components/"
@@ -133,9 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         jobs = read_sweep(options.sweep)
         table = markdown(HEADER, rows(jobs))
-        print(table)
-        if options.into is not None:
-            record(options.into, [asdict(job) for job in jobs], table)
+        publish(table, [asdict(job) for job in jobs], options.into)
     except ValueError as error:
         parser.error(str(error))
 

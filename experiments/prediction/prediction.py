@@ -13,24 +13,18 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from experiments.ranks import SEED, TIMEOUT_S, run_ranks
-from experiments.record import markdown, record
-from experiments.step_time.cases import CASES, NUM_CLASSES, Case, write_bert
-from experiments.step_time.loops import OPTIMIZER
+from experiments.ranks import run_ranks
+from experiments.record import markdown, publish
+from experiments.step_time.cases import CASES, Case, write_bert
+from experiments.step_time.loops import OPTIMIZER, ElasticLoop
 from pipetransformer.autocache.cache import AutoCache
-from pipetransformer.autodp.sampler import batch_ids, epoch_order, num_batches
 from pipetransformer.autopipe.pins import Pins
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.autopipe.search import best_plan
 from pipetransformer.config import Parallel
-from pipetransformer.data.base import CLASSIFICATION
-from pipetransformer.runtime.elastic import ElasticRuntime
-from pipetransformer.runtime.groups import Groups
 from pipetransformer.runtime.precision import PRECISIONS
-from pipetransformer.training.feed import Feed
 from pipetransformer.training.planner import Planner
 from pipetransformer.training.setup import make_planner
-from pipetransformer.training.task import objective
 
 WORLD, NUM_WARMUP_STEPS, CPU, FLOAT32 = 2, 2, torch.device("cpu"), PRECISIONS["float32"]
 HEADER = ("model", "plan", "predicted, ms", "measured, ms", "predicted / measured", "quartiles")
@@ -93,51 +87,38 @@ class Bench:
     def __init__(self, case: Case, folder: Path, shared_folder: Path) -> None:
         write_bert(folder)
         self.case, self.stack = case, case.stack(folder)
-        self.feed = Feed(case.split(), self.stack.hidden_shape, SEED)
-        self._groups = Groups(TIMEOUT_S)
-        self._runtime = ElasticRuntime(
-            case.stack(folder), self._groups, objective(CLASSIFICATION, NUM_CLASSES), OPTIMIZER.build,
-            OPTIMIZER.clip_norm, CPU, FLOAT32,
-        )  # fmt: skip
+        self._loop = ElasticLoop(case.stack(folder), case.split(), case.batch_size)
+        self._feed, self._runtime = self._loop.feed, self._loop.runtime
         own = dist.get_rank(), dist.get_world_size()
-        self.feed.cache = AutoCache(shared_folder, self.feed.hidden_size, FLOAT32.weights, *own, dist.barrier)
-        self._order = epoch_order(len(self.feed.split), 0, SEED)
-        self._step = 0
+        self._cache = AutoCache(shared_folder, self._feed.hidden_size, FLOAT32.weights, *own, dist.barrier)
+        self._feed.cache = self._cache
 
     def planner(self) -> Planner:
         """Measures layers and links anew."""
-        return make_planner(self.stack, self.feed, OPTIMIZER, Parallel(), self.case.batch_size, CPU, FLOAT32)
+        return make_planner(self.stack, self._feed, OPTIMIZER, Parallel(), self.case.batch_size, CPU, FLOAT32)
 
     def seconds(self, plan: Plan, num_steps: int) -> float:
         """The median step, as this rank sees it."""
-        assert self.feed.cache is not None
-        if plan.cache_level != self.feed.cache.level:
-            self.feed.cache.delete()
-        if plan.cache_level > self.feed.cache.level:
+        if plan.cache_level != self._cache.level:
+            self._cache.delete()
+        if plan.cache_level > self._cache.level:
             with self._runtime.prefix(0, plan.cache_level) as compute:
-                wanted = [(self.feed.source, np.arange(len(self.feed.split)))]
-                self.feed.cache.advance(plan.cache_level, wanted, compute, self.case.batch_size)
+                wanted = [(self._feed.source, np.arange(len(self._feed.split)))]
+                self._cache.advance(plan.cache_level, wanted, compute, self.case.batch_size)
         self._runtime.apply(plan)
-        seconds = [self._one_step(plan) for _ in range(NUM_WARMUP_STEPS + num_steps)]
+        seconds = [self._one_step() for _ in range(NUM_WARMUP_STEPS + num_steps)]
         return median(seconds[NUM_WARMUP_STEPS:])
 
-    def _one_step(self, plan: Plan) -> float:
+    def _one_step(self) -> float:
         start = time.perf_counter()
-        engine, batch = self._runtime.engine, None
-        index = self._step % (num_batches(len(self.feed.split), self.case.batch_size) - 1)  # not the smaller last one
-        if engine is not None:
-            ids = batch_ids(self._order, index, self.case.batch_size)
-            batch, _ = self.feed.batch(ids, plan, engine.position, self._step)
-        result = self._runtime.step(batch, rate=1e-4)
-        self._step += 1
+        self._loop.step()
         seconds = time.perf_counter() - start
-        _ = result.loss
+        self._loop.loss()  # ends what is still on its way
         return seconds
 
     def close(self) -> None:
-        assert self.feed.cache is not None
-        self.feed.cache.delete()
-        self._groups.close()
+        self._cache.delete()
+        self._loop.close()
 
 
 def measure(case: Case, wanted: Sequence[Wanted], num_rounds: int, num_steps: int) -> list[Times]:
@@ -194,9 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     cases = [CASES[index] for index in options.cases]
     times = [own for case in cases for own in run_ranks(WORLD, measure, case, PLANS, options.rounds, options.steps)]
     table = markdown(HEADER, rows(times))
-    print(table)
-    if options.into is not None:
-        record(options.into, [asdict(own) for own in times], table)
+    publish(table, [asdict(own) for own in times], options.into)
 
 
 if __name__ == "__main__":

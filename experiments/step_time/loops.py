@@ -79,26 +79,35 @@ class PlainLoop(Loop):
 
 
 class ElasticLoop(Loop):
-    """The runtime under the plan that plain data parallelism is: one stage, a replica on each rank."""
+    """The runtime, at first under the plan that plain data parallelism is: one stage, a replica on each rank.
+
+    Attributes:
+        feed: What its batches come from.
+        runtime: What trains on them; it may go to another plan between two steps.
+    """
 
     def __init__(self, stack: LayerStack, split: Split, batch_size: int) -> None:
         super().__init__(stack, split, batch_size)
-        self._feed = Feed(split, stack.hidden_shape, SEED)
-        self._runtime = ElasticRuntime(
-            stack, Groups(TIMEOUT_S), objective(CLASSIFICATION, NUM_CLASSES), OPTIMIZER.build, OPTIMIZER.clip_norm,
+        self.feed = Feed(split, stack.hidden_shape, SEED)
+        self._groups = Groups(TIMEOUT_S)
+        self.runtime = ElasticRuntime(
+            stack, self._groups, objective(CLASSIFICATION, NUM_CLASSES), OPTIMIZER.build, OPTIMIZER.clip_norm,
             torch.device("cpu"), PRECISIONS["float32"],
         )  # fmt: skip
         self._last: StepResult | None = None
-        self._runtime.apply(Plan(0, 0, ((0, len(stack) - 1),), dist.get_world_size(), num_microbatches=1))
+        self.runtime.apply(Plan(0, 0, ((0, len(stack) - 1),), dist.get_world_size(), num_microbatches=1))
 
     def loss(self) -> float:
         assert self._last is not None
         return self._last.loss
 
+    def close(self) -> None:
+        self._groups.close()
+
     def _train(self, ids: np.ndarray, rate: float) -> None:
-        engine = self._runtime.engine
-        assert engine is not None
-        batch, _ = self._feed.batch(ids, engine.plan, engine.position, self._step)
-        before, self._last = self._last, self._runtime.step(batch, rate)
+        engine, batch = self.runtime.engine, None
+        if engine is not None:  # a rank that the plan leaves idle has no samples
+            batch, _ = self.feed.batch(ids, engine.plan, engine.position, self._step)
+        before, self._last = self._last, self.runtime.step(batch, rate)
         if before is not None:
             _ = before.loss  # one step late, as the trainer asks for it

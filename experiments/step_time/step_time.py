@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from experiments.ranks import run_ranks
-from experiments.record import markdown, record
+from experiments.record import markdown, publish
 from experiments.step_time.cases import CASES, Case, write_bert
 from experiments.step_time.loops import ElasticLoop, Loop, PlainLoop
 
@@ -119,9 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     cases = [CASES[index] for index in options.cases]
     times = run_ranks(NUM_REPLICAS, measure_all, cases, options.rounds, options.steps)
     table = markdown(HEADER, map(row, times))
-    print(table)
-    if options.into is not None:
-        record(options.into, [asdict(case) for case in times], table)
+    publish(table, [asdict(case) for case in times], options.into)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from experiments.ranks import SEED, TIMEOUT_S, run_ranks
-from experiments.record import markdown, record
+from experiments.record import markdown, publish
 from experiments.step_time.cases import NUM_CLASSES, RandomText, write_bert
 from experiments.step_time.loops import OPTIMIZER
 from pipetransformer.autopipe.plan import Plan
@@ -117,9 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     cases = [CASES[index] for index in options.cases]
     reports = {case.name: run_ranks(case.world, measure, case) for case in cases}
     table = markdown(HEADER, [row for case in cases for row in rows(case, reports[case.name])])
-    print(table)
-    if options.into is not None:
-        record(options.into, {name: [asdict(report) for report in own] for name, own in reports.items()}, table)
+    publish(table, {name: [asdict(report) for report in own] for name, own in reports.items()}, options.into)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.record import BEGIN, END, markdown, record
+from experiments.record import BEGIN, END, markdown, publish, record
 
 
 def test_a_table_has_a_row_for_each_row_and_numbers_to_the_right() -> None:
@@ -33,3 +33,15 @@ def test_a_readme_without_a_place_for_the_table_is_refused_untouched(tmp_path: P
     with pytest.raises(ValueError, match=r"README.md has no place for a table; it takes the lines"):
         record(tmp_path, [], "table")
     assert not (tmp_path / "results.json").exists()
+
+
+def test_a_table_is_printed_and_kept_where_there_is_a_folder_for_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text(f"{BEGIN}\n{END}\n")
+    publish("the table", [1], into=None)
+    assert readme.read_text() == f"{BEGIN}\n{END}\n"
+    publish("the table", [1], tmp_path)
+    assert readme.read_text() == f"{BEGIN}\nthe table\n{END}\n"
+    assert capsys.readouterr().out == "the table\nthe table\n"

@@ -10,7 +10,9 @@ from support.pool import Pool
 
 from experiments.record import BEGIN, END
 from experiments.step_time.cases import CASES, Case, write_bert
+from experiments.step_time.loops import ElasticLoop
 from experiments.step_time.step_time import CPU, WALL, Times, measure, row
+from pipetransformer.autopipe.plan import Plan
 
 ROOT = Path(__file__).parents[2]
 VIT = Case("small", "vit", 8, {"embed_dim": 16, "depth": 1, "num_heads": 2})
@@ -27,6 +29,26 @@ def test_every_round_times_both_loops_on_the_same_training(case: Case, pool: Poo
     times = pool.run(2, measure, case, tmp_path, 2, 3)[0]
     assert len(times.plain) == len(times.elastic) == 2
     assert all(seconds > 0 for turn in times.plain + times.elastic for seconds in turn)
+
+
+def losses(case: Case, folder: Path, replicas: tuple[int, ...]) -> list[float]:
+    """Of a loop with so many replicas in each step; one of them leaves the second rank idle."""
+    loop = ElasticLoop(case.stack(folder), case.split(), case.batch_size)
+    last = len(case.stack(folder)) - 1
+    seen = []
+    for num_replicas in replicas:
+        loop.runtime.apply(Plan(0, 0, ((0, last),), num_replicas, num_microbatches=1))
+        loop.step()
+        seen.append(loop.loss())
+    loop.close()
+    return seen
+
+
+def test_a_loop_goes_on_with_the_same_training_where_a_plan_leaves_a_rank_idle(pool: Pool, tmp_path: Path) -> None:
+    case = Case("small", "vit", 8, VIT.options | {"proj_drop_rate": 0.0})
+    found, expected = (pool.run(2, losses, case, tmp_path, replicas) for replicas in ((2, 1, 2), (2, 2, 2)))
+    assert found[0] == found[1], "an idle rank sees the loss, too"
+    assert found[0] == pytest.approx(expected[0], rel=1e-5)
 
 
 def test_a_ratio_is_taken_within_its_round() -> None:
