@@ -12,6 +12,7 @@ import yaml
 from torch import Tensor
 
 from pipetransformer.data.base import CLASSIFICATION, ImageFormat, Split
+from pipetransformer.data.digest import Digest
 from pipetransformer.data.images import Digits
 from pipetransformer.models.huggingface import HuggingFaceModel
 from pipetransformer.models.stack import LayerStack
@@ -93,6 +94,11 @@ class RandomText(Split):
 
     def __len__(self) -> int:
         return NUM_TEXTS
+
+    def identity(self) -> str:
+        digest = Digest("random text")
+        digest.add(self._tokens.numpy())
+        return digest.hex()
 
     def inputs(self, ids: Sequence[int], num_tokens: int | None) -> Tensor:
         return self._tokens[list(ids)]

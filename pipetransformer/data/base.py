@@ -48,6 +48,14 @@ class Split(ABC):
     @abstractmethod
     def __len__(self) -> int: ...
 
+    @abstractmethod
+    def identity(self) -> str:
+        """A hex digest of all that decides what the model is given for the samples, in their order.
+
+        Two splits with the same identity give equal :meth:`inputs` and :meth:`context` for the same ids. Targets have
+        no part in it, nor has the split's name. It may read all of the data: call it once.
+        """
+
     @property
     def num_scored(self) -> int:
         """How many things :meth:`score` counts; questions, where a question takes several samples."""

@@ -31,3 +31,8 @@ def load_hub(name: str, split: str, local_format: str, config: str | None = None
         ) from error
     assert isinstance(rows, Dataset)
     return rows
+
+
+def fingerprint(rows: Dataset) -> str:
+    """What the library names a dataset by: the revision on the hub, or the content of local data, and all changes."""
+    return rows._fingerprint

@@ -7,13 +7,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipetransformer.data.augment import crop_and_flip
+from pipetransformer.data.augment import AUGMENT_SEED, crop_and_flip
 from pipetransformer.data.base import ImageFormat, Split
+from pipetransformer.data.digest import Digest
 from pipetransformer.data.metrics import compute
 from pipetransformer.data.pictures import Pictures
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+# Part of every split's identity. Change them with what inputs() computes, or features of the old pictures are reused.
+TRANSFORM = "shorter side resized bilinearly with antialiasing, middle cropped"
+AUGMENTATION = f"crop and flip with seed {AUGMENT_SEED}"
 
 
 class ImageSplit(Split):
@@ -47,6 +52,13 @@ class ImageSplit(Split):
 
     def __len__(self) -> int:
         return len(self.pictures)
+
+    def identity(self) -> str:
+        digest = Digest("images")
+        digest.add(self.pictures.identity(), TRANSFORM, self.input_shape, self._size)
+        digest.add(self._mean.numpy(), self._std.numpy())
+        digest.add(*(AUGMENTATION, self._epoch) if self.augment else (None, None))
+        return digest.hex()
 
     def set_epoch(self, epoch: int) -> None:
         self._epoch = epoch

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipetransformer.data.hub import load_hub
+from pipetransformer.data.digest import Digest
+from pipetransformer.data.hub import fingerprint, load_hub
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -25,16 +27,28 @@ class Pictures:
     Attributes:
         decode: Maps an index to the picture, (H, W, C) of uint8.
         labels: Class of each picture, shape (N,) of int64.
+        stamp: Tells a picture from others without decoding it; ``None``: its pixels do, which takes decoding all.
     """
 
     decode: Callable[[int], np.ndarray]
     labels: np.ndarray
+    stamp: Callable[[int], str] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
 
+    def identity(self) -> str:
+        """A hex digest of all pictures in their order, the labels left out."""
+        digest = Digest("pictures")
+        digest.add(None if self.stamp is None else f"decoded by Pillow {metadata.version('pillow')}")
+        for index in range(len(self)):
+            digest.add(self.decode(index) if self.stamp is None else self.stamp(index))
+        return digest.hex()
+
     def take(self, ids: np.ndarray) -> Pictures:
-        return Pictures(lambda index: self.decode(int(ids[index])), self.labels[ids])
+        stamp = self.stamp
+        taken = None if stamp is None else lambda index: stamp(int(ids[index]))
+        return Pictures(lambda index: self.decode(int(ids[index])), self.labels[ids], taken)
 
     def in_memory(self) -> Pictures:
         """Decodes everything once."""
@@ -64,7 +78,9 @@ def from_hub(name: str, train: str, evaluation: str, columns: tuple[str, str], l
     def split(split_name: str) -> tuple[Pictures, tuple[str, ...]]:
         rows = load_hub(name, split_name, local_format)
         labels = np.asarray(rows[label_column][:], dtype=np.int64)
-        return Pictures(lambda index: _to_array(rows[index][image_column]), labels), rows.features[label_column].names
+        origin = f"{fingerprint(rows)} {image_column}"
+        found = Pictures(lambda index: _to_array(rows[index][image_column]), labels, lambda index: f"{origin} {index}")
+        return found, rows.features[label_column].names
 
     pictures, classes = split(train)
     return PictureSet(pictures, split(evaluation)[0], evaluation, tuple(classes))
@@ -103,7 +119,17 @@ def _files(folder: Path, classes: tuple[str, ...]) -> Pictures:
         if file.suffix.lower() in SUFFIXES
     ]
     labels = np.array([label for _, label in found], dtype=np.int64)
-    return Pictures(lambda index: _read_file(found[index][0]), labels)
+    files = [file for file, _ in found]
+    return Pictures(lambda index: _read_file(files[index]), labels, lambda index: _stamp(files[index]))
+
+
+def _stamp(file: Path) -> str:
+    """The whole name, the size and the time of the last change; what keeps all three counts as the same picture."""
+    try:
+        facts = file.stat()
+    except OSError as error:
+        raise ValueError(f"{file} cannot be looked at ({error}); repair or remove it") from error
+    return f"{file.absolute()} {facts.st_size} {facts.st_mtime_ns}"
 
 
 def _read_file(file: Path) -> np.ndarray:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipetransformer.data.base import Split
+from pipetransformer.data.digest import Digest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -81,6 +82,13 @@ class TextSplit(Split):
 
     def __len__(self) -> int:
         return len(self.tokens.ids)
+
+    def identity(self) -> str:
+        digest = Digest("tokens")
+        for rows in (self.tokens.ids, self.tokens.type_ids):
+            digest.add(*(None, None) if rows is None else (rows.starts, rows.values))
+        digest.add(self.tokens.pad_id)
+        return digest.hex()
 
     def inputs(self, ids: Sequence[int], num_tokens: int | None) -> Tensor:
         import torch

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pipetransformer.data.digest import Digest
 from pipetransformer.models.huggingface import HuggingFaceModel
 from pipetransformer.runtime.engine import Objective
 from support.samples import VOCABULARY, RandomText
@@ -42,6 +43,11 @@ class MaskedText(RandomText):
         self._masked = np.random.default_rng(1).random(self._tokens.shape) < 0.3
         self._masked &= np.arange(self._tokens.shape[1]) < self.lengths[:, None]
         self._masked[:, 1] = True  # no text is shorter than that
+
+    def identity(self) -> str:
+        digest = Digest("masked text")
+        digest.add(super().identity(), self._masked)
+        return digest.hex()
 
     def inputs(self, ids: Sequence[int], num_tokens: int | None) -> Tensor:
         masked = torch.from_numpy(self._masked[list(ids), :num_tokens])

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from pipetransformer.data.base import CLASSIFICATION, QUESTION_ANSWERING, Split
+from pipetransformer.data.digest import Digest
 
 VOCABULARY, NUM_CLASSES, IMAGE_SIZE = 50, 3, 8
 
@@ -22,6 +23,11 @@ class RandomImages(Split):
 
     def __len__(self) -> int:
         return len(self._labels)
+
+    def identity(self) -> str:
+        digest = Digest("random images")
+        digest.add(self._pixels)
+        return digest.hex()
 
     def inputs(self, ids: Sequence[int], num_tokens: int | None) -> Tensor:
         assert num_tokens is None
@@ -48,6 +54,11 @@ class RandomText(Split):
 
     def __len__(self) -> int:
         return len(self._labels)
+
+    def identity(self) -> str:
+        digest = Digest("random text")
+        digest.add(self.lengths, self._tokens)
+        return digest.hex()
 
     def inputs(self, ids: Sequence[int], num_tokens: int | None) -> Tensor:
         assert num_tokens is not None
