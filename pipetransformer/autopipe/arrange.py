@@ -12,6 +12,7 @@ from pipetransformer.autopipe.cost import (
     RunSums,
     UpdateCosts,
     boundary_seconds,
+    pass_seconds,
     pipeline_seconds,
     running_times,
     step_seconds,
@@ -43,7 +44,7 @@ class Arranger:
         self.num_frozen, self.cache_level, self._fixed = num_frozen, cache_level, fixed
         self.layers = range(layer_above(cache_level), len(profile.layers))
         self.times = [running_times(profile, num_frozen, cache_level, checkpoint) for checkpoint in (False, True)]
-        self.memory = [MemoryCosts(profile, num_frozen, checkpoint) for checkpoint in (False, True)]
+        self.memory = [MemoryCosts(profile, num_frozen, checkpoint, cache_level) for checkpoint in (False, True)]
 
     def fastest(self, grid: Grid, limit_s: float, least_update_s: float) -> Plan | None:
         """The fastest plan of a candidate, if it fits and takes less than ``limit_s``.
@@ -157,9 +158,10 @@ class Arranger:
         return [time.at(grid.num_samples) for time in self.times[grid.checkpoint]]
 
     def _boundary_seconds(self, grid: Grid) -> list[list[float]]:
-        """A row for each stage."""
+        """What a stage takes besides its layers, by its last one; a row for each stage."""
         links = boundary_links(self.cluster, grid.pipeline_size, grid.num_replicas, grid.replicas_adjacent)
-        rows = {link: self._boundary_row(link, grid.num_samples) for link in set(links)}
+        pass_s = pass_seconds(self.profile, grid.num_stages)
+        rows = {link: [pass_s + own for own in self._boundary_row(link, grid.num_samples)] for link in set(links)}
         return [rows[link] for link in links] * grid.num_chunks
 
     def _boundary_row(self, link: Link, num_samples: int) -> list[float]:

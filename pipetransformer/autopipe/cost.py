@@ -74,11 +74,15 @@ class Profile:
         layers: Embedding first and head last.
         optimizer_state_factor: The optimizer's bytes per parameter byte (2 for Adam).
         cache_read_s_per_byte: Until a cached output is on the device; 0 where it is read ahead of time.
+        cache_missing: Share of the samples for which the cache has no room, so that they go through the frozen layers.
+        pass_s: What a stage of a pipeline takes per micro-batch besides its layers and transfers: the schedule itself.
     """
 
     layers: tuple[LayerProfile, ...]
     optimizer_state_factor: float
     cache_read_s_per_byte: float = 0.0
+    cache_missing: float = 0.0
+    pass_s: float = 0.0
 
 
 class RunSums:
@@ -121,12 +125,22 @@ def layer_seconds(profile: Profile, layer: int, num_frozen: int, num_samples: fl
 
 
 def running_times(profile: Profile, num_frozen: int, cache_level: int, checkpoint: bool) -> list[Time]:
-    """What each layer above the cache takes; the lowest one reads the cache, too."""
+    """What each layer above the cache takes; the lowest one reads the cache, too, and computes what that misses."""
     first = layer_above(cache_level)
     times = [layer_time(profile, layer, num_frozen, checkpoint) for layer in range(first, len(profile.layers))]
     if cache_level:
-        times[0] += Time(0.0, profile.cache_read_s_per_byte * profile.layers[cache_level].output_bytes)
+        times[0] += cached_time(profile, cache_level)
     return times
+
+
+def cached_time(profile: Profile, cache_level: int) -> Time:
+    """What it takes until the output of a block is there, read or computed."""
+    missing = profile.cache_missing
+    time = Time(0.0, (1 - missing) * profile.cache_read_s_per_byte * profile.layers[cache_level].output_bytes)
+    if missing:
+        for layer in profile.layers[: cache_level + 1]:
+            time += Time(layer.forward.fixed_s, missing * layer.forward.per_sample_s)
+    return time
 
 
 def boundary_seconds(profile: Profile, link: Link, layer: int, num_frozen: int, num_samples: float) -> float:
@@ -147,17 +161,20 @@ def compute_seconds(profile: Profile, plan: Plan, batch_size: int) -> list[float
 
 def stage_seconds(profile: Profile, cluster: Cluster, plan: Plan, batch_size: int) -> list[float]:
     """Seconds of each stage per micro-batch, with the boundary above it or the exchange of its shards."""
-    exchange_s = sum(exchange_seconds(profile, cluster, plan))
+    besides_s = sum(exchange_seconds(profile, cluster, plan)) + pass_seconds(profile, plan.num_stages)
     num_samples = microbatch_size(batch_size, plan.num_replicas, plan.num_microbatches)
     links = boundary_links(cluster, plan.pipeline_size, plan.num_replicas, plan.replicas_adjacent)
     return [
-        compute_s
-        + boundary_seconds(profile, links[stage % len(links)], last, plan.num_frozen, num_samples)
-        + exchange_s
+        compute_s + boundary_seconds(profile, links[stage % len(links)], last, plan.num_frozen, num_samples) + besides_s
         for stage, (compute_s, (_, last)) in enumerate(
             zip(compute_seconds(profile, plan, batch_size), plan.stages, strict=True)
         )
     ]
+
+
+def pass_seconds(profile: Profile, num_stages: int) -> float:
+    """What the schedule takes for each micro-batch of a stage; a single stage does without one."""
+    return profile.pass_s if num_stages > 1 else 0.0
 
 
 def exchange_seconds(profile: Profile, cluster: Cluster, plan: Plan) -> tuple[float, float]:

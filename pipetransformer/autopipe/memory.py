@@ -20,10 +20,12 @@ class MemoryCosts:
     save for backward, for each micro-batch in flight; what one frozen layer at a time needs to run; for each
     micro-batch the tensor that comes from below and the one that goes up, for which the pipeline keeps buffers (what
     goes up from a frozen layer gets no gradient and is kept in flight only). With activation checkpointing an active
-    layer saves its input, and one layer at a time all that its backward needs.
+    layer saves its input, and one layer at a time all that its backward needs. Where the cache has no room for all
+    samples, every device has the weights of the cached layers, too, and before the step what one of them needs to run
+    for the whole share.
     """
 
-    def __init__(self, profile: Profile, num_frozen: int, checkpoint: bool = False) -> None:
+    def __init__(self, profile: Profile, num_frozen: int, checkpoint: bool = False, cache_level: int = 0) -> None:
         state_factor = 1 + profile.optimizer_state_factor
         self._head = len(profile.layers) - 1
         layers = with_active(profile, num_frozen)
@@ -38,6 +40,9 @@ class MemoryCosts:
         self._saved = RunSums(num_bytes * on for num_bytes, (_, on) in zip(saved, layers, strict=True))
         self._checkpoint = checkpoint
         self._again = [layer.saved_bytes * on for layer, on in layers]
+        cached = profile.layers[: layer_above(cache_level)] if profile.cache_missing else ()
+        self._cached = sum(layer.parameter_bytes for layer in cached)
+        self._missing = max([0, *(layer.working_bytes for layer in cached)])
         # one size for all boundaries, so that a shorter run never needs more
         self._boundary = max(layer.output_bytes for layer in profile.layers[:-1])
 
@@ -45,7 +50,7 @@ class MemoryCosts:
         self, runs: Runs, num_samples: int, num_microbatches: int, moments: Moments, num_replicas: int
     ) -> int:  # fmt: skip
         """Bytes with ``num_microbatches`` of ``num_samples`` each; ``runs`` may be the lowest chunks of a device."""
-        held, again, num_tensors = 0.0, 0, 0
+        held, again, num_tensors = float(self._cached), 0, 0
         saved = []
         adds_up = num_replicas > 1 and num_microbatches > 1
         working = self._working * any(first < self._first_active for first, _ in runs)
@@ -58,7 +63,8 @@ class MemoryCosts:
                 again = max(again, *self._again[first : last + 1])
         in_flight = max([sum(map(mul, saved, moment)) for moment in moments])
         buffers = self.buffer_bytes(num_tensors, num_samples)
-        return round(held + (in_flight + again + working) * num_samples + buffers)
+        running = max(in_flight + again + working, self._missing * num_microbatches)
+        return round(held + running * num_samples + buffers)
 
     def sharded_bytes(self, first: int, num_devices: int, num_samples: int, num_microbatches: int) -> int:
         """Bytes on each device of a sharded plan, with ``first`` the lowest layer that runs.
@@ -134,7 +140,7 @@ def _interleaved(device: int, pipeline_size: int, num_chunks: int, num_microbatc
 
 def device_memory_bytes(profile: Profile, plan: Plan, batch_size: int) -> tuple[int, ...]:
     """Bytes on each device of a pipeline; see :class:`MemoryCosts`."""
-    costs = MemoryCosts(profile, plan.num_frozen, plan.checkpoint)
+    costs = MemoryCosts(profile, plan.num_frozen, plan.checkpoint, plan.cache_level)
     num_samples = microbatch_size(batch_size, plan.num_replicas, plan.num_microbatches)
     size, num_microbatches = plan.pipeline_size, plan.num_microbatches
     if plan.sharded:

@@ -8,9 +8,11 @@ def number(value: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """``42 ms``, ``12.3 s``, ``12m23s``, ``5h07m``."""
+    """``3.1 us``, ``42 ms``, ``12.3 s``, ``12m23s``, ``5h07m``."""
     if seconds is None:
         return "-"
+    if 0 < seconds < 0.9995e-3:
+        return f"{seconds * 1e6:.3g} us"
     if seconds < 0.9995:
         return f"{seconds * 1000:.3g} ms"
     if seconds < 59.95:

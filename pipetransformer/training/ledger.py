@@ -100,11 +100,11 @@ class Ledger:
     def _speedup(self, planner: Planner) -> float | None:
         """Time that the best static plan would have taken, over the time taken.
 
-        The static step is this run's own first plan, measured, times what the cost model says of the best static plan
-        relative to it; the factor is 1 where the run began with the best static plan.
+        The static step is that of the first plan under which this run made a step, measured, times what the cost model
+        says of the best static plan relative to it; the factor is 1 where that is the best static plan.
         """
-        first = self.entries[0]
-        if first.typical_step_s is None or not self.train_seconds:
+        first = next((entry for entry in self.entries if entry.typical_step_s is not None), None)
+        if first is None or first.typical_step_s is None or not self.train_seconds:
             return None
         static_step_s = first.typical_step_s * planner.predict(planner.static) / planner.predict(first.plan)
         return static_step_s * sum(len(entry.step_seconds) for entry in self.entries) / self.train_seconds

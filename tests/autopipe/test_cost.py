@@ -126,6 +126,23 @@ def test_the_lowest_layer_waits_for_the_cache() -> None:
     assert step_seconds(profile, FREE_LINKS, uncached, 2) == step_seconds(PROFILE, FREE_LINKS, uncached, 2)
 
 
+def test_what_the_cache_has_no_room_for_goes_through_the_frozen_layers() -> None:
+    layers = (replace(LAYER, forward=Time(4, 1)),) * 4
+    profile = Profile(layers, optimizer_state_factor=2, cache_read_s_per_byte=0.5, cache_missing=0.25)
+    plan = Plan(2, 2, ((3, 3),), num_replicas=1, num_microbatches=1)
+    read_s, computed_s = 0.75 * 0.5 * 3 * 8, 3 * (4 + 0.25 * 8)
+    assert step_seconds(profile, FREE_LINKS, plan, batch_size=8) == 8 * 101 + 4 + read_s + computed_s + 0.5
+
+
+def test_the_schedule_of_a_pipeline_takes_its_time_for_each_pass_and_a_single_stage_has_none() -> None:
+    profile = replace(PROFILE, pass_s=7)
+    plan = Plan(0, 0, TWO_STAGES, num_replicas=1, num_microbatches=3)
+    longer = step_seconds(profile, FREE_LINKS, plan, 6) - step_seconds(PROFILE, FREE_LINKS, plan, 6)
+    assert longer == 7 * (3 + 2 - 1), "as often as a micro-batch passes a stage one after the other"
+    whole = Plan(0, 0, ((0, 3),), 2, 3)
+    assert step_seconds(profile, FREE_LINKS, whole, 6) == step_seconds(PROFILE, FREE_LINKS, whole, 6)
+
+
 def test_boundaries_and_rings_between_nodes_take_the_node_link() -> None:
     nodes = Cluster(8, None, Link(0, float("inf")), Link(1, 100), devices_per_node=2)
     inside, across = Plan(0, 0, TWO_STAGES, 4, 1), Plan(0, 0, TWO_STAGES, 4, 1, replicas_adjacent=True)

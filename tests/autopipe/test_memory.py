@@ -41,6 +41,15 @@ def test_what_is_read_from_the_cache_takes_memory_as_an_input() -> None:
     assert device_memory_bytes(PROFILE, Plan(2, 2, ((3, 3),), 1, 1), batch_size=5) == (4000 + 5 * 7 + 5 * 3,)
 
 
+def test_what_the_cache_has_no_room_for_takes_the_weights_of_the_cached_layers_and_the_memory_to_run_them() -> None:
+    profile = Profile((replace(LAYER, working_bytes=50),) * 4, optimizer_state_factor=2)
+    plan = Plan(2, 2, ((3, 3),), 1, num_microbatches=2)
+    (whole,), (short,) = (
+        device_memory_bytes(replace(profile, cache_missing=missing), plan, batch_size=6) for missing in (0.0, 0.5)
+    )
+    assert short - whole == 3 * 1000 + 6 * 50 - 3 * 7, "instead of what one micro-batch saves"
+
+
 @pytest.mark.parametrize("num_frozen", [0, 1])
 def test_checkpointing_saves_inputs_and_one_layer_at_a_time(num_frozen: int) -> None:
     plan = Plan(num_frozen, 0, TWO_STAGES, 1, num_microbatches=3, schedule="gpipe", checkpoint=True)

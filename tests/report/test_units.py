@@ -8,6 +8,7 @@ from pipetransformer.report.units import byte_size, duration, number, plural
     [
         (None, "-"),
         (0.0, "0 ms"),
+        (0.00000042, "0.42 us"),
         (0.0421, "42.1 ms"),
         (0.9994, "999 ms"),
         (0.9996, "1 s"),

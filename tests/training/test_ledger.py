@@ -44,6 +44,12 @@ def test_the_speed_up_counts_transitions_and_takes_the_static_step_from_the_firs
     assert summary["speedup_vs_static"] == pytest.approx(8 * 2.0 / 13.0)
 
 
+def test_where_no_step_was_made_before_the_first_freeze_the_static_step_follows_from_a_later_one() -> None:
+    summary = booked((Entry(WHOLE, 0, "first"), []), (Entry(CACHED, 0, "froze 1", 1.0), [1.0] * 4))
+    static_step_s = 1.0 * 6 / 2  # F + D + W twice, against F + W of the one block that is left
+    assert summary["speedup_vs_static"] == pytest.approx(4 * static_step_s / 5.0)
+
+
 def test_slow_first_steps_do_not_flatter_the_static_plan() -> None:
     summary = booked((Entry(WHOLE, 0, "first"), [9.0, 5.0, 2.0, 2.0]))
     assert summary["speedup_vs_static"] == pytest.approx(4 * 2.0 / 18.0)
