@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar, cast
-from zlib import crc32
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -20,11 +19,14 @@ from hydra.utils import get_class, instantiate
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
+from pipetransformer.autocache.writable import Unwritable, check_writable
 from pipetransformer.autopipe.plan import SCHEDULES, SKIPS_GRADIENTS
 
 SPEC_GROUPS = ("model", "dataset", "freeze", "optim", "logger")
 WHAT_IF_GROUPS = ("cluster", "shape")
 PRECISIONS = ("float32", "float64", "bfloat16", "float16")
+STORAGE = ("exact", "float32", "bfloat16", "float16", "int8")
+AUGMENTATIONS = ("off", "first_draw", "variants")
 ARRANGEMENTS = ("elastic", "data", "sharded", "pipeline", "single")
 
 
@@ -68,16 +70,34 @@ class Parallel:
 
 @dataclass(frozen=True)
 class Cache:
-    """Attributes: enabled; path: where to make the folder of the stores (``None``: in the run folder)."""
+    """Where frozen features go.
+
+    Attributes:
+        path: Folder of stores that outlive the run, for runs with the same frozen layers to find; ``None`` keeps them
+            in the run folder for as long as the run lasts.
+        memory_gib: Shared memory of a node, at most.
+        disk_gib: Disk of a node, at most.
+        storage: One of :data:`STORAGE`.
+        augmentation: One of :data:`AUGMENTATIONS`: what to do with a transform that is random.
+        variants: Random draws of each sample, with ``augmentation=variants``.
+    """
 
     enabled: bool = True
     path: str | None = None
+    memory_gib: float = 2.0
+    disk_gib: float = 20.0
+    storage: str = "exact"
+    augmentation: str = "off"
+    variants: int = 1
 
     def folder(self, run_dir: Path) -> Path:
-        """What a run calls its own until it ends: the jobs of a sweep may share ``path`` on one machine."""
-        if self.path is None:
-            return run_dir / "cache"
-        return Path(self.path) / f"{run_dir.name}-{crc32(str(run_dir).encode()):08x}"
+        """What a run calls its own until it ends."""
+        return run_dir / "cache"
+
+    @property
+    def num_draws(self) -> int:
+        """Random draws of each sample that are kept; 0 where a random transform keeps the cache off."""
+        return {"off": 0, "first_draw": 1, "variants": self.variants}[self.augmentation]
 
 
 @dataclass(frozen=True)
@@ -189,6 +209,8 @@ def load(node: DictConfig, kind: type[C] = Config) -> C:
         check(config)
     except ValueError as error:
         raise UserError(str(error)) from None
+    except Unwritable as error:
+        raise UserError(str(error)) from error
     except OmegaConfBaseException as error:
         raise UserError(str(error).split("\n")[0]) from error
     except CompactHydraException as error:
@@ -254,6 +276,7 @@ def check(config: Config) -> None:
             raise ValueError(f"{name}={value} must be above 0")
     _one_of("precision", config.precision, PRECISIONS)
     _one_of("parallel.device", parallel.device, ("auto", "cpu", "cuda"))
+    _check_cache(config.cache)
     _check_arrangement(parallel)
     if parallel.schedule in SKIPS_GRADIENTS:
         raise ValueError(
@@ -264,8 +287,22 @@ def check(config: Config) -> None:
         _one_of("parallel.schedule", parallel.schedule, SCHEDULES)
     if isinstance(config, WhatIf):
         _check_what_if(config)
+    elif config.cache.enabled and config.cache.path is not None:
+        check_writable(Path(config.cache.path))
     config.model.check()
     config.dataset.check()
+
+
+def _check_cache(cache: Cache) -> None:
+    _one_of("cache.storage", cache.storage, STORAGE)
+    _one_of("cache.augmentation", cache.augmentation, AUGMENTATIONS)
+    for name, value in (("memory_gib", cache.memory_gib), ("disk_gib", cache.disk_gib)):
+        if value < 0:
+            raise ValueError(f"cache.{name}={value} is below 0; give the most that it may take, or 0 for none")
+    if cache.variants < 1:
+        raise ValueError(f"cache.variants={cache.variants} must be at least 1: the random draws of each sample")
+    if cache.enabled and cache.memory_gib == cache.disk_gib == 0:
+        raise ValueError("cache.memory_gib=0 and cache.disk_gib=0 leave no room; raise one of them, or give cache=off")
 
 
 def _check_modality(model: Any, dataset: Any) -> None:
@@ -326,6 +363,8 @@ def warnings(config: Config) -> list[str]:
     """Settings that have no effect, each with the reason."""
     parallel = config.parallel
     texts = []
+    if config.cache.variants != 1 and config.cache.augmentation != "variants":
+        texts.append(f"cache.variants={config.cache.variants} has no effect without cache.augmentation=variants")
     if not parallel.autopipe and config.cache.enabled and not config.freeze.never_freezes:
         texts.append("the cache has no effect with parallel.autopipe=false: the stages keep all their layers")
     if not parallel.autopipe and parallel.autodp and not config.freeze.never_freezes:

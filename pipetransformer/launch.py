@@ -13,10 +13,12 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from pipetransformer.autocache.writable import Unwritable
 from pipetransformer.config import Config, UserError
 from pipetransformer.report.run_folder import SUMMARY, write_json
 
 DEFAULT_CPU_PROCESSES = 2
+MENDABLE = ("ValueError", "NoPlan", "UserError", "Diverged", "StaleStore", "InUse", "Unwritable")  # by the user
 
 
 def launch(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | None) -> float | None:
@@ -44,7 +46,7 @@ def launch(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | No
 
         try:
             return _metric(_run_job(config, run_dir, plain, sweep))
-        except (ValueError, Diverged) as error:
+        except (ValueError, Diverged, Unwritable) as error:
             raise UserError(str(error)) from error
     return _metric(_launch_workers(config, run_dir, plain, sweep))
 
@@ -94,7 +96,7 @@ def _cause(error: ChildFailedError) -> Exception:
     text = message.get("message", "") if isinstance(message, dict) else str(message)
     trace = message.get("extraInfo", {}).get("py_callstack", "") if isinstance(message, dict) else ""
     name, _, rest = text.partition(": ")
-    if name in ("ValueError", "NoPlan", "UserError", "Diverged"):
+    if name in MENDABLE:
         return UserError(rest)
     if failure.exitcode == -signal.SIGKILL:
         return UserError(

@@ -58,6 +58,7 @@ def test_help_lists_the_groups_and_the_options(tmp_path: Path) -> None:
         (["dataset=image_folder"], "dataset.path= is missing"),
         (["dataset.max_train_samples=0"], "dataset.max_train_samples=0 leaves no samples"),
         (["hydra.run.dir=/proc/run"], "the run folder cannot be written"),
+        (["cache.path=/proc/features"], "the cache's folder /proc/features cannot be written"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -74,6 +75,15 @@ def test_an_unknown_group_option_shows_what_there_is(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert all(word in done.stderr for word in ("Could not find 'model/brt'", "bert", "vit_tiny"))
     assert "Traceback" not in done.stderr
+
+
+def test_a_folder_for_the_cache_below_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    ended = train(tmp_path, "cache.path=file/features")
+    assert ended.code == 1
+    assert ended.err.startswith(f"the cache's folder {tmp_path / 'file' / 'features'} cannot be written")
+    assert "cache.path=" in ended.err
+    assert "Traceback" not in ended.err
 
 
 def test_a_run_folder_below_a_file_is_refused(tmp_path: Path) -> None:

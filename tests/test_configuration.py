@@ -111,9 +111,11 @@ def test_a_random_transform_keeps_the_cache_off_and_says_so(pool: Pool, tmp_path
     assert silent.losses == pytest.approx(job.losses, rel=1e-5)
 
 
-def test_runs_that_share_a_place_for_the_cache_do_not_meet() -> None:
-    shared, inside = config.Cache(path="/disk"), config.Cache()
-    runs = [Path("/sweep1/0"), Path("/sweep1/1"), Path("/sweep2/0")]
-    assert len({shared.folder(run) for run in runs}) == len(runs)
-    assert {shared.folder(run).parent for run in runs} == {Path("/disk")}
-    assert inside.folder(runs[0]) == runs[0] / "cache"
+@pytest.mark.parametrize("options", [("first_draw", "1"), ("variants", "2")], ids=lambda options: options[0])
+def test_the_user_may_choose_to_cache_random_draws(options: tuple[str, str], pool: Pool, tmp_path: Path) -> None:
+    chosen = [f"cache.augmentation={options[0]}", f"cache.variants={options[1]}"]
+    job = run_job(pool, 2, tmp_path / "run", *TINY, "dataset.augment=true", *chosen, "epochs=4", made_up_times=True)
+    assert job.summary["status"] == "completed"
+    fill = job.events("cache_fill")[0]
+    assert fill["num_samples"] == 64 * int(options[1]) + 40, "each draw of a training sample, each evaluation sample"
+    assert job.summary["cache"]["hit_rate"] == 1

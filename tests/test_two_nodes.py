@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from support.command import TIMEOUT_S, TRAIN, Ended, processes, started, torchrun
 from support.jobs import ROOT, TINY, Job, run_job
-from support.nodes import free_port, kept, of_two_nodes
+from support.nodes import free_port, of_two_nodes
 from support.pool import Pool
 
 from pipetransformer.autodp.topology import pipeline_ranks
@@ -24,16 +24,15 @@ SLOW_NODES = str(ROOT / "tests" / "support" / "slow_nodes.py")
 SOON = ("freeze=schedule", "freeze.num_frozen=[1, 2]", "freeze.interval=0.1")  # so that caching pays twice
 RUN = (*TINY, "model.options.depth=3", *SOON, "precision=float64", "epochs=4")
 TWO_BY_TWO = ("parallel.num_stages=2", "parallel.num_replicas=2", "parallel.num_microbatches=2", "hydra.run.dir=run")
-FILLED = {"train-level1": 64, "test-level1": 40, "train-level2": 64, "test-level2": 40}
+SHORT = ("cache.memory_gib=0", "cache.disk_gib=4e-5")  # about two thirds of the features find room on a node
 
 
 @dataclass(frozen=True)
 class Nodes:
-    """What two nodes left: their folders, how they ended, and the marks of their stores while they lasted."""
+    """What two nodes left: their folders, and how they ended."""
 
     folders: tuple[Path, Path]
     ended: list[Ended]
-    marks: Path
 
     @property
     def job(self) -> Job:
@@ -49,16 +48,16 @@ def make_folders(parent: Path) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Nodes:
-    parent, marks = tmp_path_factory.mktemp("nodes"), tmp_path_factory.mktemp("marks")
-    folders, agent = make_folders(parent), of_two_nodes(free_port(), DEVICES_PER_NODE)
+    folders = make_folders(tmp_path_factory.mktemp("nodes"))
+    agent = of_two_nodes(free_port(), DEVICES_PER_NODE)
 
     def run(folder: Path) -> Ended:
-        options = (*RUN, *TWO_BY_TWO, f"cache.path={folder / 'features'}", "trace=true")
+        options = (*RUN, *TWO_BY_TWO, *SHORT, f"cache.path={folder / 'features'}", "trace=true")
         return torchrun(folder, *agent, SLOW_NODES, *options)
 
-    with ThreadPoolExecutor() as agents, kept(parent, "*/features/*/node*/*.valid", marks):
+    with ThreadPoolExecutor() as agents:
         ended = list(agents.map(run, folders))
-    return Nodes(folders, ended, marks)
+    return Nodes(folders, ended)
 
 
 def test_two_nodes_train_one_model(nodes: Nodes) -> None:
@@ -78,17 +77,25 @@ def test_the_losses_are_those_of_one_process(nodes: Nodes, pool: Pool, tmp_path:
 
 def test_each_node_fills_a_cache_of_its_own(nodes: Nodes) -> None:
     assert [plan["cache_level"] for plan in nodes.job.summary["plans"]] == [0, 1, 2]
-    names = []
-    for folder in nodes.folders:
-        (node,) = (nodes.marks / folder.name / "features").glob("*/node*")
-        names.append(node.name)
-        assert {path.stem: sum(path.read_bytes()) for path in node.iterdir()} == FILLED
-    assert sorted(names) == ["node0", "node1"]
+    stores = [sorted((folder / "features").glob("*/node*/*/*.features")) for folder in nodes.folders]
+    assert [sorted(path.name for path in own) for own in stores] == [["test.features", "train.features"]] * 2
+    assert {path.parents[1].name for own in stores for path in own} == {"node0", "node1"}
+    assert {len({path.parents[1].name for path in own}) for own in stores} == {1}
+    budget = 4e-5 * 2**30
+    assert all(budget / 2 < sum(path.stat().st_size for path in own) <= budget for own in stores)
 
 
-def test_nothing_stays_on_the_nodes_but_the_run_folder(nodes: Nodes) -> None:
-    left = [path.name for folder in nodes.folders for path in folder.iterdir()]
-    assert left == ["run"], "the node of rank 0 has the run folder, and the other none"
+def test_samples_stay_with_the_node_that_has_room_for_them(nodes: Nodes) -> None:
+    """A node keeps two thirds of the samples; as they come, a third of a share would have to be computed."""
+    (first, _) = nodes.job.events("cache_fill")
+    kept = first["num_samples"] / 2 / (64 + 40)
+    assert 0.5 < kept < 0.75
+    assert kept + 0.1 < nodes.job.summary["cache"]["hit_rate"] < 1
+
+
+def test_nothing_stays_on_the_nodes_but_the_run_folder_and_the_features(nodes: Nodes) -> None:
+    left = sorted(path.name for folder in nodes.folders for path in folder.iterdir())
+    assert left == ["features", "features", "run"], "the node of rank 0 has the run folder, and the other none"
     assert not (nodes.job.folder / "cache").exists()
 
 
@@ -124,12 +131,13 @@ def wait_for_a_transition(parent: Path) -> Path:
 
 def test_an_interrupt_on_one_node_ends_both(tmp_path: Path) -> None:
     folders, agent = make_folders(tmp_path), of_two_nodes(free_port(), 1)
-    endless = (*TINY, "freeze=schedule", "freeze.num_frozen=[1]", "freeze.interval=0.001", "epochs=1000")
+    soon = ("freeze=schedule", "freeze.num_frozen=[1]", "freeze.interval=0.001", "cache.memory_gib=0")
+    endless = (*TINY, *soon, "epochs=1000")
     words = ("-m", "torch.distributed.run", *agent, TRAIN, *endless, "hydra.run.dir=run")
     with ExitStack() as agents:
-        both = [agents.enter_context(started(folder, *words, f"cache.path={folder}")) for folder in folders]
+        both = [agents.enter_context(started(folder, *words)) for folder in folders]
         run_dir = wait_for_a_transition(tmp_path)
-        assert all(len(list(folder.glob("run-*/node*/*.valid"))) == 2 for folder in folders)
+        assert len(list((run_dir / "cache").glob("node*/*.features"))) == 4, "of two splits on two nodes"
         first = folders.index(run_dir.parent)
         os.killpg(both[first][0].pid, signal.SIGINT)
         for process, _ in both:

@@ -11,18 +11,20 @@ from statistics import median
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from experiments.ranks import run_ranks
 from experiments.record import markdown, publish
 from experiments.step_time.cases import CASES, Case, write_bert
 from experiments.step_time.loops import OPTIMIZER, ElasticLoop
 from pipetransformer.autocache.cache import AutoCache
+from pipetransformer.autocache.layout import Budgets
+from pipetransformer.autocache.room import Kind, Room
 from pipetransformer.autopipe.pins import Pins
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.autopipe.search import best_plan
 from pipetransformer.config import Parallel
 from pipetransformer.runtime.precision import PRECISIONS
+from pipetransformer.training.peers import WorldPeers
 from pipetransformer.training.planner import Planner
 from pipetransformer.training.setup import make_planner
 
@@ -84,14 +86,15 @@ class Times:
 class Bench:
     """One rank's model under one plan after the other."""
 
-    def __init__(self, case: Case, folder: Path, shared_folder: Path) -> None:
+    def __init__(self, case: Case, folder: Path) -> None:
         write_bert(folder)
         self.case, self.stack = case, case.stack(folder)
         self._loop = ElasticLoop(case.stack(folder), case.split(), case.batch_size)
         self._feed, self._runtime = self._loop.feed, self._loop.runtime
-        own = dist.get_rank(), dist.get_world_size()
-        self._cache = AutoCache(shared_folder, self._feed.hidden_size, FLOAT32.weights, *own, dist.barrier)
-        self._feed.cache = self._cache
+        source, kind = self._feed.source, Kind(self._feed.hidden_size, FLOAT32.weights)
+        room = Room([source], kind, Budgets(memory_bytes=1 << 30, disk_bytes=0), is_lasting=False)
+        self._cache = self._feed.cache = AutoCache(room, {source.name: folder}, WorldPeers())
+        assert self._cache.open() is None
 
     def planner(self) -> Planner:
         """Measures layers and links anew."""
@@ -100,12 +103,14 @@ class Bench:
     def seconds(self, plan: Plan, num_steps: int) -> float:
         """The median step, as this rank sees it."""
         if plan.cache_level != self._cache.level:
-            self._cache.delete()
+            self._cache.clear()
         if plan.cache_level > self._cache.level:
             with self._runtime.prefix(0, plan.cache_level) as compute:
                 wanted = [(self._feed.source, np.arange(len(self._feed.split)))]
-                self._cache.advance(plan.cache_level, wanted, compute, self.case.batch_size)
+                self._cache.advance(plan.cache_level, wanted, compute)
+            self._cache.serve(None)
         self._runtime.apply(plan)
+        self._loop.read_ahead()
         seconds = [self._one_step() for _ in range(NUM_WARMUP_STEPS + num_steps)]
         return median(seconds[NUM_WARMUP_STEPS:])
 
@@ -117,19 +122,16 @@ class Bench:
         return seconds
 
     def close(self) -> None:
-        self._cache.delete()
+        self._cache.close()
         self._loop.close()
 
 
 def measure(case: Case, wanted: Sequence[Wanted], num_rounds: int, num_steps: int) -> list[Times]:
     """Predicts and times every plan in every round; the plans are those that the first profile gives."""
     with tempfile.TemporaryDirectory() as own:
-        folders = [own]
-        dist.broadcast_object_list(folders)
-        bench = Bench(case, Path(own), Path(folders[0]))
+        bench = Bench(case, Path(own))
         times = _measure(bench, wanted, num_rounds, num_steps)
         bench.close()
-        dist.barrier()  # the cache lies in the folder of rank 0
     return times
 
 

@@ -1,6 +1,7 @@
 """One optimizer step, twice: as written by hand with DistributedDataParallel, and by the elastic runtime."""
 
 from abc import ABC, abstractmethod
+from itertools import count
 
 import numpy as np
 import torch
@@ -38,9 +39,12 @@ class Loop(ABC):
         self._step = 0
 
     def step(self) -> None:
-        ids = batch_ids(self._order, self._step % self._num_batches, self._batch_size)
-        self._train(ids, OPTIMIZER.rate(self._step, num_steps=1))
+        self._train(self._batch(self._step), OPTIMIZER.rate(self._step, num_steps=1))
         self._step += 1
+
+    def _batch(self, step: int) -> np.ndarray:
+        """The samples of a step."""
+        return batch_ids(self._order, step % self._num_batches, self._batch_size)
 
     @abstractmethod
     def loss(self) -> float:
@@ -100,6 +104,12 @@ class ElasticLoop(Loop):
     def loss(self) -> float:
         assert self._last is not None
         return self._last.loss
+
+    def read_ahead(self) -> None:
+        """Lets the cache know what is read from here on, as the trainer does."""
+        engine = self.runtime.engine
+        if engine is not None:
+            self.feed.expect((self._batch(step) for step in count(self._step)), engine.plan, engine.position)
 
     def close(self) -> None:
         self._groups.close()

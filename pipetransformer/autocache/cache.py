@@ -1,100 +1,186 @@
 """AutoCache: the frozen prefix's output by sample, advanced from level to level."""
 
-from collections.abc import Callable
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pipetransformer.autocache.store import FeatureStore
+from pipetransformer.autocache.identity import level_key
+from pipetransformer.autocache.peers import Peers
+from pipetransformer.autocache.reading import FeatureReader, Reads, Request
+from pipetransformer.autocache.room import Room
+from pipetransformer.autocache.samples import Description, SampleStore
+from pipetransformer.autocache.source import Compute, Source
 
-Read = Callable[[np.ndarray, int], tuple[Tensor, dict[str, Tensor]]]
-Compute = Callable[[Tensor, dict[str, Tensor]], Tensor]
+Wanted = list[tuple[Source, np.ndarray]]
 
 
 @dataclass(frozen=True)
-class Source:
-    """Samples of one split that can be cached.
+class Filled:
+    """Samples over all nodes: computed, and found in a store of an earlier run."""
 
-    Attributes:
-        name: The split's name.
-        lengths: Tokens of each sample at the layer boundary, (N,).
-        read: ``read(ids, num_tokens)`` gives the model's inputs and context of samples.
-    """
-
-    name: str
-    lengths: np.ndarray
-    read: Read
+    num_computed: int
+    num_found: int
 
 
 class AutoCache:
-    """One level of features for each split. Filled once per level; a higher level is computed from the one before.
+    """One level of features for each split. A higher level is computed from the one before, and takes its place.
+
+    Nothing is allocated before :meth:`open`. All processes of the run make the same calls, but for reading.
 
     Args:
-        folder: Where the stores lie, one folder per node.
-        worker, num_workers: This process's place among those of its node; they share the work.
-        barrier: Waits for all processes.
+        room: What the stores may take.
+        folders: Where the files of each split lie.
+        peers: The processes that share the stores.
+
+    Attributes:
+        level: The block whose output is stored; at 0 nothing is.
+        reads: What this process read, at all levels.
+        fill_s: Seconds of storing, at all levels.
+        num_dropped: Samples of an earlier run whose bytes were damaged, over all nodes.
     """
 
-    def __init__(
-        self, folder: Path, hidden_size: int, dtype: torch.dtype, worker: int, num_workers: int,
-        barrier: Callable[[], object],
-    ) -> None:  # fmt: skip
-        self._folder, self._hidden_size, self._dtype = folder, hidden_size, dtype
-        self._worker, self._num_workers, self._barrier = worker, num_workers, barrier
-        self._stores: dict[str, FeatureStore] = {}
-        self.level = 0
+    def __init__(self, room: Room, folders: Mapping[str, Path], peers: Peers) -> None:
+        self.room, self._folders, self._peers = room, folders, peers
+        self._stores: dict[str, SampleStore] = {}
+        self._reader: FeatureReader | None = None
+        self._key, self._num_keys = 0, 0
+        self.level, self.reads, self.fill_s, self.num_dropped = 0, Reads(), 0.0, 0
 
-    @property
-    def num_bytes(self) -> int:
-        return sum(store.num_bytes for store in self._stores.values())
-
-    def read(self, source: Source, ids: np.ndarray, num_tokens: int) -> Tensor:
-        """Features (B, num_tokens, D) of the current level."""
-        return self._stores[source.name].read(ids, num_tokens)
-
-    def advance(self, level: int, wanted: list[tuple[Source, np.ndarray]], compute: Compute, batch_size: int) -> int:
-        """Stores the output of block ``level`` for the wanted samples of each split, from what the old level holds.
-
-        Every process takes its part of the samples; all must call. The old level is deleted once all are done.
-
-        Args:
-            compute: Runs the newly frozen layers, those above the old level, without gradient.
-            batch_size: Samples that run at once.
+    def open(self) -> str | None:
+        """Takes the room, once.
 
         Returns:
-            How many samples were computed, over all processes of the node.
+            Why there is none, on every process alike; then nothing can be stored in this run.
+        """
+        problem = None
+        if not self._stores:
+            problem = self._peers.first_of(self._take_room())
+            self.num_dropped = self._peers.total(self.num_dropped)
+        return problem
+
+    def _take_room(self) -> str | None:
+        """Worker 0 of a node makes the stores, and the others join."""
+        descriptions: dict[str, Description] | None = None
+        problem = None
+        if self._peers.worker == 0:
+            try:
+                self._stores, self.num_dropped = self.room.make(self._folders)
+                descriptions = {name: store.description for name, store in self._stores.items()}
+            except (OSError, ValueError) as error:
+                problem = in_words(error)
+        descriptions = self._peers.from_first(descriptions)
+        if self._peers.worker > 0 and descriptions is not None:
+            try:
+                for name, each in descriptions.items():
+                    self._stores[name] = SampleStore.attach(each)
+            except (OSError, ValueError) as error:
+                problem = in_words(error)
+        return problem
+
+    def advance(
+        self, level: int, wanted: Wanted, compute: Compute, layers: Iterator[Mapping[str, Tensor]] | None = None
+    ) -> Filled:
+        """Stores the output of block ``level`` for the wanted samples of each split, as far as there is room.
+
+        The processes of a node share the work shard by shard. A shard's old features are overwritten by its new ones,
+        so that there is never more than one level.
+
+        Args:
+            compute: Runs the newly frozen layers, those above the present level, without gradient.
+            layers: Their weights, for a key by which a later run knows them again; ``None`` where none shall.
         """
         assert level > self.level, f"the cache is at level {self.level} and cannot advance to {level}"
-        stores = {source.name: self._new_store(source, level) for source, _ in wanted}
-        self._barrier()  # nobody writes before everybody has the files
-        for source, ids in wanted:
-            self._fill(stores[source.name], source, ids, compute, batch_size)
-        self._barrier()  # nobody reads before everybody has written
-        self.delete()
-        self._stores, self.level = stores, level
-        return sum(len(ids) for _, ids in wanted)
+        start = time.perf_counter()
+        self.stop_reading()
+        self._num_keys += 1
+        key = self._num_keys if layers is None else level_key(self._key, self._marked(layers))
+        shards = [
+            (source, self._stores[source.name], shard, ids)
+            for source, chosen in wanted
+            for shard, ids in _by_shard(self._stores[source.name], chosen)
+        ]
+        self._peers.total(0)  # nobody writes before everybody has done reading
+        num_computed = num_found = 0
+        for source, store, shard, ids in shards[self._peers.worker :: self._peers.num_workers]:
+            if len(store.missing(ids, key)):
+                num_computed += len(ids)
+                store.write(shard, ids, self._compute(source, store, ids, compute), key)
+            else:
+                num_found += len(ids)
+        filled = Filled(self._peers.total(num_computed), self._peers.total(num_found))
+        self.level, self._key = level, key
+        self.fill_s += time.perf_counter() - start
+        return filled
 
-    def _new_store(self, source: Source, level: int) -> FeatureStore:
-        path = self._folder / f"{source.name}-level{level}.features"
-        return FeatureStore(path, source.lengths, self._hidden_size, self._dtype)
+    def _marked(self, layers: Iterable[Mapping[str, Tensor]]) -> Iterable[Mapping[str, Tensor]]:
+        """With what is stored rounded, what is computed from it depends on the level that it was taken from."""
+        if self.room.kind.storage == "exact":
+            return layers
+        return chain([{"from_level": torch.tensor(self.level)}], layers)
 
-    def _fill(self, store: FeatureStore, source: Source, ids: np.ndarray, compute: Compute, batch_size: int) -> None:
-        by_length = ids[np.argsort(source.lengths[ids], kind="stable")]  # similar lengths together: little padding
-        mine = by_length[self._worker :: self._num_workers]
-        for part in np.array_split(mine, max(1, -(-len(mine) // batch_size))):
-            if len(part):
-                num_tokens = int(source.lengths[part].max())
-                inputs, context = source.read(part, num_tokens)
-                if self.level:
-                    inputs = self.read(source, part, num_tokens)
-                store.write(part, compute(inputs, context))
+    def _compute(self, source: Source, store: SampleStore, ids: np.ndarray, compute: Compute) -> Tensor:
+        num_tokens = int(source.lengths[ids].max())
+        inputs, context = source.read(ids, num_tokens)
+        if self.level:
+            inputs, found = store.read(ids, num_tokens, self._key)
+            assert bool(found.all()), "what is still wanted was wanted at the level before"
+        return compute(inputs, context)
 
-    def delete(self) -> None:
-        """Goes back to level 0. The files are removed by one process of a node."""
-        if self._worker == 0:
-            for store in self._stores.values():
-                store.delete()
-        self._stores, self.level = {}, 0
+    def serve(self, compute: Compute | None) -> None:
+        """From here on reads the present level.
+
+        Args:
+            compute: Runs the frozen layers on the input of samples for which there is no room; ``None`` where there
+                is room for all.
+        """
+        self.stop_reading()
+        self._reader = FeatureReader(self._stores, self._key, compute, self.reads)
+
+    def expect(self, requests: Iterator[Request]) -> None:
+        """Reads ahead what will be asked for."""
+        assert self._reader is not None
+        self._reader.expect(requests)
+
+    def read(self, request: Request) -> Tensor:
+        """Features (B, num_tokens, D) of the present level; valid until a few reads later."""
+        assert self._reader is not None, "nothing is stored"
+        return self._reader.read(request)
+
+    def stop_reading(self) -> None:
+        """Ends reading ahead."""
+        if self._reader is not None:
+            self._reader.stop()
+
+    def clear(self) -> None:
+        """Goes back to level 0, because blocks below the level change; the room stays."""
+        self.stop_reading()
+        self._reader, self.level, self._key = None, 0, 0
+
+    def close(self) -> None:
+        """Gives the room back."""
+        self.clear()
+        for store in self._stores.values():
+            store.close()
+        self._stores = {}
+
+
+def in_words(error: OSError | ValueError) -> str:
+    """What went wrong, and where, without the number that the system gives it."""
+    if not isinstance(error, OSError) or error.strerror is None:
+        return str(error)
+    return error.strerror + (f": {error.filename}" if error.filename else "")
+
+
+def _by_shard(store: SampleStore, chosen: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """The chosen samples of each shard that has any."""
+    is_chosen = np.zeros(len(store.description.lengths), dtype=bool)
+    is_chosen[chosen] = True
+    for shard, ids in enumerate(store.shards):
+        if is_chosen[ids].any():
+            yield shard, ids[is_chosen[ids]]

@@ -64,6 +64,11 @@ class FreezePolicy(ABC):
         """True when no signals need to be measured."""
         return False
 
+    @property
+    def frozen_at_start(self) -> int:
+        """Blocks that are frozen before the first step."""
+        return 0
+
     def initial_state(self) -> State:
         return {}
 

@@ -12,9 +12,11 @@ class Schedule(FreezePolicy):
 
     Attributes:
         num_frozen: The frozen prefix, in blocks, at each decision in order; the last one stays.
+        at_start: Blocks that are frozen before the first step, with the weights that the model came with.
     """
 
     num_frozen: list[int]
+    at_start: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -24,6 +26,15 @@ class Schedule(FreezePolicy):
                 f"freeze.num_frozen={list(prefixes)} is not a schedule; give at least one number of blocks, none "
                 "below 0 and none smaller than the one before it (a frozen block stays frozen)"
             )
+        if not 0 <= self.at_start <= prefixes[0]:
+            raise ValueError(
+                f"freeze.at_start={self.at_start} is not a number of blocks from 0 to the first of freeze.num_frozen="
+                f"{list(prefixes)}; a frozen block stays frozen"
+            )
+
+    @property
+    def frozen_at_start(self) -> int:
+        return self.at_start
 
     def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
         """Returns the scheduled prefix.

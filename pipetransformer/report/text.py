@@ -54,6 +54,7 @@ def start_rows(values: Values) -> list[Row]:
         ("layers", f"{layers_per_stage(plan)}, schedule {plan['schedule']}"),
         ("predicted", f"{duration(plan['predicted_step_s'])} per step"),
         ("because", values["reason"]),
+        *([("cache", _cache(values["cache"]))] if values.get("cache") else []),
         ("folder", values["run_dir"]),
     ]
 
@@ -70,6 +71,18 @@ def _batch(batch_size: int, plan: Values) -> str:
     share = batch_size / plan["num_replicas"]
     cut = f"{plural(plan['num_microbatches'], 'micro-batch')} of {share / plan['num_microbatches']:.3g}"
     return f"{batch_size:,} samples = {plural(plan['num_replicas'], 'replica')} x {share:.3g}, in {cut}"
+
+
+def _cache(values: Values) -> str:
+    """Its room, and from which block on it pays."""
+    room = " and ".join(f"{byte_size(size)} of {tier}" for tier, size in values["bytes_by_tier"].items())
+    kept = "all samples" if values["missing"] == 0 else f"{1 - values['missing']:.1%} of the training samples"
+    level = values["break_even_level"]
+    if level is None:
+        return f"room for {kept} in {room}; reading is slower than computing at every block, so it is not used"
+    read, forward = duration(values["read_seconds"]), duration(values["forward_seconds"])
+    block = f"the output of block {level} takes {read} per sample to read and {forward} to compute"
+    return f"room for {kept} in {room}; pays from block {level} on: {block}"
 
 
 def decision_line(values: Values) -> str:
@@ -122,6 +135,8 @@ def transition_costs(values: Values) -> list[Row]:
 def cache_fill_line(values: Values) -> str:
     source = f"block {values['from_level']} (cached)" if values["from_level"] else "the input"
     work = f"{plural(values['num_samples'], 'sample')}, {byte_size(values['bytes'])}, {duration(values['seconds'])}"
+    if values["num_found"]:
+        work += f"; {plural(values['num_found'], 'sample')} were there from an earlier run"
     return f"cache at step {values['step']:,}: output of block {values['to_level']} from {source}: {work}"
 
 
@@ -141,9 +156,18 @@ def summary_rows(values: Values) -> list[Row]:
     if values.get("share_of_limit") is not None:
         reached = f"{values['share_of_limit']:.1%} of it reached"
         rows.append(("limit", f"{number(values['limit'])} times with the same freeze decisions; {reached}"))
+    if values.get("cache"):
+        rows.append(("cache", _reads(values["cache"])))
     if values.get("traces"):
         rows.append(("traces", f"{', '.join(values['traces'])}: one step of each plan, for ui.perfetto.dev"))
     return rows
+
+
+def _reads(values: Values) -> str:
+    sizes = " and ".join(f"{byte_size(size)} of {tier}" for tier, size in values["bytes_by_tier"].items())
+    hits = f", {values['hit_rate']:.1%} hits" if values["hit_rate"] is not None else ""
+    read, waited = duration(values["read_seconds"]), duration(values["wait_seconds"])
+    return f"{sizes}{hits}; filled in {duration(values['fill_seconds'])}, read for {read}, of which waited {waited}"
 
 
 def _results(values: Values) -> list[Row]:

@@ -22,6 +22,7 @@ STEP_SECTIONS = {
     "cache_level": "topology",
     "step_seconds": "throughput",
     "samples_per_second": "throughput",
+    "cache_wait_seconds": "cache",
 }
 
 
@@ -127,7 +128,9 @@ def _charts(event: str, values: Values) -> Values:
         names = ("seconds", "bytes_moved", "num_moves", "predicted_gain")
         return {f"transition/{name}": values[name] for name in names}
     if event == "cache_fill":
-        return {f"cache_fill/{name}": values[name] for name in ("to_level", "num_samples", "seconds", "bytes")}
+        return {
+            f"cache_fill/{name}": values[name] for name in ("to_level", "num_samples", "num_found", "seconds", "bytes")
+        }
     if event == "evaluate":
         return {f"{values['split']}/{name}": value for name, value in values["metrics"].items()}
     return {}

@@ -258,6 +258,10 @@ class ElasticRuntime:
             for layer, mode in zip(layers, modes, strict=True):
                 layer.train(mode)
 
+    def layer_state(self, layer: int) -> dict[str, Tensor]:
+        """The weights of a layer that this rank has, or is lent, by name."""
+        return {name: tensor.detach() for name, tensor in self.holdings.stack[layer].original_state().items()}
+
     def _lent(self, layers: range) -> AbstractContextManager[None]:
         if self._shards is not None:
             return self._shards.whole(layers)

@@ -50,13 +50,19 @@ def _num_bytes(manifest: Manifest) -> int:
 
 @contextmanager
 def lent(holdings: Holdings, placement: Placement, layers: range) -> Iterator[None]:
-    """Inside, every rank has the weights of layers; all ranks enter it."""
+    """Inside, every rank has the weights of layers on its device; all ranks enter it, and each leaves for itself."""
     borrowed = _lend(holdings, placement, layers)
+    owned = {layer: holdings.stack[layer] for layer in layers if layer not in borrowed}
+    homes = {layer: next((p.device for p in own.parameters()), holdings.device) for layer, own in owned.items()}
     try:
+        for layer in owned.values():
+            layer.to(holdings.device)  # what is parked waits in host memory
         yield
     finally:
         for index in borrowed:
             holdings.stack[index].to("meta")
+        for index, home in homes.items():
+            owned[index].to(home)
 
 
 def _lend(holdings: Holdings, placement: Placement, layers: range) -> list[int]:

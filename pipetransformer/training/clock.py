@@ -24,6 +24,10 @@ class Clock:
         every = steps_per_epoch if interval is None else max(1, round(interval * num_steps))
         return cls(num_samples, config.batch_size, steps_per_epoch, num_steps, every)
 
+    @property
+    def num_epochs(self) -> int:
+        return self.num_steps // self.steps_per_epoch
+
     def decides(self, step: int) -> bool:
         """Before this step, 0-based."""
         return step > 0 and step % self.decision_every == 0

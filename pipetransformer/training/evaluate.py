@@ -30,8 +30,9 @@ def _predictions(runtime: ElasticRuntime, feed: Feed, batch_size: int) -> Predic
         return []
     order = np.arange(len(feed.split))
     own = []
-    for index in range(num_batches(len(order), batch_size)):
-        global_ids = batch_ids(order, index, batch_size)
+    batches = [batch_ids(order, index, batch_size) for index in range(num_batches(len(order), batch_size))]
+    feed.expect(batches, engine.plan, engine.position)
+    for global_ids in batches:
         batch, share = feed.batch(global_ids, engine.plan, engine.position, targets=False)
         outputs = engine.forward(batch)
         if outputs is not None:

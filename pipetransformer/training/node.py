@@ -2,7 +2,9 @@
 
 import math
 import os
+from bisect import bisect_right
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch.distributed as dist
 
@@ -21,12 +23,40 @@ class Node:
         return cls(*(int(os.environ[name]) for name in names))
 
 
-def devices_per_node() -> int:
-    """Ranks that lie together on a node, equal on every rank.
+@dataclass(frozen=True)
+class Nodes:
+    """The nodes of a run, numbered as their ranks are.
 
-    Ranks are numbered node by node. Where nodes differ in size it is their greatest common divisor, so that no run of
-    that many ranks crosses from one node to the next.
+    Attributes:
+        count: How many.
+        index: This one's place among them.
+        sizes: Ranks of each.
     """
-    sizes = [0] * dist.get_world_size()
-    dist.all_gather_object(sizes, Node.here().num_workers)
-    return math.gcd(*sizes)
+
+    sizes: tuple[int, ...]
+    index: int
+
+    @property
+    def count(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def devices_per_node(self) -> int:
+        """Ranks that lie together. Where nodes differ in size it is their greatest common divisor, so that no run of
+        that many ranks crosses from one node to the next."""
+        return math.gcd(*self.sizes)
+
+    def of_rank(self, rank: int) -> int:
+        """The node of a rank."""
+        return bisect_right(list(accumulate(self.sizes)), rank)
+
+    @classmethod
+    def here(cls) -> "Nodes":
+        """Asks all ranks; every rank calls it."""
+        nodes = [Node(0, 0, 1)] * dist.get_world_size()
+        dist.all_gather_object(nodes, Node.here())
+        sizes = tuple(node.num_workers for node in nodes if node.worker == 0)
+        return cls(sizes, bisect_right(list(accumulate(sizes)), dist.get_rank()))
+
+
+ONE_NODE = Nodes((1,), 0)

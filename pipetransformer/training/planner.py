@@ -22,7 +22,7 @@ class Ahead:
 
     Attributes:
         num_steps: Optimizer steps.
-        num_samples: Training samples that are still read, each counted once.
+        num_samples: Training samples that a fill of the cache computes.
         overhead_s: What a transition takes besides moving layers and filling the cache.
         may_cache: Frozen layers' output can be stored.
     """

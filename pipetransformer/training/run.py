@@ -2,13 +2,13 @@
 
 import gc
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from pipetransformer.autocache.cache import AutoCache
 from pipetransformer.autocache.folder import node_folder
 from pipetransformer.config import Config, warnings
 from pipetransformer.report.open import open_report
@@ -17,7 +17,7 @@ from pipetransformer.report.run_folder import SUMMARY, write_json
 from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.runtime.groups import Groups
 from pipetransformer.training.node import Node
-from pipetransformer.training.setup import Prepared, open_cache, prepare
+from pipetransformer.training.setup import Prepared, prepare
 from pipetransformer.training.task import objective
 from pipetransformer.training.trainer import Diverged, Trainer
 
@@ -28,18 +28,18 @@ def run_rank(
     config: Config, run_dir: Path, device: torch.device, plain: dict[str, Any], sweep: str | None
 ) -> dict[str, Any]:
     """Runs one rank of a job in a world that is open; the environment says which of its node."""
-    prepared = prepare(config, device)
-    report = Reporter()
-    if dist.get_rank() == 0:
-        report = open_report(config.logger, config.log_every_steps, run_dir, plain, sweep)
-    try:
-        with node_folder(config.cache.folder(run_dir) / f"node{Node.here().index}", dist.barrier) as folder:
-            return _train(config, prepared, run_dir, folder, report)
-    finally:
-        report.close()
+    with ExitStack() as closing:
+        node = config.cache.folder(run_dir) / f"node{Node.here().index}"
+        folder = closing.enter_context(node_folder(node, dist.barrier))
+        prepared = prepare(config, device, run_dir, folder, closing)
+        report = Reporter()
+        if dist.get_rank() == 0:
+            report = open_report(config.logger, config.log_every_steps, run_dir, plain, sweep)
+        closing.callback(report.close)
+        return _train(config, prepared, run_dir, report)
 
 
-def _train(config: Config, prepared: Prepared, run_dir: Path, folder: Path, report: Reporter) -> dict[str, Any]:
+def _train(config: Config, prepared: Prepared, run_dir: Path, report: Reporter) -> dict[str, Any]:
     groups = Groups(config.parallel.timeout_s)
     runtime = ElasticRuntime(
         prepared.stack,
@@ -50,13 +50,15 @@ def _train(config: Config, prepared: Prepared, run_dir: Path, folder: Path, repo
         prepared.device,
         prepared.precision,
     )
-    cache = _cache(config, prepared, folder, report)
-    trainer = Trainer(config, prepared, runtime, cache, report, run_dir)
+    for text in (*warnings(config), *prepared.storage.notes):
+        report.write("warning", message=text)
+    trainer = Trainer(config, prepared, runtime, report, run_dir)
     trainer.start()
     gc.freeze()  # what stands now stays; transitions collect the rest quickly
     status, error = "failed", None
     try:
         _report_start(config, prepared, trainer, run_dir, report)
+        trainer.freeze_at_start()
         trainer.run()
         status = "completed"
     except KeyboardInterrupt:
@@ -69,26 +71,10 @@ def _train(config: Config, prepared: Prepared, run_dir: Path, folder: Path, repo
         error = f"{type(failure).__name__}: {failure}"
         raise
     finally:
+        trainer.caching.release()
         summary = _finish(config, prepared, trainer, run_dir, report, status, error)
-        if cache is not None:
-            cache.delete()
         groups.close()
     return summary
-
-
-def _cache(config: Config, prepared: Prepared, folder: Path, report: Reporter) -> AutoCache | None:
-    for text in warnings(config):
-        report.write("warning", message=text)
-    if not config.cache.enabled or config.freeze.never_freezes or not config.parallel.autopipe:
-        return None
-    if prepared.data.random_transform:
-        report.write(
-            "warning",
-            message="the cache is off: the dataset's transform is random, and stored features would freeze its first "
-            "draw. Give dataset.augment=false to cache, or cache=off to silence this",
-        )
-        return None
-    return open_cache(prepared, folder)
 
 
 def _report_start(config: Config, prepared: Prepared, trainer: Trainer, run_dir: Path, report: Reporter) -> None:
@@ -108,6 +94,7 @@ def _report_start(config: Config, prepared: Prepared, trainer: Trainer, run_dir:
         num_steps=trainer.clock.num_steps,
         plan=entry.as_dict(),
         reason=entry.reason,
+        cache=prepared.storage.outlook(prepared.planner.profile, prepared.train),
     )
 
 

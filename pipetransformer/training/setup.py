@@ -1,13 +1,14 @@
 """Builds what a run needs, in the order in which one thing asks for another: data, model, profile, planner."""
 
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from pipetransformer.autocache.cache import AutoCache
+from pipetransformer.autocache.room import Kind
 from pipetransformer.autodp.topology import Position
 from pipetransformer.autopipe.cluster import Cluster, Link
 from pipetransformer.autopipe.pins import check_world
@@ -17,14 +18,20 @@ from pipetransformer.data.base import Data, ImageFormat, TextFormat
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.runtime.batch import Batch
 from pipetransformer.runtime.link import measure_all_reduces, measure_messages
+from pipetransformer.runtime.pass_overhead import measure_pass
 from pipetransformer.runtime.precision import PRECISIONS, Precision
 from pipetransformer.runtime.profile import profile
 from pipetransformer.training.feed import Feed
-from pipetransformer.training.node import Node, devices_per_node
+from pipetransformer.training.node import Nodes
 from pipetransformer.training.optim import OptimizerSpec
 from pipetransformer.training.planner import Planner
+from pipetransformer.training.storage import GIB, Storage, open_storage, wants_cache
 
-GIB = 1 << 30
+RANDOM = (
+    "the cache is off: the dataset's transform is random, and stored features would freeze it. "
+    "cache.augmentation=first_draw keeps one draw of each sample, cache.augmentation=variants cache.variants=4 keeps "
+    "four and uses them in turn, dataset.augment=false draws nothing, and cache=off silences this"
+)
 
 
 @dataclass
@@ -39,10 +46,15 @@ class Prepared:
     first_plan: Plan
     device: torch.device
     precision: Precision
+    storage: Storage
 
 
-def prepare(config: Config, device: torch.device) -> Prepared:
-    """Loads data and model, measures the layers, and makes the planner.
+def prepare(config: Config, device: torch.device, run_dir: Path, folder: Path, closing: ExitStack) -> Prepared:
+    """Loads data and model, finds room for the cache, measures the layers, and makes the planner.
+
+    Args:
+        folder: Of this node, for the cache.
+        closing: Takes what has to be given back when the run ends.
 
     Raises:
         ValueError: Data, model, batch and devices do not fit together.
@@ -58,25 +70,45 @@ def prepare(config: Config, device: torch.device) -> Prepared:
     precision = PRECISIONS[config.precision]
     stack = config.model.outline(data.task, data.num_outputs, data.input_shape, config.seed).to(precision.weights)
     check_world(dist.get_world_size(), len(stack), config.batch_size)
-    feeds = [Feed(split, stack.hidden_shape, config.seed) for split in (data.train, *data.evaluation)]
-    planner = make_planner(stack, feeds[0], config.optim, config.parallel, config.batch_size, device, precision)
-    return Prepared(data, stack, feeds[0], tuple(feeds[1:]), planner, planner.initial(), device, precision)
+    num_draws = config.cache.num_draws if data.random_transform else 1
+    nodes = Nodes.here()
+    feeds = [Feed(data.train, stack.hidden_shape, config.seed, max(1, num_draws), nodes)]
+    feeds += [Feed(split, stack.hidden_shape, config.seed, nodes=nodes) for split in data.evaluation]
+    storage = Storage()
+    if wants_cache(config) and num_draws == 0:
+        storage.notes.append(RANDOM)
+    elif wants_cache(config):
+        kind = Kind(feeds[0].hidden_size, precision.weights, config.cache.storage)
+        storage = open_storage(config, stack, feeds, device, kind, run_dir, folder, closing)
+    planner = make_planner(
+        stack, feeds[0], config.optim, config.parallel, config.batch_size, device, precision, storage
+    )  # fmt: skip
+    return Prepared(data, stack, feeds[0], tuple(feeds[1:]), planner, planner.initial(), device, precision, storage)
 
 
 def make_planner(
     stack: LayerStack, feed: Feed, optim: OptimizerSpec, parallel: Parallel, batch_size: int, device: torch.device,
-    precision: Precision,
+    precision: Precision, storage: Storage | None = None,
 ) -> Planner:  # fmt: skip
-    """Measures the layers on the first samples of a feed, and the links; every rank calls it."""
+    """Measures the layers on the first samples of a feed, and the links; every rank calls it.
+
+    Args:
+        storage: With which the cache's time is counted; else reading takes none.
+    """
     share = max(2, -(-batch_size // dist.get_world_size()))
     sizes = max(1, share // 4), share
     small, large = (_whole_batch(feed, len(stack), size).to(device, precision.weights) for size in sizes)
     measured = profile(stack, (small, large), optim.build, optim.state_factor, device, precision)
-    return Planner(measured, _cluster(parallel.device_memory_gib, device), parallel, batch_size)
+    if storage is not None and storage.cache is not None:
+        missing = storage.cache.room.missing(feed.source.name)
+        measured = replace(measured, cache_read_s_per_byte=storage.mean_read_s_per_byte, cache_missing=missing)
+    cluster = _cluster(parallel.device_memory_gib, device)
+    pass_s = max(0.0, measure_pass(device) - 2 * cluster.link.latency_s)  # a message up and one back, counted elsewhere
+    return Planner(replace(measured, pass_s=pass_s), cluster, parallel, batch_size)
 
 
 def _cluster(budget_gib: float | None, device: torch.device) -> Cluster:
-    memory, num_together = None if budget_gib is None else int(budget_gib * GIB), devices_per_node()
+    memory, num_together = None if budget_gib is None else int(budget_gib * GIB), Nodes.here().devices_per_node
     pairs = *measure_messages(device, num_together), *measure_all_reduces(device, num_together)
     link, node_link, ring, node_ring = (Link(*pair) if pair else None for pair in pairs)
     assert link is not None
@@ -88,13 +120,3 @@ def _whole_batch(feed: Feed, num_layers: int, size: int) -> Batch:
     whole = Plan(num_frozen=0, cache_level=0, stages=((0, num_layers - 1),), num_replicas=1, num_microbatches=1)
     ids = np.arange(size) % len(feed.split)
     return feed.batch(ids, whole, Position(replica=0, device=0))[0]
-
-
-def open_cache(prepared: Prepared, folder: Path) -> AutoCache:
-    """The cache of this node, known to all feeds."""
-    node = Node.here()
-    size, dtype = prepared.train.hidden_size, prepared.precision.weights
-    cache = AutoCache(folder, size, dtype, node.worker, node.num_workers, dist.barrier)
-    for feed in (prepared.train, *prepared.evaluation):
-        feed.cache = cache
-    return cache

@@ -9,15 +9,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipetransformer.autocache.cache import AutoCache
 from pipetransformer.autodp.sampler import batch_ids, epoch_order
-from pipetransformer.autopipe.plan import Plan, layer_above
+from pipetransformer.autopipe.gain import Choice
+from pipetransformer.autopipe.plan import Plan
 from pipetransformer.config import Config
 from pipetransformer.freeze.base import Decision, Signals
 from pipetransformer.report.reporter import Reporter
 from pipetransformer.runtime.elastic import ElasticRuntime, NotFinite, StepResult, TransitionReport
 from pipetransformer.runtime.signals import of_rank_0
 from pipetransformer.training import stop
+from pipetransformer.training.caching import Caching
 from pipetransformer.training.clock import Clock
 from pipetransformer.training.evaluate import evaluate
 from pipetransformer.training.feed import Feed
@@ -36,19 +37,21 @@ class Trainer:
 
     Args:
         report: Takes the events of the run.
-        cache: Where frozen features go; ``None`` computes them.
         run_dir: Where traces go.
     """
 
     def __init__(
-        self, config: Config, prepared: Prepared, runtime: ElasticRuntime, cache: AutoCache | None, report: Reporter,
-        run_dir: Path,
-    ) -> None:  # fmt: skip
+        self, config: Config, prepared: Prepared, runtime: ElasticRuntime, report: Reporter, run_dir: Path
+    ) -> None:
         self.config, self.prepared, self.runtime = config, prepared, runtime
-        self.cache, self.report = cache, report
+        cache = prepared.storage.cache
+        self.report = report
         self.planner = prepared.planner
         self.num_blocks = prepared.stack.num_blocks
         self.clock = Clock.of(config, len(prepared.data.train))
+        self.caching = Caching(
+            cache, prepared.train, prepared.evaluation, runtime, report, self.clock, config.seed
+        )  # fmt: skip
         self.ledger = Ledger(self.num_blocks, may_cache=cache is not None)
         self.tracer = Tracer(run_dir if config.trace else None, runtime.recorder, self.clock, self.ledger)
         self.metrics: dict[str, dict[str, float]] = {}
@@ -59,6 +62,7 @@ class Trainer:
         self._overhead_s = 0.0  # of a transition, as last measured
         self._is_due = False  # a decision
         self._unreported: Callable[[], None] | None = None  # the last step, whose loss is still under way
+        self._reads_ahead = False  # the cache knows the order of what comes
         self._policy_state = config.freeze.initial_state()
 
     @property
@@ -72,6 +76,18 @@ class Trainer:
         self._apply(plan)
         self.ledger.plan(Entry(plan, 0, "fastest plan with nothing frozen"))
 
+    def freeze_at_start(self) -> None:
+        """Goes to the plan for what is frozen before the first step.
+
+        Raises:
+            ValueError: The model has fewer blocks.
+        """
+        num_frozen = self.config.freeze.frozen_at_start
+        if num_frozen > self.num_blocks:
+            raise ValueError(f"freeze.at_start={num_frozen} is more than the {self.num_blocks} blocks of the model")
+        if num_frozen:
+            self._transition(Decision(num_frozen, "start", f"{num_frozen} blocks are frozen from the start"))
+
     def run(self) -> None:
         """Trains from the current step to the end and evaluates.
 
@@ -80,20 +96,29 @@ class Trainer:
         """
         for epoch in range(self.config.epochs):
             order = epoch_order(len(self.prepared.data.train), epoch, self.config.seed)
-            self.prepared.data.train.set_epoch(epoch)
+            self.prepared.train.set_epoch(epoch)
+            self._reads_ahead = False
             for index in range(self.clock.steps_per_epoch):
                 self._is_due |= self.clock.decides(self.step) and not self.config.freeze.never_freezes
                 if self._is_due and self._num_norms:  # put off where all steps since the last one were skipped
                     self._decide()
+                if not self._reads_ahead:
+                    self._read_ahead(order, index)
                 with self.tracer.step(self.step):
                     self._train_step(batch_ids(order, index, self.config.batch_size))
             last = epoch + 1 == self.config.epochs
             if last or (epoch + 1) % self.config.eval_every_epochs == 0:
                 self.evaluate()
 
+    def _read_ahead(self, order: np.ndarray, index: int) -> None:
+        """From here to the end of the epoch, or to the next transition."""
+        coming = range(index, self.clock.steps_per_epoch)
+        self.caching.read_ahead((batch_ids(order, later, self.config.batch_size) for later in coming), self.plan)
+        self._reads_ahead = True
+
     def _train_step(self, ids: np.ndarray) -> None:
         stop.check()
-        start = time.perf_counter()
+        start, waited_s = time.perf_counter(), self.caching.waited_s
         engine = self.runtime.engine
         batch = None
         if engine is not None:
@@ -115,7 +140,8 @@ class Trainer:
         self._report_last_step()
         seconds = time.perf_counter() - start
         self.ledger.step(len(ids), seconds)
-        self._unreported = partial(self._report_step, self.step, result, rate, len(ids), seconds, self._scaling())
+        others = self._scaling() | self._waiting(waited_s)
+        self._unreported = partial(self._report_step, self.step, result, rate, len(ids), seconds, others)
 
     def _report_last_step(self) -> None:
         """One step late, so that no rank waits for the others' losses at the end of each step."""
@@ -124,7 +150,7 @@ class Trainer:
             self._unreported = None
 
     def _report_step(
-        self, step: int, result: StepResult, rate: float, num_samples: int, seconds: float, scaling: dict[str, float]
+        self, step: int, result: StepResult, rate: float, num_samples: int, seconds: float, others: dict[str, float]
     ) -> None:
         self.report.write(
             "step",
@@ -139,7 +165,7 @@ class Trainer:
             num_stages=self.plan.num_stages,
             num_replicas=self.plan.num_replicas,
             cache_level=self.plan.cache_level,
-            **scaling,
+            **others,
         )
 
     def _scaling(self) -> dict[str, float]:
@@ -148,6 +174,10 @@ class Trainer:
             return {}
         scale = self.runtime.loss_scale
         return {"loss_scale": scale.value, "num_skipped_steps": scale.num_skipped}
+
+    def _waiting(self, waited_before_s: float) -> dict[str, float]:
+        """How long the step waited for the cache, where it reads one."""
+        return {"cache_wait_seconds": self.caching.waited_s - waited_before_s} if self.plan.cache_level else {}
 
     def _decide(self) -> None:
         """Asks the policy, and goes to the plan that follows from its answer."""
@@ -175,21 +205,14 @@ class Trainer:
     def _transition(self, decision: Decision) -> None:
         start = time.perf_counter()
         before = self.plan
-        ahead = Ahead(
-            self.clock.steps_left(self.step),
-            self.clock.samples_left(self.step),
-            self._overhead_s,
-            self.cache is not None,
-        )
-        choice = self.planner.transition(before, self.runtime.placement, decision.num_frozen, ahead)
-        plan, level = choice.plan, choice.plan.cache_level
+        ahead, choice = self._choose(decision)
+        plan = choice.plan
         planned = time.perf_counter()
-        if self.cache is not None and level < before.cache_level:
-            self.cache.delete()  # blocks below its level thaw and change
-        if self.cache is not None and level > self.cache.level:
-            self._fill(level)
+        self.caching.go(plan.cache_level, self.step)
         filled = time.perf_counter()
         moved = self._apply(plan)
+        self.caching.serve(plan.cache_level)
+        self._reads_ahead = False
         seconds = time.perf_counter() - start
         self.ledger.plan(Entry(plan, self.step, decision.reason, seconds, ahead.num_samples, choice.reason))
         self.report.write(
@@ -210,35 +233,18 @@ class Trainer:
             choice=choice.reason,
         )
 
+    def _choose(self, decision: Decision) -> tuple[Ahead, Choice]:
+        """Where to go; once more, without the cache, where that turns out to have no room."""
+        steps_left, num_samples = self.clock.steps_left(self.step), self.caching.num_samples(self.step)
+        ahead = Ahead(steps_left, num_samples, self._overhead_s, self.caching.is_on)
+        choice = self.planner.transition(self.plan, self.runtime.placement, decision.num_frozen, ahead)
+        return (ahead, choice) if self.caching.has_room(choice.plan.cache_level) else self._choose(decision)
+
     def _apply(self, plan: Plan) -> TransitionReport:
         """Goes to a plan, and remembers what that takes besides moving layers."""
         moved = self.runtime.apply(plan)
         self._overhead_s = of_rank_0(torch.tensor(moved.group_s + moved.rebuild_s)).item()
         return moved
-
-    def _fill(self, level: int) -> None:
-        """Brings the cache to a level, for the samples that the rest of the run reads."""
-        assert self.cache is not None
-        start, from_level = time.perf_counter(), self.cache.level
-        wanted = [(self.prepared.train.source, self._samples_to_come())]
-        wanted += [(feed.source, np.arange(len(feed.split))) for feed in self.prepared.evaluation]
-        with self.runtime.prefix(layer_above(from_level), level) as compute:
-            num_samples = self.cache.advance(level, wanted, compute, self.config.batch_size)
-        self.report.write(
-            "cache_fill",
-            step=self.step,
-            from_level=from_level,
-            to_level=level,
-            num_samples=num_samples,
-            seconds=time.perf_counter() - start,
-            bytes=self.cache.num_bytes,
-        )
-
-    def _samples_to_come(self) -> np.ndarray:
-        """Training samples that are still read: all, or in the last epoch those that are left of it."""
-        num_read = self.clock.samples_read(self.step)
-        order = epoch_order(self.clock.num_samples, self.config.epochs - 1, self.config.seed)
-        return np.sort(order[num_read:])
 
     def evaluate(self) -> None:
         """Scores every evaluation split under the current plan."""
@@ -274,4 +280,7 @@ class Trainer:
             } | values
         if self.tracer.files:
             summary["traces"] = self.tracer.files
+        cache = self.caching.figures()
+        if cache:
+            summary["cache"] = cache
         return summary | self.ledger.summary(self.planner)

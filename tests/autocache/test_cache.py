@@ -1,64 +1,204 @@
-"""Levels: filled once, each computed from the one below."""
+"""Levels: filled once, each computed from the one below, in its place; what has no room is computed when it is read."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from support.caches import FEW, LENGTHS, WIDTH, make_cache, make_source
 
-from pipetransformer.autocache.cache import AutoCache, Source
+from pipetransformer.autocache.cache import AutoCache
+from pipetransformer.autocache.peers import Alone
+from pipetransformer.autocache.reading import Request
+from pipetransformer.autocache.source import Source
 
-LENGTHS = np.array([3, 1, 4, 2, 5])
-
-
-def make_cache(folder: Path, worker: int = 0, num_workers: int = 1) -> AutoCache:
-    return AutoCache(folder, 2, torch.float64, worker, num_workers, barrier=lambda: None)
-
-
-def make_source(reads: list[int]) -> Source:
-    def read(ids: np.ndarray, num_tokens: int) -> tuple[Tensor, dict[str, Tensor]]:
-        reads.extend(ids.tolist())
-        return torch.from_numpy(ids)[:, None, None].expand(-1, num_tokens, 2).double(), {}
-
-    return Source("train", LENGTHS, read)
+ALL = np.arange(len(LENGTHS))
 
 
-def test_a_level_is_computed_from_the_level_below_it(tmp_path: Path) -> None:
-    cache, source = make_cache(tmp_path), make_source([])
-    ids = np.arange(5)
-    cache.advance(1, [(source, ids)], lambda x, _: x + 10, batch_size=2)
-    cache.advance(3, [(source, ids)], lambda x, _: x * 2, batch_size=2)
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[AutoCache]:
+    made = make_cache(tmp_path, make_source([]))
+    assert made.open() is None
+    yield made
+    made.close()
+
+
+def values(cache: AutoCache, source: Source, ids: list[int]) -> list[float]:
+    """The one number that all features of each sample are."""
+    features = cache.read(Request(source, np.array(ids), int(LENGTHS.max())))
+    return [float(row[:length].unique().item()) for row, length in zip(features, LENGTHS[ids], strict=True)]
+
+
+def add(number: float) -> object:
+    return lambda x, _: x + number
+
+
+def test_a_level_is_computed_from_the_level_below_it(cache: AutoCache) -> None:
+    source = make_source([])
+    cache.advance(1, [(source, ALL)], lambda x, _: x + 10)
+    cache.advance(3, [(source, ALL)], lambda x, _: x * 2)
+    cache.serve(None)
     assert cache.level == 3
-    assert cache.read(source, np.array([4]), 5).unique().tolist() == [(4 + 10) * 2]
+    assert values(cache, source, [4, 0]) == [(4 + 10) * 2, (0 + 10) * 2]
 
 
-def test_only_wanted_samples_are_computed(tmp_path: Path) -> None:
+def test_only_wanted_samples_are_computed(cache: AutoCache) -> None:
     reads: list[int] = []
-    cache, source = make_cache(tmp_path), make_source(reads)
-    assert cache.advance(2, [(source, np.array([0, 3]))], lambda x, _: x, batch_size=8) == 2
+    filled = cache.advance(2, [(make_source(reads), np.array([0, 3]))], lambda x, _: x)
+    assert (filled.num_computed, filled.num_found) == (2, 0)
     assert sorted(reads) == [0, 3]
 
 
-def test_workers_share_the_samples(tmp_path: Path) -> None:
+def test_the_workers_of_a_node_share_the_samples_and_see_what_the_others_stored(tmp_path: Path) -> None:
     reads: list[list[int]] = [[], []]
-    for worker in (1, 0):
-        make_cache(tmp_path, worker, 2).advance(1, [(make_source(reads[worker]), np.arange(5))], lambda x, _: x, 4)
-    assert sorted(reads[0] + reads[1]) == [0, 1, 2, 3, 4]
-    assert abs(len(reads[0]) - len(reads[1])) <= 1
+    lengths = np.tile(LENGTHS, 40)
+    first = make_cache(tmp_path, make_source(reads[0], lengths), Worker(0, 2))
+    second = make_cache(tmp_path, make_source(reads[1], lengths), Worker(1, 2))
+    assert first.open() is None
+    assert second.open() is None
+    for cache, read in zip((first, second), reads, strict=True):
+        cache.advance(1, [(make_source(read, lengths), np.arange(len(lengths)))], lambda x, _: x)
+    assert sorted(reads[0] + reads[1]) == list(range(len(lengths)))
+    assert abs(len(reads[0]) - len(reads[1])) <= 32
+    second.serve(None)
+    assert second.read(Request(make_source([], lengths), np.arange(len(lengths)), 5)).shape == (len(lengths), 5, WIDTH)
+    second.close()
+    first.close()
 
 
-def test_the_old_level_is_given_back(tmp_path: Path) -> None:
-    cache, source = make_cache(tmp_path), make_source([])
-    for level in (1, 2):
-        cache.advance(level, [(source, np.arange(5))], lambda x, _: x, batch_size=8)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["train-level2.features", "train-level2.valid"]
-    cache.delete()
+class Worker(Alone):
+    """One of several processes of a node, in one process; the first leaves what it gives to the others."""
+
+    given: object = None
+
+    def __init__(self, worker: int, num_workers: int) -> None:
+        self.worker, self.num_workers = worker, num_workers
+
+    def from_first(self, value):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+        if self.worker == 0:
+            Worker.given = value
+        return Worker.given
+
+
+def test_it_does_not_go_back(cache: AutoCache) -> None:
+    cache.advance(2, [(make_source([]), ALL)], lambda x, _: x)
+    with pytest.raises(AssertionError, match="cannot advance to 1"):
+        cache.advance(1, [(make_source([]), ALL)], lambda x, _: x)
+
+
+def test_after_thawing_nothing_old_is_read(cache: AutoCache) -> None:
+    source = make_source([])
+    cache.advance(2, [(source, ALL)], lambda x, _: x + 10)
+    cache.clear()
+    cache.advance(2, [(source, np.array([1]))], lambda x, _: x + 20)
+    cache.serve(None)
+    assert values(cache, source, [1]) == [21]
+    with pytest.raises(RuntimeError, match=r"holds no features of 1 samples of the train split: \[3\]"):
+        values(cache, source, [3])
+
+
+def test_what_has_no_room_is_computed_when_it_is_read(tmp_path: Path) -> None:
+    reads: list[int] = []
+    source = make_source(reads)
+    cache = make_cache(tmp_path, source, memory_bytes=FEW)
+    missing = cache.room.missing("train")
+    assert 0 < missing < 1
+    assert cache.open() is None
+    filled = cache.advance(1, [(source, ALL)], lambda x, _: x + 10)
+    assert filled.num_computed == round((1 - missing) * len(ALL))
+    reads.clear()
+    cache.serve(lambda x, _: x + 10)
+    assert values(cache, source, ALL.tolist()) == [sample + 10 for sample in ALL]
+    assert len(reads) == round(missing * len(ALL)), "what is stored is not read from the source again"
+    assert (cache.reads.hits, cache.reads.misses) == (filled.num_computed, len(reads))
+    cache.close()
+
+
+def test_what_is_announced_is_read_ahead_and_anything_else_still_right(cache: AutoCache) -> None:
+    source = make_source([])
+    cache.advance(1, [(source, ALL)], lambda x, _: x)
+    cache.serve(None)
+    requests = [Request(source, np.array(ids), 5) for ids in ([0, 1], [2, 3], [4, 0], [1, 2])]
+    cache.expect(iter(requests))
+    read = [cache.read(request)[:, 0, 0].tolist() for request in requests[:2]]
+    other = cache.read(Request(source, np.array([4]), 5))[:, 0, 0].tolist()
+    assert (read, other) == ([[0, 1], [2, 3]], [4])
+    assert cache.read(requests[2])[:, 0, 0].tolist() == [4, 0]
+
+
+def test_a_batch_stays_as_it_is_while_the_next_ones_are_read_ahead(cache: AutoCache) -> None:
+    source = make_source([])
+    cache.advance(1, [(source, ALL)], lambda x, _: x)
+    cache.serve(None)
+    requests = [Request(source, np.array([sample]), 5) for sample in ALL]
+    cache.expect(iter(requests))
+    present = cache.read(requests[0])
+    kept = present.clone()
+    cache.read(requests[1])
+    cache.stop_reading()
+    assert torch.equal(present, kept)
+
+
+def test_no_room_is_told_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    cache = make_cache(tmp_path, make_source([]), memory_bytes=0, disk_bytes=1 << 20)
+    monkeypatch.setattr("os.posix_fallocate", full)
+    problem = cache.open()
+    assert problem is not None
+    assert "set cache.disk_gib lower" in problem
     assert list(tmp_path.iterdir()) == []
 
 
-def test_it_does_not_go_back(tmp_path: Path) -> None:
-    cache, source = make_cache(tmp_path), make_source([])
-    cache.advance(2, [(source, np.arange(5))], lambda x, _: x, batch_size=8)
-    with pytest.raises(AssertionError, match="cannot advance to 1"):
-        cache.advance(1, [(source, np.arange(5))], lambda x, _: x, batch_size=8)
+def test_nothing_is_left_after_the_end(tmp_path: Path) -> None:
+    cache = make_cache(tmp_path, make_source([]), memory_bytes=0, disk_bytes=1 << 20)
+    assert cache.open() is None
+    assert [path.name for path in tmp_path.iterdir()] == ["train.features"]
+    cache.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lasting_store_is_found_by_the_next_run_with_the_same_weights(tmp_path: Path) -> None:
+    weights = [{"weight": torch.ones(2)}]
+    source = make_source([])
+    for expected in ((len(ALL), 0), (0, len(ALL))):
+        cache = make_cache(tmp_path, source, disk_bytes=1 << 20, is_lasting=True)
+        assert cache.open() is None
+        filled = cache.advance(1, [(source, ALL)], lambda x, _: x + 10, iter(weights))
+        assert (filled.num_computed, filled.num_found) == expected
+        cache.serve(None)
+        assert values(cache, source, [2]) == [12]
+        cache.close()
+
+
+def test_a_lasting_store_of_other_weights_is_computed_again(tmp_path: Path) -> None:
+    source = make_source([])
+    for weight in (1.0, 2.0):
+        cache = make_cache(tmp_path, source, disk_bytes=1 << 20, is_lasting=True)
+        assert cache.open() is None
+        layer = {"weight": torch.full((2,), weight)}
+        assert cache.advance(1, [(source, ALL)], lambda x, _, by=weight: x * by, iter([layer])).num_found == 0
+        cache.serve(None)
+        assert values(cache, source, [3]) == [3 * weight]
+        cache.close()
+
+
+def test_damaged_samples_of_a_lasting_store_are_counted_and_computed_again(tmp_path: Path) -> None:
+    source, layer = make_source([]), {"weight": torch.ones(2)}
+    first = make_cache(tmp_path, source, disk_bytes=1 << 20, is_lasting=True)
+    assert first.open() is None
+    first.advance(1, [(source, ALL)], lambda x, _: x + 10, iter([layer]))
+    first.close()
+    path = tmp_path / "train.features"
+    damaged = bytearray(path.read_bytes())
+    damaged[5] ^= 1
+    path.write_bytes(bytes(damaged))
+    second = make_cache(tmp_path, source, disk_bytes=1 << 20, is_lasting=True)
+    assert second.open() is None
+    assert second.num_dropped == len(ALL), "the shard that the bit is in"
+    assert second.advance(1, [(source, ALL)], lambda x, _: x + 10, iter([layer])).num_computed == len(ALL)
+    second.serve(None)
+    assert values(second, source, [0, 4]) == [10, 14]
+    second.close()

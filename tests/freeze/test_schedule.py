@@ -32,3 +32,14 @@ def test_a_list_that_is_no_schedule_is_an_error(num_frozen: list[int]) -> None:
 def test_more_blocks_than_the_model_has_is_an_error_at_the_first_decision() -> None:
     with pytest.raises(ValueError, match=r"freezes up to 7 blocks, but the model has 6"):
         frozen(Schedule(num_frozen=[2, 7]), 0)
+
+
+def test_blocks_may_be_frozen_from_the_start() -> None:
+    assert Schedule(num_frozen=[2]).frozen_at_start == 0
+    assert Schedule(num_frozen=[2, 4], at_start=2).frozen_at_start == 2
+
+
+@pytest.mark.parametrize("at_start", [-1, 3])
+def test_what_is_frozen_at_the_start_does_not_thaw_at_the_first_decision(at_start: int) -> None:
+    with pytest.raises(ValueError, match=rf"freeze\.at_start={at_start} is not a number of blocks from 0 to the first"):
+        Schedule(num_frozen=[2, 4], at_start=at_start)

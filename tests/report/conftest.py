@@ -136,8 +136,10 @@ def run_events() -> Events:
                 "from_level": 0,
                 "to_level": held["cache_level"],
                 "num_samples": 512,
+                "num_found": 0,
                 "seconds": 3.2,
                 "bytes": 2**24,
+                "bytes_by_tier": {"memory": 2**24},
             }
             events.append(("cache_fill", {"step": held["step"], **fill}))
         steps = range(held["step"] + 1, held["step"] + STEPS_PER_EPOCH + 1)

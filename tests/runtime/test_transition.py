@@ -38,11 +38,12 @@ def test_optimizer_state_is_held_for_the_active_layers_of_the_stage_only(seen: l
             assert with_state == [i for i in current.device_layers(place.device) if i >= current.first_active_layer]
 
 
-def test_a_cached_block_never_runs(seen: list[Seen]) -> None:
+def test_a_cached_block_never_runs_neither_in_a_step_nor_in_an_evaluation(seen: list[Seen]) -> None:
     for own in seen:
-        for current, ran in zip(PIPE_TO_DATA.values(), own.ran, strict=True):
+        for current, ran, evaluated in zip(PIPE_TO_DATA.values(), own.ran, own.evaluated, strict=True):
             assert ran, "every rank ran something"
-            assert min(ran) >= current.first_layer
+            assert evaluated, "in evaluation, too"
+            assert min(*ran, *evaluated) >= current.first_layer
 
 
 def test_every_layer_of_a_stage_runs_once_per_micro_batch(seen: list[Seen]) -> None:

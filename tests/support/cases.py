@@ -39,6 +39,7 @@ class Case:
         num_samples: With ``batch_size`` not a divisor, the last batch of an epoch is smaller.
         width: Of the model.
         loss_scale: To begin with, in float16; small enough for its gradients to stay within its range.
+        cache_shares: What of all features there is room for in memory and on disk.
     """
 
     kind: str
@@ -51,6 +52,7 @@ class Case:
     width: int = 16
     precision: str = "float64"
     loss_scale: float = 2.0**12
+    cache_shares: tuple[float, float] = (1.0, 0.0)
 
     @property
     def task(self) -> str:

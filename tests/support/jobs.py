@@ -69,16 +69,19 @@ def run_job(
 ) -> Job:  # fmt: skip
     """Runs on ``world_size`` ranks; what the user can mend comes back in :attr:`Job.error`."""
     folder.mkdir(parents=True)
-    errors = pool.run(world_size, _run_rank, overrides, folder, made_up_times, first_loss_scale)
+    errors = pool.run(world_size, play, overrides, folder, made_up_times, first_loss_scale)
     assert len(set(errors)) == 1, f"the ranks disagree: {errors}"
     return Job(folder, errors[0])
 
 
-def _run_rank(overrides: tuple[str, ...], folder: Path, made_up_times: bool, first_loss_scale: float) -> str:
+def play(
+    overrides: tuple[str, ...], folder: Path, made_up_times: bool, first_loss_scale: float = loss_scale.INITIAL
+) -> str:
+    """One rank of a run, in a world that is open; gives what the user can mend."""
     try:
         with (
             _without_network(),
-            _made_up_times() if made_up_times else _measured_times(),
+            with_made_up_times() if made_up_times else _measured_times(),
             mock.patch.object(loss_scale, "INITIAL", first_loss_scale),
         ):
             run_rank(loaded(*overrides), folder, torch.device("cpu"), {}, None)
@@ -103,12 +106,13 @@ def _measured_times() -> Iterator[None]:
 
 
 @contextmanager
-def _made_up_times() -> Iterator[None]:
+def with_made_up_times() -> Iterator[None]:
     """Plans follow from bytes alone."""
     with (
         mock.patch.object(setup, "profile", made_up_profile),
         mock.patch.object(setup, "measure_messages", return_value=((1e-3, 1e12), None)),
         mock.patch.object(setup, "measure_all_reduces", return_value=((1e-3, 1e12), None)),
+        mock.patch.object(setup, "measure_pass", return_value=0.0),
     ):
         yield
 

@@ -56,5 +56,6 @@ def predicted_and_measured(case: Case, plan: Plan, folder: str) -> tuple[int, in
         one_step(runtime, feed, case, 0)
         live.peak = live.now
         one_step(runtime, feed, case, 1)
+    feed.close()
     groups.close()
     return predicted, live.peak

@@ -44,6 +44,7 @@ def steps_with_overflow(case: Case, plans: Plans, folder: str, ranks: dict[int, 
         if number in plans:
             go(runtime, feed, plans[number])
         steps.append(_step(runtime, feed, case, number, ranks.get(number) == dist.get_rank()))
+    feed.close()
     groups.close()
     return steps
 
@@ -78,6 +79,7 @@ def steps_until_refused(case: Case, folder: str) -> tuple[list[float], str]:
     except NotFinite as error:
         return scales, str(error)
     finally:
+        feed.close()
         groups.close()
 
 
@@ -102,6 +104,7 @@ def casts_in_a_step(case: Case, plans: list[Plan], folder: str) -> list[int]:
         with _CountCasts(runtime) as casts:
             one_step(runtime, feed, case, number)
         counts.append(casts.count)
+    feed.close()
     groups.close()
     return counts
 

@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pipetransformer.autocache.store import FeatureStore
+from pipetransformer.autocache.cache import AutoCache, Filled
+from pipetransformer.autocache.reading import FeatureReader, Request
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.runtime import signals
 from pipetransformer.runtime.batch import Batch
@@ -21,7 +22,8 @@ from pipetransformer.runtime.ties import TiedGradients
 from support.cases import Case
 from support.trainings import Plans, Trace, train_elastic
 
-_read, _weighted_targets, _unpack = FeatureStore.read, Batch.weighted_targets, Holdings.unpack
+_advance, _read, _weighted_targets = AutoCache.advance, FeatureReader.read, Batch.weighted_targets
+_unpack = Holdings.unpack
 _batch_to, _clip, _train, _run = Batch.to, signals.clip, Stage.train, Precision.run
 
 
@@ -56,8 +58,15 @@ def _weights_drift(self: Holdings, layer: int, manifest: Any, data: Tensor) -> N
             parameter *= 1 + 1e-6
 
 
-def _half_precision(self: FeatureStore, ids: Any, num_tokens: int) -> Tensor:
-    return _read(self, ids, num_tokens).to(torch.bfloat16).to(torch.float64)
+def _half_precision(self: FeatureReader, request: Request) -> Tensor:
+    return _read(self, request).to(torch.bfloat16).to(torch.float64)
+
+
+def _key_stays(self: AutoCache, level: int, *arguments: Any) -> Filled:
+    if self.level == 0:
+        return _advance(self, level, *arguments)
+    self.level = level
+    return Filled(0, 0)
 
 
 def _run_rounded(self: Precision, layer: nn.Module, x: Tensor, context: dict[str, Any]) -> Tensor:
@@ -91,10 +100,16 @@ MUTATIONS: dict[str, Callable[[], Any]] = {
     "norms are those of the part that a rank has": lambda: mock.patch.object(
         signals, "over_parts", _norms_of_the_own_part
     ),
-    "features lose precision in the cache": lambda: mock.patch.object(FeatureStore, "read", _half_precision),
+    "features lose precision in the cache": lambda: mock.patch.object(FeatureReader, "read", _half_precision),
     "dropout depends on the rank": lambda: mock.patch.object(Batch, "to", _keys_by_rank),
     "the frozen prefix draws dropout": lambda: mock.patch.object(Stage, "train", _prefix_trains),
 }
+CACHED_MUTATIONS: dict[str, Callable[[], Any]] = {
+    "what is missing is read as zero": lambda: mock.patch.object(FeatureReader, "_fill_gaps"),
+    "the old level is read on": lambda: mock.patch.object(AutoCache, "advance", _key_stays),
+}
+"""What a training with too little room notices."""
+
 TIED_MUTATIONS: dict[str, Callable[[], Any]] = {
     "the copies' gradients are not summed": lambda: mock.patch.object(TiedGradients, "add_up"),
     "a shared weight counts in the norm of each layer": lambda: mock.patch.object(
@@ -120,6 +135,6 @@ MIXED_MUTATIONS: dict[str, tuple[str, Callable[[], Any]]] = {
 
 
 def train_mutated(mutation: str, case: Case, plans: Plans, folder: str) -> Trace:
-    broken = MUTATIONS | TIED_MUTATIONS | {name: way for name, (_, way) in MIXED_MUTATIONS.items()}
+    broken = MUTATIONS | CACHED_MUTATIONS | TIED_MUTATIONS | {name: way for name, (_, way) in MIXED_MUTATIONS.items()}
     with broken[mutation]():
         return train_elastic(case, plans, folder)

@@ -20,11 +20,12 @@ from support.trainings import Plans, build, go, ids_of, rate
 
 @dataclass
 class Seen:
-    """After each plan and one step under it: what this rank holds, and which layers ran how often in the step."""
+    """After each plan, one step under it and an evaluation: what this rank holds, and how often which layers ran."""
 
     held: list[list[int]] = field(default_factory=list)
     with_state: list[list[int]] = field(default_factory=list)
     ran: list[dict[int, int]] = field(default_factory=list)
+    evaluated: list[dict[int, int]] = field(default_factory=list)
     bytes_moved: list[int] = field(default_factory=list)
     scores: list[dict[str, float]] = field(default_factory=list)
 
@@ -41,7 +42,10 @@ def observe(case: Case, plans: Plans, folder: str) -> Seen:
         seen.ran.append(dict(ran))
         seen.held.append(runtime.holdings.held())
         seen.with_state.append([i for i in runtime.holdings.held() if _has_state(runtime, i)])
+        ran.clear()
         seen.scores.append(evaluate(runtime, feed, batch_size=6))
+        seen.evaluated.append(dict(ran))
+    feed.close()
     groups.close()
     return seen
 
@@ -71,6 +75,7 @@ def poisoned_step(case: Case, plans: Plans, folder: str) -> tuple[str, bool]:
         runtime.step(batch, 0.01)
     except NotFinite as error:
         message = str(error)
+    feed.close()
     groups.close()
     return message, all(torch.equal(held[name], tensor) for name, tensor in before.items())
 
@@ -94,6 +99,7 @@ def many_transitions(case: Case, plans: Plans, folder: str, counts: tuple[int, i
         one_step(runtime, feed, case, number)
         if number in counts:
             seen.append(_resources(groups))
+    feed.close()
     groups.close()
     return seen
 

@@ -8,9 +8,9 @@ import timm
 import torch.distributed.pipelining
 import transformers.models.bert.modeling_bert
 
-from support import jobs, observations, trainings
+from support import faults, jobs, observations, trainings
 
-__all__ = ["jobs", "observations", "timm", "torch", "trainings", "transformers"]
+__all__ = ["faults", "jobs", "observations", "timm", "torch", "trainings", "transformers"]
 
 gc.freeze()
 atexit.register(os._exit, 0)  # without the report of a library on what it does not tidy up

@@ -36,6 +36,7 @@ def held_bytes(case: Case, plan: Plan) -> Held:
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     moments = [value for state in optimizer.state.values() for value in state.values() if value.ndim]
     held = Held(*(_num_bytes(tensors) for tensors in (parameters, gradients, moments)))
+    feed.close()
     groups.close()
     return held
 

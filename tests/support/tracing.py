@@ -28,5 +28,6 @@ def trace_plans(case: Case, plans: list[Plan], folder: str) -> list[str]:
         with tracer.step(step):
             one_step(runtime, feed, case, step)
         ledger.step(case.batch_size, seconds=1.0)
+    feed.close()
     groups.close()
     return tracer.files

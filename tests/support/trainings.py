@@ -14,16 +14,22 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from pipetransformer.autocache.cache import AutoCache
+from pipetransformer.autocache.layout import Budgets, bytes_needed
+from pipetransformer.autocache.room import SHARD_SIZE, Kind, Room
 from pipetransformer.autodp.sampler import batch_ids, epoch_order, num_batches
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.data.base import QUESTION_ANSWERING, Split
 from pipetransformer.models.stack import LayerStack
+from pipetransformer.report.reporter import Reporter
 from pipetransformer.runtime.elastic import ElasticRuntime, TransitionReport
 from pipetransformer.runtime.groups import Groups
 from pipetransformer.runtime.parts import gather
 from pipetransformer.runtime.precision import PRECISIONS, Precision
 from pipetransformer.runtime.randomness import SampleRandomness, sample_keys
+from pipetransformer.training.caching import Caching
+from pipetransformer.training.clock import Clock
 from pipetransformer.training.feed import Feed
+from pipetransformer.training.peers import WorldPeers
 from support.cases import CLIP_NORM, OPTIMIZERS, SEED, Case
 
 Plans = dict[int, Plan]
@@ -50,16 +56,34 @@ def ids_of(case: Case, step: int) -> np.ndarray:
     return batch_ids(epoch_order(case.num_samples, epoch, SEED), index, case.batch_size)
 
 
-def build(case: Case, folder: str) -> tuple[ElasticRuntime, Feed, Groups]:
+class CachedFeed(Feed):
+    """The samples of a case, with all that a run does about its cache."""
+
+    def __init__(self, case: Case, runtime: ElasticRuntime, folder: Path) -> None:
+        super().__init__(case.split(), runtime.holdings.stack.hidden_shape, SEED)
+        kind = Kind(self.hidden_size, runtime.precision.weights)
+        whole = bytes_needed(self.source.lengths, kind.codec().row_bytes, SHARD_SIZE)
+        budgets = Budgets(*(int(share * whole) for share in case.cache_shares))
+        room = Room([self.source], kind, budgets, is_lasting=False)
+        self.cache = AutoCache(room, {self.source.name: folder}, WorldPeers())
+        per_epoch = num_batches(case.num_samples, case.batch_size)
+        clock = Clock(case.num_samples, case.batch_size, per_epoch, case.num_steps, decision_every=1)
+        self.caching = Caching(self.cache, self, (), runtime, Reporter(), clock, SEED)
+
+    def close(self) -> None:
+        self.caching.release()
+        assert self.cache is not None
+        self.cache.close()
+
+
+def build(case: Case, folder: str) -> tuple[ElasticRuntime, CachedFeed, Groups]:
     spec, groups, precision = OPTIMIZERS[case.optimizer], Groups(60), PRECISIONS[case.precision]
     runtime = ElasticRuntime(
         case.stack(), groups, case.objective(), spec.build, spec.clip_norm, torch.device("cpu"), precision
     )
     if precision.scales_loss:
         runtime.loss_scale.value = case.loss_scale
-    feed = Feed(case.split(), runtime.holdings.stack.hidden_shape, SEED)
-    rank, world = dist.get_rank(), dist.get_world_size()
-    feed.cache = AutoCache(Path(folder), feed.hidden_size, precision.weights, rank, world, dist.barrier)
+    feed = CachedFeed(case, runtime, Path(folder))
     gc.freeze()  # transitions collect garbage; what was imported until now need not be searched each time
     return runtime, feed, groups
 
@@ -67,11 +91,10 @@ def build(case: Case, folder: str) -> tuple[ElasticRuntime, Feed, Groups]:
 def train_elastic(case: Case, plans: Plans, cache_folder: str | None = None) -> Trace:
     """Every rank calls it. Goes to ``plans[step]`` before that step; a plan with a cache level fills the cache."""
     runtime, feed, groups = build(case, cache_folder or tempfile.gettempdir())
-    assert feed.cache is not None
     trace = Trace()
     for step in range(case.num_steps):
         if step in plans:
-            go(runtime, feed, plans[step])
+            go(runtime, feed, plans[step], step)
         batch = None
         if runtime.engine is not None:
             batch, _ = feed.batch(ids_of(case, step), runtime.engine.plan, runtime.engine.position, step)
@@ -79,9 +102,10 @@ def train_elastic(case: Case, plans: Plans, cache_folder: str | None = None) -> 
         trace.losses.append(result.loss)
         trace.norms.append(result.total_norm)
         trace.ties_hold &= copies_are_equal(runtime)
+    feed.caching.release()
     trace.moments = moments(runtime)
     trace.weights = runtime.weights() or {}
-    feed.cache.delete()
+    feed.close()
     groups.close()
     return trace
 
@@ -97,15 +121,12 @@ def then(plan: Plan) -> Plans:
     return {0: whole, 1: plan}
 
 
-def go(runtime: ElasticRuntime, feed: Feed, plan: Plan) -> TransitionReport:
-    assert feed.cache is not None
-    if plan.cache_level < feed.cache.level:
-        feed.cache.delete()
-    level = feed.cache.level
-    if plan.cache_level > level:
-        with runtime.prefix(level + 1 if level else 0, plan.cache_level) as compute:
-            feed.cache.advance(plan.cache_level, [(feed.source, np.arange(len(feed.split)))], compute, batch_size=6)
-    return runtime.apply(plan)
+def go(runtime: ElasticRuntime, feed: CachedFeed, plan: Plan, step: int = 0) -> TransitionReport:
+    assert feed.caching.has_room(plan.cache_level)
+    feed.caching.go(plan.cache_level, step)
+    report = runtime.apply(plan)
+    feed.caching.serve(plan.cache_level)
+    return report
 
 
 def copies_are_equal(runtime: ElasticRuntime) -> bool:

@@ -1,13 +1,19 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.caches import make_cache
 from support.plans import plan
 from support.samples import RandomImages, RandomText
 
+from pipetransformer.autocache.room import Kind
 from pipetransformer.autodp.topology import Position
-from pipetransformer.data.base import Split
+from pipetransformer.data.base import ImageFormat, Split
+from pipetransformer.data.image_split import ImageSplit
+from pipetransformer.data.pictures import from_arrays
 from pipetransformer.training.feed import LENGTH_STEP, Feed
 
 HIDDEN_SIZE, NUM_SAMPLES = 6, 20
@@ -71,3 +77,28 @@ def test_the_source_of_the_cache_reads_the_same_samples(split: Split) -> None:
     inputs, context = reader.source.read(np.array([4, 2]), num_tokens)
     assert torch.equal(inputs, split.inputs([4, 2], None if split.lengths is None else num_tokens))
     assert context.keys() == split.context([4, 2], num_tokens).keys()
+
+
+@pytest.mark.parametrize("num_draws", [1, 3])
+def test_cached_draws_of_a_random_transform_are_used_in_turn(num_draws: int, tmp_path: Path) -> None:
+    """What an epoch reads from the cache is what the split would show in the epoch of that draw."""
+    pixels = np.random.default_rng(0).integers(0, 256, (10, 8, 8), dtype=np.uint8)
+    split = ImageSplit("train", from_arrays(pixels, np.zeros(10, dtype=np.int64)), ImageFormat(), 1, augment=True)
+    reader = Feed(split, lambda inputs: torch.Size((len(inputs), 8, 8)), seed=1, num_draws=num_draws)
+    reader.cache = make_cache(tmp_path, reader.source, kind=Kind(8, torch.float32))
+    reader.set_epoch(5)
+    seen = split.inputs(range(10), None)
+    assert reader.cache.open() is None
+    reader.cache.advance(1, [(reader.source, np.arange(10 * num_draws))], lambda x, _: x[:, 0])
+    reader.cache.serve(None)
+    assert torch.equal(split.inputs(range(10), None), seen), "filling does not redraw the present epoch"
+    cached, uncached = plan(1, 1, [7], 1, 1), plan(1, 0, [7], 1, 1)
+    for epoch in range(2 * num_draws):
+        reader.set_epoch(epoch)
+        read = reader.batch(np.arange(10), cached, FIRST)[0].inputs
+        reader.set_epoch(epoch % num_draws)
+        shown = reader.batch(np.arange(10), uncached, FIRST)[0].inputs
+        assert read is not None
+        assert shown is not None
+        assert torch.equal(read, shown[:, 0])
+    reader.cache.close()

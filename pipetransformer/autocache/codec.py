@@ -1,0 +1,125 @@
+"""How the feature of a token becomes bytes."""
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+CASTS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+NAMES = ("exact", *CASTS, "int8")
+
+
+class Codec(ABC):
+    """Turns features into rows of bytes and back, a row per token, on the device where they lie.
+
+    A finite feature comes back finite or is refused, one that is not comes back as one that is not. Bytes that are all
+    zero stand for features that are all zero.
+
+    Attributes:
+        hidden_size: Width of a feature, D.
+        dtype: Type of the features, before and after.
+        row_bytes: Bytes of a token.
+        is_plain: The bytes are the features' own, so that nothing has to be decoded.
+    """
+
+    is_plain = False
+
+    def __init__(self, hidden_size: int, dtype: torch.dtype, row_bytes: int) -> None:
+        self.hidden_size, self.dtype, self.row_bytes = hidden_size, dtype, row_bytes
+
+    @abstractmethod
+    def encode(self, features: Tensor) -> Tensor:
+        """Features (R, D) of ``dtype`` as uint8 (R, row_bytes).
+
+        Raises:
+            OverflowError: A finite feature is too large for the codec.
+        """
+
+    @abstractmethod
+    def decode_into(self, rows: Tensor, out: Tensor) -> None:
+        """Fills features (R, D) of ``dtype`` from rows uint8 (R, row_bytes)."""
+
+    def decode(self, rows: Tensor) -> Tensor:
+        """Rows uint8 (R, row_bytes) as features (R, D) of ``dtype``."""
+        out = torch.empty(len(rows), self.hidden_size, dtype=self.dtype, device=rows.device)
+        self.decode_into(rows, out)
+        return out
+
+
+class Cast(Codec):
+    """Features as another floating-point type, rounded to nearest; bit for bit if it is their own."""
+
+    def __init__(self, hidden_size: int, dtype: torch.dtype, stored: torch.dtype) -> None:
+        super().__init__(hidden_size, dtype, hidden_size * stored.itemsize)
+        self.is_plain, self._stored = stored == dtype, stored
+
+    def encode(self, features: Tensor) -> Tensor:
+        assert features.dtype == self.dtype, f"features are {features.dtype}, the store is of {self.dtype}"
+        stored = features.contiguous().to(self._stored)
+        limit = torch.finfo(self._stored).max
+        if limit < torch.finfo(self.dtype).max and not torch.equal(stored.isfinite(), features.isfinite()):
+            _refuse(features, limit, str(self._stored).removeprefix("torch."))
+        return stored.view(torch.uint8)
+
+    def decode_into(self, rows: Tensor, out: Tensor) -> None:
+        out.copy_(rows.contiguous().view(self._stored))
+
+
+class Int8(Codec):
+    """Features as whole multiples, -127 to 127, of a scale per token: max|x| / 127, and 2 ** -126 at least.
+
+    The error of a feature is at most scale / 2, besides the rounding of float32 (2 ** -16 of the scale) and of
+    ``dtype``. The multiple -128, which is free, stands for what is not finite and comes back as NaN; it leaves its
+    token's scale alone. A row is the scale as float32, then D multiples.
+    """
+
+    SMALLEST, NOT_FINITE = 2.0**-126, -128  # below it float32 loses the digits that the bound rests on
+
+    def __init__(self, hidden_size: int, dtype: torch.dtype) -> None:
+        super().__init__(hidden_size, dtype, 4 + hidden_size)
+        self._wide = torch.promote_types(dtype, torch.float32)
+
+    def encode(self, features: Tensor) -> Tensor:
+        assert features.dtype == self.dtype, f"features are {features.dtype}, the store is of {self.dtype}"
+        wide = features.to(self._wide)
+        finite = wide.isfinite()
+        largest = torch.where(finite, wide, 0).abs().amax(1, keepdim=True)
+        scales = (largest / 127).clamp(min=self.SMALLEST).float()
+        if not (scales * 127).isfinite().all():
+            _refuse(features, torch.finfo(torch.float32).max, "int8")
+        multiples = torch.where(finite, wide / scales, self.NOT_FINITE).round().to(torch.int8)
+        return torch.cat([scales.view(torch.uint8), multiples.view(torch.uint8)], dim=1)
+
+    def decode_into(self, rows: Tensor, out: Tensor) -> None:
+        scales = rows[:, :4].contiguous().view(torch.float32)
+        multiples = rows[:, 4:].view(torch.int8)
+        wide = out if self.dtype == self._wide else torch.empty_like(out, dtype=self._wide)
+        wide.copy_(multiples).mul_(scales)
+        if len(rows) and multiples.amin() == self.NOT_FINITE:  # cheaper to ask than to fill
+            wide.masked_fill_(multiples == self.NOT_FINITE, torch.nan)
+        if wide is not out:
+            out.copy_(wide)
+
+
+def codec(name: str, hidden_size: int, dtype: torch.dtype) -> Codec:
+    """The codec of that name, for features (R, hidden_size) of a floating-point type.
+
+    Args:
+        name: One of :data:`NAMES`. ``exact`` stores the features' own bits.
+
+    Raises:
+        ValueError: There is no codec of that name.
+    """
+    if name not in NAMES:
+        raise ValueError(f"cache.storage={name} is not one of {', '.join(NAMES)}")
+    if name == "int8":
+        return Int8(hidden_size, dtype)
+    return Cast(hidden_size, dtype, CASTS.get(name, dtype))
+
+
+def _refuse(features: Tensor, limit: float, name: str) -> None:
+    largest = torch.where(features.isfinite(), features, 0).abs().max().item()
+    raise OverflowError(
+        f"a feature of size {largest:.6g} does not fit cache.storage={name}, whose largest is {limit:.6g}: "
+        "set cache.storage=exact" + (" or bfloat16" if name == "float16" else "")
+    )

@@ -1,0 +1,199 @@
+"""A piece of mapped bytes that the processes of a node share."""
+
+import errno
+import fcntl
+import mmap
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+GIB = 2**30
+RESERVE_BYTES = GIB  # of a disk, left to others
+UNFINISHED = ".unfinished"  # of a file that has not got all its space
+
+
+class Region:
+    """Bytes in memory or in a file. Make one with :meth:`memory` or :meth:`file`; other processes :meth:`attach` it.
+
+    Everything is allocated at the beginning, so that a lack of room is an error there and not a crash later.
+
+    Attributes:
+        address: What another process of the node attaches to, as long as the process that made it keeps it open.
+        is_file: It lies in a file, not in memory.
+        bytes: The bytes, mapped, uint8 (num_bytes,), zero at the beginning. Views of it keep the mapping alive after
+            :meth:`close`. What is touched of a file counts as this process's memory, so rows are better read with
+            :meth:`read`.
+    """
+
+    def __init__(self, descriptor: int, address: str, is_file: bool) -> None:
+        self._descriptor, self.address, self.is_file = descriptor, address, is_file
+        self.num_bytes = os.fstat(descriptor).st_size
+        self._map = mmap.mmap(descriptor, self.num_bytes)
+        self.bytes = torch.frombuffer(self._map, dtype=torch.uint8)
+        self._array = self.bytes.numpy()
+
+    @classmethod
+    def memory(cls, num_bytes: int) -> "Region":
+        """Shared memory without a name: nothing of it is left when its processes end, however they end.
+
+        Raises:
+            OSError: The system has no such memory, or less than that is free.
+        """
+        if not hasattr(os, "memfd_create"):
+            raise OSError(errno.ENOSYS, f"{sys.platform} has no memfd_create to share memory: set cache.memory_gib=0")
+        _check_room("memory", num_bytes, _available_memory(), "set cache.memory_gib lower")
+        descriptor = os.memfd_create("autocache")
+        try:
+            os.posix_fallocate(descriptor, 0, num_bytes)
+            return cls(descriptor, f"/proc/{os.getpid()}/fd/{descriptor}", is_file=False)
+        except OSError:
+            os.close(descriptor)
+            raise
+
+    @classmethod
+    def file(cls, path: Path, num_bytes: int, reserve_bytes: int = RESERVE_BYTES) -> "Region":
+        """A new file; one that is there is replaced, and whoever has it open keeps its bytes.
+
+        It has its name once it has its space: a process that is killed leaves all of it or none, and what it leaves
+        under another name goes when the file is made again.
+
+        Args:
+            reserve_bytes: What has to stay free on the disk.
+
+        Raises:
+            OSError: The disk has no room for it; nothing is left of the file.
+        """
+        if not hasattr(os, "posix_fallocate"):
+            raise OSError(
+                errno.ENOSYS, f"{sys.platform} has no posix_fallocate to take disk space: set cache.disk_gib=0"
+            )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_name(path.name + UNFINISHED)
+        for old in (path, unfinished):
+            old.unlink(missing_ok=True)
+        remedy = "set cache.disk_gib lower or cache.path to another disk"
+        _check_room(str(path.parent), num_bytes, _free_disk(path.parent), remedy, reserve_bytes)
+        descriptor = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            _allocate(descriptor, path, num_bytes, remedy)
+            unfinished.replace(path)
+            return cls(descriptor, str(path.absolute()), is_file=True)
+        except OSError:
+            os.close(descriptor)
+            for made in (path, unfinished):
+                made.unlink(missing_ok=True)
+            raise
+
+    @classmethod
+    def attach(cls, address: str) -> "Region":
+        """The region of another process, or a file of an earlier one.
+
+        Raises:
+            OSError: Nothing is there, or it belongs to another user.
+            ValueError: It is empty.
+        """
+        descriptor = os.open(address, os.O_RDWR)
+        try:
+            return cls(descriptor, address, is_file=not address.startswith("/proc/"))
+        except (OSError, ValueError) as error:
+            os.close(descriptor)
+            if isinstance(error, OSError):
+                raise
+            raise ValueError(f"{address} is empty; remove it or set cache.path to another folder") from error
+
+    def lock(self, shared: bool = False) -> None:
+        """Keeps others from locking it until this process closes it or ends; once more, to change the kind of lock.
+
+        Args:
+            shared: Others may hold such a lock too, none of them a lock of its own.
+
+        Raises:
+            OSError: Somebody has locked it.
+        """
+        try:
+            fcntl.flock(self._descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            message = f"another run uses {self.address}: wait for its end or set cache.path to another folder"
+            raise OSError(errno.EBUSY, message) from error
+
+    def read(self, offset: int, out: np.ndarray) -> None:
+        """Fills a contiguous array with the bytes from ``offset`` on.
+
+        A file is read past its mapping: the system maps up to 2 MiB around a byte that is touched, and all of that
+        counts as this process's memory from then on.
+
+        Raises:
+            OSError: The file has become shorter, or cannot be read.
+        """
+        if self.is_file:
+            self._transfer(os.preadv, offset, out)
+        else:
+            out.reshape(-1).view(np.uint8)[:] = self._array[offset : offset + out.nbytes]
+
+    def write(self, offset: int, data: np.ndarray) -> None:
+        """Puts a contiguous array in place of the bytes from ``offset`` on; the mapping sees it at once."""
+        if self.is_file:
+            self._transfer(os.pwritev, offset, data)
+        else:
+            self._array[offset : offset + data.nbytes] = data.reshape(-1).view(np.uint8)
+
+    def _transfer(self, call: Callable[[int, list[memoryview], int], int], offset: int, array: np.ndarray) -> None:
+        left = array.reshape(-1).view(np.uint8).data
+        while len(left):  # a call may do less than it is asked for
+            num_bytes = call(self._descriptor, [left], offset)
+            if num_bytes == 0:
+                raise OSError(errno.EIO, f"{self.address} ends at byte {offset} of {self.num_bytes}")
+            left, offset = left[num_bytes:], offset + num_bytes
+
+    def release_pages(self) -> None:
+        """Lets go of a file's pages that this process has touched: they no longer count as its memory.
+
+        Nothing is lost, they stay with the system, which writes and drops them as it needs. Memory stays as it is.
+        """
+        if self.is_file:
+            self._map.madvise(mmap.MADV_DONTNEED)
+
+    def close(self, unlink: bool = False) -> None:
+        """Gives the region up, and with ``unlink`` the file; others keep what they have attached."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+            del self._map, self.bytes, self._array
+        if unlink and self.is_file:
+            Path(self.address).unlink(missing_ok=True)
+
+
+def _check_room(place: str, needed: int, free: int, remedy: str, reserve: int = 0) -> None:
+    if needed > free - reserve:
+        raise _no_room(errno.ENOSPC, place, needed, free, remedy, reserve)
+
+
+def _allocate(descriptor: int, path: Path, num_bytes: int, remedy: str) -> None:
+    try:
+        os.posix_fallocate(descriptor, 0, num_bytes)
+    except OSError as error:
+        os.ftruncate(descriptor, 0)  # so that what it did get counts as free
+        raise _no_room(error.errno, str(path.parent), num_bytes, _free_disk(path.parent), remedy) from error
+
+
+def _no_room(code: int | None, place: str, needed: int, free: int, remedy: str, reserve: int = 0) -> OSError:
+    kept = f", {reserve / GIB:.3f} of them kept for others" if reserve else ""
+    return OSError(
+        code or errno.ENOSPC,
+        f"the cache needs {needed / GIB:.3f} GiB of {place}, which has {free / GIB:.3f} GiB free{kept}: {remedy}",
+    )
+
+
+def _free_disk(folder: Path) -> int:
+    disk = os.statvfs(folder)
+    return disk.f_bavail * disk.f_frsize
+
+
+def _available_memory() -> int:
+    """Bytes that can be taken before the system swaps or kills."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))

@@ -1,0 +1,245 @@
+"""The features of one split on one node, each sample in the fastest tier that has it."""
+
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pipetransformer.autocache.codec import codec
+from pipetransformer.autocache.layout import Budgets, Placement, place
+from pipetransformer.autocache.region import Region
+from pipetransformer.autocache.tier import Tier
+
+
+@dataclass(frozen=True, eq=False)
+class Description:
+    """All that a process needs to open a store: plain values, to be sent to the other processes of the node.
+
+    Attributes:
+        lengths: Tokens of each sample, (N,).
+        hidden_size: Width of a feature, D.
+        dtype: Type of the features.
+        storage: Name of the codec.
+        budgets: Of this split on this node.
+        path: File of the disk tier.
+        shard_size: Samples that are computed and written together, at most.
+        seed: Of the order in which samples fill the tiers.
+        lasting: The file shall outlive the run.
+        at_home: Samples that come before the others, bool (N,); none does by default.
+        memory: Address of the memory tier; filled in by :meth:`SampleStore.create`.
+    """
+
+    lengths: np.ndarray
+    hidden_size: int
+    dtype: torch.dtype
+    storage: str
+    budgets: Budgets
+    path: Path
+    shard_size: int
+    seed: int
+    lasting: bool = False
+    at_home: np.ndarray | None = None
+    memory: str | None = None
+
+
+class SampleStore:
+    """Features of samples, without padding, under the key that they were computed with.
+
+    One process of the node calls :meth:`create` or :meth:`reopen` and hands ``description`` to the others, which
+    :meth:`attach`; all see the same bytes. A higher level overwrites the features in place under another key, shard by
+    shard. One process writes a shard at a time; what it writes may be read once it has returned. As long as one of
+    them lives, no other run opens the file.
+
+    Attributes:
+        description: What other processes attach with.
+        shards: Ids of the samples that are kept, in the groups in which they are written. A group's samples have about
+            the same length.
+        bytes_read: Bytes that this process has read, by tier.
+    """
+
+    def __init__(
+        self, description: Description, placement: Placement, regions: dict[str, Region], owns_file: bool
+    ) -> None:
+        self.description, self.shards, self._owns_file = description, placement.shards, owns_file
+        self._codec = codec(description.storage, description.hidden_size, description.dtype)
+        stamp = zlib.crc32(f"{description.storage} {description.hidden_size} {description.dtype}".encode())
+        layouts = placement.tiers
+        self._tiers = {name: Tier(layout, regions[name], stamp) for name, layout in layouts.items()}
+        self.bytes_read = dict.fromkeys(self._tiers, 0)
+
+    @classmethod
+    def create(cls, description: Description) -> "SampleStore":
+        """Makes an empty store; a file that is there is replaced.
+
+        Raises:
+            OSError: Memory or disk has no room for what the budgets allow; nothing is left behind.
+        """
+        return cls._open(description, new_file=True)
+
+    @classmethod
+    def reopen(cls, description: Description) -> "SampleStore":
+        """Opens the file of an earlier run, with new memory. :meth:`verify` all shards before reading any.
+
+        Raises:
+            OSError: There is no file, another run uses it, or memory has no room.
+            ValueError: The file was made with another description.
+        """
+        return cls._open(description, new_file=False)
+
+    @classmethod
+    def attach(cls, description: Description) -> "SampleStore":
+        """Opens a store that another process of the node has made and keeps open.
+
+        Raises:
+            OSError: It is not there any more.
+            ValueError: The file at its place is another one.
+        """
+        placement = _place(description)
+        addresses = {"memory": description.memory or "", "disk": str(description.path)}
+        regions: dict[str, Region] = {}
+        try:
+            for name in placement.tiers:
+                regions[name] = Region.attach(addresses[name])
+            if "disk" in regions:
+                regions["disk"].lock(shared=True)
+            return cls(description, placement, regions, owns_file=False)
+        except (OSError, ValueError):
+            for region in regions.values():
+                region.close()
+            raise
+
+    @classmethod
+    def _open(cls, description: Description, new_file: bool) -> "SampleStore":
+        placement, regions = _place(description), {}
+        try:
+            if placement.disk is not None:
+                path, num_bytes = description.path, placement.disk.num_bytes
+                regions["disk"] = Region.file(path, num_bytes) if new_file else Region.attach(str(path))
+                regions["disk"].lock()  # nobody else has it
+                regions["disk"].lock(shared=True)
+            if placement.memory is not None:
+                regions["memory"] = Region.memory(placement.memory.num_bytes)
+                description = replace(description, memory=regions["memory"].address)
+            return cls(description, placement, regions, owns_file=True)
+        except (OSError, ValueError):
+            for region in regions.values():
+                region.close(unlink=new_file)
+            raise
+
+    @property
+    def bytes_by_tier(self) -> dict[str, int]:
+        """Bytes that the store takes on the node."""
+        return {name: tier.layout.num_bytes for name, tier in self._tiers.items()}
+
+    def write(self, shard: int, ids: np.ndarray, features: Tensor, key: int) -> None:
+        """Stores samples of a shard in every tier that has it, and forgets the shard's others.
+
+        Args:
+            shard: Index in ``shards``.
+            ids: Some or all of its samples, (B,).
+            features: Theirs, padded, (B, T, D), on any device.
+            key: What they were computed with, below 2 ** 64.
+
+        Raises:
+            OverflowError: A feature is too large for the codec.
+        """
+        rows = self._codec.encode(features.detach()[self._real(ids, features)]).cpu().numpy()
+        for tier in self._tiers.values():
+            if shard in tier.layout.shards:
+                tier.write(shard, ids, rows, key)
+
+    def read(self, ids: np.ndarray, num_tokens: int, key: int, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The first ``num_tokens`` features of samples, zero past a sample's end and where it is not found.
+
+        Args:
+            ids: (B,).
+            key: What they must have been computed with.
+            out: Where to put them, (B, num_tokens, D), contiguous and on the CPU.
+
+        Returns:
+            The features (B, num_tokens, D), and which samples were found, bool (B,).
+        """
+        shape = (len(ids), num_tokens, self._codec.hidden_size)
+        features = torch.empty(shape, dtype=self._codec.dtype) if out is None else out
+        assert (features.shape, features.dtype) == (shape, self._codec.dtype)
+        assert features.is_contiguous()
+        if self._codec.is_plain:
+            found = self._read_rows(ids, key, features.view(torch.uint8).numpy())
+        else:
+            rows = torch.empty(len(ids), num_tokens, self._codec.row_bytes, dtype=torch.uint8)
+            found = self._read_rows(ids, key, rows.numpy())
+            self._codec.decode_into(rows.flatten(0, 1), features.flatten(0, 1))
+        return features, torch.from_numpy(found)
+
+    def missing(self, ids: np.ndarray, key: int) -> np.ndarray:
+        """Those of the samples that no tier has under the key."""
+        found = np.zeros(len(ids), dtype=bool)
+        for tier in self._tiers.values():
+            found |= tier.valid(ids, key)
+        return ids[~found]
+
+    def verify(self, shards: Iterable[int] | None = None, key: int | None = None) -> int:
+        """Forgets what is not as it was written, or, with a key, was computed with another one.
+
+        Args:
+            shards: Indices in ``shards``, all by default; processes can share them out.
+
+        Returns:
+            How many samples were dropped, over all tiers.
+        """
+        numbers = range(len(self.shards)) if shards is None else list(shards)
+        tiers = self._tiers.values()
+        return sum(tier.verify([n for n in numbers if n in tier.layout.shards], key) for tier in tiers)
+
+    def promote(self, shards: Iterable[int] | None = None) -> int:
+        """Copies into memory what the disk holds of the shards that lie in both, after :meth:`reopen`.
+
+        Returns:
+            How many samples were copied.
+        """
+        if len(self._tiers) < 2:
+            return 0
+        memory, disk = self._tiers["memory"], self._tiers["disk"]
+        numbers = range(len(self.shards)) if shards is None else shards
+        both = [n for n in numbers if n in memory.layout.shards and n in disk.layout.shards]
+        return sum(memory.copy(disk, n) for n in both)
+
+    def release_pages(self) -> None:
+        """Lets go of the file's pages, see :meth:`Region.release_pages`."""
+        for tier in self._tiers.values():
+            tier.region.release_pages()
+
+    def close(self) -> None:
+        """Gives the store back. The process that made it removes the file, unless it is lasting."""
+        for tier in self._tiers.values():
+            tier.region.close(unlink=self._owns_file and not self.description.lasting)
+        self._tiers = {}
+
+    def _real(self, ids: np.ndarray, features: Tensor) -> Tensor:
+        """Which of the padded features are the samples' own, bool (B, T)."""
+        lengths = torch.from_numpy(self.description.lengths[ids])
+        assert int(lengths.max()) <= features.shape[1], f"features of {features.shape[1]} tokens are cut off"
+        return (torch.arange(features.shape[1]) < lengths[:, None]).to(features.device)
+
+    def _read_rows(self, ids: np.ndarray, key: int, rows: np.ndarray) -> np.ndarray:
+        """Fills rows uint8 (B, T, row_bytes) from the first tier that has each sample, and says which were found."""
+        rows = rows.reshape(*rows.shape[:2], self._codec.row_bytes)
+        found = np.zeros(len(ids), dtype=bool)
+        for name, tier in self._tiers.items():
+            valid = ~found & tier.valid(ids, key)
+            self.bytes_read[name] += tier.gather(ids, rows.shape[1], valid, rows) * self._codec.row_bytes
+            found |= valid
+        rows[~found] = 0
+        return found
+
+
+def _place(description: Description) -> Placement:
+    row_bytes = codec(description.storage, description.hidden_size, description.dtype).row_bytes
+    return place(
+        description.lengths, row_bytes, description.budgets, description.shard_size, description.seed,
+        description.lasting, description.at_home,
+    )  # fmt: skip

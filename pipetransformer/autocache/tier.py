@@ -1,0 +1,187 @@
+"""Rows of samples in one region, each with a mark that says that it is there."""
+
+import zlib
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from pipetransformer.autocache.layout import TierLayout
+from pipetransformer.autocache.region import Region
+
+MARK = 0xA5  # no single flipped bit makes one
+CHUNK_BYTES = 2**18  # that are checked or copied at once
+
+
+class Tier:
+    """A sample counts only with its mark and under the key of its shard.
+
+    A shard is rewritten in this order::
+
+        marks off  ->  rows  ->  key, checksum  ->  marks on
+
+    so that a process that is killed anywhere leaves samples that are right or absent. A computer that fails writes
+    pages in any order: after that, and for a file of an earlier run, :meth:`verify` before reading.
+
+    One process writes a shard at a time, and nobody reads it meanwhile; others may read and write other shards.
+
+    Args:
+        layout: Where the samples lie.
+        region: The bytes, ``layout.num_bytes`` of them.
+        stamp: What the rows are, as a number; part of the checksums.
+
+    Raises:
+        ValueError: The region has another size.
+    """
+
+    def __init__(self, layout: TierLayout, region: Region, stamp: int = 0) -> None:
+        if region.num_bytes != layout.num_bytes:
+            raise ValueError(
+                f"{region.address} has {region.num_bytes} bytes and the store needs {layout.num_bytes}: it was made "
+                "for other samples or budgets; remove it or set cache.path to another folder"
+            )
+        self.layout, self.region, self._stamp = layout, region, stamp
+        num_shards, buffer = len(layout.shards), region.bytes.numpy()
+        keys, checksums = (layout.records_offset + size * num_shards for size in (8, 12))
+        self._keys = buffer[layout.records_offset : keys].view(np.uint64)
+        self._checksums = buffer[keys:checksums].view(np.uint32)
+        self._marks = buffer[checksums:]
+        self._rows = buffer[: layout.num_rows * layout.row_bytes].reshape(-1, layout.row_bytes)
+        self._common_length = int(layout.lengths[0]) if np.ptp(layout.lengths) == 0 else None
+        self._shard_of = np.repeat(np.arange(num_shards), np.diff(layout.bounds))
+
+    def write(self, shard: int, ids: np.ndarray, rows: np.ndarray, key: int) -> None:
+        """Stores samples of a shard and forgets its others.
+
+        Args:
+            shard: Number of the shard, one of ``layout.shards``.
+            ids: Some or all of its samples, (B,).
+            rows: Their rows, sample after sample without padding, uint8 (R, row_bytes).
+            key: What the rows were computed with, below 2 ** 64.
+        """
+        slots, place = self.layout.slots[ids], self.layout.slots_of(shard)
+        assert np.all((slots >= place.start) & (slots < place.stop)), f"not all of the samples are of shard {shard}"
+        self._marks[place] = 0
+        self._write_rows(slots, rows)
+        self._write_record(shard, key)
+        self._marks[slots] = MARK
+
+    def valid(self, ids: np.ndarray, key: int) -> np.ndarray:
+        """Which of the samples can be read under the key, bool (B,)."""
+        slots = self.layout.slots[ids]
+        return (slots >= 0) & (self._marks[slots] == MARK) & (self._keys[self._shard_of[slots]] == np.uint64(key))
+
+    def gather(self, ids: np.ndarray, num_tokens: int, present: np.ndarray, out: np.ndarray) -> int:
+        """Copies the first ``num_tokens`` rows of samples, with zeros past a sample's end.
+
+        Args:
+            ids: (B,).
+            present: Which of them are read, bool (B,); what is not is left as it is.
+            out: uint8 (B, num_tokens, row_bytes), contiguous.
+
+        Returns:
+            The number of rows that were read.
+        """
+        assert out.flags.c_contiguous
+        read = np.flatnonzero(present)
+        counts = np.minimum(self.layout.lengths[self.layout.slots[ids[read]]], num_tokens)
+        if self.region.is_file:
+            self._read_each(ids[read], counts, read, out)
+        elif len(read) == len(ids):
+            self._take(ids, counts, out)
+        else:
+            part = np.empty((len(read), *out.shape[1:]), dtype=np.uint8)
+            self._take(ids[read], counts, part)
+            out[read] = part
+        return int(counts.sum())
+
+    def _take(self, ids: np.ndarray, counts: np.ndarray, out: np.ndarray) -> None:
+        """From memory all samples at once."""
+        num_tokens = out.shape[1]
+        if num_tokens == self._common_length:  # whole samples are faster to copy than their rows
+            rows, index = self._rows.reshape(len(self.layout.ids), -1), self.layout.slots[ids]
+        else:
+            rows, index = self._rows, (self.layout.start[ids, None] + np.arange(num_tokens)).reshape(-1)
+        # the default mode would copy twice; rows past a sample's end are another's, or past the end the last one's
+        np.take(rows, index, axis=0, out=out.reshape(-1, rows.shape[1]), mode="clip")
+        if counts.min(initial=num_tokens) < num_tokens:
+            out[np.arange(num_tokens) >= counts[:, None]] = 0
+
+    def _read_each(self, ids: np.ndarray, counts: np.ndarray, places: np.ndarray, out: np.ndarray) -> None:
+        """From a file sample by sample: they lie apart, and each takes a call of the system."""
+        offsets = self.layout.start[ids] * self.layout.row_bytes
+        for place, offset, count in zip(places.tolist(), offsets.tolist(), counts.tolist(), strict=True):
+            self.region.read(offset, out[place, :count])
+            out[place, count:] = 0
+
+    def verify(self, shards: Iterable[int], key: int | None = None) -> int:
+        """Forgets the samples of shards whose bytes or marks are not those that were written, or not under the key.
+
+        Returns:
+            How many samples were dropped.
+        """
+        dropped = 0
+        for shard in shards:
+            marks, index = self._marks[self.layout.slots_of(shard)], shard - self.layout.first_shard
+            damaged = (marks != MARK) & (marks != 0)
+            dropped += int(damaged.sum())
+            marks[damaged] = 0
+            if not (marks == MARK).any():
+                continue
+            intact = self._checksum(shard, int(self._keys[index])) == int(self._checksums[index])
+            if not intact or (key is not None and int(self._keys[index]) != key):
+                dropped += int((marks == MARK).sum())
+                marks[:] = 0
+        return dropped
+
+    def copy(self, other: "Tier", shard: int) -> int:
+        """Takes over what another tier holds of a shard that both have, and returns how many samples that is."""
+        here, there = self.layout.slots_of(shard), other.layout.slots_of(shard)
+        marks = other._marks[there]
+        self._marks[here] = 0
+        offset = self.layout.rows_of(shard).start * self.layout.row_bytes
+        for chunk in other._chunks(shard):
+            self.region.write(offset, chunk)
+            offset += len(chunk)
+        self._write_record(shard, int(other._keys[shard - other.layout.first_shard]))
+        self._marks[here] = marks
+        return int((marks == MARK).sum())
+
+    def clear(self, ids: np.ndarray | None = None) -> None:
+        """Forgets samples, or all of them."""
+        if ids is None:
+            self._marks[:] = 0
+        else:
+            slots = self.layout.slots[ids]
+            self._marks[slots[slots >= 0]] = 0
+
+    def _write_rows(self, slots: np.ndarray, rows: np.ndarray) -> None:
+        lengths = self.layout.lengths[slots]
+        assert len(rows) == lengths.sum(), f"{len(rows)} rows for samples of {lengths.sum()}"
+        first = self.layout.start[self.layout.ids[slots]]
+        gaps = np.flatnonzero(first[1:] != first[:-1] + lengths[:-1]) + 1  # a whole shard has none
+        parts = np.split(rows, np.cumsum(lengths)[gaps - 1])
+        for row, part in zip(first[[0, *gaps]].tolist(), parts, strict=True):
+            self.region.write(row * self.layout.row_bytes, part)
+
+    def _write_record(self, shard: int, key: int) -> None:
+        index = shard - self.layout.first_shard
+        self._keys[index] = key
+        self._checksums[index] = self._checksum(shard, key)
+
+    def _checksum(self, shard: int, key: int) -> int:
+        """Of what the rows are, the key, the samples and the rows."""
+        ids = self.layout.ids[self.layout.slots_of(shard)]
+        head = np.array([self._stamp, key], dtype=np.uint64).tobytes() + ids.tobytes()
+        checksum = zlib.crc32(head)
+        for chunk in self._chunks(shard):
+            checksum = zlib.crc32(chunk.data, checksum)
+        return checksum
+
+    def _chunks(self, shard: int) -> Iterator[np.ndarray]:
+        """The bytes of a shard's rows, uint8 (at most CHUNK_BYTES,) each; one is valid until the next."""
+        rows = self.layout.rows_of(shard)
+        end, buffer = rows.stop * self.layout.row_bytes, np.empty(CHUNK_BYTES, dtype=np.uint8)
+        for offset in range(rows.start * self.layout.row_bytes, end, CHUNK_BYTES):
+            chunk = buffer[: end - offset]
+            self.region.read(offset, chunk)
+            yield chunk

@@ -1,0 +1,33 @@
+"""Whether a folder can be written, found out at the start of a run. No torch here: configuration stays fast."""
+
+import tempfile
+from pathlib import Path
+
+
+class Unwritable(OSError):
+    """The folder of the stores cannot be written."""
+
+
+def unwritable(path: Path, error: OSError) -> Unwritable:
+    """Says why a folder at or below ``cache.path`` cannot be written, and what to change."""
+    return Unwritable(
+        f"the cache's folder {path} cannot be written ({error}); name another one by cache.path=, or give "
+        "cache.path=null for one in the run folder"
+    )
+
+
+def check_writable(path: Path) -> None:
+    """Makes something where ``path`` is or would be made, and removes it; leaves no folder behind.
+
+    Raises:
+        Unwritable: It is not a folder, or nothing can be made there.
+    """
+    path = path.absolute()
+    nearest = next(parent for parent in (path, *path.parents) if parent.exists())
+    try:
+        with tempfile.TemporaryDirectory(prefix=".writable-", dir=nearest):
+            pass
+    except OSError as error:
+        if not nearest.exists():  # another run that ends has just taken it back
+            return check_writable(path)
+        raise unwritable(path, error) from error

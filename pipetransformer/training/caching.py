@@ -1,0 +1,138 @@
+"""What the loop does about frozen layers' output: fills the cache, reads it ahead, computes what it has no room for."""
+
+import time
+from collections.abc import Iterable
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+
+from pipetransformer.autocache.cache import AutoCache
+from pipetransformer.autodp.sampler import epoch_order
+from pipetransformer.autopipe.plan import Plan, layer_above
+from pipetransformer.report.reporter import Reporter
+from pipetransformer.runtime.elastic import ElasticRuntime
+from pipetransformer.training.clock import Clock
+from pipetransformer.training.feed import Feed
+
+
+class Caching:
+    """One rank's part in the cache of a run; without a cache nothing happens.
+
+    Args:
+        cache: Where frozen features go; ``None`` computes them.
+        train, evaluation: The splits that are read.
+        seed: Of the order of the samples.
+    """
+
+    def __init__(
+        self, cache: AutoCache | None, train: Feed, evaluation: tuple[Feed, ...], runtime: ElasticRuntime,
+        report: Reporter, clock: Clock, seed: int,
+    ) -> None:  # fmt: skip
+        self._cache, self._train, self._evaluation = cache, train, evaluation
+        self._runtime, self._report, self._clock, self._seed = runtime, report, clock, seed
+        self._lent = ExitStack()  # frozen layers, while they have to be computed
+
+    @property
+    def is_on(self) -> bool:
+        return self._cache is not None
+
+    def num_samples(self, step: int) -> int:
+        """Training samples that a fill computes."""
+        if self._cache is None:
+            return self._clock.samples_left(step)
+        return round(len(self._samples_to_come(step)) * (1 - self._cache.room.missing(self._train.source.name)))
+
+    def has_room(self, level: int) -> bool:
+        """Whether a level is stored, or can be; if not, the cache is off from here on, on all ranks."""
+        if self._cache is None or level <= self._cache.level:
+            return True
+        problem = self._cache.open()
+        if problem is not None:
+            self._report.write("warning", message=f"the cache is off from here on: {problem}")
+            self._cache = None
+        elif self._cache.num_dropped:
+            damaged = f"{self._cache.num_dropped} stored samples were damaged and are computed again"
+            self._report.write("warning", message=f"the cache: {damaged}")
+            self._cache.num_dropped = 0
+        return self._cache is not None
+
+    def go(self, level: int, step: int) -> None:
+        """Brings the cache to a level, for the samples that the rest of the run reads."""
+        self.release()
+        if self._cache is None:
+            return
+        if level < self._cache.level:
+            self._cache.clear()  # blocks below its level thaw and change
+        if level > self._cache.level:
+            self._fill(self._cache, level, step)
+
+    def _fill(self, cache: AutoCache, level: int, step: int) -> None:
+        start, from_level = time.perf_counter(), cache.level
+        wanted = [(self._train.source, self._samples_to_come(step))]
+        wanted += [(feed.source, np.arange(len(feed.split))) for feed in self._evaluation]
+        first = layer_above(from_level)
+        with self._runtime.prefix(first, level) as compute:
+            layers = (self._runtime.layer_state(layer) for layer in range(first, level + 1))
+            filled = cache.advance(level, wanted, compute, layers if cache.room.is_lasting else None)
+        self._report.write(
+            "cache_fill",
+            step=step,
+            from_level=from_level,
+            to_level=level,
+            num_samples=filled.num_computed,
+            num_found=filled.num_found,
+            seconds=time.perf_counter() - start,
+            bytes=sum(cache.room.bytes_by_tier.values()),
+            bytes_by_tier=cache.room.bytes_by_tier,
+        )
+
+    def _samples_to_come(self, step: int) -> np.ndarray:
+        """Training samples that are still read, as the cache numbers them; in the last epoch those that are left."""
+        num_read = self._clock.samples_read(step)
+        if num_read == 0:
+            return np.arange(len(self._train.source.lengths))
+        last = self._clock.num_epochs - 1
+        order = epoch_order(self._clock.num_samples, last, self._seed)
+        return self._train.drawn(np.sort(order[num_read:]), last)
+
+    def serve(self, level: int) -> None:
+        """Reads a stored level from here on."""
+        if self._cache is None or level == 0:
+            return
+        compute = None
+        if self._cache.room.is_short:
+            compute = self._lent.enter_context(self._runtime.prefix(0, level))
+        self._cache.serve(compute)
+
+    def read_ahead(self, batches: Iterable[np.ndarray], plan: Plan) -> None:
+        """Tells the order of the training samples from here on."""
+        engine = self._runtime.engine
+        if self._cache is not None and engine is not None:
+            self._train.expect(batches, plan, engine.position)
+
+    def release(self) -> None:
+        """Gives back the frozen layers that were kept at hand, and ends reading ahead; other ranks need not come."""
+        self._lent.close()
+        if self._cache is not None:
+            self._cache.stop_reading()
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds in which this rank's steps waited for the cache so far."""
+        return 0.0 if self._cache is None else self._cache.reads.waited_s
+
+    def figures(self) -> dict[str, Any]:
+        """Of this rank's reads and its node's stores, for the summary; empty where nothing was stored."""
+        if self._cache is None or self._cache.fill_s == 0:
+            return {}
+        reads = self._cache.reads
+        total = reads.hits + reads.misses
+        return {
+            "hit_rate": reads.hits / total if total else None,
+            "bytes_by_tier": self._cache.room.bytes_by_tier,
+            "fill_seconds": self._cache.fill_s,
+            "read_seconds": reads.read_s,
+            "wait_seconds": reads.waited_s,
+            "recompute_seconds": reads.compute_s,
+        }

@@ -1,0 +1,112 @@
+"""What is kept fits the budgets, lies where it should, and is spread evenly over the data."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipetransformer.autocache.layout import Budgets, Placement, TierLayout, bytes_needed, place, split_budget
+
+ROW_BYTES, SHARD_SIZE = 12, 4
+lengths_of = st.lists(st.integers(1, 9), min_size=1, max_size=40).map(np.array)
+budget_of = st.integers(0, 4000)
+cases = given(lengths_of, budget_of, budget_of, st.integers(0, 9), st.booleans())
+
+
+def placed(lengths: np.ndarray, memory: int, disk: int, seed: int = 0, lasting: bool = False) -> Placement:
+    return place(lengths, ROW_BYTES, Budgets(memory, disk), SHARD_SIZE, seed, lasting)
+
+
+def kept(layout: TierLayout | None) -> list[int]:
+    return [] if layout is None else layout.ids.tolist()
+
+
+@cases
+def test_no_tier_is_past_its_budget(lengths: np.ndarray, memory: int, disk: int, seed: int, lasting: bool) -> None:
+    placement = placed(lengths, memory, disk, seed, lasting)
+    budgets = {"memory": memory, "disk": disk}
+    for name, tier in placement.tiers.items():
+        assert tier.num_bytes <= budgets[name]
+        num_rows = int(lengths[tier.ids].sum())
+        assert tier.num_bytes >= num_rows * ROW_BYTES + 12 * len(tier.shards) + len(tier.ids), "all is counted"
+
+
+@cases
+def test_the_next_sample_would_not_fit(lengths: np.ndarray, memory: int, disk: int, seed: int, lasting: bool) -> None:
+    placement = placed(lengths, memory, disk, seed, lasting)
+    order = kept(placed(np.ones_like(lengths), 10**6, 0, seed).memory)  # of equal lengths a shard keeps the order
+    in_memory, on_disk = len(kept(placement.memory)), len(kept(placement.disk))
+    for first, count, budget in ((0, in_memory, memory), (0 if lasting else in_memory, on_disk, disk)):
+        if first + count < len(lengths):
+            more = order[first : first + count + 1]
+            assert bytes_needed(lengths[more], ROW_BYTES, SHARD_SIZE) + 12 > budget
+
+
+@cases
+def test_tiers_hold_the_same_beginning_or_follow_each_other(
+    lengths: np.ndarray, memory: int, disk: int, seed: int, lasting: bool
+) -> None:
+    placement = placed(lengths, memory, disk, seed, lasting)
+    in_memory, on_disk = kept(placement.memory), kept(placement.disk)
+    assert len(set(in_memory)) == len(in_memory)
+    assert len(set(on_disk)) == len(on_disk)
+    everything = sorted(sample for shard in placement.shards for sample in shard.tolist())
+    assert everything == sorted(set(in_memory) | set(on_disk)), "each is computed once"
+    small, large = sorted([set(in_memory), set(on_disk)], key=len)
+    assert small <= large if lasting else not small & large
+
+
+@cases
+def test_rows_of_a_shard_lie_together_and_in_order_of_length(
+    lengths: np.ndarray, memory: int, disk: int, seed: int, lasting: bool
+) -> None:
+    placement = placed(lengths, memory, disk, seed, lasting)
+    assert all(0 < len(shard) <= SHARD_SIZE for shard in placement.shards)
+    for tier in placement.tiers.values():
+        row = 0
+        for number in tier.shards:
+            shard = placement.shards[number]
+            assert tier.ids[tier.slots_of(number)].tolist() == shard.tolist()
+            assert tier.rows_of(number) == slice(row, row + lengths[shard].sum())
+            assert np.all(np.diff(lengths[shard]) >= 0)
+            for sample in shard:
+                assert (tier.start[sample], tier.ids[tier.slots[sample]]) == (row, sample)
+                row += lengths[sample]
+        assert tier.num_rows == row
+        absent = np.setdiff1d(np.arange(len(lengths)), tier.ids)
+        assert np.all(tier.start[absent] == -1)
+        assert np.all(tier.slots[absent] == -1)
+
+
+@given(lengths_of, budget_of, st.booleans())
+def test_what_is_needed_is_enough_whatever_the_other_tier_holds(lengths: np.ndarray, other: int, lasting: bool) -> None:
+    needed = bytes_needed(lengths, ROW_BYTES, SHARD_SIZE)
+    assert sum(len(shard) for shard in placed(lengths, other, needed, lasting=lasting).shards) == len(lengths)
+    assert len(kept(placed(lengths, needed, other, lasting=lasting).memory)) == len(lengths)
+
+
+@given(st.integers(0, 999), st.floats(0.1, 0.9), st.booleans())
+def test_any_half_of_the_samples_has_its_share(seed: int, share: float, sorted_data: bool) -> None:
+    generator = np.random.default_rng(seed)
+    lengths = generator.integers(1, 9, 2000)
+    lengths = np.sort(lengths) if sorted_data else lengths
+    budget = int(share / 2 * lengths.sum() * ROW_BYTES)
+    placement = placed(lengths, budget, budget, seed)
+    has = np.isin(np.arange(2000), np.concatenate(placement.shards))
+    for half in (slice(0, 1000), slice(1000, 2000), slice(0, None, 2), generator.permutation(2000)[:1000]):
+        assert abs(has[half].mean() - has.mean()) < 0.08, "five standard deviations"
+
+
+def test_the_order_is_the_same_in_every_version() -> None:
+    assert np.concatenate(placed(np.ones(8, dtype=int), 10**4, 0, seed=7).shards).tolist() == [6, 3, 4, 0, 2, 7, 5, 1]
+
+
+@given(st.integers(0, 10**6), st.lists(st.integers(0, 10**6), min_size=1, max_size=5))
+def test_splits_share_a_budget_by_need(budget: int, needed: list[int]) -> None:
+    shares = split_budget(budget, needed)
+    assert sum(shares) <= budget or shares == tuple(needed)
+    assert sum(shares) <= budget
+    assert all(share <= need for share, need in zip(shares, needed, strict=True))
+    assert min(budget, sum(needed)) - sum(shares) < len(needed), "hardly a byte is lost"
+    if sum(needed):
+        assert shares == pytest.approx([min(1, budget / sum(needed)) * need for need in needed], abs=1)

@@ -1,0 +1,64 @@
+"""Answers come in order, ahead of time, and errors reach the one who asks."""
+
+import threading
+
+import pytest
+
+from pipetransformer.autocache.prefetch import Prefetcher
+
+
+def test_answers_come_in_the_order_of_the_requests() -> None:
+    prefetcher = Prefetcher(lambda n: n * n, iter(range(1, 6)), depth=2)
+    assert [prefetcher.take() for _ in range(5)] == [1, 4, 9, 16, 25]
+    assert prefetcher.next_request is None
+    prefetcher.close()
+
+
+def test_it_reads_ahead_and_no_further_than_its_depth() -> None:
+    read: list[int] = []
+    second = threading.Event()
+
+    def note(n: int) -> int:
+        read.append(n)
+        if n == 2:
+            second.set()
+        return n
+
+    prefetcher = Prefetcher(note, iter(range(1, 9)), depth=2)
+    assert second.wait(timeout=10), "the second is read though nobody has asked for the first"
+    assert prefetcher.next_request == 1
+    prefetcher.close()
+    assert read == [1, 2]
+
+
+def test_it_reads_in_another_thread() -> None:
+    prefetcher = Prefetcher(lambda _: threading.get_ident(), iter([0]), depth=1)
+    assert prefetcher.take() != threading.get_ident()
+    prefetcher.close()
+
+
+def test_an_error_reaches_the_one_who_takes() -> None:
+    def fail(_: int) -> int:
+        raise OSError("the disk is gone")
+
+    prefetcher = Prefetcher(fail, iter([1]), depth=1)
+    with pytest.raises(OSError, match="the disk is gone"):
+        prefetcher.take()
+    prefetcher.close()
+
+
+def test_closing_ends_the_thread() -> None:
+    before = threading.active_count()
+    prefetcher = Prefetcher(lambda n: n, iter(range(100)), depth=3)
+    prefetcher.take()
+    prefetcher.close()
+    assert threading.active_count() == before
+
+
+def test_time_spent_waiting_is_counted() -> None:
+    ready = threading.Event()
+    prefetcher = Prefetcher(lambda _: ready.wait(10), iter([0]), depth=1)
+    threading.Timer(0.05, ready.set).start()
+    prefetcher.take()
+    prefetcher.close()
+    assert prefetcher.waited_s > 0.01
