@@ -16,6 +16,7 @@ from pipetransformer.autocache.reading import FeatureReader, Reads, Request
 from pipetransformer.autocache.room import Room
 from pipetransformer.autocache.samples import Description, SampleStore
 from pipetransformer.autocache.source import Compute, Source
+from pipetransformer.autocache.work import Part, groups_of, parts_of
 
 Wanted = list[tuple[Source, np.ndarray]]
 
@@ -100,19 +101,14 @@ class AutoCache:
         self.stop_reading()
         self._num_keys += 1
         key = self._num_keys if layers is None else level_key(self._key, self._marked(layers))
-        shards = [
-            (source, self._stores[source.name], shard, ids)
-            for source, chosen in wanted
-            for shard, ids in _by_shard(self._stores[source.name], chosen)
-        ]
+        parts = [part for source, ids in wanted for part in parts_of(source, self._stores[source.name], ids)]
+        own = parts[self._peers.worker :: self._peers.num_workers]
         self._peers.total(0)  # nobody writes before everybody has done reading
-        num_computed = num_found = 0
-        for source, store, shard, ids in shards[self._peers.worker :: self._peers.num_workers]:
-            if len(store.missing(ids, key)):
-                num_computed += len(ids)
-                store.write(shard, ids, self._compute(source, store, ids, compute), key)
-            else:
-                num_found += len(ids)
+        missing = [part for part in own if len(part.store.missing(part.ids, key))]
+        for group in groups_of(missing):
+            self._store(group, compute, key)
+        num_computed = sum(len(part.ids) for part in missing)
+        num_found = sum(len(part.ids) for part in own) - num_computed
         filled = Filled(self._peers.total(num_computed), self._peers.total(num_found))
         self.level, self._key = level, key
         self.fill_s += time.perf_counter() - start
@@ -124,13 +120,18 @@ class AutoCache:
             return layers
         return chain([{"from_level": torch.tensor(self.level)}], layers)
 
-    def _compute(self, source: Source, store: SampleStore, ids: np.ndarray, compute: Compute) -> Tensor:
-        num_tokens = int(source.lengths[ids].max())
-        inputs, context = source.read(ids, num_tokens)
+    def _store(self, group: list[Part], compute: Compute, key: int) -> None:
+        """Computes the samples of neighbouring shards at once."""
+        ids, num_tokens = np.concatenate([part.ids for part in group]), max(part.num_tokens for part in group)
+        source, store = group[0].source, group[0].store
         if self.level:
             inputs, found = store.read(ids, num_tokens, self._key)
             assert bool(found.all()), "what is still wanted was wanted at the level before"
-        return compute(inputs, context)
+        else:
+            inputs = source.inputs(ids, num_tokens)
+        features = compute(inputs, source.context(ids, num_tokens))
+        for part, own in zip(group, features.split([len(part.ids) for part in group]), strict=True):
+            store.write(part.shard, part.ids, own, key)
 
     def serve(self, compute: Compute | None) -> None:
         """From here on reads the present level.
@@ -175,12 +176,3 @@ def in_words(error: OSError | ValueError) -> str:
     if not isinstance(error, OSError) or error.strerror is None:
         return str(error)
     return error.strerror + (f": {error.filename}" if error.filename else "")
-
-
-def _by_shard(store: SampleStore, chosen: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """The chosen samples of each shard that has any."""
-    is_chosen = np.zeros(len(store.description.lengths), dtype=bool)
-    is_chosen[chosen] = True
-    for shard, ids in enumerate(store.shards):
-        if is_chosen[ids].any():
-            yield shard, ids[is_chosen[ids]]

@@ -115,7 +115,8 @@ class FeatureReader:
             raise RuntimeError(
                 f"the cache holds no features of {len(ids)} samples of the {request.source.name} split: {ids[:5]}"
             )
-        inputs, context = request.source.read(ids, request.num_tokens)
-        features[gaps] = self._compute(inputs, context).to(features)
+        source, num_tokens = request.source, request.num_tokens
+        computed = self._compute(source.inputs(ids, num_tokens), source.context(ids, num_tokens))
+        features[gaps] = computed.to(features)
         self.reads.misses += len(ids)
         self.reads.compute_s += time.perf_counter() - start

@@ -147,7 +147,7 @@ class SampleStore:
         Raises:
             OverflowError: A feature is too large for the codec.
         """
-        rows = self._codec.encode(features.detach()[self._real(ids, features)]).cpu().numpy()
+        rows = self._codec.encode(self._real(ids, features.detach())).cpu().numpy()
         for tier in self._tiers.values():
             if shard in tier.layout.shards:
                 tier.write(shard, ids, rows, key)
@@ -220,10 +220,13 @@ class SampleStore:
         self._tiers = {}
 
     def _real(self, ids: np.ndarray, features: Tensor) -> Tensor:
-        """Which of the padded features are the samples' own, bool (B, T)."""
-        lengths = torch.from_numpy(self.description.lengths[ids])
-        assert int(lengths.max()) <= features.shape[1], f"features of {features.shape[1]} tokens are cut off"
-        return (torch.arange(features.shape[1]) < lengths[:, None]).to(features.device)
+        """The samples' own features (R, D), of padded ones."""
+        lengths, num_tokens = self.description.lengths[ids], features.shape[1]
+        assert int(lengths.max()) <= num_tokens, f"features of {num_tokens} tokens are cut off"
+        if int(lengths.min()) == num_tokens:
+            return features.flatten(0, 1)
+        is_real = torch.arange(num_tokens) < torch.from_numpy(lengths)[:, None]
+        return features[is_real.to(features.device)]
 
     def _read_rows(self, ids: np.ndarray, key: int, rows: np.ndarray) -> np.ndarray:
         """Fills rows uint8 (B, T, row_bytes) from the first tier that has each sample, and says which were found."""

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-Read = Callable[[np.ndarray, int], tuple[Tensor, dict[str, Tensor]]]
+Inputs = Callable[[np.ndarray, int], Tensor]
+Context = Callable[[np.ndarray, int], dict[str, Tensor]]
 Compute = Callable[[Tensor, dict[str, Tensor]], Tensor]
 
 
@@ -17,11 +18,13 @@ class Source:
     Attributes:
         name: The split's name.
         lengths: Tokens of each sample at the layer boundary, (N,).
-        read: ``read(ids, num_tokens)`` gives the model's inputs and context of samples.
+        inputs: ``inputs(ids, num_tokens)`` reads the model's inputs of samples.
+        context: ``context(ids, num_tokens)`` gives what every layer needs besides, at little cost.
         at_home: Samples that this node keeps before others, bool (N,); all alike by default.
     """
 
     name: str
     lengths: np.ndarray
-    read: Read
+    inputs: Inputs
+    context: Context
     at_home: np.ndarray | None = None

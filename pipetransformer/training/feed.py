@@ -44,7 +44,7 @@ class Feed:
         lengths = np.full(len(split), num_tokens) if split.lengths is None else np.asarray(split.lengths)
         self._nodes, self._homes = nodes, homes(len(split), nodes.count)
         at_home = np.tile(self._homes == nodes.index, num_draws)
-        self.source = Source(split.name, np.tile(lengths, num_draws), self._read_draws, at_home)
+        self.source = Source(split.name, np.tile(lengths, num_draws), self._drawn_inputs, self._context, at_home)
         self.cache: AutoCache | None = None
 
     def set_epoch(self, epoch: int) -> None:
@@ -56,7 +56,7 @@ class Feed:
         """The numbers of samples at the cache in an epoch, by default the present one."""
         return ids + (self._epoch if epoch is None else epoch) % self._num_draws * len(self.split)
 
-    def _read_draws(self, numbers: np.ndarray, num_tokens: int) -> tuple[Tensor, dict[str, Tensor]]:
+    def _drawn_inputs(self, numbers: np.ndarray, num_tokens: int) -> Tensor:
         draws, ids = np.divmod(numbers, len(self.split))
         padded = None if self.split.lengths is None else num_tokens
         by_draw = np.argsort(draws, kind="stable")
@@ -65,7 +65,11 @@ class Feed:
             self.split.set_epoch(int(draw))
             parts.append(self.split.inputs(ids[draws == draw].tolist(), padded))
         self.split.set_epoch(self._epoch)
-        return torch.cat(parts)[np.argsort(by_draw)], self.split.context(ids.tolist(), padded)
+        return torch.cat(parts)[np.argsort(by_draw)]
+
+    def _context(self, numbers: np.ndarray, num_tokens: int) -> dict[str, Tensor]:
+        ids = (numbers % len(self.split)).tolist()
+        return self.split.context(ids, None if self.split.lengths is None else num_tokens)
 
     def expect(self, batches: Iterable[np.ndarray], plan: Plan, place: Position | None) -> None:
         """Tells the cache which global batches are read from here on, if this rank reads it under the plan."""

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 import torch
 from support.caches import FEW, LENGTHS, WIDTH, make_cache, make_source
+from torch import Tensor
 
 from pipetransformer.autocache.cache import AutoCache
 from pipetransformer.autocache.peers import Alone
 from pipetransformer.autocache.reading import Request
+from pipetransformer.autocache.room import SHARD_SIZE
 from pipetransformer.autocache.source import Source
 
 ALL = np.arange(len(LENGTHS))
@@ -41,6 +43,32 @@ def test_a_level_is_computed_from_the_level_below_it(cache: AutoCache) -> None:
     cache.serve(None)
     assert cache.level == 3
     assert values(cache, source, [4, 0]) == [(4 + 10) * 2, (0 + 10) * 2]
+
+
+def test_samples_are_read_from_the_data_for_the_first_level_only(cache: AutoCache) -> None:
+    reads: list[int] = []
+    source = make_source(reads)
+    cache.advance(1, [(source, ALL)], lambda x, _: x)
+    assert sorted(reads) == ALL.tolist()
+    cache.advance(2, [(source, ALL)], lambda x, _: x)
+    assert len(reads) == len(ALL), "reading a picture may cost more than a block"
+
+
+def test_short_samples_of_several_shards_are_computed_at_once(tmp_path: Path) -> None:
+    source, sizes = make_source([], np.tile(LENGTHS, 40)), []
+    cache = make_cache(tmp_path, source)
+    assert cache.open() is None
+
+    def compute(x: Tensor, _: dict[str, Tensor]) -> Tensor:
+        sizes.append(len(x))
+        return x + 10
+
+    cache.advance(1, [(source, np.arange(200))], compute)
+    assert max(sizes) > SHARD_SIZE
+    cache.serve(None)
+    features = cache.read(Request(source, np.arange(200), 5))[:, 0, 0]
+    assert features.tolist() == (10 + np.arange(200)).tolist()
+    cache.close()
 
 
 def test_only_wanted_samples_are_computed(cache: AutoCache) -> None:

@@ -20,11 +20,11 @@ FEW = 220  # bytes that hold some of the samples
 def make_source(reads: list[int], lengths: np.ndarray = LENGTHS, name: str = "train") -> Source:
     """Notes which samples are read."""
 
-    def read(ids: np.ndarray, num_tokens: int) -> tuple[Tensor, dict[str, Tensor]]:
+    def inputs(ids: np.ndarray, num_tokens: int) -> Tensor:
         reads.extend(ids.tolist())
-        return torch.from_numpy(ids)[:, None, None].expand(-1, num_tokens, WIDTH).double(), {}
+        return torch.from_numpy(ids)[:, None, None].expand(-1, num_tokens, WIDTH).double()
 
-    return Source(name, lengths, read)
+    return Source(name, lengths, inputs, lambda ids, num_tokens: {})
 
 
 def make_cache(

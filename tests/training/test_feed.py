@@ -74,7 +74,8 @@ def test_the_keys_of_a_sample_depend_on_the_step_and_not_on_the_arrangement() ->
 def test_the_source_of_the_cache_reads_the_same_samples(split: Split) -> None:
     reader = feed(split)
     num_tokens = int(reader.source.lengths.max())
-    inputs, context = reader.source.read(np.array([4, 2]), num_tokens)
+    ids = np.array([4, 2])
+    inputs, context = reader.source.inputs(ids, num_tokens), reader.source.context(ids, num_tokens)
     assert torch.equal(inputs, split.inputs([4, 2], None if split.lengths is None else num_tokens))
     assert context.keys() == split.context([4, 2], num_tokens).keys()
 

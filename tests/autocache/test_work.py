@@ -1,0 +1,65 @@
+"""A fill computes every wanted sample once, and no more tokens at once than it shall."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.caches import KIND, make_source
+
+from pipetransformer.autocache import work
+from pipetransformer.autocache.layout import Budgets
+from pipetransformer.autocache.samples import Description, SampleStore
+from pipetransformer.autocache.work import Part, groups_of, parts_of
+
+
+def make_parts(lengths: list[int], wanted: list[int]) -> list[Part]:
+    source = make_source([], np.array(lengths))
+    store = SampleStore.create(
+        Description(source.lengths, KIND.hidden_size, KIND.dtype, "exact", Budgets(2**20, 0), Path("none"), 3, 0)
+    )
+    parts = list(parts_of(source, store, np.array(wanted, dtype=np.int64)))
+    store.close()
+    return parts
+
+
+@pytest.fixture(autouse=True)
+def _few_tokens_at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as patched:
+        patched.setattr(work, "TOKENS_AT_ONCE", 20)
+        yield
+
+
+samples = st.lists(st.tuples(st.integers(1, 9), st.booleans()), min_size=1, max_size=20)
+
+
+@given(samples)
+def test_each_wanted_sample_is_in_one_part_and_no_other_is(samples: list[tuple[int, bool]]) -> None:
+    wanted = [number for number, (_, is_wanted) in enumerate(samples) if is_wanted]
+    parts = make_parts([length for length, _ in samples], wanted)
+    assert sorted(sample for part in parts for sample in part.ids.tolist()) == wanted
+    assert [part.shard for part in parts] == sorted({part.shard for part in parts})
+
+
+@given(samples)
+def test_groups_keep_the_order_and_are_as_large_as_they_may_be(samples: list[tuple[int, bool]]) -> None:
+    parts = make_parts([length for length, _ in samples], list(range(len(samples))))
+    groups = list(groups_of(parts))
+    assert [part for group in groups for part in group] == parts
+    assert all(len(group) == 1 or padded(group) <= 20 for group in groups)
+    for group, later in pairwise(groups):
+        assert padded([*group, later[0]]) > 20, "it could be larger"
+
+
+def test_splits_are_not_mixed() -> None:
+    parts = make_parts([1, 1], [0, 1]) + make_parts([1], [0])
+    assert [len(group) for group in groups_of(parts)] == [1, 1]
+    assert [len(group[0].ids) for group in groups_of(parts)] == [2, 1]
+
+
+def padded(group: list[Part]) -> int:
+    ids = np.concatenate([part.ids for part in group])
+    return len(ids) * int(group[0].source.lengths[ids].max())
