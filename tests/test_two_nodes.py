@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from support.command import TIMEOUT_S, TRAIN, Ended, processes, started, torchrun
 from support.jobs import ROOT, TINY, Job, run_job
-from support.nodes import free_port, of_two_nodes
+from support.nodes import NODE_ALL_REDUCE_S, free_port, of_two_nodes
 from support.pool import Pool
 
 from pipetransformer.autodp.topology import pipeline_ranks
@@ -106,6 +106,11 @@ def test_no_pipeline_crosses_a_node(nodes: Nodes) -> None:
         plan = Plan(values["num_frozen"], values["cache_level"], stages, **arrangement)
         pipelines = [pipeline_ranks(plan, replica) for replica in range(2)]
         assert [Counter(rank // DEVICES_PER_NODE for rank in ranks) for ranks in pipelines] == [{0: 2}, {1: 2}]
+
+
+def test_the_planner_counts_on_averaging_gradients_between_the_nodes(nodes: Nodes) -> None:
+    predicted_s = [plan["predicted_step_s"] for plan in nodes.job.summary["plans"]]
+    assert [seconds % 1 for seconds in predicted_s] == [pytest.approx(NODE_ALL_REDUCE_S, abs=0.05)] * 3
 
 
 def test_a_trace_shows_the_ranks_of_both_nodes_from_the_start_of_the_step(nodes: Nodes) -> None:

@@ -2,6 +2,9 @@
 
 import socket
 
+NODE_ALL_REDUCE_S = 0.25
+"""Between nodes, where all else takes whole seconds or next to nothing."""
+
 
 def free_port() -> int:
     with socket.socket() as probe:

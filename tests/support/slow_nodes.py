@@ -12,6 +12,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from pipetransformer.runtime.link import Pair  # noqa: E402
 from pipetransformer.training import setup  # noqa: E402
 from support.jobs import made_up_profile  # noqa: E402
+from support.nodes import NODE_ALL_REDUCE_S  # noqa: E402
 
 
 def messages(_: torch.device, devices_per_node: int) -> tuple[Pair, Pair | None]:
@@ -20,7 +21,7 @@ def messages(_: torch.device, devices_per_node: int) -> tuple[Pair, Pair | None]
 
 
 def all_reduces(_: torch.device, devices_per_node: int) -> tuple[Pair, Pair | None]:
-    return (1e-3, 1e9), (1e-3, 1e9)
+    return (1e-3, 1e9), (NODE_ALL_REDUCE_S, 1e9)
 
 
 if __name__ == "__main__":
