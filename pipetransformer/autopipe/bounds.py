@@ -49,6 +49,11 @@ class Bounds:
         self._seconds = lru_cache(maxsize=None)(self._seconds_of)
         self._bytes = lru_cache(maxsize=None)(self._bytes_of)
 
+    def work_seconds(self, pipelines: Pipelines) -> float:
+        """:meth:`pipelines_seconds` where boundaries take no time; quick."""
+        share = microbatch_size(self._arranger.batch_size, pipelines.num_replicas, num_microbatches=1)
+        return self._seconds(share, False).largest(pipelines.pipeline_size) + self.update_seconds(pipelines)
+
     def pipelines_seconds(self, pipelines: Pipelines) -> float:
         """Of a step with any number of micro-batches and chunks: the busiest device's work, and its update."""
         share = microbatch_size(self._arranger.batch_size, pipelines.num_replicas, num_microbatches=1)

@@ -1,6 +1,7 @@
 """The fastest feasible plan: bounds put the candidates in order and spare most of them their exact partition."""
 
 from collections.abc import Iterator
+from heapq import heapify, heappop, heappush
 from math import ceil, floor, inf, log10
 
 from pipetransformer.autopipe.arrange import SAME, Arranger
@@ -62,13 +63,21 @@ class _Search:
                     best = grid, plan
         return best[1] if best else None
 
-    def _pipelines(self) -> list[tuple[float, Pipelines]]:
+    def _pipelines(self) -> Iterator[tuple[float, Pipelines]]:
+        """Those that may fit the memory, in the order of their bounds, which only those at the front get."""
         budget = self.cluster.device_memory_bytes
-        return sorted(
-            (self.bounds.pipelines_seconds(pipelines), pipelines)
+        waiting = [
+            (self.bounds.work_seconds(pipelines), False, pipelines)
             for pipelines in self._all_pipelines()
             if budget is None or self.bounds.least_bytes(pipelines.pipeline_size) <= budget
-        )
+        ]
+        heapify(waiting)
+        while waiting:
+            least_s, is_bound, pipelines = heappop(waiting)
+            if is_bound:
+                yield least_s, pipelines
+            else:
+                heappush(waiting, (self.bounds.pipelines_seconds(pipelines), True, pipelines))
 
     def _all_pipelines(self) -> Iterator[Pipelines]:
         return all_pipelines(self.cluster, len(self.arranger.layers), self.batch_size, self.pins)

@@ -12,11 +12,12 @@ from pipetransformer.autopipe.cluster import Cluster, Link
 from pipetransformer.autopipe.cost import LayerProfile, Profile, Time, step_seconds
 from pipetransformer.autopipe.memory import device_memory_bytes
 from pipetransformer.autopipe.pins import FREE
-from pipetransformer.autopipe.plan import Plan, layer_above
+from pipetransformer.autopipe.plan import Plan
 
 ROUNDING = 1 + 1e-9
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.integers(1, 4))
 def test_no_deal_keeps_all_devices_below_the_bound(weights: list[int], num_devices: int) -> None:
     deals = product(range(num_devices), repeat=len(weights))
@@ -35,7 +36,14 @@ SIZES = st.sampled_from([0, 1 << 20, 5 << 20])
 LAYERS = st.builds(
     LayerProfile, st.just("layer"), TIMES, TIMES, TIMES, st.floats(0, 0.01), SIZES, SIZES, SIZES.filter(bool)
 )
-PROFILES = st.lists(LAYERS, min_size=2, max_size=5).map(lambda layers: Profile(tuple(layers), 2))
+PROFILES = st.builds(
+    Profile,
+    layers=st.lists(LAYERS, min_size=2, max_size=5).map(tuple),
+    optimizer_state_factor=st.just(2.0),
+    cache_missing=st.sampled_from([0.0, 0.5]),
+    pass_s=st.sampled_from([0.0, 0.05]),
+)
+LEVELS = st.sampled_from([(0, 0), (1, 0), (1, 1)])  # frozen and cached
 LINKS = st.sampled_from([Link(1e-2, 1e6), Link(1e-5, 1e8), Link(1e-5, 1e11)])
 CLUSTERS = st.builds(Cluster, st.integers(1, 8), st.none(), LINKS, st.none() | LINKS, st.sampled_from([2, 3, 4]))
 
@@ -52,15 +60,16 @@ def plans(arranger: Arranger, grid: Grid) -> Iterator[Plan]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(PROFILES, CLUSTERS, st.integers(1, 9), st.sampled_from([(0, 0), (1, 0), (1, 1)]), st.data())
+@given(PROFILES, CLUSTERS, st.integers(1, 9), LEVELS, st.data())
 def test_no_bound_cuts_off_the_fastest_partition_of_a_candidate(
     profile: Profile, cluster: Cluster, batch_size: int, levels: tuple[int, int], data: st.DataObject
 ) -> None:
     num_frozen, cache_level = (min(level, len(profile.layers) - 2) for level in levels)
     arranger = Arranger(profile, cluster, batch_size, num_frozen, cache_level, None)
-    bounds, num_layers = Bounds(arranger), len(profile.layers) - layer_above(cache_level)
+    bounds, num_layers = Bounds(arranger), len(arranger.layers)
     pipelines = data.draw(st.sampled_from(list(all_pipelines(cluster, num_layers, batch_size, FREE))))
     update_s = bounds.update_seconds(pipelines)
+    assert bounds.work_seconds(pipelines) <= bounds.pipelines_seconds(pipelines)
     for grid in grids(pipelines, num_layers, batch_size, FREE, may_checkpoint=True):
         fastest_s = min(step_seconds(profile, cluster, plan, batch_size) for plan in plans(arranger, grid)) * ROUNDING
         assert bounds.pipelines_seconds(pipelines) <= fastest_s
@@ -80,12 +89,13 @@ def test_a_pipeline_over_a_slow_link_is_no_faster_than_the_device_that_hands_ove
 
 
 @settings(max_examples=60, deadline=None)
-@given(PROFILES, CLUSTERS, st.integers(1, 12), st.booleans())
+@given(PROFILES, CLUSTERS, st.integers(1, 12), LEVELS)
 def test_one_of_the_lean_candidates_takes_least_memory(
-    profile: Profile, cluster: Cluster, batch_size: int, frozen: bool
+    profile: Profile, cluster: Cluster, batch_size: int, levels: tuple[int, int]
 ) -> None:
-    arranger = Arranger(profile, cluster, batch_size, min(frozen, len(profile.layers) - 2), 0, None)
-    num_layers = len(profile.layers)
+    num_frozen, cache_level = (min(level, len(profile.layers) - 2) for level in levels)
+    arranger = Arranger(profile, cluster, batch_size, num_frozen, cache_level, None)
+    num_layers = len(arranger.layers)
 
     def least(of: list[Grid]) -> int:
         return min(max(device_memory_bytes(profile, plan, batch_size)) for grid in of for plan in plans(arranger, grid))

@@ -2,7 +2,7 @@ from collections.abc import Iterator
 from itertools import combinations, pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipetransformer.autopipe.partition import Runs, partition
@@ -21,6 +21,7 @@ def slowest(runs: Runs, seconds: list[int], boundary: list[list[int]]) -> int:
     return max(sum(seconds[first : last + 1]) + row[last] for row, (first, last) in zip(boundary, runs, strict=True))
 
 
+@settings(deadline=None)
 @given(
     layers=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 8), st.integers(0, 5)), min_size=1, max_size=8),
     num_stages=st.integers(1, 9),

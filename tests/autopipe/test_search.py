@@ -270,12 +270,13 @@ def test_one_node_has_its_pipelines_side_by_side() -> None:
     assert not best_plan(BLOCKS, cluster(8), 32, pins=Pins(num_stages=2)).replicas_adjacent
 
 
-@pytest.mark.parametrize("node_bandwidth", [1e9, 1e8, 1e7])
+@pytest.mark.parametrize("node_bandwidth", [1e9, 1e8, 1e7, 1e5])
 def test_thousands_of_devices_look_at_few_partitions(monkeypatch: pytest.MonkeyPatch, node_bandwidth: float) -> None:
-    looks = counted(monkeypatch, "fastest")
+    looks, bounds = counted(monkeypatch, "fastest", Arranger), counted(monkeypatch, "pipeline_seconds", Bounds)
     devices = replace(THOUSANDS, device_memory_bytes=300 * MIB, node_link=Link(1e-5, node_bandwidth))
     assert best_plan(LONG, devices, batch_size=4096).num_devices > 2048
     assert len(looks) < 30, "of about 100,000 candidates"
+    assert len(bounds) < 8_000
 
 
 def test_that_nothing_fits_thousands_of_devices_is_told_after_few_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,7 +291,7 @@ LONG = Profile((layer(fixed_s=1e-3),) * 26, 2)
 THOUSANDS = replace(wide(4096), devices_per_node=8)
 
 
-def counted(monkeypatch: pytest.MonkeyPatch, method: str, of: type = Arranger) -> list[Grid]:
+def counted(monkeypatch: pytest.MonkeyPatch, method: str, of: type) -> list[Grid]:
     """The candidates that a method is called with from now on."""
     grids, original = list[Grid](), getattr(of, method)
 
