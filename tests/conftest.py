@@ -4,8 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from support.cases import write_config
 from support.pool import Pool
+
+settings.register_profile("patient", deadline=None)  # how long an example takes is the machine's affair
+settings.load_profile("patient")
 
 
 @pytest.fixture(scope="session")

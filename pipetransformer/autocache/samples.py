@@ -14,6 +14,8 @@ from pipetransformer.autocache.layout import Budgets, Placement, place
 from pipetransformer.autocache.region import Region
 from pipetransformer.autocache.tier import Tier
 
+DECODED_BYTES = 2**21  # of rows, at once
+
 
 @dataclass(frozen=True, eq=False)
 class Description:
@@ -170,9 +172,7 @@ class SampleStore:
         if self._codec.is_plain:
             found = self._read_rows(ids, key, features.view(torch.uint8).numpy())
         else:
-            rows = torch.empty(len(ids), num_tokens, self._codec.row_bytes, dtype=torch.uint8)
-            found = self._read_rows(ids, key, rows.numpy())
-            self._codec.decode_into(rows.flatten(0, 1), features.flatten(0, 1))
+            found = self._decode(ids, key, features)
         return features, torch.from_numpy(found)
 
     def missing(self, ids: np.ndarray, key: int) -> np.ndarray:
@@ -227,6 +227,19 @@ class SampleStore:
             return features.flatten(0, 1)
         is_real = torch.arange(num_tokens) < torch.from_numpy(lengths)[:, None]
         return features[is_real.to(features.device)]
+
+    def _decode(self, ids: np.ndarray, key: int, features: Tensor) -> np.ndarray:
+        """Fills features (B, T, D) a few samples at a time, whose rows stay in the processor's cache."""
+        found = np.zeros(len(ids), dtype=bool)
+        num_tokens, row_bytes = features.shape[1], self._codec.row_bytes
+        num_samples = max(1, DECODED_BYTES // (num_tokens * row_bytes))
+        buffer = torch.empty(min(num_samples, len(ids)), num_tokens, row_bytes, dtype=torch.uint8)
+        for first in range(0, len(ids), num_samples):
+            part = slice(first, first + num_samples)
+            rows = buffer[: len(ids[part])]
+            found[part] = self._read_rows(ids[part], key, rows.numpy())
+            self._codec.decode_into(rows.flatten(0, 1), features[part].flatten(0, 1))
+        return found
 
     def _read_rows(self, ids: np.ndarray, key: int, rows: np.ndarray) -> np.ndarray:
         """Fills rows uint8 (B, T, row_bytes) from the first tier that has each sample, and says which were found."""

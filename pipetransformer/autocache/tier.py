@@ -157,11 +157,14 @@ class Tier:
     def _write_rows(self, slots: np.ndarray, rows: np.ndarray) -> None:
         lengths = self.layout.lengths[slots]
         assert len(rows) == lengths.sum(), f"{len(rows)} rows for samples of {lengths.sum()}"
-        first = self.layout.start[self.layout.ids[slots]]
-        gaps = np.flatnonzero(first[1:] != first[:-1] + lengths[:-1]) + 1  # a whole shard has none
+        first = self.layout.start[self.layout.ids[slots]] * self.layout.row_bytes
+        gaps = np.flatnonzero(slots[1:] != slots[:-1] + 1) + 1
+        if len(gaps) == 0:  # a whole shard
+            self.region.write(int(first[0]), rows)
+            return
         parts = np.split(rows, np.cumsum(lengths)[gaps - 1])
-        for row, part in zip(first[[0, *gaps]].tolist(), parts, strict=True):
-            self.region.write(row * self.layout.row_bytes, part)
+        for offset, part in zip(first[[0, *gaps]].tolist(), parts, strict=True):
+            self.region.write(offset, part)
 
     def _write_record(self, shard: int, key: int) -> None:
         index = shard - self.layout.first_shard

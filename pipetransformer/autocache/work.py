@@ -43,14 +43,12 @@ def parts_of(source: Source, store: SampleStore, wanted: np.ndarray) -> Iterator
 def groups_of(parts: Iterable[Part]) -> Iterator[list[Part]]:
     """Neighbours of one split that are computed at once: one part at least, and no more than so many tokens."""
     group: list[Part] = []
+    num_samples = longest = 0
     for part in parts:
-        if group and (part.source is not group[0].source or _padded_tokens([*group, part]) > TOKENS_AT_ONCE):
+        num_samples, longest = num_samples + len(part.ids), max(longest, part.num_tokens)
+        if group and (part.source is not group[0].source or num_samples * longest > TOKENS_AT_ONCE):
             yield group
-            group = []
+            group, num_samples, longest = [], len(part.ids), part.num_tokens
         group.append(part)
     if group:
         yield group
-
-
-def _padded_tokens(group: list[Part]) -> int:
-    return sum(len(part.ids) for part in group) * max(part.num_tokens for part in group)

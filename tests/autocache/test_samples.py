@@ -68,8 +68,12 @@ def test_features_come_back_bit_for_bit(dtype: torch.dtype, tmp_path: Path) -> N
     store.close()
 
 
+@pytest.mark.parametrize("at_once", [1, 200, 2**21], ids=["one at a time", "a few", "all"])
 @pytest.mark.parametrize("storage", ["float32", "bfloat16", "float16", "int8"])
-def test_a_smaller_storage_takes_less_and_comes_close(storage: str, tmp_path: Path) -> None:
+def test_a_smaller_storage_takes_less_and_comes_close(
+    storage: str, at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(samples, "DECODED_BYTES", at_once)
     store = SampleStore.create(describe(tmp_path, dtype=torch.float64, storage=storage))
     assert store.bytes_by_tier["memory"] < LENGTHS.sum() * HIDDEN * torch.float64.itemsize
     fill(store, key=1)

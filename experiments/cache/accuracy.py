@@ -1,0 +1,82 @@
+"""Accuracy by storage type: one row for each run of the sweeps."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipetransformer.report.run_folder import CONFIG, Run, read_run
+
+HEADER = (
+    "dataset",
+    "storage",
+    "accuracy",
+    "of samples",
+    "difference to exact",
+    "read from the cache",
+    "store, MiB",
+    "training, s",
+)
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """One run.
+
+    Attributes:
+        hit_rate: Share of the reads that the cache held.
+        store_bytes: What it took.
+    """
+
+    dataset: str
+    storage: str
+    accuracy: float
+    num_samples: int
+    hit_rate: float
+    store_bytes: int
+    train_seconds: float
+
+    def row(self, exact: "Accuracy") -> tuple[str, ...]:
+        return (
+            self.dataset,
+            self.storage,
+            f"{self.accuracy:.4f}",
+            f"{self.num_samples:,}",
+            f"{self.accuracy - exact.accuracy:+.4f}",
+            f"{self.hit_rate:.0%}",
+            f"{self.store_bytes / 2**20:.0f}",
+            f"{self.train_seconds:.1f}",
+        )
+
+
+def read_sweeps(folders: Sequence[Path]) -> list[Accuracy]:
+    """All runs of some sweeps.
+
+    Raises:
+        ValueError: A folder holds no run, or a run has not completed or stored nothing.
+    """
+    runs = [read_run(config.parent) for folder in folders for config in sorted(folder.glob(f"*/{CONFIG}"))]
+    if len(runs) < len(folders):
+        raise ValueError(f"{', '.join(map(str, folders))}: no run in it; give the hydra.sweep.dir of each sweep")
+    return [_read(run) for run in runs]
+
+
+def _read(run: Run) -> Accuracy:
+    cache = run.summary.get("cache")
+    if run.summary.get("status") != "completed" or cache is None:
+        raise ValueError(f"{run.folder} is not a completed run that stored something; run it again")
+    metric = run.summary["metric"]
+    return Accuracy(
+        dataset=run.config["dataset"].get("task") or run.config["dataset"]["_target_"].split(".")[-1],
+        storage=run.config["cache"]["storage"],
+        accuracy=metric["accuracy"],
+        num_samples=metric["num_samples"],
+        hit_rate=cache["hit_rate"],
+        store_bytes=sum(cache["bytes_by_tier"].values()),
+        train_seconds=run.summary["train_seconds"],
+    )
+
+
+def rows(runs: Sequence[Accuracy]) -> list[tuple[str, ...]]:
+    """One for each run, against the exact one on the same data."""
+    exact = {run.dataset: run for run in runs if run.storage == "exact"}
+    return [run.row(exact[run.dataset]) for run in runs]

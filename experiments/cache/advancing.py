@@ -1,0 +1,130 @@
+"""What storing takes besides the forward pass of the layers that have newly frozen."""
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+import torch.distributed as dist
+from torch import Tensor
+
+from experiments.cache.bench import Bench
+from experiments.step_time.cases import Case
+from pipetransformer.autocache.cache import AutoCache
+from pipetransformer.autocache.source import Compute
+from pipetransformer.autocache.work import TOKENS_AT_ONCE
+from pipetransformer.autopipe.plan import layer_above
+
+HEADER = ("model", "tier", "levels", "advance, s", "forward / processes, s", "ratio, median", "least and most")
+Part = tuple[Tensor, dict[str, Tensor]]  # inputs and context of some samples
+ROOMS = {"memory": (1.0, 0.0), "disk": (0.0, 1.0)}
+
+
+@dataclass(frozen=True)
+class Advance:
+    """Seconds of going from one level to another, one for each round.
+
+    Attributes:
+        advance_s: Of :meth:`AutoCache.advance` over all samples.
+        forward_s: Of the newly frozen blocks over all samples, divided by the number of processes.
+    """
+
+    case: str
+    tier: str
+    from_level: int
+    to_level: int
+    advance_s: tuple[float, ...]
+    forward_s: tuple[float, ...]
+
+    @property
+    def ratios(self) -> list[float]:
+        return [one / two for one, two in zip(self.advance_s, self.forward_s, strict=True)]
+
+    def row(self) -> tuple[str, ...]:
+        return (
+            self.case,
+            self.tier,
+            f"{self.from_level} to {self.to_level}",
+            f"{median(self.advance_s):.3f}",
+            f"{median(self.forward_s):.3f}",
+            f"{median(self.ratios):.2f}",
+            f"{min(self.ratios):.2f}-{max(self.ratios):.2f}",
+        )
+
+
+def measure_advancing(cases: tuple[Case, ...], num_rounds: int) -> list[Advance]:
+    """Fills each tier to two levels in every round, and computes the same without storing."""
+    return [advance for case in cases for advance in _measure(case, num_rounds)]
+
+
+def _measure(case: Case, num_rounds: int) -> list[Advance]:
+    with ExitStack() as closing:
+        bench = Bench(case, closing)
+        bench.runtime.apply(bench.plan(0, 0))
+        num_blocks = bench.stack.num_blocks
+        levels = (0, num_blocks // 2), (num_blocks // 2, num_blocks - 1)
+        feed = bench.feed()
+        fills = [Fill(bench, tier, bench.cache(feed, tier, *room)) for tier, room in ROOMS.items()]
+        for number in range(-1, num_rounds):  # the first round warms up
+            for fill in fills:
+                fill.turn(levels, storing_first=bool(number % 2))
+        return [
+            Advance(case.name, fill.tier, *pair, tuple(fill.advance_s[pair][1:]), tuple(fill.forward_s[pair][1:]))
+            for fill in fills
+            for pair in levels
+        ]
+
+
+class Fill:
+    """One rank's part in filling one tier."""
+
+    def __init__(self, bench: Bench, tier: str, cache: AutoCache) -> None:
+        self._bench, self.tier, self._cache = bench, tier, cache
+        self._source = bench.feed().source
+        self.advance_s: dict[tuple[int, int], list[float]] = {}
+        self.forward_s: dict[tuple[int, int], list[float]] = {}
+
+    def turn(self, levels: tuple[tuple[int, int], ...], storing_first: bool) -> None:
+        """Goes from level to level, once storing and once not."""
+        self._cache.clear()
+        parts = self._parts()
+        for pair in levels:
+            with self._bench.runtime.prefix(layer_above(pair[0]), pair[1]) as compute:
+                if storing_first:
+                    self._advance(pair, compute)
+                parts = self._forward(pair, parts, compute)
+                if not storing_first:
+                    self._advance(pair, compute)
+
+    def _parts(self) -> list[Part]:
+        """This rank's share of the samples, in parts as large as those that the cache computes at once."""
+        num_tokens = int(self._source.lengths.max())
+        everything = np.arange(len(self._source.lengths))
+        own = everything[dist.get_rank() :: dist.get_world_size()]
+        own = np.array_split(own, -(-len(own) * num_tokens // TOKENS_AT_ONCE))
+        return [(self._source.inputs(ids, num_tokens), self._source.context(ids, num_tokens)) for ids in own]
+
+    def _advance(self, pair: tuple[int, int], compute: Compute) -> None:
+        wanted = [(self._source, np.arange(len(self._source.lengths)))]
+        with _timed(self.advance_s.setdefault(pair, [])):
+            self._cache.advance(pair[1], wanted, compute)
+
+    def _forward(self, pair: tuple[int, int], parts: list[Part], compute: Compute) -> list[Part]:
+        seconds: list[float] = []
+        with _timed(seconds):
+            computed = [(compute(inputs, context), context) for inputs, context in parts]
+        ranks = seconds * dist.get_world_size()
+        dist.all_gather_object(ranks, seconds[0])
+        self.forward_s.setdefault(pair, []).append(sum(ranks) / len(ranks))
+        return computed
+
+
+@contextmanager
+def _timed(seconds: list[float]) -> Iterator[None]:
+    """Appends what the block takes, begun by all ranks together."""
+    dist.barrier()
+    start = time.perf_counter()
+    yield
+    seconds.append(time.perf_counter() - start)

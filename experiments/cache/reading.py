@@ -1,0 +1,142 @@
+"""How long a batch takes from each tier and in each storage type, in one process with one thread."""
+
+import os
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+
+from pipetransformer.autocache.codec import codec
+from pipetransformer.autocache.layout import Budgets, bytes_needed, place
+from pipetransformer.autocache.samples import Description, SampleStore
+
+STORAGE = ("exact", "bfloat16", "float16", "int8")
+HEADER = ("features", "tier", "storage", "KiB per sample", "read, ms", "MB/s")
+KEY, SEED, SHARD_SIZE = 1, 0, 32
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Features of a sample, float32."""
+
+    name: str
+    num_tokens: int
+    hidden_size: int
+
+
+SHAPES = (Shape("MiniLM", 64, 384), Shape("ViT-B/16", 197, 768))
+
+
+@dataclass(frozen=True)
+class ReadTimes:
+    """Seconds of reading a batch, one for each round.
+
+    Attributes:
+        sample_bytes: Of a sample, as it is stored.
+        batch_bytes: Of the batch, as it is stored.
+    """
+
+    shape: str
+    tier: str
+    storage: str
+    sample_bytes: int
+    batch_bytes: int
+    seconds: tuple[float, ...]
+
+    def row(self) -> tuple[str, ...]:
+        seconds = median(self.seconds)
+        return (
+            self.shape,
+            self.tier,
+            self.storage,
+            f"{self.sample_bytes / 1024:.0f}",
+            f"{1000 * seconds:.1f}",
+            f"{self.batch_bytes / seconds / 1e6:,.0f}",
+        )
+
+
+class Filled:
+    """A store that is read from one of its tiers; nine of ten samples are on disk, or none.
+
+    Args:
+        num_samples: In the tier that is read.
+    """
+
+    def __init__(self, shape: Shape, storage: str, tier: str, num_samples: int, folder: Path) -> None:
+        self.shape, self.storage, self.tier = shape, storage, tier
+        self.row_bytes = codec(storage, shape.hidden_size, torch.float32).row_bytes
+        own = self._bytes_of(num_samples)
+        budgets = Budgets(own, 0) if tier == "memory" else Budgets(own // 9, own)
+        lengths = np.full(num_samples if tier == "memory" else num_samples * 10 // 9, shape.num_tokens)
+        placement = place(lengths, self.row_bytes, budgets, SHARD_SIZE, SEED, lasting=False)
+        self._ids = placement.tiers[tier].ids
+        self._path = folder / f"{shape.hidden_size} {storage} {tier}"
+        self._store = SampleStore.create(
+            Description(
+                lengths, shape.hidden_size, torch.float32, storage, budgets, self._path, SHARD_SIZE, SEED
+            )
+        )  # fmt: skip
+        features = torch.randn(SHARD_SIZE, shape.num_tokens, shape.hidden_size)
+        for number, ids in enumerate(self._store.shards):
+            self._store.write(number, ids, features[: len(ids)], KEY)
+
+    def _bytes_of(self, num_samples: int) -> int:
+        return bytes_needed(np.full(num_samples, self.shape.num_tokens), self.row_bytes, SHARD_SIZE)
+
+    def seconds(self, generator: np.random.Generator, out: torch.Tensor) -> float:
+        """Reads a random batch, from disk after the system has let go of the file."""
+        ids = generator.choice(self._ids, len(out), replace=False)
+        if self.tier == "disk":
+            self._store.release_pages()
+            forget(self._path)
+        start = time.perf_counter()
+        _, found = self._store.read(ids, self.shape.num_tokens, KEY, out)
+        seconds = time.perf_counter() - start
+        assert bool(found.all())
+        return seconds
+
+    def close(self) -> None:
+        self._store.close()
+
+
+def forget(path: Path) -> None:
+    """Has the system write a file and drop it from its memory."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+
+
+def measure_reading(shapes: tuple[Shape, ...], batch_size: int, num_rounds: int) -> list[ReadTimes]:
+    """Times one batch from each store in every round."""
+    return [times for shape in shapes for times in _measure(shape, batch_size, num_rounds)]
+
+
+def _measure(shape: Shape, batch_size: int, num_rounds: int) -> list[ReadTimes]:
+    generator = np.random.default_rng(SEED)
+    out = torch.zeros(batch_size, shape.num_tokens, shape.hidden_size)
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as closing:
+        stores = [
+            Filled(shape, storage, tier, 4 * batch_size, Path(folder))
+            for tier in ("memory", "disk")
+            for storage in STORAGE
+        ]
+        for store in stores:
+            closing.callback(store.close)
+            store.seconds(generator, out)
+        rounds = [[store.seconds(generator, out) for store in stores] for _ in range(num_rounds)]
+    return [
+        _times(store, batch_size, seconds) for store, seconds in zip(stores, zip(*rounds, strict=True), strict=True)
+    ]
+
+
+def _times(store: Filled, batch_size: int, seconds: tuple[float, ...]) -> ReadTimes:
+    sample_bytes = store.shape.num_tokens * store.row_bytes
+    return ReadTimes(store.shape.name, store.tier, store.storage, sample_bytes, batch_size * sample_bytes, seconds)
