@@ -151,3 +151,4 @@ def test_an_interrupt_on_one_node_ends_both(tmp_path: Path) -> None:
     assert all(process.returncode != 0 for process, _ in both)
     assert Job(run_dir, error="").summary["status"] == "interrupted"
     assert [path for folder in folders for path in folder.iterdir()] == [run_dir]
+    assert not (run_dir / "cache").exists()
