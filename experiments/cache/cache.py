@@ -98,6 +98,7 @@ class Results:
         unhindered = min(steps.unhindered for steps in self.hidden if steps.name in list(hidden.ROOMS)[:2])
         slowest = max(median(advance.ratios) for advance in self.advancing)
         growth = max(own.of_the_cache / own.budget for own in self.bounded)
+        in_all = max(own.total / own.budget for own in self.bounded)
         batch = f"a batch of {first.shape} features from memory, ms"
         return [
             (batch, f"< {READ_MS:g}", f"{read_ms:.1f}", KEPT[read_ms < READ_MS]),
@@ -109,6 +110,7 @@ class Results:
             ),
             ("advancing / forward of the new blocks", f"<= {ADVANCE:g}", f"{slowest:.2f}", KEPT[slowest <= ADVANCE]),
             ("growth of the process / memory budget", f"<= {GROWTH:g}", f"{growth:.2f}", KEPT[growth <= GROWTH]),
+            ("the same with the buffers of batches", "", f"{in_all:.2f}", ""),
         ]
 
     def tables(self) -> str:
