@@ -1,5 +1,6 @@
 """Runs of the whole system on the ranks of the pool, configured as on the command line."""
 
+import gc
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -87,6 +88,10 @@ def play(
             run_rank(loaded(*overrides), folder, torch.device("cpu"), {}, None)
     except (ValueError, Diverged) as error:
         return str(error)
+    finally:
+        gc.unfreeze()  # a run's process ends with it; here what it kept from the collector would stay for ever
+        gc.collect()
+        gc.freeze()
     return ""
 
 

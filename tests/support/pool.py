@@ -1,5 +1,6 @@
 """A pool of worker processes, started once per test session, that run a function as the ranks of a world."""
 
+import gc
 import multiprocessing as mp
 import os
 import sys
@@ -102,3 +103,4 @@ def _call(function: Callable[..., Any], args: tuple[Any, ...], rank: int, world:
         return function(*args)
     finally:
         dist.destroy_process_group()
+        gc.collect()  # DDP sits in reference cycles with its groups, whose threads would go on beside all later tests

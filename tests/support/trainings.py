@@ -1,6 +1,5 @@
 """The same training twice: under given plans on the ranks of a world, and plainly in one process."""
 
-import gc
 import tempfile
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -84,7 +83,6 @@ def build(case: Case, folder: str) -> tuple[ElasticRuntime, CachedFeed, Groups]:
     if precision.scales_loss:
         runtime.loss_scale.value = case.loss_scale
     feed = CachedFeed(case, runtime, Path(folder))
-    gc.freeze()  # transitions collect garbage; what was imported until now need not be searched each time
     return runtime, feed, groups
 
 
