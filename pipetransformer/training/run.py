@@ -53,8 +53,8 @@ def _train(config: Config, prepared: Prepared, run_dir: Path, report: Reporter) 
     for text in (*warnings(config), *prepared.storage.notes):
         report.write("warning", message=text)
     trainer = Trainer(config, prepared, runtime, report, run_dir)
+    gc.freeze()  # what stands now stays, which the first plan does not; transitions collect the rest quickly
     trainer.start()
-    gc.freeze()  # what stands now stays; transitions collect the rest quickly
     status, error = "failed", None
     try:
         _report_start(config, prepared, trainer, run_dir, report)
