@@ -7,7 +7,7 @@ from pathlib import Path
 from pipetransformer.report.run_folder import CONFIG, Run, read_run
 
 HEADER = (
-    "dataset",
+    "sweep",
     "storage",
     "accuracy",
     "of samples",
@@ -23,12 +23,13 @@ class Accuracy:
     """One run.
 
     Attributes:
+        sweep: Name of its folder.
         hit_rate: Share of the reads that the cache held.
         store_bytes: What it took.
         last_loss: Of the last step; where storing is not exact it differs, even if the accuracy does not.
     """
 
-    dataset: str
+    sweep: str
     storage: str
     accuracy: float
     num_samples: int
@@ -38,7 +39,7 @@ class Accuracy:
 
     def row(self, exact: "Accuracy") -> tuple[str, ...]:
         return (
-            self.dataset,
+            self.sweep,
             self.storage,
             f"{self.accuracy:.4f}",
             f"{self.num_samples:,}",
@@ -67,7 +68,7 @@ def _read(run: Run) -> Accuracy:
         raise ValueError(f"{run.folder} is not a completed run that stored something; run it again")
     metric = run.summary["metric"]
     return Accuracy(
-        dataset=run.config["dataset"].get("task") or run.config["dataset"]["_target_"].split(".")[-1],
+        sweep=run.folder.parent.name,
         storage=run.config["cache"]["storage"],
         accuracy=metric["accuracy"],
         num_samples=metric["num_samples"],
@@ -79,5 +80,5 @@ def _read(run: Run) -> Accuracy:
 
 def rows(runs: Sequence[Accuracy]) -> list[tuple[str, ...]]:
     """One for each run, against the exact one on the same data."""
-    exact = {run.dataset: run for run in runs if run.storage == "exact"}
-    return [run.row(exact[run.dataset]) for run in runs]
+    exact = {run.sweep: run for run in runs if run.storage == "exact"}
+    return [run.row(exact[run.sweep]) for run in runs]

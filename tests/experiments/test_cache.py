@@ -24,7 +24,7 @@ STEPS = Steps("small", "memory", (0.1, 0.1, 0.2, 0.1), (0.0, 0.004, 0.1, 0.0), 0
 ADVANCE = Advance("small", "disk", 0, 1, (0.2, 0.3, 0.9), (0.1, 0.3, 0.3))
 GROWTH = Growth(4 * MIB, 44 * MIB, MIB, 4 * MIB, MIB // 4, 3 * MIB, 7 * MIB)
 DIFFERENCE = Difference("float32", "exact", 1.0, 24, 18, 1e-6, 2e-6)
-EXACT = Accuracy("sst2", "exact", 0.80, 872, 1.0, 3 * MIB, 0.25)
+EXACT = Accuracy("text", "exact", 0.80, 872, 1.0, 3 * MIB, 0.25)
 RESULTS = Results([READ], [STEPS, replace(STEPS, name=UNCACHED)], [ADVANCE], [GROWTH], [DIFFERENCE], [EXACT])
 
 
@@ -100,6 +100,6 @@ def test_the_command_prints_the_tables_and_keeps_them(
     main(["--tiny", "--into", str(tmp_path)])
     printed = capsys.readouterr().out.strip()
     assert printed in (tmp_path / "README.md").read_text()
-    assert "| sst2 | exact | 0.8000 | 872 | +0.0000 | 100% | 3 | 0.2500 |" in printed
+    assert "| text | exact | 0.8000 | 872 | +0.0000 | 100% | 3 | 0.2500 |" in printed
     results = json.loads((tmp_path / "results.json").read_text())["results"]
     assert results["advancing"][0]["advance_s"] == list(ADVANCE.advance_s)
