@@ -11,7 +11,7 @@ from hydra.errors import CompactHydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from pipetransformer import config
+from pipetransformer.config.compose import UserError, as_plain, explain, load, register, write_resolved
 
 IS_FIRST_RANK = os.environ.get("RANK", "0") == "0"  # torchrun starts one process per rank, all others are ours
 NO_RUN_FOLDER = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none")
@@ -23,22 +23,22 @@ def main(node: DictConfig) -> float | None:
     sweep = Path(hydra_config.sweep.dir).name if hydra_config.mode == RunMode.MULTIRUN else None
     try:
         return run_job(node, Path(hydra_config.runtime.output_dir).resolve(), sweep)
-    except config.UserError as error:
+    except UserError as error:
         if sweep is None:
-            sys.exit(config.explain(error))
+            sys.exit(explain(error))
         job = f"job {hydra_config.job.num} ({' '.join(hydra_config.overrides.task)})"
-        print(f"{job} failed: {config.explain(error)}", file=sys.stderr)
+        print(f"{job} failed: {explain(error)}", file=sys.stderr)
         raise  # the other jobs go on, and Hydra ends with this error
 
 
 def run_job(node: DictConfig, run_dir: Path, sweep: str | None) -> float | None:
-    run_config = config.load(node)
+    run_config = load(node)
     if IS_FIRST_RANK:
-        config.write_resolved(node, run_dir)
+        write_resolved(node, run_dir)
 
     from pipetransformer.launch import launch  # torch is imported from here on
 
-    return launch(run_config, run_dir, config.as_plain(node), sweep)
+    return launch(run_config, run_dir, as_plain(node), sweep)
 
 
 def run() -> None:
@@ -49,7 +49,7 @@ def run() -> None:
     try:
         main()
     except CompactHydraException as error:
-        sys.exit(config.explain(error))
+        sys.exit(explain(error))
     except OSError as error:
         sys.exit(f"the run folder cannot be written ({error}); name another one by hydra.run.dir= or hydra.sweep.dir=")
     except KeyboardInterrupt:
@@ -67,5 +67,5 @@ def refuse_sweep_under_torchrun() -> None:
 
 if __name__ == "__main__":
     refuse_sweep_under_torchrun()
-    config.register()
+    register()
     run()

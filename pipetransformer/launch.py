@@ -14,7 +14,8 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from pipetransformer.autocache.writable import Unwritable
-from pipetransformer.config import Config, UserError
+from pipetransformer.config.compose import UserError
+from pipetransformer.config.options import Config
 from pipetransformer.report.run_folder import SUMMARY, write_json
 
 DEFAULT_CPU_PROCESSES = 2

@@ -8,7 +8,8 @@ from support.cases import tensors_equal
 from support.jobs import TINY, Job, loaded, run_job
 from support.pool import Pool
 
-from pipetransformer import config
+from pipetransformer.config.checks import warnings
+from pipetransformer.config.compose import UserError
 
 RUN = (*TINY, "freeze=schedule", "freeze.num_frozen=[1]", "precision=float64")
 
@@ -53,7 +54,7 @@ def test_shards_take_the_mean_of_the_gradients_in_float32_too(pool: Pool, tmp_pa
 
 
 def test_a_pipeline_says_why_it_has_no_cache() -> None:
-    assert "the stages keep all their layers" in config.warnings(loaded("parallel=pipeline"))[0]
+    assert "the stages keep all their layers" in warnings(loaded("parallel=pipeline"))[0]
 
 
 @pytest.mark.parametrize(
@@ -74,5 +75,5 @@ def test_a_pipeline_says_why_it_has_no_cache() -> None:
     ],
 )
 def test_what_contradicts_an_arrangement_is_refused(overrides: list[str], words: str) -> None:
-    with pytest.raises(config.UserError, match=words):
+    with pytest.raises(UserError, match=words):
         loaded(*overrides)

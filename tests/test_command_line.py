@@ -9,7 +9,7 @@ from support.command import TRAIN, environment, train
 from support.jobs import ROOT
 
 from pipetransformer.autopipe.plan import SCHEDULES
-from pipetransformer.config import PRECISIONS
+from pipetransformer.config.options import PRECISIONS
 
 WITHOUT_TORCH = """
 import runpy, sys

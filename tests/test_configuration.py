@@ -8,9 +8,11 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from support.jobs import ROOT, TINY, loaded, run_job
 from support.pool import Pool
 
-from pipetransformer import config
 from pipetransformer.autopipe.plan import SKIPS_GRADIENTS
-from pipetransformer.runtime.precision import PRECISIONS
+from pipetransformer.config.checks import warnings
+from pipetransformer.config.compose import UserError, as_plain, write_resolved
+from pipetransformer.config.options import PRECISIONS
+from pipetransformer.runtime import precision
 
 
 def options(group: str) -> list[str]:
@@ -41,8 +43,8 @@ def _picture_folder(folder: Path) -> Path:
 
 
 def test_every_precision_that_may_be_written_is_one_of_the_runtime() -> None:
-    assert set(config.PRECISIONS) == set(PRECISIONS)
-    assert [loaded(f"precision={name}").precision for name in config.PRECISIONS] == [*config.PRECISIONS]
+    assert set(PRECISIONS) == set(precision.PRECISIONS)
+    assert [loaded(f"precision={name}").precision for name in PRECISIONS] == [*PRECISIONS]
 
 
 def test_nothing_of_hydra_is_left_in_the_values() -> None:
@@ -65,7 +67,7 @@ def test_values_have_the_types_of_the_schema() -> None:
 
 @pytest.mark.parametrize("schedule", SKIPS_GRADIENTS)
 def test_a_schedule_that_forgets_gradients_is_refused_with_the_reason(schedule: str) -> None:
-    with pytest.raises(config.UserError, match=f"parallel.schedule={schedule} leaves gradients out .* choose one of"):
+    with pytest.raises(UserError, match=f"parallel.schedule={schedule} leaves gradients out .* choose one of"):
         loaded(f"parallel.schedule={schedule}")
 
 
@@ -76,8 +78,8 @@ def test_a_dataset_brings_its_recipe_and_the_command_line_has_the_last_word() ->
 
 def test_the_record_composes_the_same_run(tmp_path: Path) -> None:
     node = OmegaConf.create({"lr": "${base}", "base": 3})
-    config.write_resolved(node, tmp_path)
-    assert OmegaConf.load(tmp_path / "config.yaml") == {"lr": 3, "base": 3} == config.as_plain(node)
+    write_resolved(node, tmp_path)
+    assert OmegaConf.load(tmp_path / "config.yaml") == {"lr": 3, "base": 3} == as_plain(node)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +94,7 @@ def test_the_record_composes_the_same_run(tmp_path: Path) -> None:
     ids=lambda value: " ".join(value),
 )
 def test_a_setting_without_effect_is_named(overrides: list[str], words: list[str]) -> None:
-    texts = config.warnings(loaded(*overrides))
+    texts = warnings(loaded(*overrides))
     assert len(texts) == len(words)
     assert all(word in text for word, text in zip(words, texts, strict=True))
 

@@ -8,7 +8,7 @@ import pytest
 from pipetransformer import launch
 from pipetransformer.autocache.shelf import InUse, StaleStore
 from pipetransformer.autocache.writable import Unwritable
-from pipetransformer.config import UserError
+from pipetransformer.config.compose import UserError
 
 
 def failed(error: Exception) -> Any:

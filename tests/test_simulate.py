@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from pipetransformer.autopipe.cost import step_seconds
-from pipetransformer.config import UserError, WhatIf, compose_what_if
+from pipetransformer.config.compose import UserError, compose_what_if
+from pipetransformer.config.options import WhatIf
 from pipetransformer.simulate.outcome import make_planner, simulate
 from pipetransformer.simulate.table import summary, table
 

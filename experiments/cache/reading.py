@@ -1,6 +1,5 @@
 """How long a batch takes from each tier and in each storage type, in one process with one thread."""
 
-import os
 import tempfile
 import time
 from contextlib import ExitStack
@@ -11,13 +10,15 @@ from statistics import median
 import numpy as np
 import torch
 
+from pipetransformer.autocache.bandwidth import forget
 from pipetransformer.autocache.codec import codec
 from pipetransformer.autocache.layout import Budgets, bytes_needed, place
+from pipetransformer.autocache.room import SEED, SHARD_SIZE
 from pipetransformer.autocache.samples import Description, SampleStore
 
 STORAGE = ("exact", "bfloat16", "float16", "int8")
 HEADER = ("features", "tier", "storage", "KiB per sample", "read, ms", "MB/s")
-KEY, SEED, SHARD_SIZE = 1, 0, 32
+KEY = 1
 
 
 @dataclass(frozen=True)
@@ -102,16 +103,6 @@ class Filled:
 
     def close(self) -> None:
         self._store.close()
-
-
-def forget(path: Path) -> None:
-    """Has the system write a file and drop it from its memory."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(descriptor)
 
 
 def measure_reading(shapes: tuple[Shape, ...], batch_size: int, num_rounds: int) -> list[ReadTimes]:

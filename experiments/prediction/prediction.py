@@ -22,7 +22,7 @@ from pipetransformer.autocache.room import Kind, Room
 from pipetransformer.autopipe.pins import Pins
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.autopipe.search import best_plan
-from pipetransformer.config import Parallel
+from pipetransformer.config.options import Parallel
 from pipetransformer.runtime.precision import PRECISIONS
 from pipetransformer.training.peers import WorldPeers
 from pipetransformer.training.planner import Planner

@@ -12,7 +12,8 @@ from pathlib import Path
 from experiments.record import markdown
 from pipetransformer.autopipe.pins import Pins
 from pipetransformer.autopipe.search import best_plan
-from pipetransformer.config import WhatIf, compose_what_if
+from pipetransformer.config.compose import compose_what_if
+from pipetransformer.config.options import WhatIf
 from pipetransformer.freeze.base import Signals
 from pipetransformer.freeze.pipetransformer import PipeTransformer
 from pipetransformer.simulate.outcome import make_planner

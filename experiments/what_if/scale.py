@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.record import markdown
-from pipetransformer.config import compose_what_if
+from pipetransformer.config.compose import compose_what_if
 from pipetransformer.simulate.outcome import Row, simulate
 
 CONF = Path(__file__).resolve().parents[2] / "conf"

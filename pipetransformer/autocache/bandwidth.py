@@ -39,7 +39,7 @@ def _measure(kind: Kind, lengths: np.ndarray, tier: str, folder: Path) -> float:
             store.write(shard, ids, torch.randn(len(ids), int(lengths[0]), kind.hidden_size).to(kind.dtype), KEY)
         if tier == "disk":
             store.release_pages()
-            _forget(store.description.path)
+            forget(store.description.path)
         batches = np.array_split(np.random.default_rng(SEED).permutation(len(lengths)), NUM_BATCHES)
         out = torch.zeros(len(batches[0]), int(lengths[0]), kind.hidden_size, dtype=kind.dtype)
         seconds = [_seconds(store, ids, out) for ids in batches]
@@ -64,7 +64,7 @@ def _seconds(store: SampleStore, ids: np.ndarray, out: torch.Tensor) -> float:
     return time.perf_counter() - start
 
 
-def _forget(path: Path) -> None:
+def forget(path: Path) -> None:
     """Has the system write a file and drop it from its memory."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -1,6 +1,7 @@
 """From which level on reading features is cheaper than computing them."""
 
 from pipetransformer.autopipe.cost import Profile
+from pipetransformer.autopipe.limit import fill_seconds
 
 
 def read_seconds(profile: Profile, level: int) -> float:
@@ -10,7 +11,7 @@ def read_seconds(profile: Profile, level: int) -> float:
 
 def forward_seconds(profile: Profile, level: int) -> float:
     """Seconds per sample to compute it, launch overhead left out."""
-    return sum(layer.forward.per_sample_s for layer in profile.layers[: level + 1])
+    return fill_seconds(profile, 0, level, 1)
 
 
 def break_even(profile: Profile) -> int | None:

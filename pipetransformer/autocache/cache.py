@@ -62,7 +62,7 @@ class AutoCache:
         problem = None
         if not self._stores:
             problem = self._peers.first_of(self._take_room())
-            self.num_dropped = self._peers.total(self.num_dropped)
+            (self.num_dropped,) = self._peers.totals(self.num_dropped)
         return problem
 
     def _take_room(self) -> str | None:
@@ -103,13 +103,13 @@ class AutoCache:
         key = self._num_keys if layers is None else level_key(self._key, self._marked(layers))
         parts = [part for source, ids in wanted for part in parts_of(source, self._stores[source.name], ids)]
         own = parts[self._peers.worker :: self._peers.num_workers]
-        self._peers.total(0)  # nobody writes before everybody has done reading
+        self._peers.totals()  # nobody writes before everybody has done reading
         missing = [part for part in own if len(part.store.missing(part.ids, key))]
         for group in groups_of(missing):
             self._store(group, compute, key)
         num_computed = sum(len(part.ids) for part in missing)
         num_found = sum(len(part.ids) for part in own) - num_computed
-        filled = Filled(self._peers.total(num_computed), self._peers.total(num_found))
+        filled = Filled(*self._peers.totals(num_computed, num_found))
         self.level, self._key = level, key
         self.fill_s += time.perf_counter() - start
         return filled

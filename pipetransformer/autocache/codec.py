@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 CASTS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-NAMES = ("exact", *CASTS, "int8")
 
 
 class Codec(ABC):
@@ -105,16 +104,11 @@ def codec(name: str, hidden_size: int, dtype: torch.dtype) -> Codec:
     """The codec of that name, for features (R, hidden_size) of a floating-point type.
 
     Args:
-        name: One of :data:`NAMES`. ``exact`` stores the features' own bits.
-
-    Raises:
-        ValueError: There is no codec of that name.
+        name: As in ``cache.storage``: of :data:`CASTS`, ``int8`` or ``exact``, which stores the features' own bits.
     """
-    if name not in NAMES:
-        raise ValueError(f"cache.storage={name} is not one of {', '.join(NAMES)}")
     if name == "int8":
         return Int8(hidden_size, dtype)
-    return Cast(hidden_size, dtype, CASTS.get(name, dtype))
+    return Cast(hidden_size, dtype, dtype if name == "exact" else CASTS[name])
 
 
 def _refuse(features: Tensor, limit: float, name: str) -> None:

@@ -24,8 +24,8 @@ class Peers(Protocol):
         """The value of the first process of the run that has one."""
         ...
 
-    def total(self, number: int) -> int:
-        """The sum over all processes of the run; nobody goes on before everybody has come so far."""
+    def totals(self, *numbers: int) -> tuple[int, ...]:
+        """Each number's sum over all processes of the run; nobody goes on before everybody has come so far."""
         ...
 
 
@@ -40,5 +40,5 @@ class Alone:
     def first_of(self, value: Value | None) -> Value | None:
         return value
 
-    def total(self, number: int) -> int:
-        return number
+    def totals(self, *numbers: int) -> tuple[int, ...]:
+        return numbers

@@ -1,6 +1,5 @@
 """Reads what comes next in a thread, while the present batch is trained on."""
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,16 +16,12 @@ class Prefetcher(Generic[Request, Result]):
         read: Answers one request; runs in the thread, one call at a time.
         requests: In the order in which they will be asked for.
         depth: Answers under way or ready at most, besides the one that was taken.
-
-    Attributes:
-        waited_s: How long the takers had to wait: the part of the reading that training did not hide.
     """
 
     def __init__(self, read: Callable[[Request], Result], requests: Iterator[Request], depth: int) -> None:
         self._read, self._requests = read, requests
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="cache-prefetch")
         self._coming: deque[tuple[Request, Future[Result]]] = deque()
-        self.waited_s = 0.0
         for _ in range(depth):
             self._ask_ahead()
 
@@ -43,9 +38,7 @@ class Prefetcher(Generic[Request, Result]):
     def take(self) -> Result:
         """The answer to the next request; an error of the thread comes up here."""
         _, future = self._coming.popleft()
-        start = time.perf_counter()
         result = future.result()
-        self.waited_s += time.perf_counter() - start
         self._ask_ahead()
         return result
 

@@ -65,7 +65,7 @@ class Widths:
 
 
 WIDTHS = {"float32": Widths(4, 4), "float64": Widths(8, 8), "bfloat16": Widths(4, 2), "float16": Widths(4, 2)}
-"""By the names of :data:`pipetransformer.config.PRECISIONS`."""
+"""By the names of :data:`pipetransformer.config.options.PRECISIONS`."""
 
 
 @dataclass(frozen=True)

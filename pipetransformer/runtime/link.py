@@ -4,14 +4,13 @@ A message and an all-reduce are lines of their own: in gloo an all-reduce adds u
 a third of a message's bandwidth and ten times its latency, and all devices do it at once.
 """
 
-import statistics
-import time
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 
 from pipetransformer.runtime.signals import of_rank_0
+from pipetransformer.runtime.timing import median_seconds
 
 NUM_REPEATS = 9
 NUM_BYTES = 1 << 22  # large enough for the bandwidth to count, small enough for a slow network
@@ -61,7 +60,7 @@ def _message(other: int, device: torch.device) -> Pair:
             for step in steps:
                 step(message, other - dist.get_rank())
 
-        return _median_seconds(there_and_back, device) / 2
+        return median_seconds(there_and_back, device, NUM_REPEATS) / 2
 
     return _line(exchange, 1.0)
 
@@ -69,7 +68,7 @@ def _message(other: int, device: torch.device) -> Pair:
 def _all_reduce(num_ranks: int, group: dist.ProcessGroup | None, device: torch.device) -> Pair:
     def reduce(num_bytes: int) -> float:
         tensor = torch.zeros(-(-num_bytes // 4), device=device)
-        return _median_seconds(lambda: dist.all_reduce(tensor, group=group), device)
+        return median_seconds(lambda: dist.all_reduce(tensor, group=group), device, NUM_REPEATS)
 
     return _line(reduce, 2 * (num_ranks - 1) / num_ranks)
 
@@ -79,15 +78,3 @@ def _line(seconds: Callable[[int], float], moved: float) -> Pair:
     measured = torch.tensor([seconds(1), seconds(NUM_BYTES)], dtype=torch.float64)
     latency_s, large_s = of_rank_0(measured).tolist()
     return latency_s, moved * NUM_BYTES / max(large_s - latency_s, 1e-9)
-
-
-def _median_seconds(function: Callable[[], object], device: torch.device) -> float:
-    def seconds() -> float:
-        start = time.perf_counter()
-        function()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter() - start
-
-    seconds()  # the first one opens the connection
-    return statistics.median(seconds() for _ in range(NUM_REPEATS))

@@ -1,7 +1,5 @@
 """Measures once what a pipeline costs besides its layers and its messages: torch's bookkeeping of each pass."""
 
-import statistics
-import time
 from typing import Any
 
 import torch
@@ -11,6 +9,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from pipetransformer.runtime.signals import of_rank_0
+from pipetransformer.runtime.timing import median_seconds
 
 FEW, MANY, NUM_REPEATS = 2, 10, 5
 
@@ -43,16 +42,7 @@ def _step_seconds(num_microbatches: int, device: torch.device, group: ProcessGro
     schedule = Schedule1F1B(stage, num_microbatches, loss_fn=_loss)
     inputs = (torch.ones(num_microbatches, 1, device=device),) if rank == 0 else ()
     target: dict[str, Any] = {"target": torch.ones(num_microbatches, 1, device=device)} if rank == 1 else {}
-
-    def seconds() -> float:
-        start = time.perf_counter()
-        schedule.step(*inputs, **target)
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter() - start
-
-    seconds()  # the first one connects
-    return statistics.median(seconds() for _ in range(NUM_REPEATS))
+    return median_seconds(lambda: schedule.step(*inputs, **target), device, NUM_REPEATS)
 
 
 def _loss(output: Tensor, _: Tensor) -> Tensor:

@@ -1,10 +1,8 @@
 """Measures the layers once, before the first plan."""
 
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -17,9 +15,9 @@ from pipetransformer.runtime.live_bytes import LiveBytes
 from pipetransformer.runtime.precision import Precision
 from pipetransformer.runtime.randomness import RefuseOtherRandomness, SampleRandomness
 from pipetransformer.runtime.saved import Casts, count_saved
+from pipetransformer.runtime.timing import timed
 
 NUM_REPEATS = 5
-T = TypeVar("T")
 OptimizerBuilder = Callable[[list[nn.Parameter]], torch.optim.Optimizer | None]
 
 
@@ -98,8 +96,8 @@ def _measure(layer: nn.Module, index: int, x: Tensor, batch: Batch, precision: P
         layer.requires_grad_(weights)
         leaf = x.detach().requires_grad_(wants_grad)
         with SampleRandomness(batch.keys, index), count_saved(layer, casts) as saved:
-            forward_s, output = _timed(lambda: precision.run(layer, leaf, batch.context))
-        backward_s = _timed(lambda: output.sum().backward())[0] if output.requires_grad else 0.0
+            forward_s, output = timed(lambda: precision.run(layer, leaf, batch.context), x.device)
+        backward_s = timed(lambda: output.sum().backward(), x.device)[0] if output.requires_grad else 0.0
         layer.zero_grad(set_to_none=True)
         return forward_s, backward_s, output, saved[0]
 
@@ -137,7 +135,8 @@ def _optimizer_seconds(layer: nn.Module, build: OptimizerBuilder) -> float:
     for parameter in layer.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer = build(list(layer.parameters()))
-    seconds = [_timed(optimizer.step)[0] for _ in range(3)] if optimizer else [0.0]
+    device = next(layer.parameters()).device
+    seconds = [timed(optimizer.step, device)[0] for _ in range(3)] if optimizer else [0.0]
     layer.zero_grad(set_to_none=True)
     return statistics.median(seconds)
 
@@ -154,16 +153,3 @@ def _mean_over_ranks(values: list[float], device: torch.device) -> list[float]:
     if dist.get_world_size() > 1:
         dist.all_reduce(tensor)
     return (tensor / dist.get_world_size()).tolist()
-
-
-def _timed(function: Callable[[], T]) -> tuple[float, T]:
-    _synchronize()
-    start = time.perf_counter()
-    result = function()
-    _synchronize()
-    return time.perf_counter() - start, result
-
-
-def _synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()

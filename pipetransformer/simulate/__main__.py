@@ -10,8 +10,9 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import CompactHydraException
 from omegaconf import DictConfig
 
-from pipetransformer import config
 from pipetransformer.autopipe.pins import NoPlan
+from pipetransformer.config.compose import UserError, explain, load, register
+from pipetransformer.config.options import WhatIf
 from pipetransformer.report.trace import write_trace
 from pipetransformer.simulate.outcome import simulate
 from pipetransformer.simulate.table import summary, table
@@ -21,11 +22,11 @@ CONF = Path(__file__).resolve().parents[2] / "conf"
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="simulate")
 def main(node: DictConfig) -> None:
-    what_if = config.load(node, config.WhatIf)
+    what_if = load(node, WhatIf)
     try:
         outcome = simulate(what_if)
     except NoPlan as error:
-        raise config.UserError(str(error)) from None
+        raise UserError(str(error)) from None
     run_dir = Path(HydraConfig.get().runtime.output_dir).resolve()
     (run_dir / "simulation.json").write_text(json.dumps(outcome.as_dict(), indent=1), encoding="utf-8")
     for number, events in enumerate(outcome.traces):
@@ -39,9 +40,9 @@ def run() -> None:
     try:
         main()
     except CompactHydraException as error:
-        sys.exit(config.explain(error))
+        sys.exit(explain(error))
 
 
 if __name__ == "__main__":
-    config.register(config.WhatIf)
+    register(WhatIf)
     run()

@@ -57,7 +57,7 @@ class Hardware:
         return self.num_nodes * self.devices_per_node
 
     def speed(self, precision: str) -> Speed:
-        """In one of :data:`pipetransformer.config.PRECISIONS`.
+        """In one of :data:`pipetransformer.config.options.PRECISIONS`.
 
         Raises:
             ValueError: The peak in that precision is not known.

@@ -10,7 +10,7 @@ from pipetransformer.autopipe.memory import device_memory_bytes
 from pipetransformer.autopipe.pins import NoPlan, Pins
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.autopipe.search import best_plan
-from pipetransformer.config import WhatIf
+from pipetransformer.config.options import WhatIf
 from pipetransformer.report.trace import Event
 from pipetransformer.simulate.hardware import GIB
 from pipetransformer.simulate.play import play

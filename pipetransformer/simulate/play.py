@@ -6,7 +6,7 @@ always has the smallest one. The paper's rule is then bound by its cap alone.
 
 from pipetransformer.autodp.moves import initial_placement, next_placement
 from pipetransformer.autopipe.plan import Plan
-from pipetransformer.config import WhatIf
+from pipetransformer.config.options import WhatIf
 from pipetransformer.freeze.base import Decision, Signals
 from pipetransformer.training.clock import Clock
 from pipetransformer.training.ledger import Entry, Ledger

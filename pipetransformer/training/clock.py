@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from pipetransformer.autodp.sampler import num_batches
-from pipetransformer.config import Config
+from pipetransformer.config.options import Config
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from pipetransformer.config import Config
+from pipetransformer.config.options import Config
 from pipetransformer.report.run_folder import SUMMARY, write_json
 from pipetransformer.training import stop
 from pipetransformer.training.node import Node

@@ -23,8 +23,8 @@ class WorldPeers:
     def first_of(self, value: Value | None) -> Value | None:
         return next((given for given in self.gathered(value) if given is not None), None)
 
-    def total(self, number: int) -> int:
-        return sum(self.gathered(number))
+    def totals(self, *numbers: int) -> tuple[int, ...]:
+        return tuple(map(sum, zip(*self.gathered(numbers), strict=True)))
 
     def gathered(self, value: Value) -> list[Value]:
         """Each process's value, by rank."""

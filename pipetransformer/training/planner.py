@@ -13,7 +13,7 @@ from pipetransformer.autopipe.pins import FREE, NoPlan, Pins
 from pipetransformer.autopipe.plan import Plan, layer_above
 from pipetransformer.autopipe.search import best_plan
 from pipetransformer.autopipe.sharded import sharded_plan
-from pipetransformer.config import Parallel
+from pipetransformer.config.options import Parallel
 
 
 @dataclass(frozen=True)

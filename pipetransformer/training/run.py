@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 
 from pipetransformer.autocache.folder import node_folder
-from pipetransformer.config import Config, warnings
+from pipetransformer.config.checks import warnings
+from pipetransformer.config.options import Config
 from pipetransformer.report.open import open_report
 from pipetransformer.report.reporter import Reporter
 from pipetransformer.report.run_folder import SUMMARY, write_json

@@ -13,7 +13,7 @@ from pipetransformer.autodp.topology import Position
 from pipetransformer.autopipe.cluster import Cluster, Link
 from pipetransformer.autopipe.pins import check_world
 from pipetransformer.autopipe.plan import Plan
-from pipetransformer.config import Config, Parallel
+from pipetransformer.config.options import Config, Parallel
 from pipetransformer.data.base import Data, ImageFormat, TextFormat
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.runtime.batch import Batch

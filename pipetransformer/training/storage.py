@@ -1,10 +1,8 @@
 """Gives a run its cache: whether there is one, how large, where, and how fast it reads."""
 
-import importlib.metadata
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +16,17 @@ from pipetransformer.autocache.identity import Identity
 from pipetransformer.autocache.layout import Budgets
 from pipetransformer.autocache.room import Kind, Room
 from pipetransformer.autocache.shelf import InUse, StaleStore, open_place, others
+from pipetransformer.autocache.source import Source
 from pipetransformer.autocache.writable import Unwritable
 from pipetransformer.autopipe.cost import Profile
-from pipetransformer.config import Cache, Config
+from pipetransformer.config.options import Cache, Config
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.training.feed import Feed
+from pipetransformer.training.fingerprint import identity_of
 from pipetransformer.training.node import Node
 from pipetransformer.training.peers import WorldPeers
 
 GIB = 1 << 30
-LIBRARIES = ("timm", "transformers")
-OF_THE_HEAD = {"id2label", "label2id", "num_labels", "problem_type", "num_classes"}
 
 
 @dataclass
@@ -80,39 +78,54 @@ def open_storage(
         folder: Of this node, for what goes when the run ends.
         closing: Takes what has to be given back at the end.
     """
-    peers, storage = WorldPeers(), Storage()
-    folders: Mapping[str, Path] | None = None
-    if config.cache.path is not None:
-        identities = (_identity(config, stack, feed, device, kind) for feed in feeds)
-        folders, problem = _places(Path(config.cache.path), identities, run_dir, closing, storage.notes, peers)
-        if problem is not None:
-            storage.notes.append(f"the cache is kept for this run only: {problem}")
-            folders = None
-    room = Room([feed.source for feed in feeds], kind, _budgets(config.cache), is_lasting=folders is not None)
+    storage, peers = Storage(), WorldPeers()
+    folders = _lasting_folders(config, stack, feeds, device, kind, run_dir, closing, storage.notes, peers)
+    room = Room([feed.source for feed in feeds], kind, _budgets(config.cache), is_lasting=bool(folders))
+    folders = folders or {feed.source.name: folder for feed in feeds}
     problem = _shortage(config, room)
+    if problem is None:
+        problem, storage.read_s_per_byte = _bandwidths(room, feeds[0].source, folders, peers)
     if problem is not None:
         storage.notes.append(f"the cache is off: {problem}")
         return storage
-    cache = AutoCache(room, folders or {feed.source.name: folder for feed in feeds}, peers)
-    closing.callback(cache.close)
+    storage.cache = AutoCache(room, folders, peers)
+    closing.callback(storage.cache.close)
+    for feed in feeds:
+        feed.cache = storage.cache
+    return storage
+
+
+def _lasting_folders(
+    config: Config, stack: LayerStack, feeds: Sequence[Feed], device: torch.device, kind: Kind, run_dir: Path,
+    closing: ExitStack, notes: list[str], peers: WorldPeers,
+) -> dict[str, Path]:  # fmt: skip
+    """Where stores lie that outlive the run, by split; nothing where they shall not or cannot."""
+    if config.cache.path is None:
+        return {}
+    identities = (identity_of(config, stack, feed, device, kind) for feed in feeds)
+    folders, problem = _places(Path(config.cache.path), identities, run_dir, closing, notes, peers)
+    if problem is not None:
+        notes.append(f"the cache is kept for this run only: {problem}")
+        return {}
+    return folders
+
+
+def _bandwidths(
+    room: Room, source: Source, folders: Mapping[str, Path], peers: WorldPeers
+) -> tuple[str | None, dict[str, float]]:
+    """What stands against the cache, and the seconds per byte of each tier, on the slowest node."""
+    problem, own = None, {}
     if peers.worker == 0:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            num_tokens = int(np.median(feeds[0].source.lengths))
-            on_disk = folders[feeds[0].source.name] if folders else folder
-            storage.read_s_per_byte = seconds_per_byte(kind, num_tokens, room.bytes_by_tier, on_disk)
+            if not room.is_lasting:
+                folders[source.name].mkdir(parents=True, exist_ok=True)
+            num_tokens = int(np.median(source.lengths))
+            own = seconds_per_byte(room.kind, num_tokens, room.bytes_by_tier, folders[source.name])
         except OSError as error:
             problem = in_words(error)
-    problem = peers.first_of(problem)
-    if problem is not None:
-        storage.notes.append(f"the cache is off: {problem}")
-        return storage
-    slowest = peers.gathered(storage.read_s_per_byte)
-    storage.read_s_per_byte = {tier: max(own.get(tier, 0.0) for own in slowest) for tier in room.bytes_by_tier}
-    storage.cache = cache
-    for feed in feeds:
-        feed.cache = cache
-    return storage
+    nodes = peers.gathered((problem, own))
+    problem = next((each for each, _ in nodes if each is not None), None)
+    return problem, {tier: max(each.get(tier, 0.0) for _, each in nodes) for tier in room.bytes_by_tier}
 
 
 def _budgets(cache: Cache) -> Budgets:
@@ -163,28 +176,3 @@ def _not_used(root: Path, found: Sequence[str]) -> list[str]:
         return []
     more = f", and {len(found) - 1} more" if len(found) > 1 else ""
     return [f"cache.path={root} has other features of the same samples, which are not used: {found[0]}{more}"]
-
-
-def _identity(config: Config, stack: LayerStack, feed: Feed, device: torch.device, kind: Kind) -> Identity:
-    outline = blake2b(_outline(stack).encode(), digest_size=8).hexdigest()
-    versions = " ".join(f"{name}={importlib.metadata.version(name)}" for name in LIBRARIES)
-    return Identity(
-        split_name=feed.split.name,
-        split_identity=feed.split.identity(),
-        num_samples=len(feed.source.lengths),
-        num_tokens=int(feed.source.lengths.sum()),
-        hidden_size=kind.hidden_size,
-        storage_type=kind.storage,
-        precision=config.precision,
-        room=f"{config.cache.memory_gib:g} GiB memory, {config.cache.disk_gib:g} GiB disk",
-        model=f"{config.model.name} {outline} {versions}",
-        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        torch_version=torch.__version__,
-    )
-
-
-def _outline(stack: LayerStack) -> str:
-    """All below the head that weights do not tell."""
-    config = stack.config if isinstance(stack.config, dict) else stack.config.to_dict()
-    kept = {name: config[name] for name in sorted(config) if name not in OF_THE_HEAD}
-    return f"{[stack[layer] for layer in range(len(stack) - 1)]} {kept}"

@@ -1,7 +1,9 @@
 """Levels: filled once, each computed from the one below, in its place; what has no room is computed when it is read."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from pipetransformer.autocache.cache import AutoCache
 from pipetransformer.autocache.peers import Alone
 from pipetransformer.autocache.reading import Request
 from pipetransformer.autocache.room import SHARD_SIZE
+from pipetransformer.autocache.samples import SampleStore
 from pipetransformer.autocache.source import Source
 
 ALL = np.arange(len(LENGTHS))
@@ -30,10 +33,6 @@ def values(cache: AutoCache, source: Source, ids: list[int]) -> list[float]:
     """The one number that all features of each sample are."""
     features = cache.read(Request(source, np.array(ids), int(LENGTHS.max())))
     return [float(row[:length].unique().item()) for row, length in zip(features, LENGTHS[ids], strict=True)]
-
-
-def add(number: float) -> object:
-    return lambda x, _: x + number
 
 
 def test_a_level_is_computed_from_the_level_below_it(cache: AutoCache) -> None:
@@ -166,6 +165,23 @@ def test_a_batch_stays_as_it_is_while_the_next_ones_are_read_ahead(cache: AutoCa
     cache.read(requests[1])
     cache.stop_reading()
     assert torch.equal(present, kept)
+
+
+def test_time_spent_waiting_is_counted(cache: AutoCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, ready, read = make_source([]), threading.Event(), SampleStore.read
+    cache.advance(1, [(source, ALL)], lambda x, _: x)
+    cache.serve(None)
+
+    def late(*args: Any) -> tuple[Tensor, Tensor]:
+        assert ready.wait(10)
+        return read(*args)
+
+    monkeypatch.setattr(SampleStore, "read", late)
+    request = Request(source, ALL, int(LENGTHS.max()))
+    cache.expect(iter([request]))
+    threading.Timer(0.05, ready.set).start()
+    cache.read(request)
+    assert cache.reads.waited_s > 0.01
 
 
 def test_no_room_is_told_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipetransformer.autocache.codec import NAMES, codec
+from pipetransformer.autocache.codec import codec
+from pipetransformer.config.options import STORAGE
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 LOSSY = ["bfloat16", "float16", "int8"]
@@ -33,7 +34,7 @@ def test_exact_keeps_payloads_of_nan_infinities_and_signed_zeros(dtype: torch.dt
     assert torch.equal(exact.decode(exact.encode(special)).view(integer), special.view(integer))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", STORAGE)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_is_not_finite_comes_back_not_finite_and_spoils_nothing(name: str, dtype: torch.dtype) -> None:
     features = torch.tensor([[1.0, torch.inf, -0.5], [-torch.inf, torch.nan, 0.25], [1.0, 2.0, 3.0]], dtype=dtype)
@@ -44,7 +45,7 @@ def test_what_is_not_finite_comes_back_not_finite_and_spoils_nothing(name: str, 
     assert torch.allclose(back[back.isfinite()], features[features.isfinite()], atol=0.02)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", STORAGE)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_zero_bytes_are_zero_features_and_back(name: str, dtype: torch.dtype) -> None:
     this = codec(name, 3, dtype)
@@ -88,8 +89,3 @@ def test_bytes_of_a_token(name: str, expected: int) -> None:
     this = codec(name, 5, torch.float64)
     assert this.row_bytes == expected
     assert this.encode(torch.ones(2, 5, dtype=torch.float64)).shape == (2, expected)
-
-
-def test_an_unknown_name_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"cache\.storage=int4 is not one of exact, float32"):
-        codec("int4", 4, torch.float32)

@@ -10,24 +10,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.caches import OURS
 from torch import Tensor, nn
 
 from pipetransformer.autocache import identity
 from pipetransformer.autocache.identity import Identity, level_key
-
-OURS = Identity(
-    split_name="train",
-    split_identity="ab" * 16,
-    num_samples=64,
-    num_tokens=320,
-    hidden_size=16,
-    room="2 GiB memory, 20 GiB disk",
-    storage_type="float32",
-    precision="float32",
-    model="vit_tiny TimmModel heads=2 eps=1e-06",
-    device="cpu",
-    torch_version="2.11",
-)
 
 
 def layer(seed: int = 0) -> dict[str, Tensor]:

@@ -53,12 +53,3 @@ def test_closing_ends_the_thread() -> None:
     prefetcher.take()
     prefetcher.close()
     assert threading.active_count() == before
-
-
-def test_time_spent_waiting_is_counted() -> None:
-    ready = threading.Event()
-    prefetcher = Prefetcher(lambda _: ready.wait(10), iter([0]), depth=1)
-    threading.Timer(0.05, ready.set).start()
-    prefetcher.take()
-    prefetcher.close()
-    assert prefetcher.waited_s > 0.01

@@ -11,24 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.caches import OURS
 
 from pipetransformer.autocache.identity import Identity
 from pipetransformer.autocache.shelf import IDENTITY, LOCK, InUse, StaleStore, open_place, others
 from pipetransformer.autocache.writable import Unwritable
 
-OURS = Identity(
-    split_name="train",
-    split_identity="ab" * 16,
-    num_samples=64,
-    num_tokens=320,
-    hidden_size=16,
-    room="2 GiB memory, 20 GiB disk",
-    storage_type="float32",
-    precision="float32",
-    model="some/vit_tiny TimmModel heads=2",
-    device="cpu",
-    torch_version="2.11",
-)
 OPEN = f"""
 import os, sys
 from pathlib import Path

@@ -9,7 +9,8 @@ from support.jobs import ROOT, TINY, loaded
 
 from experiments.components.table import ARMS, main
 from experiments.record import BEGIN, END
-from pipetransformer.config import Cache, Config, warnings
+from pipetransformer.config.checks import warnings
+from pipetransformer.config.options import Cache, Config
 
 EXPERIMENTS = ROOT / "conf" / "experiment"
 NAMES = sorted(str(file.relative_to(EXPERIMENTS).with_suffix("")) for file in EXPERIMENTS.rglob("*.yaml"))

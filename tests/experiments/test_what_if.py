@@ -2,7 +2,7 @@ import pytest
 
 from experiments.what_if.paper import CONF, PAPER, VARIANTS, rows, speedups
 from experiments.what_if.scale import HEADER, row
-from pipetransformer.config import compose_what_if
+from pipetransformer.config.compose import compose_what_if
 
 COST_MODEL, _, FITTED = VARIANTS.values()
 

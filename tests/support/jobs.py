@@ -12,8 +12,9 @@ from unittest import mock
 import torch
 from hydra import compose, initialize_config_dir
 
-from pipetransformer import config
 from pipetransformer.autopipe.cost import Profile, Time
+from pipetransformer.config.compose import load, register
+from pipetransformer.config.options import Config
 from pipetransformer.runtime import loss_scale
 from pipetransformer.runtime.profile import profile
 from pipetransformer.training import setup
@@ -57,11 +58,11 @@ class Job:
         return [warning["message"] for warning in self.events("warning")]
 
 
-def loaded(*overrides: str) -> config.Config:
+def loaded(*overrides: str) -> Config:
     """The configuration of ``python train.py <overrides>``."""
-    config.register()
+    register()
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        return config.load(compose("config", [*overrides]))
+        return load(compose("config", [*overrides]))
 
 
 def run_job(

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 from pipetransformer.autodp.topology import position
 from pipetransformer.autopipe.memory import device_memory_bytes
 from pipetransformer.autopipe.plan import Plan
-from pipetransformer.config import Parallel
+from pipetransformer.config.options import Parallel
 from pipetransformer.runtime.live_bytes import LiveBytes
 from pipetransformer.runtime.parts import local_part
 from pipetransformer.runtime.precision import PRECISIONS

@@ -7,7 +7,7 @@ import pytest
 from pipetransformer.autopipe.cluster import Cluster, Link
 from pipetransformer.autopipe.cost import LayerProfile, Profile, Time
 from pipetransformer.autopipe.plan import Plan
-from pipetransformer.config import Parallel
+from pipetransformer.config.options import Parallel
 from pipetransformer.training.ledger import Entry, Ledger, plan_dict
 from pipetransformer.training.planner import Planner
 

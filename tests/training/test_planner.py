@@ -8,7 +8,7 @@ from pipetransformer.autopipe.cost import LayerProfile, Profile, Time
 from pipetransformer.autopipe.gain import Choice
 from pipetransformer.autopipe.pins import NoPlan
 from pipetransformer.autopipe.plan import Plan
-from pipetransformer.config import Parallel
+from pipetransformer.config.options import Parallel
 from pipetransformer.training.planner import Ahead, Planner
 
 MIB = 2**20

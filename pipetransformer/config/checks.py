@@ -1,0 +1,126 @@
+"""What is wrong with options, or without effect, as far as can be seen without loading the model or the data."""
+
+from pathlib import Path
+from typing import Any
+
+from pipetransformer.autocache.writable import check_writable
+from pipetransformer.autopipe.plan import SCHEDULES, SKIPS_GRADIENTS
+from pipetransformer.config.options import (
+    ARRANGEMENTS,
+    AUGMENTATIONS,
+    PRECISIONS,
+    STORAGE,
+    Cache,
+    Config,
+    Parallel,
+    WhatIf,
+)
+
+MODELS = {"image": "vit_tiny, vit or deit", "text": "bert, roberta, distilbert or electra"}
+
+
+def check(config: Config) -> None:
+    """What can be seen to be wrong without loading the model or the data."""
+    positive = {"epochs": config.epochs, "batch_size": config.batch_size, "log_every_steps": config.log_every_steps}
+    parallel = config.parallel
+    positive |= {"eval_every_epochs": config.eval_every_epochs, "parallel.timeout_s": parallel.timeout_s}
+    positive |= {
+        f"parallel.{name}": getattr(parallel, name)
+        for name in ("world_size", "device_memory_gib", "num_stages", "num_replicas", "num_microbatches", "num_chunks")
+    }
+    for name, value in positive.items():
+        if value is not None and value <= 0:
+            raise ValueError(f"{name}={value} must be above 0")
+    _one_of("precision", config.precision, PRECISIONS)
+    _one_of("parallel.device", parallel.device, ("auto", "cpu", "cuda"))
+    _check_cache(config.cache)
+    _check_arrangement(parallel)
+    if parallel.schedule in SKIPS_GRADIENTS:
+        raise ValueError(
+            f"parallel.schedule={parallel.schedule} leaves gradients out where a stage below is frozen, and torch does "
+            f"not say so; choose one of {', '.join(SCHEDULES)}"
+        )
+    if parallel.schedule is not None:
+        _one_of("parallel.schedule", parallel.schedule, SCHEDULES)
+    if isinstance(config, WhatIf):
+        _check_what_if(config)
+    elif config.cache.enabled and config.cache.path is not None:
+        check_writable(Path(config.cache.path))
+    config.model.check()
+    config.dataset.check()
+
+
+def _check_cache(cache: Cache) -> None:
+    _one_of("cache.storage", cache.storage, STORAGE)
+    _one_of("cache.augmentation", cache.augmentation, AUGMENTATIONS)
+    for name, value in (("memory_gib", cache.memory_gib), ("disk_gib", cache.disk_gib)):
+        if value < 0:
+            raise ValueError(f"cache.{name}={value} is below 0; give the most that it may take, or 0 for none")
+    if cache.variants < 1:
+        raise ValueError(f"cache.variants={cache.variants} must be at least 1: the random draws of each sample")
+    if cache.enabled and cache.memory_gib == cache.disk_gib == 0:
+        raise ValueError("cache.memory_gib=0 and cache.disk_gib=0 leave no room; raise one of them, or give cache=off")
+
+
+def check_modality(model: Any, dataset: Any) -> None:
+    if model.modality != dataset.modality:
+        raise ValueError(
+            f"{model.name} reads {model.modality}s and the dataset holds {dataset.modality}s; "
+            f"choose a model for {dataset.modality}s (model={MODELS[dataset.modality]}) or another dataset"
+        )
+
+
+def _check_what_if(config: WhatIf) -> None:
+    if config.pipeline.schedule is not None:
+        _one_of("pipeline.schedule", config.pipeline.schedule, ("gpipe", "1f1b"))
+    if config.num_samples < config.batch_size:
+        raise ValueError(
+            f"num_samples={config.num_samples} must be at least batch_size={config.batch_size}: they are an epoch's"
+        )
+    config.cluster.speed(config.precision)  # refuses a precision whose speed is not known
+
+
+def _check_arrangement(parallel: Parallel) -> None:
+    _one_of("parallel.arrangement", parallel.arrangement, ARRANGEMENTS)
+    if parallel.arrangement == "elastic":
+        return
+    for name in ("num_stages", "num_replicas"):
+        if getattr(parallel, name) is not None:
+            raise ValueError(
+                f"parallel={parallel.arrangement} fixes the stages and replicas, and so does parallel.{name}="
+                f"{getattr(parallel, name)}; drop it or take parallel=elastic"
+            )
+    if parallel.arrangement == "sharded":
+        _check_sharded(parallel)
+    if parallel.arrangement == "single" and parallel.world_size not in (None, 1):
+        raise ValueError(
+            f"parallel=single is one process, not parallel.world_size={parallel.world_size}; drop it or take "
+            "parallel=data"
+        )
+
+
+def _check_sharded(parallel: Parallel) -> None:
+    for name, given in (("schedule", parallel.schedule), ("num_chunks", parallel.num_chunks)):
+        if given not in (None, 1):
+            raise ValueError(
+                f"parallel=sharded runs all layers on every device, without stages that parallel.{name}={given} could "
+                "arrange; drop it or take parallel=pipeline"
+            )
+
+
+def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name}={value} is unknown; choose one of {', '.join(choices)}")
+
+
+def warnings(config: Config) -> list[str]:
+    """Settings that have no effect, each with the reason."""
+    parallel = config.parallel
+    texts = []
+    if config.cache.variants != 1 and config.cache.augmentation != "variants":
+        texts.append(f"cache.variants={config.cache.variants} has no effect without cache.augmentation=variants")
+    if not parallel.autopipe and config.cache.enabled and not config.freeze.never_freezes:
+        texts.append("the cache has no effect with parallel.autopipe=false: the stages keep all their layers")
+    if not parallel.autopipe and parallel.autodp and not config.freeze.never_freezes:
+        texts.append("parallel.autodp has no effect with parallel.autopipe=false: no device becomes free")
+    return texts

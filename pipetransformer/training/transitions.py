@@ -1,0 +1,85 @@
+"""From plan to plan: where to go when more or less is frozen, and going there."""
+
+import time
+
+import torch
+
+from pipetransformer.autopipe.gain import Choice
+from pipetransformer.autopipe.plan import Plan
+from pipetransformer.freeze.base import Decision
+from pipetransformer.report.reporter import Reporter
+from pipetransformer.runtime.elastic import ElasticRuntime, TransitionReport
+from pipetransformer.runtime.signals import of_rank_0
+from pipetransformer.training.caching import Caching
+from pipetransformer.training.clock import Clock
+from pipetransformer.training.ledger import Entry, Ledger, plan_dict
+from pipetransformer.training.planner import Ahead, Planner
+
+
+class Transitions:
+    """One rank's way through the plans of a run; all ranks take it alike.
+
+    Args:
+        ledger, report: Told of every plan.
+    """
+
+    def __init__(
+        self, planner: Planner, runtime: ElasticRuntime, caching: Caching, clock: Clock, ledger: Ledger,
+        report: Reporter,
+    ) -> None:  # fmt: skip
+        self._planner, self._runtime, self._caching = planner, runtime, caching
+        self._clock, self._ledger, self._report = clock, ledger, report
+        self._overhead_s = 0.0  # of a transition, as last measured
+
+    def start(self, plan: Plan) -> None:
+        """Goes to the first plan."""
+        self._apply(plan)
+        self._ledger.plan(Entry(plan, 0, "fastest plan with nothing frozen"))
+
+    def follow(self, decision: Decision, before: Plan, step: int) -> None:
+        """Goes from a plan to the one that pays most for the decision, with the cache.
+
+        Args:
+            step: Optimizer steps so far.
+        """
+        start = time.perf_counter()
+        ahead, choice = self._choose(decision, before, step)
+        plan = choice.plan
+        planned = time.perf_counter()
+        self._caching.go(plan.cache_level, step)
+        filled = time.perf_counter()
+        moved = self._apply(plan)
+        self._caching.serve(plan.cache_level)
+        seconds = time.perf_counter() - start
+        self._ledger.plan(Entry(plan, step, decision.reason, seconds, ahead.num_samples, choice.reason))
+        self._report.write(
+            "transition",
+            step=step,
+            reason=decision.reason,
+            before=plan_dict(before),
+            after=plan_dict(plan),
+            seconds=seconds,
+            plan_seconds=planned - start,
+            fill_seconds=filled - planned,
+            group_seconds=moved.group_s,
+            move_seconds=moved.move_s,
+            rebuild_seconds=moved.rebuild_s,
+            num_moves=moved.num_moves,
+            bytes_moved=moved.bytes_moved,
+            predicted_gain=before.predicted_step_s / plan.predicted_step_s,
+            choice=choice.reason,
+        )
+
+    def _choose(self, decision: Decision, before: Plan, step: int) -> tuple[Ahead, Choice]:
+        """Where to go; once more, without the cache, where that turns out to have no room."""
+        steps_left, num_samples = self._clock.steps_left(step), self._caching.num_samples(step)
+        ahead = Ahead(steps_left, num_samples, self._overhead_s, self._caching.is_on)
+        choice = self._planner.transition(before, self._runtime.placement, decision.num_frozen, ahead)
+        has_room = self._caching.has_room(choice.plan.cache_level)
+        return (ahead, choice) if has_room else self._choose(decision, before, step)
+
+    def _apply(self, plan: Plan) -> TransitionReport:
+        """Goes to a plan, and remembers what that takes besides moving layers."""
+        moved = self._runtime.apply(plan)
+        self._overhead_s = of_rank_0(torch.tensor(moved.group_s + moved.rebuild_s)).item()
+        return moved
