@@ -8,6 +8,7 @@ from pipetransformer.autopipe.cost import Profile, RunSums, microbatch_size, wit
 from pipetransformer.autopipe.partition import Runs
 from pipetransformer.autopipe.plan import Plan, layer_above
 
+PACKED_BYTES = 1 << 20  # gradients of a pipeline that are averaged together; larger ones are where they lie
 Moments = tuple[tuple[int, ...], ...]
 """Micro-batches between forward and backward in each chunk of a device, at the moments that may be the worst."""
 
@@ -16,13 +17,16 @@ class MemoryCosts:
     """Bytes on the device that holds one or more runs of layers.
 
     Weights of all its layers; gradients, optimizer state and casts of the active ones, and their gradients once more
-    where replicas average what several micro-batches add up to (DDP does that beside its buckets); what the active ones
-    save for backward, for each micro-batch in flight; what one frozen layer at a time needs to run; for each
-    micro-batch the tensor that comes from below and the one that goes up, for which the pipeline keeps buffers (what
-    goes up from a frozen layer gets no gradient and is kept in flight only). With activation checkpointing an active
-    layer saves its input, and one layer at a time all that its backward needs. Where the cache has no room for all
-    samples, every device has the weights of the cached layers, too, and before the step what one of them needs to run
-    for the whole share.
+    where replicas of a single stage average what several micro-batches add up to (DDP does that beside its buckets), or
+    a pack of them after the passes of a pipeline; what the active ones save for backward, for each micro-batch in
+    flight; what one frozen layer at a time needs to run; for each micro-batch the tensor that comes from below and the
+    one that goes up, for which the pipeline keeps buffers (what goes up from a frozen layer gets no gradient and is
+    kept in flight only). With activation checkpointing an active layer saves its input, and one layer at a time all
+    that its backward needs. Where the cache has no room for all samples, every device has the weights of the cached
+    layers, too, and before the step what one of them needs to run for the whole share.
+
+    Gradients count from the beginning of the step, so where all micro-batches are in flight before the first backward
+    pass this is more than a device takes, by no more than its gradients.
     """
 
     def __init__(self, profile: Profile, num_frozen: int, checkpoint: bool = False, cache_level: int = 0) -> None:
@@ -35,7 +39,7 @@ class MemoryCosts:
         self._lasting = RunSums(layer.parameter_bytes * (1 + state_factor * on) for layer, on in layers)
         self._casts = RunSums(layer.cast_bytes * on for layer, on in layers)
         self._gradients = RunSums(layer.parameter_bytes * on for layer, on in layers)
-        self._first_active = layer_above(num_frozen)
+        self._first, self._first_active = layer_above(cache_level), layer_above(num_frozen)
         self._working = max([0, *(layer.working_bytes for layer, on in layers if not on)])
         self._saved = RunSums(num_bytes * on for num_bytes, (_, on) in zip(saved, layers, strict=True))
         self._checkpoint = checkpoint
@@ -52,7 +56,8 @@ class MemoryCosts:
         """Bytes with ``num_microbatches`` of ``num_samples`` each; ``runs`` may be the lowest chunks of a device."""
         held, again, num_tensors = float(self._cached), 0, 0
         saved = []
-        adds_up = num_replicas > 1 and num_microbatches > 1
+        is_whole = (runs[0][0], runs[0][-1]) == (self._first, self._head)
+        adds_up = is_whole and num_replicas > 1 and num_microbatches > 1
         working = self._working * any(first < self._first_active for first, _ in runs)
         for chunk, (first, last) in enumerate(runs):
             held += self._held(first, last) + adds_up * self._gradients(first, last)
@@ -63,8 +68,10 @@ class MemoryCosts:
                 again = max(again, *self._again[first : last + 1])
         in_flight = max([sum(map(mul, saved, moment)) for moment in moments])
         buffers = self.buffer_bytes(num_tensors, num_samples)
-        running = max(in_flight + again + working, self._missing * num_microbatches)
-        return round(held + running * num_samples + buffers)
+        running = max(in_flight + again + working, self._missing * num_microbatches) * num_samples
+        if num_replicas > 1 and not is_whole:
+            running = max(running, min(PACKED_BYTES, sum(self._gradients(first, last) for first, last in runs)))
+        return round(held + running + buffers)
 
     def sharded_bytes(self, first: int, num_devices: int, num_samples: int, num_microbatches: int) -> int:
         """Bytes on each device of a sharded plan, with ``first`` the lowest layer that runs.

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from pipetransformer.runtime.groups import Groups
 from pipetransformer.runtime.one_stage import OneStage
 from pipetransformer.runtime.precision import Precision
 from pipetransformer.runtime.recorder import Recorder
+from pipetransformer.runtime.replica_mean import average
 from pipetransformer.runtime.stage import Stage
 from pipetransformer.runtime.ties import TiedGradients
 from pipetransformer.runtime.timed_stage import TimedStage
@@ -65,10 +67,11 @@ class Engine:
         self.plan, self.position, self.stages, self._ties = plan, position, stages, ties
         self._objective, self._device, self._precision, self._recorder = objective, device, precision, recorder
         self.pipeline = groups[pipeline_ranks(plan, position.replica)]
-        replicas = groups[replica_ranks(plan, position.device)]
-        self.parts = replicas if plan.sharded else self.pipeline
-        # what is sharded is averaged as it is dealt out
-        self._modules = {i: stage if plan.sharded else _averaged(stage, replicas) for i, stage in stages.items()}
+        self._replicas = groups[replica_ranks(plan, position.device)]
+        self.parts = self._replicas if plan.sharded else self.pipeline
+        # what is sharded is averaged as it is dealt out, and pipelines when all passes are done
+        is_whole = plan.num_stages == 1 and not plan.sharded
+        self._modules = {i: _averaged(stage, self._replicas) if is_whole else stage for i, stage in stages.items()}
         self.active_parameters = {i: p for stage in stages.values() for i, p in stage.active_parameters.items()}
         self._schedules: dict[tuple[object, ...], Runner] = {}
         self._num_samples, self._loss_scale = 1, 1.0
@@ -100,6 +103,9 @@ class Engine:
         options = {"target": target, "losses": losses, "return_outputs": False}
         with self._precision.keeping_casts(self._device):
             schedule.step(*self._inputs(batch), **options, **self._context(batch))
+        if self.plan.num_stages > 1 and self.plan.num_replicas > 1 and self.active_parameters:
+            with self._recorder.span("all-reduce"):
+                average(chain.from_iterable(self.active_parameters.values()), self._replicas)
         self._ties.add_up()
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         for loss in losses:
@@ -179,7 +185,7 @@ class Engine:
 
 
 def _averaged(stage: Stage, replicas: ProcessGroup) -> nn.Module:
-    """The stage with its gradients averaged over the replicas.
+    """The only stage of a plan with its gradients averaged over the replicas, bucket by bucket as they come up.
 
     Nothing is synchronised at the start or in between: weights and buffers come exact from the moves of a transition.
     """

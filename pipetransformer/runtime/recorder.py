@@ -23,7 +23,7 @@ class Span:
     """What a rank did for some time, in seconds on the clock of its machine.
 
     Attributes:
-        kind: ``forward``, ``backward``, ``all-reduce`` (as far as the backward pass waits for it) or ``optimizer``.
+        kind: ``forward``, ``backward``, ``all-reduce`` (as far as the computing waits for it) or ``optimizer``.
         stage, microbatch: Of a pass.
     """
 

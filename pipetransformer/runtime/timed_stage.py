@@ -22,6 +22,6 @@ class TimedStage(PipelineStage):
         with self._recorder.span("forward", self.stage_index, fwd_chunk_id):
             return super().forward_one_chunk(fwd_chunk_id, *args, **options)
 
-    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, last_backward: bool = False, **options: Any) -> None:
-        with self._recorder.backward(self.stage_index, bwd_chunk_id, self.submod, averages=last_backward):
-            super().backward_one_chunk(bwd_chunk_id, *args, last_backward=last_backward, **options)
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **options: Any) -> None:
+        with self._recorder.span("backward", self.stage_index, bwd_chunk_id):
+            super().backward_one_chunk(bwd_chunk_id, *args, **options)

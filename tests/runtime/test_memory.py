@@ -16,6 +16,7 @@ PLANS = {
     "data, half frozen": plan(3, 0, [HEAD], 2, 1),
     "GPipe": plan(0, 0, [3, HEAD], 1, 4, "gpipe"),
     "1F1B": plan(0, 0, [3, HEAD], 1, 4),
+    "1F1B, two pipelines": plan(0, 0, [3, HEAD], 2, 4),
     "1F1B over a frozen stage": plan(3, 0, [3, HEAD], 1, 4),
     "interleaved": Plan(0, 0, ((0, 1), (2, 3), (4, 5), (6, HEAD)), 1, 4, "interleaved1f1b", num_chunks=2),
     "sharded": sharded(0, 0, 2, 1),
@@ -31,5 +32,6 @@ def test_a_rank_takes_the_memory_that_the_planner_reckons_with(
     name: str, kind: str, pool: Pool, bert_config: Path, tmp_path: Path
 ) -> None:
     case = Case(kind, bert_config, num_samples=128, batch_size=64, width=64)
-    for predicted, measured in pool.run(2, predicted_and_measured, case, PLANS[name], str(tmp_path)):
+    num_ranks = PLANS[name].num_devices
+    for predicted, measured in pool.run(num_ranks, predicted_and_measured, case, PLANS[name], str(tmp_path)):
         assert measured == pytest.approx(predicted, rel=0.1)
