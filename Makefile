@@ -9,7 +9,7 @@ train: $(VENV)/.train
 	$(VENV)/bin/python train.py $(ARGS)
 
 test: $(VENV)/.dev
-	$(VENV)/bin/python -m pytest $(ARGS)
+	$(VENV)/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(VENV)/.dev
 	$(VENV)/bin/ruff check .

@@ -12,6 +12,11 @@ settings.register_profile("patient", deadline=None)  # how long an example takes
 settings.load_profile("patient")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What starts commands comes first: these files take longest, and two workers share the files out in order."""
+    items.sort(key=lambda item: item.path.parent.name not in ("tests", "experiments"))
+
+
 @pytest.fixture(scope="session")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     """Worker processes that play the ranks of a world."""
