@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from pipetransformer.autocache.free_memory import available_memory
+
 GIB = 2**30
 RESERVE_BYTES = GIB  # of a disk, left to others
 UNFINISHED = ".unfinished"  # of a file that has not got all its space
@@ -45,7 +47,7 @@ class Region:
         """
         if not hasattr(os, "memfd_create"):
             raise OSError(errno.ENOSYS, f"{sys.platform} has no memfd_create to share memory: set cache.memory_gib=0")
-        _check_room("memory", num_bytes, _available_memory(), "set cache.memory_gib lower")
+        _check_room("memory", num_bytes, available_memory(), "set cache.memory_gib lower")
         descriptor = os.memfd_create("autocache")
         try:
             os.posix_fallocate(descriptor, 0, num_bytes)
@@ -144,7 +146,11 @@ class Region:
     def _transfer(self, call: Callable[[int, list[memoryview], int], int], offset: int, array: np.ndarray) -> None:
         left = array.reshape(-1).view(np.uint8).data
         while len(left):  # a call may do less than it is asked for
-            num_bytes = call(self._descriptor, [left], offset)
+            try:
+                num_bytes = call(self._descriptor, [left], offset)
+            except OSError as error:
+                remedy = "set cache.disk_gib=0 or cache.path to another disk"
+                raise OSError(error.errno, f"{self.address} fails: {error.strerror}; {remedy}") from error
             if num_bytes == 0:
                 raise OSError(errno.EIO, f"{self.address} ends at byte {offset} of {self.num_bytes}")
             left, offset = left[num_bytes:], offset + num_bytes
@@ -191,9 +197,3 @@ def _no_room(code: int | None, place: str, needed: int, free: int, remedy: str, 
 def _free_disk(folder: Path) -> int:
     disk = os.statvfs(folder)
     return disk.f_bavail * disk.f_frsize
-
-
-def _available_memory() -> int:
-    """Bytes that can be taken before the system swaps or kills."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))

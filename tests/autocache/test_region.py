@@ -63,6 +63,19 @@ def test_a_new_file_leaves_the_bytes_of_one_that_is_open_alone(tmp_path: Path) -
         region.close()
 
 
+@pytest.mark.parametrize("name", ["preadv", "pwritev"])
+def test_a_disk_that_fails_is_named_with_a_remedy(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    region = Region.file(tmp_path / "a", 100)
+    monkeypatch.setattr(os, name, fail)
+    with pytest.raises(OSError, match=r"a fails: Input/output error; set cache\.disk_gib=0 or cache\.path") as caught:
+        (region.read if name == "preadv" else region.write)(0, np.zeros(10, dtype=np.uint8))
+    assert caught.value.errno == errno.EIO
+    region.close()
+
+
 @pytest.mark.parametrize("is_file", [False, True])
 def test_bytes_are_read_and_written_from_any_place_on(
     is_file: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
