@@ -1,6 +1,7 @@
 """A pool of worker processes, started once per test session, that run a function as the ranks of a world."""
 
 import gc
+import io
 import multiprocessing as mp
 import os
 import sys
@@ -49,7 +50,7 @@ class Pool:
             for pipe in ready:
                 assert isinstance(pipe, Connection)
                 rank = waiting.pop(pipe)
-                failed, results[rank] = pipe.recv()
+                failed, results[rank] = _unpacked(pipe.recv_bytes())
                 if failed:
                     raise AssertionError(f"rank {rank} failed:\n{results[rank]}")
         return results
@@ -87,9 +88,25 @@ def _work(pipe: Connection) -> None:
         except (EOFError, ConnectionError):
             return
         try:
-            pipe.send((False, _call(*task)))
+            answer = _packed((False, _call(*task)))
         except BaseException:
-            pipe.send((True, traceback.format_exc()))
+            answer = _packed((True, traceback.format_exc()))
+        pipe.send_bytes(answer)
+
+
+def _packed(answer: tuple[bool, Any]) -> bytes:
+    """In one piece; a pipe would send each tensor through a shared file of its own, which takes a millisecond."""
+    import torch
+
+    buffer = io.BytesIO()
+    torch.save(answer, buffer)
+    return buffer.getvalue()
+
+
+def _unpacked(answer: bytes) -> tuple[bool, Any]:
+    import torch
+
+    return torch.load(io.BytesIO(answer), weights_only=False)
 
 
 def _call(function: Callable[..., Any], args: tuple[Any, ...], rank: int, world: int, store: str) -> Any:
