@@ -11,8 +11,10 @@ from hydra.errors import CompactHydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from pipetransformer import forks
 from pipetransformer.config.compose import UserError, as_plain, explain, load, register, write_resolved
 
+IS_LAUNCHER = "TORCHELASTIC_RUN_ID" not in os.environ
 IS_FIRST_RANK = os.environ.get("RANK", "0") == "0"  # torchrun starts one process per rank, all others are ours
 NO_RUN_FOLDER = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none")
 
@@ -36,6 +38,8 @@ def run_job(node: DictConfig, run_dir: Path, sweep: str | None) -> float | None:
     if IS_FIRST_RANK:
         write_resolved(node, run_dir)
 
+    if IS_LAUNCHER:
+        forks.begin(run_config.parallel.device, run_config.model.modality)
     from pipetransformer.launch import launch  # torch is imported from here on
 
     return launch(run_config, run_dir, as_plain(node), sweep)

@@ -13,6 +13,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from pipetransformer import forks
 from pipetransformer.autocache.writable import Unwritable
 from pipetransformer.config.compose import UserError
 from pipetransformer.config.options import Config
@@ -52,6 +53,11 @@ def launch(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | No
     return _metric(_launch_workers(config, run_dir, plain, sweep))
 
 
+def _run_forked(launcher: int, *job: Any) -> dict[str, Any] | None:
+    forks.end_with(launcher)
+    return _run_job(*job)
+
+
 def _run_job(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | None) -> dict[str, Any] | None:
     """One rank. Imported where it runs, for the launcher needs none of it and takes seconds less to start."""
     from pipetransformer.training.job import run_job
@@ -73,12 +79,12 @@ def _launch_workers(config: Config, run_dir: Path, plain: dict[str, Any], sweep:
         rdzv_endpoint="127.0.0.1:0",
         max_restarts=0,
         monitor_interval=0.1,
-        start_method="spawn",
+        start_method=forks.start_method(config.parallel.device),
     )
     (run_dir / SUMMARY).unlink(missing_ok=True)  # an earlier run's, should the workers not come so far
     ending = {"status": "failed"}
     try:
-        return elastic_launch(settings, _run_job)(config, run_dir, plain, sweep)[0]  # of rank 0
+        return elastic_launch(settings, _run_forked)(os.getpid(), config, run_dir, plain, sweep)[0]  # of rank 0
     except ChildFailedError as error:
         cause = _cause(error)
         ending["error"] = str(cause)

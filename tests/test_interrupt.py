@@ -60,6 +60,16 @@ def test_an_interrupted_run_leaves_nothing_but_its_record(tmp_path: Path, whom: 
     assert [plan["num_frozen"] for plan in summary["plans"]][:2] == [0, 1]
 
 
+def test_the_workers_of_a_killed_command_end_too(tmp_path: Path) -> None:
+    with started(tmp_path, TRAIN, *ENDLESS) as (process, mark):
+        wait_for_a_cached_step(process)
+        assert len(processes(mark)) >= 3
+        process.kill()
+        process.communicate(timeout=TIMEOUT_S)
+        wait_until_gone(mark)
+    assert Job(tmp_path / "run", error="").summary["status"] == "interrupted"
+
+
 def test_a_run_that_diverges_stops_with_the_weights_of_the_step_before(tmp_path: Path) -> None:
     import torch
     from safetensors.torch import load_file
