@@ -130,8 +130,7 @@ class AutoCache:
         else:
             inputs = source.inputs(ids, num_tokens)
         features = compute(inputs, source.context(ids, num_tokens))
-        for part, own in zip(group, features.split([len(part.ids) for part in group]), strict=True):
-            store.write(part.shard, part.ids, own, key)
+        store.write_all([(part.shard, part.ids) for part in group], features, key)
 
     def serve(self, compute: Compute | None) -> None:
         """From here on reads the present level.

@@ -1,7 +1,7 @@
 """The features of one split on one node, each sample in the fastest tier that has it."""
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -149,10 +149,22 @@ class SampleStore:
         Raises:
             OverflowError: A feature is too large for the codec.
         """
+        self.write_all([(shard, ids)], features, key)
+
+    def write_all(self, parts: Sequence[tuple[int, np.ndarray]], features: Tensor, key: int) -> None:
+        """Stores samples of several shards, which leave the device at once; see :meth:`write`.
+
+        Args:
+            parts: Shards, and of each some or all samples.
+            features: Of all of them, in this order.
+        """
+        ids = np.concatenate([own for _, own in parts])
         rows = self._codec.encode(self._real(ids, features.detach())).cpu().numpy()
-        for tier in self._tiers.values():
-            if shard in tier.layout.shards:
-                tier.write(shard, ids, rows, key)
+        ends = np.cumsum([self.description.lengths[own].sum() for _, own in parts])
+        for (shard, own), part in zip(parts, np.split(rows, ends[:-1]), strict=True):
+            for tier in self._tiers.values():
+                if shard in tier.layout.shards:
+                    tier.write(shard, own, part, key)
 
     def read(self, ids: np.ndarray, num_tokens: int, key: int, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The first ``num_tokens`` features of samples, zero past a sample's end and where it is not found.

@@ -61,8 +61,8 @@ class Tier:
         slots, place = self.layout.slots[ids], self.layout.slots_of(shard)
         assert np.all((slots >= place.start) & (slots < place.stop)), f"not all of the samples are of shard {shard}"
         self._marks[place] = 0
-        self._write_rows(slots, rows)
-        self._write_record(shard, key)
+        is_whole = self._write_rows(slots, rows) and len(slots) == place.stop - place.start
+        self._write_record(shard, key, [rows.reshape(-1)] if is_whole else self._chunks(shard))
         self._marks[slots] = MARK
 
     def valid(self, ids: np.ndarray, key: int) -> np.ndarray:
@@ -127,7 +127,8 @@ class Tier:
             marks[damaged] = 0
             if not (marks == MARK).any():
                 continue
-            intact = self._checksum(shard, int(self._keys[index])) == int(self._checksums[index])
+            checksum = self._checksum(shard, int(self._keys[index]), self._chunks(shard))
+            intact = checksum == int(self._checksums[index])
             if not intact or (key is not None and int(self._keys[index]) != key):
                 dropped += int((marks == MARK).sum())
                 marks[:] = 0
@@ -142,7 +143,7 @@ class Tier:
         for chunk in other._chunks(shard):
             self.region.write(offset, chunk)
             offset += len(chunk)
-        self._write_record(shard, int(other._keys[shard - other.layout.first_shard]))
+        self._write_record(shard, int(other._keys[shard - other.layout.first_shard]), self._chunks(shard))
         self._marks[here] = marks
         return int((marks == MARK).sum())
 
@@ -154,29 +155,31 @@ class Tier:
             slots = self.layout.slots[ids]
             self._marks[slots[slots >= 0]] = 0
 
-    def _write_rows(self, slots: np.ndarray, rows: np.ndarray) -> None:
+    def _write_rows(self, slots: np.ndarray, rows: np.ndarray) -> bool:
+        """Writes them, and says whether they lie one after the other."""
         lengths = self.layout.lengths[slots]
         assert len(rows) == lengths.sum(), f"{len(rows)} rows for samples of {lengths.sum()}"
         first = self.layout.start[self.layout.ids[slots]] * self.layout.row_bytes
         gaps = np.flatnonzero(slots[1:] != slots[:-1] + 1) + 1
-        if len(gaps) == 0:  # a whole shard
+        if len(gaps) == 0:
             self.region.write(int(first[0]), rows)
-            return
+            return True
         parts = np.split(rows, np.cumsum(lengths)[gaps - 1])
         for offset, part in zip(first[[0, *gaps]].tolist(), parts, strict=True):
             self.region.write(offset, part)
+        return False
 
-    def _write_record(self, shard: int, key: int) -> None:
+    def _write_record(self, shard: int, key: int, rows: Iterable[np.ndarray]) -> None:
         index = shard - self.layout.first_shard
         self._keys[index] = key
-        self._checksums[index] = self._checksum(shard, key)
+        self._checksums[index] = self._checksum(shard, key, rows)
 
-    def _checksum(self, shard: int, key: int) -> int:
+    def _checksum(self, shard: int, key: int, rows: Iterable[np.ndarray]) -> int:
         """Of what the rows are, the key, the samples and the rows."""
         ids = self.layout.ids[self.layout.slots_of(shard)]
         head = np.array([self._stamp, key], dtype=np.uint64).tobytes() + ids.tobytes()
         checksum = zlib.crc32(head)
-        for chunk in self._chunks(shard):
+        for chunk in rows:
             checksum = zlib.crc32(chunk.data, checksum)
         return checksum
 
