@@ -39,7 +39,7 @@ def run_job(node: DictConfig, run_dir: Path, sweep: str | None) -> float | None:
         write_resolved(node, run_dir)
 
     if IS_LAUNCHER:
-        forks.begin(run_config.parallel.device, run_config.model.modality)
+        forks.begin(run_config.parallel.device, run_config.parallel.world_size, run_config.model.modality)
     from pipetransformer.launch import launch  # torch is imported from here on
 
     return launch(run_config, run_dir, as_plain(node), sweep)

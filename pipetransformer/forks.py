@@ -18,6 +18,7 @@ from pathlib import Path
 OF_ALL = ("pipetransformer.training.job", "torchmetrics.functional")
 OF_MODALITY = {"image": ("timm",), "text": ("transformers",)}
 GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+DEFAULT_CPU_PROCESSES = 2
 
 
 def start_method(device: str) -> str:
@@ -27,9 +28,15 @@ def start_method(device: str) -> str:
     return "spawn" if may_be_gpu else "forkserver"
 
 
-def begin(device: str, modality: str) -> None:
+def share_cores(world_size: int) -> None:
+    """Gives each rank its share of the cores, where the user has not; libraries look when they are imported."""
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // world_size)))
+
+
+def begin(device: str, world_size: int | None, modality: str) -> None:
     """Has the server import already, where there will be one; it ends with this process. Before torch is imported."""
     if start_method(device) == "forkserver":
+        share_cores(world_size or DEFAULT_CPU_PROCESSES)
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([*OF_ALL, *OF_MODALITY[modality]])
         forkserver.ensure_running()

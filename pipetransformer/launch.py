@@ -19,7 +19,6 @@ from pipetransformer.config.compose import UserError
 from pipetransformer.config.options import Config
 from pipetransformer.report.run_folder import SUMMARY, write_json
 
-DEFAULT_CPU_PROCESSES = 2
 MENDABLE = ("ValueError", "NoPlan", "UserError", "Diverged", "StaleStore", "InUse", "Unwritable")  # by the user
 
 
@@ -68,8 +67,8 @@ def _run_job(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | 
 def _launch_workers(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | None) -> dict[str, Any]:
     for noisy in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)  # the cause is reported below
-    world_size = config.parallel.world_size or torch.cuda.device_count() or DEFAULT_CPU_PROCESSES
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // world_size)))
+    world_size = config.parallel.world_size or torch.cuda.device_count() or forks.DEFAULT_CPU_PROCESSES
+    forks.share_cores(world_size)
     settings = LaunchConfig(
         min_nodes=1,
         max_nodes=1,

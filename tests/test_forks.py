@@ -1,6 +1,7 @@
 """Ranks are forked where that is safe, and none outlives its launcher."""
 
 import multiprocessing
+import os
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,19 @@ def test_ranks_are_spawned_where_they_may_use_a_gpu(
 ) -> None:
     monkeypatch.setattr(forks, "GPU_FILES", (str(tmp_path if has_gpu else tmp_path / "none"),))
     assert forks.start_method(device) == expected
+
+
+def test_the_cores_are_shared_before_anything_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[str] = []
+    monkeypatch.setattr("os.cpu_count", lambda: 9)
+    monkeypatch.setattr(forks.forkserver, "ensure_running", lambda: given.append(os.environ["OMP_NUM_THREADS"]))
+    for world_size in (4, None):
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        forks.begin("cpu", world_size, "image")
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    forks.begin("cpu", 4, "text")
+    forks.begin("cuda", 4, "text")
+    assert given == ["2", "4", "7"]
 
 
 def test_a_rank_is_interrupted_when_its_launcher_ends_and_not_before() -> None:
