@@ -9,13 +9,11 @@ Importing takes longer than all else at the start, and where cores are few ranks
 
 import multiprocessing
 import os
-import select
 import signal
-import threading
 from multiprocessing import forkserver
 from pathlib import Path
 
-OF_ALL = ("pipetransformer.training.job", "torchmetrics.functional")
+OF_ALL = ("pipetransformer.fork_server", "pipetransformer.training.job", "torchmetrics.functional")
 OF_MODALITY = {"image": ("timm",), "text": ("transformers",)}
 GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 DEFAULT_CPU_PROCESSES = 2
@@ -39,25 +37,13 @@ def begin(device: str, world_size: int | None, modality: str) -> None:
         share_cores(world_size or DEFAULT_CPU_PROCESSES)
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([*OF_ALL, *OF_MODALITY[modality]])
-        forkserver.ensure_running()
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # for the server, which would print where it was
+        try:
+            forkserver.ensure_running()
+        finally:
+            signal.signal(signal.SIGINT, before)
 
 
-def end_with(launcher: int) -> None:
-    """Interrupts this rank when the launcher ends, even by a kill: it is not a forked rank's parent, who would tell.
-
-    Args:
-        launcher: Its process id.
-    """
-    if not hasattr(os, "pidfd_open"):
-        return  # of Linux alone
-    try:
-        ending = os.pidfd_open(launcher)
-    except ProcessLookupError:
-        signal.raise_signal(signal.SIGINT)
-        return
-    threading.Thread(target=_interrupt_after, args=(ending,), name="launcher-watch", daemon=True).start()
-
-
-def _interrupt_after(ending: int) -> None:
-    select.select([ending], [], [])
-    os.kill(os.getpid(), signal.SIGINT)
+def listen() -> None:
+    """Lets a forked rank be interrupted, which the server is not."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -52,13 +52,9 @@ def launch(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | No
     return _metric(_launch_workers(config, run_dir, plain, sweep))
 
 
-def _run_forked(launcher: int, *job: Any) -> dict[str, Any] | None:
-    forks.end_with(launcher)
-    return _run_job(*job)
-
-
 def _run_job(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | None) -> dict[str, Any] | None:
     """One rank. Imported where it runs, for the launcher needs none of it and takes seconds less to start."""
+    forks.listen()
     from pipetransformer.training.job import run_job
 
     return run_job(config, run_dir, plain, sweep)
@@ -83,7 +79,7 @@ def _launch_workers(config: Config, run_dir: Path, plain: dict[str, Any], sweep:
     (run_dir / SUMMARY).unlink(missing_ok=True)  # an earlier run's, should the workers not come so far
     ending = {"status": "failed"}
     try:
-        return elastic_launch(settings, _run_forked)(os.getpid(), config, run_dir, plain, sweep)[0]  # of rank 0
+        return elastic_launch(settings, _run_job)(config, run_dir, plain, sweep)[0]  # of rank 0
     except ChildFailedError as error:
         cause = _cause(error)
         ending["error"] = str(cause)

@@ -1,6 +1,5 @@
-"""Ranks are forked where that is safe, and none outlives its launcher."""
+"""Ranks are forked where that is safe, with their share of the cores."""
 
-import multiprocessing
 import os
 from pathlib import Path
 
@@ -37,37 +36,3 @@ def test_the_cores_are_shared_before_anything_is_imported(monkeypatch: pytest.Mo
     forks.begin("cpu", 4, "text")
     forks.begin("cuda", 4, "text")
     assert given == ["2", "4", "7"]
-
-
-def test_a_rank_is_interrupted_when_its_launcher_ends_and_not_before() -> None:
-    context = multiprocessing.get_context("spawn")
-    launcher, (here, there) = context.Process(target=_wait_for_ever, daemon=True), context.Pipe()
-    launcher.start()
-    rank = context.Process(target=_rank, args=(launcher.pid, there), daemon=True)
-    rank.start()
-    assert here.poll(60)
-    assert here.recv() == "watches"
-    assert not here.poll(0.2)
-    launcher.kill()
-    assert here.poll(60)
-    assert here.recv() == "interrupted"
-    rank.join(60)
-    late = context.Process(target=_rank, args=(launcher.pid, there), daemon=True)
-    launcher.join(60)
-    late.start()
-    assert here.poll(60)
-    assert here.recv() == "interrupted", "it was too late to watch"
-    late.join(60)
-
-
-def _wait_for_ever() -> None:
-    multiprocessing.Event().wait()
-
-
-def _rank(launcher: int, pipe: multiprocessing.connection.Connection) -> None:
-    try:
-        forks.end_with(launcher)
-        pipe.send("watches")
-        multiprocessing.Event().wait()
-    except KeyboardInterrupt:
-        pipe.send("interrupted")
