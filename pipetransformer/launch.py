@@ -1,5 +1,6 @@
 """Starts one process per device and hands each the same plain configuration."""
 
+import gc
 import logging
 import os
 import shutil
@@ -78,6 +79,7 @@ def _launch_workers(config: Config, run_dir: Path, plain: dict[str, Any], sweep:
     )
     (run_dir / SUMMARY).unlink(missing_ok=True)  # an earlier run's, should the workers not come so far
     ending = {"status": "failed"}
+    gc.disable()  # a collection in the thread of elastic's timer would have that thread wait for its own end
     try:
         return elastic_launch(settings, _run_job)(config, run_dir, plain, sweep)[0]  # of rank 0
     except ChildFailedError as error:
@@ -89,6 +91,8 @@ def _launch_workers(config: Config, run_dir: Path, plain: dict[str, Any], sweep:
         raise KeyboardInterrupt from error
     finally:
         _tidy(config, run_dir, ending)
+        gc.collect()
+        gc.enable()
 
 
 def _cause(error: ChildFailedError) -> Exception:
