@@ -61,7 +61,7 @@ def run() -> None:
 
 
 def refuse_sweep_under_torchrun() -> None:
-    if "TORCHELASTIC_RUN_ID" in os.environ and {"-m", "--multirun"} & set(sys.argv[1:]):
+    if not IS_LAUNCHER and {"-m", "--multirun"} & set(sys.argv[1:]):
         command = " ".join(["python", *sys.argv])
         sys.exit(
             "A sweep cannot run under torchrun: every process would make a sweep folder of its own.\n"

@@ -22,13 +22,9 @@ def average(parameters: Iterable[nn.Parameter], replicas: dist.ProcessGroup) -> 
     a time.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    if replicas.size() == 1 or not gradients:
-        return
     torch._foreach_div_(gradients, replicas.size())
-    alone = [each for each in gradients if each.nbytes >= PACKED_BYTES and each.is_contiguous()]
-    under_way = [dist.all_reduce(each, group=replicas, async_op=True) for each in alone]
-    are_alone = {id(each) for each in alone}
-    for pack in _packs(each for each in gradients if id(each) not in are_alone):
+    under_way = [dist.all_reduce(each, group=replicas, async_op=True) for each in gradients if _goes_alone(each)]
+    for pack in _packs(each for each in gradients if not _goes_alone(each)):
         together = torch.cat([each.reshape(-1) for each in pack])
         dist.all_reduce(together, group=replicas)
         parts = together.split([each.numel() for each in pack])
@@ -36,6 +32,10 @@ def average(parameters: Iterable[nn.Parameter], replicas: dist.ProcessGroup) -> 
     for work in under_way:
         assert work is not None
         work.wait()
+
+
+def _goes_alone(gradient: Tensor) -> bool:
+    return gradient.nbytes >= PACKED_BYTES and gradient.is_contiguous()
 
 
 def _packs(gradients: Iterable[Tensor]) -> Iterator[list[Tensor]]:

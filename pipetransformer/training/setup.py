@@ -8,6 +8,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from pipetransformer.autocache.region import GIB
 from pipetransformer.autocache.room import Kind
 from pipetransformer.autodp.topology import Position
 from pipetransformer.autopipe.cluster import Cluster, Link
@@ -25,7 +26,7 @@ from pipetransformer.training.feed import Feed
 from pipetransformer.training.node import Nodes
 from pipetransformer.training.optim import OptimizerSpec
 from pipetransformer.training.planner import Planner
-from pipetransformer.training.storage import GIB, Storage, open_storage, wants_cache
+from pipetransformer.training.storage import Storage, open_storage, wants_cache
 
 RANDOM = (
     "the cache is off: the dataset's transform is random, and stored features would freeze it. "

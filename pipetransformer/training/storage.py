@@ -14,6 +14,7 @@ from pipetransformer.autocache.break_even import break_even, forward_seconds, re
 from pipetransformer.autocache.cache import AutoCache, in_words
 from pipetransformer.autocache.identity import Identity
 from pipetransformer.autocache.layout import Budgets
+from pipetransformer.autocache.region import GIB
 from pipetransformer.autocache.room import Kind, Room
 from pipetransformer.autocache.shelf import InUse, StaleStore, open_place, others
 from pipetransformer.autocache.source import Source
@@ -25,8 +26,6 @@ from pipetransformer.training.feed import Feed
 from pipetransformer.training.fingerprint import identity_of
 from pipetransformer.training.node import Node
 from pipetransformer.training.peers import WorldPeers
-
-GIB = 1 << 30
 
 
 @dataclass
@@ -79,7 +78,10 @@ def open_storage(
         closing: Takes what has to be given back at the end.
     """
     storage, peers = Storage(), WorldPeers()
-    folders = _lasting_folders(config, stack, feeds, device, kind, run_dir, closing, storage.notes, peers)
+    folders: dict[str, Path] = {}
+    if config.cache.path is not None:
+        identities = (identity_of(config, stack, feed, device, kind) for feed in feeds)
+        folders = _lasting(Path(config.cache.path), identities, run_dir, closing, storage.notes, peers)
     room = Room([feed.source for feed in feeds], kind, _budgets(config.cache), is_lasting=bool(folders))
     folders = folders or {feed.source.name: folder for feed in feeds}
     problem = _shortage(config, room)
@@ -93,21 +95,6 @@ def open_storage(
     for feed in feeds:
         feed.cache = storage.cache
     return storage
-
-
-def _lasting_folders(
-    config: Config, stack: LayerStack, feeds: Sequence[Feed], device: torch.device, kind: Kind, run_dir: Path,
-    closing: ExitStack, notes: list[str], peers: WorldPeers,
-) -> dict[str, Path]:  # fmt: skip
-    """Where stores lie that outlive the run, by split; nothing where they shall not or cannot."""
-    if config.cache.path is None:
-        return {}
-    identities = (identity_of(config, stack, feed, device, kind) for feed in feeds)
-    folders, problem = _places(Path(config.cache.path), identities, run_dir, closing, notes, peers)
-    if problem is not None:
-        notes.append(f"the cache is kept for this run only: {problem}")
-        return {}
-    return folders
 
 
 def _bandwidths(
@@ -146,11 +133,14 @@ def _shortage(config: Config, room: Room) -> str | None:
     return None
 
 
-def _places(
+def _lasting(
     root: Path, identities: Iterable[Identity], run_dir: Path, closing: ExitStack, notes: list[str],
     peers: WorldPeers,
-) -> tuple[dict[str, Path], str | None]:  # fmt: skip
-    """Folders of stores that outlive the run, by split; worker 0 of each node holds their locks."""
+) -> dict[str, Path]:  # fmt: skip
+    """Folders of stores that outlive the run, by split; worker 0 of each node holds their locks.
+
+    None, and a note, where one cannot be had.
+    """
     folders: dict[str, Path] = {}
     problem, held, node = None, ExitStack(), Node.here().index
     if peers.worker == 0:
@@ -163,11 +153,12 @@ def _places(
         except (StaleStore, InUse, Unwritable) as error:
             problem = str(error)
     problem = peers.first_of(problem)
-    if problem is None:
-        closing.enter_context(held)
-    else:
+    if problem is not None:
         held.close()
-    return peers.from_first(folders), problem
+        notes.append(f"the cache is kept for this run only: {problem}")
+        return {}
+    closing.enter_context(held)
+    return peers.from_first(folders)
 
 
 def _not_used(root: Path, found: Sequence[str]) -> list[str]:
