@@ -114,23 +114,27 @@ def place(
     order = _order(len(lengths), seed)
     if at_home is not None:
         order = order[np.argsort(~at_home[order], kind="stable")]
-    sizes = lengths[order]
-    if lasting:
-        limits = (budgets.memory_bytes, budgets.disk_bytes)
-        shared = min(_num_fitting(sizes, row_bytes, limit, shard_size) for limit in limits)
-        memory, disk = (_num_fitting(sizes, row_bytes, limit, shard_size, shared) for limit in limits)
-        classes = [order[shared:memory], order[:shared], order[shared:disk]]
-    else:
-        memory = _num_fitting(sizes, row_bytes, budgets.memory_bytes, shard_size)
-        disk = _num_fitting(sizes[memory:], row_bytes, budgets.disk_bytes, shard_size)
-        classes = [order[:memory], order[:0], order[memory : memory + disk]]
-    cuts = [_shards(ids, lengths, shard_size) for ids in classes]
-    only_memory, both, only_disk = cuts
+    classes = _classes(order, lengths[order], row_bytes, budgets, shard_size, lasting)
+    only_memory, both, only_disk = (_shards(ids, lengths, shard_size) for ids in classes)
     return Placement(
         shards=tuple(only_memory + both + only_disk),
         memory=_tier(only_memory + both, 0, lengths, row_bytes),
         disk=_tier(both + only_disk, len(only_memory), lengths, row_bytes),
     )
+
+
+def _classes(
+    order: np.ndarray, sizes: np.ndarray, row_bytes: int, budgets: Budgets, shard_size: int, lasting: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The samples that only memory has, that both tiers have, and that only the disk has."""
+    if not lasting:
+        memory = _num_fitting(sizes, row_bytes, budgets.memory_bytes, shard_size)
+        disk = _num_fitting(sizes[memory:], row_bytes, budgets.disk_bytes, shard_size)
+        return order[:memory], order[:0], order[memory : memory + disk]
+    limits = (budgets.memory_bytes, budgets.disk_bytes)
+    shared = min(_num_fitting(sizes, row_bytes, limit, shard_size) for limit in limits)
+    memory, disk = (_num_fitting(sizes, row_bytes, limit, shard_size, shared) for limit in limits)
+    return order[shared:memory], order[:shared], order[shared:disk]
 
 
 def bytes_needed(lengths: np.ndarray, row_bytes: int, shard_size: int) -> int:

@@ -43,7 +43,7 @@ class OneStage:
                     output = self._module(self._part(x, index), **part)
                 if self._loss is not None and target is not None and losses is not None:
                     loss = self._loss(output, self._part(target, index))
-                    with self._recorder.backward(0, index, self._module, averages=index == last):
+                    with self._recorder.backward(index, self._module, averages=index == last):
                         loss.backward()
                     losses.append(loss)
             if return_outputs:

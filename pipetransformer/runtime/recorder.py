@@ -72,12 +72,12 @@ class Recorder:
         """What is run inside is of this kind."""
         return NOTHING if self._clock is None else self._span(self._clock, kind, stage, microbatch)
 
-    def backward(self, stage: int, microbatch: int, module: nn.Module, averages: bool) -> AbstractContextManager[None]:
-        """What is run inside is a backward pass, and where it averages gradients over replicas the wait for that."""
+    def backward(self, microbatch: int, module: nn.Module, averages: bool) -> AbstractContextManager[None]:
+        """Inside, a plan's only stage runs backward, and where it averages gradients over replicas waits for that."""
         if self._clock is None:
             return NOTHING
         averaged = module.parameters() if averages and isinstance(module, DistributedDataParallel) else ()
-        return self._backward(self._clock, stage, microbatch, averaged)
+        return self._backward(self._clock, microbatch, averaged)
 
     def extending(self, function: Callable[P, R]) -> Callable[P, R]:
         """The function, whose time counts as part of the span before it: the loss belongs to the forward pass."""
@@ -98,7 +98,7 @@ class Recorder:
         self._note(kind, stage, microbatch, start, clock())
 
     @contextmanager
-    def _backward(self, clock: Clock, stage: int, microbatch: int, averaged: Iterable[nn.Parameter]) -> Iterator[None]:
+    def _backward(self, clock: Clock, microbatch: int, averaged: Iterable[nn.Parameter]) -> Iterator[None]:
         """The pass itself has ended when the last gradient is there; what is left is the all-reduce."""
         ready: list[Moment] = []
         active = [parameter for parameter in averaged if parameter.requires_grad]
@@ -111,9 +111,9 @@ class Recorder:
                 hook.remove()
         end = clock()
         computed = ready[-1] if ready else end
-        self._note("backward", stage, microbatch, start, computed)
+        self._note("backward", 0, microbatch, start, computed)
         if ready:
-            self._note("all-reduce", stage, microbatch, computed, end)
+            self._note("all-reduce", 0, microbatch, computed, end)
 
     def _note(self, kind: str, stage: int, microbatch: int, start: Moment, end: Moment) -> None:
         self._noted.append(_Noted(kind, stage, microbatch, start, end))

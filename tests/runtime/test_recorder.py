@@ -14,7 +14,7 @@ def test_outside_a_recording_nothing_happens() -> None:
     with recorder.recording():
         pass
     assert recorder.span("forward") is NOTHING
-    assert recorder.backward(0, 0, LAYER, averages=True) is NOTHING
+    assert recorder.backward(0, LAYER, averages=True) is NOTHING
     assert recorder.extending(abs)(-1) == 1
 
 
@@ -23,13 +23,13 @@ def test_what_is_run_is_noted_with_its_place_in_order() -> None:
     with recorder.recording() as spans:
         with recorder.span("forward", 1, 2):
             pass
-        with recorder.backward(1, 2, LAYER, averages=True):
+        with recorder.backward(2, LAYER, averages=True):
             pass
         with recorder.span("optimizer"):
             pass
     assert [(span.kind, span.stage, span.microbatch) for span in spans] == [
         ("forward", 1, 2),
-        ("backward", 1, 2),
+        ("backward", 0, 2),
         ("optimizer", 0, 0),
     ]
     times = [moment for span in spans for moment in (span.start_s, span.end_s)]
