@@ -11,7 +11,7 @@ from hydra.errors import CompactHydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from pipetransformer import forks
+from pipetransformer import forks, passing_files
 from pipetransformer.config.compose import UserError, as_plain, explain, load, register, write_resolved
 
 IS_LAUNCHER = "TORCHELASTIC_RUN_ID" not in os.environ
@@ -39,7 +39,9 @@ def run_job(node: DictConfig, run_dir: Path, sweep: str | None) -> float | None:
         write_resolved(node, run_dir)
 
     if IS_LAUNCHER:
-        forks.begin(run_config.parallel.device, run_config.parallel.world_size, run_config.model.modality)
+        passing_files.keep_together()
+        libraries = (*run_config.model.libraries, *run_config.dataset.libraries)
+        forks.begin(run_config.parallel.device, run_config.parallel.world_size, libraries)
     from pipetransformer.launch import launch  # torch is imported from here on
 
     return launch(run_config, run_dir, as_plain(node), sweep)

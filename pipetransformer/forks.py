@@ -10,11 +10,11 @@ Importing takes longer than all else at the start, and where cores are few ranks
 import multiprocessing
 import os
 import signal
+from collections.abc import Iterable
 from multiprocessing import forkserver
 from pathlib import Path
 
 OF_ALL = ("pipetransformer.fork_server", "pipetransformer.training.job", "torchmetrics.functional")
-OF_MODALITY = {"image": ("timm",), "text": ("transformers",)}
 GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 DEFAULT_CPU_PROCESSES = 2
 
@@ -31,12 +31,16 @@ def share_cores(world_size: int) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // world_size)))
 
 
-def begin(device: str, world_size: int | None, modality: str) -> None:
-    """Has the server import already, where there will be one; it ends with this process. Before torch is imported."""
+def begin(device: str, world_size: int | None, libraries: Iterable[str]) -> None:
+    """Has the server import already, where there will be one; it ends with this process. Before torch is imported.
+
+    Args:
+        libraries: What model and dataset need.
+    """
     if start_method(device) == "forkserver":
         share_cores(world_size or DEFAULT_CPU_PROCESSES)
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([*OF_ALL, *OF_MODALITY[modality]])
+        context.set_forkserver_preload([*OF_ALL, *libraries])
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # for the server, which would print where it was
         try:
             forkserver.ensure_running()

@@ -1,5 +1,6 @@
 """What tests of every room share."""
 
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +24,13 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     pool = Pool(tmp_path_factory.mktemp("stores"))
     yield pool
     pool.close()
+
+
+@pytest.fixture(scope="module")
+def passing() -> Iterator[Path]:
+    """A folder for temporary files whose path is short enough for sockets."""
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
 
 
 @pytest.fixture(scope="session")

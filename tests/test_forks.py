@@ -31,8 +31,8 @@ def test_the_cores_are_shared_before_anything_is_imported(monkeypatch: pytest.Mo
     monkeypatch.setattr(forks.forkserver, "ensure_running", lambda: given.append(os.environ["OMP_NUM_THREADS"]))
     for world_size in (4, None):
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-        forks.begin("cpu", world_size, "image")
+        forks.begin("cpu", world_size, ["timm"])
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    forks.begin("cpu", 4, "text")
-    forks.begin("cuda", 4, "text")
+    forks.begin("cpu", 4, [])
+    forks.begin("cuda", 4, [])
     assert given == ["2", "4", "7"]

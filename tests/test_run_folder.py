@@ -30,8 +30,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ended(folder: Path) -> Ended:
-    return train(folder, *RUN, "hydra.run.dir=run", "parallel.world_size=2")
+def ended(folder: Path, passing: Path) -> Ended:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(passing))
+        return train(folder, *RUN, "hydra.run.dir=run", "parallel.world_size=2")
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +48,9 @@ def test_the_folder_holds_settings_environment_events_summary_and_model(job: Job
     assert "cache" not in names
 
 
-def test_nothing_is_written_elsewhere(folder: Path, job: Job) -> None:
+def test_nothing_is_left_elsewhere(folder: Path, passing: Path, job: Job) -> None:
     assert [path.name for path in folder.iterdir()] == [job.folder.name]
+    assert not list(passing.iterdir())
 
 
 def test_the_settings_are_resolved_and_compose_the_same_run(job: Job) -> None:

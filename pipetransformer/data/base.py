@@ -126,6 +126,7 @@ class DatasetSpec(ABC):
     max_eval_samples: int | None = None
 
     modality: ClassVar[str] = "image"  # or "text"
+    libraries: ClassVar[tuple[str, ...]] = ()  # that loading imports; where ranks are forked, before that and once
 
     def check(self) -> None:
         """Raises ValueError for what can be seen to be wrong without loading torch (paths, ranges)."""

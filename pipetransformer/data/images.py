@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -83,6 +84,8 @@ class ImageDataset(DatasetSpec):
 @dataclass(frozen=True, kw_only=True)
 class Digits(ImageDataset):
     """scikit-learn's 1,797 grey 8x8 digits: built in, no download. A fixed fifth is the test data."""
+
+    libraries: ClassVar[tuple[str, ...]] = ("sklearn.datasets", "sklearn.model_selection")
 
     def check(self) -> None:
         super().check()

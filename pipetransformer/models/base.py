@@ -26,6 +26,7 @@ class ModelSpec(ABC):
     pretrained: bool = True
 
     modality: ClassVar[str] = "image"  # or "text"
+    libraries: ClassVar[tuple[str, ...]] = ()  # that building it imports; where ranks are forked, before that and once
 
     def check(self) -> None:  # noqa: B027 - most families have nothing to add
         """Raises ValueError for what can be seen to be wrong without loading torch."""

@@ -31,6 +31,7 @@ class HuggingFaceModel(ModelSpec):
     options: dict[str, Any] = field(default_factory=dict)
 
     modality: ClassVar[str] = "text"
+    libraries: ClassVar[tuple[str, ...]] = ("transformers.modeling_utils",)
 
     def check(self) -> None:
         if "num_labels" in self.options:

@@ -46,6 +46,7 @@ class TimmModel(ModelSpec):
     num_channels: int | None = None
 
     modality: ClassVar[str] = "image"
+    libraries: ClassVar[tuple[str, ...]] = ("timm",)
 
     def check(self) -> None:
         for option, remedy in _NOT_AN_OPTION.items():
