@@ -1,4 +1,4 @@
-"""Runs a function as the ranks of a world, in fresh processes with one thread each."""
+"""Runs a function as the ranks of a world, in processes of their own with one thread each."""
 
 import os
 import pickle
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.spawn import spawn
+from torch.multiprocessing.spawn import start_processes
 
 SEED, TIMEOUT_S = 1, 120.0
 
@@ -18,7 +18,8 @@ SEED, TIMEOUT_S = 1, 120.0
 def run_ranks(world: int, function: Callable[..., Any], *arguments: Any) -> Any:
     """Calls ``function(*arguments)`` on every rank and returns what it gives on rank 0."""
     with tempfile.TemporaryDirectory() as name:
-        spawn(_work, (Path(name), world, function, arguments), world)
+        # forked: this process has imported all that they need, and computes nothing
+        start_processes(_work, (Path(name), world, function, arguments), world, start_method="fork")
         return pickle.loads((Path(name) / "result").read_bytes())
 
 

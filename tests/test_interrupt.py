@@ -1,6 +1,5 @@
 """A run that ends early: nothing keeps running, nothing is left over, and the summary says how far it came."""
 
-import json
 import os
 import signal
 import subprocess
@@ -8,8 +7,9 @@ import time
 from pathlib import Path
 
 import pytest
-from support.command import TIMEOUT_S, TRAIN, processes, started, train
-from support.jobs import TINY, Job
+from support.command import TIMEOUT_S, TRAIN, processes, started
+from support.jobs import TINY, Job, run_job
+from support.pool import Pool
 
 ENDLESS = (
     *TINY,
@@ -39,7 +39,10 @@ def wait_until_gone(mark: str) -> None:
 
 
 @pytest.mark.parametrize("whom", ["group", "parent"])
-def test_an_interrupted_run_leaves_nothing_but_its_record(tmp_path: Path, whom: str) -> None:
+def test_an_interrupted_run_leaves_nothing_but_its_record(
+    tmp_path: Path, passing: Path, whom: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(passing))
     with started(tmp_path, TRAIN, *ENDLESS) as (process, mark):
         wait_for_a_cached_step(process)
         pids = processes(mark)
@@ -53,6 +56,7 @@ def test_an_interrupted_run_leaves_nothing_but_its_record(tmp_path: Path, whom: 
     assert process.returncode == 130
     assert "Traceback" not in err
     assert not (tmp_path / "run" / "cache").exists()
+    assert not list(passing.iterdir())
     assert not [name for name in os.listdir("/dev/shm") for pid in pids if str(pid) in name]
     summary = Job(tmp_path / "run", error="").summary
     assert summary["status"] == "interrupted"
@@ -70,17 +74,14 @@ def test_the_workers_of_a_killed_command_end_too(tmp_path: Path) -> None:
     assert Job(tmp_path / "run", error="").summary["status"] == "interrupted"
 
 
-def test_a_run_that_diverges_stops_with_the_weights_of_the_step_before(tmp_path: Path) -> None:
+def test_a_run_that_diverges_stops_with_the_weights_of_the_step_before(pool: Pool, tmp_path: Path) -> None:
     import torch
     from safetensors.torch import load_file
 
-    ended = train(tmp_path, *TINY, "optim.lr=1e30", "hydra.run.dir=run", "parallel.world_size=1")
-    assert ended.code == 1
-    assert ended.err.startswith("step ")
-    assert "lower optim.lr=" in ended.err
-    assert len(ended.err.splitlines()) == 1, ended.err
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["status"] == "diverged"
-    assert summary["error"] == ended.err.strip()
-    weights = load_file(tmp_path / "run" / "model" / "model.safetensors")
+    job = run_job(pool, 1, tmp_path / "run", *TINY, "optim.lr=1e30")
+    assert job.error.startswith("step ")
+    assert "lower optim.lr=" in job.error
+    assert len(job.error.splitlines()) == 1, job.error
+    assert (job.summary["status"], job.summary["error"]) == ("diverged", job.error)
+    weights = load_file(job.folder / "model" / "model.safetensors")
     assert all(torch.isfinite(tensor).all() for tensor in weights.values())

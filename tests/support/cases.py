@@ -1,8 +1,10 @@
 """Tiny models with their data, in float64 unless asked, for every comparison of two ways to train."""
 
 import copy
-from dataclasses import dataclass
+import tempfile
+from dataclasses import dataclass, field
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,7 @@ class Case:
 
     Attributes:
         kind: ``vit``, ``bert``, ``bert_qa`` or ``bert_mlm``, whose output layer is its word embeddings.
-        folder: Where BERT's configuration lies (see :func:`write_config`).
+        folder: Where BERT's configuration lies, the same one everywhere (see :func:`write_config`).
         num_samples: With ``batch_size`` not a divisor, the last batch of an epoch is smaller.
         width: Of the model.
         loss_scale: To begin with, in float16; small enough for its gradients to stay within its range.
@@ -43,7 +45,7 @@ class Case:
     """
 
     kind: str
-    folder: Path
+    folder: Path = field(compare=False)
     dropout: float = 0.0
     optimizer: str = "adamw"
     num_samples: int = 20
@@ -112,10 +114,18 @@ class Case:
 
 @cache
 def _stack(case: Case) -> LayerStack:
-    """Made once in a process: that takes longer than to train it."""
+    """Made once in a process, or in the one that it was forked from: that takes longer than to train it."""
     shape = (3, IMAGE_SIZE, IMAGE_SIZE) if case.kind == "vit" else ()
     num_outputs = 2 if case.kind == "bert_qa" else NUM_CLASSES
     return case.spec().build(case.task, num_outputs, shape, SEED).double()
+
+
+def make_stacks() -> None:
+    """Makes those that most tests train."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = write_config(Path(name))
+        for kind, dropout in product(("vit", "bert", "bert_qa", "bert_mlm"), (0.0, 0.2)):
+            Case(kind, folder, dropout).stack()
 
 
 def write_config(folder: Path) -> Path:

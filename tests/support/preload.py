@@ -1,16 +1,31 @@
-"""What the workers of the pool need: imported once, which takes longer than most tests, before they are forked."""
+"""What the workers of the pool need, imported and made once before they are forked: it takes longer than most tests."""
 
 import atexit
 import gc
+import importlib
 import os
 
-import timm
-import torch.distributed.pipelining
-import transformers.models.bert.modeling_bert
+import torch
 
-from support import faults, jobs, observations, trainings
+from support import cases
 
-__all__ = ["faults", "jobs", "observations", "timm", "torch", "trainings", "transformers"]
+LIBRARIES = (
+    "support.faults",
+    "support.jobs",
+    "support.observations",
+    "support.trainings",
+    "datasets",
+    "sklearn.datasets",
+    "sklearn.model_selection",
+    "timm",
+    "torch.distributed.pipelining",
+    "torchmetrics.functional",
+    "transformers.models.bert.modeling_bert",
+)
 
+torch.set_num_threads(1)  # a process that has started threads cannot be forked
+for library in LIBRARIES:
+    importlib.import_module(library)
+cases.make_stacks()
 gc.freeze()
 atexit.register(os._exit, 0)  # without the report of a library on what it does not tidy up
