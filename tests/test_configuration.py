@@ -4,13 +4,14 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from hydra.errors import CompactHydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from support.jobs import ROOT, TINY, loaded, run_job
 from support.pool import Pool
 
 from pipetransformer.autopipe.plan import SKIPS_GRADIENTS
 from pipetransformer.config.checks import warnings
-from pipetransformer.config.compose import UserError, as_plain, write_resolved
+from pipetransformer.config.compose import UserError, as_plain, explain, write_resolved
 from pipetransformer.config.options import PRECISIONS
 from pipetransformer.runtime import precision
 
@@ -63,6 +64,30 @@ def test_values_have_the_types_of_the_schema() -> None:
     assert (run_config.epochs, run_config.optim.lr, run_config.parallel.device_memory_gib) == (7, 1.0, 2.0)
     assert isinstance(run_config.optim.lr, float)
     assert run_config.freeze.num_frozen == [2, 4]
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("freeze.alpha=abc", "freeze.alpha: Value 'abc' of type 'str' could not be converted to Float"),
+        ("freeze.alpha=2", "freeze.alpha=2.0 is not a share of the active blocks; give a number between 0 and 1"),
+        ("model.options.qkv_bias=false", "is not set yet; add it as +model.options.qkv_bias="),
+        ("+foo=1", "foo does not exist; there are: model, dataset, freeze"),
+        ("parallel.wrold_size=1", "did you mean parallel.world_size?"),
+        ("parallel.schedule=zbv", "parallel.schedule=zbv is unknown; choose one of gpipe, 1f1b"),
+        ("precision=half", "precision=half is unknown; choose one of float32, float64, bfloat16, float16"),
+        ("optim.schedule=step", "optim.schedule=step is unknown; choose one of linear, cosine, constant"),
+        ("dataset=sst2", "choose a model for texts (model=bert, roberta, distilbert or electra)"),
+        ("dataset=image_folder", "dataset.path= is missing"),
+        ("dataset.max_train_samples=0", "dataset.max_train_samples=0 leaves no samples"),
+    ],
+)
+def test_a_wrong_option_is_explained_in_one_line(override: str, words: str) -> None:
+    with pytest.raises(CompactHydraException) as caught:
+        loaded(override)
+    message = explain(caught.value)
+    assert words in message
+    assert "\n" not in message
 
 
 @pytest.mark.parametrize("schedule", SKIPS_GRADIENTS)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from support.cases import Case
+from support.cases import MEASURED_WIDTH, Case
 from support.memory_use import predicted_and_measured
 from support.plans import HEAD, plan, sharded
 from support.pool import Pool
@@ -31,7 +31,7 @@ PLANS = {
 def test_a_rank_takes_the_memory_that_the_planner_reckons_with(
     name: str, kind: str, pool: Pool, bert_config: Path, tmp_path: Path
 ) -> None:
-    case = Case(kind, bert_config, num_samples=128, batch_size=64, width=64)
+    case = Case(kind, bert_config, num_samples=128, batch_size=64, width=MEASURED_WIDTH)
     num_ranks = PLANS[name].num_devices
     for predicted, measured in pool.run(num_ranks, predicted_and_measured, case, PLANS[name], str(tmp_path)):
         assert measured == pytest.approx(predicted, rel=0.1)

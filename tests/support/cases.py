@@ -24,6 +24,7 @@ from support.masked import MASKED_LM, OBJECTIVE, MaskedLanguageModel, MaskedText
 from support.samples import IMAGE_SIZE, NUM_CLASSES, VOCABULARY, RandomImages, RandomText
 
 NUM_BLOCKS, SEED, LEARNING_RATE, CLIP_NORM = 6, 3, 0.01, 0.5
+MEASURED_WIDTH = 64  # of models whose memory is measured
 OPTIMIZERS: dict[str, OptimizerSpec] = {
     "adamw": AdamW(lr=LEARNING_RATE, weight_decay=0.1, clip_norm=CLIP_NORM),
     "sgd": SGD(lr=LEARNING_RATE, weight_decay=0.1, clip_norm=CLIP_NORM),
@@ -126,6 +127,8 @@ def make_stacks() -> None:
         folder = write_config(Path(name))
         for kind, dropout in product(("vit", "bert", "bert_qa", "bert_mlm"), (0.0, 0.2)):
             Case(kind, folder, dropout).stack()
+        for kind in ("vit", "bert"):
+            Case(kind, folder, width=MEASURED_WIDTH).stack()
 
 
 def write_config(folder: Path) -> Path:

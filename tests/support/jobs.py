@@ -116,6 +116,7 @@ def with_made_up_times() -> Iterator[None]:
     """Plans follow from bytes alone."""
     with (
         mock.patch.object(setup, "profile", made_up_profile),
+        mock.patch("pipetransformer.runtime.profile.NUM_REPEATS", 1),
         mock.patch.object(setup, "measure_messages", return_value=((1e-3, 1e12), None)),
         mock.patch.object(setup, "measure_all_reduces", return_value=((1e-3, 1e12), None)),
         mock.patch.object(setup, "measure_pass", return_value=0.0),

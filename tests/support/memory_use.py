@@ -17,6 +17,7 @@ from pipetransformer.runtime.parts import local_part
 from pipetransformer.runtime.precision import PRECISIONS
 from pipetransformer.training.setup import make_planner
 from support.cases import OPTIMIZERS, Case
+from support.jobs import with_made_up_times
 from support.observations import one_step
 from support.trainings import build
 
@@ -43,9 +44,10 @@ def predicted_and_measured(case: Case, plan: Plan, folder: str) -> tuple[int, in
     """Bytes of this rank under a plan: by the memory model, and the most that live in its second step."""
     runtime, feed, groups = build(case, folder)
     spec = OPTIMIZERS[case.optimizer]
-    planner = make_planner(
-        case.stack(), feed, spec, Parallel(), case.batch_size, torch.device("cpu"), PRECISIONS[case.precision]
-    )
+    with with_made_up_times():
+        planner = make_planner(
+            case.stack(), feed, spec, Parallel(), case.batch_size, torch.device("cpu"), PRECISIONS[case.precision]
+        )
     place = position(plan, dist.get_rank())
     assert place is not None
     predicted = device_memory_bytes(planner.profile, plan, case.batch_size)[place.device]
