@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -101,7 +102,7 @@ class Engine:
         schedule = self._schedule(batch, train=True)
         target = batch.weighted_targets() if self.is_last else None
         options = {"target": target, "losses": losses, "return_outputs": False}
-        with self._precision.keeping_casts(self._device):
+        with nullcontext() if self.plan.sharded else self._precision.keeping_casts(self._device):
             schedule.step(*self._inputs(batch), **options, **self._context(batch))
         if self.plan.num_stages > 1 and self.plan.num_replicas > 1 and self.active_parameters:
             with self._recorder.span("all-reduce"):

@@ -40,7 +40,9 @@ class Precision:
     def keeping_casts(self, device: torch.device) -> AbstractContextManager[object]:
         """Inside it each weight that takes a gradient is cast once, for all micro-batches.
 
-        Autocast forgets its casts at the end of the outermost block, so that has to come before the weights change.
+        Autocast forgets its casts at the end of the outermost block, so that has to come before the weights change. Not
+        for sharded layers: a cast of the first micro-batch would get the gradient of a later one only after FSDP has
+        dealt that out.
         """
         return nullcontext() if self.products is None else torch.autocast(device.type, enabled=False)
 

@@ -15,7 +15,7 @@ from support.cases import Case
 from support.exactness import assert_near
 from support.mixed import Step, casts_in_a_step, measured_layers, steps_alone, steps_until_refused, steps_with_overflow
 from support.mutations import MIXED_MUTATIONS, train_mutated
-from support.plans import HEAD, PIPE_TO_DATA, plan
+from support.plans import HEAD, PIPE_TO_DATA, plan, sharded
 from support.pool import Pool
 from support.samples import IMAGE_SIZE
 from support.trainings import Plans, Trace, train_elastic, train_reference
@@ -31,6 +31,7 @@ CHECKPOINTED: Plans = {  # from the first plan on with micro-batches of two samp
     2: Plan(2, 0, ((0, 1), (2, 4), (5, 6), (HEAD, HEAD)), 1, 4, "interleaved1f1b", num_chunks=2, checkpoint=True),
     4: Plan(4, 0, ((0, HEAD),), 2, 2, checkpoint=True),
 }
+SHARDED: Plans = {0: sharded(0, 0, 2, 2), 3: sharded(3, 3, 2, 2, checkpoint=True), 5: sharded(6, 6, 2, 2)}
 OTHER_PARTS: Plans = {0: plan(0, 0, [3, HEAD], 1, 2), 3: plan(2, 2, [HEAD], 2, 1), 5: plan(6, 6, [HEAD], 2, 2)}
 
 
@@ -57,6 +58,12 @@ def test_layers_that_run_again_for_backward_round_as_before(
 ) -> None:
     case = Case("vit", bert_config, 0.2, "sgd", precision=precision)
     assert_near(*run_both(pool, case, 2, CHECKPOINTED, tmp_path, parts=4), case, SAME_ROUNDING)
+
+
+@pytest.mark.parametrize("precision", MIXED)
+def test_shards_round_as_whole_layers_do(precision: str, pool: Pool, bert_config: Path, tmp_path: Path) -> None:
+    case = Case("vit", bert_config, 0.2, "sgd", precision=precision)
+    assert_near(*run_both(pool, case, 2, SHARDED, tmp_path, parts=4), case, SAME_ROUNDING)
 
 
 @pytest.mark.parametrize("precision", MIXED)
