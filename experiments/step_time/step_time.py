@@ -19,7 +19,7 @@ from experiments.record import markdown, publish
 from experiments.step_time.cases import CASES, Case, write_bert
 from experiments.step_time.loops import ElasticLoop, Loop, PlainLoop
 
-NUM_REPLICAS, NUM_WARMUP_STEPS = 2, 3
+NUM_REPLICAS, NUM_WARMUP_STEPS, FEWEST_ROUNDS = 2, 3, 2
 HEADER = (
     "model",
     "parameters",
@@ -48,19 +48,20 @@ class Times:
         return [elastic[kind] / plain[kind] for plain, elastic in zip(self.plain, self.elastic, strict=True)]
 
 
-def measure(case: Case, folder: Path, num_rounds: int, num_steps: int) -> Times:
-    """Times both loops on this rank.
+def measure(case: Case, folder: Path, seconds: float, num_steps: int) -> Times:
+    """Times both loops on this rank, in rounds: each loop has one turn, and every other round the other goes first.
 
     Args:
         folder: Where BERT's config.json lies.
-        num_rounds: Each loop has one turn in a round, and every other round the other goes first.
+        seconds: After which no round begins; short steps get more rounds, whose median they need.
         num_steps: Steps of a turn.
     """
     plain, elastic = (loop(case.stack(folder), case.split(), case.batch_size) for loop in (PlainLoop, ElasticLoop))
     turns: dict[Loop, list[Turn]] = {plain: [], elastic: []}
     warm_up(plain, elastic, same_losses=not case.dropout)
-    for number in range(num_rounds):
-        for loop in (plain, elastic) if number % 2 else (elastic, plain):
+    end_s = time.perf_counter() + seconds
+    while goes_on(len(turns[plain]), end_s):
+        for loop in (plain, elastic) if len(turns[plain]) % 2 else (elastic, plain):
             turns[loop].append(take_turn(loop, num_steps))
     num_parameters = sum(parameter.numel() for parameter in case.stack(folder).parameters())
     return Times(case.name, num_parameters, tuple(turns[plain]), tuple(turns[elastic]))
@@ -76,6 +77,13 @@ def warm_up(plain: Loop, elastic: Loop, same_losses: bool) -> None:
         assert not same_losses or torch.allclose(losses[0], losses[1], rtol=1e-4), losses
 
 
+def goes_on(num_rounds: int, end_s: float) -> bool:
+    """Whether another round begins, as rank 0's clock says."""
+    is_short = torch.tensor(num_rounds < FEWEST_ROUNDS or time.perf_counter() < end_s)
+    dist.broadcast(is_short, src=0)
+    return bool(is_short)
+
+
 def take_turn(loop: Loop, num_steps: int) -> Turn:
     dist.barrier()
     wall_s, cpu_s = [], []
@@ -87,11 +95,11 @@ def take_turn(loop: Loop, num_steps: int) -> Turn:
     return median(wall_s), median(cpu_s)
 
 
-def measure_all(cases: Sequence[Case], num_rounds: int, num_steps: int) -> list[Times]:
+def measure_all(cases: Sequence[Case], seconds: float, num_steps: int) -> list[Times]:
     """Times the cases one after the other on this rank."""
     with tempfile.TemporaryDirectory() as name:
         write_bert(Path(name))
-        return [measure(case, Path(name), num_rounds, num_steps) for case in cases]
+        return [measure(case, Path(name), seconds, num_steps) for case in cases]
 
 
 def row(times: Times) -> tuple[str, ...]:
@@ -111,13 +119,13 @@ def row(times: Times) -> tuple[str, ...]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=30, help="turns of each loop, 2 or more")
+    parser.add_argument("--seconds", type=float, default=90, help="of each model")
     parser.add_argument("--steps", type=int, default=6, help="steps of a turn")
     parser.add_argument("--cases", type=int, nargs="+", default=range(len(CASES)), help="rows of the table, from 0")
     parser.add_argument("--into", type=Path, help="folder whose results.json and README.md take the results")
     options = parser.parse_args(arguments)
     cases = [CASES[index] for index in options.cases]
-    times = run_ranks(NUM_REPLICAS, measure_all, cases, options.rounds, options.steps)
+    times = run_ranks(NUM_REPLICAS, measure_all, cases, options.seconds, options.steps)
     table = markdown(HEADER, map(row, times))
     publish(table, [asdict(case) for case in times], options.into)
 

@@ -26,7 +26,7 @@ TEXT = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "in
 )
 def test_every_round_times_both_loops_on_the_same_training(case: Case, pool: Pool, tmp_path: Path) -> None:
     write_bert(tmp_path)
-    times = pool.run(2, measure, case, tmp_path, 2, 3)[0]
+    times = pool.run(2, measure, case, tmp_path, 0.0, 3)[0]
     assert len(times.plain) == len(times.elastic) == 2
     assert all(seconds > 0 for turn in times.plain + times.elastic for seconds in turn)
 
@@ -60,7 +60,7 @@ def test_a_ratio_is_taken_within_its_round() -> None:
 
 def test_the_command_prints_the_table_and_keeps_it(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text(f"{BEGIN}\n{END}\n")
-    command = [sys.executable, "-m", "experiments.step_time.step_time", "--rounds", "2", "--steps", "3"]
+    command = [sys.executable, "-m", "experiments.step_time.step_time", "--seconds", "0", "--steps", "3"]
     done = subprocess.run(
         [*command, "--cases", "0", "--into", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=True
     )

@@ -3,7 +3,8 @@
 import tempfile
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -172,6 +173,13 @@ def train_reference(case: Case, frozen: dict[int, int], num_microbatches: int = 
     With dropout the layers of the stack run one by one, because the original model does not draw by sample; in mixed
     precision too, because each is to give numbers of the type of the weights.
     """
+    return _reference(replace(case, cache_shares=Case.cache_shares), tuple(frozen.items()), num_microbatches)
+
+
+@cache
+def _reference(case: Case, frozen_from: tuple[tuple[int, int], ...], num_microbatches: int) -> Trace:
+    """Trained once: many tests compare with the same one."""
+    frozen = dict(frozen_from)
     stack, spec, precision = case.stack(), OPTIMIZERS[case.optimizer], PRECISIONS[case.precision]
     by_layer = [list(stack[index].by_name()) for index in range(len(stack))]
     if case.dropout or precision.products:
