@@ -9,6 +9,7 @@ from pipetransformer.autopipe.arrange import Arranger
 from pipetransformer.autopipe.candidates import Grid, Pipelines
 from pipetransformer.autopipe.cluster import Link, boundary_links, ring_links
 from pipetransformer.autopipe.cost import microbatch_size, ring_share, with_active
+from pipetransformer.autopipe.plan import layer_above
 
 Boundaries = tuple[list[tuple[float, int]], float]
 """Seconds for a micro-batch and at how many devices, but for the last device; then those of the last one."""
@@ -48,6 +49,7 @@ class Bounds:
         self._links = lru_cache(maxsize=None)(self._links_of)
         self._seconds = lru_cache(maxsize=None)(self._seconds_of)
         self._bytes = lru_cache(maxsize=None)(self._bytes_of)
+        self._update = lru_cache(maxsize=None)(self._update_of)
 
     def work_seconds(self, pipelines: Pipelines) -> float:
         """:meth:`pipelines_seconds` where boundaries take no time; quick."""
@@ -86,16 +88,57 @@ class Bounds:
 
     def update_seconds(self, pipelines: Pipelines) -> float:
         """Of the slowest device after the pipeline."""
+        return self._update(pipelines, pipelines.pipeline_size)
+
+    def _update_of(self, pipelines: Pipelines, num_active: int) -> float:
+        """With active layers on the last ``num_active`` devices of a pipeline alone."""
         size, num_replicas = pipelines.pipeline_size, pipelines.num_replicas
-        optimizer_s = self._optimizer_s.largest(size)
+        optimizer_s = self._optimizer_s.largest(num_active)
         if num_replicas == 1 or self._active_bytes.total == 0:
             return optimizer_s
-        links = ring_links(self._arranger.cluster, size, num_replicas, pipelines.replicas_adjacent)
+        links = ring_links(self._arranger.cluster, size, num_replicas, pipelines.replicas_adjacent)[-num_active:]
         moved = ring_share(num_replicas)
-        largest_s = min(link.seconds(moved * self._active_bytes.largest(size)) for link in set(links))
+        largest_s = min(link.seconds(moved * self._active_bytes.largest(num_active)) for link in set(links))
         fastest = max(link.bandwidth_bytes_per_s for link in links)
-        mean_s = (moved * self._active_bytes.total / fastest + self._optimizer_s.total) / size
+        mean_s = (moved * self._active_bytes.total / fastest + self._optimizer_s.total) / num_active
         return max(largest_s, optimizer_s, mean_s)
+
+    def frozen_below_seconds(self, grid: Grid) -> float:
+        """Of a step, where frozen layers run below active ones; dear, and zero where it would say nothing.
+
+        The last ``k`` devices have active layers, and only they average and update; the more they are, the fewer are
+        left for the frozen layers, of which one device may have some with its active ones::
+
+            devices      0 .. size - k - 1    size - k          size - k + 1 .. size - 1
+            layers       frozen               frozen, active    active
+        """
+        if grid.num_chunks > 1 or not self._runs_frozen:
+            return 0.0
+        first_active = layer_above(self._arranger.num_frozen) - self._arranger.layers.start
+        times = [time.at(grid.num_samples) for time in self._arranger.times[grid.checkpoint]]
+        frozen_s, active = sum(times[:first_active]), Shares(times[first_active:])
+        size = grid.pipeline_size
+        fewest, most = max(1, size - first_active), min(size, len(times) - first_active)
+        return min(self._with_active_devices(grid, frozen_s, active, count) for count in range(fewest, most + 1))
+
+    def _with_active_devices(self, grid: Grid, frozen_s: float, active: Shares, count: int) -> float:
+        """:meth:`frozen_below_seconds` for so many devices with active layers."""
+        num_below = grid.pipeline_size - count
+        links = boundary_links(self._arranger.cluster, grid.pipeline_size, grid.num_replicas, grid.replicas_adjacent)
+        num_bytes = self._least_output * grid.num_samples
+        once = [link.seconds(num_bytes) for link in links[:num_below]]
+        twice = [2 * link.seconds(num_bytes) for link in links[num_below:-1]]
+        below_s, above_s = sum(once), sum(twice)
+        busiest = max(
+            active.largest(count),
+            (active.total + above_s) / count,
+            (frozen_s + active.least + below_s) / (num_below + 1),
+            (frozen_s + active.total + below_s + above_s) / grid.pipeline_size,
+            max(twice, default=0.0) + active.least,
+        )
+        total = frozen_s + active.total + below_s + above_s
+        pipelines = Pipelines(grid.pipeline_size, grid.num_replicas, grid.replicas_adjacent)
+        return total + (grid.num_microbatches - 1) * busiest + self._update(pipelines, count)
 
     def device_bytes(self, grid: Grid) -> float:
         """On the fullest device: parameters, the activations of what must be in flight, and the tensors handed over.

@@ -59,7 +59,9 @@ class _Search:
             update_s = self.bounds.update_seconds(pipelines)
             for grid_s, grid in self._grids(pipelines, update_s):
                 limit_s = _limit(grid, best)
-                if grid_s < limit_s and (plan := self.arranger.fastest(grid, limit_s, update_s)):
+                if grid_s >= limit_s or self.bounds.frozen_below_seconds(grid) >= limit_s:
+                    continue
+                if plan := self.arranger.fastest(grid, limit_s, update_s):
                     best = grid, plan
         return best[1] if best else None
 

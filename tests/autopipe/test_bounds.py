@@ -74,6 +74,7 @@ def test_no_bound_cuts_off_the_fastest_partition_of_a_candidate(
         fastest_s = min(step_seconds(profile, cluster, plan, batch_size) for plan in plans(arranger, grid)) * ROUNDING
         assert bounds.pipelines_seconds(pipelines) <= fastest_s
         assert bounds.pipeline_seconds(grid) + update_s <= fastest_s
+        assert bounds.frozen_below_seconds(grid) <= fastest_s
 
 
 def test_a_pipeline_over_a_slow_link_is_no_faster_than_the_device_that_hands_over() -> None:
