@@ -51,21 +51,20 @@ class Arranger:
 
         ``least_update_s`` is a bound on what the devices need after the pipeline.
         """
-        cost = self._update_seconds_within_budget(grid)
+        cost = lru_cache(maxsize=None)(self._update_seconds_within_budget(grid))
         if self._fixed or grid.num_chunks == 1:
             return self._fastest_of_improving(grid, cost, limit_s, least_update_s)
-        stages = self._interleave(grid, self._step_bound(grid, lru_cache(maxsize=None)(cost)), limit_s)
+        stages = self._interleave(grid, self._step_bound(grid, cost), limit_s)
         return self._plan(grid, stages) if stages else None
 
     def leanest(self, grid: Grid, limit_bytes: float) -> float | None:
         """The smallest budget with which the candidate fits, if it is below a limit."""
-        cost = self._device_bytes(grid)
+        cost = lru_cache(maxsize=None)(self._device_bytes(grid))
         if self._fixed or grid.num_chunks == 1:
             weights = [cost(0, ((layer, layer),)) for layer in self.layers]  # starts from a balance of bytes, not time
             sizes = (_largest(grid, cost, stages) for stages in self._improving(grid, weights, cost, limit_bytes))
             return min(sizes, default=None)
-        kept = lru_cache(maxsize=None)(cost)
-        stages = self._interleave(grid, lambda runs: _largest(grid, kept, runs), limit_bytes)
+        stages = self._interleave(grid, lambda runs: _largest(grid, cost, runs), limit_bytes)
         return _largest(grid, cost, stages) if stages else None
 
     def _fastest_of_improving(self, grid: Grid, cost: DeviceCost, limit_s: float, least_update_s: float) -> Plan | None:

@@ -104,41 +104,46 @@ class Bounds:
         return max(largest_s, optimizer_s, mean_s)
 
     def frozen_below_seconds(self, grid: Grid) -> float:
-        """Of a step, where frozen layers run below active ones; dear, and zero where it would say nothing.
+        """Of a step, where frozen layers run below active ones; dear, and zero where none does.
 
-        The last ``k`` devices have active layers, and only they average and update; the more they are, the fewer are
-        left for the frozen layers, of which one device may have some with its active ones::
+        The last ``k`` stages have active layers, and only their devices average and update; the more they are, the
+        fewer are left for the frozen layers, of which one stage may have some with its active ones::
 
-            devices      0 .. size - k - 1    size - k          size - k + 1 .. size - 1
-            layers       frozen               frozen, active    active
+            stages      0 .. num_stages - k - 1    num_stages - k    num_stages - k + 1 .. num_stages - 1
+            layers      frozen                     frozen, active    active
+            sends up    once                       and a gradient comes back
         """
-        if grid.num_chunks > 1 or not self._runs_frozen:
+        if not self._runs_frozen:
             return 0.0
         first_active = layer_above(self._arranger.num_frozen) - self._arranger.layers.start
         times = [time.at(grid.num_samples) for time in self._arranger.times[grid.checkpoint]]
         frozen_s, active = sum(times[:first_active]), Shares(times[first_active:])
-        size = grid.pipeline_size
-        fewest, most = max(1, size - first_active), min(size, len(times) - first_active)
-        return min(self._with_active_devices(grid, frozen_s, active, count) for count in range(fewest, most + 1))
-
-    def _with_active_devices(self, grid: Grid, frozen_s: float, active: Shares, count: int) -> float:
-        """:meth:`frozen_below_seconds` for so many devices with active layers."""
-        num_below = grid.pipeline_size - count
         links = boundary_links(self._arranger.cluster, grid.pipeline_size, grid.num_replicas, grid.replicas_adjacent)
-        num_bytes = self._least_output * grid.num_samples
-        once = [link.seconds(num_bytes) for link in links[:num_below]]
-        twice = [2 * link.seconds(num_bytes) for link in links[num_below:-1]]
-        below_s, above_s = sum(once), sum(twice)
-        busiest = max(
-            active.largest(count),
-            (active.total + above_s) / count,
-            (frozen_s + active.least + below_s) / (num_below + 1),
-            (frozen_s + active.total + below_s + above_s) / grid.pipeline_size,
-            max(twice, default=0.0) + active.least,
+        sends = [link.seconds(self._least_output * grid.num_samples) for link in links * grid.num_chunks][:-1]
+        fewest, most = max(1, grid.num_stages - first_active), min(grid.num_stages, len(times) - first_active)
+        return min(
+            self._with_active_stages(grid, frozen_s, active, sends[: grid.num_stages - k], sends[grid.num_stages - k :])
+            for k in range(fewest, most + 1)
         )
+
+    def _with_active_stages(
+        self, grid: Grid, frozen_s: float, active: Shares, once: list[float], twice: list[float]
+    ) -> float:
+        """:meth:`frozen_below_seconds` where the stages that send ``once`` have frozen layers alone."""
+        num_active = grid.num_stages - len(once)
+        below_s, above_s = sum(once), 2 * sum(twice)
         total = frozen_s + active.total + below_s + above_s
+        slowest = max(
+            active.largest(num_active),
+            (active.total + above_s) / num_active,
+            (frozen_s + active.least + below_s) / (len(once) + 1),
+            2 * max(twice, default=0.0) + active.least,
+        )
+        busiest = max(slowest, total / grid.pipeline_size)
+        passing_s = total + (grid.num_microbatches - 1) * slowest
+        pipeline_s = max(passing_s, grid.num_microbatches * busiest + (total - busiest) / grid.num_chunks)
         pipelines = Pipelines(grid.pipeline_size, grid.num_replicas, grid.replicas_adjacent)
-        return total + (grid.num_microbatches - 1) * busiest + self._update(pipelines, count)
+        return pipeline_s + self._update(pipelines, min(num_active, grid.pipeline_size))
 
     def device_bytes(self, grid: Grid) -> float:
         """On the fullest device: parameters, the activations of what must be in flight, and the tensors handed over.
