@@ -1,6 +1,7 @@
 """What a user writes becomes plain values, checked; settings without effect are named."""
 
 import dataclasses
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,8 @@ def test_every_option_of_every_group_composes(option: str, tmp_path: Path) -> No
     extra = [pictures] if name == "image_folder" else []
     run_config = loaded(*(TEXT if reads_text else ()), option, *extra)
     assert dataclasses.is_dataclass(getattr(run_config, group))
+    libraries = getattr(getattr(run_config, group), "libraries", ())
+    assert all(find_spec(library) for library in libraries), "the process that imports them first tells of none"
 
 
 def _picture_folder(folder: Path) -> Path:

@@ -1,6 +1,7 @@
 """Ranks are forked where that is safe, with their share of the cores."""
 
 import os
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,14 @@ def test_ranks_are_spawned_where_they_may_use_a_gpu(
 ) -> None:
     monkeypatch.setattr(forks, "GPU_FILES", (str(tmp_path if has_gpu else tmp_path / "none"),))
     assert forks.start_method(device) == expected
+
+
+def test_what_model_and_dataset_name_is_imported_before_ranks_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[str] = []
+    monkeypatch.setattr(ForkServerContext, "set_forkserver_preload", lambda _, names: given.extend(names))
+    monkeypatch.setattr(forks.forkserver, "ensure_running", lambda: None)
+    forks.begin("cpu", 2, ["timm", "sklearn.datasets"])
+    assert {"timm", "sklearn.datasets", "pipetransformer.training.job"} <= set(given)
 
 
 def test_the_cores_are_shared_before_anything_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
