@@ -102,6 +102,18 @@ def test_an_overflow_on_one_rank_is_skipped_on_all_and_the_scale_survives_transi
         assert all(0 < step.loss < 10 for step in steps)
 
 
+def test_an_overflow_is_skipped_on_every_shard(pool: Pool, bert_config: Path, tmp_path: Path) -> None:
+    case = Case("vit", bert_config, precision="float16", loss_scale=2.0**18)  # more than gradients bear
+    ranks: list[list[Step]] = pool.run(2, steps_with_overflow, case, {0: sharded(0, 0, 2, 2)}, str(tmp_path), {})
+    assert ranks[0] == ranks[1]
+    skipped = [step.skipped for step in ranks[0]]
+    assert skipped[0]
+    assert not skipped[-1]
+    for number, step in enumerate(ranks[0]):
+        assert step.changed is not step.skipped
+        assert step.scale == case.loss_scale / 2 ** sum(skipped[:number])
+
+
 def test_ranks_that_hear_nothing_of_each_other_do_not_skip_alike(pool: Pool, bert_config: Path, tmp_path: Path) -> None:
     case = Case("vit", bert_config, precision="float16", num_steps=2)
     ranks: list[list[Step]] = pool.run(3, steps_alone, case, ONE_BY_ONE, str(tmp_path), OVERFLOWS)
