@@ -12,10 +12,9 @@ from multiprocessing import util
 
 
 @cache
-def keep_together() -> str:
+def keep_together() -> None:
     """From here on the temporary files of this process and of those that it starts lie in the folder."""
     util.get_temp_dir()  # made before and apart, for the path of a socket has to be short; it goes by itself
     folder = tempfile.mkdtemp(prefix="pipetransformer-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     os.environ["TMPDIR"] = tempfile.tempdir = folder
-    return folder

@@ -106,24 +106,33 @@ def command(fault: Fault, *overrides: str) -> tuple[str, ...]:
 def test_a_command_that_is_killed_can_be_given_again(
     pool: Pool, tmp_path: Path, undisturbed: dict[tuple[str, ...], Job]
 ) -> None:
-    """One of its processes, while it trains; then one that trains from what the first has stored."""
+    """First all of its processes while it fills the cache, then one that trains from what the first has stored."""
     options = (*ONE_LEVEL, f"cache.path={tmp_path / 'features'}")
+    all_at_once = Fault(RECORD, call=3, what="kill all", since=FILL)
+    with started(tmp_path, *command(all_at_once, *options, "hydra.run.dir=first")) as (process, mark):
+        process.communicate(timeout=TIMEOUT_S)
+        assert process.returncode == -9
+        assert not processes(mark)
+    first = Job(tmp_path / "first", error="")
+    assert not first.losses
+
     one = Fault(READ, call=5, worker=0)
-    with started(tmp_path, *command(one, *options, "hydra.run.dir=first")) as (process, mark):
+    with started(tmp_path, *command(one, *options, "hydra.run.dir=second")) as (process, mark):
         _, err = process.communicate(timeout=TIMEOUT_S)
         assert process.returncode == 1
         assert not processes(mark)
     assert err.splitlines()[-1].startswith("worker 0 was killed, perhaps for want of memory; lower batch_size")
-    first = Job(tmp_path / "first", error="")
+    second = Job(tmp_path / "second", error="")
+    assert second.events("cache_fill")[0]["num_found"] > 0
     expected = undisturbed[ONE_LEVEL].losses
-    assert 0 < len(first.losses) < len(expected)
-    assert first.losses == pytest.approx(expected[: len(first.losses)], rel=0, abs=1e-10)
+    assert 0 < len(second.losses) < len(expected)
+    assert second.losses == pytest.approx(expected[: len(second.losses)], rel=0, abs=1e-10)
 
-    second = run_job(pool, 2, tmp_path / "second", *options, made_up_times=True)
-    check_result(second, undisturbed[ONE_LEVEL])
-    assert second.events("cache_fill")[0]["num_found"] == ALL
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["features", "first", "second"]
-    assert not (tmp_path / "first" / "cache").exists()
+    third = run_job(pool, 2, tmp_path / "third", *options, made_up_times=True)
+    check_result(third, undisturbed[ONE_LEVEL])
+    assert third.events("cache_fill")[0]["num_found"] == ALL
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["features", "first", "second", "third"]
+    assert not (tmp_path / "second" / "cache").exists()
 
 
 DISK_FULL = ("needs", "GiB free", "set cache.disk_gib lower or cache.path to another disk")

@@ -8,7 +8,7 @@ from itertools import accumulate
 from pipetransformer.autopipe.arrange import Arranger
 from pipetransformer.autopipe.candidates import Grid, Pipelines
 from pipetransformer.autopipe.cluster import Link, boundary_links, ring_links
-from pipetransformer.autopipe.cost import microbatch_size, ring_share, with_active
+from pipetransformer.autopipe.cost import microbatch_size, ring_share, through_seconds, with_active
 from pipetransformer.autopipe.plan import layer_above
 
 Boundaries = tuple[list[tuple[float, int]], float]
@@ -45,10 +45,12 @@ class Bounds:
         self._active_bytes = Shares(layer.parameter_bytes if layer else 0 for layer in active)
         self._optimizer_s = Shares(layer.optimizer_s if layer else 0.0 for layer in active)
         self._runs_frozen = arranger.num_frozen > arranger.cache_level
+        self._first_active = layer_above(arranger.num_frozen) - arranger.layers.start  # of those that run
         self._least_output = min(layer.output_bytes for layer in arranger.profile.layers[:-1])
         self._links = lru_cache(maxsize=None)(self._links_of)
         self._seconds = lru_cache(maxsize=None)(self._seconds_of)
         self._bytes = lru_cache(maxsize=None)(self._bytes_of)
+        self._split = lru_cache(maxsize=None)(self._split_of)
         self._update = lru_cache(maxsize=None)(self._update_of)
 
     def work_seconds(self, pipelines: Pipelines) -> float:
@@ -71,8 +73,8 @@ class Bounds:
         inner, back_s = self._boundaries(grid, grid.num_samples)
         total = seconds.total + grid.num_chunks * _sum(inner) + (grid.num_chunks - 1) * back_s
         busiest = max(seconds.largest(grid.pipeline_size), total / grid.pipeline_size)
-        passing_s = total + (grid.num_microbatches - 1) * seconds.largest(grid.num_stages)
-        return max(passing_s, grid.num_microbatches * busiest + (total - busiest) / grid.num_chunks)
+        slowest = seconds.largest(grid.num_stages)
+        return through_seconds(total, slowest, busiest, grid.num_microbatches, grid.num_chunks)
 
     def _boundaries(self, where: Pipelines | Grid, num_samples: int) -> Boundaries:
         """What each device pays for the boundary above it, at least."""
@@ -115,12 +117,11 @@ class Bounds:
         """
         if not self._runs_frozen:
             return 0.0
-        first_active = layer_above(self._arranger.num_frozen) - self._arranger.layers.start
-        times = [time.at(grid.num_samples) for time in self._arranger.times[grid.checkpoint]]
-        frozen_s, active = sum(times[:first_active]), Shares(times[first_active:])
+        first_active, num_layers = self._first_active, len(self._arranger.layers)
+        frozen_s, active = self._split(grid.num_samples, grid.checkpoint)
         links = boundary_links(self._arranger.cluster, grid.pipeline_size, grid.num_replicas, grid.replicas_adjacent)
         sends = [link.seconds(self._least_output * grid.num_samples) for link in links * grid.num_chunks][:-1]
-        fewest, most = max(1, grid.num_stages - first_active), min(grid.num_stages, len(times) - first_active)
+        fewest, most = max(1, grid.num_stages - first_active), min(grid.num_stages, num_layers - first_active)
         return min(
             self._with_active_stages(grid, frozen_s, active, sends[: grid.num_stages - k], sends[grid.num_stages - k :])
             for k in range(fewest, most + 1)
@@ -140,8 +141,7 @@ class Bounds:
             2 * max(twice, default=0.0) + active.least,
         )
         busiest = max(slowest, total / grid.pipeline_size)
-        passing_s = total + (grid.num_microbatches - 1) * slowest
-        pipeline_s = max(passing_s, grid.num_microbatches * busiest + (total - busiest) / grid.num_chunks)
+        pipeline_s = through_seconds(total, slowest, busiest, grid.num_microbatches, grid.num_chunks)
         pipelines = Pipelines(grid.pipeline_size, grid.num_replicas, grid.replicas_adjacent)
         return pipeline_s + self._update(pipelines, min(num_active, grid.pipeline_size))
 
@@ -162,6 +162,11 @@ class Bounds:
 
     def _seconds_of(self, num_samples: int, checkpoint: bool) -> Shares:
         return Shares(time.at(num_samples) for time in self._arranger.times[checkpoint])
+
+    def _split_of(self, num_samples: int, checkpoint: bool) -> tuple[float, Shares]:
+        """Seconds of the frozen layers together, and of the active ones."""
+        times = [time.at(num_samples) for time in self._arranger.times[checkpoint]]
+        return sum(times[: self._first_active]), Shares(times[self._first_active :])
 
     def _bytes_of(self, num_samples: int, checkpoint: bool) -> Shares:
         memory, layers = self._arranger.memory[checkpoint], self._arranger.layers

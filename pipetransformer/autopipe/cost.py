@@ -201,9 +201,14 @@ def pipeline_seconds(stages: Sequence[float], num_microbatches: int, num_chunks:
     busiest device, ``T`` that of all of them and ``v`` chunks, which shorten the wait (Narayanan et al. 2021, 2.2).
     With one chunk the two are the same. 1F1B and GPipe take the same time.
     """
-    total, pipeline_size = sum(stages), len(stages) // num_chunks
+    pipeline_size = len(stages) // num_chunks
     busiest = max(sum(stages[device::pipeline_size]) for device in range(pipeline_size))
-    passing_s = total + (num_microbatches - 1) * max(stages)
+    return through_seconds(sum(stages), max(stages), busiest, num_microbatches, num_chunks)
+
+
+def through_seconds(total: float, slowest: float, busiest: float, num_microbatches: int, num_chunks: int) -> float:
+    """:func:`pipeline_seconds` from those of all stages, of the slowest stage, and of the busiest device."""
+    passing_s = total + (num_microbatches - 1) * slowest
     return max(passing_s, num_microbatches * busiest + (total - busiest) / num_chunks)
 
 

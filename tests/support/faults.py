@@ -70,6 +70,10 @@ def _kill(_: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def _kill_all(_: str) -> None:
+    os.killpg(0, signal.SIGKILL)
+
+
 def _fill_the_disk(_: str) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -80,6 +84,7 @@ def _remove(path: str) -> None:
 
 HAPPENINGS: dict[str, Callable[[str], Any]] = {
     "kill": _kill,
+    "kill all": _kill_all,
     "fill the disk": _fill_the_disk,
     "nothing is free": lambda _: 0,
     "remove": _remove,

@@ -15,7 +15,6 @@ from pipetransformer.autopipe.cost import LayerProfile
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.runtime import signals
 from pipetransformer.runtime.elastic import ElasticRuntime, NotFinite
-from pipetransformer.runtime.parts import local_part
 from pipetransformer.runtime.precision import PRECISIONS
 from pipetransformer.runtime.profile import profile
 from pipetransformer.training.feed import Feed
@@ -58,13 +57,13 @@ def steps_alone(case: Case, plans: Plans, folder: str, ranks: dict[int, int]) ->
 
 def _step(runtime: ElasticRuntime, feed: Feed, case: Case, number: int, overflows: bool) -> Step:
     active = [p for own in runtime.engine.active_parameters.values() for p in own] if runtime.engine else []
-    before = [local_part(parameter.detach()).clone() for parameter in active]
+    before = [parameter.detach().clone() for parameter in active]
     hook = active[0].register_hook(lambda gradient: gradient * torch.inf) if overflows else None
     result = one_step(runtime, feed, case, number)
     if hook is not None:
         hook.remove()
     assert all(parameter.grad is None for parameter in active), "a skipped gradient must not add to the next"
-    changed = any(not torch.equal(local_part(now), then) for now, then in zip(active, before, strict=True))
+    changed = any(not torch.equal(now, then) for now, then in zip(active, before, strict=True))
     return Step(result.skipped, result.loss, result.loss_scale, changed)
 
 
