@@ -1,6 +1,8 @@
 """What a user writes becomes plain values, checked; settings without effect are named."""
 
 import dataclasses
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -23,6 +25,19 @@ def options(group: str) -> list[str]:
 
 
 TEXT = ("model=bert", "dataset=squad")
+WRONG = {
+    "freeze.alpha=abc": "freeze.alpha: Value 'abc' of type 'str' could not be converted to Float",
+    "freeze.alpha=2": "freeze.alpha=2.0 is not a share of the active blocks; give a number between 0 and 1",
+    "model.options.qkv_bias=false": "is not set yet; add it as +model.options.qkv_bias=",
+    "+foo=1": "foo does not exist; there are: model, dataset, freeze",
+    "parallel.wrold_size=1": "did you mean parallel.world_size?",
+    "parallel.schedule=zbv": "parallel.schedule=zbv is unknown; choose one of gpipe, 1f1b",
+    "precision=half": "precision=half is unknown; choose one of float32, float64, bfloat16, float16",
+    "optim.schedule=step": "optim.schedule=step is unknown; choose one of linear, cosine, constant",
+    "dataset=sst2": "choose a model for texts (model=bert, roberta, distilbert or electra)",
+    "dataset=image_folder": "dataset.path= is missing",
+    "dataset.max_train_samples=0": "dataset.max_train_samples=0 leaves no samples",
+}
 GROUPS = ("model", "dataset", "freeze", "parallel", "cache", "optim", "logger")
 
 
@@ -69,28 +84,33 @@ def test_values_have_the_types_of_the_schema() -> None:
     assert run_config.freeze.num_frozen == [2, 4]
 
 
-@pytest.mark.parametrize(
-    ("override", "words"),
-    [
-        ("freeze.alpha=abc", "freeze.alpha: Value 'abc' of type 'str' could not be converted to Float"),
-        ("freeze.alpha=2", "freeze.alpha=2.0 is not a share of the active blocks; give a number between 0 and 1"),
-        ("model.options.qkv_bias=false", "is not set yet; add it as +model.options.qkv_bias="),
-        ("+foo=1", "foo does not exist; there are: model, dataset, freeze"),
-        ("parallel.wrold_size=1", "did you mean parallel.world_size?"),
-        ("parallel.schedule=zbv", "parallel.schedule=zbv is unknown; choose one of gpipe, 1f1b"),
-        ("precision=half", "precision=half is unknown; choose one of float32, float64, bfloat16, float16"),
-        ("optim.schedule=step", "optim.schedule=step is unknown; choose one of linear, cosine, constant"),
-        ("dataset=sst2", "choose a model for texts (model=bert, roberta, distilbert or electra)"),
-        ("dataset=image_folder", "dataset.path= is missing"),
-        ("dataset.max_train_samples=0", "dataset.max_train_samples=0 leaves no samples"),
-    ],
-)
+@pytest.mark.parametrize(("override", "words"), WRONG.items())
 def test_a_wrong_option_is_explained_in_one_line(override: str, words: str) -> None:
     with pytest.raises(CompactHydraException) as caught:
         loaded(override)
     message = explain(caught.value)
     assert words in message
     assert "\n" not in message
+
+
+def test_no_wrong_option_is_slow_to_answer() -> None:
+    code = f"""
+import sys
+from hydra import compose, initialize_config_dir
+from hydra.errors import CompactHydraException
+from pipetransformer.config.compose import load, register
+register()
+for override in {list(WRONG)}:
+    try:
+        with initialize_config_dir({str(ROOT / "conf")!r}, version_base="1.3"):
+            load(compose("config", [override]))
+    except CompactHydraException:
+        continue
+    sys.exit(override)
+print([name for name in ("torch", "timm", "transformers", "datasets", "sklearn", "torchvision") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]", done.stdout
 
 
 @pytest.mark.parametrize("schedule", SKIPS_GRADIENTS)

@@ -9,6 +9,7 @@ from pipetransformer import launch
 from pipetransformer.autocache.shelf import InUse, StaleStore
 from pipetransformer.autocache.writable import Unwritable
 from pipetransformer.config.compose import UserError
+from pipetransformer.training.trainer import Diverged
 
 
 def failed(error: Exception) -> Any:
@@ -19,7 +20,8 @@ def failed(error: Exception) -> Any:
 
 
 @pytest.mark.parametrize(
-    "error", [StaleStore("delete it"), InUse("wait"), Unwritable("give another"), ValueError("no")]
+    "error",
+    [StaleStore("delete it"), InUse("wait"), Unwritable("give another"), Diverged("lower it"), ValueError("no")],
 )
 def test_an_error_that_names_its_remedy_is_shown_without_a_trace(error: Exception) -> None:
     cause = launch._cause(failed(error))

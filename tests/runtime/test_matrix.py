@@ -54,12 +54,10 @@ def test_on_one_process_everything_goes_with_everything(
 ) -> None:
     shapes = [
         Shape((1, 1), "gpipe", count, frozen, cached, checkpoint, replicas_adjacent=False)
-        for checkpoint, count, frozen, cached in product([False, True], [1, 3], FROZEN, [False, True])
+        for count, frozen, cached, checkpoint in product([1, 3], FROZEN, [False, True], [False, True])
     ]
     plans = [shape.plan(random.Random(0)) for shape in shapes if shape.is_possible]
     for optimizer in OPTIMIZERS:
-        if optimizer != OPTIMIZERS[0]:  # gradients are what they are, once shown for one
-            plans = [plan for plan in plans if not plan.checkpoint]
         case = Case(kind, bert_config, 0.2, optimizer, num_steps=NUM_STEPS)
         references = {frozen: train_reference(case, {1: frozen}) for frozen in FROZEN}
         (traces,) = pool.run(1, train_all_elastic, case, plans, str(tmp_path))
