@@ -89,6 +89,19 @@ def test_a_pipeline_over_a_slow_link_is_no_faster_than_the_device_that_hands_ove
     assert seconds == [pytest.approx(2 * 100 + 4 * 2), pytest.approx(4 * 12)]
 
 
+def test_frozen_stages_send_once_and_the_slowest_of_the_others_twice() -> None:
+    time = Time(0.0, 1.0)
+    layer = LayerProfile("layer", time, time, time, 0.0, 0, 0, output_bytes=1)
+    arranger = Arranger(Profile((layer,) * 6, 2), Cluster(5, None, Link(100, 1e9)), 2, 2, 0, None)
+    grid = Grid(False, 1, 5, 2, 1, replicas_adjacent=False, schedule="gpipe", num_samples=1)
+    # 3 frozen layers of 1 s each, active ones of 2, 3 and 3 s; 2 of 5 stages have active layers, and one of them sends:
+    # up and back again, after its lightest layer
+    found_s = Bounds(arranger).frozen_below_seconds(grid)
+    assert found_s == pytest.approx(3 + 8 + 3 * 100 + 2 * 100 + (2 * 100 + 2))
+    fastest_s = min(step_seconds(arranger.profile, arranger.cluster, plan, 2) for plan in plans(arranger, grid))
+    assert found_s == pytest.approx(fastest_s)
+
+
 @settings(max_examples=60, deadline=None)
 @given(PROFILES, CLUSTERS, st.integers(1, 12), LEVELS)
 def test_one_of_the_lean_candidates_takes_least_memory(
