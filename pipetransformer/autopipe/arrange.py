@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache
+from itertools import accumulate
 from math import inf
 
 from pipetransformer.autopipe.candidates import Grid
@@ -26,6 +27,8 @@ SAME = 1 - 1e-9
 """A plan must be faster by more than rounding to replace a simpler one."""
 
 DeviceCost = Callable[[int, Runs], float]  # of a pipeline's device and its runs, layers counted over the whole model
+SoFar = tuple[tuple[float, ...], tuple[float, ...], float]
+"""Of the lowest stages: seconds of each, of each device, and of the slowest update; more stages never take less."""
 
 
 class Arranger:
@@ -64,7 +67,7 @@ class Arranger:
             weights = [cost(0, ((layer, layer),)) for layer in self.layers]  # starts from a balance of bytes, not time
             sizes = (_largest(grid, cost, stages) for stages in self._improving(grid, weights, cost, limit_bytes))
             return min(sizes, default=None)
-        stages = self._interleave(grid, lambda runs: _largest(grid, cost, runs), limit_bytes)
+        stages = self._interleave(grid, lambda runs: _largest(grid, cost, self._over_model(runs)), limit_bytes)
         return _largest(grid, cost, stages) if stages else None
 
     def _fastest_of_improving(self, grid: Grid, cost: DeviceCost, limit_s: float, least_update_s: float) -> Plan | None:
@@ -105,28 +108,40 @@ class Arranger:
             limit = _largest(grid, cost, stages)
 
     def _interleave(self, grid: Grid, bound: Callable[[Runs], float], limit: float) -> Runs | None:
-        runs = interleave(self._seconds(grid), grid.num_stages, lambda runs: bound(self._over_model(runs)), limit)
+        runs = interleave(self._seconds(grid), grid.num_stages, bound, limit)
         return runs and self._over_model(runs)
 
     def _step_bound(self, grid: Grid, cost: DeviceCost) -> Callable[[Runs], float]:
         """Seconds of a step that begins with these stages: the rest as even as can be, and updated for free."""
-        seconds, boundaries, offset = self._seconds(grid), self._boundary_seconds(grid), self.layers.start
-        run_seconds, num_chunks = RunSums(seconds), grid.num_chunks
+        seconds, num_chunks, size = self._seconds(grid), grid.num_chunks, grid.pipeline_size
+        so_far, left = self._so_far(grid, cost), list(accumulate(reversed(seconds), initial=0.0))
 
         def bound(runs: Runs) -> float:
-            stages = [
-                run_seconds(first - offset, last - offset) + row[last - offset]
-                for row, (first, last) in zip(boundaries, runs, strict=False)
-            ]
-            update_s = _largest(grid, cost, runs)
+            stages, devices, update_s = so_far(runs)
             if len(runs) == grid.num_stages:
                 return pipeline_seconds(stages, grid.num_microbatches, num_chunks) + update_s
-            total = sum(stages) + sum(seconds[runs[-1][1] - offset + 1 :])
-            size = grid.pipeline_size
-            busiest = max(total / size, *(sum(stages[device::size]) for device in range(size)))
+            total = sum(stages) + left[len(seconds) - runs[-1][1] - 1]
+            busiest = max(total / size, *devices)
             return grid.num_microbatches * busiest + (total - busiest) / num_chunks + update_s
 
         return bound
+
+    def _so_far(self, grid: Grid, cost: DeviceCost) -> Callable[[Runs], SoFar]:
+        """Adds a stage to what is known of those below it."""
+        run_seconds, boundaries, size = RunSums(self._seconds(grid)), self._boundary_seconds(grid), grid.pipeline_size
+
+        @lru_cache(maxsize=None)
+        def so_far(runs: Runs) -> SoFar:
+            if not runs:
+                return (), (0.0,) * size, 0.0
+            stages, devices, update_s = so_far(runs[:-1])
+            stage, device = len(stages), len(stages) % size
+            first, last = runs[-1]
+            stage_s = run_seconds(first, last) + boundaries[stage][last]
+            devices = (*devices[:device], devices[device] + stage_s, *devices[device + 1 :])
+            return (*stages, stage_s), devices, max(update_s, cost(device, self._over_model(runs[device::size])))
+
+        return so_far
 
     def _update_seconds_within_budget(self, grid: Grid) -> DeviceCost:
         """Seconds of a device's all-reduce and optimizer; infinite where its layers do not fit."""
