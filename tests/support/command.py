@@ -25,9 +25,9 @@ class Ended:
     err: str
 
 
-def train(folder: Path, *arguments: str) -> Ended:
-    """Runs ``python train.py`` in a folder to its end."""
-    return command(folder, sys.executable, TRAIN, *arguments)
+def train(folder: Path, *arguments: str, **variables: str) -> Ended:
+    """Runs ``python train.py`` in a folder to its end, with variables of the environment."""
+    return command(folder, sys.executable, TRAIN, *arguments, **variables)
 
 
 def torchrun(folder: Path, *arguments: str) -> Ended:
@@ -35,10 +35,9 @@ def torchrun(folder: Path, *arguments: str) -> Ended:
     return command(folder, sys.executable, "-m", "torch.distributed.run", *arguments)
 
 
-def command(folder: Path, *words: str) -> Ended:
-    done = subprocess.run(
-        words, cwd=folder, env=environment(), capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-    )
+def command(folder: Path, *words: str, **variables: str) -> Ended:
+    env = environment() | variables
+    done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     return Ended(done.returncode, done.stdout, done.stderr)
 
 
