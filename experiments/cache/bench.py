@@ -1,5 +1,6 @@
 """One rank's model whose frozen prefix is cached in several ways, in turn."""
 
+import gc
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -70,6 +71,7 @@ class Bench:
             self.stack, groups, objective(CLASSIFICATION, NUM_CLASSES), OPTIMIZER.build, OPTIMIZER.clip_norm,
             torch.device("cpu"), FLOAT32,
         )  # fmt: skip
+        gc.freeze()  # as runs do
         self.clock = Clock(len(self.split), case.batch_size, len(self.split) // case.batch_size, 10**6, 10**6)
 
     def plan(self, num_frozen: int, cache_level: int) -> Plan:

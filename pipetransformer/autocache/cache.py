@@ -50,6 +50,7 @@ class AutoCache:
         self.room, self._folders, self._peers = room, folders, peers
         self._stores: dict[str, SampleStore] = {}
         self._reader: FeatureReader | None = None
+        self._was_served = False
         self._key, self._num_keys = 0, 0
         self.level, self.reads, self.fill_s, self.num_dropped = 0, Reads(), 0.0, 0
 
@@ -89,8 +90,8 @@ class AutoCache:
     ) -> Filled:
         """Stores the output of block ``level`` for the wanted samples of each split, as far as there is room.
 
-        The processes of a node share the work shard by shard. A shard's old features are overwritten by its new ones,
-        so that there is never more than one level.
+        The processes of a node share the work. A shard's old features are overwritten by its new ones, so that there
+        is never more than one level.
 
         Args:
             compute: Runs the newly frozen layers, those above the present level, without gradient.
@@ -101,18 +102,25 @@ class AutoCache:
         self.stop_reading()
         self._num_keys += 1
         key = self._num_keys if layers is None else level_key(self._key, self._marked(layers))
-        parts = [part for source, ids in wanted for part in parts_of(source, self._stores[source.name], ids)]
-        own = parts[self._peers.worker :: self._peers.num_workers]
-        self._peers.totals()  # nobody writes before everybody has done reading
-        missing = [part for part in own if len(part.store.missing(part.ids, key))]
-        for group in groups_of(missing):
-            self._store(group, compute, key)
-        num_computed = sum(len(part.ids) for part in missing)
-        num_found = sum(len(part.ids) for part in own) - num_computed
+        if self._was_served:
+            self._peers.totals(0)  # nobody writes before everybody has done reading
+        num_computed = num_found = 0
+        for group in self._own_groups(wanted):
+            missing = [part for part in group if len(part.store.missing(part.ids, key))]
+            if missing:
+                self._store(missing, compute, key)
+            num_missing = sum(len(part.ids) for part in missing)
+            num_computed += num_missing
+            num_found += sum(len(part.ids) for part in group) - num_missing
         filled = Filled(*self._peers.totals(num_computed, num_found))
-        self.level, self._key = level, key
+        self.level, self._key, self._was_served = level, key, False
         self.fill_s += time.perf_counter() - start
         return filled
+
+    def _own_groups(self, wanted: Wanted) -> list[list[Part]]:
+        """What this worker computes; the workers of a node share the groups out."""
+        parts = (part for source, ids in wanted for part in parts_of(source, self._stores[source.name], ids))
+        return list(groups_of(parts, self._peers.num_workers))[self._peers.worker :: self._peers.num_workers]
 
     def _marked(self, layers: Iterable[Mapping[str, Tensor]]) -> Iterable[Mapping[str, Tensor]]:
         """With what is stored rounded, what is computed from it depends on the level that it was taken from."""
@@ -140,6 +148,7 @@ class AutoCache:
                 is room for all.
         """
         self.stop_reading()
+        self._was_served = True
         self._reader = FeatureReader(self._stores, self._key, compute, self.reads)
 
     def expect(self, requests: Iterator[Request]) -> None:

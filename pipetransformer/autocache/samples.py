@@ -161,10 +161,12 @@ class SampleStore:
         ids = np.concatenate([own for _, own in parts])
         rows = self._codec.encode(self._real(ids, features.detach())).cpu().numpy()
         ends = np.cumsum([self.description.lengths[own].sum() for _, own in parts])
-        for (shard, own), part in zip(parts, np.split(rows, ends[:-1]), strict=True):
-            for tier in self._tiers.values():
-                if shard in tier.layout.shards:
-                    tier.write(shard, own, part, key)
+        pieces = np.split(rows, ends[:-1])
+        for tier in self._tiers.values():
+            here = [index for index, (shard, _) in enumerate(parts) if shard in tier.layout.shards]
+            if here:
+                own_rows = rows if len(here) == len(parts) else np.concatenate([pieces[index] for index in here])
+                tier.write_all([parts[index] for index in here], own_rows, key)
 
     def read(self, ids: np.ndarray, num_tokens: int, key: int, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The first ``num_tokens`` features of samples, zero past a sample's end and where it is not found.

@@ -1,7 +1,7 @@
 """Rows of samples in one region, each with a mark that says that it is there."""
 
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -50,20 +50,31 @@ class Tier:
         self._shard_of = np.repeat(np.arange(num_shards), np.diff(layout.bounds))
 
     def write(self, shard: int, ids: np.ndarray, rows: np.ndarray, key: int) -> None:
-        """Stores samples of a shard and forgets its others.
+        """Stores samples of one shard; see :meth:`write_all`."""
+        self.write_all([(shard, ids)], rows, key)
+
+    def write_all(self, parts: Sequence[tuple[int, np.ndarray]], rows: np.ndarray, key: int) -> None:
+        """Stores samples of shards and forgets the shards' others. What lies side by side is written at once.
 
         Args:
-            shard: Number of the shard, one of ``layout.shards``.
-            ids: Some or all of its samples, (B,).
-            rows: Their rows, sample after sample without padding, uint8 (R, row_bytes).
+            parts: Numbers of shards, of ``layout.shards``, and of each some or all of its samples, (B,).
+            rows: The rows of all of them in this order, sample after sample without padding, uint8 (R, row_bytes).
             key: What the rows were computed with, below 2 ** 64.
         """
-        slots, place = self.layout.slots[ids], self.layout.slots_of(shard)
-        assert np.all((slots >= place.start) & (slots < place.stop)), f"not all of the samples are of shard {shard}"
-        self._marks[place] = 0
-        is_whole = self._write_rows(slots, rows) and len(slots) == place.stop - place.start
-        self._write_record(shard, key, [rows.reshape(-1)] if is_whole else self._chunks(shard))
-        self._marks[slots] = MARK
+        slots = [self.layout.slots[ids] for _, ids in parts]
+        places = [self.layout.slots_of(shard) for shard, _ in parts]
+        for (shard, _), own, place in zip(parts, slots, places, strict=True):
+            is_here = (own >= place.start) & (own < place.stop)
+            assert is_here.all(), f"not all of the samples are of shard {shard}"
+        for place in places:
+            self._marks[place] = 0
+        self._write_rows(np.concatenate(slots), rows)
+        ends = np.cumsum([self.layout.lengths[own].sum() for own in slots])
+        for (shard, _), own, place, part in zip(parts, slots, places, np.split(rows, ends[:-1]), strict=True):
+            is_whole = np.array_equal(own, np.arange(place.start, place.stop))
+            self._write_record(shard, key, [part.reshape(-1)] if is_whole else self._chunks(shard))
+        for own in slots:
+            self._marks[own] = MARK
 
     def valid(self, ids: np.ndarray, key: int) -> np.ndarray:
         """Which of the samples can be read under the key, bool (B,)."""
@@ -84,8 +95,10 @@ class Tier:
         assert out.flags.c_contiguous
         read = np.flatnonzero(present)
         counts = np.minimum(self.layout.lengths[self.layout.slots[ids[read]]], num_tokens)
+        if len(read) == 0:
+            return 0
         if self.region.is_file:
-            self._read_each(ids[read], counts, read, out)
+            self._read_runs(ids[read], counts, read, out)
         elif len(read) == len(ids):
             self._take(ids, counts, out)
         else:
@@ -106,12 +119,17 @@ class Tier:
         if counts.min(initial=num_tokens) < num_tokens:
             out[np.arange(num_tokens) >= counts[:, None]] = 0
 
-    def _read_each(self, ids: np.ndarray, counts: np.ndarray, places: np.ndarray, out: np.ndarray) -> None:
-        """From a file sample by sample: they lie apart, and each takes a call of the system."""
-        offsets = self.layout.start[ids] * self.layout.row_bytes
-        for place, offset, count in zip(places.tolist(), offsets.tolist(), counts.tolist(), strict=True):
-            self.region.read(offset, out[place, :count])
-            out[place, count:] = 0
+    def _read_runs(self, ids: np.ndarray, counts: np.ndarray, places: np.ndarray, out: np.ndarray) -> None:
+        """From a file with one call of the system for all that lies side by side there and in ``out``."""
+        slots, num_tokens, rows = self.layout.slots[ids], out.shape[1], out.reshape(-1, out.shape[2])
+        is_full = (counts == num_tokens) & (self.layout.lengths[slots] == num_tokens)
+        firsts = _firsts(is_full[:-1] & (np.diff(slots) == 1) & (np.diff(places) == 1))
+        offsets = self.layout.start[ids[firsts]] * self.layout.row_bytes
+        sizes = np.add.reduceat(counts, firsts)
+        for place, offset, size in zip(places[firsts].tolist(), offsets.tolist(), sizes.tolist(), strict=True):
+            self.region.read(offset, rows[place * num_tokens : place * num_tokens + size])
+        for short in np.flatnonzero(counts < num_tokens).tolist():
+            out[places[short], counts[short] :] = 0
 
     def verify(self, shards: Iterable[int], key: int | None = None) -> int:
         """Forgets the samples of shards whose bytes or marks are not those that were written, or not under the key.
@@ -155,19 +173,14 @@ class Tier:
             slots = self.layout.slots[ids]
             self._marks[slots[slots >= 0]] = 0
 
-    def _write_rows(self, slots: np.ndarray, rows: np.ndarray) -> bool:
-        """Writes them, and says whether they lie one after the other."""
+    def _write_rows(self, slots: np.ndarray, rows: np.ndarray) -> None:
         lengths = self.layout.lengths[slots]
         assert len(rows) == lengths.sum(), f"{len(rows)} rows for samples of {lengths.sum()}"
-        first = self.layout.start[self.layout.ids[slots]] * self.layout.row_bytes
-        gaps = np.flatnonzero(slots[1:] != slots[:-1] + 1) + 1
-        if len(gaps) == 0:
-            self.region.write(int(first[0]), rows)
-            return True
-        parts = np.split(rows, np.cumsum(lengths)[gaps - 1])
-        for offset, part in zip(first[[0, *gaps]].tolist(), parts, strict=True):
+        firsts = _firsts(np.diff(slots) == 1)
+        offsets = self.layout.start[self.layout.ids[slots[firsts]]] * self.layout.row_bytes
+        parts = np.split(rows, np.cumsum(lengths)[firsts[1:] - 1])
+        for offset, part in zip(offsets.tolist(), parts, strict=True):
             self.region.write(offset, part)
-        return False
 
     def _write_record(self, shard: int, key: int, rows: Iterable[np.ndarray]) -> None:
         index = shard - self.layout.first_shard
@@ -191,3 +204,8 @@ class Tier:
             chunk = buffer[: end - offset]
             self.region.read(offset, chunk)
             yield chunk
+
+
+def _firsts(joined: np.ndarray) -> np.ndarray:
+    """Where runs begin among items of which each is joined to the next or not, (N - 1,)."""
+    return np.concatenate([[0], np.flatnonzero(~joined) + 1])

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
+from math import ceil, inf
 
 import numpy as np
 
@@ -18,17 +20,14 @@ class Part:
     Attributes:
         shard: Its number in the store.
         ids: The samples, of similar lengths, (B,).
+        num_tokens: Of the longest sample.
     """
 
     source: Source
     store: SampleStore
     shard: int
     ids: np.ndarray
-
-    @property
-    def num_tokens(self) -> int:
-        """Of the longest sample."""
-        return int(self.source.lengths[self.ids].max())
+    num_tokens: int
 
 
 def parts_of(source: Source, store: SampleStore, wanted: np.ndarray) -> Iterator[Part]:
@@ -36,19 +35,34 @@ def parts_of(source: Source, store: SampleStore, wanted: np.ndarray) -> Iterator
     is_wanted = np.zeros(len(store.description.lengths), dtype=bool)
     is_wanted[wanted] = True
     for shard, ids in enumerate(store.shards):
-        if is_wanted[ids].any():
-            yield Part(source, store, shard, ids[is_wanted[ids]])
+        own = ids[is_wanted[ids]]
+        if len(own):
+            yield Part(source, store, shard, own, int(source.lengths[own].max()))
 
 
-def groups_of(parts: Iterable[Part]) -> Iterator[list[Part]]:
-    """Neighbours of one split that are computed at once: one part at least, and no more than so many tokens."""
+def groups_of(parts: Iterable[Part], num_workers: int = 1) -> Iterator[list[Part]]:
+    """Neighbours of one split that are computed at once.
+
+    As few groups as may be, but as many for each worker, and all of about the same size.
+    """
+    for _, own in groupby(parts, key=lambda part: id(part.store)):
+        run = list(own)
+        num_rounds = ceil(len(list(_packed(run, inf))) / num_workers)
+        num_tokens = sum(len(part.ids) * part.num_tokens for part in run)
+        yield from _packed(run, num_tokens / (num_rounds * num_workers))
+
+
+def _packed(parts: list[Part], wanted: float) -> Iterator[list[Part]]:
+    """Groups that end as near as can be to multiples of the wanted tokens; none has too many, but single parts."""
     group: list[Part] = []
-    num_samples = longest = 0
+    done = num_groups = num_samples = longest = 0
     for part in parts:
+        size = len(part.ids) * part.num_tokens
         num_samples, longest = num_samples + len(part.ids), max(longest, part.num_tokens)
-        if group and (part.source is not group[0].source or num_samples * longest > TOKENS_AT_ONCE):
+        ends_later = done + size / 2 > (num_groups + 1) * wanted
+        if group and (ends_later or num_samples * longest > TOKENS_AT_ONCE):
             yield group
-            group, num_samples, longest = [], len(part.ids), part.num_tokens
+            group, num_samples, longest, num_groups = [], len(part.ids), part.num_tokens, num_groups + 1
         group.append(part)
-    if group:
-        yield group
+        done += size
+    yield group

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import accumulate
 from math import inf
 
@@ -130,7 +130,7 @@ class Arranger:
         """Adds a stage to what is known of those below it."""
         run_seconds, boundaries, size = RunSums(self._seconds(grid)), self._boundary_seconds(grid), grid.pipeline_size
 
-        @lru_cache(maxsize=None)
+        @cache
         def so_far(runs: Runs) -> SoFar:
             if not runs:
                 return (), (0.0,) * size, 0.0

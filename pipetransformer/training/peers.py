@@ -2,6 +2,7 @@
 
 from typing import TypeVar
 
+import torch
 import torch.distributed as dist
 
 from pipetransformer.training.node import Node
@@ -15,6 +16,7 @@ class WorldPeers:
     def __init__(self) -> None:
         self._node = Node.here()
         self.worker, self.num_workers = self._node.worker, self._node.num_workers
+        self._device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
 
     def from_first(self, value: Value) -> Value:
         gathered = self.gathered((self._node.index, self.worker, value))
@@ -24,7 +26,9 @@ class WorldPeers:
         return next((given for given in self.gathered(value) if given is not None), None)
 
     def totals(self, *numbers: int) -> tuple[int, ...]:
-        return tuple(map(sum, zip(*self.gathered(numbers), strict=True)))
+        totals = torch.tensor(numbers, dtype=torch.int64, device=self._device)
+        dist.all_reduce(totals)  # a tenth of the time that objects take
+        return tuple(totals.tolist())
 
     def gathered(self, value: Value) -> list[Value]:
         """Each process's value, by rank."""

@@ -87,7 +87,8 @@ def test_the_workers_of_a_node_share_the_samples_and_see_what_the_others_stored(
     for cache, read in zip((first, second), reads, strict=True):
         cache.advance(1, [(make_source(read, lengths), np.arange(len(lengths)))], lambda x, _: x)
     assert sorted(reads[0] + reads[1]) == list(range(len(lengths)))
-    assert abs(len(reads[0]) - len(reads[1])) <= 32
+    shares = [lengths[read].sum() for read in reads]
+    assert abs(shares[0] - shares[1]) <= SHARD_SIZE * LENGTHS.max(), "they compute about as many tokens"
     second.serve(None)
     assert second.read(Request(make_source([], lengths), np.arange(len(lengths)), 5)).shape == (len(lengths), 5, WIDTH)
     second.close()
@@ -106,6 +107,38 @@ class Worker(Alone):
         if self.worker == 0:
             Worker.given = value
         return Worker.given
+
+
+class Counting(Alone):
+    """Counts how often all have waited for each other."""
+
+    num_meetings = 0
+
+    def totals(self, *numbers: int) -> tuple[int, ...]:
+        self.num_meetings += 1
+        return numbers
+
+
+def test_nobody_writes_before_all_have_done_reading(tmp_path: Path) -> None:
+    source, peers, meetings = make_source([]), Counting(), []
+    cache = make_cache(tmp_path, source, peers)
+
+    def compute(x: Tensor, _: dict[str, Tensor]) -> Tensor:
+        meetings.append(peers.num_meetings)
+        return x
+
+    assert cache.open() is None
+    for level in (1, 2):
+        peers.num_meetings = 0
+        cache.advance(level, [(source, ALL)], compute)
+        cache.serve(None)
+    assert set(meetings) == {0, 1}, "nobody can have read anything before the first level"
+    cache.clear()
+    meetings.clear()
+    peers.num_meetings = 0
+    cache.advance(1, [(source, ALL)], compute)
+    assert set(meetings) == {1}, "what is forgotten here may still be read there"
+    cache.close()
 
 
 def test_it_does_not_go_back(cache: AutoCache) -> None:

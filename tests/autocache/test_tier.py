@@ -16,25 +16,26 @@ LENGTHS, ROW_BYTES = np.array([2, 3, 1, 4, 2]), 5
 MIB = 2**20
 
 
-def make_tier(stamp: int = 0, lengths: np.ndarray = LENGTHS) -> Tier:
+def make_tier(stamp: int = 0, lengths: np.ndarray = LENGTHS, file: Path | None = None) -> Tier:
     layout = place(lengths, ROW_BYTES, Budgets(10**4, 0), shard_size=3, seed=0, lasting=False).memory
     assert layout is not None
-    return Tier(layout, Region.memory(layout.num_bytes), stamp)
+    region = Region.file(file, layout.num_bytes) if file else Region.memory(layout.num_bytes)
+    return Tier(layout, region, stamp)
 
 
-def rows_of(ids: np.ndarray) -> np.ndarray:
+def rows_of(ids: np.ndarray, lengths: np.ndarray = LENGTHS) -> np.ndarray:
     """Rows (R, ROW_BYTES) that tell sample and token and are not zero."""
-    return np.array([[10 * i + t + 1] * ROW_BYTES for i in ids for t in range(LENGTHS[i])], dtype=np.uint8)
+    return np.array([[10 * i + t + 1] * ROW_BYTES for i in ids for t in range(lengths[i])], dtype=np.uint8)
 
 
 def ids_of(tier: Tier, shard: int) -> np.ndarray:
     return tier.layout.ids[tier.layout.slots_of(shard)]
 
 
-def filled(stamp: int = 0, key: int = 1) -> Tier:
-    tier = make_tier(stamp)
+def filled(stamp: int = 0, key: int = 1, lengths: np.ndarray = LENGTHS, file: Path | None = None) -> Tier:
+    tier = make_tier(stamp, lengths, file)
     for shard in tier.layout.shards:
-        tier.write(shard, ids_of(tier, shard), rows_of(ids_of(tier, shard)), key)
+        tier.write(shard, ids_of(tier, shard), rows_of(ids_of(tier, shard), lengths), key)
     return tier
 
 
@@ -44,13 +45,38 @@ def read(tier: Tier, ids: np.ndarray, num_tokens: int) -> np.ndarray:
     return out
 
 
-@given(ids=st.lists(st.integers(0, 4), min_size=1, max_size=8).map(np.array), num_tokens=st.integers(1, 6))
-def test_samples_are_read_in_any_order_and_padded_with_zeros(ids: np.ndarray, num_tokens: int) -> None:
-    out = read(filled(), ids, num_tokens)
-    for row, sample in enumerate(ids):
-        expected = rows_of(np.array([sample]))[:num_tokens]
-        assert np.array_equal(out[row, : len(expected)], expected)
-        assert not out[row, len(expected) :].any()
+@pytest.mark.parametrize("lengths", [LENGTHS, np.full(5, 3)], ids=["of all lengths", "of one length"])
+@pytest.mark.parametrize("in_file", [False, True], ids=["memory", "file"])
+def test_samples_are_read_in_any_order_and_padded_with_zeros(
+    lengths: np.ndarray, in_file: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    tier = filled(lengths=lengths, file=tmp_path_factory.mktemp("tier") / "rows" if in_file else None)
+
+    @given(ids=st.lists(st.integers(0, 4), min_size=1, max_size=8).map(np.array), num_tokens=st.integers(1, 6))
+    def are_right(ids: np.ndarray, num_tokens: int) -> None:
+        out = read(tier, ids, num_tokens)
+        for row, sample in enumerate(ids):
+            expected = rows_of(np.array([sample]), lengths)[:num_tokens]
+            assert np.array_equal(out[row, : len(expected)], expected)
+            assert not out[row, len(expected) :].any()
+
+    are_right()
+
+
+def test_what_lies_side_by_side_in_a_file_is_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tier, sizes = filled(lengths=np.full(5, 3), file=tmp_path / "rows"), []
+    read_region = Region.read
+
+    def counting(region: Region, offset: int, out: np.ndarray) -> None:
+        sizes.append(len(out) // 3)
+        read_region(region, offset, out)
+
+    monkeypatch.setattr(Region, "read", counting)
+    ids = tier.layout.ids
+    read(tier, ids, 3)
+    read(tier, ids[[0, 1, 3, 4, 2]], 3)
+    read(tier, ids[:2], 2)
+    assert sizes == [5, 2, 2, 1, 0, 0]
 
 
 @given(present=st.lists(st.booleans(), min_size=1, max_size=5).map(np.array), num_tokens=st.integers(1, 4))
@@ -89,6 +115,25 @@ def test_a_part_of_a_shard_can_be_written_and_its_rest_is_forgotten() -> None:
     for sample in ids[[0, 2]]:
         assert np.array_equal(read(tier, np.array([sample]), LENGTHS[sample])[0], 100 + rows_of(np.array([sample])))
     assert tier.valid(ids_of(tier, 1), 1).all()
+    assert tier.verify(tier.layout.shards) == 0
+
+
+def test_shards_are_written_together_or_one_by_one() -> None:
+    tier, single = make_tier(), filled(key=3)
+    parts = [(shard, ids_of(tier, shard)) for shard in tier.layout.shards]
+    tier.write_all(parts, rows_of(np.concatenate([ids for _, ids in parts])), key=3)
+    assert np.array_equal(tier.region.bytes, single.region.bytes)
+
+
+def test_parts_of_several_shards_can_be_written_and_their_rest_is_forgotten() -> None:
+    tier = filled()
+    parts = [(0, ids_of(tier, 0)[[2, 0]]), (1, ids_of(tier, 1)[1:])]
+    ids = np.concatenate([own for _, own in parts])
+    tier.write_all(parts, 100 + rows_of(ids), key=2)
+    assert np.array_equal(np.flatnonzero(tier.valid(np.arange(5), 2)), np.sort(ids))
+    assert not tier.valid(np.arange(5), 1).any()
+    for sample in ids:
+        assert np.array_equal(read(tier, np.array([sample]), LENGTHS[sample])[0], 100 + rows_of(np.array([sample])))
     assert tier.verify(tier.layout.shards) == 0
 
 
@@ -153,9 +198,12 @@ def test_a_region_of_another_size_is_refused() -> None:
         Tier(tier.layout, Region.memory(100))
 
 
+@pytest.mark.parametrize("num_shards", [1, 2])
 @pytest.mark.parametrize("some", [None, 1])
-def test_a_process_killed_anywhere_leaves_samples_right_or_missing(some: int | None, tmp_path: Path) -> None:
-    states = in_other_process(kill_inside_write, tmp_path, some)
+def test_a_process_killed_anywhere_leaves_samples_right_or_missing(
+    some: int | None, num_shards: int, tmp_path: Path
+) -> None:
+    states = in_other_process(kill_inside_write, tmp_path, some, num_shards)
     assert len(states) > 20, "one for each line of the way"
     assert not any("wrong" in state for state in states)
     assert any("missing" in state for state in states), "some died between the marks"

@@ -1,7 +1,7 @@
 """A fill computes every wanted sample once, and no more tokens at once than it shall."""
 
 from collections.abc import Iterator
-from itertools import pairwise
+from math import ceil
 from pathlib import Path
 
 import numpy as np
@@ -44,14 +44,22 @@ def test_each_wanted_sample_is_in_one_part_and_no_other_is(samples: list[tuple[i
     assert [part.shard for part in parts] == sorted({part.shard for part in parts})
 
 
-@given(samples)
-def test_groups_keep_the_order_and_are_as_large_as_they_may_be(samples: list[tuple[int, bool]]) -> None:
+@given(samples, st.integers(1, 3))
+def test_groups_keep_the_order_and_are_no_larger_than_they_may_be(
+    samples: list[tuple[int, bool]], num_workers: int
+) -> None:
     parts = make_parts([length for length, _ in samples], list(range(len(samples))))
-    groups = list(groups_of(parts))
+    groups = list(groups_of(parts, num_workers))
     assert [part for group in groups for part in group] == parts
     assert all(len(group) == 1 or padded(group) <= 20 for group in groups)
-    for group, later in pairwise(groups):
-        assert padded([*group, later[0]]) > 20, "it could be larger"
+
+
+@given(num_parts=st.integers(1, 40), num_workers=st.integers(1, 4))
+def test_each_worker_gets_as_few_groups_of_about_the_same_size(num_parts: int, num_workers: int) -> None:
+    parts = make_parts([1] * 3 * num_parts, list(range(3 * num_parts)))
+    sizes = [len(group) for group in groups_of(parts, num_workers)]
+    assert len(sizes) == min(num_parts, num_workers * ceil(num_parts / 6 / num_workers))
+    assert max(sizes) - min(sizes) <= 1
 
 
 def test_splits_are_not_mixed() -> None:

@@ -71,11 +71,11 @@ def bytes_there(address: str) -> bytes:
     return Region.attach(address).bytes.numpy().tobytes()
 
 
-def kill_inside_write(folder: Path, some: int | None) -> list[list[str]]:
-    """Rewrites some samples of the first shard, once for each line of the way, with a process that ends itself there.
+def kill_inside_write(folder: Path, some: int | None, num_shards: int) -> list[list[str]]:
+    """Rewrites some samples of the first shards, once for each line of the way, with a process that ends itself there.
 
     Returns:
-        For each line, what then is true of each sample of the shard in each tier: ``old``, ``new`` or ``missing``;
+        For each line, what then is true of each sample in each tier: ``old``, ``new`` or ``missing``;
         ``wrong`` for anything else, in any shard.
     """
     store = SampleStore.create(describe(folder, PLENTY, PLENTY, lasting=True))
@@ -84,7 +84,7 @@ def kill_inside_write(folder: Path, some: int | None) -> list[list[str]]:
         fill(store, key=1)
         child = os.fork()
         if not child:
-            _write_and_die(store, store.shards[0][:some], line=len(states))
+            _write_and_die(store, [ids[:some] for ids in store.shards[:num_shards]], line=len(states))
         if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0:
             store.close()
             return states
@@ -92,7 +92,7 @@ def kill_inside_write(folder: Path, some: int | None) -> list[list[str]]:
         states.append([_state(tier, sample) for tier in store._tiers.values() for sample in range(len(LENGTHS))])
 
 
-def _write_and_die(store: SampleStore, ids: np.ndarray, line: int) -> None:
+def _write_and_die(store: SampleStore, shards: list[np.ndarray], line: int) -> None:
     lines = 0
 
     def trace(frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
@@ -105,9 +105,9 @@ def _write_and_die(store: SampleStore, ids: np.ndarray, line: int) -> None:
             lines += 1
         return trace
 
-    features = features_of(ids, int(LENGTHS.max()), 2)
+    features = features_of(np.concatenate(shards), int(LENGTHS.max()), 2)
     sys.settrace(trace)
-    store.write(0, ids, features, key=2)
+    store.write_all(list(enumerate(shards)), features, key=2)
     os._exit(0)
 
 
