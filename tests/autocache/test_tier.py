@@ -79,18 +79,24 @@ def test_what_lies_side_by_side_in_a_file_is_read_at_once(tmp_path: Path, monkey
     assert sizes == [5, 2, 2, 1, 0, 0]
 
 
-@given(present=st.lists(st.booleans(), min_size=1, max_size=5).map(np.array), num_tokens=st.integers(1, 4))
-def test_only_what_is_present_is_read(present: np.ndarray, num_tokens: int) -> None:
-    tier = make_tier(lengths=np.full(5, 3))
-    for shard in tier.layout.shards:
-        ids = ids_of(tier, shard)
-        rows = np.array([[10 * i + t + 1] * ROW_BYTES for i in ids for t in range(3)], dtype=np.uint8)
-        tier.write(shard, ids, rows, key=1)
-    ids, out = np.arange(5)[::-1][: len(present)], np.full((len(present), num_tokens, ROW_BYTES), 255, dtype=np.uint8)
-    assert tier.gather(ids, num_tokens, present, out) == min(num_tokens, 3) * present.sum()
-    tokens = np.arange(num_tokens)
-    expected = np.where(present[:, None], (10 * ids[:, None] + tokens + 1) * (tokens < 3), 255)
-    assert np.array_equal(out, np.repeat(expected[:, :, None], ROW_BYTES, axis=2))
+@pytest.mark.parametrize("in_file", [False, True], ids=["memory", "file"])
+def test_only_what_is_present_is_read(in_file: bool, tmp_path_factory: pytest.TempPathFactory) -> None:
+    lengths = np.full(5, 3)
+    tier = filled(lengths=lengths, file=tmp_path_factory.mktemp("tier") / "rows" if in_file else None)
+
+    @given(
+        present=st.lists(st.booleans(), min_size=1, max_size=5).map(np.array),
+        num_tokens=st.integers(1, 4),
+        order=st.permutations(tier.layout.ids.tolist()).map(np.array),
+    )
+    def is_read(present: np.ndarray, num_tokens: int, order: np.ndarray) -> None:
+        ids, out = order[: len(present)], np.full((len(present), num_tokens, ROW_BYTES), 255, dtype=np.uint8)
+        assert tier.gather(ids, num_tokens, present, out) == min(num_tokens, 3) * present.sum()
+        tokens = np.arange(num_tokens)
+        expected = np.where(present[:, None], (10 * ids[:, None] + tokens + 1) * (tokens < 3), 255)
+        assert np.array_equal(out, np.repeat(expected[:, :, None], ROW_BYTES, axis=2))
+
+    is_read()
 
 
 def test_what_is_not_present_is_left_alone_and_not_counted() -> None:
