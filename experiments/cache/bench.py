@@ -82,7 +82,9 @@ class Bench:
     def feed(self) -> Feed:
         return Feed(self.split, self.stack.hidden_shape, SEED)
 
-    def cache(self, feed: Feed, name: str, memory: float, disk: float) -> AutoCache:
+    def cache(
+        self, feed: Feed, name: str, memory: float, disk: float, peers: WorldPeers | None = None
+    ) -> AutoCache:  # fmt: skip
         """A cache with an open room.
 
         Args:
@@ -91,7 +93,7 @@ class Bench:
         kind = Kind(feed.hidden_size, FLOAT32.weights)
         whole = Room([feed.source], kind, Budgets(MUCH, 0), is_lasting=False).whole_bytes
         room = Room([feed.source], kind, Budgets(int(memory * whole), int(disk * whole)), is_lasting=False)
-        cache = AutoCache(room, {feed.source.name: self._shared / name}, WorldPeers())
+        cache = AutoCache(room, {feed.source.name: self._shared / name}, peers or WorldPeers())
         self._closing.callback(cache.close)
         assert cache.open() is None, "the machine has no room for the cache"
         feed.cache = cache
@@ -106,6 +108,12 @@ class Bench:
         self.runtime.apply(self.plan(num_frozen, 0))
         caching.go(plan.cache_level, step=0)
         return Variant(name, plan, feed, cache, caching, self._shared / name / f"{feed.source.name}.features")
+
+    def step(self, variant: Variant, ids: np.ndarray) -> None:
+        """Trains on a global batch, under the variant's plan."""
+        assert self.runtime.engine is not None
+        batch, _ = variant.feed.batch(ids, variant.plan, self.runtime.engine.position)
+        _ = self.runtime.step(batch, rate=1e-4).loss
 
     def batches(self, epoch: int) -> Sequence[np.ndarray]:
         """The whole global batches of an epoch."""

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
-from experiments.cache import accuracy, advancing, bounded, hidden, losses, reading
+from experiments.cache import accuracy, advancing, beside, bounded, hidden, losses, reading
 from experiments.ranks import run_ranks
 from experiments.record import markdown, publish
 from experiments.step_time.cases import CASES, Case
@@ -87,6 +87,7 @@ class Results:
     reading: list[reading.ReadTimes]
     hidden: list[hidden.Steps]
     advancing: list[advancing.Advance]
+    beside: list[beside.Beside]
     bounded: list[bounded.Growth]
     losses: list[losses.Difference]
     accuracy: list[accuracy.Accuracy]
@@ -120,6 +121,7 @@ class Results:
             "Reading": markdown(reading.HEADER, [own.row() for own in self.reading]),
             "Hidden": markdown(hidden.HEADER, hidden.rows(self.hidden)),
             "Advancing": markdown(advancing.HEADER, [own.row() for own in self.advancing]),
+            "Filling beside training": markdown(beside.HEADER, [own.row() for own in self.beside]),
             "Bounded, growth in MiB": markdown(bounded.HEADER, [own.row() for own in self.bounded]),
             "Losses": markdown(losses.HEADER, [own.row() for own in self.losses]),
         }
@@ -135,6 +137,7 @@ def measure(size: Size, sweeps: Sequence[Path]) -> Results:
         run_ranks(1, reading.measure_reading, size.shapes, size.batch_size, size.num_reads),
         run_ranks(WORLD, hidden.measure_hidden, size.cases, size.num_rounds, size.num_steps),
         run_ranks(WORLD, advancing.measure_advancing, size.cases, size.num_fills),
+        run_ranks(WORLD, beside.measure_beside, size.cases, size.num_fills),
         run_ranks(1, bounded.measure_bounded, size.budget_mib, 32, size.num_batches),
         losses.measure_losses(size.arms, size.overrides),
         runs,

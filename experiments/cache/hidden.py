@@ -104,7 +104,7 @@ class Loop:
         own.caching.serve(own.plan.cache_level)
         batches = bench.batches(epoch)[:num_steps]
         for ids in batches[:NUM_WARMUP_STEPS]:
-            self._step(ids)
+            bench.step(own, ids)
         if dist.get_rank() == 0 and own.path.exists():
             forget(own.path)
         before = self._figures()
@@ -113,18 +113,12 @@ class Loop:
         first = len(self._seconds)
         for ids in batches:
             waited_s, start = own.caching.waited_s, time.perf_counter()
-            self._step(ids)
+            bench.step(own, ids)
             self._seconds.append(time.perf_counter() - start)
             self._waited.append(own.caching.waited_s - waited_s)
         own.caching.release()
         self._rounds.append(median(self._seconds[first:]))
         self._add(before, self._figures())
-
-    def _step(self, ids: np.ndarray) -> None:
-        runtime, plan = self._bench.runtime, self._variant.plan
-        assert runtime.engine is not None
-        batch, _ = self._variant.feed.batch(ids, plan, runtime.engine.position)
-        _ = runtime.step(batch, rate=1e-4).loss
 
     def _figures(self) -> tuple[float, int, int]:
         if self._variant.cache is None:

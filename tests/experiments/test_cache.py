@@ -11,6 +11,7 @@ from support.pool import Pool
 from experiments.cache import cache
 from experiments.cache.accuracy import Accuracy
 from experiments.cache.advancing import Advance, measure_advancing
+from experiments.cache.beside import Beside, measure_beside
 from experiments.cache.bounded import MIB, Growth, measure_bounded
 from experiments.cache.cache import TINY, Results, main
 from experiments.cache.hidden import ROOMS, UNCACHED, Steps, measure_hidden, rows
@@ -22,10 +23,11 @@ from pipetransformer.report.run_folder import EVENTS, Run
 READ = ReadTimes("small", "memory", "exact", 1024, 4096, (0.004, 0.001, 0.002))
 STEPS = Steps("small", "memory", (0.1, 0.1, 0.2, 0.1), (0.0, 0.004, 0.1, 0.0), 0.208, 30, 10, (0.1, 0.2))
 ADVANCE = Advance("small", "disk", 0, 1, (0.2, 0.3, 0.9), (0.1, 0.3, 0.3))
+BESIDE = Beside("small", (0.2, 0.2, 0.1), (0.1, 0.3, 0.1), (0.3, 0.6, 0.4))
 GROWTH = Growth(4 * MIB, 44 * MIB, MIB, 4 * MIB, MIB // 4, 3 * MIB, 7 * MIB)
 DIFFERENCE = Difference("float32", "exact", 1.0, 24, 18, 1e-6, 2e-6)
 EXACT = Accuracy("text", "exact", 0.80, 872, 1.0, 3 * MIB, 0.25)
-RESULTS = Results([READ], [STEPS, replace(STEPS, name=UNCACHED)], [ADVANCE], [GROWTH], [DIFFERENCE], [EXACT])
+RESULTS = Results([READ], [STEPS, replace(STEPS, name=UNCACHED)], [ADVANCE], [BESIDE], [GROWTH], [DIFFERENCE], [EXACT])
 
 
 def test_each_tier_is_read_in_each_storage_type_in_every_round() -> None:
@@ -53,6 +55,12 @@ def test_both_levels_are_filled_in_each_tier(pool: Pool) -> None:
     levels = [(own.tier, own.from_level, own.to_level) for own in advances]
     assert levels == [("memory", 0, 1), ("memory", 1, 2), ("disk", 0, 1), ("disk", 1, 2)]
     assert all(len(own.advance_s) == len(own.forward_s) == 1 for own in advances)
+
+
+def test_filling_first_is_held_against_filling_beside_training(pool: Pool) -> None:
+    (beside,) = pool.run(2, measure_beside, TINY.cases, 2)[0]
+    assert len(beside.fill_s) == len(beside.cached_s) == len(beside.beside_s) == 2
+    assert BESIDE.row()[1:] == ("0.200", "0.100", "0.400", "1.20", "1.00-2.00")
 
 
 def test_what_a_process_grows_by_is_told_apart() -> None:

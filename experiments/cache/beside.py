@@ -1,0 +1,109 @@
+"""Whether it would pay to fill the cache beside training, whose steps compute the frozen blocks until it is full."""
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from statistics import median
+from threading import Thread
+
+import numpy as np
+import torch.distributed as dist
+
+from experiments.cache.bench import Bench, Variant
+from experiments.step_time.cases import Case
+from pipetransformer.autopipe.plan import layer_above
+from pipetransformer.training.peers import WorldPeers
+
+NUM_STEPS = 4  # which take about as long as the fill
+HEADER = (
+    "model", "fill, s", "steps with the cache, s", "fill beside as many steps without, s", "ratio, median",
+    "least and most",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Seconds of a fill, of some steps that read the cache, and of the fill beside steps that do not; of each round."""
+
+    case: str
+    fill_s: tuple[float, ...]
+    cached_s: tuple[float, ...]
+    beside_s: tuple[float, ...]
+
+    @property
+    def ratios(self) -> list[float]:
+        """Of filling beside training to filling first."""
+        return [
+            own / (fill + cached) for fill, cached, own in zip(self.fill_s, self.cached_s, self.beside_s, strict=True)
+        ]
+
+    def row(self) -> tuple[str, ...]:
+        seconds = (f"{median(own):.3f}" for own in (self.fill_s, self.cached_s, self.beside_s))
+        return (self.case, *seconds, f"{median(self.ratios):.2f}", f"{min(self.ratios):.2f}-{max(self.ratios):.2f}")
+
+
+class Unmet(WorldPeers):
+    """Does not wait for the other processes: the thread that trains does, and both would be in each other's way."""
+
+    def totals(self, *numbers: int) -> tuple[int, ...]:
+        return numbers
+
+
+def measure_beside(cases: tuple[Case, ...], num_rounds: int) -> list[Beside]:
+    """Fills a cache in memory with the lower half of the blocks, in both ways in every round."""
+    return [_measure(case, num_rounds) for case in cases]
+
+
+def _measure(case: Case, num_rounds: int) -> Beside:
+    with ExitStack() as closing:
+        ways = Ways(Bench(case, closing))
+        rounds = [ways.turn() for _ in range(num_rounds + 1)][1:]  # the first one warms up
+        fill_s, cached_s, beside_s = zip(*rounds, strict=True)
+        return Beside(case.name, fill_s, cached_s, beside_s)
+
+
+class Ways:
+    """One rank's part."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench, self._level, self._feed = bench, bench.stack.num_blocks // 2, bench.feed()
+        self._cached = bench.variant("full", self._level, (1.0, 0.0))
+        self._uncached = bench.variant("none", self._level, None)
+        self._cache = bench.cache(self._feed, "filling", 1.0, 0.0, Unmet())
+
+    def turn(self) -> tuple[float, float, float]:
+        """Seconds of the fill, of steps with the cache, and of the fill beside steps without."""
+        fill_s = self._seconds(self._cached, self._fill)
+        cached_s = self._seconds(self._cached, lambda: self._train(self._cached))
+        return fill_s, cached_s, self._seconds(self._uncached, self._fill_beside)
+
+    def _seconds(self, variant: Variant, work: Callable[[], None]) -> float:
+        """Until all processes are done."""
+        self._bench.runtime.apply(variant.plan)
+        variant.caching.serve(variant.plan.cache_level)
+        self._cache.clear()
+        with self._bench.runtime.prefix(layer_above(0), self._level) as self._compute:
+            dist.barrier()
+            start = time.perf_counter()
+            work()
+            dist.barrier()
+            return time.perf_counter() - start
+
+    def _fill(self) -> None:
+        self._cache.advance(
+            self._level, [(self._feed.source, np.arange(len(self._feed.source.lengths)))], self._compute
+        )
+
+    def _fill_beside(self) -> None:
+        filling = Thread(target=self._fill)
+        filling.start()
+        self._train(self._uncached)
+        filling.join()
+
+    def _train(self, variant: Variant) -> None:
+        batches = self._bench.batches(epoch=0)[:NUM_STEPS]
+        variant.caching.read_ahead(batches, variant.plan)
+        for ids in batches:
+            self._bench.step(variant, ids)
+        variant.caching.release()
