@@ -43,6 +43,7 @@ class Case:
         width: Of the model.
         loss_scale: To begin with, in float16; small enough for its gradients to stay within its range.
         cache_shares: What of all features there is room for in memory and on disk.
+        device: ``cpu`` or ``cuda``, each rank its own GPU.
     """
 
     kind: str
@@ -56,6 +57,7 @@ class Case:
     precision: str = "float64"
     loss_scale: float = 2.0**12
     cache_shares: tuple[float, float] = (1.0, 0.0)
+    device: str = "cpu"
 
     @property
     def task(self) -> str:

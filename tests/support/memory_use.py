@@ -46,7 +46,7 @@ def predicted_and_measured(case: Case, plan: Plan, folder: str) -> tuple[int, in
     spec = OPTIMIZERS[case.optimizer]
     with with_made_up_times():
         planner = make_planner(
-            case.stack(), feed, spec, Parallel(), case.batch_size, torch.device("cpu"), PRECISIONS[case.precision]
+            case.stack(), feed, spec, Parallel(), case.batch_size, runtime.device, PRECISIONS[case.precision]
         )
     place = position(plan, dist.get_rank())
     assert place is not None
@@ -57,7 +57,11 @@ def predicted_and_measured(case: Case, plan: Plan, folder: str) -> tuple[int, in
         runtime.apply(plan)
         one_step(runtime, feed, case, 0)
         live.peak = live.now
+        if runtime.device.type == "cuda":
+            besides = torch.cuda.memory_allocated() - live.now  # what libraries keep for themselves
+            torch.cuda.reset_peak_memory_stats()
         one_step(runtime, feed, case, 1)
+    measured = torch.cuda.max_memory_allocated() - besides if runtime.device.type == "cuda" else live.peak
     feed.close()
     groups.close()
-    return predicted, live.peak
+    return predicted, measured

@@ -27,13 +27,13 @@ class Pool:
         self._folder, self._num_runs = folder, 0
         self._workers: list[tuple[mp.Process, Connection]] = []
 
-    def run(self, world: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+    def run(self, world: int, function: Callable[..., Any], *args: Any, backend: str = "gloo") -> list[Any]:
         while len(self._workers) < world:
             self._workers.append(_start())
         self._num_runs += 1
         store = self._folder / f"store{self._num_runs}"
         for rank, (_, pipe) in enumerate(self._workers[:world]):
-            pipe.send((function, args, rank, world, str(store)))
+            pipe.send((function, args, rank, world, str(store), backend))
         try:
             return self._results(world)
         except BaseException:
@@ -109,12 +109,14 @@ def _unpacked(answer: bytes) -> tuple[bool, Any]:
     return torch.load(io.BytesIO(answer), weights_only=False)
 
 
-def _call(function: Callable[..., Any], args: tuple[Any, ...], rank: int, world: int, store: str) -> Any:
+def _call(
+    function: Callable[..., Any], args: tuple[Any, ...], rank: int, world: int, store: str, backend: str
+) -> Any:  # fmt: skip
     import torch.distributed as dist
 
     os.environ |= {"GROUP_RANK": "0", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world)}  # as torchrun does
     dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=TIMEOUT_S)
+        backend, init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=TIMEOUT_S)
     )
     try:
         return function(*args)

@@ -78,9 +78,10 @@ class CachedFeed(Feed):
 
 def build(case: Case, folder: str) -> tuple[ElasticRuntime, CachedFeed, Groups]:
     spec, groups, precision = OPTIMIZERS[case.optimizer], Groups(60), PRECISIONS[case.precision]
-    runtime = ElasticRuntime(
-        case.stack(), groups, case.objective(), spec.build, spec.clip_norm, torch.device("cpu"), precision
-    )
+    device = torch.device(case.device, dist.get_rank() if case.device == "cuda" else None)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    runtime = ElasticRuntime(case.stack(), groups, case.objective(), spec.build, spec.clip_norm, device, precision)
     if precision.scales_loss:
         runtime.loss_scale.value = case.loss_scale
     feed = CachedFeed(case, runtime, Path(folder))
@@ -149,7 +150,7 @@ def moments(runtime: ElasticRuntime) -> dict[str, Tensor]:
         for name, parameter in layer.module.named_parameters():
             state = runtime.optimizer.state.get(parameter, {}) if runtime.optimizer else {}
             whole = {key: gather(like(parameter, torch.as_tensor(value))) for key, value in state.items()}
-            own |= {f"{layer.prefix}{name}/{key}": value.double().numpy() for key, value in whole.items()}
+            own |= {f"{layer.prefix}{name}/{key}": value.double().cpu().numpy() for key, value in whole.items()}
     gathered: list[dict[str, np.ndarray]] | None = [{}] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object(own, gathered)
     merged: dict[str, np.ndarray] = {}
@@ -173,7 +174,9 @@ def train_reference(case: Case, frozen: dict[int, int], num_microbatches: int = 
     With dropout the layers of the stack run one by one, because the original model does not draw by sample; in mixed
     precision too, because each is to give numbers of the type of the weights.
     """
-    return _reference(replace(case, cache_shares=Case.cache_shares), tuple(frozen.items()), num_microbatches)
+    return _reference(
+        replace(case, cache_shares=Case.cache_shares, device=Case.device), tuple(frozen.items()), num_microbatches
+    )
 
 
 @cache

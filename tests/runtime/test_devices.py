@@ -1,0 +1,88 @@
+"""The same mathematics on every kind of device, in all arrangements that its number allows."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from support.cases import MEASURED_WIDTH, Case
+from support.exactness import assert_equal, assert_near
+from support.memory_use import predicted_and_measured
+from support.mixed import Step, steps_with_overflow
+from support.plans import HEAD, plan
+from support.pool import Pool
+from support.trainings import Plans, train_elastic, train_reference
+
+from pipetransformer.autopipe.plan import Plan
+
+NUM_GPUS = torch.cuda.device_count()
+GPU = pytest.mark.skipif(NUM_GPUS < 1, reason="there is no GPU")
+GPUS = pytest.mark.skipif(NUM_GPUS < 2, reason="there are no two GPUs")
+DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
+PAIRS = [("cpu", "gloo"), pytest.param("cuda", "nccl", marks=GPUS)]
+SAME_ROUNDING, OTHER_ROUNDING = 1 / 8, 1.0  # steps from one number to the next, see test_precision.py
+ALONE: Plans = {0: plan(0, 0, [HEAD], 1, 4), 2: plan(2, 2, [HEAD], 1, 4), 4: plan(4, 4, [HEAD], 1, 4)}
+ANOTHER_WAY: Plans = {  # frozen blocks run again, and others twice
+    0: Plan(0, 0, ((0, HEAD),), 1, 4, checkpoint=True),
+    2: Plan(2, 0, ((0, HEAD),), 1, 4),
+    4: Plan(4, 2, ((3, HEAD),), 1, 4, checkpoint=True),
+}
+OTHER_PARTS: Plans = {0: plan(0, 0, [HEAD], 1, 1), 2: plan(2, 2, [HEAD], 1, 2), 4: plan(4, 4, [HEAD], 1, 1)}
+PAIR: Plans = {0: plan(0, 0, [3, HEAD], 1, 4), 2: plan(2, 2, [HEAD], 2, 2), 4: plan(4, 4, [5, HEAD], 1, 4)}
+
+
+@pytest.mark.parametrize("kind", ["vit", "bert"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_device_trains_as_the_original_model_does(
+    device: str, kind: str, pool: Pool, bert_config: Path, tmp_path: Path
+) -> None:
+    case = Case(kind, bert_config, 0.2, device=device)
+    (trace,) = pool.run(1, train_elastic, case, ALONE, str(tmp_path))
+    assert_equal(trace, train_reference(case, {0: 0, 2: 2, 4: 4}, num_microbatches=4))
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_arrangements_of_a_device_round_alike(
+    device: str, precision: str, pool: Pool, bert_config: Path, tmp_path: Path
+) -> None:
+    case = Case("vit", bert_config, 0.2, "sgd", precision=precision, device=device)
+    alone, another, other = (
+        pool.run(1, train_elastic, case, plans, str(tmp_path))[0] for plans in (ALONE, ANOTHER_WAY, OTHER_PARTS)
+    )
+    assert_near(another, alone, case, SAME_ROUNDING)
+    assert_near(other, alone, case, OTHER_ROUNDING)
+
+
+@pytest.mark.parametrize("precision", ["float64", "bfloat16", "float16"])
+@pytest.mark.parametrize(("device", "backend"), PAIRS)
+def test_two_devices_train_as_one(
+    device: str, backend: str, precision: str, pool: Pool, bert_config: Path, tmp_path: Path
+) -> None:
+    case = Case("vit", bert_config, 0.2, "sgd", precision=precision, device=device)
+    (alone,) = pool.run(1, train_elastic, case, ALONE, str(tmp_path), backend=backend)
+    pair = pool.run(2, train_elastic, case, PAIR, str(tmp_path), backend=backend)[0]
+    if precision == "float64":
+        assert_equal(pair, alone)
+    else:
+        assert_near(pair, alone, case, SAME_ROUNDING)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_loss_scale_survives_transitions(device: str, pool: Pool, bert_config: Path, tmp_path: Path) -> None:
+    case = Case("vit", bert_config, precision="float16", device=device)
+    steps: list[Step] = pool.run(1, steps_with_overflow, case, ALONE, str(tmp_path), {1: 0, 3: 0})[0]
+    assert [step.skipped for step in steps] == [number in (1, 3) for number in range(case.num_steps)]
+    assert [step.scale for step in steps] == [case.loss_scale / 2**halved for halved in (0, 0, 1, 1, 2, 2, 2)]
+    assert [step.changed for step in steps] == [not step.skipped for step in steps]
+
+
+@pytest.mark.parametrize("kind", ["vit", "bert"])
+@pytest.mark.parametrize("num_frozen", [0, 3])
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_device_takes_the_memory_that_the_planner_reckons_with(
+    device: str, num_frozen: int, kind: str, pool: Pool, bert_config: Path, tmp_path: Path
+) -> None:
+    case = Case(kind, bert_config, num_samples=128, batch_size=64, width=MEASURED_WIDTH, device=device)
+    whole = plan(num_frozen, 0, [HEAD], 1, 4)
+    ((predicted, measured),) = pool.run(1, predicted_and_measured, case, whole, str(tmp_path))
+    assert measured == pytest.approx(predicted, rel=0.1)
