@@ -90,14 +90,18 @@ def _resident() -> dict[str, int]:
     return {own: int(values[name].split()[1]) * 1024 for name, own in KINDS.items()}
 
 
-def measure_bounded(budget_mib: int, batch_size: int, num_batches: int) -> list[Growth]:
-    """Stores eleven times the budget, one part in memory and ten on disk, and reads it in random order."""
+def measure_bounded(budgets_mib: tuple[int, ...], batch_size: int, num_batches: int) -> list[Growth]:
+    """Stores eleven times each budget, one part in memory and ten on disk, and reads it in random order."""
+    return [_measure(budget_mib, batch_size, num_batches) for budget_mib in budgets_mib]
+
+
+def _measure(budget_mib: int, batch_size: int, num_batches: int) -> Growth:
     with tempfile.TemporaryDirectory() as folder:
         _use(Path(folder), MIB, batch_size=4, num_batches=2)  # what is loaded once is not the cache's
         watch = Watch()
         num_samples = _use(Path(folder), budget_mib * MIB, batch_size, num_batches)
         growth = watch.end()
-    return [Growth(budget_mib * MIB, num_samples * SAMPLE_BYTES, batch_size * SAMPLE_BYTES, **growth)]
+    return Growth(budget_mib * MIB, num_samples * SAMPLE_BYTES, batch_size * SAMPLE_BYTES, **growth)
 
 
 def _use(folder: Path, budget: int, batch_size: int, num_batches: int) -> int:
