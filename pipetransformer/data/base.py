@@ -128,6 +128,16 @@ class DatasetSpec(ABC):
     modality: ClassVar[str] = "image"  # or "text"
     libraries: ClassVar[tuple[str, ...]] = ()  # that loading imports; where ranks are forked, before that and once
 
+    @property
+    def name(self) -> str:
+        """What reports call it: the file or folder, or what is known by a name."""
+        return Path(self.path or self._published).name
+
+    @property
+    def _published(self) -> str:
+        """The name of what is read without a path."""
+        return type(self).__name__.lower()
+
     def check(self) -> None:
         """Raises ValueError for what can be seen to be wrong without loading torch (paths, ranges)."""
         if self.path is not None and not Path(self.path).exists():

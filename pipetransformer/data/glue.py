@@ -106,6 +106,10 @@ class Glue(DatasetSpec):
 
     modality: ClassVar[str] = "text"
 
+    @property
+    def _published(self) -> str:
+        return self.task
+
     def check(self) -> None:
         super().check()
         if self.task not in TASKS:

@@ -116,6 +116,10 @@ class IdxImages(ImageDataset):
     hub_name: str = "zalando-datasets/fashion_mnist"
     num_classes: int = 10
 
+    @property
+    def _published(self) -> str:
+        return self.hub_name
+
     def check(self) -> None:
         super().check()
         if self.path is not None:
@@ -148,6 +152,10 @@ class HubImages(ImageDataset):
     image_column: str = "image"
     label_column: str = "label"
     in_memory: bool = False
+
+    @property
+    def _published(self) -> str:
+        return self.hub_name or ""
 
     def check(self) -> None:
         super().check()

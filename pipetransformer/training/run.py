@@ -84,7 +84,7 @@ def _report_start(config: Config, prepared: Prepared, trainer: Trainer, run_dir:
         "start",
         run_dir=str(run_dir),
         model=config.model.name,
-        dataset=type(config.dataset).__name__.lower(),
+        dataset=config.dataset.name,
         task=prepared.data.task,
         num_blocks=trainer.num_blocks,
         num_parameters=prepared.stack.num_parameters,

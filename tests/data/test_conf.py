@@ -1,5 +1,6 @@
 """Every dataset's YAML composes into a spec that passes its own check."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,19 +19,43 @@ def composed(name: str) -> DictConfig:
         return compose(overrides=[f"+dataset={name}"])
 
 
+def spec_of(recipe: DictConfig) -> DatasetSpec:
+    values = {key: value for key, value in recipe.dataset.items() if key != "_target_"}
+    spec_class = get_class(recipe.dataset["_target_"])
+    spec = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(spec_class), values))
+    assert isinstance(spec, DatasetSpec)
+    return spec
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recipe_fits_the_schema_of_its_spec(name: str) -> None:
     recipe = composed(name)
     assert [key for key in recipe if key != "freeze"] == ["dataset", "epochs", "batch_size", "optim"]
     assert (type(recipe.epochs), type(recipe.batch_size), type(recipe.optim.lr)) == (int, int, float)
     values = {key: value for key, value in recipe.dataset.items() if key != "_target_"}
-    spec_class = get_class(recipe.dataset["_target_"])
-    spec = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(spec_class), values))
-    assert isinstance(spec, spec_class)
-    assert isinstance(spec, DatasetSpec)
-    assert {*values} == {*OmegaConf.structured(spec_class)}, "a recipe lists every option"
+    spec = spec_of(recipe)
+    assert {*values} == {*OmegaConf.structured(type(spec))}, "a recipe lists every option"
     if name != "image_folder":
         spec.check()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "name"),
+    [
+        ("digits", "digits"),
+        ("squad", "squad"),
+        ("glue/cola", "cola"),
+        ("cifar100", "cifar100"),
+        ("fashion_mnist", "fashion_mnist"),
+    ],
+)
+def test_reports_call_the_data_by_the_name_that_it_is_known_by(recipe: str, name: str) -> None:
+    assert spec_of(composed(recipe)).name == name
+
+
+def test_reports_call_local_data_by_its_folder() -> None:
+    spec = spec_of(composed("image_folder"))
+    assert replace(spec, path="/data/birds").name == "birds"
 
 
 def test_the_short_name_of_sst2_means_the_same() -> None:
