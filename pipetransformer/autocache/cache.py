@@ -16,7 +16,7 @@ from pipetransformer.autocache.reading import FeatureReader, Reads, Request
 from pipetransformer.autocache.room import Room
 from pipetransformer.autocache.samples import Description, SampleStore
 from pipetransformer.autocache.source import Compute, Source
-from pipetransformer.autocache.work import Part, groups_of, parts_of
+from pipetransformer.autocache.work import Part, groups_of, missing_of, parts_of
 
 Wanted = list[tuple[Source, np.ndarray]]
 
@@ -106,7 +106,7 @@ class AutoCache:
             self._peers.totals(0)  # nobody writes before everybody has done reading
         num_computed = num_found = 0
         for group in self._own_groups(wanted):
-            missing = [part for part in group if len(part.store.missing(part.ids, key))]
+            missing = missing_of(group, key)
             if missing:
                 self._store(missing, compute, key)
             num_missing = sum(len(part.ids) for part in missing)

@@ -57,24 +57,27 @@ class Tier:
         """Stores samples of shards and forgets the shards' others. What lies side by side is written at once.
 
         Args:
-            parts: Numbers of shards, of ``layout.shards``, and of each some or all of its samples, (B,).
+            parts: Numbers of shards, rising, of ``layout.shards``, and of each some or all of its samples in their
+                order there, (B,).
             rows: The rows of all of them in this order, sample after sample without padding, uint8 (R, row_bytes).
             key: What the rows were computed with, below 2 ** 64.
         """
-        slots = [self.layout.slots[ids] for _, ids in parts]
+        slots = self.layout.slots[np.concatenate([ids for _, ids in parts])]
+        lengths = self.layout.lengths[slots]
+        assert np.all(slots[1:] > slots[:-1]), "samples are written in the order in which they lie"
+        assert len(rows) == lengths.sum(), f"{len(rows)} rows for samples of {lengths.sum()}"
         places = [self.layout.slots_of(shard) for shard, _ in parts]
-        for (shard, _), own, place in zip(parts, slots, places, strict=True):
-            is_here = (own >= place.start) & (own < place.stop)
-            assert is_here.all(), f"not all of the samples are of shard {shard}"
+        bounds = np.cumsum([0, *(len(ids) for _, ids in parts)])
+        for (shard, _), place, first, end in zip(parts, places, bounds, bounds[1:], strict=False):
+            assert place.start <= slots[first] <= slots[end - 1] < place.stop, f"not all samples are of shard {shard}"
         for place in places:
             self._marks[place] = 0
-        self._write_rows(np.concatenate(slots), rows)
-        ends = np.cumsum([self.layout.lengths[own].sum() for own in slots])
-        for (shard, _), own, place, part in zip(parts, slots, places, np.split(rows, ends[:-1]), strict=True):
-            is_whole = np.array_equal(own, np.arange(place.start, place.stop))
-            self._write_record(shard, key, [part.reshape(-1)] if is_whole else self._chunks(shard))
-        for own in slots:
-            self._marks[own] = MARK
+        self._write_rows(slots, rows)
+        row_bounds = np.concatenate([[0], np.cumsum(lengths)])[bounds]
+        for (shard, ids), place, first, end in zip(parts, places, row_bounds, row_bounds[1:], strict=False):
+            is_whole = len(ids) == place.stop - place.start
+            self._write_record(shard, key, [rows[first:end].reshape(-1)] if is_whole else self._chunks(shard))
+        self._marks[slots] = MARK
 
     def valid(self, ids: np.ndarray, key: int) -> np.ndarray:
         """Which of the samples can be read under the key, bool (B,)."""
@@ -174,11 +177,9 @@ class Tier:
             self._marks[slots[slots >= 0]] = 0
 
     def _write_rows(self, slots: np.ndarray, rows: np.ndarray) -> None:
-        lengths = self.layout.lengths[slots]
-        assert len(rows) == lengths.sum(), f"{len(rows)} rows for samples of {lengths.sum()}"
         firsts = _firsts(np.diff(slots) == 1)
         offsets = self.layout.start[self.layout.ids[slots[firsts]]] * self.layout.row_bytes
-        parts = np.split(rows, np.cumsum(lengths)[firsts[1:] - 1])
+        parts = np.split(rows, np.cumsum(self.layout.lengths[slots])[firsts[1:] - 1])
         for offset, part in zip(offsets.tolist(), parts, strict=True):
             self.region.write(offset, part)
 

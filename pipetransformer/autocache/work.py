@@ -66,3 +66,12 @@ def _packed(parts: list[Part], wanted: float) -> Iterator[list[Part]]:
         group.append(part)
         done += size
     yield group
+
+
+def missing_of(group: list[Part], key: int) -> list[Part]:
+    """Those of a group that are not stored whole under a key."""
+    ids = np.concatenate([part.ids for part in group])
+    missing = group[0].store.missing(ids, key)
+    if len(missing) == len(ids):
+        return group
+    return [part for part in group if np.isin(part.ids, missing).any()]

@@ -116,7 +116,7 @@ def test_a_sample_counts_under_its_key_only() -> None:
 def test_a_part_of_a_shard_can_be_written_and_its_rest_is_forgotten() -> None:
     tier = filled()
     ids = ids_of(tier, 0)
-    tier.write(0, ids[[2, 0]], 100 + rows_of(ids[[2, 0]]), key=1)
+    tier.write(0, ids[[0, 2]], 100 + rows_of(ids[[0, 2]]), key=1)
     assert tier.valid(ids, 1).tolist() == [True, False, True]
     for sample in ids[[0, 2]]:
         assert np.array_equal(read(tier, np.array([sample]), LENGTHS[sample])[0], 100 + rows_of(np.array([sample])))
@@ -133,7 +133,7 @@ def test_shards_are_written_together_or_one_by_one() -> None:
 
 def test_parts_of_several_shards_can_be_written_and_their_rest_is_forgotten() -> None:
     tier = filled()
-    parts = [(0, ids_of(tier, 0)[[2, 0]]), (1, ids_of(tier, 1)[1:])]
+    parts = [(0, ids_of(tier, 0)[[0, 2]]), (1, ids_of(tier, 1)[1:])]
     ids = np.concatenate([own for _, own in parts])
     tier.write_all(parts, 100 + rows_of(ids), key=2)
     assert np.array_equal(np.flatnonzero(tier.valid(np.arange(5), 2)), np.sort(ids))
@@ -144,9 +144,18 @@ def test_parts_of_several_shards_can_be_written_and_their_rest_is_forgotten() ->
 
 
 def test_samples_of_another_shard_are_refused() -> None:
+    tier = filled()
+    with pytest.raises(AssertionError, match="not all samples are of shard 0"):
+        tier.write(0, ids_of(tier, 1), 100 + rows_of(ids_of(tier, 1)), key=1)
+    assert tier.valid(np.arange(5), 1).all()
+    assert tier.verify(tier.layout.shards) == 0, "nothing was written"
+
+
+def test_samples_in_another_order_are_refused() -> None:
     tier = make_tier()
-    with pytest.raises(AssertionError, match="not all of the samples are of shard 0"):
-        tier.write(0, ids_of(tier, 1), rows_of(ids_of(tier, 1)), key=1)
+    ids = ids_of(tier, 0)[::-1]
+    with pytest.raises(AssertionError, match="in the order in which they lie"):
+        tier.write(0, ids, rows_of(ids), key=1)
 
 
 def test_samples_can_be_forgotten() -> None:
