@@ -1,5 +1,6 @@
 """Keeps what an experiment measured: ``results.json`` beside its README, and the table inside the README."""
 
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,14 @@ def record(folder: Path, results: Any, table: str) -> None:
     readme.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}", encoding="utf-8")
     known = environment()
     packages = {name: known["packages"][name] for name in ("torch", "timm", "transformers")}
-    write_json(folder / "results.json", {"num_cpus": known["num_cpus"], "packages": packages, "results": results})
+    file = folder / "results.json"
+    write_json(file, {"num_cpus": known["num_cpus"], "packages": packages, "results": results})
+    file.write_text(with_numbers_in_line(file.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def with_numbers_in_line(text: str) -> str:
+    """JSON whose lists of numbers take a line each, so that a person can look through it."""
+    return re.sub(r"\[\n([^\[\]{}\"]+?)\n *\]", lambda found: f"[{' '.join(found[1].split())}]", text)
 
 
 def publish(table: str, results: Any, into: Path | None) -> None:

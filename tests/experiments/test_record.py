@@ -26,6 +26,15 @@ def test_the_newest_table_stands_between_the_markers(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "results.json").read_text())["results"] == [2]
 
 
+def test_a_list_of_numbers_takes_one_line(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text(f"{BEGIN}\n{END}\n")
+    results = {"arm": "[ 1, 2 ]", "rounds": [[0.5, -1e-9], [None, 3]], "none": []}
+    record(tmp_path, results, "table")
+    written = (tmp_path / "results.json").read_text()
+    assert json.loads(written)["results"] == results
+    assert "[0.5, -1e-09],\n" in written
+
+
 @pytest.mark.parametrize("text", [None, "no markers", f"{END}\n{BEGIN}\n"])
 def test_a_readme_without_a_place_for_the_table_is_refused_untouched(tmp_path: Path, text: str | None) -> None:
     if text is not None:
