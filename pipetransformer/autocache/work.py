@@ -32,12 +32,19 @@ class Part:
 
 def parts_of(source: Source, store: SampleStore, wanted: np.ndarray) -> Iterator[Part]:
     """The shards that hold any of the wanted samples."""
+    if not store.shards:
+        return
     is_wanted = np.zeros(len(store.description.lengths), dtype=bool)
     is_wanted[wanted] = True
-    for shard, ids in enumerate(store.shards):
-        own = ids[is_wanted[ids]]
-        if len(own):
-            yield Part(source, store, shard, own, int(source.lengths[own].max()))
+    order = np.concatenate(store.shards)
+    kept = is_wanted[order]
+    starts = np.cumsum([0, *map(len, store.shards[:-1])])
+    sizes = np.add.reduceat(kept, starts, dtype=np.int64)
+    longest = np.maximum.reduceat(np.where(kept, source.lengths[order], 0), starts)
+    parts = np.split(order[kept], np.cumsum(sizes[:-1]))
+    for shard, (ids, num_tokens) in enumerate(zip(parts, longest.tolist(), strict=True)):
+        if len(ids):
+            yield Part(source, store, shard, ids, num_tokens)
 
 
 def groups_of(parts: Iterable[Part], num_workers: int = 1) -> Iterator[list[Part]]:

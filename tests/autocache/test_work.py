@@ -42,6 +42,8 @@ def test_each_wanted_sample_is_in_one_part_and_no_other_is(samples: list[tuple[i
     parts = make_parts([length for length, _ in samples], wanted)
     assert sorted(sample for part in parts for sample in part.ids.tolist()) == wanted
     assert [part.shard for part in parts] == sorted({part.shard for part in parts})
+    assert all(set(part.ids) <= set(part.store.shards[part.shard]) for part in parts)
+    assert [part.num_tokens for part in parts] == [max(samples[i][0] for i in part.ids) for part in parts]
 
 
 @given(samples, st.integers(1, 3))
