@@ -66,8 +66,8 @@ def _packed(parts: list[Part], wanted: float) -> Iterator[list[Part]]:
     for part in parts:
         size = len(part.ids) * part.num_tokens
         num_samples, longest = num_samples + len(part.ids), max(longest, part.num_tokens)
-        ends_later = done + size / 2 > (num_groups + 1) * wanted
-        if group and (ends_later or num_samples * longest > TOKENS_AT_ONCE):
+        is_past = done + size / 2 > (num_groups + 1) * wanted
+        if group and (is_past or num_samples * longest > TOKENS_AT_ONCE):
             yield group
             group, num_samples, longest, num_groups = [], len(part.ids), part.num_tokens, num_groups + 1
         group.append(part)

@@ -131,7 +131,7 @@ class DatasetSpec(ABC):
     @property
     def name(self) -> str:
         """What reports call it: the file or folder, or what is known by a name."""
-        return Path(self.path or self._published).name
+        return Path(self.path or self._published).resolve().name
 
     @property
     def _published(self) -> str:

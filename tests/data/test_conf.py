@@ -56,6 +56,7 @@ def test_reports_call_the_data_by_the_name_that_it_is_known_by(recipe: str, name
 def test_reports_call_local_data_by_its_folder() -> None:
     spec = spec_of(composed("image_folder"))
     assert replace(spec, path="/data/birds").name == "birds"
+    assert replace(spec, path=".").name == Path.cwd().name
 
 
 def test_the_short_name_of_sst2_means_the_same() -> None:
