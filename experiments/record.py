@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from pipetransformer.report.run_folder import environment, write_json
@@ -14,6 +15,11 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A markdown table; the first column is left-aligned, the others right."""
     rule = ["---", *["---:"] * (len(header) - 1)]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in [header, rule, *rows])
+
+
+def spread(ratios: Sequence[float]) -> tuple[str, str]:
+    """Their median, and the least and the most, as cells of a table."""
+    return f"{median(ratios):.2f}", f"{min(ratios):.2f}-{max(ratios):.2f}"
 
 
 def record(folder: Path, results: Any, table: str) -> None:

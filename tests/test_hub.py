@@ -69,32 +69,29 @@ def write_vit(folder: Path) -> None:
     )
 
 
+def assert_learned(hub: Hub, folder: Path, ended: Ended, metric: str, split: str, files: set[str]) -> None:
+    """The run came to its end with the hub's four samples to evaluate on, and took these files from it."""
+    assert ended.code == 0, ended.err
+    measured = Job(folder / "run", "").summary["metric"]
+    assert (measured["name"], measured["split"], measured["num_samples"]) == (metric, split, 4)
+    assert hub.handed_out >= files
+
+
 def test_bert_learns_questions_of_the_hub(hub: Hub, tmp_path: Path) -> None:
     write_bert(hub.root / "models" / "google-bert" / "bert-base-uncased")
     write_questions(hub.root / "datasets" / "rajpurkar" / "squad")
-
     ended = run(hub, tmp_path, "model=bert", "dataset=squad", "dataset.stride=4", "batch_size=2")
-
-    assert ended.code == 0, ended.err
-    metric = Job(tmp_path / "run", "").summary["metric"]
-    assert (metric["name"], metric["split"], metric["num_samples"]) == ("f1", "validation", 4)
-    assert hub.handed_out >= {
+    files = {
         "google-bert/bert-base-uncased/model.safetensors",
         "google-bert/bert-base-uncased/tokenizer.json",
         "rajpurkar/squad/plain_text/validation-00000-of-00001.parquet",
     }
+    assert_learned(hub, tmp_path, ended, "f1", "validation", files)
 
 
 def test_a_vision_transformer_of_the_hub_learns_its_pictures(hub: Hub, tmp_path: Path) -> None:
     write_vit(hub.root / "models" / "somebody" / "small-vit")
     write_pictures(hub.root / "datasets" / "uoft-cs" / "cifar100")
-
     ended = run(hub, tmp_path, "model=vit", "model.name=somebody/small-vit", "dataset=cifar100", "batch_size=2")
-
-    assert ended.code == 0, ended.err
-    metric = Job(tmp_path / "run", "").summary["metric"]
-    assert (metric["name"], metric["split"], metric["num_samples"]) == ("accuracy", "test", 4)
-    assert hub.handed_out >= {
-        "somebody/small-vit/model.safetensors",
-        "uoft-cs/cifar100/cifar100/test-00000-of-00001.parquet",
-    }
+    files = {"somebody/small-vit/model.safetensors", "uoft-cs/cifar100/cifar100/test-00000-of-00001.parquet"}
+    assert_learned(hub, tmp_path, ended, "accuracy", "test", files)

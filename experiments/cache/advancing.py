@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from experiments.cache.bench import Bench
+from experiments.record import spread
 from experiments.step_time.cases import Case
 from pipetransformer.autocache.cache import AutoCache
 from pipetransformer.autocache.source import Compute
@@ -49,8 +50,7 @@ class Advance:
             f"{self.from_level} to {self.to_level}",
             f"{median(self.advance_s):.3f}",
             f"{median(self.forward_s):.3f}",
-            f"{median(self.ratios):.2f}",
-            f"{min(self.ratios):.2f}-{max(self.ratios):.2f}",
+            *spread(self.ratios),
         )
 
 

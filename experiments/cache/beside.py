@@ -11,6 +11,7 @@ import numpy as np
 import torch.distributed as dist
 
 from experiments.cache.bench import Bench, Variant
+from experiments.record import spread
 from experiments.step_time.cases import Case
 from pipetransformer.autopipe.plan import layer_above
 from pipetransformer.training.peers import WorldPeers
@@ -40,7 +41,7 @@ class Beside:
 
     def row(self) -> tuple[str, ...]:
         seconds = (f"{median(own):.3f}" for own in (self.fill_s, self.cached_s, self.beside_s))
-        return (self.case, *seconds, f"{median(self.ratios):.2f}", f"{min(self.ratios):.2f}-{max(self.ratios):.2f}")
+        return (self.case, *seconds, *spread(self.ratios))
 
 
 class Unmet(WorldPeers):

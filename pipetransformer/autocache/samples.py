@@ -155,18 +155,17 @@ class SampleStore:
         """Stores samples of several shards, which leave the device at once; see :meth:`write`.
 
         Args:
-            parts: Shards, and of each some or all samples.
+            parts: Shards, rising, and of each some or all samples in their order there.
             features: Of all of them, in this order.
         """
         ids = np.concatenate([own for _, own in parts])
         rows = self._codec.encode(self._real(ids, features.detach())).cpu().numpy()
-        ends = np.cumsum([self.description.lengths[own].sum() for _, own in parts])
-        pieces = np.split(rows, ends[:-1])
+        bounds = np.cumsum([0, *(self.description.lengths[own].sum() for _, own in parts)])
         for tier in self._tiers.values():
             here = [index for index, (shard, _) in enumerate(parts) if shard in tier.layout.shards]
-            if here:
-                own_rows = rows if len(here) == len(parts) else np.concatenate([pieces[index] for index in here])
-                tier.write_all([parts[index] for index in here], own_rows, key)
+            if here:  # a tier's shards follow each other
+                first, end = here[0], here[-1] + 1
+                tier.write_all(parts[first:end], rows[bounds[first] : bounds[end]], key)
 
     def read(self, ids: np.ndarray, num_tokens: int, key: int, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The first ``num_tokens`` features of samples, zero past a sample's end and where it is not found.

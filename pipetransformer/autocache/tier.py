@@ -63,17 +63,17 @@ class Tier:
             key: What the rows were computed with, below 2 ** 64.
         """
         slots = self.layout.slots[np.concatenate([ids for _, ids in parts])]
-        lengths = self.layout.lengths[slots]
+        row_ends = np.cumsum(self.layout.lengths[slots])
         assert np.all(slots[1:] > slots[:-1]), "samples are written in the order in which they lie"
-        assert len(rows) == lengths.sum(), f"{len(rows)} rows for samples of {lengths.sum()}"
+        assert len(rows) == row_ends[-1], f"{len(rows)} rows for samples of {row_ends[-1]}"
         places = [self.layout.slots_of(shard) for shard, _ in parts]
         bounds = np.cumsum([0, *(len(ids) for _, ids in parts)])
         for (shard, _), place, first, end in zip(parts, places, bounds, bounds[1:], strict=False):
             assert place.start <= slots[first] <= slots[end - 1] < place.stop, f"not all samples are of shard {shard}"
         for place in places:
             self._marks[place] = 0
-        self._write_rows(slots, rows)
-        row_bounds = np.concatenate([[0], np.cumsum(lengths)])[bounds]
+        self._write_rows(slots, rows, row_ends)
+        row_bounds = np.concatenate([[0], row_ends])[bounds]
         for (shard, ids), place, first, end in zip(parts, places, row_bounds, row_bounds[1:], strict=False):
             is_whole = len(ids) == place.stop - place.start
             self._write_record(shard, key, [rows[first:end].reshape(-1)] if is_whole else self._chunks(shard))
@@ -97,9 +97,9 @@ class Tier:
         """
         assert out.flags.c_contiguous
         read = np.flatnonzero(present)
-        counts = np.minimum(self.layout.lengths[self.layout.slots[ids[read]]], num_tokens)
         if len(read) == 0:
             return 0
+        counts = np.minimum(self.layout.lengths[self.layout.slots[ids[read]]], num_tokens)
         if self.region.is_file:
             self._read_runs(ids[read], counts, read, out)
         elif len(read) == len(ids):
@@ -176,10 +176,10 @@ class Tier:
             slots = self.layout.slots[ids]
             self._marks[slots[slots >= 0]] = 0
 
-    def _write_rows(self, slots: np.ndarray, rows: np.ndarray) -> None:
+    def _write_rows(self, slots: np.ndarray, rows: np.ndarray, row_ends: np.ndarray) -> None:
         firsts = _firsts(np.diff(slots) == 1)
         offsets = self.layout.start[self.layout.ids[slots[firsts]]] * self.layout.row_bytes
-        parts = np.split(rows, np.cumsum(self.layout.lengths[slots])[firsts[1:] - 1])
+        parts = np.split(rows, row_ends[firsts[1:] - 1])
         for offset, part in zip(offsets.tolist(), parts, strict=True):
             self.region.write(offset, part)
 

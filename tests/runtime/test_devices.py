@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.cases import MEASURED_WIDTH, Case
-from support.exactness import assert_equal, assert_near
+from support.exactness import OTHER_ROUNDING, SAME_ROUNDING, assert_equal, assert_near
 from support.memory_use import predicted_and_measured
 from support.mixed import Step, steps_with_overflow
 from support.plans import HEAD, plan
@@ -19,7 +19,6 @@ GPU = pytest.mark.skipif(NUM_GPUS < 1, reason="there is no GPU")
 GPUS = pytest.mark.skipif(NUM_GPUS < 2, reason="there are no two GPUs")
 DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
 PAIRS = [("cpu", "gloo"), pytest.param("cuda", "nccl", marks=GPUS)]
-SAME_ROUNDING, OTHER_ROUNDING = 1 / 8, 1.0  # steps from one number to the next, see test_precision.py
 ALONE: Plans = {0: plan(0, 0, [HEAD], 1, 4), 2: plan(2, 2, [HEAD], 1, 4), 4: plan(4, 4, [HEAD], 1, 4)}
 ANOTHER_WAY: Plans = {  # frozen blocks run again, and others twice
     0: Plan(0, 0, ((0, HEAD),), 1, 4, checkpoint=True),

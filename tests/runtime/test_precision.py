@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.cases import Case
-from support.exactness import assert_near
+from support.exactness import OTHER_ROUNDING, SAME_ROUNDING, assert_near
 from support.mixed import Step, casts_in_a_step, measured_layers, steps_alone, steps_until_refused, steps_with_overflow
 from support.mutations import MIXED_MUTATIONS, train_mutated
 from support.plans import HEAD, PIPE_TO_DATA, plan, sharded
@@ -25,7 +25,6 @@ from pipetransformer.autopipe.plan import Plan
 from pipetransformer.runtime.randomness import SampleRandomness
 
 MIXED = ["bfloat16", "float16"]
-SAME_ROUNDING, OTHER_ROUNDING = 1 / 8, 1.0  # steps from one number to the next
 CHECKPOINTED: Plans = {  # from the first plan on with micro-batches of two samples; frozen blocks run, uncached
     0: Plan(0, 0, ((0, 3), (4, HEAD)), 1, 4, "gpipe", checkpoint=True),
     2: Plan(2, 0, ((0, 1), (2, 4), (5, 6), (HEAD, HEAD)), 1, 4, "interleaved1f1b", num_chunks=2, checkpoint=True),

@@ -8,6 +8,8 @@ from pipetransformer.runtime.precision import PRECISIONS
 from support.cases import Case, tensors_equal
 from support.trainings import Trace
 
+SAME_ROUNDING, OTHER_ROUNDING = 1 / 8, 1.0  # steps from one number to the next, see tests/runtime/test_precision.py
+
 
 def assert_equal(elastic: Trace, reference: Trace) -> None:
     """Losses, gradient norms, weights and optimizer state within 1e-10; copies of a shared weight bit for bit."""
