@@ -42,6 +42,19 @@ def test_memory_comes_first(tmp_path: Path) -> None:
     store.close()
 
 
+@pytest.mark.parametrize("lasting", [False, True])
+def test_shards_of_several_tiers_are_written_together(lasting: bool, tmp_path: Path) -> None:
+    store = SampleStore.create(describe(tmp_path, HALF, PLENTY, lasting=lasting))
+    assert {*store.bytes_by_tier} == {"memory", "disk"}
+    ids = np.concatenate(store.shards)
+    store.write_all(list(enumerate(store.shards)), features_of(ids, 6, key=1), key=1)
+    features, found = store.read(EVERYTHING, 6, key=1)
+    assert found.all()
+    assert torch.equal(features, padded(EVERYTHING, 6, 1))
+    assert store.verify() == 0
+    store.close()
+
+
 def test_what_one_tier_has_lost_is_read_from_the_next(tmp_path: Path) -> None:
     store = SampleStore.create(describe(tmp_path, PLENTY, PLENTY, lasting=True))
     fill(store, key=1)
