@@ -18,8 +18,13 @@ from pipetransformer.autocache.source import Compute
 from pipetransformer.autocache.work import TOKENS_AT_ONCE
 from pipetransformer.autopipe.plan import layer_above
 
-HEADER = ("model", "tier", "levels", "advance, s", "forward / processes, s", "ratio, median", "least and most")
+HEADER = (
+    "model", "tier", "levels", "advance, s", "forward / processes, s", "ratio, median", "least and most",
+    "ratio, forward in batches of training",
+)  # fmt: skip
 Part = tuple[Tensor, dict[str, Tensor]]  # inputs and context of some samples
+Levels = tuple[int, int]
+Seconds = dict[Levels, list[float]]
 ROOMS = {"memory": (1.0, 0.0), "disk": (0.0, 1.0)}
 
 
@@ -30,6 +35,7 @@ class Advance:
     Attributes:
         advance_s: Of :meth:`AutoCache.advance` over all samples.
         forward_s: Of the newly frozen blocks over all samples, divided by the number of processes.
+        batches_s: The same in batches as small as those of training.
     """
 
     case: str
@@ -38,10 +44,17 @@ class Advance:
     to_level: int
     advance_s: tuple[float, ...]
     forward_s: tuple[float, ...]
+    batches_s: tuple[float, ...]
 
     @property
     def ratios(self) -> list[float]:
+        """To the forward pass in parts as large as those that the cache computes at once."""
         return [one / two for one, two in zip(self.advance_s, self.forward_s, strict=True)]
+
+    @property
+    def ratios_to_batches(self) -> list[float]:
+        """To the forward pass as training would run it."""
+        return [one / two for one, two in zip(self.advance_s, self.batches_s, strict=True)]
 
     def row(self) -> tuple[str, ...]:
         return (
@@ -51,6 +64,7 @@ class Advance:
             f"{median(self.advance_s):.3f}",
             f"{median(self.forward_s):.3f}",
             *spread(self.ratios),
+            f"{median(self.ratios_to_batches):.2f}",
         )
 
 
@@ -71,53 +85,61 @@ def _measure(case: Case, num_rounds: int) -> list[Advance]:
             for fill in fills:
                 fill.turn(levels, storing_first=bool(number % 2))
         return [
-            Advance(case.name, fill.tier, *pair, tuple(fill.advance_s[pair][1:]), tuple(fill.forward_s[pair][1:]))
+            Advance(case.name, fill.tier, *pair, *(tuple(own[pair][1:]) for own in fill.seconds))
             for fill in fills
             for pair in levels
         ]
 
 
 class Fill:
-    """One rank's part in filling one tier."""
+    """One rank's part in filling one tier.
+
+    Attributes:
+        seconds: Of advancing, of the forward pass, and of that in batches of training, by the levels.
+    """
 
     def __init__(self, bench: Bench, tier: str, cache: AutoCache) -> None:
         self._bench, self.tier, self._cache = bench, tier, cache
         self._source = bench.feed().source
-        self.advance_s: dict[tuple[int, int], list[float]] = {}
-        self.forward_s: dict[tuple[int, int], list[float]] = {}
+        self._num_tokens = int(self._source.lengths.max())
+        self.seconds: tuple[Seconds, Seconds, Seconds] = ({}, {}, {})
 
     def turn(self, levels: tuple[tuple[int, int], ...], storing_first: bool) -> None:
-        """Goes from level to level, once storing and once not."""
+        """Goes from level to level, once storing and twice not."""
         self._cache.clear()
-        parts = self._parts()
+        advance_s, *forward_s = self.seconds
+        sizes = TOKENS_AT_ONCE // self._num_tokens, self._bench.case.batch_size // dist.get_world_size()
+        computed = [self._inputs(size) for size in sizes]
         for pair in levels:
             with self._bench.runtime.prefix(layer_above(pair[0]), pair[1]) as compute:
                 if storing_first:
-                    self._advance(pair, compute)
-                parts = self._forward(pair, parts, compute)
+                    self._advance(pair, compute, advance_s)
+                computed = [
+                    self._forward(pair, parts, compute, into) for parts, into in zip(computed, forward_s, strict=True)
+                ]
                 if not storing_first:
-                    self._advance(pair, compute)
+                    self._advance(pair, compute, advance_s)
 
-    def _parts(self) -> list[Part]:
-        """This rank's share of the samples, in parts as large as those that the cache computes at once."""
-        num_tokens = int(self._source.lengths.max())
+    def _inputs(self, num_samples: int) -> list[Part]:
+        """This rank's share of the samples, in parts of at most so many."""
+        num_tokens = self._num_tokens
         everything = np.arange(len(self._source.lengths))
         own = everything[dist.get_rank() :: dist.get_world_size()]
-        own = np.array_split(own, -(-len(own) * num_tokens // TOKENS_AT_ONCE))
-        return [(self._source.inputs(ids, num_tokens), self._source.context(ids, num_tokens)) for ids in own]
+        parts = np.array_split(own, -(-len(own) // num_samples))
+        return [(self._source.inputs(ids, num_tokens), self._source.context(ids, num_tokens)) for ids in parts]
 
-    def _advance(self, pair: tuple[int, int], compute: Compute) -> None:
+    def _advance(self, pair: Levels, compute: Compute, into: Seconds) -> None:
         wanted = [(self._source, np.arange(len(self._source.lengths)))]
-        with _timed(self.advance_s.setdefault(pair, [])):
+        with _timed(into.setdefault(pair, [])):
             self._cache.advance(pair[1], wanted, compute)
 
-    def _forward(self, pair: tuple[int, int], parts: list[Part], compute: Compute) -> list[Part]:
+    def _forward(self, pair: Levels, parts: list[Part], compute: Compute, into: Seconds) -> list[Part]:
         seconds: list[float] = []
         with _timed(seconds):
             computed = [(compute(inputs, context), context) for inputs, context in parts]
         ranks = seconds * dist.get_world_size()
         dist.all_gather_object(ranks, seconds[0])
-        self.forward_s.setdefault(pair, []).append(sum(ranks) / len(ranks))
+        into.setdefault(pair, []).append(sum(ranks) / len(ranks))
         return computed
 
 

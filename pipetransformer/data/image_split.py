@@ -47,7 +47,7 @@ class ImageSplit(Split):
         self.augment = augment
         self._epoch = 0
         self._size = wanted.size
-        self.input_shape = _input_shape(pictures.decode(0).shape, wanted)
+        self.input_shape = _input_shape(pictures.decode(np.array([0]))[0].shape, wanted)
         self._mean, self._std = (_per_channel(values, self.input_shape[0]) for values in (wanted.mean, wanted.std))
 
     def __len__(self) -> int:
@@ -80,10 +80,8 @@ class ImageSplit(Split):
     def _read(self, ids: Sequence[int]) -> Tensor:
         import torch
 
-        pictures = [self.pictures.decode(int(index)) for index in ids]
-        same_shape = len({picture.shape for picture in pictures}) == 1
-        batches = [pictures] if same_shape else [[picture] for picture in pictures]
-        images = [torch.from_numpy(np.stack(batch)).permute(0, 3, 1, 2).contiguous() for batch in batches]
+        batches = _stacked(self.pictures.decode(np.asarray(ids)))
+        images = [torch.from_numpy(batch).permute(0, 3, 1, 2).contiguous() for batch in batches]
         return torch.cat([self._convert(batch) for batch in images])
 
     def _convert(self, pixels: Tensor) -> Tensor:
@@ -99,6 +97,15 @@ class ImageSplit(Split):
         if num_channels == 1:
             return images.mean(1, keepdim=True)
         return images.expand(-1, num_channels, -1, -1)
+
+
+def _stacked(pictures: Sequence[np.ndarray] | np.ndarray) -> list[np.ndarray]:
+    """Arrays (B, H, W, C) of as many pictures as have the same shape."""
+    if isinstance(pictures, np.ndarray):
+        return [pictures]
+    same_shape = len({picture.shape for picture in pictures}) == 1
+    batches = [pictures] if same_shape else [[picture] for picture in pictures]
+    return [np.stack(batch) for batch in batches]
 
 
 def check_labels(name: str, labels: np.ndarray, num_classes: int) -> None:

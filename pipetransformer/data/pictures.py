@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -25,12 +25,12 @@ class Pictures:
     """Pictures that are decoded when they are read.
 
     Attributes:
-        decode: Maps an index to the picture, (H, W, C) of uint8.
+        decode: Maps indices (B,) to their pictures of uint8, each (H, W, C), or all in one array (B, H, W, C).
         labels: Class of each picture, shape (N,) of int64.
         stamp: Tells a picture from others without decoding it; ``None``: its pixels do, which takes decoding all.
     """
 
-    decode: Callable[[int], np.ndarray]
+    decode: Callable[[np.ndarray], Sequence[np.ndarray] | np.ndarray]
     labels: np.ndarray
     stamp: Callable[[int], str] | None = None
 
@@ -42,17 +42,17 @@ class Pictures:
         digest = Digest("pictures")
         digest.add(None if self.stamp is None else f"decoded by Pillow {metadata.version('pillow')}")
         for index in range(len(self)):
-            digest.add(self.decode(index) if self.stamp is None else self.stamp(index))
+            digest.add(self.decode(np.array([index]))[0] if self.stamp is None else self.stamp(index))
         return digest.hex()
 
     def take(self, ids: np.ndarray) -> Pictures:
         stamp = self.stamp
         taken = None if stamp is None else lambda index: stamp(int(ids[index]))
-        return Pictures(lambda index: self.decode(int(ids[index])), self.labels[ids], taken)
+        return Pictures(lambda indices: self.decode(ids[indices]), self.labels[ids], taken)
 
     def in_memory(self) -> Pictures:
         """Decodes everything once."""
-        return Pictures([self.decode(index) for index in range(len(self))].__getitem__, self.labels)
+        return from_list([self.decode(np.array([index]))[0] for index in range(len(self))], self.labels)
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,11 @@ def from_arrays(images: np.ndarray, labels: np.ndarray) -> Pictures:
     return Pictures((images if images.ndim == 4 else images[..., None]).__getitem__, labels.astype(np.int64))
 
 
+def from_list(pictures: list[np.ndarray], labels: np.ndarray) -> Pictures:
+    """Takes pictures of any sizes, each (H, W, C) of uint8, and labels (N,)."""
+    return Pictures(lambda indices: [pictures[index] for index in indices], labels)
+
+
 def from_hub(name: str, train: str, evaluation: str, columns: tuple[str, str], local_format: str) -> PictureSet:
     """Takes two splits of a hub dataset; ``columns`` are those of the image and the label."""
     image_column, label_column = columns
@@ -79,7 +84,11 @@ def from_hub(name: str, train: str, evaluation: str, columns: tuple[str, str], l
         rows = load_hub(name, split_name, local_format)
         labels = np.asarray(rows[label_column][:], dtype=np.int64)
         origin = f"{fingerprint(rows)} {image_column}"
-        found = Pictures(lambda index: _to_array(rows[index][image_column]), labels, lambda index: f"{origin} {index}")
+        found = Pictures(
+            lambda indices: [_to_array(image) for image in rows[indices][image_column]],
+            labels,
+            lambda index: f"{origin} {index}",
+        )
         return found, rows.features[label_column].names
 
     pictures, classes = split(train)
@@ -120,7 +129,9 @@ def _files(folder: Path, classes: tuple[str, ...]) -> Pictures:
     ]
     labels = np.array([label for _, label in found], dtype=np.int64)
     files = [file for file, _ in found]
-    return Pictures(lambda index: _read_file(files[index]), labels, lambda index: _stamp(files[index]))
+    return Pictures(
+        lambda indices: [_read_file(files[index]) for index in indices], labels, lambda index: _stamp(files[index])
+    )
 
 
 def _stamp(file: Path) -> str:

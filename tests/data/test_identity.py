@@ -21,7 +21,7 @@ from pipetransformer.data.glue import Glue, GlueSplit
 from pipetransformer.data.idx import FILES
 from pipetransformer.data.image_split import ImageSplit
 from pipetransformer.data.images import HubImages, IdxImages
-from pipetransformer.data.pictures import Pictures, from_arrays
+from pipetransformer.data.pictures import from_arrays, from_list
 from pipetransformer.data.squad import Squad
 from pipetransformer.data.squad_split import SquadSplit
 from pipetransformer.data.text import Ragged, Tokens
@@ -300,5 +300,5 @@ def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
 def test_pictures_without_a_stamp_are_told_apart_by_their_pixels() -> None:
     images = random_pictures(1)
     stored, drawn = from_arrays(images, np.zeros(NUM_TRAIN)), [image[..., None] for image in images]
-    assert Pictures(drawn.__getitem__, np.zeros(NUM_TRAIN)).identity() == stored.identity()
+    assert from_list(drawn, np.zeros(NUM_TRAIN)).identity() == stored.identity()
     assert from_arrays(random_pictures(2), np.zeros(NUM_TRAIN)).identity() != stored.identity()

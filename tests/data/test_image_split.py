@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from pipetransformer.data.base import ImageFormat
 from pipetransformer.data.image_split import ImageSplit
-from pipetransformer.data.pictures import Pictures, from_arrays
+from pipetransformer.data.pictures import Pictures, from_arrays, from_list
 
 GENERATOR = np.random.default_rng(1)
 RAW = ImageFormat(mean=(0.0,), std=(1.0,))
@@ -19,7 +19,7 @@ def pictures(*shape: int) -> Pictures:
 
 def of_sizes(*sizes: tuple[int, int]) -> Pictures:
     images = [GENERATOR.integers(0, 256, (*size, 3), dtype=np.uint8) for size in sizes]
-    return Pictures(images.__getitem__, np.zeros(len(images), dtype=np.int64))
+    return from_list(images, np.zeros(len(images), dtype=np.int64))
 
 
 def test_pixels_are_scaled_and_normalised_per_channel() -> None:
@@ -32,10 +32,11 @@ def test_pixels_are_scaled_and_normalised_per_channel() -> None:
 
 def test_grey_becomes_colour_and_colour_becomes_grey() -> None:
     grey, colour = pictures(2, 4, 4), pictures(2, 4, 4, 3)
+    second = np.array([1])
     three = ImageSplit("test", grey, ImageFormat(num_channels=3, mean=(0.0,), std=(1.0,)), 2).inputs([1], None)
     one = ImageSplit("test", colour, ImageFormat(num_channels=1, mean=(0.0,), std=(1.0,)), 2).inputs([1], None)
-    torch.testing.assert_close(three[0], torch.from_numpy(grey.decode(1)[..., 0] / 255).float().expand(3, 4, 4))
-    torch.testing.assert_close(one[0, 0], torch.from_numpy(colour.decode(1).mean(-1) / 255).float())
+    torch.testing.assert_close(three[0], torch.from_numpy(grey.decode(second)[0, ..., 0] / 255).float().expand(3, 4, 4))
+    torch.testing.assert_close(one[0, 0], torch.from_numpy(colour.decode(second)[0].mean(-1) / 255).float())
 
 
 def test_channels_that_do_not_convert_are_refused() -> None:
@@ -81,7 +82,7 @@ def test_grey_pictures_of_different_sizes_are_read() -> None:
     images = [GENERATOR.integers(0, 256, (size, size, 1), dtype=np.uint8) for size in (5, 9)]
     for image in images:
         image.setflags(write=False)  # as they come from a decoder
-    source = Pictures(images.__getitem__, np.zeros(2, dtype=np.int64))
+    source = from_list(images, np.zeros(2, dtype=np.int64))
     assert ImageSplit("test", source, ImageFormat(size=4), 1).inputs([0, 1], None).shape == (2, 1, 4, 4)
 
 

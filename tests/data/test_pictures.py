@@ -19,6 +19,7 @@ def write_folder(root: Path, **splits: dict[str, list[tuple[int, int, int]]]) ->
     return root
 
 
+FIRST = np.array([0])
 RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
 
 
@@ -27,7 +28,7 @@ def test_a_folder_gives_classes_in_alphabetical_order(tmp_path: Path) -> None:
     found = from_folder(tmp_path)
     assert found.classes == ("cat", "dog")
     assert found.train.labels.tolist() == [0, 0, 1]
-    assert [tuple(found.train.decode(index)[0, 0]) for index in range(3)] == [RED, BLUE, GREEN]
+    assert [tuple(picture[0, 0]) for picture in found.train.decode(np.arange(3))] == [RED, BLUE, GREEN]
     assert (found.evaluation_name, found.evaluation.labels.tolist()) == ("val", [1])
 
 
@@ -46,7 +47,7 @@ def test_other_files_are_left_out(tmp_path: Path) -> None:
 def test_grey_files_are_read_as_colour(tmp_path: Path) -> None:
     write_folder(tmp_path, train={"cat": [RED]}, test={"cat": []})
     Image.new("L", (4, 4), 7).save(tmp_path / "test" / "cat" / "grey.png")
-    assert from_folder(tmp_path).evaluation.decode(0).tolist() == np.full((4, 4, 3), 7).tolist()
+    assert from_folder(tmp_path).evaluation.decode(FIRST)[0].tolist() == np.full((4, 4, 3), 7).tolist()
 
 
 def test_a_folder_without_evaluation_is_refused(tmp_path: Path) -> None:
@@ -71,7 +72,7 @@ def test_a_file_that_is_no_picture_is_named(tmp_path: Path) -> None:
     write_folder(tmp_path, train={"cat": []}, test={"cat": []})
     (tmp_path / "train" / "cat" / "broken.png").write_bytes(b"hello")
     with pytest.raises(ValueError, match=r"broken\.png cannot be read"):
-        from_folder(tmp_path).train.decode(0)
+        from_folder(tmp_path).train.decode(FIRST)
 
 
 def test_the_hub_gives_grey_and_colour_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,23 +83,23 @@ def test_the_hub_gives_grey_and_colour_pictures(monkeypatch: pytest.MonkeyPatch)
     found = from_hub("owner/data", "train", "test", ("img", "kind"), "a folder")
     assert found.classes == ("cat", "dog")
     assert found.train.labels.tolist() == [0, 1, 0]
-    assert [found.train.decode(index).shape for index in range(3)] == [(4, 5, 3), (4, 5, 1), (4, 5, 3)]
+    assert [picture.shape for picture in found.train.decode(np.arange(3))] == [(4, 5, 3), (4, 5, 1), (4, 5, 3)]
     assert found.evaluation_name == "test"
 
 
 def test_taking_pictures_keeps_their_labels() -> None:
     array = np.arange(5 * 4, dtype=np.uint8).reshape(5, 2, 2)
     taken = from_arrays(array, np.arange(5)).take(np.array([3, 1])).take(np.array([1]))
-    assert (taken.labels.tolist(), taken.decode(0)[..., 0].tolist()) == ([1], array[1].tolist())
+    assert (taken.labels.tolist(), taken.decode(FIRST)[..., 0].tolist()) == ([1], [array[1].tolist()])
 
 
 def test_in_memory_pictures_are_decoded_once() -> None:
     decoded = []
 
-    def decode(index: int) -> np.ndarray:
-        decoded.append(index)
-        return np.zeros((1, 1, 1), dtype=np.uint8)
+    def decode(indices: np.ndarray) -> np.ndarray:
+        decoded.extend(indices.tolist())
+        return np.stack([np.full((1, 1, 1), index, dtype=np.uint8) for index in indices])
 
     held = Pictures(decode, np.zeros(3, dtype=np.int64)).in_memory()
-    assert [held.decode(1).shape, held.decode(1).shape] == [(1, 1, 1)] * 2
+    assert np.concatenate([*held.decode(np.array([2, 1])), *held.decode(FIRST)]).flatten().tolist() == [2, 1, 0]
     assert decoded == [0, 1, 2]

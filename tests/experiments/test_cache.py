@@ -22,7 +22,7 @@ from pipetransformer.report.run_folder import EVENTS, Run
 
 READ = ReadTimes("small", "memory", "exact", 1024, 4096, (0.004, 0.001, 0.002))
 STEPS = Steps("small", "memory", (0.1, 0.1, 0.2, 0.1), (0.0, 0.004, 0.1, 0.0), 0.208, 30, 10, (0.1, 0.2))
-ADVANCE = Advance("small", "disk", 0, 1, (0.2, 0.3, 0.9), (0.1, 0.3, 0.3))
+ADVANCE = Advance("small", "disk", 0, 1, (0.2, 0.3, 0.9), (0.1, 0.3, 0.3), (0.1, 0.2, 0.6))
 BESIDE = Beside("small", (0.2, 0.2, 0.1), (0.1, 0.3, 0.1), (0.3, 0.6, 0.4))
 GROWTH = Growth(4 * MIB, 44 * MIB, MIB, 4 * MIB, MIB // 4, 3 * MIB, 7 * MIB)
 DIFFERENCE = Difference("float32", "exact", 1.0, 24, 18, 1e-6, 2e-6)
@@ -54,7 +54,7 @@ def test_both_levels_are_filled_in_each_tier(pool: Pool) -> None:
     advances = pool.run(2, measure_advancing, TINY.cases, 1)[0]
     levels = [(own.tier, own.from_level, own.to_level) for own in advances]
     assert levels == [("memory", 0, 1), ("memory", 1, 2), ("disk", 0, 1), ("disk", 1, 2)]
-    assert all(len(own.advance_s) == len(own.forward_s) == 1 for own in advances)
+    assert all(len(own.advance_s) == len(own.forward_s) == len(own.batches_s) == 1 for own in advances)
 
 
 def test_filling_first_is_held_against_filling_beside_training(pool: Pool) -> None:
@@ -72,7 +72,7 @@ def test_what_a_process_grows_by_is_told_apart() -> None:
 
 def test_a_ratio_of_advancing_is_taken_within_its_round() -> None:
     assert ADVANCE.ratios == pytest.approx([2.0, 1.0, 3.0])
-    assert ADVANCE.row()[-2:] == ("2.00", "1.00-3.00")
+    assert ADVANCE.row()[-3:] == ("2.00", "1.00-3.00", "1.50")
 
 
 def test_a_step_counts_by_the_share_of_its_time_that_it_waited() -> None:
