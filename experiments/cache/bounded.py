@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from pipetransformer.autocache.description import Description
 from pipetransformer.autocache.layout import Budgets
-from pipetransformer.autocache.samples import Description, SampleStore
+from pipetransformer.autocache.samples import SampleStore
 
 HEADER = (
     "budget of memory, MiB",

@@ -12,9 +12,10 @@ import torch
 
 from pipetransformer.autocache.bandwidth import forget
 from pipetransformer.autocache.codec import codec
+from pipetransformer.autocache.description import Description
 from pipetransformer.autocache.layout import Budgets, bytes_needed, place
 from pipetransformer.autocache.room import SEED, SHARD_SIZE
-from pipetransformer.autocache.samples import Description, SampleStore
+from pipetransformer.autocache.samples import SampleStore
 
 STORAGE = ("exact", "bfloat16", "float16", "int8")
 HEADER = ("features", "tier", "storage", "KiB per sample", "read, ms", "MB/s")

@@ -15,9 +15,10 @@ from pipetransformer.autodp.sampler import batch_ids, epoch_order, num_batches
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.data.base import CLASSIFICATION, Split
 from pipetransformer.models.stack import LayerStack
-from pipetransformer.runtime.elastic import ElasticRuntime, StepResult
+from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.runtime.groups import Groups
 from pipetransformer.runtime.precision import PRECISIONS
+from pipetransformer.runtime.results import StepResult
 from pipetransformer.training.feed import Feed
 from pipetransformer.training.optim import AdamW
 from pipetransformer.training.task import objective

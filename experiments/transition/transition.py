@@ -20,9 +20,10 @@ from pipetransformer.autopipe.plan import Plan
 from pipetransformer.data.base import CLASSIFICATION
 from pipetransformer.models.huggingface import HuggingFaceModel
 from pipetransformer.models.stack import LayerStack
-from pipetransformer.runtime.elastic import ElasticRuntime, TransitionReport
+from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.runtime.groups import Groups
 from pipetransformer.runtime.precision import PRECISIONS
+from pipetransformer.runtime.results import TransitionReport
 from pipetransformer.training.feed import Feed
 from pipetransformer.training.task import objective
 

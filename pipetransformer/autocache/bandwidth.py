@@ -9,9 +9,10 @@ from statistics import median
 import numpy as np
 import torch
 
+from pipetransformer.autocache.description import Description
 from pipetransformer.autocache.layout import Budgets, bytes_needed
 from pipetransformer.autocache.room import SEED, SHARD_SIZE, Kind
-from pipetransformer.autocache.samples import Description, SampleStore
+from pipetransformer.autocache.samples import SampleStore
 
 NUM_BYTES, NUM_BATCHES, KEY = 16 << 20, 4, 1
 

@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pipetransformer.autocache.description import Description
 from pipetransformer.autocache.identity import level_key
 from pipetransformer.autocache.peers import Peers
 from pipetransformer.autocache.reading import FeatureReader, Reads, Request
 from pipetransformer.autocache.room import Room
-from pipetransformer.autocache.samples import Description, SampleStore
+from pipetransformer.autocache.samples import SampleStore
 from pipetransformer.autocache.source import Compute, Source
 from pipetransformer.autocache.work import Part, groups_of, missing_of, parts_of
 

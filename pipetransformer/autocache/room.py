@@ -8,8 +8,9 @@ from pathlib import Path
 import torch
 
 from pipetransformer.autocache.codec import Codec, codec
+from pipetransformer.autocache.description import Description
 from pipetransformer.autocache.layout import Budgets, bytes_needed, place, split_budget
-from pipetransformer.autocache.samples import Description, SampleStore
+from pipetransformer.autocache.samples import SampleStore
 from pipetransformer.autocache.source import Source
 
 SHARD_SIZE = 32  # samples that are computed, written and checked together

@@ -2,50 +2,19 @@
 
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pipetransformer.autocache.codec import codec
-from pipetransformer.autocache.layout import Budgets, Placement, place
+from pipetransformer.autocache.description import Description
+from pipetransformer.autocache.layout import Placement
 from pipetransformer.autocache.region import Region
 from pipetransformer.autocache.tier import Tier
 
 DECODED_BYTES = 2**21  # of rows, at once
-
-
-@dataclass(frozen=True, eq=False)
-class Description:
-    """All that a process needs to open a store: plain values, to be sent to the other processes of the node.
-
-    Attributes:
-        lengths: Tokens of each sample, (N,).
-        hidden_size: Width of a feature, D.
-        dtype: Type of the features.
-        storage: Name of the codec.
-        budgets: Of this split on this node.
-        path: File of the disk tier.
-        shard_size: Samples that are computed and written together, at most.
-        seed: Of the order in which samples fill the tiers.
-        lasting: The file shall outlive the run.
-        at_home: Samples that come before the others, bool (N,); none does by default.
-        memory: Address of the memory tier; filled in by :meth:`SampleStore.create`.
-    """
-
-    lengths: np.ndarray
-    hidden_size: int
-    dtype: torch.dtype
-    storage: str
-    budgets: Budgets
-    path: Path
-    shard_size: int
-    seed: int
-    lasting: bool = False
-    at_home: np.ndarray | None = None
-    memory: str | None = None
 
 
 class SampleStore:
@@ -100,7 +69,7 @@ class SampleStore:
             OSError: It is not there any more.
             ValueError: The file at its place is another one.
         """
-        placement = _place(description)
+        placement = description.place()
         addresses = {"memory": description.memory or "", "disk": str(description.path)}
         regions: dict[str, Region] = {}
         try:
@@ -116,7 +85,7 @@ class SampleStore:
 
     @classmethod
     def _open(cls, description: Description, new_file: bool) -> "SampleStore":
-        placement, regions = _place(description), {}
+        placement, regions = description.place(), {}
         try:
             if placement.disk is not None:
                 path, num_bytes = description.path, placement.disk.num_bytes
@@ -264,11 +233,3 @@ class SampleStore:
             found |= valid
         rows[~found] = 0
         return found
-
-
-def _place(description: Description) -> Placement:
-    row_bytes = codec(description.storage, description.hidden_size, description.dtype).row_bytes
-    return place(
-        description.lengths, row_bytes, description.budgets, description.shard_size, description.seed,
-        description.lasting, description.at_home,
-    )  # fmt: skip

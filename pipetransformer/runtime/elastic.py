@@ -5,7 +5,6 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -23,50 +22,15 @@ from pipetransformer.runtime.groups import Groups
 from pipetransformer.runtime.holdings import Holdings
 from pipetransformer.runtime.loss_scale import LossScale
 from pipetransformer.runtime.precision import Precision
+from pipetransformer.runtime.prefix import Compute, evaluated
 from pipetransformer.runtime.recorder import Recorder
+from pipetransformer.runtime.results import NotFinite, StepResult, TransitionReport
 from pipetransformer.runtime.sharded import ShardedStage, Shards
 from pipetransformer.runtime.stage import Stage
 from pipetransformer.runtime.ties import TiedGradients, tied_groups
 from pipetransformer.runtime.transfer import collect, exchange, lent
 
 OptimizerBuilder = Callable[[Iterator[nn.Parameter]], Optimizer | None]
-
-
-class NotFinite(ArithmeticError):
-    """The loss or the gradient of the global batch is not finite; no weight was changed by it."""
-
-
-class StepResult:
-    """Of the global batch: the gradient norm of each layer before clipping (zero on idle ranks), and the mean loss.
-
-    Args:
-        shared: The loss in front; still on its way between the ranks when the step returns.
-
-    Attributes:
-        loss_scale: With which it was computed.
-        skipped: The gradient overflowed at this scale and changed no weight; its norms are not finite.
-    """
-
-    def __init__(self, shared: signals.Sum, squared_norms: list[float], loss_scale: float, skipped: bool) -> None:
-        self._shared, self.loss_scale, self.skipped = shared, loss_scale, skipped
-        self.layer_norms = tuple(math.sqrt(value) for value in squared_norms)
-        self.total_norm = math.sqrt(sum(squared_norms))
-
-    @property
-    def loss(self) -> float:
-        """Waits for it; equal on every rank."""
-        return self._shared.values()[0]
-
-
-@dataclass(frozen=True)
-class TransitionReport:
-    """What going to a plan took, in seconds, and what it moved over all ranks."""
-
-    group_s: float
-    move_s: float
-    rebuild_s: float
-    num_moves: int
-    bytes_moved: int
 
 
 class ElasticRuntime:
@@ -232,31 +196,16 @@ class ElasticRuntime:
             self.optimizer.zero_grad(set_to_none=True)
 
     @contextmanager
-    def prefix(self, first: int, last: int) -> Iterator[Callable[[Tensor, dict[str, Tensor]], Tensor]]:
+    def prefix(self, first: int, last: int) -> Iterator[Compute]:
         """Lends layers ``first`` to ``last`` to every rank, to compute the features of frozen layers.
 
         Yields:
             ``compute(inputs, context)``: runs them in evaluation mode without gradient.
         """
-        layers = [self.holdings.stack[index] for index in range(first, last + 1)]
-        modes = [layer.training for layer in layers]
-
-        @torch.no_grad()
-        def compute(inputs: Tensor, context: dict[str, Tensor]) -> Tensor:
-            x = inputs.to(self.device, self.precision.weights if inputs.is_floating_point() else inputs.dtype)
-            context = {name: tensor.to(self.device) for name, tensor in context.items()}
-            for layer in layers:
-                x = self.precision.run(layer.forward, x, context)
-            return x
-
-        try:
-            for layer in layers:
-                layer.eval()
-            with self._lent(range(first, last + 1)):
-                yield compute
-        finally:
-            for layer, mode in zip(layers, modes, strict=True):
-                layer.train(mode)
+        numbers = range(first, last + 1)
+        layers = [self.holdings.stack[number] for number in numbers]
+        with self._lent(numbers), evaluated(layers, self.precision, self.device) as compute:
+            yield compute
 
     def layer_state(self, layer: int) -> dict[str, Tensor]:
         """The weights of a layer that this rank has, or is lent, by name."""

@@ -3,7 +3,8 @@
 from typing import Any
 
 from pipetransformer.report.reporter import Reporter
-from pipetransformer.runtime.elastic import ElasticRuntime, StepResult
+from pipetransformer.runtime.elastic import ElasticRuntime
+from pipetransformer.runtime.results import StepResult
 from pipetransformer.training.clock import Clock
 
 

@@ -12,7 +12,8 @@ from pipetransformer.autopipe.plan import Plan
 from pipetransformer.config.options import Config
 from pipetransformer.freeze.base import Decision, Signals
 from pipetransformer.report.reporter import Reporter
-from pipetransformer.runtime.elastic import ElasticRuntime, NotFinite
+from pipetransformer.runtime.elastic import ElasticRuntime
+from pipetransformer.runtime.results import NotFinite
 from pipetransformer.runtime.signals import of_rank_0
 from pipetransformer.training import stop
 from pipetransformer.training.caching import Caching

@@ -8,7 +8,8 @@ from pipetransformer.autopipe.gain import Choice
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.freeze.base import Decision
 from pipetransformer.report.reporter import Reporter
-from pipetransformer.runtime.elastic import ElasticRuntime, TransitionReport
+from pipetransformer.runtime.elastic import ElasticRuntime
+from pipetransformer.runtime.results import TransitionReport
 from pipetransformer.runtime.signals import of_rank_0
 from pipetransformer.training.caching import Caching
 from pipetransformer.training.clock import Clock

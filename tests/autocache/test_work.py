@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from support.caches import KIND, make_source
 
 from pipetransformer.autocache import work
+from pipetransformer.autocache.description import Description
 from pipetransformer.autocache.layout import Budgets
-from pipetransformer.autocache.samples import Description, SampleStore
+from pipetransformer.autocache.samples import SampleStore
 from pipetransformer.autocache.work import Part, groups_of, parts_of
 
 

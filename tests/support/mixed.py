@@ -14,9 +14,10 @@ from pipetransformer.autodp.topology import Position
 from pipetransformer.autopipe.cost import LayerProfile
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.runtime import signals
-from pipetransformer.runtime.elastic import ElasticRuntime, NotFinite
+from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.runtime.precision import PRECISIONS
 from pipetransformer.runtime.profile import profile
+from pipetransformer.runtime.results import NotFinite
 from pipetransformer.training.feed import Feed
 from support.cases import OPTIMIZERS, SEED, Case
 from support.observations import one_step

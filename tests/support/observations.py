@@ -9,9 +9,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from pipetransformer.runtime.elastic import ElasticRuntime, NotFinite, StepResult
+from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.runtime.groups import Groups
 from pipetransformer.runtime.parts import local_part
+from pipetransformer.runtime.results import NotFinite, StepResult
 from pipetransformer.training.evaluate import evaluate
 from pipetransformer.training.feed import Feed
 from support.cases import Case

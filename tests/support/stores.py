@@ -16,9 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pipetransformer.autocache.description import Description
 from pipetransformer.autocache.layout import Budgets, place
 from pipetransformer.autocache.region import Region
-from pipetransformer.autocache.samples import Description, SampleStore
+from pipetransformer.autocache.samples import SampleStore
 from pipetransformer.autocache.tier import Tier
 
 HIDDEN, PLENTY = 3, 2**20

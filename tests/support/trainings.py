@@ -21,11 +21,12 @@ from pipetransformer.autopipe.plan import Plan
 from pipetransformer.data.base import QUESTION_ANSWERING, Split
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.report.reporter import Reporter
-from pipetransformer.runtime.elastic import ElasticRuntime, TransitionReport
+from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.runtime.groups import Groups
 from pipetransformer.runtime.parts import gather
 from pipetransformer.runtime.precision import PRECISIONS, Precision
 from pipetransformer.runtime.randomness import SampleRandomness, sample_keys
+from pipetransformer.runtime.results import TransitionReport
 from pipetransformer.training.caching import Caching
 from pipetransformer.training.clock import Clock
 from pipetransformer.training.feed import Feed
