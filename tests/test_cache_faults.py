@@ -14,6 +14,7 @@ from support.command import TIMEOUT_S, processes, started
 from support.faults import Fault, run_with
 from support.jobs import ROOT, TINY, Job, run_job
 from support.pool import Pool
+from support.texts import text_run, write_encoder, write_table
 
 FAULTY_TRAIN = str(ROOT / "tests" / "support" / "faulty_train.py")
 RUN = (*TINY, "precision=float64", "optim.lr=0.01", "epochs=4", "freeze=schedule", "freeze.at_start=1")
@@ -319,3 +320,16 @@ def test_a_sweep_over_seeds_reads_the_features_of_published_weights_only(
         for seed in ("3", "4")
     ]
     assert [fill["num_found"] for fill in found] == [0, ALL]
+
+
+def test_texts_are_read_from_an_earlier_run(pool: Pool, tmp_path: Path) -> None:
+    for name in ("train", "dev"):
+        write_table(tmp_path / f"{name}.tsv", [0, 1] * 8)
+    texts = text_run(write_encoder(tmp_path / "encoder"), "sst2", tmp_path)
+    options = (*texts, "precision=float64", "epochs=3", "freeze=schedule", "freeze.at_start=2", "freeze.num_frozen=[2]")
+    path = f"cache.path={tmp_path / 'features'}"
+    arms = {"off": "cache=off", "first": path, "second": path}
+    jobs = {name: run_job(pool, 2, tmp_path / name, *options, arm, made_up_times=True) for name, arm in arms.items()}
+    assert [jobs[name].events("cache_fill")[0]["num_found"] for name in ("first", "second")] == [0, 32]
+    for name in ("first", "second"):
+        assert jobs[name].losses == pytest.approx(jobs["off"].losses, rel=0, abs=1e-10)

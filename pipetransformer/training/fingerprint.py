@@ -2,8 +2,11 @@
 
 import importlib.metadata
 from hashlib import blake2b
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
 
 import torch
+from torch import nn
 
 from pipetransformer.autocache.identity import Identity
 from pipetransformer.autocache.room import Kind
@@ -34,7 +37,27 @@ def identity_of(config: Config, stack: LayerStack, feed: Feed, device: torch.dev
 
 
 def _outline(stack: LayerStack) -> str:
-    """All below the head that weights do not tell."""
-    config = stack.config if isinstance(stack.config, dict) else stack.config.to_dict()
-    kept = {name: config[name] for name in sorted(config) if name not in OF_THE_HEAD}
-    return f"{[stack[layer] for layer in range(len(stack) - 1)]} {kept}"
+    """All below the head that weights do not tell, whatever family the model is of."""
+    layers = [stack[layer] for layer in range(len(stack) - 1)]
+    parts = [part for layer in layers for part in layer.modules()]
+    return f"{layers} {[_settings(part) for part in parts]}"
+
+
+def _settings(part: nn.Module) -> dict[str, Any]:
+    """Numbers, words, functions and configurations that a part of the model keeps, such as its number of heads."""
+    found = {name: _plain(value) for name, value in vars(part).items() if name != "training"}
+    return {name: found[name] for name in sorted(found.keys() - OF_THE_HEAD) if found[name] is not None}
+
+
+def _plain(value: object) -> object:
+    """``None`` where it is something else."""
+    if isinstance(value, bool | int | float | str | torch.Size):
+        return value
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    if isinstance(value, FunctionType | BuiltinFunctionType):
+        return value.__qualname__
+    if hasattr(value, "to_dict"):  # transformers' configuration, which leaves out how attention is computed
+        config = value.to_dict() | {"attention": getattr(value, "_attn_implementation", "")}
+        return {name: config[name] for name in sorted(config) if name not in OF_THE_HEAD}
+    return None
