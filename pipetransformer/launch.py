@@ -15,12 +15,15 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from pipetransformer import forks
+from pipetransformer.autocache.region import StoreFailed
 from pipetransformer.autocache.writable import Unwritable
 from pipetransformer.config.compose import UserError
 from pipetransformer.config.options import Config
 from pipetransformer.report.run_folder import SUMMARY, write_json
 
-MENDABLE = ("ValueError", "NoPlan", "UserError", "Diverged", "StaleStore", "InUse", "Unwritable")  # by the user
+MENDABLE = (  # by the user
+    "ValueError", "NoPlan", "UserError", "Diverged", "StaleStore", "InUse", "Unwritable", "StoreFailed",
+)  # fmt: skip
 
 
 def launch(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | None) -> float | None:
@@ -48,7 +51,7 @@ def launch(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | No
 
         try:
             return _metric(_run_job(config, run_dir, plain, sweep))
-        except (ValueError, Diverged, Unwritable) as error:
+        except (ValueError, Diverged, Unwritable, StoreFailed) as error:
             raise UserError(str(error)) from error
     return _metric(_launch_workers(config, run_dir, plain, sweep))
 

@@ -163,6 +163,32 @@ def test_without_room_on_the_disk_a_run_goes_on_without_the_cache(
     assert not list(tmp_path.rglob("*.features*")), "nothing of it is left"
 
 
+@pytest.mark.parametrize(("call", "num_fills"), [(1, 0), (3, 1)], ids=["the first level", "the next one"])
+def test_a_disk_that_fails_while_a_level_is_stored_ends_the_cache_only(
+    call: int, num_fills: int, pool: Pool, tmp_path: Path, undisturbed: dict[tuple[str, ...], Job]
+) -> None:
+    fault = Fault("os.pwritev", call, "break the disk", since=FILL, worker=1)
+    job = run_with(fault, pool, 2, tmp_path / "run", *TWO_LEVELS, "cache.memory_gib=0")
+    check_result(job, undisturbed[TWO_LEVELS])
+    (message,) = job.messages
+    assert message.startswith("the cache is off from here on: ")
+    assert message.endswith("fails: Input/output error; set cache.disk_gib=0 or cache.path to another disk")
+    assert len(job.events("cache_fill")) == num_fills
+    after = [transition["after"]["cache_level"] for transition in job.events("transition")]
+    assert after == ([1, 0] if num_fills else [0, 0])
+    assert ("cache" in job.summary) == bool(num_fills), "what was read before counts"
+
+
+def test_a_feature_too_large_for_its_storage_ends_the_cache_only(pool: Pool, tmp_path: Path) -> None:
+    options = (*ONE_LEVEL, "++model.options.init_values=1e9")
+    expected = run_job(pool, 2, tmp_path / "off", *options, "cache=off", made_up_times=True)
+    job = run_job(pool, 2, tmp_path / "run", *options, "cache.storage=float16", made_up_times=True)
+    check_result(job, expected)
+    (message,) = job.messages
+    assert "the cache is off from here on: a feature of size" in message
+    assert "does not fit cache.storage=float16" in message
+
+
 @pytest.mark.parametrize(
     ("target", "words"),
     [

@@ -14,12 +14,17 @@ from pipetransformer.autocache.description import Description
 from pipetransformer.autocache.identity import level_key
 from pipetransformer.autocache.peers import Peers
 from pipetransformer.autocache.reading import FeatureReader, Reads, Request
+from pipetransformer.autocache.region import StoreFailed
 from pipetransformer.autocache.room import Room
 from pipetransformer.autocache.samples import SampleStore
 from pipetransformer.autocache.source import Compute, Source
 from pipetransformer.autocache.work import Part, groups_of, missing_of, parts_of
 
 Wanted = list[tuple[Source, np.ndarray]]
+
+
+class FillFailed(Exception):
+    """A level cannot be stored; the level before may be lost."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +102,9 @@ class AutoCache:
         Args:
             compute: Runs the newly frozen layers, those above the present level, without gradient.
             layers: Their weights, for a key by which a later run knows them again; ``None`` where none shall.
+
+        Raises:
+            FillFailed: On every process alike.
         """
         assert level > self.level, f"the cache is at level {self.level} and cannot advance to {level}"
         start = time.perf_counter()
@@ -105,18 +113,27 @@ class AutoCache:
         key = self._num_keys if layers is None else level_key(self._key, self._marked(layers))
         if self._was_served:
             self._peers.totals(0)  # nobody writes before everybody has done reading
-        num_computed = num_found = 0
-        for group in self._own_groups(wanted):
-            missing = missing_of(group, key)
-            if missing:
-                self._store(missing, compute, key)
-            num_missing = sum(len(part.ids) for part in missing)
-            num_computed += num_missing
-            num_found += sum(len(part.ids) for part in group) - num_missing
-        filled = Filled(*self._peers.totals(num_computed, num_found))
+        filled = self._fill(self._own_groups(wanted), compute, key)
         self.level, self._key, self._was_served = level, key, False
         self.fill_s += time.perf_counter() - start
         return filled
+
+    def _fill(self, groups: list[list[Part]], compute: Compute, key: int) -> Filled:
+        num_computed, num_found, problem = 0, 0, None
+        try:
+            for group in groups:
+                missing = missing_of(group, key)
+                if missing:
+                    self._store(missing, compute, key)
+                num_missing = sum(len(part.ids) for part in missing)
+                num_computed += num_missing
+                num_found += sum(len(part.ids) for part in group) - num_missing
+        except (StoreFailed, OverflowError) as error:  # the others come to the meeting
+            problem = in_words(error)
+        num_computed, num_found, num_failed = self._peers.totals(num_computed, num_found, problem is not None)
+        if num_failed:
+            raise FillFailed(self._peers.first_of(problem))
+        return Filled(num_computed, num_found)
 
     def _own_groups(self, wanted: Wanted) -> list[list[Part]]:
         """What this worker computes; the workers of a node share the groups out."""
@@ -180,7 +197,7 @@ class AutoCache:
         self._stores = {}
 
 
-def in_words(error: OSError | ValueError) -> str:
+def in_words(error: Exception) -> str:
     """What went wrong, and where, without the number that the system gives it."""
     if not isinstance(error, OSError) or error.strerror is None:
         return str(error)

@@ -18,6 +18,10 @@ RESERVE_BYTES = GIB  # of a disk, left to others
 UNFINISHED = ".unfinished"  # of a file that has not got all its space
 
 
+class StoreFailed(OSError):
+    """A file of the cache cannot be read or written any more."""
+
+
 class Region:
     """Bytes in memory or in a file. Make one with :meth:`memory` or :meth:`file`; other processes :meth:`attach` it.
 
@@ -129,7 +133,7 @@ class Region:
         counts as this process's memory from then on.
 
         Raises:
-            OSError: The file has become shorter, or cannot be read.
+            StoreFailed: The file has become shorter, or cannot be read.
         """
         if self.is_file:
             self._transfer(os.preadv, offset, out)
@@ -137,7 +141,11 @@ class Region:
             out.reshape(-1).view(np.uint8)[:] = self._array[offset : offset + out.nbytes]
 
     def write(self, offset: int, data: np.ndarray) -> None:
-        """Puts a contiguous array in place of the bytes from ``offset`` on; the mapping sees it at once."""
+        """Puts a contiguous array in place of the bytes from ``offset`` on; the mapping sees it at once.
+
+        Raises:
+            StoreFailed: The file cannot be written.
+        """
         if self.is_file:
             self._transfer(os.pwritev, offset, data)
         else:
@@ -150,9 +158,9 @@ class Region:
                 num_bytes = call(self._descriptor, [left], offset)
             except OSError as error:
                 remedy = "set cache.disk_gib=0 or cache.path to another disk"
-                raise OSError(error.errno, f"{self.address} fails: {error.strerror}; {remedy}") from error
+                raise StoreFailed(error.errno, f"{self.address} fails: {error.strerror}; {remedy}") from error
             if num_bytes == 0:
-                raise OSError(errno.EIO, f"{self.address} ends at byte {offset} of {self.num_bytes}")
+                raise StoreFailed(errno.EIO, f"{self.address} ends at byte {offset} of {self.num_bytes}")
             left, offset = left[num_bytes:], offset + num_bytes
 
     def release_pages(self) -> None:

@@ -44,7 +44,7 @@ def choose(stay: Plan | None, options: Sequence[Option], num_steps_left: int) ->
         return Choice(stay, 0.0, 0.0, "no other arrangement is faster")
     best = min(options, key=lambda option: option.cost_s + num_steps_left * option.plan.predicted_step_s)
     if stay is None:
-        return Choice(best.plan, 0.0, best.cost_s, "the arrangement cannot stay: frozen layers thaw")
+        return Choice(best.plan, 0.0, best.cost_s, "the arrangement cannot stay: frozen layers thaw or leave the cache")
     gain_s = (stay.predicted_step_s - best.plan.predicted_step_s) * num_steps_left
     pays = gain_s > best.cost_s
     reason = (

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pipetransformer.autocache.cache import AutoCache
+from pipetransformer.autocache.cache import AutoCache, FillFailed
 from pipetransformer.autodp.sampler import epoch_order
 from pipetransformer.autopipe.plan import Plan, layer_above
 from pipetransformer.report.reporter import Reporter
@@ -30,6 +30,7 @@ class Caching:
         report: Reporter, clock: Clock, seed: int,
     ) -> None:  # fmt: skip
         self._cache, self._train, self._evaluation = cache, train, evaluation
+        self._used = cache  # also when it is off
         self._runtime, self._report, self._clock, self._seed = runtime, report, clock, seed
         self._lent = ExitStack()  # frozen layers, while they have to be computed
 
@@ -43,38 +44,47 @@ class Caching:
             return self._clock.samples_left(step)
         return round(len(self._samples_to_come(step)) * (1 - self._cache.room.missing(self._train.source.name)))
 
-    def has_room(self, level: int) -> bool:
-        """Whether a level is stored, or can be; if not, the cache is off from here on, on all ranks."""
-        if self._cache is None or level <= self._cache.level:
-            return True
-        problem = self._cache.open()
-        if problem is not None:
-            self._report.write("warning", message=f"the cache is off from here on: {problem}")
-            self._cache = None
-        elif self._cache.num_dropped:
-            damaged = f"{self._cache.num_dropped} stored samples were damaged and are computed again"
-            self._report.write("warning", message=f"the cache: {damaged}")
-            self._cache.num_dropped = 0
-        return self._cache is not None
+    def go(self, level: int, step: int) -> bool:
+        """Brings the cache to a level, for the samples that the rest of the run reads.
 
-    def go(self, level: int, step: int) -> None:
-        """Brings the cache to a level, for the samples that the rest of the run reads."""
+        Returns:
+            Whether it is there. If not, the cache is off from here on, on all ranks.
+        """
         self.release()
         if self._cache is None:
-            return
+            return True
         if level < self._cache.level:
             self._cache.clear()  # blocks below its level thaw and change
-        if level > self._cache.level:
-            self._fill(self._cache, level, step)
+        if level == self._cache.level:
+            return True
+        problem = self._open(self._cache) or self._fill(self._cache, level, step)
+        if problem is not None:
+            self._report.write("warning", message=f"the cache is off from here on: {problem}")
+            self._cache.close()
+            self._cache = None
+        return problem is None
 
-    def _fill(self, cache: AutoCache, level: int, step: int) -> None:
+    def _open(self, cache: AutoCache) -> str | None:
+        """What stands against it."""
+        problem = cache.open()
+        if problem is None and cache.num_dropped:
+            damaged = f"{cache.num_dropped} stored samples were damaged and are computed again"
+            self._report.write("warning", message=f"the cache: {damaged}")
+            cache.num_dropped = 0
+        return problem
+
+    def _fill(self, cache: AutoCache, level: int, step: int) -> str | None:
+        """What stood against it."""
         start, from_level = time.perf_counter(), cache.level
         wanted = [(self._train.source, self._samples_to_come(step))]
         wanted += [(feed.source, np.arange(len(feed.split))) for feed in self._evaluation]
         first = layer_above(from_level)
         with self._runtime.prefix(first, level) as compute:
             layers = (self._runtime.layer_state(layer) for layer in range(first, level + 1))
-            filled = cache.advance(level, wanted, compute, layers if cache.room.is_lasting else None)
+            try:
+                filled = cache.advance(level, wanted, compute, layers if cache.room.is_lasting else None)
+            except FillFailed as error:
+                return str(error)
         self._report.write(
             "cache_fill",
             step=step,
@@ -86,6 +96,7 @@ class Caching:
             bytes=sum(cache.room.bytes_by_tier.values()),
             bytes_by_tier=cache.room.bytes_by_tier,
         )
+        return None
 
     def _samples_to_come(self, step: int) -> np.ndarray:
         """Training samples that are still read, as the cache numbers them; in the last epoch those that are left."""
@@ -120,18 +131,18 @@ class Caching:
     @property
     def waited_s(self) -> float:
         """Seconds in which this rank's steps waited for the cache so far."""
-        return 0.0 if self._cache is None else self._cache.reads.waited_s
+        return 0.0 if self._used is None else self._used.reads.waited_s
 
     def figures(self) -> dict[str, Any]:
         """Of this rank's reads and its node's stores, for the summary; empty where nothing was stored."""
-        if self._cache is None or self._cache.fill_s == 0:
+        if self._used is None or self._used.fill_s == 0:
             return {}
-        reads = self._cache.reads
+        reads = self._used.reads
         total = reads.hits + reads.misses
         return {
             "hit_rate": reads.hits / total if total else None,
-            "bytes_by_tier": self._cache.room.bytes_by_tier,
-            "fill_seconds": self._cache.fill_s,
+            "bytes_by_tier": self._used.room.bytes_by_tier,
+            "fill_seconds": self._used.fill_s,
             "read_seconds": reads.read_s,
             "wait_seconds": reads.waited_s,
             "recompute_seconds": reads.compute_s,

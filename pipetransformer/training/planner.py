@@ -1,5 +1,6 @@
 """Asks AutoPipe for plans, within what the user fixed."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -87,14 +88,31 @@ class Planner:
         Goes to the fastest plan with as much cached as can be, or with no more cached than now, or stays with its
         stages as they are. Evaluation samples do not count: what filling the cache for them takes is what the next
         evaluation saves.
+
+        Raises:
+            NoPlan: It cannot stay, and nothing else fits.
         """
         if not self._parallel.autopipe:
             return choose(self.keep(plan, num_frozen), (), ahead.num_steps)
-        stay = self.keep(plan, num_frozen) if num_frozen >= plan.num_frozen else None
-        levels = {num_frozen if ahead.may_cache else 0, min(plan.cache_level, num_frozen)}
-        plans = [self.next(plan, num_frozen, level) for level in sorted(levels, reverse=True)]
+        can_stay = num_frozen >= plan.num_frozen and (ahead.may_cache or plan.cache_level == 0)
+        stay = self.keep(plan, num_frozen) if can_stay else None
+        levels = {num_frozen, min(plan.cache_level, num_frozen)} if ahead.may_cache else {0}
+        plans = self._feasible(plan, num_frozen, sorted(levels, reverse=True), can_stay)
         options = [Option(new, self._cost(plan, placement, new, ahead)) for new in plans if new != stay]
         return choose(stay, options, ahead.num_steps)
+
+    def _feasible(self, plan: Plan, num_frozen: int, levels: Sequence[int], may_be_none: bool) -> list[Plan]:
+        """The fastest plan for each level of the cache, where there is one."""
+        plans, problem = [], None
+        for level in levels:
+            try:
+                plans.append(self.next(plan, num_frozen, level))
+            except NoPlan as error:
+                problem = error
+        if not plans and not may_be_none:
+            assert problem is not None
+            raise problem
+        return plans
 
     def _cost(self, plan: Plan, placement: Placement, new: Plan, ahead: Ahead) -> float:
         """Seconds of a transition."""
@@ -114,9 +132,10 @@ class Planner:
         """The fastest plan for another frozen prefix."""
         pins = self._pins if self._parallel.autodp else replace(self._pins, num_replicas=plan.num_replicas)
         num_layers = plan.num_layers - layer_above(cache_level)
-        # the frozen prefix may leave fewer layers than stages were asked for
+        # the frozen prefix may leave fewer layers than stages were asked for; the devices stay, as far as it goes
         if pins.num_stages is not None and pins.num_stages > num_layers:
-            pins = replace(pins, num_stages=num_layers, num_chunks=pins.num_chunks and 1)
+            num_stages = min(plan.pipeline_size, num_layers)
+            pins = replace(pins, num_stages=num_stages, num_chunks=pins.num_chunks and 1)
         if pins.num_chunks is not None and pins.num_stages is None and 2 * pins.num_chunks > num_layers:
             pins = replace(pins, num_chunks=1)
         return self._best(pins, num_frozen, cache_level)

@@ -45,9 +45,10 @@ class Transitions:
         """
         start = time.perf_counter()
         ahead, choice = self._choose(decision, before, step)
-        plan = choice.plan
         planned = time.perf_counter()
-        self._caching.go(plan.cache_level, step)
+        while not self._caching.go(choice.plan.cache_level, step):
+            ahead, choice = self._choose(decision, before, step)  # without the cache
+        plan = choice.plan
         filled = time.perf_counter()
         moved = self._apply(plan)
         self._caching.serve(plan.cache_level)
@@ -72,12 +73,10 @@ class Transitions:
         )
 
     def _choose(self, decision: Decision, before: Plan, step: int) -> tuple[Ahead, Choice]:
-        """Where to go; once more, without the cache, where that turns out to have no room."""
+        """Where to go, and what that was judged by."""
         steps_left, num_samples = self._clock.steps_left(step), self._caching.num_samples(step)
         ahead = Ahead(steps_left, num_samples, self._overhead_s, self._caching.is_on)
-        choice = self._planner.transition(before, self._runtime.placement, decision.num_frozen, ahead)
-        has_room = self._caching.has_room(choice.plan.cache_level)
-        return (ahead, choice) if has_room else self._choose(decision, before, step)
+        return ahead, self._planner.transition(before, self._runtime.placement, decision.num_frozen, ahead)
 
     def _apply(self, plan: Plan) -> TransitionReport:
         """Goes to a plan, and remembers what that takes besides moving layers."""

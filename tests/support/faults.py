@@ -78,6 +78,10 @@ def _fill_the_disk(_: str) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+def _break_the_disk(_: str) -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
 def _remove(path: str) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
@@ -86,6 +90,7 @@ HAPPENINGS: dict[str, Callable[[str], Any]] = {
     "kill": _kill,
     "kill all": _kill_all,
     "fill the disk": _fill_the_disk,
+    "break the disk": _break_the_disk,
     "nothing is free": lambda _: 0,
     "remove": _remove,
 }

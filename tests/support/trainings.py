@@ -123,8 +123,7 @@ def then(plan: Plan) -> Plans:
 
 
 def go(runtime: ElasticRuntime, feed: CachedFeed, plan: Plan, step: int = 0) -> TransitionReport:
-    assert feed.caching.has_room(plan.cache_level)
-    feed.caching.go(plan.cache_level, step)
+    assert feed.caching.go(plan.cache_level, step)
     report = runtime.apply(plan)
     feed.caching.serve(plan.cache_level)
     return report

@@ -121,6 +121,38 @@ def test_fixed_chunks_give_way_where_the_cache_leaves_fewer_layers() -> None:
     assert planner(num_chunks=2).next(first, 5, 5).num_chunks == 1
 
 
+@pytest.mark.parametrize("num_chunks", [None, 2])
+def test_stages_that_give_way_stay_on_their_devices(num_chunks: int | None) -> None:
+    pinned = planner(num_stages=4, num_chunks=num_chunks, num_replicas=2, num_microbatches=4, autodp=False)
+    first = pinned.initial()
+    assert (shape(first), first.num_chunks) == ((2, 2), 2)
+    later = pinned.next(first, 5, 5)
+    assert (shape(later), later.num_chunks) == ((2, 2), 1)
+
+
+def test_a_run_stays_where_no_other_plan_keeps_what_is_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
+    elastic = planner()
+    first = elastic.initial()
+
+    def nothing_fits(*_: object) -> Plan:
+        raise NoPlan("no plan fits")
+
+    monkeypatch.setattr(Planner, "next", nothing_fits)
+    stayed = transition(elastic, 3, ahead(), first).plan
+    assert (stayed.stages, stayed.num_frozen, stayed.cache_level) == (first.stages, 3, 0)
+    with pytest.raises(NoPlan, match="no plan fits"):
+        transition(elastic, 1, ahead(), stayed)
+
+
+def test_a_run_that_loses_its_cache_computes_what_was_cached() -> None:
+    elastic = planner()
+    cached = transition(elastic, 3, ahead()).plan
+    assert cached.cache_level == 3
+    lost = transition(elastic, 4, ahead(may_cache=False), cached)
+    assert (lost.plan.num_frozen, lost.plan.cache_level) == (4, 0)
+    assert lost.reason == "the arrangement cannot stay: frozen layers thaw or leave the cache"
+
+
 def test_shards_stay_on_all_devices_and_keep_the_budget() -> None:
     sharded = planner(memory_mib=150, arrangement="sharded")  # 8 blocks of 40 MiB: 80 on each of four, and 40 whole
     plans = [sharded.initial()]
