@@ -3,7 +3,6 @@
 import gc
 import logging
 import os
-import shutil
 import signal
 import uuid
 from pathlib import Path
@@ -93,7 +92,8 @@ def _launch_workers(config: Config, run_dir: Path, plain: dict[str, Any], sweep:
         ending["status"] = "interrupted"
         raise KeyboardInterrupt from error
     finally:
-        _tidy(config, run_dir, ending)
+        if not (run_dir / SUMMARY).is_file():  # a worker was killed before its first step
+            write_json(run_dir / SUMMARY, ending)
         gc.collect()
         gc.enable()
 
@@ -113,13 +113,6 @@ def _cause(error: ChildFailedError) -> Exception:
             "parallel.world_size"
         )
     return RuntimeError(f"worker {failure.local_rank} failed: {text}\n{trace}")
-
-
-def _tidy(config: Config, run_dir: Path, ending: dict[str, str]) -> None:
-    """What a killed worker may have left behind, or left undone: its cache, and the summary before the first step."""
-    shutil.rmtree(config.cache.folder(run_dir), ignore_errors=True)
-    if not (run_dir / SUMMARY).is_file():
-        write_json(run_dir / SUMMARY, ending)
 
 
 def _metric(summary: dict[str, Any] | None) -> float | None:

@@ -15,7 +15,6 @@ def test_all_ranks_write_one_run_folder(tmp_path: Path) -> None:
     job = Job(tmp_path / "run", error="")
     assert job.summary["status"] == "completed"
     assert job.events("start")[0]["world_size"] == 2
-    assert not (tmp_path / "run" / "cache").exists()
 
 
 def test_a_sweep_is_refused_with_the_right_command(tmp_path: Path) -> None:

@@ -39,7 +39,6 @@ class Variant:
 
     Attributes:
         cache: ``None`` computes the frozen prefix in every step.
-        path: The file of the disk tier, if there is one.
     """
 
     name: str
@@ -47,7 +46,6 @@ class Variant:
     feed: Feed
     cache: AutoCache | None
     caching: Caching
-    path: Path
 
 
 class Bench:
@@ -107,7 +105,7 @@ class Bench:
         plan = self.plan(num_frozen, 0 if cache is None else num_frozen)
         self.runtime.apply(self.plan(num_frozen, 0))
         caching.go(plan.cache_level, step=0)
-        return Variant(name, plan, feed, cache, caching, self._shared / name / f"{feed.source.name}.features")
+        return Variant(name, plan, feed, cache, caching)
 
     def step(self, variant: Variant, ids: np.ndarray) -> None:
         """Trains on a global batch, under the variant's plan."""

@@ -9,7 +9,6 @@ import numpy as np
 import torch.distributed as dist
 
 from experiments.cache.bench import Bench, Variant
-from experiments.cache.reading import forget
 from experiments.step_time.cases import Case
 
 WAITED, NUM_WARMUP_STEPS = 0.05, 2  # the share of a step that may be spent waiting
@@ -105,8 +104,8 @@ class Loop:
         batches = bench.batches(epoch)[:num_steps]
         for ids in batches[:NUM_WARMUP_STEPS]:
             bench.step(own, ids)
-        if dist.get_rank() == 0 and own.path.exists():
-            forget(own.path)
+        if own.cache is not None:
+            own.cache.forget()
         before = self._figures()
         dist.barrier()
         own.caching.read_ahead(batches, own.plan)

@@ -10,7 +10,6 @@ from statistics import median
 import numpy as np
 import torch
 
-from pipetransformer.autocache.bandwidth import forget
 from pipetransformer.autocache.codec import codec
 from pipetransformer.autocache.description import Description
 from pipetransformer.autocache.layout import Budgets, bytes_needed, place
@@ -77,10 +76,9 @@ class Filled:
         lengths = np.full(num_samples if tier == "memory" else num_samples * 10 // 9, shape.num_tokens)
         placement = place(lengths, self.row_bytes, budgets, SHARD_SIZE, SEED, lasting=False)
         self._ids = placement.tiers[tier].ids
-        self._path = folder / f"{shape.hidden_size} {storage} {tier}"
         self._store = SampleStore.create(
             Description(
-                lengths, shape.hidden_size, torch.float32, storage, budgets, self._path, SHARD_SIZE, SEED
+                lengths, shape.hidden_size, torch.float32, storage, budgets, folder / "features", SHARD_SIZE, SEED
             )
         )  # fmt: skip
         features = torch.randn(SHARD_SIZE, shape.num_tokens, shape.hidden_size)
@@ -94,8 +92,7 @@ class Filled:
         """Reads a random batch, from disk after the system has let go of the file."""
         ids = generator.choice(self._ids, len(out), replace=False)
         if self.tier == "disk":
-            self._store.release_pages()
-            forget(self._path)
+            self._store.forget()
         start = time.perf_counter()
         _, found = self._store.read(ids, self.shape.num_tokens, KEY, out)
         seconds = time.perf_counter() - start

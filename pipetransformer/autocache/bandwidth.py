@@ -1,8 +1,7 @@
 """How fast this machine reads features, from each tier."""
 
-import os
 import time
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 
@@ -17,20 +16,26 @@ from pipetransformer.autocache.samples import SampleStore
 NUM_BYTES, NUM_BATCHES, KEY = 16 << 20, 4, 1
 
 
-def seconds_per_byte(kind: Kind, num_tokens: int, tiers: Iterable[str], folder: Path) -> dict[str, float]:
+def seconds_per_byte(kind: Kind, num_tokens: int, tiers: Mapping[str, int], folder: Path) -> dict[str, float]:
     """Seconds per byte of a feature as it leaves the cache, reading batches of samples in random order.
 
     The disk's file is read after the system has let go of it, as a store larger than the memory would be.
 
     Args:
         num_tokens: Of a sample.
-        tiers: ``memory``, ``disk``.
-        folder: The caller's own, on the disk. The file that is written there goes again; what a killed run has left
-            of it is replaced.
+        tiers: Bytes of ``memory`` and ``disk`` that may be used.
+        folder: On the disk.
     """
-    sample_bytes = num_tokens * kind.hidden_size * kind.dtype.itemsize
-    num_samples = NUM_BATCHES * max(1, NUM_BYTES // sample_bytes // NUM_BATCHES)
-    return {tier: _measure(kind, np.full(num_samples, num_tokens), tier, folder) for tier in tiers}
+    return {tier: _measure(kind, _lengths(kind, num_tokens, own), tier, folder) for tier, own in tiers.items()}
+
+
+def _lengths(kind: Kind, num_tokens: int, num_bytes: int) -> np.ndarray:
+    """Of as many samples as are measured, or find room."""
+    row_bytes = kind.codec().row_bytes
+    num_samples = max(1, NUM_BYTES // (num_tokens * row_bytes))
+    while num_samples > 1 and bytes_needed(np.full(num_samples, num_tokens), row_bytes, SHARD_SIZE) > num_bytes:
+        num_samples //= 2
+    return np.full(num_samples, num_tokens)
 
 
 def _measure(kind: Kind, lengths: np.ndarray, tier: str, folder: Path) -> float:
@@ -39,12 +44,11 @@ def _measure(kind: Kind, lengths: np.ndarray, tier: str, folder: Path) -> float:
         for shard, ids in enumerate(store.shards):
             store.write(shard, ids, torch.randn(len(ids), int(lengths[0]), kind.hidden_size).to(kind.dtype), KEY)
         if tier == "disk":
-            store.release_pages()
-            forget(store.description.path)
-        batches = np.array_split(np.random.default_rng(SEED).permutation(len(lengths)), NUM_BATCHES)
+            store.forget()
+        order = np.random.default_rng(SEED).permutation(len(lengths))
+        batches = np.array_split(order, min(NUM_BATCHES, len(order)))
         out = torch.zeros(len(batches[0]), int(lengths[0]), kind.hidden_size, dtype=kind.dtype)
-        seconds = [_seconds(store, ids, out) for ids in batches]
-        return median(seconds) / (out.numel() * out.element_size())
+        return median(_seconds(store, ids, out[: len(ids)]) / out[: len(ids)].nbytes for ids in batches)
     finally:
         store.close()
 
@@ -53,23 +57,12 @@ def _store(kind: Kind, lengths: np.ndarray, tier: str, folder: Path) -> SampleSt
     row_bytes = kind.codec().row_bytes
     room = bytes_needed(lengths, row_bytes, SHARD_SIZE)
     budgets = Budgets(room, 0) if tier == "memory" else Budgets(0, room)
-    path = folder / "bandwidth.features"
-    return SampleStore.create(
-        Description(lengths, kind.hidden_size, kind.dtype, kind.storage, budgets, path, SHARD_SIZE, SEED)
-    )
+    path = folder / "bandwidth"
+    description = Description(lengths, kind.hidden_size, kind.dtype, kind.storage, budgets, path, SHARD_SIZE, SEED)
+    return SampleStore.create(description, reserve_bytes=0)  # a store that is there may have left little
 
 
 def _seconds(store: SampleStore, ids: np.ndarray, out: torch.Tensor) -> float:
     start = time.perf_counter()
     store.read(ids, out.shape[1], KEY, out)
     return time.perf_counter() - start
-
-
-def forget(path: Path) -> None:
-    """Has the system write a file and drop it from its memory."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(descriptor)

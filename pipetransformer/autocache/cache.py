@@ -69,6 +69,8 @@ class AutoCache:
         problem = None
         if not self._stores:
             problem = self._peers.first_of(self._take_room())
+            if problem is not None:
+                self.close()
             (self.num_dropped,) = self._peers.totals(self.num_dropped)
         return problem
 
@@ -183,6 +185,11 @@ class AutoCache:
         """Ends reading ahead."""
         if self._reader is not None:
             self._reader.stop()
+
+    def forget(self) -> None:
+        """Has the next reads of the disk tier come from the disk, to measure them."""
+        for store in self._stores.values():
+            store.forget()
 
     def clear(self) -> None:
         """Goes back to level 0, because blocks below the level change; the room stays."""

@@ -1,6 +1,7 @@
 """What a store is made from, as plain values that the processes of a node send each other."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +21,12 @@ class Description:
         dtype: Type of the features.
         storage: Name of the codec.
         budgets: Of this split on this node.
-        path: File of the disk tier.
+        path: File of the disk tier, if it is lasting; else one without a name lies on the same disk.
         shard_size: Samples that are computed and written together, at most.
         seed: Of the order in which samples fill the tiers.
-        lasting: The file shall outlive the run.
+        lasting: The file outlives the run.
         at_home: Samples that come before the others, bool (N,); none does by default.
-        memory: Address of the memory tier; filled in when the store is made.
+        addresses: Of the tiers; filled in when the store is made.
     """
 
     lengths: np.ndarray
@@ -38,7 +39,7 @@ class Description:
     seed: int
     lasting: bool = False
     at_home: np.ndarray | None = None
-    memory: str | None = None
+    addresses: Mapping[str, str] = field(default_factory=dict)
 
     def place(self) -> Placement:
         """Which samples lie where; the same in every process."""

@@ -5,6 +5,7 @@ import fcntl
 import mmap
 import os
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from pipetransformer.autocache.free_memory import available_memory
 GIB = 2**30
 RESERVE_BYTES = GIB  # of a disk, left to others
 UNFINISHED = ".unfinished"  # of a file that has not got all its space
+DISK_REMEDY = "set cache.disk_gib lower or cache.path to another disk"
 
 
 class StoreFailed(OSError):
@@ -23,7 +25,9 @@ class StoreFailed(OSError):
 
 
 class Region:
-    """Bytes in memory or in a file. Make one with :meth:`memory` or :meth:`file`; other processes :meth:`attach` it.
+    """Bytes in memory or in a file.
+
+    Make one with :meth:`memory`, :meth:`file` or :meth:`nameless_file`; other processes :meth:`attach` it.
 
     Everything is allocated at the beginning, so that a lack of room is an error there and not a crash later.
 
@@ -55,7 +59,7 @@ class Region:
         descriptor = os.memfd_create("autocache")
         try:
             os.posix_fallocate(descriptor, 0, num_bytes)
-            return cls(descriptor, f"/proc/{os.getpid()}/fd/{descriptor}", is_file=False)
+            return cls(descriptor, _address(descriptor), is_file=False)
         except OSError:
             os.close(descriptor)
             raise
@@ -73,25 +77,44 @@ class Region:
         Raises:
             OSError: The disk has no room for it; nothing is left of the file.
         """
-        if not hasattr(os, "posix_fallocate"):
-            raise OSError(
-                errno.ENOSYS, f"{sys.platform} has no posix_fallocate to take disk space: set cache.disk_gib=0"
-            )
+        _check_allocation()
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_name(path.name + UNFINISHED)
         for old in (path, unfinished):
             old.unlink(missing_ok=True)
-        remedy = "set cache.disk_gib lower or cache.path to another disk"
-        _check_room(str(path.parent), num_bytes, _free_disk(path.parent), remedy, reserve_bytes)
+        _check_room(str(path.parent), num_bytes, _free_disk(path.parent), DISK_REMEDY, reserve_bytes)
         descriptor = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            _allocate(descriptor, path, num_bytes, remedy)
+            _allocate(descriptor, path.parent, num_bytes)
             unfinished.replace(path)
             return cls(descriptor, str(path.absolute()), is_file=True)
         except OSError:
             os.close(descriptor)
             for made in (path, unfinished):
                 made.unlink(missing_ok=True)
+            raise
+
+    @classmethod
+    def nameless_file(cls, folder: Path, num_bytes: int, reserve_bytes: int = RESERVE_BYTES) -> "Region":
+        """A file of which nothing is left when its processes end, however they end.
+
+        Args:
+            folder: Where it lies; if that is not there, in the nearest one above it.
+            reserve_bytes: What has to stay free on the disk.
+
+        Raises:
+            OSError: The disk has no room for it.
+        """
+        _check_allocation()
+        folder = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.is_dir())
+        _check_room(str(folder), num_bytes, _free_disk(folder), DISK_REMEDY, reserve_bytes)
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            descriptor = os.dup(file.fileno())
+        try:
+            _allocate(descriptor, folder, num_bytes)
+            return cls(descriptor, _address(descriptor), is_file=True)
+        except OSError:
+            os.close(descriptor)
             raise
 
     @classmethod
@@ -104,7 +127,8 @@ class Region:
         """
         descriptor = os.open(address, os.O_RDWR)
         try:
-            return cls(descriptor, address, is_file=not address.startswith("/proc/"))
+            is_memory = os.readlink(f"/proc/self/fd/{descriptor}").startswith("/memfd:")
+            return cls(descriptor, address, is_file=not is_memory)
         except (OSError, ValueError) as error:
             os.close(descriptor)
             if isinstance(error, OSError):
@@ -171,6 +195,13 @@ class Region:
         if self.is_file:
             self._map.madvise(mmap.MADV_DONTNEED)
 
+    def forget(self) -> None:
+        """Has the system write a file and drop it from its memory, so that it is read from the disk again."""
+        if self.is_file:
+            self.release_pages()
+            os.fsync(self._descriptor)
+            os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
     def close(self, unlink: bool = False) -> None:
         """Gives the region up, and with ``unlink`` the file; others keep what they have attached."""
         if self._descriptor >= 0:
@@ -186,12 +217,22 @@ def _check_room(place: str, needed: int, free: int, remedy: str, reserve: int = 
         raise _no_room(errno.ENOSPC, place, needed, free, remedy, reserve)
 
 
-def _allocate(descriptor: int, path: Path, num_bytes: int, remedy: str) -> None:
+def _address(descriptor: int) -> str:
+    """Where another process opens what has no name."""
+    return f"/proc/{os.getpid()}/fd/{descriptor}"
+
+
+def _check_allocation() -> None:
+    if not hasattr(os, "posix_fallocate"):
+        raise OSError(errno.ENOSYS, f"{sys.platform} has no posix_fallocate to take disk space: set cache.disk_gib=0")
+
+
+def _allocate(descriptor: int, folder: Path, num_bytes: int) -> None:
     try:
         os.posix_fallocate(descriptor, 0, num_bytes)
     except OSError as error:
         os.ftruncate(descriptor, 0)  # so that what it did get counts as free
-        raise _no_room(error.errno, str(path.parent), num_bytes, _free_disk(path.parent), remedy) from error
+        raise _no_room(error.errno, str(folder), num_bytes, _free_disk(folder), DISK_REMEDY) from error
 
 
 def _no_room(code: int | None, place: str, needed: int, free: int, remedy: str, reserve: int = 0) -> OSError:

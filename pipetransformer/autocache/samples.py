@@ -11,7 +11,7 @@ from torch import Tensor
 from pipetransformer.autocache.codec import codec
 from pipetransformer.autocache.description import Description
 from pipetransformer.autocache.layout import Placement
-from pipetransformer.autocache.region import Region
+from pipetransformer.autocache.region import RESERVE_BYTES, Region
 from pipetransformer.autocache.tier import Tier
 
 DECODED_BYTES = 2**21  # of rows, at once
@@ -32,10 +32,8 @@ class SampleStore:
         bytes_read: Bytes that this process has read, by tier.
     """
 
-    def __init__(
-        self, description: Description, placement: Placement, regions: dict[str, Region], owns_file: bool
-    ) -> None:
-        self.description, self.shards, self._owns_file = description, placement.shards, owns_file
+    def __init__(self, description: Description, placement: Placement, regions: dict[str, Region]) -> None:
+        self.description, self.shards = description, placement.shards
         self._codec = codec(description.storage, description.hidden_size, description.dtype)
         stamp = zlib.crc32(f"{description.storage} {description.hidden_size} {description.dtype}".encode())
         layouts = placement.tiers
@@ -43,13 +41,16 @@ class SampleStore:
         self.bytes_read = dict.fromkeys(self._tiers, 0)
 
     @classmethod
-    def create(cls, description: Description) -> "SampleStore":
+    def create(cls, description: Description, reserve_bytes: int = RESERVE_BYTES) -> "SampleStore":
         """Makes an empty store; a file that is there is replaced.
+
+        Args:
+            reserve_bytes: What has to stay free on the disk.
 
         Raises:
             OSError: Memory or disk has no room for what the budgets allow; nothing is left behind.
         """
-        return cls._open(description, new_file=True)
+        return cls._open(description, new_file=True, reserve_bytes=reserve_bytes)
 
     @classmethod
     def reopen(cls, description: Description) -> "SampleStore":
@@ -70,35 +71,35 @@ class SampleStore:
             ValueError: The file at its place is another one.
         """
         placement = description.place()
-        addresses = {"memory": description.memory or "", "disk": str(description.path)}
         regions: dict[str, Region] = {}
         try:
             for name in placement.tiers:
-                regions[name] = Region.attach(addresses[name])
+                regions[name] = Region.attach(description.addresses[name])
             if "disk" in regions:
                 regions["disk"].lock(shared=True)
-            return cls(description, placement, regions, owns_file=False)
+            return cls(description, placement, regions)
         except (OSError, ValueError):
             for region in regions.values():
                 region.close()
             raise
 
     @classmethod
-    def _open(cls, description: Description, new_file: bool) -> "SampleStore":
+    def _open(
+        cls, description: Description, new_file: bool, reserve_bytes: int = RESERVE_BYTES
+    ) -> "SampleStore":  # fmt: skip
         placement, regions = description.place(), {}
         try:
             if placement.disk is not None:
-                path, num_bytes = description.path, placement.disk.num_bytes
-                regions["disk"] = Region.file(path, num_bytes) if new_file else Region.attach(str(path))
+                regions["disk"] = _file(description, placement.disk.num_bytes, new_file, reserve_bytes)
                 regions["disk"].lock()  # nobody else has it
                 regions["disk"].lock(shared=True)
             if placement.memory is not None:
                 regions["memory"] = Region.memory(placement.memory.num_bytes)
-                description = replace(description, memory=regions["memory"].address)
-            return cls(description, placement, regions, owns_file=True)
+            addresses = {name: region.address for name, region in regions.items()}
+            return cls(replace(description, addresses=addresses), placement, regions)
         except (OSError, ValueError):
             for region in regions.values():
-                region.close(unlink=new_file)
+                region.close(unlink=new_file and description.lasting)
             raise
 
     @property
@@ -190,15 +191,15 @@ class SampleStore:
         both = [n for n in numbers if n in memory.layout.shards and n in disk.layout.shards]
         return sum(memory.copy(disk, n) for n in both)
 
-    def release_pages(self) -> None:
-        """Lets go of the file's pages, see :meth:`Region.release_pages`."""
+    def forget(self) -> None:
+        """Has the next reads of the disk tier come from the disk, see :meth:`Region.forget`."""
         for tier in self._tiers.values():
-            tier.region.release_pages()
+            tier.region.forget()
 
     def close(self) -> None:
-        """Gives the store back. The process that made it removes the file, unless it is lasting."""
+        """Gives the store back."""
         for tier in self._tiers.values():
-            tier.region.close(unlink=self._owns_file and not self.description.lasting)
+            tier.region.close()
         self._tiers = {}
 
     def _real(self, ids: np.ndarray, features: Tensor) -> Tensor:
@@ -233,3 +234,10 @@ class SampleStore:
             found |= valid
         rows[~found] = 0
         return found
+
+
+def _file(description: Description, num_bytes: int, new_file: bool, reserve_bytes: int) -> Region:
+    path = description.path
+    if not description.lasting:
+        return Region.nameless_file(path.parent, num_bytes, reserve_bytes)
+    return Region.file(path, num_bytes, reserve_bytes) if new_file else Region.attach(str(path))

@@ -119,11 +119,6 @@ def layer_time(profile: Profile, layer: int, num_frozen: int, checkpoint: bool =
     return time + measured.forward if checkpoint else time
 
 
-def layer_seconds(profile: Profile, layer: int, num_frozen: int, num_samples: float) -> float:
-    """:func:`layer_time` for one micro-batch of ``num_samples``."""
-    return layer_time(profile, layer, num_frozen).at(num_samples)
-
-
 def running_times(profile: Profile, num_frozen: int, cache_level: int, checkpoint: bool) -> list[Time]:
     """What each layer above the cache takes; the lowest one reads the cache, too, and computes what that misses."""
     first = layer_above(cache_level)

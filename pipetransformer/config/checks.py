@@ -31,6 +31,8 @@ def check(config: Config) -> None:
     for name, value in positive.items():
         if value is not None and value <= 0:
             raise ValueError(f"{name}={value} must be above 0")
+    if config.seed < 0:
+        raise ValueError(f"seed={config.seed} is below 0; give 0 or more")
     _one_of("precision", config.precision, PRECISIONS)
     _one_of("parallel.device", parallel.device, ("auto", "cpu", "cuda"))
     _check_cache(config.cache)
@@ -58,6 +60,8 @@ def _check_cache(cache: Cache) -> None:
             raise ValueError(f"cache.{name}={value} is below 0; give the most that it may take, or 0 for none")
     if cache.variants < 1:
         raise ValueError(f"cache.variants={cache.variants} must be at least 1: the random draws of each sample")
+    if cache.path is not None and not cache.path.strip():
+        raise ValueError("cache.path= is empty; give a folder, or null for a cache that ends with the run")
     if cache.enabled and cache.memory_gib == cache.disk_gib == 0:
         raise ValueError("cache.memory_gib=0 and cache.disk_gib=0 leave no room; raise one of them, or give cache=off")
 
@@ -76,6 +80,11 @@ def _check_what_if(config: WhatIf) -> None:
     if config.num_samples < config.batch_size:
         raise ValueError(
             f"num_samples={config.num_samples} must be at least batch_size={config.batch_size}: they are an epoch's"
+        )
+    if config.parallel.world_size is not None:
+        raise ValueError(
+            f"parallel.world_size={config.parallel.world_size} has no effect here: the devices are cluster.num_nodes x "
+            "cluster.devices_per_node"
         )
     config.cluster.speed(config.precision)  # refuses a precision whose speed is not known
 
@@ -119,6 +128,8 @@ def warnings(config: Config) -> list[str]:
     texts = []
     if config.cache.variants != 1 and config.cache.augmentation != "variants":
         texts.append(f"cache.variants={config.cache.variants} has no effect without cache.augmentation=variants")
+    if config.cache.path is not None and config.cache.enabled and config.cache.disk_gib == 0:
+        texts.append("cache.path has no effect with cache.disk_gib=0: only what lies on disk outlives the run")
     if not parallel.autopipe and config.cache.enabled and not config.freeze.never_freezes:
         texts.append("the cache has no effect with parallel.autopipe=false: the stages keep all their layers")
     if not parallel.autopipe and parallel.autodp and not config.freeze.never_freezes:

@@ -1,7 +1,6 @@
 """What a user may write besides the specs of the groups, as plain values."""
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from omegaconf import MISSING
@@ -67,10 +66,6 @@ class Cache:
     storage: str = "exact"
     augmentation: str = "off"
     variants: int = 1
-
-    def folder(self, run_dir: Path) -> Path:
-        """What a run calls its own until it ends."""
-        return run_dir / "cache"
 
     @property
     def num_draws(self) -> int:

@@ -69,6 +69,13 @@ class FreezePolicy(ABC):
         """Blocks that are frozen before the first step."""
         return 0
 
+    def check(self, num_blocks: int) -> None:
+        """Raises ValueError where the policy asks for more blocks than the model has."""
+        if self.frozen_at_start > num_blocks:
+            raise ValueError(
+                f"freeze.at_start={self.frozen_at_start} is more than the {num_blocks} blocks of the model"
+            )
+
     def initial_state(self) -> State:
         return {}
 

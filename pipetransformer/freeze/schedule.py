@@ -36,17 +36,16 @@ class Schedule(FreezePolicy):
     def frozen_at_start(self) -> int:
         return self.at_start
 
-    def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
-        """Returns the scheduled prefix.
-
-        Raises:
-            ValueError: The schedule freezes more blocks than the model has.
-        """
-        if self.num_frozen[-1] > signals.num_blocks:
+    def check(self, num_blocks: int) -> None:
+        super().check(num_blocks)
+        if self.num_frozen[-1] > num_blocks:
             raise ValueError(
                 f"freeze.num_frozen={list(self.num_frozen)} freezes up to {self.num_frozen[-1]} blocks, but the model "
-                f"has {signals.num_blocks}; lower the schedule (freeze.num_frozen=)"
+                f"has {num_blocks}; lower the schedule (freeze.num_frozen=)"
             )
+
+    def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
+        """Returns the scheduled prefix."""
         entry = min(signals.decision, len(self.num_frozen) - 1)
         scheduled = self.num_frozen[entry]
         reason = (

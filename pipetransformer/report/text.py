@@ -167,7 +167,7 @@ def _reads(values: Values) -> str:
     sizes = " and ".join(f"{byte_size(size)} of {tier}" for tier, size in values["bytes_by_tier"].items())
     hits = f", {values['hit_rate']:.1%} hits" if values["hit_rate"] is not None else ""
     read, waited = duration(values["read_seconds"]), duration(values["wait_seconds"])
-    return f"{sizes}{hits}; filled in {duration(values['fill_seconds'])}, read for {read}, of which waited {waited}"
+    return f"{sizes}{hits}; filled in {duration(values['fill_seconds'])}, read for {read}, waited for {waited}"
 
 
 def _results(values: Values) -> list[Row]:

@@ -25,13 +25,21 @@ def main(node: DictConfig) -> None:
     what_if = load(node, WhatIf)
     try:
         outcome = simulate(what_if)
-    except NoPlan as error:
-        raise UserError(str(error)) from None
+    except (NoPlan, ValueError) as error:
+        raise UserError(_of_the_cluster(str(error))) from None
     run_dir = Path(HydraConfig.get().runtime.output_dir).resolve()
     (run_dir / "simulation.json").write_text(json.dumps(outcome.as_dict(), indent=1), encoding="utf-8")
     for number, events in enumerate(outcome.traces):
         write_trace(events, run_dir, number)
-    print(f"{table(outcome)}\n\n{summary(outcome)}\ntraces of one step per plan        {run_dir}/trace_*.json")
+    compared = _of_the_cluster(summary(outcome))  # it says why there is no pipeline to compare with
+    print(f"{table(outcome)}\n\n{compared}\ntraces of one step per plan        {run_dir}/trace_*.json")
+
+
+def _of_the_cluster(message: str) -> str:
+    """A planner's message in the words of this command, where the devices are described."""
+    for option, here in (("device_memory_gib", "memory_gib"), ("world_size", "num_nodes")):
+        message = message.replace(f"parallel.{option}", f"cluster.{here}")
+    return message
 
 
 def run() -> None:

@@ -79,7 +79,9 @@ def simulate(what_if: WhatIf) -> Outcome:
 
     Raises:
         NoPlan: Nothing fits the devices.
+        ValueError: The freeze policy does not fit the model.
     """
+    what_if.freeze.check(what_if.shape.num_blocks)
     planner = make_planner(what_if)
     ledger = play(what_if, planner)
     summary = ledger.summary(planner)
@@ -106,7 +108,7 @@ def _pipeline(what_if: WhatIf, planner: Planner) -> tuple[Plan | None, str]:
     try:
         return best_plan(planner.profile, planner.cluster, what_if.batch_size, pins=pins), ""
     except NoPlan as error:
-        return None, str(error)
+        return None, str(error).replace("parallel.num_", "pipeline.num_")
 
 
 def _epoch(what_if: WhatIf, entry: Entry) -> float:

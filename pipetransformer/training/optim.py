@@ -82,6 +82,11 @@ class _TwoMoments(OptimizerSpec):
     betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
     eps: float = 1e-8
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"optim.betas={list(self.betas)} are not two numbers from 0 to below 1, as [0.9,0.999]")
+
     @property
     def state_factor(self) -> float:
         return 2.0

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pipetransformer.autocache.folder import node_folder
 from pipetransformer.config.checks import warnings
 from pipetransformer.config.options import Config
 from pipetransformer.report.open import open_report
@@ -17,7 +16,6 @@ from pipetransformer.report.reporter import Reporter
 from pipetransformer.report.run_folder import SUMMARY, write_json
 from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.runtime.groups import Groups
-from pipetransformer.training.node import Node
 from pipetransformer.training.setup import Prepared, prepare
 from pipetransformer.training.task import objective
 from pipetransformer.training.trainer import Diverged, Trainer
@@ -30,9 +28,7 @@ def run_rank(
 ) -> dict[str, Any]:
     """Runs one rank of a job in a world that is open; the environment says which of its node."""
     with ExitStack() as closing:
-        node = config.cache.folder(run_dir) / f"node{Node.here().index}"
-        folder = closing.enter_context(node_folder(node, dist.barrier))
-        prepared = prepare(config, device, run_dir, folder, closing)
+        prepared = prepare(config, device, run_dir, closing)
         report = Reporter()
         if dist.get_rank() == 0:
             report = open_report(config.logger, config.log_every_steps, run_dir, plain, sweep)

@@ -50,11 +50,10 @@ class Prepared:
     storage: Storage
 
 
-def prepare(config: Config, device: torch.device, run_dir: Path, folder: Path, closing: ExitStack) -> Prepared:
+def prepare(config: Config, device: torch.device, run_dir: Path, closing: ExitStack) -> Prepared:
     """Loads data and model, finds room for the cache, measures the layers, and makes the planner.
 
     Args:
-        folder: Of this node, for the cache.
         closing: Takes what has to be given back when the run ends.
 
     Raises:
@@ -70,6 +69,7 @@ def prepare(config: Config, device: torch.device, run_dir: Path, folder: Path, c
         )
     precision = PRECISIONS[config.precision]
     stack = config.model.outline(data.task, data.num_outputs, data.input_shape, config.seed).to(precision.weights)
+    config.freeze.check(stack.num_blocks)
     check_world(dist.get_world_size(), len(stack), config.batch_size)
     num_draws = config.cache.num_draws if data.random_transform else 1
     nodes = Nodes.here()
@@ -80,7 +80,7 @@ def prepare(config: Config, device: torch.device, run_dir: Path, folder: Path, c
         storage.notes.append(RANDOM)
     elif wants_cache(config):
         kind = Kind(feeds[0].hidden_size, precision.weights, config.cache.storage)
-        storage = open_storage(config, stack, feeds, device, kind, run_dir, folder, closing)
+        storage = open_storage(config, stack, feeds, device, kind, run_dir, closing)
     planner = make_planner(
         stack, feeds[0], config.optim, config.parallel, config.batch_size, device, precision, storage
     )  # fmt: skip

@@ -23,10 +23,14 @@ def check() -> None:
 def _stop(_: int, frame: FrameType | None) -> None:
     global _requested
     _requested = True
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for later in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(later, _ignore)  # with SIG_IGN, Python tells of one that is already on its way
     if not _in_finalizer(frame):
         raise KeyboardInterrupt
+
+
+def _ignore(_: int, __: FrameType | None) -> None:
+    pass
 
 
 def _in_finalizer(frame: FrameType | None) -> bool:

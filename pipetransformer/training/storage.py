@@ -69,12 +69,12 @@ def wants_cache(config: Config) -> bool:
 
 def open_storage(
     config: Config, stack: LayerStack, feeds: Sequence[Feed], device: torch.device, kind: Kind, run_dir: Path,
-    folder: Path, closing: ExitStack,
+    closing: ExitStack,
 ) -> Storage:  # fmt: skip
     """Finds room for features of the feeds' samples and tells them; every rank calls it.
 
     Args:
-        folder: Of this node, for what goes when the run ends.
+        run_dir: On whose disk the files lie that go when the run ends.
         closing: Takes what has to be given back at the end.
     """
     storage, peers = Storage(), WorldPeers()
@@ -83,7 +83,7 @@ def open_storage(
         identities = (identity_of(config, stack, feed, device, kind) for feed in feeds)
         folders = _lasting(Path(config.cache.path), identities, run_dir, closing, storage.notes, peers)
     room = Room([feed.source for feed in feeds], kind, _budgets(config.cache), is_lasting=bool(folders))
-    folders = folders or {feed.source.name: folder for feed in feeds}
+    folders = folders or {feed.source.name: run_dir for feed in feeds}
     problem = _shortage(config, room)
     if problem is None:
         problem, storage.read_s_per_byte = _bandwidths(room, feeds[0].source, folders, peers)
@@ -104,8 +104,6 @@ def _bandwidths(
     problem, own = None, {}
     if peers.worker == 0:
         try:
-            if not room.is_lasting:
-                folders[source.name].mkdir(parents=True, exist_ok=True)
             num_tokens = int(np.median(source.lengths))
             own = seconds_per_byte(room.kind, num_tokens, room.bytes_by_tier, folders[source.name])
         except OSError as error:

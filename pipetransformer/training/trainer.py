@@ -74,16 +74,11 @@ class Trainer:
         self._transitions.start(self.prepared.first_plan)
 
     def freeze_at_start(self) -> None:
-        """Goes to the plan for what is frozen before the first step.
-
-        Raises:
-            ValueError: The model has fewer blocks.
-        """
+        """Goes to the plan for what is frozen before the first step."""
         num_frozen = self.config.freeze.frozen_at_start
-        if num_frozen > self.num_blocks:
-            raise ValueError(f"freeze.at_start={num_frozen} is more than the {self.num_blocks} blocks of the model")
         if num_frozen:
-            self._follow(Decision(num_frozen, "start", f"{num_frozen} blocks are frozen from the start"))
+            reason = f"{num_frozen} of {self.num_blocks} blocks are frozen from the start"
+            self._follow(Decision(num_frozen, "start", reason))
 
     def _follow(self, decision: Decision) -> None:
         self._transitions.follow(decision, self.plan, self.step)

@@ -39,6 +39,21 @@ def test_memory_has_no_name_and_leaves_nothing() -> None:
     assert set(os.listdir("/proc/self/fd")) == before[1]
 
 
+def test_a_file_without_a_name_is_seen_by_others_and_leaves_nothing(tmp_path: Path) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    region = Region.nameless_file(tmp_path / "not" / "there", 100)
+    region.bytes[:] = 7
+    assert in_other_process(bytes_there, region.address) == bytes([7] * 100)
+    there = Region.attach(region.address)
+    assert region.is_file
+    assert there.is_file
+    assert os.stat(region.address).st_dev == tmp_path.stat().st_dev
+    for each in (there, region):
+        each.close()
+    assert list(tmp_path.iterdir()) == []
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
 @pytest.mark.parametrize("unlink", [False, True])
 def test_a_file_goes_only_when_asked(unlink: bool, tmp_path: Path) -> None:
     Region.file(tmp_path / "a", 100).close(unlink=unlink)

@@ -108,7 +108,7 @@ def test_a_higher_level_takes_the_place_of_the_lower_one(tmp_path: Path) -> None
         assert len(store.missing(ids, key=1)) == len(ids)
     assert torch.equal(store.read(EVERYTHING, 6, key=2)[0][:, 0], padded(EVERYTHING, 6, 2)[:, 0])
     assert store.bytes_by_tier == size
-    assert (tmp_path / "store" / "train.features").stat().st_size == size["disk"]
+    assert os.stat(store.description.addresses["disk"]).st_size == size["disk"]
     store.close()
 
 
@@ -127,10 +127,24 @@ def test_nothing_is_left_but_the_file_of_a_lasting_store(lasting: bool, tmp_path
     store = SampleStore.create(describe(tmp_path, HALF, PLENTY, lasting=lasting))
     fill(store, key=1)
     SampleStore.attach(store.description).close()
-    assert (tmp_path / "store" / "train.features").exists(), "who attaches does not remove"
+    assert files(tmp_path) == ["train.features"] * lasting, "only what shall last has a name"
     store.close()
-    assert [path.name for path in (tmp_path / "store").iterdir()] == ["train.features"] * lasting
+    assert files(tmp_path) == ["train.features"] * lasting
     assert (set(os.listdir("/dev/shm")), set(os.listdir("/proc/self/fd"))) == before
+
+
+def files(folder: Path) -> list[str]:
+    return [path.name for path in folder.rglob("*") if path.is_file()]
+
+
+def test_two_runs_in_one_folder_have_files_of_their_own(tmp_path: Path) -> None:
+    first, second = (SampleStore.create(describe(tmp_path, 0, PLENTY)) for _ in range(2))
+    fill(first, key=1)
+    fill(second, key=2)
+    joined = SampleStore.attach(first.description)
+    assert torch.equal(joined.read(EVERYTHING, 6, key=1)[0], padded(EVERYTHING, 6, 1))
+    for store in (joined, second, first):
+        store.close()
 
 
 def test_a_lasting_store_is_found_again_and_promoted(tmp_path: Path) -> None:

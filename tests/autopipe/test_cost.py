@@ -10,7 +10,7 @@ from pipetransformer.autopipe.cost import (
     Profile,
     RunSums,
     Time,
-    layer_seconds,
+    layer_time,
     microbatch_size,
     pipeline_seconds,
     stage_seconds,
@@ -46,7 +46,7 @@ def test_run_sums_include_both_ends(values: list[int], data: st.DataObject) -> N
     ("num_frozen", "seconds"), [(0, [101, 111, 111, 111]), (1, [1, 1, 101, 111]), (2, [1, 1, 1, 101])]
 )
 def test_a_layer_does_what_its_place_above_the_frozen_prefix_asks(num_frozen: int, seconds: list[int]) -> None:
-    assert [layer_seconds(PROFILE, layer, num_frozen, 1) for layer in range(4)] == seconds
+    assert [layer_time(PROFILE, layer, num_frozen).at(1) for layer in range(4)] == seconds
 
 
 def test_overhead_is_paid_per_microbatch() -> None:

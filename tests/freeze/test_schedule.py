@@ -29,9 +29,12 @@ def test_a_list_that_is_no_schedule_is_an_error(num_frozen: list[int]) -> None:
         Schedule(num_frozen=num_frozen)
 
 
-def test_more_blocks_than_the_model_has_is_an_error_at_the_first_decision() -> None:
+def test_more_blocks_than_the_model_has_are_an_error_from_the_start() -> None:
+    Schedule(num_frozen=[2, 6], at_start=2).check(6)
     with pytest.raises(ValueError, match=r"freezes up to 7 blocks, but the model has 6"):
-        frozen(Schedule(num_frozen=[2, 7]), 0)
+        Schedule(num_frozen=[2, 7]).check(6)
+    with pytest.raises(ValueError, match=r"freeze\.at_start=7 is more than the 6 blocks"):
+        Schedule(num_frozen=[7], at_start=7).check(6)
 
 
 def test_blocks_may_be_frozen_from_the_start() -> None:

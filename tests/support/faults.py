@@ -92,6 +92,7 @@ HAPPENINGS: dict[str, Callable[[str], Any]] = {
     "fill the disk": _fill_the_disk,
     "break the disk": _break_the_disk,
     "nothing is free": lambda _: 0,
+    "little is free": lambda _: 2**25,
     "remove": _remove,
 }
 
