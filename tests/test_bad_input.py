@@ -51,6 +51,11 @@ def write_mnist(folder: Path, labels: list[int]) -> Path:
         (["model.num_channels=5"], 1, ["channels", "model.num_channels="]),
         (["model.options.num_heads=3"], 1, ["model.options"]),
         (["model.name=vit_of_nobody"], 1, ["model.name=vit_of_nobody", "<folder>"]),
+        (
+            ["freeze=schedule", "freeze.num_frozen=[1,9]"],
+            1,
+            ["freezes up to 9 blocks", "the model has 2", "freeze.num_frozen="],
+        ),
         (["batch_size=65"], 1, ["batch_size=65", "64 training samples", "lower batch_size"]),
         (["batch_size=2", "parallel.num_replicas=4"], 4, ["parallel.num_replicas=4", "batch_size=2"]),
         (["batch_size=1", "model.options.depth=1"], 4, ["parallel.world_size=4", "3 layers", "batch_size=1"]),

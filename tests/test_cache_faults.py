@@ -343,13 +343,12 @@ def test_a_sweep_over_seeds_reads_the_features_of_published_weights_only(
     path = f"cache.path={features}"
     other = run_job(pool, 2, tmp_path / "other", *ONE_LEVEL, path, "seed=2", made_up_times=True)
     assert other.events("cache_fill")[0]["num_found"] == 0
-    assert not other.messages
+    place_taken = f"the cache: {ALL} stored samples were of other weights or another level, and these take their place"
+    assert other.messages == [place_taken]
     published = (*ONE_LEVEL, f"model.name={tmp_path / 'other' / 'model'}", "model.pretrained=true", path)
-    found = [
-        run_job(pool, 2, tmp_path / seed, *published, f"seed={seed}", made_up_times=True).events("cache_fill")[0]
-        for seed in ("3", "4")
-    ]
-    assert [fill["num_found"] for fill in found] == [0, ALL]
+    jobs = [run_job(pool, 2, tmp_path / seed, *published, f"seed={seed}", made_up_times=True) for seed in ("3", "4")]
+    assert [job.events("cache_fill")[0]["num_found"] for job in jobs] == [0, ALL]
+    assert [job.messages for job in jobs] == [[], []]
 
 
 def test_texts_are_read_from_an_earlier_run(pool: Pool, tmp_path: Path) -> None:

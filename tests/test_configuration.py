@@ -138,6 +138,7 @@ def test_the_record_composes_the_same_run(tmp_path: Path) -> None:
         (["parallel.autopipe=false", "parallel.autodp=false"], ["the cache has no effect"]),
         (["parallel.autopipe=false", "cache=off"], ["parallel.autodp has no effect"]),
         (["parallel.autopipe=false", "cache=off", "parallel.autodp=false"], []),
+        (["cache.path=features", "cache.disk_gib=0"], ["cache.path has no effect"]),
     ],
     ids=lambda value: " ".join(value),
 )

@@ -106,7 +106,7 @@ def test_without_a_cache_nothing_is_cached() -> None:
 def test_a_pipeline_that_does_not_fit_is_left_out_and_explained() -> None:
     outcome = simulate(composed("cluster=dgx"))
     assert outcome.speedup_vs_pipeline is None
-    assert "16 devices" in summary(outcome)
+    assert "pipeline.num_stages=8 x pipeline.num_replicas=2 need 16 devices" in summary(outcome)
     assert "static pipeline" not in table(outcome)
 
 
@@ -124,6 +124,7 @@ def test_the_static_pipeline_is_the_one_asked_for() -> None:
         (["num_samples=1"], "num_samples=1 must be at least batch_size=64"),
         (["cluster.efficiency=2"], r"cluster\.efficiency=2\.0 is a share of the peak"),
         (["cluster.memory_gib=-1"], r"cluster\.memory_gib=-1\.0 must be above 0"),
+        (["parallel.world_size=4"], r"parallel\.world_size=4 has no effect here: .* cluster\.num_nodes"),
         (["pipeline.schedule=zbv"], r"pipeline\.schedule=zbv is unknown"),
         (["precision=bfloat16"], r"precision=bfloat16 cannot be simulated: cluster\.bfloat16_tflops is null"),
         (["precision=float64"], r"precision=float64 cannot be simulated: cluster\.float64_tflops is null"),
@@ -154,10 +155,20 @@ def test_the_command_prints_a_table_and_writes_traces_without_torch(tmp_path: Pa
         assert all(a[0] != b[0] or a[1] + a[2] <= b[1] + 1e-6 for a, b in pairwise(spans))
 
 
-def test_what_does_not_fit_the_devices_ends_in_one_message(tmp_path: Path) -> None:
-    done = command(tmp_path, "cluster.memory_gib=0.001")
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (
+            ["cluster.memory_gib=0.001"],
+            ["no plan fits cluster.memory_gib=0.001", "raise cluster.memory_gib or"],
+        ),
+        (["freeze=schedule", "freeze.num_frozen=[1,90]"], ["freezes up to 90 blocks"]),
+    ],
+)
+def test_what_does_not_fit_ends_in_one_message(overrides: list[str], words: list[str], tmp_path: Path) -> None:
+    done = command(tmp_path, *overrides)
     assert done.returncode == 1
-    assert "no plan fits" in done.stderr
+    assert all(word in done.stderr for word in words), done.stderr
     assert "Traceback" not in done.stderr
 
 

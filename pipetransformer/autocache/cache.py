@@ -50,6 +50,7 @@ class AutoCache:
         reads: What this process read, at all levels.
         fill_s: Seconds of storing, at all levels.
         num_dropped: Samples of an earlier run whose bytes were damaged, over all nodes.
+        num_kept: Those that are whole, of whatever weights and level, until the first level of this run is stored.
     """
 
     def __init__(self, room: Room, folders: Mapping[str, Path], peers: Peers) -> None:
@@ -58,7 +59,8 @@ class AutoCache:
         self._reader: FeatureReader | None = None
         self._was_served = False
         self._key, self._num_keys = 0, 0
-        self.level, self.reads, self.fill_s, self.num_dropped = 0, Reads(), 0.0, 0
+        self.level, self.reads, self.fill_s = 0, Reads(), 0.0
+        self.num_dropped = self.num_kept = 0
 
     def open(self) -> str | None:
         """Takes the room, once.
@@ -71,7 +73,7 @@ class AutoCache:
             problem = self._peers.first_of(self._take_room())
             if problem is not None:
                 self.close()
-            (self.num_dropped,) = self._peers.totals(self.num_dropped)
+            self.num_dropped, self.num_kept = self._peers.totals(self.num_dropped, self.num_kept)
         return problem
 
     def _take_room(self) -> str | None:
@@ -81,6 +83,7 @@ class AutoCache:
         if self._peers.worker == 0:
             try:
                 self._stores, self.num_dropped = self.room.make(self._folders)
+                self.num_kept = sum(store.num_stored for store in self._stores.values())
                 descriptions = {name: store.description for name, store in self._stores.items()}
             except (OSError, ValueError) as error:
                 problem = in_words(error)

@@ -165,6 +165,12 @@ class SampleStore:
             found |= tier.valid(ids, key)
         return ids[~found]
 
+    @property
+    def num_stored(self) -> int:
+        """Samples that some tier has, under whatever key."""
+        ids = np.arange(len(self.description.lengths))
+        return int(np.logical_or.reduce([tier.stored(ids) for tier in self._tiers.values()]).sum())
+
     def verify(self, shards: Iterable[int] | None = None, key: int | None = None) -> int:
         """Forgets what is not as it was written, or, with a key, was computed with another one.
 

@@ -79,10 +79,14 @@ class Tier:
             self._write_record(shard, key, [rows[first:end].reshape(-1)] if is_whole else self._chunks(shard))
         self._marks[slots] = MARK
 
+    def stored(self, ids: np.ndarray) -> np.ndarray:
+        """Which of the samples are there under any key, bool (B,)."""
+        slots = self.layout.slots[ids]
+        return (slots >= 0) & (self._marks[slots] == MARK)
+
     def valid(self, ids: np.ndarray, key: int) -> np.ndarray:
         """Which of the samples can be read under the key, bool (B,)."""
-        slots = self.layout.slots[ids]
-        return (slots >= 0) & (self._marks[slots] == MARK) & (self._keys[self._shard_of[slots]] == np.uint64(key))
+        return self.stored(ids) & (self._keys[self._shard_of[self.layout.slots[ids]]] == np.uint64(key))
 
     def gather(self, ids: np.ndarray, num_tokens: int, present: np.ndarray, out: np.ndarray) -> int:
         """Copies the first ``num_tokens`` rows of samples, with zeros past a sample's end.

@@ -85,6 +85,10 @@ class Caching:
                 filled = cache.advance(level, wanted, compute, layers if cache.room.is_lasting else None)
             except FillFailed as error:
                 return str(error)
+        if cache.num_kept and not filled.num_found:
+            others = f"{cache.num_kept} stored samples were of other weights or another level"
+            self._report.write("warning", message=f"the cache: {others}, and these take their place")
+        cache.num_kept = 0
         self._report.write(
             "cache_fill",
             step=step,
