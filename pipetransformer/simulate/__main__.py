@@ -29,6 +29,8 @@ def main(node: DictConfig) -> None:
         raise UserError(_of_the_cluster(str(error))) from None
     run_dir = Path(HydraConfig.get().runtime.output_dir).resolve()
     (run_dir / "simulation.json").write_text(json.dumps(outcome.as_dict(), indent=1), encoding="utf-8")
+    for stale in run_dir.glob("trace_*.json"):  # of a run with more plans
+        stale.unlink()
     for number, events in enumerate(outcome.traces):
         write_trace(events, run_dir, number)
     compared = _of_the_cluster(summary(outcome))  # it says why there is no pipeline to compare with

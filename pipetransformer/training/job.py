@@ -29,7 +29,8 @@ def run_job(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | N
     try:
         run_dir = _agree(run_dir)
         if dist.get_rank() == 0:
-            (run_dir / SUMMARY).unlink(missing_ok=True)  # of an earlier run in the same folder
+            for stale in (run_dir / SUMMARY, *run_dir.glob("trace_*.json")):  # of an earlier run in the same folder
+                stale.unlink(missing_ok=True)
         return run_rank(config, run_dir, device, plain, sweep)
     except BaseException as error:
         if dist.get_rank() == 0 and not (run_dir / SUMMARY).is_file():
