@@ -1,6 +1,7 @@
 """Starts one process per device and hands each the same plain configuration."""
 
 import gc
+import json
 import logging
 import os
 import signal
@@ -92,8 +93,7 @@ def _launch_workers(config: Config, run_dir: Path, plain: dict[str, Any], sweep:
         ending["status"] = "interrupted"
         raise KeyboardInterrupt from error
     finally:
-        if not (run_dir / SUMMARY).is_file():  # a worker was killed before its first step
-            write_json(run_dir / SUMMARY, ending)
+        _record(run_dir / SUMMARY, ending)
         gc.collect()
         gc.enable()
 
@@ -113,6 +113,13 @@ def _cause(error: ChildFailedError) -> Exception:
             "parallel.world_size"
         )
     return RuntimeError(f"worker {failure.local_rank} failed: {text}\n{trace}")
+
+
+def _record(file: Path, ending: dict[str, str]) -> None:
+    """Says how a run ended where rank 0 could not: it was killed, or knows only that it was told to stop."""
+    told = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    if not told or ("error" in ending and told["status"] == "interrupted"):
+        write_json(file, told | ending)
 
 
 def _metric(summary: dict[str, Any] | None) -> float | None:

@@ -169,7 +169,7 @@ def test_a_disk_that_fails_while_a_level_is_stored_ends_the_cache_only(
     job = run_with(fault, pool, 2, tmp_path / "run", *TWO_LEVELS, "cache.memory_gib=0")
     check_result(job, undisturbed[TWO_LEVELS])
     (message,) = job.messages
-    assert message.startswith("the cache is off from here on: ")
+    assert message.startswith(f"the cache is off from here on: {tmp_path / 'run'}/"), "it names the folder"
     assert message.endswith("fails: Input/output error; set cache.disk_gib=0 or cache.path to another disk")
     assert len(job.events("cache_fill")) == num_fills
     after = [transition["after"]["cache_level"] for transition in job.events("transition")]

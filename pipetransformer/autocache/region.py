@@ -23,6 +23,9 @@ DISK_REMEDY = "set cache.disk_gib lower or cache.path to another disk"
 class StoreFailed(OSError):
     """A file of the cache cannot be read or written any more."""
 
+    def __str__(self) -> str:
+        return self.strerror or ""
+
 
 class Region:
     """Bytes in memory or in a file.
@@ -182,10 +185,15 @@ class Region:
                 num_bytes = call(self._descriptor, [left], offset)
             except OSError as error:
                 remedy = "set cache.disk_gib=0 or cache.path to another disk"
-                raise StoreFailed(error.errno, f"{self.address} fails: {error.strerror}; {remedy}") from error
+                raise StoreFailed(error.errno, f"{self._name} fails: {error.strerror}; {remedy}") from error
             if num_bytes == 0:
-                raise StoreFailed(errno.EIO, f"{self.address} ends at byte {offset} of {self.num_bytes}")
+                raise StoreFailed(errno.EIO, f"{self._name} ends at byte {offset} of {self.num_bytes}")
             left, offset = left[num_bytes:], offset + num_bytes
+
+    @property
+    def _name(self) -> str:
+        """For messages: a path, which of a file without a name tells the folder."""
+        return os.readlink(f"/proc/self/fd/{self._descriptor}")
 
     def release_pages(self) -> None:
         """Lets go of a file's pages that this process has touched: they no longer count as its memory.
