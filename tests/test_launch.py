@@ -15,7 +15,6 @@ from pipetransformer.autocache.writable import Unwritable
 from pipetransformer.config.compose import UserError
 from pipetransformer.training.trainer import Diverged
 
-
 FAILED = {"status": "failed", "error": "worker 1 was killed"}
 
 
