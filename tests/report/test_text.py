@@ -109,6 +109,11 @@ def test_the_summary_compares_with_the_static_plan_and_the_limit(events: Events)
     }
 
 
+def test_more_than_the_limit_is_explained(events: Events) -> None:
+    rows = dict(text.summary_rows(first(events, "summary") | {"share_of_limit": 1.1}))
+    assert "110.0% of it reached, for steps went faster than the layers did" in rows["limit"]
+
+
 def test_the_summary_of_a_scaled_loss_counts_the_steps_that_changed_nothing(events: Events) -> None:
     summary = first(events, "summary") | {"loss_scale": 32768.0, "num_skipped_steps": 1}
     assert dict(text.summary_rows(summary))["loss scale"] == "32,768 at the end, 1 step skipped for overflow"
