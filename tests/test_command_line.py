@@ -46,6 +46,8 @@ def test_help_lists_the_groups_and_the_options(tmp_path: Path) -> None:
         (["seed=one"], "seed: Value 'one' of type 'str' could not be converted to Integer"),
         (["seed=-1"], "seed=-1 is below 0"),
         (["cache.path=''"], "cache.path= is empty; give a folder, or null"),
+        (["optim.betas=0.9"], "optim.betas: it is a list, in brackets"),
+        (["freeze=schedule", "freeze.num_frozen=[1,x]"], "freeze.num_frozen[1]: Value 'x' of type 'str'"),
         (["optim.betas=[0.9]"], "optim.betas=[0.9] are not two numbers"),
         (["parallel.world_size=0"], "parallel.world_size=0 must be above 0"),
         (["model=bert"], "choose a model for images (model=vit_tiny, vit or deit) or another dataset"),

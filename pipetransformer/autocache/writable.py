@@ -12,7 +12,7 @@ def unwritable(path: Path, error: OSError) -> Unwritable:
     """Says why a folder at or below ``cache.path`` cannot be written, and what to change."""
     return Unwritable(
         f"the cache's folder {path} cannot be written ({error}); name another one by cache.path=, or give "
-        "cache.path=null for one in the run folder"
+        "cache.path=null for one that ends with the run"
     )
 
 

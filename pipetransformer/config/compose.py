@@ -107,11 +107,16 @@ def _checked(group: str, node: DictConfig) -> DictConfig:
         unknown = next(key for key in values if key not in names)
         raise ValueError(_unknown(f"{group}.{unknown}", names)) from None
     except OmegaConfBaseException as error:
-        raise ValueError(f"{group}.{error.key}: {str(error).splitlines()[0]}") from None
+        raise ValueError(f"{group}.{error.full_key}: {_first_line(error)}") from None
     missing = OmegaConf.missing_keys(checked)
     if missing:
         raise ValueError("give a value to " + ", ".join(f"{group}.{key}" for key in sorted(missing)))
     return OmegaConf.create({"_target_": node["_target_"], **cast("dict[str, Any]", OmegaConf.to_container(checked))})
+
+
+def _first_line(error: OmegaConfBaseException) -> str:
+    text = str(error).splitlines()[0]
+    return "it is a list, in brackets, as [1,2]" if "is not a ListConfig" in text else text
 
 
 def _unknown(key: str, names: list[str]) -> str:

@@ -50,8 +50,8 @@ class Cache:
     """Where frozen features go.
 
     Attributes:
-        path: Folder of stores that outlive the run, for runs with the same frozen layers to find; ``None`` keeps them
-            in the run folder for as long as the run lasts.
+        path: Folder of stores that outlive the run, for runs with the same frozen layers to find; ``None`` keeps
+            them, on the disk of the run folder, for as long as the run lasts.
         memory_gib: Shared memory of a node, at most.
         disk_gib: Disk of a node, at most.
         storage: One of :data:`STORAGE`.
