@@ -162,6 +162,7 @@ def test_the_command_prints_a_table_and_writes_traces_without_torch(tmp_path: Pa
             ["cluster.memory_gib=0.001"],
             ["no plan fits cluster.memory_gib=0.001", "raise cluster.memory_gib or"],
         ),
+        (["parallel.device_memory_gib=0.001"], ["no plan fits parallel.device_memory_gib=0.001"]),
         (["freeze=schedule", "freeze.num_frozen=[1,90]"], ["freezes up to 90 blocks"]),
     ],
 )

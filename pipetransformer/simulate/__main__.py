@@ -14,7 +14,7 @@ from pipetransformer.autopipe.pins import NoPlan
 from pipetransformer.config.compose import UserError, explain, load, register
 from pipetransformer.config.options import WhatIf
 from pipetransformer.report.trace import write_trace
-from pipetransformer.simulate.outcome import simulate
+from pipetransformer.simulate.outcome import in_its_options, simulate
 from pipetransformer.simulate.table import summary, table
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -26,22 +26,14 @@ def main(node: DictConfig) -> None:
     try:
         outcome = simulate(what_if)
     except (NoPlan, ValueError) as error:
-        raise UserError(_of_the_cluster(str(error))) from None
+        raise UserError(in_its_options(str(error), what_if)) from None
     run_dir = Path(HydraConfig.get().runtime.output_dir).resolve()
     (run_dir / "simulation.json").write_text(json.dumps(outcome.as_dict(), indent=1), encoding="utf-8")
     for stale in run_dir.glob("trace_*.json"):  # of a run with more plans
         stale.unlink()
     for number, events in enumerate(outcome.traces):
         write_trace(events, run_dir, number)
-    compared = _of_the_cluster(summary(outcome))  # it says why there is no pipeline to compare with
-    print(f"{table(outcome)}\n\n{compared}\ntraces of one step per plan        {run_dir}/trace_*.json")
-
-
-def _of_the_cluster(message: str) -> str:
-    """A planner's message in the words of this command, where the devices are described."""
-    for option, here in (("device_memory_gib", "memory_gib"), ("world_size", "num_nodes")):
-        message = message.replace(f"parallel.{option}", f"cluster.{here}")
-    return message
+    print(f"{table(outcome)}\n\n{summary(outcome)}\ntraces of one step per plan        {run_dir}/trace_*.json")
 
 
 def run() -> None:

@@ -108,7 +108,16 @@ def _pipeline(what_if: WhatIf, planner: Planner) -> tuple[Plan | None, str]:
     try:
         return best_plan(planner.profile, planner.cluster, what_if.batch_size, pins=pins), ""
     except NoPlan as error:
-        return None, str(error).replace("parallel.num_", "pipeline.num_")
+        return None, in_its_options(str(error), what_if).replace("parallel.num_", "pipeline.num_")
+
+
+def in_its_options(message: str, what_if: WhatIf) -> str:
+    """A planner's message with the options by which a simulation describes its devices."""
+    message = message.replace("parallel.world_size", "cluster.num_nodes")
+    budget_gib = what_if.parallel.device_memory_gib
+    if budget_gib is not None and budget_gib < what_if.cluster.memory_gib:
+        return message
+    return message.replace("parallel.device_memory_gib", "cluster.memory_gib")
 
 
 def _epoch(what_if: WhatIf, entry: Entry) -> float:
