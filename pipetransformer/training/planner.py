@@ -103,15 +103,13 @@ class Planner:
 
     def _feasible(self, plan: Plan, num_frozen: int, levels: Sequence[int], may_be_none: bool) -> list[Plan]:
         """The fastest plan for each level of the cache, where there is one."""
-        plans, problem = [], None
+        plans: list[Plan] = []
         for level in levels:
             try:
                 plans.append(self.next(plan, num_frozen, level))
-            except NoPlan as error:
-                problem = error
-        if not plans and not may_be_none:
-            assert problem is not None
-            raise problem
+            except NoPlan:
+                if level == levels[-1] and not (plans or may_be_none):
+                    raise
         return plans
 
     def _cost(self, plan: Plan, placement: Placement, new: Plan, ahead: Ahead) -> float:
