@@ -44,6 +44,4 @@ class Description:
     def place(self) -> Placement:
         """Which samples lie where; the same in every process."""
         row_bytes = codec(self.storage, self.hidden_size, self.dtype).row_bytes
-        return place(
-            self.lengths, row_bytes, self.budgets, self.shard_size, self.seed, self.lasting, self.at_home
-        )  # fmt: skip
+        return place(self.lengths, row_bytes, self.budgets, self.shard_size, self.seed, self.lasting, self.at_home)

@@ -84,9 +84,7 @@ class SampleStore:
             raise
 
     @classmethod
-    def _open(
-        cls, description: Description, new_file: bool, reserve_bytes: int = RESERVE_BYTES
-    ) -> "SampleStore":  # fmt: skip
+    def _open(cls, description: Description, new_file: bool, reserve_bytes: int = RESERVE_BYTES) -> "SampleStore":
         placement, regions = description.place(), {}
         try:
             if placement.disk is not None:

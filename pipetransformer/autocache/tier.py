@@ -81,12 +81,15 @@ class Tier:
 
     def stored(self, ids: np.ndarray) -> np.ndarray:
         """Which of the samples are there under any key, bool (B,)."""
-        slots = self.layout.slots[ids]
-        return (slots >= 0) & (self._marks[slots] == MARK)
+        return self._is_marked(self.layout.slots[ids])
 
     def valid(self, ids: np.ndarray, key: int) -> np.ndarray:
         """Which of the samples can be read under the key, bool (B,)."""
-        return self.stored(ids) & (self._keys[self._shard_of[self.layout.slots[ids]]] == np.uint64(key))
+        slots = self.layout.slots[ids]
+        return self._is_marked(slots) & (self._keys[self._shard_of[slots]] == np.uint64(key))
+
+    def _is_marked(self, slots: np.ndarray) -> np.ndarray:
+        return (slots >= 0) & (self._marks[slots] == MARK)
 
     def gather(self, ids: np.ndarray, num_tokens: int, present: np.ndarray, out: np.ndarray) -> int:
         """Copies the first ``num_tokens`` rows of samples, with zeros past a sample's end.
