@@ -15,7 +15,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from pipetransformer import forks
-from pipetransformer.autocache.region import StoreFailed
+from pipetransformer.autocache.buffer import StoreFailed
 from pipetransformer.autocache.writable import Unwritable
 from pipetransformer.config.compose import UserError
 from pipetransformer.config.options import Config

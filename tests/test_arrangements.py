@@ -70,7 +70,10 @@ def test_a_pipeline_says_why_it_has_no_cache() -> None:
             ["parallel=sharded", "parallel.schedule=gpipe"],
             r"parallel=sharded runs all .* parallel\.schedule=gpipe could",
         ),
-        (["parallel=sharded", "parallel.num_chunks=2"], r"parallel=sharded runs all .* parallel\.num_chunks=2 could"),
+        (
+            ["parallel=sharded", "parallel.stages_per_rank=2"],
+            r"parallel=sharded runs all .* parallel\.stages_per_rank=2 could",
+        ),
         (["parallel.arrangement=date"], r"parallel\.arrangement=date is unknown; choose one of elastic, data"),
     ],
 )

@@ -73,7 +73,10 @@ def short_lived_pool(tmp_path: Path) -> Iterator[Pool]:
 
 
 MOMENTS: dict[str, tuple[Fault, range]] = {
-    "the identity": (Fault("pathlib.Path.replace", since="pipetransformer.training.storage.open_place"), range(1)),
+    "the identity": (
+        Fault("pathlib.Path.replace", since="pipetransformer.training.cache_setup.lock_store_dir"),
+        range(1),
+    ),
     "the measuring": (Fault(f"{CACHE}.tier.Tier.gather"), range(1)),
     "the making of a file": (Fault(ALLOCATE, since=MAKE), range(1)),
     "the filling": (Fault(RECORD, call=3, since=FILL), range(32, ALL)),
@@ -116,7 +119,7 @@ def test_a_command_that_is_killed_can_be_given_again(
     first = Job(tmp_path / "first", error="")
     assert not first.losses
 
-    one = Fault(READ, call=5, worker=0)
+    one = Fault(READ, call=5, local_rank=0)
     with started(tmp_path, *command(one, *options, "hydra.run.dir=second")) as (process, mark):
         _, err = process.communicate(timeout=TIMEOUT_S)
         assert process.returncode == 1
@@ -145,13 +148,13 @@ DISK_FAULTS: dict[str, tuple[Fault, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize(
-    ("disk", "is_lasting"), [*((disk, True) for disk in DISK_FAULTS), ("full at the second file", False)]
+    ("disk", "persistent"), [*((disk, True) for disk in DISK_FAULTS), ("full at the second file", False)]
 )
 def test_without_room_on_the_disk_a_run_goes_on_without_the_cache(
-    disk: str, is_lasting: bool, pool: Pool, tmp_path: Path, undisturbed: dict[tuple[str, ...], Job]
+    disk: str, persistent: bool, pool: Pool, tmp_path: Path, undisturbed: dict[tuple[str, ...], Job]
 ) -> None:
     fault, words = DISK_FAULTS[disk]
-    path = [f"cache.path={tmp_path / 'features'}"] if is_lasting else []
+    path = [f"cache.path={tmp_path / 'features'}"] if persistent else []
     job = run_with(fault, pool, 2, tmp_path / "run", *ONE_LEVEL, "cache.memory_gib=0", *path)
     check_result(job, undisturbed[ONE_LEVEL])
     (message,) = job.messages
@@ -165,7 +168,7 @@ def test_without_room_on_the_disk_a_run_goes_on_without_the_cache(
 def test_a_disk_that_fails_while_a_level_is_stored_ends_the_cache_only(
     call: int, num_fills: int, pool: Pool, tmp_path: Path, undisturbed: dict[tuple[str, ...], Job]
 ) -> None:
-    fault = Fault("os.pwritev", call, "break the disk", since=FILL, worker=1)
+    fault = Fault("os.pwritev", call, "break the disk", since=FILL, local_rank=1)
     job = run_with(fault, pool, 2, tmp_path / "run", *TWO_LEVELS, "cache.memory_gib=0")
     check_result(job, undisturbed[TWO_LEVELS])
     (message,) = job.messages
@@ -192,7 +195,7 @@ def test_a_feature_too_large_for_its_storage_ends_the_cache_only(pool: Pool, tmp
     [
         (MAKE, ["the cache is off from here on", "was removed while the run lasts"]),
         (
-            f"{CACHE}.samples.SampleStore.attach",
+            f"{CACHE}.samples.FeatureStore.attach",
             ["the cache is off from here on: No such file or directory", "features"],
         ),
         (READ, None),

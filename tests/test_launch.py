@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from pipetransformer import launch
-from pipetransformer.autocache.region import StoreFailed
-from pipetransformer.autocache.shelf import InUse, StaleStore
+from pipetransformer.autocache.buffer import StoreFailed
+from pipetransformer.autocache.persistent import InUse, StaleStore
 from pipetransformer.autocache.writable import Unwritable
 from pipetransformer.config.compose import UserError
 from pipetransformer.training.trainer import Diverged

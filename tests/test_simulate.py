@@ -10,15 +10,15 @@ import pytest
 
 from pipetransformer.autopipe.cost import step_seconds
 from pipetransformer.config.compose import UserError, compose_what_if
-from pipetransformer.config.options import WhatIf
-from pipetransformer.simulate.outcome import make_planner, simulate
+from pipetransformer.config.options import SimulationConfig
+from pipetransformer.simulate.result import make_planner, simulate
 from pipetransformer.simulate.table import summary, table
 
 ROOT = Path(__file__).parents[1]
 SMALL = ("epochs=4", "num_samples=6400", "batch_size=64")
 
 
-def composed(*overrides: str) -> WhatIf:
+def composed(*overrides: str) -> SimulationConfig:
     return compose_what_if(ROOT / "conf", (*SMALL, *overrides))
 
 
@@ -80,7 +80,7 @@ def test_a_precision_brings_its_speed_and_its_bytes(precision: str, peak_tflops:
     assert layer.parameter_bytes == wider * block.parameter_bytes
     assert layer.output_bytes == wider * block.output_bytes
     assert layer.optimizer_s == pytest.approx(wider * block.optimizer_s)
-    assert (layer.cast_bytes > 0) == ("16" in precision)
+    assert (layer.autocast_bytes > 0) == ("16" in precision)
 
 
 def test_half_precision_runs_faster_and_in_less_memory() -> None:
@@ -94,7 +94,7 @@ def test_half_precision_runs_faster_and_in_less_memory() -> None:
 
 def test_a_peak_that_the_user_knows_makes_a_precision_possible() -> None:
     planner = make_planner(composed("precision=float64", "cluster.float64_tflops=0.35"))
-    assert planner.profile.layers[1].cast_bytes == 0
+    assert planner.profile.layers[1].autocast_bytes == 0
 
 
 def test_without_a_cache_nothing_is_cached() -> None:

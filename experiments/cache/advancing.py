@@ -14,8 +14,8 @@ from experiments.cache.bench import Bench
 from experiments.record import spread
 from experiments.step_time.cases import Case
 from pipetransformer.autocache.cache import AutoCache
+from pipetransformer.autocache.fill import TOKENS_AT_ONCE
 from pipetransformer.autocache.source import Compute
-from pipetransformer.autocache.work import TOKENS_AT_ONCE
 from pipetransformer.autopipe.plan import layer_above
 
 HEADER = (
@@ -79,8 +79,8 @@ def _measure(case: Case, num_rounds: int) -> list[Advance]:
         bench.runtime.apply(bench.plan(0, 0))
         num_blocks = bench.stack.num_blocks
         levels = (0, num_blocks // 2), (num_blocks // 2, num_blocks - 1)
-        feed = bench.feed()
-        fills = [Fill(bench, tier, bench.cache(feed, tier, *room)) for tier, room in ROOMS.items()]
+        loader = bench.loader()
+        fills = [Fill(bench, tier, bench.cache(loader, tier, *capacity)) for tier, capacity in ROOMS.items()]
         for number in range(-1, num_rounds):  # the first round warms up
             for fill in fills:
                 fill.turn(levels, storing_first=bool(number % 2))
@@ -100,7 +100,7 @@ class Fill:
 
     def __init__(self, bench: Bench, tier: str, cache: AutoCache) -> None:
         self._bench, self.tier, self._cache = bench, tier, cache
-        self._source = bench.feed().source
+        self._source = bench.loader().source
         self._num_tokens = int(self._source.lengths.max())
         self.seconds: tuple[Seconds, Seconds, Seconds] = ({}, {}, {})
 

@@ -15,19 +15,19 @@ from experiments.ranks import SEED, TIMEOUT_S
 from experiments.step_time.cases import NUM_CLASSES, Case, write_bert
 from experiments.step_time.loops import OPTIMIZER
 from pipetransformer.autocache.cache import AutoCache
+from pipetransformer.autocache.capacity import CacheCapacity, FeatureFormat
 from pipetransformer.autocache.layout import Budgets
-from pipetransformer.autocache.room import Kind, Room
 from pipetransformer.autodp.sampler import batch_ids, epoch_order
 from pipetransformer.autopipe.plan import Plan, layer_above
 from pipetransformer.data.base import CLASSIFICATION
+from pipetransformer.planning.timeline import Timeline
 from pipetransformer.report.reporter import Reporter
 from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.runtime.groups import Groups
 from pipetransformer.runtime.precision import PRECISIONS
-from pipetransformer.training.caching import Caching
-from pipetransformer.training.clock import Clock
-from pipetransformer.training.feed import Feed
-from pipetransformer.training.peers import WorldPeers
+from pipetransformer.training.cache_session import CacheSession
+from pipetransformer.training.communicator import WorldCommunicator
+from pipetransformer.training.loader import BatchLoader
 from pipetransformer.training.task import objective
 
 FLOAT32, MUCH = PRECISIONS["float32"], 2**40
@@ -43,9 +43,9 @@ class Variant:
 
     name: str
     plan: Plan
-    feed: Feed
+    loader: BatchLoader
     cache: AutoCache | None
-    caching: Caching
+    cache_session: CacheSession
 
 
 class Bench:
@@ -70,50 +70,52 @@ class Bench:
             torch.device("cpu"), FLOAT32,
         )  # fmt: skip
         gc.freeze()  # as runs do
-        self.clock = Clock(len(self.split), case.batch_size, len(self.split) // case.batch_size, 10**6, 10**6)
+        self.timeline = Timeline(len(self.split), case.batch_size, len(self.split) // case.batch_size, 10**6, 10**6)
 
     def plan(self, num_frozen: int, cache_level: int) -> Plan:
         """Data parallel, on all ranks."""
         last = len(self.stack) - 1
         return Plan(num_frozen, cache_level, ((layer_above(cache_level), last),), dist.get_world_size(), 1)
 
-    def feed(self) -> Feed:
-        return Feed(self.split, self.stack.hidden_shape, SEED)
+    def loader(self) -> BatchLoader:
+        return BatchLoader(self.split, self.stack.hidden_shape, SEED)
 
     def cache(
-        self, feed: Feed, name: str, memory: float, disk: float, peers: WorldPeers | None = None
+        self, loader: BatchLoader, name: str, memory: float, disk: float, communicator: WorldCommunicator | None = None
     ) -> AutoCache:  # fmt: skip
         """A cache with an open room.
 
         Args:
             memory, disk: Budgets, as shares of what all samples take.
         """
-        kind = Kind(feed.hidden_size, FLOAT32.weights)
-        whole = Room([feed.source], kind, Budgets(MUCH, 0), is_lasting=False).whole_bytes
-        room = Room([feed.source], kind, Budgets(int(memory * whole), int(disk * whole)), is_lasting=False)
-        cache = AutoCache(room, {feed.source.name: self._shared / name}, peers or WorldPeers())
+        kind = FeatureFormat(loader.hidden_size, FLOAT32.weights)
+        whole = CacheCapacity([loader.source], kind, Budgets(MUCH, 0), persistent=False).whole_bytes
+        capacity = CacheCapacity(
+            [loader.source], kind, Budgets(int(memory * whole), int(disk * whole)), persistent=False
+        )
+        cache = AutoCache(capacity, {loader.source.name: self._shared / name}, communicator or WorldCommunicator())
         self._closing.callback(cache.close)
         assert cache.open() is None, "the machine has no room for the cache"
-        feed.cache = cache
+        loader.cache = cache
         return cache
 
-    def variant(self, name: str, num_frozen: int, room: tuple[float, float] | None) -> Variant:
+    def variant(self, name: str, num_frozen: int, capacity: tuple[float, float] | None) -> Variant:
         """Caches the frozen prefix in a room of these shares of all features, or not at all."""
-        feed = self.feed()
-        cache = None if room is None else self.cache(feed, name, *room)
-        caching = Caching(cache, feed, (), self.runtime, Reporter(), self.clock, SEED)
+        loader = self.loader()
+        cache = None if capacity is None else self.cache(loader, name, *capacity)
+        cache_session = CacheSession(cache, loader, (), self.runtime, Reporter(), self.timeline, SEED)
         plan = self.plan(num_frozen, 0 if cache is None else num_frozen)
         self.runtime.apply(self.plan(num_frozen, 0))
-        caching.go(plan.cache_level, step=0)
-        return Variant(name, plan, feed, cache, caching)
+        cache_session.go(plan.cache_level, step=0)
+        return Variant(name, plan, loader, cache, cache_session)
 
     def step(self, variant: Variant, ids: np.ndarray) -> None:
         """Trains on a global batch, under the variant's plan."""
         assert self.runtime.engine is not None
-        batch, _ = variant.feed.batch(ids, variant.plan, self.runtime.engine.position)
+        batch, _ = variant.loader.batch(ids, variant.plan, self.runtime.engine.position)
         _ = self.runtime.step(batch, rate=1e-4).loss
 
     def batches(self, epoch: int) -> Sequence[np.ndarray]:
         """The whole global batches of an epoch."""
         order = epoch_order(len(self.split), epoch, SEED)
-        return [batch_ids(order, index, self.case.batch_size) for index in range(self.clock.steps_per_epoch)]
+        return [batch_ids(order, index, self.case.batch_size) for index in range(self.timeline.steps_per_epoch)]

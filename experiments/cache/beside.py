@@ -14,7 +14,7 @@ from experiments.cache.bench import Bench, Variant
 from experiments.record import spread
 from experiments.step_time.cases import Case
 from pipetransformer.autopipe.plan import layer_above
-from pipetransformer.training.peers import WorldPeers
+from pipetransformer.training.communicator import WorldCommunicator
 
 NUM_STEPS = 4  # which take about as long as the fill
 HEADER = (
@@ -44,10 +44,10 @@ class Beside:
         return (self.case, *seconds, *spread(self.ratios))
 
 
-class Unmet(WorldPeers):
+class Unmet(WorldCommunicator):
     """Does not wait for the other processes: the thread that trains does, and both would be in each other's way."""
 
-    def totals(self, *numbers: int) -> tuple[int, ...]:
+    def all_reduce_sum(self, *numbers: int) -> tuple[int, ...]:
         return numbers
 
 
@@ -68,7 +68,7 @@ class Ways:
     """One rank's part."""
 
     def __init__(self, bench: Bench) -> None:
-        self._bench, self._level, self._feed = bench, bench.stack.num_blocks // 2, bench.feed()
+        self._bench, self._level, self._feed = bench, bench.stack.num_blocks // 2, bench.loader()
         self._cached = bench.variant("full", self._level, (1.0, 0.0))
         self._uncached = bench.variant("none", self._level, None)
         self._cache = bench.cache(self._feed, "filling", 1.0, 0.0, Unmet())
@@ -82,7 +82,7 @@ class Ways:
     def _seconds(self, variant: Variant, work: Callable[[], None]) -> float:
         """Until all processes are done."""
         self._bench.runtime.apply(variant.plan)
-        variant.caching.serve(variant.plan.cache_level)
+        variant.cache_session.serve(variant.plan.cache_level)
         self._train(variant)  # what a new plan does for the first time is not what is compared
         self._cache.clear()
         with self._bench.runtime.prefix(layer_above(0), self._level) as self._compute:
@@ -105,7 +105,7 @@ class Ways:
 
     def _train(self, variant: Variant) -> None:
         batches = self._bench.batches(epoch=0)[:NUM_STEPS]
-        variant.caching.read_ahead(batches, variant.plan)
+        variant.cache_session.read_ahead(batches, variant.plan)
         for ids in batches:
             self._bench.step(variant, ids)
-        variant.caching.release()
+        variant.cache_session.release()

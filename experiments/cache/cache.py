@@ -35,7 +35,7 @@ class Size:
         overrides: Of these runs.
     """
 
-    shapes: tuple[reading.Shape, ...]
+    shapes: tuple[reading.TransformerShape, ...]
     batch_size: int
     num_reads: int
     cases: tuple[Case, ...]
@@ -63,7 +63,7 @@ FULL = Size(
     overrides=("epochs=4",),
 )
 TINY = Size(
-    shapes=(reading.Shape("small", 3, 4),),
+    shapes=(reading.TransformerShape("small", 3, 4),),
     batch_size=4,
     num_reads=1,
     cases=(Case("small", "vit", 32, {"embed_dim": 16, "depth": 3, "num_heads": 2}),),

@@ -79,7 +79,7 @@ def _measure(case: Case, num_rounds: int, num_steps: int | None) -> list[Steps]:
         bench = Bench(case, closing)
         num_frozen = bench.stack.num_blocks // 2
         rooms = {**ROOMS, UNCACHED: None}
-        loops = [Loop(bench, bench.variant(name, num_frozen, room)) for name, room in rooms.items()]
+        loops = [Loop(bench, bench.variant(name, num_frozen, capacity)) for name, capacity in rooms.items()]
         for number in range(num_rounds):
             for loop in loops if number % 2 else reversed(loops):
                 loop.turn(number, num_steps)
@@ -100,7 +100,7 @@ class Loop:
         """Goes to the variant's plan and trains; its file is not in the system's memory when the steps begin."""
         bench, own = self._bench, self._variant
         bench.runtime.apply(own.plan)
-        own.caching.serve(own.plan.cache_level)
+        own.cache_session.serve(own.plan.cache_level)
         batches = bench.batches(epoch)[:num_steps]
         for ids in batches[:NUM_WARMUP_STEPS]:
             bench.step(own, ids)
@@ -108,14 +108,14 @@ class Loop:
             own.cache.forget()
         before = self._figures()
         dist.barrier()
-        own.caching.read_ahead(batches, own.plan)
+        own.cache_session.read_ahead(batches, own.plan)
         first = len(self._seconds)
         for ids in batches:
-            waited_s, start = own.caching.waited_s, time.perf_counter()
+            waited_s, start = own.cache_session.waited_s, time.perf_counter()
             bench.step(own, ids)
             self._seconds.append(time.perf_counter() - start)
-            self._waited.append(own.caching.waited_s - waited_s)
-        own.caching.release()
+            self._waited.append(own.cache_session.waited_s - waited_s)
+        own.cache_session.release()
         self._rounds.append(median(self._seconds[first:]))
         self._add(before, self._figures())
 

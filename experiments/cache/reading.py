@@ -10,11 +10,11 @@ from statistics import median
 import numpy as np
 import torch
 
+from pipetransformer.autocache.capacity import SEED, SHARD_SIZE
 from pipetransformer.autocache.codec import codec
-from pipetransformer.autocache.description import Description
 from pipetransformer.autocache.layout import Budgets, bytes_needed, place
-from pipetransformer.autocache.room import SEED, SHARD_SIZE
-from pipetransformer.autocache.samples import SampleStore
+from pipetransformer.autocache.store import FeatureStore
+from pipetransformer.autocache.store_spec import StoreSpec
 
 STORAGE = ("exact", "bfloat16", "float16", "int8")
 HEADER = ("features", "tier", "storage", "KiB per sample", "read, ms", "MB/s")
@@ -22,7 +22,7 @@ KEY = 1
 
 
 @dataclass(frozen=True)
-class Shape:
+class TransformerShape:
     """Features of a sample, float32."""
 
     name: str
@@ -30,7 +30,7 @@ class Shape:
     hidden_size: int
 
 
-SHAPES = (Shape("MiniLM", 64, 384), Shape("ViT-B/16", 197, 768))
+SHAPES = (TransformerShape("MiniLM", 64, 384), TransformerShape("ViT-B/16", 197, 768))
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Filled:
         num_samples: In the tier that is read.
     """
 
-    def __init__(self, shape: Shape, storage: str, tier: str, num_samples: int, folder: Path) -> None:
+    def __init__(self, shape: TransformerShape, storage: str, tier: str, num_samples: int, folder: Path) -> None:
         self.shape, self.storage, self.tier = shape, storage, tier
         self.row_bytes = codec(storage, shape.hidden_size, torch.float32).row_bytes
         own = self._bytes_of(num_samples)
@@ -76,8 +76,8 @@ class Filled:
         lengths = np.full(num_samples if tier == "memory" else num_samples * 10 // 9, shape.num_tokens)
         placement = place(lengths, self.row_bytes, budgets, SHARD_SIZE, SEED, lasting=False)
         self._ids = placement.tiers[tier].ids
-        self._store = SampleStore.create(
-            Description(
+        self._store = FeatureStore.create(
+            StoreSpec(
                 lengths, shape.hidden_size, torch.float32, storage, budgets, folder / "features", SHARD_SIZE, SEED
             )
         )  # fmt: skip
@@ -103,12 +103,12 @@ class Filled:
         self._store.close()
 
 
-def measure_reading(shapes: tuple[Shape, ...], batch_size: int, num_rounds: int) -> list[ReadTimes]:
+def measure_reading(shapes: tuple[TransformerShape, ...], batch_size: int, num_rounds: int) -> list[ReadTimes]:
     """Times one batch from each store in every round."""
     return [times for shape in shapes for times in _measure(shape, batch_size, num_rounds)]
 
 
-def _measure(shape: Shape, batch_size: int, num_rounds: int) -> list[ReadTimes]:
+def _measure(shape: TransformerShape, batch_size: int, num_rounds: int) -> list[ReadTimes]:
     generator = np.random.default_rng(SEED)
     out = torch.zeros(batch_size, shape.num_tokens, shape.hidden_size)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as closing:

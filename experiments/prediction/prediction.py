@@ -17,16 +17,16 @@ from experiments.record import markdown, publish
 from experiments.step_time.cases import CASES, Case, write_bert
 from experiments.step_time.loops import OPTIMIZER, ElasticLoop
 from pipetransformer.autocache.cache import AutoCache
+from pipetransformer.autocache.capacity import CacheCapacity, FeatureFormat
 from pipetransformer.autocache.layout import Budgets
-from pipetransformer.autocache.room import Kind, Room
-from pipetransformer.autopipe.pins import Pins
+from pipetransformer.autopipe.constraints import PlanConstraints
 from pipetransformer.autopipe.plan import Plan
-from pipetransformer.autopipe.search import best_plan
+from pipetransformer.autopipe.search.search import best_plan
 from pipetransformer.config.options import Parallel
+from pipetransformer.planning.planner import Planner
 from pipetransformer.runtime.precision import PRECISIONS
-from pipetransformer.training.peers import WorldPeers
-from pipetransformer.training.planner import Planner
-from pipetransformer.training.setup import make_planner
+from pipetransformer.training.build import make_planner
+from pipetransformer.training.communicator import WorldCommunicator
 
 WORLD, NUM_WARMUP_STEPS, CPU, FLOAT32 = 2, 2, torch.device("cpu"), PRECISIONS["float32"]
 HEADER = ("model", "plan", "predicted, ms", "measured, ms", "predicted / measured", "quartiles")
@@ -41,31 +41,38 @@ class Wanted:
     """
 
     name: str
-    pins: Pins
+    constraints: PlanConstraints
     frozen: float = 0.0
     cached: bool = False
 
     def plan(self, planner: Planner, num_blocks: int, batch_size: int) -> Plan:
         num_frozen = round(self.frozen * num_blocks)
         level = num_frozen if self.cached else 0
-        return best_plan(planner.profile, planner.cluster, batch_size, num_frozen, level, self.pins)
+        return best_plan(planner.profile, planner.cluster, batch_size, num_frozen, level, self.constraints)
 
 
-DATA, SINGLE = Pins(num_stages=1, num_replicas=2, num_microbatches=1), Pins(num_stages=1, num_replicas=1)
+DATA, SINGLE = (
+    PlanConstraints(num_stages=1, num_replicas=2, num_microbatches=1),
+    PlanConstraints(num_stages=1, num_replicas=1),
+)
 PLANS = (
     Wanted("data", DATA),
-    Wanted("data, 4 micro-batches", Pins(num_stages=1, num_replicas=2, num_microbatches=4)),
+    Wanted("data, 4 micro-batches", PlanConstraints(num_stages=1, num_replicas=2, num_microbatches=4)),
     Wanted("data, a third frozen", DATA, 1 / 3),
     Wanted("data, a third frozen and cached", DATA, 1 / 3, cached=True),
     Wanted("data, two thirds frozen and cached", DATA, 2 / 3, cached=True),
-    Wanted("data, checkpointing", Pins(num_stages=1, num_replicas=2, num_microbatches=1, checkpoint=True)),
-    Wanted("single device", Pins(num_stages=1, num_replicas=1, num_microbatches=1)),
-    Wanted("2 stages, 2 micro-batches, 1F1B", Pins(2, 1, 2, "1f1b")),
-    Wanted("2 stages, 4 micro-batches, 1F1B", Pins(2, 1, 4, "1f1b")),
-    Wanted("2 stages, 8 micro-batches, GPipe", Pins(2, 1, 8, "gpipe")),
-    Wanted("2 stages, 4 micro-batches, a third frozen", Pins(2, 1, 4, "1f1b"), 1 / 3),
-    Wanted("2 stages, 4 micro-batches, a third frozen and cached", Pins(2, 1, 4, "1f1b"), 1 / 3, cached=True),
-    Wanted("4 stages, 2 on each device, 4 micro-batches", Pins(4, 1, 4, "interleaved1f1b", num_chunks=2)),
+    Wanted("data, checkpointing", PlanConstraints(num_stages=1, num_replicas=2, num_microbatches=1, recompute=True)),
+    Wanted("single device", PlanConstraints(num_stages=1, num_replicas=1, num_microbatches=1)),
+    Wanted("2 stages, 2 micro-batches, 1F1B", PlanConstraints(2, 1, 2, "1f1b")),
+    Wanted("2 stages, 4 micro-batches, 1F1B", PlanConstraints(2, 1, 4, "1f1b")),
+    Wanted("2 stages, 8 micro-batches, GPipe", PlanConstraints(2, 1, 8, "gpipe")),
+    Wanted("2 stages, 4 micro-batches, a third frozen", PlanConstraints(2, 1, 4, "1f1b"), 1 / 3),
+    Wanted(
+        "2 stages, 4 micro-batches, a third frozen and cached", PlanConstraints(2, 1, 4, "1f1b"), 1 / 3, cached=True
+    ),
+    Wanted(
+        "4 stages, 2 on each device, 4 micro-batches", PlanConstraints(4, 1, 4, "interleaved1f1b", stages_per_rank=2)
+    ),
 )
 
 
@@ -90,10 +97,10 @@ class Bench:
         write_bert(folder)
         self.case, self.stack = case, case.stack(folder)
         self._loop = ElasticLoop(case.stack(folder), case.split(), case.batch_size)
-        self._feed, self._runtime = self._loop.feed, self._loop.runtime
-        source, kind = self._feed.source, Kind(self._feed.hidden_size, FLOAT32.weights)
-        room = Room([source], kind, Budgets(memory_bytes=1 << 30, disk_bytes=0), is_lasting=False)
-        self._cache = self._feed.cache = AutoCache(room, {source.name: folder}, WorldPeers())
+        self._feed, self._runtime = self._loop.loader, self._loop.runtime
+        source, kind = self._feed.source, FeatureFormat(self._feed.hidden_size, FLOAT32.weights)
+        capacity = CacheCapacity([source], kind, Budgets(memory_bytes=1 << 30, disk_bytes=0), persistent=False)
+        self._cache = self._feed.cache = AutoCache(capacity, {source.name: folder}, WorldCommunicator())
         assert self._cache.open() is None
 
     def planner(self) -> Planner:

@@ -15,12 +15,12 @@ from pipetransformer.autodp.sampler import batch_ids, epoch_order, num_batches
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.data.base import CLASSIFICATION, Split
 from pipetransformer.models.stack import LayerStack
+from pipetransformer.optim.base import AdamW
 from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.runtime.groups import Groups
 from pipetransformer.runtime.precision import PRECISIONS
 from pipetransformer.runtime.results import StepResult
-from pipetransformer.training.feed import Feed
-from pipetransformer.training.optim import AdamW
+from pipetransformer.training.loader import BatchLoader
 from pipetransformer.training.task import objective
 
 OPTIMIZER = AdamW(lr=1e-4, weight_decay=0.01, schedule="constant", clip_norm=1.0)
@@ -87,13 +87,13 @@ class ElasticLoop(Loop):
     """The runtime, at first under the plan that plain data parallelism is: one stage, a replica on each rank.
 
     Attributes:
-        feed: What its batches come from.
+        loader: What its batches come from.
         runtime: What trains on them; it may go to another plan between two steps.
     """
 
     def __init__(self, stack: LayerStack, split: Split, batch_size: int) -> None:
         super().__init__(stack, split, batch_size)
-        self.feed = Feed(split, stack.hidden_shape, SEED)
+        self.loader = BatchLoader(split, stack.hidden_shape, SEED)
         self._groups = Groups(TIMEOUT_S)
         self.runtime = ElasticRuntime(
             stack, self._groups, objective(CLASSIFICATION, NUM_CLASSES), OPTIMIZER.build, OPTIMIZER.clip_norm,
@@ -110,7 +110,7 @@ class ElasticLoop(Loop):
         """Lets the cache know what is read from here on, as the trainer does."""
         engine = self.runtime.engine
         if engine is not None:
-            self.feed.expect((self._batch(step) for step in count(self._step)), engine.plan, engine.position)
+            self.loader.prefetch((self._batch(step) for step in count(self._step)), engine.plan, engine.position)
 
     def close(self) -> None:
         self._groups.close()
@@ -118,7 +118,7 @@ class ElasticLoop(Loop):
     def _train(self, ids: np.ndarray, rate: float) -> None:
         engine, batch = self.runtime.engine, None
         if engine is not None:  # a rank that the plan leaves idle has no samples
-            batch, _ = self.feed.batch(ids, engine.plan, engine.position, self._step)
+            batch, _ = self.loader.batch(ids, engine.plan, engine.position, self._step)
         before, self._last = self._last, self.runtime.step(batch, rate)
         if before is not None:
             _ = before.loss  # one step late, as the trainer asks for it

@@ -79,9 +79,9 @@ def warm_up(plain: Loop, elastic: Loop, same_losses: bool) -> None:
 
 def goes_on(num_rounds: int, end_s: float) -> bool:
     """Whether another round begins, as rank 0's clock says."""
-    is_short = torch.tensor(num_rounds < FEWEST_ROUNDS or time.perf_counter() < end_s)
-    dist.broadcast(is_short, src=0)
-    return bool(is_short)
+    is_partial = torch.tensor(num_rounds < FEWEST_ROUNDS or time.perf_counter() < end_s)
+    dist.broadcast(is_partial, src=0)
+    return bool(is_partial)
 
 
 def take_turn(loop: Loop, num_steps: int) -> Turn:

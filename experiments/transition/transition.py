@@ -24,7 +24,7 @@ from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.runtime.groups import Groups
 from pipetransformer.runtime.precision import PRECISIONS
 from pipetransformer.runtime.results import TransitionReport
-from pipetransformer.training.feed import Feed
+from pipetransformer.training.loader import BatchLoader
 from pipetransformer.training.task import objective
 
 NUM_ROUNDS, BATCH_SIZE = 3, 4
@@ -73,7 +73,7 @@ def measure(case: Case) -> list[TransitionReport]:
     with tempfile.TemporaryDirectory() as name:
         write_bert(Path(name))
         stack = case.stack(Path(name))
-    feed = Feed(RandomText(), stack.hidden_shape, SEED)
+    loader = BatchLoader(RandomText(), stack.hidden_shape, SEED)
     groups = Groups(TIMEOUT_S)
     runtime = ElasticRuntime(
         stack, groups, objective(CLASSIFICATION, NUM_CLASSES), OPTIMIZER.build, OPTIMIZER.clip_norm,
@@ -85,7 +85,7 @@ def measure(case: Case) -> list[TransitionReport]:
         for plan in case.plans():
             reports.append(runtime.apply(plan))
             place = runtime.engine.position if runtime.engine else None
-            batch = feed.batch(np.arange(BATCH_SIZE), plan, place)[0] if place else None
+            batch = loader.batch(np.arange(BATCH_SIZE), plan, place)[0] if place else None
             runtime.step(batch, rate=1e-4)
     groups.close()
     return reports[1:]  # the first plan is no transition

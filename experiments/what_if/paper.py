@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from experiments.record import markdown
-from pipetransformer.autopipe.pins import Pins
-from pipetransformer.autopipe.search import best_plan
+from pipetransformer.autopipe.constraints import PlanConstraints
+from pipetransformer.autopipe.search.search import best_plan
 from pipetransformer.config.compose import compose_what_if
-from pipetransformer.config.options import WhatIf
+from pipetransformer.config.options import SimulationConfig
 from pipetransformer.freeze.base import Signals
 from pipetransformer.freeze.pipetransformer import PipeTransformer
-from pipetransformer.simulate.outcome import make_planner
-from pipetransformer.simulate.play import falling_norms
+from pipetransformer.simulate.result import make_planner
+from pipetransformer.simulate.run import falling_norms
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 HALVED_AT = {12: (5, 9, 11), 24: (9, 17, 21)}
@@ -71,7 +71,7 @@ class Assumptions:
 class Replay:
     """Epoch after epoch of the paper's system, in seconds per sample."""
 
-    def __init__(self, what_if: WhatIf, assumptions: Assumptions) -> None:
+    def __init__(self, what_if: SimulationConfig, assumptions: Assumptions) -> None:
         planner = make_planner(what_if)
         rate = assumptions.cache_mb_per_s
         self.profile = planner.profile if rate is None else replace(planner.profile, cache_read_s_per_byte=1e-6 / rate)
@@ -91,8 +91,8 @@ class Replay:
         num_replicas = self.num_devices // (num_stages if arm.autodp else NUM_STAGES)
         batch_size = num_replicas * self.assumptions.batch_size
         computed = num_frozen if self.assumptions.frozen_blocks_save or arm.autocache else 0
-        pins = Pins(num_stages, num_replicas, NUM_MICROBATCHES, "gpipe", checkpoint=False)
-        plan = best_plan(self.profile, self.cluster, batch_size, computed, level, pins)
+        constraints = PlanConstraints(num_stages, num_replicas, NUM_MICROBATCHES, "gpipe", recompute=False)
+        plan = best_plan(self.profile, self.cluster, batch_size, computed, level, constraints)
         return plan.predicted_step_s / batch_size
 
     def _prefixes(self, alpha: float) -> Iterator[int]:
@@ -111,7 +111,7 @@ def _ratio(text: str) -> float:
     return int(above) / int(below)
 
 
-def speedups(what_if: WhatIf, assumptions: Assumptions) -> dict[str, float]:
+def speedups(what_if: SimulationConfig, assumptions: Assumptions) -> dict[str, float]:
     """Of every arm at alpha = 1/3, and of all parts together at every alpha, over no freezing."""
     replay = Replay(what_if, assumptions)
     static_s = replay.sample_seconds(ARMS["no freezing"], 1 / 3)
@@ -129,7 +129,7 @@ VARIANTS = {
 }
 
 
-def rows(what_if: WhatIf) -> Iterator[tuple[str, ...]]:
+def rows(what_if: SimulationConfig) -> Iterator[tuple[str, ...]]:
     """A row for each figure of the paper."""
     found = [speedups(what_if, assumptions) for assumptions in VARIANTS.values()]
     for name, paper in PAPER.items():

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from experiments.record import markdown
 from pipetransformer.config.compose import compose_what_if
-from pipetransformer.simulate.outcome import Row, simulate
+from pipetransformer.simulate.result import Row, simulate
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 MODELS = {

@@ -8,15 +8,15 @@ from statistics import median
 import numpy as np
 import torch
 
-from pipetransformer.autocache.description import Description
+from pipetransformer.autocache.capacity import SEED, SHARD_SIZE, FeatureFormat
 from pipetransformer.autocache.layout import Budgets, bytes_needed
-from pipetransformer.autocache.room import SEED, SHARD_SIZE, Kind
-from pipetransformer.autocache.samples import SampleStore
+from pipetransformer.autocache.store import FeatureStore
+from pipetransformer.autocache.store_spec import StoreSpec
 
 NUM_BYTES, NUM_BATCHES, KEY = 16 << 20, 4, 1
 
 
-def seconds_per_byte(kind: Kind, num_tokens: int, tiers: Mapping[str, int], folder: Path) -> dict[str, float]:
+def seconds_per_byte(kind: FeatureFormat, num_tokens: int, tiers: Mapping[str, int], folder: Path) -> dict[str, float]:
     """Seconds per byte of a feature as it leaves the cache, reading batches of samples in random order.
 
     The disk's file is read after the system has let go of it, as a store larger than the memory would be.
@@ -29,7 +29,7 @@ def seconds_per_byte(kind: Kind, num_tokens: int, tiers: Mapping[str, int], fold
     return {tier: _measure(kind, _lengths(kind, num_tokens, own), tier, folder) for tier, own in tiers.items()}
 
 
-def _lengths(kind: Kind, num_tokens: int, num_bytes: int) -> np.ndarray:
+def _lengths(kind: FeatureFormat, num_tokens: int, num_bytes: int) -> np.ndarray:
     """Of as many samples as are measured, or find room."""
     row_bytes = kind.codec().row_bytes
     num_samples = max(1, NUM_BYTES // (num_tokens * row_bytes))
@@ -38,7 +38,7 @@ def _lengths(kind: Kind, num_tokens: int, num_bytes: int) -> np.ndarray:
     return np.full(num_samples, num_tokens)
 
 
-def _measure(kind: Kind, lengths: np.ndarray, tier: str, folder: Path) -> float:
+def _measure(kind: FeatureFormat, lengths: np.ndarray, tier: str, folder: Path) -> float:
     store = _store(kind, lengths, tier, folder)
     try:
         for shard, ids in enumerate(store.shards):
@@ -53,16 +53,16 @@ def _measure(kind: Kind, lengths: np.ndarray, tier: str, folder: Path) -> float:
         store.close()
 
 
-def _store(kind: Kind, lengths: np.ndarray, tier: str, folder: Path) -> SampleStore:
+def _store(kind: FeatureFormat, lengths: np.ndarray, tier: str, folder: Path) -> FeatureStore:
     row_bytes = kind.codec().row_bytes
-    room = bytes_needed(lengths, row_bytes, SHARD_SIZE)
-    budgets = Budgets(room, 0) if tier == "memory" else Budgets(0, room)
+    capacity = bytes_needed(lengths, row_bytes, SHARD_SIZE)
+    budgets = Budgets(capacity, 0) if tier == "memory" else Budgets(0, capacity)
     path = folder / "bandwidth"
-    description = Description(lengths, kind.hidden_size, kind.dtype, kind.storage, budgets, path, SHARD_SIZE, SEED)
-    return SampleStore.create(description, reserve_bytes=0)  # a store that is there may have left little
+    description = StoreSpec(lengths, kind.hidden_size, kind.dtype, kind.storage, budgets, path, SHARD_SIZE, SEED)
+    return FeatureStore.create(description, reserve_bytes=0)  # a store that is there may have left little
 
 
-def _seconds(store: SampleStore, ids: np.ndarray, out: torch.Tensor) -> float:
+def _seconds(store: FeatureStore, ids: np.ndarray, out: torch.Tensor) -> float:
     start = time.perf_counter()
     store.read(ids, out.shape[1], KEY, out)
     return time.perf_counter() - start

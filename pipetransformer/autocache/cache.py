@@ -10,17 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipetransformer.autocache.description import Description
-from pipetransformer.autocache.identity import level_key
-from pipetransformer.autocache.peers import Peers
-from pipetransformer.autocache.reading import FeatureReader, Reads, Request
-from pipetransformer.autocache.region import StoreFailed
-from pipetransformer.autocache.room import Room
-from pipetransformer.autocache.samples import SampleStore
-from pipetransformer.autocache.source import Compute, Source
-from pipetransformer.autocache.work import Part, groups_of, missing_of, parts_of
+from pipetransformer.autocache.buffer import StoreFailed
+from pipetransformer.autocache.capacity import CacheCapacity
+from pipetransformer.autocache.communicator import Communicator
+from pipetransformer.autocache.fill import ShardSlice, batches, missing_of, wanted_shards
+from pipetransformer.autocache.fingerprint import level_key
+from pipetransformer.autocache.reader import FeatureReader, ReadStats, Request
+from pipetransformer.autocache.source import Compute, SampleSource
+from pipetransformer.autocache.store import FeatureStore
+from pipetransformer.autocache.store_spec import StoreSpec
 
-Wanted = list[tuple[Source, np.ndarray]]
+Wanted = list[tuple[SampleSource, np.ndarray]]
 
 
 class FillFailed(Exception):
@@ -41,9 +41,9 @@ class AutoCache:
     Nothing is allocated before :meth:`open`. All processes of the run make the same calls, but for reading.
 
     Args:
-        room: What the stores may take.
+        capacity: What the stores may take.
         folders: Where the files of each split lie.
-        peers: The processes that share the stores.
+        communicator: The processes that share the stores.
 
     Attributes:
         level: The block whose output is stored; at 0 nothing is.
@@ -53,13 +53,13 @@ class AutoCache:
         num_kept: Those that are whole, of whatever weights and level, until the first level of this run is stored.
     """
 
-    def __init__(self, room: Room, folders: Mapping[str, Path], peers: Peers) -> None:
-        self.room, self._folders, self._peers = room, folders, peers
-        self._stores: dict[str, SampleStore] = {}
+    def __init__(self, capacity: CacheCapacity, folders: Mapping[str, Path], communicator: Communicator) -> None:
+        self.capacity, self._folders, self._communicator = capacity, folders, communicator
+        self._stores: dict[str, FeatureStore] = {}
         self._reader: FeatureReader | None = None
         self._was_served = False
         self._key, self._num_keys = 0, 0
-        self.level, self.reads, self.fill_s = 0, Reads(), 0.0
+        self.level, self.reads, self.fill_s = 0, ReadStats(), 0.0
         self.num_dropped = self.num_kept = 0
 
     def open(self) -> str | None:
@@ -70,30 +70,30 @@ class AutoCache:
         """
         problem = None
         if not self._stores:
-            problem = self._peers.first_of(self._take_room())
+            problem = self._communicator.first_not_none(self._take_room())
             if problem is not None:
                 self.close()
-            self.num_dropped, self.num_kept = self._peers.totals(self.num_dropped, self.num_kept)
+            self.num_dropped, self.num_kept = self._communicator.all_reduce_sum(self.num_dropped, self.num_kept)
         return problem
 
     def _take_room(self) -> str | None:
         """Worker 0 of a node makes the stores, and the others join."""
-        descriptions: dict[str, Description] | None = None
+        descriptions: dict[str, StoreSpec] | None = None
         problem = None
-        if self._peers.worker == 0:
+        if self._communicator.local_rank == 0:
             try:
-                self._stores, self.num_dropped = self.room.make(self._folders)
+                self._stores, self.num_dropped = self.capacity.make(self._folders)
                 self.num_kept = sum(store.num_stored for store in self._stores.values())
                 descriptions = {name: store.description for name, store in self._stores.items()}
             except (OSError, ValueError) as error:
-                problem = in_words(error)
-        descriptions = self._peers.from_first(descriptions)
-        if self._peers.worker > 0 and descriptions is not None:
+                problem = describe_os_error(error)
+        descriptions = self._communicator.broadcast_from_local_leader(descriptions)
+        if self._communicator.local_rank > 0 and descriptions is not None:
             try:
                 for name, each in descriptions.items():
-                    self._stores[name] = SampleStore.attach(each)
+                    self._stores[name] = FeatureStore.attach(each)
             except (OSError, ValueError) as error:
-                problem = in_words(error)
+                problem = describe_os_error(error)
         return problem
 
     def advance(
@@ -117,13 +117,13 @@ class AutoCache:
         self._num_keys += 1
         key = self._num_keys if layers is None else level_key(self._key, self._marked(layers))
         if self._was_served:
-            self._peers.totals(0)  # nobody writes before everybody has done reading
+            self._communicator.all_reduce_sum(0)  # nobody writes before everybody has done reading
         filled = self._fill(self._own_groups(wanted), compute, key)
         self.level, self._key, self._was_served = level, key, False
         self.fill_s += time.perf_counter() - start
         return filled
 
-    def _fill(self, groups: list[list[Part]], compute: Compute, key: int) -> Filled:
+    def _fill(self, groups: list[list[ShardSlice]], compute: Compute, key: int) -> Filled:
         num_computed, num_found, problem = 0, 0, None
         try:
             for group in groups:
@@ -134,24 +134,28 @@ class AutoCache:
                 num_computed += num_missing
                 num_found += sum(len(part.ids) for part in group) - num_missing
         except (StoreFailed, OverflowError) as error:  # the others come to the meeting
-            problem = in_words(error)
-        num_computed, num_found, num_failed = self._peers.totals(num_computed, num_found, problem is not None)
+            problem = describe_os_error(error)
+        num_computed, num_found, num_failed = self._communicator.all_reduce_sum(
+            num_computed, num_found, problem is not None
+        )
         if num_failed:
-            raise FillFailed(self._peers.first_of(problem))
+            raise FillFailed(self._communicator.first_not_none(problem))
         return Filled(num_computed, num_found)
 
-    def _own_groups(self, wanted: Wanted) -> list[list[Part]]:
+    def _own_groups(self, wanted: Wanted) -> list[list[ShardSlice]]:
         """What this worker computes; the workers of a node share the groups out."""
-        parts = (part for source, ids in wanted for part in parts_of(source, self._stores[source.name], ids))
-        return list(groups_of(parts, self._peers.num_workers))[self._peers.worker :: self._peers.num_workers]
+        parts = (part for source, ids in wanted for part in wanted_shards(source, self._stores[source.name], ids))
+        return list(batches(parts, self._communicator.local_world_size))[
+            self._communicator.local_rank :: self._communicator.local_world_size
+        ]
 
     def _marked(self, layers: Iterable[Mapping[str, Tensor]]) -> Iterable[Mapping[str, Tensor]]:
         """With what is stored rounded, what is computed from it depends on the level that it was taken from."""
-        if self.room.kind.storage == "exact":
+        if self.capacity.kind.storage == "exact":
             return layers
         return chain([{"from_level": torch.tensor(self.level)}], layers)
 
-    def _store(self, group: list[Part], compute: Compute, key: int) -> None:
+    def _store(self, group: list[ShardSlice], compute: Compute, key: int) -> None:
         """Computes the samples of neighbouring shards at once."""
         ids, num_tokens = np.concatenate([part.ids for part in group]), max(part.num_tokens for part in group)
         source, store = group[0].source, group[0].store
@@ -174,10 +178,10 @@ class AutoCache:
         self._was_served = True
         self._reader = FeatureReader(self._stores, self._key, compute, self.reads)
 
-    def expect(self, requests: Iterator[Request]) -> None:
+    def prefetch(self, requests: Iterator[Request]) -> None:
         """Reads ahead what will be asked for."""
         assert self._reader is not None
-        self._reader.expect(requests)
+        self._reader.prefetch(requests)
 
     def read(self, request: Request) -> Tensor:
         """Features (B, num_tokens, D) of the present level; valid until a few reads later."""
@@ -207,7 +211,7 @@ class AutoCache:
         self._stores = {}
 
 
-def in_words(error: Exception) -> str:
+def describe_os_error(error: Exception) -> str:
     """What went wrong, and where, without the number that the system gives it."""
     if not isinstance(error, OSError) or error.strerror is None:
         return str(error)

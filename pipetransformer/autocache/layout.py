@@ -88,7 +88,7 @@ class Placement:
 
 def place(
     lengths: np.ndarray, row_bytes: int, budgets: Budgets, shard_size: int, seed: int, lasting: bool,
-    at_home: np.ndarray | None = None,
+    is_local: np.ndarray | None = None,
 ) -> Placement:  # fmt: skip
     """Fills the tiers with samples in a random order that is the same everywhere and for ever.
 
@@ -108,12 +108,12 @@ def place(
         row_bytes: Bytes of a row.
         shard_size: Samples of a shard, at most.
         lasting: The store shall outlive the run, so all of it is on disk, but for what only memory has room for.
-        at_home: Samples that come before the others, bool (N,).
+        is_local: Samples that come before the others, bool (N,).
     """
     lengths = np.asarray(lengths, dtype=np.int64)
     order = _order(len(lengths), seed)
-    if at_home is not None:
-        order = order[np.argsort(~at_home[order], kind="stable")]
+    if is_local is not None:
+        order = order[np.argsort(~is_local[order], kind="stable")]
     classes = _classes(order, lengths[order], row_bytes, budgets, shard_size, lasting)
     only_memory, both, only_disk = (_shards(ids, lengths, shard_size) for ids in classes)
     return Placement(

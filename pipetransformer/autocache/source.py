@@ -12,7 +12,7 @@ Compute = Callable[[Tensor, dict[str, Tensor]], Tensor]
 
 
 @dataclass(frozen=True)
-class Source:
+class SampleSource:
     """Samples of one split that can be cached; a sample with several random draws counts once for each.
 
     Attributes:
@@ -20,11 +20,11 @@ class Source:
         lengths: Tokens of each sample at the layer boundary, (N,).
         inputs: ``inputs(ids, num_tokens)`` reads the model's inputs of samples.
         context: ``context(ids, num_tokens)`` gives what every layer needs besides, at little cost.
-        at_home: Samples that this node keeps before others, bool (N,); all alike by default.
+        is_local: Samples that this node keeps before others, bool (N,); all alike by default.
     """
 
     name: str
     lengths: np.ndarray
     inputs: Inputs
     context: Context
-    at_home: np.ndarray | None = None
+    is_local: np.ndarray | None = None

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from pipetransformer.autocache.buffer import SharedBuffer
 from pipetransformer.autocache.layout import TierLayout
-from pipetransformer.autocache.region import Region
 
 MARK = 0xA5  # no single flipped bit makes one
 CHUNK_BYTES = 2**18  # that are checked or copied at once
@@ -33,7 +33,7 @@ class Tier:
         ValueError: The region has another size.
     """
 
-    def __init__(self, layout: TierLayout, region: Region, stamp: int = 0) -> None:
+    def __init__(self, layout: TierLayout, region: SharedBuffer, stamp: int = 0) -> None:
         if region.num_bytes != layout.num_bytes:
             raise ValueError(
                 f"{region.address} has {region.num_bytes} bytes and the store needs {layout.num_bytes}: it was made "

@@ -33,7 +33,8 @@ class Cluster:
         link: Between the devices of a node.
         node_link: Between nodes, for all devices of a node together; ``None``: one node, or the same link everywhere.
         devices_per_node: ``None``: all of them.
-        ring, node_ring: The same links as an all-reduce sees them, which adds up as it sends; ``None``: as a message.
+        allreduce_link, node_allreduce_link: The same links as an all-reduce sees them, which reduces as it sends;
+            ``None``: as a message.
     """
 
     num_devices: int
@@ -41,8 +42,8 @@ class Cluster:
     link: Link
     node_link: Link | None = None
     devices_per_node: int | None = None
-    ring: Link | None = None
-    node_ring: Link | None = None
+    allreduce_link: Link | None = None
+    node_allreduce_link: Link | None = None
 
     def __post_init__(self) -> None:
         if self.devices_per_node is not None and self.devices_per_node < 1:
@@ -82,15 +83,19 @@ def boundary_links(cluster: Cluster, pipeline_size: int, num_replicas: int, adja
 
 
 @lru_cache(maxsize=4096)
-def ring_links(cluster: Cluster, pipeline_size: int, num_replicas: int, adjacent: bool) -> tuple[Link, ...]:
+def allreduce_links(cluster: Cluster, pipeline_size: int, num_replicas: int, adjacent: bool) -> tuple[Link, ...]:
     """The slowest link of the ring through the replicas of each device of a pipeline.
 
     All devices average their gradients at once. The rings that leave a node share its link: with whole pipelines in a
     node that is one ring for each of its devices; with replicas side by side at most two meet in a node.
     """
-    size, ring, node_ring = cluster.node_size, cluster.ring or cluster.link, cluster.node_ring or cluster.node_link
-    if size is None or node_ring is None or num_replicas == 1:
-        return (ring,) * pipeline_size
+    size, allreduce_link, node_allreduce_link = (
+        cluster.node_size,
+        cluster.allreduce_link or cluster.link,
+        cluster.node_allreduce_link or cluster.node_link,
+    )
+    if size is None or node_allreduce_link is None or num_replicas == 1:
+        return (allreduce_link,) * pipeline_size
     if adjacent:
         ends = ((device * num_replicas, (device + 1) * num_replicas - 1) for device in range(pipeline_size))
         crosses = [first // size != last // size for first, last in ends]
@@ -99,5 +104,5 @@ def ring_links(cluster: Cluster, pipeline_size: int, num_replicas: int, adjacent
         last_replica = (num_replicas - 1) * pipeline_size
         crosses = [device >= size or last_replica + device >= size for device in range(pipeline_size)]
         num_users = max(1, min(pipeline_size, size, num_replicas * pipeline_size - size))
-    shared = node_ring.shared(num_users)
-    return tuple(shared if crossing else ring for crossing in crosses)
+    shared = node_allreduce_link.shared(num_users)
+    return tuple(shared if crossing else allreduce_link for crossing in crosses)

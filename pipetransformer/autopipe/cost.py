@@ -17,13 +17,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from pipetransformer.autopipe.cluster import Cluster, Link, boundary_links, ring_links
-from pipetransformer.autopipe.partition import Runs
-from pipetransformer.autopipe.plan import Plan, layer_above
+from pipetransformer.autopipe.cluster import Cluster, Link, allreduce_links, boundary_links
+from pipetransformer.autopipe.plan import Plan, Stages, layer_above
 
 
 @dataclass(frozen=True)
-class Time:
+class AffineTime:
     """Seconds as a line in the number of samples: launch overhead and work."""
 
     fixed_s: float
@@ -33,8 +32,8 @@ class Time:
         """Seconds for one micro-batch of ``num_samples``."""
         return self.fixed_s + self.per_sample_s * num_samples
 
-    def __add__(self, other: Time) -> Time:
-        return Time(self.fixed_s + other.fixed_s, self.per_sample_s + other.per_sample_s)
+    def __add__(self, other: AffineTime) -> AffineTime:
+        return AffineTime(self.fixed_s + other.fixed_s, self.per_sample_s + other.per_sample_s)
 
 
 @dataclass(frozen=True)
@@ -48,22 +47,22 @@ class LayerProfile:
         weight_grad: ``W``, the gradient of the layer's own parameters.
         optimizer_s: One optimizer update of the layer's parameters.
         parameter_bytes: All parameters; those that layers share count in each, because each has a copy.
-        saved_bytes: Activations kept for backward, per sample.
+        activation_bytes: Activations kept for backward, per sample.
         output_bytes: The output, per sample.
-        working_bytes: The most that lives in a forward pass without gradient, output included, per sample.
-        cast_bytes: Copies of the parameters in a type of fewer bytes, while they take a gradient.
+        peak_forward_bytes: The most that lives in a forward pass without gradient, output included, per sample.
+        autocast_bytes: Copies of the parameters in a type of fewer bytes, while they take a gradient.
     """
 
     name: str
-    forward: Time
-    input_grad: Time
-    weight_grad: Time
+    forward: AffineTime
+    input_grad: AffineTime
+    weight_grad: AffineTime
     optimizer_s: float
     parameter_bytes: int
-    saved_bytes: int
+    activation_bytes: int
     output_bytes: int
-    working_bytes: int = 0
-    cast_bytes: int = 0
+    peak_forward_bytes: int = 0
+    autocast_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -74,18 +73,19 @@ class Profile:
         layers: Embedding first and head last.
         optimizer_state_factor: The optimizer's bytes per parameter byte (2 for Adam).
         cache_read_s_per_byte: Until a cached output is on the device; 0 where it is read ahead of time.
-        cache_missing: Share of the samples for which the cache has no room, so that they go through the frozen layers.
-        pass_s: What a stage of a pipeline takes per micro-batch besides its layers and transfers: the schedule itself.
+        cache_miss_rate: Fraction of the samples that the cache cannot hold; they go through the frozen layers.
+        schedule_overhead_s: Time of the schedule itself, per micro-batch and stage of a pipeline, besides layers and
+            transfers.
     """
 
     layers: tuple[LayerProfile, ...]
     optimizer_state_factor: float
     cache_read_s_per_byte: float = 0.0
-    cache_missing: float = 0.0
-    pass_s: float = 0.0
+    cache_miss_rate: float = 0.0
+    schedule_overhead_s: float = 0.0
 
 
-class RunSums:
+class PrefixSums:
     """Sums over runs of layers, ``first`` and ``last`` included, in constant time."""
 
     def __init__(self, values: Iterable[float]) -> None:
@@ -95,7 +95,7 @@ class RunSums:
         return self._below[last + 1] - self._below[first]
 
 
-def with_active(profile: Profile, num_frozen: int) -> list[tuple[LayerProfile, bool]]:
+def layers_with_grad(profile: Profile, num_frozen: int) -> list[tuple[LayerProfile, bool]]:
     """Each layer, and whether it takes a gradient."""
     first_active = layer_above(num_frozen)
     return [(layer, i >= first_active) for i, layer in enumerate(profile.layers)]
@@ -107,7 +107,7 @@ def microbatch_size(batch_size: int, num_replicas: int, num_microbatches: int) -
     return -(-share // num_microbatches)
 
 
-def layer_time(profile: Profile, layer: int, num_frozen: int, checkpoint: bool = False) -> Time:
+def layer_time(profile: Profile, layer: int, num_frozen: int, recompute: bool = False) -> AffineTime:
     """What a layer that runs takes, per micro-batch, at a frozen prefix."""
     measured = profile.layers[layer]
     first_active = layer_above(num_frozen)
@@ -116,25 +116,25 @@ def layer_time(profile: Profile, layer: int, num_frozen: int, checkpoint: bool =
     time = measured.forward + measured.weight_grad
     if layer > first_active:
         time += measured.input_grad
-    return time + measured.forward if checkpoint else time
+    return time + measured.forward if recompute else time
 
 
-def running_times(profile: Profile, num_frozen: int, cache_level: int, checkpoint: bool) -> list[Time]:
+def running_times(profile: Profile, num_frozen: int, cache_level: int, recompute: bool) -> list[AffineTime]:
     """What each layer above the cache takes; the lowest one reads the cache, too, and computes what that misses."""
     first = layer_above(cache_level)
-    times = [layer_time(profile, layer, num_frozen, checkpoint) for layer in range(first, len(profile.layers))]
+    times = [layer_time(profile, layer, num_frozen, recompute) for layer in range(first, len(profile.layers))]
     if cache_level:
         times[0] += cached_time(profile, cache_level)
     return times
 
 
-def cached_time(profile: Profile, cache_level: int) -> Time:
+def cached_time(profile: Profile, cache_level: int) -> AffineTime:
     """What it takes until the output of a block is there, read or computed."""
-    missing = profile.cache_missing
-    time = Time(0.0, (1 - missing) * profile.cache_read_s_per_byte * profile.layers[cache_level].output_bytes)
+    missing = profile.cache_miss_rate
+    time = AffineTime(0.0, (1 - missing) * profile.cache_read_s_per_byte * profile.layers[cache_level].output_bytes)
     if missing:
         for layer in profile.layers[: cache_level + 1]:
-            time += Time(layer.forward.fixed_s, missing * layer.forward.per_sample_s)
+            time += AffineTime(layer.forward.fixed_s, missing * layer.forward.per_sample_s)
     return time
 
 
@@ -149,14 +149,14 @@ def boundary_seconds(profile: Profile, link: Link, layer: int, num_frozen: int, 
 def compute_seconds(profile: Profile, plan: Plan, batch_size: int) -> list[float]:
     """Seconds of each stage per micro-batch, without transfers."""
     num_samples = microbatch_size(batch_size, plan.num_replicas, plan.num_microbatches)
-    times = running_times(profile, plan.num_frozen, plan.cache_level, plan.checkpoint)
-    run_seconds = RunSums(time.at(num_samples) for time in times)
+    times = running_times(profile, plan.num_frozen, plan.cache_level, plan.recompute)
+    run_seconds = PrefixSums(time.at(num_samples) for time in times)
     return [run_seconds(first - plan.first_layer, last - plan.first_layer) for first, last in plan.stages]
 
 
 def stage_seconds(profile: Profile, cluster: Cluster, plan: Plan, batch_size: int) -> list[float]:
     """Seconds of each stage per micro-batch, with the boundary above it or the exchange of its shards."""
-    besides_s = sum(exchange_seconds(profile, cluster, plan)) + pass_seconds(profile, plan.num_stages)
+    besides_s = sum(exchange_seconds(profile, cluster, plan)) + schedule_overhead_seconds(profile, plan.num_stages)
     num_samples = microbatch_size(batch_size, plan.num_replicas, plan.num_microbatches)
     links = boundary_links(cluster, plan.pipeline_size, plan.num_replicas, plan.replicas_adjacent)
     return [
@@ -167,28 +167,32 @@ def stage_seconds(profile: Profile, cluster: Cluster, plan: Plan, batch_size: in
     ]
 
 
-def pass_seconds(profile: Profile, num_stages: int) -> float:
+def schedule_overhead_seconds(profile: Profile, num_stages: int) -> float:
     """What the schedule takes for each micro-batch of a stage; a single stage does without one."""
-    return profile.pass_s if num_stages > 1 else 0.0
+    return profile.schedule_overhead_s if num_stages > 1 else 0.0
 
 
 def exchange_seconds(profile: Profile, cluster: Cluster, plan: Plan) -> tuple[float, float]:
     """Seconds per micro-batch in which a sharded plan exchanges shards, forward and backward; zero for other plans."""
     if not plan.sharded or plan.num_replicas == 1:
         return 0.0, 0.0
-    (ring,) = ring_links(cluster, 1, plan.num_replicas, plan.replicas_adjacent)
-    moved = ring_share(plan.num_replicas)
-    running = with_active(profile, plan.num_frozen)[plan.first_layer :]
-    halves = [(ring.seconds(moved * layer.parameter_bytes) / 2, on) for layer, on in running if layer.parameter_bytes]
+    (allreduce_link,) = allreduce_links(cluster, 1, plan.num_replicas, plan.replicas_adjacent)
+    moved = allreduce_volume(plan.num_replicas)
+    running = layers_with_grad(profile, plan.num_frozen)[plan.first_layer :]
+    halves = [
+        (allreduce_link.seconds(moved * layer.parameter_bytes) / 2, on)
+        for layer, on in running
+        if layer.parameter_bytes
+    ]
     return sum(half for half, _ in halves), sum(2 * half for half, on in halves if on)
 
 
-def ring_share(num_ranks: int) -> float:
+def allreduce_volume(num_ranks: int) -> float:
     """The share of its bytes that a ring all-reduce moves over each link."""
     return 2 * (num_ranks - 1) / num_ranks
 
 
-def pipeline_seconds(stages: Sequence[float], num_microbatches: int, num_chunks: int = 1) -> float:
+def pipeline_makespan(stages: Sequence[float], num_microbatches: int, stages_per_rank: int = 1) -> float:
     """Seconds until the last micro-batch is through a pipeline, from the seconds of each stage per micro-batch.
 
     A stage cannot be done before the first micro-batch passed all stages and the others passed this one. A device
@@ -196,15 +200,15 @@ def pipeline_seconds(stages: Sequence[float], num_microbatches: int, num_chunks:
     busiest device, ``T`` that of all of them and ``v`` chunks, which shorten the wait (Narayanan et al. 2021, 2.2).
     With one chunk the two are the same. 1F1B and GPipe take the same time.
     """
-    pipeline_size = len(stages) // num_chunks
+    pipeline_size = len(stages) // stages_per_rank
     busiest = max(sum(stages[device::pipeline_size]) for device in range(pipeline_size))
-    return through_seconds(sum(stages), max(stages), busiest, num_microbatches, num_chunks)
+    return makespan(sum(stages), max(stages), busiest, num_microbatches, stages_per_rank)
 
 
-def through_seconds(total: float, slowest: float, busiest: float, num_microbatches: int, num_chunks: int) -> float:
-    """:func:`pipeline_seconds` from those of all stages, of the slowest stage, and of the busiest device."""
+def makespan(total: float, slowest: float, busiest: float, num_microbatches: int, stages_per_rank: int) -> float:
+    """:func:`pipeline_makespan` from those of all stages, of the slowest stage, and of the busiest device."""
     passing_s = total + (num_microbatches - 1) * slowest
-    return max(passing_s, num_microbatches * busiest + (total - busiest) / num_chunks)
+    return max(passing_s, num_microbatches * busiest + (total - busiest) / stages_per_rank)
 
 
 class UpdateCosts:
@@ -219,20 +223,20 @@ class UpdateCosts:
         self, profile: Profile, num_frozen: int, num_replicas: int, links: Sequence[Link], sharded: bool = False
     ) -> None:
         self._links = links
-        self._moved = 0.0 if sharded else ring_share(num_replicas)
+        self._moved = 0.0 if sharded else allreduce_volume(num_replicas)
         num_shares = num_replicas if sharded else 1
-        layers = with_active(profile, num_frozen)
-        self._bytes = RunSums(layer.parameter_bytes * on for layer, on in layers)
-        self._optimizer_s = RunSums(layer.optimizer_s * on / num_shares for layer, on in layers)
+        layers = layers_with_grad(profile, num_frozen)
+        self._bytes = PrefixSums(layer.parameter_bytes * on for layer, on in layers)
+        self._optimizer_s = PrefixSums(layer.optimizer_s * on / num_shares for layer, on in layers)
 
-    def seconds(self, device: int, runs: Runs) -> float:
+    def seconds(self, device: int, runs: Stages) -> float:
         """Seconds on the device that holds these runs of layers."""
         num_bytes, optimizer_s = sum(self._bytes(first, last) for first, last in runs), self.optimizer_seconds(runs)
         if self._moved == 0 or num_bytes == 0:
             return optimizer_s
         return self._links[device].seconds(self._moved * num_bytes) + optimizer_s
 
-    def optimizer_seconds(self, runs: Runs) -> float:
+    def optimizer_seconds(self, runs: Stages) -> float:
         """The optimizer's part of it."""
         return sum(self._optimizer_s(first, last) for first, last in runs)
 
@@ -244,7 +248,7 @@ def step_seconds(profile: Profile, cluster: Cluster, plan: Plan, batch_size: int
     of them ends the step.
     """
     stages = stage_seconds(profile, cluster, plan, batch_size)
-    links = ring_links(cluster, plan.pipeline_size, plan.num_replicas, plan.replicas_adjacent)
+    links = allreduce_links(cluster, plan.pipeline_size, plan.num_replicas, plan.replicas_adjacent)
     updates = UpdateCosts(profile, plan.num_frozen, plan.num_replicas, links, plan.sharded)
     update_s = max(updates.seconds(device, plan.stages[device :: plan.pipeline_size]) for device in range(len(links)))
-    return pipeline_seconds(stages, plan.num_microbatches, plan.num_chunks) + update_s
+    return pipeline_makespan(stages, plan.num_microbatches, plan.stages_per_rank) + update_s

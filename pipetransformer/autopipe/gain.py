@@ -7,7 +7,7 @@ from pipetransformer.autopipe.plan import Plan
 
 
 @dataclass(frozen=True)
-class Option:
+class TransitionOption:
     """A plan to go to, and the seconds until its first step can start."""
 
     plan: Plan
@@ -15,7 +15,7 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Choice:
+class TransitionChoice:
     """Where to go.
 
     Attributes:
@@ -31,7 +31,7 @@ class Choice:
     reason: str
 
 
-def choose(stay: Plan | None, options: Sequence[Option], num_steps_left: int) -> Choice:
+def choose_transition(stay: Plan | None, options: Sequence[TransitionOption], num_steps_left: int) -> TransitionChoice:
     """The plan with which the run ends soonest, counting what it takes to go there.
 
     Args:
@@ -41,10 +41,12 @@ def choose(stay: Plan | None, options: Sequence[Option], num_steps_left: int) ->
     """
     if not options:
         assert stay is not None
-        return Choice(stay, 0.0, 0.0, "no other arrangement is faster")
+        return TransitionChoice(stay, 0.0, 0.0, "no other arrangement is faster")
     best = min(options, key=lambda option: option.cost_s + num_steps_left * option.plan.predicted_step_s)
     if stay is None:
-        return Choice(best.plan, 0.0, best.cost_s, "the arrangement cannot stay: frozen layers thaw or leave the cache")
+        return TransitionChoice(
+            best.plan, 0.0, best.cost_s, "the arrangement cannot stay: frozen layers thaw or leave the cache"
+        )
     gain_s = (stay.predicted_step_s - best.plan.predicted_step_s) * num_steps_left
     pays = gain_s > best.cost_s
     reason = (
@@ -52,4 +54,8 @@ def choose(stay: Plan | None, options: Sequence[Option], num_steps_left: int) ->
         f"{abs(gain_s):.3g} s {'less' if gain_s >= 0 else 'more'}, {'more' if pays else 'no more'} than the "
         f"{best.cost_s:.3g} s of the transition"
     )
-    return Choice(best.plan, gain_s, best.cost_s, reason) if pays else Choice(stay, 0.0, 0.0, f"it stays: {reason}")
+    return (
+        TransitionChoice(best.plan, gain_s, best.cost_s, reason)
+        if pays
+        else TransitionChoice(stay, 0.0, 0.0, f"it stays: {reason}")
+    )

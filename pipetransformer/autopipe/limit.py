@@ -9,7 +9,7 @@ compared with. So it is the static plan's time over that of devices that do noth
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pipetransformer.autopipe.cost import Profile, Time, layer_time
+from pipetransformer.autopipe.cost import AffineTime, Profile, layer_time
 from pipetransformer.autopipe.plan import layer_above
 
 
@@ -34,8 +34,8 @@ class Fill:
 def spread_overhead(profile: Profile, num_samples: int) -> Profile:
     """The profile with each layer's launch overhead spread over ``num_samples``: time per sample and nothing else."""
 
-    def spread(time: Time) -> Time:
-        return Time(0.0, time.at(num_samples) / num_samples)
+    def spread(time: AffineTime) -> AffineTime:
+        return AffineTime(0.0, time.at(num_samples) / num_samples)
 
     layers = (
         replace(

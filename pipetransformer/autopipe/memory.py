@@ -4,11 +4,10 @@ from functools import lru_cache
 from math import ceil
 from operator import mul
 
-from pipetransformer.autopipe.cost import Profile, RunSums, microbatch_size, with_active
-from pipetransformer.autopipe.partition import Runs
-from pipetransformer.autopipe.plan import Plan, layer_above
+from pipetransformer.autopipe.cost import PrefixSums, Profile, layers_with_grad, microbatch_size
+from pipetransformer.autopipe.plan import Plan, Stages, layer_above
 
-PACKED_BYTES = 1 << 20  # gradients of a pipeline that are averaged together; larger ones are where they lie
+BUCKET_BYTES = 1 << 20  # gradients of a pipeline that are averaged together; larger ones are where they lie
 Moments = tuple[tuple[int, ...], ...]
 """Micro-batches between forward and backward in each chunk of a device, at the moments that may be the worst."""
 
@@ -29,29 +28,29 @@ class MemoryCosts:
     pass this is more than a device takes, by no more than its gradients.
     """
 
-    def __init__(self, profile: Profile, num_frozen: int, checkpoint: bool = False, cache_level: int = 0) -> None:
+    def __init__(self, profile: Profile, num_frozen: int, recompute: bool = False, cache_level: int = 0) -> None:
         state_factor = 1 + profile.optimizer_state_factor
         self._head = len(profile.layers) - 1
-        layers = with_active(profile, num_frozen)
+        layers = layers_with_grad(profile, num_frozen)
         inputs = [0, *(layer.output_bytes for layer in profile.layers[:-1])]
-        saved = inputs if checkpoint else [layer.saved_bytes for layer in profile.layers]
+        saved = inputs if recompute else [layer.activation_bytes for layer in profile.layers]
         self._weights = [layer.parameter_bytes for layer in profile.layers]
-        self._lasting = RunSums(layer.parameter_bytes * (1 + state_factor * on) for layer, on in layers)
-        self._casts = RunSums(layer.cast_bytes * on for layer, on in layers)
-        self._gradients = RunSums(layer.parameter_bytes * on for layer, on in layers)
+        self._lasting = PrefixSums(layer.parameter_bytes * (1 + state_factor * on) for layer, on in layers)
+        self._casts = PrefixSums(layer.autocast_bytes * on for layer, on in layers)
+        self._gradients = PrefixSums(layer.parameter_bytes * on for layer, on in layers)
         self._first, self._first_active = layer_above(cache_level), layer_above(num_frozen)
-        self._working = max([0, *(layer.working_bytes for layer, on in layers if not on)])
-        self._saved = RunSums(num_bytes * on for num_bytes, (_, on) in zip(saved, layers, strict=True))
-        self._checkpoint = checkpoint
-        self._again = [layer.saved_bytes * on for layer, on in layers]
-        cached = profile.layers[: layer_above(cache_level)] if profile.cache_missing else ()
+        self._working = max([0, *(layer.peak_forward_bytes for layer, on in layers if not on)])
+        self._saved = PrefixSums(num_bytes * on for num_bytes, (_, on) in zip(saved, layers, strict=True))
+        self._checkpoint = recompute
+        self._again = [layer.activation_bytes * on for layer, on in layers]
+        cached = profile.layers[: layer_above(cache_level)] if profile.cache_miss_rate else ()
         self._cached = sum(layer.parameter_bytes for layer in cached)
-        self._missing = max([0, *(layer.working_bytes for layer in cached)])
+        self._missing = max([0, *(layer.peak_forward_bytes for layer in cached)])
         # one size for all boundaries, so that a shorter run never needs more
         self._boundary = max(layer.output_bytes for layer in profile.layers[:-1])
 
     def bytes(
-        self, runs: Runs, num_samples: int, num_microbatches: int, moments: Moments, num_replicas: int
+        self, runs: Stages, num_samples: int, num_microbatches: int, moments: Moments, num_replicas: int
     ) -> int:  # fmt: skip
         """Bytes with ``num_microbatches`` of ``num_samples`` each; ``runs`` may be the lowest chunks of a device."""
         held, again, num_tensors = float(self._cached), 0, 0
@@ -70,7 +69,7 @@ class MemoryCosts:
         buffers = self.buffer_bytes(num_tensors, num_samples)
         running = max(in_flight + again + working, self._missing * num_microbatches) * num_samples
         if num_replicas > 1 and not is_whole:
-            running = max(running, min(PACKED_BYTES, sum(self._gradients(first, last) for first, last in runs)))
+            running = max(running, min(BUCKET_BYTES, sum(self._gradients(first, last) for first, last in runs)))
         return round(held + running + buffers)
 
     def sharded_bytes(self, first: int, num_devices: int, num_samples: int, num_microbatches: int) -> int:
@@ -105,13 +104,13 @@ class MemoryCosts:
 
 
 @lru_cache(maxsize=4096)
-def in_flight(schedule: str, device: int, pipeline_size: int, num_chunks: int, num_microbatches: int) -> Moments:
+def in_flight(schedule: str, device: int, pipeline_size: int, stages_per_rank: int, num_microbatches: int) -> Moments:
     """The worst moments of a device under a schedule."""
     if schedule == "gpipe":
         return ((num_microbatches,),)
     if schedule == "1f1b":
         return ((min(num_microbatches, pipeline_size - device),),)
-    return _interleaved(device, pipeline_size, num_chunks, num_microbatches)
+    return _interleaved(device, pipeline_size, stages_per_rank, num_microbatches)
 
 
 def interleaves(pipeline_size: int, num_microbatches: int) -> bool:
@@ -119,7 +118,7 @@ def interleaves(pipeline_size: int, num_microbatches: int) -> bool:
     return num_microbatches % max(1, num_microbatches // pipeline_size) == 0
 
 
-def _interleaved(device: int, pipeline_size: int, num_chunks: int, num_microbatches: int) -> Moments:
+def _interleaved(device: int, pipeline_size: int, stages_per_rank: int, num_microbatches: int) -> Moments:
     """As torch's ``ScheduleInterleaved1F1B``: after the warm-up, one forward and one backward in turn.
 
     A round of micro-batches goes through one chunk after the other, forwards from the lowest chunk, backwards from the
@@ -129,25 +128,25 @@ def _interleaved(device: int, pipeline_size: int, num_chunks: int, num_microbatc
         forward      0 0  1   1   0   0   1   1            in chunks 0 and 1, after each forward:
         backward            1   1   0   0   1   1  0 0     1 0, 2 0, 2 1, 2 1, 3 0, 3 0, 2 1, 2 1
     """
-    num_steps = num_chunks * num_microbatches
+    num_steps = stages_per_rank * num_microbatches
     per_round = num_microbatches // max(1, num_microbatches // pipeline_size)
-    warmup = min((num_chunks - 1) * per_round + 2 * (pipeline_size - 1 - device), num_steps)
-    counts = [0] * num_chunks
+    warmup = min((stages_per_rank - 1) * per_round + 2 * (pipeline_size - 1 - device), num_steps)
+    counts = [0] * stages_per_rank
     first, last = {}, {}
-    for step in range(min(num_steps, warmup + 2 * num_chunks * per_round)):  # then it repeats
+    for step in range(min(num_steps, warmup + 2 * stages_per_rank * per_round)):  # then it repeats
         up, down = step // per_round, (step - warmup) // per_round
-        counts[up % num_chunks] += 1
+        counts[up % stages_per_rank] += 1
         if step >= min(warmup, num_steps - 1):
             # while one chunk fills and another empties evenly, the worst is at the start or the end
             last[up, down] = tuple(counts)
             first.setdefault((up, down), tuple(counts))
-            counts[num_chunks - 1 - down % num_chunks] -= 1
+            counts[stages_per_rank - 1 - down % stages_per_rank] -= 1
     return tuple(sorted({*first.values(), *last.values()}))
 
 
 def device_memory_bytes(profile: Profile, plan: Plan, batch_size: int) -> tuple[int, ...]:
     """Bytes on each device of a pipeline; see :class:`MemoryCosts`."""
-    costs = MemoryCosts(profile, plan.num_frozen, plan.checkpoint, plan.cache_level)
+    costs = MemoryCosts(profile, plan.num_frozen, plan.recompute, plan.cache_level)
     num_samples = microbatch_size(batch_size, plan.num_replicas, plan.num_microbatches)
     size, num_microbatches = plan.pipeline_size, plan.num_microbatches
     if plan.sharded:
@@ -157,7 +156,7 @@ def device_memory_bytes(profile: Profile, plan: Plan, batch_size: int) -> tuple[
             plan.stages[device::size],
             num_samples,
             num_microbatches,
-            in_flight(plan.schedule, device, size, plan.num_chunks, num_microbatches),
+            in_flight(plan.schedule, device, size, plan.stages_per_rank, num_microbatches),
             plan.num_replicas,
         )
         for device in range(size)

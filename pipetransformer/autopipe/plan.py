@@ -5,6 +5,9 @@ Layers are numbered over the whole model: 0 is the embedding, ``1 .. L`` are the
 
 from dataclasses import dataclass
 
+Stages = tuple[tuple[int, int], ...]
+"""The layers ``(first, last)`` of each stage, both included, from the lowest stage up."""
+
 SCHEDULES = ("gpipe", "1f1b", "interleaved1f1b")
 SKIPS_GRADIENTS = ("interleaved_zero_bubble", "zbv_zero_bubble", "dualpipev")
 """Schedules of torch that give wrong or no gradients over a frozen stage, without an error."""
@@ -19,7 +22,7 @@ def layer_above(num_blocks: int) -> int:
 class Plan:
     """An arrangement of the model on the devices, valid until the next transition.
 
-    With ``num_chunks`` above 1 a device runs several stages, which go round the devices of a pipeline::
+    With ``stages_per_rank`` above 1 a device runs several stages, which go round the devices of a pipeline::
 
         4 stages, 2 chunks      device 0: stages 0 and 2      device 1: stages 1 and 3
 
@@ -30,8 +33,8 @@ class Plan:
         num_replicas: Pipelines that work side by side on shares of the global batch.
         num_microbatches: Micro-batches that each replica's share is cut into.
         schedule: One of :data:`SCHEDULES`.
-        num_chunks: Stages of each device; above 1 only with ``interleaved1f1b``.
-        checkpoint: Keep only each active layer's input for backward, and compute the rest of it again.
+        stages_per_rank: Stages of each device; above 1 only with ``interleaved1f1b``.
+        recompute: Keep only each active layer's input for backward, and compute the rest of it again.
         replicas_adjacent: Neighbouring ranks hold the same layers instead of neighbouring ones.
         sharded: Each of all devices keeps a share of every layer, and has a layer whole only while it runs.
         predicted_step_s: What the cost model expects one optimizer step to take, in seconds.
@@ -39,12 +42,12 @@ class Plan:
 
     num_frozen: int
     cache_level: int
-    stages: tuple[tuple[int, int], ...]
+    stages: Stages
     num_replicas: int
     num_microbatches: int
     schedule: str = "1f1b"
-    num_chunks: int = 1
-    checkpoint: bool = False
+    stages_per_rank: int = 1
+    recompute: bool = False
     replicas_adjacent: bool = False
     sharded: bool = False
     predicted_step_s: float = 0.0
@@ -52,10 +55,10 @@ class Plan:
     def __post_init__(self) -> None:
         assert 0 <= self.cache_level <= self.num_frozen, self
         assert len(self.stages) >= 1, self
-        assert min(self.num_replicas, self.num_microbatches, self.num_chunks) >= 1, self
+        assert min(self.num_replicas, self.num_microbatches, self.stages_per_rank) >= 1, self
         assert self.schedule in SCHEDULES, self
-        assert len(self.stages) % self.num_chunks == 0, self
-        assert self.num_chunks == 1 or self.schedule == "interleaved1f1b", self
+        assert len(self.stages) % self.stages_per_rank == 0, self
+        assert self.stages_per_rank == 1 or self.schedule == "interleaved1f1b", self
         assert not self.sharded or len(self.stages) == 1, self
         assert self.stages[0][0] == layer_above(self.cache_level), self
         assert all(first <= last for first, last in self.stages), self
@@ -68,7 +71,7 @@ class Plan:
     @property
     def pipeline_size(self) -> int:
         """Devices of a pipeline."""
-        return self.num_stages // self.num_chunks
+        return self.num_stages // self.stages_per_rank
 
     @property
     def num_devices(self) -> int:

@@ -13,7 +13,7 @@ from pipetransformer.config.options import (
     Cache,
     Config,
     Parallel,
-    WhatIf,
+    SimulationConfig,
 )
 
 MODELS = {"image": "vit_tiny, vit or deit", "text": "bert, roberta, distilbert or electra"}
@@ -26,7 +26,14 @@ def check(config: Config) -> None:
     positive |= {"eval_every_epochs": config.eval_every_epochs, "parallel.timeout_s": parallel.timeout_s}
     positive |= {
         f"parallel.{name}": getattr(parallel, name)
-        for name in ("world_size", "device_memory_gib", "num_stages", "num_replicas", "num_microbatches", "num_chunks")
+        for name in (
+            "world_size",
+            "device_memory_gib",
+            "num_stages",
+            "num_replicas",
+            "num_microbatches",
+            "stages_per_rank",
+        )
     }
     for name, value in positive.items():
         if value is not None and value <= 0:
@@ -44,7 +51,7 @@ def check(config: Config) -> None:
         )
     if parallel.schedule is not None:
         _one_of("parallel.schedule", parallel.schedule, SCHEDULES)
-    if isinstance(config, WhatIf):
+    if isinstance(config, SimulationConfig):
         _check_what_if(config)
     elif config.cache.enabled and config.cache.path is not None:
         check_writable(Path(config.cache.path))
@@ -74,7 +81,7 @@ def check_modality(model: Any, dataset: Any) -> None:
         )
 
 
-def _check_what_if(config: WhatIf) -> None:
+def _check_what_if(config: SimulationConfig) -> None:
     if config.pipeline.schedule is not None:
         _one_of("pipeline.schedule", config.pipeline.schedule, ("gpipe", "1f1b"))
     if config.num_samples < config.batch_size:
@@ -109,7 +116,7 @@ def _check_arrangement(parallel: Parallel) -> None:
 
 
 def _check_sharded(parallel: Parallel) -> None:
-    for name, given in (("schedule", parallel.schedule), ("num_chunks", parallel.num_chunks)):
+    for name, given in (("schedule", parallel.schedule), ("stages_per_rank", parallel.stages_per_rank)):
         if given not in (None, 1):
             raise ValueError(
                 f"parallel=sharded runs all layers on every device, without stages that parallel.{name}={given} could "

@@ -20,7 +20,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from pipetransformer.autocache.writable import Unwritable
 from pipetransformer.config.checks import check, check_modality
-from pipetransformer.config.options import Arrangement, Cache, Config, Parallel, WhatIf
+from pipetransformer.config.options import Arrangement, Cache, Config, Parallel, SimulationConfig
 
 SPEC_GROUPS = ("model", "dataset", "freeze", "optim", "logger")
 WHAT_IF_GROUPS = ("cluster", "shape")
@@ -47,11 +47,11 @@ def _schema(spec: type) -> DictConfig:
     return schema
 
 
-def compose_what_if(conf: Path, overrides: Sequence[str] = ()) -> WhatIf:
+def compose_what_if(conf: Path, overrides: Sequence[str] = ()) -> SimulationConfig:
     """``conf/simulate.yaml`` with overrides, from Python."""
-    register(WhatIf)
+    register(SimulationConfig)
     with initialize_config_dir(str(conf.resolve()), version_base="1.3"):
-        return load(compose("simulate", list(overrides)), WhatIf)
+        return load(compose("simulate", list(overrides)), SimulationConfig)
 
 
 def build(node: DictConfig, **runtime: Any) -> Any:
@@ -63,13 +63,13 @@ def load(node: DictConfig, kind: type[C] = Config) -> C:
     """Checks a composed configuration and turns it into plain values, without importing torch.
 
     Args:
-        kind: What ``conf/config.yaml`` (or, for a :class:`WhatIf`, ``conf/simulate.yaml``) was composed for.
+        kind: What ``conf/config.yaml`` (or, for a :class:`SimulationConfig`, ``conf/simulate.yaml``) was composed for.
 
     Raises:
         UserError: A key that does not exist, a value of the wrong type, or values that do not fit together.
     """
     try:
-        groups = SPEC_GROUPS + (WHAT_IF_GROUPS if issubclass(kind, WhatIf) else ())
+        groups = SPEC_GROUPS + (WHAT_IF_GROUPS if issubclass(kind, SimulationConfig) else ())
         specs = {group: build(_checked(group, node[group])) for group in SPEC_GROUPS}
         check_modality(specs["model"], specs["dataset"])  # a text model's shape asks the dataset for its length
         specs |= {group: build(_checked(group, node[group])) for group in groups if group not in specs}

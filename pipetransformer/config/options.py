@@ -22,8 +22,8 @@ class Parallel:
         world_size: Processes, one per device; ``None``: one per GPU, or two without a GPU.
         device_memory_gib: What weights, gradients, optimizer state and activations may take on one device.
         num_stages, num_replicas, num_microbatches, schedule: Fixed for the whole run when given.
-        num_chunks: Stages of each device, likewise.
-        checkpoint: Keep only the inputs of layers for backward and compute the rest again, likewise.
+        stages_per_rank: Stages of each device, likewise.
+        recompute: Keep only the inputs of layers for backward and compute the rest again, likewise.
         autopipe: Re-partition the active layers when blocks freeze.
         autodp: Turn freed devices into replicas.
         device: ``auto``, ``cpu`` or ``cuda``.
@@ -37,8 +37,8 @@ class Parallel:
     num_replicas: int | None = None
     num_microbatches: int | None = None
     schedule: str | None = None
-    num_chunks: int | None = 1
-    checkpoint: bool | None = None
+    stages_per_rank: int | None = 1
+    recompute: bool | None = None
     autopipe: bool = True
     autodp: bool = True
     device: str = "auto"
@@ -113,12 +113,12 @@ class Arrangement:
 
 
 @dataclass(frozen=True)
-class WhatIf(Config):
+class SimulationConfig(Config):
     """A run that is only simulated: what it would be started with, and what stands for devices, model and data.
 
     Attributes:
         cluster: The devices, a :class:`~pipetransformer.simulate.hardware.Hardware`.
-        shape: The model's size, a :class:`~pipetransformer.autopipe.analytic.Shape`.
+        shape: The model's size, a :class:`~pipetransformer.simulate.analytic.TransformerShape`.
         pipeline: The static pipeline that the run is compared with.
         num_samples: Training samples of an epoch.
     """

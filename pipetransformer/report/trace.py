@@ -37,10 +37,10 @@ class Event:
         return self.start_s + self.seconds
 
 
-def pass_name(is_forward: bool, microbatch: int, stage: int, num_chunks: int) -> str:
+def pass_name(is_forward: bool, microbatch: int, stage: int, stages_per_rank: int) -> str:
     """What a pass is called: ``F2``, or ``F2 stage 1`` where devices run several stages."""
     name = f"{'F' if is_forward else 'B'}{microbatch}"
-    return f"{name} stage {stage}" if num_chunks > 1 else name
+    return f"{name} stage {stage}" if stages_per_rank > 1 else name
 
 
 def write_trace(events: Sequence[Event], folder: Path, number: int) -> Path:

@@ -18,17 +18,17 @@ from pipetransformer.models.stack import LayerStack
 from pipetransformer.runtime import signals
 from pipetransformer.runtime.batch import Batch
 from pipetransformer.runtime.engine import Engine, Objective
+from pipetransformer.runtime.fsdp import FsdpLayers, ShardedStage
 from pipetransformer.runtime.groups import Groups
-from pipetransformer.runtime.holdings import Holdings
 from pipetransformer.runtime.loss_scale import LossScale
 from pipetransformer.runtime.precision import Precision
 from pipetransformer.runtime.prefix import Compute, evaluated
-from pipetransformer.runtime.recorder import Recorder
+from pipetransformer.runtime.resident import ResidentLayers
 from pipetransformer.runtime.results import NotFinite, StepResult, TransitionReport
-from pipetransformer.runtime.sharded import ShardedStage, Shards
 from pipetransformer.runtime.stage import Stage
-from pipetransformer.runtime.ties import TiedGradients, tied_groups
-from pipetransformer.runtime.transfer import collect, exchange, lent
+from pipetransformer.runtime.tied import TiedWeights, tied_groups
+from pipetransformer.runtime.tracing import Recorder
+from pipetransformer.runtime.transfer import borrowed, gather_state_dict, send_layers
 
 OptimizerBuilder = Callable[[Iterator[nn.Parameter]], Optimizer | None]
 
@@ -54,7 +54,7 @@ class ElasticRuntime:
     ) -> None:  # fmt: skip
         self.device, self.precision = device, precision
         self.loss_scale = LossScale(precision)
-        self.holdings = Holdings(stack, device)
+        self.resident = ResidentLayers(stack, device)
         self._groups, self._objective = groups, objective
         self._build_optimizer, self._clip_norm = build_optimizer, clip_norm
         self.recorder = Recorder(device)
@@ -63,11 +63,11 @@ class ElasticRuntime:
         self.engine: Engine | None = None
         self.optimizer: Optimizer | None = None
         self._measured: signals.ByLayer = {}  # each weight once, also one that layers share
-        self._shards: Shards | None = None
+        self._shards: FsdpLayers | None = None
 
     @property
     def num_layers(self) -> int:
-        return len(self.holdings.stack)
+        return len(self.resident.stack)
 
     def apply(self, plan: Plan) -> TransitionReport:
         """Goes to a plan; nothing but the arrangement changes (design promise 3).
@@ -82,12 +82,12 @@ class ElasticRuntime:
             rank 3  10 H                   rank 3  8 9 10 H         <- 8 9 from 2
         """
         start = time.perf_counter()
-        self.holdings.take_state(self.optimizer, plan.first_active_layer)
+        self.resident.stash_optimizer_state(self.optimizer, plan.first_active_layer)
         self._drop_engine()
         dropped = time.perf_counter()
         self._groups.prepare(pipeline_ranks(plan, replica) for replica in range(plan.num_replicas))
         self._groups.prepare(replica_ranks(plan, device) for device in range(plan.pipeline_size))
-        self._groups.prepare(tied_groups(self.holdings.stack, plan))
+        self._groups.prepare(tied_groups(self.resident.stack, plan))
         grouped = time.perf_counter()
         first = not self.placement
         placement = initial_placement(plan) if first else next_placement(plan, self.placement)
@@ -95,10 +95,10 @@ class ElasticRuntime:
         assert first or plan.sharded == (self._shards is not None), "a run is sharded from its start to its end"
         assert not plan.sharded or plan.num_devices == dist.get_world_size(), "every rank has a shard"
         if first and plan.sharded:
-            self._shards = Shards(self.holdings)
+            self._shards = FsdpLayers(self.resident)
         elif first:
-            self.holdings.load(layer for layer, ranks in enumerate(placement) if dist.get_rank() in ranks)
-        bytes_moved = exchange(self.holdings, needed)
+            self.resident.load(layer for layer, ranks in enumerate(placement) if dist.get_rank() in ranks)
+        bytes_moved = send_layers(self.resident, needed)
         moved = time.perf_counter()
         self.plan, self.placement = plan, placement
         self._rebuild(plan, placement)
@@ -112,7 +112,7 @@ class ElasticRuntime:
 
     def _drop_engine(self) -> None:
         self.engine, self.optimizer, self._measured = None, None, {}
-        for parameter in self.holdings.stack.parameters():
+        for parameter in self.resident.stack.parameters():
             parameter.grad = None
         gc.collect()  # DDP sits in reference cycles, and its hooks would still fire on the parameters
 
@@ -120,28 +120,28 @@ class ElasticRuntime:
         rank = dist.get_rank()
         place = position(plan, rank)
         own = plan.device_layers(place.device) if place else []
-        parked = [layer for layer, ranks in enumerate(placement) if rank in ranks and layer not in own]
+        offloaded = [layer for layer, ranks in enumerate(placement) if rank in ranks and layer not in own]
         if not plan.sharded:
-            self.holdings.keep(own, parked)
+            self.resident.keep(own, offloaded)
         if place is None:
             return
         stages = {index: self._stage(plan, index) for index in plan.device_stages(place.device)}
         self.optimizer = self._build_optimizer(p for stage in stages.values() for p in stage.parameters())
-        self.holdings.give_state(self.optimizer)
-        stack, groups = self.holdings.stack, self._groups
-        ties = TiedGradients(stack, plan, place, groups)
+        self.resident.restore_optimizer_state(self.optimizer)
+        stack, groups = self.resident.stack, self._groups
+        ties = TiedWeights(stack, plan, place, groups)
         self.engine = Engine(
             plan, place, stages, ties, groups, self._objective, self.device, self.precision, self.recorder
         )  # fmt: skip
         self._measured = {layer: stack.own_parameters(layer) for layer in self.engine.active_parameters}
 
     def _stage(self, plan: Plan, index: int) -> Stage:
-        stack, first_active = self.holdings.stack, plan.first_active_layer
+        stack, first_active = self.resident.stack, plan.first_active_layer
         layers: dict[int, nn.Module] = {layer: stack[layer] for layer in plan.stage_layers(index)}
         active = {layer: stack.trainable(layer, first_active) for layer in layers if layer >= first_active}
         if self._shards is not None:
-            return ShardedStage(layers, active, self.precision, plan.checkpoint, self._shards)
-        return Stage(layers, active, self.precision, plan.checkpoint)
+            return ShardedStage(layers, active, self.precision, plan.recompute, self._shards)
+        return Stage(layers, active, self.precision, plan.recompute)
 
     def step(self, batch: Batch | None, rate: float) -> StepResult:
         """One optimizer step over the global batch.
@@ -157,9 +157,9 @@ class ElasticRuntime:
             return self._idle_step()
         loss = self.engine.step(batch, self.loss_scale.value)
         own = signals.squared_gradient_norms(self._measured, self.num_layers, self.device)
-        squared = self.loss_scale.unscaled(signals.over_parts(own, self.engine.parts))
+        squared = self.loss_scale.unscaled(signals.all_reduce_squared_norms(own, self.engine.parts))
         overflowed = not math.isfinite(sum(squared))
-        shared = signals.Sum(loss, torch.full_like(loss, overflowed))
+        shared = signals.AsyncSum(loss, torch.full_like(loss, overflowed))
         result = self._judge(shared, squared, overflowed)
         self._update(result, rate)
         return result
@@ -167,11 +167,11 @@ class ElasticRuntime:
     def _idle_step(self) -> StepResult:
         """Waits for the loss, so as neither to run ahead of the others nor to miss that they stop or skip."""
         nothing = torch.zeros((), dtype=torch.float64, device=self.device)
-        shared = signals.Sum(nothing, nothing)
+        shared = signals.AsyncSum(nothing, nothing)
         overflowed = shared.values()[1] != 0
         return self._judge(shared, [math.inf if overflowed else 0.0] * self.num_layers, overflowed)
 
-    def _judge(self, shared: signals.Sum, squared_norms: list[float], overflowed: bool) -> StepResult:
+    def _judge(self, shared: signals.AsyncSum, squared_norms: list[float], overflowed: bool) -> StepResult:
         """Adapts the loss scale; all ranks know of an overflow, and wait for the loss only then."""
         result = StepResult(shared, squared_norms, self.loss_scale.value, overflowed)
         if not overflowed:
@@ -189,7 +189,7 @@ class ElasticRuntime:
         with self.recorder.span("optimizer"):
             if not result.skipped:
                 parameters = self.engine.active_parameters
-                signals.clip(parameters, result.total_norm, self._clip_norm, result.loss_scale)
+                signals.unscale_and_clip(parameters, result.total_norm, self._clip_norm, result.loss_scale)
                 for group in self.optimizer.param_groups:
                     group["lr"] = rate
                 self.optimizer.step()
@@ -203,19 +203,23 @@ class ElasticRuntime:
             ``compute(inputs, context)``: runs them in evaluation mode without gradient.
         """
         numbers = range(first, last + 1)
-        layers = [self.holdings.stack[number] for number in numbers]
+        layers = [self.resident.stack[number] for number in numbers]
         with self._lent(numbers), evaluated(layers, self.precision, self.device) as compute:
             yield compute
 
     def layer_state(self, layer: int) -> dict[str, Tensor]:
         """The weights of a layer that this rank has, or is lent, by name."""
-        return {name: tensor.detach() for name, tensor in self.holdings.stack[layer].original_state().items()}
+        return {name: tensor.detach() for name, tensor in self.resident.stack[layer].original_state().items()}
 
     def _lent(self, layers: range) -> AbstractContextManager[None]:
         if self._shards is not None:
             return self._shards.whole(layers)
-        return lent(self.holdings, self.placement, layers)
+        return borrowed(self.resident, self.placement, layers)
 
     def weights(self) -> dict[str, Tensor] | None:
         """All weights under their original names, in host memory on rank 0; ``None`` on the other ranks."""
-        return self._shards.collect() if self._shards is not None else collect(self.holdings, self.placement)
+        return (
+            self._shards.gather_state_dict()
+            if self._shards is not None
+            else gather_state_dict(self.resident, self.placement)
+        )

@@ -17,17 +17,17 @@ from torch.nn.parallel import DistributedDataParallel
 from pipetransformer.autodp.topology import Position, pipeline_ranks, replica_ranks
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.runtime.batch import Batch
+from pipetransformer.runtime.gradients import all_reduce_gradients
 from pipetransformer.runtime.groups import Groups
-from pipetransformer.runtime.one_stage import OneStage
 from pipetransformer.runtime.precision import Precision
-from pipetransformer.runtime.recorder import Recorder
-from pipetransformer.runtime.replica_mean import average
+from pipetransformer.runtime.single_stage import SingleStageSchedule
 from pipetransformer.runtime.stage import Stage
-from pipetransformer.runtime.ties import TiedGradients
-from pipetransformer.runtime.timed_stage import TimedStage
+from pipetransformer.runtime.tied import TiedWeights
+from pipetransformer.runtime.timed_stage import TracedStage
+from pipetransformer.runtime.tracing import Recorder
 
 SCHEDULES: dict[str, type[PipelineScheduleSingle]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
-Runner = OneStage | PipelineScheduleSingle | PipelineScheduleMulti
+Runner = SingleStageSchedule | PipelineScheduleSingle | PipelineScheduleMulti
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Engine:
     """
 
     def __init__(
-        self, plan: Plan, position: Position, stages: dict[int, Stage], ties: TiedGradients, groups: Groups,
+        self, plan: Plan, position: Position, stages: dict[int, Stage], ties: TiedWeights, groups: Groups,
         objective: Objective, device: torch.device, precision: Precision, recorder: Recorder,
     ) -> None:  # fmt: skip
         self.plan, self.position, self.stages, self._ties = plan, position, stages, ties
@@ -102,11 +102,11 @@ class Engine:
         schedule = self._schedule(batch, train=True)
         target = batch.weighted_targets() if self.is_last else None
         options = {"target": target, "losses": losses, "return_outputs": False}
-        with nullcontext() if self.plan.sharded else self._precision.keeping_casts(self._device):
+        with nullcontext() if self.plan.sharded else self._precision.cached_autocast(self._device):
             schedule.step(*self._inputs(batch), **options, **self._context(batch))
         if self.plan.num_stages > 1 and self.plan.num_replicas > 1 and self.active_parameters:
             with self._recorder.span("all-reduce"):
-                average(chain.from_iterable(self.active_parameters.values()), self._replicas)
+                all_reduce_gradients(chain.from_iterable(self.active_parameters.values()), self._replicas)
         self._ties.add_up()
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         for loss in losses:
@@ -142,20 +142,20 @@ class Engine:
         assert len(batch) % num_microbatches == 0, "the sampler pads to whole micro-batches"
         loss = self._recorder.extending(self._scaled_loss) if train else None
         if self.plan.num_stages == 1:
-            return OneStage(self._modules[0], num_microbatches, loss, self._recorder)
+            return SingleStageSchedule(self._modules[0], num_microbatches, loss, self._recorder)
         stages = [self._pipeline_stage(index, batch, train) for index in self.stages]
         if self.plan.schedule == "interleaved1f1b":
             return ScheduleInterleaved1F1B([*stages], num_microbatches, loss_fn=loss, scale_grads=False)
         schedule = SCHEDULES[self.plan.schedule] if train else ScheduleGPipe
         return schedule(stages[0], num_microbatches, loss_fn=loss, scale_grads=False)
 
-    def _pipeline_stage(self, index: int, batch: Batch, train: bool) -> TimedStage:
+    def _pipeline_stage(self, index: int, batch: Batch, train: bool) -> TracedStage:
         size = len(batch) // self.plan.num_microbatches
         shape = (size, *batch.hidden_shape[1:])
         output = self._objective.output_shape(shape) if index == self.plan.num_stages - 1 else shape
         first, last = self.plan.stages[index]
         inputs = batch.inputs[:size].to("meta") if index == 0 and batch.inputs is not None else self._meta(shape)
-        return TimedStage(
+        return TracedStage(
             self._recorder,
             self._modules[index],
             index,

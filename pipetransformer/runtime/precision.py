@@ -37,7 +37,7 @@ class Precision:
             output = layer(x, **context)
         return output.to(self.weights)
 
-    def keeping_casts(self, device: torch.device) -> AbstractContextManager[object]:
+    def cached_autocast(self, device: torch.device) -> AbstractContextManager[object]:
         """Inside it each weight that takes a gradient is cast once, for all micro-batches.
 
         Autocast forgets its casts at the end of the outermost block, so that has to come before the weights change. Not

@@ -21,7 +21,7 @@ class StepResult:
         skipped: The gradient overflowed at this scale and changed no weight; its norms are not finite.
     """
 
-    def __init__(self, shared: signals.Sum, squared_norms: list[float], loss_scale: float, skipped: bool) -> None:
+    def __init__(self, shared: signals.AsyncSum, squared_norms: list[float], loss_scale: float, skipped: bool) -> None:
         self._shared, self.loss_scale, self.skipped = shared, loss_scale, skipped
         self.layer_norms = tuple(math.sqrt(value) for value in squared_norms)
         self.total_norm = math.sqrt(sum(squared_norms))

@@ -21,7 +21,7 @@ def squared_gradient_norms(parameters: ByLayer, num_layers: int, device: torch.d
     return norms
 
 
-def over_parts(squared_norms: Tensor, group: ProcessGroup) -> list[float]:
+def all_reduce_squared_norms(squared_norms: Tensor, group: ProcessGroup) -> list[float]:
     """Squared norms (num_layers,) of all layers, from each rank's part of the gradient; equal on all of the group.
 
     Args:
@@ -32,14 +32,14 @@ def over_parts(squared_norms: Tensor, group: ProcessGroup) -> list[float]:
     return squared_norms.tolist()
 
 
-def of_rank_0(values: Tensor) -> Tensor:
+def broadcast_from_rank0(values: Tensor) -> Tensor:
     """Rank 0's numbers on every rank, so that all decide alike; float64 in host memory."""
     parts: list[Tensor] = [values]
     dist.broadcast_object_list(parts)
     return parts[0]
 
 
-class Sum:
+class AsyncSum:
     """Sums over all ranks that are under way while this rank goes on.
 
     Args:
@@ -58,7 +58,7 @@ class Sum:
         return self._total.tolist()
 
 
-def clip(parameters: ByLayer, total_norm: float, clip_norm: float | None, loss_scale: float) -> None:
+def unscale_and_clip(parameters: ByLayer, total_norm: float, clip_norm: float | None, loss_scale: float) -> None:
     """Divides the gradients by the loss scale, and more where the norm of the whole gradient exceeds ``clip_norm``.
 
     Args:

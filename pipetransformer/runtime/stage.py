@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from pipetransformer.runtime.precision import Precision
-from pipetransformer.runtime.randomness import SampleRandomness
+from pipetransformer.runtime.rng import PerSampleRng
 from pipetransformer.runtime.signals import ByLayer
 
 
@@ -20,7 +20,7 @@ class Stage(nn.Module):
     Args:
         layers: The layers by their index in the model.
         active_parameters: For each layer that takes a gradient the parameters that train.
-        keeps_inputs_only: Run each active layer again in backward instead of keeping its activations.
+        recompute: Run each active layer again in backward instead of keeping its activations.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class Stage(nn.Module):
         layers: dict[int, nn.Module],
         active_parameters: ByLayer,
         precision: Precision,
-        keeps_inputs_only: bool = False,
+        recompute: bool = False,
     ) -> None:
         super().__init__()
         self._precision = precision
@@ -36,7 +36,7 @@ class Stage(nn.Module):
         self.active_parameters = active_parameters
         self._frozen = [index for index in layers if index not in active_parameters]
         self._active = [index for index in layers if index in active_parameters]
-        self._keeps_inputs_only = keeps_inputs_only
+        self._recompute = recompute
         self._draws = any(draws_numbers(layers[index]) for index in self._active)
         self.requires_grad_(False)
         for parameter in chain.from_iterable(active_parameters.values()):
@@ -62,7 +62,7 @@ class Stage(nn.Module):
                 x = self._precision.run(self.layers[str(index)], x, context)
         if self._frozen and received.requires_grad:
             x = _with_zero_gradient(x, received)
-        if self._keeps_inputs_only and self.training:
+        if self._recompute and self.training:
             for index in self._active:
                 x = checkpoint(self._run, [index], x, keys, context, use_reentrant=False, preserve_rng_state=False)
             return x
@@ -72,7 +72,7 @@ class Stage(nn.Module):
         """Runs layers; doing it again draws the same random numbers again."""
         if not (self.training and self._draws):
             return self._run_all(layers, x, context, _ignore)
-        with SampleRandomness(keys) as streams:
+        with PerSampleRng(keys) as streams:
             return self._run_all(layers, x, context, streams.layer)
 
     def _run_all(

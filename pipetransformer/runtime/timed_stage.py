@@ -5,10 +5,10 @@ from typing import Any
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
 
-from pipetransformer.runtime.recorder import Recorder
+from pipetransformer.runtime.tracing import Recorder
 
 
-class TimedStage(PipelineStage):
+class TracedStage(PipelineStage):
     """Tells a recorder when its passes begin and end. Torch's schedules wait for the input before the pass.
 
     Their own marks for a profiler would not do: they count the wait in, and 1F1B sets none.

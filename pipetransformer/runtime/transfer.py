@@ -7,10 +7,10 @@ import torch
 import torch.distributed as dist
 
 from pipetransformer.autodp.moves import Move, Placement
-from pipetransformer.runtime.holdings import Holdings, Manifest
+from pipetransformer.runtime.resident import Manifest, ResidentLayers
 
 
-def exchange(holdings: Holdings, moves: tuple[Move, ...]) -> int:
+def send_layers(resident: ResidentLayers, moves: tuple[Move, ...]) -> int:
     """Carries out the moves, all at once; every rank of the world calls it with the same moves.
 
     Returns:
@@ -20,21 +20,21 @@ def exchange(holdings: Holdings, moves: tuple[Move, ...]) -> int:
         return 0
     rank = dist.get_rank()
     sent = {move.layer for move in moves if move.source == rank}
-    manifests = _share_manifests({layer: holdings.manifest(layer) for layer in sent})
-    packed = {layer: holdings.pack(layer) for layer in sent}
+    manifests = _share_manifests({layer: resident.manifest(layer) for layer in sent})
+    packed = {layer: resident.pack(layer) for layer in sent}
     received: dict[int, torch.Tensor] = {}
     operations = []
     for move in moves:
         if move.source == rank:
             operations.append(dist.P2POp(dist.isend, packed[move.layer], move.target))
         elif move.target == rank:
-            buffer = torch.empty(_num_bytes(manifests[move.layer]), dtype=torch.uint8, device=holdings.device)
+            buffer = torch.empty(_num_bytes(manifests[move.layer]), dtype=torch.uint8, device=resident.device)
             received[move.layer] = buffer
             operations.append(dist.P2POp(dist.irecv, buffer, move.source))
     for work in dist.batch_isend_irecv(operations) if operations else ():
         work.wait()
     for layer, buffer in received.items():
-        holdings.unpack(layer, manifests[layer], buffer)
+        resident.unpack(layer, manifests[layer], buffer)
     return sum(_num_bytes(manifests[move.layer]) for move in moves)
 
 
@@ -49,23 +49,23 @@ def _num_bytes(manifest: Manifest) -> int:
 
 
 @contextmanager
-def lent(holdings: Holdings, placement: Placement, layers: range) -> Iterator[None]:
+def borrowed(resident: ResidentLayers, placement: Placement, layers: range) -> Iterator[None]:
     """Inside, every rank has the weights of layers on its device; all ranks enter it, and each leaves for itself."""
-    borrowed = _lend(holdings, placement, layers)
-    owned = {layer: holdings.stack[layer] for layer in layers if layer not in borrowed}
-    homes = {layer: next((p.device for p in own.parameters()), holdings.device) for layer, own in owned.items()}
+    borrowed = _lend(resident, placement, layers)
+    owned = {layer: resident.stack[layer] for layer in layers if layer not in borrowed}
+    home_nodes = {layer: next((p.device for p in own.parameters()), resident.device) for layer, own in owned.items()}
     try:
         for layer in owned.values():
-            layer.to(holdings.device)  # what is parked waits in host memory
+            layer.to(resident.device)  # what is parked waits in host memory
         yield
     finally:
         for index in borrowed:
-            holdings.stack[index].to("meta")
-        for index, home in homes.items():
+            resident.stack[index].to("meta")
+        for index, home in home_nodes.items():
             owned[index].to(home)
 
 
-def _lend(holdings: Holdings, placement: Placement, layers: range) -> list[int]:
+def _lend(resident: ResidentLayers, placement: Placement, layers: range) -> list[int]:
     """Gives the weights of layers to every rank that lacks them; the lowest holder sends.
 
     Returns:
@@ -73,23 +73,23 @@ def _lend(holdings: Holdings, placement: Placement, layers: range) -> list[int]:
     """
     rank = dist.get_rank()
     owned = [layer for layer in layers if min(placement[layer]) == rank]
-    manifests = _share_manifests({layer: holdings.manifest(layer) for layer in owned})
+    manifests = _share_manifests({layer: resident.manifest(layer) for layer in owned})
     borrowed = []
     for layer in layers:
         if len(placement[layer]) == dist.get_world_size():
             continue
         source = min(placement[layer])
-        data = holdings.pack(layer) if rank == source else torch.empty(
-            _num_bytes(manifests[layer]), dtype=torch.uint8, device=holdings.device
+        data = resident.pack(layer) if rank == source else torch.empty(
+            _num_bytes(manifests[layer]), dtype=torch.uint8, device=resident.device
         )  # fmt: skip
         dist.broadcast(data, source)
         if rank not in placement[layer]:
-            holdings.unpack(layer, manifests[layer], data)
+            resident.unpack(layer, manifests[layer], data)
             borrowed.append(layer)
     return borrowed
 
 
-def collect(holdings: Holdings, placement: Placement) -> dict[str, torch.Tensor] | None:
+def gather_state_dict(resident: ResidentLayers, placement: Placement) -> dict[str, torch.Tensor] | None:
     """All weights under their original names, in host memory on rank 0; ``None`` on the other ranks.
 
     One layer is under way at a time, so rank 0 needs room for the model in host memory only.
@@ -97,19 +97,19 @@ def collect(holdings: Holdings, placement: Placement) -> dict[str, torch.Tensor]
     rank = dist.get_rank()
     owners = [min(ranks) for ranks in placement]
     manifests = _share_manifests(
-        {layer: holdings.manifest(layer) for layer in range(len(owners)) if owners[layer] == rank}
+        {layer: resident.manifest(layer) for layer in range(len(owners)) if owners[layer] == rank}
     )
     state: dict[str, torch.Tensor] = {}
     for layer, owner in enumerate(owners):
         if owner == rank and rank != 0:
-            dist.send(holdings.pack(layer), 0)
+            dist.send(resident.pack(layer), 0)
         elif rank == 0 and owner != 0:
-            data = torch.empty(_num_bytes(manifests[layer]), dtype=torch.uint8, device=holdings.device)
+            data = torch.empty(_num_bytes(manifests[layer]), dtype=torch.uint8, device=resident.device)
             dist.recv(data, owner)
-            holdings.unpack(layer, manifests[layer], data)
+            resident.unpack(layer, manifests[layer], data)
         if rank == 0:
-            original = holdings.stack[layer].original_state()
+            original = resident.stack[layer].original_state()
             state |= {name: tensor.detach().cpu().clone() for name, tensor in original.items()}
         if rank == 0 and owner != 0:
-            holdings.stack[layer].to("meta")
+            resident.stack[layer].to("meta")
     return state if rank == 0 else None

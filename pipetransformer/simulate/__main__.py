@@ -10,11 +10,11 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import CompactHydraException
 from omegaconf import DictConfig
 
-from pipetransformer.autopipe.pins import NoPlan
+from pipetransformer.autopipe.constraints import NoPlan
 from pipetransformer.config.compose import UserError, explain, load, register
-from pipetransformer.config.options import WhatIf
+from pipetransformer.config.options import SimulationConfig
 from pipetransformer.report.trace import write_trace
-from pipetransformer.simulate.outcome import in_its_options, simulate
+from pipetransformer.simulate.result import in_its_options, simulate
 from pipetransformer.simulate.table import summary, table
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -22,7 +22,7 @@ CONF = Path(__file__).resolve().parents[2] / "conf"
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="simulate")
 def main(node: DictConfig) -> None:
-    what_if = load(node, WhatIf)
+    what_if = load(node, SimulationConfig)
     try:
         outcome = simulate(what_if)
     except (NoPlan, ValueError) as error:
@@ -46,5 +46,5 @@ def run() -> None:
 
 
 if __name__ == "__main__":
-    register(WhatIf)
+    register(SimulationConfig)
     run()

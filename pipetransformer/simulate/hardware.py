@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, fields
 
-from pipetransformer.autopipe.analytic import Speed
 from pipetransformer.autopipe.cluster import Cluster, Link
+from pipetransformer.simulate.analytic import DeviceSpeed
 
 GIB = 1 << 30
 
@@ -56,7 +56,7 @@ class Hardware:
     def num_devices(self) -> int:
         return self.num_nodes * self.devices_per_node
 
-    def speed(self, precision: str) -> Speed:
+    def speed(self, precision: str) -> DeviceSpeed:
         """In one of :data:`pipetransformer.config.options.PRECISIONS`.
 
         Raises:
@@ -69,7 +69,7 @@ class Hardware:
                 f"precision={precision} cannot be simulated: cluster.{name} is null, so nothing says how fast these "
                 f"devices multiply in {precision}; give it in TFLOPS, or take another precision"
             )
-        return Speed(
+        return DeviceSpeed(
             peak_tflops * 1e12 * self.efficiency,
             self.memory_gb_per_s * 1e9,
             self.launch_s,

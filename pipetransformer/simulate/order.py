@@ -35,7 +35,7 @@ def order(plan: Plan, device: int) -> list[Pass]:
 
 def _microbatches_per_round(plan: Plan) -> int:
     """Micro-batches that a device takes through one of its stages before it turns to the next."""
-    num_rounds = max(1, plan.num_microbatches // plan.pipeline_size) if plan.num_chunks > 1 else 1
+    num_rounds = max(1, plan.num_microbatches // plan.pipeline_size) if plan.stages_per_rank > 1 else 1
     return -(-plan.num_microbatches // num_rounds)
 
 
@@ -50,6 +50,6 @@ def _lead(plan: Plan, device: int, per_round: int) -> int:
     """Forward passes before the first backward pass."""
     if plan.schedule == "gpipe":
         return plan.num_microbatches
-    if plan.num_chunks == 1:
+    if plan.stages_per_rank == 1:
         return plan.pipeline_size - device
-    return (plan.num_chunks - 1) * per_round + 2 * (plan.pipeline_size - 1 - device) + 1
+    return (plan.stages_per_rank - 1) * per_round + 2 * (plan.pipeline_size - 1 - device) + 1

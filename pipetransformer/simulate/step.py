@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from pipetransformer.autopipe.cluster import Cluster, boundary_links, ring_links
+from pipetransformer.autopipe.cluster import Cluster, allreduce_links, boundary_links
 from pipetransformer.autopipe.cost import (
     Profile,
     UpdateCosts,
@@ -54,7 +54,7 @@ class _Drawing:
         self._arrived_s: dict[Pass, float] = {}  # when the pass's result is where it is needed
         layout = cluster, plan.pipeline_size, plan.num_replicas, plan.replicas_adjacent
         self._links = boundary_links(*layout)
-        self._updates = UpdateCosts(profile, plan.num_frozen, plan.num_replicas, ring_links(*layout), plan.sharded)
+        self._updates = UpdateCosts(profile, plan.num_frozen, plan.num_replicas, allreduce_links(*layout), plan.sharded)
         self._exchange_s = exchange_seconds(profile, cluster, plan)
         self._backward_s = [self._backward_seconds(stage) for stage in range(plan.num_stages)]
         stage_s = compute_seconds(profile, plan, batch_size)
@@ -67,7 +67,7 @@ class _Drawing:
         """Draws a pass, the exchange of shards before it and the transfer of its result."""
         device = one.stage % self.plan.pipeline_size
         start_s = max([self._free_s[device], *(self._arrived_s[needed] for needed in self._needs(one))])
-        name = pass_name(one.is_forward, one.microbatch, one.stage, self.plan.num_chunks)
+        name = pass_name(one.is_forward, one.microbatch, one.stage, self.plan.stages_per_rank)
         if exchange_s := self._exchange_s[not one.is_forward]:
             self.events.append(Event(f"shards of {name}", start_s, exchange_s, device, "transfer"))
             start_s += exchange_s
@@ -107,7 +107,7 @@ class _Drawing:
         return sum(self._layer_backward_seconds(layer) for layer in layers)
 
     def _layer_backward_seconds(self, layer: int) -> float:
-        whole = layer_time(self.profile, layer, self.plan.num_frozen, self.plan.checkpoint)
+        whole = layer_time(self.profile, layer, self.plan.num_frozen, self.plan.recompute)
         return whole.at(self.num_samples) - self.profile.layers[layer].forward.at(self.num_samples)
 
     def _transfer_seconds(self, one: Pass) -> float:

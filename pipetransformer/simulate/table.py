@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from pipetransformer.report.units import duration
-from pipetransformer.simulate.outcome import Outcome, Row
+from pipetransformer.simulate.result import Outcome, Row
 
 HEADER = (
     "plan",

@@ -5,44 +5,44 @@ import torch.distributed as dist
 
 from pipetransformer.autodp.sampler import batch_ids, num_batches
 from pipetransformer.runtime.elastic import ElasticRuntime
-from pipetransformer.training.feed import Feed
+from pipetransformer.training.loader import BatchLoader
 
 Predictions = list[tuple[np.ndarray, np.ndarray]]
 
 
-def evaluate(runtime: ElasticRuntime, feed: Feed, batch_size: int) -> dict[str, float]:
+def evaluate(runtime: ElasticRuntime, loader: BatchLoader, batch_size: int) -> dict[str, float]:
     """Metrics of a split under the current plan, equal on every rank."""
-    own = _predictions(runtime, feed, batch_size)
+    own = _predictions(runtime, loader, batch_size)
     rank, world = dist.get_rank(), dist.get_world_size()
     gathered: list[Predictions] | None = [[] for _ in range(world)] if rank == 0 else None
     dist.gather_object(own, gathered)
     scores: list[dict[str, float]] = [{}]
     if gathered is not None:
-        scores = [_score(feed, [part for parts in gathered for part in parts])]
+        scores = [_score(loader, [part for parts in gathered for part in parts])]
     dist.broadcast_object_list(scores)
     return scores[0]
 
 
-def _predictions(runtime: ElasticRuntime, feed: Feed, batch_size: int) -> Predictions:
+def _predictions(runtime: ElasticRuntime, loader: BatchLoader, batch_size: int) -> Predictions:
     """Ids and predictions of the samples whose outputs this rank computes; empty on all but last stages."""
     engine = runtime.engine
     if engine is None:
         return []
-    order = np.arange(len(feed.split))
+    order = np.arange(len(loader.split))
     own = []
     batches = [batch_ids(order, index, batch_size) for index in range(num_batches(len(order), batch_size))]
-    feed.expect(batches, engine.plan, engine.position)
+    loader.prefetch(batches, engine.plan, engine.position)
     for global_ids in batches:
-        batch, share = feed.batch(global_ids, engine.plan, engine.position, targets=False)
+        batch, share = loader.batch(global_ids, engine.plan, engine.position, targets=False)
         outputs = engine.forward(batch)
         if outputs is not None:
-            predicted = feed.split.predict(outputs, share.ids.tolist(), feed.padded(global_ids))
+            predicted = loader.split.predict(outputs, share.ids.tolist(), loader.padded(global_ids))
             real = share.weights > 0
             own.append((share.ids[real], predicted.cpu().numpy()[real]))
     return own
 
 
-def _score(feed: Feed, parts: Predictions) -> dict[str, float]:
+def _score(loader: BatchLoader, parts: Predictions) -> dict[str, float]:
     ids = np.concatenate([part[0] for part in parts])
-    assert len(ids) == len(feed.split) == len(np.unique(ids)), "every sample is counted once"
-    return feed.split.score(np.concatenate([part[1] for part in parts])[np.argsort(ids)])
+    assert len(ids) == len(loader.split) == len(np.unique(ids)), "every sample is counted once"
+    return loader.split.score(np.concatenate([part[1] for part in parts])[np.argsort(ids)])

@@ -12,8 +12,8 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from pipetransformer.config.options import Config
 from pipetransformer.report.run_folder import SUMMARY, write_json
-from pipetransformer.training import stop
-from pipetransformer.training.node import Node
+from pipetransformer.training import interrupt as stop
+from pipetransformer.training.node import LocalRank
 from pipetransformer.training.run import run_rank
 
 
@@ -49,17 +49,17 @@ def failed(error: BaseException) -> dict[str, Any]:
 
 
 def _open_world(config: Config) -> torch.device:
-    node = Node.here()
+    node = LocalRank.here()
     wants_cuda = config.parallel.device == "cuda" or (config.parallel.device == "auto" and torch.cuda.is_available())
-    if wants_cuda and torch.cuda.device_count() < node.num_workers:
+    if wants_cuda and torch.cuda.device_count() < node.local_world_size:
         raise ValueError(
-            f"{node.num_workers} processes share {torch.cuda.device_count()} GPUs, each needs one; lower "
+            f"{node.local_world_size} processes share {torch.cuda.device_count()} GPUs, each needs one; lower "
             "parallel.world_size or give parallel.device=cpu"
         )
-    device = torch.device("cuda", node.worker) if wants_cuda else torch.device("cpu")
+    device = torch.device("cuda", node.local_rank) if wants_cuda else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // node.num_workers))
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // node.local_world_size))
     timeout = timedelta(seconds=config.parallel.timeout_s)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timeout)
     return device

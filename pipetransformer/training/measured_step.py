@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pipetransformer.autodp.topology import position
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.report.trace import Event, pass_name
-from pipetransformer.runtime.recorder import Span
+from pipetransformer.runtime.tracing import Span
 
 PASSES = ("forward", "backward")
 Key = tuple[int, str, int, int]
@@ -97,4 +97,4 @@ class _MeasuredStep:
         return place.replica, kind, span.stage, span.microbatch
 
     def _name(self, span: Span, stage: int) -> str:
-        return pass_name(span.kind == "forward", span.microbatch, stage, self._plan.num_chunks)
+        return pass_name(span.kind == "forward", span.microbatch, stage, self._plan.stages_per_rank)

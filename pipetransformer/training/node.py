@@ -10,21 +10,21 @@ import torch.distributed as dist
 
 
 @dataclass(frozen=True)
-class Node:
-    """Attributes: index of the node; worker, num_workers: this process among those of the node."""
+class LocalRank:
+    """Attributes: index of the node; worker, local_world_size: this process among those of the node."""
 
     index: int
-    worker: int
-    num_workers: int
+    local_rank: int
+    local_world_size: int
 
     @classmethod
-    def here(cls) -> "Node":
+    def here(cls) -> "LocalRank":
         names = ("GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
         return cls(*(int(os.environ[name]) for name in names))
 
 
 @dataclass(frozen=True)
-class Nodes:
+class NodeLayout:
     """The nodes of a run, numbered as their ranks are.
 
     Attributes:
@@ -51,12 +51,12 @@ class Nodes:
         return bisect_right(list(accumulate(self.sizes)), rank)
 
     @classmethod
-    def here(cls) -> "Nodes":
+    def here(cls) -> "NodeLayout":
         """Asks all ranks; every rank calls it."""
-        nodes = [Node(0, 0, 1)] * dist.get_world_size()
-        dist.all_gather_object(nodes, Node.here())
-        sizes = tuple(node.num_workers for node in nodes if node.worker == 0)
+        nodes = [LocalRank(0, 0, 1)] * dist.get_world_size()
+        dist.all_gather_object(nodes, LocalRank.here())
+        sizes = tuple(node.local_world_size for node in nodes if node.local_rank == 0)
         return cls(sizes, bisect_right(list(accumulate(sizes)), dist.get_rank()))
 
 
-ONE_NODE = Nodes((1,), 0)
+ONE_NODE = NodeLayout((1,), 0)

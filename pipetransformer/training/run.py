@@ -16,7 +16,7 @@ from pipetransformer.report.reporter import Reporter
 from pipetransformer.report.run_folder import SUMMARY, write_json
 from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.runtime.groups import Groups
-from pipetransformer.training.setup import Prepared, prepare
+from pipetransformer.training.build import RunComponents, prepare
 from pipetransformer.training.task import objective
 from pipetransformer.training.trainer import Diverged, Trainer
 
@@ -28,33 +28,33 @@ def run_rank(
 ) -> dict[str, Any]:
     """Runs one rank of a job in a world that is open; the environment says which of its node."""
     with ExitStack() as closing:
-        prepared = prepare(config, device, run_dir, closing)
+        components = prepare(config, device, run_dir, closing)
         report = Reporter()
         if dist.get_rank() == 0:
             report = open_report(config.logger, config.log_every_steps, run_dir, plain, sweep)
         closing.callback(report.close)
-        return _train(config, prepared, run_dir, report)
+        return _train(config, components, run_dir, report)
 
 
-def _train(config: Config, prepared: Prepared, run_dir: Path, report: Reporter) -> dict[str, Any]:
+def _train(config: Config, components: RunComponents, run_dir: Path, report: Reporter) -> dict[str, Any]:
     groups = Groups(config.parallel.timeout_s)
     runtime = ElasticRuntime(
-        prepared.stack,
+        components.stack,
         groups,
-        objective(prepared.data.task, prepared.data.num_outputs),
+        objective(components.data.task, components.data.num_outputs),
         config.optim.build,
         config.optim.clip_norm,
-        prepared.device,
-        prepared.precision,
+        components.device,
+        components.precision,
     )
-    for text in (*warnings(config), *prepared.storage.notes):
+    for text in (*warnings(config), *components.storage.notes):
         report.write("warning", message=text)
-    trainer = Trainer(config, prepared, runtime, report, run_dir)
+    trainer = Trainer(config, components, runtime, report, run_dir)
     gc.freeze()  # what stands now stays, which the first plan does not; transitions collect the rest quickly
     trainer.start()
     status, error = "failed", None
     try:
-        _report_start(config, prepared, trainer, run_dir, report)
+        _report_start(config, components, trainer, run_dir, report)
         trainer.freeze_at_start()
         trainer.run()
         status = "completed"
@@ -68,40 +68,40 @@ def _train(config: Config, prepared: Prepared, run_dir: Path, report: Reporter) 
         error = f"{type(failure).__name__}: {failure}"
         raise
     finally:
-        trainer.caching.release()
-        summary = _finish(config, prepared, trainer, run_dir, report, status, error)
+        trainer.cache_session.release()
+        summary = _finish(config, components, trainer, run_dir, report, status, error)
         groups.close()
     return summary
 
 
-def _report_start(config: Config, prepared: Prepared, trainer: Trainer, run_dir: Path, report: Reporter) -> None:
-    entry = trainer.ledger.entries[0]
+def _report_start(config: Config, components: RunComponents, trainer: Trainer, run_dir: Path, report: Reporter) -> None:
+    entry = trainer.history.entries[0]
     report.write(
         "start",
         run_dir=str(run_dir),
         model=config.model.name,
         dataset=config.dataset.name,
-        task=prepared.data.task,
+        task=components.data.task,
         num_blocks=trainer.num_blocks,
-        num_parameters=prepared.stack.num_parameters,
+        num_parameters=components.stack.num_parameters,
         world_size=dist.get_world_size(),
         batch_size=config.batch_size,
         epochs=config.epochs,
-        steps_per_epoch=trainer.clock.steps_per_epoch,
-        num_steps=trainer.clock.num_steps,
+        steps_per_epoch=trainer.timeline.steps_per_epoch,
+        num_steps=trainer.timeline.num_steps,
         plan=entry.as_dict(),
         reason=entry.reason,
-        cache=prepared.storage.outlook(prepared.planner.profile, prepared.train),
+        cache=components.storage.outlook(components.planner.profile, components.train),
     )
 
 
 def _finish(
-    config: Config, prepared: Prepared, trainer: Trainer, run_dir: Path, report: Reporter, status: str,
+    config: Config, components: RunComponents, trainer: Trainer, run_dir: Path, report: Reporter, status: str,
     error: str | None,
 ) -> dict[str, Any]:  # fmt: skip
     """Keeps the weights where all ranks can still talk, and writes the summary."""
     if status in ("completed", "diverged"):
-        _save_model(config, prepared, trainer, run_dir)
+        _save_model(config, components, trainer, run_dir)
     if dist.get_rank() != 0:
         return {}
     summary = {"status": status} | ({"error": error} if error else {}) | trainer.figures()
@@ -110,10 +110,10 @@ def _finish(
     return summary
 
 
-def _save_model(config: Config, prepared: Prepared, trainer: Trainer, run_dir: Path) -> None:
+def _save_model(config: Config, components: RunComponents, trainer: Trainer, run_dir: Path) -> None:
     state = trainer.runtime.weights()
     if state is not None:
         folder = run_dir / MODEL_FOLDER
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        config.model.save(prepared.stack, state, folder)
+        config.model.save(components.stack, state, folder)

@@ -2,17 +2,17 @@
 
 from typing import Any
 
+from pipetransformer.planning.timeline import Timeline
 from pipetransformer.report.reporter import Reporter
 from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.runtime.results import StepResult
-from pipetransformer.training.clock import Clock
 
 
 class StepLog:
     """Writes a step when the next one has ended, so that no rank waits for the others' losses at the end of each."""
 
-    def __init__(self, report: Reporter, runtime: ElasticRuntime, clock: Clock) -> None:
-        self._report, self._runtime, self._clock = report, runtime, clock
+    def __init__(self, report: Reporter, runtime: ElasticRuntime, timeline: Timeline) -> None:
+        self._report, self._runtime, self._timeline = report, runtime, timeline
         self._last: tuple[StepResult, dict[str, Any]] | None = None  # its loss is still under way
 
     def note(self, step: int, result: StepResult, rate: float, num_samples: int, seconds: float, wait_s: float) -> None:
@@ -27,7 +27,7 @@ class StepLog:
         assert plan is not None
         values = {
             "step": step,
-            "epoch": step / self._clock.steps_per_epoch,
+            "epoch": step / self._timeline.steps_per_epoch,
             "lr": rate,
             "grad_norm": result.total_norm,
             "step_seconds": seconds,

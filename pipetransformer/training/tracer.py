@@ -7,12 +7,12 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from pipetransformer.planning.history import NUM_WARMUP_STEPS, PlanRecord, RunHistory
+from pipetransformer.planning.timeline import Timeline
 from pipetransformer.report.trace import write_trace
-from pipetransformer.runtime.recorder import Recorder
-from pipetransformer.training.clock import Clock
-from pipetransformer.training.ledger import NUM_WARMUP_STEPS, Entry, Ledger
+from pipetransformer.runtime.tracing import Recorder
 from pipetransformer.training.measured_step import Notes, measured_events
-from pipetransformer.training.node import Node
+from pipetransformer.training.node import LocalRank
 
 
 class Tracer:
@@ -25,37 +25,37 @@ class Tracer:
         files: Names of the traces so far, on rank 0.
     """
 
-    def __init__(self, run_dir: Path | None, recorder: Recorder, clock: Clock, ledger: Ledger) -> None:
+    def __init__(self, run_dir: Path | None, recorder: Recorder, timeline: Timeline, history: RunHistory) -> None:
         self._run_dir, self._recorder = run_dir, recorder
-        self._clock, self._ledger = clock, ledger
+        self._timeline, self._history = timeline, history
         self.files: list[str] = []
 
     def step(self, step: int) -> AbstractContextManager[None]:
         """Where the step of this number, 0-based, is run; it is traced if it is the one of its plan."""
-        entry = self._ledger.entries[-1]
-        if self._run_dir is None or not is_due(entry, step, self._clock):
+        entry = self._history.entries[-1]
+        if self._run_dir is None or not is_due(entry, step, self._timeline):
             return nullcontext()
         return self._trace(entry, self._run_dir)
 
     @contextmanager
-    def _trace(self, entry: Entry, run_dir: Path) -> Iterator[None]:
+    def _trace(self, entry: PlanRecord, run_dir: Path) -> Iterator[None]:
         entry.traced_step = len(entry.step_seconds)
         dist.barrier()
         start_s = time.perf_counter()
         with self._recorder.recording() as spans:
             yield
-        own = Notes(Node.here().index, start_s, spans)
+        own = Notes(LocalRank.here().index, start_s, spans)
         gathered: list[Notes] | None = [own] * dist.get_world_size() if dist.get_rank() == 0 else None
         dist.gather_object(own, gathered)
         if gathered is not None:
             events = measured_events(entry.plan, gathered)
-            self.files.append(write_trace(events, run_dir, len(self._ledger.entries) - 1).name)
+            self.files.append(write_trace(events, run_dir, len(self._history.entries) - 1).name)
 
 
-def is_due(entry: Entry, step: int, clock: Clock) -> bool:
+def is_due(entry: PlanRecord, step: int, timeline: Timeline) -> bool:
     """Whether this step of a plan in force is the traced one, equal on every rank.
 
     It is the first after those that allocate and connect, or the last before the plan may end if that comes earlier.
     """
-    may_end = clock.decides(step + 1) or step + 1 == clock.num_steps
+    may_end = timeline.is_decision_step(step + 1) or step + 1 == timeline.num_steps
     return entry.traced_step is None and (len(entry.step_seconds) >= NUM_WARMUP_STEPS or may_end)

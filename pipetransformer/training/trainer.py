@@ -11,17 +11,17 @@ from pipetransformer.autodp.sampler import batch_ids, epoch_order
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.config.options import Config
 from pipetransformer.freeze.base import Decision, Signals
+from pipetransformer.planning.history import RunHistory
+from pipetransformer.planning.timeline import Timeline
 from pipetransformer.report.reporter import Reporter
 from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.runtime.results import NotFinite
-from pipetransformer.runtime.signals import of_rank_0
-from pipetransformer.training import stop
-from pipetransformer.training.caching import Caching
-from pipetransformer.training.clock import Clock
+from pipetransformer.runtime.signals import broadcast_from_rank0
+from pipetransformer.training import interrupt as stop
+from pipetransformer.training.build import RunComponents
+from pipetransformer.training.cache_session import CacheSession
 from pipetransformer.training.evaluate import evaluate
-from pipetransformer.training.feed import Feed
-from pipetransformer.training.ledger import Ledger
-from pipetransformer.training.setup import Prepared
+from pipetransformer.training.loader import BatchLoader
 from pipetransformer.training.step_log import StepLog
 from pipetransformer.training.tracer import Tracer
 from pipetransformer.training.transitions import Transitions
@@ -40,21 +40,21 @@ class Trainer:
     """
 
     def __init__(
-        self, config: Config, prepared: Prepared, runtime: ElasticRuntime, report: Reporter, run_dir: Path
+        self, config: Config, components: RunComponents, runtime: ElasticRuntime, report: Reporter, run_dir: Path
     ) -> None:
-        self.config, self.prepared, self.runtime = config, prepared, runtime
-        cache = prepared.storage.cache
+        self.config, self.components, self.runtime = config, components, runtime
+        cache = components.storage.cache
         self.report = report
-        self.planner = prepared.planner
-        self.num_blocks = prepared.stack.num_blocks
-        self.clock = Clock.of(config, len(prepared.data.train))
-        self.caching = Caching(
-            cache, prepared.train, prepared.evaluation, runtime, report, self.clock, config.seed
+        self.planner = components.planner
+        self.num_blocks = components.stack.num_blocks
+        self.timeline = Timeline.of(config, len(components.data.train))
+        self.cache_session = CacheSession(
+            cache, components.train, components.evaluation, runtime, report, self.timeline, config.seed
         )  # fmt: skip
-        self.ledger = Ledger(self.num_blocks, may_cache=cache is not None)
-        self._transitions = Transitions(self.planner, runtime, self.caching, self.clock, self.ledger, report)
-        self._log = StepLog(report, runtime, self.clock)
-        self.tracer = Tracer(run_dir if config.trace else None, runtime.recorder, self.clock, self.ledger)
+        self.history = RunHistory(self.num_blocks, may_cache=cache is not None)
+        self._transitions = Transitions(self.planner, runtime, self.cache_session, self.timeline, self.history, report)
+        self._log = StepLog(report, runtime, self.timeline)
+        self.tracer = Tracer(run_dir if config.trace else None, runtime.recorder, self.timeline, self.history)
         self.metrics: dict[str, dict[str, float]] = {}
         self.step = 0
         self._norms = torch.zeros(self.num_blocks, dtype=torch.float64)
@@ -71,7 +71,7 @@ class Trainer:
 
     def start(self) -> None:
         """Goes to the first plan."""
-        self._transitions.start(self.prepared.first_plan)
+        self._transitions.start(self.components.first_plan)
 
     def freeze_at_start(self) -> None:
         """Goes to the plan for what is frozen before the first step."""
@@ -91,11 +91,11 @@ class Trainer:
             Diverged: Loss or gradient not finite, on every rank alike.
         """
         for epoch in range(self.config.epochs):
-            order = epoch_order(len(self.prepared.data.train), epoch, self.config.seed)
-            self.prepared.train.set_epoch(epoch)
+            order = epoch_order(len(self.components.data.train), epoch, self.config.seed)
+            self.components.train.set_epoch(epoch)
             self._reads_ahead = False
-            for index in range(self.clock.steps_per_epoch):
-                self._is_due |= self.clock.decides(self.step) and not self.config.freeze.never_freezes
+            for index in range(self.timeline.steps_per_epoch):
+                self._is_due |= self.timeline.is_decision_step(self.step) and not self.config.freeze.never_freezes
                 if self._is_due and self._num_norms:  # put off where all steps since the last one were skipped
                     self._decide()
                 if not self._reads_ahead:
@@ -108,18 +108,18 @@ class Trainer:
 
     def _read_ahead(self, order: np.ndarray, index: int) -> None:
         """From here to the end of the epoch, or to the next transition."""
-        coming = range(index, self.clock.steps_per_epoch)
-        self.caching.read_ahead((batch_ids(order, later, self.config.batch_size) for later in coming), self.plan)
+        coming = range(index, self.timeline.steps_per_epoch)
+        self.cache_session.read_ahead((batch_ids(order, later, self.config.batch_size) for later in coming), self.plan)
         self._reads_ahead = True
 
     def _train_step(self, ids: np.ndarray) -> None:
         stop.check()
-        start, waited_s = time.perf_counter(), self.caching.waited_s
+        start, waited_s = time.perf_counter(), self.cache_session.waited_s
         engine = self.runtime.engine
         batch = None
         if engine is not None:
-            batch, _ = self.prepared.train.batch(ids, self.plan, engine.position, self.step)
-        rate = self.config.optim.rate(self.step, self.clock.num_steps)
+            batch, _ = self.components.train.batch(ids, self.plan, engine.position, self.step)
+        rate = self.config.optim.rate(self.step, self.timeline.num_steps)
         try:
             result = self.runtime.step(batch, rate)
         except NotFinite as error:
@@ -135,13 +135,13 @@ class Trainer:
         self.step += 1
         self._log.flush()
         seconds = time.perf_counter() - start
-        self.ledger.step(len(ids), seconds)
-        self._log.note(self.step, result, rate, len(ids), seconds, self.caching.waited_s - waited_s)
+        self.history.step(len(ids), seconds)
+        self._log.note(self.step, result, rate, len(ids), seconds, self.cache_session.waited_s - waited_s)
 
     def _decide(self) -> None:
         """Asks the policy, and goes to the plan that follows from its answer."""
         self._log.flush()
-        norms = tuple(of_rank_0(self._norms / self._num_norms).tolist())
+        norms = tuple(broadcast_from_rank0(self._norms / self._num_norms).tolist())
         self._norms[:], self._num_norms, self._is_due = 0, 0, False
         before = self.plan.num_frozen
         signals = Signals(self._num_decisions, self.num_blocks, before, norms)
@@ -150,7 +150,7 @@ class Trainer:
         self.report.write(
             "decision",
             step=self.step,
-            epoch=self.step / self.clock.steps_per_epoch,
+            epoch=self.step / self.timeline.steps_per_epoch,
             num_frozen_before=before,
             num_frozen=decision.num_frozen,
             bound=decision.bound,
@@ -164,27 +164,27 @@ class Trainer:
     def evaluate(self) -> None:
         """Scores every evaluation split under the current plan."""
         self._log.flush()
-        for feed in self.prepared.evaluation:
+        for loader in self.components.evaluation:
             start = time.perf_counter()
-            self.metrics[feed.split.name] = evaluate(self.runtime, feed, self._eval_batch_size(feed))
+            self.metrics[loader.split.name] = evaluate(self.runtime, loader, self._eval_batch_size(loader))
             self.report.write(
                 "evaluate",
                 step=self.step,
-                epoch=self.step / self.clock.steps_per_epoch,
-                split=feed.split.name,
-                num_samples=feed.split.num_scored,
-                metrics=self.metrics[feed.split.name],
+                epoch=self.step / self.timeline.steps_per_epoch,
+                split=loader.split.name,
+                num_samples=loader.split.num_scored,
+                metrics=self.metrics[loader.split.name],
                 seconds=time.perf_counter() - start,
             )
 
-    def _eval_batch_size(self, feed: Feed) -> int:
-        return min(self.config.batch_size, len(feed.split))
+    def _eval_batch_size(self, loader: BatchLoader) -> int:
+        return min(self.config.batch_size, len(loader.split))
 
     def figures(self) -> dict[str, Any]:
         """The summary, as far as the run has come."""
         summary: dict[str, Any] = {"metric": None, "metrics": self.metrics} | self._log.scaling()
         if self.metrics:
-            split = self.prepared.evaluation[0].split
+            split = self.components.evaluation[0].split
             values = self.metrics[split.name]
             name, value = next(iter(values.items()))
             summary["metric"] = {
@@ -195,7 +195,7 @@ class Trainer:
             } | values
         if self.tracer.files:
             summary["traces"] = self.tracer.files
-        cache = self.caching.figures()
+        cache = self.cache_session.figures()
         if cache:
             summary["cache"] = cache
-        return summary | self.ledger.summary(self.planner)
+        return summary | self.history.summary(self.planner)

@@ -4,17 +4,17 @@ import time
 
 import torch
 
-from pipetransformer.autopipe.gain import Choice
+from pipetransformer.autopipe.gain import TransitionChoice
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.freeze.base import Decision
+from pipetransformer.planning.history import PlanRecord, RunHistory, plan_dict
+from pipetransformer.planning.planner import Planner, RemainingRun
+from pipetransformer.planning.timeline import Timeline
 from pipetransformer.report.reporter import Reporter
 from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.runtime.results import TransitionReport
-from pipetransformer.runtime.signals import of_rank_0
-from pipetransformer.training.caching import Caching
-from pipetransformer.training.clock import Clock
-from pipetransformer.training.ledger import Entry, Ledger, plan_dict
-from pipetransformer.training.planner import Ahead, Planner
+from pipetransformer.runtime.signals import broadcast_from_rank0
+from pipetransformer.training.cache_session import CacheSession
 
 
 class Transitions:
@@ -25,17 +25,18 @@ class Transitions:
     """
 
     def __init__(
-        self, planner: Planner, runtime: ElasticRuntime, caching: Caching, clock: Clock, ledger: Ledger,
+        self, planner: Planner, runtime: ElasticRuntime, cache_session: CacheSession, timeline: Timeline,
+        history: RunHistory,
         report: Reporter,
     ) -> None:  # fmt: skip
-        self._planner, self._runtime, self._caching = planner, runtime, caching
-        self._clock, self._ledger, self._report = clock, ledger, report
+        self._planner, self._runtime, self._caching = planner, runtime, cache_session
+        self._timeline, self._history, self._report = timeline, history, report
         self._overhead_s = 0.0  # of a transition, as last measured
 
     def start(self, plan: Plan) -> None:
         """Goes to the first plan."""
         self._apply(plan)
-        self._ledger.plan(Entry(plan, 0, "fastest plan with nothing frozen"))
+        self._history.plan(PlanRecord(plan, 0, "fastest plan with nothing frozen"))
 
     def follow(self, decision: Decision, before: Plan, step: int) -> None:
         """Goes from a plan to the one that pays most for the decision, with the cache.
@@ -44,16 +45,16 @@ class Transitions:
             step: Optimizer steps so far.
         """
         start = time.perf_counter()
-        ahead, choice = self._choose(decision, before, step)
+        remaining, choice = self._choose(decision, before, step)
         planned = time.perf_counter()
         while not self._caching.go(choice.plan.cache_level, step):
-            ahead, choice = self._choose(decision, before, step)  # without the cache
+            remaining, choice = self._choose(decision, before, step)  # without the cache
         plan = choice.plan
         filled = time.perf_counter()
         moved = self._apply(plan)
         self._caching.serve(plan.cache_level)
         seconds = time.perf_counter() - start
-        self._ledger.plan(Entry(plan, step, decision.reason, seconds, ahead.num_samples, choice.reason))
+        self._history.plan(PlanRecord(plan, step, decision.reason, seconds, remaining.num_samples, choice.reason))
         self._report.write(
             "transition",
             step=step,
@@ -72,14 +73,14 @@ class Transitions:
             choice=choice.reason,
         )
 
-    def _choose(self, decision: Decision, before: Plan, step: int) -> tuple[Ahead, Choice]:
+    def _choose(self, decision: Decision, before: Plan, step: int) -> tuple[RemainingRun, TransitionChoice]:
         """Where to go, and what that was judged by."""
-        steps_left, num_samples = self._clock.steps_left(step), self._caching.num_samples(step)
-        ahead = Ahead(steps_left, num_samples, self._overhead_s, self._caching.is_on)
-        return ahead, self._planner.transition(before, self._runtime.placement, decision.num_frozen, ahead)
+        steps_left, num_samples = self._timeline.steps_left(step), self._caching.num_samples(step)
+        remaining = RemainingRun(steps_left, num_samples, self._overhead_s, self._caching.is_on)
+        return remaining, self._planner.transition(before, self._runtime.placement, decision.num_frozen, remaining)
 
     def _apply(self, plan: Plan) -> TransitionReport:
         """Goes to a plan, and remembers what that takes besides moving layers."""
         moved = self._runtime.apply(plan)
-        self._overhead_s = of_rank_0(torch.tensor(moved.group_s + moved.rebuild_s)).item()
+        self._overhead_s = broadcast_from_rank0(torch.tensor(moved.group_s + moved.rebuild_s)).item()
         return moved

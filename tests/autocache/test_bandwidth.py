@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from pipetransformer.autocache.bandwidth import NUM_BYTES, seconds_per_byte
-from pipetransformer.autocache.region import Region
-from pipetransformer.autocache.room import Kind
+from pipetransformer.autocache.buffer import SharedBuffer
+from pipetransformer.autocache.capacity import FeatureFormat
 
-KIND = Kind(16, torch.float32)
+KIND = FeatureFormat(16, torch.float32)
 SAMPLE_BYTES = 8 * 16 * 4
 
 
@@ -18,13 +18,13 @@ def test_measuring_keeps_the_budget_and_leaves_nothing(
     num_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken = []
-    make = Region.__init__
+    make = SharedBuffer.__init__
 
-    def noted(region: Region, descriptor: int, address: str, is_file: bool) -> None:
+    def noted(region: SharedBuffer, descriptor: int, address: str, is_file: bool) -> None:
         make(region, descriptor, address, is_file)
         taken.append(region.num_bytes)
 
-    monkeypatch.setattr(Region, "__init__", noted)
+    monkeypatch.setattr(SharedBuffer, "__init__", noted)
     seconds = seconds_per_byte(KIND, 8, {"memory": num_bytes, "disk": num_bytes}, tmp_path / "not there")
     assert all(0 < each < 1e-3 for each in seconds.values())
     assert len(taken) == 2

@@ -12,11 +12,11 @@ from support.caches import FEW, LENGTHS, WIDTH, make_cache, make_source
 from torch import Tensor
 
 from pipetransformer.autocache.cache import AutoCache
-from pipetransformer.autocache.peers import Alone
-from pipetransformer.autocache.reading import Request
-from pipetransformer.autocache.room import SHARD_SIZE
-from pipetransformer.autocache.samples import SampleStore
-from pipetransformer.autocache.source import Source
+from pipetransformer.autocache.capacity import SHARD_SIZE
+from pipetransformer.autocache.communicator import SingleProcess
+from pipetransformer.autocache.reader import Request
+from pipetransformer.autocache.source import SampleSource
+from pipetransformer.autocache.store import FeatureStore
 
 ALL = np.arange(len(LENGTHS))
 
@@ -29,7 +29,7 @@ def cache(tmp_path: Path) -> Iterator[AutoCache]:
     made.close()
 
 
-def values(cache: AutoCache, source: Source, ids: list[int]) -> list[float]:
+def values(cache: AutoCache, source: SampleSource, ids: list[int]) -> list[float]:
     """The one number that all features of each sample are."""
     features = cache.read(Request(source, np.array(ids), int(LENGTHS.max())))
     return [float(row[:length].unique().item()) for row, length in zip(features, LENGTHS[ids], strict=True)]
@@ -95,47 +95,47 @@ def test_the_workers_of_a_node_share_the_samples_and_see_what_the_others_stored(
     first.close()
 
 
-class Worker(Alone):
+class Worker(SingleProcess):
     """One of several processes of a node, in one process; the first leaves what it gives to the others."""
 
     given: object = None
 
-    def __init__(self, worker: int, num_workers: int) -> None:
-        self.worker, self.num_workers = worker, num_workers
+    def __init__(self, local_rank: int, local_world_size: int) -> None:
+        self.local_rank, self.local_world_size = local_rank, local_world_size
 
-    def from_first(self, value):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
-        if self.worker == 0:
+    def broadcast_from_local_leader(self, value):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+        if self.local_rank == 0:
             Worker.given = value
         return Worker.given
 
 
-class Counting(Alone):
+class Counting(SingleProcess):
     """Counts how often all have waited for each other."""
 
     num_meetings = 0
 
-    def totals(self, *numbers: int) -> tuple[int, ...]:
+    def all_reduce_sum(self, *numbers: int) -> tuple[int, ...]:
         self.num_meetings += 1
         return numbers
 
 
 def test_nobody_writes_before_all_have_done_reading(tmp_path: Path) -> None:
-    source, peers, meetings = make_source([]), Counting(), []
-    cache = make_cache(tmp_path, source, peers)
+    source, communicator, meetings = make_source([]), Counting(), []
+    cache = make_cache(tmp_path, source, communicator)
 
     def compute(x: Tensor, _: dict[str, Tensor]) -> Tensor:
-        meetings.append(peers.num_meetings)
+        meetings.append(communicator.num_meetings)
         return x
 
     assert cache.open() is None
     for level in (1, 2):
-        peers.num_meetings = 0
+        communicator.num_meetings = 0
         cache.advance(level, [(source, ALL)], compute)
         cache.serve(None)
     assert set(meetings) == {0, 1}, "nobody can have read anything before the first level"
     cache.clear()
     meetings.clear()
-    peers.num_meetings = 0
+    communicator.num_meetings = 0
     cache.advance(1, [(source, ALL)], compute)
     assert set(meetings) == {1}, "what is forgotten here may still be read there"
     cache.close()
@@ -162,7 +162,7 @@ def test_what_has_no_room_is_computed_when_it_is_read(tmp_path: Path) -> None:
     reads: list[int] = []
     source = make_source(reads)
     cache = make_cache(tmp_path, source, memory_bytes=FEW)
-    missing = cache.room.missing("train")
+    missing = cache.capacity.missing("train")
     assert 0 < missing < 1
     assert cache.open() is None
     filled = cache.advance(1, [(source, ALL)], lambda x, _: x + 10)
@@ -180,7 +180,7 @@ def test_what_is_announced_is_read_ahead_and_anything_else_still_right(cache: Au
     cache.advance(1, [(source, ALL)], lambda x, _: x)
     cache.serve(None)
     requests = [Request(source, np.array(ids), 5) for ids in ([0, 1], [2, 3], [4, 0], [1, 2])]
-    cache.expect(iter(requests))
+    cache.prefetch(iter(requests))
     read = [cache.read(request)[:, 0, 0].tolist() for request in requests[:2]]
     other = cache.read(Request(source, np.array([4]), 5))[:, 0, 0].tolist()
     assert (read, other) == ([[0, 1], [2, 3]], [4])
@@ -192,7 +192,7 @@ def test_a_batch_stays_as_it_is_while_the_next_ones_are_read_ahead(cache: AutoCa
     cache.advance(1, [(source, ALL)], lambda x, _: x)
     cache.serve(None)
     requests = [Request(source, np.array([sample]), 5) for sample in ALL]
-    cache.expect(iter(requests))
+    cache.prefetch(iter(requests))
     present = cache.read(requests[0])
     kept = present.clone()
     cache.read(requests[1])
@@ -201,7 +201,7 @@ def test_a_batch_stays_as_it_is_while_the_next_ones_are_read_ahead(cache: AutoCa
 
 
 def test_time_spent_waiting_is_counted(cache: AutoCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, ready, read = make_source([]), threading.Event(), SampleStore.read
+    source, ready, read = make_source([]), threading.Event(), FeatureStore.read
     cache.advance(1, [(source, ALL)], lambda x, _: x)
     cache.serve(None)
 
@@ -209,9 +209,9 @@ def test_time_spent_waiting_is_counted(cache: AutoCache, monkeypatch: pytest.Mon
         assert ready.wait(10)
         return read(*args)
 
-    monkeypatch.setattr(SampleStore, "read", late)
+    monkeypatch.setattr(FeatureStore, "read", late)
     request = Request(source, ALL, int(LENGTHS.max()))
-    cache.expect(iter([request]))
+    cache.prefetch(iter([request]))
     threading.Timer(0.05, ready.set).start()
     cache.read(request)
     assert cache.reads.waited_s > 0.01
@@ -240,7 +240,7 @@ def test_a_lasting_store_is_found_by_the_next_run_with_the_same_weights(tmp_path
     weights = [{"weight": torch.ones(2)}]
     source = make_source([])
     for expected in ((len(ALL), 0), (0, len(ALL))):
-        cache = make_cache(tmp_path, source, disk_bytes=1 << 20, is_lasting=True)
+        cache = make_cache(tmp_path, source, disk_bytes=1 << 20, persistent=True)
         assert cache.open() is None
         filled = cache.advance(1, [(source, ALL)], lambda x, _: x + 10, iter(weights))
         assert (filled.num_computed, filled.num_found) == expected
@@ -252,7 +252,7 @@ def test_a_lasting_store_is_found_by_the_next_run_with_the_same_weights(tmp_path
 def test_a_lasting_store_of_other_weights_is_computed_again(tmp_path: Path) -> None:
     source = make_source([])
     for weight in (1.0, 2.0):
-        cache = make_cache(tmp_path, source, disk_bytes=1 << 20, is_lasting=True)
+        cache = make_cache(tmp_path, source, disk_bytes=1 << 20, persistent=True)
         assert cache.open() is None
         layer = {"weight": torch.full((2,), weight)}
         assert cache.advance(1, [(source, ALL)], lambda x, _, by=weight: x * by, iter([layer])).num_found == 0
@@ -263,7 +263,7 @@ def test_a_lasting_store_of_other_weights_is_computed_again(tmp_path: Path) -> N
 
 def test_damaged_samples_of_a_lasting_store_are_counted_and_computed_again(tmp_path: Path) -> None:
     source, layer = make_source([]), {"weight": torch.ones(2)}
-    first = make_cache(tmp_path, source, disk_bytes=1 << 20, is_lasting=True)
+    first = make_cache(tmp_path, source, disk_bytes=1 << 20, persistent=True)
     assert first.open() is None
     first.advance(1, [(source, ALL)], lambda x, _: x + 10, iter([layer]))
     first.close()
@@ -271,7 +271,7 @@ def test_damaged_samples_of_a_lasting_store_are_counted_and_computed_again(tmp_p
     damaged = bytearray(path.read_bytes())
     damaged[5] ^= 1
     path.write_bytes(bytes(damaged))
-    second = make_cache(tmp_path, source, disk_bytes=1 << 20, is_lasting=True)
+    second = make_cache(tmp_path, source, disk_bytes=1 << 20, persistent=True)
     assert second.open() is None
     assert second.num_dropped == len(ALL), "the shard that the bit is in"
     assert second.advance(1, [(source, ALL)], lambda x, _: x + 10, iter([layer])).num_computed == len(ALL)

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.stores import in_other_process, kill_inside_write, memory_growth
 
+from pipetransformer.autocache.buffer import SharedBuffer
 from pipetransformer.autocache.layout import Budgets, place
-from pipetransformer.autocache.region import Region
 from pipetransformer.autocache.tier import Tier
 
 LENGTHS, ROW_BYTES = np.array([2, 3, 1, 4, 2]), 5
@@ -19,7 +19,7 @@ MIB = 2**20
 def make_tier(stamp: int = 0, lengths: np.ndarray = LENGTHS, file: Path | None = None) -> Tier:
     layout = place(lengths, ROW_BYTES, Budgets(10**4, 0), shard_size=3, seed=0, lasting=False).memory
     assert layout is not None
-    region = Region.file(file, layout.num_bytes) if file else Region.memory(layout.num_bytes)
+    region = SharedBuffer.file(file, layout.num_bytes) if file else SharedBuffer.memory(layout.num_bytes)
     return Tier(layout, region, stamp)
 
 
@@ -65,13 +65,13 @@ def test_samples_are_read_in_any_order_and_padded_with_zeros(
 
 def test_what_lies_side_by_side_in_a_file_is_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tier, sizes = filled(lengths=np.full(5, 3), file=tmp_path / "rows"), []
-    read_region = Region.read
+    read_region = SharedBuffer.read
 
-    def counting(region: Region, offset: int, out: np.ndarray) -> None:
+    def counting(region: SharedBuffer, offset: int, out: np.ndarray) -> None:
         sizes.append(len(out) // 3)
         read_region(region, offset, out)
 
-    monkeypatch.setattr(Region, "read", counting)
+    monkeypatch.setattr(SharedBuffer, "read", counting)
     ids = tier.layout.ids
     read(tier, ids, 3)
     read(tier, ids[[0, 1, 3, 4, 2]], 3)
@@ -210,7 +210,7 @@ def test_verify_drops_what_is_of_another_key() -> None:
 def test_a_region_of_another_size_is_refused() -> None:
     tier = make_tier()
     with pytest.raises(ValueError, match=rf"has 100 bytes and the store needs {tier.region.num_bytes}: .*cache\.path"):
-        Tier(tier.layout, Region.memory(100))
+        Tier(tier.layout, SharedBuffer.memory(100))
 
 
 @pytest.mark.parametrize("num_shards", [1, 2])

@@ -3,9 +3,9 @@ import pytest
 from pipetransformer.autodp.cost import transfer_seconds
 from pipetransformer.autodp.moves import Move
 from pipetransformer.autopipe.cluster import Cluster, Link
-from pipetransformer.autopipe.cost import LayerProfile, Profile, Time
+from pipetransformer.autopipe.cost import AffineTime, LayerProfile, Profile
 
-ZERO = Time(0.0, 0.0)
+ZERO = AffineTime(0.0, 0.0)
 PROFILE = Profile((LayerProfile("block", ZERO, ZERO, ZERO, 0.0, 100, 0, 0),) * 6, optimizer_state_factor=2.0)
 NODE = Cluster(4, None, Link(0.0, 100.0))
 NODES = Cluster(4, None, Link(0.0, 100.0), node_link=Link(0.0, 10.0), devices_per_node=2)

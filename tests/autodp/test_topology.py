@@ -6,9 +6,9 @@ from pipetransformer.autodp.topology import Position, holder_ranks, pipeline_ran
 from pipetransformer.autopipe.plan import Plan
 
 
-def plan(num_devices: int, num_replicas: int, num_chunks: int = 1, replicas_adjacent: bool = False) -> Plan:
-    stages = tuple((stage, stage) for stage in range(num_devices * num_chunks))
-    return Plan(0, 0, stages, num_replicas, 1, "interleaved1f1b", num_chunks, replicas_adjacent=replicas_adjacent)
+def plan(num_devices: int, num_replicas: int, stages_per_rank: int = 1, replicas_adjacent: bool = False) -> Plan:
+    stages = tuple((stage, stage) for stage in range(num_devices * stages_per_rank))
+    return Plan(0, 0, stages, num_replicas, 1, "interleaved1f1b", stages_per_rank, replicas_adjacent=replicas_adjacent)
 
 
 def test_a_pipeline_stays_together() -> None:
@@ -34,13 +34,13 @@ def test_replicas_may_stay_together_instead() -> None:
 def test_the_holders_of_layers_are_the_devices_that_run_one_of_them(
     adjacent: bool, layers: tuple[int, ...], expected: tuple[int, ...]
 ) -> None:
-    two_chunks = plan(3, 2, num_chunks=2, replicas_adjacent=adjacent)
+    two_chunks = plan(3, 2, stages_per_rank=2, replicas_adjacent=adjacent)
     assert holder_ranks(two_chunks, 1, layers) == expected
 
 
 @given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 3), st.booleans())
-def test_groups_and_positions_agree(num_devices: int, num_replicas: int, num_chunks: int, adjacent: bool) -> None:
-    arrangement = plan(num_devices, num_replicas, num_chunks, adjacent)
+def test_groups_and_positions_agree(num_devices: int, num_replicas: int, stages_per_rank: int, adjacent: bool) -> None:
+    arrangement = plan(num_devices, num_replicas, stages_per_rank, adjacent)
     for rank in range(arrangement.num_devices):
         place = position(arrangement, rank)
         assert place is not None
@@ -49,8 +49,8 @@ def test_groups_and_positions_agree(num_devices: int, num_replicas: int, num_chu
 
 
 @given(st.integers(1, 8), st.integers(1, 3))
-def test_the_devices_of_a_pipeline_share_its_layers(num_devices: int, num_chunks: int) -> None:
-    arrangement = plan(num_devices, 1, num_chunks)
+def test_the_devices_of_a_pipeline_share_its_layers(num_devices: int, stages_per_rank: int) -> None:
+    arrangement = plan(num_devices, 1, stages_per_rank)
     held = [layer for device in range(num_devices) for layer in arrangement.device_layers(device)]
-    assert sorted(held) == list(range(num_devices * num_chunks))
+    assert sorted(held) == list(range(num_devices * stages_per_rank))
     assert arrangement.device_layers(num_devices - 1)[-1] == arrangement.num_layers - 1, "the head is on the last"

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipetransformer.autodp.topology import pipeline_ranks, replica_ranks
-from pipetransformer.autopipe.cluster import Cluster, Link, boundary_links, ring_links
+from pipetransformer.autopipe.cluster import Cluster, Link, allreduce_links, boundary_links
 from pipetransformer.autopipe.plan import Plan
 
 NEAR, FAR = Link(0, 1e9), Link(1, 1e6)
@@ -29,7 +29,7 @@ def test_a_message_takes_latency_and_bandwidth() -> None:
 )
 def test_one_node_has_one_link(cluster: Cluster) -> None:
     assert cluster.node_size is None
-    assert set(boundary_links(cluster, 4, 2, False) + ring_links(cluster, 4, 2, False)) == {NEAR}
+    assert set(boundary_links(cluster, 4, 2, False) + allreduce_links(cluster, 4, 2, False)) == {NEAR}
 
 
 def test_a_node_without_devices_is_refused() -> None:
@@ -55,10 +55,12 @@ def test_a_ring_shares_the_node_link_with_those_that_leave_the_same_node(
 ) -> None:
     plan = arrangement(pipeline_size, num_replicas, adjacent)
     rings = [{rank // size for rank in replica_ranks(plan, device)} for device in range(pipeline_size)]
-    leaving = [ring for ring in rings if len(ring) > 1]
-    most = max((sum(node in ring for ring in leaving) for node in set().union(*rings)), default=0)
-    for ring, link in zip(rings, ring_links(nodes_of(size), pipeline_size, num_replicas, adjacent), strict=True):
-        if len(ring) == 1:
+    leaving = [allreduce_link for allreduce_link in rings if len(allreduce_link) > 1]
+    most = max((sum(node in allreduce_link for allreduce_link in leaving) for node in set().union(*rings)), default=0)
+    for allreduce_link, link in zip(
+        rings, allreduce_links(nodes_of(size), pipeline_size, num_replicas, adjacent), strict=True
+    ):
+        if len(allreduce_link) == 1:
             assert link == NEAR
         elif adjacent:  # a bound: at most two rings meet in a node
             assert link in (FAR, FAR.shared(2))

@@ -6,20 +6,20 @@ from hypothesis import strategies as st
 
 from pipetransformer.autopipe.cluster import Cluster, Link
 from pipetransformer.autopipe.cost import (
+    AffineTime,
     LayerProfile,
+    PrefixSums,
     Profile,
-    RunSums,
-    Time,
     layer_time,
     microbatch_size,
-    pipeline_seconds,
+    pipeline_makespan,
     stage_seconds,
     step_seconds,
 )
 from pipetransformer.autopipe.plan import Plan
 
 # forward 1 s, input gradient 10 s, weight gradient 100 s per sample; no overhead
-LAYER = LayerProfile("block", Time(0, 1), Time(0, 10), Time(0, 100), 0.5, 1000, 7, 3)
+LAYER = LayerProfile("block", AffineTime(0, 1), AffineTime(0, 10), AffineTime(0, 100), 0.5, 1000, 7, 3)
 PROFILE = Profile((LAYER,) * 4, optimizer_state_factor=2)
 FREE_LINKS = Cluster(8, None, Link(0, float("inf")))
 SLOW_LINKS = Cluster(8, None, Link(latency_s=0.25, bandwidth_bytes_per_s=4))
@@ -27,7 +27,7 @@ TWO_STAGES = ((0, 1), (2, 3))
 
 
 def test_time_is_a_line_in_the_number_of_samples() -> None:
-    assert (Time(1, 2) + Time(10, 20)).at(3) == 11 + 22 * 3
+    assert (AffineTime(1, 2) + AffineTime(10, 20)).at(3) == 11 + 22 * 3
 
 
 @pytest.mark.parametrize(("batch", "replicas", "microbatches", "size"), [(8, 2, 2, 2), (9, 2, 2, 3), (5, 2, 3, 1)])
@@ -39,7 +39,7 @@ def test_shares_are_padded_up_to_whole_microbatches(batch: int, replicas: int, m
 def test_run_sums_include_both_ends(values: list[int], data: st.DataObject) -> None:
     first = data.draw(st.integers(0, len(values) - 1))
     last = data.draw(st.integers(first, len(values) - 1))
-    assert RunSums(values)(first, last) == sum(values[first : last + 1])
+    assert PrefixSums(values)(first, last) == sum(values[first : last + 1])
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_layer_does_what_its_place_above_the_frozen_prefix_asks(num_frozen: in
 
 
 def test_overhead_is_paid_per_microbatch() -> None:
-    profile = Profile((LayerProfile("block", Time(1, 0), Time(0, 0), Time(0, 0), 0, 0, 0, 0),) * 4, 0)
+    profile = Profile((LayerProfile("block", AffineTime(1, 0), AffineTime(0, 0), AffineTime(0, 0), 0, 0, 0, 0),) * 4, 0)
     assert step_seconds(profile, FREE_LINKS, Plan(0, 0, ((0, 3),), 1, 6), batch_size=12) == 24
 
 
@@ -91,22 +91,22 @@ def test_cached_layers_cost_nothing() -> None:
 
 
 def test_chunks_shorten_the_wait_and_not_the_work() -> None:
-    one_each = pipeline_seconds([6.0] * 4, num_microbatches=8)
-    two_each = pipeline_seconds([3.0] * 8, num_microbatches=8, num_chunks=2)
+    one_each = pipeline_makespan([6.0] * 4, num_microbatches=8)
+    two_each = pipeline_makespan([3.0] * 8, num_microbatches=8, stages_per_rank=2)
     assert (one_each, two_each) == (8 * 6 + 3 * 6, 8 * 6 + 3 * 6 / 2)
 
 
 def test_with_few_microbatches_the_first_passes_all_stages() -> None:
-    assert pipeline_seconds([3.0] * 8, num_microbatches=2, num_chunks=2) == 8 * 3 + 3
+    assert pipeline_makespan([3.0] * 8, num_microbatches=2, stages_per_rank=2) == 8 * 3 + 3
 
 
 def test_the_busiest_device_sets_the_pace_over_all_its_chunks() -> None:
-    assert pipeline_seconds([3, 1, 1, 3], 10, num_chunks=2) == 10 * 4 + 4 / 2
-    assert pipeline_seconds([3, 1, 3, 1], 10, num_chunks=2) == 10 * 6 + 2 / 2
+    assert pipeline_makespan([3, 1, 1, 3], 10, stages_per_rank=2) == 10 * 4 + 4 / 2
+    assert pipeline_makespan([3, 1, 3, 1], 10, stages_per_rank=2) == 10 * 6 + 2 / 2
 
 
 def test_chunks_add_transfers() -> None:
-    plan = Plan(0, 0, ((0, 0), (1, 1), (2, 2), (3, 3)), 1, 2, "interleaved1f1b", num_chunks=2)
+    plan = Plan(0, 0, ((0, 0), (1, 1), (2, 2), (3, 3)), 1, 2, "interleaved1f1b", stages_per_rank=2)
     boundary_s = 2 * (0.25 + 3 / 4)
     assert stage_seconds(PROFILE, SLOW_LINKS, plan, 2) == [101 + boundary_s, 111 + boundary_s, 111 + boundary_s, 111]
 
@@ -114,7 +114,7 @@ def test_chunks_add_transfers() -> None:
 @pytest.mark.parametrize(("num_frozen", "num_active"), [(0, 4), (1, 2), (3, 0)])
 def test_checkpointing_runs_the_active_layers_forward_twice(num_frozen: int, num_active: int) -> None:
     plan = Plan(num_frozen, 0, ((0, 3),), 1, 1)
-    again = step_seconds(PROFILE, FREE_LINKS, replace(plan, checkpoint=True), batch_size=2)
+    again = step_seconds(PROFILE, FREE_LINKS, replace(plan, recompute=True), batch_size=2)
     assert again - step_seconds(PROFILE, FREE_LINKS, plan, batch_size=2) == num_active * 2 * 1
 
 
@@ -127,15 +127,15 @@ def test_the_lowest_layer_waits_for_the_cache() -> None:
 
 
 def test_what_the_cache_has_no_room_for_goes_through_the_frozen_layers() -> None:
-    layers = (replace(LAYER, forward=Time(4, 1)),) * 4
-    profile = Profile(layers, optimizer_state_factor=2, cache_read_s_per_byte=0.5, cache_missing=0.25)
+    layers = (replace(LAYER, forward=AffineTime(4, 1)),) * 4
+    profile = Profile(layers, optimizer_state_factor=2, cache_read_s_per_byte=0.5, cache_miss_rate=0.25)
     plan = Plan(2, 2, ((3, 3),), num_replicas=1, num_microbatches=1)
     read_s, computed_s = 0.75 * 0.5 * 3 * 8, 3 * (4 + 0.25 * 8)
     assert step_seconds(profile, FREE_LINKS, plan, batch_size=8) == 8 * 101 + 4 + read_s + computed_s + 0.5
 
 
 def test_the_schedule_of_a_pipeline_takes_its_time_for_each_pass_and_a_single_stage_has_none() -> None:
-    profile = replace(PROFILE, pass_s=7)
+    profile = replace(PROFILE, schedule_overhead_s=7)
     plan = Plan(0, 0, TWO_STAGES, num_replicas=1, num_microbatches=3)
     longer = step_seconds(profile, FREE_LINKS, plan, 6) - step_seconds(PROFILE, FREE_LINKS, plan, 6)
     assert longer == 7 * (3 + 2 - 1), "as often as a micro-batch passes a stage one after the other"

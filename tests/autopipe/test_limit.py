@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipetransformer.autopipe.cluster import Cluster, Link
-from pipetransformer.autopipe.cost import LayerProfile, Profile, Time, step_seconds
+from pipetransformer.autopipe.constraints import PlanConstraints
+from pipetransformer.autopipe.cost import AffineTime, LayerProfile, Profile, step_seconds
 from pipetransformer.autopipe.limit import (
     Fill,
     Phase,
@@ -26,12 +27,11 @@ from pipetransformer.autopipe.limit import (
     spread_overhead,
     work_seconds,
 )
-from pipetransformer.autopipe.pins import Pins
 from pipetransformer.autopipe.plan import Plan
-from pipetransformer.autopipe.search import best_plan
+from pipetransformer.autopipe.search.search import best_plan
 
 FREE_CLUSTER = Cluster(4, None, Link(0.0, 1e30))
-NOTHING, UNIT = Time(9, 0), Time(9, 1)  # the launch overhead must not count
+NOTHING, UNIT = AffineTime(9, 0), AffineTime(9, 1)  # the launch overhead must not count
 
 
 def uniform(num_blocks: int) -> Profile:
@@ -56,14 +56,14 @@ def prefixes(alpha: Fraction, num_blocks: int, num_epochs: int) -> list[int]:
     ],
 )
 def test_the_limits_of_the_alpha_rule(
-    num_blocks: int, num_epochs: int, alpha: str, prefix: float, filled: float, ideal: float
+    num_blocks: int, num_epochs: int, alpha: str, prefix: float, filled: float, without_overhead: float
 ) -> None:
     profile, frozen = uniform(num_blocks), prefixes(Fraction(alpha), num_blocks, num_epochs)
     cached = [Phase(n, n, 1) for n in frozen]
     fills = [Fill(low, high, 1) for low, high in pairwise(frozen)]
     assert limit(profile, [Phase(n, 0, 1) for n in frozen]) == pytest.approx(prefix, abs=0.006)
     assert limit(profile, cached, fills) == pytest.approx(filled, abs=0.006)
-    assert limit(profile, cached) == pytest.approx(ideal, abs=0.006)
+    assert limit(profile, cached) == pytest.approx(without_overhead, abs=0.006)
 
 
 def test_work_leaves_out_what_is_frozen_and_what_is_cached() -> None:
@@ -72,7 +72,9 @@ def test_work_leaves_out_what_is_frozen_and_what_is_cached() -> None:
 
 
 def test_a_fill_runs_the_forward_between_two_levels() -> None:
-    profile = Profile((LayerProfile("embedding", Time(9, 5), NOTHING, NOTHING, 0, 0, 0, 0), *uniform(4).layers[1:]), 2)
+    profile = Profile(
+        (LayerProfile("embedding", AffineTime(9, 5), NOTHING, NOTHING, 0, 0, 0, 0), *uniform(4).layers[1:]), 2
+    )
     assert fill_seconds(profile, 0, 2, num_samples=10) == 70
     assert fill_seconds(profile, 2, 4, num_samples=10) == 20
 
@@ -88,9 +90,9 @@ def test_without_freezing_only_the_bubbles_are_left_to_gain() -> None:
 
 
 def test_a_balanced_plan_without_overhead_has_the_efficiency_of_the_formula() -> None:
-    work, free = Time(0, 1), Time(0, 0)
+    work, free = AffineTime(0, 1), AffineTime(0, 0)
     block = LayerProfile("block", work, work, work, 0, 1, 1, 0)
-    embedding = LayerProfile("embedding", work, free, Time(0, 2), 0, 1, 1, 0)
+    embedding = LayerProfile("embedding", work, free, AffineTime(0, 2), 0, 1, 1, 0)
     profile = Profile((embedding, block, block, block), optimizer_state_factor=2)
     plan = Plan(0, 0, ((0, 0), (1, 1), (2, 2), (3, 3)), num_replicas=1, num_microbatches=8)
     step_s = step_seconds(profile, FREE_CLUSTER, plan, batch_size=16)
@@ -104,15 +106,23 @@ def test_no_plan_is_faster_than_the_limit(
     """Whatever static plan a run is compared with, its own plans stay below what its decisions allow."""
     cluster = replace(FREE_CLUSTER, link=Link(latency_s, 10.0))
     profile, batch_size = uniform(3), 16
-    pins = Pins(num_stages=num_stages, num_microbatches=num_microbatches, num_replicas=1)
-    static_s = best_plan(profile, cluster, batch_size, pins=pins).predicted_step_s
+    constraints = PlanConstraints(num_stages=num_stages, num_microbatches=num_microbatches, num_replicas=1)
+    static_s = best_plan(profile, cluster, batch_size, constraints=constraints).predicted_step_s
     plan = best_plan(profile, cluster, batch_size, num_frozen, num_frozen if caches else 0)
-    ideal = spread_overhead(profile, -(-batch_size // cluster.num_devices))
+    without_overhead = spread_overhead(profile, -(-batch_size // cluster.num_devices))
     phases = [Phase(plan.num_frozen, plan.cache_level, batch_size)]
-    bound = limit(ideal, phases, static_efficiency=efficiency(ideal, batch_size, cluster.num_devices, static_s))
+    bound = limit(
+        without_overhead,
+        phases,
+        static_efficiency=efficiency(without_overhead, batch_size, cluster.num_devices, static_s),
+    )
     assert static_s / plan.predicted_step_s <= bound * (1 + 1e-9)
 
 
 def test_launch_overhead_is_spread_over_the_share() -> None:
     layer = spread_overhead(uniform(3), 3).layers[1]
-    assert (layer.forward, layer.input_grad, layer.weight_grad) == (Time(0, 4), Time(0, 4), Time(0, 4))
+    assert (layer.forward, layer.input_grad, layer.weight_grad) == (
+        AffineTime(0, 4),
+        AffineTime(0, 4),
+        AffineTime(0, 4),
+    )

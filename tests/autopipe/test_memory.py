@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from torch.distributed.pipelining.schedules import ScheduleInterleaved1F1B
 
-from pipetransformer.autopipe.cost import LayerProfile, Profile, Time
+from pipetransformer.autopipe.cost import AffineTime, LayerProfile, Profile
 from pipetransformer.autopipe.memory import device_memory_bytes, in_flight, interleaves
 from pipetransformer.autopipe.plan import Plan
 
-NOTHING = Time(0, 0)
-LAYER = LayerProfile("block", NOTHING, NOTHING, NOTHING, 0, parameter_bytes=1000, saved_bytes=7, output_bytes=3)
+NOTHING = AffineTime(0, 0)
+LAYER = LayerProfile("block", NOTHING, NOTHING, NOTHING, 0, parameter_bytes=1000, activation_bytes=7, output_bytes=3)
 PROFILE = Profile((LAYER,) * 4, optimizer_state_factor=2)
 TWO_STAGES = ((0, 1), (2, 3))
 
@@ -31,7 +31,7 @@ def test_frozen_layers_take_their_weights_alone() -> None:
 
 
 def test_casts_of_weights_are_held_while_they_take_a_gradient() -> None:
-    profile = Profile((replace(LAYER, cast_bytes=500),) * 4, optimizer_state_factor=2)
+    profile = Profile((replace(LAYER, autocast_bytes=500),) * 4, optimizer_state_factor=2)
     plan = Plan(1, 0, TWO_STAGES, num_replicas=1, num_microbatches=3, schedule="gpipe")
     without = device_memory_bytes(PROFILE, plan, batch_size=3)
     assert device_memory_bytes(profile, plan, batch_size=3) == (without[0], without[1] + 2 * 500)
@@ -42,17 +42,17 @@ def test_what_is_read_from_the_cache_takes_memory_as_an_input() -> None:
 
 
 def test_what_the_cache_has_no_room_for_takes_the_weights_of_the_cached_layers_and_the_memory_to_run_them() -> None:
-    profile = Profile((replace(LAYER, working_bytes=50),) * 4, optimizer_state_factor=2)
+    profile = Profile((replace(LAYER, peak_forward_bytes=50),) * 4, optimizer_state_factor=2)
     plan = Plan(2, 2, ((3, 3),), 1, num_microbatches=2)
     (whole,), (short,) = (
-        device_memory_bytes(replace(profile, cache_missing=missing), plan, batch_size=6) for missing in (0.0, 0.5)
+        device_memory_bytes(replace(profile, cache_miss_rate=missing), plan, batch_size=6) for missing in (0.0, 0.5)
     )
     assert short - whole == 3 * 1000 + 6 * 50 - 3 * 7, "instead of what one micro-batch saves"
 
 
 @pytest.mark.parametrize("num_frozen", [0, 1])
 def test_checkpointing_saves_inputs_and_one_layer_at_a_time(num_frozen: int) -> None:
-    plan = Plan(num_frozen, 0, TWO_STAGES, 1, num_microbatches=3, schedule="gpipe", checkpoint=True)
+    plan = Plan(num_frozen, 0, TWO_STAGES, 1, num_microbatches=3, schedule="gpipe", recompute=True)
     saved = [0 + 3, 3 + 3] if num_frozen == 0 else [0, 3 + 3]  # the model's own input counts nowhere
     again = [7, 7] if num_frozen == 0 else [0, 7]
     weights = [8000, 8000] if num_frozen == 0 else [2000, 8000]
@@ -61,18 +61,18 @@ def test_checkpointing_saves_inputs_and_one_layer_at_a_time(num_frozen: int) -> 
 
 
 @pytest.mark.parametrize(
-    ("pipeline_size", "num_chunks", "num_microbatches"), [(2, 2, 4), (3, 2, 7), (4, 3, 8), (4, 2, 3)]
+    ("pipeline_size", "stages_per_rank", "num_microbatches"), [(2, 2, 4), (3, 2, 7), (4, 3, 8), (4, 2, 3)]
 )
-def test_interleaved_holds_what_torch_holds(pipeline_size: int, num_chunks: int, num_microbatches: int) -> None:
+def test_interleaved_holds_what_torch_holds(pipeline_size: int, stages_per_rank: int, num_microbatches: int) -> None:
     for device in range(pipeline_size):
-        counts, moments = [0] * num_chunks, []
-        for action in torch_actions(device, pipeline_size, num_chunks, num_microbatches):
+        counts, moments = [0] * stages_per_rank, []
+        for action in torch_actions(device, pipeline_size, stages_per_rank, num_microbatches):
             forward = action.computation_type.name == "FORWARD"
             counts[action.stage_index // pipeline_size] += 1 if forward else -1
             moments.append(tuple(counts))
-        found = in_flight("interleaved1f1b", device, pipeline_size, num_chunks, num_microbatches)
+        found = in_flight("interleaved1f1b", device, pipeline_size, stages_per_rank, num_microbatches)
         assert set(found) <= set(moments)
-        for weights in product((1, 2, 5), repeat=num_chunks):
+        for weights in product((1, 2, 5), repeat=stages_per_rank):
             assert peak(found, weights) == peak(moments, weights)
 
 
@@ -80,10 +80,10 @@ def peak(moments: Iterable[tuple[int, ...]], weights: tuple[int, ...]) -> int:
     return max(sum(map(mul, moment, weights)) for moment in moments)
 
 
-def torch_actions(device: int, pipeline_size: int, num_chunks: int, num_microbatches: int) -> list[Any]:
+def torch_actions(device: int, pipeline_size: int, stages_per_rank: int, num_microbatches: int) -> list[Any]:
     schedule: Any = object.__new__(ScheduleInterleaved1F1B)
     schedule.n_local_stages, schedule.pp_group_size, schedule._n_microbatches = (
-        num_chunks,
+        stages_per_rank,
         pipeline_size,
         num_microbatches,
     )
@@ -99,7 +99,7 @@ def test_rounds_are_equally_long(num_microbatches: int, runs: bool) -> None:
 
 
 def test_chunks_of_a_device_add_up() -> None:
-    plan = Plan(0, 0, ((0, 0), (1, 1), (2, 2), (3, 3)), 1, 2, "interleaved1f1b", num_chunks=2)
+    plan = Plan(0, 0, ((0, 0), (1, 1), (2, 2), (3, 3)), 1, 2, "interleaved1f1b", stages_per_rank=2)
     first = 8000 + 7 * 4 + 3 * (1 + 2) * 2  # all four stage passes of the first device wait for the last one's backward
     last = 8000 + 7 * 3 + 3 * (2 + 1) * 2
     assert device_memory_bytes(PROFILE, plan, batch_size=2) == (first, last)

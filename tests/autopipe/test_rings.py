@@ -1,6 +1,6 @@
 """An all-reduce goes by what was measured of all-reduces, a boundary by what was measured of messages."""
 
-from pipetransformer.autopipe.cluster import Cluster, Link, boundary_links, ring_links
+from pipetransformer.autopipe.cluster import Cluster, Link, allreduce_links, boundary_links
 
 LINK, NODE_LINK, RING, NODE_RING = (Link(latency_s, 1e9) for latency_s in (1.0, 2.0, 3.0, 4.0))
 NODES = Cluster(4, None, LINK, NODE_LINK, 2, RING, NODE_RING)
@@ -8,14 +8,14 @@ NODES = Cluster(4, None, LINK, NODE_LINK, 2, RING, NODE_RING)
 
 def test_pipelines_inside_a_node_average_their_gradients_between_nodes() -> None:
     assert boundary_links(NODES, 2, 2, adjacent=False) == (LINK, LINK)
-    assert ring_links(NODES, 2, 2, adjacent=False) == (NODE_RING.shared(2),) * 2
+    assert allreduce_links(NODES, 2, 2, adjacent=False) == (NODE_RING.shared(2),) * 2
 
 
 def test_replicas_inside_a_node_pass_activations_between_nodes() -> None:
     assert boundary_links(NODES, 2, 2, adjacent=True)[0] == NODE_LINK.shared(2)
-    assert ring_links(NODES, 2, 2, adjacent=True) == (RING, RING)
+    assert allreduce_links(NODES, 2, 2, adjacent=True) == (RING, RING)
 
 
 def test_messages_stand_for_all_reduces_that_were_not_measured() -> None:
-    assert ring_links(Cluster(4, None, LINK, NODE_LINK, 2), 2, 2, adjacent=False) == (NODE_LINK.shared(2),) * 2
-    assert ring_links(Cluster(4, None, LINK), 2, 2, adjacent=False) == (LINK, LINK)
+    assert allreduce_links(Cluster(4, None, LINK, NODE_LINK, 2), 2, 2, adjacent=False) == (NODE_LINK.shared(2),) * 2
+    assert allreduce_links(Cluster(4, None, LINK), 2, 2, adjacent=False) == (LINK, LINK)

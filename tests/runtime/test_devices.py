@@ -21,9 +21,9 @@ DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
 PAIRS = [("cpu", "gloo"), pytest.param("cuda", "nccl", marks=GPUS)]
 ALONE: Plans = {0: plan(0, 0, [HEAD], 1, 4), 2: plan(2, 2, [HEAD], 1, 4), 4: plan(4, 4, [HEAD], 1, 4)}
 ANOTHER_WAY: Plans = {  # frozen blocks run again, and others twice
-    0: Plan(0, 0, ((0, HEAD),), 1, 4, checkpoint=True),
+    0: Plan(0, 0, ((0, HEAD),), 1, 4, recompute=True),
     2: Plan(2, 0, ((0, HEAD),), 1, 4),
-    4: Plan(4, 2, ((3, HEAD),), 1, 4, checkpoint=True),
+    4: Plan(4, 2, ((3, HEAD),), 1, 4, recompute=True),
 }
 OTHER_PARTS: Plans = {0: plan(0, 0, [HEAD], 1, 1), 2: plan(2, 2, [HEAD], 1, 2), 4: plan(4, 4, [HEAD], 1, 1)}
 PAIR: Plans = {0: plan(0, 0, [3, HEAD], 1, 4), 2: plan(2, 2, [HEAD], 2, 2), 4: plan(4, 4, [5, HEAD], 1, 4)}

@@ -18,11 +18,11 @@ PLANS = {
     "1F1B": plan(0, 0, [3, HEAD], 1, 4),
     "1F1B, two pipelines": plan(0, 0, [3, HEAD], 2, 4),
     "1F1B over a frozen stage": plan(3, 0, [3, HEAD], 1, 4),
-    "interleaved": Plan(0, 0, ((0, 1), (2, 3), (4, 5), (6, HEAD)), 1, 4, "interleaved1f1b", num_chunks=2),
+    "interleaved": Plan(0, 0, ((0, 1), (2, 3), (4, 5), (6, HEAD)), 1, 4, "interleaved1f1b", stages_per_rank=2),
     "sharded": sharded(0, 0, 2, 1),
     "sharded, half frozen, in micro-batches": sharded(3, 0, 2, 2),
-    "sharded, checkpointing": sharded(0, 0, 2, 2, checkpoint=True),
-    "checkpointing": Plan(0, 0, ((0, 3), (4, HEAD)), 1, 2, "gpipe", checkpoint=True),
+    "sharded, checkpointing": sharded(0, 0, 2, 2, recompute=True),
+    "checkpointing": Plan(0, 0, ((0, 3), (4, HEAD)), 1, 2, "gpipe", recompute=True),
 }
 
 

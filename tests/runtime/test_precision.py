@@ -20,17 +20,17 @@ from support.pool import Pool
 from support.samples import IMAGE_SIZE
 from support.trainings import Plans, Trace, train_elastic, train_reference
 
-from pipetransformer.autopipe.analytic import WIDTHS, Shape, Speed, analytic_profile
 from pipetransformer.autopipe.plan import Plan
-from pipetransformer.runtime.randomness import SampleRandomness
+from pipetransformer.runtime.rng import PerSampleRng
+from pipetransformer.simulate.analytic import WIDTHS, DeviceSpeed, TransformerShape, analytic_profile
 
 MIXED = ["bfloat16", "float16"]
 CHECKPOINTED: Plans = {  # from the first plan on with micro-batches of two samples; frozen blocks run, uncached
-    0: Plan(0, 0, ((0, 3), (4, HEAD)), 1, 4, "gpipe", checkpoint=True),
-    2: Plan(2, 0, ((0, 1), (2, 4), (5, 6), (HEAD, HEAD)), 1, 4, "interleaved1f1b", num_chunks=2, checkpoint=True),
-    4: Plan(4, 0, ((0, HEAD),), 2, 2, checkpoint=True),
+    0: Plan(0, 0, ((0, 3), (4, HEAD)), 1, 4, "gpipe", recompute=True),
+    2: Plan(2, 0, ((0, 1), (2, 4), (5, 6), (HEAD, HEAD)), 1, 4, "interleaved1f1b", stages_per_rank=2, recompute=True),
+    4: Plan(4, 0, ((0, HEAD),), 2, 2, recompute=True),
 }
-SHARDED: Plans = {0: sharded(0, 0, 2, 2), 3: sharded(3, 3, 2, 2, checkpoint=True), 5: sharded(6, 6, 2, 2)}
+SHARDED: Plans = {0: sharded(0, 0, 2, 2), 3: sharded(3, 3, 2, 2, recompute=True), 5: sharded(6, 6, 2, 2)}
 OTHER_PARTS: Plans = {0: plan(0, 0, [3, HEAD], 1, 2), 3: plan(2, 2, [HEAD], 2, 1), 5: plan(6, 6, [HEAD], 2, 2)}
 
 
@@ -141,10 +141,10 @@ def test_layers_are_measured_as_they_run(pool: Pool, bert_config: Path) -> None:
         pool.run(1, measured_layers, Case("vit", bert_config, precision=precision))
         for precision in ("float32", "bfloat16")
     )
-    assert all(layer.cast_bytes == 0 for layer in single)
+    assert all(layer.autocast_bytes == 0 for layer in single)
     block = 16 * 48 + 48 + 16 * 16 + 16 + 16 * 64 + 64 + 64 * 16 + 16  # numbers in its linear layers
-    assert mixed[1].cast_bytes == 2 * block
-    assert mixed[1].saved_bytes < single[1].saved_bytes
+    assert mixed[1].autocast_bytes == 2 * block
+    assert mixed[1].activation_bytes < single[1].activation_bytes
     assert [layer.parameter_bytes for layer in mixed] == [layer.parameter_bytes for layer in single]
     assert [layer.output_bytes for layer in mixed] == [layer.output_bytes for layer in single]
 
@@ -153,19 +153,22 @@ def test_layers_are_measured_as_they_run(pool: Pool, bert_config: Path) -> None:
 def test_a_simulated_block_takes_the_bytes_of_a_measured_one(precision: str, pool: Pool, bert_config: Path) -> None:
     measured = pool.run(1, measured_layers, Case("vit", bert_config, precision=precision))[0][1]
     tokens, width, heads = 1 + (IMAGE_SIZE // 4) ** 2, 16, 2
-    shape, widths = Shape(num_blocks=1, hidden_size=width, num_heads=heads, num_tokens=tokens), WIDTHS[precision]
-    counted = analytic_profile(shape, Speed(1.0, 1.0, 0.0), 2, widths).layers[1]
+    shape, widths = (
+        TransformerShape(num_blocks=1, hidden_size=width, num_heads=heads, num_tokens=tokens),
+        WIDTHS[precision],
+    )
+    counted = analytic_profile(shape, DeviceSpeed(1.0, 1.0, 0.0), 2, widths).layers[1]
     scores = heads * tokens**2 * (widths.wide + widths.narrow)  # without attention dropout torch keeps none of them
-    assert measured.saved_bytes == pytest.approx(counted.saved_bytes - scores, rel=0.05)
-    for name in ("parameter_bytes", "output_bytes", "cast_bytes"):
+    assert measured.activation_bytes == pytest.approx(counted.activation_bytes - scores, rel=0.05)
+    for name in ("parameter_bytes", "output_bytes", "autocast_bytes"):
         assert getattr(measured, name) == getattr(counted, name)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_dropout_rounds_its_result_and_not_its_factor(dtype: torch.dtype) -> None:
     x, keys = torch.linspace(-3, 3, 4 * 50).reshape(4, 50).to(dtype), torch.arange(4, dtype=torch.int32)
-    with SampleRandomness(keys):
+    with PerSampleRng(keys):
         rounded = F.dropout(x, 0.1)
-    with SampleRandomness(keys):
+    with PerSampleRng(keys):
         wide = F.dropout(x.float(), 0.1)
     torch.testing.assert_close(rounded, wide.to(dtype), rtol=0, atol=0)

@@ -26,8 +26,8 @@ def test_a_rank_holds_the_layers_of_its_stage_and_what_is_parked_with_it(seen: l
     for rank, own in enumerate(seen):
         expected = [[layer for layer, ranks in enumerate(p) if rank in ranks] for p in placements]
         assert own.held == expected
-    parked = [layers for layers in seen[3].held if 0 in layers]
-    assert parked == [], "a frozen and cached layer stays with one rank, not with all"
+    offloaded = [layers for layers in seen[3].held if 0 in layers]
+    assert offloaded == [], "a frozen and cached layer stays with one rank, not with all"
 
 
 def test_optimizer_state_is_held_for_the_active_layers_of_the_stage_only(seen: list[Seen]) -> None:

@@ -6,7 +6,7 @@ from pipetransformer.simulate.order import order
 
 def drawn(plan: Plan) -> list[str]:
     """Each device's passes; the stage is named where a device has several."""
-    many = plan.num_chunks > 1
+    many = plan.stages_per_rank > 1
     return [
         " ".join(
             ("F" if one.is_forward else "B") + (f"{one.stage}." if many else "") + str(one.microbatch)
@@ -16,9 +16,9 @@ def drawn(plan: Plan) -> list[str]:
     ]
 
 
-def pipeline(num_stages: int, num_microbatches: int, schedule: str, num_chunks: int = 1) -> Plan:
+def pipeline(num_stages: int, num_microbatches: int, schedule: str, stages_per_rank: int = 1) -> Plan:
     stages = tuple((layer, layer) for layer in range(num_stages))
-    return Plan(0, 0, stages, 1, num_microbatches, schedule, num_chunks)
+    return Plan(0, 0, stages, 1, num_microbatches, schedule, stages_per_rank)
 
 
 def test_gpipe_runs_all_forward_passes_first() -> None:
@@ -34,7 +34,7 @@ def test_1f1b_alternates_after_a_lead() -> None:
 
 
 def test_interleaved_takes_turns_between_the_stages_of_a_device() -> None:
-    assert drawn(pipeline(4, 4, "interleaved1f1b", num_chunks=2)) == [
+    assert drawn(pipeline(4, 4, "interleaved1f1b", stages_per_rank=2)) == [
         "F0.0 F0.1 F2.0 F2.1 F0.2 B2.0 F0.3 B2.1 F2.2 B0.0 F2.3 B0.1 B2.2 B2.3 B0.2 B0.3",
         "F1.0 F1.1 F3.0 B3.0 F3.1 B3.1 F1.2 B1.0 F1.3 B1.1 F3.2 B3.2 F3.3 B3.3 B1.2 B1.3",
     ]

@@ -6,22 +6,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipetransformer.autopipe.cluster import Cluster, Link
-from pipetransformer.autopipe.cost import LayerProfile, Profile, Time, step_seconds
+from pipetransformer.autopipe.cost import AffineTime, LayerProfile, Profile, step_seconds
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.report.trace import COMPUTE, Event
 from pipetransformer.simulate.step import idle_share, step_events
 
-SECOND = Time(0.0, 1.0)
+SECOND = AffineTime(0.0, 1.0)
 LAYER = LayerProfile("block", SECOND, SECOND, SECOND, 0.5, 1000, 0, 10)
 PROFILE = Profile((LAYER,) * 8, 2.0)
 CLUSTER = Cluster(16, None, Link(0.0, 1e12))
 SLOW = Cluster(16, None, Link(0.1, 100.0))
 
 
-def pipeline(num_stages: int, num_microbatches: int, schedule: str = "gpipe", num_chunks: int = 1) -> Plan:
+def pipeline(num_stages: int, num_microbatches: int, schedule: str = "gpipe", stages_per_rank: int = 1) -> Plan:
     size = len(PROFILE.layers) // num_stages
     stages = tuple((first, first + size - 1) for first in range(0, len(PROFILE.layers), size))
-    return Plan(0, 0, stages, 2, num_microbatches, schedule, num_chunks)
+    return Plan(0, 0, stages, 2, num_microbatches, schedule, stages_per_rank)
 
 
 def end_s(events: list[Event]) -> float:
@@ -33,8 +33,8 @@ PLANS = [
     pipeline(4, 2),
     pipeline(4, 8),
     pipeline(4, 8, "1f1b"),
-    pipeline(8, 8, "interleaved1f1b", num_chunks=2),
-    replace(pipeline(4, 8, "1f1b"), checkpoint=True),
+    pipeline(8, 8, "interleaved1f1b", stages_per_rank=2),
+    replace(pipeline(4, 8, "1f1b"), recompute=True),
     Plan(4, 0, ((0, 3), (4, 7)), 2, 4, "1f1b"),
     Plan(4, 4, ((5, 5), (6, 7)), 2, 4, "1f1b"),
     Plan(2, 0, ((0, 7),), 4, 2, sharded=True),
@@ -66,7 +66,7 @@ def test_the_idle_share_of_even_stages_is_that_of_the_textbook(
     num_stages: int, num_microbatches: int, schedule: str
 ) -> None:
     plan = replace(pipeline(num_stages, num_microbatches, schedule), num_replicas=1)
-    even = replace(PROFILE, layers=tuple(replace(layer, input_grad=Time(0, 0)) for layer in PROFILE.layers))
+    even = replace(PROFILE, layers=tuple(replace(layer, input_grad=AffineTime(0, 0)) for layer in PROFILE.layers))
     waiting = (num_stages - 1) / (num_microbatches + num_stages - 1)
     assert idle_share(step_events(even, CLUSTER, plan, 16)) == pytest.approx(waiting, abs=1e-6)
 

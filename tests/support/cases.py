@@ -16,9 +16,9 @@ from pipetransformer.models.base import ModelSpec
 from pipetransformer.models.huggingface import HuggingFaceModel
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.models.timm import TimmModel
+from pipetransformer.optim.base import SGD, AdamW, Lamb, OptimizerSpec
 from pipetransformer.runtime.engine import Objective
 from pipetransformer.runtime.precision import PRECISIONS
-from pipetransformer.training.optim import SGD, AdamW, Lamb, OptimizerSpec
 from pipetransformer.training.task import objective
 from support.masked import MASKED_LM, OBJECTIVE, MaskedLanguageModel, MaskedText
 from support.samples import IMAGE_SIZE, NUM_CLASSES, VOCABULARY, RandomImages, RandomText

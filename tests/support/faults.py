@@ -26,7 +26,7 @@ class Fault:
         what: One of :data:`HAPPENINGS`.
         path: What it happens to, where it needs one.
         since: Calls count from the first call of this function on; by default from the start.
-        worker: Only in this process of the node; by default in each.
+        local_rank: Only in this process of the node; by default in each.
     """
 
     target: str
@@ -34,7 +34,7 @@ class Fault:
     what: str = "kill"
     path: str = ""
     since: str = ""
-    worker: int | None = None
+    local_rank: int | None = None
 
     @contextmanager
     def injected(self) -> Iterator[None]:
@@ -48,7 +48,7 @@ class Fault:
         def happen() -> Any:
             nonlocal calls
             calls += begun
-            here = self.worker in (None, int(os.environ["LOCAL_RANK"]))
+            here = self.local_rank in (None, int(os.environ["LOCAL_RANK"]))
             return HAPPENINGS[self.what](self.path) if here and begun and calls >= self.call else None
 
         with _before(self.target, happen), _before(self.since, begin) if self.since else nullcontext():

@@ -12,12 +12,12 @@ from unittest import mock
 import torch
 from hydra import compose, initialize_config_dir
 
-from pipetransformer.autopipe.cost import Profile, Time
+from pipetransformer.autopipe.cost import AffineTime, Profile
 from pipetransformer.config.compose import load, register
 from pipetransformer.config.options import Config
+from pipetransformer.profiling.layers import profile
 from pipetransformer.runtime import loss_scale
-from pipetransformer.runtime.profile import profile
-from pipetransformer.training import setup
+from pipetransformer.training import build as setup
 from pipetransformer.training.run import run_rank
 from pipetransformer.training.trainer import Diverged
 from support.pool import Pool
@@ -116,7 +116,7 @@ def with_made_up_times() -> Iterator[None]:
     """Plans follow from bytes alone."""
     with (
         mock.patch.object(setup, "profile", made_up_profile),
-        mock.patch("pipetransformer.runtime.profile.NUM_REPEATS", 1),
+        mock.patch("pipetransformer.profiling.layers.NUM_REPEATS", 1),
         mock.patch.object(setup, "measure_messages", return_value=((1e-3, 1e12), None)),
         mock.patch.object(setup, "measure_all_reduces", return_value=((1e-3, 1e12), None)),
         mock.patch.object(setup, "measure_pass", return_value=0.0),
@@ -127,6 +127,6 @@ def with_made_up_times() -> Iterator[None]:
 def made_up_profile(*args: Any) -> Profile:
     """One second per layer and sample, whatever the machine does."""
     measured = profile(*args)
-    second = {name: Time(0.0, 1.0) for name in ("forward", "input_grad", "weight_grad")}
+    second = {name: AffineTime(0.0, 1.0) for name in ("forward", "input_grad", "weight_grad")}
     layers = tuple(replace(layer, optimizer_s=0.0, **second) for layer in measured.layers)
     return replace(measured, layers=layers)

@@ -7,8 +7,8 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from pipetransformer.runtime.link import Pair, measure_all_reduces, measure_messages
-from pipetransformer.training.node import Nodes
+from pipetransformer.profiling.network import Pair, measure_all_reduces, measure_messages
+from pipetransformer.training.node import NodeLayout
 
 BYTES_PER_S = 1e8
 Links = tuple[Pair, Pair | None]
@@ -39,4 +39,4 @@ def links(devices_per_node: int, latency_s: float) -> tuple[Links, Links]:
 def node_size(local_world_sizes: list[int]) -> int:
     local = {"GROUP_RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": str(local_world_sizes[dist.get_rank()])}
     with mock.patch.dict(os.environ, local):
-        return Nodes.here().devices_per_node
+        return NodeLayout.here().devices_per_node

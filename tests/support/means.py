@@ -4,10 +4,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pipetransformer.autopipe.memory import PACKED_BYTES
-from pipetransformer.runtime.replica_mean import average
+from pipetransformer.autopipe.memory import BUCKET_BYTES
+from pipetransformer.runtime.gradients import all_reduce_gradients
 
-SHAPES = ((3,), (PACKED_BYTES // 8, 1), (2, 5), (), (PACKED_BYTES // 16 + 1, 2), (PACKED_BYTES // 16, 1), (4,))
+SHAPES = ((3,), (BUCKET_BYTES // 8, 1), (2, 5), (), (BUCKET_BYTES // 16 + 1, 2), (BUCKET_BYTES // 16, 1), (4,))
 
 
 def averaged() -> tuple[list[Tensor | None], float]:
@@ -19,5 +19,5 @@ def averaged() -> tuple[list[Tensor | None], float]:
         parameter.grad = torch.full_like(parameter, number + dist.get_rank())
     parameters[4].grad = parameters[4].grad.t().contiguous().t()  # type: ignore[union-attr]  # another layout
     parameters.append(nn.Parameter(torch.zeros(2)))
-    average(parameters, group)
+    all_reduce_gradients(parameters, group)
     return [parameter.grad for parameter in parameters], (dist.get_world_size() - 1) / 2

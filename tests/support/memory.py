@@ -9,18 +9,18 @@ from unittest import mock
 
 import numpy as np
 import torch
+from pipetransformer.models.recompute import Checkpoint
 from torch import Tensor
 
 from pipetransformer.autopipe.plan import Plan
-from pipetransformer.models.checkpoint import Checkpoint
 from pipetransformer.models.huggingface import HuggingFaceModel
 from pipetransformer.models.stack import Layer
+from pipetransformer.profiling.layers import profile
 from pipetransformer.runtime.batch import Batch
 from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.runtime.groups import Groups
 from pipetransformer.runtime.precision import PRECISIONS
-from pipetransformer.runtime.profile import profile
-from pipetransformer.runtime.randomness import sample_keys
+from pipetransformer.runtime.rng import sample_keys
 from support.cases import OPTIMIZERS, SEED, Case
 
 CPU = torch.device("cpu")
@@ -54,7 +54,7 @@ def start(case: Case, folder: Path, num_outputs: int, plan: Plan) -> Started:
         seen.read.clear()
         runtime = ElasticRuntime(stack, groups, case.objective(), spec.build, None, CPU, PRECISIONS["float32"])
         runtime.apply(plan)
-    seen.held = runtime.holdings.held()
+    seen.held = runtime.resident.held()
     groups.close()
     return seen
 

@@ -12,10 +12,10 @@ from pipetransformer.autodp.topology import position
 from pipetransformer.autopipe.memory import device_memory_bytes
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.config.options import Parallel
-from pipetransformer.runtime.live_bytes import LiveBytes
+from pipetransformer.profiling.live_bytes import LiveBytes
 from pipetransformer.runtime.parts import local_part
 from pipetransformer.runtime.precision import PRECISIONS
-from pipetransformer.training.setup import make_planner
+from pipetransformer.training.build import make_planner
 from support.cases import OPTIMIZERS, Case
 from support.jobs import with_made_up_times
 from support.observations import one_step
@@ -42,26 +42,26 @@ class ResizedBytes(LiveBytes):
 
 def predicted_and_measured(case: Case, plan: Plan, folder: str) -> tuple[int, int]:
     """Bytes of this rank under a plan: by the memory model, and the most that live in its second step."""
-    runtime, feed, groups = build(case, folder)
+    runtime, loader, groups = build(case, folder)
     spec = OPTIMIZERS[case.optimizer]
     with with_made_up_times():
         planner = make_planner(
-            case.stack(), feed, spec, Parallel(), case.batch_size, runtime.device, PRECISIONS[case.precision]
+            case.stack(), loader, spec, Parallel(), case.batch_size, runtime.device, PRECISIONS[case.precision]
         )
     place = position(plan, dist.get_rank())
     assert place is not None
     predicted = device_memory_bytes(planner.profile, plan, case.batch_size)[place.device]
     with ResizedBytes() if plan.sharded else LiveBytes() as live:
-        for _, tensor in runtime.holdings.stack.named_parameters():
+        for _, tensor in runtime.resident.stack.named_parameters():
             live.add(tensor)
         runtime.apply(plan)
-        one_step(runtime, feed, case, 0)
+        one_step(runtime, loader, case, 0)
         live.peak = live.now
         if runtime.device.type == "cuda":
             besides = torch.cuda.memory_allocated() - live.now  # what libraries keep for themselves
             torch.cuda.reset_peak_memory_stats()
-        one_step(runtime, feed, case, 1)
+        one_step(runtime, loader, case, 1)
     measured = torch.cuda.max_memory_allocated() - besides if runtime.device.type == "cuda" else live.peak
-    feed.close()
+    loader.close()
     groups.close()
     return predicted, measured

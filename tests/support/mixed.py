@@ -13,12 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pipetransformer.autodp.topology import Position
 from pipetransformer.autopipe.cost import LayerProfile
 from pipetransformer.autopipe.plan import Plan
+from pipetransformer.profiling.layers import profile
 from pipetransformer.runtime import signals
 from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.runtime.precision import PRECISIONS
-from pipetransformer.runtime.profile import profile
 from pipetransformer.runtime.results import NotFinite
-from pipetransformer.training.feed import Feed
+from pipetransformer.training.loader import BatchLoader
 from support.cases import OPTIMIZERS, SEED, Case
 from support.observations import one_step
 from support.plans import HEAD, plan
@@ -39,28 +39,28 @@ class Step:
 
 def steps_with_overflow(case: Case, plans: Plans, folder: str, ranks: dict[int, int]) -> list[Step]:
     """A training in which at each step of ``ranks`` the gradient of that rank overflows, and of no other."""
-    runtime, feed, groups = build(case, folder)
+    runtime, loader, groups = build(case, folder)
     steps = []
     for number in range(case.num_steps):
         if number in plans:
-            go(runtime, feed, plans[number])
-        steps.append(_step(runtime, feed, case, number, ranks.get(number) == dist.get_rank()))
-    feed.close()
+            go(runtime, loader, plans[number])
+        steps.append(_step(runtime, loader, case, number, ranks.get(number) == dist.get_rank()))
+    loader.close()
     groups.close()
     return steps
 
 
 def steps_alone(case: Case, plans: Plans, folder: str, ranks: dict[int, int]) -> list[Step]:
     """The same, with ranks that hear nothing of each other's gradients."""
-    with mock.patch.object(signals, "over_parts", lambda squared, pipeline: squared.tolist()):
+    with mock.patch.object(signals, "all_reduce_squared_norms", lambda squared, pipeline: squared.tolist()):
         return steps_with_overflow(case, plans, folder, ranks)
 
 
-def _step(runtime: ElasticRuntime, feed: Feed, case: Case, number: int, overflows: bool) -> Step:
+def _step(runtime: ElasticRuntime, loader: BatchLoader, case: Case, number: int, overflows: bool) -> Step:
     active = [p for own in runtime.engine.active_parameters.values() for p in own] if runtime.engine else []
     before = [parameter.detach().clone() for parameter in active]
     hook = active[0].register_hook(lambda gradient: gradient * torch.inf) if overflows else None
-    result = one_step(runtime, feed, case, number)
+    result = one_step(runtime, loader, case, number)
     if hook is not None:
         hook.remove()
     assert all(parameter.grad is None for parameter in active), "a skipped gradient must not add to the next"
@@ -70,24 +70,24 @@ def _step(runtime: ElasticRuntime, feed: Feed, case: Case, number: int, overflow
 
 def steps_until_refused(case: Case, folder: str) -> tuple[list[float], str]:
     """The scales of a training whose gradient overflows in every step, and the error that ends it."""
-    runtime, feed, groups = build(case, folder)
+    runtime, loader, groups = build(case, folder)
     runtime.apply(plan(0, 0, [HEAD], dist.get_world_size(), 1))
     scales: list[float] = []
     try:
         while True:
             scales.append(runtime.loss_scale.value)
-            _step(runtime, feed, case, 0, overflows=dist.get_rank() == 0)
+            _step(runtime, loader, case, 0, overflows=dist.get_rank() == 0)
     except NotFinite as error:
         return scales, str(error)
     finally:
-        feed.close()
+        loader.close()
         groups.close()
 
 
 class _CountCasts(TorchDispatchMode):
     def __init__(self, runtime: ElasticRuntime) -> None:
         super().__init__()
-        self._weights = {p.data_ptr() for p in runtime.holdings.stack.parameters() if p.requires_grad}
+        self._weights = {p.data_ptr() for p in runtime.resident.stack.parameters() if p.requires_grad}
         self.count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
@@ -98,24 +98,24 @@ class _CountCasts(TorchDispatchMode):
 
 def casts_in_a_step(case: Case, plans: list[Plan], folder: str) -> list[int]:
     """How often a weight is cast in a step under each plan."""
-    runtime, feed, groups = build(case, folder)
+    runtime, loader, groups = build(case, folder)
     counts = []
     for number, current in enumerate(plans):
         runtime.apply(current)
         with _CountCasts(runtime) as casts:
-            one_step(runtime, feed, case, number)
+            one_step(runtime, loader, case, number)
         counts.append(casts.count)
-    feed.close()
+    loader.close()
     groups.close()
     return counts
 
 
 def measured_layers(case: Case) -> tuple[LayerProfile, ...]:
     stack, spec, precision = case.stack(), OPTIMIZERS[case.optimizer], PRECISIONS[case.precision]
-    feed = Feed(case.split(), stack.hidden_shape, SEED)
+    loader = BatchLoader(case.split(), stack.hidden_shape, SEED)
     whole = plan(0, 0, [HEAD], 1, 1)
     small, large = (
-        feed.batch(np.arange(size), whole, Position(replica=0, device=0))[0].to(CPU, precision.weights)
+        loader.batch(np.arange(size), whole, Position(replica=0, device=0))[0].to(CPU, precision.weights)
         for size in (2, 4)
     )
     return profile(stack, (small, large), spec.build, spec.state_factor, CPU, precision).layers

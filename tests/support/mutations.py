@@ -9,22 +9,22 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pipetransformer.autocache.cache import AutoCache, Filled
-from pipetransformer.autocache.reading import FeatureReader, Request
+from pipetransformer.autocache.reader import FeatureReader, Request
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.runtime import signals
 from pipetransformer.runtime.batch import Batch
 from pipetransformer.runtime.engine import Engine
-from pipetransformer.runtime.holdings import Holdings
 from pipetransformer.runtime.loss_scale import LossScale
 from pipetransformer.runtime.precision import Precision
+from pipetransformer.runtime.resident import ResidentLayers
 from pipetransformer.runtime.stage import Stage
-from pipetransformer.runtime.ties import TiedGradients
+from pipetransformer.runtime.tied import TiedWeights
 from support.cases import Case
 from support.trainings import Plans, Trace, train_elastic
 
 _advance, _read, _weighted_targets = AutoCache.advance, FeatureReader.read, Batch.weighted_targets
-_unpack = Holdings.unpack
-_batch_to, _clip, _train, _run = Batch.to, signals.clip, Stage.train, Precision.run
+_unpack = ResidentLayers.unpack
+_batch_to, _clip, _train, _run = Batch.to, signals.unscale_and_clip, Stage.train, Precision.run
 
 
 def _mean_of_the_share(self: Engine, output: Tensor, weighted_targets: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ def _norms_of_the_own_part(squared_norms: Tensor, parts: dist.ProcessGroup) -> l
     return squared_norms.tolist()
 
 
-def _weights_drift(self: Holdings, layer: int, manifest: Any, data: Tensor) -> None:
+def _weights_drift(self: ResidentLayers, layer: int, manifest: Any, data: Tensor) -> None:
     _unpack(self, layer, manifest, data)
     with torch.no_grad():
         for parameter in self.stack[layer].parameters():
@@ -94,11 +94,11 @@ MUTATIONS: dict[str, Callable[[], Any]] = {
         Engine, "_scaled_loss", _mean_of_the_share
     ),
     "padded rows count in the loss": lambda: mock.patch.object(Batch, "weighted_targets", _padding_counts),
-    "optimizer state stays behind": lambda: mock.patch.object(Holdings, "give_state"),
-    "moved weights are not those that were sent": lambda: mock.patch.object(Holdings, "unpack", _weights_drift),
+    "optimizer state stays behind": lambda: mock.patch.object(ResidentLayers, "restore_optimizer_state"),
+    "moved weights are not those that were sent": lambda: mock.patch.object(ResidentLayers, "unpack", _weights_drift),
     "gradients are clipped by the norm of the stage": lambda: mock.patch.object(signals, "clip", _clip_by_stage),
     "norms are those of the part that a rank has": lambda: mock.patch.object(
-        signals, "over_parts", _norms_of_the_own_part
+        signals, "all_reduce_squared_norms", _norms_of_the_own_part
     ),
     "features lose precision in the cache": lambda: mock.patch.object(FeatureReader, "read", _half_precision),
     "dropout depends on the rank": lambda: mock.patch.object(Batch, "to", _keys_by_rank),
@@ -111,7 +111,7 @@ CACHED_MUTATIONS: dict[str, Callable[[], Any]] = {
 """What a training with too little room notices."""
 
 TIED_MUTATIONS: dict[str, Callable[[], Any]] = {
-    "the copies' gradients are not summed": lambda: mock.patch.object(TiedGradients, "add_up"),
+    "the copies' gradients are not summed": lambda: mock.patch.object(TiedWeights, "add_up"),
     "a shared weight counts in the norm of each layer": lambda: mock.patch.object(
         LayerStack, "own_parameters", _all_parameters
     ),

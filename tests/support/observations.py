@@ -14,7 +14,7 @@ from pipetransformer.runtime.groups import Groups
 from pipetransformer.runtime.parts import local_part
 from pipetransformer.runtime.results import NotFinite, StepResult
 from pipetransformer.training.evaluate import evaluate
-from pipetransformer.training.feed import Feed
+from pipetransformer.training.loader import BatchLoader
 from support.cases import Case
 from support.trainings import Plans, build, go, ids_of, rate
 
@@ -32,51 +32,51 @@ class Seen:
 
 
 def observe(case: Case, plans: Plans, folder: str) -> Seen:
-    runtime, feed, groups = build(case, folder)
-    stack, seen, ran = runtime.holdings.stack, Seen(), Counter[int]()
+    runtime, loader, groups = build(case, folder)
+    stack, seen, ran = runtime.resident.stack, Seen(), Counter[int]()
     for index, layer in enumerate(stack.layers):
         layer.register_forward_hook(lambda *_, i=index: ran.update([i]))
     for step, plan in enumerate(plans.values()):
-        seen.bytes_moved.append(go(runtime, feed, plan).bytes_moved)
+        seen.bytes_moved.append(go(runtime, loader, plan).bytes_moved)
         ran.clear()
-        one_step(runtime, feed, case, step)
+        one_step(runtime, loader, case, step)
         seen.ran.append(dict(ran))
-        seen.held.append(runtime.holdings.held())
-        seen.with_state.append([i for i in runtime.holdings.held() if _has_state(runtime, i)])
+        seen.held.append(runtime.resident.held())
+        seen.with_state.append([i for i in runtime.resident.held() if _has_state(runtime, i)])
         ran.clear()
-        seen.scores.append(evaluate(runtime, feed, batch_size=6))
+        seen.scores.append(evaluate(runtime, loader, batch_size=6))
         seen.evaluated.append(dict(ran))
-    feed.close()
+    loader.close()
     groups.close()
     return seen
 
 
-def one_step(runtime: ElasticRuntime, feed: Feed, case: Case, step: int) -> StepResult:
+def one_step(runtime: ElasticRuntime, loader: BatchLoader, case: Case, step: int) -> StepResult:
     engine = runtime.engine
-    batch = feed.batch(ids_of(case, step), engine.plan, engine.position, step)[0] if engine else None
+    batch = loader.batch(ids_of(case, step), engine.plan, engine.position, step)[0] if engine else None
     return runtime.step(batch, rate(step))
 
 
 def _has_state(runtime: ElasticRuntime, layer: int) -> bool:
     state = runtime.optimizer.state if runtime.optimizer else {}
-    return any(parameter in state for parameter in runtime.holdings.stack[layer].parameters())
+    return any(parameter in state for parameter in runtime.resident.stack[layer].parameters())
 
 
 def poisoned_step(case: Case, plans: Plans, folder: str) -> tuple[str, bool]:
     """A step whose batch holds a NaN on one replica: the error of this rank, and whether its weights are as before."""
-    runtime, feed, groups = build(case, folder)
+    runtime, loader, groups = build(case, folder)
     runtime.apply(plans[0])
-    held = {n: local_part(p.detach()) for n, p in runtime.holdings.stack.named_parameters() if not p.is_meta}
+    held = {n: local_part(p.detach()) for n, p in runtime.resident.stack.named_parameters() if not p.is_meta}
     before = {name: tensor.clone() for name, tensor in held.items()}
     engine, message = runtime.engine, ""
-    batch = feed.batch(np.arange(case.batch_size), engine.plan, engine.position, 0)[0] if engine else None
+    batch = loader.batch(np.arange(case.batch_size), engine.plan, engine.position, 0)[0] if engine else None
     if batch is not None and batch.inputs is not None and dist.get_rank() == 0:
         batch.inputs[0] = float("nan")
     try:
         runtime.step(batch, 0.01)
     except NotFinite as error:
         message = str(error)
-    feed.close()
+    loader.close()
     groups.close()
     return message, all(torch.equal(held[name], tensor) for name, tensor in before.items())
 
@@ -93,14 +93,14 @@ class Resources:
 
 def many_transitions(case: Case, plans: Plans, folder: str, counts: tuple[int, int]) -> list[Resources]:
     """Goes from plan to plan, round and round, with a step under each; what is open after so many transitions."""
-    runtime, feed, groups = build(case, folder)
+    runtime, loader, groups = build(case, folder)
     seen = []
     for number in range(1, max(counts) + 1):
         runtime.apply(plans[number % len(plans)])
-        one_step(runtime, feed, case, number)
+        one_step(runtime, loader, case, number)
         if number in counts:
             seen.append(_resources(groups))
-    feed.close()
+    loader.close()
     groups.close()
     return seen
 

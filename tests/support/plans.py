@@ -16,10 +16,10 @@ def plan(frozen: int, cached: int, ends: list[int], replicas: int, microbatches:
     return Plan(frozen, cached, tuple(zip(starts, ends, strict=True)), replicas, microbatches, schedule)
 
 
-def sharded(frozen: int, cached: int, devices: int, microbatches: int, checkpoint: bool = False) -> Plan:
+def sharded(frozen: int, cached: int, devices: int, microbatches: int, recompute: bool = False) -> Plan:
     """A share of every layer on every device."""
     stage = (cached + 1 if cached else 0, HEAD)
-    return Plan(frozen, cached, (stage,), devices, microbatches, checkpoint=checkpoint, sharded=True)
+    return Plan(frozen, cached, (stage,), devices, microbatches, recompute=recompute, sharded=True)
 
 
 PIPE_TO_DATA = {  # 4 stages -> 2 -> 1, as the paper draws it
@@ -30,7 +30,7 @@ PIPE_TO_DATA = {  # 4 stages -> 2 -> 1, as the paper draws it
 
 
 @dataclass(frozen=True)
-class Shape:
+class TransformerShape:
     """A plan but for where its stages end.
 
     Attributes:
@@ -43,11 +43,11 @@ class Shape:
     num_microbatches: int
     num_frozen: int
     cached: bool
-    checkpoint: bool
+    recompute: bool
     replicas_adjacent: bool
 
     @property
-    def num_chunks(self) -> int:
+    def stages_per_rank(self) -> int:
         return 2 if self.schedule == "interleaved1f1b" else 1
 
     @property
@@ -60,9 +60,9 @@ class Shape:
         size = self.arrangement[0]
         rounds = max(1, self.num_microbatches // size)
         return (
-            size * self.num_chunks <= self.num_layers
+            size * self.stages_per_rank <= self.num_layers
             and not (self.schedule == "1f1b" and self.num_microbatches < size)
-            and not (self.num_chunks > 1 and (size == 1 or self.num_microbatches % rounds != 0))
+            and not (self.stages_per_rank > 1 and (size == 1 or self.num_microbatches % rounds != 0))
             and not (self.cached and not self.num_frozen)
         )
 
@@ -70,12 +70,12 @@ class Shape:
         """With ends drawn at random."""
         size, num_replicas = self.arrangement
         first = HEAD + 1 - self.num_layers
-        ends = sorted(generator.sample(range(first, HEAD), size * self.num_chunks - 1))
+        ends = sorted(generator.sample(range(first, HEAD), size * self.stages_per_rank - 1))
         stages = tuple(zip([first, *(end + 1 for end in ends)], [*ends, HEAD], strict=True))
         level = self.num_frozen if self.cached else 0
         return Plan(
-            self.num_frozen, level, stages, num_replicas, self.num_microbatches, self.schedule, self.num_chunks,
-            self.checkpoint, self.replicas_adjacent,
+            self.num_frozen, level, stages, num_replicas, self.num_microbatches, self.schedule, self.stages_per_rank,
+            self.recompute, self.replicas_adjacent,
         )  # fmt: skip
 
 

@@ -25,18 +25,18 @@ class Held:
 
 def held_bytes(case: Case, plan: Plan) -> Held:
     """Between the gradient of the second step and its update."""
-    runtime, feed, groups = build(case, tempfile.gettempdir())
+    runtime, loader, groups = build(case, tempfile.gettempdir())
     runtime.apply(plan)
-    one_step(runtime, feed, case, 0)
+    one_step(runtime, loader, case, 0)
     engine, optimizer = runtime.engine, runtime.optimizer
     assert engine is not None
     assert optimizer is not None
-    engine.step(feed.batch(np.arange(case.batch_size), plan, engine.position, 1)[0], loss_scale=1.0)
-    parameters = list(runtime.holdings.stack.parameters())
+    engine.step(loader.batch(np.arange(case.batch_size), plan, engine.position, 1)[0], loss_scale=1.0)
+    parameters = list(runtime.resident.stack.parameters())
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     moments = [value for state in optimizer.state.values() for value in state.values() if value.ndim]
     held = Held(*(_num_bytes(tensors) for tensors in (parameters, gradients, moments)))
-    feed.close()
+    loader.close()
     groups.close()
     return held
 

@@ -9,8 +9,8 @@ import torch
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from pipetransformer.runtime.link import Pair  # noqa: E402
-from pipetransformer.training import setup  # noqa: E402
+from pipetransformer.profiling.network import Pair  # noqa: E402
+from pipetransformer.training import build as setup  # noqa: E402
 from support.jobs import made_up_profile  # noqa: E402
 from support.nodes import NODE_ALL_REDUCE_S  # noqa: E402
 

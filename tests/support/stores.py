@@ -16,20 +16,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipetransformer.autocache.description import Description
+from pipetransformer.autocache.buffer import SharedBuffer
 from pipetransformer.autocache.layout import Budgets, place
-from pipetransformer.autocache.region import Region
-from pipetransformer.autocache.samples import SampleStore
+from pipetransformer.autocache.store import FeatureStore
+from pipetransformer.autocache.store_spec import StoreSpec
 from pipetransformer.autocache.tier import Tier
 
 HIDDEN, PLENTY = 3, 2**20
 LENGTHS = np.array([3, 1, 4, 2, 5, 2, 6, 1])
 
 
-def describe(folder: Path, memory: int = PLENTY, disk: int = 0, **options: Any) -> Description:
+def describe(folder: Path, memory: int = PLENTY, disk: int = 0, **options: Any) -> StoreSpec:
     defaults = {"storage": "exact", "shard_size": 3, "seed": 0, "dtype": torch.float32, "lengths": LENGTHS}
     path = folder / "store" / "train.features"
-    return Description(budgets=Budgets(memory, disk), path=path, hidden_size=HIDDEN, **(defaults | options))
+    return StoreSpec(budgets=Budgets(memory, disk), path=path, hidden_size=HIDDEN, **(defaults | options))
 
 
 def features_of(ids: np.ndarray, num_tokens: int, key: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -38,7 +38,7 @@ def features_of(ids: np.ndarray, num_tokens: int, key: int, dtype: torch.dtype =
     return (tokens + torch.from_numpy(ids)[:, None, None] + 10 * key).to(dtype)
 
 
-def fill(store: SampleStore, key: int) -> None:
+def fill(store: FeatureStore, key: int) -> None:
     for number, ids in enumerate(store.shards):
         num_tokens = int(store.description.lengths[ids].max())
         store.write(number, ids, features_of(ids, num_tokens, key, store.description.dtype), key)
@@ -60,8 +60,8 @@ def in_other_process(function: Callable[..., Any], *args: Any) -> Any:
         return executor.submit(function, *args).result(timeout=120)
 
 
-def write_there(description: Description, key: int) -> dict[str, int]:
-    store = SampleStore.attach(description)
+def write_there(description: StoreSpec, key: int) -> dict[str, int]:
+    store = FeatureStore.attach(description)
     fill(store, key)
     sizes = store.bytes_by_tier
     store.close()
@@ -69,7 +69,7 @@ def write_there(description: Description, key: int) -> dict[str, int]:
 
 
 def bytes_there(address: str) -> bytes:
-    return Region.attach(address).bytes.numpy().tobytes()
+    return SharedBuffer.attach(address).bytes.numpy().tobytes()
 
 
 def kill_inside_write(folder: Path, some: int | None, num_shards: int) -> list[list[str]]:
@@ -79,7 +79,7 @@ def kill_inside_write(folder: Path, some: int | None, num_shards: int) -> list[l
         For each line, what then is true of each sample in each tier: ``old``, ``new`` or ``missing``;
         ``wrong`` for anything else, in any shard.
     """
-    store = SampleStore.create(describe(folder, PLENTY, PLENTY, lasting=True))
+    store = FeatureStore.create(describe(folder, PLENTY, PLENTY, lasting=True))
     states: list[list[str]] = []
     while True:
         fill(store, key=1)
@@ -93,7 +93,7 @@ def kill_inside_write(folder: Path, some: int | None, num_shards: int) -> list[l
         states.append([_state(tier, sample) for tier in store._tiers.values() for sample in range(len(LENGTHS))])
 
 
-def _write_and_die(store: SampleStore, shards: list[np.ndarray], line: int) -> None:
+def _write_and_die(store: FeatureStore, shards: list[np.ndarray], line: int) -> None:
     lines = 0
 
     def trace(frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
@@ -133,7 +133,7 @@ def memory_growth(folder: Path, num_samples: int, by_tier: bool) -> int:
     lengths = np.full(num_samples, 64)
     layout = place(lengths, 2**14, Budgets(0, 2**40), shard_size=8, seed=0, lasting=False).disk
     assert layout is not None
-    region = Region.file(folder / "grown", layout.num_bytes)
+    region = SharedBuffer.file(folder / "grown", layout.num_bytes)
     tier, before = Tier(layout, region), _mapped_bytes()
     ids, rows = layout.ids, np.ones((8 * 64, 2**14), dtype=np.uint8)
     for shard in layout.shards:

@@ -8,7 +8,7 @@ from pipetransformer.autodp.topology import position
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.models.stack import Layer, LayerStack
 from pipetransformer.runtime.groups import Groups
-from pipetransformer.runtime.ties import TiedGradients, tied_groups
+from pipetransformer.runtime.tied import TiedWeights, tied_groups
 
 SHARING, TAKES_NO_PART = (0, 2, 4), 2
 
@@ -34,6 +34,6 @@ def added_up(plan: Plan) -> dict[int, Tensor]:
     copies = {layer: tied[layer].by_name()["weight"] for layer in SHARING if layer in plan.device_layers(place.device)}
     for layer, parameter in copies.items():
         parameter.grad = None if layer == TAKES_NO_PART else gradient(layer, place.replica)
-    TiedGradients(tied, plan, place, groups).add_up()
+    TiedWeights(tied, plan, place, groups).add_up()
     groups.close()
     return {layer: parameter.grad for layer, parameter in copies.items() if parameter.grad is not None}

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from pipetransformer.autopipe.plan import Plan
-from pipetransformer.training.clock import Clock
-from pipetransformer.training.ledger import Entry, Ledger
+from pipetransformer.planning.history import PlanRecord, RunHistory
+from pipetransformer.planning.timeline import Timeline
 from pipetransformer.training.tracer import Tracer
 from support.cases import NUM_BLOCKS, Case
 from support.observations import one_step
@@ -15,19 +15,19 @@ STEPS_PER_PLAN = 2
 
 def trace_plans(case: Case, plans: list[Plan], folder: str) -> list[str]:
     """Goes from plan to plan, a decision apart; the traces are in the folder, and their names come back."""
-    runtime, feed, groups = build(case, folder)
+    runtime, loader, groups = build(case, folder)
     num_steps = STEPS_PER_PLAN * len(plans)
-    ledger = Ledger(NUM_BLOCKS, may_cache=True)
-    clock = Clock(case.num_samples, case.batch_size, num_steps, num_steps, decision_every=STEPS_PER_PLAN)
-    tracer = Tracer(Path(folder), runtime.recorder, clock, ledger)
+    history = RunHistory(NUM_BLOCKS, may_cache=True)
+    timeline = Timeline(case.num_samples, case.batch_size, num_steps, num_steps, decision_every=STEPS_PER_PLAN)
+    tracer = Tracer(Path(folder), runtime.recorder, timeline, history)
     for step in range(num_steps):
         if step % STEPS_PER_PLAN == 0:
             plan = plans[step // STEPS_PER_PLAN]
-            go(runtime, feed, plan)
-            ledger.plan(Entry(plan, step, ""))
+            go(runtime, loader, plan)
+            history.plan(PlanRecord(plan, step, ""))
         with tracer.step(step):
-            one_step(runtime, feed, case, step)
-        ledger.step(case.batch_size, seconds=1.0)
-    feed.close()
+            one_step(runtime, loader, case, step)
+        history.step(case.batch_size, seconds=1.0)
+    loader.close()
     groups.close()
     return tracer.files

@@ -14,23 +14,23 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from pipetransformer.autocache.cache import AutoCache
+from pipetransformer.autocache.capacity import SHARD_SIZE, CacheCapacity, FeatureFormat
 from pipetransformer.autocache.layout import Budgets, bytes_needed
-from pipetransformer.autocache.room import SHARD_SIZE, Kind, Room
 from pipetransformer.autodp.sampler import batch_ids, epoch_order, num_batches
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.data.base import QUESTION_ANSWERING, Split
 from pipetransformer.models.stack import LayerStack
+from pipetransformer.planning.timeline import Timeline
 from pipetransformer.report.reporter import Reporter
 from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.runtime.groups import Groups
 from pipetransformer.runtime.parts import gather
 from pipetransformer.runtime.precision import PRECISIONS, Precision
-from pipetransformer.runtime.randomness import SampleRandomness, sample_keys
 from pipetransformer.runtime.results import TransitionReport
-from pipetransformer.training.caching import Caching
-from pipetransformer.training.clock import Clock
-from pipetransformer.training.feed import Feed
-from pipetransformer.training.peers import WorldPeers
+from pipetransformer.runtime.rng import PerSampleRng, sample_keys
+from pipetransformer.training.cache_session import CacheSession
+from pipetransformer.training.communicator import WorldCommunicator
+from pipetransformer.training.loader import BatchLoader
 from support.cases import CLIP_NORM, OPTIMIZERS, SEED, Case
 
 Plans = dict[int, Plan]
@@ -57,22 +57,22 @@ def ids_of(case: Case, step: int) -> np.ndarray:
     return batch_ids(epoch_order(case.num_samples, epoch, SEED), index, case.batch_size)
 
 
-class CachedFeed(Feed):
+class CachedFeed(BatchLoader):
     """The samples of a case, with all that a run does about its cache."""
 
     def __init__(self, case: Case, runtime: ElasticRuntime, folder: Path) -> None:
-        super().__init__(case.split(), runtime.holdings.stack.hidden_shape, SEED)
-        kind = Kind(self.hidden_size, runtime.precision.weights)
+        super().__init__(case.split(), runtime.resident.stack.hidden_shape, SEED)
+        kind = FeatureFormat(self.hidden_size, runtime.precision.weights)
         whole = bytes_needed(self.source.lengths, kind.codec().row_bytes, SHARD_SIZE)
         budgets = Budgets(*(int(share * whole) for share in case.cache_shares))
-        room = Room([self.source], kind, budgets, is_lasting=False)
-        self.cache = AutoCache(room, {self.source.name: folder}, WorldPeers())
+        capacity = CacheCapacity([self.source], kind, budgets, persistent=False)
+        self.cache = AutoCache(capacity, {self.source.name: folder}, WorldCommunicator())
         per_epoch = num_batches(case.num_samples, case.batch_size)
-        clock = Clock(case.num_samples, case.batch_size, per_epoch, case.num_steps, decision_every=1)
-        self.caching = Caching(self.cache, self, (), runtime, Reporter(), clock, SEED)
+        timeline = Timeline(case.num_samples, case.batch_size, per_epoch, case.num_steps, decision_every=1)
+        self.cache_session = CacheSession(self.cache, self, (), runtime, Reporter(), timeline, SEED)
 
     def close(self) -> None:
-        self.caching.release()
+        self.cache_session.release()
         assert self.cache is not None
         self.cache.close()
 
@@ -85,28 +85,28 @@ def build(case: Case, folder: str) -> tuple[ElasticRuntime, CachedFeed, Groups]:
     runtime = ElasticRuntime(case.stack(), groups, case.objective(), spec.build, spec.clip_norm, device, precision)
     if precision.scales_loss:
         runtime.loss_scale.value = case.loss_scale
-    feed = CachedFeed(case, runtime, Path(folder))
-    return runtime, feed, groups
+    loader = CachedFeed(case, runtime, Path(folder))
+    return runtime, loader, groups
 
 
 def train_elastic(case: Case, plans: Plans, cache_folder: str | None = None) -> Trace:
     """Every rank calls it. Goes to ``plans[step]`` before that step; a plan with a cache level fills the cache."""
-    runtime, feed, groups = build(case, cache_folder or tempfile.gettempdir())
+    runtime, loader, groups = build(case, cache_folder or tempfile.gettempdir())
     trace = Trace()
     for step in range(case.num_steps):
         if step in plans:
-            go(runtime, feed, plans[step], step)
+            go(runtime, loader, plans[step], step)
         batch = None
         if runtime.engine is not None:
-            batch, _ = feed.batch(ids_of(case, step), runtime.engine.plan, runtime.engine.position, step)
+            batch, _ = loader.batch(ids_of(case, step), runtime.engine.plan, runtime.engine.position, step)
         result = runtime.step(batch, rate(step))
         trace.losses.append(result.loss)
         trace.norms.append(result.total_norm)
         trace.ties_hold &= copies_are_equal(runtime)
-    feed.caching.release()
+    loader.cache_session.release()
     trace.moments = moments(runtime)
     trace.weights = runtime.weights() or {}
-    feed.close()
+    loader.close()
     groups.close()
     return trace
 
@@ -122,16 +122,16 @@ def then(plan: Plan) -> Plans:
     return {0: whole, 1: plan}
 
 
-def go(runtime: ElasticRuntime, feed: CachedFeed, plan: Plan, step: int = 0) -> TransitionReport:
-    assert feed.caching.go(plan.cache_level, step)
+def go(runtime: ElasticRuntime, loader: CachedFeed, plan: Plan, step: int = 0) -> TransitionReport:
+    assert loader.cache_session.go(plan.cache_level, step)
     report = runtime.apply(plan)
-    feed.caching.serve(plan.cache_level)
+    loader.cache_session.serve(plan.cache_level)
     return report
 
 
 def copies_are_equal(runtime: ElasticRuntime) -> bool:
     """Whether all copies of each shared weight on all ranks are one, bit for bit; every rank calls it."""
-    stack, held = runtime.holdings.stack, runtime.holdings.held()
+    stack, held = runtime.resident.stack, runtime.resident.held()
     equal = True
     for tie in stack.ties:
         own = [gather(stack[layer].by_name()[name].detach()) for layer, name in tie if layer in held]
@@ -145,8 +145,8 @@ def copies_are_equal(runtime: ElasticRuntime) -> bool:
 def moments(runtime: ElasticRuntime) -> dict[str, Tensor]:
     """On rank 0 the optimizer state of all ranks by original parameter name and key; whole, and equal on replicas."""
     own: dict[str, np.ndarray] = {}
-    for index in runtime.holdings.held():
-        layer = runtime.holdings.stack[index]
+    for index in runtime.resident.held():
+        layer = runtime.resident.stack[index]
         for name, parameter in layer.module.named_parameters():
             state = runtime.optimizer.state.get(parameter, {}) if runtime.optimizer else {}
             whole = {key: gather(like(parameter, torch.as_tensor(value))) for key, value in state.items()}
@@ -272,7 +272,7 @@ def _by_layers(stack: LayerStack, precision: Precision) -> Forward:
         for index in range(len(stack)):
             layer = stack[index].train(not (num_frozen and index <= num_frozen))
             products = precision.products
-            with torch.autocast("cpu", products) if products else nullcontext(), SampleRandomness(keys, index):
+            with torch.autocast("cpu", products) if products else nullcontext(), PerSampleRng(keys, index):
                 x = layer(x, **context)
             x = x.to(precision.weights)
         return x

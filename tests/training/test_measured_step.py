@@ -2,7 +2,7 @@
 
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.report.trace import Event
-from pipetransformer.runtime.recorder import Span
+from pipetransformer.runtime.tracing import Span
 from pipetransformer.training.measured_step import Notes, measured_events
 
 TWO_STAGES = Plan(0, 0, ((0, 1), (2, 3)), 1, 1)
@@ -70,7 +70,7 @@ def test_a_stage_without_active_layers_has_no_backward_pass_and_gets_no_gradient
 
 
 def test_passes_of_devices_with_several_stages_name_theirs() -> None:
-    plan = Plan(0, 0, ((0, 0), (1, 1), (2, 2), (3, 3)), 1, 1, "interleaved1f1b", num_chunks=2)
+    plan = Plan(0, 0, ((0, 0), (1, 1), (2, 2), (3, 3)), 1, 1, "interleaved1f1b", stages_per_rank=2)
     even = of_rank(0, 0.0, ("forward", 0, 0, 1), ("forward", 2, 4, 5))
     odd = of_rank(0, 0.0, ("forward", 1, 2, 3), ("forward", 3, 6, 7))
     assert [event[0] for event in drawn(plan, even, odd)] == [

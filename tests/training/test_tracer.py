@@ -16,14 +16,14 @@ from support.tracing import trace_plans
 
 from pipetransformer.autodp.topology import position
 from pipetransformer.autopipe.cluster import Cluster, Link
-from pipetransformer.autopipe.cost import LayerProfile, Profile, Time
+from pipetransformer.autopipe.cost import AffineTime, LayerProfile, Profile
 from pipetransformer.autopipe.plan import Plan
+from pipetransformer.planning.history import NUM_WARMUP_STEPS, PlanRecord
+from pipetransformer.planning.timeline import Timeline
 from pipetransformer.report.text import summary_rows
 from pipetransformer.report.trace import COMPUTE, pass_name
 from pipetransformer.simulate.order import order
 from pipetransformer.simulate.step import step_events
-from pipetransformer.training.clock import Clock
-from pipetransformer.training.ledger import NUM_WARMUP_STEPS, Entry
 from pipetransformer.training.tracer import is_due
 
 Row = dict[str, Any]
@@ -32,12 +32,12 @@ PLANS = {
     "4 stages": PIPE_TO_DATA[0],
     "2 stages x 2": PIPE_TO_DATA[2],
     "1 stage x 4": PIPE_TO_DATA[4],
-    "interleaved": replace(plan(0, 0, [1, 3, 5, HEAD], 2, 4, "interleaved1f1b"), num_chunks=2),
+    "interleaved": replace(plan(0, 0, [1, 3, 5, HEAD], 2, 4, "interleaved1f1b"), stages_per_rank=2),
     "frozen stage below and an idle rank": plan(4, 0, [3, 5, HEAD], 1, 4),
     "frozen stage below, gpipe, replicas side by side": replace(
         plan(2, 0, [2, HEAD], 2, 3, "gpipe"), replicas_adjacent=True
     ),
-    "checkpoint, several micro-batches on one stage": replace(plan(1, 0, [HEAD], 2, 3), checkpoint=True),
+    "checkpoint, several micro-batches on one stage": replace(plan(1, 0, [HEAD], 2, 3), recompute=True),
 }
 
 
@@ -69,7 +69,7 @@ def passes(plan: Plan, rank: int) -> list[str]:
     place = position(plan, rank)
     own = order(plan, place.device) if place else []
     active = [one for one in own if one.is_forward or plan.stages[one.stage][1] >= plan.first_active_layer]
-    return [pass_name(one.is_forward, one.microbatch, one.stage, plan.num_chunks) for one in active]
+    return [pass_name(one.is_forward, one.microbatch, one.stage, plan.stages_per_rank) for one in active]
 
 
 @on_every_plan
@@ -83,7 +83,7 @@ def test_each_rank_runs_every_pass_of_its_stages_once_in_the_order_of_the_schedu
 
 @on_every_plan
 def test_the_names_are_those_of_the_simulated_step(name: str, traces: dict[str, list[Row]]) -> None:
-    second = Time(0.0, 1.0)
+    second = AffineTime(0.0, 1.0)
     layer = LayerProfile("layer", second, second, second, 0.5, 1000, 0, 10)
     profile, cluster = Profile((layer,) * (NUM_BLOCKS + 2), 2.0), Cluster(WORLD, None, Link(0.1, 100.0))
     simulated = step_events(profile, cluster, PLANS[name], batch_size=8)
@@ -136,10 +136,10 @@ def test_gradients_are_averaged_between_the_last_backward_pass_and_the_update(
 def test_the_third_step_of_a_plan_is_traced_or_the_last_before_it_may_end(
     decision_every: int, num_steps: int, traced: list[int]
 ) -> None:
-    entry, clock = Entry(PIPE_TO_DATA[0], 0, ""), Clock(num_steps, 1, num_steps, num_steps, decision_every)
+    entry, timeline = PlanRecord(PIPE_TO_DATA[0], 0, ""), Timeline(num_steps, 1, num_steps, num_steps, decision_every)
     due = []
     for step in range(num_steps):
-        if is_due(entry, step, clock):
+        if is_due(entry, step, timeline):
             due.append(step)
             entry.traced_step = step
         entry.step_seconds.append(1.0)

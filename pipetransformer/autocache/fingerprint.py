@@ -1,0 +1,136 @@
+"""What cached features depend on: the frozen layers' weights by level, and all the rest as one plain value."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from hashlib import blake2b
+from typing import TYPE_CHECKING, get_type_hints
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FORMAT_VERSION = 1  # raise it when files of a store come to mean something else
+KEY_BYTES = 8
+MAX_SHOWN = 40  # characters of a value in a message
+
+
+def level_key(below: int, layers: Iterable[Mapping[str, Tensor]]) -> int:
+    """The key of the level whose blocks are those of the level below and ``layers``.
+
+    It is made layer by layer, so that a prefix has one key however many freezes it took:
+    ``level_key(0, [a, b]) == level_key(level_key(0, [a]), [b])``.
+
+    Args:
+        below: Key of the level below; 0 for the model's input.
+        layers: For each newly frozen layer, from the bottom up and at least one, its parameters and buffers (also those
+            that are not saved) by name. They count by name, type, shape and bytes, in any order and on any device.
+
+    Returns:
+        64 bits, never 0.
+    """
+    key = below
+    for layer in layers:
+        key = _layer_key(key, layer)
+    assert key != 0, "a level has at least one layer"
+    return key
+
+
+def _layer_key(below: int, layer: Mapping[str, Tensor]) -> int:
+    digest = blake2b(below.to_bytes(KEY_BYTES, "little"), digest_size=KEY_BYTES)
+    for name, tensor in sorted(layer.items()):
+        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode() + b"\n")
+        digest.update(_raw(tensor))
+    return int.from_bytes(digest.digest(), "little") or 1
+
+
+def _raw(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor in host memory; a view where it lies there without gaps."""
+    import torch
+
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreFingerprint:
+    """All that decides the features of a split's samples and their place in the files, but for the frozen weights.
+
+    The weights are not here because one store holds several levels, each under its :func:`level_key`. Neither are the
+    labels and the head, so that a sweep over heads, rates or seeds reuses what a first run has stored, nor the number
+    of processes and the arrangement, which do not change what a frozen layer computes beyond rounding.
+
+    Attributes:
+        split_name: For example ``train``.
+        split_identity: ``Split.identity()``.
+        num_samples: N of the split.
+        num_tokens: Rows that all samples take together at the layer boundary.
+        hidden_size: Width of a row, D.
+        capacity: Budgets of the node: they decide which samples lie where.
+        storage_type: Type in which a feature is stored, codec included, for example ``float32``.
+        precision: Types of weights and products: the ``precision`` of the run.
+        model: First word: a name to read. Then all of the model that its weights do not tell: classes of the layers,
+            number of heads, activation, eps, attention implementation, and the versions of the libraries that
+            compute it.
+        device: Kind of device that computes, ``cpu`` or the GPU's name: their products round differently, in TF32 by
+            more than rounding.
+        torch_version: Its kernels compute the features, and resize pictures before.
+        format_version: Of the files.
+    """
+
+    split_name: str
+    split_identity: str
+    num_samples: int
+    num_tokens: int
+    hidden_size: int
+    capacity: str
+    storage_type: str
+    precision: str
+    model: str
+    device: str
+    torch_version: str
+    format_version: int = FORMAT_VERSION
+
+    def digest(self) -> str:
+        """64 bits in hexadecimal digits, the same in every process."""
+        return blake2b(self.to_json().encode(), digest_size=8).hexdigest()
+
+    def explain_difference(self, other: StoreFingerprint) -> str:
+        """What ``other`` has otherwise, ``name (its value, here ours)`` each; empty where they are equal."""
+        ours, theirs = asdict(self), asdict(other)
+        changed = [name for name in ours if ours[name] != theirs[name]]
+        shown = ((name, *_around_change(str(theirs[name]), str(ours[name]))) for name in changed)
+        return ", ".join(f"{name.replace('_', ' ')} ({its}, here {own})" for name, its, own in shown)
+
+    def to_json(self) -> str:
+        """For :meth:`from_json`; equal for equal identities."""
+        return json.dumps(asdict(self), indent=2, sort_keys=True) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> StoreFingerprint:
+        """Reads an identity.
+
+        Raises:
+            ValueError: The text is damaged, or of a version with other fields.
+        """
+        values, types = json.loads(text), get_type_hints(cls)
+        if not isinstance(values, dict):
+            raise ValueError(f"it is a {type(values).__name__}, not an object with names")
+        names = [field.name for field in fields(cls)]
+        if wrong := sorted({*names} ^ {*values}):
+            raise ValueError(f"it is of another version: only one of both knows {', '.join(wrong)}")
+        for name, value in values.items():
+            if type(value) is not types[name]:
+                raise ValueError(f"{name} is {value!r}, not of type {types[name].__name__}")
+        return cls(**values)
+
+
+def _around_change(one: str, two: str) -> list[str]:
+    """Both values, or where they are long what they have from the first difference on."""
+    if max(len(one), len(two)) <= MAX_SHOWN:
+        return [one, two]
+    common = next(
+        (place for place, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two))
+    )
+    start = max(0, common - MAX_SHOWN // 4)
+    return [("..." if start else "") + text[start : start + MAX_SHOWN] for text in (one, two)]

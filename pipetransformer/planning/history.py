@@ -1,0 +1,143 @@
+"""What a run did: its plans, its time, and how it compares with the best static plan and with the physical limit."""
+
+import statistics
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipetransformer.autopipe.limit import Fill, Phase, limit
+from pipetransformer.autopipe.plan import Plan
+from pipetransformer.planning.planner import Planner
+
+NUM_WARMUP_STEPS = 2  # the first steps of a plan allocate and connect
+
+
+@dataclass
+class PlanRecord:
+    """One plan in force.
+
+    Attributes:
+        step: First step under it, 0-based.
+        transition_seconds: What going to it took, the filling of the cache included.
+        num_samples_left: Training samples that are still read from then on, each counted once.
+        choice: Why it goes to this plan or stays as it was, in numbers.
+        traced_step: Which of its steps was traced, 0-based.
+    """
+
+    plan: Plan
+    step: int
+    reason: str
+    transition_seconds: float = 0.0
+    num_samples_left: int = 0
+    choice: str = ""
+    num_samples: int = 0
+    step_seconds: list[float] = field(default_factory=list)
+    traced_step: int | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return plan_dict(self.plan) | {
+            "step": self.step,
+            "transition_seconds": self.transition_seconds,
+            "reason": self.reason,
+            "choice": self.choice,
+            "num_steps": len(self.step_seconds),
+            "median_step_s": self.typical_step_s,
+        }
+
+    @property
+    def typical_step_s(self) -> float | None:
+        """Median over the steps after the first ones; the traced one counts only where there is no other."""
+        steps = list(enumerate(self.step_seconds))
+        steps = steps[NUM_WARMUP_STEPS:] or steps
+        steps = [step for step in steps if step[0] != self.traced_step] or steps
+        return statistics.median(seconds for _, seconds in steps) if steps else None
+
+
+class RunHistory:
+    """Books every step and every transition of a run.
+
+    Args:
+        may_cache: Whether the run may read frozen layers' output from a cache, even if that never pays.
+    """
+
+    def __init__(self, num_blocks: int, may_cache: bool) -> None:
+        self._num_blocks, self._may_cache = num_blocks, may_cache
+        self.entries: list[PlanRecord] = []
+
+    def plan(self, entry: PlanRecord) -> None:
+        self.entries.append(entry)
+
+    def step(self, num_samples: int, seconds: float) -> None:
+        self.entries[-1].num_samples += num_samples
+        self.entries[-1].step_seconds.append(seconds)
+
+    @property
+    def num_samples(self) -> int:
+        return sum(entry.num_samples for entry in self.entries)
+
+    @property
+    def train_seconds(self) -> float:
+        """Steps, transitions and cache filling; not start-up and not evaluation."""
+        return sum(sum(entry.step_seconds) + entry.transition_seconds for entry in self.entries)
+
+    def summary(self, planner: Planner) -> dict[str, Any]:
+        """The run in figures; speed-up and limit are ``None`` before the first step."""
+        num_samples, seconds = self.num_samples, self.train_seconds
+        frozen = sum(entry.num_samples * entry.plan.num_frozen for entry in self.entries)
+        speedup, bound = self._speedup(planner), self._limit(planner)
+        return {
+            "train_seconds": seconds,
+            "optimizer_steps": sum(len(entry.step_seconds) for entry in self.entries),
+            "samples_per_second": num_samples / seconds if seconds else 0.0,
+            "num_blocks": self._num_blocks,
+            "num_frozen": self.entries[-1].plan.num_frozen if self.entries else 0,
+            "mean_frozen_fraction": frozen / (num_samples * self._num_blocks) if num_samples else 0.0,
+            "speedup_vs_static": speedup,
+            "limit": bound,
+            "share_of_limit": speedup / bound if speedup and bound else None,
+            "plans": [entry.as_dict() for entry in self.entries],
+        }
+
+    def _speedup(self, planner: Planner) -> float | None:
+        """Time that the best static plan would have taken, over the time taken.
+
+        The static step is that of the first plan under which this run made a step, measured, times what the cost model
+        says of the best static plan relative to it; the factor is 1 where that is the best static plan.
+        """
+        first = next((entry for entry in self.entries if entry.typical_step_s is not None), None)
+        if first is None or first.typical_step_s is None or not self.train_seconds:
+            return None
+        static_step_s = first.typical_step_s * planner.predict(planner.static) / planner.predict(first.plan)
+        return static_step_s * sum(len(entry.step_seconds) for entry in self.entries) / self.train_seconds
+
+    def _limit(self, planner: Planner) -> float | None:
+        """The higher one of what the run's own cache levels allow, and caching all that is frozen where it may."""
+        if not self.num_samples:
+            return None
+        own = self._limit_with(planner, [entry.plan.cache_level for entry in self.entries])
+        if not self._may_cache:
+            return own
+        return max(own, self._limit_with(planner, [entry.plan.num_frozen for entry in self.entries]))
+
+    def _limit_with(self, planner: Planner, levels: list[int]) -> float:
+        phases = [Phase(e.plan.num_frozen, level, e.num_samples) for e, level in zip(self.entries, levels, strict=True)]
+        fills = [
+            Fill(before if before <= level else 0, level, entry.num_samples_left)
+            for entry, before, level in zip(self.entries, [0, *levels], levels, strict=False)
+            if level != before
+        ]
+        return limit(planner.without_overhead(), phases, fills, planner.static_efficiency())
+
+
+def plan_dict(plan: Plan) -> dict[str, Any]:
+    """A plan as plain values for logs and files."""
+    return {
+        "num_frozen": plan.num_frozen,
+        "cache_level": plan.cache_level,
+        "stages": [list(stage) for stage in plan.stages],
+        "num_replicas": plan.num_replicas,
+        "num_microbatches": plan.num_microbatches,
+        "schedule": plan.schedule,
+        "replicas_adjacent": plan.replicas_adjacent,
+        "sharded": plan.sharded,
+        "predicted_step_s": plan.predicted_step_s,
+    }

@@ -1,0 +1,160 @@
+"""Asks AutoPipe for plans, within what the user fixed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from pipetransformer.autodp.cost import transfer_seconds
+from pipetransformer.autodp.moves import Placement, moves, next_placement
+from pipetransformer.autopipe.cluster import Cluster
+from pipetransformer.autopipe.constraints import UNCONSTRAINED, NoPlan, PlanConstraints
+from pipetransformer.autopipe.cost import Profile, step_seconds
+from pipetransformer.autopipe.gain import TransitionChoice, TransitionOption, choose_transition
+from pipetransformer.autopipe.limit import efficiency, fill_seconds, spread_overhead
+from pipetransformer.autopipe.plan import Plan, layer_above
+from pipetransformer.autopipe.search.fsdp import sharded_plan
+from pipetransformer.autopipe.search.search import best_plan
+from pipetransformer.config.options import Parallel
+
+
+@dataclass(frozen=True)
+class RemainingRun:
+    """The rest of a run.
+
+    Attributes:
+        num_steps: Optimizer steps.
+        num_samples: Training samples that a fill of the cache computes.
+        overhead_s: What a transition takes besides moving layers and filling the cache.
+        may_cache: Frozen layers' output can be stored.
+    """
+
+    num_steps: int
+    num_samples: int
+    overhead_s: float
+    may_cache: bool
+
+
+class Planner:
+    """The plans of one run; pure, so that every rank finds the same.
+
+    Args:
+        parallel: What the user fixed.
+        batch_size: Global batch.
+    """
+
+    def __init__(self, profile: Profile, cluster: Cluster, parallel: Parallel, batch_size: int) -> None:
+        self.profile, self.cluster = profile, cluster
+        self._parallel, self._batch_size = parallel, batch_size
+        num_stages, num_replicas = {
+            "elastic": (parallel.num_stages, parallel.num_replicas),
+            "data": (1, cluster.num_devices),
+            "sharded": (1, cluster.num_devices),
+            "pipeline": (cluster.num_devices * (parallel.stages_per_rank or 1), 1),
+            "single": (1, 1),
+        }[parallel.arrangement]
+        self._constraints = PlanConstraints(
+            num_stages=num_stages,
+            num_replicas=num_replicas,
+            num_microbatches=parallel.num_microbatches,
+            schedule=parallel.schedule,
+            recompute=parallel.recompute,
+            stages_per_rank=parallel.stages_per_rank,
+        )
+
+    def initial(self) -> Plan:
+        return self._best(self._constraints)
+
+    def _best(self, constraints: PlanConstraints, num_frozen: int = 0, cache_level: int = 0) -> Plan:
+        find = sharded_plan if self._parallel.arrangement == "sharded" else best_plan
+        return find(self.profile, self.cluster, self._batch_size, num_frozen, cache_level, constraints)
+
+    @cached_property
+    def static(self) -> Plan:
+        """The best plan that never freezes, with no more fixed than by default: what the run is compared with.
+
+        Where only a sharded one fits the memory, a run with ``parallel=sharded`` is compared with that.
+        """
+        constraints = PlanConstraints(stages_per_rank=1 if self._parallel.stages_per_rank == 1 else None)
+        try:
+            return best_plan(self.profile, self.cluster, self._batch_size, constraints=constraints)
+        except NoPlan:
+            if self._parallel.arrangement != "sharded":
+                raise
+            return self._best(UNCONSTRAINED)
+
+    def transition(
+        self, plan: Plan, placement: Placement, num_frozen: int, remaining: RemainingRun
+    ) -> TransitionChoice:
+        """Where to go from a plan for another frozen prefix, if it pays.
+
+        Goes to the fastest plan with as much cached as can be, or with no more cached than now, or stays with its
+        stages as they are. Evaluation samples do not count: what filling the cache for them takes is what the next
+        evaluation saves.
+
+        Raises:
+            NoPlan: It cannot stay, and nothing else fits.
+        """
+        if not self._parallel.autopipe:
+            return choose_transition(self.keep(plan, num_frozen), (), remaining.num_steps)
+        can_stay = num_frozen >= plan.num_frozen and (remaining.may_cache or plan.cache_level == 0)
+        stay = self.keep(plan, num_frozen) if can_stay else None
+        levels = {num_frozen, min(plan.cache_level, num_frozen)} if remaining.may_cache else {0}
+        plans = self._feasible(plan, num_frozen, sorted(levels, reverse=True), can_stay)
+        options = [TransitionOption(new, self._cost(plan, placement, new, remaining)) for new in plans if new != stay]
+        return choose_transition(stay, options, remaining.num_steps)
+
+    def _feasible(self, plan: Plan, num_frozen: int, levels: Sequence[int], may_be_none: bool) -> list[Plan]:
+        """The fastest plan for each level of the cache, where there is one."""
+        plans: list[Plan] = []
+        for level in levels:
+            try:
+                plans.append(self.next(plan, num_frozen, level))
+            except NoPlan:
+                if level == levels[-1] and not (plans or may_be_none):
+                    raise
+        return plans
+
+    def _cost(self, plan: Plan, placement: Placement, new: Plan, remaining: RemainingRun) -> float:
+        """Seconds of a transition."""
+        needed = moves(placement, next_placement(new, placement))
+        seconds = remaining.overhead_s + transfer_seconds(needed, self.profile, self.cluster, new.num_frozen)
+        if new.cache_level > plan.cache_level:
+            work_s = fill_seconds(self.without_overhead(), plan.cache_level, new.cache_level, remaining.num_samples)
+            seconds += work_s / self.cluster.num_devices
+        return seconds
+
+    def keep(self, plan: Plan, num_frozen: int) -> Plan:
+        """The same stages and cache level with a longer frozen prefix."""
+        frozen = replace(plan, num_frozen=num_frozen)
+        return replace(frozen, predicted_step_s=self.predict(frozen))
+
+    def next(self, plan: Plan, num_frozen: int, cache_level: int) -> Plan:
+        """The fastest plan for another frozen prefix."""
+        constraints = (
+            self._constraints if self._parallel.autodp else replace(self._constraints, num_replicas=plan.num_replicas)
+        )
+        num_layers = plan.num_layers - layer_above(cache_level)
+        # the frozen prefix may leave fewer layers than stages were asked for; the devices stay, as far as it goes
+        if constraints.num_stages is not None and constraints.num_stages > num_layers:
+            num_stages = min(plan.pipeline_size, num_layers)
+            constraints = replace(constraints, num_stages=num_stages, stages_per_rank=constraints.stages_per_rank and 1)
+        if (
+            constraints.stages_per_rank is not None
+            and constraints.num_stages is None
+            and 2 * constraints.stages_per_rank > num_layers
+        ):
+            constraints = replace(constraints, stages_per_rank=1)
+        return self._best(constraints, num_frozen, cache_level)
+
+    def without_overhead(self) -> Profile:
+        """The profile that the physical limit counts with: a device works on its whole share of the batch at once."""
+        return spread_overhead(self.profile, -(-self._batch_size // self.cluster.num_devices))
+
+    def static_efficiency(self) -> float:
+        """Share of the devices' time that the best static plan spends on ideal work."""
+        step_s = self.predict(self.static)
+        return efficiency(self.without_overhead(), self._batch_size, self.cluster.num_devices, step_s)
+
+    def predict(self, plan: Plan) -> float:
+        """Seconds of one optimizer step."""
+        return step_seconds(self.profile, self.cluster, plan, self._batch_size)

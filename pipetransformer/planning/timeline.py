@@ -1,0 +1,47 @@
+"""Where a run stands: plain arithmetic on the number of steps, the same for a run and for its simulation."""
+
+from dataclasses import dataclass
+
+from pipetransformer.autodp.sampler import num_batches
+from pipetransformer.config.options import Config
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Steps of an epoch, of the run, and between two decisions."""
+
+    num_samples: int
+    batch_size: int
+    steps_per_epoch: int
+    num_steps: int
+    decision_every: int
+
+    @classmethod
+    def of(cls, config: Config, num_samples: int) -> "Timeline":
+        steps_per_epoch = num_batches(num_samples, config.batch_size)
+        num_steps = steps_per_epoch * config.epochs
+        interval = config.freeze.interval
+        every = steps_per_epoch if interval is None else max(1, round(interval * num_steps))
+        return cls(num_samples, config.batch_size, steps_per_epoch, num_steps, every)
+
+    @property
+    def num_epochs(self) -> int:
+        return self.num_steps // self.steps_per_epoch
+
+    def is_decision_step(self, step: int) -> bool:
+        """Before this step, 0-based."""
+        return step > 0 and step % self.decision_every == 0
+
+    def steps_left(self, step: int) -> int:
+        """Until the run ends."""
+        return self.num_steps - step
+
+    def samples_read(self, step: int) -> int:
+        """Samples that are not read again, of the epoch that the step is in: those before it, if it is the last."""
+        epoch, index = divmod(step, self.steps_per_epoch)
+        is_last = (epoch + 1) * self.steps_per_epoch >= self.num_steps
+        return min(is_last * index * self.batch_size, self.num_samples)
+
+    def samples_left(self, step: int) -> int:
+        """Training samples that are still read, each counted once."""
+        return self.num_samples - self.samples_read(step)

@@ -1,0 +1,155 @@
+"""Measures the layers once, before the first plan."""
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from pipetransformer.autopipe.cost import AffineTime, LayerProfile, Profile
+from pipetransformer.models.stack import LayerStack
+from pipetransformer.profiling.live_bytes import LiveBytes
+from pipetransformer.profiling.memory import Casts, count_saved
+from pipetransformer.profiling.timing import timed
+from pipetransformer.runtime.batch import Batch
+from pipetransformer.runtime.precision import Precision
+from pipetransformer.runtime.rng import PerSampleRng, RefuseOtherRandomness
+
+NUM_REPEATS = 5
+OptimizerBuilder = Callable[[list[nn.Parameter]], torch.optim.Optimizer | None]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One layer at one batch size, in seconds and bytes."""
+
+    forward_s: float
+    input_grad_s: float
+    weight_grad_s: float
+    activation_bytes: int
+    autocast_bytes: int
+    output_bytes: int
+
+
+def profile(
+    stack: LayerStack, batches: tuple[Batch, Batch], build_optimizer: OptimizerBuilder, state_factor: float,
+    device: torch.device, precision: Precision,
+) -> Profile:  # fmt: skip
+    """Measures every kind of layer once (blocks of one shape are alike) and averages over the ranks.
+
+    Args:
+        batches: A small and a large batch with inputs; two sizes separate the fixed from the per-sample time.
+        build_optimizer: Over given parameters, to time its update.
+        state_factor: Bytes of optimizer state per byte of parameters.
+    """
+    known: dict[object, LayerProfile] = {}
+    kinds = [_kind(stack[index]) for index in range(len(stack))]
+    xs = [batch.inputs for batch in batches if batch.inputs is not None]
+    for index, kind in enumerate(kinds):
+        if kind not in known:
+            layer = stack.loaded_copy(index, device).train()
+            known[kind] = _layer_profile(layer, index, xs, batches, build_optimizer, precision)
+            # what follows takes inputs of this shape, and the numbers in them do not matter for its time
+            with torch.no_grad():
+                layer.eval()
+                xs = [precision.run(layer, x, b.context) for x, b in zip(xs, batches, strict=True)]
+            del layer  # one at a time: the whole model may be larger than the device
+    return Profile(layers=tuple(known[kind] for kind in kinds), optimizer_state_factor=state_factor)
+
+
+def _kind(layer: nn.Module) -> object:
+    modules = tuple(type(module) for module in layer.modules())
+    return modules, tuple(p.shape for p in layer.parameters())
+
+
+def _layer_profile(
+    layer: nn.Module, index: int, xs: list[Tensor], batches: tuple[Batch, Batch], build: OptimizerBuilder,
+    precision: Precision,
+) -> LayerProfile:  # fmt: skip
+    small, large = (_measure(layer, index, x, batch, precision) for x, batch in zip(xs, batches, strict=True))
+    sizes = len(batches[0]), len(batches[1])
+    names = ("forward_s", "input_grad_s", "weight_grad_s")
+    numbers = [getattr(measured, name) for measured in (small, large) for name in names]
+    numbers = _mean_over_ranks([*numbers, _optimizer_seconds(layer, build)], next(layer.parameters()).device)
+    forward, input_grad, weight_grad = (_line(sizes, numbers[i], numbers[i + 3]) for i in range(3))
+    return LayerProfile(
+        name=type(layer).__name__,
+        forward=forward,
+        input_grad=input_grad,
+        weight_grad=weight_grad,
+        optimizer_s=numbers[-1],
+        parameter_bytes=sum(p.numel() * p.element_size() for p in layer.parameters()),
+        activation_bytes=large.activation_bytes // sizes[1],
+        output_bytes=large.output_bytes // sizes[1],
+        peak_forward_bytes=_working_bytes(layer, xs[1], batches[1], precision) // sizes[1],
+        autocast_bytes=large.autocast_bytes,
+    )
+
+
+def _measure(layer: nn.Module, index: int, x: Tensor, batch: Batch, precision: Precision) -> Measured:
+    wants_grad = x.is_floating_point() and index > 0
+    casts = Casts(layer)
+
+    def run(weights: bool) -> tuple[float, float, Tensor, int]:
+        layer.requires_grad_(weights)
+        leaf = x.detach().requires_grad_(wants_grad)
+        with PerSampleRng(batch.keys, index), count_saved(layer, casts) as saved:
+            forward_s, output = timed(lambda: precision.run(layer, leaf, batch.context), x.device)
+        backward_s = timed(lambda: output.sum().backward(), x.device)[0] if output.requires_grad else 0.0
+        layer.zero_grad(set_to_none=True)
+        return forward_s, backward_s, output, saved[0]
+
+    with precision.cached_autocast(x.device):  # as all but the first micro-batch of a step find them
+        with RefuseOtherRandomness(), casts:
+            run(True)  # warm up
+        full = [run(True) for _ in range(NUM_REPEATS)]
+    inputs_only = [run(False)[1] for _ in range(NUM_REPEATS)] if wants_grad else [0.0]
+    layer.requires_grad_(True)
+    output, activation_bytes = full[-1][2:]
+    backward_s, input_grad_s = statistics.median(f[1] for f in full), statistics.median(inputs_only)
+    return Measured(
+        statistics.median(f[0] for f in full),
+        min(input_grad_s, backward_s),
+        max(backward_s - input_grad_s, 0.0),
+        activation_bytes,
+        sum(casts.bytes_at.values()),
+        output.numel() * output.element_size(),
+    )
+
+
+def _working_bytes(layer: nn.Module, x: Tensor, batch: Batch, precision: Precision) -> int:
+    """The most that lives in a forward pass as a frozen layer makes it."""
+    layer.eval()
+    with torch.no_grad(), LiveBytes() as live:
+        for tensor in (*layer.parameters(), *layer.buffers(), x, *batch.context.values()):
+            live.add(tensor)
+        num_bytes = live.now
+        precision.run(layer, x, batch.context)
+    layer.train()
+    return live.peak - num_bytes
+
+
+def _optimizer_seconds(layer: nn.Module, build: OptimizerBuilder) -> float:
+    for parameter in layer.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer = build(list(layer.parameters()))
+    device = next(layer.parameters()).device
+    seconds = [timed(optimizer.step, device)[0] for _ in range(3)] if optimizer else [0.0]
+    layer.zero_grad(set_to_none=True)
+    return statistics.median(seconds)
+
+
+def _line(sizes: tuple[int, int], small_s: float, large_s: float) -> AffineTime:
+    """The line through two measurements; noise must not make either part negative."""
+    per_sample_s = max((large_s - small_s) / (sizes[1] - sizes[0]), 0.0) if sizes[1] > sizes[0] else 0.0
+    fixed_s = max(large_s - per_sample_s * sizes[1], 0.0)
+    return AffineTime(fixed_s, (large_s - fixed_s) / sizes[1])
+
+
+def _mean_over_ranks(values: list[float], device: torch.device) -> list[float]:
+    tensor = torch.tensor(values, dtype=torch.float64, device=device)
+    if dist.get_world_size() > 1:
+        dist.all_reduce(tensor)
+    return (tensor / dist.get_world_size()).tolist()

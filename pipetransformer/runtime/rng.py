@@ -1,0 +1,171 @@
+"""Random numbers that belong to a sample, so that dropout is the same at every topology (design promise 1).
+
+Each sample of the global batch has a stream for each layer, keyed by (seed, step, sample, layer). A random function
+inside a layer draws row b of its mask from the stream of sample b: which rank computes the row, and with which others,
+makes no difference. A stream is a counter-based hash (as Philox and Threefry are), so all rows are drawn at once::
+
+    number i of a stream = hash(key of the stream xor word i of one fixed table)
+"""
+
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+_MULTIPLIERS = (0x7FEB352D, 0x846CA68B - (1 << 32))  # of a 32-bit integer hash that mixes well, as signed numbers
+_SHIFT = torch.tensor(15, dtype=torch.int32)
+_MIN_TABLE = 1 << 12
+
+
+def sample_keys(seed: int, step: int, ids: np.ndarray) -> Tensor:
+    """One key per sample, shape (B,), int32, from (seed, step, sample)."""
+    return torch.from_numpy(_words(np.asarray(ids, dtype=np.uint64) ^ _mix(np.uint64(step) ^ _mix(np.uint64(seed)))))
+
+
+def _mix(value: Any) -> Any:
+    """The finaliser of splitmix64: close inputs give unrelated outputs."""
+    with np.errstate(over="ignore"):
+        value = np.asarray(value, dtype=np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+        value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return value ^ (value >> np.uint64(31))
+
+
+def _words(values: Any) -> np.ndarray:
+    """The upper halves of mixed 64-bit values, int32."""
+    return (_mix(values) >> np.uint64(32)).astype(np.uint32).view(np.int32)
+
+
+@cache
+def _layer_word(layer: int) -> int:
+    return int(_words(layer))
+
+
+@cache
+def _table(num_words: int, device: torch.device) -> Tensor:
+    """The fixed table of a stream's words, shape (num_words,), int32."""
+    return torch.from_numpy(_words(np.arange(num_words))).to(device)
+
+
+class PerSampleRng:
+    """Inside it, dropout, attention dropout and stochastic depth draw from the streams of the samples.
+
+    The functions themselves are replaced meanwhile: a ``TorchFunctionMode`` would be called for every function of torch
+    and costs a small model 8 % of its step. :class:`RefuseOtherRandomness` finds what this does not reach.
+
+    Args:
+        keys: Shape (B,), one key per row of the batch.
+        layer: Index of the layer that runs first.
+    """
+
+    def __init__(self, keys: Tensor, layer: int = 0) -> None:
+        self._samples = keys[:, None]
+        self.layer(layer)
+
+    def layer(self, index: int) -> None:
+        """From now on this layer runs."""
+        self._keys = self._samples ^ _layer_word(index)
+        self._num_drawn = 0  # of each stream
+
+    def __enter__(self) -> "PerSampleRng":
+        for (owner, name), replacement in _REPLACED.items():
+            setattr(owner, name, replacement(self))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for (owner, name), original in _ORIGINAL.items():
+            setattr(owner, name, original)
+
+    def _dropout(self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        if not training or p == 0:
+            return x
+        if p == 1:
+            return x * 0
+        mask = self._fill(torch.empty_like(x, requires_grad=False), 1 - p)
+        if x.dtype.itemsize < 4:
+            return x * mask * (1 / (1 - p))  # in a mask of this type the factor would be rounded, always the same way
+        return x * mask.mul_(1 / (1 - p))
+
+    def _attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        **others: Any,
+    ) -> Tensor:
+        if dropout_p == 0:
+            return _ORIGINAL[F, "scaled_dot_product_attention"](
+                query, key, value, attn_mask=attn_mask, is_causal=is_causal, scale=scale, **others
+            )
+        assert not is_causal, "encoders attend in both directions"
+        scores = query @ key.transpose(-2, -1) * (scale or 1 / math.sqrt(query.shape[-1]))
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            scores = scores.masked_fill(~attn_mask, -math.inf)
+        elif attn_mask is not None:
+            scores = scores + attn_mask
+        return self._dropout(scores.softmax(-1), dropout_p) @ value
+
+    def _fill(self, mask: Tensor, p: float) -> Tensor:
+        """Sets row b to Bernoulli(p) numbers of sample b."""
+        num_rows = len(self._keys)
+        assert mask.shape[0] == num_rows, f"{tuple(mask.shape)} does not begin with the batch of {num_rows}"
+        words = self._draw(mask.numel() // num_rows, mask.device).view(mask.shape)
+        # written as numbers: a mask of booleans takes three times as long to make and to multiply with
+        return torch.lt(words, min(round(p * 2**32) - 2**31, 2**31 - 1), out=mask)
+
+    def _draw(self, num_words: int, device: torch.device) -> Tensor:
+        """The next numbers of each stream, (B, num_words), int32, uniform."""
+        first, self._num_drawn = self._num_drawn, self._num_drawn + num_words
+        table = _table(max(_MIN_TABLE, 1 << (self._num_drawn - 1).bit_length()), device)
+        words = self._keys.to(device) ^ table[first : self._num_drawn]
+        for multiplier in _MULTIPLIERS:
+            words ^= words >> _SHIFT  # fills up with the sign: the bit that this loses, the product makes up for
+            words *= multiplier
+        return words
+
+
+def _bernoulli(streams: PerSampleRng) -> Callable[[Tensor, float], Tensor]:
+    return lambda mask, p=0.5: streams._fill(mask, p)  # a method: called with the tensor first
+
+
+_REPLACED: dict[tuple[Any, str], Callable[[PerSampleRng], Callable[..., Tensor]]] = {
+    (F, "dropout"): lambda streams: streams._dropout,
+    (F, "scaled_dot_product_attention"): lambda streams: streams._attention,
+    (Tensor, "bernoulli_"): _bernoulli,
+}
+_ORIGINAL = {(owner, name): getattr(owner, name) for owner, name in _REPLACED}
+
+
+class RefuseOtherRandomness(TorchFunctionMode):
+    """Refuses every random function that does not draw from the streams of :class:`PerSampleRng`.
+
+    Raises:
+        RuntimeError: One is called; its numbers would depend on the topology.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _RANDOM:
+            raise RuntimeError(
+                f"the model calls {func.__name__}, whose numbers would depend on the topology. Set the model option "
+                "that uses it to 0 through model.options"
+            )
+        return func(*args, **kwargs)
+
+
+_RANDOM = {
+    torch.rand, torch.randn, torch.randint, torch.randperm, torch.rand_like, torch.randn_like, torch.bernoulli,
+    torch.multinomial, torch.normal, torch.dropout, Tensor.uniform_, Tensor.normal_, Tensor.random_,
+    Tensor.exponential_, Tensor.bernoulli_, F.dropout, F.alpha_dropout, F.feature_alpha_dropout, F.dropout1d,
+    F.dropout2d, F.dropout3d,
+}  # fmt: skip

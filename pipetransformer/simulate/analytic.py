@@ -1,0 +1,176 @@
+"""A profile from counted work: what a model's layers would take on a device that is not there.
+
+Counts the work of matrix products and nothing else (normalisation, activation functions and softmax are part of the
+stated efficiency). With ``T`` tokens of width ``h`` and an MLP ``r`` times as wide, per sample::
+
+    linear     T h^2 (4 + 2 r)   multiply-adds; forward, input gradient and weight gradient each
+    attention  2 T^2 h           multiply-adds; forward, and twice in the input gradient; it has no weights
+
+Under autocast what a matrix product reads and gives is narrow, and each weight of one has a narrow copy while its layer
+trains. Norms and softmax read and give wide numbers, and so does a layer as a whole. The copies that a frozen layer
+makes of its weights, one product at a time, are left out.
+"""
+
+from dataclasses import dataclass
+from math import inf
+
+from pipetransformer.autopipe.cost import AffineTime, LayerProfile, Profile
+
+_ADAM_PASSES = 7  # reads gradient, weight and two moments, writes weight and two moments
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerShape:
+    """What the cost of a Transformer depends on.
+
+    Attributes:
+        num_blocks: Blocks, ``L``.
+        hidden_size: Width of the hidden state, ``h``.
+        num_heads: Attention heads; their scores are kept for backward.
+        mlp_ratio: Width of the MLP over ``h``, ``r``.
+        num_tokens: Tokens of a sample, class token and padding included, ``T``.
+        token_values: Numbers that the embedding projects for each token: a patch's pixels, 0 for word ids.
+        num_embeddings: Rows of the embedding tables: words, positions and token types.
+        head_outputs: Columns of the head.
+        head_tokens: Tokens that the head reads; ``None`` reads all.
+    """
+
+    num_blocks: int
+    hidden_size: int
+    num_heads: int
+    num_tokens: int
+    mlp_ratio: float = 4.0
+    token_values: int = 0
+    num_embeddings: int = 0
+    head_outputs: int = 2
+    head_tokens: int | None = 1
+
+    def __post_init__(self) -> None:
+        for name in ("num_blocks", "hidden_size", "num_heads", "num_tokens", "mlp_ratio", "head_outputs"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"shape.{name}={getattr(self, name)} must be above 0")
+
+
+@dataclass(frozen=True)
+class DtypeBytes:
+    """Bytes of a number.
+
+    Attributes:
+        wide: Of weights, optimizer state and everything that goes between layers.
+        narrow: Of what matrix products read and give.
+    """
+
+    wide: int = 4
+    narrow: int = 4
+
+
+WIDTHS = {
+    "float32": DtypeBytes(4, 4),
+    "float64": DtypeBytes(8, 8),
+    "bfloat16": DtypeBytes(4, 2),
+    "float16": DtypeBytes(4, 2),
+}
+"""By the names of :data:`pipetransformer.config.options.PRECISIONS`."""
+
+
+@dataclass(frozen=True)
+class DeviceSpeed:
+    """What a device does in a second.
+
+    Attributes:
+        flops_per_s: Floating-point operations of matrix products in their type, as reached and not as advertised.
+        memory_bytes_per_s: Between the device's memory and its processors; bounds the optimizer.
+        launch_s: Launching one layer's kernels, for each of forward, input gradient and weight gradient.
+        cache_bytes_per_s: Reading cached features, before computing with them.
+    """
+
+    flops_per_s: float
+    memory_bytes_per_s: float
+    launch_s: float
+    cache_bytes_per_s: float = inf
+
+
+@dataclass(frozen=True)
+class LayerCounts:
+    """What is counted of a layer.
+
+    Attributes:
+        work: Multiply-adds per sample: forward, input gradient and weight gradient.
+        parameters: Of the layer.
+        multiplied: Those of them that matrix products read.
+        saved_wide, saved_narrow: Numbers that are kept for backward, per sample, by their :class:`DtypeBytes`.
+        output: Numbers of the output, per sample.
+    """
+
+    work: tuple[float, float, float]
+    parameters: float
+    multiplied: float
+    saved_wide: float
+    saved_narrow: float
+    output: float
+
+
+def analytic_profile(
+    shape: TransformerShape, speed: DeviceSpeed, state_factor: float, widths: DtypeBytes = WIDTHS["float32"]
+) -> Profile:
+    """The layers of a model: embedding, blocks, head.
+
+    Args:
+        state_factor: Bytes of optimizer state per byte of parameters.
+        widths: Of numbers in the precision that ``speed`` holds for.
+    """
+    block = _block(shape)
+    counted = {"embedding": _embedding(shape)}
+    counted |= {f"block {index + 1}": block for index in range(shape.num_blocks)} | {"head": _head(shape)}
+    layers = tuple(_layer(speed, widths, name, counts) for name, counts in counted.items())
+    return Profile(layers, state_factor, 1 / speed.cache_bytes_per_s)
+
+
+def _block(shape: TransformerShape) -> LayerCounts:
+    tokens, width, ratio = shape.num_tokens, shape.hidden_size, shape.mlp_ratio
+    weights = width * width * (4 + 2 * ratio)
+    linear, attention = tokens * weights, 2 * tokens * tokens * width
+    scores = shape.num_heads * tokens * tokens
+    return LayerCounts(
+        work=(linear + attention, linear + 2 * attention, linear),
+        parameters=weights + width * (9 + ratio),
+        multiplied=weights + width * (5 + ratio),  # all but those of the norms
+        saved_wide=tokens * width * 2 + scores,  # inputs of the norms, and the softmax
+        # inputs of the four projections, of the attention and of the activation, and the softmax again as it is read
+        saved_narrow=tokens * width * (6 + 2 * ratio) + scores,
+        output=tokens * width,
+    )
+
+
+def _embedding(shape: TransformerShape) -> LayerCounts:
+    weights = shape.token_values * shape.hidden_size
+    linear, output = shape.num_tokens * weights, shape.num_tokens * shape.hidden_size
+    parameters = weights + shape.num_embeddings * shape.hidden_size
+    return LayerCounts((linear, 0.0, linear), parameters, weights, output, 0.0, output)
+
+
+def _head(shape: TransformerShape) -> LayerCounts:
+    tokens = shape.head_tokens or shape.num_tokens
+    weights = shape.hidden_size * shape.head_outputs
+    hidden = shape.num_tokens * shape.hidden_size
+    return LayerCounts((tokens * weights,) * 3, weights, weights, hidden, 0.0, tokens * shape.head_outputs)
+
+
+def _layer(speed: DeviceSpeed, widths: DtypeBytes, name: str, counts: LayerCounts) -> LayerProfile:
+    forward, input_grad, weight_grad = (
+        AffineTime(speed.launch_s, 2 * count / speed.flops_per_s) for count in counts.work
+    )
+    parameter_bytes = counts.parameters * widths.wide
+    activation_bytes = counts.saved_wide * widths.wide + counts.saved_narrow * widths.narrow
+    return LayerProfile(
+        name,
+        forward,
+        input_grad,
+        weight_grad,
+        optimizer_s=_ADAM_PASSES * parameter_bytes / speed.memory_bytes_per_s,
+        parameter_bytes=round(parameter_bytes),
+        activation_bytes=round(activation_bytes),
+        output_bytes=round(counts.output * widths.wide),
+        peak_forward_bytes=round(activation_bytes / 2),  # half of it has served its turn when the other half is made
+        autocast_bytes=round(counts.multiplied * widths.narrow) if widths.narrow != widths.wide else 0,
+    )

@@ -1,0 +1,68 @@
+"""Plays a whole run without devices: the same clock, freeze policy, planner and ledger as a run, with predicted times.
+
+There are no gradients, so policies are asked with made-up norms that fall from block to block: the topmost block
+always has the smallest one. The paper's rule is then bound by its cap alone.
+"""
+
+from pipetransformer.autodp.moves import initial_placement, next_placement
+from pipetransformer.autopipe.plan import Plan
+from pipetransformer.config.options import SimulationConfig
+from pipetransformer.freeze.base import Decision, Signals
+from pipetransformer.planning.history import PlanRecord, RunHistory
+from pipetransformer.planning.planner import Planner, RemainingRun
+from pipetransformer.planning.timeline import Timeline
+
+
+def play(what_if: SimulationConfig, planner: Planner) -> RunHistory:
+    """The books of a run from its first step to its last."""
+    player = _Player(what_if, planner)
+    for step in range(player.timeline.num_steps):
+        if player.timeline.is_decision_step(step) and not what_if.freeze.never_freezes:
+            player.decide(step)
+        player.step(step)
+    return player.history
+
+
+class _Player:
+    def __init__(self, what_if: SimulationConfig, planner: Planner) -> None:
+        self.what_if, self.planner = what_if, planner
+        self.timeline = Timeline.of(what_if, what_if.num_samples)
+        self.num_blocks = what_if.shape.num_blocks
+        self._may_cache = what_if.cache.enabled and what_if.parallel.autopipe
+        self.history = RunHistory(self.num_blocks, self._may_cache)
+        self.history.plan(PlanRecord(planner.initial(), 0, "fastest plan with nothing frozen"))
+        self._policy_state = what_if.freeze.initial_state()
+        self._num_decisions = 0
+        self._step_s = planner.predict(self.plan)
+        self._placement = initial_placement(self.plan)
+
+    @property
+    def plan(self) -> Plan:
+        return self.history.entries[-1].plan
+
+    def decide(self, step: int) -> None:
+        frozen = self.plan.num_frozen
+        signals = Signals(self._num_decisions, self.num_blocks, frozen, falling_norms(self.num_blocks, frozen))
+        decision, self._policy_state = self.what_if.freeze.decide(signals, self._policy_state)
+        self._num_decisions += 1
+        if decision.num_frozen != frozen:
+            self._transition(step, decision)
+
+    def step(self, step: int) -> None:
+        index, batch_size = step % self.timeline.steps_per_epoch, self.what_if.batch_size
+        num_samples = min(batch_size, self.what_if.num_samples - index * batch_size)
+        self.history.step(num_samples, self._step_s)
+
+    def _transition(self, step: int, decision: Decision) -> None:
+        timeline, overhead_s = self.timeline, self.what_if.cluster.transition_s
+        remaining = RemainingRun(timeline.steps_left(step), timeline.samples_left(step), overhead_s, self._may_cache)
+        choice = self.planner.transition(self.plan, self._placement, decision.num_frozen, remaining)
+        plan = choice.plan
+        self.history.plan(PlanRecord(plan, step, decision.reason, choice.cost_s, remaining.num_samples, choice.reason))
+        self._placement = next_placement(plan, self._placement)
+        self._step_s = self.planner.predict(plan)
+
+
+def falling_norms(num_blocks: int, num_frozen: int) -> tuple[float, ...]:
+    """Gradient norms with which the paper's rule is bound by its cap: zero where frozen, smallest at the top."""
+    return tuple(0.0 if block < num_frozen else float(num_blocks - block) for block in range(num_blocks))

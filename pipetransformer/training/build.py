@@ -1,0 +1,128 @@
+"""Builds what a run needs, in the order in which one thing asks for another: data, model, profile, planner."""
+
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from pipetransformer.autocache.buffer import GIB
+from pipetransformer.autocache.capacity import FeatureFormat
+from pipetransformer.autodp.topology import Position
+from pipetransformer.autopipe.cluster import Cluster, Link
+from pipetransformer.autopipe.constraints import check_world
+from pipetransformer.autopipe.plan import Plan
+from pipetransformer.config.options import Config, Parallel
+from pipetransformer.data.base import Data, ImageFormat, TextFormat
+from pipetransformer.models.stack import LayerStack
+from pipetransformer.optim.base import OptimizerSpec
+from pipetransformer.planning.planner import Planner
+from pipetransformer.profiling.layers import profile
+from pipetransformer.profiling.network import measure_all_reduces, measure_messages
+from pipetransformer.profiling.schedule_overhead import measure_pass
+from pipetransformer.runtime.batch import Batch
+from pipetransformer.runtime.precision import PRECISIONS, Precision
+from pipetransformer.training.cache_setup import CacheSetup, open_storage, wants_cache
+from pipetransformer.training.loader import BatchLoader
+from pipetransformer.training.node import NodeLayout
+
+RANDOM = (
+    "the cache is off: the dataset's transform is random, and stored features would freeze it. "
+    "cache.augmentation=first_draw keeps one draw of each sample, cache.augmentation=variants cache.variants=4 keeps "
+    "four and uses them in turn, dataset.augment=false draws nothing, and cache=off silences this"
+)
+
+
+@dataclass
+class RunComponents:
+    """Everything that stands before the first step."""
+
+    data: Data
+    stack: LayerStack
+    train: BatchLoader
+    evaluation: tuple[BatchLoader, ...]
+    planner: Planner
+    first_plan: Plan
+    device: torch.device
+    precision: Precision
+    storage: CacheSetup
+
+
+def prepare(config: Config, device: torch.device, run_dir: Path, closing: ExitStack) -> RunComponents:
+    """Loads data and model, finds room for the cache, measures the layers, and makes the planner.
+
+    Args:
+        closing: Takes what has to be given back when the run ends.
+
+    Raises:
+        ValueError: Data, model, batch and devices do not fit together.
+    """
+    wanted = config.model.input_format()
+    data: Data = config.dataset.load(
+        ImageFormat(**wanted) if config.model.modality == "image" else TextFormat(**wanted)
+    )
+    if config.batch_size > len(data.train):
+        raise ValueError(
+            f"batch_size={config.batch_size} is larger than the {len(data.train)} training samples; lower batch_size"
+        )
+    precision = PRECISIONS[config.precision]
+    stack = config.model.outline(data.task, data.num_outputs, data.input_shape, config.seed).to(precision.weights)
+    config.freeze.check(stack.num_blocks)
+    check_world(dist.get_world_size(), len(stack), config.batch_size)
+    num_draws = config.cache.num_draws if data.random_transform else 1
+    nodes = NodeLayout.here()
+    loaders = [BatchLoader(data.train, stack.hidden_shape, config.seed, max(1, num_draws), nodes)]
+    loaders += [BatchLoader(split, stack.hidden_shape, config.seed, nodes=nodes) for split in data.evaluation]
+    storage = CacheSetup()
+    if wants_cache(config) and num_draws == 0:
+        storage.notes.append(RANDOM)
+    elif wants_cache(config):
+        kind = FeatureFormat(loaders[0].hidden_size, precision.weights, config.cache.storage)
+        storage = open_storage(config, stack, loaders, device, kind, run_dir, closing)
+    planner = make_planner(
+        stack, loaders[0], config.optim, config.parallel, config.batch_size, device, precision, storage
+    )  # fmt: skip
+    return RunComponents(
+        data, stack, loaders[0], tuple(loaders[1:]), planner, planner.initial(), device, precision, storage
+    )
+
+
+def make_planner(
+    stack: LayerStack, loader: BatchLoader, optim: OptimizerSpec, parallel: Parallel, batch_size: int,
+    device: torch.device,
+    precision: Precision, storage: CacheSetup | None = None,
+) -> Planner:  # fmt: skip
+    """Measures the layers on the first samples of a feed, and the links; every rank calls it.
+
+    Args:
+        storage: With which the cache's time is counted; else reading takes none.
+    """
+    share = max(2, -(-batch_size // dist.get_world_size()))
+    sizes = max(1, share // 4), share
+    small, large = (_whole_batch(loader, len(stack), size).to(device, precision.weights) for size in sizes)
+    measured = profile(stack, (small, large), optim.build, optim.state_factor, device, precision)
+    if storage is not None and storage.cache is not None:
+        missing = storage.cache.capacity.missing(loader.source.name)
+        measured = replace(measured, cache_read_s_per_byte=storage.mean_read_s_per_byte, cache_miss_rate=missing)
+    cluster = _cluster(parallel.device_memory_gib, device)
+    schedule_overhead_s = max(
+        0.0, measure_pass(device) - 2 * cluster.link.latency_s
+    )  # a message up and one back, counted elsewhere
+    return Planner(replace(measured, schedule_overhead_s=schedule_overhead_s), cluster, parallel, batch_size)
+
+
+def _cluster(budget_gib: float | None, device: torch.device) -> Cluster:
+    memory, num_together = None if budget_gib is None else int(budget_gib * GIB), NodeLayout.here().devices_per_node
+    pairs = *measure_messages(device, num_together), *measure_all_reduces(device, num_together)
+    link, node_link, allreduce_link, node_allreduce_link = (Link(*pair) if pair else None for pair in pairs)
+    assert link is not None
+    return Cluster(dist.get_world_size(), memory, link, node_link, num_together, allreduce_link, node_allreduce_link)
+
+
+def _whole_batch(loader: BatchLoader, num_layers: int, size: int) -> Batch:
+    """The first samples on one device, as a plan with one stage would see them."""
+    whole = Plan(num_frozen=0, cache_level=0, stages=((0, num_layers - 1),), num_replicas=1, num_microbatches=1)
+    ids = np.arange(size) % len(loader.split)
+    return loader.batch(ids, whole, Position(replica=0, device=0))[0]

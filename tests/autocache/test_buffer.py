@@ -1,0 +1,221 @@
+"""Bytes that processes share are there from the beginning, and gone at the end."""
+
+import errno
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from support.stores import bytes_there, in_other_process
+
+from pipetransformer.autocache.buffer import GIB, SharedBuffer
+
+
+def test_another_process_sees_the_same_memory() -> None:
+    region = SharedBuffer.memory(5000)
+    region.bytes[:] = torch.arange(5000) % 251
+    assert in_other_process(bytes_there, region.address) == region.bytes.numpy().tobytes()
+    region.close()
+
+
+def test_another_opener_of_a_file_sees_the_same_bytes(tmp_path: Path) -> None:
+    here = SharedBuffer.file(tmp_path / "new" / "a", 100)
+    there = SharedBuffer.attach(here.address)
+    here.bytes[:] = 7
+    assert torch.equal(there.bytes, torch.full((100,), 7, dtype=torch.uint8))
+    for region in (here, there):
+        region.close()
+
+
+def test_memory_has_no_name_and_leaves_nothing() -> None:
+    before = (set(os.listdir("/dev/shm")), set(os.listdir("/proc/self/fd")))
+    region = SharedBuffer.memory(100)
+    address = Path(region.address)
+    assert set(os.listdir("/dev/shm")) == before[0]
+    region.close()
+    assert not address.exists()
+    assert set(os.listdir("/proc/self/fd")) == before[1]
+
+
+def test_a_file_without_a_name_is_seen_by_others_and_leaves_nothing(tmp_path: Path) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    region = SharedBuffer.anonymous_file(tmp_path / "not" / "there", 100)
+    region.bytes[:] = 7
+    assert in_other_process(bytes_there, region.address) == bytes([7] * 100)
+    there = SharedBuffer.attach(region.address)
+    assert region.is_file
+    assert there.is_file
+    assert os.stat(region.address).st_dev == tmp_path.stat().st_dev
+    for each in (there, region):
+        each.close()
+    assert list(tmp_path.iterdir()) == []
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("unlink", [False, True])
+def test_a_file_goes_only_when_asked(unlink: bool, tmp_path: Path) -> None:
+    SharedBuffer.file(tmp_path / "a", 100).close(unlink=unlink)
+    assert (tmp_path / "a").exists() is not unlink
+
+
+def test_closing_leaves_what_is_still_read_alone(tmp_path: Path) -> None:
+    region = SharedBuffer.file(tmp_path / "a", 100)
+    region.bytes[:] = 3
+    kept = region.bytes
+    region.close(unlink=True)
+    assert int(kept.sum()) == 300
+
+
+def test_a_new_file_leaves_the_bytes_of_one_that_is_open_alone(tmp_path: Path) -> None:
+    old = SharedBuffer.file(tmp_path / "a", 100)
+    old.bytes[:] = 3
+    new = SharedBuffer.file(tmp_path / "a", 50)
+    assert int(new.bytes.sum()) == 0
+    assert int(old.bytes.sum()) == 300
+    for region in (old, new):
+        region.close()
+
+
+@pytest.mark.parametrize("name", ["preadv", "pwritev"])
+def test_a_disk_that_fails_is_named_with_a_remedy(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    region = SharedBuffer.file(tmp_path / "a", 100)
+    monkeypatch.setattr(os, name, fail)
+    with pytest.raises(OSError, match=r"a fails: Input/output error; set cache\.disk_gib=0 or cache\.path") as caught:
+        (region.read if name == "preadv" else region.write)(0, np.zeros(10, dtype=np.uint8))
+    assert caught.value.errno == errno.EIO
+    region.close()
+
+
+@pytest.mark.parametrize("is_file", [False, True])
+def test_bytes_are_read_and_written_from_any_place_on(
+    is_file: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("preadv", "pwritev"):  # the system may do less than it is asked for
+        whole = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda file, views, offset, call=whole: call(file, [views[0][:7]], offset))
+    region = SharedBuffer.file(tmp_path / "a", 100) if is_file else SharedBuffer.memory(100)
+    data = np.arange(60, dtype=np.uint8).reshape(5, 12)
+    region.write(30, data)
+    out = np.zeros((2, 12), dtype=np.uint8)
+    region.read(42, out)
+    assert np.array_equal(out, data[1:3])
+    assert region.bytes.tolist() == [0] * 30 + list(range(60)) + [0] * 10, "the mapping sees it"
+    region.close()
+
+
+def test_a_file_that_has_become_shorter_is_told(tmp_path: Path) -> None:
+    region = SharedBuffer.file(tmp_path / "a", 100)
+    os.truncate(tmp_path / "a", 50)
+    with pytest.raises(OSError, match=r"/a ends at byte 50 of 100"):
+        region.read(40, np.empty(20, dtype=np.uint8))
+    region.close()
+
+
+def test_released_pages_keep_their_bytes(tmp_path: Path) -> None:
+    region = SharedBuffer.file(tmp_path / "a", 10000)
+    region.bytes[:] = 3
+    region.unmap_pages()
+    assert int(region.bytes.sum(dtype=torch.int64)) == 30000
+    region.close()
+
+
+def test_a_disk_that_is_too_small_is_refused_before_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=4 * GIB // 4096, f_frsize=4096))
+    monkeypatch.setattr(os, "posix_fallocate", lambda *_: pytest.fail("it wrote"))
+    message = rf"3\.500 GiB of {tmp_path}, which has 4\.000 GiB free, 1\.000 of them kept .*: set cache\.disk_gib lower"
+    with pytest.raises(OSError, match=message) as raised:
+        SharedBuffer.file(tmp_path / "a", 3 * GIB + GIB // 2)
+    assert raised.value.errno == errno.ENOSPC
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_fills_up_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill_up(descriptor: int, *_: int) -> None:
+        os.write(descriptor, b"some")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def free_space(_: Path) -> SimpleNamespace:
+        empty = sum(path.stat().st_size for path in tmp_path.iterdir()) == 0
+        return SimpleNamespace(f_bavail=2 * GIB if empty else 0, f_frsize=1)
+
+    monkeypatch.setattr(os, "posix_fallocate", fill_up)
+    monkeypatch.setattr(os, "statvfs", free_space)
+    open_before = set(os.listdir("/proc/self/fd"))
+    with pytest.raises(
+        OSError, match=rf"0\.500 GiB of {tmp_path}, which has 2\.000 GiB free: set cache\.disk_gib"
+    ) as raised:
+        SharedBuffer.file(tmp_path / "a", GIB // 2)
+    assert raised.value.errno == errno.ENOSPC
+    assert list(tmp_path.iterdir()) == []
+    assert set(os.listdir("/proc/self/fd")) == open_before
+
+
+def test_a_file_has_its_name_once_it_has_its_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt  # which nothing tidies up after, as after a kill
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "posix_fallocate", die)
+        with pytest.raises(KeyboardInterrupt):
+            SharedBuffer.file(tmp_path / "a", 100)
+    assert not (tmp_path / "a").exists()
+    SharedBuffer.file(tmp_path / "a", 100).close()
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_an_empty_file_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    open_before = set(os.listdir("/proc/self/fd"))
+    with pytest.raises(ValueError, match=rf"{tmp_path}/a is empty; remove it"):
+        SharedBuffer.attach(str(tmp_path / "a"))
+    assert set(os.listdir("/proc/self/fd")) == open_before
+
+
+def test_a_shared_lock_keeps_out_those_who_want_it_alone(tmp_path: Path) -> None:
+    regions = [SharedBuffer.file(tmp_path / "a", 100), *(SharedBuffer.attach(str(tmp_path / "a")) for _ in range(2))]
+    regions[0].lock()
+    with pytest.raises(OSError, match="another run uses"):
+        regions[1].lock(shared=True)
+    for region in regions[:2]:
+        region.lock(shared=True)
+    with pytest.raises(OSError, match="another run uses"):
+        regions[2].lock()
+    for region in regions:
+        region.close()
+
+
+def test_space_is_taken_at_once(tmp_path: Path) -> None:
+    for region in (SharedBuffer.file(tmp_path / "a", 2**20), SharedBuffer.memory(2**20)):
+        assert os.stat(region.address).st_blocks * 512 >= 2**20
+        region.close()
+
+
+def test_more_memory_than_is_free_is_refused() -> None:
+    with pytest.raises(
+        OSError, match=r"needs 1048576\.000 GiB of memory, which has .* GiB free: set cache\.memory_gib"
+    ):
+        SharedBuffer.memory(2**20 * GIB)
+
+
+def test_a_system_without_shared_memory_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    with pytest.raises(OSError, match=r"set cache\.memory_gib=0"):
+        SharedBuffer.memory(100)
+
+
+def test_a_locked_file_is_not_locked_again_until_it_is_closed(tmp_path: Path) -> None:
+    first = SharedBuffer.file(tmp_path / "a", 100)
+    first.lock()
+    second = SharedBuffer.attach(first.address)
+    with pytest.raises(OSError, match=r"another run uses .*/a: wait for its end or set cache\.path"):
+        second.lock()
+    first.close()
+    second.lock()
+    second.close()

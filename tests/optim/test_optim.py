@@ -1,0 +1,102 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from pipetransformer.optim.base import SCHEDULES, SGD, AdamW, Lamb, OptimizerSpec
+
+
+def rates(num_steps: int = 10, **options: object) -> list[float]:
+    spec = SGD(lr=1.0, **options)  # type: ignore[arg-type]
+    return [spec.rate(step, num_steps) for step in range(num_steps)]
+
+
+def test_the_warm_up_rises_to_the_peak_in_equal_steps() -> None:
+    assert rates(warmup=0.4, schedule="constant") == pytest.approx([0.25, 0.5, 0.75] + [1.0] * 7)
+
+
+def test_a_linear_schedule_would_reach_zero_one_step_after_the_last() -> None:
+    assert rates(schedule="linear") == pytest.approx([1 - step / 10 for step in range(10)])
+
+
+def test_a_cosine_schedule_passes_half_the_peak_in_the_middle() -> None:
+    values = rates(num_steps=11, warmup=0.1, schedule="cosine")
+    assert values[:2] == [1.0, 1.0]
+    assert values[6] == pytest.approx(0.5)
+    assert values[-1] == pytest.approx((1 + math.cos(0.9 * math.pi)) / 2)
+
+
+@given(num_steps=st.integers(1, 500), warmup=st.floats(0, 0.99), schedule=st.sampled_from(SCHEDULES), data=st.data())
+def test_a_rate_is_above_zero_and_at_most_the_peak(
+    num_steps: int, warmup: float, schedule: str, data: st.DataObject
+) -> None:
+    step = data.draw(st.integers(0, num_steps - 1))
+    assert 0 < AdamW(lr=3e-4, warmup=warmup, schedule=schedule).rate(step, num_steps) <= 3e-4
+
+
+@pytest.mark.parametrize("spec", [kind(lr=0.1, weight_decay=0.5) for kind in (AdamW, SGD, Lamb)])
+def test_weight_decay_spares_biases_and_normalisation(spec: OptimizerSpec) -> None:
+    module = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3))
+    optimizer = spec.build(module.parameters())
+    assert optimizer is not None
+    decays = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    named = {name: decays[id(parameter)] for name, parameter in module.named_parameters()}
+    assert named == {"0.weight": 0.5, "0.bias": 0.0, "1.weight": 0.0, "1.bias": 0.0}
+
+
+def test_frozen_parameters_are_left_out() -> None:
+    module = nn.Linear(3, 3)
+    module.weight.requires_grad_(False)
+    optimizer = AdamW(lr=0.1).build(module.parameters())
+    assert optimizer is not None
+    assert [p is module.bias for group in optimizer.param_groups for p in group["params"]] == [True]
+    module.bias.requires_grad_(False)
+    assert AdamW(lr=0.1).build(module.parameters()) is None
+
+
+@pytest.mark.parametrize("spec", [AdamW(lr=0.1), SGD(lr=0.1), SGD(lr=0.1, momentum=0.0), Lamb(lr=0.1)])
+def test_the_state_takes_as_many_bytes_as_the_planner_is_told(spec: OptimizerSpec) -> None:
+    weight = nn.Parameter(torch.ones(4, 8))
+    optimizer = spec.build([weight])
+    assert optimizer is not None
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    tensors = [value for value in optimizer.state[weight].values() if torch.is_tensor(value) and value.ndim]
+    assert sum(tensor.nbytes for tensor in tensors) == spec.state_factor * weight.nbytes
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"schedule": "step"}, "optim.schedule=step is unknown; choose one of linear, cosine, constant"),
+        ({"warmup": 1.0}, "optim.warmup=1.0 is not a share of the run"),
+        ({"lr": 0.0}, "optim.lr=0.0 .* must be above 0"),
+        ({"betas": [0.9]}, r"optim\.betas=\[0\.9\] are not two numbers"),
+        ({"betas": [0.9, 1.0]}, r"optim\.betas=\[0\.9, 1\.0\] are not two numbers"),
+        ({"clip_norm": -1.0}, "optim.clip_norm=-1.0 must be above 0"),
+    ],
+)
+def test_a_wrong_option_is_named(options: dict[str, object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        AdamW(**{"lr": 0.1, **options})  # type: ignore[arg-type]
+
+
+def test_lamb_is_timms_own_and_counts_the_steps_of_each_parameter() -> None:
+    import timm.optim
+
+    ours, theirs = (nn.Linear(3, 3) for _ in range(2))
+    theirs.load_state_dict(ours.state_dict())
+    optimizer = Lamb(lr=0.1, weight_decay=0.0).build(ours.parameters())
+    original = timm.optim.Lamb(theirs.parameters(), lr=0.1, eps=1e-6, weight_decay=0.0, max_grad_norm=None)
+    assert optimizer is not None
+    for step in range(3):
+        for module in (ours, theirs):
+            module.zero_grad()
+            module(torch.full((2, 3), step + 1.0)).square().sum().backward()
+        optimizer.step()
+        original.step()
+    torch.testing.assert_close(ours.weight, theirs.weight)
+    assert optimizer.state[ours.weight]["step"] == 3, "beside the moments, where a transition finds it"

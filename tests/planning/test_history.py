@@ -1,0 +1,110 @@
+"""Made-up runs whose figures can be told by hand: a layer takes 3 s per sample, a frozen one 1 s, a cached one 0."""
+
+from dataclasses import replace
+
+import pytest
+
+from pipetransformer.autopipe.cluster import Cluster, Link
+from pipetransformer.autopipe.cost import AffineTime, LayerProfile, Profile
+from pipetransformer.autopipe.plan import Plan
+from pipetransformer.config.options import Parallel
+from pipetransformer.planning.history import PlanRecord, RunHistory, plan_dict
+from pipetransformer.planning.planner import Planner
+
+BATCH_SIZE = 8
+NOTHING, SECOND = AffineTime(0.0, 0.0), AffineTime(0.0, 1.0)
+UNCONSTRAINED = LayerProfile("free", NOTHING, NOTHING, NOTHING, 0.0, 0, 0, 0)
+BLOCK = LayerProfile("block", SECOND, SECOND, SECOND, 0.0, 0, 0, 0)
+PLANNER = Planner(
+    Profile((UNCONSTRAINED, BLOCK, BLOCK, UNCONSTRAINED), 0.0),
+    Cluster(1, None, Link(0.0, 1e12)),
+    Parallel(),
+    BATCH_SIZE,
+)
+WHOLE = Plan(0, 0, ((0, 3),), 1, 1)
+CACHED = Plan(1, 1, ((2, 3),), 1, 1)
+
+
+def booked(*entries: tuple[PlanRecord, list[float]], may_cache: bool = True) -> dict[str, object]:
+    history = RunHistory(num_blocks=2, may_cache=may_cache)
+    for entry, step_seconds in entries:
+        history.plan(entry)
+        for seconds in step_seconds:
+            history.step(BATCH_SIZE, seconds)
+    return history.summary(PLANNER)
+
+
+def test_a_run_that_never_freezes_is_its_own_static_run() -> None:
+    summary = booked((PlanRecord(WHOLE, 0, "first"), [2.0] * 4))
+    assert summary["speedup_vs_static"] == pytest.approx(1)
+    assert summary["limit"] == pytest.approx(1)
+    assert summary["share_of_limit"] == pytest.approx(1)
+    assert (summary["train_seconds"], summary["optimizer_steps"], summary["samples_per_second"]) == (8.0, 4, 4.0)
+    assert (summary["num_frozen"], summary["mean_frozen_fraction"]) == (0, 0)
+
+
+def test_the_speed_up_counts_transitions_and_takes_the_static_step_from_the_first_plan() -> None:
+    summary = booked((PlanRecord(WHOLE, 0, "first"), [2.0] * 4), (PlanRecord(CACHED, 4, "froze 1", 1.0), [1.0] * 4))
+    assert summary["train_seconds"] == 13.0
+    assert summary["speedup_vs_static"] == pytest.approx(8 * 2.0 / 13.0)
+
+
+def test_where_no_step_was_made_before_the_first_freeze_the_static_step_follows_from_a_later_one() -> None:
+    summary = booked((PlanRecord(WHOLE, 0, "first"), []), (PlanRecord(CACHED, 0, "froze 1", 1.0), [1.0] * 4))
+    static_step_s = 1.0 * 6 / 2  # F + D + W twice, against F + W of the one block that is left
+    assert summary["speedup_vs_static"] == pytest.approx(4 * static_step_s / 5.0)
+
+
+def test_slow_first_steps_do_not_flatter_the_static_plan() -> None:
+    summary = booked((PlanRecord(WHOLE, 0, "first"), [9.0, 5.0, 2.0, 2.0]))
+    assert summary["speedup_vs_static"] == pytest.approx(4 * 2.0 / 18.0)
+
+
+@pytest.mark.parametrize(
+    ("step_seconds", "typical_s"),
+    [([9.0, 9.0, 5.0, 2.0], 2.0), ([9.0, 9.0, 5.0], 5.0), ([9.0], 9.0), ([], None)],
+)
+def test_the_traced_step_counts_only_where_no_other_is_typical(
+    step_seconds: list[float], typical_s: float | None
+) -> None:
+    traced_step = min(2, len(step_seconds) - 1)
+    assert PlanRecord(WHOLE, 0, "", step_seconds=step_seconds, traced_step=traced_step).typical_step_s == typical_s
+
+
+def test_the_limit_is_the_work_without_freezing_over_the_work_left_and_the_filling() -> None:
+    summary = booked((PlanRecord(WHOLE, 0, "first"), [2.0] * 2), (PlanRecord(CACHED, 2, "froze 1", 0.0, 16), [1.0] * 2))
+    all_blocks, one_block = 6 * BATCH_SIZE, 2 * BATCH_SIZE  # F + D + W twice; F + W of the block above the prefix
+    expected = 4 * all_blocks / (2 * all_blocks + 2 * one_block + 16)
+    assert summary["limit"] == pytest.approx(expected)
+    assert summary["share_of_limit"] == pytest.approx(4 * 2.0 / 6.0 / expected)
+
+
+@pytest.mark.parametrize(
+    ("num_samples_left", "may_cache", "filled"), [(8, True, True), (8, False, False), (99, True, False)]
+)
+def test_a_cache_that_was_not_used_counts_where_it_would_have_paid(
+    num_samples_left: int, may_cache: bool, filled: bool
+) -> None:
+    later = PlanRecord(replace(WHOLE, num_frozen=1), 2, "froze 1", 0.0, num_samples_left)
+    summary = booked((PlanRecord(WHOLE, 0, "first"), [2.0] * 2), (later, [1.0] * 2), may_cache=may_cache)
+    one_block, prefix = 2 * BATCH_SIZE, num_samples_left if filled else 2 * BATCH_SIZE
+    assert summary["limit"] == pytest.approx(4 * 6 * BATCH_SIZE / (2 * 6 * BATCH_SIZE + 2 * one_block + prefix))
+
+
+def test_the_frozen_fraction_is_a_mean_over_the_samples_seen() -> None:
+    summary = booked((PlanRecord(WHOLE, 0, "first"), [1.0]), (PlanRecord(CACHED, 1, "froze 1"), [1.0] * 3))
+    assert summary["mean_frozen_fraction"] == pytest.approx(3 / 4 * 1 / 2)
+
+
+def test_before_the_first_step_there_is_nothing_to_compare() -> None:
+    summary = booked((PlanRecord(WHOLE, 0, "first"), []))
+    assert [summary[name] for name in ("speedup_vs_static", "limit", "share_of_limit")] == [None] * 3
+    assert summary["samples_per_second"] == 0.0
+
+
+def test_an_entry_tells_its_plan_in_plain_values() -> None:
+    entry = PlanRecord(CACHED, 4, "froze 1", 0.5)
+    assert entry.as_dict() == plan_dict(CACHED) | {
+        "step": 4, "transition_seconds": 0.5, "reason": "froze 1", "choice": "", "num_steps": 0, "median_step_s": None,
+    }  # fmt: skip
+    assert plan_dict(CACHED)["stages"] == [[2, 3]]

@@ -1,0 +1,181 @@
+from collections.abc import Sequence
+
+import pytest
+
+from pipetransformer.autodp.moves import initial_placement
+from pipetransformer.autopipe.cluster import Cluster, Link
+from pipetransformer.autopipe.constraints import NoPlan
+from pipetransformer.autopipe.cost import AffineTime, LayerProfile, Profile
+from pipetransformer.autopipe.gain import TransitionChoice
+from pipetransformer.autopipe.plan import Plan
+from pipetransformer.config.options import Parallel
+from pipetransformer.planning.planner import Planner, RemainingRun
+
+MIB = 2**20
+BATCH_SIZE = 16
+EIGHT = (10,) * 8
+
+
+def planner(
+    memory_mib: int | None = None, bandwidth: float = 1e12, blocks_mib: Sequence[int] = EIGHT, **parallel: object
+) -> Planner:
+    second = AffineTime(0.0, 1.0)
+    blocks = tuple(LayerProfile("block", second, second, second, 0.0, size * MIB, MIB // 16, 0) for size in blocks_mib)
+    cluster = Cluster(4, None if memory_mib is None else memory_mib * MIB, Link(1e-3, bandwidth))
+    return Planner(Profile(blocks, 2.0), cluster, Parallel(**parallel), BATCH_SIZE)  # type: ignore[arg-type]
+
+
+def shape(plan: object) -> tuple[int, int]:
+    return plan.pipeline_size, plan.num_replicas  # type: ignore[attr-defined]
+
+
+def test_without_a_budget_the_first_plan_is_plain_data_parallelism() -> None:
+    assert shape(planner().initial()) == (1, 4)
+
+
+def test_stages_become_fewer_and_replicas_more_as_blocks_freeze() -> None:
+    elastic = planner(memory_mib=115)  # two active layers of 40 or, replicated, 50 MiB, and no third
+    plans = [elastic.initial()]
+    plans += [elastic.next(plans[0], num_frozen, num_frozen) for num_frozen in (4, 6)]
+    assert [shape(plan) for plan in plans] == [(4, 1), (2, 2), (1, 4)]
+
+
+def remaining(
+    num_steps: int = 1000, num_samples: int = 160, overhead_s: float = 0.0, may_cache: bool = True
+) -> RemainingRun:
+    return RemainingRun(num_steps, num_samples, overhead_s, may_cache)
+
+
+def transition(elastic: Planner, num_frozen: int, rest: RemainingRun, plan: Plan | None = None) -> TransitionChoice:
+    plan = plan or elastic.initial()
+    return elastic.transition(plan, initial_placement(plan), num_frozen, rest)
+
+
+def test_without_autopipe_the_stages_stay_and_the_prediction_follows() -> None:
+    rigid = planner(memory_mib=115, autopipe=False)
+    first = rigid.initial()
+    later = transition(rigid, 4, remaining()).plan
+    assert (later.stages, later.num_replicas) == (first.stages, first.num_replicas)
+    assert (later.num_frozen, later.cache_level) == (4, 0)
+    assert later.predicted_step_s == rigid.predict(later) < first.predicted_step_s
+
+
+def test_with_a_long_way_to_go_it_packs_replicates_and_caches() -> None:
+    choice = transition(planner(memory_mib=115), 4, remaining())
+    assert (shape(choice.plan), choice.plan.cache_level) == ((2, 2), 4)
+    assert "less, more than" in choice.reason
+
+
+@pytest.mark.parametrize(
+    "rest", [remaining(num_steps=0), remaining(overhead_s=1e6)], ids=["no time left", "a dear one"]
+)
+def test_a_transition_that_does_not_pay_freezes_and_leaves_the_rest_as_it_is(rest: RemainingRun) -> None:
+    elastic = planner(memory_mib=115)
+    choice = transition(elastic, 4, rest)
+    assert choice.plan.num_frozen == 4
+    assert (choice.plan.stages, choice.plan.cache_level) == (elastic.initial().stages, 0)
+    assert choice.reason.startswith("it stays: ")
+
+
+def test_a_cache_that_takes_longer_to_fill_than_it_saves_is_left_out() -> None:
+    choice = transition(planner(memory_mib=115), 4, remaining(num_samples=10**6))
+    assert (choice.plan.num_frozen, choice.plan.cache_level) == (4, 0)
+
+
+def test_moving_layers_over_a_slow_link_counts() -> None:
+    fast, slow = planner(memory_mib=115), planner(memory_mib=115, bandwidth=1e5)
+    assert transition(fast, 4, remaining(num_steps=20)).plan.num_replicas == 2
+    assert transition(slow, 4, remaining(num_steps=20)).plan.num_replicas == 1
+
+
+def test_layers_that_thaw_leave_no_choice() -> None:
+    elastic = planner(memory_mib=115)
+    frozen = elastic.next(elastic.initial(), 6, 6)
+    choice = transition(elastic, 2, remaining(num_steps=1), frozen)
+    assert (choice.plan.num_frozen, choice.plan.cache_level) == (2, 2)
+
+
+def test_without_autodp_the_replicas_stay() -> None:
+    packed = planner(memory_mib=115, autodp=False)
+    assert shape(packed.next(packed.initial(), 6, 6)) == (1, 1)
+
+
+def test_what_is_fixed_holds_for_every_plan() -> None:
+    pinned = planner(num_stages=2, num_replicas=1, num_microbatches=8, schedule="gpipe")
+    for plan in (pinned.initial(), pinned.next(pinned.initial(), 3, 3)):
+        assert (*shape(plan), plan.num_microbatches, plan.schedule) == (2, 1, 8, "gpipe")
+
+
+def test_fixed_stages_give_way_where_the_cache_leaves_fewer_layers() -> None:
+    pinned = planner(num_stages=4)
+    assert shape(pinned.next(pinned.initial(), 6, 6))[0] == 1
+
+
+def test_pins_that_collide_are_refused() -> None:
+    with pytest.raises(NoPlan, match="need 6 devices, and there are 4"):
+        planner(num_stages=3, num_replicas=2).initial()
+
+
+def test_fixed_chunks_give_way_where_the_cache_leaves_fewer_layers() -> None:
+    pinned = planner(num_stages=4, stages_per_rank=2, schedule="interleaved1f1b", num_microbatches=8)
+    first = pinned.initial()
+    assert (first.pipeline_size, first.stages_per_rank) == (2, 2)
+    later = pinned.next(first, 5, 5)
+    assert (later.num_stages, later.stages_per_rank, later.schedule) == (2, 1, "interleaved1f1b")
+    assert planner(stages_per_rank=2).next(first, 5, 5).stages_per_rank == 1
+
+
+@pytest.mark.parametrize("stages_per_rank", [None, 2])
+def test_stages_that_give_way_stay_on_their_devices(stages_per_rank: int | None) -> None:
+    pinned = planner(num_stages=4, stages_per_rank=stages_per_rank, num_replicas=2, num_microbatches=4, autodp=False)
+    first = pinned.initial()
+    assert (shape(first), first.stages_per_rank) == ((2, 2), 2)
+    later = pinned.next(first, 4, 4)  # three layers are left
+    assert (shape(later), later.stages_per_rank) == ((2, 2), 1)
+
+
+def test_a_run_stays_where_no_other_plan_keeps_what_is_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
+    elastic = planner()
+    first = elastic.initial()
+
+    def nothing_fits(*_: object) -> Plan:
+        raise NoPlan("no plan fits")
+
+    monkeypatch.setattr(Planner, "next", nothing_fits)
+    stayed = transition(elastic, 3, remaining(), first).plan
+    assert (stayed.stages, stayed.num_frozen, stayed.cache_level) == (first.stages, 3, 0)
+    with pytest.raises(NoPlan, match="no plan fits"):
+        transition(elastic, 1, remaining(), stayed)
+
+
+def test_a_run_that_loses_its_cache_computes_what_was_cached() -> None:
+    elastic = planner()
+    cached = transition(elastic, 3, remaining()).plan
+    assert cached.cache_level == 3
+    lost = transition(elastic, 4, remaining(may_cache=False), cached)
+    assert (lost.plan.num_frozen, lost.plan.cache_level) == (4, 0)
+    assert lost.reason == "the arrangement cannot stay: frozen layers thaw or leave the cache"
+
+
+def test_shards_stay_on_all_devices_and_keep_the_budget() -> None:
+    sharded = planner(memory_mib=150, arrangement="sharded")  # 8 blocks of 40 MiB: 80 on each of four, and 40 whole
+    plans = [sharded.initial()]
+    plans += [sharded.next(plans[0], num_frozen, num_frozen) for num_frozen in (4, 6)]
+    assert [(plan.stages, plan.num_replicas, plan.sharded) for plan in plans] == [
+        (((0, 7),), 4, True), (((5, 7),), 4, True), (((7, 7),), 4, True),
+    ]  # fmt: skip
+    assert not sharded.static.sharded
+    with pytest.raises(NoPlan, match="parallel=sharded does not fit"):
+        planner(memory_mib=100, arrangement="sharded").initial()
+
+
+def test_shards_are_compared_with_shards_where_nothing_else_fits() -> None:
+    unequal = 10, 1  # 40 MiB on one device, or 44 over four and 21 whole
+    sharded = planner(35, blocks_mib=unequal, arrangement="sharded")
+    assert sharded.static == sharded.initial()
+    with pytest.raises(NoPlan, match="no plan fits"):
+        _ = planner(35, blocks_mib=unequal).static
+
+
+def test_the_static_plan_ignores_what_is_fixed() -> None:
+    assert shape(planner(num_stages=4).static) == shape(planner().initial())

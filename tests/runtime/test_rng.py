@@ -1,0 +1,95 @@
+"""Random numbers that belong to a sample: uniform, unrelated between samples and layers, the same in any company."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pipetransformer.runtime.rng import PerSampleRng, RefuseOtherRandomness, sample_keys
+
+NUM_SAMPLES, NUM_NUMBERS = 256, 2048
+KEYS = sample_keys(seed=1, step=3, ids=np.arange(NUM_SAMPLES))
+
+
+def kept(p: float, layer: int = 2, keys: Tensor = KEYS) -> Tensor:
+    """Where dropout keeps ones, (B, N), as 0 and 1."""
+    with PerSampleRng(keys, layer):
+        return (F.dropout(torch.ones(len(keys), NUM_NUMBERS), p) != 0).double()
+
+
+@pytest.mark.parametrize("p", [0.01, 0.1, 0.5, 0.9])
+def test_as_many_are_kept_as_the_rate_says_in_every_sample_and_at_every_place(p: float) -> None:
+    mask = kept(p)
+    for axis, num in ((None, mask.numel()), (0, NUM_SAMPLES), (1, NUM_NUMBERS)):
+        deviation = (mask.mean() if axis is None else mask.mean(axis)) - (1 - p)
+        scores = deviation / (p * (1 - p) / num) ** 0.5
+        assert scores.abs().max() < 6, "no place or sample stands out"
+        assert axis is None or 0.8 < scores.std() < 1.2, "they scatter as independent draws do"
+
+
+def test_samples_and_layers_and_steps_are_unrelated() -> None:
+    other_step = sample_keys(seed=1, step=4, ids=np.arange(NUM_SAMPLES))
+    masks = torch.cat([kept(0.5), kept(0.5, layer=3), kept(0.5, keys=other_step)])
+    correlation = torch.corrcoef(masks).fill_diagonal_(0) * NUM_NUMBERS**0.5
+    assert correlation.abs().max() < 6
+    assert correlation.std() == pytest.approx(1, abs=0.05)
+
+
+def test_a_sample_draws_the_same_in_any_company() -> None:
+    order = torch.randperm(NUM_SAMPLES, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(kept(0.3, keys=KEYS[order]), kept(0.3)[order])
+    assert torch.equal(kept(0.3, keys=KEYS[5:6]), kept(0.3)[5:6])
+
+
+def test_calls_within_a_layer_differ_and_start_anew_with_it() -> None:
+    with PerSampleRng(KEYS, 1) as streams:
+        first, second = (F.dropout(torch.ones(NUM_SAMPLES, 64), 0.5) for _ in range(2))
+        streams.layer(1)
+        again = F.dropout(torch.ones(NUM_SAMPLES, 64), 0.5)
+    assert not torch.equal(first, second)
+    assert torch.equal(first, again)
+
+
+def test_the_expected_value_stays() -> None:
+    with PerSampleRng(KEYS):
+        x = torch.full((NUM_SAMPLES, 4096), 3.0)
+        assert F.dropout(x, 0.1).mean() == pytest.approx(3.0, rel=1e-3)
+        assert torch.equal(F.dropout(x, 1.0), torch.zeros_like(x))
+        assert F.dropout(x, 0.1, training=False) is x
+
+
+def test_attention_without_dropout_is_torchs_own() -> None:
+    query = torch.randn(4, 2, 3, 8, generator=torch.Generator().manual_seed(0))
+    expected = F.scaled_dot_product_attention(query, query, query)
+    with PerSampleRng(KEYS[:4]):
+        torch.testing.assert_close(F.scaled_dot_product_attention(query, query, query), expected, rtol=0, atol=0)
+        dropped = F.scaled_dot_product_attention(query, query, query, dropout_p=0.5)
+        almost = F.scaled_dot_product_attention(query, query, query, dropout_p=1e-12)
+    assert not torch.allclose(dropped, expected)
+    torch.testing.assert_close(almost, expected)
+
+
+def test_outside_it_torch_draws_as_ever() -> None:
+    before = (F.dropout, F.scaled_dot_product_attention, Tensor.bernoulli_)
+    with pytest.raises(ZeroDivisionError), PerSampleRng(KEYS):
+        raise ZeroDivisionError
+    assert (F.dropout, F.scaled_dot_product_attention, Tensor.bernoulli_) == before
+
+
+class Noise(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.randn_like(x)
+
+
+@pytest.mark.parametrize("module", [Noise(), nn.Dropout1d(0.5), nn.AlphaDropout(0.5)])
+def test_other_randomness_is_refused_by_name(module: nn.Module) -> None:
+    x = torch.ones(4, 3, 2)
+    with RefuseOtherRandomness(), PerSampleRng(KEYS[:4]), pytest.raises(RuntimeError, match=r"model\.options"):
+        module(x)
+
+
+def test_what_draws_from_the_streams_is_not_refused() -> None:
+    with RefuseOtherRandomness(), PerSampleRng(KEYS[:4]):
+        nn.Dropout(0.5)(torch.ones(4, 3))
+        torch.empty(4, 1, 1).bernoulli_(0.5)

@@ -1,0 +1,105 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.caches import make_cache
+from support.plans import plan
+from support.samples import RandomImages, RandomText
+
+from pipetransformer.autocache.capacity import FeatureFormat
+from pipetransformer.autodp.topology import Position
+from pipetransformer.data.base import ImageFormat, Split
+from pipetransformer.data.image_split import ImageSplit
+from pipetransformer.data.pictures import from_arrays
+from pipetransformer.training.loader import LENGTH_STEP, BatchLoader
+
+HIDDEN_SIZE, NUM_SAMPLES = 6, 20
+FIRST, LAST = Position(replica=0, device=0), Position(replica=0, device=1)
+
+
+def loader(split: Split) -> BatchLoader:
+    return BatchLoader(split, lambda inputs: torch.Size((len(inputs), inputs.shape[1], HIDDEN_SIZE)), seed=1)
+
+
+TEXT, IMAGES = RandomText(NUM_SAMPLES), RandomImages(NUM_SAMPLES)
+TWO_STAGES = plan(0, 0, [3, 7], 1, 4)
+
+
+def test_a_batch_is_padded_to_a_multiple_of_the_length_step_but_not_past_the_longest_sample() -> None:
+    reader, longest = loader(TEXT), int(TEXT.lengths.max())
+    short = np.flatnonzero(TEXT.lengths <= LENGTH_STEP)
+    assert reader.padded(short) == LENGTH_STEP
+    assert LENGTH_STEP < longest < 2 * LENGTH_STEP
+    assert reader.padded(np.arange(NUM_SAMPLES)) == longest
+    assert loader(IMAGES).padded(np.arange(NUM_SAMPLES)) is None
+
+
+@settings(max_examples=30, deadline=None)
+@given(num_samples=st.integers(1, 12), num_replicas=st.integers(1, 4), num_microbatches=st.integers(1, 5))
+def test_replicas_and_micro_batches_have_one_shape_and_every_sample_is_in_one_share(
+    num_samples: int, num_replicas: int, num_microbatches: int
+) -> None:
+    reader, ids = loader(TEXT), np.arange(num_samples)
+    whole = plan(0, 0, [7], num_replicas, num_microbatches)
+    read = [reader.batch(ids, whole, Position(replica, 0)) for replica in range(num_replicas)]
+    assert len({batch.hidden_shape for batch, _ in read}) == 1
+    assert all(len(batch) % num_microbatches == 0 for batch, _ in read)
+    real = np.concatenate([part.ids[part.weights > 0] for _, part in read])
+    assert sorted(real.tolist()) == ids.tolist()
+    assert all(batch.num_samples == num_samples for batch, _ in read)
+
+
+def test_a_stage_loads_only_what_it_reads() -> None:
+    reader, ids = loader(TEXT), np.arange(8)
+    first, last = (reader.batch(ids, TWO_STAGES, place)[0] for place in (FIRST, LAST))
+    assert first.inputs is not None
+    assert (first.targets, last.inputs) == (None, None)
+    assert last.targets is not None
+    assert first.context.keys() == last.context.keys() == {"attention_mask", "token_type_ids"}
+    assert reader.batch(ids, TWO_STAGES, LAST, targets=False)[0].targets is None
+
+
+def test_the_keys_of_a_sample_depend_on_the_step_and_not_on_the_arrangement() -> None:
+    reader, ids = loader(IMAGES), np.arange(8)
+    one = reader.batch(ids, plan(0, 0, [7], 1, 1), FIRST, step=3)[0].keys
+    two = [reader.batch(ids, plan(0, 0, [7], 2, 2), Position(replica, 0), step=3)[0].keys for replica in (0, 1)]
+    assert torch.equal(one, torch.cat(two))
+    assert not torch.equal(one, reader.batch(ids, plan(0, 0, [7], 1, 1), FIRST, step=4)[0].keys)
+
+
+@pytest.mark.parametrize("split", [IMAGES, TEXT], ids=["images", "text"])
+def test_the_source_of_the_cache_reads_the_same_samples(split: Split) -> None:
+    reader = loader(split)
+    num_tokens = int(reader.source.lengths.max())
+    ids = np.array([4, 2])
+    inputs, context = reader.source.inputs(ids, num_tokens), reader.source.context(ids, num_tokens)
+    assert torch.equal(inputs, split.inputs([4, 2], None if split.lengths is None else num_tokens))
+    assert context.keys() == split.context([4, 2], num_tokens).keys()
+
+
+@pytest.mark.parametrize("num_draws", [1, 3])
+def test_cached_draws_of_a_random_transform_are_used_in_turn(num_draws: int, tmp_path: Path) -> None:
+    """What an epoch reads from the cache is what the split would show in the epoch of that draw."""
+    pixels = np.random.default_rng(0).integers(0, 256, (10, 8, 8), dtype=np.uint8)
+    split = ImageSplit("train", from_arrays(pixels, np.zeros(10, dtype=np.int64)), ImageFormat(), 1, augment=True)
+    reader = BatchLoader(split, lambda inputs: torch.Size((len(inputs), 8, 8)), seed=1, num_draws=num_draws)
+    reader.cache = make_cache(tmp_path, reader.source, kind=FeatureFormat(8, torch.float32))
+    reader.set_epoch(5)
+    seen = split.inputs(range(10), None)
+    assert reader.cache.open() is None
+    reader.cache.advance(1, [(reader.source, np.arange(10 * num_draws))], lambda x, _: x[:, 0])
+    reader.cache.serve(None)
+    assert torch.equal(split.inputs(range(10), None), seen), "filling does not redraw the present epoch"
+    cached, uncached = plan(1, 1, [7], 1, 1), plan(1, 0, [7], 1, 1)
+    for epoch in range(2 * num_draws):
+        reader.set_epoch(epoch)
+        read = reader.batch(np.arange(10), cached, FIRST)[0].inputs
+        reader.set_epoch(epoch % num_draws)
+        shown = reader.batch(np.arange(10), uncached, FIRST)[0].inputs
+        assert read is not None
+        assert shown is not None
+        assert torch.equal(read, shown[:, 0])
+    reader.cache.close()
