@@ -97,8 +97,9 @@ def _check_chunks(constraints: PlanConstraints, num_layers: int) -> None:
         return
     if num_stages is not None and (num_stages % stages_per_rank or num_stages == stages_per_rank):
         raise NoPlan(
-            f"parallel.num_stages={num_stages} cannot be {stages_per_rank} stages (parallel.stages_per_rank) on each of two "
-            f"or more devices; take parallel.num_stages={2 * stages_per_rank} or a larger multiple of {stages_per_rank}"
+            f"parallel.num_stages={num_stages} cannot be {stages_per_rank} stages (parallel.stages_per_rank) on each "
+            f"of two or more devices; take parallel.num_stages={2 * stages_per_rank} or a larger multiple of "
+            f"{stages_per_rank}"
         )
     if num_stages is None and num_layers < 2 * stages_per_rank:
         raise NoPlan(

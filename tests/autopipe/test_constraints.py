@@ -10,7 +10,7 @@ BLOCKS = Profile((LayerProfile("block", SECOND, SECOND, SECOND, 0, 1000, 7, 3),)
 
 
 @pytest.mark.parametrize(
-    ("pins", "message"),
+    ("constraints", "message"),
     [
         (PlanConstraints(num_stages=7), r"parallel\.num_stages=7 is more than the 6 layers"),
         (

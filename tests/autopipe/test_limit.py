@@ -45,7 +45,7 @@ def prefixes(alpha: Fraction, num_blocks: int, num_epochs: int) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("num_blocks", "num_epochs", "alpha", "prefix", "filled", "ideal"),
+    ("num_blocks", "num_epochs", "alpha", "prefix", "filled", "without_overhead"),
     [
         (12, 10, "1/5", 1.72, 2.42, 2.61),
         (12, 10, "1/4", 1.86, 2.84, 3.13),

@@ -32,7 +32,7 @@ def run_both(pool: Pool, case: Case, world: int, plans: Plans, folder: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("world", "kind", "optimizer", "cached", "checkpoint", "microbatches"),
+    ("world", "kind", "optimizer", "cached", "recompute", "microbatches"),
     [
         (1, "vit", "adamw", False, True, 2),
         (1, "bert", "lamb", True, False, 1),

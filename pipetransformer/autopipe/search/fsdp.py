@@ -1,7 +1,8 @@
 """The fastest plan whose layers are sharded over all devices.
 
 It is a static arrangement that the user asks for.
-:func:`~pipetransformer.autopipe.search.search.best_plan` does not consider it: what is sharded would have to be brought together at a transition to anything else.
+:func:`~pipetransformer.autopipe.search.search.best_plan` does not consider it: a transition to any other plan
+would have to all-gather what is sharded.
 """
 
 from collections.abc import Iterator

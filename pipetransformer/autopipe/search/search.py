@@ -135,7 +135,8 @@ class _Search:
             f"nothing on {self.cluster.num_devices} devices with batch_size={self.batch_size} is at once "
             + ", ".join(f"parallel.{name}={value}" for name, value in constraints.items())
             + "; parallel.schedule=interleaved1f1b (and parallel.stages_per_rank above 1) needs "
-            "parallel.num_microbatches that num_microbatches // devices of a pipeline divides: take a multiple of the devices, or drop one"
+            "parallel.num_microbatches that num_microbatches // devices of a pipeline divides: take a multiple of the "
+            "devices, or drop one"
         )
 
 

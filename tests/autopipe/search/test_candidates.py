@@ -58,7 +58,7 @@ def test_1f1b_has_a_microbatch_for_each_device_and_interleaved_whole_rounds() ->
 
 
 @pytest.mark.parametrize(
-    ("pins", "num_stages"),
+    ("constraints", "num_stages"),
     [
         (UNCONSTRAINED, [3, 6, 9, 12]),
         (PlanConstraints(num_stages=6), [6]),

@@ -85,7 +85,7 @@ def test_without_a_budget_there_is_one_micro_batch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("room", "num_microbatches", "checkpoint"),
+    ("room", "num_microbatches", "recompute"),
     [(3 * 7 * 16, 1, False), (3 * 7 * 8, 2, False), (2 * 3 + 7, 16, True)],
 )
 def test_the_fastest_that_fits_is_chosen(room: int, num_microbatches: int, recompute: bool) -> None:

@@ -215,7 +215,7 @@ def test_of_equally_fast_plans_the_one_with_fewer_microbatches_is_taken() -> Non
 
 
 @pytest.mark.parametrize(
-    "pins",
+    "constraints",
     [
         {"num_stages": 3},
         {"num_replicas": 2},
