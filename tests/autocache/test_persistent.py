@@ -20,7 +20,7 @@ from pipetransformer.autocache.writable import Unwritable
 OPEN = f"""
 import os, sys
 from pathlib import Path
-from pipetransformer.autocache.fingerprint import Identity
+from pipetransformer.autocache.fingerprint import StoreFingerprint
 from pipetransformer.autocache.persistent import lock_store_dir
 with lock_store_dir(Path(sys.argv[1]), {OURS!r}, "an earlier run"):
 """

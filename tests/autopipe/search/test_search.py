@@ -64,7 +64,7 @@ def all_arrangements(size: int, stages_per_rank: int, devices: Cluster, batch_si
                         "num_microbatches": num_microbatches,
                         "schedule": "interleaved1f1b" if stages_per_rank > 1 else schedule,
                         "stages_per_rank": stages_per_rank,
-                        "checkpoint": recompute,
+                        "recompute": recompute,
                         "replicas_adjacent": adjacent,
                     }
 
@@ -290,7 +290,7 @@ def test_thousands_of_devices_look_at_few_partitions(monkeypatch: pytest.MonkeyP
 
 
 def test_that_nothing_fits_thousands_of_devices_is_told_after_few_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks, bounds = counted(monkeypatch, "leanest", PartitionSolver), counted(monkeypatch, "device_bytes", LowerBounds)
+    looks, bounds = counted(monkeypatch, "min_memory", PartitionSolver), counted(monkeypatch, "device_bytes", LowerBounds)
     with pytest.raises(NoPlan, match="with 26 stages, 152 replicas, activation checkpointing and 27 micro-batches"):
         best_plan(LONG, replace(THOUSANDS, device_memory_bytes=10 * MIB), batch_size=4096)
     assert len(looks) < 30, "of about 100,000 candidates"
