@@ -12,7 +12,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from pipetransformer import forks, passing_files
-from pipetransformer.config.compose import UserError, as_plain, explain, load, register, write_resolved
+from pipetransformer.config.compose import as_plain, explain, load, register, write_resolved
+from pipetransformer.errors import UserError
 
 IS_LAUNCHER = "TORCHELASTIC_RUN_ID" not in os.environ
 IS_FIRST_RANK = os.environ.get("RANK", "0") == "0"  # torchrun starts one process per rank, all others are ours
@@ -54,7 +55,7 @@ def run() -> None:
         sys.argv += NO_RUN_FOLDER
     try:
         main()
-    except CompactHydraException as error:
+    except (UserError, CompactHydraException) as error:
         sys.exit(explain(error))
     except OSError as error:
         sys.exit(f"the run folder cannot be written ({error}); name another one by hydra.run.dir= or hydra.sweep.dir=")

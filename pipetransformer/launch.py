@@ -15,15 +15,10 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from pipetransformer import forks
-from pipetransformer.autocache.buffer import StoreFailed
-from pipetransformer.autocache.writable import Unwritable
-from pipetransformer.config.compose import UserError
+from pipetransformer.config.names import in_options
 from pipetransformer.config.options import Config
+from pipetransformer.errors import UserError
 from pipetransformer.report.run_folder import SUMMARY, write_json
-
-MENDABLE = (  # by the user
-    "ValueError", "NoPlan", "UserError", "Diverged", "StaleStore", "InUse", "Unwritable", "StoreFailed",
-)  # fmt: skip
 
 
 def launch(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | None) -> float | None:
@@ -38,7 +33,7 @@ def launch(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | No
         The main metric.
 
     Raises:
-        UserError: What the user can mend, found by a worker.
+        UserError: An error that the user can fix, found by a worker.
         RuntimeError: Any other failure of a worker, with its trace.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
@@ -47,21 +42,19 @@ def launch(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | No
                 f"parallel.world_size={config.parallel.world_size}, but torchrun started {os.environ['WORLD_SIZE']} "
                 "processes; leave parallel.world_size out or make them equal"
             )
-        from pipetransformer.training.trainer import Diverged
-
-        try:
-            return _metric(_run_job(config, run_dir, plain, sweep))
-        except (ValueError, Diverged, Unwritable, StoreFailed) as error:
-            raise UserError(str(error)) from error
+        return _metric(_run_job(config, run_dir, plain, sweep))
     return _metric(_launch_workers(config, run_dir, plain, sweep))
 
 
 def _run_job(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | None) -> dict[str, Any] | None:
-    """One rank. Imported where it runs, for the launcher needs none of it and takes seconds less to start."""
+    """Runs one rank, and raises every error that the user can fix as a :class:`UserError` in terms of options."""
     forks.listen()
-    from pipetransformer.training.job import run_job
+    from pipetransformer.training.job import run_job  # here, for the launcher needs none of it and starts sooner
 
-    return run_job(config, run_dir, plain, sweep)
+    try:
+        return run_job(config, run_dir, plain, sweep)
+    except ValueError as error:
+        raise UserError(in_options(error)) from error
 
 
 def _launch_workers(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | None) -> dict[str, Any]:
@@ -105,7 +98,7 @@ def _cause(error: ChildFailedError) -> Exception:
     text = message.get("message", "") if isinstance(message, dict) else str(message)
     trace = message.get("extraInfo", {}).get("py_callstack", "") if isinstance(message, dict) else ""
     name, _, rest = text.partition(": ")
-    if name in MENDABLE:
+    if name == UserError.__name__:
         return UserError(rest)
     if failure.exitcode == -signal.SIGKILL:
         return UserError(

@@ -9,7 +9,7 @@ from support.jobs import TINY, Job, loaded, run_job
 from support.pool import Pool
 
 from pipetransformer.config.checks import warnings
-from pipetransformer.config.compose import UserError
+from pipetransformer.errors import UserError
 
 RUN = (*TINY, "freeze=schedule", "freeze.num_frozen=[1]", "precision=float64")
 

@@ -14,8 +14,9 @@ from support.pool import Pool
 
 from pipetransformer.autopipe.plan import SKIPS_GRADIENTS
 from pipetransformer.config.checks import warnings
-from pipetransformer.config.compose import UserError, as_plain, explain, write_resolved
+from pipetransformer.config.compose import as_plain, explain, write_resolved
 from pipetransformer.config.options import PRECISIONS
+from pipetransformer.errors import UserError
 from pipetransformer.runtime import precision
 
 
@@ -86,7 +87,7 @@ def test_values_have_the_types_of_the_schema() -> None:
 
 @pytest.mark.parametrize(("override", "words"), WRONG.items())
 def test_a_wrong_option_is_explained_in_one_line(override: str, words: str) -> None:
-    with pytest.raises(CompactHydraException) as caught:
+    with pytest.raises((UserError, CompactHydraException)) as caught:
         loaded(override)
     message = explain(caught.value)
     assert words in message
@@ -99,12 +100,13 @@ import sys
 from hydra import compose, initialize_config_dir
 from hydra.errors import CompactHydraException
 from pipetransformer.config.compose import load, register
+from pipetransformer.errors import UserError
 register()
 for override in {list(WRONG)}:
     try:
         with initialize_config_dir({str(ROOT / "conf")!r}, version_base="1.3"):
             load(compose("config", [override]))
-    except CompactHydraException:
+    except (UserError, CompactHydraException):
         continue
     sys.exit(override)
 print([name for name in ("torch", "timm", "transformers", "datasets", "sklearn", "torchvision") if name in sys.modules])

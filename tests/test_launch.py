@@ -1,19 +1,18 @@
-"""What the user can mend comes from a worker as one message, all else with its trace."""
+"""An error that the user can fix comes from a worker as one message, any other with its trace."""
 
 import errno
 import json
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.jobs import loaded
 
 from pipetransformer import launch
-from pipetransformer.autocache.buffer import StoreFailed
-from pipetransformer.autocache.persistent import InUse, StaleStore
-from pipetransformer.autocache.writable import Unwritable
-from pipetransformer.config.compose import UserError
-from pipetransformer.training.trainer import Diverged
+from pipetransformer.errors import Diverged, InfeasiblePlan, StaleStore, StoreFailed, Unwritable, UserError
+from pipetransformer.training import job
 
 FAILED = {"status": "failed", "error": "worker 1 was killed"}
 
@@ -26,21 +25,38 @@ def failed(error: Exception) -> Any:
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("error", "message"),
     [
-        StaleStore("delete it"),
-        InUse("wait"),
-        Unwritable("give another"),
-        StoreFailed(errno.EIO, "take another"),
-        Diverged("lower it"),
-        ValueError("no"),
+        (StaleStore("delete it, or take another `path`"), "delete it, or take another cache.path"),
+        (StoreFailed(errno.EIO, "set `disk_gib` lower"), "set cache.disk_gib lower"),
+        (Unwritable("give another"), "give another"),
+        (Diverged("lower it"), "lower it"),
+        (
+            InfeasiblePlan("lower `num_stages` or raise `num_devices`"),
+            "lower parallel.num_stages or raise parallel.world_size",
+        ),
+        (ValueError("of a dataset of the user's"), "of a dataset of the user's"),
     ],
-    ids=lambda error: type(error).__name__,
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
-def test_an_error_that_names_its_remedy_is_shown_without_a_trace(error: Exception) -> None:
-    cause = launch._cause(failed(error))
+def test_a_rank_names_options_in_an_error_that_the_user_can_fix(
+    error: Exception, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(job, "run_job", refuse)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    with pytest.raises(UserError) as caught:
+        launch._run_job(loaded(), tmp_path, {}, None)
+    assert type(caught.value) is UserError
+    assert str(caught.value) == message
+
+
+def test_an_error_that_the_user_can_fix_is_shown_without_a_trace() -> None:
+    cause = launch._cause(failed(UserError("lower it")))
     assert isinstance(cause, UserError)
-    assert str(cause) == str(error)
+    assert str(cause) == "lower it"
 
 
 def test_any_other_error_is_shown_with_its_trace() -> None:

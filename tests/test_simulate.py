@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from pipetransformer.autopipe.cost import step_seconds
-from pipetransformer.config.compose import UserError, compose_what_if
+from pipetransformer.config.compose import compose_what_if
 from pipetransformer.config.options import SimulationConfig
+from pipetransformer.errors import UserError
 from pipetransformer.simulate.result import make_planner, simulate
 from pipetransformer.simulate.table import summary, table
 

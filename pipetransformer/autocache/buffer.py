@@ -13,18 +13,12 @@ import numpy as np
 import torch
 
 from pipetransformer.autocache.free_memory import available_memory
+from pipetransformer.errors import StoreFailed, UserError
 
 GIB = 2**30
 RESERVE_BYTES = GIB  # of a disk, left to others
 UNFINISHED = ".unfinished"  # of a file that has not got all its space
-DISK_REMEDY = "set cache.disk_gib lower or cache.path to another disk"
-
-
-class StoreFailed(OSError):
-    """A file of the cache cannot be read or written any more."""
-
-    def __str__(self) -> str:
-        return self.strerror or ""
+DISK_REMEDY = "set `disk_gib` lower or `path` to another disk"
 
 
 class SharedBuffer:
@@ -54,11 +48,11 @@ class SharedBuffer:
         """Shared memory without a name: nothing of it is left when its processes end, however they end.
 
         Raises:
-            OSError: The system has no such memory, or less than that is free.
+            StoreFailed: The system has no such memory, or less than that is free.
         """
         if not hasattr(os, "memfd_create"):
-            raise OSError(errno.ENOSYS, f"{sys.platform} has no memfd_create to share memory: set cache.memory_gib=0")
-        _check_room("memory", num_bytes, available_memory(), "set cache.memory_gib lower")
+            raise StoreFailed(errno.ENOSYS, f"{sys.platform} has no memfd_create to share memory: set `memory_gib`=0")
+        _check_room("memory", num_bytes, available_memory(), "set `memory_gib` lower")
         descriptor = os.memfd_create("autocache")
         try:
             os.posix_fallocate(descriptor, 0, num_bytes)
@@ -78,7 +72,7 @@ class SharedBuffer:
             reserve_bytes: What has to stay free on the disk.
 
         Raises:
-            OSError: The disk has no room for it; nothing is left of the file.
+            StoreFailed: The disk has no room for it; nothing is left of the file.
         """
         _check_allocation()
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -106,7 +100,7 @@ class SharedBuffer:
             reserve_bytes: What has to stay free on the disk.
 
         Raises:
-            OSError: The disk has no room for it.
+            StoreFailed: The disk has no room for it.
         """
         _check_allocation()
         folder = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.is_dir())
@@ -126,7 +120,7 @@ class SharedBuffer:
 
         Raises:
             OSError: Nothing is there, or it belongs to another user.
-            ValueError: It is empty.
+            UserError: It is empty.
         """
         descriptor = os.open(address, os.O_RDWR)
         try:
@@ -136,7 +130,7 @@ class SharedBuffer:
             os.close(descriptor)
             if isinstance(error, OSError):
                 raise
-            raise ValueError(f"{address} is empty; remove it or set cache.path to another folder") from error
+            raise UserError(f"{address} is empty; remove it or set `path` to another folder") from error
 
     def lock(self, shared: bool = False) -> None:
         """Keeps others from locking it until this process closes it or ends; once more, to change the kind of lock.
@@ -145,13 +139,13 @@ class SharedBuffer:
             shared: Others may hold such a lock too, none of them a lock of its own.
 
         Raises:
-            OSError: Somebody has locked it.
+            StoreFailed: Somebody has locked it.
         """
         try:
             fcntl.flock(self._descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            message = f"another run uses {self.address}: wait for its end or set cache.path to another folder"
-            raise OSError(errno.EBUSY, message) from error
+            message = f"another run uses {self.address}: wait for its end or set `path` to another folder"
+            raise StoreFailed(errno.EBUSY, message) from error
 
     def read(self, offset: int, out: np.ndarray) -> None:
         """Fills a contiguous array with the bytes from ``offset`` on.
@@ -184,7 +178,7 @@ class SharedBuffer:
             try:
                 num_bytes = call(self._descriptor, [left], offset)
             except OSError as error:
-                remedy = "set cache.disk_gib=0 or cache.path to another disk"
+                remedy = "set `disk_gib`=0 or `path` to another disk"
                 raise StoreFailed(error.errno, f"{self._name} fails: {error.strerror}; {remedy}") from error
             if num_bytes == 0:
                 raise StoreFailed(errno.EIO, f"{self._name} ends at byte {offset} of {self.num_bytes}")
@@ -232,7 +226,7 @@ def _address(descriptor: int) -> str:
 
 def _check_allocation() -> None:
     if not hasattr(os, "posix_fallocate"):
-        raise OSError(errno.ENOSYS, f"{sys.platform} has no posix_fallocate to take disk space: set cache.disk_gib=0")
+        raise StoreFailed(errno.ENOSYS, f"{sys.platform} has no posix_fallocate to take disk space: set `disk_gib`=0")
 
 
 def _allocate(descriptor: int, folder: Path, num_bytes: int) -> None:
@@ -243,9 +237,9 @@ def _allocate(descriptor: int, folder: Path, num_bytes: int) -> None:
         raise _no_room(error.errno, str(folder), num_bytes, _free_disk(folder), DISK_REMEDY) from error
 
 
-def _no_room(code: int | None, place: str, needed: int, free: int, remedy: str, reserve: int = 0) -> OSError:
+def _no_room(code: int | None, place: str, needed: int, free: int, remedy: str, reserve: int = 0) -> StoreFailed:
     kept = f", {reserve / GIB:.3f} of them kept for others" if reserve else ""
-    return OSError(
+    return StoreFailed(
         code or errno.ENOSPC,
         f"the cache needs {needed / GIB:.3f} GiB of {place}, which has {free / GIB:.3f} GiB free{kept}: {remedy}",
     )

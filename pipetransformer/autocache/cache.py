@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipetransformer.autocache.buffer import StoreFailed
 from pipetransformer.autocache.capacity import CacheCapacity
 from pipetransformer.autocache.communicator import Communicator
 from pipetransformer.autocache.fill import ShardSlice, batches, missing_of, wanted_shards
@@ -19,12 +18,9 @@ from pipetransformer.autocache.reader import FeatureReader, ReadStats, Request
 from pipetransformer.autocache.source import Compute, SampleSource
 from pipetransformer.autocache.store import FeatureStore
 from pipetransformer.autocache.store_spec import StoreSpec
+from pipetransformer.errors import FeatureOverflow, FillFailed, StoreFailed, UserError
 
 Wanted = list[tuple[SampleSource, np.ndarray]]
-
-
-class FillFailed(Exception):
-    """A level cannot be stored; the level before may be lost."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +129,7 @@ class AutoCache:
                 num_missing = sum(len(part.ids) for part in missing)
                 num_computed += num_missing
                 num_found += sum(len(part.ids) for part in group) - num_missing
-        except (StoreFailed, OverflowError) as error:  # the others come to the meeting
+        except (StoreFailed, FeatureOverflow) as error:  # the others come to the meeting
             problem = describe_os_error(error)
         num_computed, num_found, num_failed = self._communicator.all_reduce_sum(
             num_computed, num_found, problem is not None
@@ -212,7 +208,9 @@ class AutoCache:
 
 
 def describe_os_error(error: Exception) -> str:
-    """What went wrong, and where, without the number that the system gives it."""
+    """Returns the error message without its errno; the fields of a user's error stay in backticks."""
+    if isinstance(error, UserError):
+        return error.message
     if not isinstance(error, OSError) or error.strerror is None:
         return str(error)
     return error.strerror + (f": {error.filename}" if error.filename else "")

@@ -12,6 +12,7 @@ from pipetransformer.autocache.layout import Budgets, bytes_needed, place, split
 from pipetransformer.autocache.source import SampleSource
 from pipetransformer.autocache.store import FeatureStore
 from pipetransformer.autocache.store_spec import StoreSpec
+from pipetransformer.errors import StoreFailed
 
 SHARD_SIZE = 32  # samples that are computed, written and checked together
 SEED = 0
@@ -97,7 +98,7 @@ class CacheCapacity:
             for name in self.shares:
                 description = self._description(name, folders[name])
                 if self.persistent and not folders[name].is_dir():  # a new one would have neither identity nor lock
-                    raise OSError(errno.ENOENT, f"{folders[name]} was removed while the run lasts")
+                    raise StoreFailed(errno.ENOENT, f"{folders[name]} was removed while the run lasts")
                 found = self.persistent and description.path.exists()
                 stores[name] = FeatureStore.reopen(description) if found else FeatureStore.create(description)
                 if not found:

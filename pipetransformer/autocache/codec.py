@@ -5,6 +5,8 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from pipetransformer.errors import FeatureOverflow
+
 CASTS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -113,7 +115,7 @@ def codec(name: str, hidden_size: int, dtype: torch.dtype) -> Codec:
 
 def _refuse(features: Tensor, limit: float, name: str) -> None:
     largest = torch.where(features.isfinite(), features, 0).abs().max().item()
-    raise OverflowError(
-        f"a feature of size {largest:.6g} does not fit cache.storage={name}, whose largest is {limit:.6g}: "
-        "set cache.storage=exact" + (" or bfloat16" if name == "float16" else "")
+    raise FeatureOverflow(
+        f"a feature of size {largest:.6g} does not fit `storage`={name}, whose largest is {limit:.6g}: "
+        "set `storage`=exact" + (" or bfloat16" if name == "float16" else "")
     )

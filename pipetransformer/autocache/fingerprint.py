@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, fields
 from hashlib import blake2b
 from typing import TYPE_CHECKING, get_type_hints
 
+from pipetransformer.errors import UserError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -115,13 +117,13 @@ class StoreFingerprint:
         """
         values, types = json.loads(text), get_type_hints(cls)
         if not isinstance(values, dict):
-            raise ValueError(f"it is a {type(values).__name__}, not an object with names")
+            raise UserError(f"it is a {type(values).__name__}, not an object with names")
         names = [field.name for field in fields(cls)]
         if wrong := sorted({*names} ^ {*values}):
-            raise ValueError(f"it is of another version: only one of both knows {', '.join(wrong)}")
+            raise UserError(f"it is of another version: only one of both knows {', '.join(wrong)}")
         for name, value in values.items():
             if type(value) is not types[name]:
-                raise ValueError(f"{name} is {value!r}, not of type {types[name].__name__}")
+                raise UserError(f"{name} is {value!r}, not of type {types[name].__name__}")
         return cls(**values)
 
 

@@ -12,18 +12,11 @@ from pathlib import Path
 
 from pipetransformer.autocache.fingerprint import StoreFingerprint
 from pipetransformer.autocache.writable import unwritable
+from pipetransformer.errors import StaleStore, StoreInUse
 
 IDENTITY, UNFINISHED, LOCK = "identity.json", "identity.json.tmp", "lock"
 NAME_LENGTH = 32
 OTHER_SAMPLES = "split identity ("  # in what an identity says of another
-
-
-class StaleStore(ValueError):
-    """A store holds, or may hold, other features than those that are asked for."""
-
-
-class InUse(ValueError):
-    """Another run uses the store."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +40,14 @@ def lock_store_dir(root: Path, identity: StoreFingerprint, owner: str, node: int
     on keep the lock of a killed one, for they may still write.
 
     Args:
-        root: ``cache.path``; made if it is not there.
+        root: The folder of all stores; made if it is not there.
         identity: What the store holds or will hold.
         owner: Who asks, in words that another user understands: the run folder.
         node: Of the run; nodes that share a disk each have their own store.
 
     Raises:
         StaleStore: The folder is there and does not say that it holds this.
-        InUse: Another process has it.
+        StoreInUse: Another process has it.
         Unwritable: The folder cannot be made or written.
     """
     path = _path(root, identity, node)
@@ -92,8 +85,8 @@ def _lock(path: Path, owner: str) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise InUse(
-                f"{path} is in use by {_holder(path)}; wait until that ends, or take another cache.path"
+            raise StoreInUse(
+                f"{path} is in use by {_holder(path)}; wait until that ends, or take another `path`"
             ) from None
         file.truncate(0)
         json.dump({"owner": owner, "pid": os.getpid(), "host": socket.gethostname()}, file)
@@ -127,7 +120,7 @@ def _claim(path: Path, identity: StoreFingerprint) -> bool:
 
 
 def _stale(path: Path, reason: str) -> StaleStore:
-    return StaleStore(f"{path} {reason}; its features are not read: delete it, or take another cache.path")
+    return StaleStore(f"{path} {reason}; its features are not read: delete it, or take another `path`")
 
 
 def _difference(path: Path, identity: StoreFingerprint) -> str:

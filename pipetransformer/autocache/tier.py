@@ -7,6 +7,7 @@ import numpy as np
 
 from pipetransformer.autocache.buffer import SharedBuffer
 from pipetransformer.autocache.layout import TierLayout
+from pipetransformer.errors import UserError
 
 MARK = 0xA5  # no single flipped bit makes one
 CHUNK_BYTES = 2**18  # that are checked or copied at once
@@ -30,14 +31,14 @@ class Tier:
         stamp: What the rows are, as a number; part of the checksums.
 
     Raises:
-        ValueError: The region has another size.
+        UserError: The region has another size.
     """
 
     def __init__(self, layout: TierLayout, region: SharedBuffer, stamp: int = 0) -> None:
         if region.num_bytes != layout.num_bytes:
-            raise ValueError(
+            raise UserError(
                 f"{region.address} has {region.num_bytes} bytes and the store needs {layout.num_bytes}: it was made "
-                "for other samples or budgets; remove it or set cache.path to another folder"
+                "for other samples or budgets; remove it or set `path` to another folder"
             )
         self.layout, self.region, self._stamp = layout, region, stamp
         num_shards, buffer = len(layout.shards), region.bytes.numpy()

@@ -3,16 +3,14 @@
 import tempfile
 from pathlib import Path
 
-
-class Unwritable(OSError):
-    """The folder of the stores cannot be written."""
+from pipetransformer.errors import Unwritable
 
 
 def unwritable(path: Path, error: OSError) -> Unwritable:
-    """Says why a folder at or below ``cache.path`` cannot be written, and what to change."""
+    """Says why a folder at or below ``path`` cannot be written, and what to change."""
     return Unwritable(
-        f"the cache's folder {path} cannot be written ({error}); name another one by cache.path=, or give "
-        "cache.path=null for one that ends with the run"
+        f"the cache's folder {path} cannot be written ({error}); name another one by `path`=, or give "
+        "`path`=null for one that ends with the run"
     )
 
 

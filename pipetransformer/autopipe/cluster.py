@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import lcm
 
+from pipetransformer.errors import UserError
+
 
 @dataclass(frozen=True)
 class Link:
@@ -47,7 +49,7 @@ class Cluster:
 
     def __post_init__(self) -> None:
         if self.devices_per_node is not None and self.devices_per_node < 1:
-            raise ValueError(f"devices_per_node={self.devices_per_node} must be at least 1, or None for one node")
+            raise UserError(f"devices_per_node={self.devices_per_node} must be at least 1, or None for one node")
 
     @property
     def node_size(self) -> int | None:

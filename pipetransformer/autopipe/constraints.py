@@ -3,10 +3,7 @@
 from dataclasses import dataclass
 
 from pipetransformer.autopipe.plan import SCHEDULES, Stages
-
-
-class NoPlan(ValueError):
-    """No plan meets the memory budget or what is fixed."""
+from pipetransformer.errors import InfeasiblePlan, UserError
 
 
 @dataclass(frozen=True)
@@ -23,7 +20,7 @@ class PlanConstraints:
         stages_per_rank: Stages of each device.
 
     Raises:
-        ValueError: The schedule is unknown or cannot hold the chunks, or a number is below 1.
+        UserError: The schedule is unknown or cannot hold the chunks, or a number is below 1.
     """
 
     num_stages: int | None = None
@@ -36,15 +33,15 @@ class PlanConstraints:
 
     def __post_init__(self) -> None:
         if self.schedule is not None and self.schedule not in SCHEDULES:
-            raise ValueError(f"parallel.schedule={self.schedule} does not exist; choose one of {', '.join(SCHEDULES)}")
+            raise UserError(f"`schedule`={self.schedule} does not exist; choose one of {', '.join(SCHEDULES)}")
         for name in ("num_stages", "num_replicas", "num_microbatches", "stages_per_rank"):
             number = getattr(self, name)
             if number is not None and number < 1:
-                raise ValueError(f"parallel.{name}={number} must be at least 1, or null to let the planner choose")
+                raise UserError(f"`{name}`={number} must be at least 1, or null to let the planner choose")
         if (self.stages_per_rank or 1) > 1 and self.schedule not in (None, "interleaved1f1b"):
-            raise ValueError(
-                f"parallel.schedule={self.schedule} runs one stage on each device; drop parallel.stages_per_rank="
-                f"{self.stages_per_rank} or take parallel.schedule=interleaved1f1b"
+            raise UserError(
+                f"`schedule`={self.schedule} runs one stage on each device; drop `stages_per_rank`="
+                f"{self.stages_per_rank} or take `schedule`=interleaved1f1b"
             )
 
     @property
@@ -59,12 +56,12 @@ def check_world(num_devices: int, num_layers: int, batch_size: int) -> None:
     """Refuses more devices than one layer and one sample each could fill.
 
     Raises:
-        NoPlan: With the numbers and the options to change.
+        InfeasiblePlan: With the numbers and the options to change.
     """
     if num_devices > num_layers * batch_size:
-        raise NoPlan(
-            f"parallel.world_size={num_devices} is more than {num_layers} layers x batch_size={batch_size} can fill "
-            f"({num_layers * batch_size} devices); lower parallel.world_size or raise batch_size"
+        raise InfeasiblePlan(
+            f"`num_devices`={num_devices} is more than {num_layers} layers x `batch_size`={batch_size} can fill "
+            f"({num_layers * batch_size} devices); lower `num_devices` or raise `batch_size`"
         )
 
 
@@ -72,7 +69,7 @@ def check_constraints(constraints: PlanConstraints, layers: range, num_devices: 
     """Refuses pins that leave no candidate for the layers that run.
 
     Raises:
-        NoPlan: With the numbers and the options to change.
+        InfeasiblePlan: With the numbers and the options to change.
     """
     if constraints.stages:
         _check_stages(constraints, constraints.stages, layers)
@@ -83,12 +80,12 @@ def check_constraints(constraints: PlanConstraints, layers: range, num_devices: 
 
 def _check_stages(constraints: PlanConstraints, stages: Stages, layers: range) -> None:
     if [layer for first, last in stages for layer in range(first, last + 1)] != list(layers):
-        raise NoPlan(
+        raise InfeasiblePlan(
             f"the fixed stages {stages} do not cover layers {layers[0]} to {layers[-1]} once and in order; they must "
             "start at the first layer that is not cached and end at the head"
         )
     if constraints.num_stages not in (None, len(stages)):
-        raise NoPlan(f"parallel.num_stages={constraints.num_stages} contradicts the fixed stages {stages}; drop one")
+        raise InfeasiblePlan(f"`num_stages`={constraints.num_stages} contradicts the fixed stages {stages}; drop one")
 
 
 def _check_chunks(constraints: PlanConstraints, num_layers: int) -> None:
@@ -96,15 +93,15 @@ def _check_chunks(constraints: PlanConstraints, num_layers: int) -> None:
     if stages_per_rank == 1:
         return
     if num_stages is not None and (num_stages % stages_per_rank or num_stages == stages_per_rank):
-        raise NoPlan(
-            f"parallel.num_stages={num_stages} cannot be {stages_per_rank} stages (parallel.stages_per_rank) on each "
-            f"of two or more devices; take parallel.num_stages={2 * stages_per_rank} or a larger multiple of "
+        raise InfeasiblePlan(
+            f"`num_stages`={num_stages} cannot be {stages_per_rank} stages (`stages_per_rank`) on each "
+            f"of two or more devices; take `num_stages`={2 * stages_per_rank} or a larger multiple of "
             f"{stages_per_rank}"
         )
     if num_stages is None and num_layers < 2 * stages_per_rank:
-        raise NoPlan(
-            f"parallel.stages_per_rank={stages_per_rank} needs {2 * stages_per_rank} layers for two devices, and "
-            f"{num_layers} run; lower parallel.stages_per_rank"
+        raise InfeasiblePlan(
+            f"`stages_per_rank`={stages_per_rank} needs {2 * stages_per_rank} layers for two devices, and "
+            f"{num_layers} run; lower `stages_per_rank`"
         )
 
 
@@ -115,16 +112,16 @@ def _check_devices(constraints: PlanConstraints, num_layers: int, num_devices: i
         constraints.num_replicas or 1,
     )
     if (num_stages or 1) > num_layers:
-        raise NoPlan(
-            f"parallel.num_stages={num_stages} is more than the {num_layers} layers that run; lower parallel.num_stages"
+        raise InfeasiblePlan(
+            f"`num_stages`={num_stages} is more than the {num_layers} layers that run; lower `num_stages`"
         )
     pipeline_size = _smallest_pipeline(constraints)
     if pipeline_size * num_replicas > num_devices:
-        told = "" if stages_per_rank == 1 else f" / parallel.stages_per_rank={stages_per_rank}"
-        raise NoPlan(
-            f"parallel.num_stages={num_stages or pipeline_size * stages_per_rank}{told} x parallel.num_replicas="
+        told = "" if stages_per_rank == 1 else f" / `stages_per_rank`={stages_per_rank}"
+        raise InfeasiblePlan(
+            f"`num_stages`={num_stages or pipeline_size * stages_per_rank}{told} x `num_replicas`="
             f"{num_replicas} need {pipeline_size * num_replicas} devices, and there are {num_devices}; lower one of "
-            "them or raise parallel.world_size"
+            "them or raise `num_devices`"
         )
 
 
@@ -152,14 +149,14 @@ def _check_batch(constraints: PlanConstraints, batch_size: int) -> None:
     num_replicas, num_microbatches = constraints.num_replicas or 1, constraints.num_microbatches or 1
     share = -(-batch_size // num_replicas)
     if num_replicas > batch_size or num_microbatches > share:
-        raise NoPlan(
-            f"parallel.num_replicas={num_replicas} x parallel.num_microbatches={num_microbatches} is more than "
-            f"batch_size={batch_size} has samples for; lower one of them or raise batch_size"
+        raise InfeasiblePlan(
+            f"`num_replicas`={num_replicas} x `num_microbatches`={num_microbatches} is more than "
+            f"`batch_size`={batch_size} has samples for; lower one of them or raise `batch_size`"
         )
     pipeline_size, most_microbatches = _smallest_pipeline(constraints), constraints.num_microbatches or share
     if constraints.schedule == "1f1b" and most_microbatches < pipeline_size:
-        raise NoPlan(
-            f"parallel.schedule=1f1b needs a micro-batch for each of parallel.num_stages={pipeline_size} stages, and "
-            f"parallel.num_microbatches is at most {most_microbatches} (parallel.num_replicas={num_replicas}, "
-            f"batch_size={batch_size}); change one of them or take parallel.schedule=gpipe"
+        raise InfeasiblePlan(
+            f"`schedule`=1f1b needs a micro-batch for each of `num_stages`={pipeline_size} stages, and "
+            f"`num_microbatches` is at most {most_microbatches} (`num_replicas`={num_replicas}, "
+            f"`batch_size`={batch_size}); change one of them or take `schedule`=gpipe"
         )

@@ -15,6 +15,7 @@ from pipetransformer.config.options import (
     Parallel,
     SimulationConfig,
 )
+from pipetransformer.errors import UserError
 
 MODELS = {"image": "vit_tiny, vit or deit", "text": "bert, roberta, distilbert or electra"}
 
@@ -37,15 +38,15 @@ def check(config: Config) -> None:
     }
     for name, value in positive.items():
         if value is not None and value <= 0:
-            raise ValueError(f"{name}={value} must be above 0")
+            raise UserError(f"{name}={value} must be above 0")
     if config.seed < 0:
-        raise ValueError(f"seed={config.seed} is below 0; give 0 or more")
+        raise UserError(f"seed={config.seed} is below 0; give 0 or more")
     _one_of("precision", config.precision, PRECISIONS)
     _one_of("parallel.device", parallel.device, ("auto", "cpu", "cuda"))
     _check_cache(config.cache)
     _check_arrangement(parallel)
     if parallel.schedule in SKIPS_GRADIENTS:
-        raise ValueError(
+        raise UserError(
             f"parallel.schedule={parallel.schedule} leaves gradients out where a stage below is frozen, and torch does "
             f"not say so; choose one of {', '.join(SCHEDULES)}"
         )
@@ -64,18 +65,18 @@ def _check_cache(cache: Cache) -> None:
     _one_of("cache.augmentation", cache.augmentation, AUGMENTATIONS)
     for name, value in (("memory_gib", cache.memory_gib), ("disk_gib", cache.disk_gib)):
         if value < 0:
-            raise ValueError(f"cache.{name}={value} is below 0; give the most that it may take, or 0 for none")
+            raise UserError(f"cache.{name}={value} is below 0; give the most that it may take, or 0 for none")
     if cache.variants < 1:
-        raise ValueError(f"cache.variants={cache.variants} must be at least 1: the random draws of each sample")
+        raise UserError(f"cache.variants={cache.variants} must be at least 1: the random draws of each sample")
     if cache.path is not None and not cache.path.strip():
-        raise ValueError("cache.path= is empty; give a folder, or null for a cache that ends with the run")
+        raise UserError("cache.path= is empty; give a folder, or null for a cache that ends with the run")
     if cache.enabled and cache.memory_gib == cache.disk_gib == 0:
-        raise ValueError("cache.memory_gib=0 and cache.disk_gib=0 leave no room; raise one of them, or give cache=off")
+        raise UserError("cache.memory_gib=0 and cache.disk_gib=0 leave no room; raise one of them, or give cache=off")
 
 
 def check_modality(model: Any, dataset: Any) -> None:
     if model.modality != dataset.modality:
-        raise ValueError(
+        raise UserError(
             f"{model.name} reads {model.modality}s and the dataset holds {dataset.modality}s; "
             f"choose a model for {dataset.modality}s (model={MODELS[dataset.modality]}) or another dataset"
         )
@@ -85,11 +86,11 @@ def _check_what_if(config: SimulationConfig) -> None:
     if config.pipeline.schedule is not None:
         _one_of("pipeline.schedule", config.pipeline.schedule, ("gpipe", "1f1b"))
     if config.num_samples < config.batch_size:
-        raise ValueError(
+        raise UserError(
             f"num_samples={config.num_samples} must be at least batch_size={config.batch_size}: they are an epoch's"
         )
     if config.parallel.world_size is not None:
-        raise ValueError(
+        raise UserError(
             f"parallel.world_size={config.parallel.world_size} has no effect here: the devices are cluster.num_nodes x "
             "cluster.devices_per_node"
         )
@@ -102,14 +103,14 @@ def _check_arrangement(parallel: Parallel) -> None:
         return
     for name in ("num_stages", "num_replicas"):
         if getattr(parallel, name) is not None:
-            raise ValueError(
+            raise UserError(
                 f"parallel={parallel.arrangement} fixes the stages and replicas, and so does parallel.{name}="
                 f"{getattr(parallel, name)}; drop it or take parallel=elastic"
             )
     if parallel.arrangement == "sharded":
         _check_sharded(parallel)
     if parallel.arrangement == "single" and parallel.world_size not in (None, 1):
-        raise ValueError(
+        raise UserError(
             f"parallel=single is one process, not parallel.world_size={parallel.world_size}; drop it or take "
             "parallel=data"
         )
@@ -118,7 +119,7 @@ def _check_arrangement(parallel: Parallel) -> None:
 def _check_sharded(parallel: Parallel) -> None:
     for name, given in (("schedule", parallel.schedule), ("stages_per_rank", parallel.stages_per_rank)):
         if given not in (None, 1):
-            raise ValueError(
+            raise UserError(
                 f"parallel=sharded runs all layers on every device, without stages that parallel.{name}={given} could "
                 "arrange; drop it or take parallel=pipeline"
             )
@@ -126,7 +127,7 @@ def _check_sharded(parallel: Parallel) -> None:
 
 def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        raise ValueError(f"{name}={value} is unknown; choose one of {', '.join(choices)}")
+        raise UserError(f"{name}={value} is unknown; choose one of {', '.join(choices)}")
 
 
 def warnings(config: Config) -> list[str]:

@@ -18,18 +18,15 @@ from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from pipetransformer.autocache.writable import Unwritable
 from pipetransformer.config.checks import check, check_modality
+from pipetransformer.config.names import in_options
 from pipetransformer.config.options import Arrangement, Cache, Config, Parallel, SimulationConfig
+from pipetransformer.errors import UserError
 
 SPEC_GROUPS = ("model", "dataset", "freeze", "optim", "logger")
 WHAT_IF_GROUPS = ("cluster", "shape")
 SECTIONS = {"parallel": Parallel, "cache": Cache, "pipeline": Arrangement}
 C = TypeVar("C", bound=Config)
-
-
-class UserError(CompactHydraException):
-    """Something that the user can mend; shown without a stack trace."""
 
 
 def register(schema: type[Config] = Config) -> None:
@@ -79,15 +76,12 @@ def load(node: DictConfig, kind: type[C] = Config) -> C:
         values |= {key: build_plain(SECTIONS[key], general[key]) for key in SECTIONS if key in values}
         config = kind(**specs, **values)
         check(config)
-    except ValueError as error:
-        raise UserError(str(error)) from None
-    except Unwritable as error:
-        raise UserError(str(error)) from error
+    except ValueError as error:  # one of our own, or of a spec of the user's
+        raise UserError(in_options(error)) from None
     except OmegaConfBaseException as error:
         raise UserError(str(error).split("\n")[0]) from error
     except CompactHydraException as error:
-        cause = error.__cause__ or error
-        raise UserError(str(cause)) from None
+        raise UserError(in_options(error.__cause__ or error)) from None
     return config
 
 
@@ -105,12 +99,12 @@ def _checked(group: str, node: DictConfig) -> DictConfig:
     except ConfigKeyError:
         names = [spec_field.name for spec_field in dataclasses.fields(spec)]
         unknown = next(key for key in values if key not in names)
-        raise ValueError(_unknown(f"{group}.{unknown}", names)) from None
+        raise UserError(_unknown(f"{group}.{unknown}", names)) from None
     except OmegaConfBaseException as error:
-        raise ValueError(f"{group}.{error.full_key}: {_first_line(error)}") from None
+        raise UserError(f"{group}.{error.full_key}: {_first_line(error)}") from None
     missing = OmegaConf.missing_keys(checked)
     if missing:
-        raise ValueError("give a value to " + ", ".join(f"{group}.{key}" for key in sorted(missing)))
+        raise UserError("give a value to " + ", ".join(f"{group}.{key}" for key in sorted(missing)))
     return OmegaConf.create({"_target_": node["_target_"], **cast("dict[str, Any]", OmegaConf.to_container(checked))})
 
 
@@ -127,7 +121,7 @@ def _unknown(key: str, names: list[str]) -> str:
     return f"{key} does not exist; {hint}"
 
 
-def explain(error: CompactHydraException) -> str:
+def explain(error: Exception) -> str:
     """One message for what the user can mend: Hydra's own, but for a key or value that does not fit."""
     cause = error.__cause__
     if not isinstance(cause, OmegaConfBaseException) or cause.full_key is None:

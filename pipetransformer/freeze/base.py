@@ -3,6 +3,8 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
+from pipetransformer.errors import UserError
+
 
 @dataclass(frozen=True)
 class Signals:
@@ -54,7 +56,7 @@ class FreezePolicy(ABC):
 
     def __post_init__(self) -> None:
         if self.interval is not None and not 0 < self.interval <= 1:
-            raise ValueError(
+            raise UserError(
                 f"freeze.interval={self.interval} is not a share of the run; give a number above 0 and at most 1, "
                 "or null to decide once per epoch"
             )
@@ -72,9 +74,7 @@ class FreezePolicy(ABC):
     def check(self, num_blocks: int) -> None:
         """Raises ValueError where the policy asks for more blocks than the model has."""
         if self.frozen_at_start > num_blocks:
-            raise ValueError(
-                f"freeze.at_start={self.frozen_at_start} is more than the {num_blocks} blocks of the model"
-            )
+            raise UserError(f"freeze.at_start={self.frozen_at_start} is more than the {num_blocks} blocks of the model")
 
     def initial_state(self) -> State:
         return {}

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from math import ceil, isfinite
 
+from pipetransformer.errors import UserError
 from pipetransformer.freeze.base import Decision, FreezePolicy, Signals, State
 
 _NOISE = 1e-9  # in blocks: keeps a cap of 4.0000000000000004 from freezing a fifth block
@@ -31,7 +32,7 @@ class PipeTransformer(FreezePolicy):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.alpha < 1:
-            raise ValueError(
+            raise UserError(
                 f"freeze.alpha={self.alpha} is not a share of the active blocks; give a number between 0 and 1"
             )
 
@@ -68,7 +69,7 @@ def _smallest_gradient(signals: Signals) -> int:
     active = range(signals.num_frozen, signals.num_blocks)
     for block in active:
         if not isfinite(signals.gradient_norms[block]):
-            raise ValueError(
+            raise UserError(
                 f"the gradient norm of block {block + 1} is {signals.gradient_norms[block]} at freeze decision "
                 f"{signals.decision}: training has diverged; lower the learning rate (optim.lr=)"
             )

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from itertools import pairwise
 
+from pipetransformer.errors import UserError
 from pipetransformer.freeze.base import Decision, FreezePolicy, Signals, State
 
 
@@ -22,12 +23,12 @@ class Schedule(FreezePolicy):
         super().__post_init__()
         prefixes = self.num_frozen
         if not prefixes or prefixes[0] < 0 or any(later < earlier for earlier, later in pairwise(prefixes)):
-            raise ValueError(
+            raise UserError(
                 f"freeze.num_frozen={list(prefixes)} is not a schedule; give at least one number of blocks, none "
                 "below 0 and none smaller than the one before it (a frozen block stays frozen)"
             )
         if not 0 <= self.at_start <= prefixes[0]:
-            raise ValueError(
+            raise UserError(
                 f"freeze.at_start={self.at_start} is not a number of blocks from 0 to the first of freeze.num_frozen="
                 f"{list(prefixes)}; a frozen block stays frozen"
             )
@@ -39,7 +40,7 @@ class Schedule(FreezePolicy):
     def check(self, num_blocks: int) -> None:
         super().check(num_blocks)
         if self.num_frozen[-1] > num_blocks:
-            raise ValueError(
+            raise UserError(
                 f"freeze.num_frozen={list(self.num_frozen)} freezes up to {self.num_frozen[-1]} blocks, but the model "
                 f"has {num_blocks}; lower the schedule (freeze.num_frozen=)"
             )

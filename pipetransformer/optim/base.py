@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from pipetransformer.errors import UserError
+
 if TYPE_CHECKING:
     from torch.nn import Parameter
     from torch.optim import Optimizer
@@ -30,11 +32,11 @@ class OptimizerSpec(ABC):
 
     def __post_init__(self) -> None:
         if self.schedule not in SCHEDULES:
-            raise ValueError(f"optim.schedule={self.schedule} is unknown; choose one of {', '.join(SCHEDULES)}")
+            raise UserError(f"optim.schedule={self.schedule} is unknown; choose one of {', '.join(SCHEDULES)}")
         if not 0 <= self.warmup < 1:
-            raise ValueError(f"optim.warmup={self.warmup} is not a share of the run; give 0 or more and less than 1")
+            raise UserError(f"optim.warmup={self.warmup} is not a share of the run; give 0 or more and less than 1")
         if self.lr <= 0 or (self.clip_norm is not None and self.clip_norm <= 0):
-            raise ValueError(f"optim.lr={self.lr} and optim.clip_norm={self.clip_norm} must be above 0")
+            raise UserError(f"optim.lr={self.lr} and optim.clip_norm={self.clip_norm} must be above 0")
 
     @property
     @abstractmethod
@@ -85,7 +87,7 @@ class _TwoMoments(OptimizerSpec):
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"optim.betas={list(self.betas)} are not two numbers from 0 to below 1, as [0.9,0.999]")
+            raise UserError(f"optim.betas={list(self.betas)} are not two numbers from 0 to below 1, as [0.9,0.999]")
 
     @property
     def state_factor(self) -> float:

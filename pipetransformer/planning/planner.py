@@ -7,7 +7,7 @@ from functools import cached_property
 from pipetransformer.autodp.cost import transfer_seconds
 from pipetransformer.autodp.moves import Placement, moves, next_placement
 from pipetransformer.autopipe.cluster import Cluster
-from pipetransformer.autopipe.constraints import UNCONSTRAINED, NoPlan, PlanConstraints
+from pipetransformer.autopipe.constraints import UNCONSTRAINED, PlanConstraints
 from pipetransformer.autopipe.cost import Profile, step_seconds
 from pipetransformer.autopipe.gain import TransitionChoice, TransitionOption, choose_transition
 from pipetransformer.autopipe.limit import efficiency, fill_seconds, spread_overhead
@@ -15,6 +15,7 @@ from pipetransformer.autopipe.plan import Plan, layer_above
 from pipetransformer.autopipe.search.fsdp import sharded_plan
 from pipetransformer.autopipe.search.search import best_plan
 from pipetransformer.config.options import Parallel
+from pipetransformer.errors import InfeasiblePlan
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Planner:
         constraints = PlanConstraints(stages_per_rank=1 if self._parallel.stages_per_rank == 1 else None)
         try:
             return best_plan(self.profile, self.cluster, self._batch_size, constraints=constraints)
-        except NoPlan:
+        except InfeasiblePlan:
             if self._parallel.arrangement != "sharded":
                 raise
             return self._best(UNCONSTRAINED)
@@ -92,7 +93,7 @@ class Planner:
         evaluation saves.
 
         Raises:
-            NoPlan: It cannot stay, and nothing else fits.
+            InfeasiblePlan: It cannot stay, and nothing else fits.
         """
         if not self._parallel.autopipe:
             return choose_transition(self.keep(plan, num_frozen), (), remaining.num_steps)
@@ -109,7 +110,7 @@ class Planner:
         for level in levels:
             try:
                 plans.append(self.next(plan, num_frozen, level))
-            except NoPlan:
+            except InfeasiblePlan:
                 if level == levels[-1] and not (plans or may_be_none):
                     raise
         return plans

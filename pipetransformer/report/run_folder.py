@@ -18,6 +18,7 @@ from typing import Any
 
 import yaml
 
+from pipetransformer.errors import UserError
 from pipetransformer.report.reporter import EVENTS, Sink, Values
 
 CONFIG, ENVIRONMENT, EVENT_LOG, SUMMARY = "config.yaml", "env.json", "metrics.jsonl", "summary.json"
@@ -106,12 +107,12 @@ def read_run(folder: str | Path) -> Run:
     folder = Path(folder)
     missing = [name for name in (CONFIG, EVENT_LOG) if not (folder / name).is_file()]
     if missing:
-        raise ValueError(
+        raise UserError(
             f"{folder} is not a run folder: it has no {' and no '.join(missing)}; give the folder of one run"
         )
     lines = list(_read_lines(folder / EVENT_LOG))
     if not any(line["event"] == "start" for line in lines):
-        raise ValueError(f"{folder / EVENT_LOG} has no start event: the run ended before its first plan")
+        raise UserError(f"{folder / EVENT_LOG} has no start event: the run ended before its first plan")
     events: dict[str, list[Values]] = {name: [] for name in EVENTS}
     for line in _without_repeats(lines):
         events[line["event"]].append({name: value for name, value in line.items() if name != "event"})
@@ -126,11 +127,11 @@ def _read_lines(path: Path) -> Iterator[Values]:
             try:
                 values = json.loads(line)
             except json.JSONDecodeError as error:
-                raise ValueError(
+                raise UserError(
                     f"{path} line {number} is incomplete ({error}); remove this line to read the rest"
                 ) from error
             if not isinstance(values, dict) or values.get("event") not in EVENTS:
-                raise ValueError(f"{path} line {number} is not an event of a run: {line.strip()[:80]}")
+                raise UserError(f"{path} line {number} is not an event of a run: {line.strip()[:80]}")
             yield values
 
 
@@ -156,7 +157,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
+        raise UserError(f"{path} is damaged: {error}") from error
 
 
 def _dumps(value: Any, indent: int | None = None) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from pipetransformer.errors import UserError
 from pipetransformer.report.reporter import LoggerSpec, NullSink, Sink, Values
 from pipetransformer.report.text import flatten
 
@@ -56,7 +57,7 @@ class WandbLogger(LoggerSpec):
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
-            raise ValueError(f"logger.mode={self.mode} is not one of {', '.join(MODES)}; logger=none turns it off")
+            raise UserError(f"logger.mode={self.mode} is not one of {', '.join(MODES)}; logger=none turns it off")
 
     def open(self, run_dir: Path, config: dict[str, Any], group_default: str | None = None) -> Sink:
         import wandb

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from pipetransformer.autodp.moves import Placement, initial_placement, moves, next_placement
 from pipetransformer.autodp.topology import pipeline_ranks, position, replica_ranks
 from pipetransformer.autopipe.plan import Plan
+from pipetransformer.errors import NotFinite
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.runtime import signals
 from pipetransformer.runtime.batch import Batch
@@ -24,7 +25,7 @@ from pipetransformer.runtime.loss_scale import LossScale
 from pipetransformer.runtime.precision import Precision
 from pipetransformer.runtime.prefix import Compute, evaluated
 from pipetransformer.runtime.resident import ResidentLayers
-from pipetransformer.runtime.results import NotFinite, StepResult, TransitionReport
+from pipetransformer.runtime.results import StepResult, TransitionReport
 from pipetransformer.runtime.stage import Stage
 from pipetransformer.runtime.tied import TiedWeights, tied_groups
 from pipetransformer.runtime.tracing import Recorder

@@ -6,10 +6,6 @@ from dataclasses import dataclass
 from pipetransformer.runtime import signals
 
 
-class NotFinite(ArithmeticError):
-    """The loss or the gradient of the global batch is not finite; no weight was changed by it."""
-
-
 class StepResult:
     """Of the global batch: the gradient norm of each layer before clipping (zero on idle ranks), and the mean loss.
 

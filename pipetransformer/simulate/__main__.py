@@ -10,11 +10,12 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import CompactHydraException
 from omegaconf import DictConfig
 
-from pipetransformer.autopipe.constraints import NoPlan
-from pipetransformer.config.compose import UserError, explain, load, register
+from pipetransformer.config.compose import explain, load, register
+from pipetransformer.config.names import in_options
 from pipetransformer.config.options import SimulationConfig
+from pipetransformer.errors import UserError
 from pipetransformer.report.trace import write_trace
-from pipetransformer.simulate.result import in_its_options, simulate
+from pipetransformer.simulate.result import option_names, simulate
 from pipetransformer.simulate.table import summary, table
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -25,8 +26,8 @@ def main(node: DictConfig) -> None:
     what_if = load(node, SimulationConfig)
     try:
         outcome = simulate(what_if)
-    except (NoPlan, ValueError) as error:
-        raise UserError(in_its_options(str(error), what_if)) from None
+    except UserError as error:
+        raise UserError(in_options(error, option_names(what_if))) from None
     run_dir = Path(HydraConfig.get().runtime.output_dir).resolve()
     (run_dir / "simulation.json").write_text(json.dumps(outcome.as_dict(), indent=1), encoding="utf-8")
     for stale in run_dir.glob("trace_*.json"):  # of a run with more plans
@@ -41,7 +42,7 @@ def run() -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here in place of being printed
     try:
         main()
-    except CompactHydraException as error:
+    except (UserError, CompactHydraException) as error:
         sys.exit(explain(error))
 
 

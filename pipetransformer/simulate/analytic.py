@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from math import inf
 
 from pipetransformer.autopipe.cost import AffineTime, LayerProfile, Profile
+from pipetransformer.errors import UserError
 
 _ADAM_PASSES = 7  # reads gradient, weight and two moments, writes weight and two moments
 
@@ -48,7 +49,7 @@ class TransformerShape:
     def __post_init__(self) -> None:
         for name in ("num_blocks", "hidden_size", "num_heads", "num_tokens", "mlp_ratio", "head_outputs"):
             if getattr(self, name) <= 0:
-                raise ValueError(f"shape.{name}={getattr(self, name)} must be above 0")
+                raise UserError(f"shape.{name}={getattr(self, name)} must be above 0")
 
 
 @dataclass(frozen=True)

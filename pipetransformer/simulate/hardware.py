@@ -3,6 +3,7 @@
 from dataclasses import dataclass, fields
 
 from pipetransformer.autopipe.cluster import Cluster, Link
+from pipetransformer.errors import UserError
 from pipetransformer.simulate.analytic import DeviceSpeed
 
 GIB = 1 << 30
@@ -48,9 +49,9 @@ class Hardware:
         for field in fields(self):
             value = getattr(self, field.name)
             if value is not None and (value < 0 or (value == 0 and field.name not in may_be_zero)):
-                raise ValueError(f"cluster.{field.name}={value} must be above 0")
+                raise UserError(f"cluster.{field.name}={value} must be above 0")
         if self.efficiency > 1:
-            raise ValueError(f"cluster.efficiency={self.efficiency} is a share of the peak; give 1 at most")
+            raise UserError(f"cluster.efficiency={self.efficiency} is a share of the peak; give 1 at most")
 
     @property
     def num_devices(self) -> int:
@@ -65,7 +66,7 @@ class Hardware:
         name = "peak_tflops" if precision == "float32" else f"{precision}_tflops"
         peak_tflops = getattr(self, name)
         if peak_tflops is None:
-            raise ValueError(
+            raise UserError(
                 f"precision={precision} cannot be simulated: cluster.{name} is null, so nothing says how fast these "
                 f"devices multiply in {precision}; give it in TFLOPS, or take another precision"
             )

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pipetransformer.autopipe.constraints import NoPlan, PlanConstraints
+from pipetransformer.autopipe.constraints import PlanConstraints
 from pipetransformer.autopipe.memory import device_memory_bytes
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.autopipe.search.search import best_plan
-from pipetransformer.config.options import SimulationConfig
+from pipetransformer.config.names import OPTIONS, in_options, of_section
+from pipetransformer.config.options import Arrangement, SimulationConfig
+from pipetransformer.errors import InfeasiblePlan
 from pipetransformer.planning.history import PlanRecord
 from pipetransformer.planning.planner import Planner
 from pipetransformer.report.trace import Event
@@ -78,7 +80,7 @@ def simulate(what_if: SimulationConfig) -> Outcome:
     """Plays the run and compares it.
 
     Raises:
-        NoPlan: Nothing fits the devices.
+        InfeasiblePlan: Nothing fits the devices.
         ValueError: The freeze policy does not fit the model.
     """
     what_if.freeze.check(what_if.shape.num_blocks)
@@ -109,17 +111,17 @@ def _pipeline(what_if: SimulationConfig, planner: Planner) -> tuple[Plan | None,
     )
     try:
         return best_plan(planner.profile, planner.cluster, what_if.batch_size, constraints=constraints), ""
-    except NoPlan as error:
-        return None, in_its_options(str(error), what_if).replace("parallel.num_", "pipeline.num_")
+    except InfeasiblePlan as error:
+        return None, in_options(error, option_names(what_if) | of_section("pipeline", Arrangement))
 
 
-def in_its_options(message: str, what_if: SimulationConfig) -> str:
-    """A planner's message with the options by which a simulation describes its devices."""
-    message = message.replace("parallel.world_size", "cluster.num_nodes")
-    budget_gib = what_if.parallel.device_memory_gib
-    if budget_gib is not None and budget_gib < what_if.cluster.memory_gib:
-        return message
-    return message.replace("parallel.device_memory_gib", "cluster.memory_gib")
+def option_names(config: SimulationConfig) -> dict[str, str]:
+    """Maps fields that the planner's errors name to the options by which a simulation describes its devices."""
+    names = OPTIONS | {"num_devices": "cluster.num_nodes"}
+    budget_gib = config.parallel.device_memory_gib
+    if budget_gib is None or budget_gib >= config.cluster.memory_gib:
+        names["device_memory_gib"] = "cluster.memory_gib"
+    return names
 
 
 def _epoch(what_if: SimulationConfig, entry: PlanRecord) -> float:

@@ -16,6 +16,7 @@ from pipetransformer.autopipe.constraints import check_world
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.config.options import Config, Parallel
 from pipetransformer.data.base import Data, ImageFormat, TextFormat
+from pipetransformer.errors import UserError
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.base import OptimizerSpec
 from pipetransformer.planning.planner import Planner
@@ -64,7 +65,7 @@ def prepare(config: Config, device: torch.device, run_dir: Path, closing: ExitSt
         ImageFormat(**wanted) if config.model.modality == "image" else TextFormat(**wanted)
     )
     if config.batch_size > len(data.train):
-        raise ValueError(
+        raise UserError(
             f"batch_size={config.batch_size} is larger than the {len(data.train)} training samples; lower batch_size"
         )
     precision = PRECISIONS[config.precision]

@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from pipetransformer.autocache.cache import AutoCache, FillFailed
+from pipetransformer.autocache.cache import AutoCache
 from pipetransformer.autodp.sampler import epoch_order
 from pipetransformer.autopipe.plan import Plan, layer_above
+from pipetransformer.config.names import in_options
+from pipetransformer.errors import FillFailed
 from pipetransformer.planning.timeline import Timeline
 from pipetransformer.report.reporter import Reporter
 from pipetransformer.runtime.elastic import ElasticRuntime
@@ -67,11 +69,13 @@ class CacheSession:
     def _open(self, cache: AutoCache) -> str | None:
         """What stands against it."""
         problem = cache.open()
-        if problem is None and cache.num_dropped:
+        if problem is not None:
+            return in_options(problem)
+        if cache.num_dropped:
             damaged = f"{cache.num_dropped} stored samples were damaged and are computed again"
             self._report.write("warning", message=f"the cache: {damaged}")
             cache.num_dropped = 0
-        return problem
+        return None
 
     def _fill(self, cache: AutoCache, level: int, step: int) -> str | None:
         """What stood against it."""
@@ -84,7 +88,7 @@ class CacheSession:
             try:
                 filled = cache.advance(level, wanted, compute, layers if cache.capacity.persistent else None)
             except FillFailed as error:
-                return str(error)
+                return in_options(error)
         if cache.num_kept and not filled.num_found:
             others = f"{cache.num_kept} stored samples were of other weights or another level"
             self._report.write("warning", message=f"the cache: {others}, and these take their place")

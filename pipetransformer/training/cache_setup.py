@@ -16,11 +16,12 @@ from pipetransformer.autocache.cache import AutoCache, describe_os_error
 from pipetransformer.autocache.capacity import CacheCapacity, FeatureFormat
 from pipetransformer.autocache.fingerprint import StoreFingerprint
 from pipetransformer.autocache.layout import Budgets
-from pipetransformer.autocache.persistent import InUse, StaleStore, lock_store_dir, others
+from pipetransformer.autocache.persistent import lock_store_dir, others
 from pipetransformer.autocache.source import SampleSource
-from pipetransformer.autocache.writable import Unwritable
 from pipetransformer.autopipe.cost import Profile
+from pipetransformer.config.names import in_options
 from pipetransformer.config.options import Cache, Config
+from pipetransformer.errors import StaleStore, StoreInUse, Unwritable
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.training.cache_fingerprint import identity_of
 from pipetransformer.training.communicator import WorldCommunicator
@@ -110,7 +111,7 @@ def _bandwidths(
             num_tokens = int(np.median(source.lengths))
             own = seconds_per_byte(capacity.kind, num_tokens, capacity.bytes_by_tier, folders[source.name])
         except OSError as error:
-            problem = describe_os_error(error)
+            problem = in_options(describe_os_error(error))
     nodes = communicator.gathered((problem, own))
     problem = next((each for each, _ in nodes if each is not None), None)
     return problem, {tier: max(each.get(tier, 0.0) for _, each in nodes) for tier in capacity.bytes_by_tier}
@@ -151,8 +152,8 @@ def _lasting(
                 folders[identity.split_name] = place.path
                 if place.is_new:
                     notes += _not_used(root, others(root, identity, node))
-        except (StaleStore, InUse, Unwritable) as error:
-            problem = str(error)
+        except (StaleStore, StoreInUse, Unwritable) as error:
+            problem = in_options(error)
     problem = communicator.first_not_none(problem)
     if problem is not None:
         held.close()

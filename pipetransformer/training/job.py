@@ -8,16 +8,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing.errors import record
 
+from pipetransformer.config.names import in_options
 from pipetransformer.config.options import Config
+from pipetransformer.errors import UserError
 from pipetransformer.report.run_folder import SUMMARY, write_json
 from pipetransformer.training import interrupt as stop
 from pipetransformer.training.node import LocalRank
 from pipetransformer.training.run import run_rank
 
 
-@record
 def run_job(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | None = None) -> dict[str, Any]:
     """Runs one rank of a job; the environment says which.
 
@@ -45,14 +45,14 @@ def failed(error: BaseException) -> dict[str, Any]:
     """The summary of a run that ended before its first step."""
     if isinstance(error, KeyboardInterrupt):
         return {"status": "interrupted"}
-    return {"status": "failed", "error": f"{type(error).__name__}: {error}"}
+    return {"status": "failed", "error": f"{type(error).__name__}: {in_options(error)}"}
 
 
 def _open_world(config: Config) -> torch.device:
     node = LocalRank.here()
     wants_cuda = config.parallel.device == "cuda" or (config.parallel.device == "auto" and torch.cuda.is_available())
     if wants_cuda and torch.cuda.device_count() < node.local_world_size:
-        raise ValueError(
+        raise UserError(
             f"{node.local_world_size} processes share {torch.cuda.device_count()} GPUs, each needs one; lower "
             "parallel.world_size or give parallel.device=cpu"
         )

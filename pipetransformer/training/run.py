@@ -10,7 +10,9 @@ import torch
 import torch.distributed as dist
 
 from pipetransformer.config.checks import warnings
+from pipetransformer.config.names import in_options
 from pipetransformer.config.options import Config
+from pipetransformer.errors import Diverged
 from pipetransformer.report.open import open_report
 from pipetransformer.report.reporter import Reporter
 from pipetransformer.report.run_folder import SUMMARY, write_json
@@ -18,7 +20,7 @@ from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.runtime.groups import Groups
 from pipetransformer.training.build import RunComponents, prepare
 from pipetransformer.training.task import objective
-from pipetransformer.training.trainer import Diverged, Trainer
+from pipetransformer.training.trainer import Trainer
 
 MODEL_FOLDER = "model"
 
@@ -62,10 +64,10 @@ def _train(config: Config, components: RunComponents, run_dir: Path, report: Rep
         status = "interrupted"
         raise
     except Diverged as diverged:
-        status, error = "diverged", str(diverged)
+        status, error = "diverged", in_options(diverged)
         raise
     except BaseException as failure:
-        error = f"{type(failure).__name__}: {failure}"
+        error = f"{type(failure).__name__}: {in_options(failure)}"
         raise
     finally:
         trainer.cache_session.release()

@@ -10,12 +10,12 @@ import torch
 from pipetransformer.autodp.sampler import batch_ids, epoch_order
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.config.options import Config
+from pipetransformer.errors import Diverged, NotFinite
 from pipetransformer.freeze.base import Decision, Signals
 from pipetransformer.planning.history import RunHistory
 from pipetransformer.planning.timeline import Timeline
 from pipetransformer.report.reporter import Reporter
 from pipetransformer.runtime.elastic import ElasticRuntime
-from pipetransformer.runtime.results import NotFinite
 from pipetransformer.runtime.signals import broadcast_from_rank0
 from pipetransformer.training import interrupt as stop
 from pipetransformer.training.build import RunComponents
@@ -25,10 +25,6 @@ from pipetransformer.training.loader import BatchLoader
 from pipetransformer.training.step_log import StepLog
 from pipetransformer.training.tracer import Tracer
 from pipetransformer.training.transitions import Transitions
-
-
-class Diverged(ArithmeticError):
-    """The loss is not finite; the weights are those before the step."""
 
 
 class Trainer:

@@ -85,7 +85,7 @@ def test_a_disk_that_fails_is_named_with_a_remedy(name: str, tmp_path: Path, mon
 
     region = SharedBuffer.file(tmp_path / "a", 100)
     monkeypatch.setattr(os, name, fail)
-    with pytest.raises(OSError, match=r"a fails: Input/output error; set cache\.disk_gib=0 or cache\.path") as caught:
+    with pytest.raises(OSError, match=r"a fails: Input/output error; set disk_gib=0 or path") as caught:
         (region.read if name == "preadv" else region.write)(0, np.zeros(10, dtype=np.uint8))
     assert caught.value.errno == errno.EIO
     region.close()
@@ -129,7 +129,7 @@ def test_a_disk_that_is_too_small_is_refused_before_it_is_written(
 ) -> None:
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=4 * GIB // 4096, f_frsize=4096))
     monkeypatch.setattr(os, "posix_fallocate", lambda *_: pytest.fail("it wrote"))
-    message = rf"3\.500 GiB of {tmp_path}, which has 4\.000 GiB free, 1\.000 of them kept .*: set cache\.disk_gib lower"
+    message = rf"3\.500 GiB of {tmp_path}, which has 4\.000 GiB free, 1\.000 of them kept .*: set disk_gib lower"
     with pytest.raises(OSError, match=message) as raised:
         SharedBuffer.file(tmp_path / "a", 3 * GIB + GIB // 2)
     assert raised.value.errno == errno.ENOSPC
@@ -148,9 +148,7 @@ def test_a_disk_that_fills_up_leaves_no_file(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(os, "posix_fallocate", fill_up)
     monkeypatch.setattr(os, "statvfs", free_space)
     open_before = set(os.listdir("/proc/self/fd"))
-    with pytest.raises(
-        OSError, match=rf"0\.500 GiB of {tmp_path}, which has 2\.000 GiB free: set cache\.disk_gib"
-    ) as raised:
+    with pytest.raises(OSError, match=rf"0\.500 GiB of {tmp_path}, which has 2\.000 GiB free: set disk_gib") as raised:
         SharedBuffer.file(tmp_path / "a", GIB // 2)
     assert raised.value.errno == errno.ENOSPC
     assert list(tmp_path.iterdir()) == []
@@ -198,15 +196,13 @@ def test_space_is_taken_at_once(tmp_path: Path) -> None:
 
 
 def test_more_memory_than_is_free_is_refused() -> None:
-    with pytest.raises(
-        OSError, match=r"needs 1048576\.000 GiB of memory, which has .* GiB free: set cache\.memory_gib"
-    ):
+    with pytest.raises(OSError, match=r"needs 1048576\.000 GiB of memory, which has .* GiB free: set memory_gib"):
         SharedBuffer.memory(2**20 * GIB)
 
 
 def test_a_system_without_shared_memory_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create")
-    with pytest.raises(OSError, match=r"set cache\.memory_gib=0"):
+    with pytest.raises(OSError, match=r"set memory_gib=0"):
         SharedBuffer.memory(100)
 
 
@@ -214,7 +210,7 @@ def test_a_locked_file_is_not_locked_again_until_it_is_closed(tmp_path: Path) ->
     first = SharedBuffer.file(tmp_path / "a", 100)
     first.lock()
     second = SharedBuffer.attach(first.address)
-    with pytest.raises(OSError, match=r"another run uses .*/a: wait for its end or set cache\.path"):
+    with pytest.raises(OSError, match=r"another run uses .*/a: wait for its end or set path"):
         second.lock()
     first.close()
     second.lock()

@@ -225,7 +225,7 @@ def test_no_room_is_told_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("os.posix_fallocate", full)
     problem = cache.open()
     assert problem is not None
-    assert "set cache.disk_gib lower" in problem
+    assert "set `disk_gib` lower" in problem
     assert list(tmp_path.iterdir()) == []
 
 

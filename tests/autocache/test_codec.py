@@ -74,7 +74,7 @@ def test_int8_errs_by_half_a_scale_at_most(dtype: torch.dtype, seed: int, expone
 def test_a_finite_feature_that_does_not_fit_is_refused(name: str) -> None:
     features = torch.tensor([[1.0, 3.5e38, torch.inf]], dtype=torch.float64)
     limit = {"bfloat16": r"3\.38953e\+38", "float16": "65504", "int8": r"3\.40282e\+38"}[name]
-    with pytest.raises(OverflowError, match=rf"3\.5e\+38 does not fit.*{name}.*{limit}: set cache.storage=exact"):
+    with pytest.raises(OverflowError, match=rf"3\.5e\+38 does not fit.*{name}.*{limit}: set storage=exact"):
         codec(name, 3, torch.float64).encode(features)
 
 

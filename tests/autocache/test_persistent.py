@@ -14,8 +14,8 @@ import pytest
 from support.caches import OURS
 
 from pipetransformer.autocache.fingerprint import StoreFingerprint
-from pipetransformer.autocache.persistent import IDENTITY, LOCK, InUse, StaleStore, lock_store_dir, others
-from pipetransformer.autocache.writable import Unwritable
+from pipetransformer.autocache.persistent import IDENTITY, LOCK, lock_store_dir, others
+from pipetransformer.errors import StaleStore, StoreInUse, Unwritable
 
 OPEN = f"""
 import os, sys
@@ -114,7 +114,7 @@ def test_a_store_that_does_not_say_that_it_is_ours_is_refused_and_left_alone(
 ) -> None:
     path = store(tmp_path)
     spoil(path / IDENTITY)
-    with pytest.raises(StaleStore, match=rf"{path} {words}.*delete it, or take another cache\.path"):
+    with pytest.raises(StaleStore, match=rf"{path} {words}.*delete it, or take another path"):
         visit(tmp_path)
     assert (path / "features").read_text() == "features"
     with pytest.raises(StaleStore):  # nor is it locked now
@@ -141,9 +141,9 @@ def test_a_place_in_use_is_refused_with_who_has_it(tmp_path: Path) -> None:
     holds = rf"in use by outputs/1 \(process {os.getpid()} on {socket.gethostname()}\); wait"
     with lock_store_dir(tmp_path, OURS, "outputs/1"):
         for _ in range(2):  # to ask changes nothing
-            with pytest.raises(InUse, match=holds):
+            with pytest.raises(StoreInUse, match=holds):
                 visit(tmp_path)
-    with lock_store_dir(tmp_path, OURS, "outputs/2"), pytest.raises(InUse, match="in use by outputs/2"):
+    with lock_store_dir(tmp_path, OURS, "outputs/2"), pytest.raises(StoreInUse, match="in use by outputs/2"):
         visit(tmp_path)
 
 
@@ -161,7 +161,7 @@ def test_an_error_of_the_disk_while_the_place_is_open_stays_what_it_is(tmp_path:
 
 def test_a_killed_run_leaves_no_lock(tmp_path: Path) -> None:
     with holder(tmp_path) as process:
-        with pytest.raises(InUse, match=rf"in use by an earlier run \(process {process.pid} on"):
+        with pytest.raises(StoreInUse, match=rf"in use by an earlier run \(process {process.pid} on"):
             visit(tmp_path)
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
@@ -176,7 +176,7 @@ def test_a_forked_process_that_lives_on_does_not_keep_what_was_given_back(tmp_pa
 
 def test_a_root_that_cannot_be_written_is_refused_with_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(Unwritable, match=r"cannot be written .*file.*name another one by cache\.path="):
+    with pytest.raises(Unwritable, match=r"cannot be written .*file.*name another one by path="):
         visit(tmp_path / "file")
 
 

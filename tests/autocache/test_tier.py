@@ -209,7 +209,7 @@ def test_verify_drops_what_is_of_another_key() -> None:
 
 def test_a_region_of_another_size_is_refused() -> None:
     tier = make_tier()
-    with pytest.raises(ValueError, match=rf"has 100 bytes and the store needs {tier.region.num_bytes}: .*cache\.path"):
+    with pytest.raises(ValueError, match=rf"has 100 bytes and the store needs {tier.region.num_bytes}: .*path"):
         Tier(tier.layout, SharedBuffer.memory(100))
 
 

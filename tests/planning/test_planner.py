@@ -4,11 +4,11 @@ import pytest
 
 from pipetransformer.autodp.moves import initial_placement
 from pipetransformer.autopipe.cluster import Cluster, Link
-from pipetransformer.autopipe.constraints import NoPlan
 from pipetransformer.autopipe.cost import AffineTime, LayerProfile, Profile
 from pipetransformer.autopipe.gain import TransitionChoice
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.config.options import Parallel
+from pipetransformer.errors import InfeasiblePlan
 from pipetransformer.planning.planner import Planner, RemainingRun
 
 MIB = 2**20
@@ -112,7 +112,7 @@ def test_fixed_stages_give_way_where_the_cache_leaves_fewer_layers() -> None:
 
 
 def test_pins_that_collide_are_refused() -> None:
-    with pytest.raises(NoPlan, match="need 6 devices, and there are 4"):
+    with pytest.raises(InfeasiblePlan, match="need 6 devices, and there are 4"):
         planner(num_stages=3, num_replicas=2).initial()
 
 
@@ -139,12 +139,12 @@ def test_a_run_stays_where_no_other_plan_keeps_what_is_fixed(monkeypatch: pytest
     first = elastic.initial()
 
     def nothing_fits(*_: object) -> Plan:
-        raise NoPlan("no plan fits")
+        raise InfeasiblePlan("no plan fits")
 
     monkeypatch.setattr(Planner, "next", nothing_fits)
     stayed = transition(elastic, 3, remaining(), first).plan
     assert (stayed.stages, stayed.num_frozen, stayed.cache_level) == (first.stages, 3, 0)
-    with pytest.raises(NoPlan, match="no plan fits"):
+    with pytest.raises(InfeasiblePlan, match="no plan fits"):
         transition(elastic, 1, remaining(), stayed)
 
 
@@ -165,7 +165,7 @@ def test_shards_stay_on_all_devices_and_keep_the_budget() -> None:
         (((0, 7),), 4, True), (((5, 7),), 4, True), (((7, 7),), 4, True),
     ]  # fmt: skip
     assert not sharded.static.sharded
-    with pytest.raises(NoPlan, match="parallel=sharded does not fit"):
+    with pytest.raises(InfeasiblePlan, match="a sharded plan does not fit"):
         planner(memory_mib=100, arrangement="sharded").initial()
 
 
@@ -173,7 +173,7 @@ def test_shards_are_compared_with_shards_where_nothing_else_fits() -> None:
     unequal = 10, 1  # 40 MiB on one device, or 44 over four and 21 whole
     sharded = planner(35, blocks_mib=unequal, arrangement="sharded")
     assert sharded.static == sharded.initial()
-    with pytest.raises(NoPlan, match="no plan fits"):
+    with pytest.raises(InfeasiblePlan, match="no plan fits"):
         _ = planner(35, blocks_mib=unequal).static
 
 

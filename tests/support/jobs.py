@@ -14,12 +14,12 @@ from hydra import compose, initialize_config_dir
 
 from pipetransformer.autopipe.cost import AffineTime, Profile
 from pipetransformer.config.compose import load, register
+from pipetransformer.config.names import in_options
 from pipetransformer.config.options import Config
 from pipetransformer.profiling.layers import profile
 from pipetransformer.runtime import loss_scale
 from pipetransformer.training import build as setup
 from pipetransformer.training.run import run_rank
-from pipetransformer.training.trainer import Diverged
 from support.pool import Pool
 
 ROOT = Path(__file__).parents[2]
@@ -87,8 +87,8 @@ def play(
             mock.patch.object(loss_scale, "INITIAL", first_loss_scale),
         ):
             run_rank(loaded(*overrides), folder, torch.device("cpu"), {}, None)
-    except (ValueError, Diverged) as error:
-        return str(error)
+    except ValueError as error:
+        return in_options(error)
     finally:
         gc.unfreeze()  # a run's process ends with it; here what it kept from the collector would stay for ever
         gc.collect()

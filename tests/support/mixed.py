@@ -13,11 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pipetransformer.autodp.topology import Position
 from pipetransformer.autopipe.cost import LayerProfile
 from pipetransformer.autopipe.plan import Plan
+from pipetransformer.errors import NotFinite
 from pipetransformer.profiling.layers import profile
 from pipetransformer.runtime import signals
 from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.runtime.precision import PRECISIONS
-from pipetransformer.runtime.results import NotFinite
 from pipetransformer.training.loader import BatchLoader
 from support.cases import OPTIMIZERS, SEED, Case
 from support.observations import one_step

@@ -9,10 +9,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from pipetransformer.errors import NotFinite
 from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.runtime.groups import Groups
 from pipetransformer.runtime.parts import local_part
-from pipetransformer.runtime.results import NotFinite, StepResult
+from pipetransformer.runtime.results import StepResult
 from pipetransformer.training.evaluate import evaluate
 from pipetransformer.training.loader import BatchLoader
 from support.cases import Case

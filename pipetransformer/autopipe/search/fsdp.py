@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from pipetransformer.autopipe.cluster import Cluster
-from pipetransformer.autopipe.constraints import UNCONSTRAINED, NoPlan, PlanConstraints, check_constraints
+from pipetransformer.autopipe.constraints import UNCONSTRAINED, PlanConstraints, check_constraints
 from pipetransformer.autopipe.cost import Profile, step_seconds
 from pipetransformer.autopipe.memory import device_memory_bytes
 from pipetransformer.autopipe.plan import Plan, layer_above
 from pipetransformer.autopipe.search.candidates import DeviceLayout, candidates
 from pipetransformer.autopipe.search.search import gib_upwards
+from pipetransformer.errors import InfeasiblePlan
 
 
 def sharded_plan(
@@ -30,7 +31,7 @@ def sharded_plan(
     Of equally fast plans it takes the one without checkpointing, then the one with fewer micro-batches.
 
     Raises:
-        NoPlan: Nothing fits the memory, or the batch is too small.
+        InfeasiblePlan: Nothing fits the memory, or the batch is too small.
     """
     constraints = replace(constraints, num_stages=1, num_replicas=cluster.num_devices, stages_per_rank=1)
     layers = range(layer_above(cache_level), len(profile.layers))
@@ -42,7 +43,7 @@ def sharded_plan(
     fitting = [plan for plan, size in zip(plans, sizes, strict=True) if budget is None or size <= budget]
     if not fitting:
         min_memory, smallest = min(zip(plans, sizes, strict=True), key=lambda pair: pair[1])
-        raise NoPlan(_explain(min_memory, smallest, budget or 0, batch_size))
+        raise InfeasiblePlan(_explain(min_memory, smallest, budget or 0, batch_size))
     return min(fitting, key=lambda plan: plan.predicted_step_s)
 
 
@@ -60,8 +61,8 @@ def _plans(
 def _explain(min_memory: Plan, smallest: int, budget: int, batch_size: int) -> str:
     others = " with activation checkpointing" * min_memory.recompute
     return (
-        f"parallel=sharded does not fit parallel.device_memory_gib={budget / 2**30:.4g}: it takes at least "
+        f"a sharded plan does not fit `device_memory_gib`={budget / 2**30:.4g}: it takes at least "
         f"{gib_upwards(smallest):.4g} GiB on each of {min_memory.num_replicas} devices ({min_memory.num_microbatches} "
-        f"micro-batches{others}) at batch_size={batch_size}; raise parallel.device_memory_gib or parallel.world_size, "
-        "or lower batch_size"
+        f"micro-batches{others}) at `batch_size`={batch_size}; raise `device_memory_gib` or `num_devices`, "
+        "or lower `batch_size`"
     )

@@ -5,7 +5,7 @@ from heapq import heapify, heappop, heappush
 from math import ceil, floor, inf, log10
 
 from pipetransformer.autopipe.cluster import Cluster
-from pipetransformer.autopipe.constraints import UNCONSTRAINED, NoPlan, PlanConstraints, check_constraints
+from pipetransformer.autopipe.constraints import UNCONSTRAINED, PlanConstraints, check_constraints
 from pipetransformer.autopipe.cost import Profile
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.autopipe.search.bounds import LowerBounds
@@ -17,6 +17,7 @@ from pipetransformer.autopipe.search.candidates import (
     smallest_candidates,
 )
 from pipetransformer.autopipe.search.solver import RELATIVE_TOLERANCE, PartitionSolver
+from pipetransformer.errors import InfeasiblePlan
 
 
 def best_plan(
@@ -40,7 +41,7 @@ def best_plan(
     Every rank finds the same one, and devices stay idle where they do not help.
 
     Raises:
-        NoPlan: Nothing fits the memory, or the pins cannot be met.
+        InfeasiblePlan: Nothing fits the memory, or the pins cannot be met.
     """
     search = _Search(profile, cluster, batch_size, num_frozen, cache_level, constraints)
     check_constraints(constraints, search.solver.layers, cluster.num_devices, batch_size)
@@ -109,7 +110,7 @@ class _Search:
         )
 
     def fail(self) -> Plan:
-        """Raises NoPlan with what to do: the smallest budget with which something would fit."""
+        """Raises InfeasiblePlan with what to do: the smallest budget with which something would fit."""
         smallest, min_memory = inf, None
         every = smallest_candidates(self.cluster, len(self.solver.layers), self.batch_size, self.constraints)
         for least, candidate in sorted((self.bounds.device_bytes(candidate), candidate) for candidate in every):
@@ -117,25 +118,25 @@ class _Search:
                 break
             if num_bytes := self.solver.min_memory(candidate, smallest):
                 smallest, min_memory = num_bytes, candidate
-        raise NoPlan(self._explain_memory(smallest, min_memory) if min_memory else self._explain_constraints())
+        raise InfeasiblePlan(self._explain_memory(smallest, min_memory) if min_memory else self._explain_constraints())
 
     def _explain_memory(self, smallest: float, min_memory: Candidate) -> str:
         others = ", activation checkpointing" * min_memory.recompute
         return (
-            f"no plan fits parallel.device_memory_gib={(self.cluster.device_memory_bytes or 0) / 2**30:.4g}: it takes "
+            f"no plan fits `device_memory_gib`={(self.cluster.device_memory_bytes or 0) / 2**30:.4g}: it takes "
             f"at least {gib_upwards(smallest):.4g} GiB per device (with {min_memory.num_stages} stages, "
             f"{min_memory.num_replicas} replicas{others} and {min_memory.num_microbatches} micro-batches) at "
-            f"batch_size={self.batch_size}; raise parallel.device_memory_gib or parallel.world_size, or lower "
-            "batch_size"
+            f"`batch_size`={self.batch_size}; raise `device_memory_gib` or `num_devices`, or lower "
+            "`batch_size`"
         )
 
     def _explain_constraints(self) -> str:
         constraints = {name: value for name, value in vars(self.constraints).items() if value is not None}
         return (
-            f"nothing on {self.cluster.num_devices} devices with batch_size={self.batch_size} is at once "
-            + ", ".join(f"parallel.{name}={value}" for name, value in constraints.items())
-            + "; parallel.schedule=interleaved1f1b (and parallel.stages_per_rank above 1) needs "
-            "parallel.num_microbatches that num_microbatches // devices of a pipeline divides: take a multiple of the "
+            f"nothing on {self.cluster.num_devices} devices with `batch_size`={self.batch_size} is at once "
+            + ", ".join(f"`{name}`={value}" for name, value in constraints.items())
+            + "; `schedule`=interleaved1f1b (and `stages_per_rank` above 1) needs "
+            "`num_microbatches` that `num_microbatches` // devices of a pipeline divides: take a multiple of the "
             "devices, or drop one"
         )
 

@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 
 from pipetransformer.autopipe.cluster import Cluster, Link
-from pipetransformer.autopipe.constraints import NoPlan, PlanConstraints
+from pipetransformer.autopipe.constraints import PlanConstraints
 from pipetransformer.autopipe.cost import AffineTime, LayerProfile, Profile, step_seconds
 from pipetransformer.autopipe.memory import device_memory_bytes
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.autopipe.search.fsdp import sharded_plan
+from pipetransformer.errors import InfeasiblePlan
 
 # forward 1 s, input gradient 10 s, weight gradient 100 s per sample; no overhead
 LAYER = LayerProfile("block", AffineTime(0, 1), AffineTime(0, 10), AffineTime(0, 100), 0.5, 1000, 7, 3)
@@ -107,10 +108,12 @@ def test_what_is_fixed_holds() -> None:
 
 def test_too_little_memory_is_told_how_much_it_takes() -> None:
     tight = replace(SLOW, device_memory_bytes=8000)
-    with pytest.raises(NoPlan, match=r"parallel=sharded does not fit .* at least 7\.463e-06 GiB on each of 4 devices"):
+    with pytest.raises(
+        InfeasiblePlan, match=r"a sharded plan does not fit .* at least 7\.463e-06 GiB on each of 4 devices"
+    ):
         sharded_plan(PROFILE, tight, batch_size=64)
 
 
 def test_more_devices_than_samples_are_refused() -> None:
-    with pytest.raises(NoPlan, match="batch_size=3 has samples for"):
+    with pytest.raises(InfeasiblePlan, match="batch_size=3 has samples for"):
         sharded_plan(PROFILE, SLOW, batch_size=3)

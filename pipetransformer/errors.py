@@ -1,0 +1,65 @@
+"""Errors that the user can fix. Each says the value, the reason and the remedy, in one line.
+
+Rooms that know no options name their own fields, each in backticks: ``"`num_stages`=3 is more than ..."``. The text of
+an error drops the backticks; :func:`pipetransformer.config.names.in_options` puts the name of the option there.
+"""
+
+import re
+from collections.abc import Mapping
+
+_FIELD = re.compile(r"`([a-z_]+)`")
+
+
+class UserError(ValueError):
+    """A value, file or resource that the user can change. Shown without a stack trace."""
+
+    def __str__(self) -> str:
+        return name_fields(self.message, {})
+
+    @property
+    def message(self) -> str:
+        """The text with its fields in backticks."""
+        return str(self.args[-1]) if self.args else ""
+
+
+class InfeasiblePlan(UserError):
+    """No plan meets the memory budget or what the user fixed."""
+
+
+class NotFinite(UserError, ArithmeticError):
+    """The loss or the gradient of the global batch is not finite. No weight was changed."""
+
+
+class Diverged(UserError, ArithmeticError):
+    """The loss or a gradient is not finite at any loss scale. The weights are those of the step before."""
+
+
+class Unwritable(UserError, OSError):
+    """The folder of the cache's stores cannot be written."""
+
+
+class StaleStore(UserError):
+    """A store holds, or may hold, other features than those that are asked for."""
+
+
+class StoreInUse(UserError):
+    """Another run has locked the store."""
+
+
+class StoreFailed(OSError, UserError):  # in this order, so that OSError takes the errno
+    """A store of the cache cannot be made, read or written. Takes an ``errno`` and the message."""
+
+    __str__ = UserError.__str__
+
+
+class FillFailed(UserError):
+    """A level cannot be stored; the level before may be lost."""
+
+
+class FeatureOverflow(UserError, OverflowError):
+    """A feature is too large for the format in which the cache stores it."""
+
+
+def name_fields(message: str, names: Mapping[str, str]) -> str:
+    """Replaces each field in backticks by its name in ``names``, or by the field itself."""
+    return _FIELD.sub(lambda field: names.get(field[1], field[1]), message)

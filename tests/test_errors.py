@@ -1,0 +1,56 @@
+"""Errors that the user can fix name fields where they are raised, and options where they are shown."""
+
+import errno
+import pickle
+import subprocess
+import sys
+from dataclasses import fields
+
+import pytest
+from support.jobs import ROOT
+
+from pipetransformer import errors
+from pipetransformer.config.names import OPTIONS, in_options
+from pipetransformer.config.options import Cache, Parallel
+from pipetransformer.errors import InfeasiblePlan, StoreFailed, UserError
+
+KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, UserError)]
+HEAVY = ("torch", "hydra", "omegaconf", "numpy")
+
+
+def test_an_error_names_its_fields_as_they_are() -> None:
+    error = InfeasiblePlan("`num_stages`=7 is more than the 6 layers; lower `num_stages`")
+    assert str(error) == "num_stages=7 is more than the 6 layers; lower num_stages"
+
+
+def test_the_configuration_names_the_options_of_the_fields() -> None:
+    error = InfeasiblePlan("`num_stages`=7 is too much for `batch_size`=2; raise `num_devices` or `path`")
+    shown = "parallel.num_stages=7 is too much for batch_size=2; raise parallel.world_size or cache.path"
+    assert in_options(error) == shown
+    assert in_options(error, {"num_stages": "pipeline.num_stages"}).startswith("pipeline.num_stages=7")
+
+
+def test_no_two_options_have_one_field() -> None:
+    assert len(OPTIONS) == len(fields(Parallel)) + len(fields(Cache)) + 1
+
+
+def test_text_without_fields_stays_as_it_is() -> None:
+    assert in_options("weights of {a} in /tmp/x`y=3") == "weights of {a} in /tmp/x`y=3"
+    assert in_options(KeyError("weight")) == "'weight'"
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_every_kind_keeps_its_text_from_one_process_to_another(kind: type[UserError]) -> None:
+    error = pickle.loads(pickle.dumps(kind("raise `path`")))
+    assert (type(error), str(error), error.message) == (kind, "raise path", "raise `path`")
+
+
+def test_a_failed_store_keeps_the_number_of_the_system() -> None:
+    error = StoreFailed(errno.EIO, "the disk fails; set `disk_gib`=0")
+    assert (error.errno, str(error)) == (errno.EIO, "the disk fails; set disk_gib=0")
+
+
+def test_errors_import_nothing_heavy() -> None:
+    code = f"import sys, pipetransformer.errors; print([name for name in {HEAVY} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
