@@ -9,7 +9,7 @@ from unittest import mock
 
 import numpy as np
 import torch
-from pipetransformer.models.recompute import Checkpoint
+from pipetransformer.models.checkpoint import Checkpoint
 from torch import Tensor
 
 from pipetransformer.autopipe.plan import Plan
