@@ -1,7 +1,8 @@
 """What a run did: its plans, its time, and how it compares with the best static plan and with the physical limit."""
 
 import statistics
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pipetransformer.autopipe.limit import Fill, Phase, limit
@@ -69,6 +70,14 @@ class RunHistory:
     def step(self, num_samples: int, seconds: float) -> None:
         self.entries[-1].num_samples += num_samples
         self.entries[-1].step_seconds.append(seconds)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns plain values that JSON can hold without loss."""
+        return {"entries": [asdict(entry) for entry in self.entries]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over the values of :meth:`state_dict`."""
+        self.entries = [PlanRecord(**entry | {"plan": plan_from_dict(entry["plan"])}) for entry in state["entries"]]
 
     @property
     def num_samples(self) -> int:
@@ -141,3 +150,8 @@ def plan_dict(plan: Plan) -> dict[str, Any]:
         "sharded": plan.sharded,
         "predicted_step_s": plan.predicted_step_s,
     }
+
+
+def plan_from_dict(values: Mapping[str, Any]) -> Plan:
+    """Returns the plan that ``dataclasses.asdict`` turned into plain values, also after a way through JSON."""
+    return Plan(**{**values, "stages": tuple((first, last) for first, last in values["stages"])})

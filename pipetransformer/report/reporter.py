@@ -11,7 +11,7 @@ from typing import Any
 
 Values = dict[str, Any]
 
-EVENTS = ("start", "step", "decision", "transition", "cache_fill", "evaluate", "warning", "summary")
+EVENTS = ("start", "phase", "step", "decision", "transition", "cache_fill", "evaluate", "warning", "summary")
 
 
 class Sink(ABC):

@@ -4,6 +4,8 @@ As torch's ``GradScaler``, which cannot be used: it looks at the gradients of it
 has to make all ranks skip the step, idle ones too.
 """
 
+from typing import Any
+
 from pipetransformer.runtime.precision import Precision
 
 INITIAL, GROWTH_INTERVAL = 2.0**16, 2000  # as GradScaler
@@ -45,3 +47,11 @@ class LossScale:
         """After a step that was skipped."""
         self.value, self._num_good = self.value / 2, 0
         self.num_skipped += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the scale and its counters."""
+        return {"value": self.value, "num_skipped": self.num_skipped, "num_good": self._num_good}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over the values of :meth:`state_dict`."""
+        self.value, self.num_skipped, self._num_good = state["value"], state["num_skipped"], state["num_good"]

@@ -1,5 +1,6 @@
 """Builds what a run needs, in the order in which one thing asks for another: data, model, profile, planner."""
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from pipetransformer.autodp.topology import Position
 from pipetransformer.autopipe.cluster import Cluster, Link
 from pipetransformer.autopipe.constraints import check_world
 from pipetransformer.autopipe.plan import Plan
+from pipetransformer.config.checks import warnings
 from pipetransformer.config.options import Config, Parallel
 from pipetransformer.data.base import Data, ImageFormat, TextFormat
 from pipetransformer.errors import UserError
@@ -23,11 +25,15 @@ from pipetransformer.planning.planner import Planner
 from pipetransformer.profiling.layers import profile
 from pipetransformer.profiling.network import measure_all_reduces, measure_messages
 from pipetransformer.profiling.schedule_overhead import measure_pass
+from pipetransformer.report.reporter import Reporter
 from pipetransformer.runtime.batch import Batch
+from pipetransformer.runtime.elastic import ElasticRuntime
+from pipetransformer.runtime.groups import Groups
 from pipetransformer.runtime.precision import PRECISIONS, Precision
 from pipetransformer.training.cache_setup import CacheSetup, open_storage, wants_cache
 from pipetransformer.training.loader import BatchLoader
 from pipetransformer.training.node import NodeLayout
+from pipetransformer.training.task import objective
 
 RANDOM = (
     "the cache is off: the dataset's transform is random, and stored features would freeze it. "
@@ -38,7 +44,7 @@ RANDOM = (
 
 @dataclass
 class RunComponents:
-    """Everything that stands before the first step."""
+    """One rank's data, model, planner, cache and runtime, as they stand before the first step."""
 
     data: Data
     stack: LayerStack
@@ -46,20 +52,21 @@ class RunComponents:
     evaluation: tuple[BatchLoader, ...]
     planner: Planner
     first_plan: Plan
-    device: torch.device
-    precision: Precision
     storage: CacheSetup
+    runtime: ElasticRuntime
 
 
-def prepare(config: Config, device: torch.device, run_dir: Path, closing: ExitStack) -> RunComponents:
-    """Loads data and model, finds room for the cache, measures the layers, and makes the planner.
+def prepare(config: Config, device: torch.device, run_dir: Path, closing: ExitStack, report: Reporter) -> RunComponents:
+    """Loads data and model, finds room for the cache, measures the layers, and makes planner and runtime.
 
     Args:
-        closing: Takes what has to be given back when the run ends.
+        closing: Receives what has to be closed when the run ends.
+        report: Receives a line per phase, and the settings that have no effect.
 
     Raises:
-        ValueError: Data, model, batch and devices do not fit together.
+        UserError: Data, model, batch and devices do not fit together.
     """
+    report.write("phase", message="reading data")
     wanted = config.model.input_format()
     data: Data = config.dataset.load(
         ImageFormat(**wanted) if config.model.modality == "image" else TextFormat(**wanted)
@@ -68,25 +75,60 @@ def prepare(config: Config, device: torch.device, run_dir: Path, closing: ExitSt
         raise UserError(
             f"batch_size={config.batch_size} is larger than the {len(data.train)} training samples; lower batch_size"
         )
+    report.write("phase", message="reading the model")
     precision = PRECISIONS[config.precision]
     stack = config.model.outline(data.task, data.num_outputs, data.input_shape, config.seed).to(precision.weights)
     config.freeze.check(stack.num_blocks)
     check_world(dist.get_world_size(), len(stack), config.batch_size)
-    num_draws = config.cache.num_draws if data.random_transform else 1
-    nodes = NodeLayout.here()
-    loaders = [BatchLoader(data.train, stack.hidden_shape, config.seed, max(1, num_draws), nodes)]
-    loaders += [BatchLoader(split, stack.hidden_shape, config.seed, nodes=nodes) for split in data.evaluation]
-    storage = CacheSetup()
-    if wants_cache(config) and num_draws == 0:
-        storage.notes.append(RANDOM)
-    elif wants_cache(config):
-        kind = FeatureFormat(loaders[0].hidden_size, precision.weights, config.cache.storage)
-        storage = open_storage(config, stack, loaders, device, kind, run_dir, closing)
+    train, *evaluation = loaders = _loaders(config, data, stack)
+    storage = _open_cache(config, data, stack, loaders, device, run_dir, closing)
+    for text in (*warnings(config), *storage.notes):
+        report.write("warning", message=text)
+    report.write("phase", message="measuring layers and links")
     planner = make_planner(
-        stack, loaders[0], config.optim, config.parallel, config.batch_size, device, precision, storage
+        stack, train, config.optim, config.parallel, config.batch_size, device, precision, storage
     )  # fmt: skip
-    return RunComponents(
-        data, stack, loaders[0], tuple(loaders[1:]), planner, planner.initial(), device, precision, storage
+    runtime = _make_runtime(config, data, stack, device, closing)
+    return RunComponents(data, stack, train, tuple(evaluation), planner, planner.initial(), storage, runtime)
+
+
+def _loaders(config: Config, data: Data, stack: LayerStack) -> list[BatchLoader]:
+    """Returns the loader of each split, the training split first."""
+    nodes, num_draws = NodeLayout.here(), max(1, _num_draws(config, data))
+    train = BatchLoader(data.train, stack.hidden_shape, config.seed, num_draws, nodes)
+    return [train, *(BatchLoader(split, stack.hidden_shape, config.seed, nodes=nodes) for split in data.evaluation)]
+
+
+def _num_draws(config: Config, data: Data) -> int:
+    """Random draws of each sample that the cache keeps; 0 where a random transform keeps the cache off."""
+    return config.cache.num_draws if data.random_transform else 1
+
+
+def _open_cache(
+    config: Config, data: Data, stack: LayerStack, loaders: Sequence[BatchLoader], device: torch.device,
+    run_dir: Path, closing: ExitStack,
+) -> CacheSetup:  # fmt: skip
+    if not wants_cache(config):
+        return CacheSetup()
+    if _num_draws(config, data) == 0:
+        return CacheSetup(notes=[RANDOM])
+    kind = FeatureFormat(loaders[0].hidden_size, PRECISIONS[config.precision].weights, config.cache.storage)
+    return open_storage(config, stack, loaders, device, kind, run_dir, closing)
+
+
+def _make_runtime(
+    config: Config, data: Data, stack: LayerStack, device: torch.device, closing: ExitStack
+) -> ElasticRuntime:
+    groups = Groups(config.parallel.timeout_s)
+    closing.callback(groups.close)
+    return ElasticRuntime(
+        stack,
+        groups,
+        objective(data.task, data.num_outputs),
+        config.optim.build,
+        config.optim.clip_norm,
+        device,
+        PRECISIONS[config.precision],
     )
 
 

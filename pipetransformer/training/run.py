@@ -1,4 +1,4 @@
-"""One rank of a run from its preparation to its summary."""
+"""One rank of a run, from its configuration to its summary."""
 
 import gc
 import shutil
@@ -9,17 +9,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pipetransformer.config.checks import warnings
 from pipetransformer.config.names import in_options
 from pipetransformer.config.options import Config
 from pipetransformer.errors import Diverged
 from pipetransformer.report.open import open_report
 from pipetransformer.report.reporter import Reporter
 from pipetransformer.report.run_folder import SUMMARY, write_json
-from pipetransformer.runtime.elastic import ElasticRuntime
-from pipetransformer.runtime.groups import Groups
-from pipetransformer.training.build import RunComponents, prepare
-from pipetransformer.training.task import objective
+from pipetransformer.training.build import prepare
 from pipetransformer.training.trainer import Trainer
 
 MODEL_FOLDER = "model"
@@ -28,37 +24,29 @@ MODEL_FOLDER = "model"
 def run_rank(
     config: Config, run_dir: Path, device: torch.device, plain: dict[str, Any], sweep: str | None
 ) -> dict[str, Any]:
-    """Runs one rank of a job in a world that is open; the environment says which of its node."""
+    """Runs one rank of a job in a world that is open.
+
+    Returns:
+        The summary on rank 0, an empty one on the others.
+    """
     with ExitStack() as closing:
-        components = prepare(config, device, run_dir, closing)
         report = Reporter()
         if dist.get_rank() == 0:
             report = open_report(config.logger, config.log_every_steps, run_dir, plain, sweep)
         closing.callback(report.close)
-        return _train(config, components, run_dir, report)
+        components = prepare(config, device, run_dir, closing, report)
+        return _train(Trainer(config, components, report, run_dir), run_dir)
 
 
-def _train(config: Config, components: RunComponents, run_dir: Path, report: Reporter) -> dict[str, Any]:
-    groups = Groups(config.parallel.timeout_s)
-    runtime = ElasticRuntime(
-        components.stack,
-        groups,
-        objective(components.data.task, components.data.num_outputs),
-        config.optim.build,
-        config.optim.clip_norm,
-        components.device,
-        components.precision,
-    )
-    for text in (*warnings(config), *components.storage.notes):
-        report.write("warning", message=text)
-    trainer = Trainer(config, components, runtime, report, run_dir)
+def _train(trainer: Trainer, run_dir: Path) -> dict[str, Any]:
     gc.freeze()  # what stands now stays, which the first plan does not; transitions collect the rest quickly
     trainer.start()
     status, error = "failed", None
     try:
-        _report_start(config, components, trainer, run_dir, report)
+        _report_start(trainer, run_dir)
         trainer.freeze_at_start()
-        trainer.run()
+        for _ in trainer:
+            pass
         status = "completed"
     except KeyboardInterrupt:
         status = "interrupted"
@@ -71,14 +59,13 @@ def _train(config: Config, components: RunComponents, run_dir: Path, report: Rep
         raise
     finally:
         trainer.cache_session.release()
-        summary = _finish(config, components, trainer, run_dir, report, status, error)
-        groups.close()
+        summary = _finish(trainer, run_dir, status, error)
     return summary
 
 
-def _report_start(config: Config, components: RunComponents, trainer: Trainer, run_dir: Path, report: Reporter) -> None:
-    entry = trainer.history.entries[0]
-    report.write(
+def _report_start(trainer: Trainer, run_dir: Path) -> None:
+    config, components, record = trainer.config, trainer.components, trainer.state.history.entries[0]
+    trainer.report.write(
         "start",
         run_dir=str(run_dir),
         model=config.model.name,
@@ -91,31 +78,27 @@ def _report_start(config: Config, components: RunComponents, trainer: Trainer, r
         epochs=config.epochs,
         steps_per_epoch=trainer.timeline.steps_per_epoch,
         num_steps=trainer.timeline.num_steps,
-        plan=entry.as_dict(),
-        reason=entry.reason,
+        plan=record.as_dict(),
+        reason=record.reason,
         cache=components.storage.outlook(components.planner.profile, components.train),
     )
 
 
-def _finish(
-    config: Config, components: RunComponents, trainer: Trainer, run_dir: Path, report: Reporter, status: str,
-    error: str | None,
-) -> dict[str, Any]:  # fmt: skip
-    """Keeps the weights where all ranks can still talk, and writes the summary."""
+def _finish(trainer: Trainer, run_dir: Path, status: str, error: str | None) -> dict[str, Any]:
+    """Saves the weights where all ranks can still talk, and writes the summary."""
     if status in ("completed", "diverged"):
-        _save_model(config, components, trainer, run_dir)
+        _save_model(trainer, run_dir / MODEL_FOLDER)
     if dist.get_rank() != 0:
         return {}
-    summary = {"status": status} | ({"error": error} if error else {}) | trainer.figures()
+    summary = {"status": status} | ({"error": error} if error else {}) | trainer.summary()
     write_json(run_dir / SUMMARY, summary)
-    report.write("summary", **summary)
+    trainer.report.write("summary", **summary)
     return summary
 
 
-def _save_model(config: Config, components: RunComponents, trainer: Trainer, run_dir: Path) -> None:
+def _save_model(trainer: Trainer, folder: Path) -> None:
     state = trainer.runtime.weights()
     if state is not None:
-        folder = run_dir / MODEL_FOLDER
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        config.model.save(components.stack, state, folder)
+        trainer.config.model.save(trainer.components.stack, state, folder)

@@ -1,6 +1,9 @@
-"""The loop: decide, step, evaluate, log."""
+"""The training loop: decide, step, evaluate, log."""
+
+from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,55 +16,85 @@ from pipetransformer.config.options import Config
 from pipetransformer.errors import Diverged, NotFinite
 from pipetransformer.freeze.base import Decision, Signals
 from pipetransformer.planning.history import RunHistory
+from pipetransformer.planning.state import TrainState
 from pipetransformer.planning.timeline import Timeline
 from pipetransformer.report.reporter import Reporter
-from pipetransformer.runtime.elastic import ElasticRuntime
+from pipetransformer.runtime.results import StepResult
 from pipetransformer.runtime.signals import broadcast_from_rank0
-from pipetransformer.training import interrupt as stop
+from pipetransformer.training import interrupt
 from pipetransformer.training.build import RunComponents
 from pipetransformer.training.cache_session import CacheSession
 from pipetransformer.training.evaluate import evaluate
-from pipetransformer.training.loader import BatchLoader
 from pipetransformer.training.step_log import StepLog
 from pipetransformer.training.tracer import Tracer
 from pipetransformer.training.transitions import Transitions
 
 
+class Callback:
+    """Hooks of a training loop, each called on every rank after what it is named after. Override those you need.
+
+    A hook that runs a collective has to do so on every rank.
+    """
+
+    def on_step(self, trainer: Trainer, result: StepResult) -> None:
+        """Called after each optimizer step; reading ``result.loss`` waits for it."""
+
+    def on_decision(self, trainer: Trainer, signals: Signals, decision: Decision) -> None:
+        """Called after each decision of the freeze policy, before the transition that may follow."""
+
+    def on_transition(self, trainer: Trainer, before: Plan, after: Plan) -> None:
+        """Called after each transition to another plan."""
+
+    def on_evaluate(self, trainer: Trainer, split: str, metrics: dict[str, float]) -> None:
+        """Called after each evaluation of a split."""
+
+
 class Trainer:
-    """One rank's training loop. All ranks run it alike; only rank 0's report shows anything.
+    """One rank's training loop. Every rank runs it alike; only rank 0's report shows anything.
+
+    Iterating runs one optimizer step at a time, from the state's step to the end of the run. Decisions, transitions
+    and the evaluations of ``eval_every_epochs`` happen inside.
 
     Args:
-        report: Takes the events of the run.
-        run_dir: Where traces go.
+        components: Data, model, planner, cache and runtime of this rank.
+        report: Receives the events of the run.
+        run_dir: Folder of the traces.
+        callbacks: Called on every rank.
+
+    Attributes:
+        state: Everything that the run has to know to go on.
     """
 
     def __init__(
-        self, config: Config, components: RunComponents, runtime: ElasticRuntime, report: Reporter, run_dir: Path
-    ) -> None:
-        self.config, self.components, self.runtime = config, components, runtime
-        cache = components.storage.cache
-        self.report = report
-        self.planner = components.planner
+        self, config: Config, components: RunComponents, report: Reporter, run_dir: Path,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:  # fmt: skip
+        self.config, self.components, self.report, self._callbacks = config, components, report, tuple(callbacks)
+        self.runtime, self.planner, cache = components.runtime, components.planner, components.storage.cache
         self.num_blocks = components.stack.num_blocks
         self.timeline = Timeline.of(config, len(components.data.train))
+        self.state = TrainState(
+            seed=config.seed,
+            history=RunHistory(self.num_blocks, may_cache=cache is not None),
+            loss_scale=self.runtime.loss_scale,
+            steps_per_epoch=self.timeline.steps_per_epoch,
+            policy_state=config.freeze.initial_state(),
+        )
         self.cache_session = CacheSession(
-            cache, components.train, components.evaluation, runtime, report, self.timeline, config.seed
-        )  # fmt: skip
-        self.history = RunHistory(self.num_blocks, may_cache=cache is not None)
-        self._transitions = Transitions(self.planner, runtime, self.cache_session, self.timeline, self.history, report)
-        self._log = StepLog(report, runtime, self.timeline)
-        self.tracer = Tracer(run_dir if config.trace else None, runtime.recorder, self.timeline, self.history)
-        self.metrics: dict[str, dict[str, float]] = {}
-        self.step = 0
-        self._norms = torch.zeros(self.num_blocks, dtype=torch.float64)
-        self._num_norms = 0
-        self._num_decisions = 0
-        self._is_due = False  # a decision
-        self._reads_ahead = False  # the cache knows the order of what comes
-        self._policy_state = config.freeze.initial_state()
+            cache, components.train, components.evaluation, self.runtime, report, self.timeline, config.seed
+        )
+        self._transitions = Transitions(
+            self.planner, self.runtime, self.cache_session, self.timeline, self.state.history, report
+        )
+        self._log = StepLog(report, self.runtime, self.timeline)
+        trace_dir = run_dir if config.trace else None
+        self.tracer = Tracer(trace_dir, self.runtime.recorder, self.timeline, self.state.history)
+        self._order: tuple[int, np.ndarray] | None = None  # of the epoch that the loader is set to
+        self._prefetching = False  # the cache knows which batches come
 
     @property
     def plan(self) -> Plan:
+        """Plan in force."""
         assert self.runtime.plan is not None
         return self.runtime.plan
 
@@ -70,83 +103,96 @@ class Trainer:
         self._transitions.start(self.components.first_plan)
 
     def freeze_at_start(self) -> None:
-        """Goes to the plan for what is frozen before the first step."""
+        """Goes to the plan for the blocks that are frozen before the first step."""
         num_frozen = self.config.freeze.frozen_at_start
-        if num_frozen:
+        if num_frozen and self.state.step == 0:
             reason = f"{num_frozen} of {self.num_blocks} blocks are frozen from the start"
             self._follow(Decision(num_frozen, "start", reason))
 
-    def _follow(self, decision: Decision) -> None:
-        self._transitions.follow(decision, self.plan, self.step)
-        self._reads_ahead = False
-
-    def run(self) -> None:
-        """Trains from the current step to the end and evaluates.
+    def __iter__(self) -> Iterator[StepResult]:
+        """Yields the result of each step.
 
         Raises:
-            Diverged: Loss or gradient not finite, on every rank alike.
+            Diverged: Loss or gradient is not finite, on every rank alike.
         """
-        for epoch in range(self.config.epochs):
-            order = epoch_order(len(self.components.data.train), epoch, self.config.seed)
-            self.components.train.set_epoch(epoch)
-            self._reads_ahead = False
-            for index in range(self.timeline.steps_per_epoch):
-                self._is_due |= self.timeline.is_decision_step(self.step) and not self.config.freeze.never_freezes
-                if self._is_due and self._num_norms:  # put off where all steps since the last one were skipped
-                    self._decide()
-                if not self._reads_ahead:
-                    self._read_ahead(order, index)
-                with self.tracer.step(self.step):
-                    self._train_step(batch_ids(order, index, self.config.batch_size))
-            last = epoch + 1 == self.config.epochs
-            if last or (epoch + 1) % self.config.eval_every_epochs == 0:
-                self.evaluate()
+        while self.state.step < self.timeline.num_steps:
+            yield self._next_step()
 
-    def _read_ahead(self, order: np.ndarray, index: int) -> None:
-        """From here to the end of the epoch, or to the next transition."""
+    def _next_step(self) -> StepResult:
+        interrupt.check()
+        state, order = self.state, self._epoch_order()
+        state.decision_due |= self.timeline.is_decision_step(state.step) and not self.config.freeze.never_freezes
+        if state.decision_due and state.num_norms:  # put off where all steps since the last one were skipped
+            self._decide()
+        if not self._prefetching:
+            self._prefetch(order, state.step_in_epoch)
+        with self.tracer.step(state.step):
+            result = self._train_step(batch_ids(order, state.step_in_epoch, self.config.batch_size))
+        for callback in self._callbacks:
+            callback.on_step(self, result)
+        if state.step_in_epoch == 0 and self._evaluates_after(state.epoch):
+            self.evaluate()
+        return result
+
+    def _epoch_order(self) -> np.ndarray:
+        """The order of the present epoch, shape (N,); sets the loader to it."""
+        epoch = self.state.epoch
+        if self._order is None or self._order[0] != epoch:
+            self._order = epoch, epoch_order(len(self.components.data.train), epoch, self.config.seed)
+            self.components.train.set_epoch(epoch)
+            self._prefetching = False
+        return self._order[1]
+
+    def _evaluates_after(self, num_epochs: int) -> bool:
+        return num_epochs == self.config.epochs or num_epochs % self.config.eval_every_epochs == 0
+
+    def _prefetch(self, order: np.ndarray, index: int) -> None:
+        """Announces the batches from here to the end of the epoch, or to the next transition."""
         coming = range(index, self.timeline.steps_per_epoch)
         self.cache_session.read_ahead((batch_ids(order, later, self.config.batch_size) for later in coming), self.plan)
-        self._reads_ahead = True
+        self._prefetching = True
 
-    def _train_step(self, ids: np.ndarray) -> None:
-        stop.check()
-        start, waited_s = time.perf_counter(), self.cache_session.waited_s
+    def _train_step(self, ids: np.ndarray) -> StepResult:
+        state, start, waited_s = self.state, time.perf_counter(), self.cache_session.waited_s
         engine = self.runtime.engine
         batch = None
         if engine is not None:
-            batch, _ = self.components.train.batch(ids, self.plan, engine.position, self.step)
-        rate = self.config.optim.rate(self.step, self.timeline.num_steps)
+            batch, _ = self.components.train.batch(ids, self.plan, engine.position, state.step)
+        rate = self.config.optim.rate(state.step, self.timeline.num_steps)
         try:
             result = self.runtime.step(batch, rate)
         except NotFinite as error:
             self._log.flush()
-            wider = ", take precision=bfloat16, whose range is wider," if self.runtime.precision.scales_loss else ""
-            raise Diverged(
-                f"step {self.step + 1}: {error}. The weights of the step before are kept; lower "
-                f"optim.lr={rate:g}{wider} or check the data"
-            ) from error
+            raise Diverged(self._advice(rate, error)) from error
         if not result.skipped:
-            self._norms += torch.tensor(result.layer_norms[1:-1], dtype=torch.float64)
-            self._num_norms += 1
-        self.step += 1
+            state.add_norms(result.layer_norms)
+        state.step += 1
         self._log.flush()
         seconds = time.perf_counter() - start
-        self.history.step(len(ids), seconds)
-        self._log.note(self.step, result, rate, len(ids), seconds, self.cache_session.waited_s - waited_s)
+        state.history.step(len(ids), seconds)
+        self._log.note(state.step, result, rate, len(ids), seconds, self.cache_session.waited_s - waited_s)
+        return result
+
+    def _advice(self, rate: float, error: NotFinite) -> str:
+        wider = ", take precision=bfloat16, whose range is wider," if self.runtime.precision.scales_loss else ""
+        return (
+            f"step {self.state.step + 1}: {error}. The weights of the step before are kept; lower "
+            f"optim.lr={rate:g}{wider} or check the data"
+        )
 
     def _decide(self) -> None:
-        """Asks the policy, and goes to the plan that follows from its answer."""
+        """Asks the freeze policy, and goes to the plan that follows from its answer."""
         self._log.flush()
-        norms = tuple(broadcast_from_rank0(self._norms / self._num_norms).tolist())
-        self._norms[:], self._num_norms, self._is_due = 0, 0, False
-        before = self.plan.num_frozen
-        signals = Signals(self._num_decisions, self.num_blocks, before, norms)
-        decision, self._policy_state = self.config.freeze.decide(signals, self._policy_state)
-        self._num_decisions += 1
+        state, before = self.state, self.plan.num_frozen
+        means = torch.tensor(state.take_mean_norms(), dtype=torch.float64)
+        norms = tuple(broadcast_from_rank0(means).tolist())
+        signals = Signals(state.num_decisions, self.num_blocks, before, norms)
+        decision, state.policy_state = self.config.freeze.decide(signals, state.policy_state)
+        state.num_decisions += 1
         self.report.write(
             "decision",
-            step=self.step,
-            epoch=self.step / self.timeline.steps_per_epoch,
+            step=state.step,
+            epoch=state.step / self.timeline.steps_per_epoch,
             num_frozen_before=before,
             num_frozen=decision.num_frozen,
             bound=decision.bound,
@@ -154,44 +200,53 @@ class Trainer:
             terms=decision.terms,
             gradient_norms=list(norms),
         )
+        for callback in self._callbacks:
+            callback.on_decision(self, signals, decision)
         if decision.num_frozen != before:
             self._follow(decision)
 
-    def evaluate(self) -> None:
-        """Scores every evaluation split under the current plan."""
+    def _follow(self, decision: Decision) -> None:
+        before = self.plan
+        self._transitions.follow(decision, before, self.state.step)
+        self._prefetching = False
+        for callback in self._callbacks:
+            callback.on_transition(self, before, self.plan)
+
+    def evaluate(self) -> dict[str, dict[str, float]]:
+        """Scores every evaluation split under the current plan.
+
+        Returns:
+            Metrics by split, equal on every rank.
+        """
         self._log.flush()
         for loader in self.components.evaluation:
-            start = time.perf_counter()
-            self.metrics[loader.split.name] = evaluate(self.runtime, loader, self._eval_batch_size(loader))
+            start, split = time.perf_counter(), loader.split
+            metrics = evaluate(self.runtime, loader, min(self.config.batch_size, len(split)))
+            self.state.metrics[split.name] = metrics
             self.report.write(
                 "evaluate",
-                step=self.step,
-                epoch=self.step / self.timeline.steps_per_epoch,
-                split=loader.split.name,
-                num_samples=loader.split.num_scored,
-                metrics=self.metrics[loader.split.name],
+                step=self.state.step,
+                epoch=self.state.step / self.timeline.steps_per_epoch,
+                split=split.name,
+                num_samples=split.num_scored,
+                metrics=metrics,
                 seconds=time.perf_counter() - start,
             )
+            for callback in self._callbacks:
+                callback.on_evaluate(self, split.name, metrics)
+        return self.state.metrics
 
-    def _eval_batch_size(self, loader: BatchLoader) -> int:
-        return min(self.config.batch_size, len(loader.split))
-
-    def figures(self) -> dict[str, Any]:
-        """The summary, as far as the run has come."""
-        summary: dict[str, Any] = {"metric": None, "metrics": self.metrics} | self._log.scaling()
-        if self.metrics:
+    def summary(self) -> dict[str, Any]:
+        """The run in figures, as far as it has come."""
+        metrics = self.state.metrics
+        summary: dict[str, Any] = {"metric": None, "metrics": metrics} | self._log.scaling()
+        if metrics:
             split = self.components.evaluation[0].split
-            values = self.metrics[split.name]
-            name, value = next(iter(values.items()))
-            summary["metric"] = {
-                "name": name,
-                "value": value,
-                "split": split.name,
-                "num_samples": split.num_scored,
-            } | values
+            name, value = next(iter(metrics[split.name].items()))
+            about = {"name": name, "value": value, "split": split.name, "num_samples": split.num_scored}
+            summary["metric"] = about | metrics[split.name]
         if self.tracer.files:
             summary["traces"] = self.tracer.files
-        cache = self.cache_session.figures()
-        if cache:
+        if cache := self.cache_session.figures():
             summary["cache"] = cache
-        return summary | self.history.summary(self.planner)
+        return summary | self.state.history.summary(self.planner)

@@ -9,10 +9,10 @@ from unittest import mock
 
 import numpy as np
 import torch
-from pipetransformer.models.checkpoint import Checkpoint
 from torch import Tensor
 
 from pipetransformer.autopipe.plan import Plan
+from pipetransformer.models.checkpoint import Checkpoint
 from pipetransformer.models.huggingface import HuggingFaceModel
 from pipetransformer.models.stack import Layer
 from pipetransformer.profiling.layers import profile

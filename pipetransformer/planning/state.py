@@ -1,0 +1,123 @@
+"""The state of a run between two steps: everything a run has to know to go on, besides weights and optimizer state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from pipetransformer.autopipe.plan import Plan
+from pipetransformer.planning.history import RunHistory
+
+VERSION = 1
+
+
+class Stateful(Protocol):
+    """An object whose state is plain values, as torch's optimizers and schedulers have it."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+@dataclass
+class TrainState:
+    """Counters and memory of a run. Every rank holds the same values.
+
+    Random numbers need no state of their own: a stream is keyed by (seed, step, sample, layer), and the order of an
+    epoch by (seed, epoch). So ``seed`` and ``step`` restore them.
+
+    Attributes:
+        seed: Seed of the run.
+        history: Plans in force so far, with their steps and times.
+        loss_scale: Loss scale of the runtime, shared with it.
+        steps_per_epoch: Optimizer steps of an epoch.
+        step: Optimizer steps done so far; the index of the next one.
+        policy_state: Memory of the freeze policy.
+        num_decisions: Decisions taken so far.
+        decision_due: A decision was put off because every step since the last one was skipped.
+        norm_sums: For each block the sum of its gradient norms over the steps since the last decision, shape (L,).
+        num_norms: Steps in ``norm_sums``.
+        metrics: Latest metrics of each evaluation split.
+    """
+
+    seed: int
+    history: RunHistory
+    loss_scale: Stateful
+    steps_per_epoch: int
+    step: int = 0
+    policy_state: dict[str, float] = field(default_factory=dict)
+    num_decisions: int = 0
+    decision_due: bool = False
+    norm_sums: list[float] = field(default_factory=list)
+    num_norms: int = 0
+    metrics: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the next step, 0-based."""
+        return self.step // self.steps_per_epoch
+
+    @property
+    def step_in_epoch(self) -> int:
+        """Place of the next step in its epoch, 0-based."""
+        return self.step % self.steps_per_epoch
+
+    @property
+    def plan(self) -> Plan:
+        """Plan in force, with the frozen prefix and the cache level."""
+        return self.history.entries[-1].plan
+
+    def add_norms(self, layer_norms: Sequence[float]) -> None:
+        """Adds the gradient norms of a step, one per layer; embedding and head do not count."""
+        blocks = layer_norms[1:-1]
+        sums = self.norm_sums or [0.0] * len(blocks)
+        self.norm_sums = [total + norm for total, norm in zip(sums, blocks, strict=True)]
+        self.num_norms += 1
+
+    def take_mean_norms(self) -> tuple[float, ...]:
+        """Returns the mean norm of each block since the last decision, and starts anew."""
+        means = tuple(total / self.num_norms for total in self.norm_sums)
+        self.norm_sums, self.num_norms, self.decision_due = [], 0, False
+        return means
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns plain values that JSON can hold without loss."""
+        return {
+            "version": VERSION,
+            "seed": self.seed,
+            "step": self.step,
+            "epoch": self.epoch,
+            "step_in_epoch": self.step_in_epoch,
+            "policy_state": dict(self.policy_state),
+            "num_decisions": self.num_decisions,
+            "decision_due": self.decision_due,
+            "norm_sums": list(self.norm_sums),
+            "num_norms": self.num_norms,
+            "metrics": {split: dict(values) for split, values in self.metrics.items()},
+            "loss_scale": self.loss_scale.state_dict(),
+            "history": self.history.state_dict(),
+            "cache_level": self.plan.cache_level if self.history.entries else 0,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over the values of :meth:`state_dict`.
+
+        Raises:
+            ValueError: The state is of another version, or its samples have another order.
+        """
+        if state["version"] != VERSION:
+            raise ValueError(f"the state has version {state['version']}, and this release reads version {VERSION}")
+        if state["seed"] != self.seed:
+            raise ValueError(f"the state has seed={state['seed']}, and this run has seed={self.seed}; give them alike")
+        if (state["epoch"], state["step_in_epoch"]) != divmod(state["step"], self.steps_per_epoch):
+            raise ValueError(
+                f"step {state['step']} is step {state['step_in_epoch']} of epoch {state['epoch']} in the state, and "
+                f"this run has {self.steps_per_epoch} steps per epoch; give the same data and batch_size"
+            )
+        for name in ("step", "num_decisions", "decision_due", "num_norms"):
+            setattr(self, name, state[name])
+        self.policy_state, self.norm_sums = dict(state["policy_state"]), list(state["norm_sums"])
+        self.metrics = {split: dict(values) for split, values in state["metrics"].items()}
+        self.loss_scale.load_state_dict(state["loss_scale"])
+        self.history.load_state_dict(state["history"])
