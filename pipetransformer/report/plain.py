@@ -67,6 +67,9 @@ class PlainLog(Sink):
     def _evaluate(self, values: Values) -> Iterable[str]:
         return [text.evaluation_line(values)]
 
+    def _phase(self, values: Values) -> Iterable[str]:
+        yield values["message"]
+
     def _warning(self, values: Values) -> Iterable[str]:
         message = values["message"]
         if message not in self._warned:

@@ -76,6 +76,9 @@ class Terminal(Sink):
     def _evaluate(self, values: Values) -> None:
         self._console.print(f"[bold]{escape(text.evaluation_line(values))}[/]")
 
+    def _phase(self, values: Values) -> None:
+        self._console.print(values["message"])
+
     def _warning(self, values: Values) -> None:
         message = values["message"]
         if message not in self._warned:

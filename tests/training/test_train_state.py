@@ -1,0 +1,85 @@
+"""The state of a run holds everything that it has to know to go on."""
+
+from pathlib import Path
+
+import pytest
+from support.jobs import TINY
+from support.pool import Pool
+from support.states import Run, run_through_json
+
+from pipetransformer.planning.history import RunHistory
+from pipetransformer.planning.state import TrainState
+from pipetransformer.runtime.loss_scale import LossScale
+from pipetransformer.runtime.precision import PRECISIONS
+
+COMMON = (  # decisions at steps 4, 8, 12 and 16 of 20
+    *TINY, "model.options={patch_size: 4, embed_dim: 16, depth: 5, num_heads: 2}", "epochs=5", "freeze.interval=0.2",
+    "parallel=data", "cache=off", "precision=float16",
+)  # fmt: skip
+RUN = (*COMMON, "freeze.alpha=0.2")
+SCHEDULE = (*COMMON, "freeze=schedule", "freeze.num_frozen=[1,2,3,4]")  # asks how many decisions came before
+AT_STEP = 10  # two steps after a decision
+
+
+@pytest.fixture(scope="module")
+def undisturbed(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], Run | str]:
+    folder = tmp_path_factory.mktemp("run")
+    return {run: pool.run(1, run_through_json, run, folder, None)[0] for run in (RUN, SCHEDULE)}
+
+
+@pytest.mark.parametrize("run", [RUN, SCHEDULE], ids=["paper rule", "schedule"])
+def test_a_run_goes_on_from_its_state_as_if_nothing_had_happened(
+    pool: Pool, tmp_path: Path, undisturbed: dict[tuple[str, ...], Run | str], run: tuple[str, ...]
+) -> None:
+    assert undisturbed[run][2][-1][1] > 1, "several decisions froze"
+    assert pool.run(1, run_through_json, run, tmp_path, AT_STEP)[0] == undisturbed[run]
+
+
+@pytest.mark.parametrize(
+    ("name", "run"),
+    [
+        ("step", RUN),
+        ("policy_state", RUN),
+        ("num_decisions", SCHEDULE),
+        ("norm_sums", RUN),
+        ("num_norms", RUN),
+        ("loss_scale", RUN),
+        ("history", RUN),
+    ],
+)
+def test_a_run_that_forgets_a_value_of_its_state_goes_on_otherwise(
+    pool: Pool, tmp_path: Path, undisturbed: dict[tuple[str, ...], Run | str], name: str, run: tuple[str, ...]
+) -> None:
+    assert pool.run(1, run_through_json, run, tmp_path, AT_STEP, name)[0] != undisturbed[run]
+
+
+def test_a_decision_that_was_put_off_is_still_due() -> None:
+    saved, restored = state(), state()
+    saved.decision_due = True
+    saved.metrics = {"test": {"accuracy": 0.5}}
+    restored.load_state_dict(saved.state_dict())
+    assert restored.decision_due
+    assert restored.metrics == saved.metrics
+
+
+def state(seed: int = 1, steps_per_epoch: int = 4) -> TrainState:
+    return TrainState(seed, RunHistory(5, may_cache=False), LossScale(PRECISIONS["float32"]), steps_per_epoch)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (state(seed=2), "seed=1, and this run has seed=2"),
+        (state(steps_per_epoch=5), "step 6 is step 2 of epoch 1 in the state, and this run has 5 steps per epoch"),
+    ],
+)
+def test_a_state_of_another_sample_order_is_refused(other: TrainState, message: str) -> None:
+    saved = state()
+    saved.step = 6
+    with pytest.raises(ValueError, match=message):
+        other.load_state_dict(saved.state_dict())
+
+
+def test_a_state_of_another_version_is_refused() -> None:
+    with pytest.raises(ValueError, match="version 99"):
+        state().load_state_dict(state().state_dict() | {"version": 99})
