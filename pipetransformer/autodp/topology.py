@@ -1,54 +1,171 @@
-"""Who is who: the ranks of a plan's pipelines and replicas.
+"""A mesh of ranks with named axes: the pipelines (``pp``) and replicas (``dp``) of a plan.
 
-Either a pipeline's ranks are contiguous, so that it stays inside a node, or those that hold the same layers are. Ranks
-beyond the plan are idle::
+Either the ranks of a pipeline are contiguous, so that it stays inside a node, or those that hold the same layers are.
+Ranks beyond the plan are idle::
 
-    2 replicas x 3 devices, 8 ranks     device 0  device 1  device 2        replicas_adjacent   0   1   2
-                          replica 0        0         1         2                                0   2   4
-                          replica 1        3         4         5        idle: 6, 7              1   3   5
+    2 replicas x 3 devices, 8 ranks     device 0  device 1  device 2        replica-first   0   1   2
+                          replica 0        0         1         2                            0   2   4
+                          replica 1        3         4         5        idle: 6, 7          1   3   5
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from math import prod
 
 from pipetransformer.autopipe.plan import Plan
+
+Ranks = tuple[int, ...]
+
+PIPELINE_AXIS, REPLICA_AXIS = "pp", "dp"
 
 
 @dataclass(frozen=True)
 class Position:
-    """A rank's place in the plan: which pipeline, and which of its devices."""
+    """The place of a rank in a plan: which pipeline, and which of its devices."""
 
     replica: int
     device: int
 
 
+@dataclass(frozen=True)
+class Topology:
+    """One rank's view of a plan. It is resolved once per plan; idle ranks have no position in it.
+
+    Attributes:
+        plan: The plan in force.
+        rank: A rank of the world.
+    """
+
+    plan: Plan
+    rank: int
+
+    @cached_property
+    def mesh_shape(self) -> dict[str, int]:
+        """The size of each axis. Ranks fill the mesh in row-major order, so neighbours lie along the last axis."""
+        axes = {REPLICA_AXIS: self.plan.num_replicas, PIPELINE_AXIS: self.plan.pipeline_size}
+        return dict(reversed(axes.items())) if self.plan.replicas_adjacent else axes
+
+    @cached_property
+    def _strides(self) -> dict[str, int]:
+        """The distance between neighbours along each axis, in ranks."""
+        sizes = list(self.mesh_shape.values())
+        return {axis: prod(sizes[index + 1 :]) for index, axis in enumerate(self.mesh_shape)}
+
+    @cached_property
+    def coordinates(self) -> dict[str, int] | None:
+        """The rank's index along each axis; ``None`` for an idle rank."""
+        if self.is_idle:
+            return None
+        return {axis: self.rank // self._strides[axis] % size for axis, size in self.mesh_shape.items()}
+
+    @property
+    def is_idle(self) -> bool:
+        return self.rank >= self.plan.num_devices
+
+    @cached_property
+    def position(self) -> Position | None:
+        """The rank's pipeline and device; ``None`` for an idle rank."""
+        own = self.coordinates
+        return own and Position(own[REPLICA_AXIS], own[PIPELINE_AXIS])
+
+    @property
+    def replica(self) -> int:
+        """The pipeline of a rank that is not idle."""
+        return self._own[REPLICA_AXIS]
+
+    @property
+    def device(self) -> int:
+        """The place in its pipeline of a rank that is not idle."""
+        return self._own[PIPELINE_AXIS]
+
+    @property
+    def is_first(self) -> bool:
+        """True on the device of the lowest stage, which reads the samples."""
+        return not self.is_idle and self.device == 0
+
+    @property
+    def is_last(self) -> bool:
+        """True on the device of the highest stage, which has the head."""
+        return not self.is_idle and self.device == self.plan.pipeline_size - 1
+
+    @property
+    def stages(self) -> range | None:
+        """The stages that the rank runs, ascending; ``None`` for an idle rank."""
+        return None if self.is_idle else self.plan.device_stages(self.device)
+
+    @property
+    def layers(self) -> list[int]:
+        """The layers that the rank runs, ascending; none on an idle rank."""
+        return [] if self.is_idle else self.plan.device_layers(self.device)
+
+    @property
+    def pipeline_ranks(self) -> Ranks:
+        """The ranks of this rank's pipeline, by device."""
+        return self.ranks_along(PIPELINE_AXIS, self._own)
+
+    @property
+    def replica_ranks(self) -> Ranks:
+        """The ranks that run the same layers as this one, by replica; they all-reduce their gradients."""
+        return self.ranks_along(REPLICA_AXIS, self._own)
+
+    @property
+    def reading_ranks(self) -> Ranks:
+        """The rank that reads each replica's samples: that of its first stage, by replica."""
+        return self.ranks_along(REPLICA_AXIS, {PIPELINE_AXIS: 0})
+
+    def ranks_along(self, axis: str, coordinates: Mapping[str, int]) -> Ranks:
+        """Returns the ranks along one axis that have the given coordinates on the others."""
+        first = sum(index * self._strides[other] for other, index in coordinates.items() if other != axis)
+        stride = self._strides[axis]
+        return tuple(range(first, first + stride * self.mesh_shape[axis], stride))
+
+    def all_groups(self) -> Iterator[Ranks]:
+        """Yields all groups along an axis, pipelines first, in an order that is the same on every rank."""
+        for axis in (PIPELINE_AXIS, REPLICA_AXIS):
+            others = {other: range(size) for other, size in self.mesh_shape.items() if other != axis}
+            for indices in product(*others.values()):
+                yield self.ranks_along(axis, dict(zip(others, indices, strict=True)))
+
+    def holders(self, layers: Iterable[int], replica: int | None = None) -> Ranks:
+        """Returns the ranks of one pipeline that run at least one of the layers, by device.
+
+        Args:
+            layers: Layers over the whole model.
+            replica: The pipeline; this rank's own if left out.
+        """
+        wanted = set(layers)
+        ranks = self.ranks_along(PIPELINE_AXIS, {REPLICA_AXIS: self.replica if replica is None else replica})
+        return tuple(
+            rank for device, rank in enumerate(ranks) if not wanted.isdisjoint(self.plan.device_layers(device))
+        )
+
+    def replicas_of(self, stage: int) -> Ranks:
+        """Returns the ranks that run a stage, by replica."""
+        return self.ranks_along(REPLICA_AXIS, {PIPELINE_AXIS: stage % self.plan.pipeline_size})
+
+    @property
+    def _own(self) -> dict[str, int]:
+        assert self.coordinates is not None, f"rank {self.rank} is idle"
+        return self.coordinates
+
+
 def position(plan: Plan, rank: int) -> Position | None:
-    """Where a rank works, ``None`` if it is idle."""
-    if rank >= plan.num_devices:
-        return None
-    if plan.replicas_adjacent:
-        device, replica = divmod(rank, plan.num_replicas)
-        return Position(replica, device)
-    return Position(*divmod(rank, plan.pipeline_size))
+    """Returns where a rank works; ``None`` if it is idle."""
+    return Topology(plan, rank).position
 
 
-def pipeline_ranks(plan: Plan, replica: int) -> tuple[int, ...]:
-    """The ranks of one pipeline, by device."""
-    if plan.replicas_adjacent:
-        return tuple(range(replica, plan.num_devices, plan.num_replicas))
-    first = replica * plan.pipeline_size
-    return tuple(range(first, first + plan.pipeline_size))
+def pipeline_ranks(plan: Plan, replica: int) -> Ranks:
+    """Returns the ranks of one pipeline, by device."""
+    return Topology(plan, 0).ranks_along(PIPELINE_AXIS, {REPLICA_AXIS: replica})
 
 
-def replica_ranks(plan: Plan, device: int) -> tuple[int, ...]:
-    """The ranks that hold the same layers, by replica; they average their gradients."""
-    if plan.replicas_adjacent:
-        first = device * plan.num_replicas
-        return tuple(range(first, first + plan.num_replicas))
-    return tuple(range(device, plan.num_devices, plan.pipeline_size))
+def replica_ranks(plan: Plan, device: int) -> Ranks:
+    """Returns the ranks that hold the same layers, by replica."""
+    return Topology(plan, 0).ranks_along(REPLICA_AXIS, {PIPELINE_AXIS: device})
 
 
-def holder_ranks(plan: Plan, replica: int, layers: Iterable[int]) -> tuple[int, ...]:
-    """The ranks of one pipeline that run one of the layers or several, by device."""
-    wanted, ranks = set(layers), pipeline_ranks(plan, replica)
-    return tuple(rank for device, rank in enumerate(ranks) if not wanted.isdisjoint(plan.device_layers(device)))
+def holder_ranks(plan: Plan, replica: int, layers: Iterable[int]) -> Ranks:
+    """Returns the ranks of one pipeline that run at least one of the layers, by device."""
+    return Topology(plan, 0).holders(layers, replica)
