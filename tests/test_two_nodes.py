@@ -16,7 +16,7 @@ from support.jobs import ROOT, TINY, Job, run_job
 from support.nodes import NODE_ALL_REDUCE_S, free_port, of_two_nodes
 from support.pool import Pool
 
-from pipetransformer.autodp.topology import pipeline_ranks
+from pipetransformer.autodp.topology import Topology
 from pipetransformer.autopipe.plan import Plan
 
 DEVICES_PER_NODE = 2
@@ -100,10 +100,11 @@ def test_nothing_stays_on_the_nodes_but_the_run_folder_and_the_features(nodes: N
 
 def test_no_pipeline_crosses_a_node(nodes: NodeLayout) -> None:
     for values in nodes.job.summary["plans"]:
-        arrangement = {name: values[name] for name in ("num_replicas", "num_microbatches", "replicas_adjacent")}
+        layout = {name: values[name] for name in ("num_replicas", "num_microbatches")}
+        layout["rank_order"] = "replica-first" if values["replicas_adjacent"] else "pipeline-first"
         stages = tuple((first, last) for first, last in values["stages"])
-        plan = Plan(values["num_frozen"], values["cache_level"], stages, **arrangement)
-        pipelines = [pipeline_ranks(plan, replica) for replica in range(2)]
+        topology = Topology(Plan(values["num_frozen"], values["cache_level"], stages, **layout), rank=0)
+        pipelines = [topology.ranks_along("pp", {"dp": replica}) for replica in range(2)]
         assert [Counter(rank // DEVICES_PER_NODE for rank in ranks) for ranks in pipelines] == [{0: 2}, {1: 2}]
 
 

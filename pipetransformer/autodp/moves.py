@@ -32,13 +32,13 @@ class Move:
 def initial_placement(plan: Plan) -> Placement:
     """The placement at the start: layers below the cache are parked with rank 0."""
     everyone = tuple(range(plan.num_devices))
-    return (everyone if plan.sharded else (0,),) * plan.first_layer + _in_stages(plan)
+    return (everyone if plan.fsdp else (0,),) * plan.first_layer + _in_stages(plan)
 
 
 def next_placement(plan: Plan, previous: Placement) -> Placement:
     """The placement that a plan needs; a cached layer, in no stage, stays with the lowest rank that held it."""
     cached = previous[: plan.first_layer]
-    return (cached if plan.sharded else tuple((min(holders),) for holders in cached)) + _in_stages(plan)
+    return (cached if plan.fsdp else tuple((min(holders),) for holders in cached)) + _in_stages(plan)
 
 
 def moves(old: Placement, new: Placement) -> tuple[Move, ...]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipetransformer.autopipe.cost import microbatch_size
+from pipetransformer.autopipe.layout import microbatch_size
 
 
 @dataclass(frozen=True, eq=False)

@@ -45,7 +45,7 @@ class Topology:
     def mesh_shape(self) -> dict[str, int]:
         """The size of each axis. Ranks fill the mesh in row-major order, so neighbours lie along the last axis."""
         axes = {REPLICA_AXIS: self.plan.num_replicas, PIPELINE_AXIS: self.plan.pipeline_size}
-        return dict(reversed(axes.items())) if self.plan.replicas_adjacent else axes
+        return dict(reversed(axes.items())) if self.plan.rank_order == "replica-first" else axes
 
     @cached_property
     def _strides(self) -> dict[str, int]:

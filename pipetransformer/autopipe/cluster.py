@@ -1,4 +1,4 @@
-"""What there is to plan with: devices, nodes, and the links that an arrangement of pipelines uses."""
+"""The hardware to plan with: devices, nodes, and the links that a layout of pipelines uses."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import lcm
 
+from pipetransformer.autopipe.layout import DeviceLayout
 from pipetransformer.errors import UserError
 
 
@@ -17,11 +18,11 @@ class Link:
     bandwidth_bytes_per_s: float
 
     def seconds(self, num_bytes: float) -> float:
-        """Seconds for one message."""
+        """Returns the seconds of one message."""
         return self.latency_s + num_bytes / self.bandwidth_bytes_per_s
 
     def shared(self, num_users: int) -> Link:
-        """What one of several users at once has of it."""
+        """Returns the link as one of several simultaneous users sees it."""
         return Link(self.latency_s, self.bandwidth_bytes_per_s / num_users)
 
 
@@ -59,19 +60,20 @@ class Cluster:
 
 
 @lru_cache(maxsize=4096)
-def boundary_links(cluster: Cluster, pipeline_size: int, num_replicas: int, adjacent: bool) -> tuple[Link, ...]:
-    """The link above each device of a pipeline; the last one leads back to the first device, for the next chunk.
+def boundary_links(cluster: Cluster, devices: DeviceLayout) -> tuple[Link, ...]:
+    """Returns the link above each device of a pipeline; the last leads back to the first device, for its next stage.
 
-    The replicas wait for each other, so a boundary is as slow as in the replica where it crosses nodes. Pipelines side
-    by side cross at the same time and share the node link::
+    The replicas wait for each other, so a boundary is as slow as in the replica where it crosses nodes. Replica-first
+    pipelines cross at the same time and share the node link::
 
         3 devices, 2 replicas, nodes of 4     ranks 0 1 2 | 3 4 5      node 0 ends after rank 3, in replica 1:
                                                     boundary 0 crosses, and so does the way back; boundary 1 does not
     """
+    pipeline_size, num_replicas, rank_order = devices
     size = cluster.node_size
     if size is None or cluster.node_link is None:
         return (cluster.link,) * pipeline_size
-    if adjacent:
+    if rank_order == "replica-first":
         step, num_users = num_replicas, min(num_replicas, size)
         crossed = {d for d in range(pipeline_size - 1) if ((d + 2) * step - 1) // size > d * step // size}
     else:
@@ -85,20 +87,19 @@ def boundary_links(cluster: Cluster, pipeline_size: int, num_replicas: int, adja
 
 
 @lru_cache(maxsize=4096)
-def allreduce_links(cluster: Cluster, pipeline_size: int, num_replicas: int, adjacent: bool) -> tuple[Link, ...]:
-    """The slowest link of the ring through the replicas of each device of a pipeline.
+def allreduce_links(cluster: Cluster, devices: DeviceLayout) -> tuple[Link, ...]:
+    """Returns the slowest link of the ring through the replicas of each device of a pipeline.
 
-    All devices average their gradients at once. The rings that leave a node share its link: with whole pipelines in a
-    node that is one ring for each of its devices; with replicas side by side at most two meet in a node.
+    All devices all-reduce at once. The rings that leave a node share its link: pipeline-first, one ring for each device
+    of a node; replica-first, at most two that meet in a node.
     """
-    size, allreduce_link, node_allreduce_link = (
-        cluster.node_size,
-        cluster.allreduce_link or cluster.link,
-        cluster.node_allreduce_link or cluster.node_link,
-    )
+    pipeline_size, num_replicas, rank_order = devices
+    size = cluster.node_size
+    allreduce_link = cluster.allreduce_link or cluster.link
+    node_allreduce_link = cluster.node_allreduce_link or cluster.node_link
     if size is None or node_allreduce_link is None or num_replicas == 1:
         return (allreduce_link,) * pipeline_size
-    if adjacent:
+    if rank_order == "replica-first":
         ends = ((device * num_replicas, (device + 1) * num_replicas - 1) for device in range(pipeline_size))
         crosses = [first // size != last // size for first, last in ends]
         num_users = 1 if num_replicas % size == 0 or sum(crosses) < 2 else 2

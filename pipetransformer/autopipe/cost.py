@@ -19,6 +19,7 @@ from itertools import accumulate
 
 from pipetransformer.autopipe.cluster import Cluster, Link, allreduce_links, boundary_links
 from pipetransformer.autopipe.plan import Plan, Stages, layer_above
+from pipetransformer.autopipe.schedules import SCHEDULES
 
 
 @dataclass(frozen=True)
@@ -101,12 +102,6 @@ def layers_with_grad(profile: Profile, num_frozen: int) -> list[tuple[LayerProfi
     return [(layer, i >= first_active) for i, layer in enumerate(profile.layers)]
 
 
-def microbatch_size(batch_size: int, num_replicas: int, num_microbatches: int) -> int:
-    """Samples per micro-batch; shares are padded up to it."""
-    share = -(-batch_size // num_replicas)
-    return -(-share // num_microbatches)
-
-
 def layer_time(profile: Profile, layer: int, num_frozen: int, recompute: bool = False) -> AffineTime:
     """What a layer that runs takes, per micro-batch, at a frozen prefix."""
     measured = profile.layers[layer]
@@ -148,7 +143,7 @@ def boundary_seconds(profile: Profile, link: Link, layer: int, num_frozen: int, 
 
 def compute_seconds(profile: Profile, plan: Plan, batch_size: int) -> list[float]:
     """Seconds of each stage per micro-batch, without transfers."""
-    num_samples = microbatch_size(batch_size, plan.num_replicas, plan.num_microbatches)
+    num_samples = plan.microbatch_size(batch_size)
     times = running_times(profile, plan.num_frozen, plan.cache_level, plan.recompute)
     run_seconds = PrefixSums(time.at(num_samples) for time in times)
     return [run_seconds(first - plan.first_layer, last - plan.first_layer) for first, last in plan.stages]
@@ -157,8 +152,8 @@ def compute_seconds(profile: Profile, plan: Plan, batch_size: int) -> list[float
 def stage_seconds(profile: Profile, cluster: Cluster, plan: Plan, batch_size: int) -> list[float]:
     """Seconds of each stage per micro-batch, with the boundary above it or the exchange of its shards."""
     besides_s = sum(exchange_seconds(profile, cluster, plan)) + schedule_overhead_seconds(profile, plan.num_stages)
-    num_samples = microbatch_size(batch_size, plan.num_replicas, plan.num_microbatches)
-    links = boundary_links(cluster, plan.pipeline_size, plan.num_replicas, plan.replicas_adjacent)
+    num_samples = plan.microbatch_size(batch_size)
+    links = boundary_links(cluster, plan.devices)
     return [
         compute_s + boundary_seconds(profile, links[stage % len(links)], last, plan.num_frozen, num_samples) + besides_s
         for stage, (compute_s, (_, last)) in enumerate(
@@ -174,9 +169,9 @@ def schedule_overhead_seconds(profile: Profile, num_stages: int) -> float:
 
 def exchange_seconds(profile: Profile, cluster: Cluster, plan: Plan) -> tuple[float, float]:
     """Seconds per micro-batch in which a sharded plan exchanges shards, forward and backward; zero for other plans."""
-    if not plan.sharded or plan.num_replicas == 1:
+    if not plan.fsdp or plan.num_replicas == 1:
         return 0.0, 0.0
-    (allreduce_link,) = allreduce_links(cluster, 1, plan.num_replicas, plan.replicas_adjacent)
+    (allreduce_link,) = allreduce_links(cluster, plan.devices)
     moved = allreduce_volume(plan.num_replicas)
     running = layers_with_grad(profile, plan.num_frozen)[plan.first_layer :]
     halves = [
@@ -192,25 +187,6 @@ def allreduce_volume(num_ranks: int) -> float:
     return 2 * (num_ranks - 1) / num_ranks
 
 
-def pipeline_makespan(stages: Sequence[float], num_microbatches: int, stages_per_rank: int = 1) -> float:
-    """Seconds until the last micro-batch is through a pipeline, from the seconds of each stage per micro-batch.
-
-    A stage cannot be done before the first micro-batch passed all stages and the others passed this one. A device
-    cannot be done before all its work and the wait for its first: ``M D + (T - D) / v`` with ``D`` the work of the
-    busiest device, ``T`` that of all of them and ``v`` chunks, which shorten the wait (Narayanan et al. 2021, 2.2).
-    With one chunk the two are the same. 1F1B and GPipe take the same time.
-    """
-    pipeline_size = len(stages) // stages_per_rank
-    busiest = max(sum(stages[device::pipeline_size]) for device in range(pipeline_size))
-    return makespan(sum(stages), max(stages), busiest, num_microbatches, stages_per_rank)
-
-
-def makespan(total: float, slowest: float, busiest: float, num_microbatches: int, stages_per_rank: int) -> float:
-    """:func:`pipeline_makespan` from those of all stages, of the slowest stage, and of the busiest device."""
-    passing_s = total + (num_microbatches - 1) * slowest
-    return max(passing_s, num_microbatches * busiest + (total - busiest) / stages_per_rank)
-
-
 class UpdateCosts:
     """What ends the step on a device: all-reduce over the replicas, optimizer.
 
@@ -220,14 +196,14 @@ class UpdateCosts:
     """
 
     def __init__(
-        self, profile: Profile, num_frozen: int, num_replicas: int, links: Sequence[Link], sharded: bool = False
+        self, profile: Profile, num_frozen: int, num_replicas: int, links: Sequence[Link], fsdp: bool = False
     ) -> None:
         self._links = links
-        self._moved = 0.0 if sharded else allreduce_volume(num_replicas)
-        num_shares = num_replicas if sharded else 1
+        self._moved = 0.0 if fsdp else allreduce_volume(num_replicas)
+        num_shards = num_replicas if fsdp else 1
         layers = layers_with_grad(profile, num_frozen)
         self._bytes = PrefixSums(layer.parameter_bytes * on for layer, on in layers)
-        self._optimizer_s = PrefixSums(layer.optimizer_s * on / num_shares for layer, on in layers)
+        self._optimizer_s = PrefixSums(layer.optimizer_s * on / num_shards for layer, on in layers)
 
     def seconds(self, device: int, runs: Stages) -> float:
         """Seconds on the device that holds these runs of layers."""
@@ -248,7 +224,7 @@ def step_seconds(profile: Profile, cluster: Cluster, plan: Plan, batch_size: int
     of them ends the step.
     """
     stages = stage_seconds(profile, cluster, plan, batch_size)
-    links = allreduce_links(cluster, plan.pipeline_size, plan.num_replicas, plan.replicas_adjacent)
-    updates = UpdateCosts(profile, plan.num_frozen, plan.num_replicas, links, plan.sharded)
+    links = allreduce_links(cluster, plan.devices)
+    updates = UpdateCosts(profile, plan.num_frozen, plan.num_replicas, links, plan.fsdp)
     update_s = max(updates.seconds(device, plan.stages[device :: plan.pipeline_size]) for device in range(len(links)))
-    return pipeline_makespan(stages, plan.num_microbatches, plan.stages_per_rank) + update_s
+    return SCHEDULES[plan.schedule].makespan(stages, plan) + update_s

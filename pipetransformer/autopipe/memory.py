@@ -1,15 +1,13 @@
 """What a plan needs: bytes per device, from measured layers."""
 
-from functools import lru_cache
 from math import ceil
 from operator import mul
 
-from pipetransformer.autopipe.cost import PrefixSums, Profile, layers_with_grad, microbatch_size
+from pipetransformer.autopipe.cost import PrefixSums, Profile, layers_with_grad
 from pipetransformer.autopipe.plan import Plan, Stages, layer_above
+from pipetransformer.autopipe.schedules import SCHEDULES, Moments
 
 BUCKET_BYTES = 1 << 20  # gradients of a pipeline that are averaged together; larger ones are where they lie
-Moments = tuple[tuple[int, ...], ...]
-"""Micro-batches between forward and backward in each chunk of a device, at the moments that may be the worst."""
 
 
 class MemoryCosts:
@@ -72,7 +70,7 @@ class MemoryCosts:
             running = max(running, min(BUCKET_BYTES, sum(self._gradients(first, last) for first, last in runs)))
         return round(held + running + buffers)
 
-    def sharded_bytes(self, first: int, num_devices: int, num_samples: int, num_microbatches: int) -> int:
+    def fsdp_bytes(self, first: int, num_devices: int, num_samples: int, num_microbatches: int) -> int:
         """Bytes on each device of a sharded plan, with ``first`` the lowest layer that runs.
 
         A share of all that lasts, cached layers included; what is cast, which backward needs whole; the input, read for
@@ -103,61 +101,19 @@ class MemoryCosts:
         return num_tensors * self._boundary * num_samples
 
 
-@lru_cache(maxsize=4096)
-def in_flight(schedule: str, device: int, pipeline_size: int, stages_per_rank: int, num_microbatches: int) -> Moments:
-    """The worst moments of a device under a schedule."""
-    if schedule == "gpipe":
-        return ((num_microbatches,),)
-    if schedule == "1f1b":
-        return ((min(num_microbatches, pipeline_size - device),),)
-    return _interleaved(device, pipeline_size, stages_per_rank, num_microbatches)
-
-
-def interleaves(pipeline_size: int, num_microbatches: int) -> bool:
-    """Whether torch's Interleaved1F1B takes this number: its rounds, one per ``pipeline_size``, are equally long."""
-    return num_microbatches % max(1, num_microbatches // pipeline_size) == 0
-
-
-def _interleaved(device: int, pipeline_size: int, stages_per_rank: int, num_microbatches: int) -> Moments:
-    """As torch's ``ScheduleInterleaved1F1B``: after the warm-up, one forward and one backward in turn.
-
-    A round of micro-batches goes through one chunk after the other, forwards from the lowest chunk, backwards from the
-    highest::
-
-        2 chunks, 2 devices, 4 micro-batches, the last device
-        forward      0 0  1   1   0   0   1   1            in chunks 0 and 1, after each forward:
-        backward            1   1   0   0   1   1  0 0     1 0, 2 0, 2 1, 2 1, 3 0, 3 0, 2 1, 2 1
-    """
-    num_steps = stages_per_rank * num_microbatches
-    per_round = num_microbatches // max(1, num_microbatches // pipeline_size)
-    warmup = min((stages_per_rank - 1) * per_round + 2 * (pipeline_size - 1 - device), num_steps)
-    counts = [0] * stages_per_rank
-    first, last = {}, {}
-    for step in range(min(num_steps, warmup + 2 * stages_per_rank * per_round)):  # then it repeats
-        up, down = step // per_round, (step - warmup) // per_round
-        counts[up % stages_per_rank] += 1
-        if step >= min(warmup, num_steps - 1):
-            # while one chunk fills and another empties evenly, the worst is at the start or the end
-            last[up, down] = tuple(counts)
-            first.setdefault((up, down), tuple(counts))
-            counts[stages_per_rank - 1 - down % stages_per_rank] -= 1
-    return tuple(sorted({*first.values(), *last.values()}))
-
-
 def device_memory_bytes(profile: Profile, plan: Plan, batch_size: int) -> tuple[int, ...]:
     """Bytes on each device of a pipeline; see :class:`MemoryCosts`."""
     costs = MemoryCosts(profile, plan.num_frozen, plan.recompute, plan.cache_level)
-    num_samples = microbatch_size(batch_size, plan.num_replicas, plan.num_microbatches)
-    size, num_microbatches = plan.pipeline_size, plan.num_microbatches
-    if plan.sharded:
-        return (costs.sharded_bytes(plan.first_layer, plan.num_replicas, num_samples, num_microbatches),)
+    num_samples, num_microbatches = plan.microbatch_size(batch_size), plan.num_microbatches
+    if plan.fsdp:
+        return (costs.fsdp_bytes(plan.first_layer, plan.num_replicas, num_samples, num_microbatches),)
     return tuple(
         costs.bytes(
-            plan.stages[device::size],
+            plan.stages[device :: plan.pipeline_size],
             num_samples,
             num_microbatches,
-            in_flight(plan.schedule, device, size, plan.stages_per_rank, num_microbatches),
+            SCHEDULES[plan.schedule].in_flight(device, plan),
             plan.num_replicas,
         )
-        for device in range(size)
+        for device in range(plan.pipeline_size)
     )

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from pipetransformer.autocache.writable import check_writable
-from pipetransformer.autopipe.plan import SCHEDULES, SKIPS_GRADIENTS
+from pipetransformer.autopipe.schedules import REFUSED, SCHEDULES
 from pipetransformer.config.options import (
     ARRANGEMENTS,
     AUGMENTATIONS,
@@ -45,10 +45,9 @@ def check(config: Config) -> None:
     _one_of("parallel.device", parallel.device, ("auto", "cpu", "cuda"))
     _check_cache(config.cache)
     _check_arrangement(parallel)
-    if parallel.schedule in SKIPS_GRADIENTS:
+    if parallel.schedule in REFUSED:
         raise UserError(
-            f"parallel.schedule={parallel.schedule} leaves gradients out where a stage below is frozen, and torch does "
-            f"not say so; choose one of {', '.join(SCHEDULES)}"
+            f"parallel.schedule={parallel.schedule} {REFUSED[parallel.schedule]}; choose one of {', '.join(SCHEDULES)}"
         )
     if parallel.schedule is not None:
         _one_of("parallel.schedule", parallel.schedule, SCHEDULES)

@@ -146,8 +146,8 @@ def plan_dict(plan: Plan) -> dict[str, Any]:
         "num_replicas": plan.num_replicas,
         "num_microbatches": plan.num_microbatches,
         "schedule": plan.schedule,
-        "replicas_adjacent": plan.replicas_adjacent,
-        "sharded": plan.sharded,
+        "replicas_adjacent": plan.rank_order == "replica-first",
+        "sharded": plan.fsdp,
         "predicted_step_s": plan.predicted_step_s,
     }
 

@@ -12,8 +12,7 @@ from pipetransformer.autopipe.cost import Profile, step_seconds
 from pipetransformer.autopipe.gain import TransitionChoice, TransitionOption, choose_transition
 from pipetransformer.autopipe.limit import efficiency, fill_seconds, spread_overhead
 from pipetransformer.autopipe.plan import Plan, layer_above
-from pipetransformer.autopipe.search.fsdp import sharded_plan
-from pipetransformer.autopipe.search.search import best_plan
+from pipetransformer.autopipe.search.search import best_plan, fsdp_plan
 from pipetransformer.config.options import Parallel
 from pipetransformer.errors import InfeasiblePlan
 
@@ -66,7 +65,7 @@ class Planner:
         return self._best(self._constraints)
 
     def _best(self, constraints: PlanConstraints, num_frozen: int = 0, cache_level: int = 0) -> Plan:
-        find = sharded_plan if self._parallel.arrangement == "sharded" else best_plan
+        find = fsdp_plan if self._parallel.arrangement == "sharded" else best_plan
         return find(self.profile, self.cluster, self._batch_size, num_frozen, cache_level, constraints)
 
     @cached_property

@@ -93,9 +93,9 @@ class ElasticRuntime:
         first = not self.placement
         placement = initial_placement(plan) if first else next_placement(plan, self.placement)
         needed = () if first else moves(self.placement, placement)
-        assert first or plan.sharded == (self._shards is not None), "a run is sharded from its start to its end"
-        assert not plan.sharded or plan.num_devices == dist.get_world_size(), "every rank has a shard"
-        if first and plan.sharded:
+        assert first or plan.fsdp == (self._shards is not None), "a run is sharded from its start to its end"
+        assert not plan.fsdp or plan.num_devices == dist.get_world_size(), "every rank has a shard"
+        if first and plan.fsdp:
             self._shards = FsdpLayers(self.resident)
         elif first:
             self.resident.load(layer for layer, ranks in enumerate(placement) if dist.get_rank() in ranks)
@@ -122,7 +122,7 @@ class ElasticRuntime:
         place = position(plan, rank)
         own = plan.device_layers(place.device) if place else []
         offloaded = [layer for layer, ranks in enumerate(placement) if rank in ranks and layer not in own]
-        if not plan.sharded:
+        if not plan.fsdp:
             self.resident.keep(own, offloaded)
         if place is None:
             return

@@ -69,9 +69,9 @@ class Engine:
         self._objective, self._device, self._precision, self._recorder = objective, device, precision, recorder
         self.pipeline = groups[pipeline_ranks(plan, position.replica)]
         self._replicas = groups[replica_ranks(plan, position.device)]
-        self.parts = self._replicas if plan.sharded else self.pipeline
+        self.parts = self._replicas if plan.fsdp else self.pipeline
         # what is sharded is averaged as it is dealt out, and pipelines when all passes are done
-        is_whole = plan.num_stages == 1 and not plan.sharded
+        is_whole = plan.num_stages == 1 and not plan.fsdp
         self._modules = {i: _averaged(stage, self._replicas) if is_whole else stage for i, stage in stages.items()}
         self.active_parameters = {i: p for stage in stages.values() for i, p in stage.active_parameters.items()}
         self._schedules: dict[tuple[object, ...], Runner] = {}
@@ -102,7 +102,7 @@ class Engine:
         schedule = self._schedule(batch, train=True)
         target = batch.weighted_targets() if self.is_last else None
         options = {"target": target, "losses": losses, "return_outputs": False}
-        with nullcontext() if self.plan.sharded else self._precision.cached_autocast(self._device):
+        with nullcontext() if self.plan.fsdp else self._precision.cached_autocast(self._device):
             schedule.step(*self._inputs(batch), **options, **self._context(batch))
         if self.plan.num_stages > 1 and self.plan.num_replicas > 1 and self.active_parameters:
             with self._recorder.span("all-reduce"):

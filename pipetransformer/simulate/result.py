@@ -151,4 +151,4 @@ def _row(what_if: SimulationConfig, planner: Planner, plan: Plan, epoch: float =
 def _schedule(plan: Plan) -> str:
     """The schedule, with what goes beyond one stage on a device that keeps its layers and activations."""
     chunks = f", {plan.stages_per_rank} chunks" if plan.stages_per_rank > 1 else ""
-    return plan.schedule + chunks + ", checkpoint" * plan.recompute + ", sharded" * plan.sharded
+    return plan.schedule + chunks + ", checkpoint" * plan.recompute + ", sharded" * plan.fsdp

@@ -10,11 +10,10 @@ from pipetransformer.autopipe.cost import (
     compute_seconds,
     exchange_seconds,
     layer_time,
-    microbatch_size,
 )
 from pipetransformer.autopipe.plan import Plan
+from pipetransformer.autopipe.schedules import SCHEDULES, Pass
 from pipetransformer.report.trace import Event, pass_name
-from pipetransformer.simulate.order import Pass, order
 
 
 def step_events(profile: Profile, cluster: Cluster, plan: Plan, batch_size: int) -> list[Event]:
@@ -24,7 +23,7 @@ def step_events(profile: Profile, cluster: Cluster, plan: Plan, batch_size: int)
     active layers has no backward pass.
     """
     drawing = _Drawing(profile, cluster, plan, batch_size)
-    waiting = [deque(order(plan, device)) for device in range(plan.pipeline_size)]
+    waiting = [deque(SCHEDULES[plan.schedule].order(plan, device)) for device in range(plan.pipeline_size)]
     while any(waiting):
         ready = [queue for queue in waiting if queue and drawing.is_ready(queue[0])]
         assert ready, "the order of the passes is circular"
@@ -48,13 +47,14 @@ class _Drawing:
 
     def __init__(self, profile: Profile, cluster: Cluster, plan: Plan, batch_size: int) -> None:
         self.profile, self.plan = profile, plan
-        self.num_samples = microbatch_size(batch_size, plan.num_replicas, plan.num_microbatches)
+        self.num_samples = plan.microbatch_size(batch_size)
         self.events: list[Event] = []
         self._free_s = [0.0] * plan.pipeline_size
         self._arrived_s: dict[Pass, float] = {}  # when the pass's result is where it is needed
-        layout = cluster, plan.pipeline_size, plan.num_replicas, plan.replicas_adjacent
-        self._links = boundary_links(*layout)
-        self._updates = UpdateCosts(profile, plan.num_frozen, plan.num_replicas, allreduce_links(*layout), plan.sharded)
+        self._links = boundary_links(cluster, plan.devices)
+        self._updates = UpdateCosts(
+            profile, plan.num_frozen, plan.num_replicas, allreduce_links(cluster, plan.devices), plan.fsdp
+        )
         self._exchange_s = exchange_seconds(profile, cluster, plan)
         self._backward_s = [self._backward_seconds(stage) for stage in range(plan.num_stages)]
         stage_s = compute_seconds(profile, plan, batch_size)

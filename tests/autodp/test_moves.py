@@ -40,8 +40,8 @@ def test_a_cached_layer_stays_with_the_lowest_rank_that_held_it() -> None:
     assert after == ((0,), (0,), (1,), (0, 1, 2, 3), (0, 1, 2, 3))
 
 
-def test_of_a_sharded_plan_every_rank_keeps_its_share_of_the_cached_layers_too() -> None:
-    before, after = (Plan(level, level, ((first, 3),), 2, 1, sharded=True) for level, first in ((0, 0), (1, 2)))
+def test_under_fsdp_every_rank_keeps_its_share_of_the_cached_layers_too() -> None:
+    before, after = (Plan(level, level, ((first, 3),), 2, 1, fsdp=True) for level, first in ((0, 0), (1, 2)))
     everywhere = ((0, 1),) * 4
     assert initial_placement(before) == initial_placement(after) == next_placement(after, everywhere) == everywhere
 

@@ -2,10 +2,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipetransformer.autodp.topology import pipeline_ranks, replica_ranks
+from pipetransformer.autodp.topology import Topology
 from pipetransformer.autopipe.cluster import Cluster, Link, allreduce_links, boundary_links
+from pipetransformer.autopipe.layout import DeviceLayout, RankOrder
 from pipetransformer.autopipe.plan import Plan
 
+RANK_ORDERS = st.sampled_from(RankOrder.__args__)
 NEAR, FAR = Link(0, 1e9), Link(1, 1e6)
 
 
@@ -13,9 +15,9 @@ def nodes_of(size: int, num_devices: int = 64) -> Cluster:
     return Cluster(num_devices, None, NEAR, FAR, size)
 
 
-def arrangement(pipeline_size: int, num_replicas: int, adjacent: bool) -> Plan:
+def laid_out(pipeline_size: int, num_replicas: int, rank_order: RankOrder) -> Plan:
     stages = tuple((layer, layer) for layer in range(pipeline_size))
-    return Plan(0, 0, stages, num_replicas, 1, "gpipe", replicas_adjacent=adjacent)
+    return Plan(0, 0, stages, num_replicas, 1, "gpipe", rank_order=rank_order)
 
 
 def test_a_message_takes_latency_and_bandwidth() -> None:
@@ -29,7 +31,7 @@ def test_a_message_takes_latency_and_bandwidth() -> None:
 )
 def test_one_node_has_one_link(cluster: Cluster) -> None:
     assert cluster.node_size is None
-    assert set(boundary_links(cluster, 4, 2, False) + allreduce_links(cluster, 4, 2, False)) == {NEAR}
+    assert set(boundary_links(cluster, DeviceLayout(4, 2)) + allreduce_links(cluster, DeviceLayout(4, 2))) == {NEAR}
 
 
 def test_a_node_without_devices_is_refused() -> None:
@@ -37,37 +39,38 @@ def test_a_node_without_devices_is_refused() -> None:
         nodes_of(0)
 
 
-@given(st.integers(1, 7), st.integers(1, 7), st.integers(1, 9), st.booleans())
+@given(st.integers(1, 7), st.integers(1, 7), st.integers(1, 9), RANK_ORDERS)
 def test_a_boundary_takes_the_node_link_where_neighbours_of_any_replica_are_on_two_nodes(
-    pipeline_size: int, num_replicas: int, size: int, adjacent: bool
+    pipeline_size: int, num_replicas: int, size: int, rank_order: RankOrder
 ) -> None:
-    plan, links = arrangement(pipeline_size, num_replicas, adjacent), None
-    links = boundary_links(nodes_of(size), pipeline_size, num_replicas, adjacent)
+    plan = laid_out(pipeline_size, num_replicas, rank_order)
+    links = boundary_links(nodes_of(size), plan.devices)
     for device in range(pipeline_size):
-        nodes = [[rank // size for rank in pipeline_ranks(plan, replica)] for replica in range(num_replicas)]
+        nodes = [
+            [rank // size for rank in Topology(plan, 0).ranks_along("pp", {"dp": replica})]
+            for replica in range(num_replicas)
+        ]
         crosses = any(row[device] != row[(device + 1) % pipeline_size] for row in nodes)
         assert (links[device] == NEAR) != crosses
 
 
-@given(st.integers(1, 7), st.integers(1, 7), st.integers(1, 9), st.booleans())
+@given(st.integers(1, 7), st.integers(1, 7), st.integers(1, 9), RANK_ORDERS)
 def test_a_ring_shares_the_node_link_with_those_that_leave_the_same_node(
-    pipeline_size: int, num_replicas: int, size: int, adjacent: bool
+    pipeline_size: int, num_replicas: int, size: int, rank_order: RankOrder
 ) -> None:
-    plan = arrangement(pipeline_size, num_replicas, adjacent)
-    rings = [{rank // size for rank in replica_ranks(plan, device)} for device in range(pipeline_size)]
-    leaving = [allreduce_link for allreduce_link in rings if len(allreduce_link) > 1]
-    most = max((sum(node in allreduce_link for allreduce_link in leaving) for node in set().union(*rings)), default=0)
-    for allreduce_link, link in zip(
-        rings, allreduce_links(nodes_of(size), pipeline_size, num_replicas, adjacent), strict=True
-    ):
-        if len(allreduce_link) == 1:
+    plan = laid_out(pipeline_size, num_replicas, rank_order)
+    rings = [{rank // size for rank in Topology(plan, 0).replicas_of(device)} for device in range(pipeline_size)]
+    leaving = [ring for ring in rings if len(ring) > 1]
+    most = max((sum(node in ring for ring in leaving) for node in set().union(*rings)), default=0)
+    for ring, link in zip(rings, allreduce_links(nodes_of(size), plan.devices), strict=True):
+        if len(ring) == 1:
             assert link == NEAR
-        elif adjacent:  # a bound: at most two rings meet in a node
+        elif rank_order == "replica-first":  # a bound: at most two rings meet in a node
             assert link in (FAR, FAR.shared(2))
             assert link.bandwidth_bytes_per_s <= FAR.shared(most).bandwidth_bytes_per_s
         else:
             assert link == FAR.shared(most)
 
 
-def test_pipelines_side_by_side_leave_a_node_together() -> None:
-    assert boundary_links(nodes_of(4), 2, 4, True)[0] == FAR.shared(4)
+def test_replica_first_pipelines_leave_a_node_together() -> None:
+    assert boundary_links(nodes_of(4), DeviceLayout(2, 4, "replica-first"))[0] == FAR.shared(4)

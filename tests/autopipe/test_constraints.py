@@ -44,7 +44,7 @@ def test_pins_that_collide_are_named(constraints: PlanConstraints, message: str)
 
 @pytest.mark.parametrize("schedule", ["ZBV", "DualPipeV", "InterleavedZeroBubble"])
 def test_an_unknown_schedule_is_told_the_known_ones(schedule: str) -> None:
-    with pytest.raises(ValueError, match=f"schedule={schedule} does not exist; choose one of gpipe, 1f1b"):
+    with pytest.raises(ValueError, match=f"schedule={schedule} does not exist; choose one of 1f1b, gpipe"):
         PlanConstraints(schedule=schedule)
 
 

@@ -12,11 +12,12 @@ from pipetransformer.autopipe.cost import (
     Profile,
     layer_time,
     microbatch_size,
-    pipeline_makespan,
     stage_seconds,
     step_seconds,
 )
+from pipetransformer.autopipe.layout import Layout
 from pipetransformer.autopipe.plan import Plan
+from pipetransformer.autopipe.schedules import INTERLEAVED, ONE_F_ONE_B
 
 # forward 1 s, input gradient 10 s, weight gradient 100 s per sample; no overhead
 LAYER = LayerProfile("block", AffineTime(0, 1), AffineTime(0, 10), AffineTime(0, 100), 0.5, 1000, 7, 3)
@@ -91,18 +92,19 @@ def test_cached_layers_cost_nothing() -> None:
 
 
 def test_chunks_shorten_the_wait_and_not_the_work() -> None:
-    one_each = pipeline_makespan([6.0] * 4, num_microbatches=8)
-    two_each = pipeline_makespan([3.0] * 8, num_microbatches=8, stages_per_rank=2)
+    one_each = ONE_F_ONE_B.makespan([6.0] * 4, Layout(4, 1, 8))
+    two_each = INTERLEAVED.makespan([3.0] * 8, Layout(8, 1, 8, stages_per_rank=2))
     assert (one_each, two_each) == (8 * 6 + 3 * 6, 8 * 6 + 3 * 6 / 2)
 
 
 def test_with_few_microbatches_the_first_passes_all_stages() -> None:
-    assert pipeline_makespan([3.0] * 8, num_microbatches=2, stages_per_rank=2) == 8 * 3 + 3
+    assert INTERLEAVED.makespan([3.0] * 8, Layout(8, 1, 2, stages_per_rank=2)) == 8 * 3 + 3
 
 
-def test_the_busiest_device_sets_the_pace_over_all_its_chunks() -> None:
-    assert pipeline_makespan([3, 1, 1, 3], 10, stages_per_rank=2) == 10 * 4 + 4 / 2
-    assert pipeline_makespan([3, 1, 3, 1], 10, stages_per_rank=2) == 10 * 6 + 2 / 2
+def test_the_busiest_device_sets_the_pace_over_all_its_stages() -> None:
+    layout = Layout(4, 1, 10, stages_per_rank=2)
+    assert INTERLEAVED.makespan([3, 1, 1, 3], layout) == 10 * 4 + 4 / 2
+    assert INTERLEAVED.makespan([3, 1, 3, 1], layout) == 10 * 6 + 2 / 2
 
 
 def test_chunks_add_transfers() -> None:
@@ -145,7 +147,7 @@ def test_the_schedule_of_a_pipeline_takes_its_time_for_each_pass_and_a_single_st
 
 def test_boundaries_and_rings_between_nodes_take_the_node_link() -> None:
     nodes = Cluster(8, None, Link(0, float("inf")), Link(1, 100), devices_per_node=2)
-    inside, across = Plan(0, 0, TWO_STAGES, 4, 1), Plan(0, 0, TWO_STAGES, 4, 1, replicas_adjacent=True)
+    inside, across = Plan(0, 0, TWO_STAGES, 4, 1), Plan(0, 0, TWO_STAGES, 4, 1, rank_order="replica-first")
     update_s = 2 * 0.5
     ring_bytes = 2 * 3 / 4 * 2 * 1000
     # two rings leave each node; side by side only one does, and both pipelines cross it

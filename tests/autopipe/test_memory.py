@@ -1,14 +1,9 @@
-from collections.abc import Iterable
 from dataclasses import replace
-from itertools import product
-from operator import mul
-from typing import Any
 
 import pytest
-from torch.distributed.pipelining.schedules import ScheduleInterleaved1F1B
 
 from pipetransformer.autopipe.cost import AffineTime, LayerProfile, Profile
-from pipetransformer.autopipe.memory import device_memory_bytes, in_flight, interleaves
+from pipetransformer.autopipe.memory import device_memory_bytes
 from pipetransformer.autopipe.plan import Plan
 
 NOTHING = AffineTime(0, 0)
@@ -58,44 +53,6 @@ def test_checkpointing_saves_inputs_and_one_layer_at_a_time(num_frozen: int) -> 
     weights = [8000, 8000] if num_frozen == 0 else [2000, 8000]
     expected = [w + 2 * (3 * s + a + 3 * 3) for w, s, a in zip(weights, saved, again, strict=True)]
     assert list(device_memory_bytes(PROFILE, plan, batch_size=6)) == expected
-
-
-@pytest.mark.parametrize(
-    ("pipeline_size", "stages_per_rank", "num_microbatches"), [(2, 2, 4), (3, 2, 7), (4, 3, 8), (4, 2, 3)]
-)
-def test_interleaved_holds_what_torch_holds(pipeline_size: int, stages_per_rank: int, num_microbatches: int) -> None:
-    for device in range(pipeline_size):
-        counts, moments = [0] * stages_per_rank, []
-        for action in torch_actions(device, pipeline_size, stages_per_rank, num_microbatches):
-            forward = action.computation_type.name == "FORWARD"
-            counts[action.stage_index // pipeline_size] += 1 if forward else -1
-            moments.append(tuple(counts))
-        found = in_flight("interleaved1f1b", device, pipeline_size, stages_per_rank, num_microbatches)
-        assert set(found) <= set(moments)
-        for weights in product((1, 2, 5), repeat=stages_per_rank):
-            assert peak(found, weights) == peak(moments, weights)
-
-
-def peak(moments: Iterable[tuple[int, ...]], weights: tuple[int, ...]) -> int:
-    return max(sum(map(mul, moment, weights)) for moment in moments)
-
-
-def torch_actions(device: int, pipeline_size: int, stages_per_rank: int, num_microbatches: int) -> list[Any]:
-    schedule: Any = object.__new__(ScheduleInterleaved1F1B)
-    schedule.n_local_stages, schedule.pp_group_size, schedule._n_microbatches = (
-        stages_per_rank,
-        pipeline_size,
-        num_microbatches,
-    )
-    schedule.microbatches_per_round = num_microbatches // max(1, num_microbatches // pipeline_size)
-    return [action for action in schedule._calculate_single_rank_operations(device) if action is not None]
-
-
-@pytest.mark.parametrize(
-    ("num_microbatches", "runs"), [(1, True), (3, True), (4, True), (10, True), (9, False), (8, True)]
-)
-def test_rounds_are_equally_long(num_microbatches: int, runs: bool) -> None:
-    assert interleaves(4, num_microbatches) == runs
 
 
 def test_chunks_of_a_device_add_up() -> None:

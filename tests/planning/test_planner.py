@@ -161,10 +161,10 @@ def test_shards_stay_on_all_devices_and_keep_the_budget() -> None:
     sharded = planner(memory_mib=150, arrangement="sharded")  # 8 blocks of 40 MiB: 80 on each of four, and 40 whole
     plans = [sharded.initial()]
     plans += [sharded.next(plans[0], num_frozen, num_frozen) for num_frozen in (4, 6)]
-    assert [(plan.stages, plan.num_replicas, plan.sharded) for plan in plans] == [
+    assert [(plan.stages, plan.num_replicas, plan.fsdp) for plan in plans] == [
         (((0, 7),), 4, True), (((5, 7),), 4, True), (((7, 7),), 4, True),
     ]  # fmt: skip
-    assert not sharded.static.sharded
+    assert not sharded.static.fsdp
     with pytest.raises(InfeasiblePlan, match="a sharded plan does not fit"):
         planner(memory_mib=100, arrangement="sharded").initial()
 

@@ -27,7 +27,7 @@ FACTORS = {
     "num_frozen": FROZEN,
     "cached": [False, True],
     "checkpoint": [False, True],
-    "replicas_adjacent": [False, True],
+    "rank_order": ["pipeline-first", "replica-first"],
     "kind": KINDS,
     "optimizer": OPTIMIZERS,
     "dropout": [0.0, 0.2],
@@ -53,7 +53,7 @@ def test_on_one_process_everything_goes_with_everything(
     kind: str, pool: Pool, bert_config: Path, tmp_path: Path
 ) -> None:
     shapes = [
-        TransformerShape((1, 1), "gpipe", count, frozen, cached, recompute, replicas_adjacent=False)
+        TransformerShape((1, 1), "gpipe", count, frozen, cached, recompute, rank_order="pipeline-first")
         for count, frozen, cached, recompute in product([1, 3], FROZEN, [False, True], [False, True])
     ]
     plans = [shape.plan(random.Random(0)) for shape in shapes if shape.is_possible]

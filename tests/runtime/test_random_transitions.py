@@ -23,7 +23,7 @@ SHAPES = st.builds(
     num_frozen=st.integers(0, NUM_BLOCKS),
     cached=st.booleans(),
     recompute=st.booleans(),
-    replicas_adjacent=st.booleans(),
+    rank_order=st.sampled_from(["pipeline-first", "replica-first"]),
 ).filter(lambda shape: shape.is_possible)
 SEQUENCES = st.dictionaries(st.integers(1, NUM_STEPS - 1), SHAPES, min_size=2, max_size=5)
 EXHAUSTED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]

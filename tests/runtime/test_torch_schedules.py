@@ -10,4 +10,4 @@ def test_interleaved_1f1b_gives_every_trainable_stage_its_gradient(pool: Pool) -
 
 def test_zero_bubble_schedules_still_forget_the_first_trainable_stage(pool: Pool) -> None:
     forgotten = pool.run(2, stages_without_gradient, "interleaved_zero_bubble")
-    assert forgotten == [[], [1]], "torch has mended it: take the schedule out of SKIPS_GRADIENTS and offer it"
+    assert forgotten == [[], [1]], "torch has mended it: take the schedule out of REFUSED and offer it"

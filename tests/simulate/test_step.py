@@ -37,7 +37,7 @@ PLANS = [
     replace(pipeline(4, 8, "1f1b"), recompute=True),
     Plan(4, 0, ((0, 3), (4, 7)), 2, 4, "1f1b"),
     Plan(4, 4, ((5, 5), (6, 7)), 2, 4, "1f1b"),
-    Plan(2, 0, ((0, 7),), 4, 2, sharded=True),
+    Plan(2, 0, ((0, 7),), 4, 2, fsdp=True),
 ]
 
 
@@ -78,7 +78,7 @@ def test_a_frozen_stage_has_no_backward_pass_and_gets_no_gradient() -> None:
 
 
 def test_shards_are_exchanged_before_each_pass_and_not_at_the_end() -> None:
-    plan = Plan(0, 0, ((0, 7),), 4, 2, sharded=True)
+    plan = Plan(0, 0, ((0, 7),), 4, 2, fsdp=True)
     events = step_events(PROFILE, SLOW, plan, 16)
     names = ["shards of F0", "F0", "shards of B0", "B0", "shards of F1", "F1", "shards of B1", "B1", "optimizer"]
     assert [event.name for event in events] == names

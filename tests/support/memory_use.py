@@ -51,7 +51,7 @@ def predicted_and_measured(case: Case, plan: Plan, folder: str) -> tuple[int, in
     place = position(plan, dist.get_rank())
     assert place is not None
     predicted = device_memory_bytes(planner.profile, plan, case.batch_size)[place.device]
-    with ResizedBytes() if plan.sharded else LiveBytes() as live:
+    with ResizedBytes() if plan.fsdp else LiveBytes() as live:
         for _, tensor in runtime.resident.stack.named_parameters():
             live.add(tensor)
         runtime.apply(plan)

@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from pipetransformer.autopipe.layout import RankOrder
 from pipetransformer.autopipe.plan import Plan
 from support.cases import NUM_BLOCKS
 
@@ -19,7 +20,7 @@ def plan(frozen: int, cached: int, ends: list[int], replicas: int, microbatches:
 def sharded(frozen: int, cached: int, devices: int, microbatches: int, recompute: bool = False) -> Plan:
     """A share of every layer on every device."""
     stage = (cached + 1 if cached else 0, HEAD)
-    return Plan(frozen, cached, (stage,), devices, microbatches, recompute=recompute, sharded=True)
+    return Plan(frozen, cached, (stage,), devices, microbatches, recompute=recompute, fsdp=True)
 
 
 PIPE_TO_DATA = {  # 4 stages -> 2 -> 1, as the paper draws it
@@ -44,7 +45,7 @@ class TransformerShape:
     num_frozen: int
     cached: bool
     recompute: bool
-    replicas_adjacent: bool
+    rank_order: RankOrder
 
     @property
     def stages_per_rank(self) -> int:
@@ -75,7 +76,7 @@ class TransformerShape:
         level = self.num_frozen if self.cached else 0
         return Plan(
             self.num_frozen, level, stages, num_replicas, self.num_microbatches, self.schedule, self.stages_per_rank,
-            self.recompute, self.replicas_adjacent,
+            self.recompute, self.rank_order,
         )  # fmt: skip
 
 

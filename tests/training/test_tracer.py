@@ -18,11 +18,11 @@ from pipetransformer.autodp.topology import position
 from pipetransformer.autopipe.cluster import Cluster, Link
 from pipetransformer.autopipe.cost import AffineTime, LayerProfile, Profile
 from pipetransformer.autopipe.plan import Plan
+from pipetransformer.autopipe.schedules import SCHEDULES
 from pipetransformer.planning.history import NUM_WARMUP_STEPS, PlanRecord
 from pipetransformer.planning.timeline import Timeline
 from pipetransformer.report.text import summary_rows
 from pipetransformer.report.trace import COMPUTE, pass_name
-from pipetransformer.simulate.order import order
 from pipetransformer.simulate.step import step_events
 from pipetransformer.training.tracer import is_due
 
@@ -35,7 +35,7 @@ PLANS = {
     "interleaved": replace(plan(0, 0, [1, 3, 5, HEAD], 2, 4, "interleaved1f1b"), stages_per_rank=2),
     "frozen stage below and an idle rank": plan(4, 0, [3, 5, HEAD], 1, 4),
     "frozen stage below, gpipe, replicas side by side": replace(
-        plan(2, 0, [2, HEAD], 2, 3, "gpipe"), replicas_adjacent=True
+        plan(2, 0, [2, HEAD], 2, 3, "gpipe"), rank_order="replica-first"
     ),
     "checkpoint, several micro-batches on one stage": replace(plan(1, 0, [HEAD], 2, 3), recompute=True),
 }
@@ -67,7 +67,7 @@ def on_every_plan(test: Callable[..., None]) -> Callable[..., None]:
 def passes(plan: Plan, rank: int) -> list[str]:
     """What torch's schedule of that name runs on a rank; a stage without active layers has no backward pass."""
     place = position(plan, rank)
-    own = order(plan, place.device) if place else []
+    own = SCHEDULES[plan.schedule].order(plan, place.device) if place else []
     active = [one for one in own if one.is_forward or plan.stages[one.stage][1] >= plan.first_active_layer]
     return [pass_name(one.is_forward, one.microbatch, one.stage, plan.stages_per_rank) for one in active]
 

@@ -1,4 +1,4 @@
-"""What no arrangement can be better than; it spares the search most of its candidates."""
+"""Lower bounds on layouts, whatever their partition; they spare the search most exact partitions."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -6,17 +6,18 @@ from functools import lru_cache
 from itertools import accumulate
 
 from pipetransformer.autopipe.cluster import Link, allreduce_links, boundary_links
-from pipetransformer.autopipe.cost import allreduce_volume, layers_with_grad, makespan, microbatch_size
+from pipetransformer.autopipe.cost import allreduce_volume, layers_with_grad
+from pipetransformer.autopipe.layout import DeviceLayout, Layout, microbatch_size
 from pipetransformer.autopipe.plan import layer_above
-from pipetransformer.autopipe.search.candidates import Candidate, DeviceLayout
+from pipetransformer.autopipe.schedules import SCHEDULES
 from pipetransformer.autopipe.search.solver import PartitionSolver
 
 Boundaries = tuple[list[tuple[float, int]], float]
-"""Seconds for a micro-batch and at how many devices, but for the last device; then those of the last one."""
+"""Seconds per micro-batch and the number of devices, for all but the last device; then the last one's seconds."""
 
 
 class LoadBounds:
-    """Bounds on the largest sum when layers are dealt to devices, contiguous or not."""
+    """Bounds on the largest load when layers are assigned to devices, contiguous or not."""
 
     def __init__(self, weights: Iterable[float]) -> None:
         weights = sorted(weights)
@@ -26,7 +27,7 @@ class LoadBounds:
         self.largest = lru_cache(maxsize=None)(self._largest)
 
     def _largest(self, num_devices: int) -> float:
-        """At least the mean; and of the ``(j - 1) K + 1`` heaviest layers some device gets ``j``."""
+        """Returns the mean, or more: of the ``(j - 1) K + 1`` heaviest layers, one of ``K`` devices gets ``j``."""
         until = self._until
         heaviest = range(1, len(until), num_devices)
         crowded = (until[count] - until[count - j] for j, count in enumerate(heaviest, start=1))
@@ -34,10 +35,10 @@ class LoadBounds:
 
 
 class LowerBounds:
-    """Bounds on the candidates for one frozen prefix and cache level."""
+    """Bounds on the layouts for one frozen prefix and cache level; each is computed once."""
 
     def __init__(self, solver: PartitionSolver) -> None:
-        self._arranger = solver
+        self._solver = solver
         active = [
             layer if on else None
             for layer, on in layers_with_grad(solver.profile, solver.num_frozen)[solver.layers.start :]
@@ -53,63 +54,67 @@ class LowerBounds:
         self._split = lru_cache(maxsize=None)(self._split_of)
         self._update = lru_cache(maxsize=None)(self._update_of)
 
-    def work_seconds(self, pipelines: DeviceLayout) -> float:
-        """:meth:`pipelines_seconds` where boundaries take no time; quick."""
-        share = microbatch_size(self._arranger.batch_size, pipelines.num_replicas, num_microbatches=1)
-        return self._seconds(share, False).largest(pipelines.pipeline_size) + self.update_seconds(pipelines)
+    def work_seconds(self, devices: DeviceLayout) -> float:
+        """Returns :meth:`devices_seconds` without boundaries, which is quick."""
+        num_samples = microbatch_size(self._solver.batch_size, devices.num_replicas, num_microbatches=1)
+        return self._seconds(num_samples, False).largest(devices.pipeline_size) + self.update_seconds(devices)
 
-    def pipelines_seconds(self, pipelines: DeviceLayout) -> float:
-        """Of a step with any number of micro-batches and chunks: the busiest device's work, and its update."""
-        share = microbatch_size(self._arranger.batch_size, pipelines.num_replicas, num_microbatches=1)
-        seconds, (inner, _) = self._seconds(share, False), self._boundaries(pipelines, share)
-        size = pipelines.pipeline_size
+    def devices_seconds(self, devices: DeviceLayout) -> float:
+        """Returns a step's seconds for any stages per rank and micro-batches: the busiest device's work and update."""
+        num_samples = microbatch_size(self._solver.batch_size, devices.num_replicas, num_microbatches=1)
+        seconds, (inner, _) = self._seconds(num_samples, False), self._boundaries(devices, num_samples)
+        size = devices.pipeline_size
         mean_s = (seconds.total + _sum(inner)) / size
         crossing_s = max((boundary_s + seconds.least for boundary_s, _ in inner), default=0.0)
-        return max(seconds.largest(size), mean_s, crossing_s) + self.update_seconds(pipelines)
+        return max(seconds.largest(size), mean_s, crossing_s) + self.update_seconds(devices)
 
-    def pipeline_makespan(self, candidate: Candidate) -> float:
-        """Of the pipeline, see :func:`~pipetransformer.autopipe.cost.pipeline_makespan`."""
-        seconds = self._seconds(candidate.num_samples, candidate.recompute)
-        inner, back_s = self._boundaries(candidate, candidate.num_samples)
-        total = seconds.total + candidate.stages_per_rank * _sum(inner) + (candidate.stages_per_rank - 1) * back_s
-        busiest = max(seconds.largest(candidate.pipeline_size), total / candidate.pipeline_size)
-        slowest = seconds.largest(candidate.num_stages)
-        return makespan(total, slowest, busiest, candidate.num_microbatches, candidate.stages_per_rank)
+    def pipeline_makespan(self, layout: Layout) -> float:
+        """Returns the seconds of the pipeline, without the update."""
+        num_samples = self._num_samples(layout)
+        seconds = self._seconds(num_samples, layout.recompute)
+        inner, back_s = self._boundaries(layout.devices, num_samples)
+        total_s = seconds.total + layout.stages_per_rank * _sum(inner) + (layout.stages_per_rank - 1) * back_s
+        busiest_s = max(seconds.largest(layout.pipeline_size), total_s / layout.pipeline_size)
+        slowest_s = seconds.largest(layout.num_stages)
+        return SCHEDULES[layout.schedule].makespan_of(total_s, slowest_s, busiest_s, layout)
 
-    def _boundaries(self, where: DeviceLayout | Candidate, num_samples: int) -> Boundaries:
-        """What each device pays for the boundary above it, at least."""
-        inner, back = self._links(where.pipeline_size, where.num_replicas, where.replicas_adjacent)
+    def _num_samples(self, layout: Layout) -> int:
+        return layout.microbatch_size(self._solver.batch_size)
+
+    def _boundaries(self, devices: DeviceLayout, num_samples: int) -> Boundaries:
+        """Returns the least that each device takes for the boundary above it."""
+        inner, back = self._links(devices)
         num_bytes, num_messages = self._least_output * num_samples, 1 if self._runs_frozen else 2
         counted = [(num_messages * link.seconds(num_bytes), count) for link, count in inner]
         return counted, num_messages * back.seconds(num_bytes)
 
-    def _links_of(self, pipeline_size: int, num_replicas: int, adjacent: bool) -> tuple[list[tuple[Link, int]], Link]:
-        """The links through a pipeline, each with how many there are, and the one from its end to its start."""
-        links = boundary_links(self._arranger.cluster, pipeline_size, num_replicas, adjacent)
+    def _links_of(self, devices: DeviceLayout) -> tuple[list[tuple[Link, int]], Link]:
+        """Returns the links through a pipeline, each with its number, and the one from its end to its start."""
+        links = boundary_links(self._solver.cluster, devices)
         return list(Counter(links[:-1]).items()), links[-1]
 
-    def update_seconds(self, pipelines: DeviceLayout) -> float:
-        """Of the slowest device after the pipeline."""
-        return self._update(pipelines, pipelines.pipeline_size)
+    def update_seconds(self, devices: DeviceLayout) -> float:
+        """Returns the seconds of the slowest device after the pipeline."""
+        return self._update(devices, devices.pipeline_size)
 
-    def _update_of(self, pipelines: DeviceLayout, num_active: int) -> float:
-        """With active layers on the last ``num_active`` devices of a pipeline alone."""
-        size, num_replicas = pipelines.pipeline_size, pipelines.num_replicas
+    def _update_of(self, devices: DeviceLayout, num_active: int) -> float:
+        """Returns :meth:`update_seconds` with active layers on the last ``num_active`` devices of a pipeline alone."""
         optimizer_s = self._optimizer_s.largest(num_active)
-        if num_replicas == 1 or self._active_bytes.total == 0:
+        if devices.num_replicas == 1 or self._active_bytes.total == 0:
             return optimizer_s
-        links = allreduce_links(self._arranger.cluster, size, num_replicas, pipelines.replicas_adjacent)[-num_active:]
-        moved = allreduce_volume(num_replicas)
-        largest_s = min(link.seconds(moved * self._active_bytes.largest(num_active)) for link in set(links))
+        links = allreduce_links(self._solver.cluster, devices)[-num_active:]
+        volume = allreduce_volume(devices.num_replicas)
+        # the largest load may be on any of the devices, so it takes the one where it is fastest
+        largest_s = min(link.seconds(volume * self._active_bytes.largest(num_active)) for link in set(links))
         fastest = max(link.bandwidth_bytes_per_s for link in links)
-        mean_s = (moved * self._active_bytes.total / fastest + self._optimizer_s.total) / num_active
+        mean_s = (volume * self._active_bytes.total / fastest + self._optimizer_s.total) / num_active
         return max(largest_s, optimizer_s, mean_s)
 
-    def frozen_below_seconds(self, candidate: Candidate) -> float:
-        """Of a step, where frozen layers run below active ones; dear, and zero where none does.
+    def frozen_below_seconds(self, layout: Layout) -> float:
+        """Returns the seconds of a step where frozen layers run below active ones; zero where none does. Slow.
 
-        The last ``k`` stages have active layers, and only their devices average and update; the more they are, the
-        fewer are left for the frozen layers, of which one stage may have some with its active ones::
+        The last ``k`` stages have active layers, and only their devices all-reduce and update. The more they are, the
+        fewer are left for the frozen layers, some of which may be in a stage with active ones::
 
             stages      0 .. num_stages - k - 1    num_stages - k    num_stages - k + 1 .. num_stages - 1
             layers      frozen                     frozen, active    active
@@ -117,67 +122,63 @@ class LowerBounds:
         """
         if not self._runs_frozen:
             return 0.0
-        first_active, num_layers = self._first_active, len(self._arranger.layers)
-        frozen_s, active = self._split(candidate.num_samples, candidate.recompute)
-        links = boundary_links(
-            self._arranger.cluster, candidate.pipeline_size, candidate.num_replicas, candidate.replicas_adjacent
-        )
-        sends = [
-            link.seconds(self._least_output * candidate.num_samples) for link in links * candidate.stages_per_rank
-        ][:-1]
-        fewest, most = max(1, candidate.num_stages - first_active), min(candidate.num_stages, num_layers - first_active)
-        return min(
-            self._with_active_stages(
-                candidate, frozen_s, active, sends[: candidate.num_stages - k], sends[candidate.num_stages - k :]
-            )
-            for k in range(fewest, most + 1)
-        )
+        num_samples, links = self._num_samples(layout), boundary_links(self._solver.cluster, layout.devices)
+        # the last stage sends nothing up
+        sends_s = [link.seconds(self._least_output * num_samples) for link in links * layout.stages_per_rank][:-1]
+        num_frozen, num_layers = self._first_active, len(self._solver.layers)
+        # each stage has a layer: at most num_frozen stages are frozen ones, and at most as many active as active layers
+        fewest, most = max(1, layout.num_stages - num_frozen), min(layout.num_stages, num_layers - num_frozen)
+        return min(self._with_active_stages(layout, sends_s, k) for k in range(fewest, most + 1))
 
-    def _with_active_stages(
-        self, candidate: Candidate, frozen_s: float, active: LoadBounds, once: list[float], twice: list[float]
-    ) -> float:
-        """:meth:`frozen_below_seconds` where the stages that send ``once`` have frozen layers alone."""
-        num_active = candidate.num_stages - len(once)
-        below_s, above_s = sum(once), 2 * sum(twice)
-        total = frozen_s + active.total + below_s + above_s
-        slowest = max(
+    def _with_active_stages(self, layout: Layout, sends_s: list[float], num_active: int) -> float:
+        """Returns :meth:`frozen_below_seconds` with active layers in the last ``num_active`` stages.
+
+        Args:
+            sends_s: Seconds for a message from each stage to the one above, but for the last stage.
+        """
+        frozen_s, active = self._split(self._num_samples(layout), layout.recompute)
+        num_frozen = layout.num_stages - num_active  # stages of frozen layers alone
+        once, twice = sends_s[:num_frozen], sends_s[num_frozen:]
+        below_s, above_s = sum(once), 2 * sum(twice)  # the output goes up, and above the prefix a gradient comes back
+        total_s = frozen_s + active.total + below_s + above_s
+        slowest_s = max(
             active.largest(num_active),
             (active.total + above_s) / num_active,
-            (frozen_s + active.least + below_s) / (len(once) + 1),
+            # the lowest stage with active layers may have frozen ones, too, and then has at least one active layer
+            (frozen_s + active.least + below_s) / (num_frozen + 1),
             2 * max(twice, default=0.0) + active.least,
         )
-        busiest = max(slowest, total / candidate.pipeline_size)
-        pipeline_s = makespan(total, slowest, busiest, candidate.num_microbatches, candidate.stages_per_rank)
-        pipelines = DeviceLayout(candidate.pipeline_size, candidate.num_replicas, candidate.replicas_adjacent)
-        return pipeline_s + self._update(pipelines, min(num_active, candidate.pipeline_size))
+        busiest_s = max(slowest_s, total_s / layout.pipeline_size)
+        pipeline_s = SCHEDULES[layout.schedule].makespan_of(total_s, slowest_s, busiest_s, layout)
+        # stages go round the devices, so the last ones lie on as many devices, or on all
+        return pipeline_s + self._update(layout.devices, min(num_active, layout.pipeline_size))
 
-    def device_bytes(self, candidate: Candidate) -> float:
-        """On the fullest device: parameters, the activations of what must be in flight, and the tensors handed over.
+    def device_bytes(self, layout: Layout) -> float:
+        """Returns the bytes of the fullest device: parameters, activations in flight, and tensors between stages.
 
-        Where frozen layers run, the fullest device may be one that hands over less.
+        Where frozen layers run, the fullest device may be one that sends less.
         """
-        num_in_flight = candidate.num_microbatches if candidate.schedule == "gpipe" else 1
-        layers = self._bytes(candidate.num_samples * num_in_flight, candidate.recompute).largest(
-            candidate.pipeline_size
-        )
-        num_boundaries = 2 * candidate.stages_per_rank - 1 if candidate.num_stages > 1 and not self._runs_frozen else 0
-        memory = self._arranger.memory[candidate.recompute]
-        return layers + memory.buffer_bytes(num_boundaries * candidate.num_microbatches, candidate.num_samples) - 1
+        num_samples, num_in_flight = self._num_samples(layout), SCHEDULES[layout.schedule].least_in_flight(layout)
+        layers = self._bytes(num_samples * num_in_flight, layout.recompute).largest(layout.pipeline_size)
+        # two for each stage of a device, but the lowest stage of all has none below it, and the highest none above
+        num_boundaries = 2 * layout.stages_per_rank - 1 if layout.num_stages > 1 and not self._runs_frozen else 0
+        memory = self._solver.memory[layout.recompute]
+        return layers + memory.buffer_bytes(num_boundaries * layout.num_microbatches, num_samples) - 1
 
     def least_bytes(self, pipeline_size: int) -> float:
-        """On the fullest device of such pipelines, with one sample in flight; a layer may save less than its input."""
+        """Returns the bytes of the fullest device with one sample in flight, which may save less when recomputing."""
         return min(self._bytes(1, recompute).largest(pipeline_size) for recompute in (False, True)) - 1
 
     def _seconds_of(self, num_samples: int, recompute: bool) -> LoadBounds:
-        return LoadBounds(time.at(num_samples) for time in self._arranger.times[recompute])
+        return LoadBounds(time.at(num_samples) for time in self._solver.times[recompute])
 
     def _split_of(self, num_samples: int, recompute: bool) -> tuple[float, LoadBounds]:
-        """Seconds of the frozen layers together, and of the active ones."""
-        times = [time.at(num_samples) for time in self._arranger.times[recompute]]
+        """Returns the seconds of the frozen layers together, and the bounds of the active ones."""
+        times = [time.at(num_samples) for time in self._solver.times[recompute]]
         return sum(times[: self._first_active]), LoadBounds(times[self._first_active :])
 
     def _bytes_of(self, num_samples: int, recompute: bool) -> LoadBounds:
-        memory, layers = self._arranger.memory[recompute], self._arranger.layers
+        memory, layers = self._solver.memory[recompute], self._solver.layers
         return LoadBounds(memory.layer_bytes(layer, num_samples) for layer in layers)
 
 

@@ -1,21 +1,22 @@
-"""The fastest feasible plan: bounds put the candidates in order and spare most of them their exact partition."""
+"""The fastest feasible plan: bounds put the layouts in order and spare most of them their exact partition.
+
+:func:`best_plan` does not consider sharded layers: a transition to any other plan would have to all-gather them. They
+are a static layout that a user asks for, and :func:`fsdp_plan` searches it.
+"""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from math import ceil, floor, inf, log10
 
 from pipetransformer.autopipe.cluster import Cluster
 from pipetransformer.autopipe.constraints import UNCONSTRAINED, PlanConstraints, check_constraints
-from pipetransformer.autopipe.cost import Profile
-from pipetransformer.autopipe.plan import Plan
+from pipetransformer.autopipe.cost import Profile, step_seconds
+from pipetransformer.autopipe.layout import DeviceLayout, Layout
+from pipetransformer.autopipe.memory import device_memory_bytes
+from pipetransformer.autopipe.plan import Plan, layer_above
 from pipetransformer.autopipe.search.bounds import LowerBounds
-from pipetransformer.autopipe.search.candidates import (
-    Candidate,
-    DeviceLayout,
-    candidates,
-    device_layouts,
-    smallest_candidates,
-)
+from pipetransformer.autopipe.search.candidates import candidates, device_layouts, preference, smallest_candidates
 from pipetransformer.autopipe.search.solver import RELATIVE_TOLERANCE, PartitionSolver
 from pipetransformer.errors import InfeasiblePlan
 
@@ -28,20 +29,25 @@ def best_plan(
     cache_level: int = 0,
     constraints: PlanConstraints = UNCONSTRAINED,
 ) -> Plan:
-    """The fastest plan by :func:`~pipetransformer.autopipe.cost.step_seconds` that fits the memory of the devices.
+    """Returns the fastest plan by :func:`~pipetransformer.autopipe.cost.step_seconds` that fits the devices' memory.
 
     Considers every number of devices in a pipeline and of replicas; 1, 2, 3, 4, 6, 8, 12, ... micro-batches; one to
-    four stages on a device; activation checkpointing where memory is limited; replicas side by side where there are
-    nodes; and for each of these all partitions worth it, from the fastest slowest stage to the fastest slowest update.
-    That is exact where all layers hand over equally much; below the frozen prefix, where no gradient comes back, it may
-    miss the optimum by a transfer, and with several stages on a device where
-    :func:`~pipetransformer.autopipe.search.interleave.interleave` gives up.
-    Of equally fast plans (to rounding) it takes the
-    simplest: without checkpointing, with fewer chunks, fewer stages, then fewer micro-batches, then fewer replicas.
+    four stages per rank; recomputing where memory is limited; both rank orders where there are nodes; and for each of
+    these all partitions worth it, from the fastest slowest stage to the fastest slowest update.
+    That is exact where the outputs of all layers are equally large. Below the frozen prefix, where no gradient comes
+    back, it may miss the optimum by a transfer, and with several stages per rank where
+    :func:`~pipetransformer.autopipe.search.partition.interleave` gives up.
+    Of equally fast plans (to rounding) it takes the simplest by
+    :func:`~pipetransformer.autopipe.search.candidates.preference`.
     Every rank finds the same one, and devices stay idle where they do not help.
 
+    Args:
+        batch_size: Samples of the global batch.
+        num_frozen: Blocks that take no gradient.
+        cache_level: Blocks whose output is read from the cache.
+
     Raises:
-        InfeasiblePlan: Nothing fits the memory, or the pins cannot be met.
+        InfeasiblePlan: Nothing fits the memory, or the constraints cannot be met.
     """
     search = _Search(profile, cluster, batch_size, num_frozen, cache_level, constraints)
     check_constraints(constraints, search.solver.layers, cluster.num_devices, batch_size)
@@ -49,7 +55,7 @@ def best_plan(
 
 
 class _Search:
-    """The candidates for one frozen prefix and cache level."""
+    """The layouts for one frozen prefix and cache level."""
 
     def __init__(
         self,
@@ -65,62 +71,63 @@ class _Search:
         self.bounds = LowerBounds(self.solver)
 
     def fastest(self) -> Plan | None:
-        """Goes through the candidates in the order of their bounds, until none can be better than the best plan."""
-        best: tuple[Candidate, Plan] | None = None
-        for pipelines_s, pipelines in self._pipelines():
-            if best and pipelines_s * RELATIVE_TOLERANCE >= best[1].predicted_step_s:
+        """Goes through the layouts in the order of their bounds, until none can be better than the best plan."""
+        best: Plan | None = None
+        for devices_s, devices in self._devices():
+            if best and devices_s * RELATIVE_TOLERANCE >= best.predicted_step_s:
                 break
-            update_s = self.bounds.update_seconds(pipelines)
-            for candidate_s, candidate in self._candidates(pipelines, update_s):
-                limit_s = _limit(candidate, best)
-                if candidate_s >= limit_s or self.bounds.frozen_below_seconds(candidate) >= limit_s:
+            update_s = self.bounds.update_seconds(devices)
+            for layout_s, layout in self._layouts(devices, update_s):
+                limit_s = _limit(layout, best)
+                if layout_s >= limit_s or self.bounds.frozen_below_seconds(layout) >= limit_s:
                     continue
-                if plan := self.solver.fastest(candidate, limit_s, update_s):
-                    best = candidate, plan
-        return best[1] if best else None
+                best = self.solver.fastest(layout, limit_s, update_s) or best
+        return best
 
-    def _pipelines(self) -> Iterator[tuple[float, DeviceLayout]]:
-        """Those that may fit the memory, in the order of their bounds, which only those at the front get."""
+    def _devices(self) -> Iterator[tuple[float, DeviceLayout]]:
+        """Yields the grids that may fit the memory, in the order of their bounds.
+
+        Only those at the front of the queue get the dear bound.
+        """
         budget = self.cluster.device_memory_bytes
         waiting = [
-            (self.bounds.work_seconds(pipelines), False, pipelines)
-            for pipelines in self._all_pipelines()
-            if budget is None or self.bounds.least_bytes(pipelines.pipeline_size) <= budget
+            (self.bounds.work_seconds(devices), False, devices)
+            for devices in device_layouts(self.cluster, len(self.solver.layers), self.batch_size, self.constraints)
+            if budget is None or self.bounds.least_bytes(devices.pipeline_size) <= budget
         ]
         heapify(waiting)
         while waiting:
-            least_s, is_bound, pipelines = heappop(waiting)
-            if is_bound:
-                yield least_s, pipelines
+            least_s, is_final, devices = heappop(waiting)
+            if is_final:
+                yield least_s, devices
             else:
-                heappush(waiting, (self.bounds.pipelines_seconds(pipelines), True, pipelines))
+                heappush(waiting, (self.bounds.devices_seconds(devices), True, devices))
 
-    def _all_pipelines(self) -> Iterator[DeviceLayout]:
-        return device_layouts(self.cluster, len(self.solver.layers), self.batch_size, self.constraints)
-
-    def _candidates(self, pipelines: DeviceLayout, update_s: float) -> list[tuple[float, Candidate]]:
-        """Those of some pipelines that may fit the memory."""
+    def _layouts(self, devices: DeviceLayout, update_s: float) -> list[tuple[float, Layout]]:
+        """Returns the layouts of a grid that may fit the memory, each with its bound, in the order of the bounds."""
         budget = self.cluster.device_memory_bytes
         limited = budget is not None
-        every = candidates(pipelines, len(self.solver.layers), self.batch_size, self.constraints, may_recompute=limited)
-        return sorted(
-            (self.bounds.pipeline_makespan(candidate) + update_s, candidate)
-            for candidate in every
-            if budget is None or self.bounds.device_bytes(candidate) <= budget
-        )
+        every = candidates(devices, len(self.solver.layers), self.batch_size, self.constraints, may_recompute=limited)
+        bounded = [
+            (self.bounds.pipeline_makespan(layout) + update_s, layout)
+            for layout in every
+            if budget is None or self.bounds.device_bytes(layout) <= budget
+        ]
+        return sorted(bounded, key=lambda pair: (pair[0], preference(pair[1])))
 
     def fail(self) -> Plan:
-        """Raises InfeasiblePlan with what to do: the smallest budget with which something would fit."""
+        """Raises InfeasiblePlan with the remedy: the smallest budget with which something would fit."""
         smallest, min_memory = inf, None
         every = smallest_candidates(self.cluster, len(self.solver.layers), self.batch_size, self.constraints)
-        for least, candidate in sorted((self.bounds.device_bytes(candidate), candidate) for candidate in every):
+        bounded = [(self.bounds.device_bytes(layout), layout) for layout in every]
+        for least, layout in sorted(bounded, key=lambda pair: (pair[0], preference(pair[1]))):
             if least >= smallest:
                 break
-            if num_bytes := self.solver.min_memory(candidate, smallest):
-                smallest, min_memory = num_bytes, candidate
+            if num_bytes := self.solver.min_memory(layout, smallest):
+                smallest, min_memory = num_bytes, layout
         raise InfeasiblePlan(self._explain_memory(smallest, min_memory) if min_memory else self._explain_constraints())
 
-    def _explain_memory(self, smallest: float, min_memory: Candidate) -> str:
+    def _explain_memory(self, smallest: float, min_memory: Layout) -> str:
         others = ", activation checkpointing" * min_memory.recompute
         return (
             f"no plan fits `device_memory_gib`={(self.cluster.device_memory_bytes or 0) / 2**30:.4g}: it takes "
@@ -141,19 +148,67 @@ class _Search:
         )
 
 
-def _limit(candidate: Candidate, best: tuple[Candidate, Plan] | None) -> float:
-    """What a candidate must stay below: the best plan, which wins where both are the same, if it is the simpler one."""
+def _limit(layout: Layout, best: Plan | None) -> float:
+    """Returns the seconds to stay below: the best plan's, which wins a tie to rounding if it is the simpler one."""
     if best is None:
         return inf
-    best_candidate, plan = best
+    best_is_simpler = preference(best) < preference(layout)
+    tolerance = RELATIVE_TOLERANCE if best_is_simpler else 1 / RELATIVE_TOLERANCE
+    return best.predicted_step_s * tolerance
+
+
+def fsdp_plan(
+    profile: Profile,
+    cluster: Cluster,
+    batch_size: int,
+    num_frozen: int = 0,
+    cache_level: int = 0,
+    constraints: PlanConstraints = UNCONSTRAINED,
+) -> Plan:
+    """Returns the fastest plan with all layers sharded over all devices that fits the memory.
+
+    Chooses the micro-batches, and whether to recompute. Of equally fast plans it takes the one without recomputing,
+    then the one with fewer micro-batches.
+
+    Raises:
+        InfeasiblePlan: Nothing fits the memory, or the batch is too small.
+    """
+    constraints = replace(constraints, num_stages=1, num_replicas=cluster.num_devices, stages_per_rank=1)
+    layers = range(layer_above(cache_level), len(profile.layers))
+    check_constraints(constraints, layers, cluster.num_devices, batch_size)
+    whole = Plan(num_frozen, cache_level, ((layers[0], layers[-1]),), cluster.num_devices, 1, fsdp=True)
+    budget = cluster.device_memory_bytes
+    plans = list(_fsdp_plans(profile, cluster, batch_size, whole, constraints))
+    sizes = [max(device_memory_bytes(profile, plan, batch_size)) for plan in plans]
+    fitting = [plan for plan, size in zip(plans, sizes, strict=True) if budget is None or size <= budget]
+    if not fitting:
+        min_memory, smallest = min(zip(plans, sizes, strict=True), key=lambda pair: pair[1])
+        raise InfeasiblePlan(_explain_fsdp(min_memory, smallest, budget or 0, batch_size))
+    return min(fitting, key=lambda plan: plan.predicted_step_s)
+
+
+def _fsdp_plans(
+    profile: Profile, cluster: Cluster, batch_size: int, whole: Plan, constraints: PlanConstraints
+) -> Iterator[Plan]:
+    """Yields all plans, simplest first, from one with a single micro-batch; only limited memory asks to recompute."""
+    limited = cluster.device_memory_bytes is not None
+    layouts = candidates(whole.devices, whole.num_layers, batch_size, constraints, may_recompute=limited)
+    for layout in sorted(layouts, key=preference):
+        plan = replace(whole, num_microbatches=layout.num_microbatches, recompute=layout.recompute)
+        yield replace(plan, predicted_step_s=step_seconds(profile, cluster, plan, batch_size))
+
+
+def _explain_fsdp(min_memory: Plan, smallest: int, budget: int, batch_size: int) -> str:
+    others = " with activation checkpointing" * min_memory.recompute
     return (
-        plan.predicted_step_s * RELATIVE_TOLERANCE
-        if best_candidate < candidate
-        else plan.predicted_step_s / RELATIVE_TOLERANCE
+        f"a sharded plan does not fit `device_memory_gib`={budget / 2**30:.4g}: it takes at least "
+        f"{gib_upwards(smallest):.4g} GiB on each of {min_memory.num_replicas} devices ({min_memory.num_microbatches} "
+        f"micro-batches{others}) at `batch_size`={batch_size}; raise `device_memory_gib` or `num_devices`, "
+        "or lower `batch_size`"
     )
 
 
 def gib_upwards(num_bytes: float) -> float:
-    """GiB with four digits that are enough for the bytes."""
+    """Returns GiB, rounded up to four digits so that they are enough for the bytes."""
     unit = 10.0 ** (floor(log10(num_bytes / 2**30)) - 3)
     return ceil(num_bytes / 2**30 / unit) * unit

@@ -1,10 +1,11 @@
-"""The exact partition of one candidate: the fastest within the memory, or the leanest."""
+"""The exact partition for one layout: the fastest within the memory, or the one that takes least memory."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import accumulate
 from math import inf
+from typing import NamedTuple
 
 from pipetransformer.autopipe.cluster import Cluster, Link, allreduce_links, boundary_links
 from pipetransformer.autopipe.cost import (
@@ -12,32 +13,29 @@ from pipetransformer.autopipe.cost import (
     Profile,
     UpdateCosts,
     boundary_seconds,
-    pipeline_makespan,
     running_times,
     schedule_overhead_seconds,
     step_seconds,
 )
-from pipetransformer.autopipe.memory import MemoryCosts, in_flight
+from pipetransformer.autopipe.layout import Layout
+from pipetransformer.autopipe.memory import MemoryCosts
 from pipetransformer.autopipe.plan import Plan, Stages, layer_above
-from pipetransformer.autopipe.search.candidates import Candidate
-from pipetransformer.autopipe.search.interleave import interleave
-from pipetransformer.autopipe.search.partition import partition
+from pipetransformer.autopipe.schedules import SCHEDULES
+from pipetransformer.autopipe.search.partition import interleave, partition
 
 RELATIVE_TOLERANCE = 1 - 1e-9
 """A plan must be faster by more than rounding to replace a simpler one."""
 
-DeviceCost = Callable[[int, Stages], float]  # of a pipeline's device and its runs, layers counted over the whole model
-SoFar = tuple[tuple[float, ...], tuple[float, ...], float]
-"""Of the lowest stages: seconds of each, of each device, and of the slowest update; more stages never take less."""
+DeviceCost = Callable[[int, Stages], float]  # of a pipeline's device and its stages
 
 
 class PartitionSolver:
     """Finds partitions for one frozen prefix and cache level.
 
     Attributes:
-        layers: Those that run.
-        times: What each of them takes, without and with activation checkpointing.
-        memory: Likewise.
+        layers: The layers that run.
+        times: Seconds of each of them, without and with recomputing.
+        memory: Bytes, likewise.
     """
 
     def __init__(
@@ -50,181 +48,190 @@ class PartitionSolver:
         fixed: Stages | None,
     ) -> None:
         self.profile, self.cluster, self.batch_size = profile, cluster, batch_size
-        self.num_frozen, self.cache_level, self._fixed = num_frozen, cache_level, fixed
+        self.num_frozen, self.cache_level = num_frozen, cache_level
         self.layers = range(layer_above(cache_level), len(profile.layers))
         self.times = [running_times(profile, num_frozen, cache_level, recompute) for recompute in (False, True)]
         self.memory = [MemoryCosts(profile, num_frozen, recompute, cache_level) for recompute in (False, True)]
+        self._fixed = fixed and _shifted(fixed, -self.layers.start)
 
-    def fastest(self, candidate: Candidate, limit_s: float, least_update_s: float) -> Plan | None:
-        """The fastest plan of a candidate, if it fits and takes less than ``limit_s``.
+    def fastest(self, layout: Layout, limit_s: float, least_update_s: float) -> Plan | None:
+        """Returns the fastest plan of a layout, if it fits and takes less than ``limit_s``.
 
         ``least_update_s`` is a bound on what the devices need after the pipeline.
         """
-        cost = lru_cache(maxsize=None)(self._update_seconds_within_budget(candidate))
-        if self._fixed or candidate.stages_per_rank == 1:
-            return self._fastest_of_improving(candidate, cost, limit_s, least_update_s)
-        stages = self._interleave(candidate, self._step_bound(candidate, cost), limit_s)
-        return self._plan(candidate, stages) if stages else None
+        costs = LayoutCosts(self, layout, self.cluster.device_memory_bytes)
+        if self._fixed or layout.stages_per_rank == 1:
+            return self._fastest_cut(costs, limit_s, least_update_s)
+        stages = interleave(costs.seconds, layout.num_stages, _StepBound(costs), limit_s)
+        return self._plan(layout, stages) if stages else None
 
-    def min_memory(self, candidate: Candidate, limit_bytes: float) -> float | None:
-        """The smallest budget with which the candidate fits, if it is below a limit."""
-        cost = lru_cache(maxsize=None)(self._device_bytes(candidate))
-        if self._fixed or candidate.stages_per_rank == 1:
-            weights = [cost(0, ((layer, layer),)) for layer in self.layers]  # starts from a balance of bytes, not time
-            sizes = (
-                _largest(candidate, cost, stages) for stages in self._improving(candidate, weights, cost, limit_bytes)
-            )
-            return min(sizes, default=None)
-        stages = self._interleave(
-            candidate, lambda runs: _largest(candidate, cost, self._over_model(runs)), limit_bytes
-        )
-        return _largest(candidate, cost, stages) if stages else None
-
-    def _fastest_of_improving(
-        self, candidate: Candidate, cost: DeviceCost, limit_s: float, least_update_s: float
-    ) -> Plan | None:
-        """Looks from the fastest slowest stage to the fastest slowest update."""
+    def _fastest_cut(self, costs: "LayoutCosts", limit_s: float, least_update_s: float) -> Plan | None:
+        """Looks from the partition with the fastest slowest stage to the one with the fastest slowest update."""
         best: Plan | None = None
-        seconds = self._seconds(candidate)
-        num_later = candidate.num_microbatches - 1
-        # what the slowest stage and the slowest update may take where all else is as fast as it can be
-        slowest_s = (limit_s / RELATIVE_TOLERANCE - least_update_s - sum(seconds)) / num_later if num_later else inf
-        balanced_s = sum(seconds) + num_later * max(max(seconds), sum(seconds) / candidate.num_stages)
-        for stages in self._improving(candidate, seconds, cost, limit_s / RELATIVE_TOLERANCE - balanced_s, slowest_s):
-            plan = self._plan(candidate, stages)
+        layout, seconds, schedule = costs.layout, costs.seconds, SCHEDULES[costs.layout.schedule]
+        # the slowest stage and the slowest update may take what is left where all else is as fast as it can be
+        balanced_s = max(max(seconds), sum(seconds) / layout.num_stages)
+        busiest_s = max(balanced_s, sum(seconds) / layout.pipeline_size)
+        pipeline_s = schedule.makespan_of(sum(seconds), balanced_s, busiest_s, layout)
+        update_limit_s = limit_s / RELATIVE_TOLERANCE - pipeline_s
+        stage_limit_s = schedule.slowest_within(limit_s / RELATIVE_TOLERANCE - least_update_s, sum(seconds), layout)
+        for stages in self._improving(costs, costs.update_seconds, update_limit_s, seconds, stage_limit_s):
+            plan = self._plan(layout, stages)
             if plan.predicted_step_s < limit_s:
                 best, limit_s = plan, plan.predicted_step_s * RELATIVE_TOLERANCE
-            if plan.predicted_step_s - _largest(candidate, cost, stages) + least_update_s >= limit_s:
+            # later partitions have slower pipelines, and no update is faster than the bound
+            if plan.predicted_step_s - costs.largest(costs.update_seconds, stages) + least_update_s >= limit_s:
                 break
         return best
 
-    def _improving(
-        self, candidate: Candidate, weights: list[float], cost: DeviceCost, limit: float, slowest_s: float = inf
-    ) -> Iterator[Stages]:
-        """Partitions whose largest cost is ever smaller, from below ``limit``; each is the fastest with its cost.
+    def min_memory(self, layout: Layout, limit_bytes: float) -> float | None:
+        """Returns the smallest budget with which a layout fits, if it is below a limit."""
+        costs = LayoutCosts(self, layout, budget_bytes=None)
+        if self._fixed or layout.stages_per_rank == 1:
+            # the balance is one of bytes, not of time
+            weights = [costs.device_bytes(0, ((layer, layer),)) for layer in range(len(self.layers))]
+            cuts = self._improving(costs, costs.device_bytes, limit_bytes, weights)
+            return min((costs.largest(costs.device_bytes, stages) for stages in cuts), default=None)
+        stages = interleave(costs.seconds, layout.num_stages, costs.largest_bytes, limit_bytes)
+        return costs.largest_bytes(stages) if stages else None
 
-        Only those without a stage slower than ``slowest_s``.
+    def _improving(
+        self, costs: "LayoutCosts", cost: DeviceCost, limit: float, weights: list[float], slowest_s: float = inf
+    ) -> Iterator[Stages]:
+        """Yields partitions whose largest device cost is ever smaller, from below ``limit``.
+
+        Each is the fastest one with its cost, and none has a stage slower than ``slowest_s``, by the weights of layers.
         """
         if self._fixed:
-            if _largest(candidate, cost, self._fixed) < limit:
+            if costs.largest_fits(self._fixed) and costs.largest(cost, self._fixed) < limit:
                 yield self._fixed
             return
-        offset, boundaries = self.layers.start, self._boundary_seconds(candidate)
 
         def fits(stage: int, first: int, last: int) -> bool:
-            return cost(stage, ((first + offset, last + offset),)) < limit
+            run = ((first, last),)
+            return costs.fits(stage, run) and cost(stage, run) < limit
 
-        while runs := partition(weights, candidate.num_stages, fits, boundaries, slowest_s):
-            stages = self._over_model(runs)
+        while stages := partition(weights, costs.layout.num_stages, fits, costs.boundary_s, slowest_s):
             yield stages
-            limit = _largest(candidate, cost, stages)
+            limit = costs.largest(cost, stages)  # the next partition has to be cheaper on its dearest device
 
-    def _interleave(self, candidate: Candidate, bound: Callable[[Stages], float], limit: float) -> Stages | None:
-        runs = interleave(self._seconds(candidate), candidate.num_stages, bound, limit)
-        return runs and self._over_model(runs)
-
-    def _step_bound(self, candidate: Candidate, cost: DeviceCost) -> Callable[[Stages], float]:
-        """Seconds of a step that begins with these stages: the rest as even as can be, and updated for free."""
-        seconds, stages_per_rank, size = self._seconds(candidate), candidate.stages_per_rank, candidate.pipeline_size
-        so_far, left = self._so_far(candidate, cost), list(accumulate(reversed(seconds), initial=0.0))
-
-        def bound(runs: Stages) -> float:
-            stages, devices, update_s = so_far(runs)
-            if len(runs) == candidate.num_stages:
-                return pipeline_makespan(stages, candidate.num_microbatches, stages_per_rank) + update_s
-            total = sum(stages) + left[len(seconds) - runs[-1][1] - 1]
-            busiest = max(total / size, *devices)
-            return candidate.num_microbatches * busiest + (total - busiest) / stages_per_rank + update_s
-
-        return bound
-
-    def _so_far(self, candidate: Candidate, cost: DeviceCost) -> Callable[[Stages], SoFar]:
-        """Adds a stage to what is known of those below it."""
-        run_seconds, boundaries, size = (
-            PrefixSums(self._seconds(candidate)),
-            self._boundary_seconds(candidate),
-            candidate.pipeline_size,
-        )
-
-        @cache
-        def so_far(runs: Stages) -> SoFar:
-            if not runs:
-                return (), (0.0,) * size, 0.0
-            stages, devices, update_s = so_far(runs[:-1])
-            stage, device = len(stages), len(stages) % size
-            first, last = runs[-1]
-            stage_s = run_seconds(first, last) + boundaries[stage][last]
-            devices = (*devices[:device], devices[device] + stage_s, *devices[device + 1 :])
-            return (*stages, stage_s), devices, max(update_s, cost(device, self._over_model(runs[device::size])))
-
-        return so_far
-
-    def _update_seconds_within_budget(self, candidate: Candidate) -> DeviceCost:
-        """Seconds of a device's all-reduce and optimizer; infinite where its layers do not fit."""
-        links = allreduce_links(
-            self.cluster, candidate.pipeline_size, candidate.num_replicas, candidate.replicas_adjacent
-        )
-        updates = UpdateCosts(self.profile, self.num_frozen, candidate.num_replicas, links)
-        device_bytes, budget_bytes = self._device_bytes(candidate), self.cluster.device_memory_bytes
-
-        def cost(device: int, runs: Stages) -> float:
-            if budget_bytes is not None and device_bytes(device, runs) > budget_bytes:
-                return inf
-            return updates.seconds(device, runs)
-
-        return cost
-
-    def _device_bytes(self, candidate: Candidate) -> DeviceCost:
-        memory, num_microbatches = self.memory[candidate.recompute], candidate.num_microbatches
-        moments = [
-            in_flight(candidate.schedule, device, candidate.pipeline_size, candidate.stages_per_rank, num_microbatches)
-            for device in range(candidate.pipeline_size)
-        ]
-
-        def cost(device: int, runs: Stages) -> float:
-            return memory.bytes(runs, candidate.num_samples, num_microbatches, moments[device], candidate.num_replicas)
-
-        return cost
-
-    def _seconds(self, candidate: Candidate) -> list[float]:
-        return [time.at(candidate.num_samples) for time in self.times[candidate.recompute]]
-
-    def _boundary_seconds(self, candidate: Candidate) -> list[list[float]]:
-        """What a stage takes besides its layers, by its last one; a row for each stage."""
-        links = boundary_links(
-            self.cluster, candidate.pipeline_size, candidate.num_replicas, candidate.replicas_adjacent
-        )
-        schedule_overhead_s = schedule_overhead_seconds(self.profile, candidate.num_stages)
-        rows = {
-            link: [schedule_overhead_s + own for own in self._boundary_row(link, candidate.num_samples)]
-            for link in set(links)
-        }
-        return [rows[link] for link in links] * candidate.stages_per_rank
-
-    def _boundary_row(self, link: Link, num_samples: int) -> list[float]:
-        return [boundary_seconds(self.profile, link, layer, self.num_frozen, num_samples) for layer in self.layers]
-
-    def _over_model(self, runs: Stages) -> Stages:
-        """With layers counted over the whole model."""
-        offset = self.layers.start
-        return tuple((first + offset, last + offset) for first, last in runs)
-
-    def _plan(self, candidate: Candidate, stages: Stages) -> Plan:
-        plan = Plan(
-            num_frozen=self.num_frozen,
-            cache_level=self.cache_level,
-            stages=stages,
-            num_replicas=candidate.num_replicas,
-            num_microbatches=candidate.num_microbatches,
-            schedule=candidate.schedule,
-            stages_per_rank=candidate.stages_per_rank,
-            recompute=candidate.recompute,
-            replicas_adjacent=candidate.replicas_adjacent,
-        )
+    def _plan(self, layout: Layout, stages: Stages) -> Plan:
+        stages = _shifted(stages, self.layers.start)
+        plan = Plan.laid_out(layout, self.num_frozen, self.cache_level, stages)
         return replace(plan, predicted_step_s=step_seconds(self.profile, self.cluster, plan, self.batch_size))
 
 
-def _largest(candidate: Candidate, cost: DeviceCost, stages: Stages) -> float:
-    """The cost of the most expensive device that has stages yet."""
-    size = candidate.pipeline_size
-    return max(cost(device, stages[device::size]) for device in range(min(size, len(stages))))
+class LayoutCosts:
+    """Costs of stages under one layout. Layers are counted from the first one that runs.
+
+    Attributes:
+        seconds: Of each layer, per micro-batch.
+        boundary_s: What each stage takes besides its layers, by its last layer; a row for each stage.
+    """
+
+    def __init__(self, solver: PartitionSolver, layout: Layout, budget_bytes: int | None) -> None:
+        self.layout, self._solver, self._budget_bytes = layout, solver, budget_bytes
+        self._num_samples = layout.microbatch_size(solver.batch_size)
+        self.seconds = [time.at(self._num_samples) for time in solver.times[layout.recompute]]
+        self.boundary_s = self._boundary_rows()
+        links = allreduce_links(solver.cluster, layout.devices)
+        self._updates = UpdateCosts(solver.profile, solver.num_frozen, layout.num_replicas, links)
+        schedule = SCHEDULES[layout.schedule]
+        self._moments = [schedule.in_flight(device, layout) for device in range(layout.pipeline_size)]
+        self.device_bytes = lru_cache(maxsize=None)(self._device_bytes)
+        self.update_seconds = lru_cache(maxsize=None)(self._update_seconds)
+
+    def _device_bytes(self, device: int, stages: Stages) -> float:
+        """Bytes of a device with these stages."""
+        layout, memory = self.layout, self._solver.memory[self.layout.recompute]
+        stages = _shifted(stages, self._solver.layers.start)
+        moments, num_microbatches = self._moments[device], layout.num_microbatches
+        return memory.bytes(stages, self._num_samples, num_microbatches, moments, layout.num_replicas)
+
+    def _update_seconds(self, device: int, stages: Stages) -> float:
+        """Seconds of a device's all-reduce and optimizer."""
+        return self._updates.seconds(device, _shifted(stages, self._solver.layers.start))
+
+    def fits(self, device: int, stages: Stages) -> bool:
+        """Returns whether a device has the memory for these stages."""
+        return self._budget_bytes is None or self.device_bytes(device, stages) <= self._budget_bytes
+
+    def largest(self, cost: DeviceCost, stages: Stages) -> float:
+        """Returns the cost of the dearest device; ``stages`` may be only the lowest ones."""
+        size = self.layout.pipeline_size
+        return max(cost(device, stages[device::size]) for device in range(min(size, len(stages))))
+
+    def largest_bytes(self, stages: Stages) -> float:
+        """Returns the bytes of the fullest device."""
+        return self.largest(self.device_bytes, stages)
+
+    def largest_fits(self, stages: Stages) -> bool:
+        """Returns whether every device has the memory for its stages."""
+        return self._budget_bytes is None or self.largest_bytes(stages) <= self._budget_bytes
+
+    def _boundary_rows(self) -> list[list[float]]:
+        links = boundary_links(self._solver.cluster, self.layout.devices)
+        rows = {link: self._boundary_row(link) for link in set(links)}
+        return [rows[link] for link in links] * self.layout.stages_per_rank
+
+    def _boundary_row(self, link: Link) -> list[float]:
+        solver, num_samples = self._solver, self._num_samples
+        overhead_s = schedule_overhead_seconds(solver.profile, self.layout.num_stages)
+        return [
+            overhead_s + boundary_seconds(solver.profile, link, layer, solver.num_frozen, num_samples)
+            for layer in solver.layers
+        ]
+
+
+class _Begun(NamedTuple):
+    """A step of which only the lowest stages are known; more stages never take less.
+
+    Attributes:
+        stage_s, device_s: Seconds of each stage so far, and of each device.
+        update_s: The slowest update so far.
+        fits: All devices have the memory so far.
+    """
+
+    stage_s: tuple[float, ...]
+    device_s: tuple[float, ...]
+    update_s: float
+    fits: bool
+
+
+class _StepBound:
+    """Seconds that a step takes at least, from its lowest stages: the rest is as even as can be, and updated for free.
+
+    Each call adds one stage to stages that an earlier call has had.
+    """
+
+    def __init__(self, costs: LayoutCosts) -> None:
+        self._costs, self._layout, self._schedule = costs, costs.layout, SCHEDULES[costs.layout.schedule]
+        self._run_seconds = PrefixSums(costs.seconds)
+        self._left_s = [*reversed([*accumulate(reversed(costs.seconds), initial=0.0)])]  # from a layer up to the head
+        self._begun: dict[Stages, _Begun] = {(): _Begun((), (0.0,) * self._layout.pipeline_size, 0.0, True)}
+
+    def __call__(self, stages: Stages) -> float:
+        begun = self._begun[stages] = self._add_last(self._begun[stages[:-1]], stages)
+        if not begun.fits:
+            return inf
+        if len(stages) == self._layout.num_stages:
+            return self._schedule.makespan(begun.stage_s, self._layout) + begun.update_s
+        total_s = sum(begun.stage_s) + self._left_s[stages[-1][1] + 1]
+        busiest_s = max(total_s / self._layout.pipeline_size, *begun.device_s)
+        return self._schedule.makespan_of(total_s, max(begun.stage_s), busiest_s, self._layout) + begun.update_s
+
+    def _add_last(self, begun: _Begun, stages: Stages) -> _Begun:
+        """Returns the state with the last of the stages added."""
+        size, stage, (first, last) = self._layout.pipeline_size, len(stages) - 1, stages[-1]
+        device, own = stage % size, stages[stage % size :: size]
+        stage_s = self._run_seconds(first, last) + self._costs.boundary_s[stage][last]
+        device_s = list(begun.device_s)
+        device_s[device] += stage_s
+        if not self._costs.fits(device, own):
+            return begun._replace(fits=False)
+        update_s = max(begun.update_s, self._costs.update_seconds(device, own))
+        return _Begun((*begun.stage_s, stage_s), tuple(device_s), update_s, True)
+
+
+def _shifted(stages: Stages, offset: int) -> Stages:
+    return tuple((first + offset, last + offset) for first, last in stages)

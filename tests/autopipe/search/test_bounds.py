@@ -8,16 +8,11 @@ from hypothesis import strategies as st
 from pipetransformer.autopipe.cluster import Cluster, Link
 from pipetransformer.autopipe.constraints import UNCONSTRAINED
 from pipetransformer.autopipe.cost import AffineTime, LayerProfile, Profile, step_seconds
+from pipetransformer.autopipe.layout import DeviceLayout, Layout
 from pipetransformer.autopipe.memory import device_memory_bytes
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.autopipe.search.bounds import LoadBounds, LowerBounds
-from pipetransformer.autopipe.search.candidates import (
-    Candidate,
-    DeviceLayout,
-    candidates,
-    device_layouts,
-    smallest_candidates,
-)
+from pipetransformer.autopipe.search.candidates import candidates, device_layouts, smallest_candidates
 from pipetransformer.autopipe.search.solver import PartitionSolver
 
 ROUNDING = 1 + 1e-9
@@ -54,16 +49,12 @@ LINKS = st.sampled_from([Link(1e-2, 1e6), Link(1e-5, 1e8), Link(1e-5, 1e11)])
 CLUSTERS = st.builds(Cluster, st.integers(1, 8), st.none(), LINKS, st.none() | LINKS, st.sampled_from([2, 3, 4]))
 
 
-def plans(solver: PartitionSolver, candidate: Candidate) -> Iterator[Plan]:
-    """All partitions of a candidate."""
+def plans(solver: PartitionSolver, layout: Layout) -> Iterator[Plan]:
+    """All partitions of a layout."""
     first, end = solver.layers.start, solver.layers.stop
-    for cuts in combinations(range(first + 1, end), candidate.num_stages - 1):
+    for cuts in combinations(range(first + 1, end), layout.num_stages - 1):
         stages = tuple((start, end - 1) for start, end in pairwise([first, *cuts, end]))
-        yield Plan(
-            solver.num_frozen, solver.cache_level, stages, candidate.num_replicas, candidate.num_microbatches,
-            candidate.schedule,
-            candidate.stages_per_rank, candidate.recompute, candidate.replicas_adjacent,
-        )  # fmt: skip
+        yield Plan.laid_out(layout, solver.num_frozen, solver.cache_level, stages)
 
 
 @settings(max_examples=60, deadline=None)
@@ -74,16 +65,14 @@ def test_no_bound_cuts_off_the_fastest_partition_of_a_candidate(
     num_frozen, cache_level = (min(level, len(profile.layers) - 2) for level in levels)
     solver = PartitionSolver(profile, cluster, batch_size, num_frozen, cache_level, None)
     bounds, num_layers = LowerBounds(solver), len(solver.layers)
-    pipelines = data.draw(st.sampled_from(list(device_layouts(cluster, num_layers, batch_size, UNCONSTRAINED))))
-    update_s = bounds.update_seconds(pipelines)
-    assert bounds.work_seconds(pipelines) <= bounds.pipelines_seconds(pipelines)
-    for candidate in candidates(pipelines, num_layers, batch_size, UNCONSTRAINED, may_recompute=True):
-        fastest_s = (
-            min(step_seconds(profile, cluster, plan, batch_size) for plan in plans(solver, candidate)) * ROUNDING
-        )
-        assert bounds.pipelines_seconds(pipelines) <= fastest_s
-        assert bounds.pipeline_makespan(candidate) + update_s <= fastest_s
-        assert bounds.frozen_below_seconds(candidate) <= fastest_s
+    devices = data.draw(st.sampled_from(list(device_layouts(cluster, num_layers, batch_size, UNCONSTRAINED))))
+    update_s = bounds.update_seconds(devices)
+    assert bounds.work_seconds(devices) <= bounds.devices_seconds(devices)
+    for layout in candidates(devices, num_layers, batch_size, UNCONSTRAINED, may_recompute=True):
+        fastest_s = min(step_seconds(profile, cluster, plan, batch_size) for plan in plans(solver, layout)) * ROUNDING
+        assert bounds.devices_seconds(devices) <= fastest_s
+        assert bounds.pipeline_makespan(layout) + update_s <= fastest_s
+        assert bounds.frozen_below_seconds(layout) <= fastest_s
 
 
 def test_a_pipeline_over_a_slow_link_is_no_faster_than_the_device_that_hands_over() -> None:
@@ -91,8 +80,8 @@ def test_a_pipeline_over_a_slow_link_is_no_faster_than_the_device_that_hands_ove
     layer = LayerProfile("layer", time, time, time, 0.0, 0, 0, output_bytes=1)
     slow, fast = (Cluster(4, None, Link(0, 1e9), Link(far_s, 1e9), devices_per_node=1) for far_s in (100, 0))
     seconds = [
-        LowerBounds(PartitionSolver(Profile((layer,) * 8, 2), cluster, 4, 0, 0, None)).pipelines_seconds(
-            DeviceLayout(2, 1, False)
+        LowerBounds(PartitionSolver(Profile((layer,) * 8, 2), cluster, 4, 0, 0, None)).devices_seconds(
+            DeviceLayout(2, 1)
         )
         for cluster in (slow, fast)
     ]
@@ -104,12 +93,12 @@ def test_frozen_stages_send_once_and_the_slowest_of_the_others_twice() -> None:
     time = AffineTime(0.0, 1.0)
     layer = LayerProfile("layer", time, time, time, 0.0, 0, 0, output_bytes=1)
     solver = PartitionSolver(Profile((layer,) * 6, 2), Cluster(5, None, Link(100, 1e9)), 2, 2, 0, None)
-    candidate = Candidate(False, 1, 5, 2, 1, replicas_adjacent=False, schedule="gpipe", num_samples=1)
+    layout = Layout(5, 1, 2, "gpipe")
     # 3 frozen layers of 1 s each, active ones of 2, 3 and 3 s; 2 of 5 stages have active layers, and one of them sends:
     # up and back again, after its lightest layer
-    found_s = LowerBounds(solver).frozen_below_seconds(candidate)
+    found_s = LowerBounds(solver).frozen_below_seconds(layout)
     assert found_s == pytest.approx(3 + 8 + 3 * 100 + 2 * 100 + (2 * 100 + 2))
-    fastest_s = min(step_seconds(solver.profile, solver.cluster, plan, 2) for plan in plans(solver, candidate))
+    fastest_s = min(step_seconds(solver.profile, solver.cluster, plan, 2) for plan in plans(solver, layout))
     assert found_s == pytest.approx(fastest_s)
 
 
@@ -122,15 +111,15 @@ def test_one_of_the_lean_candidates_takes_least_memory(
     solver = PartitionSolver(profile, cluster, batch_size, num_frozen, cache_level, None)
     num_layers = len(solver.layers)
 
-    def least(of: list[Candidate]) -> int:
+    def least(of: list[Layout]) -> int:
         return min(
-            max(device_memory_bytes(profile, plan, batch_size)) for candidate in of for plan in plans(solver, candidate)
+            max(device_memory_bytes(profile, plan, batch_size)) for layout in of for plan in plans(solver, layout)
         )
 
     every = [
-        candidate
-        for pipelines in device_layouts(cluster, num_layers, batch_size, UNCONSTRAINED)
-        for candidate in candidates(pipelines, num_layers, batch_size, UNCONSTRAINED, may_recompute=True)
+        layout
+        for devices in device_layouts(cluster, num_layers, batch_size, UNCONSTRAINED)
+        for layout in candidates(devices, num_layers, batch_size, UNCONSTRAINED, may_recompute=True)
     ]
     lean = list(smallest_candidates(cluster, num_layers, batch_size, UNCONSTRAINED))
     assert set(lean) <= set(every)

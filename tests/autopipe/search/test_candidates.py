@@ -2,34 +2,34 @@ import pytest
 
 from pipetransformer.autopipe.cluster import Cluster, Link
 from pipetransformer.autopipe.constraints import UNCONSTRAINED, PlanConstraints
-from pipetransformer.autopipe.search.candidates import (
-    DeviceLayout,
-    candidates,
-    device_layouts,
-    smallest_candidates,
-)
+from pipetransformer.autopipe.layout import DeviceLayout, RankOrder
+from pipetransformer.autopipe.search.candidates import candidates, device_layouts, smallest_candidates
 
 ONE_NODE = Cluster(64, None, Link(0, 1e9))
 NODES = Cluster(64, None, Link(0, 1e9), Link(0, 1e8), devices_per_node=8)
 
 
 def replicas(
-    cluster: Cluster, size: int, adjacent: bool, constraints: PlanConstraints = UNCONSTRAINED, batch_size: int = 10
+    cluster: Cluster,
+    size: int,
+    rank_order: RankOrder,
+    constraints: PlanConstraints = UNCONSTRAINED,
+    batch_size: int = 10,
 ) -> list[int]:
     every = device_layouts(cluster, 26, batch_size, constraints)
-    return [each.num_replicas for each in every if (each.pipeline_size, each.replicas_adjacent) == (size, adjacent)]
+    return [each.num_replicas for each in every if (each.pipeline_size, each.rank_order) == (size, rank_order)]
 
 
 def test_the_smallest_number_of_replicas_stands_for_all_with_the_same_share() -> None:
-    assert replicas(ONE_NODE, 2, False) == [1, 2, 3, 4, 5, 10]  # shares of 10, 5, 4, 3, 2, 1
-    assert replicas(ONE_NODE, 16, False) == [1, 2, 3, 4]
-    assert replicas(ONE_NODE, 2, False, PlanConstraints(num_replicas=7)) == [7]
+    assert replicas(ONE_NODE, 2, "pipeline-first") == [1, 2, 3, 4, 5, 10]  # shares of 10, 5, 4, 3, 2, 1
+    assert replicas(ONE_NODE, 16, "pipeline-first") == [1, 2, 3, 4]
+    assert replicas(ONE_NODE, 2, "pipeline-first", PlanConstraints(num_replicas=7)) == [7]
 
 
-def test_replicas_are_side_by_side_where_they_fill_nodes_evenly() -> None:
-    assert replicas(NODES, 2, True, batch_size=32) == [2, 4, 8, 16, 32]
-    assert replicas(NODES, 2, True, batch_size=20) == [2, 4, 8, 16]
-    assert replicas(NODES, 1, True) == replicas(ONE_NODE, 2, True) == []
+def test_ranks_are_replica_first_where_they_fill_nodes_evenly() -> None:
+    assert replicas(NODES, 2, "replica-first", batch_size=32) == [2, 4, 8, 16, 32]
+    assert replicas(NODES, 2, "replica-first", batch_size=20) == [2, 4, 8, 16]
+    assert replicas(NODES, 1, "replica-first") == replicas(ONE_NODE, 2, "replica-first") == []
 
 
 def test_thousands_of_devices_are_few_candidates() -> None:
@@ -39,7 +39,7 @@ def test_thousands_of_devices_are_few_candidates() -> None:
 def counts(
     size: int, stages_per_rank: int, batch_size: int = 24, constraints: PlanConstraints = UNCONSTRAINED
 ) -> list[tuple[int, str]]:
-    every = candidates(DeviceLayout(size, 1, False), 26, batch_size, constraints, may_recompute=False)
+    every = candidates(DeviceLayout(size, 1), 26, batch_size, constraints, may_recompute=False)
     return [
         (candidate.num_microbatches, candidate.schedule)
         for candidate in every
@@ -67,16 +67,16 @@ def test_1f1b_has_a_microbatch_for_each_device_and_interleaved_whole_rounds() ->
     ],
 )
 def test_devices_hold_up_to_four_stages(constraints: PlanConstraints, num_stages: list[int]) -> None:
-    every = candidates(DeviceLayout(3, 1, False), 26, 8, constraints, may_recompute=False)
+    every = candidates(DeviceLayout(3, 1), 26, 8, constraints, may_recompute=False)
     assert sorted({candidate.num_stages for candidate in every}) == num_stages
 
 
 @pytest.mark.parametrize(
-    ("pin", "may", "tried"),
+    ("fixed", "may", "tried"),
     [(None, False, {False}), (None, True, {False, True}), (True, False, {True}), (False, True, {False})],
 )
-def test_checkpointing_is_tried_where_memory_is_limited(pin: bool | None, may: bool, tried: set[bool]) -> None:
-    every = candidates(DeviceLayout(2, 1, False), 26, 8, PlanConstraints(recompute=pin), may_recompute=may)
+def test_recomputing_is_tried_where_memory_is_limited(fixed: bool | None, may: bool, tried: set[bool]) -> None:
+    every = candidates(DeviceLayout(2, 1), 26, 8, PlanConstraints(recompute=fixed), may_recompute=may)
     assert {candidate.recompute for candidate in every} == tried
 
 
@@ -89,7 +89,7 @@ def lean(stages_per_rank: int) -> list[tuple[int, str, int, int]]:
         PlanConstraints(num_stages=3 * stages_per_rank, stages_per_rank=stages_per_rank),
     )
     return sorted(
-        (candidate.num_microbatches, candidate.schedule, candidate.num_replicas, candidate.num_samples)
+        (candidate.num_microbatches, candidate.schedule, candidate.num_replicas, candidate.microbatch_size(12))
         for candidate in every
         if not candidate.recompute and candidate.num_replicas > 1
     )

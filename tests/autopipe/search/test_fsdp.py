@@ -9,7 +9,7 @@ from pipetransformer.autopipe.constraints import PlanConstraints
 from pipetransformer.autopipe.cost import AffineTime, LayerProfile, Profile, step_seconds
 from pipetransformer.autopipe.memory import device_memory_bytes
 from pipetransformer.autopipe.plan import Plan
-from pipetransformer.autopipe.search.fsdp import sharded_plan
+from pipetransformer.autopipe.search.search import fsdp_plan
 from pipetransformer.errors import InfeasiblePlan
 
 # forward 1 s, input gradient 10 s, weight gradient 100 s per sample; no overhead
@@ -21,7 +21,7 @@ HALF_S = (0.5 + 2 * 3 / 4 * 1000 / 100) / 2  # of an all-reduce of one layer ove
 
 def sharded(num_frozen: int = 0, cache_level: int = 0, num_microbatches: int = 1, num_devices: int = 4) -> Plan:
     stage = (cache_level + 1 if cache_level else 0, 3)
-    return Plan(num_frozen, cache_level, (stage,), num_devices, num_microbatches, sharded=True)
+    return Plan(num_frozen, cache_level, (stage,), num_devices, num_microbatches, fsdp=True)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def sharded(num_frozen: int = 0, cache_level: int = 0, num_microbatches: int = 1
 )
 def test_layers_are_gathered_to_run_and_gradients_dealt_out(plan: Plan, num_halves: int, num_active: int) -> None:
     """A quarter of the update on each device; the rest as without a link to pay for."""
-    alone = replace(plan, num_replicas=1, sharded=False)
+    alone = replace(plan, num_replicas=1, fsdp=False)
     updates_s = (step_seconds(PROFILE, SLOW, one, one.num_replicas * 6) for one in (plan, alone))
     sharded_s, alone_s = updates_s
     assert sharded_s - alone_s == pytest.approx(num_halves * HALF_S + num_active * 0.5 * (1 / 4 - 1))
@@ -44,7 +44,7 @@ def test_layers_are_gathered_to_run_and_gradients_dealt_out(plan: Plan, num_halv
 
 def test_one_device_has_nothing_to_exchange() -> None:
     plan = sharded(num_devices=1)
-    assert step_seconds(PROFILE, SLOW, plan, 2) == step_seconds(PROFILE, SLOW, replace(plan, sharded=False), 2)
+    assert step_seconds(PROFILE, SLOW, plan, 2) == step_seconds(PROFILE, SLOW, replace(plan, fsdp=False), 2)
 
 
 def test_a_layer_without_parameters_exchanges_nothing() -> None:
@@ -79,9 +79,9 @@ def test_checkpointing_saves_inputs_and_one_layer_at_a_time() -> None:
 
 
 def test_without_a_budget_there_is_one_micro_batch() -> None:
-    plan = sharded_plan(PROFILE, SLOW, batch_size=16)
+    plan = fsdp_plan(PROFILE, SLOW, batch_size=16)
     assert (plan.stages, plan.num_replicas, plan.num_microbatches, plan.recompute) == (((0, 3),), 4, 1, False)
-    assert plan.sharded
+    assert plan.fsdp
     assert plan.predicted_step_s == step_seconds(PROFILE, SLOW, plan, 16)
 
 
@@ -91,18 +91,18 @@ def test_without_a_budget_there_is_one_micro_batch() -> None:
 )
 def test_the_fastest_that_fits_is_chosen(room: int, num_microbatches: int, recompute: bool) -> None:
     free = replace(SLOW, allreduce_link=Link(0, float("inf")))
-    plan = sharded_plan(PROFILE, replace(free, device_memory_bytes=8000 + room), batch_size=64)
+    plan = fsdp_plan(PROFILE, replace(free, device_memory_bytes=8000 + room), batch_size=64)
     assert (plan.num_microbatches, plan.recompute) == (num_microbatches, recompute)
     assert device_memory_bytes(PROFILE, plan, 64)[0] <= 8000 + room
 
 
 def test_fewer_exchanges_are_worth_computing_again() -> None:
-    plan = sharded_plan(PROFILE, replace(SLOW, device_memory_bytes=8000 + (2 * 3 + 7) * 16), batch_size=64)
+    plan = fsdp_plan(PROFILE, replace(SLOW, device_memory_bytes=8000 + (2 * 3 + 7) * 16), batch_size=64)
     assert (plan.num_microbatches, plan.recompute) == (1, True)
 
 
 def test_what_is_fixed_holds() -> None:
-    plan = sharded_plan(PROFILE, SLOW, 16, 1, 1, PlanConstraints(num_microbatches=3, recompute=True))
+    plan = fsdp_plan(PROFILE, SLOW, 16, 1, 1, PlanConstraints(num_microbatches=3, recompute=True))
     assert (plan.num_microbatches, plan.recompute, plan.first_layer) == (3, True, 2)
 
 
@@ -111,9 +111,9 @@ def test_too_little_memory_is_told_how_much_it_takes() -> None:
     with pytest.raises(
         InfeasiblePlan, match=r"a sharded plan does not fit .* at least 7\.463e-06 GiB on each of 4 devices"
     ):
-        sharded_plan(PROFILE, tight, batch_size=64)
+        fsdp_plan(PROFILE, tight, batch_size=64)
 
 
 def test_more_devices_than_samples_are_refused() -> None:
     with pytest.raises(InfeasiblePlan, match="batch_size=3 has samples for"):
-        sharded_plan(PROFILE, SLOW, batch_size=3)
+        fsdp_plan(PROFILE, SLOW, batch_size=3)

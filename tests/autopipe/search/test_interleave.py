@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipetransformer.autopipe.plan import Stages
-from pipetransformer.autopipe.search.interleave import interleave
+from pipetransformer.autopipe.search.partition import interleave
 
 SIZE = 2
 
@@ -43,5 +43,5 @@ def test_a_hopeless_case_ends_with_the_best_so_far() -> None:
         num_looks += 1
         return float(len(runs) == 20)
 
-    assert interleave([1] * 60, 20, never_sure, inf, most_looks=300)
+    assert interleave([1] * 60, 20, never_sure, inf, max_evaluations=300)
     assert num_looks == 300

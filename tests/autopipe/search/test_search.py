@@ -16,10 +16,10 @@ from pipetransformer.autopipe.cost import (
     Profile,
     step_seconds,
 )
+from pipetransformer.autopipe.layout import Layout, RankOrder
 from pipetransformer.autopipe.memory import device_memory_bytes
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.autopipe.search.bounds import LowerBounds
-from pipetransformer.autopipe.search.candidates import Candidate
 from pipetransformer.autopipe.search.search import best_plan
 from pipetransformer.autopipe.search.solver import PartitionSolver
 from pipetransformer.errors import InfeasiblePlan
@@ -58,15 +58,15 @@ def all_arrangements(size: int, stages_per_rank: int, devices: Cluster, batch_si
             if stages_per_rank > 1 and num_microbatches % max(1, num_microbatches // size):
                 continue
             schedule = "1f1b" if num_microbatches >= size else "gpipe"
-            for recompute, adjacent in product((False, True), repeat=2):
-                if not adjacent or fills_nodes(devices, num_replicas):
+            for recompute, rank_order in product((False, True), RankOrder.__args__):
+                if rank_order == "pipeline-first" or fills_nodes(devices, num_replicas):
                     yield {
                         "num_replicas": num_replicas,
                         "num_microbatches": num_microbatches,
                         "schedule": "interleaved1f1b" if stages_per_rank > 1 else schedule,
                         "stages_per_rank": stages_per_rank,
                         "recompute": recompute,
-                        "replicas_adjacent": adjacent,
+                        "rank_order": rank_order,
                     }
 
 
@@ -271,11 +271,12 @@ def test_pipelines_stay_inside_a_node_where_they_hand_over_much() -> None:
     heavy_weights = Profile(tuple(replace(layer(parameter_mib=400), output_bytes=1) for _ in range(6)), 2)
     constraints = PlanConstraints(num_stages=2, num_replicas=4, num_microbatches=2)
     plans = [best_plan(profile, wide(8), 32, constraints=constraints) for profile in (heavy_outputs, heavy_weights)]
-    assert [plan.replicas_adjacent for plan in plans] == [False, True]
+    assert [plan.rank_order for plan in plans] == ["pipeline-first", "replica-first"]
 
 
-def test_one_node_has_its_pipelines_side_by_side() -> None:
-    assert not best_plan(BLOCKS, cluster(8), 32, constraints=PlanConstraints(num_stages=2)).replicas_adjacent
+def test_one_node_has_its_pipelines_one_after_the_other() -> None:
+    plan = best_plan(BLOCKS, cluster(8), 32, constraints=PlanConstraints(num_stages=2))
+    assert plan.rank_order == "pipeline-first"
 
 
 @pytest.mark.parametrize("node_bandwidth", [1e9, 1e8, 1e7, 1e5])
@@ -286,7 +287,7 @@ def test_thousands_of_devices_look_at_few_partitions(monkeypatch: pytest.MonkeyP
     )
     devices = replace(THOUSANDS, device_memory_bytes=300 * MIB, node_link=Link(1e-5, node_bandwidth))
     assert best_plan(LONG, devices, batch_size=4096).num_devices > 2048
-    assert len(looks) < 30, "of about 100,000 candidates"
+    assert len(looks) < 30, "of about 100,000 layouts"
     assert len(bounds) < 8_000
 
 
@@ -299,7 +300,7 @@ def test_that_nothing_fits_thousands_of_devices_is_told_after_few_partitions(mon
         InfeasiblePlan, match="with 26 stages, 152 replicas, activation checkpointing and 27 micro-batches"
     ):
         best_plan(LONG, replace(THOUSANDS, device_memory_bytes=10 * MIB), batch_size=4096)
-    assert len(looks) < 30, "of about 100,000 candidates"
+    assert len(looks) < 30, "of about 100,000 layouts"
     assert len(bounds) < 10_000
 
 
@@ -307,13 +308,13 @@ LONG = Profile((layer(fixed_s=1e-3),) * 26, 2)
 THOUSANDS = replace(wide(4096), devices_per_node=8)
 
 
-def counted(monkeypatch: pytest.MonkeyPatch, method: str, of: type) -> list[Candidate]:
-    """The candidates that a method is called with from now on."""
-    candidates, original = list[Candidate](), getattr(of, method)
+def counted(monkeypatch: pytest.MonkeyPatch, method: str, of: type) -> list[Layout]:
+    """The layouts that a method is called with from now on."""
+    layouts, original = list[Layout](), getattr(of, method)
 
-    def counting(self: object, candidate: Candidate, *limits: float) -> object:
-        candidates.append(candidate)
-        return original(self, candidate, *limits)
+    def counting(self: object, layout: Layout, *limits: float) -> object:
+        layouts.append(layout)
+        return original(self, layout, *limits)
 
     monkeypatch.setattr(of, method, counting)
-    return candidates
+    return layouts
