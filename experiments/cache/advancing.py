@@ -76,7 +76,7 @@ def measure_advancing(cases: tuple[Case, ...], num_rounds: int) -> list[Advance]
 def _measure(case: Case, num_rounds: int) -> list[Advance]:
     with ExitStack() as closing:
         bench = Bench(case, closing)
-        bench.runtime.apply(bench.plan(0, 0))
+        bench.runtime.apply_plan(bench.plan(0, 0))
         num_blocks = bench.stack.num_blocks
         levels = (0, num_blocks // 2), (num_blocks // 2, num_blocks - 1)
         loader = bench.loader()

@@ -105,7 +105,7 @@ class Bench:
         cache = None if capacity is None else self.cache(loader, name, *capacity)
         cache_session = CacheSession(cache, loader, (), self.runtime, Reporter(), self.timeline, SEED)
         plan = self.plan(num_frozen, 0 if cache is None else num_frozen)
-        self.runtime.apply(self.plan(num_frozen, 0))
+        self.runtime.apply_plan(self.plan(num_frozen, 0))
         cache_session.go(plan.cache_level, step=0)
         return Variant(name, plan, loader, cache, cache_session)
 

@@ -81,7 +81,7 @@ class Ways:
 
     def _seconds(self, variant: Variant, work: Callable[[], None]) -> float:
         """Until all processes are done."""
-        self._bench.runtime.apply(variant.plan)
+        self._bench.runtime.apply_plan(variant.plan)
         variant.cache_session.serve(variant.plan.cache_level)
         self._train(variant)  # what a new plan does for the first time is not what is compared
         self._cache.clear()

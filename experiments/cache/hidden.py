@@ -99,7 +99,7 @@ class Loop:
     def turn(self, epoch: int, num_steps: int | None) -> None:
         """Goes to the variant's plan and trains; its file is not in the system's memory when the steps begin."""
         bench, own = self._bench, self._variant
-        bench.runtime.apply(own.plan)
+        bench.runtime.apply_plan(own.plan)
         own.cache_session.serve(own.plan.cache_level)
         batches = bench.batches(epoch)[:num_steps]
         for ids in batches[:NUM_WARMUP_STEPS]:

@@ -116,7 +116,7 @@ class Bench:
                 wanted = [(self._feed.source, np.arange(len(self._feed.split)))]
                 self._cache.advance(plan.cache_level, wanted, compute)
             self._cache.serve(None)
-        self._runtime.apply(plan)
+        self._runtime.apply_plan(plan)
         self._loop.read_ahead()
         seconds = [self._one_step() for _ in range(NUM_WARMUP_STEPS + num_steps)]
         return median(seconds[NUM_WARMUP_STEPS:])

@@ -100,7 +100,7 @@ class ElasticLoop(Loop):
             torch.device("cpu"), PRECISIONS["float32"],
         )  # fmt: skip
         self._last: StepResult | None = None
-        self.runtime.apply(Plan(0, 0, ((0, len(stack) - 1),), dist.get_world_size(), num_microbatches=1))
+        self.runtime.apply_plan(Plan(0, 0, ((0, len(stack) - 1),), dist.get_world_size(), num_microbatches=1))
 
     def loss(self) -> float:
         assert self._last is not None

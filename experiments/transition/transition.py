@@ -83,7 +83,7 @@ def measure(case: Case) -> list[TransitionReport]:
     gc.freeze()  # as a run does before its first step, so that transitions collect the rest quickly
     for _ in range(NUM_ROUNDS):
         for plan in case.plans():
-            reports.append(runtime.apply(plan))
+            reports.append(runtime.apply_plan(plan))
             place = runtime.engine.position if runtime.engine else None
             batch = loader.batch(np.arange(BATCH_SIZE), plan, place)[0] if place else None
             runtime.step(batch, rate=1e-4)

@@ -67,8 +67,7 @@ class Topology:
     @cached_property
     def position(self) -> Position | None:
         """The rank's pipeline and device; ``None`` for an idle rank."""
-        own = self.coordinates
-        return own and Position(own[REPLICA_AXIS], own[PIPELINE_AXIS])
+        return None if self.is_idle else Position(self.replica, self.device)
 
     @property
     def replica(self) -> int:

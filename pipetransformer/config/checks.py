@@ -50,7 +50,7 @@ def check(config: Config) -> None:
             f"parallel.schedule={parallel.schedule} {REFUSED[parallel.schedule]}; choose one of {', '.join(SCHEDULES)}"
         )
     if parallel.schedule is not None:
-        _one_of("parallel.schedule", parallel.schedule, SCHEDULES)
+        _one_of("parallel.schedule", parallel.schedule, tuple(SCHEDULES))
     if isinstance(config, SimulationConfig):
         _check_what_if(config)
     elif config.cache.enabled and config.cache.path is not None:

@@ -154,4 +154,5 @@ def plan_dict(plan: Plan) -> dict[str, Any]:
 
 def plan_from_dict(values: Mapping[str, Any]) -> Plan:
     """Returns the plan that ``dataclasses.asdict`` turned into plain values, also after a way through JSON."""
-    return Plan(**{**values, "stages": tuple((first, last) for first, last in values["stages"])})
+    fields = {name: value for name, value in values.items() if name != "num_stages"}  # follows from the stages
+    return Plan(**fields | {"stages": tuple((first, last) for first, last in values["stages"])})

@@ -1,15 +1,19 @@
-"""Asks AutoPipe for plans, within what the user fixed."""
+"""The planner of a run: its first plan, and at each decision the transition that pays most."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from pipetransformer.autodp.cost import transfer_seconds
-from pipetransformer.autodp.moves import Placement, moves, next_placement
+from pipetransformer.autodp.transition import (
+    Transition,
+    choose_transition,
+    first_transition,
+    next_transition,
+    transfer_seconds,
+)
 from pipetransformer.autopipe.cluster import Cluster
 from pipetransformer.autopipe.constraints import UNCONSTRAINED, PlanConstraints
 from pipetransformer.autopipe.cost import Profile, step_seconds
-from pipetransformer.autopipe.gain import TransitionChoice, TransitionOption, choose_transition
 from pipetransformer.autopipe.limit import efficiency, fill_seconds, spread_overhead
 from pipetransformer.autopipe.plan import Plan, layer_above
 from pipetransformer.autopipe.search.search import best_plan, fsdp_plan
@@ -24,7 +28,7 @@ class RemainingRun:
     Attributes:
         num_steps: Optimizer steps.
         num_samples: Training samples that a fill of the cache computes.
-        overhead_s: What a transition takes besides moving layers and filling the cache.
+        overhead_s: Seconds of a transition besides moving layers and filling the cache.
         may_cache: Frozen layers' output can be stored.
     """
 
@@ -35,11 +39,13 @@ class RemainingRun:
 
 
 class Planner:
-    """The plans of one run; pure, so that every rank finds the same.
+    """The plans of one run. It is pure, so that every rank finds the same.
 
     Args:
-        parallel: What the user fixed.
-        batch_size: Global batch.
+        profile: The measured layers.
+        cluster: The devices and their links.
+        parallel: Options that the user fixed.
+        batch_size: Samples of the global batch.
     """
 
     def __init__(self, profile: Profile, cluster: Cluster, parallel: Parallel, batch_size: int) -> None:
@@ -61,8 +67,14 @@ class Planner:
             stages_per_rank=parallel.stages_per_rank,
         )
 
+    @cached_property
+    def first(self) -> Transition:
+        """The transition to the fastest plan with nothing frozen, from the state in which no rank holds a layer."""
+        return first_transition(self._best(self._constraints), "fastest plan with nothing frozen")
+
     def initial(self) -> Plan:
-        return self._best(self._constraints)
+        """Returns the fastest plan with nothing frozen."""
+        return self.first.after
 
     def _best(self, constraints: PlanConstraints, num_frozen: int = 0, cache_level: int = 0) -> Plan:
         find = fsdp_plan if self._parallel.arrangement == "sharded" else best_plan
@@ -82,29 +94,31 @@ class Planner:
                 raise
             return self._best(UNCONSTRAINED)
 
-    def transition(
-        self, plan: Plan, placement: Placement, num_frozen: int, remaining: RemainingRun
-    ) -> TransitionChoice:
-        """Where to go from a plan for another frozen prefix, if it pays.
+    def transition(self, last: Transition, num_frozen: int, remaining: RemainingRun) -> Transition:
+        """Returns the transition for another frozen prefix, from where the last one ended.
 
-        Goes to the fastest plan with as much cached as can be, or with no more cached than now, or stays with its
-        stages as they are. Evaluation samples do not count: what filling the cache for them takes is what the next
+        Considers three options: cache all frozen blocks, keep the cache level, keep the stages. Takes the one with
+        which the run ends first. Evaluation samples do not count: filling the cache for them takes as long as the next
         evaluation saves.
 
         Raises:
             InfeasiblePlan: It cannot stay, and nothing else fits.
         """
-        if not self._parallel.autopipe:
-            return choose_transition(self.keep(plan, num_frozen), (), remaining.num_steps)
+        plan = last.after
         can_stay = num_frozen >= plan.num_frozen and (remaining.may_cache or plan.cache_level == 0)
-        stay = self.keep(plan, num_frozen) if can_stay else None
-        levels = {num_frozen, min(plan.cache_level, num_frozen)} if remaining.may_cache else {0}
-        plans = self._feasible(plan, num_frozen, sorted(levels, reverse=True), can_stay)
-        options = [TransitionOption(new, self._cost(plan, placement, new, remaining)) for new in plans if new != stay]
+        stay = None
+        if can_stay or not self._parallel.autopipe:
+            stay = next_transition(last, self.keep(plan, num_frozen))
+        plans: list[Plan] = []
+        if self._parallel.autopipe:
+            levels = {num_frozen, min(plan.cache_level, num_frozen)} if remaining.may_cache else {0}
+            plans = self._feasible(plan, num_frozen, sorted(levels, reverse=True), can_stay)
+        others = (next_transition(last, new) for new in plans if stay is None or new != stay.after)
+        options = [self._costed(other, remaining) for other in others]
         return choose_transition(stay, options, remaining.num_steps)
 
     def _feasible(self, plan: Plan, num_frozen: int, levels: Sequence[int], may_be_none: bool) -> list[Plan]:
-        """The fastest plan for each level of the cache, where there is one."""
+        """Returns the fastest plan for each level of the cache, where there is one."""
         plans: list[Plan] = []
         for level in levels:
             try:
@@ -114,22 +128,22 @@ class Planner:
                     raise
         return plans
 
-    def _cost(self, plan: Plan, placement: Placement, new: Plan, remaining: RemainingRun) -> float:
-        """Seconds of a transition."""
-        needed = moves(placement, next_placement(new, placement))
-        seconds = remaining.overhead_s + transfer_seconds(needed, self.profile, self.cluster, new.num_frozen)
-        if new.cache_level > plan.cache_level:
-            work_s = fill_seconds(self.without_overhead(), plan.cache_level, new.cache_level, remaining.num_samples)
-            seconds += work_s / self.cluster.num_devices
-        return seconds
+    def _costed(self, transition: Transition, remaining: RemainingRun) -> Transition:
+        """Returns the transition with its cost: moving layers, filling the cache, and the rest as last measured."""
+        new, level = transition.after, transition.before.cache_level if transition.before else 0
+        move_s = transfer_seconds(transition.moves, self.profile, self.cluster, new.num_frozen)
+        work_s = 0.0
+        if new.cache_level > level:
+            work_s = fill_seconds(self.without_overhead(), level, new.cache_level, remaining.num_samples)
+        return replace(transition, cost_s=remaining.overhead_s + move_s + work_s / self.cluster.num_devices)
 
     def keep(self, plan: Plan, num_frozen: int) -> Plan:
-        """The same stages and cache level with a longer frozen prefix."""
+        """Returns the plan with the same stages and cache level and another frozen prefix."""
         frozen = replace(plan, num_frozen=num_frozen)
         return replace(frozen, predicted_step_s=self.predict(frozen))
 
     def next(self, plan: Plan, num_frozen: int, cache_level: int) -> Plan:
-        """The fastest plan for another frozen prefix."""
+        """Returns the fastest plan for another frozen prefix."""
         constraints = (
             self._constraints if self._parallel.autodp else replace(self._constraints, num_replicas=plan.num_replicas)
         )
@@ -147,14 +161,14 @@ class Planner:
         return self._best(constraints, num_frozen, cache_level)
 
     def without_overhead(self) -> Profile:
-        """The profile that the physical limit counts with: a device works on its whole share of the batch at once."""
+        """Returns the profile of the physical limit: a device takes all its samples of the batch at once."""
         return spread_overhead(self.profile, -(-self._batch_size // self.cluster.num_devices))
 
     def static_efficiency(self) -> float:
-        """Share of the devices' time that the best static plan spends on ideal work."""
+        """Returns the fraction of the devices' time that the best static plan spends on ideal work."""
         step_s = self.predict(self.static)
         return efficiency(self.without_overhead(), self._batch_size, self.cluster.num_devices, step_s)
 
     def predict(self, plan: Plan) -> float:
-        """Seconds of one optimizer step."""
+        """Returns the seconds of one optimizer step."""
         return step_seconds(self.profile, self.cluster, plan, self._batch_size)

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pipetransformer.autodp.moves import Placement, initial_placement, moves, next_placement
-from pipetransformer.autodp.topology import pipeline_ranks, position, replica_ranks
+from pipetransformer.autodp.topology import Topology
+from pipetransformer.autodp.transition import Placement, Transition, first_transition, next_transition
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.errors import NotFinite
 from pipetransformer.models.stack import LayerStack
@@ -59,8 +59,7 @@ class ElasticRuntime:
         self._groups, self._objective = groups, objective
         self._build_optimizer, self._clip_norm = build_optimizer, clip_norm
         self.recorder = Recorder(device)
-        self.plan: Plan | None = None
-        self.placement: Placement = ()
+        self.transition: Transition | None = None  # the last one
         self.engine: Engine | None = None
         self.optimizer: Optimizer | None = None
         self._measured: signals.ByLayer = {}  # each weight once, also one that layers share
@@ -70,8 +69,23 @@ class ElasticRuntime:
     def num_layers(self) -> int:
         return len(self.resident.stack)
 
-    def apply(self, plan: Plan) -> TransitionReport:
-        """Goes to a plan; nothing but the arrangement changes (design promise 3).
+    @property
+    def plan(self) -> Plan | None:
+        """The plan in force; ``None`` before the first transition."""
+        return self.transition.after if self.transition else None
+
+    @property
+    def placement(self) -> Placement:
+        """The ranks that hold each layer; empty before the first transition."""
+        return self.transition.placement if self.transition else ()
+
+    def apply_plan(self, plan: Plan) -> TransitionReport:
+        """Carries out the transition from the plan in force to another, for callers without a planner."""
+        last = self.transition
+        return self.apply(next_transition(last, plan) if last else first_transition(plan))
+
+    def apply(self, transition: Transition) -> TransitionReport:
+        """Carries out a transition; nothing but the arrangement changes (design promise 3).
 
         Layers and the optimizer state of active ones move from a rank that has them to the ranks that need them; the
         rest stays where it is::
@@ -82,32 +96,30 @@ class ElasticRuntime:
             rank 2  7 8 9                  rank 2  5 6 7            <- 5 6 from 1
             rank 3  10 H                   rank 3  8 9 10 H         <- 8 9 from 2
         """
+        plan, first = transition.after, transition.before is None
+        assert transition.before == self.plan, "a transition begins where the last one ended"
         start = time.perf_counter()
         self.resident.stash_optimizer_state(self.optimizer, plan.first_active_layer)
         self._drop_engine()
         dropped = time.perf_counter()
-        self._groups.prepare(pipeline_ranks(plan, replica) for replica in range(plan.num_replicas))
-        self._groups.prepare(replica_ranks(plan, device) for device in range(plan.pipeline_size))
+        self._groups.prepare(Topology(plan, dist.get_rank()).all_groups())
         self._groups.prepare(tied_groups(self.resident.stack, plan))
         grouped = time.perf_counter()
-        first = not self.placement
-        placement = initial_placement(plan) if first else next_placement(plan, self.placement)
-        needed = () if first else moves(self.placement, placement)
         assert first or plan.fsdp == (self._shards is not None), "a run is sharded from its start to its end"
         assert not plan.fsdp or plan.num_devices == dist.get_world_size(), "every rank has a shard"
         if first and plan.fsdp:
             self._shards = FsdpLayers(self.resident)
         elif first:
-            self.resident.load(layer for layer, ranks in enumerate(placement) if dist.get_rank() in ranks)
-        bytes_moved = send_layers(self.resident, needed)
+            self.resident.load(layer for layer, ranks in enumerate(transition.placement) if dist.get_rank() in ranks)
+        bytes_moved = send_layers(self.resident, transition.moves)
         moved = time.perf_counter()
-        self.plan, self.placement = plan, placement
-        self._rebuild(plan, placement)
+        self.transition = transition
+        self._rebuild(plan, transition.placement)
         return TransitionReport(
             group_s=grouped - dropped,
             move_s=moved - grouped,
             rebuild_s=time.perf_counter() - moved + dropped - start,
-            num_moves=len(needed),
+            num_moves=len(transition.moves),
             bytes_moved=bytes_moved,
         )
 
@@ -119,7 +131,7 @@ class ElasticRuntime:
 
     def _rebuild(self, plan: Plan, placement: Placement) -> None:
         rank = dist.get_rank()
-        place = position(plan, rank)
+        place = Topology(plan, rank).position
         own = plan.device_layers(place.device) if place else []
         offloaded = [layer for layer, ranks in enumerate(placement) if rank in ranks and layer not in own]
         if not plan.fsdp:

@@ -26,7 +26,13 @@ from pipetransformer.runtime.tied import TiedWeights
 from pipetransformer.runtime.timed_stage import TracedStage
 from pipetransformer.runtime.tracing import Recorder
 
-SCHEDULES: dict[str, type[PipelineScheduleSingle]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+TORCH_SCHEDULES: dict[str, type[PipelineScheduleSingle] | type[PipelineScheduleMulti]] = {
+    "gpipe": ScheduleGPipe,
+    "1f1b": Schedule1F1B,
+    "interleaved1f1b": ScheduleInterleaved1F1B,
+}
+"""A row for each of :data:`~pipetransformer.autopipe.schedules.SCHEDULES`."""
+
 Runner = SingleStageSchedule | PipelineScheduleSingle | PipelineScheduleMulti
 
 
@@ -144,9 +150,10 @@ class Engine:
         if self.plan.num_stages == 1:
             return SingleStageSchedule(self._modules[0], num_microbatches, loss, self._recorder)
         stages = [self._pipeline_stage(index, batch, train) for index in self.stages]
-        if self.plan.schedule == "interleaved1f1b":
-            return ScheduleInterleaved1F1B([*stages], num_microbatches, loss_fn=loss, scale_grads=False)
-        schedule = SCHEDULES[self.plan.schedule] if train else ScheduleGPipe
+        schedule = TORCH_SCHEDULES[self.plan.schedule]
+        if issubclass(schedule, PipelineScheduleMulti):
+            return schedule([*stages], num_microbatches, loss_fn=loss, scale_grads=False)
+        schedule = schedule if train else ScheduleGPipe
         return schedule(stages[0], num_microbatches, loss_fn=loss, scale_grads=False)
 
     def _pipeline_stage(self, index: int, batch: Batch, train: bool) -> TracedStage:

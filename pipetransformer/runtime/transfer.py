@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
-from pipetransformer.autodp.moves import Move, Placement
+from pipetransformer.autodp.transition import Move, Placement
 from pipetransformer.runtime.resident import Manifest, ResidentLayers
 
 

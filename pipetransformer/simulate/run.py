@@ -4,7 +4,6 @@ There are no gradients, so policies are asked with made-up norms that fall from 
 always has the smallest one. The paper's rule is then bound by its cap alone.
 """
 
-from pipetransformer.autodp.moves import initial_placement, next_placement
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.config.options import SimulationConfig
 from pipetransformer.freeze.base import Decision, Signals
@@ -30,11 +29,11 @@ class _Player:
         self.num_blocks = what_if.shape.num_blocks
         self._may_cache = what_if.cache.enabled and what_if.parallel.autopipe
         self.history = RunHistory(self.num_blocks, self._may_cache)
-        self.history.plan(PlanRecord(planner.initial(), 0, "fastest plan with nothing frozen"))
+        self._last = planner.first
+        self.history.plan(PlanRecord(self._last.after, 0, self._last.reason))
         self._policy_state = what_if.freeze.initial_state()
         self._num_decisions = 0
         self._step_s = planner.predict(self.plan)
-        self._placement = initial_placement(self.plan)
 
     @property
     def plan(self) -> Plan:
@@ -56,11 +55,10 @@ class _Player:
     def _transition(self, step: int, decision: Decision) -> None:
         timeline, overhead_s = self.timeline, self.what_if.cluster.transition_s
         remaining = RemainingRun(timeline.steps_left(step), timeline.samples_left(step), overhead_s, self._may_cache)
-        choice = self.planner.transition(self.plan, self._placement, decision.num_frozen, remaining)
-        plan = choice.plan
-        self.history.plan(PlanRecord(plan, step, decision.reason, choice.cost_s, remaining.num_samples, choice.reason))
-        self._placement = next_placement(plan, self._placement)
-        self._step_s = self.planner.predict(plan)
+        self._last = going = self.planner.transition(self._last, decision.num_frozen, remaining)
+        record = PlanRecord(going.after, step, decision.reason, going.cost_s, remaining.num_samples, going.reason)
+        self.history.plan(record)
+        self._step_s = self.planner.predict(going.after)
 
 
 def falling_norms(num_blocks: int, num_frozen: int) -> tuple[float, ...]:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from pipetransformer.autocache.buffer import GIB
 from pipetransformer.autocache.capacity import FeatureFormat
 from pipetransformer.autodp.topology import Position
+from pipetransformer.autodp.transition import Transition
 from pipetransformer.autopipe.cluster import Cluster, Link
 from pipetransformer.autopipe.constraints import check_world
 from pipetransformer.autopipe.plan import Plan
@@ -51,7 +52,7 @@ class RunComponents:
     train: BatchLoader
     evaluation: tuple[BatchLoader, ...]
     planner: Planner
-    first_plan: Plan
+    first: Transition
     storage: CacheSetup
     runtime: ElasticRuntime
 
@@ -89,7 +90,7 @@ def prepare(config: Config, device: torch.device, run_dir: Path, closing: ExitSt
         stack, train, config.optim, config.parallel, config.batch_size, device, precision, storage
     )  # fmt: skip
     runtime = _make_runtime(config, data, stack, device, closing)
-    return RunComponents(data, stack, train, tuple(evaluation), planner, planner.initial(), storage, runtime)
+    return RunComponents(data, stack, train, tuple(evaluation), planner, planner.first, storage, runtime)
 
 
 def _loaders(config: Config, data: Data, stack: LayerStack) -> list[BatchLoader]:

@@ -100,7 +100,7 @@ class Trainer:
 
     def start(self) -> None:
         """Goes to the first plan."""
-        self._transitions.start(self.components.first_plan)
+        self._transitions.start(self.components.first)
 
     def freeze_at_start(self) -> None:
         """Goes to the plan for the blocks that are frozen before the first step."""
@@ -207,7 +207,7 @@ class Trainer:
 
     def _follow(self, decision: Decision) -> None:
         before = self.plan
-        self._transitions.follow(decision, before, self.state.step)
+        self._transitions.follow(decision, self.state.step)
         self._prefetching = False
         for callback in self._callbacks:
             callback.on_transition(self, before, self.plan)

@@ -4,8 +4,7 @@ import time
 
 import torch
 
-from pipetransformer.autopipe.gain import TransitionChoice
-from pipetransformer.autopipe.plan import Plan
+from pipetransformer.autodp.transition import Transition
 from pipetransformer.freeze.base import Decision
 from pipetransformer.planning.history import PlanRecord, RunHistory, plan_dict
 from pipetransformer.planning.planner import Planner, RemainingRun
@@ -33,28 +32,29 @@ class Transitions:
         self._timeline, self._history, self._report = timeline, history, report
         self._overhead_s = 0.0  # of a transition, as last measured
 
-    def start(self, plan: Plan) -> None:
+    def start(self, first: Transition) -> None:
         """Goes to the first plan."""
-        self._apply(plan)
-        self._history.plan(PlanRecord(plan, 0, "fastest plan with nothing frozen"))
+        self._apply(first)
+        self._history.plan(PlanRecord(first.after, 0, first.reason))
 
-    def follow(self, decision: Decision, before: Plan, step: int) -> None:
-        """Goes from a plan to the one that pays most for the decision, with the cache.
+    def follow(self, decision: Decision, step: int) -> None:
+        """Makes the transition that pays most for a decision, with the cache.
 
         Args:
             step: Optimizer steps so far.
         """
         start = time.perf_counter()
-        remaining, choice = self._choose(decision, before, step)
+        remaining, transition = self._choose(decision, step)
         planned = time.perf_counter()
-        while not self._caching.go(choice.plan.cache_level, step):
-            remaining, choice = self._choose(decision, before, step)  # without the cache
-        plan = choice.plan
+        while not self._caching.go(transition.after.cache_level, step):
+            remaining, transition = self._choose(decision, step)  # without the cache
+        before, plan = transition.before, transition.after
+        assert before is not None, "a run has a plan before its first decision"
         filled = time.perf_counter()
-        moved = self._apply(plan)
+        moved = self._apply(transition)
         self._caching.serve(plan.cache_level)
         seconds = time.perf_counter() - start
-        self._history.plan(PlanRecord(plan, step, decision.reason, seconds, remaining.num_samples, choice.reason))
+        self._history.plan(PlanRecord(plan, step, decision.reason, seconds, remaining.num_samples, transition.reason))
         self._report.write(
             "transition",
             step=step,
@@ -70,17 +70,19 @@ class Transitions:
             num_moves=moved.num_moves,
             bytes_moved=moved.bytes_moved,
             predicted_gain=before.predicted_step_s / plan.predicted_step_s,
-            choice=choice.reason,
+            choice=transition.reason,
         )
 
-    def _choose(self, decision: Decision, before: Plan, step: int) -> tuple[RemainingRun, TransitionChoice]:
-        """Where to go, and what that was judged by."""
+    def _choose(self, decision: Decision, step: int) -> tuple[RemainingRun, Transition]:
+        """Returns the transition, and the rest of the run by which the planner chose it."""
+        last = self._runtime.transition
+        assert last is not None, "a run has a plan before its first decision"
         steps_left, num_samples = self._timeline.steps_left(step), self._caching.num_samples(step)
         remaining = RemainingRun(steps_left, num_samples, self._overhead_s, self._caching.is_on)
-        return remaining, self._planner.transition(before, self._runtime.placement, decision.num_frozen, remaining)
+        return remaining, self._planner.transition(last, decision.num_frozen, remaining)
 
-    def _apply(self, plan: Plan) -> TransitionReport:
-        """Goes to a plan, and remembers what that takes besides moving layers."""
-        moved = self._runtime.apply(plan)
+    def _apply(self, transition: Transition) -> TransitionReport:
+        """Carries out a transition, and remembers the seconds that it takes besides moving layers."""
+        moved = self._runtime.apply(transition)
         self._overhead_s = broadcast_from_rank0(torch.tensor(moved.group_s + moved.rebuild_s)).item()
         return moved

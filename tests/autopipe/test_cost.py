@@ -11,11 +11,10 @@ from pipetransformer.autopipe.cost import (
     PrefixSums,
     Profile,
     layer_time,
-    microbatch_size,
     stage_seconds,
     step_seconds,
 )
-from pipetransformer.autopipe.layout import Layout
+from pipetransformer.autopipe.layout import Layout, microbatch_size
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.autopipe.schedules import INTERLEAVED, ONE_F_ONE_B
 

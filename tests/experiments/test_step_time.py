@@ -37,7 +37,7 @@ def losses(case: Case, folder: Path, replicas: tuple[int, ...]) -> list[float]:
     last = len(case.stack(folder)) - 1
     seen = []
     for num_replicas in replicas:
-        loop.runtime.apply(Plan(0, 0, ((0, last),), num_replicas, num_microbatches=1))
+        loop.runtime.apply_plan(Plan(0, 0, ((0, last),), num_replicas, num_microbatches=1))
         loop.step()
         seen.append(loop.loss())
     loop.close()

@@ -2,10 +2,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from pipetransformer.autodp.moves import initial_placement
+from pipetransformer.autodp.transition import Transition, first_transition
 from pipetransformer.autopipe.cluster import Cluster, Link
 from pipetransformer.autopipe.cost import AffineTime, LayerProfile, Profile
-from pipetransformer.autopipe.gain import TransitionChoice
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.config.options import Parallel
 from pipetransformer.errors import InfeasiblePlan
@@ -46,15 +45,14 @@ def remaining(
     return RemainingRun(num_steps, num_samples, overhead_s, may_cache)
 
 
-def transition(elastic: Planner, num_frozen: int, rest: RemainingRun, plan: Plan | None = None) -> TransitionChoice:
-    plan = plan or elastic.initial()
-    return elastic.transition(plan, initial_placement(plan), num_frozen, rest)
+def transition(elastic: Planner, num_frozen: int, rest: RemainingRun, plan: Plan | None = None) -> Transition:
+    return elastic.transition(first_transition(plan) if plan else elastic.first, num_frozen, rest)
 
 
 def test_without_autopipe_the_stages_stay_and_the_prediction_follows() -> None:
     rigid = planner(memory_mib=115, autopipe=False)
     first = rigid.initial()
-    later = transition(rigid, 4, remaining()).plan
+    later = transition(rigid, 4, remaining()).after
     assert (later.stages, later.num_replicas) == (first.stages, first.num_replicas)
     assert (later.num_frozen, later.cache_level) == (4, 0)
     assert later.predicted_step_s == rigid.predict(later) < first.predicted_step_s
@@ -62,7 +60,7 @@ def test_without_autopipe_the_stages_stay_and_the_prediction_follows() -> None:
 
 def test_with_a_long_way_to_go_it_packs_replicates_and_caches() -> None:
     choice = transition(planner(memory_mib=115), 4, remaining())
-    assert (shape(choice.plan), choice.plan.cache_level) == ((2, 2), 4)
+    assert (shape(choice.after), choice.after.cache_level) == ((2, 2), 4)
     assert "less, more than" in choice.reason
 
 
@@ -72,27 +70,27 @@ def test_with_a_long_way_to_go_it_packs_replicates_and_caches() -> None:
 def test_a_transition_that_does_not_pay_freezes_and_leaves_the_rest_as_it_is(rest: RemainingRun) -> None:
     elastic = planner(memory_mib=115)
     choice = transition(elastic, 4, rest)
-    assert choice.plan.num_frozen == 4
-    assert (choice.plan.stages, choice.plan.cache_level) == (elastic.initial().stages, 0)
+    assert choice.after.num_frozen == 4
+    assert (choice.after.stages, choice.after.cache_level) == (elastic.initial().stages, 0)
     assert choice.reason.startswith("it stays: ")
 
 
 def test_a_cache_that_takes_longer_to_fill_than_it_saves_is_left_out() -> None:
     choice = transition(planner(memory_mib=115), 4, remaining(num_samples=10**6))
-    assert (choice.plan.num_frozen, choice.plan.cache_level) == (4, 0)
+    assert (choice.after.num_frozen, choice.after.cache_level) == (4, 0)
 
 
 def test_moving_layers_over_a_slow_link_counts() -> None:
     fast, slow = planner(memory_mib=115), planner(memory_mib=115, bandwidth=1e5)
-    assert transition(fast, 4, remaining(num_steps=20)).plan.num_replicas == 2
-    assert transition(slow, 4, remaining(num_steps=20)).plan.num_replicas == 1
+    assert transition(fast, 4, remaining(num_steps=20)).after.num_replicas == 2
+    assert transition(slow, 4, remaining(num_steps=20)).after.num_replicas == 1
 
 
-def test_layers_that_thaw_leave_no_choice() -> None:
+def test_layers_that_unfreeze_leave_no_choice() -> None:
     elastic = planner(memory_mib=115)
     frozen = elastic.next(elastic.initial(), 6, 6)
     choice = transition(elastic, 2, remaining(num_steps=1), frozen)
-    assert (choice.plan.num_frozen, choice.plan.cache_level) == (2, 2)
+    assert (choice.after.num_frozen, choice.after.cache_level) == (2, 2)
 
 
 def test_without_autodp_the_replicas_stay() -> None:
@@ -142,7 +140,7 @@ def test_a_run_stays_where_no_other_plan_keeps_what_is_fixed(monkeypatch: pytest
         raise InfeasiblePlan("no plan fits")
 
     monkeypatch.setattr(Planner, "next", nothing_fits)
-    stayed = transition(elastic, 3, remaining(), first).plan
+    stayed = transition(elastic, 3, remaining(), first).after
     assert (stayed.stages, stayed.num_frozen, stayed.cache_level) == (first.stages, 3, 0)
     with pytest.raises(InfeasiblePlan, match="no plan fits"):
         transition(elastic, 1, remaining(), stayed)
@@ -150,11 +148,11 @@ def test_a_run_stays_where_no_other_plan_keeps_what_is_fixed(monkeypatch: pytest
 
 def test_a_run_that_loses_its_cache_computes_what_was_cached() -> None:
     elastic = planner()
-    cached = transition(elastic, 3, remaining()).plan
+    cached = transition(elastic, 3, remaining()).after
     assert cached.cache_level == 3
     lost = transition(elastic, 4, remaining(may_cache=False), cached)
-    assert (lost.plan.num_frozen, lost.plan.cache_level) == (4, 0)
-    assert lost.reason == "the arrangement cannot stay: frozen layers thaw or leave the cache"
+    assert (lost.after.num_frozen, lost.after.cache_level) == (4, 0)
+    assert lost.reason == "the current plan is no longer valid: blocks are unfrozen or the cache is off"
 
 
 def test_shards_stay_on_all_devices_and_keep_the_budget() -> None:

@@ -12,7 +12,7 @@ import pytest
 from support.cases import NUM_BLOCKS, Case
 from support.exactness import assert_equal
 from support.pairwise import pairwise
-from support.plans import TransformerShape, arrangements
+from support.plans import PlanShape, arrangements
 from support.pool import Pool
 from support.trainings import then, train_all_elastic, train_elastic, train_reference
 
@@ -34,14 +34,14 @@ FACTORS = {
 }
 NUM_STEPS = 3  # one before the plan, and two under it, of which the second has a smaller batch
 NUM_SHAPE = 7  # the first factors make the shape of the plan, the others the case
-ROWS = pairwise(list(FACTORS.values()), lambda row: TransformerShape(*row[:NUM_SHAPE]).is_possible)  # type: ignore[arg-type]
+ROWS = pairwise(list(FACTORS.values()), lambda row: PlanShape(*row[:NUM_SHAPE]).is_possible)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(map(str, row)))
 def test_a_plan_trains_as_one_process_does(
     row: tuple[object, ...], pool: Pool, bert_config: Path, tmp_path: Path
 ) -> None:
-    shape, (kind, optimizer, dropout) = TransformerShape(*row[:NUM_SHAPE]), row[NUM_SHAPE:]  # type: ignore[arg-type]
+    shape, (kind, optimizer, dropout) = PlanShape(*row[:NUM_SHAPE]), row[NUM_SHAPE:]  # type: ignore[arg-type]
     case = Case(str(kind), bert_config, float(str(dropout)), str(optimizer), num_steps=NUM_STEPS)
     plan = shape.plan(random.Random(str(row)))
     trace = pool.run(plan.num_devices, train_elastic, case, then(plan), str(tmp_path))[0]
@@ -53,7 +53,7 @@ def test_on_one_process_everything_goes_with_everything(
     kind: str, pool: Pool, bert_config: Path, tmp_path: Path
 ) -> None:
     shapes = [
-        TransformerShape((1, 1), "gpipe", count, frozen, cached, recompute, rank_order="pipeline-first")
+        PlanShape((1, 1), "gpipe", count, frozen, cached, recompute, rank_order="pipeline-first")
         for count, frozen, cached, recompute in product([1, 3], FROZEN, [False, True], [False, True])
     ]
     plans = [shape.plan(random.Random(0)) for shape in shapes if shape.is_possible]

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.cases import NUM_BLOCKS, Case
 from support.exactness import assert_equal
-from support.plans import HEAD, TransformerShape, arrangements
+from support.plans import HEAD, PlanShape, arrangements
 from support.pool import Pool
 from support.trainings import NUM_STEPS, train_elastic, train_reference
 
@@ -16,7 +16,7 @@ from pipetransformer.autopipe.plan import Plan
 
 WORLD = 4
 SHAPES = st.builds(
-    TransformerShape,
+    PlanShape,
     arrangement=st.sampled_from([pair for world in range(1, WORLD + 1) for pair in arrangements(world)]),
     schedule=st.sampled_from(["gpipe", "1f1b", "interleaved1f1b"]),
     num_microbatches=st.integers(1, 4),
@@ -36,7 +36,7 @@ EXHAUSTED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
     optimizer=st.sampled_from(["adamw", "sgd", "lamb"]),
 )
 def test_any_sequence_of_plans_trains_as_one_process_does(
-    sequence: dict[int, TransformerShape], kind: str, optimizer: str, pool: Pool, bert_config: Path
+    sequence: dict[int, PlanShape], kind: str, optimizer: str, pool: Pool, bert_config: Path
 ) -> None:
     """Freezing more, thawing, more or fewer stages, wider, narrower, idle ranks, with and without the cache."""
     case = Case(kind, bert_config, 0.2, optimizer)

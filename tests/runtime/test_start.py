@@ -10,7 +10,7 @@ from support.memory import Started, start
 from support.plans import HEAD, plan
 from support.pool import Pool
 
-from pipetransformer.autodp.moves import initial_placement
+from pipetransformer.autodp.transition import first_transition
 from pipetransformer.models.huggingface import HuggingFaceModel
 from pipetransformer.models.stack import LayerStack
 
@@ -49,7 +49,7 @@ def test_a_rank_reads_and_holds_the_layers_of_its_first_plan_alone(
     seen: list[Started] = pool.run(world, start, case, folder, NUM_CLASSES, wanted)
 
     for rank, own in enumerate(seen):
-        layers = [layer for layer, ranks in enumerate(initial_placement(wanted)) if rank in ranks]
+        layers = [layer for layer, ranks in enumerate(first_transition(wanted).placement) if rank in ranks]
         assert own.held == layers
         assert own.read == {name for layer in layers for name in stack[layer].original_state()}
         assert own.most_bytes == num_bytes(stack, layers)

@@ -8,8 +8,17 @@ from support.observations import Seen, many_transitions, observe, poisoned_step
 from support.plans import HEAD, PIPE_TO_DATA, plan
 from support.pool import Pool
 
-from pipetransformer.autodp.moves import initial_placement, moves, next_placement
-from pipetransformer.autodp.topology import position
+from pipetransformer.autodp.topology import Topology
+from pipetransformer.autodp.transition import Transition, first_transition, next_transition
+from pipetransformer.autopipe.plan import Plan
+
+
+def in_turn(plans: list[Plan]) -> list[Transition]:
+    """The transitions through plans, from the start."""
+    transitions = [first_transition(plans[0])]
+    for each in plans[1:]:
+        transitions.append(next_transition(transitions[-1], each))
+    return transitions
 
 
 @pytest.fixture(scope="module")
@@ -19,10 +28,7 @@ def seen(pool: Pool, bert_config: Path, tmp_path_factory: pytest.TempPathFactory
 
 
 def test_a_rank_holds_the_layers_of_its_stage_and_what_is_parked_with_it(seen: list[Seen]) -> None:
-    placements = []
-    for current in PIPE_TO_DATA.values():
-        last = placements[-1] if placements else None
-        placements.append(next_placement(current, last) if last else initial_placement(current))
+    placements = [transition.placement for transition in in_turn(list(PIPE_TO_DATA.values()))]
     for rank, own in enumerate(seen):
         expected = [[layer for layer, ranks in enumerate(p) if rank in ranks] for p in placements]
         assert own.held == expected
@@ -33,9 +39,8 @@ def test_a_rank_holds_the_layers_of_its_stage_and_what_is_parked_with_it(seen: l
 def test_optimizer_state_is_held_for_the_active_layers_of_the_stage_only(seen: list[Seen]) -> None:
     for rank, own in enumerate(seen):
         for current, with_state in zip(PIPE_TO_DATA.values(), own.with_state, strict=True):
-            place = position(current, rank)
-            assert place is not None
-            assert with_state == [i for i in current.device_layers(place.device) if i >= current.first_active_layer]
+            own_layers = Topology(current, rank).layers
+            assert with_state == [layer for layer in own_layers if layer >= current.first_active_layer]
 
 
 def test_a_cached_block_never_runs_neither_in_a_step_nor_in_an_evaluation(seen: list[Seen]) -> None:
@@ -49,18 +54,14 @@ def test_a_cached_block_never_runs_neither_in_a_step_nor_in_an_evaluation(seen: 
 def test_every_layer_of_a_stage_runs_once_per_micro_batch(seen: list[Seen]) -> None:
     for rank, own in enumerate(seen):
         for current, ran in zip(PIPE_TO_DATA.values(), own.ran, strict=True):
-            place = position(current, rank)
-            assert place is not None
-            assert ran == dict.fromkeys(current.device_layers(place.device), current.num_microbatches)
+            assert ran == dict.fromkeys(Topology(current, rank).layers, current.num_microbatches)
 
 
 def test_the_bytes_sent_are_those_of_the_moves(seen: list[Seen], bert_config: Path) -> None:
     stack = Case("vit", bert_config).stack()
-    placement = initial_placement(PIPE_TO_DATA[0])
-    for index, current in enumerate(list(PIPE_TO_DATA.values())[1:], start=1):
-        following = next_placement(current, placement)
-        expected = 0
-        for move in moves(placement, following):
+    for index, transition in enumerate(in_turn(list(PIPE_TO_DATA.values()))[1:], start=1):
+        current, expected = transition.after, 0
+        for move in transition.moves:
             tensors = dict(stack[move.layer].tensors())
             num_bytes = sum(t.numel() * t.element_size() for t in tensors.values())
             state = 0
@@ -69,7 +70,6 @@ def test_the_bytes_sent_are_those_of_the_moves(seen: list[Seen], bert_config: Pa
                 state = sum(2 * p.numel() * p.element_size() + 4 for p in parameters)
             expected += num_bytes + state
         assert {own.bytes_moved[index] for own in seen} == {expected}
-        placement = following
 
 
 def test_evaluation_counts_every_sample_once_at_every_topology(seen: list[Seen]) -> None:

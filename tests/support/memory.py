@@ -53,7 +53,7 @@ def start(case: Case, folder: Path, num_outputs: int, plan: Plan) -> Started:
         seen.most_bytes_measuring, seen.most_bytes = seen.most_bytes, 0
         seen.read.clear()
         runtime = ElasticRuntime(stack, groups, case.objective(), spec.build, None, CPU, PRECISIONS["float32"])
-        runtime.apply(plan)
+        runtime.apply_plan(plan)
     seen.held = runtime.resident.held()
     groups.close()
     return seen

@@ -54,7 +54,7 @@ def predicted_and_measured(case: Case, plan: Plan, folder: str) -> tuple[int, in
     with ResizedBytes() if plan.fsdp else LiveBytes() as live:
         for _, tensor in runtime.resident.stack.named_parameters():
             live.add(tensor)
-        runtime.apply(plan)
+        runtime.apply_plan(plan)
         one_step(runtime, loader, case, 0)
         live.peak = live.now
         if runtime.device.type == "cuda":

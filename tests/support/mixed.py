@@ -71,7 +71,7 @@ def _step(runtime: ElasticRuntime, loader: BatchLoader, case: Case, number: int,
 def steps_until_refused(case: Case, folder: str) -> tuple[list[float], str]:
     """The scales of a training whose gradient overflows in every step, and the error that ends it."""
     runtime, loader, groups = build(case, folder)
-    runtime.apply(plan(0, 0, [HEAD], dist.get_world_size(), 1))
+    runtime.apply_plan(plan(0, 0, [HEAD], dist.get_world_size(), 1))
     scales: list[float] = []
     try:
         while True:
@@ -101,7 +101,7 @@ def casts_in_a_step(case: Case, plans: list[Plan], folder: str) -> list[int]:
     runtime, loader, groups = build(case, folder)
     counts = []
     for number, current in enumerate(plans):
-        runtime.apply(current)
+        runtime.apply_plan(current)
         with _CountCasts(runtime) as casts:
             one_step(runtime, loader, case, number)
         counts.append(casts.count)

@@ -66,7 +66,7 @@ def _has_state(runtime: ElasticRuntime, layer: int) -> bool:
 def poisoned_step(case: Case, plans: Plans, folder: str) -> tuple[str, bool]:
     """A step whose batch holds a NaN on one replica: the error of this rank, and whether its weights are as before."""
     runtime, loader, groups = build(case, folder)
-    runtime.apply(plans[0])
+    runtime.apply_plan(plans[0])
     held = {n: local_part(p.detach()) for n, p in runtime.resident.stack.named_parameters() if not p.is_meta}
     before = {name: tensor.clone() for name, tensor in held.items()}
     engine, message = runtime.engine, ""
@@ -97,7 +97,7 @@ def many_transitions(case: Case, plans: Plans, folder: str, counts: tuple[int, i
     runtime, loader, groups = build(case, folder)
     seen = []
     for number in range(1, max(counts) + 1):
-        runtime.apply(plans[number % len(plans)])
+        runtime.apply_plan(plans[number % len(plans)])
         one_step(runtime, loader, case, number)
         if number in counts:
             seen.append(_resources(groups))

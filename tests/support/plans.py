@@ -31,7 +31,7 @@ PIPE_TO_DATA = {  # 4 stages -> 2 -> 1, as the paper draws it
 
 
 @dataclass(frozen=True)
-class TransformerShape:
+class PlanShape:
     """A plan but for where its stages end.
 
     Attributes:

@@ -26,7 +26,7 @@ class Held:
 def held_bytes(case: Case, plan: Plan) -> Held:
     """Between the gradient of the second step and its update."""
     runtime, loader, groups = build(case, tempfile.gettempdir())
-    runtime.apply(plan)
+    runtime.apply_plan(plan)
     one_step(runtime, loader, case, 0)
     engine, optimizer = runtime.engine, runtime.optimizer
     assert engine is not None

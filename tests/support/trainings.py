@@ -124,7 +124,7 @@ def then(plan: Plan) -> Plans:
 
 def go(runtime: ElasticRuntime, loader: CachedFeed, plan: Plan, step: int = 0) -> TransitionReport:
     assert loader.cache_session.go(plan.cache_level, step)
-    report = runtime.apply(plan)
+    report = runtime.apply_plan(plan)
     loader.cache_session.serve(plan.cache_level)
     return report
 

@@ -1,0 +1,141 @@
+"""Transitions: which layers move between which ranks, the time that takes, and whether it pays.
+
+2 stages x 1 replica become 1 stage x 2 replicas over layers 1 to 3, layer 0 being cached from now on::
+
+    layer          0      1       2       3
+    before        (0,)   (0,)    (1,)    (1,)
+    after         (0,)  (0, 1)  (0, 1)  (0, 1)      layer 0 stays offloaded on rank 0
+    moves                0 → 1   1 → 0   1 → 0
+
+With FSDP every rank keeps its shard of every layer, cached or not, so nothing ever moves.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from pipetransformer.autodp.topology import Topology
+from pipetransformer.autopipe.cluster import Cluster, Link
+from pipetransformer.autopipe.cost import Profile
+from pipetransformer.autopipe.plan import Plan, layer_above
+
+Placement = tuple[tuple[int, ...], ...]
+"""For each layer the ranks that hold it, ascending."""
+
+
+@dataclass(frozen=True)
+class Move:
+    """One layer, with its optimizer state, from a rank that holds it to one that does not."""
+
+    layer: int
+    source: int
+    target: int
+
+
+@dataclass(frozen=True)
+class Transition:
+    """The way from one plan to the next: made by the planner, carried out by the runtime.
+
+    Attributes:
+        before: The plan in force until then; ``None`` where nobody holds the layers yet.
+        after: The plan from then on. It may have the same stages as ``before``, with more layers frozen.
+        placement: The ranks that hold each layer from then on.
+        moves: The layers that have to move, by layer and target.
+        cost_s: Predicted seconds until the first step under ``after`` can start; 0 where the stages stay.
+        gain_s: Predicted seconds that ``after`` saves over the rest of the run against staying; 0 where it stays.
+        reason: One sentence with the numbers, for the log.
+    """
+
+    before: Plan | None
+    after: Plan
+    placement: Placement
+    moves: tuple[Move, ...] = ()
+    cost_s: float = 0.0
+    gain_s: float = 0.0
+    reason: str = ""
+
+
+def first_transition(plan: Plan, reason: str = "") -> Transition:
+    """Returns the transition to the first plan: ranks load their layers, those below the cache are on rank 0 alone."""
+    everyone = tuple(range(plan.num_devices))
+    cached = (everyone if plan.fsdp else (0,),) * plan.first_layer
+    return Transition(None, plan, cached + _stage_placement(plan), reason=reason)
+
+
+def next_transition(last: Transition, plan: Plan) -> Transition:
+    """Returns the transition from where another one ends.
+
+    A cached layer, which is in no stage, stays with the lowest rank that held it.
+    """
+    cached = last.placement[: plan.first_layer]
+    placement = (cached if plan.fsdp else tuple((min(ranks),) for ranks in cached)) + _stage_placement(plan)
+    return Transition(last.after, plan, placement, moves_between(last.placement, placement))
+
+
+def _stage_placement(plan: Plan) -> Placement:
+    """Returns the ranks of each layer that runs, in the order of the layers."""
+    topology = Topology(plan, rank=0)
+    return tuple(
+        tuple(sorted(topology.replicas_of(stage)))
+        for stage in range(plan.num_stages)
+        for _layer in plan.stage_layers(stage)
+    )
+
+
+def moves_between(old: Placement, new: Placement) -> tuple[Move, ...]:
+    """Returns the moves that lead from one placement to another, by layer and target, the senders evenly loaded."""
+    num_sent: Counter[int] = Counter()
+    planned: list[Move] = []
+    for layer, (holders, wanted) in enumerate(zip(old, new, strict=True)):
+        for target in sorted(set(wanted) - set(holders)):
+            source = min(holders, key=lambda rank: (num_sent[rank], rank))
+            num_sent[source] += 1
+            planned.append(Move(layer, source, target))
+    return tuple(planned)
+
+
+def transfer_seconds(moves: Iterable[Move], profile: Profile, cluster: Cluster, num_frozen: int) -> float:
+    """Returns the seconds of moves that are all made at once: those of the busiest rank or node, in one direction.
+
+    Args:
+        moves: Layers that move.
+        profile: Bytes of the layers.
+        cluster: Links between the ranks.
+        num_frozen: Blocks that the next plan freezes; frozen layers bring no optimizer state along.
+    """
+    first_active, size = layer_above(num_frozen), cluster.node_size
+    loads: Counter[tuple[Link, str, int]] = Counter()
+    for move in moves:
+        state_factor = profile.optimizer_state_factor if move.layer >= first_active else 0.0
+        num_bytes = profile.layers[move.layer].parameter_bytes * (1 + state_factor)
+        for direction, rank in (("out", move.source), ("in", move.target)):
+            if size is not None and cluster.node_link and move.source // size != move.target // size:
+                loads[cluster.node_link, direction, rank // size] += round(num_bytes)
+            else:
+                loads[cluster.link, direction, rank] += round(num_bytes)
+    return max((link.seconds(num_bytes) for (link, _, _), num_bytes in loads.items()), default=0.0)
+
+
+def choose_transition(stay: Transition | None, options: Sequence[Transition], num_steps_left: int) -> Transition:
+    """Returns the transition with which the run ends first, with its gain and its reason.
+
+    Args:
+        stay: The transition that keeps the stages, at no cost; ``None`` where the current plan is no longer valid.
+        options: Other transitions with their cost, the preferred one first; empty only where the plan can stay.
+        num_steps_left: Steps until the run ends.
+    """
+    if not options:
+        assert stay is not None
+        return replace(stay, reason="no other plan is faster")
+    best = min(options, key=lambda option: option.cost_s + num_steps_left * option.after.predicted_step_s)
+    if stay is None:
+        return replace(best, reason="the current plan is no longer valid: blocks are unfrozen or the cache is off")
+    stay_s, best_s = stay.after.predicted_step_s, best.after.predicted_step_s
+    gain_s = (stay_s - best_s) * num_steps_left
+    pays = gain_s > best.cost_s
+    reason = (
+        f"{num_steps_left} steps of {stay_s:.4g} s would take {best_s:.4g} s each: {abs(gain_s):.3g} s "
+        f"{'less' if gain_s >= 0 else 'more'}, {'more' if pays else 'no more'} than the {best.cost_s:.3g} s of the "
+        "transition"
+    )
+    return replace(best, gain_s=gain_s, reason=reason) if pays else replace(stay, reason=f"it stays: {reason}")
