@@ -15,7 +15,7 @@ from pipetransformer.autopipe.search.search import best_plan
 from pipetransformer.config.compose import compose_what_if
 from pipetransformer.config.options import SimulationConfig
 from pipetransformer.freeze.base import Signals
-from pipetransformer.freeze.pipetransformer import PipeTransformer
+from pipetransformer.freeze.pipetransformer import PaperRule
 from pipetransformer.simulate.result import make_planner
 from pipetransformer.simulate.run import falling_norms
 
@@ -97,7 +97,7 @@ class Replay:
 
     def _prefixes(self, alpha: float) -> Iterator[int]:
         """Frozen blocks of each epoch: the cap of the rule, decided once per epoch."""
-        policy, num_frozen = PipeTransformer(alpha=alpha), 0
+        policy, num_frozen = PaperRule(alpha=alpha), 0
         state = policy.initial_state()
         for epoch in range(self.epochs):
             yield num_frozen

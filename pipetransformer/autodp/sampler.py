@@ -1,6 +1,17 @@
-"""Which samples go where: the epoch's order, its global batches, and each replica's share of a batch."""
+"""Which samples go where: the epoch's order, its global batches, each replica's rows of a batch, and their locality.
 
+The loss of a global batch is the mean over its samples, and the random numbers of a sample depend on its id alone, so
+it makes no difference which replica computes which sample. Where no node has room for all features, each replica takes
+the samples that its node has cached::
+
+    batch            a0 b1 c0 d0 e1 f0      (the digit is the sample's home node)
+    2 replicas       a0 b1 c0 | d0 e1 f0    as they come: replica 0 on node 0 misses b, replica 1 on node 1 d and f
+                     a0 c0 d0 | b1 e1 f0    reordered: only f is computed away from its home
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -8,7 +19,7 @@ from pipetransformer.autopipe.layout import microbatch_size
 
 
 @dataclass(frozen=True, eq=False)
-class Share:
+class ReplicaBatch:
     """A replica's rows of one global batch.
 
     Attributes:
@@ -21,35 +32,63 @@ class Share:
 
 
 def epoch_order(num_samples: int, epoch: int, seed: int) -> np.ndarray:
-    """The ids ``0 .. num_samples - 1`` in the order of an epoch, shape (N,), the same on every rank."""
+    """Returns the ids ``0 .. num_samples - 1`` in the order of an epoch, shape (N,), the same on every rank."""
     generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, epoch])))
     return generator.permutation(num_samples)
 
 
 def num_batches(num_samples: int, batch_size: int) -> int:
-    """Global batches of an epoch, the last of which may be smaller."""
+    """Returns the global batches of an epoch, the last of which may be smaller."""
     return -(-num_samples // batch_size)
 
 
 def batch_ids(order: np.ndarray, index: int, batch_size: int) -> np.ndarray:
-    """The ids of one global batch, shape (B,), fewer at the end of the epoch."""
+    """Returns the ids of one global batch, shape (B,), fewer at the end of the epoch."""
     return order[index * batch_size : (index + 1) * batch_size]
 
 
-def share(global_ids: np.ndarray, replica: int, num_replicas: int, num_microbatches: int) -> Share:
-    """A replica's share of a global batch, padded so that all replicas and micro-batches have equal shapes.
+def replica_batch(global_ids: np.ndarray, replica: int, num_replicas: int, num_microbatches: int) -> ReplicaBatch:
+    """Returns a replica's rows, padded so that all replicas and micro-batches have equal shapes.
 
     Args:
         global_ids: The batch, shape (B,), B at least 1.
-        replica: Which of the replicas.
+        replica: The replica's number.
         num_replicas: Replicas that split the batch, contiguously and evenly to one sample.
-        num_microbatches: Micro-batches that each share is cut into.
+        num_microbatches: Micro-batches of each replica.
     """
     num_samples = len(global_ids)
     first, end = (num_samples * bound // num_replicas for bound in (replica, replica + 1))
     num_rows = microbatch_size(num_samples, num_replicas, num_microbatches) * num_microbatches
-    ids = np.full(num_rows, global_ids[0])
-    weights = np.zeros(num_rows)
+    ids = np.full(num_rows, global_ids[0])  # (N,)
+    weights = np.zeros(num_rows)  # (N,)
     ids[: end - first] = global_ids[first:end]
     weights[: end - first] = 1
-    return Share(ids, weights)
+    return ReplicaBatch(ids, weights)
+
+
+def home_nodes(num_samples: int, num_nodes: int) -> np.ndarray:
+    """Returns the node that caches each sample before others, (N,)."""
+    return np.arange(num_samples) % num_nodes
+
+
+def reorder_for_locality(global_ids: np.ndarray, homes: np.ndarray, nodes: Sequence[int]) -> np.ndarray:
+    """Reorders a global batch so that each replica gets as many samples of its node as it can.
+
+    Args:
+        global_ids: The batch, (B,).
+        homes: The home node of each of its samples, (B,).
+        nodes: For each replica, the node on which it reads its samples.
+
+    Returns:
+        The same ids in another order, (B,). The replicas' rows stay contiguous, and as many as they were.
+    """
+    num_samples, num_replicas = len(global_ids), len(nodes)
+    bounds = [num_samples * replica // num_replicas for replica in range(num_replicas + 1)]
+    owner = np.full(num_samples, -1)  # (B,): of each row of the batch, a replica
+    free = [end - first for first, end in pairwise(bounds)]
+    for replica, node in enumerate(nodes):
+        own = np.flatnonzero((homes == node) & (owner < 0))[: free[replica]]
+        owner[own] = replica
+        free[replica] -= len(own)
+    owner[owner < 0] = np.repeat(np.arange(num_replicas), free)
+    return global_ids[np.argsort(owner, kind="stable")]

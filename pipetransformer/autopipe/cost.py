@@ -1,4 +1,4 @@
-"""What a plan costs: seconds per optimizer step, from measured layers.
+"""The cost model: seconds per optimizer step, from measured layers.
 
 With a frozen prefix, a layer's work per micro-batch is (``F`` forward, ``D`` input gradient, ``W`` weight gradient)::
 
@@ -6,9 +6,9 @@ With a frozen prefix, a layer's work per micro-batch is (``F`` forward, ``D`` in
     work        F        F + W       F + D + W           a cached layer does not run at all
                          one F more for each active layer with activation checkpointing
 
-A sharded plan brings each layer together before it runs, forward and again backward, and deals its gradient out
-afterwards. An all-reduce is a reduce-scatter and an all-gather, so each of the three is counted as half of one. Nothing
-of it is taken to run beside the computing, as nothing of the all-reduce of other plans is.
+With FSDP each layer is all-gathered before forward and before backward, and its gradient is reduce-scattered. An
+all-reduce is a reduce-scatter and an all-gather, so each of the three counts as half of one. The model overlaps none of
+these collectives with computing, nor the all-reduce of other plans.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from pipetransformer.autopipe.schedules import SCHEDULES
 
 @dataclass(frozen=True)
 class AffineTime:
-    """Seconds as a line in the number of samples: launch overhead and work."""
+    """Seconds as an affine function of the number of samples: launch overhead and work."""
 
     fixed_s: float
     per_sample_s: float
 
     def at(self, num_samples: float) -> float:
-        """Seconds for one micro-batch of ``num_samples``."""
+        """Returns the seconds of one micro-batch of ``num_samples``."""
         return self.fixed_s + self.per_sample_s * num_samples
 
     def __add__(self, other: AffineTime) -> AffineTime:
@@ -73,10 +73,10 @@ class Profile:
     Attributes:
         layers: Embedding first and head last.
         optimizer_state_factor: The optimizer's bytes per parameter byte (2 for Adam).
-        cache_read_s_per_byte: Until a cached output is on the device; 0 where it is read ahead of time.
+        cache_read_s_per_byte: Seconds until a cached output is on the device; 0 where it is prefetched.
         cache_miss_rate: Fraction of the samples that the cache cannot hold; they go through the frozen layers.
-        schedule_overhead_s: Time of the schedule itself, per micro-batch and stage of a pipeline, besides layers and
-            transfers.
+        schedule_overhead_s: Seconds of the schedule itself, per micro-batch and stage of a pipeline, besides layers
+            and transfers.
     """
 
     layers: tuple[LayerProfile, ...]
@@ -87,7 +87,7 @@ class Profile:
 
 
 class PrefixSums:
-    """Sums over runs of layers, ``first`` and ``last`` included, in constant time."""
+    """Sums over contiguous layers, ``first`` and ``last`` included, in constant time."""
 
     def __init__(self, values: Iterable[float]) -> None:
         self._below = [0.0, *accumulate(values)]
@@ -97,13 +97,13 @@ class PrefixSums:
 
 
 def layers_with_grad(profile: Profile, num_frozen: int) -> list[tuple[LayerProfile, bool]]:
-    """Each layer, and whether it takes a gradient."""
+    """Returns each layer, and whether it takes a gradient."""
     first_active = layer_above(num_frozen)
     return [(layer, i >= first_active) for i, layer in enumerate(profile.layers)]
 
 
 def layer_time(profile: Profile, layer: int, num_frozen: int, recompute: bool = False) -> AffineTime:
-    """What a layer that runs takes, per micro-batch, at a frozen prefix."""
+    """Returns the time of a layer that runs, per micro-batch."""
     measured = profile.layers[layer]
     first_active = layer_above(num_frozen)
     if layer < first_active:
@@ -115,7 +115,7 @@ def layer_time(profile: Profile, layer: int, num_frozen: int, recompute: bool = 
 
 
 def running_times(profile: Profile, num_frozen: int, cache_level: int, recompute: bool) -> list[AffineTime]:
-    """What each layer above the cache takes; the lowest one reads the cache, too, and computes what that misses."""
+    """Returns the time of each layer above the cache; the lowest one includes cache reads and computing misses."""
     first = layer_above(cache_level)
     times = [layer_time(profile, layer, num_frozen, recompute) for layer in range(first, len(profile.layers))]
     if cache_level:
@@ -124,7 +124,7 @@ def running_times(profile: Profile, num_frozen: int, cache_level: int, recompute
 
 
 def cached_time(profile: Profile, cache_level: int) -> AffineTime:
-    """What it takes until the output of a block is there, read or computed."""
+    """Returns the time until the output of a cached block is on the device, read or computed."""
     missing = profile.cache_miss_rate
     time = AffineTime(0.0, (1 - missing) * profile.cache_read_s_per_byte * profile.layers[cache_level].output_bytes)
     if missing:
@@ -134,7 +134,7 @@ def cached_time(profile: Profile, cache_level: int) -> AffineTime:
 
 
 def boundary_seconds(profile: Profile, link: Link, layer: int, num_frozen: int, num_samples: float) -> float:
-    """What a stage that ends at ``layer`` hands over per micro-batch: its output, and the gradient that comes back."""
+    """Returns the seconds of messages per micro-batch above ``layer``: its output, and the gradient that comes back."""
     if layer == len(profile.layers) - 1:
         return 0.0
     num_messages = 2 if layer >= layer_above(num_frozen) else 1
@@ -142,7 +142,7 @@ def boundary_seconds(profile: Profile, link: Link, layer: int, num_frozen: int, 
 
 
 def compute_seconds(profile: Profile, plan: Plan, batch_size: int) -> list[float]:
-    """Seconds of each stage per micro-batch, without transfers."""
+    """Returns the seconds of each stage per micro-batch, without transfers."""
     num_samples = plan.microbatch_size(batch_size)
     times = running_times(profile, plan.num_frozen, plan.cache_level, plan.recompute)
     run_seconds = PrefixSums(time.at(num_samples) for time in times)
@@ -150,7 +150,7 @@ def compute_seconds(profile: Profile, plan: Plan, batch_size: int) -> list[float
 
 
 def stage_seconds(profile: Profile, cluster: Cluster, plan: Plan, batch_size: int) -> list[float]:
-    """Seconds of each stage per micro-batch, with the boundary above it or the exchange of its shards."""
+    """Returns the seconds of each stage per micro-batch, with the boundary above it or FSDP's collectives."""
     besides_s = sum(exchange_seconds(profile, cluster, plan)) + schedule_overhead_seconds(profile, plan.num_stages)
     num_samples = plan.microbatch_size(batch_size)
     links = boundary_links(cluster, plan.devices)
@@ -163,12 +163,12 @@ def stage_seconds(profile: Profile, cluster: Cluster, plan: Plan, batch_size: in
 
 
 def schedule_overhead_seconds(profile: Profile, num_stages: int) -> float:
-    """What the schedule takes for each micro-batch of a stage; a single stage does without one."""
+    """Returns the seconds of the schedule itself per micro-batch and stage; a single stage runs without one."""
     return profile.schedule_overhead_s if num_stages > 1 else 0.0
 
 
 def exchange_seconds(profile: Profile, cluster: Cluster, plan: Plan) -> tuple[float, float]:
-    """Seconds per micro-batch in which a sharded plan exchanges shards, forward and backward; zero for other plans."""
+    """Returns the seconds per micro-batch of FSDP's collectives, forward and backward; zero for other plans."""
     if not plan.fsdp or plan.num_replicas == 1:
         return 0.0, 0.0
     (allreduce_link,) = allreduce_links(cluster, plan.devices)
@@ -183,45 +183,45 @@ def exchange_seconds(profile: Profile, cluster: Cluster, plan: Plan) -> tuple[fl
 
 
 def allreduce_volume(num_ranks: int) -> float:
-    """The share of its bytes that a ring all-reduce moves over each link."""
+    """Returns the bytes that a ring all-reduce moves over each link, as a multiple of the tensor's."""
     return 2 * (num_ranks - 1) / num_ranks
 
 
 class UpdateCosts:
-    """What ends the step on a device: all-reduce over the replicas, optimizer.
+    """Seconds of a device after its pipeline: all-reduce over the replicas, optimizer.
 
-    The sum over the copies of a weight that layers share is left out: where they lie is not known run by run.
+    The all-reduce of tied weights is left out: a stage by itself does not tell where the copies are.
 
-    A sharded plan has averaged its gradients by then, and each device updates its share.
+    FSDP has averaged the gradients in its reduce-scatter by then, and each device updates its shard.
     """
 
     def __init__(
         self, profile: Profile, num_frozen: int, num_replicas: int, links: Sequence[Link], fsdp: bool = False
     ) -> None:
         self._links = links
-        self._moved = 0.0 if fsdp else allreduce_volume(num_replicas)
+        self._volume = 0.0 if fsdp else allreduce_volume(num_replicas)
         num_shards = num_replicas if fsdp else 1
         layers = layers_with_grad(profile, num_frozen)
         self._bytes = PrefixSums(layer.parameter_bytes * on for layer, on in layers)
         self._optimizer_s = PrefixSums(layer.optimizer_s * on / num_shards for layer, on in layers)
 
-    def seconds(self, device: int, runs: Stages) -> float:
-        """Seconds on the device that holds these runs of layers."""
-        num_bytes, optimizer_s = sum(self._bytes(first, last) for first, last in runs), self.optimizer_seconds(runs)
-        if self._moved == 0 or num_bytes == 0:
+    def seconds(self, device: int, stages: Stages) -> float:
+        """Returns the seconds of the device that runs these stages."""
+        num_bytes, optimizer_s = sum(self._bytes(first, last) for first, last in stages), self.optimizer_seconds(stages)
+        if self._volume == 0 or num_bytes == 0:
             return optimizer_s
-        return self._links[device].seconds(self._moved * num_bytes) + optimizer_s
+        return self._links[device].seconds(self._volume * num_bytes) + optimizer_s
 
-    def optimizer_seconds(self, runs: Stages) -> float:
-        """The optimizer's part of it."""
-        return sum(self._optimizer_s(first, last) for first, last in runs)
+    def optimizer_seconds(self, stages: Stages) -> float:
+        """Returns the optimizer's part of :meth:`seconds`."""
+        return sum(self._optimizer_s(first, last) for first, last in stages)
 
 
 def step_seconds(profile: Profile, cluster: Cluster, plan: Plan, batch_size: int) -> float:
-    """Seconds of one optimizer step.
+    """Returns the seconds of one optimizer step.
 
-    After the pipeline, each device averages its gradients over the replicas and updates its layers, and the slowest
-    of them ends the step.
+    After the pipeline each device all-reduces its gradients over the replicas and updates its layers. The slowest of
+    them ends the step.
     """
     stages = stage_seconds(profile, cluster, plan, batch_size)
     links = allreduce_links(cluster, plan.devices)

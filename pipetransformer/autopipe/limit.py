@@ -24,7 +24,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Fill:
-    """Samples whose cached output was brought from one level to a higher one; level 0 is the input."""
+    """Samples whose features were computed from one cache level up to a higher one; level 0 is the input."""
 
     from_level: int
     to_level: int
@@ -32,7 +32,7 @@ class Fill:
 
 
 def spread_overhead(profile: Profile, num_samples: int) -> Profile:
-    """The profile with each layer's launch overhead spread over ``num_samples``: time per sample and nothing else."""
+    """Returns the profile with each layer's launch overhead spread over ``num_samples``: time per sample alone."""
 
     def spread(time: AffineTime) -> AffineTime:
         return AffineTime(0.0, time.at(num_samples) / num_samples)
@@ -50,25 +50,25 @@ def spread_overhead(profile: Profile, num_samples: int) -> Profile:
 
 
 def work_seconds(profile: Profile, num_frozen: int, cache_level: int, num_samples: float) -> float:
-    """Device seconds to train on ``num_samples``; cached layers cost nothing."""
+    """Returns the device seconds to train on ``num_samples``; cached layers cost nothing."""
     first = layer_above(cache_level)
     layers = range(first, len(profile.layers))
     return num_samples * sum(layer_time(profile, layer, num_frozen).per_sample_s for layer in layers)
 
 
 def fill_seconds(profile: Profile, from_level: int, to_level: int, num_samples: float) -> float:
-    """Device seconds to compute the output of block ``to_level`` from that of ``from_level`` (0: from the input)."""
+    """Returns the device seconds to compute the output of block ``to_level`` from that of ``from_level`` (0: input)."""
     first = layer_above(from_level)
     return num_samples * sum(layer.forward.per_sample_s for layer in profile.layers[first : to_level + 1])
 
 
 def pipeline_efficiency(num_stages: int, num_microbatches: int) -> float:
-    """Share of the time that a balanced GPipe or 1F1B pipeline works: ``M / (M + K - 1)``."""
+    """Returns the fraction of the time that a balanced GPipe or 1F1B pipeline works: ``M / (M + K - 1)``."""
     return num_microbatches / (num_microbatches + num_stages - 1)
 
 
 def efficiency(profile: Profile, batch_size: int, num_devices: int, step_s: float) -> float:
-    """Share of the devices' time that a plan with nothing frozen spends on ideal work, at most 1.
+    """Returns the fraction of the devices' time that a plan with nothing frozen spends on ideal work, at most 1.
 
     The bubble, as in :func:`pipeline_efficiency`, and with it all else that a step of ``step_s`` seconds has and that
     could be better without freezing: uneven stages, launch overhead of small micro-batches, padded rows, transfers,
@@ -83,13 +83,13 @@ def efficiency(profile: Profile, batch_size: int, num_devices: int, step_s: floa
 def limit(
     profile: Profile, phases: Sequence[Phase], fills: Sequence[Fill] = (), static_efficiency: float = 1.0
 ) -> float:
-    """Largest speed-up over a static plan that the decisions of a run allow.
+    """Returns the largest speed-up over a static plan that the decisions of a run allow.
 
     Args:
-        profile: The measured layers, with the launch overhead spread; other overhead is not looked at.
+        profile: The measured layers, with the launch overhead spread; ignores other overhead.
         phases: All of the run, in any order.
-        fills: What was computed to fill the cache.
-        static_efficiency: Share of its time that the compared plan works (:func:`efficiency`), above 0 and at most 1.
+        fills: The work of filling the cache.
+        static_efficiency: Fraction of its time that the compared plan works (:func:`efficiency`), above 0, at most 1.
     """
     num_samples = sum(phase.num_samples for phase in phases)
     work_s = sum(work_seconds(profile, phase.num_frozen, phase.cache_level, phase.num_samples) for phase in phases)

@@ -163,7 +163,7 @@ REFUSED = {
 
 def _per_round(layout: Layout) -> int:
     """Returns the micro-batches that a device takes through one of its stages before it turns to the next."""
-    return -(-layout.num_microbatches // max(1, layout.num_microbatches // layout.pipeline_size))
+    return layout.num_microbatches // max(1, layout.num_microbatches // layout.pipeline_size)
 
 
 def _alternating(layout: Layout, device: int, per_round: int, lead: int) -> list[Pass]:

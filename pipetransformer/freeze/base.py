@@ -1,4 +1,4 @@
-"""What a freeze policy sees and what it answers."""
+"""The interface of a freeze policy: signals in, a decision out."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
@@ -8,10 +8,10 @@ from pipetransformer.errors import UserError
 
 @dataclass(frozen=True)
 class Signals:
-    """What is measured between two decisions, equal on every rank.
+    """Measurements between two decisions, equal on every rank.
 
     Attributes:
-        decision: How many decisions came before this one.
+        decision: Decisions before this one.
         num_blocks: Blocks of the model, ``L``.
         num_frozen: Blocks frozen so far, ``n(T-1)``.
         gradient_norms: For each block the norm of its gradient over the global batch, before clipping, averaged over
@@ -26,11 +26,11 @@ class Signals:
 
 @dataclass(frozen=True)
 class Decision:
-    """How many blocks are frozen from now on, and why.
+    """The frozen prefix from now on, with the reason.
 
     Attributes:
         num_frozen: The new frozen prefix, ``n(T)``.
-        bound: Which term of the rule decided, one word for the log.
+        bound: The term of the rule that decided, one word for the log.
         reason: One sentence with the numbers.
         terms: Every term of the rule by name.
     """
@@ -49,7 +49,7 @@ class FreezePolicy(ABC):
     """A rule that turns signals into a frozen prefix. Pure: state goes in and comes out.
 
     Attributes:
-        interval: Share of the run's optimizer steps between two decisions; ``None`` decides once per epoch.
+        interval: Fraction of the run's optimizer steps between two decisions; ``None`` decides once per epoch.
     """
 
     interval: float | None = None
@@ -72,7 +72,7 @@ class FreezePolicy(ABC):
         return 0
 
     def check(self, num_blocks: int) -> None:
-        """Raises ValueError where the policy asks for more blocks than the model has."""
+        """Raises an error where the policy asks for more blocks than the model has."""
         if self.frozen_at_start > num_blocks:
             raise UserError(f"freeze.at_start={self.frozen_at_start} is more than the {num_blocks} blocks of the model")
 

@@ -10,7 +10,7 @@ _NOISE = 1e-9  # in blocks: keeps a cap of 4.0000000000000004 from freezing a fi
 
 
 @dataclass(frozen=True, kw_only=True)
-class PipeTransformer(FreezePolicy):
+class PaperRule(FreezePolicy):
     """``n(T) = min(n(T-1) + alpha (L - n(T-1)), argmin of the gradient norms of the active blocks)`` (section 3.1).
 
     The formula leaves two things open, which are read as follows.
@@ -24,7 +24,7 @@ class PipeTransformer(FreezePolicy):
       starts from the frozen blocks.
 
     Attributes:
-        alpha: Largest share of the active blocks that one decision freezes, between 0 and 1, both excluded.
+        alpha: Largest fraction of the active blocks that one decision freezes, between 0 and 1, both excluded.
     """
 
     alpha: float = 1 / 3

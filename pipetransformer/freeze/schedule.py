@@ -8,8 +8,8 @@ from pipetransformer.freeze.base import Decision, FreezePolicy, Signals, State
 
 
 @dataclass(frozen=True, kw_only=True)
-class Schedule(FreezePolicy):
-    """Freezes what a list says, whatever the gradients are.
+class FixedSchedule(FreezePolicy):
+    """Freezes by a list, whatever the gradients are.
 
     Attributes:
         num_frozen: The frozen prefix, in blocks, at each decision in order; the last one stays.

@@ -1,4 +1,4 @@
-"""What a run did: its plans, its time, and how it compares with the best static plan and with the physical limit."""
+"""The history of a run: its plans, its time, and its comparison with the best static plan and the physical limit."""
 
 import statistics
 from collections.abc import Mapping
@@ -18,10 +18,10 @@ class PlanRecord:
 
     Attributes:
         step: First step under it, 0-based.
-        transition_seconds: What going to it took, the filling of the cache included.
+        transition_seconds: Seconds of the transition to it, the filling of the cache included.
         num_samples_left: Training samples that are still read from then on, each counted once.
-        choice: Why it goes to this plan or stays as it was, in numbers.
-        traced_step: Which of its steps was traced, 0-based.
+        choice: The planner's reason to go to this plan or to stay, in numbers.
+        traced_step: The one of its steps that was traced, 0-based.
     """
 
     plan: Plan
@@ -54,10 +54,10 @@ class PlanRecord:
 
 
 class RunHistory:
-    """Books every step and every transition of a run.
+    """The record of every step and every transition of a run.
 
     Args:
-        may_cache: Whether the run may read frozen layers' output from a cache, even if that never pays.
+        may_cache: The run may read frozen layers' output from a cache, even if that never pays.
     """
 
     def __init__(self, num_blocks: int, may_cache: bool) -> None:
@@ -89,7 +89,7 @@ class RunHistory:
         return sum(sum(entry.step_seconds) + entry.transition_seconds for entry in self.entries)
 
     def summary(self, planner: Planner) -> dict[str, Any]:
-        """The run in figures; speed-up and limit are ``None`` before the first step."""
+        """Returns the run in figures; speed-up and limit are ``None`` before the first step."""
         num_samples, seconds = self.num_samples, self.train_seconds
         frozen = sum(entry.num_samples * entry.plan.num_frozen for entry in self.entries)
         speedup, bound = self._speedup(planner), self._limit(planner)
@@ -107,10 +107,10 @@ class RunHistory:
         }
 
     def _speedup(self, planner: Planner) -> float | None:
-        """Time that the best static plan would have taken, over the time taken.
+        """Returns the time that the best static plan would have taken, over the time taken.
 
-        The static step is that of the first plan under which this run made a step, measured, times what the cost model
-        says of the best static plan relative to it; the factor is 1 where that is the best static plan.
+        The static step is the measured step of the first plan under which this run made one, times the ratio of the
+        best static plan to it by the cost model. The factor is 1 where that plan is the best static one.
         """
         first = next((entry for entry in self.entries if entry.typical_step_s is not None), None)
         if first is None or first.typical_step_s is None or not self.train_seconds:
@@ -119,7 +119,7 @@ class RunHistory:
         return static_step_s * sum(len(entry.step_seconds) for entry in self.entries) / self.train_seconds
 
     def _limit(self, planner: Planner) -> float | None:
-        """The higher one of what the run's own cache levels allow, and caching all that is frozen where it may."""
+        """Returns the higher one of two limits: with the run's cache levels, and with all frozen blocks cached."""
         if not self.num_samples:
             return None
         own = self._limit_with(planner, [entry.plan.cache_level for entry in self.entries])
@@ -138,7 +138,7 @@ class RunHistory:
 
 
 def plan_dict(plan: Plan) -> dict[str, Any]:
-    """A plan as plain values for logs and files."""
+    """Returns a plan as plain values for logs and files."""
     return {
         "num_frozen": plan.num_frozen,
         "cache_level": plan.cache_level,

@@ -1,4 +1,4 @@
-"""Where a run stands: plain arithmetic on the number of steps, the same for a run and for its simulation."""
+"""The timeline of a run: plain arithmetic on the number of steps, the same for a run and for its simulation."""
 
 from dataclasses import dataclass
 
@@ -29,19 +29,19 @@ class Timeline:
         return self.num_steps // self.steps_per_epoch
 
     def is_decision_step(self, step: int) -> bool:
-        """Before this step, 0-based."""
+        """Returns whether a freeze decision is due before this step, 0-based."""
         return step > 0 and step % self.decision_every == 0
 
     def steps_left(self, step: int) -> int:
-        """Until the run ends."""
+        """Returns the optimizer steps until the run ends."""
         return self.num_steps - step
 
     def samples_read(self, step: int) -> int:
-        """Samples that are not read again, of the epoch that the step is in: those before it, if it is the last."""
+        """Returns the samples of the last epoch that have already been consumed; 0 in earlier epochs."""
         epoch, index = divmod(step, self.steps_per_epoch)
         is_last = (epoch + 1) * self.steps_per_epoch >= self.num_steps
         return min(is_last * index * self.batch_size, self.num_samples)
 
     def samples_left(self, step: int) -> int:
-        """Training samples that are still read, each counted once."""
+        """Returns the training samples that are still read, each counted once."""
         return self.num_samples - self.samples_read(step)

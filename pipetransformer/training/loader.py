@@ -9,9 +9,8 @@ from torch import Tensor
 from pipetransformer.autocache.cache import AutoCache
 from pipetransformer.autocache.reader import Request
 from pipetransformer.autocache.source import SampleSource
-from pipetransformer.autodp.locality import home_nodes, reading_ranks, reorder_for_locality
-from pipetransformer.autodp.sampler import Share, share
-from pipetransformer.autodp.topology import Position
+from pipetransformer.autodp.sampler import ReplicaBatch, home_nodes, reorder_for_locality, replica_batch
+from pipetransformer.autodp.topology import Position, Topology
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.data.base import Split
 from pipetransformer.runtime.batch import Batch
@@ -81,18 +80,18 @@ class BatchLoader:
         part = self._share(global_ids, plan, place)
         return Request(self.source, self.drawn(part.ids), self._num_tokens(global_ids))
 
-    def _share(self, global_ids: np.ndarray, plan: Plan, place: Position) -> Share:
+    def _share(self, global_ids: np.ndarray, plan: Plan, place: Position) -> ReplicaBatch:
         if plan.cache_level and self._nodes.count > 1 and self.cache is not None and self.cache.capacity.is_partial:
-            nodes = [self._nodes.of_rank(rank) for rank in reading_ranks(plan)]
+            nodes = [self._nodes.of_rank(rank) for rank in Topology(plan, rank=0).reading_ranks]
             global_ids = reorder_for_locality(global_ids, self._homes[global_ids], nodes)
-        return share(global_ids, place.replica, plan.num_replicas, plan.num_microbatches)
+        return replica_batch(global_ids, place.replica, plan.num_replicas, plan.num_microbatches)
 
     def _num_tokens(self, global_ids: np.ndarray) -> int:
         return self.padded(global_ids) or int(self.source.lengths[0])
 
     def batch(
         self, global_ids: np.ndarray, plan: Plan, place: Position, step: int = 0, targets: bool = True
-    ) -> tuple[Batch, Share]:
+    ) -> tuple[Batch, ReplicaBatch]:
         """This rank's share of a global batch; only what its stage reads is loaded."""
         part = self._share(global_ids, plan, place)
         ids, padded = part.ids.tolist(), self.padded(global_ids)

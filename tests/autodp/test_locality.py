@@ -1,4 +1,4 @@
-"""Samples stay with their node as far as equal shares allow."""
+"""Samples stay with their node as far as equally many rows allow."""
 
 from collections import Counter
 
@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.plans import plan
 
-from pipetransformer.autodp.locality import home_nodes, reading_ranks, reorder_for_locality
-from pipetransformer.autodp.sampler import share
+from pipetransformer.autodp.sampler import home_nodes, reorder_for_locality, replica_batch
+from pipetransformer.autodp.topology import Topology
 
 
 @st.composite
@@ -22,23 +22,23 @@ def batches(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, list[int]]:
 
 @given(batches())
 def test_the_batch_keeps_its_samples(batch: tuple[np.ndarray, np.ndarray, list[int]]) -> None:
-    ids, homes_of_ids, nodes = batch
-    assert sorted(reorder_for_locality(ids, homes_of_ids, nodes)) == sorted(ids)
+    ids, homes, nodes = batch
+    assert sorted(reorder_for_locality(ids, homes, nodes)) == sorted(ids)
 
 
 @given(batches())
 def test_as_many_samples_as_can_be_are_read_at_home(batch: tuple[np.ndarray, np.ndarray, list[int]]) -> None:
-    ids, homes_of_ids, nodes = batch
-    routed = reorder_for_locality(ids, homes_of_ids, nodes)
-    home_of = dict(zip(ids.tolist(), homes_of_ids.tolist(), strict=True))
-    shares = [share(routed, replica, len(nodes), 1) for replica in range(len(nodes))]
+    ids, homes, nodes = batch
+    routed = reorder_for_locality(ids, homes, nodes)
+    home_of = dict(zip(ids.tolist(), homes.tolist(), strict=True))
+    parts = [replica_batch(routed, replica, len(nodes), 1) for replica in range(len(nodes))]
     at_their_home = sum(
         home_of[sample] == node
-        for node, part in zip(nodes, shares, strict=True)
+        for node, part in zip(nodes, parts, strict=True)
         for sample in part.ids[part.weights == 1].tolist()
     )
     room = Counter[int]()
-    for node, part in zip(nodes, shares, strict=True):
+    for node, part in zip(nodes, parts, strict=True):
         room[node] += int(part.weights.sum())
     wanted = Counter(home_of.values())
     assert at_their_home == sum(min(room[node], wanted[node]) for node in room)
@@ -54,5 +54,5 @@ def test_homes_are_even() -> None:
 
 
 def test_a_replica_reads_where_its_first_stage_is() -> None:
-    assert reading_ranks(plan(0, 0, [3, 7], 2, 2)) == (0, 2)
-    assert reading_ranks(plan(0, 0, [7], 4, 1)) == (0, 1, 2, 3)
+    assert Topology(plan(0, 0, [3, 7], 2, 2), rank=0).reading_ranks == (0, 2)
+    assert Topology(plan(0, 0, [7], 4, 1), rank=0).reading_ranks == (0, 1, 2, 3)

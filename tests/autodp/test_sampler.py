@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipetransformer.autodp.sampler import batch_ids, epoch_order, num_batches, share
+from pipetransformer.autodp.sampler import batch_ids, epoch_order, num_batches, replica_batch
 
 COUNTS = st.integers(1, 9)
 
@@ -14,31 +14,34 @@ def test_the_replicas_count_every_sample_once_in_order(
     num_samples: int, num_replicas: int, num_microbatches: int
 ) -> None:
     batch = np.arange(100, 100 + num_samples)
-    shares = [share(batch, replica, num_replicas, num_microbatches) for replica in range(num_replicas)]
-    counted = np.concatenate([part.ids[part.weights == 1] for part in shares])
+    parts = [replica_batch(batch, replica, num_replicas, num_microbatches) for replica in range(num_replicas)]
+    counted = np.concatenate([part.ids[part.weights == 1] for part in parts])
     assert counted.tolist() == batch.tolist()
-    assert sum(part.weights.sum() for part in shares) == num_samples
+    assert sum(part.weights.sum() for part in parts) == num_samples
 
 
 @given(num_samples=st.integers(1, 40), num_replicas=COUNTS, num_microbatches=COUNTS)
-def test_all_shares_have_the_same_whole_microbatches(
+def test_all_replicas_have_the_same_whole_microbatches(
     num_samples: int, num_replicas: int, num_microbatches: int
 ) -> None:
-    shares = [share(np.arange(num_samples), replica, num_replicas, num_microbatches) for replica in range(num_replicas)]
+    parts = [
+        replica_batch(np.arange(num_samples), replica, num_replicas, num_microbatches)
+        for replica in range(num_replicas)
+    ]
     expected = ceil(ceil(num_samples / num_replicas) / num_microbatches) * num_microbatches
-    assert {(len(part.ids), len(part.weights)) for part in shares} == {(expected, expected)}
-    sizes = [part.weights.sum() for part in shares]
+    assert {(len(part.ids), len(part.weights)) for part in parts} == {(expected, expected)}
+    sizes = [part.weights.sum() for part in parts]
     assert max(sizes) - min(sizes) <= 1
 
 
 def test_padding_repeats_the_first_sample_of_the_batch_at_weight_0() -> None:
-    part = share(np.array([7, 8, 9]), replica=1, num_replicas=2, num_microbatches=4)
+    part = replica_batch(np.array([7, 8, 9]), replica=1, num_replicas=2, num_microbatches=4)
     assert part.ids.tolist() == [8, 9, 7, 7]
     assert part.weights.tolist() == [1, 1, 0, 0]
 
 
 def test_a_replica_without_samples_gets_padding_alone() -> None:
-    part = share(np.array([7]), replica=0, num_replicas=2, num_microbatches=1)
+    part = replica_batch(np.array([7]), replica=0, num_replicas=2, num_microbatches=1)
     assert (part.ids.tolist(), part.weights.tolist()) == ([7], [0])
 
 
