@@ -111,7 +111,7 @@ class Fill:
         sizes = TOKENS_AT_ONCE // self._num_tokens, self._bench.case.batch_size // dist.get_world_size()
         computed = [self._inputs(size) for size in sizes]
         for pair in levels:
-            with self._bench.runtime.prefix(layer_above(pair[0]), pair[1]) as compute:
+            with self._bench.runtime.frozen_forward(layer_above(pair[0]), pair[1]) as compute:
                 if storing_first:
                     self._advance(pair, compute, advance_s)
                 computed = [

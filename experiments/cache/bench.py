@@ -22,8 +22,8 @@ from pipetransformer.autopipe.plan import Plan, layer_above
 from pipetransformer.data.base import CLASSIFICATION
 from pipetransformer.planning.timeline import Timeline
 from pipetransformer.report.reporter import Reporter
+from pipetransformer.runtime.context import RankContext
 from pipetransformer.runtime.elastic import ElasticRuntime
-from pipetransformer.runtime.groups import Groups
 from pipetransformer.runtime.precision import PRECISIONS
 from pipetransformer.training.cache_session import CacheSession
 from pipetransformer.training.communicator import WorldCommunicator
@@ -63,12 +63,9 @@ class Bench:
         closing.callback(dist.barrier)  # the caches lie in the folder of rank 0
         self._shared, self._closing = Path(folders[0]), closing
         self.case, self.stack, self.split = case, case.stack(self._bert), case.split()
-        groups = Groups(TIMEOUT_S)
-        closing.callback(groups.close)
-        self.runtime = ElasticRuntime(
-            self.stack, groups, objective(CLASSIFICATION, NUM_CLASSES), OPTIMIZER.build, OPTIMIZER.clip_norm,
-            torch.device("cpu"), FLOAT32,
-        )  # fmt: skip
+        context = RankContext.create(torch.device("cpu"), FLOAT32, TIMEOUT_S)
+        runtime = ElasticRuntime(self.stack, objective(CLASSIFICATION, NUM_CLASSES), OPTIMIZER, context)
+        self.runtime = closing.enter_context(runtime)
         gc.freeze()  # as runs do
         self.timeline = Timeline(len(self.split), case.batch_size, len(self.split) // case.batch_size, 10**6, 10**6)
 
@@ -88,7 +85,7 @@ class Bench:
         Args:
             memory, disk: Budgets, as shares of what all samples take.
         """
-        kind = FeatureFormat(loader.hidden_size, FLOAT32.weights)
+        kind = FeatureFormat(loader.hidden_size, FLOAT32.param_dtype)
         whole = CacheCapacity([loader.source], kind, Budgets(MUCH, 0), persistent=False).whole_bytes
         capacity = CacheCapacity(
             [loader.source], kind, Budgets(int(memory * whole), int(disk * whole)), persistent=False
@@ -111,9 +108,7 @@ class Bench:
 
     def step(self, variant: Variant, ids: np.ndarray) -> None:
         """Trains on a global batch, under the variant's plan."""
-        assert self.runtime.engine is not None
-        batch, _ = variant.loader.batch(ids, variant.plan, self.runtime.engine.position)
-        _ = self.runtime.step(batch, rate=1e-4).loss
+        _ = self.runtime.train_step(variant.loader, ids, step=0, rate=1e-4).loss
 
     def batches(self, epoch: int) -> Sequence[np.ndarray]:
         """The whole global batches of an epoch."""

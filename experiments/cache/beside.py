@@ -85,7 +85,7 @@ class Ways:
         variant.cache_session.serve(variant.plan.cache_level)
         self._train(variant)  # what a new plan does for the first time is not what is compared
         self._cache.clear()
-        with self._bench.runtime.prefix(layer_above(0), self._level) as self._compute:
+        with self._bench.runtime.frozen_forward(layer_above(0), self._level) as self._compute:
             dist.barrier()
             start = time.perf_counter()
             work()
@@ -105,7 +105,7 @@ class Ways:
 
     def _train(self, variant: Variant) -> None:
         batches = self._bench.batches(epoch=0)[:NUM_STEPS]
-        variant.cache_session.read_ahead(batches, variant.plan)
+        variant.cache_session.read_ahead(batches)
         for ids in batches:
             self._bench.step(variant, ids)
         variant.cache_session.release()

@@ -108,7 +108,7 @@ class Loop:
             own.cache.forget()
         before = self._figures()
         dist.barrier()
-        own.cache_session.read_ahead(batches, own.plan)
+        own.cache_session.read_ahead(batches)
         first = len(self._seconds)
         for ids in batches:
             waited_s, start = own.cache_session.waited_s, time.perf_counter()

@@ -98,7 +98,7 @@ class Bench:
         self.case, self.stack = case, case.stack(folder)
         self._loop = ElasticLoop(case.stack(folder), case.split(), case.batch_size)
         self._feed, self._runtime = self._loop.loader, self._loop.runtime
-        source, kind = self._feed.source, FeatureFormat(self._feed.hidden_size, FLOAT32.weights)
+        source, kind = self._feed.source, FeatureFormat(self._feed.hidden_size, FLOAT32.param_dtype)
         capacity = CacheCapacity([source], kind, Budgets(memory_bytes=1 << 30, disk_bytes=0), persistent=False)
         self._cache = self._feed.cache = AutoCache(capacity, {source.name: folder}, WorldCommunicator())
         assert self._cache.open() is None
@@ -112,7 +112,7 @@ class Bench:
         if plan.cache_level != self._cache.level:
             self._cache.clear()
         if plan.cache_level > self._cache.level:
-            with self._runtime.prefix(0, plan.cache_level) as compute:
+            with self._runtime.frozen_forward(0, plan.cache_level) as compute:
                 wanted = [(self._feed.source, np.arange(len(self._feed.split)))]
                 self._cache.advance(plan.cache_level, wanted, compute)
             self._cache.serve(None)

@@ -16,10 +16,9 @@ from pipetransformer.autopipe.plan import Plan
 from pipetransformer.data.base import CLASSIFICATION, Split
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.base import AdamW
-from pipetransformer.runtime.elastic import ElasticRuntime
-from pipetransformer.runtime.groups import Groups
+from pipetransformer.runtime.context import RankContext
+from pipetransformer.runtime.elastic import ElasticRuntime, StepResult
 from pipetransformer.runtime.precision import PRECISIONS
-from pipetransformer.runtime.results import StepResult
 from pipetransformer.training.loader import BatchLoader
 from pipetransformer.training.task import objective
 
@@ -94,11 +93,8 @@ class ElasticLoop(Loop):
     def __init__(self, stack: LayerStack, split: Split, batch_size: int) -> None:
         super().__init__(stack, split, batch_size)
         self.loader = BatchLoader(split, stack.hidden_shape, SEED)
-        self._groups = Groups(TIMEOUT_S)
-        self.runtime = ElasticRuntime(
-            stack, self._groups, objective(CLASSIFICATION, NUM_CLASSES), OPTIMIZER.build, OPTIMIZER.clip_norm,
-            torch.device("cpu"), PRECISIONS["float32"],
-        )  # fmt: skip
+        context = RankContext.create(torch.device("cpu"), PRECISIONS["float32"], TIMEOUT_S)
+        self.runtime = ElasticRuntime(stack, objective(CLASSIFICATION, NUM_CLASSES), OPTIMIZER, context)
         self._last: StepResult | None = None
         self.runtime.apply_plan(Plan(0, 0, ((0, len(stack) - 1),), dist.get_world_size(), num_microbatches=1))
 
@@ -108,17 +104,13 @@ class ElasticLoop(Loop):
 
     def read_ahead(self) -> None:
         """Lets the cache know what is read from here on, as the trainer does."""
-        engine = self.runtime.engine
-        if engine is not None:
-            self.loader.prefetch((self._batch(step) for step in count(self._step)), engine.plan, engine.position)
+        assert self.runtime.topology is not None
+        self.loader.prefetch((self._batch(step) for step in count(self._step)), self.runtime.topology)
 
     def close(self) -> None:
-        self._groups.close()
+        self.runtime.close()
 
     def _train(self, ids: np.ndarray, rate: float) -> None:
-        engine, batch = self.runtime.engine, None
-        if engine is not None:  # a rank that the plan leaves idle has no samples
-            batch, _ = self.loader.batch(ids, engine.plan, engine.position, self._step)
-        before, self._last = self._last, self.runtime.step(batch, rate)
+        before, self._last = self._last, self.runtime.train_step(self.loader, ids, self._step, rate)
         if before is not None:
             _ = before.loss  # one step late, as the trainer asks for it

@@ -20,10 +20,9 @@ from pipetransformer.autopipe.plan import Plan
 from pipetransformer.data.base import CLASSIFICATION
 from pipetransformer.models.huggingface import HuggingFaceModel
 from pipetransformer.models.stack import LayerStack
-from pipetransformer.runtime.elastic import ElasticRuntime
-from pipetransformer.runtime.groups import Groups
+from pipetransformer.runtime.context import RankContext
+from pipetransformer.runtime.elastic import ElasticRuntime, TransitionReport
 from pipetransformer.runtime.precision import PRECISIONS
-from pipetransformer.runtime.results import TransitionReport
 from pipetransformer.training.loader import BatchLoader
 from pipetransformer.training.task import objective
 
@@ -74,20 +73,14 @@ def measure(case: Case) -> list[TransitionReport]:
         write_bert(Path(name))
         stack = case.stack(Path(name))
     loader = BatchLoader(RandomText(), stack.hidden_shape, SEED)
-    groups = Groups(TIMEOUT_S)
-    runtime = ElasticRuntime(
-        stack, groups, objective(CLASSIFICATION, NUM_CLASSES), OPTIMIZER.build, OPTIMIZER.clip_norm,
-        torch.device("cpu"), PRECISIONS["float32"],
-    )  # fmt: skip
+    context = RankContext.create(torch.device("cpu"), PRECISIONS["float32"], TIMEOUT_S)
     reports = []
-    gc.freeze()  # as a run does before its first step, so that transitions collect the rest quickly
-    for _ in range(NUM_ROUNDS):
-        for plan in case.plans():
-            reports.append(runtime.apply_plan(plan))
-            place = runtime.engine.position if runtime.engine else None
-            batch = loader.batch(np.arange(BATCH_SIZE), plan, place)[0] if place else None
-            runtime.step(batch, rate=1e-4)
-    groups.close()
+    with ElasticRuntime(stack, objective(CLASSIFICATION, NUM_CLASSES), OPTIMIZER, context) as runtime:
+        gc.freeze()  # as a run does before its first step, so that transitions collect the rest quickly
+        for _ in range(NUM_ROUNDS):
+            for plan in case.plans():
+                reports.append(runtime.apply_plan(plan))
+                runtime.train_step(loader, np.arange(BATCH_SIZE), step=0, rate=1e-4)
     return reports[1:]  # the first plan is no transition
 
 

@@ -60,9 +60,14 @@ class Topology:
             return None
         return {axis: self.rank // self._strides[axis] % size for axis, size in self.mesh_shape.items()}
 
+    @cached_property
+    def num_ranks(self) -> int:
+        """The ranks of the mesh; those of the world beyond it are idle."""
+        return prod(self.mesh_shape.values())
+
     @property
     def is_idle(self) -> bool:
-        return self.rank >= self.plan.num_devices
+        return self.rank >= self.num_ranks
 
     @cached_property
     def position(self) -> Position | None:
@@ -122,7 +127,7 @@ class Topology:
 
     def all_groups(self) -> Iterator[Ranks]:
         """Yields all groups along an axis, pipelines first, in an order that is the same on every rank."""
-        for axis in (PIPELINE_AXIS, REPLICA_AXIS):
+        for axis in (PIPELINE_AXIS, *(axis for axis in self.mesh_shape if axis != PIPELINE_AXIS)):
             others = {other: range(size) for other, size in self.mesh_shape.items() if other != axis}
             for indices in product(*others.values()):
                 yield self.ranks_along(axis, dict(zip(others, indices, strict=True)))

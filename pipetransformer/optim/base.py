@@ -1,4 +1,4 @@
-"""Optimizers and the learning-rate schedule. Rates are a function of the step, so they survive every transition."""
+"""Optimizers and the learning-rate schedule. A rate is a function of the step, so it survives every transition."""
 
 from __future__ import annotations
 
@@ -19,7 +19,18 @@ SCHEDULES = ("linear", "cosine", "constant")
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerSpec(ABC):
-    """Attributes: lr: peak rate; warmup: share of the run with a rising rate; clip_norm: of the whole gradient."""
+    """An optimizer and its learning rates, as a user writes them.
+
+    Attributes:
+        lr: The peak learning rate.
+        weight_decay: The decay of matrices; vectors (biases and normalization) have none.
+        schedule: One of :data:`SCHEDULES`, after the warm-up.
+        warmup: Fraction of the steps over which the rate rises to its peak, at least 0 and below 1.
+        clip_norm: The largest norm of the whole gradient; ``None`` clips nothing.
+
+    Raises:
+        UserError: A value is out of its range.
+    """
 
     lr: float
     weight_decay: float = 0.0
@@ -28,7 +39,7 @@ class OptimizerSpec(ABC):
     clip_norm: float | None = 1.0
 
     is_elementwise: ClassVar[bool] = True
-    """A part of a parameter is updated without looking at the rest of it."""
+    """True when the update of a number depends on no other number of its parameter."""
 
     def __post_init__(self) -> None:
         if self.schedule not in SCHEDULES:
@@ -47,25 +58,25 @@ class OptimizerSpec(ABC):
     def _build(self, groups: list[dict[str, Any]]) -> Optimizer: ...
 
     def build(self, parameters: Iterable[Parameter]) -> Optimizer | None:
-        """The optimizer over the trainable parameters; ``None`` where there are none.
+        """Builds the optimizer over the trainable parameters; ``None`` without any.
 
-        Weight decay leaves out vectors (biases and normalisation).
+        Weight decay leaves out vectors (biases and normalization).
         """
-        from pipetransformer.optim.sharded import Shardwise
-        from pipetransformer.runtime.parts import is_sharded
-
         trainable = [p for p in parameters if p.requires_grad]
         groups = [
             {"params": [p for p in trainable if p.ndim > 1], "weight_decay": self.weight_decay},
             {"params": [p for p in trainable if p.ndim <= 1], "weight_decay": 0.0},
         ]
         groups = [group for group in groups if group["params"]]
-        if groups and self.is_elementwise and is_sharded(trainable[0]):
-            return Shardwise(groups, self._build)
         return self._build(groups) if groups else None
 
     def rate(self, step: int, num_steps: int) -> float:
-        """Learning rate of the step, 0-based, out of ``num_steps``."""
+        """Computes the learning rate of a step.
+
+        Args:
+            step: The step, from 0 on.
+            num_steps: Steps of the run.
+        """
         num_warmup = int(self.warmup * num_steps)
         if step < num_warmup:
             return self.lr * (step + 1) / num_warmup
@@ -79,7 +90,12 @@ class OptimizerSpec(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class _TwoMoments(OptimizerSpec):
-    """Attributes: betas, eps: of the running means of the gradient and of its square."""
+    """An optimizer with running means of the gradient and of its square.
+
+    Attributes:
+        betas: The decay of either mean per step.
+        eps: Added to the root of the second mean.
+    """
 
     betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
     eps: float = 1e-8
@@ -96,6 +112,8 @@ class _TwoMoments(OptimizerSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class AdamW(_TwoMoments):
+    """Adam with decoupled weight decay (Loshchilov & Hutter, ICLR 2019)."""
+
     def _build(self, groups: list[dict[str, Any]]) -> Optimizer:
         import torch
 
@@ -104,6 +122,8 @@ class AdamW(_TwoMoments):
 
 @dataclass(frozen=True, kw_only=True)
 class SGD(OptimizerSpec):
+    """Stochastic gradient descent with momentum."""
+
     momentum: float = 0.9
 
     @property
@@ -118,7 +138,7 @@ class SGD(OptimizerSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class Lamb(_TwoMoments):
-    """Layer-wise adaptive rates for large batches."""
+    """Layer-wise adaptive rates for large batches (You et al., ICLR 2020)."""
 
     eps: float = 1e-6
 

@@ -1,4 +1,4 @@
-"""timm's LAMB (You et al., ICLR 2020) in the form that a transition can carry from rank to rank."""
+"""timm's LAMB (You et al., ICLR 2020) in a form that a transition can move from rank to rank."""
 
 from typing import Any
 
@@ -7,13 +7,16 @@ from timm.optim.lamb import Lamb
 
 
 class PortableLamb(Lamb):
-    """Keeps the step count beside each parameter's moments instead of in the parameter's group.
+    """LAMB with the step count beside each parameter's moments instead of in the parameter's group.
 
-    So it moves with the layer, and a layer that starts to train later starts to count then. The gradient is clipped by
-    the runtime, which knows the norm over all ranks, not in here.
+    So the count moves with the layer, and a layer that starts to train later starts to count then. Clipping is off: the
+    runtime clips, because only it knows the norm over all ranks.
 
     Args:
-        groups: One parameter in each.
+        groups: Parameter groups of one parameter each.
+        lr: The learning rate.
+        betas: The decay of the running means of the gradient and of its square.
+        eps: Added to the root of the second mean.
     """
 
     def __init__(self, groups: list[dict[str, Any]], lr: float, betas: tuple[float, float], eps: float) -> None:

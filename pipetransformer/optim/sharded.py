@@ -1,41 +1,49 @@
-"""Updates shards as the plain tensors that they are, where an update does not look beyond one number of a parameter."""
+"""Runs an elementwise optimizer on local shards instead of DTensors."""
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from pipetransformer.runtime.parts import local_part
-
-Groups = list[dict[str, Any]]
+from pipetransformer.optim.base import OptimizerSpec
 
 
-class Shardwise(Optimizer):
-    """An optimizer over sharded parameters that hands a plain one this rank's shards.
+class LocalShardOptimizer(Optimizer):
+    """An optimizer over sharded parameters that gives a plain optimizer this rank's shards.
 
-    As sharded tensors they would take five times as long one by one, and together a second or more whenever the set
-    of parameters changes, as it does at each freeze.
+    As DTensors they would take five times as long one by one, and together a second or more whenever the set of
+    parameters changes, as it does at each freeze.
 
     Args:
-        groups: Of sharded parameters.
-        build: Makes the plain optimizer over groups.
+        shards: For each sharded parameter this rank's shard, on the same memory.
+        plain: The optimizer over the shards.
 
     Attributes:
-        state: By sharded parameter, as that of any optimizer, of this rank's shard.
+        state: By sharded parameter, as that of any optimizer; its tensors are those of this rank's shard.
     """
 
-    def __init__(self, groups: Groups, build: Callable[[Groups], Optimizer]) -> None:
-        super().__init__([dict(group) for group in groups], {})
-        self._shards = {p: torch.nn.Parameter(local_part(p.detach())) for group in groups for p in group["params"]}
-        self._plain = build([group | {"params": [self._shards[p] for p in group["params"]]} for group in groups])
-        self.param_groups = self._plain.param_groups  # for the rate
+    def __init__(self, shards: dict[Parameter, Parameter], plain: Optimizer) -> None:
+        super().__init__([{"params": list(shards)}], {})
+        self._shards, self._plain = shards, plain
+        self.param_groups = plain.param_groups  # for the rate
+
+    @classmethod
+    def build(cls, spec: OptimizerSpec, parameters: Iterable[Parameter]) -> Optimizer | None:
+        """Builds an elementwise optimizer over the trainable ones of sharded parameters; ``None`` without any."""
+        assert spec.is_elementwise, f"{type(spec).__name__} needs whole parameters"
+        shards = {p: Parameter(_shard(p.detach())) for p in parameters if p.requires_grad}
+        plain = spec.build(shards.values())
+        return None if plain is None else cls(shards, plain)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         for parameter, shard in self._shards.items():
-            shard.data = local_part(parameter)
-            shard.grad = None if parameter.grad is None else local_part(parameter.grad)
+            shard.data = _shard(parameter)
+            shard.grad = None if parameter.grad is None else _shard(parameter.grad)
             if parameter in self.state:
                 self._plain.state[shard] = self.state[parameter]
         loss = self._plain.step(closure)
@@ -46,3 +54,8 @@ class Shardwise(Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         for parameter, shard in self._shards.items():
             parameter.grad = shard.grad = None
+
+
+def _shard(tensor: Tensor) -> Tensor:
+    assert isinstance(tensor, DTensor)
+    return tensor.to_local()

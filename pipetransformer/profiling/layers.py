@@ -1,7 +1,6 @@
 """Measures the layers once, before the first plan."""
 
 import statistics
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -10,20 +9,19 @@ from torch import Tensor, nn
 
 from pipetransformer.autopipe.cost import AffineTime, LayerProfile, Profile
 from pipetransformer.models.stack import LayerStack
-from pipetransformer.profiling.live_bytes import LiveBytes
-from pipetransformer.profiling.memory import Casts, count_saved
+from pipetransformer.optim.base import OptimizerSpec
+from pipetransformer.profiling.memory import AutocastCopies, LiveBytes, count_saved_bytes
 from pipetransformer.profiling.timing import timed
 from pipetransformer.runtime.batch import Batch
 from pipetransformer.runtime.precision import Precision
 from pipetransformer.runtime.rng import PerSampleRng, RefuseOtherRandomness
 
 NUM_REPEATS = 5
-OptimizerBuilder = Callable[[list[nn.Parameter]], torch.optim.Optimizer | None]
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One layer at one batch size, in seconds and bytes."""
+    """Measurements of one layer at one batch size, in seconds and bytes."""
 
     forward_s: float
     input_grad_s: float
@@ -34,15 +32,17 @@ class Measured:
 
 
 def profile(
-    stack: LayerStack, batches: tuple[Batch, Batch], build_optimizer: OptimizerBuilder, state_factor: float,
-    device: torch.device, precision: Precision,
+    stack: LayerStack, batches: tuple[Batch, Batch], optimizer: OptimizerSpec, device: torch.device,
+    precision: Precision,
 ) -> Profile:  # fmt: skip
-    """Measures every kind of layer once (blocks of one shape are alike) and averages over the ranks.
+    """Measures every kind of layer once (blocks of one shape are alike) and averages over the ranks. All ranks call it.
 
     Args:
+        stack: The model; layers without storage are loaded one at a time.
         batches: A small and a large batch with inputs; two sizes separate the fixed from the per-sample time.
-        build_optimizer: Over given parameters, to time its update.
-        state_factor: Bytes of optimizer state per byte of parameters.
+        optimizer: Builds the optimizer whose update is timed.
+        device: The device that computes.
+        precision: The types in which the layers compute.
     """
     known: dict[object, LayerProfile] = {}
     kinds = [_kind(stack[index]) for index in range(len(stack))]
@@ -50,13 +50,13 @@ def profile(
     for index, kind in enumerate(kinds):
         if kind not in known:
             layer = stack.loaded_copy(index, device).train()
-            known[kind] = _layer_profile(layer, index, xs, batches, build_optimizer, precision)
-            # what follows takes inputs of this shape, and the numbers in them do not matter for its time
+            known[kind] = _layer_profile(layer, index, xs, batches, optimizer, precision)
+            # the layers above take inputs of this shape; the numbers in them do not matter for the time
             with torch.no_grad():
                 layer.eval()
-                xs = [precision.run(layer, x, b.context) for x, b in zip(xs, batches, strict=True)]
+                xs = [precision.run_layer(layer, x, b.context) for x, b in zip(xs, batches, strict=True)]
             del layer  # one at a time: the whole model may be larger than the device
-    return Profile(layers=tuple(known[kind] for kind in kinds), optimizer_state_factor=state_factor)
+    return Profile(layers=tuple(known[kind] for kind in kinds), optimizer_state_factor=optimizer.state_factor)
 
 
 def _kind(layer: nn.Module) -> object:
@@ -65,15 +65,15 @@ def _kind(layer: nn.Module) -> object:
 
 
 def _layer_profile(
-    layer: nn.Module, index: int, xs: list[Tensor], batches: tuple[Batch, Batch], build: OptimizerBuilder,
+    layer: nn.Module, index: int, xs: list[Tensor], batches: tuple[Batch, Batch], optimizer: OptimizerSpec,
     precision: Precision,
 ) -> LayerProfile:  # fmt: skip
     small, large = (_measure(layer, index, x, batch, precision) for x, batch in zip(xs, batches, strict=True))
     sizes = len(batches[0]), len(batches[1])
     names = ("forward_s", "input_grad_s", "weight_grad_s")
     numbers = [getattr(measured, name) for measured in (small, large) for name in names]
-    numbers = _mean_over_ranks([*numbers, _optimizer_seconds(layer, build)], next(layer.parameters()).device)
-    forward, input_grad, weight_grad = (_line(sizes, numbers[i], numbers[i + 3]) for i in range(3))
+    numbers = _mean_over_ranks([*numbers, _optimizer_seconds(layer, optimizer)], next(layer.parameters()).device)
+    forward, input_grad, weight_grad = (_affine_time(sizes, numbers[i], numbers[i + 3]) for i in range(3))
     return LayerProfile(
         name=type(layer).__name__,
         forward=forward,
@@ -83,26 +83,26 @@ def _layer_profile(
         parameter_bytes=sum(p.numel() * p.element_size() for p in layer.parameters()),
         activation_bytes=large.activation_bytes // sizes[1],
         output_bytes=large.output_bytes // sizes[1],
-        peak_forward_bytes=_working_bytes(layer, xs[1], batches[1], precision) // sizes[1],
+        peak_forward_bytes=_peak_forward_bytes(layer, xs[1], batches[1], precision) // sizes[1],
         autocast_bytes=large.autocast_bytes,
     )
 
 
 def _measure(layer: nn.Module, index: int, x: Tensor, batch: Batch, precision: Precision) -> Measured:
     wants_grad = x.is_floating_point() and index > 0
-    casts = Casts(layer)
+    copies = AutocastCopies(layer)
 
-    def run(weights: bool) -> tuple[float, float, Tensor, int]:
-        layer.requires_grad_(weights)
+    def run(weight_grad: bool) -> tuple[float, float, Tensor, int]:
+        layer.requires_grad_(weight_grad)
         leaf = x.detach().requires_grad_(wants_grad)
-        with PerSampleRng(batch.keys, index), count_saved(layer, casts) as saved:
-            forward_s, output = timed(lambda: precision.run(layer, leaf, batch.context), x.device)
+        with PerSampleRng(batch.keys, index), count_saved_bytes(layer, copies) as saved:
+            forward_s, output = timed(lambda: precision.run_layer(layer, leaf, batch.context), x.device)
         backward_s = timed(lambda: output.sum().backward(), x.device)[0] if output.requires_grad else 0.0
         layer.zero_grad(set_to_none=True)
         return forward_s, backward_s, output, saved[0]
 
     with precision.cached_autocast(x.device):  # as all but the first micro-batch of a step find them
-        with RefuseOtherRandomness(), casts:
+        with RefuseOtherRandomness(), copies:
             run(True)  # warm up
         full = [run(True) for _ in range(NUM_REPEATS)]
     inputs_only = [run(False)[1] for _ in range(NUM_REPEATS)] if wants_grad else [0.0]
@@ -114,35 +114,35 @@ def _measure(layer: nn.Module, index: int, x: Tensor, batch: Batch, precision: P
         min(input_grad_s, backward_s),
         max(backward_s - input_grad_s, 0.0),
         activation_bytes,
-        sum(casts.bytes_at.values()),
+        sum(copies.bytes_at.values()),
         output.numel() * output.element_size(),
     )
 
 
-def _working_bytes(layer: nn.Module, x: Tensor, batch: Batch, precision: Precision) -> int:
-    """The most that lives in a forward pass as a frozen layer makes it."""
+def _peak_forward_bytes(layer: nn.Module, x: Tensor, batch: Batch, precision: Precision) -> int:
+    """Measures the most bytes that a forward pass allocates at a time when the layer is frozen."""
     layer.eval()
     with torch.no_grad(), LiveBytes() as live:
         for tensor in (*layer.parameters(), *layer.buffers(), x, *batch.context.values()):
             live.add(tensor)
         num_bytes = live.now
-        precision.run(layer, x, batch.context)
+        precision.run_layer(layer, x, batch.context)
     layer.train()
     return live.peak - num_bytes
 
 
-def _optimizer_seconds(layer: nn.Module, build: OptimizerBuilder) -> float:
+def _optimizer_seconds(layer: nn.Module, spec: OptimizerSpec) -> float:
     for parameter in layer.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    optimizer = build(list(layer.parameters()))
+    optimizer = spec.build(layer.parameters())
     device = next(layer.parameters()).device
     seconds = [timed(optimizer.step, device)[0] for _ in range(3)] if optimizer else [0.0]
     layer.zero_grad(set_to_none=True)
     return statistics.median(seconds)
 
 
-def _line(sizes: tuple[int, int], small_s: float, large_s: float) -> AffineTime:
-    """The line through two measurements; noise must not make either part negative."""
+def _affine_time(sizes: tuple[int, int], small_s: float, large_s: float) -> AffineTime:
+    """Fits a line through two measurements; noise must not make either part negative."""
     per_sample_s = max((large_s - small_s) / (sizes[1] - sizes[0]), 0.0) if sizes[1] > sizes[0] else 0.0
     fixed_s = max(large_s - per_sample_s * sizes[1], 0.0)
     return AffineTime(fixed_s, (large_s - fixed_s) / sizes[1])

@@ -1,5 +1,6 @@
-"""Counts what autograd keeps of a layer between forward and backward."""
+"""Counts bytes of tensors: those that autograd saves, copies of weights by autocast, and all that live."""
 
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -7,13 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 
-class Casts(TorchDispatchMode):
+class AutocastCopies(TorchDispatchMode):
     """Finds the copies of a layer's weights that autocast makes inside.
 
     Attributes:
-        bytes_at: Size of each copy by its address.
+        bytes_at: Bytes of each copy by its address.
     """
 
     def __init__(self, layer: nn.Module) -> None:
@@ -30,9 +32,13 @@ class Casts(TorchDispatchMode):
 
 
 @contextmanager
-def count_saved(layer: nn.Module, casts: Casts) -> Iterator[list[int]]:
-    """Bytes that autograd keeps for backward inside, each storage once, without the parameters and their casts."""
-    own = _addresses(layer) | casts.bytes_at.keys()
+def count_saved_bytes(layer: nn.Module, copies: AutocastCopies) -> Iterator[list[int]]:
+    """Counts the bytes that autograd saves for backward inside: each storage once, without parameters and their copies.
+
+    Yields:
+        A list whose only entry is the number of bytes, filled at the end.
+    """
+    own = _addresses(layer) | copies.bytes_at.keys()
     storages: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -49,3 +55,40 @@ def count_saved(layer: nn.Module, casts: Casts) -> Iterator[list[int]]:
 
 def _addresses(layer: nn.Module) -> set[int]:
     return {p.untyped_storage().data_ptr() for p in layer.parameters()}
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of tensors that operations return inside, on any device; each storage once, until it is freed.
+
+    Attributes:
+        now: Bytes that live.
+        peak: The most bytes that lived at a time.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._known: dict[int, weakref.ref[Any]] = {}
+
+    def add(self, tensor: Tensor) -> None:
+        """Counts a tensor, if its storage is not counted yet."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata  # the same behind all views; the data pointer changes when FSDP resizes the storage
+        if tensor.is_meta or key in self._known:
+            return
+        num_bytes = storage.nbytes()
+
+        def freed(_: object) -> None:
+            del self._known[key]
+            self.now -= num_bytes
+
+        self._known[key] = weakref.ref(storage, freed)
+        self.now += num_bytes
+        self.peak = max(self.peak, self.now)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self.add(leaf)
+        return result

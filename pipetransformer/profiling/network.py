@@ -1,32 +1,41 @@
-"""Measures the links once, before the first plan: within a node and between nodes.
+"""Measures once, before the first plan, the time of messages, of all-reduces and of a pipeline's bookkeeping.
 
-A message and an all-reduce are lines of their own: in gloo an all-reduce adds up on the cores that also send, at about
-a third of a message's bandwidth and ten times its latency, and all devices do it at once.
+Messages and all-reduces are measured within a node and between nodes. They are lines of their own: in gloo an
+all-reduce adds up on the cores that also send, at about a third of a message's bandwidth and ten times its latency, and
+all devices do it at once.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from pipetransformer.profiling.timing import median_seconds
-from pipetransformer.runtime.signals import broadcast_from_rank0
+from pipetransformer.runtime.groups import broadcast_from_rank0
 
 NUM_REPEATS = 9
 NUM_BYTES = 1 << 22  # large enough for the bandwidth to count, small enough for a slow network
 FREE = (0.0, float("inf"))
+FEW_MICROBATCHES, MANY_MICROBATCHES, NUM_STEPS = 2, 10, 5
 Pair = tuple[float, float]
 """Latency in seconds and bandwidth in bytes per second."""
 
 
 def measure_messages(device: torch.device, devices_per_node: int) -> tuple[Pair, Pair | None]:
-    """What a message from one rank to another sees, equal on every rank.
+    """Measures a message from one rank to another. All ranks call it.
 
     Args:
+        device: The device of the message's tensor.
         devices_per_node: Ranks of a node, which are numbered one after the other.
 
     Returns:
         Within a node, :data:`FREE` where a node has one rank only; between nodes, ``None`` where there is one node.
+        Equal on every rank.
     """
     world_size = dist.get_world_size()
     within = _message(1, device) if devices_per_node > 1 else FREE
@@ -34,23 +43,56 @@ def measure_messages(device: torch.device, devices_per_node: int) -> tuple[Pair,
 
 
 def measure_all_reduces(device: torch.device, devices_per_node: int) -> tuple[Pair, Pair | None]:
-    """The same for a ring all-reduce, which moves ``2 (R - 1) / R`` times its bytes over each link.
+    """Measures a ring all-reduce, which moves ``2 (R - 1) / R`` times its bytes over each link. All ranks call it.
 
     All nodes measure within at the same time; between nodes it is one ring through all ranks.
+
+    Returns:
+        As :func:`measure_messages`.
     """
     world_size = dist.get_world_size()
     within = FREE
     if devices_per_node > 1:
         group, _ = dist.new_subgroups(devices_per_node)
-        within = _all_reduce(devices_per_node, group, device)
-        dist.destroy_process_group(group)
+        with _destroyed(group):
+            within = _all_reduce(devices_per_node, group, device)
     return within, _all_reduce(world_size, None, device) if devices_per_node < world_size else None
 
 
-def _message(other: int, device: torch.device) -> Pair:
-    """Between rank 0 and another rank, while all others wait; there and back, as two clocks need not agree."""
+def measure_schedule_overhead(device: torch.device) -> float:
+    """Measures torch's bookkeeping of one micro-batch's forward and backward pass on a stage. All ranks call it.
 
-    def send_layers(num_bytes: int) -> float:
+    Ranks 0 and 1 run a pipeline of two tiny stages with few and with many micro-batches. The layers take next to
+    nothing; the messages between the stages are included.
+
+    Returns:
+        Seconds as rank 0 measured them, equal on every rank; zero in a world of one rank.
+    """
+    if dist.get_world_size() == 1:
+        return 0.0
+    group = dist.new_group([0, 1])
+    seconds = 0.0
+    if dist.get_rank() < 2:
+        assert isinstance(group, ProcessGroup)
+        with _destroyed(group):
+            few, many = (_step_seconds(number, device, group) for number in (FEW_MICROBATCHES, MANY_MICROBATCHES))
+        seconds = max(0.0, (many - few) / (MANY_MICROBATCHES - FEW_MICROBATCHES))
+    return broadcast_from_rank0(torch.tensor(seconds, dtype=torch.float64)).item()
+
+
+@contextmanager
+def _destroyed(group: ProcessGroup | None) -> Iterator[None]:
+    """Destroys a group at the end, also after a failure."""
+    try:
+        yield
+    finally:
+        dist.destroy_process_group(group)
+
+
+def _message(other: int, device: torch.device) -> Pair:
+    """Measures between rank 0 and another rank, there and back as their clocks differ, while all others wait."""
+
+    def one_way_seconds(num_bytes: int) -> float:
         if dist.get_rank() not in (0, other):
             return 0.0
         message = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
@@ -62,19 +104,41 @@ def _message(other: int, device: torch.device) -> Pair:
 
         return median_seconds(there_and_back, device, NUM_REPEATS) / 2
 
-    return _line(send_layers, 1.0)
+    return _latency_and_bandwidth(one_way_seconds, 1.0)
 
 
-def _all_reduce(num_ranks: int, group: dist.ProcessGroup | None, device: torch.device) -> Pair:
-    def reduce(num_bytes: int) -> float:
+def _all_reduce(num_ranks: int, group: ProcessGroup | None, device: torch.device) -> Pair:
+    def seconds(num_bytes: int) -> float:
         tensor = torch.zeros(-(-num_bytes // 4), device=device)
         return median_seconds(lambda: dist.all_reduce(tensor, group=group), device, NUM_REPEATS)
 
-    return _line(reduce, 2 * (num_ranks - 1) / num_ranks)
+    return _latency_and_bandwidth(seconds, 2 * (num_ranks - 1) / num_ranks)
 
 
-def _line(seconds: Callable[[int], float], moved: float) -> Pair:
-    """Through a tiny and a large size, as rank 0 sees them."""
+def _latency_and_bandwidth(seconds: Callable[[int], float], moved: float) -> Pair:
+    """Fits latency and bandwidth to a tiny and a large size, as rank 0 measures them.
+
+    Args:
+        seconds: Measures a number of bytes.
+        moved: Bytes over the link per byte.
+    """
     measured = torch.tensor([seconds(1), seconds(NUM_BYTES)], dtype=torch.float64)
     latency_s, large_s = broadcast_from_rank0(measured).tolist()
     return latency_s, moved * NUM_BYTES / max(large_s - latency_s, 1e-9)
+
+
+def _step_seconds(num_microbatches: int, device: torch.device, group: ProcessGroup) -> float:
+    rank = dist.get_rank()
+    number = torch.empty(1, 1, device="meta")
+    stage = PipelineStage(
+        nn.Linear(1, 1, device=device), rank, 2, device,
+        input_args=number.clone().requires_grad_(rank > 0), output_args=number.clone().requires_grad_(), group=group,
+    )  # fmt: skip
+    schedule = Schedule1F1B(stage, num_microbatches, loss_fn=_loss)
+    inputs = (torch.ones(num_microbatches, 1, device=device),) if rank == 0 else ()
+    target: dict[str, Any] = {"target": torch.ones(num_microbatches, 1, device=device)} if rank == 1 else {}
+    return median_seconds(lambda: schedule.step(*inputs, **target), device, NUM_STEPS)
+
+
+def _loss(output: Tensor, _: Tensor) -> Tensor:
+    return output.sum()

@@ -1,4 +1,4 @@
-"""How long a device takes."""
+"""Times functions on a device."""
 
 import statistics
 import time
@@ -11,7 +11,7 @@ Result = TypeVar("Result")
 
 
 def timed(function: Callable[[], Result], device: torch.device) -> tuple[float, Result]:
-    """Seconds of one call, until the device is done with it, and what it returned."""
+    """Returns the seconds of one call, until the device has finished it, and its result."""
     _synchronize(device)
     start = time.perf_counter()
     result = function()
@@ -20,7 +20,7 @@ def timed(function: Callable[[], Result], device: torch.device) -> tuple[float, 
 
 
 def median_seconds(function: Callable[[], object], device: torch.device, num_repeats: int) -> float:
-    """Of several calls after one that is not counted: the first one opens connections."""
+    """Returns the median of several calls, after one that is not counted: the first one opens connections."""
     function()
     return statistics.median(timed(function, device)[0] for _ in range(num_repeats))
 

@@ -1,48 +1,77 @@
-"""What a rank needs of the global batch to run one step."""
+"""The part of a global batch that a rank needs for one step, and who loads it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from pipetransformer.autodp.topology import Topology
 
 
 @dataclass
 class Batch:
-    """One replica's share of a global batch, padded so that all replicas and micro-batches have one shape.
+    """One replica's samples of a global batch, padded so that all replicas and micro-batches have one shape.
 
     Attributes:
-        inputs: What the first stage reads (images, token ids or cached features), (B, ...); ``None`` on other stages.
+        ids: Sample ids (B,); those of padding rows repeat a sample.
+        inputs: Input of the first stage (images, token ids or cached features), (B, ...); ``None`` on other stages.
         context: Tensors (B, ...) that every layer may need, such as the attention mask.
         targets: Labels (B,) or (B, k); ``None`` where they are not needed.
         weights: (B,) of 1 for a sample and 0 for padding.
         keys: (B,) keys of the samples' random streams.
         hidden_shape: (B, T, D) of the tensor between layers.
-        num_samples: Samples of the global batch, over all replicas; the loss is divided by it.
+        global_batch_size: Samples of the global batch, over all replicas; the loss is divided by it.
     """
 
+    ids: np.ndarray
     inputs: Tensor | None
     context: dict[str, Tensor]
     targets: Tensor | None
     weights: Tensor
     keys: Tensor
     hidden_shape: tuple[int, ...]
-    num_samples: int
+    global_batch_size: int
 
     def __len__(self) -> int:
         return len(self.weights)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "Batch":
-        """Moves the tensors; floating inputs take the model's type."""
+        """Moves the tensors; floating-point inputs take the given dtype."""
         inputs = self.inputs
         if inputs is not None:
             inputs = inputs.to(device, dtype if inputs.is_floating_point() else inputs.dtype, non_blocking=True)
         context = {name: tensor.to(device, non_blocking=True) for name, tensor in self.context.items()}
         targets = None if self.targets is None else self.targets.to(device, non_blocking=True)
-        return Batch(inputs, context, targets, self.weights.to(device), self.keys, self.hidden_shape, self.num_samples)
+        return replace(self, inputs=inputs, context=context, targets=targets, weights=self.weights.to(device))
 
-    def weighted_targets(self) -> Tensor | None:
-        """Targets and weights as one float64 tensor (B, k + 1), because the schedule cuts one tensor; integers fit."""
+    def loss_targets(self, factor: float) -> Tensor | None:
+        """Packs targets, weights and the factor of the loss into one tensor, because a schedule splits one tensor.
+
+        Args:
+            factor: The factor of the sum over the samples, the same in every row.
+
+        Returns:
+            Shape (B, k + 2), float64, which holds integers exactly; ``None`` without targets.
+        """
         if self.targets is None:
             return None
-        targets = self.targets.reshape(len(self), -1).to(torch.float64)
-        return torch.cat([targets, self.weights.to(torch.float64)[:, None]], dim=1)
+        targets = self.targets.reshape(len(self), -1).to(torch.float64)  # (B, k)
+        weights = self.weights.to(torch.float64)
+        return torch.cat([targets, torch.stack([weights, torch.full_like(weights, factor)], dim=1)], dim=1)
+
+
+class Loader(Protocol):
+    """Loads the samples of global batches."""
+
+    def batch(self, ids: np.ndarray, topology: Topology, step: int = 0, targets: bool = True) -> Batch:
+        """Loads this rank's part of a global batch; only what its stages read.
+
+        Args:
+            ids: Sample ids of the global batch, the same on every rank.
+            topology: This rank's view of the plan; not of an idle rank.
+            step: The optimizer step, for the samples' random streams.
+            targets: Loads the labels on the last stage.
+        """
+        ...

@@ -3,67 +3,122 @@
 import gc
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pipetransformer.autodp.topology import Topology
+from pipetransformer.autodp.topology import REPLICA_AXIS, Topology
 from pipetransformer.autodp.transition import Placement, Transition, first_transition, next_transition
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.errors import NotFinite
 from pipetransformer.models.stack import LayerStack
-from pipetransformer.runtime import signals
-from pipetransformer.runtime.batch import Batch
+from pipetransformer.optim.base import OptimizerSpec
+from pipetransformer.runtime import gradients
+from pipetransformer.runtime.batch import Batch, Loader
+from pipetransformer.runtime.context import RankContext
 from pipetransformer.runtime.engine import Engine, Objective
 from pipetransformer.runtime.fsdp import FsdpLayers, ShardedStage
-from pipetransformer.runtime.groups import Groups
-from pipetransformer.runtime.loss_scale import LossScale
-from pipetransformer.runtime.precision import Precision
-from pipetransformer.runtime.prefix import Compute, evaluated
+from pipetransformer.runtime.groups import ResolvedTopology
+from pipetransformer.runtime.precision import LossScale
 from pipetransformer.runtime.resident import ResidentLayers
-from pipetransformer.runtime.results import StepResult, TransitionReport
-from pipetransformer.runtime.stage import Stage
-from pipetransformer.runtime.tied import TiedWeights, tied_groups
-from pipetransformer.runtime.tracing import Recorder
+from pipetransformer.runtime.stage import FrozenForward, ParametersByLayer, Stage, eval_forward
 from pipetransformer.runtime.transfer import borrowed, gather_state_dict, send_layers
 
-OptimizerBuilder = Callable[[Iterator[nn.Parameter]], Optimizer | None]
+
+class StepResult:
+    """Gradient norms and loss of a global batch.
+
+    Args:
+        sums: The mean loss in front; its all-reduce may still run when the step returns.
+        squared_norms: Of each layer's gradient, zero on idle ranks.
+
+    Attributes:
+        layer_norms: The gradient norm of each layer before clipping; zero on idle ranks.
+        total_norm: The norm of the whole gradient before clipping.
+        loss_scale: The scale that the step was computed with.
+        skipped: True when the gradient overflowed at this scale and changed no weight; its norms are not finite.
+    """
+
+    def __init__(self, sums: gradients.AsyncSum, squared_norms: list[float], loss_scale: float, skipped: bool) -> None:
+        self._sums, self.loss_scale, self.skipped = sums, loss_scale, skipped
+        self.layer_norms = tuple(math.sqrt(value) for value in squared_norms)
+        self.total_norm = math.sqrt(sum(squared_norms))
+
+    @property
+    def loss(self) -> float:
+        """The mean loss, equal on every rank. Waits for its all-reduce."""
+        return self._sums.values()[0]
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """Outputs of the samples that this rank's last stage computed.
+
+    Attributes:
+        ids: Sample ids (N,), without padding.
+        outputs: The head's outputs (N, ...).
+    """
+
+    ids: np.ndarray
+    outputs: Tensor
+
+
+@dataclass(frozen=True)
+class TransitionReport:
+    """Seconds that a transition took on this rank, and the layers that it moved over all ranks."""
+
+    group_s: float
+    move_s: float
+    rebuild_s: float
+    num_moves: int
+    bytes_moved: int
 
 
 class ElasticRuntime:
     """Holds this rank's layers, optimizer and engine. Every rank of the world makes the same calls.
 
+    As a context manager it destroys the process groups of its plans at the end, also after a failure.
+
     Args:
         stack: The whole model, equal on every rank; layers without storage are loaded where the first plan has them.
-        groups: Process groups.
-        objective: What the head's output is for.
-        build_optimizer: Makes the optimizer over a stage's parameters.
-        clip_norm: Largest norm of the whole gradient.
+        objective: Loss and output shape of the head.
+        optimizer: Builds the optimizer over a rank's parameters.
+        context: Device, precision, process groups and recorder of this rank.
 
     Attributes:
-        recorder: Notes what this rank does in a step, when it is asked to.
-        loss_scale: Goes on through transitions.
+        loss_scale: The scale of the loss; it survives transitions.
+        transition: The last transition; ``None`` before the first plan.
+        topology: This rank's view of the plan in force; ``None`` before the first plan.
+        engine: Runs the plan; ``None`` on an idle rank.
     """
 
-    def __init__(
-        self, stack: LayerStack, groups: Groups, objective: Objective, build_optimizer: OptimizerBuilder,
-        clip_norm: float | None, device: torch.device, precision: Precision,
-    ) -> None:  # fmt: skip
-        self.device, self.precision = device, precision
-        self.loss_scale = LossScale(precision)
-        self.resident = ResidentLayers(stack, device)
-        self._groups, self._objective = groups, objective
-        self._build_optimizer, self._clip_norm = build_optimizer, clip_norm
-        self.recorder = Recorder(device)
-        self.transition: Transition | None = None  # the last one
+    def __init__(self, stack: LayerStack, objective: Objective, optimizer: OptimizerSpec, context: RankContext) -> None:
+        self.device, self.precision, self.recorder = context.device, context.precision, context.recorder
+        self.loss_scale = LossScale(context.precision)
+        self.resident = ResidentLayers(stack, context.device)
+        self._objective, self._spec, self._context = objective, optimizer, context
+        self.transition: Transition | None = None
+        self.topology: Topology | None = None
         self.engine: Engine | None = None
         self.optimizer: Optimizer | None = None
-        self._measured: signals.ByLayer = {}  # each weight once, also one that layers share
+        self._measured: ParametersByLayer = {}  # each weight once, also one that layers share
         self._shards: FsdpLayers | None = None
+
+    def __enter__(self) -> "ElasticRuntime":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Destroys the process groups of all plans. Not a collective."""
+        self._context.groups.close()
 
     @property
     def num_layers(self) -> int:
@@ -72,49 +127,46 @@ class ElasticRuntime:
     @property
     def plan(self) -> Plan | None:
         """The plan in force; ``None`` before the first transition."""
-        return self.transition.after if self.transition else None
+        return None if self.transition is None else self.transition.after
 
     @property
     def placement(self) -> Placement:
         """The ranks that hold each layer; empty before the first transition."""
-        return self.transition.placement if self.transition else ()
+        return () if self.transition is None else self.transition.placement
 
     def apply_plan(self, plan: Plan) -> TransitionReport:
         """Carries out the transition from the plan in force to another, for callers without a planner."""
         last = self.transition
-        return self.apply(next_transition(last, plan) if last else first_transition(plan))
+        return self.apply(first_transition(plan) if last is None else next_transition(last, plan))
 
     def apply(self, transition: Transition) -> TransitionReport:
         """Carries out a transition; nothing but the arrangement changes (design promise 3).
 
-        Layers and the optimizer state of active ones move from a rank that has them to the ranks that need them; the
-        rest stays where it is::
+        Layers and the optimizer state of active ones move from a rank that holds them to the ranks that need them; all
+        others stay where they are::
 
-            4 stages x 1                   2 stages x 2 (blocks 1-4 frozen and cached: parked on rank 0)
+            4 stages x 1                   2 stages x 2 (blocks 1-4 frozen and cached: offloaded on rank 0)
             rank 0  E 1 2 3                rank 0  [E 1 2 3] 5 6 7  <- 5 6 from 1, 7 from 2
             rank 1  4 5 6          ->      rank 1  8 9 10 H         <- 8 9 from 2, 10 H from 3
             rank 2  7 8 9                  rank 2  5 6 7            <- 5 6 from 1
             rank 3  10 H                   rank 3  8 9 10 H         <- 8 9 from 2
         """
-        plan, first = transition.after, transition.before is None
         assert transition.before == self.plan, "a transition begins where the last one ended"
-        start = time.perf_counter()
+        start, plan = time.perf_counter(), transition.after
         self.resident.stash_optimizer_state(self.optimizer, plan.first_active_layer)
         self._drop_engine()
         dropped = time.perf_counter()
-        self._groups.prepare(Topology(plan, dist.get_rank()).all_groups())
-        self._groups.prepare(tied_groups(self.resident.stack, plan))
+        topology = Topology(plan, dist.get_rank())
+        tied = gradients.tied_layers(self.resident.stack, plan)
+        resolved = self._context.groups.resolve(topology, self.device.type, tied)
         grouped = time.perf_counter()
-        assert first or plan.fsdp == (self._shards is not None), "a run is sharded from its start to its end"
-        assert not plan.fsdp or plan.num_devices == dist.get_world_size(), "every rank has a shard"
-        if first and plan.fsdp:
-            self._shards = FsdpLayers(self.resident)
-        elif first:
-            self.resident.load(layer for layer, ranks in enumerate(transition.placement) if dist.get_rank() in ranks)
+        if transition.before is None:
+            self._load(resolved, transition.placement)
+        assert plan.fsdp == (self._shards is not None), "a run is sharded from its start to its end"
         bytes_moved = send_layers(self.resident, transition.moves)
         moved = time.perf_counter()
-        self.transition = transition
-        self._rebuild(plan, transition.placement)
+        self.topology, self.transition = topology, transition
+        self._rebuild(resolved)
         return TransitionReport(
             group_s=grouped - dropped,
             move_s=moved - grouped,
@@ -123,29 +175,34 @@ class ElasticRuntime:
             bytes_moved=bytes_moved,
         )
 
+    def _load(self, resolved: ResolvedTopology, placement: Placement) -> None:
+        """Gives the layers of the first plan their weights."""
+        if not resolved.plan.fsdp:
+            self.resident.load(layer for layer, ranks in enumerate(placement) if dist.get_rank() in ranks)
+            return
+        assert resolved.plan.num_devices == dist.get_world_size(), "every rank has a shard"
+        assert resolved.mesh is not None
+        self._shards = FsdpLayers(self.resident, resolved.mesh[REPLICA_AXIS])
+
     def _drop_engine(self) -> None:
         self.engine, self.optimizer, self._measured = None, None, {}
         for parameter in self.resident.stack.parameters():
             parameter.grad = None
         gc.collect()  # DDP sits in reference cycles, and its hooks would still fire on the parameters
 
-    def _rebuild(self, plan: Plan, placement: Placement) -> None:
-        rank = dist.get_rank()
-        place = Topology(plan, rank).position
-        own = plan.device_layers(place.device) if place else []
-        offloaded = [layer for layer, ranks in enumerate(placement) if rank in ranks and layer not in own]
+    def _rebuild(self, resolved: ResolvedTopology) -> None:
+        topology, plan, stack = resolved.topology, resolved.plan, self.resident.stack
+        own = topology.layers
+        offloaded = [n for n, ranks in enumerate(self.placement) if topology.rank in ranks and n not in own]
         if not plan.fsdp:
             self.resident.keep(own, offloaded)
-        if place is None:
+        if topology.stages is None:
             return
-        stages = {index: self._stage(plan, index) for index in plan.device_stages(place.device)}
+        stages = {index: self._stage(plan, index) for index in topology.stages}
         self.optimizer = self._build_optimizer(p for stage in stages.values() for p in stage.parameters())
         self.resident.restore_optimizer_state(self.optimizer)
-        stack, groups = self.resident.stack, self._groups
-        ties = TiedWeights(stack, plan, place, groups)
-        self.engine = Engine(
-            plan, place, stages, ties, groups, self._objective, self.device, self.precision, self.recorder
-        )  # fmt: skip
+        tied = gradients.TiedWeights(stack, resolved)
+        self.engine = Engine(resolved, stages, tied, self._objective, self._context)
         self._measured = {layer: stack.own_parameters(layer) for layer in self.engine.active_parameters}
 
     def _stage(self, plan: Plan, index: int) -> Stage:
@@ -156,11 +213,31 @@ class ElasticRuntime:
             return ShardedStage(layers, active, self.precision, plan.recompute, self._shards)
         return Stage(layers, active, self.precision, plan.recompute)
 
-    def step(self, batch: Batch | None, rate: float) -> StepResult:
-        """One optimizer step over the global batch.
+    def _build_optimizer(self, parameters: Iterator[nn.Parameter]) -> Optimizer | None:
+        if self._shards is not None:
+            return self._shards.build_optimizer(self._spec, parameters)
+        return self._spec.build(parameters)
+
+    def train_step(self, loader: Loader, ids: np.ndarray, step: int, rate: float) -> StepResult:
+        """Loads this rank's part of a global batch and takes one optimizer step.
 
         Args:
-            batch: This replica's share; ``None`` on an idle rank.
+            loader: Loads the samples.
+            ids: Sample ids of the global batch, the same on every rank.
+            step: The optimizer step, for the samples' random streams.
+            rate: The learning rate.
+
+        Raises:
+            NotFinite: On every rank alike, before any weight changes.
+        """
+        assert self.topology is not None, "apply a plan first"
+        return self.step(None if self.topology.is_idle else loader.batch(ids, self.topology, step), rate)
+
+    def step(self, batch: Batch | None, rate: float) -> StepResult:
+        """Takes one optimizer step over the global batch.
+
+        Args:
+            batch: This replica's part; ``None`` on an idle rank.
             rate: The learning rate.
 
         Raises:
@@ -169,24 +246,24 @@ class ElasticRuntime:
         if self.engine is None or batch is None:
             return self._idle_step()
         loss = self.engine.step(batch, self.loss_scale.value)
-        own = signals.squared_gradient_norms(self._measured, self.num_layers, self.device)
-        squared = self.loss_scale.unscaled(signals.all_reduce_squared_norms(own, self.engine.parts))
+        own = gradients.squared_gradient_norms(self._measured, self.num_layers, self.device)
+        squared = self.loss_scale.unscaled(gradients.all_reduce_squared_norms(own, self.engine.norm_group))
         overflowed = not math.isfinite(sum(squared))
-        shared = signals.AsyncSum(loss, torch.full_like(loss, overflowed))
-        result = self._judge(shared, squared, overflowed)
+        sums = gradients.AsyncSum(loss, torch.full_like(loss, overflowed))
+        result = self._judge(sums, squared, overflowed)
         self._update(result, rate)
         return result
 
     def _idle_step(self) -> StepResult:
-        """Waits for the loss, so as neither to run ahead of the others nor to miss that they stop or skip."""
+        """Joins the loss all-reduce, so that idle ranks stay in step and learn of a skipped step or an abort."""
         nothing = torch.zeros((), dtype=torch.float64, device=self.device)
-        shared = signals.AsyncSum(nothing, nothing)
-        overflowed = shared.values()[1] != 0
-        return self._judge(shared, [math.inf if overflowed else 0.0] * self.num_layers, overflowed)
+        sums = gradients.AsyncSum(nothing, nothing)
+        overflowed = sums.values()[1] != 0
+        return self._judge(sums, [math.inf if overflowed else 0.0] * self.num_layers, overflowed)
 
-    def _judge(self, shared: signals.AsyncSum, squared_norms: list[float], overflowed: bool) -> StepResult:
-        """Adapts the loss scale; all ranks know of an overflow, and wait for the loss only then."""
-        result = StepResult(shared, squared_norms, self.loss_scale.value, overflowed)
+    def _judge(self, sums: gradients.AsyncSum, squared_norms: list[float], overflowed: bool) -> StepResult:
+        """Adapts the loss scale. All ranks know of an overflow, and only then wait for the loss."""
+        result = StepResult(sums, squared_norms, self.loss_scale.value, overflowed)
         if not overflowed:
             self.loss_scale.grow()
         elif not math.isfinite(result.loss) or self.loss_scale.is_lowest:
@@ -201,38 +278,59 @@ class ElasticRuntime:
             return
         with self.recorder.span("optimizer"):
             if not result.skipped:
-                parameters = self.engine.active_parameters
-                signals.unscale_and_clip(parameters, result.total_norm, self._clip_norm, result.loss_scale)
+                parameters, clip_norm = self.engine.active_parameters, self._spec.clip_norm
+                gradients.unscale_and_clip(parameters, result.total_norm, clip_norm, result.loss_scale)
                 for group in self.optimizer.param_groups:
                     group["lr"] = rate
                 self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
 
+    def evaluate(self, loader: Loader, ids: np.ndarray) -> Evaluated | None:
+        """Loads this rank's part of a global batch and runs forward in evaluation mode.
+
+        Args:
+            loader: Loads the samples.
+            ids: Sample ids of the global batch, the same on every rank.
+
+        Returns:
+            The outputs on the last stage of each replica; ``None`` on other ranks, and where a replica has no sample.
+        """
+        if self.engine is None:
+            return None
+        batch = loader.batch(ids, self.engine.topology, targets=False)
+        outputs = self.engine.forward(batch)
+        num_samples = int(batch.weights.sum())  # in front, padding behind them
+        if outputs is None or num_samples == 0:
+            return None
+        return Evaluated(batch.ids[:num_samples], outputs[:num_samples])
+
     @contextmanager
-    def prefix(self, first: int, last: int) -> Iterator[Compute]:
-        """Lends layers ``first`` to ``last`` to every rank, to compute the features of frozen layers.
+    def frozen_forward(self, first: int, last: int) -> Iterator[FrozenForward]:
+        """Gives every rank layers ``first`` to ``last``, to compute the features of frozen layers. All ranks enter it.
 
         Yields:
-            ``compute(inputs, context)``: runs them in evaluation mode without gradient.
+            ``forward(inputs, context)``: runs them in evaluation mode without gradient.
         """
         numbers = range(first, last + 1)
         layers = [self.resident.stack[number] for number in numbers]
-        with self._lent(numbers), evaluated(layers, self.precision, self.device) as compute:
-            yield compute
+        with self._borrowed(numbers), eval_forward(layers, self.precision, self.device) as forward:
+            yield forward
 
-    def layer_state(self, layer: int) -> dict[str, Tensor]:
-        """The weights of a layer that this rank has, or is lent, by name."""
-        return {name: tensor.detach() for name, tensor in self.resident.stack[layer].original_state().items()}
-
-    def _lent(self, layers: range) -> AbstractContextManager[None]:
+    def _borrowed(self, layers: range) -> AbstractContextManager[None]:
         if self._shards is not None:
             return self._shards.whole(layers)
         return borrowed(self.resident, self.placement, layers)
 
+    def layer_state(self, layer: int) -> dict[str, Tensor]:
+        """Returns the weights of a layer that this rank holds or borrows, by name."""
+        return {name: tensor.detach() for name, tensor in self.resident.stack[layer].original_state().items()}
+
     def weights(self) -> dict[str, Tensor] | None:
-        """All weights under their original names, in host memory on rank 0; ``None`` on the other ranks."""
-        return (
-            self._shards.gather_state_dict()
-            if self._shards is not None
-            else gather_state_dict(self.resident, self.placement)
-        )
+        """Gathers all weights under their original names. All ranks call it.
+
+        Returns:
+            The weights in host memory on rank 0; ``None`` on the other ranks.
+        """
+        if self._shards is not None:
+            return self._shards.gather_state_dict()
+        return gather_state_dict(self.resident, self.placement)

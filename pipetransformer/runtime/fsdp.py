@@ -2,44 +2,45 @@
 
 A rank has a layer whole only while it runs; gradients and optimizer state are sharded as the weights are::
 
-    forward    gather 0, run, drop    gather 1, run, drop    gather 2, run, drop
-    backward   gather 2, run, drop, deal out its gradient    gather 1, ...
+    forward    all-gather 0, run, reshard    all-gather 1, run, reshard    ...
+    backward   all-gather 2, run, reshard, reduce-scatter its gradient    all-gather 1, ...
 
-The gradient is dealt out after each micro-batch, so that no rank ever holds more of it than its shard and two layers.
+FSDP reduce-scatters after each micro-batch, so no rank ever holds more of the gradient than its shard and two layers.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
-from pipetransformer.runtime.parts import gather
+from pipetransformer.optim.base import OptimizerSpec
+from pipetransformer.optim.sharded import LocalShardOptimizer
 from pipetransformer.runtime.precision import Precision
 from pipetransformer.runtime.resident import ResidentLayers
-from pipetransformer.runtime.signals import ByLayer
-from pipetransformer.runtime.stage import Stage
+from pipetransformer.runtime.stage import ParametersByLayer, Stage
 
 
 class FsdpLayers(nn.Module):
     """All layers of the model, sharded over all ranks of the world from the first plan to the end of the run.
 
     Freezing does not touch the shards: a frozen layer runs without gradient, a cached one does not run, and both keep
-    their shard where it is. FSDP fetches a layer while another runs where both run under one module, which is this one.
+    their shard where it is. FSDP prefetches a layer while another runs where both run under one module: this one.
 
     Args:
         resident: Each layer is loaded whole, sharded, and only then the next one, so that a large model starts.
+        mesh: One-dimensional, over all ranks of the world.
     """
 
-    def __init__(self, resident: ResidentLayers) -> None:
+    def __init__(self, resident: ResidentLayers, mesh: DeviceMesh) -> None:
         super().__init__()
         self.stack = resident.stack
-        world = dist.group.WORLD
-        assert world is not None
-        mesh = DeviceMesh.from_group(world, resident.device.type)
         for index in range(len(self.stack)):
             resident.load([index])
             sharded = fully_shard(self.stack[index], mesh=mesh, reshard_after_forward=True)
@@ -51,11 +52,17 @@ class FsdpLayers(nn.Module):
         """Runs layers."""
         return run(x, **context)
 
+    def build_optimizer(self, spec: OptimizerSpec, parameters: Iterable[nn.Parameter]) -> Optimizer | None:
+        """Builds the optimizer over sharded parameters; an elementwise one updates local shards."""
+        if spec.is_elementwise:
+            return LocalShardOptimizer.build(spec, parameters)
+        return spec.build(parameters)
+
     @contextmanager
     def whole(self, layers: range) -> Iterator[None]:
-        """Brings layers together on every rank; all ranks call it.
+        """All-gathers layers, and reshards them at the end. All ranks call it.
 
-        Inside, ``layer.forward`` runs a layer as often as a rank likes; calling the layer would exchange shards again.
+        Inside, ``layer.forward`` runs a layer as often as a rank likes; calling the layer would all-gather it again.
         """
         chosen = [cast("FSDPModule", self.stack[index]) for index in layers]
         for layer in chosen:
@@ -67,9 +74,10 @@ class FsdpLayers(nn.Module):
                 layer.reshard()
 
     def gather_state_dict(self) -> dict[str, Tensor] | None:
-        """All weights under their original names, in host memory on rank 0; ``None`` on the other ranks.
+        """Gathers all weights under their original names, one tensor at a time. All ranks call it.
 
-        One tensor is brought together at a time.
+        Returns:
+            The weights in host memory on rank 0; ``None`` on the other ranks.
         """
         state: dict[str, Tensor] = {}
         for index in range(len(self.stack)):
@@ -84,15 +92,26 @@ class ShardedStage(Stage):
     """A stage whose layers are sharded.
 
     Args:
-        shards: All layers of the model; the rest is as in :class:`Stage`.
+        shards: All layers of the model; the other arguments are those of :class:`Stage`.
     """
 
     def __init__(
-        self, layers: dict[int, nn.Module], active_parameters: ByLayer, precision: Precision, recompute: bool,
-        shards: FsdpLayers,
+        self, layers: dict[int, nn.Module], active_parameters: ParametersByLayer, precision: Precision,
+        recompute: bool, shards: FsdpLayers,
     ) -> None:  # fmt: skip
         super().__init__(layers, active_parameters, precision, recompute)
         self._under_shards: Callable[..., Tensor] = shards.__call__
 
     def forward(self, x: Tensor, **context: Any) -> Tensor:
         return self._under_shards(super().forward, x, **context)
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """Returns a rank's part of a tensor, on the same memory: its shard, or all of it."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+@torch.no_grad()
+def gather(tensor: Tensor) -> Tensor:
+    """Returns a whole tensor on every rank; all-gathers it where it is sharded. All ranks call it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -1,6 +1,7 @@
-"""Averages the gradients of a pipeline's device over the replicas, once its passes of a step are done.
+"""Gradients of a step: their mean over the replicas, tied weights, norms, and clipping.
 
-DDP would do it within the last backward pass of each stage, and the stage below gets its own gradient only after that::
+The gradients of a pipeline are averaged after its last backward pass. DistributedDataParallel would do it within the
+last pass of each stage, and the stage below would get its own gradient only after that::
 
     with DDP     device 1   B2 B3 [all-reduce]                       here    device 1   B2 B3 [all-reduce]
                  device 0      B2              B3 [all-reduce]               device 0      B2 B3 [all-reduce]
@@ -11,40 +12,162 @@ from collections.abc import Iterable, Iterator
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
 from pipetransformer.autopipe.memory import BUCKET_BYTES
+from pipetransformer.autopipe.plan import Plan
+from pipetransformer.models.sharing import Tie
+from pipetransformer.models.stack import LayerStack
+from pipetransformer.runtime.fsdp import local_part
+from pipetransformer.runtime.groups import ResolvedTopology
+from pipetransformer.runtime.stage import ParametersByLayer
 
 
-def all_reduce_gradients(parameters: Iterable[nn.Parameter], replicas: dist.ProcessGroup) -> None:
-    """Puts the mean over the replicas in place of each gradient; all ranks of the group call it.
+def all_reduce_gradients(parameters: Iterable[nn.Parameter], replicas: ProcessGroup) -> None:
+    """Replaces each gradient by its mean over the replicas. All ranks of the group call it.
 
-    Gradients of :data:`BUCKET_BYTES` and more are summed where they lie, smaller ones travel together, up to so many at
-    a time.
+    Gradients of :data:`BUCKET_BYTES` and more are all-reduced in place, smaller ones in buckets of up to that size.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     torch._foreach_div_(gradients, replicas.size())
-    under_way = [dist.all_reduce(each, group=replicas, async_op=True) for each in gradients if _goes_alone(each)]
-    for pack in _packs(each for each in gradients if not _goes_alone(each)):
-        together = torch.cat([each.reshape(-1) for each in pack])
-        dist.all_reduce(together, group=replicas)
-        parts = together.split([each.numel() for each in pack])
-        torch._foreach_copy_(pack, [part.view_as(each) for part, each in zip(parts, pack, strict=True)])
-    for work in under_way:
+    in_place = [each for each in gradients if _is_reduced_in_place(each)]
+    pending = [dist.all_reduce(each, group=replicas, async_op=True) for each in in_place]
+    for bucket in _buckets(each for each in gradients if not _is_reduced_in_place(each)):
+        flat = torch.cat([each.reshape(-1) for each in bucket])
+        dist.all_reduce(flat, group=replicas)
+        parts = flat.split([each.numel() for each in bucket])
+        torch._foreach_copy_(bucket, [part.view_as(each) for part, each in zip(parts, bucket, strict=True)])
+    for work in pending:
         assert work is not None
         work.wait()
 
 
-def _goes_alone(gradient: Tensor) -> bool:
+def _is_reduced_in_place(gradient: Tensor) -> bool:
     return gradient.nbytes >= BUCKET_BYTES and gradient.is_contiguous()
 
 
-def _packs(gradients: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """In order, as many at a time as fit, and one at least."""
-    pack: list[Tensor] = []
+def _buckets(gradients: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Yields gradients in order, as many at a time as fit a bucket, and at least one."""
+    bucket: list[Tensor] = []
     for gradient in gradients:
-        if pack and sum(each.nbytes for each in pack) + gradient.nbytes > BUCKET_BYTES:
-            yield pack
-            pack = []
-        pack.append(gradient)
-    if pack:
-        yield pack
+        if bucket and sum(each.nbytes for each in bucket) + gradient.nbytes > BUCKET_BYTES:
+            yield bucket
+            bucket = []
+        bucket.append(gradient)
+    if bucket:
+        yield bucket
+
+
+class TiedWeights:
+    """The gradients of a rank's tied weights under a plan.
+
+    Each copy gets the sum of the copies' gradients, after the mean over the replicas and before norms are computed.
+    With the same gradient and the same optimizer state the copies stay equal bit for bit::
+
+        replica 0    rank 0 [E 1 2]    rank 1 [3 4]    rank 2 [5 6 H]        E's gradient + H's, in the group of 0 and 2
+        replica 1    rank 3 [E 1 2]    rank 4 [3 4]    rank 5 [5 6 H]                                        of 3 and 5
+
+    Args:
+        stack: The model with its ties.
+        resolved: The topology, resolved with the layers of :func:`tied_layers`.
+    """
+
+    def __init__(self, stack: LayerStack, resolved: ResolvedTopology) -> None:
+        own = resolved.topology.layers
+        self._shared: list[tuple[list[nn.Parameter], ProcessGroup]] = []
+        for tie in _active_ties(stack, resolved.plan):
+            copies = [stack[layer].by_name()[name] for layer, name in tie if layer in own]
+            if copies:
+                self._shared.append((copies, resolved.holders(place.layer for place in tie)))
+
+    def all_reduce(self) -> None:
+        """Gives every copy the sum, equal bit for bit. All ranks of the pipeline call it."""
+        for copies, group in self._shared:
+            total, *others = map(_gradient, copies)
+            for other in others:
+                total += other
+            if group.size() > 1:
+                dist.all_reduce(total, group=group)
+            for other in others:
+                other.copy_(total)
+
+
+def tied_layers(stack: LayerStack, plan: Plan) -> Iterator[list[int]]:
+    """Yields for each tied weight that trains the layers that share it."""
+    for tie in _active_ties(stack, plan):
+        yield [place.layer for place in tie]
+
+
+def _active_ties(stack: LayerStack, plan: Plan) -> list[Tie]:
+    return [tie for tie in stack.ties if tie[0].layer >= plan.first_active_layer]
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    """Returns the gradient of a copy; zero where the copy took no part."""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter.grad
+
+
+def squared_gradient_norms(parameters: ParametersByLayer, num_layers: int, device: torch.device) -> Tensor:
+    """Computes the squared norm of this rank's part of each layer's gradient.
+
+    Returns:
+        Shape (num_layers,), float64; zero for layers of which the rank has no gradient.
+    """
+    gradients = [(layer, local_part(p.grad)) for layer, own in parameters.items() for p in own if p.grad is not None]
+    norms = torch.zeros(num_layers, dtype=torch.float64, device=device)
+    if gradients:
+        squared = torch.stack(torch._foreach_norm([gradient for _, gradient in gradients])).double().square()
+        norms.index_add_(0, torch.tensor([layer for layer, _ in gradients], device=device), squared)
+    return norms
+
+
+def all_reduce_squared_norms(squared_norms: Tensor, norm_group: ProcessGroup) -> list[float]:
+    """Sums squared norms (num_layers,) over the ranks that have the whole gradient between them.
+
+    Args:
+        squared_norms: Those of this rank's part of the gradient.
+        norm_group: The ranks over which they are summed, each with another part.
+    """
+    if norm_group.size() > 1:
+        dist.all_reduce(squared_norms, group=norm_group)
+    return squared_norms.tolist()
+
+
+def unscale_and_clip(
+    parameters: ParametersByLayer, total_norm: float, clip_norm: float | None, loss_scale: float
+) -> None:
+    """Divides the gradients by the loss scale, and clips them where the total norm exceeds ``clip_norm``.
+
+    Args:
+        parameters: The active parameters of this rank.
+        total_norm: The norm of the whole gradient without the scale, over all ranks.
+        clip_norm: The largest norm allowed; ``None`` clips nothing.
+        loss_scale: The factor of the loss in backward.
+    """
+    factor = 1.0 if clip_norm is None else min(1.0, clip_norm / (total_norm + 1e-6))  # as torch's clip_grad_norm_ does
+    factor /= loss_scale
+    if factor != 1:
+        gradients = [local_part(p.grad) for own in parameters.values() for p in own if p.grad is not None]
+        if gradients:
+            torch._foreach_mul_(gradients, factor)
+
+
+class AsyncSum:
+    """Sums over all ranks of the world that run while this rank goes on.
+
+    Args:
+        values: This rank's value of each sum, scalars.
+    """
+
+    def __init__(self, *values: Tensor) -> None:
+        self._total = torch.stack(values).detach()
+        self._work = dist.all_reduce(self._total, async_op=True) if dist.get_world_size() > 1 else None
+
+    def values(self) -> list[float]:
+        """Waits for the sums; equal on every rank."""
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+        return self._total.tolist()

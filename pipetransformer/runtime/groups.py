@@ -1,47 +1,126 @@
-"""Process groups, made once for each set of ranks and used again by every plan that needs the set.
+"""Process groups, made once for each set of ranks, and the device mesh that names those of a plan.
 
 The paper keeps a group for messages beside the one for active tensors. Here the world of all ranks carries messages,
-idle ranks included, and the groups of this file carry active tensors. A third kind would not pay: nobody listens while
-a step runs, since all ranks decide alike from the same numbers, so that messages fall between steps.
+idle ranks included, and the groups of this file carry active tensors. A third kind would not pay: no rank waits for a
+message while a step runs, because all ranks decide alike from the same numbers, so messages fall between steps.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
 
-Ranks = tuple[int, ...]
+from pipetransformer.autodp.topology import PIPELINE_AXIS, REPLICA_AXIS, Ranks, Topology
+from pipetransformer.autopipe.plan import Plan
 
 
-class Groups:
-    """Groups of ranks by membership.
+class ProcessGroups:
+    """Process groups by their ranks.
 
-    Most groups of a plan come back in later plans, so they are kept until the end: their number is bounded by the
+    Most groups of a plan come back in later plans, so they are kept until the end. Their number is bounded by the
     arrangements that occur, not by the transitions.
+
+    Args:
+        timeout_s: Seconds after which a collective fails that not all ranks of its group have joined.
     """
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout = timedelta(seconds=timeout_s)
-        self._groups: dict[Ranks, dist.ProcessGroup | None] = {}
+        self._groups: dict[Ranks, ProcessGroup | None] = {}
 
-    def prepare(self, wanted: Iterable[Ranks]) -> None:
-        """Makes the groups that do not exist yet. Every rank of the world calls it with the same groups in order."""
+    def resolve(self, topology: Topology, device_type: str, shared: Iterable[Iterable[int]] = ()) -> "ResolvedTopology":
+        """Creates the groups of a topology that do not exist yet. Every rank of the world calls it for the same plan.
+
+        Args:
+            topology: The rank's own view of the plan.
+            device_type: The device type of the mesh: ``cpu`` or ``cuda``.
+            shared: For each weight that layers share, these layers; the ranks of a pipeline that run them get a group.
+        """
+        self._create(topology.all_groups())
+        replicas = range(topology.plan.num_replicas)
+        self._create(topology.holders(layers, replica) for layers in shared for replica in replicas)
+        return ResolvedTopology(topology, self._mesh(topology, device_type), self)
+
+    def _create(self, wanted: Iterable[Ranks]) -> None:
         for ranks in wanted:
             if ranks not in self._groups:
                 group = dist.new_group(list(ranks), timeout=self._timeout)
-                self._groups[ranks] = group if isinstance(group, dist.ProcessGroup) else None
+                self._groups[ranks] = group if isinstance(group, ProcessGroup) else None
+
+    def _mesh(self, topology: Topology, device_type: str) -> DeviceMesh | None:
+        if topology.coordinates is None:
+            return None
+        names, sizes = tuple(topology.mesh_shape), tuple(topology.mesh_shape.values())
+        groups = [self[topology.ranks_along(axis, topology.coordinates)] for axis in names]
+        ranks = torch.arange(topology.num_ranks).view(sizes)  # one dimension for each axis
+        return DeviceMesh.from_group(groups, device_type, mesh=ranks, mesh_dim_names=names)
 
     def __len__(self) -> int:
         return len(self._groups)
 
-    def __getitem__(self, ranks: Ranks) -> dist.ProcessGroup:
-        """The group of these ranks, for a member."""
+    def __getitem__(self, ranks: Ranks) -> ProcessGroup:
+        """Returns the group of these ranks, for a member."""
         group = self._groups[ranks]
         assert group is not None, f"this rank is not one of {ranks}"
         return group
 
     def close(self) -> None:
-        for group in self._groups.values():
-            if group is not None:
-                dist.destroy_process_group(group)
+        """Destroys all groups. Not a collective, so a rank that fails may call it alone."""
+        groups = [group for group in self._groups.values() if group is not None]
         self._groups.clear()
+        for group in groups:
+            dist.destroy_process_group(group)
+
+
+@dataclass(frozen=True)
+class ResolvedTopology:
+    """One rank's view of a plan together with its process groups.
+
+    Attributes:
+        topology: The rank's position and the ranks along each axis.
+        mesh: The ranks of the plan with the named axes of the topology; ``None`` on an idle rank.
+    """
+
+    topology: Topology
+    mesh: DeviceMesh | None
+    _groups: ProcessGroups
+
+    @property
+    def plan(self) -> Plan:
+        return self.topology.plan
+
+    def group(self, axis: str) -> ProcessGroup:
+        """Returns the group of this rank along an axis of the mesh."""
+        assert self.mesh is not None, f"rank {self.topology.rank} is idle"
+        return self.mesh.get_group(axis)
+
+    @property
+    def pipeline(self) -> ProcessGroup:
+        """The ranks of this rank's pipeline, by device."""
+        return self.group(PIPELINE_AXIS)
+
+    @property
+    def replicas(self) -> ProcessGroup:
+        """The ranks that run the same layers, by replica."""
+        return self.group(REPLICA_AXIS)
+
+    @property
+    def norm_group(self) -> ProcessGroup:
+        """The ranks over which squared gradient norms are summed: each has another part of the whole gradient."""
+        return self.replicas if self.plan.fsdp else self.pipeline
+
+    def holders(self, layers: Iterable[int]) -> ProcessGroup:
+        """Returns the group of this pipeline's ranks that run at least one of the layers, for a member."""
+        return self._groups[self.topology.holders(layers)]
+
+
+def broadcast_from_rank0(values: Tensor) -> Tensor:
+    """Broadcasts numbers of rank 0, so that all ranks decide alike; float64 in host memory."""
+    values_of_rank0: list[Tensor] = [values]
+    dist.broadcast_object_list(values_of_rank0)
+    return values_of_rank0[0]

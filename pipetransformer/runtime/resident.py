@@ -1,4 +1,4 @@
-"""What a rank holds: its layers with their optimizer state; every other layer is a shape on the meta device."""
+"""The layers that a rank holds, with their optimizer state; every other layer is a shape on the meta device."""
 
 from collections.abc import Iterable
 
@@ -15,8 +15,12 @@ OptimizerState = dict[str, dict[str, Tensor]]
 class ResidentLayers:
     """The layers of a rank.
 
+    Args:
+        stack: The whole model.
+        device: The device that the rank computes on.
+
     Attributes:
-        stack: The whole model; layers that are not held have no storage.
+        stack: The whole model; layers that the rank does not hold have no storage.
         optimizer_state: For each held layer the optimizer's tensors by parameter name and key, between two optimizers.
     """
 
@@ -25,18 +29,20 @@ class ResidentLayers:
         self.optimizer_state: dict[int, OptimizerState] = {}
 
     def holds(self, layer: int) -> bool:
+        """Returns ``True`` when a layer has storage on this rank."""
         return self.stack[layer].has_storage
 
     def held(self) -> list[int]:
+        """Returns the layers that have storage on this rank, ascending."""
         return [layer for layer in range(len(self.stack)) if self.holds(layer)]
 
     def load(self, layers: Iterable[int]) -> None:
-        """Makes layers held, with their initial weights."""
+        """Gives layers their initial weights on the device."""
         for layer in layers:
             self.stack.load(layer, self.device)
 
     def keep(self, layers: Iterable[int], offloaded: Iterable[int] = ()) -> None:
-        """Gives back every other layer; parked ones wait in host memory."""
+        """Frees every other layer; offloaded ones stay in host memory."""
         layers, offloaded = set(layers), set(offloaded)
         for index in range(len(self.stack)):
             if index not in layers | offloaded:
@@ -46,7 +52,12 @@ class ResidentLayers:
                 self.stack[index].to("cpu" if index in offloaded else self.device)
 
     def stash_optimizer_state(self, optimizer: Optimizer | None, first_active: int) -> None:
-        """Moves the optimizer's tensors of what trains on to ``optimizer_state``; the rest is dropped."""
+        """Moves the optimizer's tensors of weights that train on to ``optimizer_state``, and drops the others.
+
+        Args:
+            optimizer: The optimizer of the plan before; ``None`` without active parameters.
+            first_active: The first layer that takes a gradient in the next plan.
+        """
         self.optimizer_state.clear()
         if optimizer is None:
             return
@@ -57,7 +68,7 @@ class ResidentLayers:
                 self.optimizer_state[index] = {name: dict(optimizer.state[p]) for name, p in named if p in kept}
 
     def restore_optimizer_state(self, optimizer: Optimizer | None) -> None:
-        """Hands the tensors to a new optimizer over the same layers."""
+        """Moves the tensors to a new optimizer over the same layers."""
         if optimizer is not None:
             for index, state in self.optimizer_state.items():
                 parameters = dict(self.stack[index].named_parameters())
@@ -66,16 +77,22 @@ class ResidentLayers:
         self.optimizer_state.clear()
 
     def manifest(self, layer: int) -> Manifest:
-        """Names, shapes and types of a held layer's tensors in the order of :meth:`pack`."""
+        """Returns names, shapes and types of a held layer's tensors in the order of :meth:`pack`."""
         return tuple((name, key, tensor.shape, tensor.dtype) for name, key, tensor in self._tensors(layer))
 
     def pack(self, layer: int) -> Tensor:
-        """All tensors of a held layer as one run of bytes."""
+        """Returns all tensors of a held layer as one tensor of bytes (num_bytes,)."""
         with torch.no_grad():
             return torch.cat([_as_bytes(tensor, self.device) for _, _, tensor in self._tensors(layer)])
 
     def unpack(self, layer: int, manifest: Manifest, data: Tensor) -> None:
-        """Makes a layer held, with the tensors that :meth:`pack` wrote on another rank."""
+        """Fills a layer with the tensors that :meth:`pack` packed on another rank.
+
+        Args:
+            layer: The layer, held or not.
+            manifest: From the other rank's :meth:`manifest`.
+            data: Bytes (num_bytes,).
+        """
         module = self.stack[layer]
         if not self.holds(layer):
             module.to_empty(device=self.device)

@@ -1,8 +1,8 @@
-"""Random numbers that belong to a sample, so that dropout is the same at every topology (design promise 1).
+"""Random numbers by sample, so that dropout is the same at every topology (design promise 1).
 
 Each sample of the global batch has a stream for each layer, keyed by (seed, step, sample, layer). A random function
-inside a layer draws row b of its mask from the stream of sample b: which rank computes the row, and with which others,
-makes no difference. A stream is a counter-based hash (as Philox and Threefry are), so all rows are drawn at once::
+inside a layer draws row b of its mask from the stream of sample b. So it makes no difference which rank computes the
+row, and with which others. A stream is a counter-based hash (like Philox and Threefry), so all rows are drawn at once::
 
     number i of a stream = hash(key of the stream xor word i of one fixed table)
 """
@@ -24,12 +24,12 @@ _MIN_TABLE = 1 << 12
 
 
 def sample_keys(seed: int, step: int, ids: np.ndarray) -> Tensor:
-    """One key per sample, shape (B,), int32, from (seed, step, sample)."""
+    """Computes one key per sample from (seed, step, sample), shape (B,), int32."""
     return torch.from_numpy(_words(np.asarray(ids, dtype=np.uint64) ^ _mix(np.uint64(step) ^ _mix(np.uint64(seed)))))
 
 
 def _mix(value: Any) -> Any:
-    """The finaliser of splitmix64: close inputs give unrelated outputs."""
+    """Applies the finalizer of splitmix64: close inputs give unrelated outputs."""
     with np.errstate(over="ignore"):
         value = np.asarray(value, dtype=np.uint64) + np.uint64(0x9E3779B97F4A7C15)
         value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -38,7 +38,7 @@ def _mix(value: Any) -> Any:
 
 
 def _words(values: Any) -> np.ndarray:
-    """The upper halves of mixed 64-bit values, int32."""
+    """Returns the upper halves of mixed 64-bit values, int32."""
     return (_mix(values) >> np.uint64(32)).astype(np.uint32).view(np.int32)
 
 
@@ -49,15 +49,16 @@ def _layer_word(layer: int) -> int:
 
 @cache
 def _table(num_words: int, device: torch.device) -> Tensor:
-    """The fixed table of a stream's words, shape (num_words,), int32."""
+    """Returns the fixed table of a stream's words, shape (num_words,), int32."""
     return torch.from_numpy(_words(np.arange(num_words))).to(device)
 
 
 class PerSampleRng:
-    """Inside it, dropout, attention dropout and stochastic depth draw from the streams of the samples.
+    """A context in which dropout, attention dropout and stochastic depth draw from the streams of the samples.
 
-    The functions themselves are replaced meanwhile: a ``TorchFunctionMode`` would be called for every function of torch
-    and costs a small model 8 % of its step. :class:`RefuseOtherRandomness` finds what this does not reach.
+    Inside it torch's functions are replaced in the whole process. A ``TorchFunctionMode`` would be called for every
+    function of torch and costs a small model 8 % of its step. :class:`RefuseOtherRandomness` finds random functions
+    that this does not reach.
 
     Args:
         keys: Shape (B,), one key per row of the batch.
@@ -69,7 +70,7 @@ class PerSampleRng:
         self.layer(layer)
 
     def layer(self, index: int) -> None:
-        """From now on this layer runs."""
+        """Starts the streams of the layer that runs next."""
         self._keys = self._samples ^ _layer_word(index)
         self._num_drawn = 0  # of each stream
 
@@ -116,7 +117,7 @@ class PerSampleRng:
         return self._dropout(scores.softmax(-1), dropout_p) @ value
 
     def _fill(self, mask: Tensor, p: float) -> Tensor:
-        """Sets row b to Bernoulli(p) numbers of sample b."""
+        """Fills row b of a mask (B, ...) with Bernoulli(p) numbers of sample b."""
         num_rows = len(self._keys)
         assert mask.shape[0] == num_rows, f"{tuple(mask.shape)} does not begin with the batch of {num_rows}"
         words = self._draw(mask.numel() // num_rows, mask.device).view(mask.shape)
@@ -124,7 +125,7 @@ class PerSampleRng:
         return torch.lt(words, min(round(p * 2**32) - 2**31, 2**31 - 1), out=mask)
 
     def _draw(self, num_words: int, device: torch.device) -> Tensor:
-        """The next numbers of each stream, (B, num_words), int32, uniform."""
+        """Draws the next numbers of each stream, (B, num_words), int32, uniform."""
         first, self._num_drawn = self._num_drawn, self._num_drawn + num_words
         table = _table(max(_MIN_TABLE, 1 << (self._num_drawn - 1).bit_length()), device)
         words = self._keys.to(device) ^ table[first : self._num_drawn]
@@ -147,7 +148,7 @@ _ORIGINAL = {(owner, name): getattr(owner, name) for owner, name in _REPLACED}
 
 
 class RefuseOtherRandomness(TorchFunctionMode):
-    """Refuses every random function that does not draw from the streams of :class:`PerSampleRng`.
+    """A mode that refuses every random function that does not draw from the streams of :class:`PerSampleRng`.
 
     Raises:
         RuntimeError: One is called; its numbers would depend on the topology.

@@ -1,4 +1,4 @@
-"""Notes when a rank's passes begin and end, in the steps in which it is asked to; in all others it does nothing."""
+"""Records when a rank's passes begin and end, in the steps in which it is asked to; in others it does nothing."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -13,18 +13,21 @@ from torch.nn.parallel import DistributedDataParallel
 P = ParamSpec("P")
 R = TypeVar("R")
 Moment = Callable[[], float]
-"""Seconds on the clock that all processes of a machine share; of a GPU they are known once it has come so far."""
-Timeline = Callable[[], Moment]
+"""Returns seconds on the clock that all processes of a machine share; on a GPU only once its stream got there."""
+Clock = Callable[[], Moment]
 NOTHING = nullcontext()
 
 
 @dataclass(frozen=True)
 class Span:
-    """What a rank did for some time, in seconds on the clock of its machine.
+    """The time that a rank spent on one thing, in seconds on the clock of its machine.
 
     Attributes:
-        kind: ``forward``, ``backward``, ``all-reduce`` (as far as the computing waits for it) or ``optimizer``.
-        stage, microbatch: Of a pass.
+        kind: ``forward``, ``backward``, ``all-reduce`` (the exposed part) or ``optimizer``.
+        stage: The stage of a pass.
+        microbatch: The micro-batch of a pass.
+        start_s: When it began.
+        end_s: When it ended.
     """
 
     kind: str
@@ -35,7 +38,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class _Noted:
+class _Record:
     kind: str
     stage: int
     microbatch: int
@@ -47,76 +50,76 @@ class _Noted:
 
 
 class Recorder:
-    """Of one rank. On a GPU it notes when the kernels run, not when they were launched."""
+    """The recorder of one rank. On a GPU it records when kernels run, not when they are launched."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._timeline: Timeline | None = None
-        self._noted: list[_Noted] = []
+        self._clock: Clock | None = None
+        self._records: list[_Record] = []
 
     @contextmanager
     def recording(self) -> Iterator[list[Span]]:
-        """Notes what happens inside; the list is filled at the end."""
+        """Records all spans inside; the list is filled at the end."""
         spans: list[Span] = []
         is_cuda = self._device.type == "cuda"
-        self._noted, self._timeline = [], _DeviceClock() if is_cuda else _host_clock
+        self._records, self._clock = [], _DeviceClock() if is_cuda else _host_clock
         try:
             yield spans
             if is_cuda:
                 torch.cuda.synchronize()
-            spans += [noted.span() for noted in self._noted]
+            spans += [record.span() for record in self._records]
         finally:
-            self._noted, self._timeline = [], None
+            self._records, self._clock = [], None
 
     def span(self, kind: str, stage: int = 0, microbatch: int = 0) -> AbstractContextManager[None]:
-        """What is run inside is of this kind."""
-        return NOTHING if self._timeline is None else self._span(self._timeline, kind, stage, microbatch)
+        """Records the code inside as one span."""
+        return NOTHING if self._clock is None else self._span(self._clock, kind, stage, microbatch)
 
-    def backward(self, microbatch: int, module: nn.Module, averages: bool) -> AbstractContextManager[None]:
-        """Inside, a plan's only stage runs backward, and where it averages gradients over replicas waits for that."""
-        if self._timeline is None:
+    def backward(self, microbatch: int, module: nn.Module, all_reduces: bool) -> AbstractContextManager[None]:
+        """Records the backward pass of a plan's only stage inside, and the all-reduce of its gradients after it."""
+        if self._clock is None:
             return NOTHING
-        averaged = module.parameters() if averages and isinstance(module, DistributedDataParallel) else ()
-        return self._backward(self._timeline, microbatch, averaged)
+        reduced = module.parameters() if all_reduces and isinstance(module, DistributedDataParallel) else ()
+        return self._backward(self._clock, microbatch, reduced)
 
     def extending(self, function: Callable[P, R]) -> Callable[P, R]:
-        """The function, whose time counts as part of the span before it: the loss belongs to the forward pass."""
+        """Wraps a function so that it extends the span before it: the loss belongs to the forward pass."""
 
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             result = function(*args, **kwargs)
-            if self._timeline is not None:
-                last = self._noted.pop()
-                self._note(last.kind, last.stage, last.microbatch, last.start, self._timeline())
+            if self._clock is not None:
+                last = self._records.pop()
+                self._add(last.kind, last.stage, last.microbatch, last.start, self._clock())
             return result
 
         return call
 
     @contextmanager
-    def _span(self, timeline: Timeline, kind: str, stage: int, microbatch: int) -> Iterator[None]:
-        start = timeline()
+    def _span(self, clock: Clock, kind: str, stage: int, microbatch: int) -> Iterator[None]:
+        start = clock()
         yield
-        self._note(kind, stage, microbatch, start, timeline())
+        self._add(kind, stage, microbatch, start, clock())
 
     @contextmanager
-    def _backward(self, timeline: Timeline, microbatch: int, averaged: Iterable[nn.Parameter]) -> Iterator[None]:
-        """The pass itself has ended when the last gradient is there; what is left is the all-reduce."""
+    def _backward(self, clock: Clock, microbatch: int, reduced: Iterable[nn.Parameter]) -> Iterator[None]:
+        """Ends the pass when the last gradient is there; the rest is the all-reduce."""
         ready: list[Moment] = []
-        active = [parameter for parameter in averaged if parameter.requires_grad]
-        hooks = [p.register_post_accumulate_grad_hook(lambda _: ready.append(timeline())) for p in active]
-        start = timeline()
+        active = [parameter for parameter in reduced if parameter.requires_grad]
+        hooks = [p.register_post_accumulate_grad_hook(lambda _: ready.append(clock())) for p in active]
+        start = clock()
         try:
             yield
         finally:
             for hook in hooks:
                 hook.remove()
-        end = timeline()
+        end = clock()
         computed = ready[-1] if ready else end
-        self._note("backward", 0, microbatch, start, computed)
+        self._add("backward", 0, microbatch, start, computed)
         if ready:
-            self._note("all-reduce", 0, microbatch, computed, end)
+            self._add("all-reduce", 0, microbatch, computed, end)
 
-    def _note(self, kind: str, stage: int, microbatch: int, start: Moment, end: Moment) -> None:
-        self._noted.append(_Noted(kind, stage, microbatch, start, end))
+    def _add(self, kind: str, stage: int, microbatch: int, start: Moment, end: Moment) -> None:
+        self._records.append(_Record(kind, stage, microbatch, start, end))
 
 
 def _host_clock() -> Moment:
@@ -125,7 +128,7 @@ def _host_clock() -> Moment:
 
 
 class _DeviceClock:
-    """Moments of the current stream of a GPU, on the host's clock to about ten microseconds."""
+    """The clock of a GPU's current stream, on the host's clock to about ten microseconds."""
 
     def __init__(self) -> None:
         torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""Moves layers between ranks, in memory and straight from holder to receiver."""
+"""Moves layers between ranks, in memory and straight from sender to receiver."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,16 +11,20 @@ from pipetransformer.runtime.resident import Manifest, ResidentLayers
 
 
 def send_layers(resident: ResidentLayers, moves: tuple[Move, ...]) -> int:
-    """Carries out the moves, all at once; every rank of the world calls it with the same moves.
+    """Carries out all moves at once. Every rank of the world calls it with the same moves.
+
+    Args:
+        resident: The layers of this rank.
+        moves: Layers with their senders and receivers.
 
     Returns:
-        Bytes that went over the wire, over all ranks.
+        Bytes sent by all ranks together.
     """
     if not moves:
         return 0
     rank = dist.get_rank()
     sent = {move.layer for move in moves if move.source == rank}
-    manifests = _share_manifests({layer: resident.manifest(layer) for layer in sent})
+    manifests = _gather_manifests({layer: resident.manifest(layer) for layer in sent})
     packed = {layer: resident.pack(layer) for layer in sent}
     received: dict[int, torch.Tensor] = {}
     operations = []
@@ -38,7 +42,8 @@ def send_layers(resident: ResidentLayers, moves: tuple[Move, ...]) -> int:
     return sum(_num_bytes(manifests[move.layer]) for move in moves)
 
 
-def _share_manifests(own: dict[int, Manifest]) -> dict[int, Manifest]:
+def _gather_manifests(own: dict[int, Manifest]) -> dict[int, Manifest]:
+    """All-gathers the manifests of layers, each of which one rank sends."""
     gathered: list[dict[int, Manifest]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(gathered, own)
     return {layer: manifest for part in gathered for layer, manifest in part.items()}
@@ -50,30 +55,33 @@ def _num_bytes(manifest: Manifest) -> int:
 
 @contextmanager
 def borrowed(resident: ResidentLayers, placement: Placement, layers: range) -> Iterator[None]:
-    """Inside, every rank has the weights of layers on its device; all ranks enter it, and each leaves for itself."""
-    borrowed = _lend(resident, placement, layers)
+    """Broadcasts the weights of layers to every rank, and frees the borrowed ones at the end.
+
+    All ranks enter it together; each leaves alone.
+    """
+    borrowed = _broadcast_layers(resident, placement, layers)
     owned = {layer: resident.stack[layer] for layer in layers if layer not in borrowed}
-    home_nodes = {layer: next((p.device for p in own.parameters()), resident.device) for layer, own in owned.items()}
+    homes = {layer: next((p.device for p in own.parameters()), resident.device) for layer, own in owned.items()}
     try:
         for layer in owned.values():
-            layer.to(resident.device)  # what is parked waits in host memory
+            layer.to(resident.device)  # offloaded layers are in host memory
         yield
     finally:
         for index in borrowed:
             resident.stack[index].to("meta")
-        for index, home in home_nodes.items():
+        for index, home in homes.items():
             owned[index].to(home)
 
 
-def _lend(resident: ResidentLayers, placement: Placement, layers: range) -> list[int]:
-    """Gives the weights of layers to every rank that lacks them; the lowest holder sends.
+def _broadcast_layers(resident: ResidentLayers, placement: Placement, layers: range) -> list[int]:
+    """Broadcasts layers from their lowest holder to every rank that lacks them.
 
     Returns:
         The layers that this rank borrowed.
     """
     rank = dist.get_rank()
     owned = [layer for layer in layers if min(placement[layer]) == rank]
-    manifests = _share_manifests({layer: resident.manifest(layer) for layer in owned})
+    manifests = _gather_manifests({layer: resident.manifest(layer) for layer in owned})
     borrowed = []
     for layer in layers:
         if len(placement[layer]) == dist.get_world_size():
@@ -90,13 +98,16 @@ def _lend(resident: ResidentLayers, placement: Placement, layers: range) -> list
 
 
 def gather_state_dict(resident: ResidentLayers, placement: Placement) -> dict[str, torch.Tensor] | None:
-    """All weights under their original names, in host memory on rank 0; ``None`` on the other ranks.
+    """Gathers all weights under their original names. All ranks call it.
 
-    One layer is under way at a time, so rank 0 needs room for the model in host memory only.
+    One layer is sent at a time, so rank 0 needs memory for the model on the host only.
+
+    Returns:
+        The weights in host memory on rank 0; ``None`` on the other ranks.
     """
     rank = dist.get_rank()
     owners = [min(ranks) for ranks in placement]
-    manifests = _share_manifests(
+    manifests = _gather_manifests(
         {layer: resident.manifest(layer) for layer in range(len(owners)) if owners[layer] == rank}
     )
     state: dict[str, torch.Tensor] = {}

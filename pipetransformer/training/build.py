@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from pipetransformer.autocache.buffer import GIB
 from pipetransformer.autocache.capacity import FeatureFormat
-from pipetransformer.autodp.topology import Position
+from pipetransformer.autodp.topology import Topology
 from pipetransformer.autodp.transition import Transition
 from pipetransformer.autopipe.cluster import Cluster, Link
 from pipetransformer.autopipe.constraints import check_world
@@ -24,12 +24,11 @@ from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.base import OptimizerSpec
 from pipetransformer.planning.planner import Planner
 from pipetransformer.profiling.layers import profile
-from pipetransformer.profiling.network import measure_all_reduces, measure_messages
-from pipetransformer.profiling.schedule_overhead import measure_pass
+from pipetransformer.profiling.network import measure_all_reduces, measure_messages, measure_schedule_overhead
 from pipetransformer.report.reporter import Reporter
 from pipetransformer.runtime.batch import Batch
+from pipetransformer.runtime.context import RankContext
 from pipetransformer.runtime.elastic import ElasticRuntime
-from pipetransformer.runtime.groups import Groups
 from pipetransformer.runtime.precision import PRECISIONS, Precision
 from pipetransformer.training.cache_setup import CacheSetup, open_storage, wants_cache
 from pipetransformer.training.loader import BatchLoader
@@ -78,7 +77,7 @@ def prepare(config: Config, device: torch.device, run_dir: Path, closing: ExitSt
         )
     report.write("phase", message="reading the model")
     precision = PRECISIONS[config.precision]
-    stack = config.model.outline(data.task, data.num_outputs, data.input_shape, config.seed).to(precision.weights)
+    stack = config.model.outline(data.task, data.num_outputs, data.input_shape, config.seed).to(precision.param_dtype)
     config.freeze.check(stack.num_blocks)
     check_world(dist.get_world_size(), len(stack), config.batch_size)
     train, *evaluation = loaders = _loaders(config, data, stack)
@@ -113,24 +112,16 @@ def _open_cache(
         return CacheSetup()
     if _num_draws(config, data) == 0:
         return CacheSetup(notes=[RANDOM])
-    kind = FeatureFormat(loaders[0].hidden_size, PRECISIONS[config.precision].weights, config.cache.storage)
+    kind = FeatureFormat(loaders[0].hidden_size, PRECISIONS[config.precision].param_dtype, config.cache.storage)
     return open_storage(config, stack, loaders, device, kind, run_dir, closing)
 
 
 def _make_runtime(
     config: Config, data: Data, stack: LayerStack, device: torch.device, closing: ExitStack
 ) -> ElasticRuntime:
-    groups = Groups(config.parallel.timeout_s)
-    closing.callback(groups.close)
-    return ElasticRuntime(
-        stack,
-        groups,
-        objective(data.task, data.num_outputs),
-        config.optim.build,
-        config.optim.clip_norm,
-        device,
-        PRECISIONS[config.precision],
-    )
+    context = RankContext.create(device, PRECISIONS[config.precision], config.parallel.timeout_s)
+    goal = objective(data.task, data.num_outputs)
+    return closing.enter_context(ElasticRuntime(stack, goal, config.optim, context))
 
 
 def make_planner(
@@ -145,14 +136,14 @@ def make_planner(
     """
     share = max(2, -(-batch_size // dist.get_world_size()))
     sizes = max(1, share // 4), share
-    small, large = (_whole_batch(loader, len(stack), size).to(device, precision.weights) for size in sizes)
-    measured = profile(stack, (small, large), optim.build, optim.state_factor, device, precision)
+    small, large = (_whole_batch(loader, len(stack), size).to(device, precision.param_dtype) for size in sizes)
+    measured = profile(stack, (small, large), optim, device, precision)
     if storage is not None and storage.cache is not None:
         missing = storage.cache.capacity.missing(loader.source.name)
         measured = replace(measured, cache_read_s_per_byte=storage.mean_read_s_per_byte, cache_miss_rate=missing)
     cluster = _cluster(parallel.device_memory_gib, device)
     schedule_overhead_s = max(
-        0.0, measure_pass(device) - 2 * cluster.link.latency_s
+        0.0, measure_schedule_overhead(device) - 2 * cluster.link.latency_s
     )  # a message up and one back, counted elsewhere
     return Planner(replace(measured, schedule_overhead_s=schedule_overhead_s), cluster, parallel, batch_size)
 
@@ -169,4 +160,4 @@ def _whole_batch(loader: BatchLoader, num_layers: int, size: int) -> Batch:
     """The first samples on one device, as a plan with one stage would see them."""
     whole = Plan(num_frozen=0, cache_level=0, stages=((0, num_layers - 1),), num_replicas=1, num_microbatches=1)
     ids = np.arange(size) % len(loader.split)
-    return loader.batch(ids, whole, Position(replica=0, device=0))[0]
+    return loader.batch(ids, Topology(whole, rank=0))

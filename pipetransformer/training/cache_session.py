@@ -9,7 +9,7 @@ import numpy as np
 
 from pipetransformer.autocache.cache import AutoCache
 from pipetransformer.autodp.sampler import epoch_order
-from pipetransformer.autopipe.plan import Plan, layer_above
+from pipetransformer.autopipe.plan import layer_above
 from pipetransformer.config.names import in_options
 from pipetransformer.errors import FillFailed
 from pipetransformer.planning.timeline import Timeline
@@ -83,7 +83,7 @@ class CacheSession:
         wanted = [(self._train.source, self._samples_to_come(step))]
         wanted += [(loader.source, np.arange(len(loader.split))) for loader in self._evaluation]
         first = layer_above(from_level)
-        with self._runtime.prefix(first, level) as compute:
+        with self._runtime.frozen_forward(first, level) as compute:
             layers = (self._runtime.layer_state(layer) for layer in range(first, level + 1))
             try:
                 filled = cache.advance(level, wanted, compute, layers if cache.capacity.persistent else None)
@@ -121,14 +121,13 @@ class CacheSession:
             return
         compute = None
         if self._cache.capacity.is_partial:
-            compute = self._lent.enter_context(self._runtime.prefix(0, level))
+            compute = self._lent.enter_context(self._runtime.frozen_forward(0, level))
         self._cache.serve(compute)
 
-    def read_ahead(self, batches: Iterable[np.ndarray], plan: Plan) -> None:
+    def read_ahead(self, batches: Iterable[np.ndarray]) -> None:
         """Tells the order of the training samples from here on."""
-        engine = self._runtime.engine
-        if self._cache is not None and engine is not None:
-            self._train.prefetch(batches, plan, engine.position)
+        if self._cache is not None and self._runtime.topology is not None:
+            self._train.prefetch(batches, self._runtime.topology)
 
     def release(self) -> None:
         """Gives back the frozen layers that were kept at hand, and ends reading ahead; other ranks need not come."""

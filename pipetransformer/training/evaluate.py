@@ -24,21 +24,17 @@ def evaluate(runtime: ElasticRuntime, loader: BatchLoader, batch_size: int) -> d
 
 
 def _predictions(runtime: ElasticRuntime, loader: BatchLoader, batch_size: int) -> Predictions:
-    """Ids and predictions of the samples whose outputs this rank computes; empty on all but last stages."""
-    engine = runtime.engine
-    if engine is None:
-        return []
+    """Computes ids and predictions of this rank's samples; empty on all but last stages."""
+    assert runtime.topology is not None
     order = np.arange(len(loader.split))
     own = []
     batches = [batch_ids(order, index, batch_size) for index in range(num_batches(len(order), batch_size))]
-    loader.prefetch(batches, engine.plan, engine.position)
+    loader.prefetch(batches, runtime.topology)
     for global_ids in batches:
-        batch, share = loader.batch(global_ids, engine.plan, engine.position, targets=False)
-        outputs = engine.forward(batch)
-        if outputs is not None:
-            predicted = loader.split.predict(outputs, share.ids.tolist(), loader.padded(global_ids))
-            real = share.weights > 0
-            own.append((share.ids[real], predicted.cpu().numpy()[real]))
+        evaluated = runtime.evaluate(loader, global_ids)
+        if evaluated is not None:
+            predicted = loader.split.predict(evaluated.outputs, evaluated.ids.tolist(), loader.padded(global_ids))
+            own.append((evaluated.ids, predicted.cpu().numpy()))
     return own
 
 

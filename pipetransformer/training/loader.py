@@ -10,8 +10,7 @@ from pipetransformer.autocache.cache import AutoCache
 from pipetransformer.autocache.reader import Request
 from pipetransformer.autocache.source import SampleSource
 from pipetransformer.autodp.sampler import ReplicaBatch, home_nodes, reorder_for_locality, replica_batch
-from pipetransformer.autodp.topology import Position, Topology
-from pipetransformer.autopipe.plan import Plan
+from pipetransformer.autodp.topology import Topology
 from pipetransformer.data.base import Split
 from pipetransformer.runtime.batch import Batch
 from pipetransformer.runtime.rng import sample_keys
@@ -70,43 +69,47 @@ class BatchLoader:
         ids = (numbers % len(self.split)).tolist()
         return self.split.context(ids, None if self.split.lengths is None else num_tokens)
 
-    def prefetch(self, batches: Iterable[np.ndarray], plan: Plan, place: Position | None) -> None:
+    def prefetch(self, batches: Iterable[np.ndarray], topology: Topology) -> None:
         """Tells the cache which global batches are read from here on, if this rank reads it under the plan."""
-        if plan.cache_level and place is not None and place.device == 0:
+        if topology.plan.cache_level and topology.is_first:
             assert self.cache is not None
-            self.cache.prefetch(self._request(ids, plan, place) for ids in batches)
+            self.cache.prefetch(self._request(ids, topology) for ids in batches)
 
-    def _request(self, global_ids: np.ndarray, plan: Plan, place: Position) -> Request:
-        part = self._share(global_ids, plan, place)
+    def _request(self, global_ids: np.ndarray, topology: Topology) -> Request:
+        part = self._replica_batch(global_ids, topology)
         return Request(self.source, self.drawn(part.ids), self._num_tokens(global_ids))
 
-    def _share(self, global_ids: np.ndarray, plan: Plan, place: Position) -> ReplicaBatch:
+    def _replica_batch(self, global_ids: np.ndarray, topology: Topology) -> ReplicaBatch:
+        plan = topology.plan
         if plan.cache_level and self._nodes.count > 1 and self.cache is not None and self.cache.capacity.is_partial:
-            nodes = [self._nodes.of_rank(rank) for rank in Topology(plan, rank=0).reading_ranks]
+            nodes = [self._nodes.of_rank(rank) for rank in topology.reading_ranks]
             global_ids = reorder_for_locality(global_ids, self._homes[global_ids], nodes)
-        return replica_batch(global_ids, place.replica, plan.num_replicas, plan.num_microbatches)
+        return replica_batch(global_ids, topology.replica, plan.num_replicas, plan.num_microbatches)
 
     def _num_tokens(self, global_ids: np.ndarray) -> int:
         return self.padded(global_ids) or int(self.source.lengths[0])
 
-    def batch(
-        self, global_ids: np.ndarray, plan: Plan, place: Position, step: int = 0, targets: bool = True
-    ) -> tuple[Batch, ReplicaBatch]:
-        """This rank's share of a global batch; only what its stage reads is loaded."""
-        part = self._share(global_ids, plan, place)
-        ids, padded = part.ids.tolist(), self.padded(global_ids)
-        num_tokens = self._num_tokens(global_ids)
-        is_last = place.device == plan.pipeline_size - 1
-        batch = Batch(
-            inputs=self._inputs(part.ids, num_tokens, plan) if place.device == 0 else None,
-            context=self.split.context(ids, padded),
-            targets=self.split.targets(ids) if is_last and targets else None,
+    def batch(self, ids: np.ndarray, topology: Topology, step: int = 0, targets: bool = True) -> Batch:
+        """Loads this rank's part of a global batch; only what its stages read.
+
+        Args:
+            ids: Sample ids of the global batch, the same on every rank.
+            topology: This rank's view of the plan; not of an idle rank.
+            step: The optimizer step, for the samples' random streams.
+            targets: Loads the labels on the last stage.
+        """
+        part = self._replica_batch(ids, topology)
+        own, padded, num_tokens = part.ids.tolist(), self.padded(ids), self._num_tokens(ids)
+        return Batch(
+            ids=part.ids,
+            inputs=self._inputs(part.ids, num_tokens, topology.plan.cache_level) if topology.is_first else None,
+            context=self.split.context(own, padded),
+            targets=self.split.targets(own) if topology.is_last and targets else None,
             weights=torch.from_numpy(part.weights.astype(np.float64)),
             keys=sample_keys(self._seed, step, part.ids),
-            hidden_shape=(len(ids), num_tokens, self.hidden_size),
-            num_samples=len(global_ids),
+            hidden_shape=(len(own), num_tokens, self.hidden_size),
+            global_batch_size=len(ids),
         )
-        return batch, part
 
     def padded(self, global_ids: np.ndarray) -> int | None:
         """Tokens to which a global batch is padded, equal on every rank whatever its share; ``None`` for images."""
@@ -116,8 +119,8 @@ class BatchLoader:
         longest = int(lengths[global_ids].max())
         return min(-(-longest // LENGTH_STEP) * LENGTH_STEP, int(lengths.max()))
 
-    def _inputs(self, ids: np.ndarray, num_tokens: int, plan: Plan) -> Tensor:
-        if plan.cache_level:
+    def _inputs(self, ids: np.ndarray, num_tokens: int, cache_level: int) -> Tensor:
+        if cache_level:
             assert self.cache is not None
             return self.cache.read(Request(self.source, self.drawn(ids), num_tokens))
         return self.split.inputs(ids.tolist(), None if self.split.lengths is None else num_tokens)

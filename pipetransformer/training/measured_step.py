@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from pipetransformer.autodp.topology import position
+from pipetransformer.autodp.topology import Topology
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.report.trace import Event, pass_name
 from pipetransformer.runtime.tracing import Span
@@ -91,10 +91,8 @@ class _MeasuredStep:
         return span.kind != "backward" or self._plan.stages[span.stage][1] >= self._plan.first_active_layer
 
     def _key(self, rank: int, span: Span) -> Key:
-        place = position(self._plan, rank)
-        assert place is not None, f"rank {rank} is idle and noted {span}"
         kind = "backward" if span.kind == "all-reduce" else span.kind
-        return place.replica, kind, span.stage, span.microbatch
+        return Topology(self._plan, rank).replica, kind, span.stage, span.microbatch
 
     def _name(self, span: Span, stage: int) -> str:
         return pass_name(span.kind == "forward", span.microbatch, stage, self._plan.stages_per_rank)

@@ -4,8 +4,7 @@ from typing import Any
 
 from pipetransformer.planning.timeline import Timeline
 from pipetransformer.report.reporter import Reporter
-from pipetransformer.runtime.elastic import ElasticRuntime
-from pipetransformer.runtime.results import StepResult
+from pipetransformer.runtime.elastic import ElasticRuntime, StepResult
 
 
 class StepLog:

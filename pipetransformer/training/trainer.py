@@ -19,8 +19,8 @@ from pipetransformer.planning.history import RunHistory
 from pipetransformer.planning.state import TrainState
 from pipetransformer.planning.timeline import Timeline
 from pipetransformer.report.reporter import Reporter
-from pipetransformer.runtime.results import StepResult
-from pipetransformer.runtime.signals import broadcast_from_rank0
+from pipetransformer.runtime.elastic import StepResult
+from pipetransformer.runtime.groups import broadcast_from_rank0
 from pipetransformer.training import interrupt
 from pipetransformer.training.build import RunComponents
 from pipetransformer.training.cache_session import CacheSession
@@ -149,18 +149,14 @@ class Trainer:
     def _prefetch(self, order: np.ndarray, index: int) -> None:
         """Announces the batches from here to the end of the epoch, or to the next transition."""
         coming = range(index, self.timeline.steps_per_epoch)
-        self.cache_session.read_ahead((batch_ids(order, later, self.config.batch_size) for later in coming), self.plan)
+        self.cache_session.read_ahead(batch_ids(order, later, self.config.batch_size) for later in coming)
         self._prefetching = True
 
     def _train_step(self, ids: np.ndarray) -> StepResult:
         state, start, waited_s = self.state, time.perf_counter(), self.cache_session.waited_s
-        engine = self.runtime.engine
-        batch = None
-        if engine is not None:
-            batch, _ = self.components.train.batch(ids, self.plan, engine.position, state.step)
         rate = self.config.optim.rate(state.step, self.timeline.num_steps)
         try:
-            result = self.runtime.step(batch, rate)
+            result = self.runtime.train_step(self.components.train, ids, state.step, rate)
         except NotFinite as error:
             self._log.flush()
             raise Diverged(self._advice(rate, error)) from error

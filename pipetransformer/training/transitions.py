@@ -10,9 +10,8 @@ from pipetransformer.planning.history import PlanRecord, RunHistory, plan_dict
 from pipetransformer.planning.planner import Planner, RemainingRun
 from pipetransformer.planning.timeline import Timeline
 from pipetransformer.report.reporter import Reporter
-from pipetransformer.runtime.elastic import ElasticRuntime
-from pipetransformer.runtime.results import TransitionReport
-from pipetransformer.runtime.signals import broadcast_from_rank0
+from pipetransformer.runtime.elastic import ElasticRuntime, TransitionReport
+from pipetransformer.runtime.groups import broadcast_from_rank0
 from pipetransformer.training.cache_session import CacheSession
 
 

@@ -1,10 +1,11 @@
-"""The links are measured where there are any, and alike on every rank."""
+"""Links and a pipeline's bookkeeping are measured where there are any, and alike on every rank."""
 
 import pytest
+import torch
 from support.links import BYTES_PER_S, links
 from support.pool import Pool
 
-from pipetransformer.profiling.network import FREE
+from pipetransformer.profiling.network import FREE, measure_schedule_overhead
 
 LATENCY_S = 0.02
 
@@ -26,3 +27,14 @@ def test_the_links_between_nodes_are_told_from_those_within(pool: Pool) -> None:
         assert between[0] >= LATENCY_S
         assert BYTES_PER_S / 2 < between[1] < BYTES_PER_S
         assert within[1] > between[1]
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_every_rank_hears_the_same_overhead_of_a_schedule(world: int, pool: Pool) -> None:
+    seconds = pool.run(world, measure_schedule_overhead, torch.device("cpu"))
+    assert len(set(seconds)) == 1
+    assert 0 < seconds[0] < 1
+
+
+def test_one_rank_has_no_pipeline(pool: Pool) -> None:
+    assert pool.run(1, measure_schedule_overhead, torch.device("cpu")) == [0.0]

@@ -1,7 +1,6 @@
 import pytest
 
-from pipetransformer.runtime.loss_scale import GROWTH_INTERVAL, INITIAL, LARGEST, LossScale
-from pipetransformer.runtime.precision import PRECISIONS
+from pipetransformer.runtime.precision import GROWTH_INTERVAL, INITIAL_SCALE, MAX_SCALE, PRECISIONS, LossScale
 
 
 def after(scale: LossScale, num_good_steps: int) -> float:
@@ -12,18 +11,18 @@ def after(scale: LossScale, num_good_steps: int) -> float:
 
 def test_the_scale_doubles_after_good_steps_in_a_row() -> None:
     scale = LossScale(PRECISIONS["float16"])
-    assert after(scale, GROWTH_INTERVAL - 1) == INITIAL
-    assert after(scale, 1) == 2 * INITIAL
-    assert after(scale, GROWTH_INTERVAL - 1) == 2 * INITIAL
+    assert after(scale, GROWTH_INTERVAL - 1) == INITIAL_SCALE
+    assert after(scale, 1) == 2 * INITIAL_SCALE
+    assert after(scale, GROWTH_INTERVAL - 1) == 2 * INITIAL_SCALE
     scale.shrink()
-    assert (scale.value, scale.num_skipped) == (INITIAL, 1)
-    assert after(scale, GROWTH_INTERVAL - 1) == INITIAL, "the count begins anew"
-    assert after(scale, 1) == 2 * INITIAL
+    assert (scale.value, scale.num_skipped) == (INITIAL_SCALE, 1)
+    assert after(scale, GROWTH_INTERVAL - 1) == INITIAL_SCALE, "the count begins anew"
+    assert after(scale, 1) == 2 * INITIAL_SCALE
 
 
 def test_the_scale_has_bounds() -> None:
     scale = LossScale(PRECISIONS["float16"])
-    assert after(scale, 20 * GROWTH_INTERVAL) == LARGEST
+    assert after(scale, 20 * GROWTH_INTERVAL) == MAX_SCALE
     while not scale.is_lowest:
         scale.shrink()
     assert scale.value == 1
@@ -37,4 +36,4 @@ def test_other_precisions_are_not_scaled(name: str) -> None:
 
 
 def test_norms_are_those_of_the_loss_without_the_scale() -> None:
-    assert LossScale(PRECISIONS["float16"]).unscaled([INITIAL**2 * 9.0, 0.0]) == [9.0, 0.0]
+    assert LossScale(PRECISIONS["float16"]).unscaled([INITIAL_SCALE**2 * 9.0, 0.0]) == [9.0, 0.0]

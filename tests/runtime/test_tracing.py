@@ -14,7 +14,7 @@ def test_outside_a_recording_nothing_happens() -> None:
     with recorder.recording():
         pass
     assert recorder.span("forward") is NOTHING
-    assert recorder.backward(0, LAYER, averages=True) is NOTHING
+    assert recorder.backward(0, LAYER, all_reduces=True) is NOTHING
     assert recorder.extending(abs)(-1) == 1
 
 
@@ -23,7 +23,7 @@ def test_what_is_run_is_noted_with_its_place_in_order() -> None:
     with recorder.recording() as spans:
         with recorder.span("forward", 1, 2):
             pass
-        with recorder.backward(2, LAYER, averages=True):
+        with recorder.backward(2, LAYER, all_reduces=True):
             pass
         with recorder.span("optimizer"):
             pass

@@ -75,7 +75,7 @@ class Case:
 
     def stack(self) -> LayerStack:
         stack = copy.deepcopy(_stack(Case(self.kind, self.folder, self.dropout, width=self.width)))
-        return stack.to(PRECISIONS[self.precision].weights)
+        return stack.to(PRECISIONS[self.precision].param_dtype)
 
     def objective(self) -> Objective:
         if self.kind == "bert_mlm":

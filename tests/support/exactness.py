@@ -27,7 +27,7 @@ def assert_near(elastic: Trace, reference: Trace, case: Case, num_steps: float) 
         case: In mixed precision.
         num_steps: A step is 2^-7 of a number in bfloat16, 2^-10 in float16.
     """
-    products = PRECISIONS[case.precision].products
+    products = PRECISIONS[case.precision].compute_dtype
     assert products is not None
     share = num_steps * torch.finfo(products).eps
     torch.testing.assert_close(elastic.losses, reference.losses, rtol=share, atol=0)

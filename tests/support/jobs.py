@@ -17,7 +17,7 @@ from pipetransformer.config.compose import load, register
 from pipetransformer.config.names import in_options
 from pipetransformer.config.options import Config
 from pipetransformer.profiling.layers import profile
-from pipetransformer.runtime import loss_scale
+from pipetransformer.runtime import precision
 from pipetransformer.training import build as setup
 from pipetransformer.training.run import run_rank
 from support.pool import Pool
@@ -67,7 +67,7 @@ def loaded(*overrides: str) -> Config:
 
 def run_job(
     pool: Pool, world_size: int, folder: Path, *overrides: str, made_up_times: bool = False,
-    first_loss_scale: float = loss_scale.INITIAL,
+    first_loss_scale: float = precision.INITIAL_SCALE,
 ) -> Job:  # fmt: skip
     """Runs on ``world_size`` ranks; what the user can mend comes back in :attr:`Job.error`."""
     folder.mkdir(parents=True)
@@ -77,14 +77,14 @@ def run_job(
 
 
 def play(
-    overrides: tuple[str, ...], folder: Path, made_up_times: bool, first_loss_scale: float = loss_scale.INITIAL
+    overrides: tuple[str, ...], folder: Path, made_up_times: bool, first_loss_scale: float = precision.INITIAL_SCALE
 ) -> str:
     """One rank of a run, in a world that is open; gives what the user can mend."""
     try:
         with (
             _without_network(),
             with_made_up_times() if made_up_times else _measured_times(),
-            mock.patch.object(loss_scale, "INITIAL", first_loss_scale),
+            mock.patch.object(precision, "INITIAL_SCALE", first_loss_scale),
         ):
             run_rank(loaded(*overrides), folder, torch.device("cpu"), {}, None)
     except ValueError as error:
@@ -119,7 +119,7 @@ def with_made_up_times() -> Iterator[None]:
         mock.patch("pipetransformer.profiling.layers.NUM_REPEATS", 1),
         mock.patch.object(setup, "measure_messages", return_value=((1e-3, 1e12), None)),
         mock.patch.object(setup, "measure_all_reduces", return_value=((1e-3, 1e12), None)),
-        mock.patch.object(setup, "measure_pass", return_value=0.0),
+        mock.patch.object(setup, "measure_schedule_overhead", return_value=0.0),
     ):
         yield
 

@@ -8,7 +8,7 @@ from torch.distributed.pipelining import ScheduleLoopedBFS
 
 from pipetransformer.autopipe.layout import Layout
 from pipetransformer.autopipe.schedules import SCHEDULES, Moments, Pass, Schedule
-from pipetransformer.runtime.engine import TORCH_SCHEDULES
+from pipetransformer.runtime.schedules import TORCH_SCHEDULES
 
 
 class LoopedBFS(Schedule):

@@ -1,4 +1,4 @@
-"""What a rank reads and holds of a model that no rank shall hold whole."""
+"""Watches what a rank reads and holds of a model that no rank shall hold whole."""
 
 import weakref
 from collections.abc import Iterable, Iterator
@@ -17,8 +17,8 @@ from pipetransformer.models.huggingface import HuggingFaceModel
 from pipetransformer.models.stack import Layer
 from pipetransformer.profiling.layers import profile
 from pipetransformer.runtime.batch import Batch
+from pipetransformer.runtime.context import RankContext
 from pipetransformer.runtime.elastic import ElasticRuntime
-from pipetransformer.runtime.groups import Groups
 from pipetransformer.runtime.precision import PRECISIONS
 from pipetransformer.runtime.rng import sample_keys
 from support.cases import OPTIMIZERS, SEED, Case
@@ -46,22 +46,22 @@ class Started:
 
 def start(case: Case, folder: Path, num_outputs: int, plan: Plan) -> Started:
     """Measures the layers of the encoder in ``folder`` and goes to a plan; every rank calls it."""
-    seen, groups, spec = Started(), Groups(60), OPTIMIZERS[case.optimizer]
+    seen, spec, precision = Started(), OPTIMIZERS[case.optimizer], PRECISIONS["float32"]
     stack = HuggingFaceModel(name=str(folder)).outline(case.task, num_outputs, (), SEED)
     with _watched(seen):
-        profile(stack, (_batch(1), _batch(2)), spec.build, 2.0, CPU, PRECISIONS["float32"])
+        profile(stack, (_batch(1), _batch(2)), spec, CPU, precision)
         seen.most_bytes_measuring, seen.most_bytes = seen.most_bytes, 0
         seen.read.clear()
-        runtime = ElasticRuntime(stack, groups, case.objective(), spec.build, None, CPU, PRECISIONS["float32"])
-        runtime.apply_plan(plan)
+        with ElasticRuntime(stack, case.objective(), spec, RankContext.create(CPU, precision, 60)) as runtime:
+            runtime.apply_plan(plan)
     seen.held = runtime.resident.held()
-    groups.close()
     return seen
 
 
 def _batch(size: int) -> Batch:
-    keys = sample_keys(SEED, 0, np.arange(size))
-    return Batch(torch.ones(size, 4, dtype=torch.int64), {}, None, torch.ones(size), keys, (), size)
+    ids = np.arange(size)
+    keys = sample_keys(SEED, 0, ids)
+    return Batch(ids, torch.ones(size, 4, dtype=torch.int64), {}, None, torch.ones(size), keys, (), size)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What a rank takes under a plan, predicted and counted."""
+"""The memory of a rank under a plan, predicted and counted."""
 
 import weakref
 from typing import Any
@@ -8,12 +8,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from pipetransformer.autodp.topology import position
+from pipetransformer.autodp.topology import Topology
 from pipetransformer.autopipe.memory import device_memory_bytes
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.config.options import Parallel
-from pipetransformer.profiling.live_bytes import LiveBytes
-from pipetransformer.runtime.parts import local_part
+from pipetransformer.profiling.memory import LiveBytes
+from pipetransformer.runtime.fsdp import local_part
 from pipetransformer.runtime.precision import PRECISIONS
 from pipetransformer.training.build import make_planner
 from support.cases import OPTIMIZERS, Case
@@ -48,9 +48,8 @@ def predicted_and_measured(case: Case, plan: Plan, folder: str) -> tuple[int, in
         planner = make_planner(
             case.stack(), loader, spec, Parallel(), case.batch_size, runtime.device, PRECISIONS[case.precision]
         )
-    place = position(plan, dist.get_rank())
-    assert place is not None
-    predicted = device_memory_bytes(planner.profile, plan, case.batch_size)[place.device]
+    device = Topology(plan, dist.get_rank()).device
+    predicted = device_memory_bytes(planner.profile, plan, case.batch_size)[device]
     with ResizedBytes() if plan.fsdp else LiveBytes() as live:
         for _, tensor in runtime.resident.stack.named_parameters():
             live.add(tensor)

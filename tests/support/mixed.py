@@ -10,12 +10,12 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pipetransformer.autodp.topology import Position
+from pipetransformer.autodp.topology import Topology
 from pipetransformer.autopipe.cost import LayerProfile
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.errors import NotFinite
 from pipetransformer.profiling.layers import profile
-from pipetransformer.runtime import signals
+from pipetransformer.runtime import gradients
 from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.runtime.precision import PRECISIONS
 from pipetransformer.training.loader import BatchLoader
@@ -52,7 +52,7 @@ def steps_with_overflow(case: Case, plans: Plans, folder: str, ranks: dict[int, 
 
 def steps_alone(case: Case, plans: Plans, folder: str, ranks: dict[int, int]) -> list[Step]:
     """The same, with ranks that hear nothing of each other's gradients."""
-    with mock.patch.object(signals, "all_reduce_squared_norms", lambda squared, pipeline: squared.tolist()):
+    with mock.patch.object(gradients, "all_reduce_squared_norms", lambda squared, pipeline: squared.tolist()):
         return steps_with_overflow(case, plans, folder, ranks)
 
 
@@ -115,7 +115,6 @@ def measured_layers(case: Case) -> tuple[LayerProfile, ...]:
     loader = BatchLoader(case.split(), stack.hidden_shape, SEED)
     whole = plan(0, 0, [HEAD], 1, 1)
     small, large = (
-        loader.batch(np.arange(size), whole, Position(replica=0, device=0))[0].to(CPU, precision.weights)
-        for size in (2, 4)
+        loader.batch(np.arange(size), Topology(whole, rank=0)).to(CPU, precision.param_dtype) for size in (2, 4)
     )
-    return profile(stack, (small, large), spec.build, spec.state_factor, CPU, precision).layers
+    return profile(stack, (small, large), spec, CPU, precision).layers

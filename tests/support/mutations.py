@@ -11,30 +11,29 @@ from torch import Tensor, nn
 from pipetransformer.autocache.cache import AutoCache, Filled
 from pipetransformer.autocache.reader import FeatureReader, Request
 from pipetransformer.models.stack import LayerStack
-from pipetransformer.runtime import signals
+from pipetransformer.runtime import gradients
 from pipetransformer.runtime.batch import Batch
 from pipetransformer.runtime.engine import Engine
-from pipetransformer.runtime.loss_scale import LossScale
-from pipetransformer.runtime.precision import Precision
+from pipetransformer.runtime.gradients import TiedWeights
+from pipetransformer.runtime.precision import LossScale, Precision
 from pipetransformer.runtime.resident import ResidentLayers
-from pipetransformer.runtime.stage import Stage
-from pipetransformer.runtime.tied import TiedWeights
+from pipetransformer.runtime.stage import ParametersByLayer, Stage
 from support.cases import Case
 from support.trainings import Plans, Trace, train_elastic
 
-_advance, _read, _weighted_targets = AutoCache.advance, FeatureReader.read, Batch.weighted_targets
+_advance, _read, _loss_targets = AutoCache.advance, FeatureReader.read, Batch.loss_targets
 _unpack = ResidentLayers.unpack
-_batch_to, _clip, _train, _run = Batch.to, signals.unscale_and_clip, Stage.train, Precision.run
+_batch_to, _clip, _train, _run = Batch.to, gradients.unscale_and_clip, Stage.train, Precision.run_layer
 
 
-def _mean_of_the_share(self: Engine, output: Tensor, weighted_targets: Tensor) -> Tensor:
-    per_sample = self._objective.loss(output, weighted_targets[:, :-1].squeeze(1))
+def _mean_of_the_share(self: Engine, output: Tensor, loss_targets: Tensor) -> Tensor:
+    per_sample = self._objective.loss(output, loss_targets[:, :-2].squeeze(1))
     return per_sample.mean() / self.plan.num_microbatches
 
 
-def _padding_counts(self: Batch) -> Tensor | None:
+def _padding_counts(self: Batch, factor: float) -> Tensor | None:
     self.weights = torch.ones_like(self.weights)
-    return _weighted_targets(self)
+    return _loss_targets(self, factor)
 
 
 def _keys_by_rank(self: Batch, device: torch.device, dtype: torch.dtype) -> Batch:
@@ -42,7 +41,9 @@ def _keys_by_rank(self: Batch, device: torch.device, dtype: torch.dtype) -> Batc
     return _batch_to(self, device, dtype)
 
 
-def _clip_by_stage(parameters: signals.ByLayer, total_norm: float, clip_norm: float | None, loss_scale: float) -> None:
+def _clip_by_stage(
+    parameters: ParametersByLayer, total_norm: float, clip_norm: float | None, loss_scale: float
+) -> None:
     own = torch.nn.utils.get_total_norm([p.grad for layer in parameters.values() for p in layer if p.grad is not None])
     _clip(parameters, float(own), clip_norm, loss_scale)
 
@@ -69,15 +70,19 @@ def _key_stays(self: AutoCache, level: int, *arguments: Any) -> Filled:
     return Filled(0, 0)
 
 
+def _run_in_param_dtype(self: Precision, layer: nn.Module, x: Tensor, context: dict[str, Any]) -> Tensor:
+    return layer(x, **context)
+
+
 def _run_rounded(self: Precision, layer: nn.Module, x: Tensor, context: dict[str, Any]) -> Tensor:
-    return _run(self, layer, x, context).to(self.products).to(self.weights)
+    return _run(self, layer, x, context).to(self.compute_dtype).to(self.param_dtype)
 
 
 def _still_scaled(self: LossScale, squared_norms: list[float]) -> list[float]:
     return squared_norms
 
 
-def _clip_scaled(parameters: signals.ByLayer, total_norm: float, clip_norm: float | None, loss_scale: float) -> None:
+def _clip_scaled(parameters: ParametersByLayer, total_norm: float, clip_norm: float | None, loss_scale: float) -> None:
     _clip(parameters, total_norm, clip_norm, 1.0)
 
 
@@ -90,15 +95,15 @@ def _all_parameters(self: LayerStack, layer: int, *_: int) -> list[torch.nn.Para
 
 
 MUTATIONS: dict[str, Callable[[], Any]] = {
-    "each replica takes the mean of its own share": lambda: mock.patch.object(
-        Engine, "_scaled_loss", _mean_of_the_share
-    ),
-    "padded rows count in the loss": lambda: mock.patch.object(Batch, "weighted_targets", _padding_counts),
+    "each replica takes the mean of its own share": lambda: mock.patch.object(Engine, "_loss", _mean_of_the_share),
+    "padded rows count in the loss": lambda: mock.patch.object(Batch, "loss_targets", _padding_counts),
     "optimizer state stays behind": lambda: mock.patch.object(ResidentLayers, "restore_optimizer_state"),
     "moved weights are not those that were sent": lambda: mock.patch.object(ResidentLayers, "unpack", _weights_drift),
-    "gradients are clipped by the norm of the stage": lambda: mock.patch.object(signals, "clip", _clip_by_stage),
+    "gradients are clipped by the norm of the stage": lambda: mock.patch.object(
+        gradients, "unscale_and_clip", _clip_by_stage
+    ),
     "norms are those of the part that a rank has": lambda: mock.patch.object(
-        signals, "all_reduce_squared_norms", _norms_of_the_own_part
+        gradients, "all_reduce_squared_norms", _norms_of_the_own_part
     ),
     "features lose precision in the cache": lambda: mock.patch.object(FeatureReader, "read", _half_precision),
     "dropout depends on the rank": lambda: mock.patch.object(Batch, "to", _keys_by_rank),
@@ -111,7 +116,7 @@ CACHED_MUTATIONS: dict[str, Callable[[], Any]] = {
 """What a training with too little room notices."""
 
 TIED_MUTATIONS: dict[str, Callable[[], Any]] = {
-    "the copies' gradients are not summed": lambda: mock.patch.object(TiedWeights, "add_up"),
+    "the copies' gradients are not summed": lambda: mock.patch.object(TiedWeights, "all_reduce"),
     "a shared weight counts in the norm of each layer": lambda: mock.patch.object(
         LayerStack, "own_parameters", _all_parameters
     ),
@@ -124,12 +129,14 @@ TIED_MUTATIONS: dict[str, Callable[[], Any]] = {
 
 MIXED_MUTATIONS: dict[str, tuple[str, Callable[[], Any]]] = {
     "products have the type of the weights": (
-        "bfloat16", lambda: mock.patch.object(Precision, "run", lambda self, layer, x, context: layer(x, **context)),
+        "bfloat16", lambda: mock.patch.object(Precision, "run_layer", _run_in_param_dtype),
     ),
-    "what leaves a layer is rounded": ("bfloat16", lambda: mock.patch.object(Precision, "run", _run_rounded)),
+    "what leaves a layer is rounded": ("bfloat16", lambda: mock.patch.object(Precision, "run_layer", _run_rounded)),
     "casts of weights outlive the optimizer's step": ("bfloat16", lambda: torch.autocast("cpu", enabled=False)),
     "the loss scale stays in the norms": ("float16", lambda: mock.patch.object(LossScale, "unscaled", _still_scaled)),
-    "the loss scale stays in the gradients": ("float16", lambda: mock.patch.object(signals, "clip", _clip_scaled)),
+    "the loss scale stays in the gradients": (
+        "float16", lambda: mock.patch.object(gradients, "unscale_and_clip", _clip_scaled),
+    ),
 }  # fmt: skip
 """What to break in mixed precision, and in which."""
 

@@ -1,4 +1,4 @@
-"""What a rank does and holds under given plans."""
+"""Observes a rank under given plans."""
 
 import os
 from collections import Counter
@@ -10,10 +10,9 @@ import torch
 import torch.distributed as dist
 
 from pipetransformer.errors import NotFinite
-from pipetransformer.runtime.elastic import ElasticRuntime
-from pipetransformer.runtime.groups import Groups
-from pipetransformer.runtime.parts import local_part
-from pipetransformer.runtime.results import StepResult
+from pipetransformer.runtime.elastic import ElasticRuntime, StepResult
+from pipetransformer.runtime.fsdp import local_part
+from pipetransformer.runtime.groups import ProcessGroups
 from pipetransformer.training.evaluate import evaluate
 from pipetransformer.training.loader import BatchLoader
 from support.cases import Case
@@ -53,9 +52,7 @@ def observe(case: Case, plans: Plans, folder: str) -> Seen:
 
 
 def one_step(runtime: ElasticRuntime, loader: BatchLoader, case: Case, step: int) -> StepResult:
-    engine = runtime.engine
-    batch = loader.batch(ids_of(case, step), engine.plan, engine.position, step)[0] if engine else None
-    return runtime.step(batch, rate(step))
+    return runtime.train_step(loader, ids_of(case, step), step, rate(step))
 
 
 def _has_state(runtime: ElasticRuntime, layer: int) -> bool:
@@ -70,7 +67,7 @@ def poisoned_step(case: Case, plans: Plans, folder: str) -> tuple[str, bool]:
     held = {n: local_part(p.detach()) for n, p in runtime.resident.stack.named_parameters() if not p.is_meta}
     before = {name: tensor.clone() for name, tensor in held.items()}
     engine, message = runtime.engine, ""
-    batch = loader.batch(np.arange(case.batch_size), engine.plan, engine.position, 0)[0] if engine else None
+    batch = loader.batch(np.arange(case.batch_size), engine.topology) if engine else None
     if batch is not None and batch.inputs is not None and dist.get_rank() == 0:
         batch.inputs[0] = float("nan")
     try:
@@ -106,7 +103,7 @@ def many_transitions(case: Case, plans: Plans, folder: str, counts: tuple[int, i
     return seen
 
 
-def _resources(groups: Groups) -> Resources:
+def _resources(groups: ProcessGroups) -> Resources:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     own = Path("/proc/self")
     return Resources(

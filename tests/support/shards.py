@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from pipetransformer.autopipe.plan import Plan
-from pipetransformer.runtime.parts import local_part
+from pipetransformer.runtime.fsdp import local_part
 from support.cases import Case
 from support.observations import one_step
 from support.trainings import build
@@ -31,7 +31,7 @@ def held_bytes(case: Case, plan: Plan) -> Held:
     engine, optimizer = runtime.engine, runtime.optimizer
     assert engine is not None
     assert optimizer is not None
-    engine.step(loader.batch(np.arange(case.batch_size), plan, engine.position, 1)[0], loss_scale=1.0)
+    engine.step(loader.batch(np.arange(case.batch_size), engine.topology, step=1), loss_scale=1.0)
     parameters = list(runtime.resident.stack.parameters())
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     moments = [value for state in optimizer.state.values() for value in state.values() if value.ndim]

@@ -11,7 +11,7 @@ import torch
 from pipetransformer.planning.history import RunHistory
 from pipetransformer.planning.state import TrainState
 from pipetransformer.report.reporter import Reporter, Sink, Values
-from pipetransformer.runtime.loss_scale import LossScale
+from pipetransformer.runtime.precision import LossScale
 from pipetransformer.training.build import prepare
 from pipetransformer.training.trainer import Trainer
 from support.jobs import loaded

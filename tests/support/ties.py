@@ -4,11 +4,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pipetransformer.autodp.topology import position
+from pipetransformer.autodp.topology import Topology
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.models.stack import Layer, LayerStack
-from pipetransformer.runtime.groups import Groups
-from pipetransformer.runtime.tied import TiedWeights, tied_groups
+from pipetransformer.runtime.gradients import TiedWeights, tied_layers
+from pipetransformer.runtime.groups import ProcessGroups
 
 SHARING, TAKES_NO_PART = (0, 2, 4), 2
 
@@ -27,13 +27,12 @@ def stack() -> LayerStack:
 
 def added_up(plan: Plan) -> dict[int, Tensor]:
     """The gradient of each copy on this rank, by layer; one copy had none."""
-    tied, groups = stack(), Groups(60)
-    groups.prepare(tied_groups(tied, plan))
-    place = position(plan, dist.get_rank())
-    assert place is not None
-    copies = {layer: tied[layer].by_name()["weight"] for layer in SHARING if layer in plan.device_layers(place.device)}
+    tied, groups = stack(), ProcessGroups(60)
+    topology = Topology(plan, dist.get_rank())
+    resolved = groups.resolve(topology, "cpu", tied_layers(tied, plan))
+    copies = {layer: tied[layer].by_name()["weight"] for layer in SHARING if layer in topology.layers}
     for layer, parameter in copies.items():
-        parameter.grad = None if layer == TAKES_NO_PART else gradient(layer, place.replica)
-    TiedWeights(tied, plan, place, groups).add_up()
+        parameter.grad = None if layer == TAKES_NO_PART else gradient(layer, topology.replica)
+    TiedWeights(tied, resolved).all_reduce()
     groups.close()
     return {layer: parameter.grad for layer, parameter in copies.items() if parameter.grad is not None}

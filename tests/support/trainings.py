@@ -22,11 +22,11 @@ from pipetransformer.data.base import QUESTION_ANSWERING, Split
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.planning.timeline import Timeline
 from pipetransformer.report.reporter import Reporter
-from pipetransformer.runtime.elastic import ElasticRuntime
-from pipetransformer.runtime.groups import Groups
-from pipetransformer.runtime.parts import gather
+from pipetransformer.runtime.context import RankContext
+from pipetransformer.runtime.elastic import ElasticRuntime, TransitionReport
+from pipetransformer.runtime.fsdp import gather
+from pipetransformer.runtime.groups import ProcessGroups
 from pipetransformer.runtime.precision import PRECISIONS, Precision
-from pipetransformer.runtime.results import TransitionReport
 from pipetransformer.runtime.rng import PerSampleRng, sample_keys
 from pipetransformer.training.cache_session import CacheSession
 from pipetransformer.training.communicator import WorldCommunicator
@@ -62,7 +62,7 @@ class CachedFeed(BatchLoader):
 
     def __init__(self, case: Case, runtime: ElasticRuntime, folder: Path) -> None:
         super().__init__(case.split(), runtime.resident.stack.hidden_shape, SEED)
-        kind = FeatureFormat(self.hidden_size, runtime.precision.weights)
+        kind = FeatureFormat(self.hidden_size, runtime.precision.param_dtype)
         whole = bytes_needed(self.source.lengths, kind.codec().row_bytes, SHARD_SIZE)
         budgets = Budgets(*(int(share * whole) for share in case.cache_shares))
         capacity = CacheCapacity([self.source], kind, budgets, persistent=False)
@@ -77,16 +77,17 @@ class CachedFeed(BatchLoader):
         self.cache.close()
 
 
-def build(case: Case, folder: str) -> tuple[ElasticRuntime, CachedFeed, Groups]:
-    spec, groups, precision = OPTIMIZERS[case.optimizer], Groups(60), PRECISIONS[case.precision]
+def build(case: Case, folder: str) -> tuple[ElasticRuntime, CachedFeed, ProcessGroups]:
+    spec, precision = OPTIMIZERS[case.optimizer], PRECISIONS[case.precision]
     device = torch.device(case.device, dist.get_rank() if case.device == "cuda" else None)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    runtime = ElasticRuntime(case.stack(), groups, case.objective(), spec.build, spec.clip_norm, device, precision)
+    context = RankContext.create(device, precision, timeout_s=60)
+    runtime = ElasticRuntime(case.stack(), case.objective(), spec, context)
     if precision.scales_loss:
         runtime.loss_scale.value = case.loss_scale
     loader = CachedFeed(case, runtime, Path(folder))
-    return runtime, loader, groups
+    return runtime, loader, context.groups
 
 
 def train_elastic(case: Case, plans: Plans, cache_folder: str | None = None) -> Trace:
@@ -96,10 +97,7 @@ def train_elastic(case: Case, plans: Plans, cache_folder: str | None = None) -> 
     for step in range(case.num_steps):
         if step in plans:
             go(runtime, loader, plans[step], step)
-        batch = None
-        if runtime.engine is not None:
-            batch, _ = loader.batch(ids_of(case, step), runtime.engine.plan, runtime.engine.position, step)
-        result = runtime.step(batch, rate(step))
+        result = runtime.train_step(loader, ids_of(case, step), step, rate(step))
         trace.losses.append(result.loss)
         trace.norms.append(result.total_norm)
         trace.ties_hold &= copies_are_equal(runtime)
@@ -185,7 +183,7 @@ def _reference(case: Case, frozen_from: tuple[tuple[int, int], ...], num_microba
     frozen = dict(frozen_from)
     stack, spec, precision = case.stack(), OPTIMIZERS[case.optimizer], PRECISIONS[case.precision]
     by_layer = [list(stack[index].by_name()) for index in range(len(stack))]
-    if case.dropout or precision.products:
+    if case.dropout or precision.compute_dtype:
         _tie(stack)
         parameters = {name: p for index in range(len(stack)) for name, p in stack[index].by_name().items()}
         forward = _by_layers(stack, precision)
@@ -216,7 +214,7 @@ def _reference(case: Case, frozen_from: tuple[tuple[int, int], ...], num_microba
             group["lr"] = rate(step)
         optimizer.zero_grad()
         trace.losses.append(0.0)
-        inputs, context = _read(split, ids, precision.weights)
+        inputs, context = _read(split, ids, precision.param_dtype)
         keys, targets = sample_keys(SEED, step, ids), split.targets(ids.tolist())
         for rows in torch.arange(len(ids)).chunk(num_microbatches):
             output = forward(inputs[rows], {name: t[rows] for name, t in context.items()}, keys[rows], num_frozen)
@@ -271,10 +269,10 @@ def _by_layers(stack: LayerStack, precision: Precision) -> Forward:
     def forward(x: Tensor, context: dict[str, Tensor], keys: Tensor, num_frozen: int) -> Tensor:
         for index in range(len(stack)):
             layer = stack[index].train(not (num_frozen and index <= num_frozen))
-            products = precision.products
+            products = precision.compute_dtype
             with torch.autocast("cpu", products) if products else nullcontext(), PerSampleRng(keys, index):
                 x = layer(x, **context)
-            x = x.to(precision.weights)
+            x = x.to(precision.param_dtype)
         return x
 
     return forward

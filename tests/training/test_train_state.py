@@ -9,8 +9,7 @@ from support.states import Run, run_through_json
 
 from pipetransformer.planning.history import RunHistory
 from pipetransformer.planning.state import TrainState
-from pipetransformer.runtime.loss_scale import LossScale
-from pipetransformer.runtime.precision import PRECISIONS
+from pipetransformer.runtime.precision import PRECISIONS, LossScale
 
 COMMON = (  # decisions at steps 4, 8, 12 and 16 of 20
     *TINY, "model.options={patch_size: 4, embed_dim: 16, depth: 5, num_heads: 2}", "epochs=5", "freeze.interval=0.2",

@@ -1,0 +1,72 @@
+"""A topology resolves to the right process groups, on one mesh with named axes, and no group is left open."""
+
+from pathlib import Path
+
+import pytest
+from support.cases import Case
+from support.meshes import TENSOR_AXIS, OneMoreAxis, ThreeAxes, groups_left_open, resolve, train_with_one_more_axis
+from support.plans import HEAD, PIPE_TO_DATA, plan
+from support.pool import Pool
+from support.trainings import train_elastic
+
+from pipetransformer.autodp.topology import PIPELINE_AXIS, REPLICA_AXIS, Topology
+from pipetransformer.autopipe.plan import Plan
+
+STAGES = ((0, 3), (4, HEAD))
+PLANS = {
+    "pipelines first": Plan(0, 0, STAGES, 2, 2),
+    "replicas first": Plan(0, 0, STAGES, 2, 2, rank_order="replica-first"),
+    "one pipeline": Plan(0, 0, STAGES, 1, 2),
+    "data parallel": Plan(0, 0, ((0, HEAD),), 4, 1),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_every_rank_gets_the_groups_of_its_topology_and_an_idle_one_none(name: str, pool: Pool) -> None:
+    for rank, resolved in enumerate(pool.run(5, resolve, {"": Topology}, PLANS[name])):
+        topology = Topology(PLANS[name], rank)
+        if topology.coordinates is None:
+            assert resolved[""] is None
+            continue
+        sizes, ranks = resolved[""]
+        assert sizes == topology.mesh_shape
+        assert ranks == {
+            PIPELINE_AXIS: list(topology.pipeline_ranks),
+            REPLICA_AXIS: list(topology.replica_ranks),
+        }
+
+
+def test_a_further_axis_resolves_to_its_groups_beside_the_others(pool: Pool) -> None:
+    """Two pipelines of two devices, each device being two ranks: 0 and 1, 2 and 3, and so on."""
+    for rank, resolved in enumerate(pool.run(8, resolve, {"": ThreeAxes}, PLANS["pipelines first"])):
+        sizes, ranks = resolved[""]
+        assert sizes == {REPLICA_AXIS: 2, PIPELINE_AXIS: 2, TENSOR_AXIS: 2}
+        assert ranks == {
+            REPLICA_AXIS: [rank % 4, rank % 4 + 4],
+            PIPELINE_AXIS: [rank - rank % 4 + rank % 2, rank - rank % 4 + rank % 2 + 2],
+            TENSOR_AXIS: [rank - rank % 2, rank - rank % 2 + 1],
+        }
+
+
+def test_an_axis_of_one_rank_leaves_the_other_groups_as_they_are(pool: Pool) -> None:
+    kinds = {"two": Topology, "three": OneMoreAxis}
+    for rank, resolved in enumerate(pool.run(4, resolve, kinds, PLANS["replicas first"])):
+        assert resolved["three"][1] == resolved["two"][1] | {TENSOR_AXIS: [rank]}
+
+
+def test_a_further_axis_of_one_rank_changes_no_number(pool: Pool, bert_config: Path, tmp_path: Path) -> None:
+    case = Case("bert_mlm", bert_config, dropout=0.2)
+    two = pool.run(4, train_elastic, case, PIPE_TO_DATA, str(tmp_path))[0]
+    three = pool.run(4, train_with_one_more_axis, case, PIPE_TO_DATA, str(tmp_path))[0]
+    assert (three.losses, three.norms) == (two.losses, two.norms)
+    assert all((three.weights[name] == tensor).all() for name, tensor in two.weights.items())
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_all_groups_are_closed_at_the_end_also_after_a_failure(
+    fails: bool, pool: Pool, bert_config: Path, tmp_path: Path
+) -> None:
+    pipelines = plan(0, 0, [3, HEAD], 2, 2)
+    for during, after in pool.run(4, groups_left_open, Case("vit", bert_config), pipelines, str(tmp_path), fails):
+        assert during == 4
+        assert after == 0

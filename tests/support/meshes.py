@@ -1,0 +1,72 @@
+"""Topologies resolved to process groups on the ranks of a world."""
+
+from collections.abc import Mapping
+from functools import cached_property
+from unittest import mock
+
+import torch.distributed as dist
+
+from pipetransformer.autodp.topology import Topology
+from pipetransformer.autopipe.plan import Plan
+from pipetransformer.runtime import elastic
+from pipetransformer.runtime.groups import ProcessGroups
+from support.cases import Case
+from support.trainings import Plans, Trace, build, train_elastic
+
+TENSOR_AXIS = "tp"
+Resolved = tuple[dict[str, int], dict[str, list[int]]]
+"""The size of each axis of the mesh, and the ranks of this rank's group along it."""
+
+
+class ThreeAxes(Topology):
+    """A topology with a further axis, whose ranks are neighbors."""
+
+    size = 2
+
+    @cached_property
+    def mesh_shape(self) -> dict[str, int]:
+        return {**Topology(self.plan, self.rank).mesh_shape, TENSOR_AXIS: self.size}
+
+
+class OneMoreAxis(ThreeAxes):
+    """The same with an axis of one rank."""
+
+    size = 1
+
+
+def resolve(topologies: Mapping[str, type[Topology]], plan: Plan) -> dict[str, Resolved | None]:
+    """Resolves a plan once for each kind of topology; ``None`` where this rank is idle."""
+    groups = ProcessGroups(60)
+    resolved = {name: _resolved(groups, kind(plan, dist.get_rank())) for name, kind in topologies.items()}
+    groups.close()
+    return resolved
+
+
+def _resolved(groups: ProcessGroups, topology: Topology) -> Resolved | None:
+    mesh = groups.resolve(topology, "cpu").mesh
+    if mesh is None:
+        return None
+    names = mesh.mesh_dim_names or ()
+    ranks = {name: dist.get_process_group_ranks(mesh.get_group(name)) for name in names}
+    return dict(zip(names, mesh.shape, strict=True)), ranks
+
+
+def train_with_one_more_axis(case: Case, plans: Plans, folder: str) -> Trace:
+    """Trains as usual, on a mesh with a third axis of one rank."""
+    with mock.patch.object(elastic, "Topology", OneMoreAxis):
+        return train_elastic(case, plans, folder)
+
+
+def groups_left_open(case: Case, plan: Plan, folder: str, fails: bool) -> tuple[int, int]:
+    """Counts this rank's process groups inside a runtime, and after it has ended, by a failure if wanted."""
+    runtime, loader, groups = build(case, folder)
+    loader.close()
+    try:
+        with runtime:
+            runtime.apply_plan(plan)
+            during = len(groups)
+            if fails:
+                raise ZeroDivisionError
+    except ZeroDivisionError:
+        pass
+    return during, len(groups)
