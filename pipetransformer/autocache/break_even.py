@@ -1,7 +1,7 @@
 """From which level on reading features is cheaper than computing them."""
 
-from pipetransformer.autopipe.cost import Profile
 from pipetransformer.autopipe.limit import fill_seconds
+from pipetransformer.autopipe.profile import Profile
 
 
 def read_seconds(profile: Profile, level: int) -> float:

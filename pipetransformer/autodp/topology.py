@@ -22,14 +22,6 @@ PIPELINE_AXIS, REPLICA_AXIS = "pp", "dp"
 
 
 @dataclass(frozen=True)
-class Position:
-    """The place of a rank in a plan: which pipeline, and which of its devices."""
-
-    replica: int
-    device: int
-
-
-@dataclass(frozen=True)
 class Topology:
     """One rank's view of a plan. It is resolved once per plan; idle ranks have no position in it.
 
@@ -68,11 +60,6 @@ class Topology:
     @property
     def is_idle(self) -> bool:
         return self.rank >= self.num_ranks
-
-    @cached_property
-    def position(self) -> Position | None:
-        """The rank's pipeline and device; ``None`` for an idle rank."""
-        return None if self.is_idle else Position(self.replica, self.device)
 
     @property
     def replica(self) -> int:
@@ -153,23 +140,3 @@ class Topology:
     def _own(self) -> dict[str, int]:
         assert self.coordinates is not None, f"rank {self.rank} is idle"
         return self.coordinates
-
-
-def position(plan: Plan, rank: int) -> Position | None:
-    """Returns where a rank works; ``None`` if it is idle."""
-    return Topology(plan, rank).position
-
-
-def pipeline_ranks(plan: Plan, replica: int) -> Ranks:
-    """Returns the ranks of one pipeline, by device."""
-    return Topology(plan, 0).ranks_along(PIPELINE_AXIS, {REPLICA_AXIS: replica})
-
-
-def replica_ranks(plan: Plan, device: int) -> Ranks:
-    """Returns the ranks that hold the same layers, by replica."""
-    return Topology(plan, 0).ranks_along(REPLICA_AXIS, {PIPELINE_AXIS: device})
-
-
-def holder_ranks(plan: Plan, replica: int, layers: Iterable[int]) -> Ranks:
-    """Returns the ranks of one pipeline that run at least one of the layers, by device."""
-    return Topology(plan, 0).holders(layers, replica)

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 
 from pipetransformer.autodp.topology import Topology
 from pipetransformer.autopipe.cluster import Cluster, Link
-from pipetransformer.autopipe.cost import Profile
 from pipetransformer.autopipe.plan import Plan, layer_above
+from pipetransformer.autopipe.profile import Profile
 
 Placement = tuple[tuple[int, ...], ...]
 """For each layer the ranks that hold it, ascending."""

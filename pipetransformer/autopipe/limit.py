@@ -9,8 +9,9 @@ compared with. So it is the static plan's time over that of devices that do noth
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pipetransformer.autopipe.cost import AffineTime, Profile, layer_time
+from pipetransformer.autopipe.cost import layer_time
 from pipetransformer.autopipe.plan import layer_above
+from pipetransformer.autopipe.profile import AffineTime, Profile
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,9 @@
 from math import ceil
 from operator import mul
 
-from pipetransformer.autopipe.cost import PrefixSums, Profile, layers_with_grad
+from pipetransformer.autopipe.cost import layers_with_grad
 from pipetransformer.autopipe.plan import Plan, Stages, layer_above
+from pipetransformer.autopipe.profile import PrefixSums, Profile
 from pipetransformer.autopipe.schedules import SCHEDULES, Moments
 
 BUCKET_BYTES = 1 << 20  # small gradients of a pipeline are all-reduced together; larger ones in place

@@ -64,7 +64,7 @@ class PaperRule(FreezePolicy):
 
 
 def _smallest_gradient(signals: Signals) -> int:
-    """The active block, counted from 0, whose gradient norm is smallest."""
+    """Returns the active block, counted from 0, whose gradient norm is smallest."""
     assert len(signals.gradient_norms) == signals.num_blocks, signals
     active = range(signals.num_frozen, signals.num_blocks)
     for block in active:

@@ -13,9 +13,10 @@ from pipetransformer.autodp.transition import (
 )
 from pipetransformer.autopipe.cluster import Cluster
 from pipetransformer.autopipe.constraints import UNCONSTRAINED, PlanConstraints
-from pipetransformer.autopipe.cost import Profile, step_seconds
+from pipetransformer.autopipe.cost import step_seconds
 from pipetransformer.autopipe.limit import efficiency, fill_seconds, spread_overhead
 from pipetransformer.autopipe.plan import Plan, layer_above
+from pipetransformer.autopipe.profile import Profile
 from pipetransformer.autopipe.search.search import best_plan, fsdp_plan
 from pipetransformer.config.options import Parallel
 from pipetransformer.errors import InfeasiblePlan

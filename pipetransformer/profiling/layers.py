@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pipetransformer.autopipe.cost import AffineTime, LayerProfile, Profile
+from pipetransformer.autopipe.profile import AffineTime, LayerProfile, Profile
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.base import OptimizerSpec
 from pipetransformer.profiling.memory import AutocastCopies, LiveBytes, count_saved_bytes

@@ -14,7 +14,7 @@ makes of its weights, one product at a time, are left out.
 from dataclasses import dataclass
 from math import inf
 
-from pipetransformer.autopipe.cost import AffineTime, LayerProfile, Profile
+from pipetransformer.autopipe.profile import AffineTime, LayerProfile, Profile
 from pipetransformer.errors import UserError
 
 _ADAM_PASSES = 7  # reads gradient, weight and two moments, writes weight and two moments

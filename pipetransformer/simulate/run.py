@@ -55,10 +55,10 @@ class _Player:
     def _transition(self, step: int, decision: Decision) -> None:
         timeline, overhead_s = self.timeline, self.what_if.cluster.transition_s
         remaining = RemainingRun(timeline.steps_left(step), timeline.samples_left(step), overhead_s, self._may_cache)
-        self._last = going = self.planner.transition(self._last, decision.num_frozen, remaining)
-        record = PlanRecord(going.after, step, decision.reason, going.cost_s, remaining.num_samples, going.reason)
-        self.history.plan(record)
-        self._step_s = self.planner.predict(going.after)
+        self._last = transition = self.planner.transition(self._last, decision.num_frozen, remaining)
+        plan, seconds, why = transition.after, transition.cost_s, transition.reason
+        self.history.plan(PlanRecord(plan, step, decision.reason, seconds, remaining.num_samples, why))
+        self._step_s = self.planner.predict(plan)
 
 
 def falling_norms(num_blocks: int, num_frozen: int) -> tuple[float, ...]:

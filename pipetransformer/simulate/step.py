@@ -3,15 +3,9 @@
 from collections import deque
 
 from pipetransformer.autopipe.cluster import Cluster, allreduce_links, boundary_links
-from pipetransformer.autopipe.cost import (
-    Profile,
-    UpdateCosts,
-    boundary_seconds,
-    compute_seconds,
-    exchange_seconds,
-    layer_time,
-)
+from pipetransformer.autopipe.cost import UpdateCosts, boundary_seconds, compute_seconds, exchange_seconds, layer_time
 from pipetransformer.autopipe.plan import Plan
+from pipetransformer.autopipe.profile import Profile
 from pipetransformer.autopipe.schedules import SCHEDULES, Pass
 from pipetransformer.report.trace import Event, pass_name
 

@@ -18,7 +18,7 @@ from pipetransformer.autocache.fingerprint import StoreFingerprint
 from pipetransformer.autocache.layout import Budgets
 from pipetransformer.autocache.persistent import lock_store_dir, others
 from pipetransformer.autocache.source import SampleSource
-from pipetransformer.autopipe.cost import Profile
+from pipetransformer.autopipe.profile import Profile
 from pipetransformer.config.names import in_options
 from pipetransformer.config.options import Cache, Config
 from pipetransformer.errors import StaleStore, StoreInUse, Unwritable

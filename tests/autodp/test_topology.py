@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipetransformer.autodp.topology import Position, Topology
+from pipetransformer.autodp.topology import Topology
 from pipetransformer.autopipe.layout import RankOrder
 from pipetransformer.autopipe.plan import Plan
 
@@ -35,7 +35,7 @@ def test_replica_first_keeps_the_holders_of_a_layer_together() -> None:
 @pytest.mark.parametrize(("rank", "expected"), [(0, (0, 0)), (2, (0, 2)), (4, (1, 1)), (6, None), (7, None)])
 def test_ranks_beyond_the_plan_are_idle(rank: int, expected: tuple[int, int] | None) -> None:
     topology = Topology(plan(3, 2), rank)
-    assert topology.position == (expected and Position(*expected))
+    assert topology.coordinates == (expected and {"dp": expected[0], "pp": expected[1]})
     assert topology.is_idle == (expected is None)
     assert (topology.stages is None, topology.layers == []) == (topology.is_idle, topology.is_idle)
 

@@ -16,8 +16,8 @@ from pipetransformer.autodp.transition import (
     transfer_seconds,
 )
 from pipetransformer.autopipe.cluster import Cluster, Link
-from pipetransformer.autopipe.cost import AffineTime, LayerProfile, Profile
 from pipetransformer.autopipe.plan import Plan
+from pipetransformer.autopipe.profile import AffineTime, LayerProfile, Profile
 
 NUM_RANKS = 8
 

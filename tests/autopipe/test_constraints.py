@@ -2,7 +2,7 @@ import pytest
 
 from pipetransformer.autopipe.cluster import Cluster, Link
 from pipetransformer.autopipe.constraints import PlanConstraints, check_constraints, check_world
-from pipetransformer.autopipe.cost import AffineTime, LayerProfile, Profile
+from pipetransformer.autopipe.profile import AffineTime, LayerProfile, Profile
 from pipetransformer.autopipe.search.search import best_plan
 from pipetransformer.errors import InfeasiblePlan
 

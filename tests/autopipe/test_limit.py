@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from pipetransformer.autopipe.cluster import Cluster, Link
 from pipetransformer.autopipe.constraints import PlanConstraints
-from pipetransformer.autopipe.cost import AffineTime, LayerProfile, Profile, step_seconds
+from pipetransformer.autopipe.cost import step_seconds
 from pipetransformer.autopipe.limit import (
     Fill,
     Phase,
@@ -28,6 +28,7 @@ from pipetransformer.autopipe.limit import (
     work_seconds,
 )
 from pipetransformer.autopipe.plan import Plan
+from pipetransformer.autopipe.profile import AffineTime, LayerProfile, Profile
 from pipetransformer.autopipe.search.search import best_plan
 
 FREE_CLUSTER = Cluster(4, None, Link(0.0, 1e30))

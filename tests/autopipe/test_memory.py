@@ -2,9 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from pipetransformer.autopipe.cost import AffineTime, LayerProfile, Profile
 from pipetransformer.autopipe.memory import device_memory_bytes
 from pipetransformer.autopipe.plan import Plan
+from pipetransformer.autopipe.profile import AffineTime, LayerProfile, Profile
 
 NOTHING = AffineTime(0, 0)
 LAYER = LayerProfile("block", NOTHING, NOTHING, NOTHING, 0, parameter_bytes=1000, activation_bytes=7, output_bytes=3)

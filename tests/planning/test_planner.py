@@ -4,8 +4,8 @@ import pytest
 
 from pipetransformer.autodp.transition import Transition, first_transition
 from pipetransformer.autopipe.cluster import Cluster, Link
-from pipetransformer.autopipe.cost import AffineTime, LayerProfile, Profile
 from pipetransformer.autopipe.plan import Plan
+from pipetransformer.autopipe.profile import AffineTime, LayerProfile, Profile
 from pipetransformer.config.options import Parallel
 from pipetransformer.errors import InfeasiblePlan
 from pipetransformer.planning.planner import Planner, RemainingRun
@@ -109,7 +109,7 @@ def test_fixed_stages_give_way_where_the_cache_leaves_fewer_layers() -> None:
     assert shape(pinned.next(pinned.initial(), 6, 6))[0] == 1
 
 
-def test_pins_that_collide_are_refused() -> None:
+def test_constraints_that_contradict_are_refused() -> None:
     with pytest.raises(InfeasiblePlan, match="need 6 devices, and there are 4"):
         planner(num_stages=3, num_replicas=2).initial()
 

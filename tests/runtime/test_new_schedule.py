@@ -16,8 +16,9 @@ from torch.distributed.pipelining import ScheduleLoopedBFS
 
 from pipetransformer.autopipe.cluster import Cluster, Link
 from pipetransformer.autopipe.constraints import PlanConstraints
-from pipetransformer.autopipe.cost import AffineTime, LayerProfile, Profile, step_seconds
+from pipetransformer.autopipe.cost import step_seconds
 from pipetransformer.autopipe.plan import Plan
+from pipetransformer.autopipe.profile import AffineTime, LayerProfile, Profile
 from pipetransformer.autopipe.schedules import Pass
 from pipetransformer.autopipe.search.search import best_plan
 from pipetransformer.simulate.step import step_events

@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipetransformer.autopipe.cluster import Cluster, Link
-from pipetransformer.autopipe.cost import AffineTime, LayerProfile, Profile, step_seconds
+from pipetransformer.autopipe.cost import step_seconds
 from pipetransformer.autopipe.plan import Plan
+from pipetransformer.autopipe.profile import AffineTime, LayerProfile, Profile
 from pipetransformer.report.trace import COMPUTE, Event
 from pipetransformer.simulate.step import idle_share, step_events
 

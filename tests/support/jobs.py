@@ -12,7 +12,7 @@ from unittest import mock
 import torch
 from hydra import compose, initialize_config_dir
 
-from pipetransformer.autopipe.cost import AffineTime, Profile
+from pipetransformer.autopipe.profile import AffineTime, Profile
 from pipetransformer.config.compose import load, register
 from pipetransformer.config.names import in_options
 from pipetransformer.config.options import Config

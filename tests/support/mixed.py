@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipetransformer.autodp.topology import Topology
-from pipetransformer.autopipe.cost import LayerProfile
 from pipetransformer.autopipe.plan import Plan
+from pipetransformer.autopipe.profile import LayerProfile
 from pipetransformer.errors import NotFinite
 from pipetransformer.profiling.layers import profile
 from pipetransformer.runtime import gradients

@@ -10,14 +10,13 @@ from support.plans import plan
 from support.samples import RandomImages, RandomText
 
 from pipetransformer.autocache.capacity import FeatureFormat
-from pipetransformer.autodp.topology import Position
+from pipetransformer.autodp.topology import Topology
 from pipetransformer.data.base import ImageFormat, Split
 from pipetransformer.data.image_split import ImageSplit
 from pipetransformer.data.pictures import from_arrays
 from pipetransformer.training.loader import LENGTH_STEP, BatchLoader
 
 HIDDEN_SIZE, NUM_SAMPLES = 6, 20
-FIRST, LAST = Position(replica=0, device=0), Position(replica=0, device=1)
 
 
 def loader(split: Split) -> BatchLoader:
@@ -25,7 +24,7 @@ def loader(split: Split) -> BatchLoader:
 
 
 TEXT, IMAGES = RandomText(NUM_SAMPLES), RandomImages(NUM_SAMPLES)
-TWO_STAGES = plan(0, 0, [3, 7], 1, 4)
+FIRST, LAST = (Topology(plan(0, 0, [3, 7], 1, 4), rank) for rank in (0, 1))
 
 
 def test_a_batch_is_padded_to_a_multiple_of_the_length_step_but_not_past_the_longest_sample() -> None:
@@ -44,30 +43,31 @@ def test_replicas_and_micro_batches_have_one_shape_and_every_sample_is_in_one_sh
 ) -> None:
     reader, ids = loader(TEXT), np.arange(num_samples)
     whole = plan(0, 0, [7], num_replicas, num_microbatches)
-    read = [reader.batch(ids, whole, Position(replica, 0)) for replica in range(num_replicas)]
-    assert len({batch.hidden_shape for batch, _ in read}) == 1
-    assert all(len(batch) % num_microbatches == 0 for batch, _ in read)
-    real = np.concatenate([part.ids[part.weights > 0] for _, part in read])
+    read = [reader.batch(ids, Topology(whole, rank=replica)) for replica in range(num_replicas)]
+    assert len({batch.hidden_shape for batch in read}) == 1
+    assert all(len(batch) % num_microbatches == 0 for batch in read)
+    real = np.concatenate([batch.ids[batch.weights.numpy() > 0] for batch in read])
     assert sorted(real.tolist()) == ids.tolist()
-    assert all(batch.num_samples == num_samples for batch, _ in read)
+    assert all(batch.global_batch_size == num_samples for batch in read)
 
 
 def test_a_stage_loads_only_what_it_reads() -> None:
     reader, ids = loader(TEXT), np.arange(8)
-    first, last = (reader.batch(ids, TWO_STAGES, place)[0] for place in (FIRST, LAST))
+    first, last = (reader.batch(ids, topology) for topology in (FIRST, LAST))
     assert first.inputs is not None
     assert (first.targets, last.inputs) == (None, None)
     assert last.targets is not None
     assert first.context.keys() == last.context.keys() == {"attention_mask", "token_type_ids"}
-    assert reader.batch(ids, TWO_STAGES, LAST, targets=False)[0].targets is None
+    assert reader.batch(ids, LAST, targets=False).targets is None
 
 
 def test_the_keys_of_a_sample_depend_on_the_step_and_not_on_the_arrangement() -> None:
     reader, ids = loader(IMAGES), np.arange(8)
-    one = reader.batch(ids, plan(0, 0, [7], 1, 1), FIRST, step=3)[0].keys
-    two = [reader.batch(ids, plan(0, 0, [7], 2, 2), Position(replica, 0), step=3)[0].keys for replica in (0, 1)]
+    alone, halves = Topology(plan(0, 0, [7], 1, 1), 0), plan(0, 0, [7], 2, 2)
+    one = reader.batch(ids, alone, step=3).keys
+    two = [reader.batch(ids, Topology(halves, rank), step=3).keys for rank in (0, 1)]
     assert torch.equal(one, torch.cat(two))
-    assert not torch.equal(one, reader.batch(ids, plan(0, 0, [7], 1, 1), FIRST, step=4)[0].keys)
+    assert not torch.equal(one, reader.batch(ids, alone, step=4).keys)
 
 
 @pytest.mark.parametrize("split", [IMAGES, TEXT], ids=["images", "text"])
@@ -93,12 +93,12 @@ def test_cached_draws_of_a_random_transform_are_used_in_turn(num_draws: int, tmp
     reader.cache.advance(1, [(reader.source, np.arange(10 * num_draws))], lambda x, _: x[:, 0])
     reader.cache.serve(None)
     assert torch.equal(split.inputs(range(10), None), seen), "filling does not redraw the present epoch"
-    cached, uncached = plan(1, 1, [7], 1, 1), plan(1, 0, [7], 1, 1)
+    cached, uncached = (Topology(plan(1, level, [7], 1, 1), 0) for level in (1, 0))
     for epoch in range(2 * num_draws):
         reader.set_epoch(epoch)
-        read = reader.batch(np.arange(10), cached, FIRST)[0].inputs
+        read = reader.batch(np.arange(10), cached).inputs
         reader.set_epoch(epoch % num_draws)
-        shown = reader.batch(np.arange(10), uncached, FIRST)[0].inputs
+        shown = reader.batch(np.arange(10), uncached).inputs
         assert read is not None
         assert shown is not None
         assert torch.equal(read, shown[:, 0])

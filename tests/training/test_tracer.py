@@ -14,10 +14,10 @@ from support.plans import HEAD, PIPE_TO_DATA, plan
 from support.pool import Pool
 from support.tracing import trace_plans
 
-from pipetransformer.autodp.topology import position
+from pipetransformer.autodp.topology import Topology
 from pipetransformer.autopipe.cluster import Cluster, Link
-from pipetransformer.autopipe.cost import AffineTime, LayerProfile, Profile
 from pipetransformer.autopipe.plan import Plan
+from pipetransformer.autopipe.profile import AffineTime, LayerProfile, Profile
 from pipetransformer.autopipe.schedules import SCHEDULES
 from pipetransformer.planning.history import NUM_WARMUP_STEPS, PlanRecord
 from pipetransformer.planning.timeline import Timeline
@@ -66,8 +66,8 @@ def on_every_plan(test: Callable[..., None]) -> Callable[..., None]:
 
 def passes(plan: Plan, rank: int) -> list[str]:
     """What torch's schedule of that name runs on a rank; a stage without active layers has no backward pass."""
-    place = position(plan, rank)
-    own = SCHEDULES[plan.schedule].order(plan, place.device) if place else []
+    topology = Topology(plan, rank)
+    own = [] if topology.is_idle else SCHEDULES[plan.schedule].order(plan, topology.device)
     active = [one for one in own if one.is_forward or plan.stages[one.stage][1] >= plan.first_active_layer]
     return [pass_name(one.is_forward, one.microbatch, one.stage, plan.stages_per_rank) for one in active]
 
@@ -91,10 +91,10 @@ def test_the_names_are_those_of_the_simulated_step(name: str, traces: dict[str, 
     for replica in range(PLANS[name].num_replicas):
         measured = set()
         for row in traces[name]:
-            place = position(PLANS[name], row["pid"])
-            assert place is not None, "an idle rank does nothing"
-            if place.replica == replica:
-                measured.add((row["name"], row["cat"], place.device))
+            topology = Topology(PLANS[name], row["pid"])
+            assert not topology.is_idle, "an idle rank does nothing"
+            if topology.replica == replica:
+                measured.add((row["name"], row["cat"], topology.device))
         assert measured == expected
 
 

@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 from pipetransformer.autopipe.cluster import Cluster, Link, allreduce_links, boundary_links
 from pipetransformer.autopipe.cost import (
-    PrefixSums,
-    Profile,
     UpdateCosts,
     boundary_seconds,
     running_times,
@@ -20,6 +18,7 @@ from pipetransformer.autopipe.cost import (
 from pipetransformer.autopipe.layout import Layout
 from pipetransformer.autopipe.memory import MemoryCosts
 from pipetransformer.autopipe.plan import Plan, Stages, layer_above
+from pipetransformer.autopipe.profile import PrefixSums, Profile
 from pipetransformer.autopipe.schedules import SCHEDULES
 from pipetransformer.autopipe.search.partition import interleave, partition
 

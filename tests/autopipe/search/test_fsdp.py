@@ -6,9 +6,10 @@ import pytest
 
 from pipetransformer.autopipe.cluster import Cluster, Link
 from pipetransformer.autopipe.constraints import PlanConstraints
-from pipetransformer.autopipe.cost import AffineTime, LayerProfile, Profile, step_seconds
+from pipetransformer.autopipe.cost import step_seconds
 from pipetransformer.autopipe.memory import device_memory_bytes
 from pipetransformer.autopipe.plan import Plan
+from pipetransformer.autopipe.profile import AffineTime, LayerProfile, Profile
 from pipetransformer.autopipe.search.search import fsdp_plan
 from pipetransformer.errors import InfeasiblePlan
 
