@@ -72,8 +72,9 @@ class Stage(nn.Module):
         if self._recompute and self.training:
             for index in self._active:
                 x = checkpoint(self._run, [index], x, keys, context, use_reentrant=False, preserve_rng_state=False)
-            return x
-        return self._run(self._active, x, keys, context)
+        else:
+            x = self._run(self._active, x, keys, context)
+        return x.contiguous()  # a pipeline sends it; a gradient takes the strides of what was received
 
     def _run(self, layers: list[int], x: Tensor, keys: Tensor, context: dict[str, Tensor]) -> Tensor:
         """Runs layers; running them again draws the same random numbers again."""
