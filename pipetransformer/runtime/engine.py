@@ -159,7 +159,7 @@ class Engine:
         return torch.empty(shape, dtype=self._precision.param_dtype, device="meta")
 
     def _has_gradient(self, layer: int) -> bool:
-        """True when the input of a layer takes a gradient: a layer below it is active."""
+        """Returns ``True`` when the input of a layer takes a gradient: a layer below it is active."""
         return layer > self.plan.first_active_layer
 
     def _loss(self, output: Tensor, loss_targets: Tensor) -> Tensor:

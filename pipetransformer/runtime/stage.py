@@ -105,7 +105,7 @@ def _with_zero_gradient(x: Tensor, received: Tensor) -> Tensor:
 
 
 def _may_draw_numbers(layer: nn.Module) -> bool:
-    """True when a layer in training mode may draw random numbers: a rate above 0 anywhere in it."""
+    """Returns ``True`` when a layer may draw random numbers in training: a rate above 0 anywhere in it."""
     return any(
         isinstance(value, float) and value > 0
         for module in layer.modules()

@@ -1,4 +1,4 @@
-"""What a transition moves and leaves, and what runs afterwards."""
+"""A transition moves the layers that have to move, and afterwards each rank runs its own."""
 
 from pathlib import Path
 

@@ -113,7 +113,7 @@ CACHED_MUTATIONS: dict[str, Callable[[], Any]] = {
     "what is missing is read as zero": lambda: mock.patch.object(FeatureReader, "_fill_gaps"),
     "the old level is read on": lambda: mock.patch.object(AutoCache, "advance", _key_stays),
 }
-"""What a training with too little room notices."""
+"""Mutations that a training with a partial cache notices."""
 
 TIED_MUTATIONS: dict[str, Callable[[], Any]] = {
     "the copies' gradients are not summed": lambda: mock.patch.object(TiedWeights, "all_reduce"),
@@ -124,7 +124,7 @@ TIED_MUTATIONS: dict[str, Callable[[], Any]] = {
         LayerStack, "trainable", _all_parameters
     ),
 }
-"""What a model with shared weights notices."""
+"""Mutations that a model with shared weights notices."""
 
 
 MIXED_MUTATIONS: dict[str, tuple[str, Callable[[], Any]]] = {
@@ -138,7 +138,7 @@ MIXED_MUTATIONS: dict[str, tuple[str, Callable[[], Any]]] = {
         "float16", lambda: mock.patch.object(gradients, "unscale_and_clip", _clip_scaled),
     ),
 }  # fmt: skip
-"""What to break in mixed precision, and in which."""
+"""Mutations of mixed precision, each with the precision that notices it."""
 
 
 def train_mutated(mutation: str, case: Case, plans: Plans, folder: str) -> Trace:

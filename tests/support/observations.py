@@ -81,7 +81,7 @@ def poisoned_step(case: Case, plans: Plans, folder: str) -> tuple[str, bool]:
 
 @dataclass
 class Resources:
-    """What this process has open."""
+    """Resources that this process has open."""
 
     groups: int
     threads: int

@@ -68,7 +68,7 @@ class PlanShape:
         )
 
     def plan(self, generator: random.Random) -> Plan:
-        """With ends drawn at random."""
+        """Makes a plan whose stages end at random layers."""
         size, num_replicas = self.arrangement
         first = HEAD + 1 - self.num_layers
         ends = sorted(generator.sample(range(first, HEAD), size * self.stages_per_rank - 1))

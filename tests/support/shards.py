@@ -1,4 +1,4 @@
-"""What a rank keeps of a sharded model."""
+"""Bytes that a rank keeps of a sharded model."""
 
 import tempfile
 from collections.abc import Iterable
@@ -42,6 +42,6 @@ def held_bytes(case: Case, plan: Plan) -> Held:
 
 
 def _num_bytes(tensors: Iterable[Tensor]) -> int:
-    """Of the memory behind tensors, which may be more than they show, and that of several."""
+    """Counts the memory behind tensors once, which may be more than they show, and that of several."""
     storages = [local_part(tensor).untyped_storage() for tensor in tensors]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())

@@ -39,7 +39,7 @@ NUM_STEPS = 7
 
 @dataclass
 class Trace:
-    """What a training did; equal traces mean equal mathematics."""
+    """The numbers of a training; equal traces mean equal mathematics."""
 
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
@@ -128,7 +128,7 @@ def go(runtime: ElasticRuntime, loader: CachedFeed, plan: Plan, step: int = 0) -
 
 
 def copies_are_equal(runtime: ElasticRuntime) -> bool:
-    """Whether all copies of each shared weight on all ranks are one, bit for bit; every rank calls it."""
+    """Compares all copies of each shared weight on all ranks bit for bit; every rank calls it."""
     stack, held = runtime.resident.stack, runtime.resident.held()
     equal = True
     for tie in stack.ties:
@@ -159,7 +159,7 @@ def moments(runtime: ElasticRuntime) -> dict[str, Tensor]:
 
 
 def like(parameter: Tensor, value: Tensor) -> Tensor:
-    """What an optimizer keeps of this rank's shard of a parameter, as sharded as that is."""
+    """Shards optimizer state of this rank's shard of a parameter as the parameter is."""
     if not isinstance(parameter, DTensor) or isinstance(value, DTensor) or not value.ndim:
         return value
     placed = parameter.device_mesh, parameter.placements

@@ -1,4 +1,4 @@
-"""What torch's zero-bubble schedules make of a frozen stage."""
+"""Runs torch's zero-bubble schedules over a frozen stage."""
 
 import torch
 import torch.distributed as dist
