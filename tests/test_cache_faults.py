@@ -23,8 +23,9 @@ ONE_LEVEL = (*RUN, "freeze.num_frozen=[1]")
 ALL = 64 + 40  # samples of both splits
 
 CACHE = "pipetransformer.autocache"
-RECORD, FILL, MAKE = f"{CACHE}.tier.Tier._write_record", f"{CACHE}.cache.AutoCache.advance", f"{CACHE}.room.Room.make"
-ALLOCATE, READ = "os.posix_fallocate", f"{CACHE}.reading.FeatureReader.read"
+HEADER, FILL = f"{CACHE}.tier.Tier._write_header", f"{CACHE}.cache.AutoCache.advance"
+OPEN = f"{CACHE}.capacity.CacheCapacity.open_stores"
+ALLOCATE, READ = "os.posix_fallocate", f"{CACHE}.reader.FeatureReader.read"
 
 
 @pytest.fixture(scope="module")
@@ -78,9 +79,9 @@ MOMENTS: dict[str, tuple[Fault, range]] = {
         range(1),
     ),
     "the measuring": (Fault(f"{CACHE}.tier.Tier.gather"), range(1)),
-    "the making of a file": (Fault(ALLOCATE, since=MAKE), range(1)),
-    "the filling": (Fault(RECORD, call=3, since=FILL), range(32, ALL)),
-    "the next level": (Fault(RECORD, call=7, since=FILL), range(1, ALL)),
+    "the making of a file": (Fault(ALLOCATE, since=OPEN), range(1)),
+    "the filling": (Fault(HEADER, call=3, since=FILL), range(32, ALL)),
+    "the next level": (Fault(HEADER, call=7, since=FILL), range(1, ALL)),
     "the training": (Fault(READ, call=3), range(ALL, ALL + 1)),
 }
 
@@ -111,7 +112,7 @@ def test_a_command_that_is_killed_can_be_given_again(
 ) -> None:
     """First all of its processes while it fills the cache, then one that trains from what the first has stored."""
     options = (*ONE_LEVEL, f"cache.path={tmp_path / 'features'}")
-    all_at_once = Fault(RECORD, call=3, what="kill all", since=FILL)
+    all_at_once = Fault(HEADER, call=3, what="kill all", since=FILL)
     with started(tmp_path, *command(all_at_once, *options, "hydra.run.dir=first")) as (process, mark):
         process.communicate(timeout=TIMEOUT_S)
         assert process.returncode == -9
@@ -140,9 +141,9 @@ def test_a_command_that_is_killed_can_be_given_again(
 DISK_FULL = ("needs", "GiB free", "set cache.disk_gib lower or cache.path to another disk")
 DISK_FAULTS: dict[str, tuple[Fault, tuple[str, ...]]] = {
     "full when it is measured": (Fault(ALLOCATE, what="fill the disk"), ("the cache is off:", *DISK_FULL)),
-    "full at the second file": (Fault(ALLOCATE, 2, "fill the disk", since=MAKE), ("off from here on:", *DISK_FULL)),
+    "full at the second file": (Fault(ALLOCATE, 2, "fill the disk", since=OPEN), ("off from here on:", *DISK_FULL)),
     "smaller than the budget": (
-        Fault(f"{CACHE}.region._free_disk", what="nothing is free"), ("the cache is off:", "has 0.000 GiB free"),
+        Fault(f"{CACHE}.buffer._free_disk", what="nothing is free"), ("the cache is off:", "has 0.000 GiB free"),
     ),
 }  # fmt: skip
 
@@ -193,9 +194,9 @@ def test_a_feature_too_large_for_its_storage_ends_the_cache_only(pool: Pool, tmp
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        (MAKE, ["the cache is off from here on", "was removed while the run lasts"]),
+        (OPEN, ["the cache is off from here on", "was removed during the run"]),
         (
-            f"{CACHE}.samples.FeatureStore.attach",
+            f"{CACHE}.store.FeatureStore.attach",
             ["the cache is off from here on: No such file or directory", "features"],
         ),
         (READ, None),
@@ -310,7 +311,7 @@ def flip(file: Path, byte: int) -> None:
         stored.write(bytes([value ^ 4]))
 
 
-@pytest.mark.parametrize(("place", "num_damaged"), [(100, 32), (-1, 1)], ids=["in a feature", "in a mark"])
+@pytest.mark.parametrize(("place", "num_damaged"), [(100, 32), (-1, 1)], ids=["in a feature", "in a flag"])
 def test_a_flipped_bit_is_found_and_told(
     place: int, num_damaged: int, pool: Pool, features: Path, tmp_path: Path, undisturbed: dict[tuple[str, ...], Job]
 ) -> None:
@@ -324,7 +325,7 @@ def test_a_flipped_bit_is_found_and_told(
 
 
 def test_a_store_that_has_its_space_needs_no_more(pool: Pool, features: Path, tmp_path: Path) -> None:
-    fault = Fault(f"{CACHE}.region._free_disk", what="little is free")
+    fault = Fault(f"{CACHE}.buffer._free_disk", what="little is free")
     job = run_with(fault, pool, 2, tmp_path / "run", *ONE_LEVEL, f"cache.path={features}")
     assert not job.messages
     assert job.events("cache_fill")[0]["num_found"] == ALL

@@ -25,7 +25,7 @@ HEADER = (
 Part = tuple[Tensor, dict[str, Tensor]]  # inputs and context of some samples
 Levels = tuple[int, int]
 Seconds = dict[Levels, list[float]]
-ROOMS = {"memory": (1.0, 0.0), "disk": (0.0, 1.0)}
+BUDGETS = {"memory": (1.0, 0.0), "disk": (0.0, 1.0)}
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,7 @@ def _measure(case: Case, num_rounds: int) -> list[Advance]:
         bench.runtime.apply_plan(bench.plan(0, 0))
         num_blocks = bench.stack.num_blocks
         levels = (0, num_blocks // 2), (num_blocks // 2, num_blocks - 1)
-        loader = bench.loader()
-        fills = [Fill(bench, tier, bench.cache(loader, tier, *capacity)) for tier, capacity in ROOMS.items()]
+        fills = [Fill(bench, tier, bench.cache(tier, *budgets)) for tier, budgets in BUDGETS.items()]
         for number in range(-1, num_rounds):  # the first round warms up
             for fill in fills:
                 fill.turn(levels, storing_first=bool(number % 2))
@@ -100,7 +99,7 @@ class Fill:
 
     def __init__(self, bench: Bench, tier: str, cache: AutoCache) -> None:
         self._bench, self.tier, self._cache = bench, tier, cache
-        self._source = bench.loader().source
+        self._source = bench.source
         self._num_tokens = int(self._source.lengths.max())
         self.seconds: tuple[Seconds, Seconds, Seconds] = ({}, {}, {})
 

@@ -26,8 +26,8 @@ from pipetransformer.runtime.context import RankContext
 from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.runtime.precision import PRECISIONS
 from pipetransformer.training.cache_session import CacheSession
-from pipetransformer.training.communicator import WorldCommunicator
-from pipetransformer.training.loader import BatchLoader
+from pipetransformer.training.cache_setup import WorldCommunicator
+from pipetransformer.training.loader import BatchLoader, sample_source
 from pipetransformer.training.task import objective
 
 FLOAT32, MUCH = PRECISIONS["float32"], 2**40
@@ -63,6 +63,7 @@ class Bench:
         closing.callback(dist.barrier)  # the caches lie in the folder of rank 0
         self._shared, self._closing = Path(folders[0]), closing
         self.case, self.stack, self.split = case, case.stack(self._bert), case.split()
+        self.source = sample_source(self.split, self.stack.hidden_shape)
         context = RankContext.create(torch.device("cpu"), FLOAT32, TIMEOUT_S)
         runtime = ElasticRuntime(self.stack, objective(CLASSIFICATION, NUM_CLASSES), OPTIMIZER, context)
         self.runtime = closing.enter_context(runtime)
@@ -74,36 +75,33 @@ class Bench:
         last = len(self.stack) - 1
         return Plan(num_frozen, cache_level, ((layer_above(cache_level), last),), dist.get_world_size(), 1)
 
-    def loader(self) -> BatchLoader:
-        return BatchLoader(self.split, self.stack.hidden_shape, SEED)
-
     def cache(
-        self, loader: BatchLoader, name: str, memory: float, disk: float, communicator: WorldCommunicator | None = None
+        self, name: str, memory: float, disk: float, communicator: WorldCommunicator | None = None
     ) -> AutoCache:  # fmt: skip
-        """A cache with an open room.
+        """Makes a cache of the split and opens it.
 
         Args:
-            memory, disk: Budgets, as shares of what all samples take.
+            name: Folder of its files.
+            memory, disk: Budgets, as fractions of what all samples take.
+            communicator: All ranks by default.
         """
-        kind = FeatureFormat(loader.hidden_size, FLOAT32.param_dtype)
-        whole = CacheCapacity([loader.source], kind, Budgets(MUCH, 0), persistent=False).whole_bytes
-        capacity = CacheCapacity(
-            [loader.source], kind, Budgets(int(memory * whole), int(disk * whole)), persistent=False
-        )
-        cache = AutoCache(capacity, {loader.source.name: self._shared / name}, communicator or WorldCommunicator())
+        feature_format = FeatureFormat(self.source.hidden_size, FLOAT32.param_dtype)
+        whole = CacheCapacity([self.source], feature_format, Budgets(MUCH, 0), persistent=False).whole_bytes
+        budgets = Budgets(int(memory * whole), int(disk * whole))
+        capacity = CacheCapacity([self.source], feature_format, budgets, persistent=False)
+        cache = AutoCache(capacity, {self.source.name: self._shared / name}, communicator or WorldCommunicator())
         self._closing.callback(cache.close)
-        assert cache.open() is None, "the machine has no room for the cache"
-        loader.cache = cache
+        cache.open()
         return cache
 
-    def variant(self, name: str, num_frozen: int, capacity: tuple[float, float] | None) -> Variant:
-        """Caches the frozen prefix in a room of these shares of all features, or not at all."""
-        loader = self.loader()
-        cache = None if capacity is None else self.cache(loader, name, *capacity)
+    def variant(self, name: str, num_frozen: int, budgets: tuple[float, float] | None) -> Variant:
+        """Caches the frozen prefix with these fractions of all features in memory and on disk, or not at all."""
+        cache = None if budgets is None else self.cache(name, *budgets)
+        loader = BatchLoader(self.split, self.source, SEED, None if cache is None else cache.reader)
         cache_session = CacheSession(cache, loader, (), self.runtime, Reporter(), self.timeline, SEED)
         plan = self.plan(num_frozen, 0 if cache is None else num_frozen)
         self.runtime.apply_plan(self.plan(num_frozen, 0))
-        cache_session.go(plan.cache_level, step=0)
+        cache_session.advance_to(plan.cache_level, step=0)
         return Variant(name, plan, loader, cache, cache_session)
 
     def step(self, variant: Variant, ids: np.ndarray) -> None:

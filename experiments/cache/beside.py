@@ -14,7 +14,7 @@ from experiments.cache.bench import Bench, Variant
 from experiments.record import spread
 from experiments.step_time.cases import Case
 from pipetransformer.autopipe.plan import layer_above
-from pipetransformer.training.communicator import WorldCommunicator
+from pipetransformer.training.cache_setup import WorldCommunicator
 
 NUM_STEPS = 4  # which take about as long as the fill
 HEADER = (
@@ -68,10 +68,10 @@ class Ways:
     """One rank's part."""
 
     def __init__(self, bench: Bench) -> None:
-        self._bench, self._level, self._feed = bench, bench.stack.num_blocks // 2, bench.loader()
+        self._bench, self._level = bench, bench.stack.num_blocks // 2
         self._cached = bench.variant("full", self._level, (1.0, 0.0))
         self._uncached = bench.variant("none", self._level, None)
-        self._cache = bench.cache(self._feed, "filling", 1.0, 0.0, Unmet())
+        self._cache = bench.cache("filling", 1.0, 0.0, Unmet())
 
     def turn(self) -> tuple[float, float, float]:
         """Seconds of the fill, of steps with the cache, and of the fill beside steps without."""
@@ -82,7 +82,7 @@ class Ways:
     def _seconds(self, variant: Variant, work: Callable[[], None]) -> float:
         """Until all processes are done."""
         self._bench.runtime.apply_plan(variant.plan)
-        variant.cache_session.serve(variant.plan.cache_level)
+        variant.cache_session.start_reading(variant.plan.cache_level)
         self._train(variant)  # what a new plan does for the first time is not what is compared
         self._cache.clear()
         with self._bench.runtime.frozen_forward(layer_above(0), self._level) as self._compute:
@@ -93,9 +93,8 @@ class Ways:
             return time.perf_counter() - start
 
     def _fill(self) -> None:
-        self._cache.advance(
-            self._level, [(self._feed.source, np.arange(len(self._feed.source.lengths)))], self._compute
-        )
+        source = self._bench.source
+        self._cache.advance(self._level, [(source, np.arange(len(source.lengths)))], self._compute)
 
     def _fill_beside(self) -> None:
         filling = Thread(target=self._fill)
@@ -105,7 +104,7 @@ class Ways:
 
     def _train(self, variant: Variant) -> None:
         batches = self._bench.batches(epoch=0)[:NUM_STEPS]
-        variant.cache_session.read_ahead(batches)
+        variant.cache_session.prefetch(batches)
         for ids in batches:
             self._bench.step(variant, ids)
         variant.cache_session.release()

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from pipetransformer.autocache.layout import Budgets
-from pipetransformer.autocache.store import FeatureStore
-from pipetransformer.autocache.store_spec import StoreSpec
+from pipetransformer.autocache.store import FeatureStore, StoreSpec
 
 HEADER = (
     "budget of memory, MiB",
@@ -107,11 +106,11 @@ def _measure(budget_mib: int, batch_size: int, num_batches: int) -> Growth:
 
 def _use(folder: Path, budget: int, batch_size: int, num_batches: int) -> int:
     num_samples = 11 * budget // SAMPLE_BYTES - 2 * SHARD_SIZE
-    description = StoreSpec(
+    spec = StoreSpec(
         np.full(num_samples, NUM_TOKENS), HIDDEN_SIZE, torch.float32, "exact", Budgets(budget, 10 * budget),
         folder / "features", SHARD_SIZE, SEED,
     )  # fmt: skip
-    store = FeatureStore.create(description)
+    store = FeatureStore.create(spec)
     features, out = (torch.randn(size, NUM_TOKENS, HIDDEN_SIZE) for size in (SHARD_SIZE, batch_size))
     for shard, ids in enumerate(store.shards):
         store.write(shard, ids, features[: len(ids)], KEY)

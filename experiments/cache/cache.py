@@ -96,7 +96,7 @@ class Results:
         """What was promised, what came out, and whether that is enough."""
         first = self.reading[0]
         read_ms = 1000 * median(first.seconds)
-        unhindered = min(steps.unhindered for steps in self.hidden if steps.name in list(hidden.ROOMS)[:2])
+        unhindered = min(steps.unhindered for steps in self.hidden if steps.name in list(hidden.BUDGETS)[:2])
         slowest = max(median(advance.ratios) for advance in self.advancing)
         to_batches = max(median(advance.ratios_to_batches) for advance in self.advancing)
         growth = max(own.of_the_cache / own.budget for own in self.bounded)

@@ -12,7 +12,7 @@ from experiments.cache.bench import Bench, Variant
 from experiments.step_time.cases import Case
 
 WAITED, NUM_WARMUP_STEPS = 0.05, 2  # the share of a step that may be spent waiting
-ROOMS = {"memory": (1.0, 0.0), "disk, ten times the memory": (0.1, 1.0), "half in memory, half computed": (0.5, 0.0)}
+BUDGETS = {"memory": (1.0, 0.0), "disk, ten times the memory": (0.1, 1.0), "half in memory, half computed": (0.5, 0.0)}
 UNCACHED = "no cache, the same frozen"
 HEADER = (
     "model", "cache", "hit rate", "steps that waited less than 5 %", "longest wait, share of its step",
@@ -78,8 +78,8 @@ def _measure(case: Case, num_rounds: int, num_steps: int | None) -> list[Steps]:
     with ExitStack() as closing:
         bench = Bench(case, closing)
         num_frozen = bench.stack.num_blocks // 2
-        rooms = {**ROOMS, UNCACHED: None}
-        loops = [Loop(bench, bench.variant(name, num_frozen, capacity)) for name, capacity in rooms.items()]
+        budgets = {**BUDGETS, UNCACHED: None}
+        loops = [Loop(bench, bench.variant(name, num_frozen, own)) for name, own in budgets.items()]
         for number in range(num_rounds):
             for loop in loops if number % 2 else reversed(loops):
                 loop.turn(number, num_steps)
@@ -97,18 +97,18 @@ class Loop:
         self._read_s, self._hits, self._misses = 0.0, 0, 0
 
     def turn(self, epoch: int, num_steps: int | None) -> None:
-        """Goes to the variant's plan and trains; its file is not in the system's memory when the steps begin."""
+        """Goes to the variant's plan and trains; its file is not in the page cache when the steps begin."""
         bench, own = self._bench, self._variant
         bench.runtime.apply_plan(own.plan)
-        own.cache_session.serve(own.plan.cache_level)
+        own.cache_session.start_reading(own.plan.cache_level)
         batches = bench.batches(epoch)[:num_steps]
         for ids in batches[:NUM_WARMUP_STEPS]:
             bench.step(own, ids)
         if own.cache is not None:
-            own.cache.forget()
+            own.cache.drop_page_cache()
         before = self._figures()
         dist.barrier()
-        own.cache_session.read_ahead(batches)
+        own.cache_session.prefetch(batches)
         first = len(self._seconds)
         for ids in batches:
             waited_s, start = own.cache_session.waited_s, time.perf_counter()
@@ -122,8 +122,8 @@ class Loop:
     def _figures(self) -> tuple[float, int, int]:
         if self._variant.cache is None:
             return 0.0, 0, 0
-        reads = self._variant.cache.reads
-        return reads.read_s, reads.hits, reads.misses
+        stats = self._variant.cache.reader.stats
+        return stats.read_s, stats.hits, stats.misses
 
     def _add(self, before: tuple[float, int, int], after: tuple[float, int, int]) -> None:
         self._read_s += after[0] - before[0]
@@ -145,5 +145,5 @@ class Loop:
 def rows(steps: list[Steps]) -> list[tuple[str, ...]]:
     """One for each variant of a case, compared with two others of the case."""
     by_name = {(own.case, own.name): own for own in steps}
-    memory = next(iter(ROOMS))
+    memory = next(iter(BUDGETS))
     return [own.row(by_name[own.case, memory], by_name[own.case, UNCACHED]) for own in steps]

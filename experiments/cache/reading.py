@@ -12,9 +12,8 @@ import torch
 
 from pipetransformer.autocache.capacity import SEED, SHARD_SIZE
 from pipetransformer.autocache.codec import codec
-from pipetransformer.autocache.layout import Budgets, bytes_needed, place
-from pipetransformer.autocache.store import FeatureStore
-from pipetransformer.autocache.store_spec import StoreSpec
+from pipetransformer.autocache.layout import Budgets, assign_tiers, bytes_needed
+from pipetransformer.autocache.store import FeatureStore, StoreSpec
 
 STORAGE = ("exact", "bfloat16", "float16", "int8")
 HEADER = ("features", "tier", "storage", "KiB per sample", "read, ms", "MB/s")
@@ -74,8 +73,8 @@ class Filled:
         own = self._bytes_of(num_samples)
         budgets = Budgets(own, 0) if tier == "memory" else Budgets(own // 9, own)
         lengths = np.full(num_samples if tier == "memory" else num_samples * 10 // 9, shape.num_tokens)
-        placement = place(lengths, self.row_bytes, budgets, SHARD_SIZE, SEED, lasting=False)
-        self._ids = placement.tiers[tier].ids
+        layout = assign_tiers(lengths, self.row_bytes, budgets, SHARD_SIZE, SEED, persistent=False)
+        self._ids = layout.tiers[tier].ids
         self._store = FeatureStore.create(
             StoreSpec(
                 lengths, shape.hidden_size, torch.float32, storage, budgets, folder / "features", SHARD_SIZE, SEED
@@ -92,7 +91,7 @@ class Filled:
         """Reads a random batch, from disk after the system has let go of the file."""
         ids = generator.choice(self._ids, len(out), replace=False)
         if self.tier == "disk":
-            self._store.forget()
+            self._store.drop_page_cache()
         start = time.perf_counter()
         _, found = self._store.read(ids, self.shape.num_tokens, KEY, out)
         seconds = time.perf_counter() - start

@@ -12,7 +12,7 @@ from statistics import median
 import numpy as np
 import torch
 
-from experiments.ranks import run_ranks
+from experiments.ranks import SEED, run_ranks
 from experiments.record import markdown, publish
 from experiments.step_time.cases import CASES, Case, write_bert
 from experiments.step_time.loops import OPTIMIZER, ElasticLoop
@@ -26,7 +26,8 @@ from pipetransformer.config.options import Parallel
 from pipetransformer.planning.planner import Planner
 from pipetransformer.runtime.precision import PRECISIONS
 from pipetransformer.training.build import make_planner
-from pipetransformer.training.communicator import WorldCommunicator
+from pipetransformer.training.cache_setup import WorldCommunicator
+from pipetransformer.training.loader import BatchLoader, sample_source
 
 WORLD, NUM_WARMUP_STEPS, CPU, FLOAT32 = 2, 2, torch.device("cpu"), PRECISIONS["float32"]
 HEADER = ("model", "plan", "predicted, ms", "measured, ms", "predicted / measured", "quartiles")
@@ -96,16 +97,19 @@ class Bench:
     def __init__(self, case: Case, folder: Path) -> None:
         write_bert(folder)
         self.case, self.stack = case, case.stack(folder)
-        self._loop = ElasticLoop(case.stack(folder), case.split(), case.batch_size)
-        self._feed, self._runtime = self._loop.loader, self._loop.runtime
-        source, kind = self._feed.source, FeatureFormat(self._feed.hidden_size, FLOAT32.param_dtype)
-        capacity = CacheCapacity([source], kind, Budgets(memory_bytes=1 << 30, disk_bytes=0), persistent=False)
-        self._cache = self._feed.cache = AutoCache(capacity, {source.name: folder}, WorldCommunicator())
-        assert self._cache.open() is None
+        split = case.split()
+        source = sample_source(split, self.stack.hidden_shape)
+        feature_format = FeatureFormat(source.hidden_size, FLOAT32.param_dtype)
+        capacity = CacheCapacity([source], feature_format, Budgets(1 << 30, disk_bytes=0), persistent=False)
+        self._cache = AutoCache(capacity, {source.name: folder}, WorldCommunicator())
+        self._cache.open()
+        self._loader = BatchLoader(split, source, SEED, self._cache.reader)
+        self._loop = ElasticLoop(case.stack(folder), split, case.batch_size, self._loader)
+        self._runtime = self._loop.runtime
 
     def planner(self) -> Planner:
         """Measures layers and links anew."""
-        return make_planner(self.stack, self._feed, OPTIMIZER, Parallel(), self.case.batch_size, CPU, FLOAT32)
+        return make_planner(self.stack, self._loader, OPTIMIZER, Parallel(), self.case.batch_size, CPU, FLOAT32)
 
     def seconds(self, plan: Plan, num_steps: int) -> float:
         """The median step, as this rank sees it."""
@@ -113,9 +117,9 @@ class Bench:
             self._cache.clear()
         if plan.cache_level > self._cache.level:
             with self._runtime.frozen_forward(0, plan.cache_level) as compute:
-                wanted = [(self._feed.source, np.arange(len(self._feed.split)))]
+                wanted = [(self._loader.source, np.arange(len(self._loader.split)))]
                 self._cache.advance(plan.cache_level, wanted, compute)
-            self._cache.serve(None)
+            self._cache.start_reading(None)
         self._runtime.apply_plan(plan)
         self._loop.read_ahead()
         seconds = [self._one_step() for _ in range(NUM_WARMUP_STEPS + num_steps)]

@@ -90,9 +90,11 @@ class ElasticLoop(Loop):
         runtime: What trains on them; it may go to another plan between two steps.
     """
 
-    def __init__(self, stack: LayerStack, split: Split, batch_size: int) -> None:
+    def __init__(
+        self, stack: LayerStack, split: Split, batch_size: int, loader: BatchLoader | None = None
+    ) -> None:  # fmt: skip
         super().__init__(stack, split, batch_size)
-        self.loader = BatchLoader(split, stack.hidden_shape, SEED)
+        self.loader = loader or BatchLoader.uncached(split, stack.hidden_shape, SEED)
         context = RankContext.create(torch.device("cpu"), PRECISIONS["float32"], TIMEOUT_S)
         self.runtime = ElasticRuntime(stack, objective(CLASSIFICATION, NUM_CLASSES), OPTIMIZER, context)
         self._last: StepResult | None = None

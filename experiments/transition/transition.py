@@ -72,7 +72,7 @@ def measure(case: Case) -> list[TransitionReport]:
     with tempfile.TemporaryDirectory() as name:
         write_bert(Path(name))
         stack = case.stack(Path(name))
-    loader = BatchLoader(RandomText(), stack.hidden_shape, SEED)
+    loader = BatchLoader.uncached(RandomText(), stack.hidden_shape, SEED)
     context = RankContext.create(torch.device("cpu"), PRECISIONS["float32"], TIMEOUT_S)
     reports = []
     with ElasticRuntime(stack, objective(CLASSIFICATION, NUM_CLASSES), OPTIMIZER, context) as runtime:

@@ -1,4 +1,4 @@
-"""How fast this machine reads features, from each tier."""
+"""Read bandwidth of each tier on this machine, and the level from which on reading is cheaper than computing."""
 
 import time
 from collections.abc import Mapping
@@ -10,59 +10,89 @@ import torch
 
 from pipetransformer.autocache.capacity import SEED, SHARD_SIZE, FeatureFormat
 from pipetransformer.autocache.layout import Budgets, bytes_needed
-from pipetransformer.autocache.store import FeatureStore
-from pipetransformer.autocache.store_spec import StoreSpec
+from pipetransformer.autocache.store import FeatureStore, StoreSpec
+from pipetransformer.autopipe.limit import fill_seconds
+from pipetransformer.autopipe.profile import Profile
 
 NUM_BYTES, NUM_BATCHES, KEY = 16 << 20, 4, 1
 
 
-def seconds_per_byte(kind: FeatureFormat, num_tokens: int, tiers: Mapping[str, int], folder: Path) -> dict[str, float]:
-    """Seconds per byte of a feature as it leaves the cache, reading batches of samples in random order.
+def seconds_per_byte(
+    feature_format: FeatureFormat, num_tokens: int, tiers: Mapping[str, int], folder: Path
+) -> dict[str, float]:
+    """Measures seconds per byte of a feature as it leaves the cache, for batches in random order.
 
-    The disk's file is read after the system has let go of it, as a store larger than the memory would be.
+    The disk tier is evicted from the page cache first, as a store larger than the memory would be.
 
     Args:
-        num_tokens: Of a sample.
+        feature_format: Of the features.
+        num_tokens: Tokens of a sample.
         tiers: Bytes of ``memory`` and ``disk`` that may be used.
-        folder: On the disk.
+        folder: A folder on the disk.
     """
-    return {tier: _measure(kind, _lengths(kind, num_tokens, own), tier, folder) for tier, own in tiers.items()}
+    return {
+        tier: _measure(feature_format, _lengths(feature_format, num_tokens, most), tier, folder)
+        for tier, most in tiers.items()
+    }
 
 
-def _lengths(kind: FeatureFormat, num_tokens: int, num_bytes: int) -> np.ndarray:
-    """Of as many samples as are measured, or find room."""
-    row_bytes = kind.codec().row_bytes
+def _lengths(feature_format: FeatureFormat, num_tokens: int, most_bytes: int) -> np.ndarray:
+    """Returns the lengths of the samples to measure: NUM_BYTES of them, or as many as fit."""
+    row_bytes = feature_format.codec().row_bytes
     num_samples = max(1, NUM_BYTES // (num_tokens * row_bytes))
-    while num_samples > 1 and bytes_needed(np.full(num_samples, num_tokens), row_bytes, SHARD_SIZE) > num_bytes:
+    while num_samples > 1 and bytes_needed(np.full(num_samples, num_tokens), row_bytes, SHARD_SIZE) > most_bytes:
         num_samples //= 2
     return np.full(num_samples, num_tokens)
 
 
-def _measure(kind: FeatureFormat, lengths: np.ndarray, tier: str, folder: Path) -> float:
-    store = _store(kind, lengths, tier, folder)
+def _measure(feature_format: FeatureFormat, lengths: np.ndarray, tier: str, folder: Path) -> float:
+    hidden_size, dtype = feature_format.hidden_size, feature_format.dtype
+    store = _store(feature_format, lengths, tier, folder)
     try:
         for shard, ids in enumerate(store.shards):
-            store.write(shard, ids, torch.randn(len(ids), int(lengths[0]), kind.hidden_size).to(kind.dtype), KEY)
+            store.write(shard, ids, torch.randn(len(ids), int(lengths[0]), hidden_size).to(dtype), KEY)
         if tier == "disk":
-            store.forget()
+            store.drop_page_cache()
         order = np.random.default_rng(SEED).permutation(len(lengths))
         batches = np.array_split(order, min(NUM_BATCHES, len(order)))
-        out = torch.zeros(len(batches[0]), int(lengths[0]), kind.hidden_size, dtype=kind.dtype)
+        out = torch.zeros(len(batches[0]), int(lengths[0]), hidden_size, dtype=dtype)
         return median(_seconds(store, ids, out[: len(ids)]) / out[: len(ids)].nbytes for ids in batches)
     finally:
         store.close()
 
 
-def _store(kind: FeatureFormat, lengths: np.ndarray, tier: str, folder: Path) -> FeatureStore:
-    row_bytes = kind.codec().row_bytes
-    capacity = bytes_needed(lengths, row_bytes, SHARD_SIZE)
-    budgets = Budgets(capacity, 0) if tier == "memory" else Budgets(0, capacity)
-    path = folder / "bandwidth"
-    description = StoreSpec(lengths, kind.hidden_size, kind.dtype, kind.storage, budgets, path, SHARD_SIZE, SEED)
-    return FeatureStore.create(description, reserve_bytes=0)  # a store that is there may have left little
+def _store(feature_format: FeatureFormat, lengths: np.ndarray, tier: str, folder: Path) -> FeatureStore:
+    num_bytes = bytes_needed(lengths, feature_format.codec().row_bytes, SHARD_SIZE)
+    spec = StoreSpec(
+        lengths=lengths,
+        hidden_size=feature_format.hidden_size,
+        dtype=feature_format.dtype,
+        storage=feature_format.storage,
+        budgets=Budgets(num_bytes, 0) if tier == "memory" else Budgets(0, num_bytes),
+        path=folder / "bandwidth",
+        shard_size=SHARD_SIZE,
+        seed=SEED,
+    )
+    return FeatureStore.create(spec, reserve_bytes=0)  # an existing store may have left little
 
 
 def _seconds(store: FeatureStore, ids: np.ndarray, out: torch.Tensor) -> float:
     start = time.perf_counter()
     store.read(ids, out.shape[1], KEY, out)
     return time.perf_counter() - start
+
+
+def read_seconds(profile: Profile, level: int) -> float:
+    """Returns the seconds per sample to read the output of block ``level``."""
+    return profile.cache_read_s_per_byte * profile.layers[level].output_bytes
+
+
+def forward_seconds(profile: Profile, level: int) -> float:
+    """Returns the seconds per sample to compute the output of block ``level``, without launch overhead."""
+    return fill_seconds(profile, 0, level, 1)
+
+
+def break_even_level(profile: Profile) -> int | None:
+    """Returns the lowest level that pays, or ``None``. All higher ones pay too where outputs are equally wide."""
+    levels = range(1, len(profile.layers) - 1)
+    return next((level for level in levels if read_seconds(profile, level) < forward_seconds(profile, level)), None)

@@ -5,202 +5,247 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pipetransformer.autocache.capacity import CacheCapacity
-from pipetransformer.autocache.communicator import Communicator
-from pipetransformer.autocache.fill import ShardSlice, batches, missing_of, wanted_shards
+from pipetransformer.autocache.fill import ShardSlice, batches, incomplete, wanted_shards
 from pipetransformer.autocache.fingerprint import level_key
-from pipetransformer.autocache.reader import FeatureReader, ReadStats, Request
+from pipetransformer.autocache.reader import FeatureReader
 from pipetransformer.autocache.source import Compute, SampleSource
-from pipetransformer.autocache.store import FeatureStore
-from pipetransformer.autocache.store_spec import StoreSpec
+from pipetransformer.autocache.store import FeatureStore, StoreSpec
 from pipetransformer.errors import FeatureOverflow, FillFailed, StoreFailed, UserError
 
 Wanted = list[tuple[SampleSource, np.ndarray]]
+Value = TypeVar("Value")
+
+
+class Communicator(Protocol):
+    """The ranks that share a cache. All methods are collectives of all ranks of the run.
+
+    Attributes:
+        local_rank: This rank within its node.
+        local_world_size: Ranks of its node.
+    """
+
+    local_rank: int
+    local_world_size: int
+
+    def broadcast_from_local_leader(self, value: Value) -> Value:
+        """Returns the value of local rank 0 of this node."""
+        ...
+
+    def first_not_none(self, value: Value | None) -> Value | None:
+        """Returns the value of the lowest rank that has one."""
+        ...
+
+    def all_reduce_sum(self, *numbers: int) -> tuple[int, ...]:
+        """Returns each number's sum over all ranks. Also acts as a barrier."""
+        ...
+
+
+class SingleProcess:
+    """The communicator of a run of one process."""
+
+    local_rank, local_world_size = 0, 1
+
+    def broadcast_from_local_leader(self, value: Value) -> Value:
+        return value
+
+    def first_not_none(self, value: Value | None) -> Value | None:
+        return value
+
+    def all_reduce_sum(self, *numbers: int) -> tuple[int, ...]:
+        return numbers
+
+
+@dataclass(frozen=True)
+class Opened:
+    """Samples of an earlier run in the stores that were opened, over all nodes.
+
+    Attributes:
+        num_intact: Intact samples found on disk, under any key.
+        num_damaged: Samples whose bytes were damaged; they count as missing.
+    """
+
+    num_intact: int = 0
+    num_damaged: int = 0
 
 
 @dataclass(frozen=True)
 class Filled:
-    """Samples over all nodes: computed, and found in a store of an earlier run."""
+    """Samples of a fill, over all nodes.
+
+    Attributes:
+        num_computed: Samples that were computed and stored.
+        num_found: Samples that an earlier run had stored under the same key.
+        num_replaced: Intact samples of an earlier run that this run's first fill has no use for, and overwrites.
+    """
 
     num_computed: int
     num_found: int
+    num_replaced: int = 0
 
 
 class AutoCache:
-    """One level of features for each split. A higher level is computed from the one before, and takes its place.
+    """One level of features for each split. A higher level is computed from the one before, and overwrites it.
 
-    Nothing is allocated before :meth:`open`. All processes of the run make the same calls, but for reading.
+    Nothing is allocated before :meth:`open`. All ranks of the run make the same calls; only reading is not collective.
 
     Args:
-        capacity: What the stores may take.
-        folders: Where the files of each split lie.
-        communicator: The processes that share the stores.
+        capacity: Budgets and layout of the stores.
+        folders: Folder of each split's file.
+        communicator: The ranks that share the stores.
 
     Attributes:
-        level: The block whose output is stored; at 0 nothing is.
-        reads: What this process read, at all levels.
-        fill_s: Seconds of storing, at all levels.
-        num_dropped: Samples of an earlier run whose bytes were damaged, over all nodes.
-        num_kept: Those that are whole, of whatever weights and level, until the first level of this run is stored.
+        level: Block whose output is stored; 0 for none.
+        reader: Reads the stored level.
+        fill_s: Seconds of filling, at all levels.
     """
 
     def __init__(self, capacity: CacheCapacity, folders: Mapping[str, Path], communicator: Communicator) -> None:
         self.capacity, self._folders, self._communicator = capacity, folders, communicator
         self._stores: dict[str, FeatureStore] = {}
-        self._reader: FeatureReader | None = None
-        self._was_served = False
+        self.reader = FeatureReader()
+        self._may_be_read = False  # by some rank, at the present level
         self._key, self._num_keys = 0, 0
-        self.level, self.reads, self.fill_s = 0, ReadStats(), 0.0
-        self.num_dropped = self.num_kept = 0
+        self._num_unclaimed = 0  # intact samples of an earlier run, until the first fill
+        self.level, self.fill_s = 0, 0.0
 
-    def open(self) -> str | None:
-        """Takes the room, once.
+    def open(self) -> Opened:
+        """Opens the stores, unless they are open. Collective.
 
-        Returns:
-            Why there is none, on every process alike; then nothing can be stored in this run.
+        Raises:
+            StoreFailed: A node cannot open them; raised on every rank, with one reason. Nothing is left open.
         """
-        problem = None
-        if not self._stores:
-            problem = self._communicator.first_not_none(self._take_room())
-            if problem is not None:
-                self.close()
-            self.num_dropped, self.num_kept = self._communicator.all_reduce_sum(self.num_dropped, self.num_kept)
-        return problem
+        if self._stores:
+            return Opened()
+        problem, own = self._open_stores()
+        problem = self._communicator.first_not_none(problem)
+        opened = Opened(*self._communicator.all_reduce_sum(own.num_intact, own.num_damaged))
+        if problem is not None:
+            self.close()
+            raise StoreFailed(problem)
+        self._num_unclaimed = opened.num_intact
+        return opened
 
-    def _take_room(self) -> str | None:
-        """Worker 0 of a node makes the stores, and the others join."""
-        descriptions: dict[str, StoreSpec] | None = None
-        problem = None
+    def _open_stores(self) -> tuple[str | None, Opened]:
+        """Opens the stores on local rank 0 of each node, and attaches the other ranks to them."""
+        specs: dict[str, StoreSpec] | None = None
+        problem, opened = None, Opened()
         if self._communicator.local_rank == 0:
             try:
-                self._stores, self.num_dropped = self.capacity.make(self._folders)
-                self.num_kept = sum(store.num_stored for store in self._stores.values())
-                descriptions = {name: store.description for name, store in self._stores.items()}
+                self._stores, num_damaged = self.capacity.open_stores(self._folders)
+                opened = Opened(sum(store.num_stored for store in self._stores.values()), num_damaged)
+                specs = {name: store.spec for name, store in self._stores.items()}
             except (OSError, ValueError) as error:
                 problem = describe_os_error(error)
-        descriptions = self._communicator.broadcast_from_local_leader(descriptions)
-        if self._communicator.local_rank > 0 and descriptions is not None:
+        specs = self._communicator.broadcast_from_local_leader(specs)
+        if self._communicator.local_rank > 0 and specs is not None:
             try:
-                for name, each in descriptions.items():
-                    self._stores[name] = FeatureStore.attach(each)
+                for name, spec in specs.items():
+                    self._stores[name] = FeatureStore.attach(spec)
             except (OSError, ValueError) as error:
                 problem = describe_os_error(error)
-        return problem
+        return problem, opened
 
     def advance(
         self, level: int, wanted: Wanted, compute: Compute, layers: Iterator[Mapping[str, Tensor]] | None = None
     ) -> Filled:
-        """Stores the output of block ``level`` for the wanted samples of each split, as far as there is room.
+        """Stores the output of block ``level`` for the wanted samples, as far as the capacity allows. Collective.
 
-        The processes of a node share the work. A shard's old features are overwritten by its new ones, so that there
-        is never more than one level.
+        The ranks of a node divide the work. Each shard's new features overwrite its old ones, so that there is never
+        more than one level.
 
         Args:
+            level: Above the present level.
+            wanted: Sources and the numbers of their samples.
             compute: Runs the newly frozen layers, those above the present level, without gradient.
-            layers: Their weights, for a key by which a later run knows them again; ``None`` where none shall.
+            layers: Their weights, for a key by which a later run finds the features; ``None`` where none shall.
 
         Raises:
-            FillFailed: On every process alike.
+            FillFailed: On every rank alike; the level before may be lost.
         """
         assert level > self.level, f"the cache is at level {self.level} and cannot advance to {level}"
         start = time.perf_counter()
-        self.stop_reading()
+        self.reader.stop_prefetching()
         self._num_keys += 1
-        key = self._num_keys if layers is None else level_key(self._key, self._marked(layers))
-        if self._was_served:
-            self._communicator.all_reduce_sum(0)  # nobody writes before everybody has done reading
-        filled = self._fill(self._own_groups(wanted), compute, key)
-        self.level, self._key, self._was_served = level, key, False
+        key = self._num_keys if layers is None else level_key(self._key, self._with_origin(layers))
+        if self._may_be_read:
+            self._communicator.all_reduce_sum(0)  # barrier: all readers finish before any rank overwrites
+        num_computed, num_found = self._fill(self._own_batches(wanted), compute, key)
+        self.level, self._key, self._may_be_read = level, key, False
+        num_replaced, self._num_unclaimed = 0 if num_found else self._num_unclaimed, 0
         self.fill_s += time.perf_counter() - start
-        return filled
+        return Filled(num_computed, num_found, num_replaced)
 
-    def _fill(self, groups: list[list[ShardSlice]], compute: Compute, key: int) -> Filled:
+    def _fill(self, own_batches: list[list[ShardSlice]], compute: Compute, key: int) -> tuple[int, int]:
+        """Returns the samples computed and found, over all nodes."""
         num_computed, num_found, problem = 0, 0, None
         try:
-            for group in groups:
-                missing = missing_of(group, key)
+            for batch in own_batches:
+                missing = incomplete(batch, key)
                 if missing:
-                    self._store(missing, compute, key)
-                num_missing = sum(len(part.ids) for part in missing)
+                    self._compute_and_store(missing, compute, key)
+                num_missing = sum(len(one.ids) for one in missing)
                 num_computed += num_missing
-                num_found += sum(len(part.ids) for part in group) - num_missing
-        except (StoreFailed, FeatureOverflow) as error:  # the others come to the meeting
+                num_found += sum(len(one.ids) for one in batch) - num_missing
+        except (StoreFailed, FeatureOverflow) as error:  # other ranks still enter the collective below
             problem = describe_os_error(error)
         num_computed, num_found, num_failed = self._communicator.all_reduce_sum(
             num_computed, num_found, problem is not None
         )
         if num_failed:
             raise FillFailed(self._communicator.first_not_none(problem))
-        return Filled(num_computed, num_found)
+        return num_computed, num_found
 
-    def _own_groups(self, wanted: Wanted) -> list[list[ShardSlice]]:
-        """What this worker computes; the workers of a node share the groups out."""
-        parts = (part for source, ids in wanted for part in wanted_shards(source, self._stores[source.name], ids))
-        return list(batches(parts, self._communicator.local_world_size))[
-            self._communicator.local_rank :: self._communicator.local_world_size
-        ]
+    def _own_batches(self, wanted: Wanted) -> list[list[ShardSlice]]:
+        """Returns this rank's part of the batches of its node."""
+        slices = (one for source, ids in wanted for one in wanted_shards(source, self._stores[source.name], ids))
+        rank, size = self._communicator.local_rank, self._communicator.local_world_size
+        return list(batches(slices, size))[rank::size]
 
-    def _marked(self, layers: Iterable[Mapping[str, Tensor]]) -> Iterable[Mapping[str, Tensor]]:
-        """With what is stored rounded, what is computed from it depends on the level that it was taken from."""
-        if self.capacity.kind.storage == "exact":
+    def _with_origin(self, layers: Iterable[Mapping[str, Tensor]]) -> Iterable[Mapping[str, Tensor]]:
+        """Adds the present level to the key of rounded features: the rounding depends on the levels in between."""
+        if self.capacity.feature_format.storage == "exact":
             return layers
         return chain([{"from_level": torch.tensor(self.level)}], layers)
 
-    def _store(self, group: list[ShardSlice], compute: Compute, key: int) -> None:
-        """Computes the samples of neighbouring shards at once."""
-        ids, num_tokens = np.concatenate([part.ids for part in group]), max(part.num_tokens for part in group)
-        source, store = group[0].source, group[0].store
+    def _compute_and_store(self, batch: list[ShardSlice], compute: Compute, key: int) -> None:
+        ids, num_tokens = np.concatenate([one.ids for one in batch]), max(one.num_tokens for one in batch)
+        source, store = batch[0].source, batch[0].store
         if self.level:
-            inputs, found = store.read(ids, num_tokens, self._key)
+            inputs, found = store.read(ids, num_tokens, self._key)  # (B, T, D)
             assert bool(found.all()), "what is still wanted was wanted at the level before"
         else:
             inputs = source.inputs(ids, num_tokens)
         features = compute(inputs, source.context(ids, num_tokens))
-        store.write_all([(part.shard, part.ids) for part in group], features, key)
+        store.write_all([(one.shard, one.ids) for one in batch], features, key)
 
-    def serve(self, compute: Compute | None) -> None:
-        """From here on reads the present level.
+    def start_reading(self, compute: Compute | None) -> None:
+        """Reads the present level from here on.
 
         Args:
-            compute: Runs the frozen layers on the input of samples for which there is no room; ``None`` where there
-                is room for all.
+            compute: Runs the frozen layers on the input of samples that are not stored; ``None`` where all are.
         """
-        self.stop_reading()
-        self._was_served = True
-        self._reader = FeatureReader(self._stores, self._key, compute, self.reads)
+        self._may_be_read = True
+        self.reader.start(self._stores, self._key, compute)
 
-    def prefetch(self, requests: Iterator[Request]) -> None:
-        """Reads ahead what will be asked for."""
-        assert self._reader is not None
-        self._reader.prefetch(requests)
-
-    def read(self, request: Request) -> Tensor:
-        """Features (B, num_tokens, D) of the present level; valid until a few reads later."""
-        assert self._reader is not None, "nothing is stored"
-        return self._reader.read(request)
-
-    def stop_reading(self) -> None:
-        """Ends reading ahead."""
-        if self._reader is not None:
-            self._reader.stop()
-
-    def forget(self) -> None:
-        """Has the next reads of the disk tier come from the disk, to measure them."""
+    def drop_page_cache(self) -> None:
+        """Evicts the disk tier from the page cache, to measure reads that come from the disk."""
         for store in self._stores.values():
-            store.forget()
+            store.drop_page_cache()
 
     def clear(self) -> None:
-        """Goes back to level 0, because blocks below the level change; the room stays."""
-        self.stop_reading()
-        self._reader, self.level, self._key = None, 0, 0
+        """Goes back to level 0, because blocks below the level change. The stores stay open."""
+        self.reader.start({}, 0, None)
+        self.level, self._key = 0, 0
 
     def close(self) -> None:
-        """Gives the room back."""
+        """Closes the stores in this process."""
         self.clear()
         for store in self._stores.values():
             store.close()

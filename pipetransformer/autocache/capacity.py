@@ -1,4 +1,4 @@
-"""The room that a node has for features: how much of each split, in which tier, and the stores in it."""
+"""The capacity of a node: how much of each split fits, in which tier, and the stores themselves."""
 
 import errno
 from collections.abc import Mapping, Sequence
@@ -8,122 +8,124 @@ from pathlib import Path
 import torch
 
 from pipetransformer.autocache.codec import Codec, codec
-from pipetransformer.autocache.layout import Budgets, bytes_needed, place, split_budget
+from pipetransformer.autocache.layout import Budgets, StoreLayout, assign_tiers, bytes_needed, split_budget
 from pipetransformer.autocache.source import SampleSource
-from pipetransformer.autocache.store import FeatureStore
-from pipetransformer.autocache.store_spec import StoreSpec
+from pipetransformer.autocache.store import FeatureStore, StoreSpec
 from pipetransformer.errors import StoreFailed
 
-SHARD_SIZE = 32  # samples that are computed, written and checked together
-SEED = 0
+SHARD_SIZE = 32  # samples that are computed, written and verified together
+SEED = 0  # of the order in which samples fill the tiers
 
 
 @dataclass(frozen=True)
 class FeatureFormat:
-    """What a feature is: its width, its type, and the type that it is stored in (see :func:`codec`)."""
+    """Width and type of a feature, and the name of the codec that stores it (see :func:`codec`)."""
 
     hidden_size: int
     dtype: torch.dtype
     storage: str = "exact"
 
     def codec(self) -> Codec:
+        """Makes the codec."""
         return codec(self.storage, self.hidden_size, self.dtype)
 
 
 class CacheCapacity:
-    """Shares a node's budgets among the splits. Nothing is taken before :meth:`make`.
+    """Divides a node's budgets among the splits. Nothing is allocated before :meth:`open_stores`.
 
     Args:
         sources: The splits.
-        kind: Of the features.
+        feature_format: Of the features.
         budgets: Of the node, for all splits together.
-        persistent: What lies on disk outlives the run.
+        persistent: The files outlive the run.
 
     Attributes:
-        whole_bytes: What all samples of all splits take.
+        whole_bytes: Bytes of all samples of all splits.
+        budgets: Of each split, by name.
     """
 
     def __init__(
-        self, sources: Sequence[SampleSource], kind: FeatureFormat, budgets: Budgets, persistent: bool
+        self, sources: Sequence[SampleSource], feature_format: FeatureFormat, budgets: Budgets, persistent: bool
     ) -> None:
-        self.kind, self.persistent = kind, persistent
-        row_bytes = kind.codec().row_bytes
-        lengths = {source.name: source.lengths for source in sources}
-        needed = [bytes_needed(each, row_bytes, SHARD_SIZE) for each in lengths.values()]
+        self.feature_format, self.persistent = feature_format, persistent
+        row_bytes = feature_format.codec().row_bytes
+        self._sources = {source.name: source for source in sources}
+        needed = [bytes_needed(source.lengths, row_bytes, SHARD_SIZE) for source in sources]
         self.whole_bytes = sum(needed)
         memory = split_budget(budgets.memory_bytes, needed)
-        beyond = [0 if own == whole and not persistent else whole for own, whole in zip(memory, needed, strict=True)]
-        disk = split_budget(budgets.disk_bytes, beyond)
-        self.shares = {name: Budgets(*share) for name, *share in zip(lengths, memory, disk, strict=True)}
-        self._lengths, self._is_local = lengths, {source.name: source.is_local for source in sources}
-        self._placements = {
-            name: place(lengths[name], row_bytes, share, SHARD_SIZE, SEED, persistent, self._is_local[name])
-            for name, share in self.shares.items()
-        }
+        # a split that memory holds whole needs no disk, unless it shall outlive the run
+        on_disk = [0 if own == whole and not persistent else whole for own, whole in zip(memory, needed, strict=True)]
+        disk = split_budget(budgets.disk_bytes, on_disk)
+        self.budgets = {name: Budgets(*own) for name, *own in zip(self._sources, memory, disk, strict=True)}
+        self._layouts = {name: self._layout(source, row_bytes) for name, source in self._sources.items()}
 
-    def missing(self, name: str) -> float:
-        """Share of a split's samples for which there is no room."""
-        return 1 - sum(len(ids) for ids in self._placements[name].shards) / len(self._lengths[name])
+    def _layout(self, source: SampleSource, row_bytes: int) -> StoreLayout:
+        budgets, persistent, is_local = self.budgets[source.name], self.persistent, source.is_local
+        return assign_tiers(source.lengths, row_bytes, budgets, SHARD_SIZE, SEED, persistent, is_local)
+
+    def miss_rate(self, name: str) -> float:
+        """Returns the fraction of a split's samples that do not fit."""
+        return 1 - sum(len(ids) for ids in self._layouts[name].shards) / len(self._sources[name].lengths)
 
     @property
     def is_partial(self) -> bool:
-        """Whether any sample of any split finds no room."""
-        return any(self.missing(name) > 0 for name in self._placements)
+        """True where a sample of any split does not fit."""
+        return any(self.miss_rate(name) > 0 for name in self._layouts)
 
     @property
     def bytes_by_tier(self) -> dict[str, int]:
-        """What the stores take, once made."""
-        tiers = [placement.tiers for placement in self._placements.values()]
+        """Bytes of all stores together, once they are open."""
+        tiers = [layout.tiers for layout in self._layouts.values()]
         names = dict.fromkeys(name for own in tiers for name in own)
         return {name: sum(own[name].num_bytes for own in tiers if name in own) for name in names}
 
-    def make(self, folders: Mapping[str, Path]) -> tuple[dict[str, FeatureStore], int]:
-        """Takes the room, in one process of a node; the others attach. A lasting file that is there is opened again.
+    def open_stores(self, folders: Mapping[str, Path]) -> tuple[dict[str, FeatureStore], int]:
+        """Makes the stores in one process of a node, or reopens persistent ones; the other processes attach.
 
         Args:
-            folders: For the disk tier of each split.
+            folders: Folder of each split's file.
 
         Returns:
-            The stores, and how many samples of a file that was there were damaged and are forgotten.
+            The stores, and the number of samples of reopened files that were damaged and are invalid now.
 
         Raises:
-            OSError: Memory or disk has less room than the budgets allow, or the folder of lasting files has gone;
-                nothing is left behind.
-            ValueError: A lasting file is not what it should be.
+            OSError: Memory or disk has less space than the budgets allow, or the folder of a persistent file has been
+                removed; nothing is left behind.
+            UserError: A persistent file is not what it should be.
         """
         stores: dict[str, FeatureStore] = {}
-        made: list[Path] = []
-        num_dropped = 0
+        created: list[Path] = []
+        num_damaged = 0
         try:
-            for name in self.shares:
-                description = self._description(name, folders[name])
+            for name in self.budgets:
+                spec = self._spec(name, folders[name])
                 if self.persistent and not folders[name].is_dir():  # a new one would have neither identity nor lock
-                    raise StoreFailed(errno.ENOENT, f"{folders[name]} was removed while the run lasts")
-                found = self.persistent and description.path.exists()
-                stores[name] = FeatureStore.reopen(description) if found else FeatureStore.create(description)
-                if not found:
-                    made.append(description.path)
+                    raise StoreFailed(errno.ENOENT, f"{folders[name]} was removed during the run")
+                exists = self.persistent and spec.path.exists()
+                stores[name] = FeatureStore.reopen(spec) if exists else FeatureStore.create(spec)
+                if not exists:
+                    created.append(spec.path)
                 else:
-                    num_dropped += stores[name].verify()
+                    num_damaged += stores[name].verify()
                     stores[name].promote()
         except (OSError, ValueError):
             for store in stores.values():
                 store.close()
-            for path in made:  # a lasting file with nothing in it
+            for path in created:  # persistent files with nothing in them
                 path.unlink(missing_ok=True)
             raise
-        return stores, num_dropped
+        return stores, num_damaged
 
-    def _description(self, name: str, folder: Path) -> StoreSpec:
+    def _spec(self, name: str, folder: Path) -> StoreSpec:
         return StoreSpec(
-            lengths=self._lengths[name],
-            hidden_size=self.kind.hidden_size,
-            dtype=self.kind.dtype,
-            storage=self.kind.storage,
-            budgets=self.shares[name],
+            lengths=self._sources[name].lengths,
+            hidden_size=self.feature_format.hidden_size,
+            dtype=self.feature_format.dtype,
+            storage=self.feature_format.storage,
+            budgets=self.budgets[name],
             path=folder / f"{name}.features",
             shard_size=SHARD_SIZE,
             seed=SEED,
-            lasting=self.persistent,
-            is_local=self._is_local[name],
+            persistent=self.persistent,
+            is_local=self._sources[name].is_local,
         )

@@ -1,4 +1,4 @@
-"""How the feature of a token becomes bytes."""
+"""Encodings of features as rows of bytes."""
 
 from abc import ABC, abstractmethod
 
@@ -11,16 +11,16 @@ CASTS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.
 
 
 class Codec(ABC):
-    """Turns features into rows of bytes and back, a row per token, on the device where they lie.
+    """Encodes features as rows of bytes and back, a row per token, on the device of the features.
 
-    A finite feature comes back finite or is refused, one that is not comes back as one that is not. Bytes that are all
-    zero stand for features that are all zero.
+    A finite feature comes back finite or is refused; a NaN or infinity comes back as one that is not finite. Rows of
+    zero bytes decode to features of zero.
 
     Attributes:
         hidden_size: Width of a feature, D.
-        dtype: Type of the features, before and after.
+        dtype: Type of the features, before encoding and after decoding.
         row_bytes: Bytes of a token.
-        is_plain: The bytes are the features' own, so that nothing has to be decoded.
+        is_plain: The rows are the features' own bytes, so that there is nothing to decode.
     """
 
     is_plain = False
@@ -30,7 +30,7 @@ class Codec(ABC):
 
     @abstractmethod
     def encode(self, features: Tensor) -> Tensor:
-        """Features (R, D) of ``dtype`` as uint8 (R, row_bytes).
+        """Encodes features (R, D) of ``dtype`` as uint8 (R, row_bytes).
 
         Raises:
             OverflowError: A finite feature is too large for the codec.
@@ -38,17 +38,17 @@ class Codec(ABC):
 
     @abstractmethod
     def decode_into(self, rows: Tensor, out: Tensor) -> None:
-        """Fills features (R, D) of ``dtype`` from rows uint8 (R, row_bytes)."""
+        """Decodes rows uint8 (R, row_bytes) into features (R, D) of ``dtype``."""
 
     def decode(self, rows: Tensor) -> Tensor:
-        """Rows uint8 (R, row_bytes) as features (R, D) of ``dtype``."""
+        """Decodes rows uint8 (R, row_bytes) as features (R, D) of ``dtype``."""
         out = torch.empty(len(rows), self.hidden_size, dtype=self.dtype, device=rows.device)
         self.decode_into(rows, out)
         return out
 
 
 class Cast(Codec):
-    """Features as another floating-point type, rounded to nearest; bit for bit if it is their own."""
+    """Features in another floating-point type, rounded to nearest; bit for bit in their own."""
 
     def __init__(self, hidden_size: int, dtype: torch.dtype, stored: torch.dtype) -> None:
         super().__init__(hidden_size, dtype, hidden_size * stored.itemsize)
@@ -70,11 +70,11 @@ class Int8(Codec):
     """Features as whole multiples, -127 to 127, of a scale per token: max|x| / 127, and 2 ** -126 at least.
 
     The error of a feature is at most scale / 2, besides the rounding of float32 (2 ** -16 of the scale) and of
-    ``dtype``. The multiple -128, which is free, stands for what is not finite and comes back as NaN; it leaves its
-    token's scale alone. A row is the scale as float32, then D multiples.
+    ``dtype``. The unused multiple -128 stands for features that are not finite: they come back as NaN and do not
+    change their token's scale. A row is the scale as float32, then D multiples.
     """
 
-    SMALLEST, NOT_FINITE = 2.0**-126, -128  # below it float32 loses the digits that the bound rests on
+    SMALLEST, NOT_FINITE = 2.0**-126, -128  # smaller scales lack the digits for the bound
 
     def __init__(self, hidden_size: int, dtype: torch.dtype) -> None:
         super().__init__(hidden_size, dtype, 4 + hidden_size)
@@ -96,17 +96,19 @@ class Int8(Codec):
         multiples = rows[:, 4:].view(torch.int8)
         wide = out if self.dtype == self._wide else torch.empty_like(out, dtype=self._wide)
         wide.copy_(multiples).mul_(scales)
-        if len(rows) and multiples.amin() == self.NOT_FINITE:  # cheaper to ask than to fill
+        if len(rows) and multiples.amin() == self.NOT_FINITE:  # checking is cheaper than filling
             wide.masked_fill_(multiples == self.NOT_FINITE, torch.nan)
         if wide is not out:
             out.copy_(wide)
 
 
 def codec(name: str, hidden_size: int, dtype: torch.dtype) -> Codec:
-    """The codec of that name, for features (R, hidden_size) of a floating-point type.
+    """Returns the codec of a name, for features (R, hidden_size) of a floating-point type.
 
     Args:
-        name: As in ``cache.storage``: of :data:`CASTS`, ``int8`` or ``exact``, which stores the features' own bits.
+        name: A key of :data:`CASTS`, ``int8``, or ``exact``, which stores the features' own bits.
+        hidden_size: Width of a feature, D.
+        dtype: Type of the features.
     """
     if name == "int8":
         return Int8(hidden_size, dtype)

@@ -1,4 +1,4 @@
-"""What cached features depend on: the frozen layers' weights by level, and all the rest as one plain value."""
+"""Everything that stored features depend on: a key of the frozen weights for each level, and the rest as one value."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from pipetransformer.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-FORMAT_VERSION = 1  # raise it when files of a store come to mean something else
+FORMAT_VERSION = 1  # to be raised whenever the bytes of a store change their meaning
 KEY_BYTES = 8
 MAX_SHOWN = 40  # characters of a value in a message
 
 
 def level_key(below: int, layers: Iterable[Mapping[str, Tensor]]) -> int:
-    """The key of the level whose blocks are those of the level below and ``layers``.
+    """Returns the key of the level whose blocks are those of the level below and ``layers``.
 
-    It is made layer by layer, so that a prefix has one key however many freezes it took:
+    The key is chained layer by layer, so that a prefix has one key however many freezes led to it:
     ``level_key(0, [a, b]) == level_key(level_key(0, [a]), [b])``.
 
     Args:
         below: Key of the level below; 0 for the model's input.
-        layers: For each newly frozen layer, from the bottom up and at least one, its parameters and buffers (also those
-            that are not saved) by name. They count by name, type, shape and bytes, in any order and on any device.
+        layers: Parameters and buffers of each newly frozen layer by name, the ones that are not saved included; from
+            the bottom up, at least one layer. Name, type, shape and bytes count; order and device do not.
 
     Returns:
         64 bits, never 0.
@@ -48,7 +48,7 @@ def _layer_key(below: int, layer: Mapping[str, Tensor]) -> int:
 
 
 def _raw(tensor: Tensor) -> memoryview:
-    """The bytes of a tensor in host memory; a view where it lies there without gaps."""
+    """Returns the bytes of a tensor in host memory; a view where it is contiguous there."""
     import torch
 
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
@@ -56,27 +56,26 @@ def _raw(tensor: Tensor) -> memoryview:
 
 @dataclass(frozen=True, kw_only=True)
 class StoreFingerprint:
-    """All that decides the features of a split's samples and their place in the files, but for the frozen weights.
+    """Everything besides the frozen weights that the features of a split and their offsets in the files depend on.
 
-    The weights are not here because one store holds several levels, each under its :func:`level_key`. Neither are the
-    labels and the head, so that a sweep over heads, rates or seeds reuses what a first run has stored, nor the number
-    of processes and the arrangement, which do not change what a frozen layer computes beyond rounding.
+    The weights are not included, because one store holds level after level, each under its :func:`level_key`. Neither
+    are labels and head, so that a sweep over heads, rates or seeds reuses the first run's features, nor the number of
+    processes and the plan, which do not change what a frozen layer computes beyond rounding.
 
     Attributes:
         split_name: For example ``train``.
         split_identity: ``Split.identity()``.
         num_samples: N of the split.
-        num_tokens: Rows that all samples take together at the layer boundary.
+        num_tokens: Tokens of all samples together at the layer boundary.
         hidden_size: Width of a row, D.
-        capacity: Budgets of the node: they decide which samples lie where.
-        storage_type: Type in which a feature is stored, codec included, for example ``float32``.
+        capacity: Budgets of the node, which decide the offsets of the samples.
+        storage_type: Name of the codec, for example ``float32``.
         precision: Types of weights and products: the ``precision`` of the run.
-        model: First word: a name to read. Then all of the model that its weights do not tell: classes of the layers,
-            number of heads, activation, eps, attention implementation, and the versions of the libraries that
-            compute it.
-        device: Kind of device that computes, ``cpu`` or the GPU's name: their products round differently, in TF32 by
-            more than rounding.
-        torch_version: Its kernels compute the features, and resize pictures before.
+        model: First word: a readable name. Then everything about the model that its weights do not tell: classes of
+            the layers, number of heads, activation, eps, attention implementation, and the versions of the packages
+            that its modules come from.
+        device: ``cpu`` or the name of the GPU. Their matrix products round differently, with TF32 by far.
+        torch_version: Its kernels compute the features, and resize pictures.
         format_version: Of the files.
     """
 
@@ -94,33 +93,33 @@ class StoreFingerprint:
     format_version: int = FORMAT_VERSION
 
     def digest(self) -> str:
-        """64 bits in hexadecimal digits, the same in every process."""
+        """Returns 64 bits in hexadecimal digits, the same in every process."""
         return blake2b(self.to_json().encode(), digest_size=8).hexdigest()
 
     def explain_difference(self, other: StoreFingerprint) -> str:
-        """What ``other`` has otherwise, ``name (its value, here ours)`` each; empty where they are equal."""
+        """Lists the fields in which ``other`` differs, each as ``name (its value, here ours)``; empty if equal."""
         ours, theirs = asdict(self), asdict(other)
         changed = [name for name in ours if ours[name] != theirs[name]]
         shown = ((name, *_around_change(str(theirs[name]), str(ours[name]))) for name in changed)
         return ", ".join(f"{name.replace('_', ' ')} ({its}, here {own})" for name, its, own in shown)
 
     def to_json(self) -> str:
-        """For :meth:`from_json`; equal for equal identities."""
+        """Serializes for :meth:`from_json`; equal for equal fingerprints."""
         return json.dumps(asdict(self), indent=2, sort_keys=True) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> StoreFingerprint:
-        """Reads an identity.
+        """Reads a fingerprint.
 
         Raises:
-            ValueError: The text is damaged, or of a version with other fields.
+            ValueError: The text is damaged, or from a version with other fields.
         """
         values, types = json.loads(text), get_type_hints(cls)
         if not isinstance(values, dict):
             raise UserError(f"it is a {type(values).__name__}, not an object with names")
         names = [field.name for field in fields(cls)]
         if wrong := sorted({*names} ^ {*values}):
-            raise UserError(f"it is of another version: only one of both knows {', '.join(wrong)}")
+            raise UserError(f"it is from another version: only one of both knows {', '.join(wrong)}")
         for name, value in values.items():
             if type(value) is not types[name]:
                 raise UserError(f"{name} is {value!r}, not of type {types[name].__name__}")
@@ -128,11 +127,11 @@ class StoreFingerprint:
 
 
 def _around_change(one: str, two: str) -> list[str]:
-    """Both values, or where they are long what they have from the first difference on."""
+    """Returns both values; long ones from shortly before their first difference on."""
     if max(len(one), len(two)) <= MAX_SHOWN:
         return [one, two]
     common = next(
-        (place for place, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two))
+        (index for index, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two))
     )
     start = max(0, common - MAX_SHOWN // 4)
     return [("..." if start else "") + text[start : start + MAX_SHOWN] for text in (one, two)]

@@ -1,19 +1,24 @@
-"""The read path: what comes next is fetched ahead, and what no tier holds is computed."""
+"""The read path: prefetches features in a thread, and recomputes misses."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pipetransformer.autocache.prefetch import Prefetcher
 from pipetransformer.autocache.source import Compute, SampleSource
 from pipetransformer.autocache.store import FeatureStore
 
-DEPTH = 2  # batches that are read ahead
-NUM_BUFFERS = DEPTH + 2  # the batch before the present one may still be on its way to the device
+DEPTH = 2  # batches that are prefetched
+NUM_BUFFERS = DEPTH + 2  # the previous batch may still be on its way to the device
+
+R = TypeVar("R")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,21 +29,22 @@ class Request:
     ids: np.ndarray
     num_tokens: int
 
-    def is_for(self, other: "Request") -> bool:
+    def equals(self, other: "Request") -> bool:
+        """Tells whether both ask for the same samples in the same order and padding."""
         same = self.source.name == other.source.name and self.num_tokens == other.num_tokens
         return same and np.array_equal(self.ids, other.ids)
 
 
 @dataclass
 class ReadStats:
-    """What was read so far.
+    """Counts and times of one process's reads.
 
     Attributes:
-        hits: Samples that a tier held.
-        misses: Samples that went through the frozen layers.
+        hits: Samples that were stored.
+        misses: Samples that the frozen layers recomputed.
         read_s: Seconds of reading, hidden behind training or not.
-        waited_s: Seconds in which training waited for it.
-        compute_s: Seconds of computing what was missing.
+        waited_s: Seconds in which training waited for a read.
+        compute_s: Seconds of recomputing misses.
     """
 
     hits: int = 0
@@ -49,74 +55,125 @@ class ReadStats:
 
 
 class FeatureReader:
-    """Reads features of one level for the process that runs the first stage.
+    """Reads features of one level after another, in the process that runs the first stage.
 
-    Args:
-        stores: By the name of the split.
-        key: Of the level; features of any other are as good as missing.
-        compute: Runs the frozen layers on the model's input; ``None`` where nothing can be missing.
-        reads: Counts what is read.
+    Attributes:
+        stats: Of all reads so far, at all levels.
     """
 
-    def __init__(self, stores: Mapping[str, FeatureStore], key: int, compute: Compute | None, reads: ReadStats) -> None:
-        self._stores, self._key, self._compute, self.reads = stores, key, compute, reads
+    def __init__(self) -> None:
+        self.stats = ReadStats()
+        self._stores: Mapping[str, FeatureStore] = {}
+        self._key = 0
+        self._compute: Compute | None = None
         self._buffers: list[Tensor] = [torch.empty(0)] * NUM_BUFFERS
         self._num_read = 0
-        self._ahead: Prefetcher[Request, tuple[Tensor, Tensor]] | None = None
+        self._prefetcher: Prefetcher[Request, tuple[Tensor, Tensor]] | None = None
+
+    def start(self, stores: Mapping[str, FeatureStore], key: int, compute: Compute | None) -> None:
+        """Reads a level from here on.
+
+        Args:
+            stores: By name of the split; none ends reading.
+            key: Of the level; features under any other key count as misses.
+            compute: Runs the frozen layers on the model's input, for misses; ``None`` where none can occur.
+        """
+        self.stop_prefetching()
+        self._stores, self._key, self._compute = stores, key, compute
 
     def prefetch(self, requests: Iterator[Request]) -> None:
-        """From here on reads ahead what will be asked for; any other read still works."""
-        self.stop()
-        self._ahead = Prefetcher(self._fetch, requests, DEPTH)
+        """Prefetches requests in their order. Any other request can still be read, and ends the prefetching."""
+        self.stop_prefetching()
+        self._prefetcher = Prefetcher(self._fetch, requests, DEPTH)
 
-    def stop(self) -> None:
-        """Ends reading ahead."""
-        if self._ahead is not None:
-            self._ahead.close()
-            self._ahead = None
+    def stop_prefetching(self) -> None:
+        """Ends the prefetching thread."""
+        if self._prefetcher is not None:
+            self._prefetcher.close()
+            self._prefetcher = None
 
     def read(self, request: Request) -> Tensor:
-        """Features (B, num_tokens, D); the memory is used again after ``NUM_BUFFERS`` more reads."""
+        """Reads features (B, num_tokens, D). Their memory is used again after ``NUM_BUFFERS`` more reads."""
         start = time.perf_counter()
-        coming = self._ahead.next_request if self._ahead is not None else None
-        if self._ahead is not None and coming is not None and coming.is_for(request):
-            features, found = self._ahead.take()
+        coming = self._prefetcher.next_request if self._prefetcher is not None else None
+        if self._prefetcher is not None and coming is not None and coming.equals(request):
+            features, found = self._prefetcher.take()
         else:
-            self.stop()  # the buffers are the thread's while it runs
+            self.stop_prefetching()  # the buffers belong to its thread while it runs
             features, found = self._fetch(request)
-        self.reads.waited_s += time.perf_counter() - start
+        self.stats.waited_s += time.perf_counter() - start
         num_found = int(found.sum())
-        self.reads.hits += num_found
+        self.stats.hits += num_found
         if num_found < len(request.ids):
-            self._fill_gaps(request, features, ~found)
+            self._recompute(request, features, ~found)
         return features
 
     def _fetch(self, request: Request) -> tuple[Tensor, Tensor]:
         start = time.perf_counter()
+        assert self._stores, "no level is stored"
         store = self._stores[request.source.name]
-        kind = store.description
-        out = self._buffer((len(request.ids), request.num_tokens, kind.hidden_size), kind.dtype)
+        out = self._buffer((len(request.ids), request.num_tokens, store.spec.hidden_size), store.spec.dtype)
         features, found = store.read(request.ids, request.num_tokens, self._key, out)
-        self.reads.read_s += time.perf_counter() - start
+        self.stats.read_s += time.perf_counter() - start
         return features, found
 
     def _buffer(self, shape: tuple[int, int, int], dtype: torch.dtype) -> Tensor:
-        """Memory that is written already: fresh pages take longer than the copying."""
+        """Returns memory that was written before: page faults of fresh memory take longer than the copy."""
         size, index = shape[0] * shape[1] * shape[2], self._num_read % NUM_BUFFERS
         self._num_read += 1
         if self._buffers[index].numel() < size or self._buffers[index].dtype != dtype:
             self._buffers[index] = torch.empty(size, dtype=dtype)
         return self._buffers[index][:size].view(shape)
 
-    def _fill_gaps(self, request: Request, features: Tensor, gaps: Tensor) -> None:
+    def _recompute(self, request: Request, features: Tensor, is_missing: Tensor) -> None:
+        """Fills in the features (B, T, D) of missing samples, bool (B,)."""
         start = time.perf_counter()
-        ids = request.ids[gaps.numpy()]
+        ids = request.ids[is_missing.numpy()]
         if self._compute is None:
             raise RuntimeError(
                 f"the cache holds no features of {len(ids)} samples of the {request.source.name} split: {ids[:5]}"
             )
         source, num_tokens = request.source, request.num_tokens
         computed = self._compute(source.inputs(ids, num_tokens), source.context(ids, num_tokens))
-        features[gaps] = computed.to(features)
-        self.reads.misses += len(ids)
-        self.reads.compute_s += time.perf_counter() - start
+        features[is_missing] = computed.to(features)
+        self.stats.misses += len(ids)
+        self.stats.compute_s += time.perf_counter() - start
+
+
+class Prefetcher(Generic[R, Result]):
+    """Answers requests in a known order in a thread, a few ahead of the consumer.
+
+    Args:
+        read: Answers one request; runs in the thread, one call at a time.
+        requests: In the order in which the consumer takes their answers.
+        depth: Most answers that are pending or ready, besides the one that was taken last.
+    """
+
+    def __init__(self, read: Callable[[R], Result], requests: Iterator[R], depth: int) -> None:
+        self._read, self._requests = read, requests
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="cache-prefetch")
+        self._pending: deque[tuple[R, Future[Result]]] = deque()
+        for _ in range(depth):
+            self._submit_next()
+
+    def _submit_next(self) -> None:
+        request = next(self._requests, None)
+        if request is not None:
+            self._pending.append((request, self._thread.submit(self._read, request)))
+
+    @property
+    def next_request(self) -> R | None:
+        """Request that :meth:`take` answers next; ``None`` at the end."""
+        return self._pending[0][0] if self._pending else None
+
+    def take(self) -> Result:
+        """Returns the answer to the next request, or raises the thread's error."""
+        _, future = self._pending.popleft()
+        result = future.result()
+        self._submit_next()
+        return result
+
+    def close(self) -> None:
+        """Ends the thread after its current answer."""
+        self._pending.clear()
+        self._thread.shutdown(wait=True, cancel_futures=True)

@@ -1,4 +1,4 @@
-"""What the cache is told of a split."""
+"""The cache's view of a split: its samples by number, how long they are, and how to read them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,23 +8,31 @@ from torch import Tensor
 
 Inputs = Callable[[np.ndarray, int], Tensor]
 Context = Callable[[np.ndarray, int], dict[str, Tensor]]
-Compute = Callable[[Tensor, dict[str, Tensor]], Tensor]
+Compute = Callable[[Tensor, dict[str, Tensor]], Tensor]  # runs frozen layers on features (B, T, D) or on inputs
 
 
 @dataclass(frozen=True)
 class SampleSource:
-    """Samples of one split that can be cached; a sample with several random draws counts once for each.
+    """Samples of one split. With several random draws of each sample, draw ``v`` of sample ``i`` is number ``v N + i``.
 
     Attributes:
-        name: The split's name.
-        lengths: Tokens of each sample at the layer boundary, (N,).
-        inputs: ``inputs(ids, num_tokens)`` reads the model's inputs of samples.
-        context: ``context(ids, num_tokens)`` gives what every layer needs besides, at little cost.
-        is_local: Samples that this node keeps before others, bool (N,); all alike by default.
+        name: Name of the split.
+        lengths: Tokens of each number at the layer boundary, (num_draws N,).
+        hidden_size: Width of a feature, D.
+        inputs: ``inputs(numbers, num_tokens)`` reads the model's inputs.
+        context: ``context(numbers, num_tokens)`` returns the other arguments of every layer, at little cost.
+        num_draws: Random draws that are stored of each sample, used in turn; 1 where nothing is random.
+        is_local: Numbers that this node stores before the others, bool (num_draws N,); no preference by default.
     """
 
     name: str
     lengths: np.ndarray
+    hidden_size: int
     inputs: Inputs
     context: Context
+    num_draws: int = 1
     is_local: np.ndarray | None = None
+
+    def numbers(self, ids: np.ndarray, epoch: int) -> np.ndarray:
+        """Returns the numbers of samples (B,) in the draw that an epoch uses."""
+        return ids + epoch % self.num_draws * (len(self.lengths) // self.num_draws)

@@ -1,8 +1,9 @@
-"""The features of one split on one node, each sample in the fastest tier that has it."""
+"""Features of one split on one node, each sample in the fastest tier that holds it."""
 
 import zlib
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -10,141 +11,181 @@ from torch import Tensor
 
 from pipetransformer.autocache.buffer import RESERVE_BYTES, SharedBuffer
 from pipetransformer.autocache.codec import codec
-from pipetransformer.autocache.layout import Placement
-from pipetransformer.autocache.store_spec import StoreSpec
+from pipetransformer.autocache.layout import Budgets, StoreLayout, assign_tiers
 from pipetransformer.autocache.tier import Tier
 
-DECODED_BYTES = 2**21  # of rows, at once
+DECODED_BYTES = 2**21  # rows that are decoded at once
+
+
+@dataclass(frozen=True, eq=False)
+class StoreSpec:
+    """All that a process needs to open a :class:`FeatureStore`, as plain values that processes can send each other.
+
+    Attributes:
+        lengths: Tokens of each sample, (N,).
+        hidden_size: Width of a feature, D.
+        dtype: Type of the features.
+        storage: Name of the codec.
+        budgets: Of this split on this node.
+        path: File of the disk tier of a persistent store; any other lies without a name in the same folder.
+        shard_size: Most samples that are computed and written together.
+        seed: Of the order in which samples fill the tiers.
+        persistent: The file outlives the run.
+        is_local: Samples that are stored before the others, bool (N,); none by default.
+        addresses: Of the buffer of each tier, set when the store is made.
+    """
+
+    lengths: np.ndarray
+    hidden_size: int
+    dtype: torch.dtype
+    storage: str
+    budgets: Budgets
+    path: Path
+    shard_size: int
+    seed: int
+    persistent: bool = False
+    is_local: np.ndarray | None = None
+    addresses: Mapping[str, str] = field(default_factory=dict)
+
+    def layout(self) -> StoreLayout:
+        """Assigns the samples to tiers, in every process alike."""
+        row_bytes = codec(self.storage, self.hidden_size, self.dtype).row_bytes
+        return assign_tiers(
+            self.lengths, row_bytes, self.budgets, self.shard_size, self.seed, self.persistent, self.is_local
+        )
 
 
 class FeatureStore:
     """Features of samples, without padding, under the key that they were computed with.
 
-    One process of the node calls :meth:`create` or :meth:`reopen` and hands ``description`` to the others, which
+    One process of the node calls :meth:`create` or :meth:`reopen` and sends ``spec`` to the others, which
     :meth:`attach`; all see the same bytes. A higher level overwrites the features in place under another key, shard by
-    shard. One process writes a shard at a time; what it writes may be read once it has returned. As long as one of
-    them lives, no other run opens the file.
+    shard. One process writes a shard at a time; its samples may be read once the write has returned. As long as one of
+    these processes lives, no other run opens the file.
 
     Attributes:
-        description: What other processes attach with.
-        shards: Ids of the samples that are kept, in the groups in which they are written. A group's samples have about
-            the same length.
+        spec: The spec with which other processes attach.
+        shards: Ids of the stored samples, in the groups in which they are written. Samples of a shard have about the
+            same length.
         bytes_read: Bytes that this process has read, by tier.
     """
 
-    def __init__(self, description: StoreSpec, placement: Placement, regions: dict[str, SharedBuffer]) -> None:
-        self.description, self.shards = description, placement.shards
-        self._codec = codec(description.storage, description.hidden_size, description.dtype)
-        stamp = zlib.crc32(f"{description.storage} {description.hidden_size} {description.dtype}".encode())
-        layouts = placement.tiers
-        self._tiers = {name: Tier(layout, regions[name], stamp) for name, layout in layouts.items()}
+    def __init__(self, spec: StoreSpec, layout: StoreLayout, buffers: Mapping[str, SharedBuffer]) -> None:
+        self.spec, self.shards = spec, layout.shards
+        self._codec = codec(spec.storage, spec.hidden_size, spec.dtype)
+        stamp = zlib.crc32(f"{spec.storage} {spec.hidden_size} {spec.dtype}".encode())
+        self._tiers = {name: Tier(own, buffers[name], stamp) for name, own in layout.tiers.items()}
         self.bytes_read = dict.fromkeys(self._tiers, 0)
 
     @classmethod
-    def create(cls, description: StoreSpec, reserve_bytes: int = RESERVE_BYTES) -> "FeatureStore":
-        """Makes an empty store; a file that is there is replaced.
+    def create(cls, spec: StoreSpec, reserve_bytes: int = RESERVE_BYTES) -> "FeatureStore":
+        """Makes an empty store. An existing file is replaced.
 
         Args:
-            reserve_bytes: What has to stay free on the disk.
+            spec: Without addresses.
+            reserve_bytes: Bytes that have to stay free on the disk.
 
         Raises:
-            OSError: Memory or disk has no room for what the budgets allow; nothing is left behind.
+            OSError: Memory or disk has less space than the budgets allow; nothing is left behind.
         """
-        return cls._open(description, new_file=True, reserve_bytes=reserve_bytes)
+        return cls._open(spec, new_file=True, reserve_bytes=reserve_bytes)
 
     @classmethod
-    def reopen(cls, description: StoreSpec) -> "FeatureStore":
+    def reopen(cls, spec: StoreSpec) -> "FeatureStore":
         """Opens the file of an earlier run, with new memory. :meth:`verify` all shards before reading any.
 
         Raises:
-            OSError: There is no file, another run uses it, or memory has no room.
-            ValueError: The file was made with another description.
+            OSError: There is no file, another run uses it, or memory has too little space.
+            UserError: The file was made with another spec.
         """
-        return cls._open(description, new_file=False)
+        return cls._open(spec, new_file=False)
 
     @classmethod
-    def attach(cls, description: StoreSpec) -> "FeatureStore":
+    def attach(cls, spec: StoreSpec) -> "FeatureStore":
         """Opens a store that another process of the node has made and keeps open.
 
         Raises:
-            OSError: It is not there any more.
-            ValueError: The file at its place is another one.
+            OSError: The store does not exist any more.
+            UserError: Its path now holds another file.
         """
-        placement = description.place()
-        regions: dict[str, SharedBuffer] = {}
+        layout = spec.layout()
+        buffers: dict[str, SharedBuffer] = {}
         try:
-            for name in placement.tiers:
-                regions[name] = SharedBuffer.attach(description.addresses[name])
-            if "disk" in regions:
-                regions["disk"].lock(shared=True)
-            return cls(description, placement, regions)
+            for name in layout.tiers:
+                buffers[name] = SharedBuffer.attach(spec.addresses[name])
+            if "disk" in buffers:
+                buffers["disk"].lock(shared=True)
+            return cls(spec, layout, buffers)
         except (OSError, ValueError):
-            for region in regions.values():
-                region.close()
+            for buffer in buffers.values():
+                buffer.close()
             raise
 
     @classmethod
-    def _open(cls, description: StoreSpec, new_file: bool, reserve_bytes: int = RESERVE_BYTES) -> "FeatureStore":
-        placement, regions = description.place(), {}
+    def _open(cls, spec: StoreSpec, new_file: bool, reserve_bytes: int = RESERVE_BYTES) -> "FeatureStore":
+        layout, buffers = spec.layout(), {}
         try:
-            if placement.disk is not None:
-                regions["disk"] = _file(description, placement.disk.num_bytes, new_file, reserve_bytes)
-                regions["disk"].lock()  # nobody else has it
-                regions["disk"].lock(shared=True)
-            if placement.memory is not None:
-                regions["memory"] = SharedBuffer.memory(placement.memory.num_bytes)
-            addresses = {name: region.address for name, region in regions.items()}
-            return cls(replace(description, addresses=addresses), placement, regions)
+            if layout.disk is not None:
+                buffers["disk"] = _disk_buffer(spec, layout.disk.num_bytes, new_file, reserve_bytes)
+                buffers["disk"].lock()  # fails if any other run holds it
+                buffers["disk"].lock(shared=True)
+            if layout.memory is not None:
+                buffers["memory"] = SharedBuffer.memory(layout.memory.num_bytes)
+            addresses = {name: buffer.address for name, buffer in buffers.items()}
+            return cls(replace(spec, addresses=addresses), layout, buffers)
         except (OSError, ValueError):
-            for region in regions.values():
-                region.close(unlink=new_file and description.lasting)
+            for buffer in buffers.values():
+                buffer.close(unlink=new_file and spec.persistent)
             raise
 
     @property
     def bytes_by_tier(self) -> dict[str, int]:
-        """Bytes that the store takes on the node."""
+        """Bytes of the store on the node."""
         return {name: tier.layout.num_bytes for name, tier in self._tiers.items()}
 
     def write(self, shard: int, ids: np.ndarray, features: Tensor, key: int) -> None:
-        """Stores samples of a shard in every tier that has it, and forgets the shard's others.
+        """Stores samples of a shard in every tier that holds it, and invalidates the shard's others.
 
         Args:
             shard: Index in ``shards``.
             ids: Some or all of its samples, (B,).
-            features: Theirs, padded, (B, T, D), on any device.
-            key: What they were computed with, below 2 ** 64.
+            features: Their features, padded, (B, T, D), on any device.
+            key: Key under which they are stored, below 2 ** 64.
 
         Raises:
-            OverflowError: A feature is too large for the codec.
+            FeatureOverflow: A feature is too large for the codec.
+            StoreFailed: The file cannot be written.
         """
         self.write_all([(shard, ids)], features, key)
 
     def write_all(self, parts: Sequence[tuple[int, np.ndarray]], features: Tensor, key: int) -> None:
-        """Stores samples of several shards, which leave the device at once; see :meth:`write`.
+        """Stores samples of several shards with one copy from the device; see :meth:`write`.
 
         Args:
-            parts: Shards, rising, and of each some or all samples in their order there.
-            features: Of all of them, in this order.
+            parts: Ascending shards, each with some or all of its samples in their order there.
+            features: Of all these samples in this order, (B, T, D).
+            key: Key under which they are stored.
         """
         ids = np.concatenate([own for _, own in parts])
-        rows = self._codec.encode(self._real(ids, features.detach())).cpu().numpy()
-        bounds = np.cumsum([0, *(self.description.lengths[own].sum() for _, own in parts)])
+        rows = self._codec.encode(self._without_padding(ids, features.detach())).cpu().numpy()  # (R, row_bytes)
+        bounds = np.cumsum([0, *(self.spec.lengths[own].sum() for _, own in parts)])
         for tier in self._tiers.values():
             here = [index for index, (shard, _) in enumerate(parts) if shard in tier.layout.shards]
-            if here:  # a tier's shards follow each other
+            if here:  # contiguous, as the shards of a tier are
                 first, end = here[0], here[-1] + 1
                 tier.write_all(parts[first:end], rows[bounds[first] : bounds[end]], key)
 
     def read(self, ids: np.ndarray, num_tokens: int, key: int, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The first ``num_tokens`` features of samples, zero past a sample's end and where it is not found.
+        """Reads the first ``num_tokens`` features of samples, zero past a sample's end and for missing samples.
 
         Args:
             ids: (B,).
-            key: What they must have been computed with.
-            out: Where to put them, (B, num_tokens, D), contiguous and on the CPU.
+            num_tokens: T.
+            key: Features under any other key count as misses.
+            out: Destination, (B, T, D), contiguous and on the CPU; allocated by default.
 
         Returns:
-            The features (B, num_tokens, D), and which samples were found, bool (B,).
+            The features (B, T, D), and which samples were found, bool (B,).
         """
         shape = (len(ids), num_tokens, self._codec.hidden_size)
         features = torch.empty(shape, dtype=self._codec.dtype) if out is None else out
@@ -156,8 +197,8 @@ class FeatureStore:
             found = self._decode(ids, key, features)
         return features, torch.from_numpy(found)
 
-    def missing(self, ids: np.ndarray, key: int) -> np.ndarray:
-        """Those of the samples that no tier has under the key."""
+    def missing_ids(self, ids: np.ndarray, key: int) -> np.ndarray:
+        """Returns the samples that no tier holds under the key."""
         found = np.zeros(len(ids), dtype=bool)
         for tier in self._tiers.values():
             found |= tier.valid(ids, key)
@@ -165,28 +206,29 @@ class FeatureStore:
 
     @property
     def num_stored(self) -> int:
-        """Samples that some tier has, under whatever key."""
-        ids = np.arange(len(self.description.lengths))
+        """Samples that some tier holds, under any key."""
+        ids = np.arange(len(self.spec.lengths))
         return int(np.logical_or.reduce([tier.stored(ids) for tier in self._tiers.values()]).sum())
 
     def verify(self, shards: Iterable[int] | None = None, key: int | None = None) -> int:
-        """Forgets what is not as it was written, or, with a key, was computed with another one.
+        """Invalidates damaged samples and, with a key, those that are stored under another one.
 
         Args:
-            shards: Indices in ``shards``, all by default; processes can share them out.
+            shards: Indices in ``shards``, all by default; processes can divide them.
+            key: The only key to keep.
 
         Returns:
-            How many samples were dropped, over all tiers.
+            The number of samples that were dropped, over all tiers.
         """
         numbers = range(len(self.shards)) if shards is None else list(shards)
         tiers = self._tiers.values()
         return sum(tier.verify([n for n in numbers if n in tier.layout.shards], key) for tier in tiers)
 
     def promote(self, shards: Iterable[int] | None = None) -> int:
-        """Copies into memory what the disk holds of the shards that lie in both, after :meth:`reopen`.
+        """Copies shards that both tiers hold from disk into memory, after :meth:`reopen`.
 
         Returns:
-            How many samples were copied.
+            The number of samples that were copied.
         """
         if len(self._tiers) < 2:
             return 0
@@ -195,28 +237,28 @@ class FeatureStore:
         both = [n for n in numbers if n in memory.layout.shards and n in disk.layout.shards]
         return sum(memory.copy(disk, n) for n in both)
 
-    def forget(self) -> None:
-        """Has the next reads of the disk tier come from the disk, see :meth:`SharedBuffer.forget`."""
+    def drop_page_cache(self) -> None:
+        """Evicts the disk tier from the page cache, so that the next reads come from the disk."""
         for tier in self._tiers.values():
-            tier.region.forget()
+            tier.buffer.drop_page_cache()
 
     def close(self) -> None:
-        """Gives the store back."""
+        """Closes the store in this process."""
         for tier in self._tiers.values():
-            tier.region.close()
+            tier.buffer.close()
         self._tiers = {}
 
-    def _real(self, ids: np.ndarray, features: Tensor) -> Tensor:
-        """The samples' own features (R, D), of padded ones."""
-        lengths, num_tokens = self.description.lengths[ids], features.shape[1]
+    def _without_padding(self, ids: np.ndarray, features: Tensor) -> Tensor:
+        """Returns the features (R, D) of the samples' own tokens."""
+        lengths, num_tokens = self.spec.lengths[ids], features.shape[1]
         assert int(lengths.max()) <= num_tokens, f"features of {num_tokens} tokens are cut off"
         if int(lengths.min()) == num_tokens:
             return features.flatten(0, 1)
-        is_real = torch.arange(num_tokens) < torch.from_numpy(lengths)[:, None]
+        is_real = torch.arange(num_tokens) < torch.from_numpy(lengths)[:, None]  # (B, T)
         return features[is_real.to(features.device)]
 
     def _decode(self, ids: np.ndarray, key: int, features: Tensor) -> np.ndarray:
-        """Fills features (B, T, D) a few samples at a time, whose rows stay in the processor's cache."""
+        """Fills features (B, T, D) a few samples at a time, so that their rows stay in the processor's cache."""
         found = np.zeros(len(ids), dtype=bool)
         num_tokens, row_bytes = features.shape[1], self._codec.row_bytes
         num_samples = max(1, DECODED_BYTES // (num_tokens * row_bytes))
@@ -229,7 +271,11 @@ class FeatureStore:
         return found
 
     def _read_rows(self, ids: np.ndarray, key: int, rows: np.ndarray) -> np.ndarray:
-        """Fills rows uint8 (B, T, row_bytes) from the first tier that has each sample, and says which were found."""
+        """Fills rows uint8 (B, T, row_bytes), each sample from the first tier that holds it.
+
+        Returns:
+            Which samples were found, bool (B,).
+        """
         rows = rows.reshape(*rows.shape[:2], self._codec.row_bytes)
         found = np.zeros(len(ids), dtype=bool)
         for name, tier in self._tiers.items():
@@ -240,8 +286,7 @@ class FeatureStore:
         return found
 
 
-def _file(description: StoreSpec, num_bytes: int, new_file: bool, reserve_bytes: int) -> SharedBuffer:
-    path = description.path
-    if not description.lasting:
-        return SharedBuffer.anonymous_file(path.parent, num_bytes, reserve_bytes)
-    return SharedBuffer.file(path, num_bytes, reserve_bytes) if new_file else SharedBuffer.attach(str(path))
+def _disk_buffer(spec: StoreSpec, num_bytes: int, new_file: bool, reserve_bytes: int) -> SharedBuffer:
+    if not spec.persistent:
+        return SharedBuffer.anonymous_file(spec.path.parent, num_bytes, reserve_bytes)
+    return SharedBuffer.file(spec.path, num_bytes, reserve_bytes) if new_file else SharedBuffer.attach(str(spec.path))

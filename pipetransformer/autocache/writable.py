@@ -1,4 +1,4 @@
-"""Whether a folder can be written, found out at the start of a run. No torch here: configuration stays fast."""
+"""Checks at the start of a run that a folder can be written. No torch, however far away: configuration stays fast."""
 
 import tempfile
 from pathlib import Path
@@ -7,7 +7,7 @@ from pipetransformer.errors import Unwritable
 
 
 def unwritable(path: Path, error: OSError) -> Unwritable:
-    """Says why a folder at or below ``path`` cannot be written, and what to change."""
+    """Returns the error for a folder at or below ``path`` that cannot be written, with the remedy."""
     return Unwritable(
         f"the cache's folder {path} cannot be written ({error}); name another one by `path`=, or give "
         "`path`=null for one that ends with the run"
@@ -15,7 +15,7 @@ def unwritable(path: Path, error: OSError) -> Unwritable:
 
 
 def check_writable(path: Path) -> None:
-    """Makes something where ``path`` is or would be made, and removes it; leaves no folder behind.
+    """Makes and removes a temporary folder in ``path`` or its nearest existing parent, to see whether that works.
 
     Raises:
         Unwritable: It is not a folder, or nothing can be made there.
@@ -26,6 +26,6 @@ def check_writable(path: Path) -> None:
         with tempfile.TemporaryDirectory(prefix=".writable-", dir=nearest):
             pass
     except OSError as error:
-        if not nearest.exists():  # another run that ends has just taken it back
+        if not nearest.exists():  # a finishing run removed it in the meantime
             return check_writable(path)
         raise unwritable(path, error) from error

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from pipetransformer.autocache.buffer import GIB
 from pipetransformer.autocache.capacity import FeatureFormat
+from pipetransformer.autocache.source import SampleSource
 from pipetransformer.autodp.topology import Topology
 from pipetransformer.autodp.transition import Transition
 from pipetransformer.autopipe.cluster import Cluster, Link
@@ -30,16 +31,10 @@ from pipetransformer.runtime.batch import Batch
 from pipetransformer.runtime.context import RankContext
 from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.runtime.precision import PRECISIONS, Precision
-from pipetransformer.training.cache_setup import CacheSetup, open_storage, wants_cache
-from pipetransformer.training.loader import BatchLoader
-from pipetransformer.training.node import NodeLayout
+from pipetransformer.training.cache_setup import CacheSetup, set_up_cache
+from pipetransformer.training.loader import BatchLoader, sample_source
+from pipetransformer.training.node import ONE_NODE, NodeLayout
 from pipetransformer.training.task import objective
-
-RANDOM = (
-    "the cache is off: the dataset's transform is random, and stored features would freeze it. "
-    "cache.augmentation=first_draw keeps one draw of each sample, cache.augmentation=variants cache.variants=4 keeps "
-    "four and uses them in turn, dataset.augment=false draws nothing, and cache=off silences this"
-)
 
 
 @dataclass
@@ -80,8 +75,10 @@ def prepare(config: Config, device: torch.device, run_dir: Path, closing: ExitSt
     stack = config.model.outline(data.task, data.num_outputs, data.input_shape, config.seed).to(precision.param_dtype)
     config.freeze.check(stack.num_blocks)
     check_world(dist.get_world_size(), len(stack), config.batch_size)
-    train, *evaluation = loaders = _loaders(config, data, stack)
-    storage = _open_cache(config, data, stack, loaders, device, run_dir, closing)
+    sources = _sources(config, data, stack)
+    feature_format = FeatureFormat(sources[0].hidden_size, precision.param_dtype, config.cache.storage)
+    storage = set_up_cache(config, stack, data, sources, feature_format, device, run_dir, closing)
+    train, *evaluation = _loaders(config, data, sources, storage)
     for text in (*warnings(config), *storage.notes):
         report.write("warning", message=text)
     report.write("phase", message="measuring layers and links")
@@ -92,28 +89,20 @@ def prepare(config: Config, device: torch.device, run_dir: Path, closing: ExitSt
     return RunComponents(data, stack, train, tuple(evaluation), planner, planner.first, storage, runtime)
 
 
-def _loaders(config: Config, data: Data, stack: LayerStack) -> list[BatchLoader]:
-    """Returns the loader of each split, the training split first."""
-    nodes, num_draws = NodeLayout.here(), max(1, _num_draws(config, data))
-    train = BatchLoader(data.train, stack.hidden_shape, config.seed, num_draws, nodes)
-    return [train, *(BatchLoader(split, stack.hidden_shape, config.seed, nodes=nodes) for split in data.evaluation)]
+def _sources(config: Config, data: Data, stack: LayerStack) -> list[SampleSource]:
+    """Describes each split to the cache, the training split first."""
+    nodes, num_draws = NodeLayout.here(), max(1, config.cache.num_draws) if data.random_transform else 1
+    train = sample_source(data.train, stack.hidden_shape, num_draws, nodes)
+    return [train, *(sample_source(split, stack.hidden_shape, nodes=nodes) for split in data.evaluation)]
 
 
-def _num_draws(config: Config, data: Data) -> int:
-    """Random draws of each sample that the cache keeps; 0 where a random transform keeps the cache off."""
-    return config.cache.num_draws if data.random_transform else 1
-
-
-def _open_cache(
-    config: Config, data: Data, stack: LayerStack, loaders: Sequence[BatchLoader], device: torch.device,
-    run_dir: Path, closing: ExitStack,
-) -> CacheSetup:  # fmt: skip
-    if not wants_cache(config):
-        return CacheSetup()
-    if _num_draws(config, data) == 0:
-        return CacheSetup(notes=[RANDOM])
-    kind = FeatureFormat(loaders[0].hidden_size, PRECISIONS[config.precision].param_dtype, config.cache.storage)
-    return open_storage(config, stack, loaders, device, kind, run_dir, closing)
+def _loaders(
+    config: Config, data: Data, sources: Sequence[SampleSource], storage: CacheSetup
+) -> list[BatchLoader]:  # fmt: skip
+    """Makes the loader of each split, the training split first."""
+    nodes = NodeLayout.here() if storage.is_partial else ONE_NODE  # each stores other samples, or all do the same
+    splits = zip((data.train, *data.evaluation), sources, strict=True)
+    return [BatchLoader(split, source, config.seed, storage.reader, nodes) for split, source in splits]
 
 
 def _make_runtime(
@@ -139,8 +128,8 @@ def make_planner(
     small, large = (_whole_batch(loader, len(stack), size).to(device, precision.param_dtype) for size in sizes)
     measured = profile(stack, (small, large), optim, device, precision)
     if storage is not None and storage.cache is not None:
-        missing = storage.cache.capacity.missing(loader.source.name)
-        measured = replace(measured, cache_read_s_per_byte=storage.mean_read_s_per_byte, cache_miss_rate=missing)
+        miss_rate = storage.cache.capacity.miss_rate(loader.source.name)
+        measured = replace(measured, cache_read_s_per_byte=storage.mean_read_s_per_byte, cache_miss_rate=miss_rate)
     cluster = _cluster(parallel.device_memory_gib, device)
     schedule_overhead_s = max(
         0.0, measure_schedule_overhead(device) - 2 * cluster.link.latency_s

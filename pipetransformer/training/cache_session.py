@@ -1,4 +1,4 @@
-"""What the loop does about frozen layers' output: fills the cache, reads it ahead, computes what it has no room for."""
+"""Cache handling of the training loop: fill, prefetch, recompute misses."""
 
 import time
 from collections.abc import Iterable
@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from pipetransformer.autocache.cache import AutoCache
+from pipetransformer.autocache.cache import AutoCache, Filled
+from pipetransformer.autocache.reader import ReadStats
 from pipetransformer.autodp.sampler import epoch_order
 from pipetransformer.autopipe.plan import layer_above
 from pipetransformer.config.names import in_options
-from pipetransformer.errors import FillFailed
+from pipetransformer.errors import FillFailed, StoreFailed
 from pipetransformer.planning.timeline import Timeline
 from pipetransformer.report.reporter import Reporter
 from pipetransformer.runtime.elastic import ElasticRuntime
@@ -19,11 +20,15 @@ from pipetransformer.training.loader import BatchLoader
 
 
 class CacheSession:
-    """One rank's part in the cache of a run; without a cache nothing happens.
+    """One rank's use of the cache during a run. Without a cache, or once it is off, nothing happens.
 
     Args:
-        cache: Where frozen features go; ``None`` computes them.
-        train, evaluation: The splits that are read.
+        cache: Stores the frozen layers' output; ``None`` for a run without a cache.
+        train: Loads the training split.
+        evaluation: Load the evaluation splits.
+        runtime: Runs the frozen layers.
+        report: Receives fills and warnings.
+        timeline: Tells which samples are still to come.
         seed: Of the order of the samples.
     """
 
@@ -32,31 +37,33 @@ class CacheSession:
         report: Reporter, timeline: Timeline, seed: int,
     ) -> None:  # fmt: skip
         self._cache, self._train, self._evaluation = cache, train, evaluation
-        self._used = cache  # also when it is off
         self._runtime, self._report, self._timeline, self._seed = runtime, report, timeline, seed
-        self._lent = ExitStack()  # frozen layers, while they have to be computed
+        self._stats = ReadStats() if cache is None else cache.reader.stats  # outlives a cache that is turned off
+        self._stored: dict[str, Any] = {}  # figures of the fills so far
+        self._borrowed = ExitStack()  # frozen layers, for misses
 
     @property
     def is_on(self) -> bool:
+        """True as long as frozen layers' output can be stored and read."""
         return self._cache is not None
 
     def num_samples(self, step: int) -> int:
-        """Training samples that a fill computes."""
+        """Returns the number of training samples that a fill would compute."""
         if self._cache is None:
             return self._timeline.samples_left(step)
-        return round(len(self._samples_to_come(step)) * (1 - self._cache.capacity.missing(self._train.source.name)))
+        return round(len(self._remaining(step)) * (1 - self._cache.capacity.miss_rate(self._train.source.name)))
 
-    def go(self, level: int, step: int) -> bool:
-        """Brings the cache to a level, for the samples that the rest of the run reads.
+    def advance_to(self, level: int, step: int) -> bool:
+        """Brings the cache to a level, for the samples that the rest of the run reads. Collective.
 
         Returns:
-            Whether it is there. If not, the cache is off from here on, on all ranks.
+            True if it is at that level. Otherwise the cache is off from here on, on all ranks.
         """
         self.release()
         if self._cache is None:
             return True
         if level < self._cache.level:
-            self._cache.clear()  # blocks below its level thaw and change
+            self._cache.clear()  # blocks below its level are unfrozen and change
         if level == self._cache.level:
             return True
         problem = self._open(self._cache) or self._fill(self._cache, level, step)
@@ -67,21 +74,21 @@ class CacheSession:
         return problem is None
 
     def _open(self, cache: AutoCache) -> str | None:
-        """What stands against it."""
-        problem = cache.open()
-        if problem is not None:
-            return in_options(problem)
-        if cache.num_dropped:
-            damaged = f"{cache.num_dropped} stored samples were damaged and are computed again"
+        """Returns why it failed, or ``None``."""
+        try:
+            opened = cache.open()
+        except StoreFailed as error:
+            return in_options(error)
+        if opened.num_damaged:
+            damaged = f"{opened.num_damaged} stored samples were damaged and are computed again"
             self._report.write("warning", message=f"the cache: {damaged}")
-            cache.num_dropped = 0
         return None
 
     def _fill(self, cache: AutoCache, level: int, step: int) -> str | None:
-        """What stood against it."""
+        """Returns why it failed, or ``None``."""
         start, from_level = time.perf_counter(), cache.level
-        wanted = [(self._train.source, self._samples_to_come(step))]
-        wanted += [(loader.source, np.arange(len(loader.split))) for loader in self._evaluation]
+        wanted = [(self._train.source, self._remaining(step))]
+        wanted += [(loader.source, np.arange(len(loader.source.lengths))) for loader in self._evaluation]
         first = layer_above(from_level)
         with self._runtime.frozen_forward(first, level) as compute:
             layers = (self._runtime.layer_state(layer) for layer in range(first, level + 1))
@@ -89,68 +96,70 @@ class CacheSession:
                 filled = cache.advance(level, wanted, compute, layers if cache.capacity.persistent else None)
             except FillFailed as error:
                 return in_options(error)
-        if cache.num_kept and not filled.num_found:
-            others = f"{cache.num_kept} stored samples were of other weights or another level"
+        self._report_fill(cache, filled, from_level, step, time.perf_counter() - start)
+        return None
+
+    def _report_fill(self, cache: AutoCache, filled: Filled, from_level: int, step: int, seconds: float) -> None:
+        bytes_by_tier = cache.capacity.bytes_by_tier
+        self._stored = {"bytes_by_tier": bytes_by_tier, "fill_seconds": cache.fill_s}
+        if filled.num_replaced:
+            others = f"{filled.num_replaced} stored samples were of other weights or another level"
             self._report.write("warning", message=f"the cache: {others}, and these take their place")
-        cache.num_kept = 0
         self._report.write(
             "cache_fill",
             step=step,
             from_level=from_level,
-            to_level=level,
+            to_level=cache.level,
             num_samples=filled.num_computed,
             num_found=filled.num_found,
-            seconds=time.perf_counter() - start,
-            bytes=sum(cache.capacity.bytes_by_tier.values()),
-            bytes_by_tier=cache.capacity.bytes_by_tier,
+            seconds=seconds,
+            bytes=sum(bytes_by_tier.values()),
+            bytes_by_tier=bytes_by_tier,
         )
-        return None
 
-    def _samples_to_come(self, step: int) -> np.ndarray:
-        """Training samples that are still read, as the cache numbers them; in the last epoch those that are left."""
-        num_read = self._timeline.samples_read(step)
+    def _remaining(self, step: int) -> np.ndarray:
+        """Returns the cache's numbers of training samples that are still read; fewer in the last epoch."""
+        source, num_read = self._train.source, self._timeline.samples_read(step)
         if num_read == 0:
-            return np.arange(len(self._train.source.lengths))
+            return np.arange(len(source.lengths))
         last = self._timeline.num_epochs - 1
         order = epoch_order(self._timeline.num_samples, last, self._seed)
-        return self._train.drawn(np.sort(order[num_read:]), last)
+        return source.numbers(np.sort(order[num_read:]), last)
 
-    def serve(self, level: int) -> None:
-        """Reads a stored level from here on."""
+    def start_reading(self, level: int) -> None:
+        """Reads a stored level from here on. Collective where samples have to be recomputed."""
         if self._cache is None or level == 0:
             return
         compute = None
         if self._cache.capacity.is_partial:
-            compute = self._lent.enter_context(self._runtime.frozen_forward(0, level))
-        self._cache.serve(compute)
+            compute = self._borrowed.enter_context(self._runtime.frozen_forward(0, level))
+        self._cache.start_reading(compute)
 
-    def read_ahead(self, batches: Iterable[np.ndarray]) -> None:
-        """Tells the order of the training samples from here on."""
+    def prefetch(self, batches: Iterable[np.ndarray]) -> None:
+        """Prefetches the global training batches that come, in their order."""
         if self._cache is not None and self._runtime.topology is not None:
             self._train.prefetch(batches, self._runtime.topology)
 
     def release(self) -> None:
-        """Gives back the frozen layers that were kept at hand, and ends reading ahead; other ranks need not come."""
-        self._lent.close()
+        """Releases borrowed frozen layers and stops prefetching. Not a collective."""
+        self._borrowed.close()
         if self._cache is not None:
-            self._cache.stop_reading()
+            self._cache.reader.stop_prefetching()
 
     @property
     def waited_s(self) -> float:
         """Seconds in which this rank's steps waited for the cache so far."""
-        return 0.0 if self._used is None else self._used.reads.waited_s
+        return self._stats.waited_s
 
     def figures(self) -> dict[str, Any]:
-        """Of this rank's reads and its node's stores, for the summary; empty where nothing was stored."""
-        if self._used is None or self._used.fill_s == 0:
+        """Returns this rank's reads and its node's stores for the summary; empty if nothing was stored."""
+        if not self._stored:
             return {}
-        reads = self._used.reads
-        total = reads.hits + reads.misses
+        total = self._stats.hits + self._stats.misses
         return {
-            "hit_rate": reads.hits / total if total else None,
-            "bytes_by_tier": self._used.capacity.bytes_by_tier,
-            "fill_seconds": self._used.fill_s,
-            "read_seconds": reads.read_s,
-            "wait_seconds": reads.waited_s,
-            "recompute_seconds": reads.compute_s,
+            "hit_rate": self._stats.hits / total if total else None,
+            **self._stored,
+            "read_seconds": self._stats.read_s,
+            "wait_seconds": self._stats.waited_s,
+            "recompute_seconds": self._stats.compute_s,
         }

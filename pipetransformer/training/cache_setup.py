@@ -1,40 +1,49 @@
-"""Gives a run its cache: whether there is one, how large, where, and how fast it reads."""
+"""Sets up the cache of a run: whether there is one, how large, in which folders, and how fast it reads."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
-from pipetransformer.autocache.bandwidth import seconds_per_byte
-from pipetransformer.autocache.break_even import break_even, forward_seconds, read_seconds
+from pipetransformer.autocache.bandwidth import break_even_level, forward_seconds, read_seconds, seconds_per_byte
 from pipetransformer.autocache.buffer import GIB
 from pipetransformer.autocache.cache import AutoCache, describe_os_error
 from pipetransformer.autocache.capacity import CacheCapacity, FeatureFormat
 from pipetransformer.autocache.fingerprint import StoreFingerprint
 from pipetransformer.autocache.layout import Budgets
-from pipetransformer.autocache.persistent import lock_store_dir, others
+from pipetransformer.autocache.persistent import lock_store_dir, other_stores
+from pipetransformer.autocache.reader import FeatureReader
 from pipetransformer.autocache.source import SampleSource
 from pipetransformer.autopipe.profile import Profile
 from pipetransformer.config.names import in_options
 from pipetransformer.config.options import Cache, Config
+from pipetransformer.data.base import Data
 from pipetransformer.errors import StaleStore, StoreInUse, Unwritable
 from pipetransformer.models.stack import LayerStack
-from pipetransformer.training.cache_fingerprint import identity_of
-from pipetransformer.training.communicator import WorldCommunicator
-from pipetransformer.training.loader import BatchLoader
+from pipetransformer.training.cache_fingerprint import fingerprint
 from pipetransformer.training.node import LocalRank
+
+RANDOM = (
+    "the cache is off: the dataset's transform is random, and stored features would freeze it. "
+    "cache.augmentation=first_draw keeps one draw of each sample, cache.augmentation=variants cache.variants=4 keeps "
+    "four and uses them in turn, dataset.augment=false draws nothing, and cache=off silences this"
+)
+Value = TypeVar("Value")
 
 
 @dataclass
 class CacheSetup:
-    """Attributes:
-    cache: ``None`` where frozen features are not stored.
-    notes: What the user should know about it.
-    read_s_per_byte: Measured, by tier.
+    """The cache of a run.
+
+    Attributes:
+        cache: ``None`` where frozen layers' output is not stored.
+        notes: Messages for the user.
+        read_s_per_byte: Measured, by tier.
     """
 
     cache: AutoCache | None = None
@@ -42,79 +51,117 @@ class CacheSetup:
     read_s_per_byte: Mapping[str, float] = field(default_factory=dict)
 
     @property
+    def reader(self) -> FeatureReader | None:
+        """Reads the cache, for the loaders."""
+        return None if self.cache is None else self.cache.reader
+
+    @property
+    def is_partial(self) -> bool:
+        """True where a node stores only a part of the features."""
+        return self.cache is not None and self.cache.capacity.is_partial
+
+    @property
     def mean_read_s_per_byte(self) -> float:
-        """Over all that finds room."""
+        """Mean over everything that is stored."""
         num_bytes = {} if self.cache is None else self.cache.capacity.bytes_by_tier
         total = sum(self.read_s_per_byte[tier] * own for tier, own in num_bytes.items())
         return total / sum(num_bytes.values()) if total else 0.0
 
-    def outlook(self, profile: Profile, train: BatchLoader) -> dict[str, Any] | None:
-        """What the cache holds and from which block on it pays, for the record."""
+    def outlook(self, profile: Profile, train: SampleSource) -> dict[str, Any] | None:
+        """Describes the cache's size, and the block from which on it pays, for the run's record."""
         if self.cache is None:
             return None
-        level = break_even(profile)
+        level = break_even_level(profile)
         return {
             "bytes_by_tier": self.cache.capacity.bytes_by_tier,
             "read_seconds_per_byte": dict(self.read_s_per_byte),
-            "missing": self.cache.capacity.missing(train.source.name),
+            "missing": self.cache.capacity.miss_rate(train.name),
             "break_even_level": level,
             "read_seconds": None if level is None else read_seconds(profile, level),
             "forward_seconds": None if level is None else forward_seconds(profile, level),
         }
 
 
-def wants_cache(config: Config) -> bool:
-    """Whether frozen features may be stored, as far as the options tell."""
-    return config.cache.enabled and not config.freeze.never_freezes and config.parallel.autopipe
+class WorldCommunicator:
+    """All ranks of the run; see :class:`~pipetransformer.autocache.cache.Communicator`."""
+
+    def __init__(self) -> None:
+        self._node = LocalRank.here()
+        self.local_rank, self.local_world_size = self._node.local_rank, self._node.local_world_size
+        self._device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+
+    def broadcast_from_local_leader(self, value: Value) -> Value:
+        gathered = self.all_gather((self._node.index, self.local_rank, value))
+        return next(given for node, local_rank, given in gathered if (node, local_rank) == (self._node.index, 0))
+
+    def first_not_none(self, value: Value | None) -> Value | None:
+        return next((given for given in self.all_gather(value) if given is not None), None)
+
+    def all_reduce_sum(self, *numbers: int) -> tuple[int, ...]:
+        sums = torch.tensor(numbers, dtype=torch.int64, device=self._device)
+        dist.all_reduce(sums)  # a tenth of the time of gathering objects
+        return tuple(sums.tolist())
+
+    def all_gather(self, value: Value) -> list[Value]:
+        """Returns each rank's value."""
+        gathered = [value] * dist.get_world_size()
+        dist.all_gather_object(gathered, value)
+        return gathered
 
 
-def open_storage(
-    config: Config, stack: LayerStack, loaders: Sequence[BatchLoader], device: torch.device, kind: FeatureFormat,
-    run_dir: Path,
-    closing: ExitStack,
+def set_up_cache(
+    config: Config, stack: LayerStack, data: Data, sources: Sequence[SampleSource], feature_format: FeatureFormat,
+    device: torch.device, run_dir: Path, closing: ExitStack,
 ) -> CacheSetup:  # fmt: skip
-    """Finds room for features of the feeds' samples and tells them; every rank calls it.
+    """Decides whether the run has a cache, and divides its budgets among the splits. Collective.
 
     Args:
-        run_dir: On whose disk the files lie that go when the run ends.
-        closing: Takes what has to be given back at the end.
+        config: Of the run.
+        stack: The model, whose layers below the head decide what a persistent store holds.
+        data: The dataset.
+        sources: Its splits as the cache sees them, training first.
+        feature_format: Of the features.
+        device: Device that computes them.
+        run_dir: Folder on the disk of files that end with the run.
+        closing: Receives what has to be closed when the run ends.
     """
-    storage, communicator = CacheSetup(), WorldCommunicator()
+    if not (config.cache.enabled and config.parallel.autopipe) or config.freeze.never_freezes:
+        return CacheSetup()
+    if data.random_transform and config.cache.num_draws == 0:
+        return CacheSetup(notes=[RANDOM])
+    setup, communicator = CacheSetup(), WorldCommunicator()
     folders: dict[str, Path] = {}
     if config.cache.path is not None:
-        identities = (identity_of(config, stack, loader, device, kind) for loader in loaders)
-        folders = _lasting(Path(config.cache.path), identities, run_dir, closing, storage.notes, communicator)
-    capacity = CacheCapacity(
-        [loader.source for loader in loaders], kind, _budgets(config.cache), persistent=bool(folders)
-    )
-    folders = folders or {loader.source.name: run_dir for loader in loaders}
+        splits = zip((data.train, *data.evaluation), sources, strict=True)
+        fingerprints = (fingerprint(config, stack, *one, feature_format, device) for one in splits)
+        folders = _lock_folders(Path(config.cache.path), fingerprints, run_dir, closing, setup.notes, communicator)
+    capacity = CacheCapacity(sources, feature_format, _budgets(config.cache), persistent=bool(folders))
+    folders = folders or {source.name: run_dir for source in sources}
     problem = _shortage(config, capacity)
     if problem is None:
-        problem, storage.read_s_per_byte = _bandwidths(capacity, loaders[0].source, folders, communicator)
+        problem, setup.read_s_per_byte = _measure_reads(capacity, sources[0], folders, communicator)
     if problem is not None:
-        storage.notes.append(f"the cache is off: {problem}")
-        return storage
-    storage.cache = AutoCache(capacity, folders, communicator)
-    closing.callback(storage.cache.close)
-    for loader in loaders:
-        loader.cache = storage.cache
-    return storage
+        setup.notes.append(f"the cache is off: {problem}")
+        return setup
+    setup.cache = AutoCache(capacity, folders, communicator)
+    closing.callback(setup.cache.close)
+    return setup
 
 
-def _bandwidths(
+def _measure_reads(
     capacity: CacheCapacity, source: SampleSource, folders: Mapping[str, Path], communicator: WorldCommunicator
 ) -> tuple[str | None, dict[str, float]]:
-    """What stands against the cache, and the seconds per byte of each tier, on the slowest node."""
+    """Measures the seconds per byte of each tier, on the slowest node; or returns why that failed."""
     problem, own = None, {}
     if communicator.local_rank == 0:
         try:
             num_tokens = int(np.median(source.lengths))
-            own = seconds_per_byte(capacity.kind, num_tokens, capacity.bytes_by_tier, folders[source.name])
+            own = seconds_per_byte(capacity.feature_format, num_tokens, capacity.bytes_by_tier, folders[source.name])
         except OSError as error:
             problem = in_options(describe_os_error(error))
-    nodes = communicator.gathered((problem, own))
-    problem = next((each for each, _ in nodes if each is not None), None)
-    return problem, {tier: max(each.get(tier, 0.0) for _, each in nodes) for tier in capacity.bytes_by_tier}
+    ranks = communicator.all_gather((problem, own))
+    problem = next((each for each, _ in ranks if each is not None), None)
+    return problem, {tier: max(each.get(tier, 0.0) for _, each in ranks) for tier in capacity.bytes_by_tier}
 
 
 def _budgets(cache: Cache) -> Budgets:
@@ -122,7 +169,7 @@ def _budgets(cache: Cache) -> Budgets:
 
 
 def _shortage(config: Config, capacity: CacheCapacity) -> str | None:
-    """Why the room is too small to be of use, if it is."""
+    """Returns why the capacity is too small to be of use, or ``None``."""
     given = f"cache.memory_gib={config.cache.memory_gib:g} and cache.disk_gib={config.cache.disk_gib:g}"
     whole = f"all features take {capacity.whole_bytes / GIB:.3g} GiB"
     if not capacity.bytes_by_tier:
@@ -135,23 +182,24 @@ def _shortage(config: Config, capacity: CacheCapacity) -> str | None:
     return None
 
 
-def _lasting(
-    root: Path, identities: Iterable[StoreFingerprint], run_dir: Path, closing: ExitStack, notes: list[str],
+def _lock_folders(
+    root: Path, fingerprints: Iterable[StoreFingerprint], run_dir: Path, closing: ExitStack, notes: list[str],
     communicator: WorldCommunicator,
 ) -> dict[str, Path]:  # fmt: skip
-    """Folders of stores that outlive the run, by split; worker 0 of each node holds their locks.
+    """Locks the folders of persistent stores, in local rank 0 of each node for all of its ranks.
 
-    None, and a note, where one cannot be had.
+    Returns:
+        Folders by split; none, with a note, where one of them cannot be had.
     """
     folders: dict[str, Path] = {}
     problem, held, node = None, ExitStack(), LocalRank.here().index
     if communicator.local_rank == 0:
         try:
-            for identity in identities:
-                place = held.enter_context(lock_store_dir(root, identity, str(run_dir), node))
-                folders[identity.split_name] = place.path
-                if place.is_new:
-                    notes += _not_used(root, others(root, identity, node))
+            for one in fingerprints:
+                store_dir = held.enter_context(lock_store_dir(root, one, str(run_dir), node))
+                folders[one.split_name] = store_dir.path
+                if store_dir.is_new:
+                    notes += _unused(root, other_stores(root, one, node))
         except (StaleStore, StoreInUse, Unwritable) as error:
             problem = in_options(error)
     problem = communicator.first_not_none(problem)
@@ -163,8 +211,8 @@ def _lasting(
     return communicator.broadcast_from_local_leader(folders)
 
 
-def _not_used(root: Path, found: Sequence[str]) -> list[str]:
-    """Tells a user who expects to find features why there are none."""
+def _unused(root: Path, found: Sequence[str]) -> list[str]:
+    """Explains to a user who expects stored features why there are none."""
     if not found:
         return []
     more = f", and {len(found) - 1} more" if len(found) > 1 else ""

@@ -73,15 +73,15 @@ class Trainer:
         self.runtime, self.planner, cache = components.runtime, components.planner, components.storage.cache
         self.num_blocks = components.stack.num_blocks
         self.timeline = Timeline.of(config, len(components.data.train))
+        self.cache_session = CacheSession(
+            cache, components.train, components.evaluation, self.runtime, report, self.timeline, config.seed
+        )
         self.state = TrainState(
             seed=config.seed,
-            history=RunHistory(self.num_blocks, may_cache=cache is not None),
+            history=RunHistory(self.num_blocks, may_cache=self.cache_session.is_on),
             loss_scale=self.runtime.loss_scale,
             steps_per_epoch=self.timeline.steps_per_epoch,
             policy_state=config.freeze.initial_state(),
-        )
-        self.cache_session = CacheSession(
-            cache, components.train, components.evaluation, self.runtime, report, self.timeline, config.seed
         )
         self._transitions = Transitions(
             self.planner, self.runtime, self.cache_session, self.timeline, self.state.history, report
@@ -149,7 +149,7 @@ class Trainer:
     def _prefetch(self, order: np.ndarray, index: int) -> None:
         """Announces the batches from here to the end of the epoch, or to the next transition."""
         coming = range(index, self.timeline.steps_per_epoch)
-        self.cache_session.read_ahead(batch_ids(order, later, self.config.batch_size) for later in coming)
+        self.cache_session.prefetch(batch_ids(order, later, self.config.batch_size) for later in coming)
         self._prefetching = True
 
     def _train_step(self, ids: np.ndarray) -> StepResult:

@@ -45,13 +45,13 @@ class Transitions:
         start = time.perf_counter()
         remaining, transition = self._choose(decision, step)
         planned = time.perf_counter()
-        while not self._caching.go(transition.after.cache_level, step):
+        while not self._caching.advance_to(transition.after.cache_level, step):
             remaining, transition = self._choose(decision, step)  # without the cache
         before, plan = transition.before, transition.after
         assert before is not None, "a run has a plan before its first decision"
         filled = time.perf_counter()
         moved = self._apply(transition)
-        self._caching.serve(plan.cache_level)
+        self._caching.start_reading(plan.cache_level)
         seconds = time.perf_counter() - start
         self._history.plan(PlanRecord(plan, step, decision.reason, seconds, remaining.num_samples, transition.reason))
         self._report.write(

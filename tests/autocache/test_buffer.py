@@ -1,4 +1,4 @@
-"""Bytes that processes share are there from the beginning, and gone at the end."""
+"""Bytes that processes share are there from the beginning, and gone at the end; a control group limits the memory."""
 
 import errno
 import os
@@ -10,14 +10,16 @@ import pytest
 import torch
 from support.stores import bytes_there, in_other_process
 
-from pipetransformer.autocache.buffer import GIB, SharedBuffer
+from pipetransformer.autocache.buffer import GIB, SharedBuffer, available_host_memory
+
+MEMINFO = f"MemTotal: {64 * GIB // 1024} kB\nMemAvailable: {48 * GIB // 1024} kB\nHugePages_Total: 0\n"
 
 
 def test_another_process_sees_the_same_memory() -> None:
-    region = SharedBuffer.memory(5000)
-    region.bytes[:] = torch.arange(5000) % 251
-    assert in_other_process(bytes_there, region.address) == region.bytes.numpy().tobytes()
-    region.close()
+    buffer = SharedBuffer.memory(5000)
+    buffer.bytes[:] = torch.arange(5000) % 251
+    assert in_other_process(bytes_there, buffer.address) == buffer.bytes.numpy().tobytes()
+    buffer.close()
 
 
 def test_another_opener_of_a_file_sees_the_same_bytes(tmp_path: Path) -> None:
@@ -25,30 +27,30 @@ def test_another_opener_of_a_file_sees_the_same_bytes(tmp_path: Path) -> None:
     there = SharedBuffer.attach(here.address)
     here.bytes[:] = 7
     assert torch.equal(there.bytes, torch.full((100,), 7, dtype=torch.uint8))
-    for region in (here, there):
-        region.close()
+    for buffer in (here, there):
+        buffer.close()
 
 
 def test_memory_has_no_name_and_leaves_nothing() -> None:
     before = (set(os.listdir("/dev/shm")), set(os.listdir("/proc/self/fd")))
-    region = SharedBuffer.memory(100)
-    address = Path(region.address)
+    buffer = SharedBuffer.memory(100)
+    address = Path(buffer.address)
     assert set(os.listdir("/dev/shm")) == before[0]
-    region.close()
+    buffer.close()
     assert not address.exists()
     assert set(os.listdir("/proc/self/fd")) == before[1]
 
 
 def test_a_file_without_a_name_is_seen_by_others_and_leaves_nothing(tmp_path: Path) -> None:
     before = set(os.listdir("/proc/self/fd"))
-    region = SharedBuffer.anonymous_file(tmp_path / "not" / "there", 100)
-    region.bytes[:] = 7
-    assert in_other_process(bytes_there, region.address) == bytes([7] * 100)
-    there = SharedBuffer.attach(region.address)
-    assert region.is_file
+    buffer = SharedBuffer.anonymous_file(tmp_path / "not" / "there", 100)
+    buffer.bytes[:] = 7
+    assert in_other_process(bytes_there, buffer.address) == bytes([7] * 100)
+    there = SharedBuffer.attach(buffer.address)
+    assert buffer.is_file
     assert there.is_file
-    assert os.stat(region.address).st_dev == tmp_path.stat().st_dev
-    for each in (there, region):
+    assert os.stat(buffer.address).st_dev == tmp_path.stat().st_dev
+    for each in (there, buffer):
         each.close()
     assert list(tmp_path.iterdir()) == []
     assert set(os.listdir("/proc/self/fd")) == before
@@ -61,10 +63,10 @@ def test_a_file_goes_only_when_asked(unlink: bool, tmp_path: Path) -> None:
 
 
 def test_closing_leaves_what_is_still_read_alone(tmp_path: Path) -> None:
-    region = SharedBuffer.file(tmp_path / "a", 100)
-    region.bytes[:] = 3
-    kept = region.bytes
-    region.close(unlink=True)
+    buffer = SharedBuffer.file(tmp_path / "a", 100)
+    buffer.bytes[:] = 3
+    kept = buffer.bytes
+    buffer.close(unlink=True)
     assert int(kept.sum()) == 300
 
 
@@ -74,8 +76,8 @@ def test_a_new_file_leaves_the_bytes_of_one_that_is_open_alone(tmp_path: Path) -
     new = SharedBuffer.file(tmp_path / "a", 50)
     assert int(new.bytes.sum()) == 0
     assert int(old.bytes.sum()) == 300
-    for region in (old, new):
-        region.close()
+    for buffer in (old, new):
+        buffer.close()
 
 
 @pytest.mark.parametrize("name", ["preadv", "pwritev"])
@@ -83,12 +85,12 @@ def test_a_disk_that_fails_is_named_with_a_remedy(name: str, tmp_path: Path, mon
     def fail(*_: object) -> int:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    region = SharedBuffer.file(tmp_path / "a", 100)
+    buffer = SharedBuffer.file(tmp_path / "a", 100)
     monkeypatch.setattr(os, name, fail)
     with pytest.raises(OSError, match=r"a fails: Input/output error; set disk_gib=0 or path") as caught:
-        (region.read if name == "preadv" else region.write)(0, np.zeros(10, dtype=np.uint8))
+        (buffer.read if name == "preadv" else buffer.write)(0, np.zeros(10, dtype=np.uint8))
     assert caught.value.errno == errno.EIO
-    region.close()
+    buffer.close()
 
 
 @pytest.mark.parametrize("is_file", [False, True])
@@ -98,30 +100,30 @@ def test_bytes_are_read_and_written_from_any_place_on(
     for name in ("preadv", "pwritev"):  # the system may do less than it is asked for
         whole = getattr(os, name)
         monkeypatch.setattr(os, name, lambda file, views, offset, call=whole: call(file, [views[0][:7]], offset))
-    region = SharedBuffer.file(tmp_path / "a", 100) if is_file else SharedBuffer.memory(100)
+    buffer = SharedBuffer.file(tmp_path / "a", 100) if is_file else SharedBuffer.memory(100)
     data = np.arange(60, dtype=np.uint8).reshape(5, 12)
-    region.write(30, data)
+    buffer.write(30, data)
     out = np.zeros((2, 12), dtype=np.uint8)
-    region.read(42, out)
+    buffer.read(42, out)
     assert np.array_equal(out, data[1:3])
-    assert region.bytes.tolist() == [0] * 30 + list(range(60)) + [0] * 10, "the mapping sees it"
-    region.close()
+    assert buffer.bytes.tolist() == [0] * 30 + list(range(60)) + [0] * 10, "the mapping sees it"
+    buffer.close()
 
 
 def test_a_file_that_has_become_shorter_is_told(tmp_path: Path) -> None:
-    region = SharedBuffer.file(tmp_path / "a", 100)
+    buffer = SharedBuffer.file(tmp_path / "a", 100)
     os.truncate(tmp_path / "a", 50)
     with pytest.raises(OSError, match=r"/a ends at byte 50 of 100"):
-        region.read(40, np.empty(20, dtype=np.uint8))
-    region.close()
+        buffer.read(40, np.empty(20, dtype=np.uint8))
+    buffer.close()
 
 
-def test_released_pages_keep_their_bytes(tmp_path: Path) -> None:
-    region = SharedBuffer.file(tmp_path / "a", 10000)
-    region.bytes[:] = 3
-    region.unmap_pages()
-    assert int(region.bytes.sum(dtype=torch.int64)) == 30000
-    region.close()
+def test_unmapped_pages_keep_their_bytes(tmp_path: Path) -> None:
+    buffer = SharedBuffer.file(tmp_path / "a", 10000)
+    buffer.bytes[:] = 3
+    buffer.unmap_pages()
+    assert int(buffer.bytes.sum(dtype=torch.int64)) == 30000
+    buffer.close()
 
 
 def test_a_disk_that_is_too_small_is_refused_before_it_is_written(
@@ -177,22 +179,22 @@ def test_an_empty_file_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_a_shared_lock_keeps_out_those_who_want_it_alone(tmp_path: Path) -> None:
-    regions = [SharedBuffer.file(tmp_path / "a", 100), *(SharedBuffer.attach(str(tmp_path / "a")) for _ in range(2))]
-    regions[0].lock()
+    buffers = [SharedBuffer.file(tmp_path / "a", 100), *(SharedBuffer.attach(str(tmp_path / "a")) for _ in range(2))]
+    buffers[0].lock()
     with pytest.raises(OSError, match="another run uses"):
-        regions[1].lock(shared=True)
-    for region in regions[:2]:
-        region.lock(shared=True)
+        buffers[1].lock(shared=True)
+    for buffer in buffers[:2]:
+        buffer.lock(shared=True)
     with pytest.raises(OSError, match="another run uses"):
-        regions[2].lock()
-    for region in regions:
-        region.close()
+        buffers[2].lock()
+    for buffer in buffers:
+        buffer.close()
 
 
 def test_space_is_taken_at_once(tmp_path: Path) -> None:
-    for region in (SharedBuffer.file(tmp_path / "a", 2**20), SharedBuffer.memory(2**20)):
-        assert os.stat(region.address).st_blocks * 512 >= 2**20
-        region.close()
+    for buffer in (SharedBuffer.file(tmp_path / "a", 2**20), SharedBuffer.memory(2**20)):
+        assert os.stat(buffer.address).st_blocks * 512 >= 2**20
+        buffer.close()
 
 
 def test_more_memory_than_is_free_is_refused() -> None:
@@ -215,3 +217,61 @@ def test_a_locked_file_is_not_locked_again_until_it_is_closed(tmp_path: Path) ->
     first.close()
     second.lock()
     second.close()
+
+
+def system(root: Path, groups: str, files: dict[str, object]) -> Path:
+    contents = {"proc/meminfo": MEMINFO, "proc/self/cgroup": groups, **files}
+    for name, content in contents.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(f"{content}\n")
+    return root
+
+
+def version_2(folder: str, limit: object, used: int = 0, inactive: int = 0) -> dict[str, object]:
+    names = {"memory.max": limit, "memory.current": used, "memory.stat": f"anon 5\ninactive_file {inactive}"}
+    return {f"sys/fs/cgroup/{folder}/{name}": content for name, content in names.items()}
+
+
+def version_1(folder: str, limit: int, used: int, inactive: int) -> dict[str, object]:
+    names = {
+        "memory.limit_in_bytes": limit,
+        "memory.usage_in_bytes": used,
+        "memory.stat": f"inactive_file 1\ntotal_inactive_file {inactive}",
+    }
+    return {f"sys/fs/cgroup/memory/{folder}/{name}": content for name, content in names.items()}
+
+
+def test_without_groups_it_is_the_system_s(tmp_path: Path) -> None:
+    assert available_host_memory(system(tmp_path, "0::/\n", {})) == 48 * GIB
+    (tmp_path / "proc/self/cgroup").unlink()
+    assert available_host_memory(tmp_path) == 48 * GIB
+
+
+def test_what_a_group_has_left_counts_with_the_pages_that_the_system_would_drop(tmp_path: Path) -> None:
+    files = version_2("job/step", 8 * GIB, used=6 * GIB, inactive=GIB)
+    assert available_host_memory(system(tmp_path, "0::/job/step\n", files)) == 3 * GIB
+
+
+@pytest.mark.parametrize(("inner", "outer", "expected"), [("max", 4, 4), (2, 4, 2), (8, 4, 4), ("max", "max", 48)])
+def test_the_narrowest_of_nested_groups_counts(inner: object, outer: object, expected: int, tmp_path: Path) -> None:
+    limits = [size if size == "max" else int(str(size)) * GIB for size in (inner, outer)]
+    files = version_2("job/step", limits[0]) | version_2("job", limits[1])
+    assert available_host_memory(system(tmp_path, "0::/job/step\n", files)) == expected * GIB
+
+
+def test_groups_of_the_first_version_count_too(tmp_path: Path) -> None:
+    files = version_1("job", 8 * GIB, used=7 * GIB, inactive=GIB) | version_1("", 1 << 62, used=0, inactive=0)
+    assert available_host_memory(system(tmp_path, "5:cpu,cpuacct:/job\n4:memory:/job\n0::/\n", files)) == 2 * GIB
+
+
+def test_in_a_container_that_does_not_see_its_own_path_the_top_counts(tmp_path: Path) -> None:
+    files = version_1("", 4 * GIB, used=GIB, inactive=0)
+    assert available_host_memory(system(tmp_path, "4:memory:/docker/abc\n", files)) == 3 * GIB
+
+
+def test_a_group_past_its_limit_has_nothing_left(tmp_path: Path) -> None:
+    assert available_host_memory(system(tmp_path, "0::/job\n", version_2("job", GIB, used=2 * GIB))) == 0
+
+
+def test_this_process_has_memory() -> None:
+    assert available_host_memory() > 0

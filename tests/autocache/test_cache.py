@@ -11,12 +11,12 @@ import torch
 from support.caches import FEW, LENGTHS, WIDTH, make_cache, make_source
 from torch import Tensor
 
-from pipetransformer.autocache.cache import AutoCache
+from pipetransformer.autocache.cache import AutoCache, Filled, Opened, SingleProcess
 from pipetransformer.autocache.capacity import SHARD_SIZE
-from pipetransformer.autocache.communicator import SingleProcess
 from pipetransformer.autocache.reader import Request
 from pipetransformer.autocache.source import SampleSource
 from pipetransformer.autocache.store import FeatureStore
+from pipetransformer.errors import StoreFailed
 
 ALL = np.arange(len(LENGTHS))
 
@@ -24,14 +24,14 @@ ALL = np.arange(len(LENGTHS))
 @pytest.fixture
 def cache(tmp_path: Path) -> Iterator[AutoCache]:
     made = make_cache(tmp_path, make_source([]))
-    assert made.open() is None
+    assert made.open() == Opened()
     yield made
     made.close()
 
 
 def values(cache: AutoCache, source: SampleSource, ids: list[int]) -> list[float]:
     """The one number that all features of each sample are."""
-    features = cache.read(Request(source, np.array(ids), int(LENGTHS.max())))
+    features = cache.reader.read(Request(source, np.array(ids), int(LENGTHS.max())))
     return [float(row[:length].unique().item()) for row, length in zip(features, LENGTHS[ids], strict=True)]
 
 
@@ -39,7 +39,7 @@ def test_a_level_is_computed_from_the_level_below_it(cache: AutoCache) -> None:
     source = make_source([])
     cache.advance(1, [(source, ALL)], lambda x, _: x + 10)
     cache.advance(3, [(source, ALL)], lambda x, _: x * 2)
-    cache.serve(None)
+    cache.start_reading(None)
     assert cache.level == 3
     assert values(cache, source, [4, 0]) == [(4 + 10) * 2, (0 + 10) * 2]
 
@@ -56,7 +56,7 @@ def test_samples_are_read_from_the_data_for_the_first_level_only(cache: AutoCach
 def test_short_samples_of_several_shards_are_computed_at_once(tmp_path: Path) -> None:
     source, sizes = make_source([], np.tile(LENGTHS, 40)), []
     cache = make_cache(tmp_path, source)
-    assert cache.open() is None
+    assert cache.open() == Opened()
 
     def compute(x: Tensor, _: dict[str, Tensor]) -> Tensor:
         sizes.append(len(x))
@@ -64,8 +64,8 @@ def test_short_samples_of_several_shards_are_computed_at_once(tmp_path: Path) ->
 
     cache.advance(1, [(source, np.arange(200))], compute)
     assert max(sizes) > SHARD_SIZE
-    cache.serve(None)
-    features = cache.read(Request(source, np.arange(200), 5))[:, 0, 0]
+    cache.start_reading(None)
+    features = cache.reader.read(Request(source, np.arange(200), 5))[:, 0, 0]
     assert features.tolist() == (10 + np.arange(200)).tolist()
     cache.close()
 
@@ -82,15 +82,19 @@ def test_the_workers_of_a_node_share_the_samples_and_see_what_the_others_stored(
     lengths = np.tile(LENGTHS, 40)
     first = make_cache(tmp_path, make_source(reads[0], lengths), Worker(0, 2))
     second = make_cache(tmp_path, make_source(reads[1], lengths), Worker(1, 2))
-    assert first.open() is None
-    assert second.open() is None
+    assert first.open() == Opened()
+    assert second.open() == Opened()
     for cache, read in zip((first, second), reads, strict=True):
         cache.advance(1, [(make_source(read, lengths), np.arange(len(lengths)))], lambda x, _: x)
     assert sorted(reads[0] + reads[1]) == list(range(len(lengths)))
     shares = [lengths[read].sum() for read in reads]
     assert abs(shares[0] - shares[1]) <= SHARD_SIZE * LENGTHS.max(), "they compute about as many tokens"
-    second.serve(None)
-    assert second.read(Request(make_source([], lengths), np.arange(len(lengths)), 5)).shape == (len(lengths), 5, WIDTH)
+    second.start_reading(None)
+    assert second.reader.read(Request(make_source([], lengths), np.arange(len(lengths)), 5)).shape == (
+        len(lengths),
+        5,
+        WIDTH,
+    )
     second.close()
     first.close()
 
@@ -127,11 +131,11 @@ def test_nobody_writes_before_all_have_done_reading(tmp_path: Path) -> None:
         meetings.append(communicator.num_meetings)
         return x
 
-    assert cache.open() is None
+    assert cache.open() == Opened()
     for level in (1, 2):
         communicator.num_meetings = 0
         cache.advance(level, [(source, ALL)], compute)
-        cache.serve(None)
+        cache.start_reading(None)
     assert set(meetings) == {0, 1}, "nobody can have read anything before the first level"
     cache.clear()
     meetings.clear()
@@ -152,7 +156,7 @@ def test_after_thawing_nothing_old_is_read(cache: AutoCache) -> None:
     cache.advance(2, [(source, ALL)], lambda x, _: x + 10)
     cache.clear()
     cache.advance(2, [(source, np.array([1]))], lambda x, _: x + 20)
-    cache.serve(None)
+    cache.start_reading(None)
     assert values(cache, source, [1]) == [21]
     with pytest.raises(RuntimeError, match=r"holds no features of 1 samples of the train split: \[3\]"):
         values(cache, source, [3])
@@ -162,48 +166,48 @@ def test_what_has_no_room_is_computed_when_it_is_read(tmp_path: Path) -> None:
     reads: list[int] = []
     source = make_source(reads)
     cache = make_cache(tmp_path, source, memory_bytes=FEW)
-    missing = cache.capacity.missing("train")
+    missing = cache.capacity.miss_rate("train")
     assert 0 < missing < 1
-    assert cache.open() is None
+    assert cache.open() == Opened()
     filled = cache.advance(1, [(source, ALL)], lambda x, _: x + 10)
     assert filled.num_computed == round((1 - missing) * len(ALL))
     reads.clear()
-    cache.serve(lambda x, _: x + 10)
+    cache.start_reading(lambda x, _: x + 10)
     assert values(cache, source, ALL.tolist()) == [sample + 10 for sample in ALL]
     assert len(reads) == round(missing * len(ALL)), "what is stored is not read from the source again"
-    assert (cache.reads.hits, cache.reads.misses) == (filled.num_computed, len(reads))
+    assert (cache.reader.stats.hits, cache.reader.stats.misses) == (filled.num_computed, len(reads))
     cache.close()
 
 
 def test_what_is_announced_is_read_ahead_and_anything_else_still_right(cache: AutoCache) -> None:
     source = make_source([])
     cache.advance(1, [(source, ALL)], lambda x, _: x)
-    cache.serve(None)
+    cache.start_reading(None)
     requests = [Request(source, np.array(ids), 5) for ids in ([0, 1], [2, 3], [4, 0], [1, 2])]
-    cache.prefetch(iter(requests))
-    read = [cache.read(request)[:, 0, 0].tolist() for request in requests[:2]]
-    other = cache.read(Request(source, np.array([4]), 5))[:, 0, 0].tolist()
+    cache.reader.prefetch(iter(requests))
+    read = [cache.reader.read(request)[:, 0, 0].tolist() for request in requests[:2]]
+    other = cache.reader.read(Request(source, np.array([4]), 5))[:, 0, 0].tolist()
     assert (read, other) == ([[0, 1], [2, 3]], [4])
-    assert cache.read(requests[2])[:, 0, 0].tolist() == [4, 0]
+    assert cache.reader.read(requests[2])[:, 0, 0].tolist() == [4, 0]
 
 
 def test_a_batch_stays_as_it_is_while_the_next_ones_are_read_ahead(cache: AutoCache) -> None:
     source = make_source([])
     cache.advance(1, [(source, ALL)], lambda x, _: x)
-    cache.serve(None)
+    cache.start_reading(None)
     requests = [Request(source, np.array([sample]), 5) for sample in ALL]
-    cache.prefetch(iter(requests))
-    present = cache.read(requests[0])
+    cache.reader.prefetch(iter(requests))
+    present = cache.reader.read(requests[0])
     kept = present.clone()
-    cache.read(requests[1])
-    cache.stop_reading()
+    cache.reader.read(requests[1])
+    cache.reader.stop_prefetching()
     assert torch.equal(present, kept)
 
 
 def test_time_spent_waiting_is_counted(cache: AutoCache, monkeypatch: pytest.MonkeyPatch) -> None:
     source, ready, read = make_source([]), threading.Event(), FeatureStore.read
     cache.advance(1, [(source, ALL)], lambda x, _: x)
-    cache.serve(None)
+    cache.start_reading(None)
 
     def late(*args: Any) -> tuple[Tensor, Tensor]:
         assert ready.wait(10)
@@ -211,10 +215,10 @@ def test_time_spent_waiting_is_counted(cache: AutoCache, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(FeatureStore, "read", late)
     request = Request(source, ALL, int(LENGTHS.max()))
-    cache.prefetch(iter([request]))
+    cache.reader.prefetch(iter([request]))
     threading.Timer(0.05, ready.set).start()
-    cache.read(request)
-    assert cache.reads.waited_s > 0.01
+    cache.reader.read(request)
+    assert cache.reader.stats.waited_s > 0.01
 
 
 def test_no_room_is_told_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,15 +227,14 @@ def test_no_room_is_told_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest
 
     cache = make_cache(tmp_path, make_source([]), memory_bytes=0, disk_bytes=1 << 20)
     monkeypatch.setattr("os.posix_fallocate", full)
-    problem = cache.open()
-    assert problem is not None
-    assert "set `disk_gib` lower" in problem
+    with pytest.raises(StoreFailed, match="set disk_gib lower"):
+        cache.open()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_nothing_is_left_after_the_end(tmp_path: Path) -> None:
     cache = make_cache(tmp_path, make_source([]), memory_bytes=0, disk_bytes=1 << 20)
-    assert cache.open() is None
+    assert cache.open() == Opened()
     cache.close()
     assert list(tmp_path.iterdir()) == []
 
@@ -239,24 +242,25 @@ def test_nothing_is_left_after_the_end(tmp_path: Path) -> None:
 def test_a_lasting_store_is_found_by_the_next_run_with_the_same_weights(tmp_path: Path) -> None:
     weights = [{"weight": torch.ones(2)}]
     source = make_source([])
-    for expected in ((len(ALL), 0), (0, len(ALL))):
+    for num_intact, filled in ((0, Filled(len(ALL), 0)), (len(ALL), Filled(0, len(ALL)))):
         cache = make_cache(tmp_path, source, disk_bytes=1 << 20, persistent=True)
-        assert cache.open() is None
-        filled = cache.advance(1, [(source, ALL)], lambda x, _: x + 10, iter(weights))
-        assert (filled.num_computed, filled.num_found) == expected
-        cache.serve(None)
+        assert cache.open() == Opened(num_intact)
+        assert cache.open() == Opened(), "they are told once"
+        assert cache.advance(1, [(source, ALL)], lambda x, _: x + 10, iter(weights)) == filled
+        cache.start_reading(None)
         assert values(cache, source, [2]) == [12]
         cache.close()
 
 
 def test_a_lasting_store_of_other_weights_is_computed_again(tmp_path: Path) -> None:
     source = make_source([])
-    for weight in (1.0, 2.0):
+    for weight, num_intact in ((1.0, 0), (2.0, len(ALL))):
         cache = make_cache(tmp_path, source, disk_bytes=1 << 20, persistent=True)
-        assert cache.open() is None
+        assert cache.open() == Opened(num_intact)
         layer = {"weight": torch.full((2,), weight)}
-        assert cache.advance(1, [(source, ALL)], lambda x, _, by=weight: x * by, iter([layer])).num_found == 0
-        cache.serve(None)
+        filled = cache.advance(1, [(source, ALL)], lambda x, _, by=weight: x * by, iter([layer]))
+        assert filled == Filled(len(ALL), num_found=0, num_replaced=num_intact)
+        cache.start_reading(None)
         assert values(cache, source, [3]) == [3 * weight]
         cache.close()
 
@@ -264,7 +268,7 @@ def test_a_lasting_store_of_other_weights_is_computed_again(tmp_path: Path) -> N
 def test_damaged_samples_of_a_lasting_store_are_counted_and_computed_again(tmp_path: Path) -> None:
     source, layer = make_source([]), {"weight": torch.ones(2)}
     first = make_cache(tmp_path, source, disk_bytes=1 << 20, persistent=True)
-    assert first.open() is None
+    assert first.open() == Opened()
     first.advance(1, [(source, ALL)], lambda x, _: x + 10, iter([layer]))
     first.close()
     path = tmp_path / "train.features"
@@ -272,9 +276,8 @@ def test_damaged_samples_of_a_lasting_store_are_counted_and_computed_again(tmp_p
     damaged[5] ^= 1
     path.write_bytes(bytes(damaged))
     second = make_cache(tmp_path, source, disk_bytes=1 << 20, persistent=True)
-    assert second.open() is None
-    assert second.num_dropped == len(ALL), "the shard that the bit is in"
+    assert second.open() == Opened(num_damaged=len(ALL)), "the shard that the bit is in"
     assert second.advance(1, [(source, ALL)], lambda x, _: x + 10, iter([layer])).num_computed == len(ALL)
-    second.serve(None)
+    second.start_reading(None)
     assert values(second, source, [0, 4]) == [10, 14]
     second.close()

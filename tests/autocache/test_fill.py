@@ -8,29 +8,28 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.caches import KIND, make_source
+from support.caches import FORMAT, make_source
 
-from pipetransformer.autocache import fill as work
+from pipetransformer.autocache import fill
 from pipetransformer.autocache.fill import ShardSlice, batches, wanted_shards
 from pipetransformer.autocache.layout import Budgets
-from pipetransformer.autocache.store import FeatureStore
-from pipetransformer.autocache.store_spec import StoreSpec
+from pipetransformer.autocache.store import FeatureStore, StoreSpec
 
 
-def make_parts(lengths: list[int], wanted: list[int]) -> list[ShardSlice]:
+def make_slices(lengths: list[int], wanted: list[int]) -> list[ShardSlice]:
     source = make_source([], np.array(lengths))
     store = FeatureStore.create(
-        StoreSpec(source.lengths, KIND.hidden_size, KIND.dtype, "exact", Budgets(2**20, 0), Path("none"), 3, 0)
+        StoreSpec(source.lengths, FORMAT.hidden_size, FORMAT.dtype, "exact", Budgets(2**20, 0), Path("none"), 3, 0)
     )
-    parts = list(wanted_shards(source, store, np.array(wanted, dtype=np.int64)))
+    slices = list(wanted_shards(source, store, np.array(wanted, dtype=np.int64)))
     store.close()
-    return parts
+    return slices
 
 
 @pytest.fixture(autouse=True)
 def _few_tokens_at_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with monkeypatch.context() as patched:
-        patched.setattr(work, "TOKENS_AT_ONCE", 20)
+        patched.setattr(fill, "TOKENS_AT_ONCE", 20)
         yield
 
 
@@ -38,39 +37,39 @@ samples = st.lists(st.tuples(st.integers(1, 9), st.booleans()), min_size=1, max_
 
 
 @given(samples)
-def test_each_wanted_sample_is_in_one_part_and_no_other_is(samples: list[tuple[int, bool]]) -> None:
+def test_each_wanted_sample_is_in_one_slice_and_no_other_is(samples: list[tuple[int, bool]]) -> None:
     wanted = [number for number, (_, is_wanted) in enumerate(samples) if is_wanted]
-    parts = make_parts([length for length, _ in samples], wanted)
-    assert sorted(sample for part in parts for sample in part.ids.tolist()) == wanted
-    assert [part.shard for part in parts] == sorted({part.shard for part in parts})
-    assert all(set(part.ids) <= set(part.store.shards[part.shard]) for part in parts)
-    assert [part.num_tokens for part in parts] == [max(samples[i][0] for i in part.ids) for part in parts]
+    slices = make_slices([length for length, _ in samples], wanted)
+    assert sorted(sample for one in slices for sample in one.ids.tolist()) == wanted
+    assert [one.shard for one in slices] == sorted({one.shard for one in slices})
+    assert all(set(one.ids) <= set(one.store.shards[one.shard]) for one in slices)
+    assert [one.num_tokens for one in slices] == [max(samples[i][0] for i in one.ids) for one in slices]
 
 
 @given(samples, st.integers(1, 3))
 def test_groups_keep_the_order_and_are_no_larger_than_they_may_be(
     samples: list[tuple[int, bool]], local_world_size: int
 ) -> None:
-    parts = make_parts([length for length, _ in samples], list(range(len(samples))))
-    groups = list(batches(parts, local_world_size))
-    assert [part for group in groups for part in group] == parts
+    slices = make_slices([length for length, _ in samples], list(range(len(samples))))
+    groups = list(batches(slices, local_world_size))
+    assert [one for group in groups for one in group] == slices
     assert all(len(group) == 1 or padded(group) <= 20 for group in groups)
 
 
 @given(num_parts=st.integers(1, 40), local_world_size=st.integers(1, 4))
 def test_each_worker_gets_as_few_groups_of_about_the_same_size(num_parts: int, local_world_size: int) -> None:
-    parts = make_parts([1] * 3 * num_parts, list(range(3 * num_parts)))
-    sizes = [len(group) for group in batches(parts, local_world_size)]
+    slices = make_slices([1] * 3 * num_parts, list(range(3 * num_parts)))
+    sizes = [len(group) for group in batches(slices, local_world_size)]
     assert len(sizes) == min(num_parts, local_world_size * ceil(num_parts / 6 / local_world_size))
     assert max(sizes) - min(sizes) <= 1
 
 
 def test_splits_are_not_mixed() -> None:
-    parts = make_parts([1, 1], [0, 1]) + make_parts([1], [0])
-    assert [len(group) for group in batches(parts)] == [1, 1]
-    assert [len(group[0].ids) for group in batches(parts)] == [2, 1]
+    slices = make_slices([1, 1], [0, 1]) + make_slices([1], [0])
+    assert [len(group) for group in batches(slices)] == [1, 1]
+    assert [len(group[0].ids) for group in batches(slices)] == [2, 1]
 
 
 def padded(group: list[ShardSlice]) -> int:
-    ids = np.concatenate([part.ids for part in group])
+    ids = np.concatenate([one.ids for one in group])
     return len(ids) * int(group[0].source.lengths[ids].max())

@@ -14,7 +14,7 @@ import pytest
 from support.caches import OURS
 
 from pipetransformer.autocache.fingerprint import StoreFingerprint
-from pipetransformer.autocache.persistent import IDENTITY, LOCK, lock_store_dir, others
+from pipetransformer.autocache.persistent import IDENTITY, LOCK, lock_store_dir, other_stores
 from pipetransformer.errors import StaleStore, StoreInUse, Unwritable
 
 OPEN = f"""
@@ -44,11 +44,11 @@ def visit(root: Path) -> None:
         pass
 
 
-def store(root: Path, identity: StoreFingerprint = OURS) -> Path:
+def store(root: Path, fingerprint: StoreFingerprint = OURS) -> Path:
     """A store with a feature in it, closed."""
-    with lock_store_dir(root, identity, "a run") as place:
-        (place.path / "features").write_text("features")
-    return place.path
+    with lock_store_dir(root, fingerprint, "a run") as store_dir:
+        (store_dir.path / "features").write_text("features")
+    return store_dir.path
 
 
 @contextmanager
@@ -71,15 +71,15 @@ def test_a_place_is_new_once_and_found_again_with_what_it_holds(tmp_path: Path) 
 
 
 def test_its_name_tells_model_digest_node_and_split(tmp_path: Path) -> None:
-    with lock_store_dir(tmp_path, OURS, "a run", node=3) as place:
-        assert place.path == tmp_path / f"some_vit_tiny-{OURS.digest()}" / "node3" / "train"
-        assert StoreFingerprint.from_json((place.path / IDENTITY).read_text()) == OURS
+    with lock_store_dir(tmp_path, OURS, "a run", node=3) as store_dir:
+        assert store_dir.path == tmp_path / f"some_vit_tiny-{OURS.digest()}" / "node3" / "train"
+        assert StoreFingerprint.from_json((store_dir.path / IDENTITY).read_text()) == OURS
 
 
 @pytest.mark.parametrize("name", ["../../elsewhere", "train[:10%]", "", "a/b", "..", ".", "x" * 400])
 def test_any_name_of_a_split_or_a_model_stays_within_the_root(tmp_path: Path, name: str) -> None:
-    with lock_store_dir(tmp_path, replace(OURS, split_name=name, model=name), "a run") as place:
-        assert len(place.path.resolve().relative_to(tmp_path.resolve()).parts) == 3
+    with lock_store_dir(tmp_path, replace(OURS, split_name=name, model=name), "a run") as store_dir:
+        assert len(store_dir.path.resolve().relative_to(tmp_path.resolve()).parts) == 3
 
 
 def test_another_identity_node_or_split_has_a_place_of_its_own(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_another_identity_node_or_split_has_a_place_of_its_own(tmp_path: Path) -
         lock_store_dir(tmp_path, names[2], "a run") as ours,
         lock_store_dir(tmp_path, names[2], "a run", node=1) as second_node,
     ):
-        assert len({place.path for place in (test, other, ours, second_node)}) == 4
+        assert len({each.path for each in (test, other, ours, second_node)}) == 4
 
 
 def replace_by_a_folder(path: Path) -> None:
@@ -132,9 +132,9 @@ def test_a_run_that_died_before_it_had_written_its_identity_stops_no_other(
         with pytest.raises(KeyboardInterrupt):
             visit(tmp_path)
     assert not list(tmp_path.rglob(IDENTITY)), "a reader sees all of it or nothing"
-    with lock_store_dir(tmp_path, OURS, "a run") as place:
-        assert place.is_new
-        assert sorted(path.name for path in place.path.iterdir()) == [IDENTITY, LOCK]
+    with lock_store_dir(tmp_path, OURS, "a run") as store_dir:
+        assert store_dir.is_new
+        assert sorted(path.name for path in store_dir.path.iterdir()) == [IDENTITY, LOCK]
 
 
 def test_a_place_in_use_is_refused_with_who_has_it(tmp_path: Path) -> None:
@@ -150,13 +150,13 @@ def test_a_place_in_use_is_refused_with_who_has_it(tmp_path: Path) -> None:
 def test_a_run_that_fails_gives_its_place_back(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="a worker failed"), lock_store_dir(tmp_path, OURS, "a run"):
         raise RuntimeError("a worker failed")
-    with lock_store_dir(tmp_path, OURS, "a run") as place:
-        assert not place.is_new
+    with lock_store_dir(tmp_path, OURS, "a run") as store_dir:
+        assert not store_dir.is_new
 
 
 def test_an_error_of_the_disk_while_the_place_is_open_stays_what_it_is(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError), lock_store_dir(tmp_path, OURS, "a run") as place:
-        (place.path / "missing").read_bytes()
+    with pytest.raises(FileNotFoundError), lock_store_dir(tmp_path, OURS, "a run") as store_dir:
+        (store_dir.path / "missing").read_bytes()
 
 
 def test_a_killed_run_leaves_no_lock(tmp_path: Path) -> None:
@@ -165,8 +165,8 @@ def test_a_killed_run_leaves_no_lock(tmp_path: Path) -> None:
             visit(tmp_path)
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-        with lock_store_dir(tmp_path, OURS, "a run") as place:
-            assert not place.is_new
+        with lock_store_dir(tmp_path, OURS, "a run") as store_dir:
+            assert not store_dir.is_new
 
 
 def test_a_forked_process_that_lives_on_does_not_keep_what_was_given_back(tmp_path: Path) -> None:
@@ -187,15 +187,15 @@ def test_other_stores_of_the_same_samples_are_listed_with_how_they_differ(tmp_pa
     (damaged / IDENTITY).write_text("{")
     store(tmp_path, replace(OURS, split_name="test"))
     store(tmp_path)
-    found = others(tmp_path, OURS)
+    found = other_stores(tmp_path, OURS)
     assert len(found) == 2
     assert f"{older.relative_to(tmp_path)} differs in torch version (2.10, here 2.11)" in found
     assert any(line.startswith(f"{damaged.relative_to(tmp_path)} has an identity.json that") for line in found)
-    assert others(tmp_path, OURS, node=1) == others(tmp_path / "missing", OURS) == []
+    assert other_stores(tmp_path, OURS, node=1) == other_stores(tmp_path / "missing", OURS) == []
 
 
 def test_looking_at_others_neither_makes_nor_locks_anything(tmp_path: Path) -> None:
     with lock_store_dir(tmp_path, replace(OURS, hidden_size=8), "a run"):
         before = sorted(tmp_path.rglob("*"))
-        assert len(others(tmp_path, OURS)) == 1
+        assert len(other_stores(tmp_path, OURS)) == 1
         assert sorted(tmp_path.rglob("*")) == before

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.stores import in_other_process, kill_inside_write, memory_growth
 
 from pipetransformer.autocache.buffer import SharedBuffer
-from pipetransformer.autocache.layout import Budgets, place
+from pipetransformer.autocache.layout import Budgets, assign_tiers
 from pipetransformer.autocache.tier import Tier
 
 LENGTHS, ROW_BYTES = np.array([2, 3, 1, 4, 2]), 5
@@ -17,10 +17,10 @@ MIB = 2**20
 
 
 def make_tier(stamp: int = 0, lengths: np.ndarray = LENGTHS, file: Path | None = None) -> Tier:
-    layout = place(lengths, ROW_BYTES, Budgets(10**4, 0), shard_size=3, seed=0, lasting=False).memory
+    layout = assign_tiers(lengths, ROW_BYTES, Budgets(10**4, 0), shard_size=3, seed=0, persistent=False).memory
     assert layout is not None
-    region = SharedBuffer.file(file, layout.num_bytes) if file else SharedBuffer.memory(layout.num_bytes)
-    return Tier(layout, region, stamp)
+    buffer = SharedBuffer.file(file, layout.num_bytes) if file else SharedBuffer.memory(layout.num_bytes)
+    return Tier(layout, buffer, stamp)
 
 
 def rows_of(ids: np.ndarray, lengths: np.ndarray = LENGTHS) -> np.ndarray:
@@ -67,9 +67,9 @@ def test_what_lies_side_by_side_in_a_file_is_read_at_once(tmp_path: Path, monkey
     tier, sizes = filled(lengths=np.full(5, 3), file=tmp_path / "rows"), []
     read_region = SharedBuffer.read
 
-    def counting(region: SharedBuffer, offset: int, out: np.ndarray) -> None:
+    def counting(buffer: SharedBuffer, offset: int, out: np.ndarray) -> None:
         sizes.append(len(out) // 3)
-        read_region(region, offset, out)
+        read_region(buffer, offset, out)
 
     monkeypatch.setattr(SharedBuffer, "read", counting)
     ids = tier.layout.ids
@@ -128,7 +128,7 @@ def test_shards_are_written_together_or_one_by_one() -> None:
     tier, single = make_tier(), filled(key=3)
     parts = [(shard, ids_of(tier, shard)) for shard in tier.layout.shards]
     tier.write_all(parts, rows_of(np.concatenate([ids for _, ids in parts])), key=3)
-    assert np.array_equal(tier.region.bytes, single.region.bytes)
+    assert np.array_equal(tier.buffer.bytes, single.buffer.bytes)
 
 
 def test_parts_of_several_shards_can_be_written_and_their_rest_is_forgotten() -> None:
@@ -160,25 +160,25 @@ def test_samples_in_another_order_are_refused() -> None:
 
 def test_samples_can_be_forgotten() -> None:
     tier = filled()
-    tier.clear(np.array([4, 0]))
+    tier.invalidate(np.array([4, 0]))
     assert tier.valid(np.arange(5), 1).tolist() == [False, True, True, True, False]
-    tier.clear()
+    tier.invalidate()
     assert not tier.valid(np.arange(5), 1).any()
 
 
 @given(bit=st.integers(0, 10**9))
 def test_any_flipped_bit_is_found(bit: int) -> None:
-    """In rows, keys and checksums the shard goes, in a mark the sample, in the padding nothing; nothing is wrong."""
+    """In rows, keys and checksums the shard goes, in a flag the sample, in the padding nothing; nothing is wrong."""
     tier = filled()
-    bit %= 8 * tier.region.num_bytes
-    tier.region.bytes[bit // 8] ^= 1 << bit % 8
+    bit %= 8 * tier.buffer.num_bytes
+    tier.buffer.bytes[bit // 8] ^= 1 << bit % 8
     num_samples = int(tier.valid(np.arange(5), 1).sum())
     dropped, byte, layout = tier.verify(tier.layout.shards), bit // 8, tier.layout
     valid = np.flatnonzero(tier.valid(np.arange(5), 1))
     assert np.array_equal(read(tier, valid, 4)[:, 0, 0] if len(valid) else valid, 10 * valid + 1)
     if byte < layout.num_rows * ROW_BYTES:
         assert dropped == len(ids_of(tier, int(byte >= layout.row_bounds[1] * ROW_BYTES)))
-    elif byte < layout.records_offset:
+    elif byte < layout.headers_offset:
         assert dropped == 0, "that is padding"
     elif byte < layout.num_bytes - len(layout.ids):
         assert dropped in (2, 3)
@@ -190,13 +190,13 @@ def test_any_flipped_bit_is_found(bit: int) -> None:
 def test_no_flipped_bit_marks_a_sample_that_was_not_written(bit: int) -> None:
     tier = filled()
     tier.write(0, ids_of(tier, 0)[1:], rows_of(ids_of(tier, 0)[1:]), key=1)
-    tier.region.bytes[tier.region.num_bytes - len(LENGTHS)] ^= 1 << bit
+    tier.buffer.bytes[tier.buffer.num_bytes - len(LENGTHS)] ^= 1 << bit
     assert not tier.valid(ids_of(tier, 0)[:1], 1).any()
 
 
 def test_bytes_that_mean_something_else_are_dropped() -> None:
     tier = filled(stamp=1)
-    assert Tier(tier.layout, tier.region, stamp=2).verify(tier.layout.shards) == 5
+    assert Tier(tier.layout, tier.buffer, stamp=2).verify(tier.layout.shards) == 5
 
 
 def test_verify_drops_what_is_of_another_key() -> None:
@@ -209,7 +209,7 @@ def test_verify_drops_what_is_of_another_key() -> None:
 
 def test_a_region_of_another_size_is_refused() -> None:
     tier = make_tier()
-    with pytest.raises(ValueError, match=rf"has 100 bytes and the store needs {tier.region.num_bytes}: .*path"):
+    with pytest.raises(ValueError, match=rf"has 100 bytes and the store needs {tier.buffer.num_bytes}: .*path"):
         Tier(tier.layout, SharedBuffer.memory(100))
 
 
@@ -221,7 +221,7 @@ def test_a_process_killed_anywhere_leaves_samples_right_or_missing(
     states = in_other_process(kill_inside_write, tmp_path, some, num_shards)
     assert len(states) > 20, "one for each line of the way"
     assert not any("wrong" in state for state in states)
-    assert any("missing" in state for state in states), "some died between the marks"
+    assert any("missing" in state for state in states), "some died between the flags"
     for state in states:
         assert set(state) <= {"old", "new", "missing"}
 

@@ -112,7 +112,7 @@ def casts_in_a_step(case: Case, plans: list[Plan], folder: str) -> list[int]:
 
 def measured_layers(case: Case) -> tuple[LayerProfile, ...]:
     stack, spec, precision = case.stack(), OPTIMIZERS[case.optimizer], PRECISIONS[case.precision]
-    loader = BatchLoader(case.split(), stack.hidden_shape, SEED)
+    loader = BatchLoader.uncached(case.split(), stack.hidden_shape, SEED)
     whole = plan(0, 0, [HEAD], 1, 1)
     small, large = (
         loader.batch(np.arange(size), Topology(whole, rank=0)).to(CPU, precision.param_dtype) for size in (2, 4)

@@ -110,7 +110,7 @@ MUTATIONS: dict[str, Callable[[], Any]] = {
     "the frozen prefix draws dropout": lambda: mock.patch.object(Stage, "train", _prefix_trains),
 }
 CACHED_MUTATIONS: dict[str, Callable[[], Any]] = {
-    "what is missing is read as zero": lambda: mock.patch.object(FeatureReader, "_fill_gaps"),
+    "what is missing is read as zero": lambda: mock.patch.object(FeatureReader, "_recompute"),
     "the old level is read on": lambda: mock.patch.object(AutoCache, "advance", _key_stays),
 }
 """Mutations that a training with a partial cache notices."""

@@ -17,16 +17,15 @@ import torch
 from torch import Tensor
 
 from pipetransformer.autocache.buffer import SharedBuffer
-from pipetransformer.autocache.layout import Budgets, place
-from pipetransformer.autocache.store import FeatureStore
-from pipetransformer.autocache.store_spec import StoreSpec
+from pipetransformer.autocache.layout import Budgets, assign_tiers
+from pipetransformer.autocache.store import FeatureStore, StoreSpec
 from pipetransformer.autocache.tier import Tier
 
 HIDDEN, PLENTY = 3, 2**20
 LENGTHS = np.array([3, 1, 4, 2, 5, 2, 6, 1])
 
 
-def describe(folder: Path, memory: int = PLENTY, disk: int = 0, **options: Any) -> StoreSpec:
+def make_spec(folder: Path, memory: int = PLENTY, disk: int = 0, **options: Any) -> StoreSpec:
     defaults = {"storage": "exact", "shard_size": 3, "seed": 0, "dtype": torch.float32, "lengths": LENGTHS}
     path = folder / "store" / "train.features"
     return StoreSpec(budgets=Budgets(memory, disk), path=path, hidden_size=HIDDEN, **(defaults | options))
@@ -40,8 +39,8 @@ def features_of(ids: np.ndarray, num_tokens: int, key: int, dtype: torch.dtype =
 
 def fill(store: FeatureStore, key: int) -> None:
     for number, ids in enumerate(store.shards):
-        num_tokens = int(store.description.lengths[ids].max())
-        store.write(number, ids, features_of(ids, num_tokens, key, store.description.dtype), key)
+        num_tokens = int(store.spec.lengths[ids].max())
+        store.write(number, ids, features_of(ids, num_tokens, key, store.spec.dtype), key)
 
 
 def padded(ids: np.ndarray, num_tokens: int, key: int) -> Tensor:
@@ -60,8 +59,8 @@ def in_other_process(function: Callable[..., Any], *args: Any) -> Any:
         return executor.submit(function, *args).result(timeout=120)
 
 
-def write_there(description: StoreSpec, key: int) -> dict[str, int]:
-    store = FeatureStore.attach(description)
+def write_there(spec: StoreSpec, key: int) -> dict[str, int]:
+    store = FeatureStore.attach(spec)
     fill(store, key)
     sizes = store.bytes_by_tier
     store.close()
@@ -79,7 +78,7 @@ def kill_inside_write(folder: Path, some: int | None, num_shards: int) -> list[l
         For each line, what then is true of each sample in each tier: ``old``, ``new`` or ``missing``;
         ``wrong`` for anything else, in any shard.
     """
-    store = FeatureStore.create(describe(folder, PLENTY, PLENTY, lasting=True))
+    store = FeatureStore.create(make_spec(folder, PLENTY, PLENTY, persistent=True))
     states: list[list[str]] = []
     while True:
         fill(store, key=1)
@@ -89,7 +88,7 @@ def kill_inside_write(folder: Path, some: int | None, num_shards: int) -> list[l
         if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0:
             store.close()
             return states
-        assert store.verify() == 0, "what is marked is intact"
+        assert store.verify() == 0, "what is valid is intact"
         states.append([_state(tier, sample) for tier in store._tiers.values() for sample in range(len(LENGTHS))])
 
 
@@ -98,7 +97,7 @@ def _write_and_die(store: FeatureStore, shards: list[np.ndarray], line: int) -> 
 
     def trace(frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
         nonlocal lines
-        if not frame.f_code.co_filename.endswith(("tier.py", "region.py")):
+        if not frame.f_code.co_filename.endswith(("tier.py", "buffer.py")):
             return None
         if event == "line":
             if lines == line:
@@ -131,19 +130,19 @@ def memory_growth(folder: Path, num_samples: int, by_tier: bool) -> int:
         By how many mapped bytes this process has grown.
     """
     lengths = np.full(num_samples, 64)
-    layout = place(lengths, 2**14, Budgets(0, 2**40), shard_size=8, seed=0, lasting=False).disk
+    layout = assign_tiers(lengths, 2**14, Budgets(0, 2**40), shard_size=8, seed=0, persistent=False).disk
     assert layout is not None
-    region = SharedBuffer.file(folder / "grown", layout.num_bytes)
-    tier, before = Tier(layout, region), _mapped_bytes()
+    buffer = SharedBuffer.file(folder / "grown", layout.num_bytes)
+    tier, before = Tier(layout, buffer), _mapped_bytes()
     ids, rows = layout.ids, np.ones((8 * 64, 2**14), dtype=np.uint8)
     for shard in layout.shards:
         if by_tier:
             tier.write(shard, ids[layout.slots_of(shard)], rows, key=1)
             tier.gather(ids[:8], 64, np.ones(8, dtype=bool), rows.reshape(8, 64, -1))
         else:
-            region.bytes[layout.rows_of(shard).start * 2**14 : layout.rows_of(shard).stop * 2**14] = 1
+            buffer.bytes[layout.rows_of(shard).start * 2**14 : layout.rows_of(shard).stop * 2**14] = 1
     growth = _mapped_bytes() - before
-    region.close(unlink=True)
+    buffer.close(unlink=True)
     return growth
 
 

@@ -29,8 +29,8 @@ from pipetransformer.runtime.groups import ProcessGroups
 from pipetransformer.runtime.precision import PRECISIONS, Precision
 from pipetransformer.runtime.rng import PerSampleRng, sample_keys
 from pipetransformer.training.cache_session import CacheSession
-from pipetransformer.training.communicator import WorldCommunicator
-from pipetransformer.training.loader import BatchLoader
+from pipetransformer.training.cache_setup import WorldCommunicator
+from pipetransformer.training.loader import BatchLoader, sample_source
 from support.cases import CLIP_NORM, OPTIMIZERS, SEED, Case
 
 Plans = dict[int, Plan]
@@ -57,27 +57,28 @@ def ids_of(case: Case, step: int) -> np.ndarray:
     return batch_ids(epoch_order(case.num_samples, epoch, SEED), index, case.batch_size)
 
 
-class CachedFeed(BatchLoader):
+class CachedLoader(BatchLoader):
     """The samples of a case, with all that a run does about its cache."""
 
     def __init__(self, case: Case, runtime: ElasticRuntime, folder: Path) -> None:
-        super().__init__(case.split(), runtime.resident.stack.hidden_shape, SEED)
-        kind = FeatureFormat(self.hidden_size, runtime.precision.param_dtype)
-        whole = bytes_needed(self.source.lengths, kind.codec().row_bytes, SHARD_SIZE)
+        split = case.split()
+        source = sample_source(split, runtime.resident.stack.hidden_shape)
+        feature_format = FeatureFormat(source.hidden_size, runtime.precision.param_dtype)
+        whole = bytes_needed(source.lengths, feature_format.codec().row_bytes, SHARD_SIZE)
         budgets = Budgets(*(int(share * whole) for share in case.cache_shares))
-        capacity = CacheCapacity([self.source], kind, budgets, persistent=False)
-        self.cache = AutoCache(capacity, {self.source.name: folder}, WorldCommunicator())
+        capacity = CacheCapacity([source], feature_format, budgets, persistent=False)
+        self.cache = AutoCache(capacity, {source.name: folder}, WorldCommunicator())
+        super().__init__(split, source, SEED, self.cache.reader)
         per_epoch = num_batches(case.num_samples, case.batch_size)
         timeline = Timeline(case.num_samples, case.batch_size, per_epoch, case.num_steps, decision_every=1)
         self.cache_session = CacheSession(self.cache, self, (), runtime, Reporter(), timeline, SEED)
 
     def close(self) -> None:
         self.cache_session.release()
-        assert self.cache is not None
         self.cache.close()
 
 
-def build(case: Case, folder: str) -> tuple[ElasticRuntime, CachedFeed, ProcessGroups]:
+def build(case: Case, folder: str) -> tuple[ElasticRuntime, CachedLoader, ProcessGroups]:
     spec, precision = OPTIMIZERS[case.optimizer], PRECISIONS[case.precision]
     device = torch.device(case.device, dist.get_rank() if case.device == "cuda" else None)
     if device.type == "cuda":
@@ -86,7 +87,7 @@ def build(case: Case, folder: str) -> tuple[ElasticRuntime, CachedFeed, ProcessG
     runtime = ElasticRuntime(case.stack(), case.objective(), spec, context)
     if precision.scales_loss:
         runtime.loss_scale.value = case.loss_scale
-    loader = CachedFeed(case, runtime, Path(folder))
+    loader = CachedLoader(case, runtime, Path(folder))
     return runtime, loader, context.groups
 
 
@@ -120,10 +121,10 @@ def then(plan: Plan) -> Plans:
     return {0: whole, 1: plan}
 
 
-def go(runtime: ElasticRuntime, loader: CachedFeed, plan: Plan, step: int = 0) -> TransitionReport:
-    assert loader.cache_session.go(plan.cache_level, step)
+def go(runtime: ElasticRuntime, loader: CachedLoader, plan: Plan, step: int = 0) -> TransitionReport:
+    assert loader.cache_session.advance_to(plan.cache_level, step)
     report = runtime.apply_plan(plan)
-    loader.cache_session.serve(plan.cache_level)
+    loader.cache_session.start_reading(plan.cache_level)
     return report
 
 

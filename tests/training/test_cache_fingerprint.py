@@ -8,8 +8,8 @@ from support.texts import text_run, write_encoder, write_table
 from pipetransformer.autocache.capacity import FeatureFormat
 from pipetransformer.autocache.fingerprint import StoreFingerprint
 from pipetransformer.data.base import ImageFormat, TextFormat
-from pipetransformer.training.cache_fingerprint import identity_of
-from pipetransformer.training.loader import BatchLoader
+from pipetransformer.training.cache_fingerprint import fingerprint
+from pipetransformer.training.loader import sample_source
 
 VIT = {"patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2}
 BERT = {"num_hidden_layers": 2}
@@ -29,8 +29,8 @@ def identity(run: list[str], num_outputs: int = 2, **options: object) -> StoreFi
     wanted = config.model.input_format()
     data = config.dataset.load(TextFormat(**wanted) if "tokenizer" in wanted else ImageFormat(**wanted))
     stack = config.model.build(data.task, num_outputs, data.input_shape, seed=0)
-    loader = BatchLoader(data.train, stack.hidden_shape, seed=0)
-    return identity_of(config, stack, loader, torch.device("cpu"), FeatureFormat(16, torch.float32))
+    source = sample_source(data.train, stack.hidden_shape)
+    return fingerprint(config, stack, data.train, source, FeatureFormat(16, torch.float32), torch.device("cpu"))
 
 
 @pytest.mark.parametrize(

@@ -8,19 +8,23 @@ from hypothesis import strategies as st
 from support.caches import make_cache
 from support.plans import plan
 from support.samples import RandomImages, RandomText
+from torch import Tensor
 
 from pipetransformer.autocache.capacity import FeatureFormat
+from pipetransformer.autocache.reader import FeatureReader
 from pipetransformer.autodp.topology import Topology
 from pipetransformer.data.base import ImageFormat, Split
 from pipetransformer.data.image_split import ImageSplit
 from pipetransformer.data.pictures import from_arrays
-from pipetransformer.training.loader import LENGTH_STEP, BatchLoader
+from pipetransformer.training.loader import LENGTH_STEP, BatchLoader, sample_source
+from pipetransformer.training.node import NodeLayout
 
 HIDDEN_SIZE, NUM_SAMPLES = 6, 20
 
 
 def loader(split: Split) -> BatchLoader:
-    return BatchLoader(split, lambda inputs: torch.Size((len(inputs), inputs.shape[1], HIDDEN_SIZE)), seed=1)
+    source = sample_source(split, lambda inputs: torch.Size((len(inputs), inputs.shape[1], HIDDEN_SIZE)))
+    return BatchLoader(split, source, seed=1)
 
 
 TEXT, IMAGES = RandomText(NUM_SAMPLES), RandomImages(NUM_SAMPLES)
@@ -85,21 +89,40 @@ def test_cached_draws_of_a_random_transform_are_used_in_turn(num_draws: int, tmp
     """What an epoch reads from the cache is what the split would show in the epoch of that draw."""
     pixels = np.random.default_rng(0).integers(0, 256, (10, 8, 8), dtype=np.uint8)
     split = ImageSplit("train", from_arrays(pixels, np.zeros(10, dtype=np.int64)), ImageFormat(), 1, augment=True)
-    reader = BatchLoader(split, lambda inputs: torch.Size((len(inputs), 8, 8)), seed=1, num_draws=num_draws)
-    reader.cache = make_cache(tmp_path, reader.source, kind=FeatureFormat(8, torch.float32))
-    reader.set_epoch(5)
-    seen = split.inputs(range(10), None)
-    assert reader.cache.open() is None
-    reader.cache.advance(1, [(reader.source, np.arange(10 * num_draws))], lambda x, _: x[:, 0])
-    reader.cache.serve(None)
-    assert torch.equal(split.inputs(range(10), None), seen), "filling does not redraw the present epoch"
-    cached, uncached = (Topology(plan(1, level, [7], 1, 1), 0) for level in (1, 0))
-    for epoch in range(2 * num_draws):
-        reader.set_epoch(epoch)
-        read = reader.batch(np.arange(10), cached).inputs
-        reader.set_epoch(epoch % num_draws)
-        shown = reader.batch(np.arange(10), uncached).inputs
+    source = sample_source(split, lambda inputs: torch.Size((len(inputs), 8, 8)), num_draws)
+    cache = make_cache(tmp_path, source, feature_format=FeatureFormat(8, torch.float32))
+    loader = BatchLoader(split, source, seed=1, reader=cache.reader)
+
+    def inputs(cache_level: int, epoch: int) -> Tensor:
+        loader.set_epoch(epoch)
+        read = loader.batch(np.arange(10), Topology(plan(1, cache_level, [7], 1, 1), 0)).inputs
         assert read is not None
-        assert shown is not None
-        assert torch.equal(read, shown[:, 0])
-    reader.cache.close()
+        return read
+
+    seen = inputs(cache_level=0, epoch=5)
+    cache.open()
+    cache.advance(1, [(source, np.arange(10 * num_draws))], lambda x, _: x[:, 0])
+    cache.start_reading(None)
+    assert torch.equal(inputs(cache_level=0, epoch=5), seen), "filling does not redraw the present epoch"
+    for epoch in range(2 * num_draws):
+        assert torch.equal(inputs(1, epoch), inputs(0, epoch % num_draws)[:, 0])
+    assert num_draws == 1 or not torch.equal(inputs(1, 0), inputs(1, 1))
+    cache.close()
+
+
+def test_nodes_that_store_a_part_of_the_features_read_the_samples_that_they_store() -> None:
+    source = sample_source(TEXT, lambda inputs: torch.Size((len(inputs), inputs.shape[1], HIDDEN_SIZE)))
+    ids, reader, nodes = np.arange(8), FeatureReader(), NodeLayout((2, 2), index=0)
+    whole = BatchLoader(TEXT, source, seed=1, reader=reader)
+    partial = BatchLoader(TEXT, source, seed=1, reader=reader, nodes=nodes)
+
+    def ids_of(loader: BatchLoader, cache_level: int) -> list[list[int]]:
+        """Samples of each pipeline of two stages, as its last rank loads them."""
+        chosen = plan(1, cache_level, [4, 7], 2, 1)
+        places = [Topology(chosen, rank) for rank in range(4)]
+        last = {place.replica: place for place in places if place.is_last}
+        return [loader.batch(ids, last[replica]).ids.tolist() for replica in range(2)]
+
+    assert ids_of(whole, cache_level=1) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert ids_of(partial, cache_level=1) == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    assert ids_of(partial, cache_level=0) == [[0, 1, 2, 3], [4, 5, 6, 7]]

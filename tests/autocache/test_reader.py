@@ -1,10 +1,10 @@
-"""Answers come in order, ahead of time, and errors reach the one who asks."""
+"""Answers come in order, ahead of time, and errors reach the consumer."""
 
 import threading
 
 import pytest
 
-from pipetransformer.autocache.prefetch import Prefetcher
+from pipetransformer.autocache.reader import Prefetcher
 
 
 def test_answers_come_in_the_order_of_the_requests() -> None:
