@@ -28,7 +28,7 @@ SHORT = ("cache.memory_gib=0", "cache.disk_gib=4e-5")  # about two thirds of the
 
 
 @dataclass(frozen=True)
-class NodeLayout:
+class TwoNodes:
     """What two nodes left: their folders, and how they ended."""
 
     folders: tuple[Path, Path]
@@ -47,7 +47,7 @@ def make_folders(parent: Path) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="module")
-def nodes(tmp_path_factory: pytest.TempPathFactory) -> NodeLayout:
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> TwoNodes:
     folders = make_folders(tmp_path_factory.mktemp("nodes"))
     agent = of_two_nodes(free_port(), DEVICES_PER_NODE)
 
@@ -57,16 +57,16 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> NodeLayout:
 
     with ThreadPoolExecutor() as agents:
         ended = list(agents.map(run, folders))
-    return NodeLayout(folders, ended)
+    return TwoNodes(folders, ended)
 
 
-def test_two_nodes_train_one_model(nodes: NodeLayout) -> None:
+def test_two_nodes_train_one_model(nodes: TwoNodes) -> None:
     assert [end.code for end in nodes.ended] == [0, 0], nodes.ended
     assert nodes.job.summary["status"] == "completed"
     assert nodes.job.events("start")[0]["world_size"] == 4
 
 
-def test_the_losses_are_those_of_one_process(nodes: NodeLayout, pool: Pool, tmp_path: Path) -> None:
+def test_the_losses_are_those_of_one_process(nodes: TwoNodes, pool: Pool, tmp_path: Path) -> None:
     alone = run_job(pool, 1, tmp_path / "alone", *RUN, "cache=off")
     assert len(nodes.job.losses) == 16
     assert nodes.job.losses == pytest.approx(alone.losses, rel=0, abs=1e-10)
@@ -75,7 +75,7 @@ def test_the_losses_are_those_of_one_process(nodes: NodeLayout, pool: Pool, tmp_
     assert frozen == [[0, 1, 2]] * 2
 
 
-def test_each_node_fills_a_cache_of_its_own(nodes: NodeLayout) -> None:
+def test_each_node_fills_a_cache_of_its_own(nodes: TwoNodes) -> None:
     assert [plan["cache_level"] for plan in nodes.job.summary["plans"]] == [0, 1, 2]
     stores = [sorted((folder / "features").glob("*/node*/*/*.features")) for folder in nodes.folders]
     assert [sorted(path.name for path in own) for own in stores] == [["test.features", "train.features"]] * 2
@@ -85,7 +85,7 @@ def test_each_node_fills_a_cache_of_its_own(nodes: NodeLayout) -> None:
     assert all(budget / 2 < sum(path.stat().st_size for path in own) <= budget for own in stores)
 
 
-def test_samples_stay_with_the_node_that_has_room_for_them(nodes: NodeLayout) -> None:
+def test_samples_stay_with_the_node_that_has_room_for_them(nodes: TwoNodes) -> None:
     """A node keeps two thirds of the samples; as they come, a third of a share would have to be computed."""
     (first, _) = nodes.job.events("cache_fill")
     kept = first["num_samples"] / 2 / (64 + 40)
@@ -93,12 +93,12 @@ def test_samples_stay_with_the_node_that_has_room_for_them(nodes: NodeLayout) ->
     assert kept + 0.1 < nodes.job.summary["cache"]["hit_rate"] < 1
 
 
-def test_nothing_stays_on_the_nodes_but_the_run_folder_and_the_features(nodes: NodeLayout) -> None:
+def test_nothing_stays_on_the_nodes_but_the_run_folder_and_the_features(nodes: TwoNodes) -> None:
     left = sorted(path.name for folder in nodes.folders for path in folder.iterdir())
     assert left == ["features", "features", "run"], "the node of rank 0 has the run folder, and the other none"
 
 
-def test_no_pipeline_crosses_a_node(nodes: NodeLayout) -> None:
+def test_no_pipeline_crosses_a_node(nodes: TwoNodes) -> None:
     for values in nodes.job.summary["plans"]:
         layout = {name: values[name] for name in ("num_replicas", "num_microbatches")}
         layout["rank_order"] = "replica-first" if values["replicas_adjacent"] else "pipeline-first"
@@ -108,12 +108,12 @@ def test_no_pipeline_crosses_a_node(nodes: NodeLayout) -> None:
         assert [Counter(rank // DEVICES_PER_NODE for rank in ranks) for ranks in pipelines] == [{0: 2}, {1: 2}]
 
 
-def test_the_planner_counts_on_averaging_gradients_between_the_nodes(nodes: NodeLayout) -> None:
+def test_the_planner_counts_on_averaging_gradients_between_the_nodes(nodes: TwoNodes) -> None:
     first = nodes.job.summary["plans"][0]  # the others read from a cache that may miss any share of a sample's second
     assert first["predicted_step_s"] % 1 == pytest.approx(NODE_ALL_REDUCE_S, abs=0.05)
 
 
-def test_a_trace_shows_the_ranks_of_both_nodes_from_the_start_of_the_step(nodes: NodeLayout) -> None:
+def test_a_trace_shows_the_ranks_of_both_nodes_from_the_start_of_the_step(nodes: TwoNodes) -> None:
     files = [nodes.job.folder / name for name in nodes.job.summary["traces"]]
     assert len(files) == len(nodes.job.summary["plans"])
     for file in files:

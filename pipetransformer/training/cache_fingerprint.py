@@ -44,7 +44,7 @@ def fingerprint(
         storage_type=feature_format.storage,
         precision=config.precision,
         capacity=f"{config.cache.memory_gib:g} GiB memory, {config.cache.disk_gib:g} GiB disk",
-        model=" ".join([config.model.name, digest, *_code(modules)]),
+        model=" ".join([config.model.name, digest, *code_versions(modules)]),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         torch_version=torch.__version__,
     )
@@ -70,7 +70,7 @@ def _plain(value: object) -> object:
     return None
 
 
-def _code(modules: Iterable[nn.Module]) -> Iterator[str]:
+def code_versions(modules: Iterable[nn.Module]) -> Iterator[str]:
     """Yields the version of each installed package that has a module's class, and a digest of the other classes' code.
 
     Torch has a field of its own in the fingerprint.

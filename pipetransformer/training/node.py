@@ -1,4 +1,4 @@
-"""This process's place among those of its machine, from what the launcher puts into the environment."""
+"""The nodes of a run and this rank's place in its own, from the environment that the launcher sets."""
 
 import math
 import os
@@ -11,7 +11,13 @@ import torch.distributed as dist
 
 @dataclass(frozen=True)
 class LocalRank:
-    """Attributes: index of the node; worker, local_world_size: this process among those of the node."""
+    """This rank within its node.
+
+    Attributes:
+        index: Of the node.
+        local_rank: Of this process on the node.
+        local_world_size: Processes of the node.
+    """
 
     index: int
     local_rank: int
@@ -19,18 +25,18 @@ class LocalRank:
 
     @classmethod
     def here(cls) -> "LocalRank":
+        """Reads the environment."""
         names = ("GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
         return cls(*(int(os.environ[name]) for name in names))
 
 
 @dataclass(frozen=True)
 class NodeLayout:
-    """The nodes of a run, numbered as their ranks are.
+    """The nodes of a run, in the order of their ranks.
 
     Attributes:
-        count: How many.
-        index: This one's place among them.
-        sizes: Ranks of each.
+        sizes: Ranks of each node.
+        index: Of this node.
     """
 
     sizes: tuple[int, ...]
@@ -38,21 +44,22 @@ class NodeLayout:
 
     @property
     def count(self) -> int:
+        """Number of nodes."""
         return len(self.sizes)
 
     @property
     def devices_per_node(self) -> int:
-        """Ranks that lie together. Where nodes differ in size it is their greatest common divisor, so that no run of
-        that many ranks crosses from one node to the next."""
+        """Ranks per node. Where nodes differ in size it is their greatest common divisor, so that no group of that many
+        consecutive ranks crosses from one node to the next."""
         return math.gcd(*self.sizes)
 
     def of_rank(self, rank: int) -> int:
-        """The node of a rank."""
+        """Returns the node of a rank."""
         return bisect_right(list(accumulate(self.sizes)), rank)
 
     @classmethod
     def here(cls) -> "NodeLayout":
-        """Asks all ranks; every rank calls it."""
+        """Gathers the nodes of all ranks. Collective."""
         nodes = [LocalRank(0, 0, 1)] * dist.get_world_size()
         dist.all_gather_object(nodes, LocalRank.here())
         sizes = tuple(node.local_world_size for node in nodes if node.local_rank == 0)

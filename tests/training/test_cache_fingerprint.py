@@ -1,14 +1,24 @@
 """A store is not read by a run whose frozen layers compute otherwise, though their weights have the same shapes."""
 
+import importlib.util
+import linecache
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
+import torchmetrics
 from support.jobs import loaded
 from support.texts import text_run, write_encoder, write_table
+from torch import nn
 
 from pipetransformer.autocache.capacity import FeatureFormat
 from pipetransformer.autocache.fingerprint import StoreFingerprint
 from pipetransformer.data.base import ImageFormat, TextFormat
-from pipetransformer.training.cache_fingerprint import fingerprint
+from pipetransformer.errors import StaleStore
+from pipetransformer.training.cache_fingerprint import code_versions, fingerprint
 from pipetransformer.training.loader import sample_source
 
 VIT = {"patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2}
@@ -56,3 +66,49 @@ def test_a_text_model_with_other_settings_has_features_of_its_own(texts: list[st
 def test_the_head_has_no_part_in_it(texts: list[str]) -> None:
     assert identity([], **VIT).model == identity([], 3, **VIT).model
     assert identity(texts, **BERT).model == identity(texts, 3, **BERT).model
+
+
+def block_of(folder: Path, code: str) -> nn.Module:
+    """A module whose class a file of this code defines, as the user's own model would."""
+    file = folder / "own_family.py"
+    file.write_text(f"from torch import nn\n\nclass Block(nn.Linear):\n    factor = {code}\n")
+    spec = importlib.util.spec_from_file_location("own_family", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["own_family"] = module
+    linecache.checkcache()
+    spec.loader.exec_module(module)
+    return module.Block(2, 2)
+
+
+@pytest.fixture
+def own_family() -> Iterator[None]:
+    yield
+    del sys.modules["own_family"]
+
+
+@pytest.mark.usefixtures("own_family")
+def test_own_layers_count_by_their_code(tmp_path: Path) -> None:
+    one, same, other = (list(code_versions([block_of(tmp_path, code)])) for code in ("1", "1", "20"))
+    assert one == same != other
+
+
+def test_a_family_of_any_installed_package_counts_by_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    block = type("Block", (nn.Linear,), {"__module__": "torchmetrics.some.room"})(2, 2)
+    before = list(code_versions([block]))
+    assert before[0] == f"torchmetrics={torchmetrics.__version__}"
+    monkeypatch.setattr(torchmetrics, "__version__", "0.0")
+    assert list(code_versions([block])) == ["torchmetrics=0.0", before[1]]
+
+
+def test_the_families_that_the_model_does_not_use_have_no_part_in_it() -> None:
+    assert "timm=" in identity([], **VIT).model
+    assert "transformers=" not in identity([], **VIT).model
+
+
+def test_layers_whose_code_cannot_be_read_are_not_kept_for_later_runs() -> None:
+    scope: dict[str, Any] = {"__name__": "nowhere", "nn": nn}
+    exec("class Block(nn.Linear): pass", scope)
+    with pytest.raises(StaleStore, match=r"code of Block cannot be read .*set path=null"):
+        list(code_versions([scope["Block"](2, 2)]))
