@@ -79,6 +79,6 @@ def _read(run: Run) -> Accuracy:
 
 
 def rows(runs: Sequence[Accuracy]) -> list[tuple[str, ...]]:
-    """One for each run, against the exact one on the same data."""
+    """Returns a row per run, compared with the exact one on the same data."""
     exact = {run.sweep: run for run in runs if run.storage == "exact"}
     return [run.row(exact[run.sweep]) for run in runs]

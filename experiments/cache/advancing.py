@@ -1,4 +1,4 @@
-"""What storing takes besides the forward pass of the layers that have newly frozen."""
+"""Time of filling a level, compared with the forward pass of the newly frozen layers alone."""
 
 import time
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ BUDGETS = {"memory": (1.0, 0.0), "disk": (0.0, 1.0)}
 
 @dataclass(frozen=True)
 class Advance:
-    """Seconds of going from one level to another, one for each round.
+    """Seconds of advancing from one level to another, one for each round.
 
     Attributes:
         advance_s: Of :meth:`AutoCache.advance` over all samples.
@@ -48,12 +48,12 @@ class Advance:
 
     @property
     def ratios(self) -> list[float]:
-        """To the forward pass in parts as large as those that the cache computes at once."""
+        """Ratios to the forward pass in batches as large as those of a fill."""
         return [one / two for one, two in zip(self.advance_s, self.forward_s, strict=True)]
 
     @property
     def ratios_to_batches(self) -> list[float]:
-        """To the forward pass as training would run it."""
+        """Ratios to the forward pass in batches as small as those of training."""
         return [one / two for one, two in zip(self.advance_s, self.batches_s, strict=True)]
 
     def row(self) -> tuple[str, ...]:
@@ -104,7 +104,7 @@ class Fill:
         self.seconds: tuple[Seconds, Seconds, Seconds] = ({}, {}, {})
 
     def turn(self, levels: tuple[tuple[int, int], ...], storing_first: bool) -> None:
-        """Goes from level to level, once storing and twice not."""
+        """Advances from level to level, and runs the same forward pass twice without storing."""
         self._cache.clear()
         advance_s, *forward_s = self.seconds
         sizes = TOKENS_AT_ONCE // self._num_tokens, self._bench.case.batch_size // dist.get_world_size()
@@ -120,7 +120,7 @@ class Fill:
                     self._advance(pair, compute, advance_s)
 
     def _inputs(self, num_samples: int) -> list[Part]:
-        """This rank's share of the samples, in parts of at most so many."""
+        """Reads this rank's part of the samples, in batches of at most so many."""
         num_tokens = self._num_tokens
         everything = np.arange(len(self._source.lengths))
         own = everything[dist.get_rank() :: dist.get_world_size()]
@@ -144,7 +144,7 @@ class Fill:
 
 @contextmanager
 def _timed(seconds: list[float]) -> Iterator[None]:
-    """Appends what the block takes, begun by all ranks together."""
+    """Appends the seconds of the block, which all ranks begin together."""
     dist.barrier()
     start = time.perf_counter()
     yield

@@ -49,10 +49,10 @@ class Variant:
 
 
 class Bench:
-    """Every rank makes the same calls.
+    """One rank's model and split. Every rank makes the same calls.
 
     Args:
-        closing: Gives back what is opened.
+        closing: Receives what has to be closed.
     """
 
     def __init__(self, case: Case, closing: ExitStack) -> None:
@@ -71,7 +71,7 @@ class Bench:
         self.timeline = Timeline(len(self.split), case.batch_size, len(self.split) // case.batch_size, 10**6, 10**6)
 
     def plan(self, num_frozen: int, cache_level: int) -> Plan:
-        """Data parallel, on all ranks."""
+        """Returns a data-parallel plan on all ranks."""
         last = len(self.stack) - 1
         return Plan(num_frozen, cache_level, ((layer_above(cache_level), last),), dist.get_world_size(), 1)
 
@@ -109,6 +109,6 @@ class Bench:
         _ = self.runtime.train_step(variant.loader, ids, step=0, rate=1e-4).loss
 
     def batches(self, epoch: int) -> Sequence[np.ndarray]:
-        """The whole global batches of an epoch."""
+        """Returns the whole global batches of an epoch."""
         order = epoch_order(len(self.split), epoch, SEED)
         return [batch_ids(order, index, self.case.batch_size) for index in range(self.timeline.steps_per_epoch)]

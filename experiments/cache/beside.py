@@ -1,4 +1,4 @@
-"""Whether it would pay to fill the cache beside training, whose steps compute the frozen blocks until it is full."""
+"""Filling the cache beside training, whose steps compute the frozen blocks until it is full: does that pay?"""
 
 import time
 from collections.abc import Callable
@@ -34,7 +34,7 @@ class Beside:
 
     @property
     def ratios(self) -> list[float]:
-        """Of filling beside training to filling first."""
+        """Time of filling beside training over that of filling first."""
         return [
             own / (fill + cached) for fill, cached, own in zip(self.fill_s, self.cached_s, self.beside_s, strict=True)
         ]
@@ -45,7 +45,7 @@ class Beside:
 
 
 class Unmet(WorldCommunicator):
-    """Does not wait for the other processes: the thread that trains does, and both would be in each other's way."""
+    """Enters no collective: the training thread does, and two threads would interleave theirs."""
 
     def all_reduce_sum(self, *numbers: int) -> tuple[int, ...]:
         return numbers
@@ -65,7 +65,7 @@ def _measure(case: Case, num_rounds: int) -> Beside:
 
 
 class Ways:
-    """One rank's part."""
+    """One rank's two ways of filling."""
 
     def __init__(self, bench: Bench) -> None:
         self._bench, self._level = bench, bench.stack.num_blocks // 2
@@ -74,13 +74,13 @@ class Ways:
         self._cache = bench.cache("filling", 1.0, 0.0, Unmet())
 
     def turn(self) -> tuple[float, float, float]:
-        """Seconds of the fill, of steps with the cache, and of the fill beside steps without."""
+        """Measures the seconds of the fill, of steps with the cache, and of the fill beside steps without."""
         fill_s = self._seconds(self._cached, self._fill)
         cached_s = self._seconds(self._cached, lambda: self._train(self._cached))
         return fill_s, cached_s, self._seconds(self._uncached, self._fill_beside)
 
     def _seconds(self, variant: Variant, work: Callable[[], None]) -> float:
-        """Until all processes are done."""
+        """Measures the seconds until all ranks are done."""
         self._bench.runtime.apply_plan(variant.plan)
         variant.cache_session.start_reading(variant.plan.cache_level)
         self._train(variant)  # what a new plan does for the first time is not what is compared

@@ -1,4 +1,4 @@
-"""How far a process grows that stores and reads more than its memory budget holds."""
+"""Memory growth of a process that stores and reads more than its memory budget holds."""
 
 import tempfile
 import threading
@@ -77,7 +77,7 @@ class Watch:
             self._most[kind] = max(self._most[kind], num_bytes)
 
     def end(self) -> dict[str, int]:
-        """The growth at its peak, by kind."""
+        """Ends the sampling and returns the peak growth by kind."""
         self._done.set()
         self._thread.join()
         self.look()

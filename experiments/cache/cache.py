@@ -20,7 +20,7 @@ WIDE = {"hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1536
 
 @dataclass(frozen=True)
 class Size:
-    """How much is measured.
+    """Size of the measurement.
 
     Attributes:
         shapes: Features that are read.
@@ -35,7 +35,7 @@ class Size:
         overrides: Of these runs.
     """
 
-    shapes: tuple[reading.TransformerShape, ...]
+    shapes: tuple[reading.FeatureShape, ...]
     batch_size: int
     num_reads: int
     cases: tuple[Case, ...]
@@ -63,7 +63,7 @@ FULL = Size(
     overrides=("epochs=4",),
 )
 TINY = Size(
-    shapes=(reading.TransformerShape("small", 3, 4),),
+    shapes=(reading.FeatureShape("small", 3, 4),),
     batch_size=4,
     num_reads=1,
     cases=(Case("small", "vit", 32, {"embed_dim": 16, "depth": 3, "num_heads": 2}),),
@@ -82,7 +82,7 @@ TINY = Size(
 
 @dataclass(frozen=True)
 class Results:
-    """All that was measured; the accuracies come from sweeps."""
+    """All measurements; the accuracies come from sweeps."""
 
     reading: list[reading.ReadTimes]
     hidden: list[hidden.Steps]
@@ -93,7 +93,7 @@ class Results:
     accuracy: list[accuracy.Accuracy]
 
     def promises(self) -> list[tuple[str, ...]]:
-        """What was promised, what came out, and whether that is enough."""
+        """Compares each promise with its measured value."""
         first = self.reading[0]
         read_ms = 1000 * median(first.seconds)
         unhindered = min(steps.unhindered for steps in self.hidden if steps.name in list(hidden.BUDGETS)[:2])
@@ -133,7 +133,7 @@ class Results:
         ]
 
     def tables(self) -> str:
-        """All tables, each under its name."""
+        """Renders all tables, each under its name."""
         parts = {
             "Promises": markdown(PROMISES, self.promises()),
             "Reading": markdown(reading.HEADER, [own.row() for own in self.reading]),

@@ -1,4 +1,4 @@
-"""How much of the reading training hides, and what a step takes with a cache, a smaller one, and none."""
+"""Reads hidden behind training, and the time of a step with a cache, a smaller one, and none."""
 
 import time
 from contextlib import ExitStack
@@ -11,7 +11,7 @@ import torch.distributed as dist
 from experiments.cache.bench import Bench, Variant
 from experiments.step_time.cases import Case
 
-WAITED, NUM_WARMUP_STEPS = 0.05, 2  # the share of a step that may be spent waiting
+WAITED, NUM_WARMUP_STEPS = 0.05, 2  # fraction of a step that may be spent waiting
 BUDGETS = {"memory": (1.0, 0.0), "disk, ten times the memory": (0.1, 1.0), "half in memory, half computed": (0.5, 0.0)}
 UNCACHED = "no cache, the same frozen"
 HEADER = (
@@ -42,16 +42,16 @@ class Steps:
 
     @property
     def waits(self) -> np.ndarray:
-        """Share of each step that was spent waiting."""
+        """Fraction of each step that was spent waiting."""
         return np.array(self.waited_s) / np.array(self.step_s)
 
     @property
     def unhindered(self) -> float:
-        """Share of the steps that waited less than they may."""
+        """Fraction of the steps that waited less than they may."""
         return float((self.waits < WAITED).mean())
 
     def ratio(self, other: "Steps") -> float:
-        """Its steps' time over that of another variant, within a round."""
+        """Returns the median step time relative to another variant's, within a round."""
         return median(own / its for own, its in zip(self.round_s, other.round_s, strict=True))
 
     def row(self, memory: "Steps", uncached: "Steps") -> tuple[str, ...]:
@@ -131,7 +131,7 @@ class Loop:
         self._misses += after[2] - before[2]
 
     def steps(self) -> Steps:
-        """Of all ranks; the medians of the rounds are rank 0's."""
+        """Gathers the steps of all ranks; the medians of the rounds are rank 0's."""
         own = (self._seconds, self._waited, self._read_s, self._hits, self._misses)
         ranks = [own] * dist.get_world_size()
         dist.all_gather_object(ranks, own)
@@ -143,7 +143,7 @@ class Loop:
 
 
 def rows(steps: list[Steps]) -> list[tuple[str, ...]]:
-    """One for each variant of a case, compared with two others of the case."""
+    """Returns a row per variant of a case, compared with two others of the case."""
     by_name = {(own.case, own.name): own for own in steps}
     memory = next(iter(BUDGETS))
     return [own.row(by_name[own.case, memory], by_name[own.case, UNCACHED]) for own in steps]

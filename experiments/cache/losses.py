@@ -1,4 +1,4 @@
-"""How far the losses of a cached run are from those of an uncached one, step by step."""
+"""Difference between the losses of cached and uncached runs, step by step."""
 
 import subprocess
 import sys
@@ -32,7 +32,7 @@ ARMS = (
 
 @dataclass(frozen=True)
 class Difference:
-    """Of the losses of two runs that freeze alike, one of them with a cache.
+    """Difference of the losses of two runs that freeze alike, one of them with a cache.
 
     Attributes:
         largest: In size, over the steps.
@@ -86,7 +86,7 @@ def _run(folder: Path, *overrides: str) -> Run:
 
 
 def compare(plain: Run, cached: Run) -> Difference:
-    """Step by step; both runs freeze at the same steps."""
+    """Compares step by step; both runs freeze at the same steps."""
     expected, steps = plain.events["step"], cached.events["step"]
     frozen = [[step["num_frozen"] for step in run] for run in (expected, steps)]
     assert frozen[0] == frozen[1], "both runs freeze at the same steps"

@@ -1,4 +1,4 @@
-"""How long a batch takes from each tier and in each storage type, in one process with one thread."""
+"""Time of reading a batch from each tier and in each storage type, in one process with one thread."""
 
 import tempfile
 import time
@@ -21,15 +21,15 @@ KEY = 1
 
 
 @dataclass(frozen=True)
-class TransformerShape:
-    """Features of a sample, float32."""
+class FeatureShape:
+    """Shape of a sample's features, float32."""
 
     name: str
     num_tokens: int
     hidden_size: int
 
 
-SHAPES = (TransformerShape("MiniLM", 64, 384), TransformerShape("ViT-B/16", 197, 768))
+SHAPES = (FeatureShape("MiniLM", 64, 384), FeatureShape("ViT-B/16", 197, 768))
 
 
 @dataclass(frozen=True)
@@ -60,14 +60,14 @@ class ReadTimes:
         )
 
 
-class Filled:
+class FilledStore:
     """A store that is read from one of its tiers; nine of ten samples are on disk, or none.
 
     Args:
         num_samples: In the tier that is read.
     """
 
-    def __init__(self, shape: TransformerShape, storage: str, tier: str, num_samples: int, folder: Path) -> None:
+    def __init__(self, shape: FeatureShape, storage: str, tier: str, num_samples: int, folder: Path) -> None:
         self.shape, self.storage, self.tier = shape, storage, tier
         self.row_bytes = codec(storage, shape.hidden_size, torch.float32).row_bytes
         own = self._bytes_of(num_samples)
@@ -88,7 +88,7 @@ class Filled:
         return bytes_needed(np.full(num_samples, self.shape.num_tokens), self.row_bytes, SHARD_SIZE)
 
     def seconds(self, generator: np.random.Generator, out: torch.Tensor) -> float:
-        """Reads a random batch, from disk after the system has let go of the file."""
+        """Reads a random batch; on disk after the file was evicted from the page cache."""
         ids = generator.choice(self._ids, len(out), replace=False)
         if self.tier == "disk":
             self._store.drop_page_cache()
@@ -102,17 +102,17 @@ class Filled:
         self._store.close()
 
 
-def measure_reading(shapes: tuple[TransformerShape, ...], batch_size: int, num_rounds: int) -> list[ReadTimes]:
+def measure_reading(shapes: tuple[FeatureShape, ...], batch_size: int, num_rounds: int) -> list[ReadTimes]:
     """Times one batch from each store in every round."""
     return [times for shape in shapes for times in _measure(shape, batch_size, num_rounds)]
 
 
-def _measure(shape: TransformerShape, batch_size: int, num_rounds: int) -> list[ReadTimes]:
+def _measure(shape: FeatureShape, batch_size: int, num_rounds: int) -> list[ReadTimes]:
     generator = np.random.default_rng(SEED)
     out = torch.zeros(batch_size, shape.num_tokens, shape.hidden_size)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as closing:
         stores = [
-            Filled(shape, storage, tier, 4 * batch_size, Path(folder))
+            FilledStore(shape, storage, tier, 4 * batch_size, Path(folder))
             for tier in ("memory", "disk")
             for storage in STORAGE
         ]
@@ -125,6 +125,6 @@ def _measure(shape: TransformerShape, batch_size: int, num_rounds: int) -> list[
     ]
 
 
-def _times(store: Filled, batch_size: int, seconds: tuple[float, ...]) -> ReadTimes:
+def _times(store: FilledStore, batch_size: int, seconds: tuple[float, ...]) -> ReadTimes:
     sample_bytes = store.shape.num_tokens * store.row_bytes
     return ReadTimes(store.shape.name, store.tier, store.storage, sample_bytes, batch_size * sample_bytes, seconds)

@@ -29,7 +29,7 @@ def layer(seed: int = 0) -> dict[str, Tensor]:
 
 
 def flipped(tensor: Tensor) -> Tensor:
-    """With the lowest bit of the last byte changed."""
+    """Flips the lowest bit of the last byte."""
     changed = tensor.clone()
     changed.reshape(-1).view(torch.uint8)[-1] ^= 1
     return changed

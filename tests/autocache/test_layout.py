@@ -1,4 +1,4 @@
-"""What is kept fits the budgets, lies where it should, and is spread evenly over the data."""
+"""Stored samples fit the budgets, have the right offsets, and are spread evenly over the data."""
 
 import numpy as np
 import pytest
