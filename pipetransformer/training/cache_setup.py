@@ -173,11 +173,11 @@ def _shortage(config: Config, capacity: CacheCapacity) -> str | None:
     given = f"cache.memory_gib={config.cache.memory_gib:g} and cache.disk_gib={config.cache.disk_gib:g}"
     whole = f"all features take {capacity.whole_bytes / GIB:.3g} GiB"
     if not capacity.bytes_by_tier:
-        return f"{given} leave no room; {whole}"
+        return f"{given} fit no sample; {whole}: raise one of them"
     if capacity.is_partial and config.parallel.arrangement == "sharded":
         return (
-            f"{given} have no room for all features, and no device of parallel=sharded has the frozen layers whole to "
-            f"compute the others; {whole}"
+            f"{given} do not fit all features, and with parallel=sharded no device holds whole frozen layers to "
+            f"recompute the others; {whole}: raise one of them"
         )
     return None
 

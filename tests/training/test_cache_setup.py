@@ -1,0 +1,60 @@
+"""A run has a cache where frozen layers' output can be stored and is of use; where not, the user is told why."""
+
+import re
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from support.caches import FEW, FORMAT, make_source
+from support.jobs import loaded
+from support.samples import RandomImages
+
+from pipetransformer.autocache.capacity import CacheCapacity
+from pipetransformer.autocache.layout import Budgets
+from pipetransformer.data.base import CLASSIFICATION, Data
+from pipetransformer.models.stack import LayerStack
+from pipetransformer.training import cache_setup
+from pipetransformer.training.cache_setup import CacheSetup, set_up_cache
+
+DATA = Data(RandomImages(4), (), CLASSIFICATION, num_outputs=2)
+FREEZES = ("freeze=schedule", "freeze.num_frozen=[1]", "freeze.interval=0.5")
+
+
+def set_up(*overrides: str, data: Data = DATA) -> CacheSetup:
+    """Sets up a cache where that ends before the model is looked at."""
+    stack: LayerStack = None  # type: ignore[assignment]
+    config, device = loaded(*overrides), torch.device("cpu")
+    return set_up_cache(config, stack, data, [make_source([])], FORMAT, device, Path("nowhere"), ExitStack())
+
+
+@pytest.mark.parametrize("options", [("freeze=none",), (*FREEZES, "cache=off"), (*FREEZES, "parallel.autopipe=false")])
+def test_unless_frozen_layers_leave_the_pipeline_nothing_is_stored(options: tuple[str, ...]) -> None:
+    setup = set_up(*options, data=replace(DATA, random_transform=True))
+    assert setup == CacheSetup(), "without a word about the transform"
+    assert (setup.reader, setup.is_partial, setup.mean_read_s_per_byte) == (None, False, 0)
+
+
+def test_a_random_transform_keeps_the_cache_off_and_says_how_to_have_it() -> None:
+    setup = set_up(*FREEZES, data=replace(DATA, random_transform=True))
+    assert setup.cache is None
+    (note,) = setup.notes
+    assert "cache.augmentation=first_draw" in note
+
+
+@pytest.mark.parametrize(
+    ("memory_bytes", "arrangement", "message"),
+    [
+        (0, "elastic", "fit no sample; all features take .* raise one of them"),
+        (FEW, "elastic", ""),
+        (FEW, "sharded", "do not fit all features, and with parallel=sharded no device .* raise one of them"),
+        (1 << 20, "sharded", ""),
+    ],
+)
+def test_budgets_that_are_of_no_use_are_refused_by_name(memory_bytes: int, arrangement: str, message: str) -> None:
+    config = loaded(*FREEZES, "cache.memory_gib=0.5", f"parallel={arrangement}")
+    capacity = CacheCapacity([make_source([])], FORMAT, Budgets(memory_bytes, 0), persistent=False)
+    problem = cache_setup._shortage(config, capacity)
+    expected = f"cache.memory_gib=0.5 and cache.disk_gib=20 {message}" if message else ""
+    assert re.fullmatch(expected, problem or ""), problem
