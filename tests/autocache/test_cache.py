@@ -114,34 +114,34 @@ class Worker(SingleProcess):
 
 
 class Counting(SingleProcess):
-    """Counts how often all have waited for each other."""
+    """Counts collectives."""
 
-    num_meetings = 0
+    num_barriers = 0
 
     def all_reduce_sum(self, *numbers: int) -> tuple[int, ...]:
-        self.num_meetings += 1
+        self.num_barriers += 1
         return numbers
 
 
 def test_nobody_writes_before_all_have_done_reading(tmp_path: Path) -> None:
-    source, communicator, meetings = make_source([]), Counting(), []
+    source, communicator, barriers = make_source([]), Counting(), []
     cache = make_cache(tmp_path, source, communicator)
 
     def compute(x: Tensor, _: dict[str, Tensor]) -> Tensor:
-        meetings.append(communicator.num_meetings)
+        barriers.append(communicator.num_barriers)
         return x
 
     assert cache.open() == Opened()
     for level in (1, 2):
-        communicator.num_meetings = 0
+        communicator.num_barriers = 0
         cache.advance(level, [(source, ALL)], compute)
         cache.start_reading(None)
-    assert set(meetings) == {0, 1}, "nobody can have read anything before the first level"
+    assert set(barriers) == {0, 1}, "nobody can have read anything before the first level"
     cache.clear()
-    meetings.clear()
-    communicator.num_meetings = 0
+    barriers.clear()
+    communicator.num_barriers = 0
     cache.advance(1, [(source, ALL)], compute)
-    assert set(meetings) == {1}, "what is forgotten here may still be read there"
+    assert set(barriers) == {1}, "what is cleared here may still be read there"
     cache.close()
 
 
