@@ -151,7 +151,7 @@ def test_it_does_not_go_back(cache: AutoCache) -> None:
         cache.advance(1, [(make_source([]), ALL)], lambda x, _: x)
 
 
-def test_after_thawing_nothing_old_is_read(cache: AutoCache) -> None:
+def test_after_unfreezing_nothing_old_is_read(cache: AutoCache) -> None:
     source = make_source([])
     cache.advance(2, [(source, ALL)], lambda x, _: x + 10)
     cache.clear()

@@ -113,7 +113,7 @@ def test_a_sample_counts_under_its_key_only() -> None:
     assert not make_tier().valid(everything, 0).any(), "zero is a key like any other"
 
 
-def test_a_part_of_a_shard_can_be_written_and_its_rest_is_forgotten() -> None:
+def test_a_part_of_a_shard_can_be_written_and_its_rest_is_invalid() -> None:
     tier = filled()
     ids = ids_of(tier, 0)
     tier.write(0, ids[[0, 2]], 100 + rows_of(ids[[0, 2]]), key=1)
@@ -131,7 +131,7 @@ def test_shards_are_written_together_or_one_by_one() -> None:
     assert np.array_equal(tier.buffer.bytes, single.buffer.bytes)
 
 
-def test_parts_of_several_shards_can_be_written_and_their_rest_is_forgotten() -> None:
+def test_parts_of_several_shards_can_be_written_and_their_rest_is_invalid() -> None:
     tier = filled()
     parts = [(0, ids_of(tier, 0)[[0, 2]]), (1, ids_of(tier, 1)[1:])]
     ids = np.concatenate([own for _, own in parts])
@@ -158,7 +158,7 @@ def test_samples_in_another_order_are_refused() -> None:
         tier.write(0, ids, rows_of(ids), key=1)
 
 
-def test_samples_can_be_forgotten() -> None:
+def test_samples_can_be_invalidated() -> None:
     tier = filled()
     tier.invalidate(np.array([4, 0]))
     assert tier.valid(np.arange(5), 1).tolist() == [False, True, True, True, False]
@@ -187,7 +187,7 @@ def test_any_flipped_bit_is_found(bit: int) -> None:
 
 
 @pytest.mark.parametrize("bit", range(8))
-def test_no_flipped_bit_marks_a_sample_that_was_not_written(bit: int) -> None:
+def test_no_flipped_bit_validates_a_sample_that_was_not_written(bit: int) -> None:
     tier = filled()
     tier.write(0, ids_of(tier, 0)[1:], rows_of(ids_of(tier, 0)[1:]), key=1)
     tier.buffer.bytes[tier.buffer.num_bytes - len(LENGTHS)] ^= 1 << bit

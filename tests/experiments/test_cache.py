@@ -14,7 +14,7 @@ from experiments.cache.advancing import Advance, measure_advancing
 from experiments.cache.beside import Beside, measure_beside
 from experiments.cache.bounded import MIB, Growth, measure_bounded
 from experiments.cache.cache import TINY, Results, main
-from experiments.cache.hidden import ROOMS, UNCACHED, Steps, measure_hidden, rows
+from experiments.cache.hidden import BUDGETS, UNCACHED, Steps, measure_hidden, rows
 from experiments.cache.losses import Difference, compare
 from experiments.cache.reading import STORAGE, ReadTimes, measure_reading
 from experiments.record import BEGIN, END
@@ -41,7 +41,7 @@ def test_each_tier_is_read_in_each_storage_type_in_every_round() -> None:
 
 def test_every_room_is_trained_in_and_only_the_small_one_computes(pool: Pool) -> None:
     steps = pool.run(2, measure_hidden, TINY.cases, 2, 3)[0]
-    assert [own.name for own in steps] == [*ROOMS, UNCACHED]
+    assert [own.name for own in steps] == [*BUDGETS, UNCACHED]
     memory, disk, half, uncached = steps
     assert len(memory.step_s) == len(memory.waited_s) == 2 * 2 * 3, "of both ranks"
     assert (memory.misses, disk.misses, uncached.hits) == (0, 0, 0)
