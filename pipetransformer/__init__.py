@@ -1,0 +1,65 @@
+"""Elastic fine-tuning of Transformers: freeze, pack, replicate, cache.
+
+The public names are imported when they are used: importing the package imports neither torch nor Hydra.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pipetransformer.api import train as train
+    from pipetransformer.config.schema import Cache as Cache
+    from pipetransformer.config.schema import Config as Config
+    from pipetransformer.config.schema import Parallel as Parallel
+    from pipetransformer.data.glue import Glue as Glue
+    from pipetransformer.data.images import Digits as Digits
+    from pipetransformer.data.images import HubImages as HubImages
+    from pipetransformer.data.images import IdxImages as IdxImages
+    from pipetransformer.data.squad import Squad as Squad
+    from pipetransformer.errors import UserError as UserError
+    from pipetransformer.freeze.none import NoFreezing as NoFreezing
+    from pipetransformer.freeze.pipetransformer import PaperRule as PaperRule
+    from pipetransformer.freeze.schedule import FixedSchedule as FixedSchedule
+    from pipetransformer.models.huggingface import HuggingFaceModel as HuggingFaceModel
+    from pipetransformer.models.timm import TimmModel as TimmModel
+    from pipetransformer.optim.base import SGD as SGD
+    from pipetransformer.optim.base import AdamW as AdamW
+    from pipetransformer.optim.base import Lamb as Lamb
+    from pipetransformer.report.wandb import NoLogger as NoLogger
+    from pipetransformer.report.wandb import WandbLogger as WandbLogger
+
+MODULES = {
+    "train": "pipetransformer.api",
+    "Cache": "pipetransformer.config.schema",
+    "Config": "pipetransformer.config.schema",
+    "Parallel": "pipetransformer.config.schema",
+    "Glue": "pipetransformer.data.glue",
+    "Digits": "pipetransformer.data.images",
+    "HubImages": "pipetransformer.data.images",
+    "IdxImages": "pipetransformer.data.images",
+    "Squad": "pipetransformer.data.squad",
+    "UserError": "pipetransformer.errors",
+    "NoFreezing": "pipetransformer.freeze.none",
+    "PaperRule": "pipetransformer.freeze.pipetransformer",
+    "FixedSchedule": "pipetransformer.freeze.schedule",
+    "HuggingFaceModel": "pipetransformer.models.huggingface",
+    "TimmModel": "pipetransformer.models.timm",
+    "SGD": "pipetransformer.optim.base",
+    "AdamW": "pipetransformer.optim.base",
+    "Lamb": "pipetransformer.optim.base",
+    "NoLogger": "pipetransformer.report.wandb",
+    "WandbLogger": "pipetransformer.report.wandb",
+}
+"""The module of each public name."""
+
+__all__ = sorted(MODULES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *MODULES})

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hydra.errors import CompactHydraException
@@ -13,15 +14,17 @@ from support.jobs import ROOT, TINY, loaded, run_job
 from support.pool import Pool
 
 from pipetransformer.autopipe.schedules import REFUSED
-from pipetransformer.config.checks import warnings
-from pipetransformer.config.compose import as_plain, explain, write_resolved
-from pipetransformer.config.options import PRECISIONS
+from pipetransformer.config.compose import CONF, load
+from pipetransformer.config.explain import explain
+from pipetransformer.config.plain import write_config
+from pipetransformer.config.schema import PRECISIONS
+from pipetransformer.config.validate import warnings
 from pipetransformer.errors import UserError
 from pipetransformer.runtime import precision
 
 
 def options(group: str) -> list[str]:
-    folder = ROOT / "conf" / group
+    folder = CONF / group
     return sorted(str(file.relative_to(folder).with_suffix("")) for file in folder.rglob("*.yaml"))
 
 
@@ -30,12 +33,12 @@ WRONG = {
     "freeze.alpha=abc": "freeze.alpha: Value 'abc' of type 'str' could not be converted to Float",
     "freeze.alpha=2": "freeze.alpha=2.0 is not a share of the active blocks; give a number between 0 and 1",
     "model.options.qkv_bias=false": "is not set yet; add it as +model.options.qkv_bias=",
-    "+foo=1": "foo does not exist; there are: model, dataset, freeze",
+    "+foo=1": "foo does not exist; valid options: model, dataset, freeze",
     "parallel.wrold_size=1": "did you mean parallel.world_size?",
     "parallel.schedule=zbv": "parallel.schedule=zbv is unknown; choose one of 1f1b, gpipe",
     "precision=half": "precision=half is unknown; choose one of float32, float64, bfloat16, float16",
     "optim.schedule=step": "optim.schedule=step is unknown; choose one of linear, cosine, constant",
-    "dataset=sst2": "choose a model for texts (model=bert, roberta, distilbert or electra)",
+    "dataset=sst2": "choose a model for texts (model=bert, bert_large, distilbert, electra, roberta)",
     "dataset=image_folder": "dataset.path= is missing",
     "dataset.max_train_samples=0": "dataset.max_train_samples=0 leaves no samples",
 }
@@ -47,7 +50,7 @@ def test_every_option_of_every_group_composes(option: str, tmp_path: Path) -> No
     group, name = option.split("=")
     reads_text = any(word in name for word in ("bert", "electra", "glue", "sst2", "squad"))
     pictures = f"dataset.path={_picture_folder(tmp_path)}"
-    extra = [pictures] if name == "image_folder" else []
+    extra = {"image_folder": [pictures], "schedule": ["freeze.num_frozen=[2,4]"]}.get(name, [])
     run_config = loaded(*(TEXT if reads_text else ()), option, *extra)
     assert dataclasses.is_dataclass(getattr(run_config, group))
     libraries = getattr(getattr(run_config, group), "libraries", ())
@@ -75,11 +78,13 @@ def test_nothing_of_hydra_is_left_in_the_values() -> None:
         for item in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():
             walk(item)
 
-    walk(loaded("freeze=schedule", "+model.options.drop_path_rate=0.1", "logger.tags=[one]"))
+    walk(loaded("freeze=schedule", "freeze.num_frozen=[2,4]", "+model.options.drop_path_rate=0.1", "logger.tags=[one]"))
 
 
 def test_values_have_the_types_of_the_schema() -> None:
-    run_config = loaded("epochs=7", "optim.lr=1", "parallel.device_memory_gib=2", "freeze=schedule")
+    run_config = loaded(
+        "epochs=7", "optim.lr=1", "parallel.device_memory_gib=2", "freeze=schedule", "freeze.num_frozen=[2,4]"
+    )
     assert (run_config.epochs, run_config.optim.lr, run_config.parallel.device_memory_gib) == (7, 1.0, 2.0)
     assert isinstance(run_config.optim.lr, float)
     assert run_config.freeze.num_frozen == [2, 4]
@@ -104,7 +109,7 @@ from pipetransformer.errors import UserError
 register()
 for override in {list(WRONG)}:
     try:
-        with initialize_config_dir({str(ROOT / "conf")!r}, version_base="1.3"):
+        with initialize_config_dir({str(CONF)!r}, version_base="1.3"):
             load(compose("config", [override]))
     except (UserError, CompactHydraException):
         continue
@@ -127,9 +132,11 @@ def test_a_dataset_brings_its_recipe_and_the_command_line_has_the_last_word() ->
 
 
 def test_the_record_composes_the_same_run(tmp_path: Path) -> None:
-    node = OmegaConf.create({"lr": "${base}", "base": 3})
-    write_resolved(node, tmp_path)
-    assert OmegaConf.load(tmp_path / "config.yaml") == {"lr": 3, "base": 3} == as_plain(node)
+    config = loaded(*TEXT, "+model.options.num_hidden_layers=2", "freeze=schedule", "freeze.num_frozen=[1,2]")
+    write_config(config, tmp_path)
+    written = cast("DictConfig", OmegaConf.load(tmp_path / "config.yaml"))
+    assert load(written) == config
+    assert written["batch_size"] == config.batch_size == 32
 
 
 @pytest.mark.parametrize(

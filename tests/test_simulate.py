@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from pipetransformer.autopipe.cost import step_seconds
-from pipetransformer.config.compose import compose_what_if
-from pipetransformer.config.options import SimulationConfig
+from pipetransformer.config.compose import CONF, compose_simulation
+from pipetransformer.config.schema import SimulationConfig
 from pipetransformer.errors import UserError
 from pipetransformer.simulate.result import make_planner, simulate
 from pipetransformer.simulate.table import summary, table
@@ -20,11 +20,11 @@ SMALL = ("epochs=4", "num_samples=6400", "batch_size=64")
 
 
 def composed(*overrides: str) -> SimulationConfig:
-    return compose_what_if(ROOT / "conf", (*SMALL, *overrides))
+    return compose_simulation((*SMALL, *overrides))
 
 
 def options(group: str) -> list[str]:
-    return sorted(file.stem for file in (ROOT / "conf" / group).glob("*.yaml"))
+    return sorted(file.stem for file in (CONF / group).glob("*.yaml"))
 
 
 @pytest.mark.parametrize("cluster", options("cluster"))

@@ -11,6 +11,7 @@ import torch
 import yaml
 from torch import Tensor
 
+from pipetransformer.config.compose import CONF
 from pipetransformer.data.base import CLASSIFICATION, ImageFormat, Split
 from pipetransformer.data.digest import Digest
 from pipetransformer.data.images import Digits
@@ -18,7 +19,7 @@ from pipetransformer.models.huggingface import HuggingFaceModel
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.models.timm import TimmModel
 
-VIT_TINY = Path(__file__).parents[2] / "conf" / "model" / "vit_tiny.yaml"
+VIT_TINY = CONF / "model" / "vit_tiny.yaml"
 NUM_CLASSES, VOCABULARY, NUM_TOKENS, NUM_TEXTS = 10, 1000, 32, 512
 WIDE = {"embed_dim": 192, "depth": 12, "patch_size": 2}
 BERT = {

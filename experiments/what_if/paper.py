@@ -7,19 +7,17 @@ the same cost model as everything else.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from experiments.record import markdown
 from pipetransformer.autopipe.constraints import PlanConstraints
 from pipetransformer.autopipe.search.search import best_plan
-from pipetransformer.config.compose import compose_what_if
-from pipetransformer.config.options import SimulationConfig
+from pipetransformer.config.compose import compose_simulation
+from pipetransformer.config.schema import SimulationConfig
 from pipetransformer.freeze.base import Signals
 from pipetransformer.freeze.pipetransformer import PaperRule
 from pipetransformer.simulate.result import make_planner
 from pipetransformer.simulate.run import falling_norms
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
 HALVED_AT = {12: (5, 9, 11), 24: (9, 17, 21)}
 """Frozen blocks from which the paper's criterion allows 4, 2 and 1 stages, by the number of blocks."""
 NUM_STAGES, NUM_MICROBATCHES = 8, 2
@@ -138,7 +136,7 @@ def rows(what_if: SimulationConfig) -> Iterator[tuple[str, ...]]:
 
 
 def main() -> None:
-    print(markdown(("arm", "paper", *VARIANTS, "difference of the last"), rows(compose_what_if(CONF))))
+    print(markdown(("arm", "paper", *VARIANTS, "difference of the last"), rows(compose_simulation())))
 
 
 if __name__ == "__main__":

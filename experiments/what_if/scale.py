@@ -6,13 +6,11 @@ not.
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
 from experiments.record import markdown
-from pipetransformer.config.compose import compose_what_if
+from pipetransformer.config.compose import compose_simulation
 from pipetransformer.simulate.result import Row, simulate
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
 MODELS = {
     "ViT-B/16": (),
     "ViT of 9.7 B": ("shape.num_blocks=48", "shape.hidden_size=4096", "shape.num_heads=32"),
@@ -35,9 +33,9 @@ SETTING = ("cluster=dgx", "batch_size=4096", "epochs=10")
 def row(model: str, num_nodes: int) -> tuple[str, ...]:
     """The figures of one run, and the speed-up of one in which transitions cost only what they move and fill."""
     overrides = (*SETTING, *MODELS[model], f"cluster.num_nodes={num_nodes}")
-    what_if = compose_what_if(CONF, overrides)
+    what_if = compose_simulation(overrides)
     outcome = simulate(what_if)
-    free = simulate(compose_what_if(CONF, (*overrides, "cluster.transition_s=0")))
+    free = simulate(compose_simulation((*overrides, "cluster.transition_s=0")))
     return (
         model,
         f"{what_if.cluster.num_devices:,}",

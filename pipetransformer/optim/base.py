@@ -46,8 +46,12 @@ class OptimizerSpec(ABC):
             raise UserError(f"optim.schedule={self.schedule} is unknown; choose one of {', '.join(SCHEDULES)}")
         if not 0 <= self.warmup < 1:
             raise UserError(f"optim.warmup={self.warmup} is not a share of the run; give 0 or more and less than 1")
-        if self.lr <= 0 or (self.clip_norm is not None and self.clip_norm <= 0):
-            raise UserError(f"optim.lr={self.lr} and optim.clip_norm={self.clip_norm} must be above 0")
+        if not 0 < self.lr < math.inf:
+            raise UserError(f"optim.lr={self.lr} must be a number above 0")
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise UserError(f"optim.clip_norm={self.clip_norm} must be above 0, or null for no clipping")
+        if not 0 <= self.weight_decay < math.inf:
+            raise UserError(f"optim.weight_decay={self.weight_decay} must be 0 or more")
 
     @property
     @abstractmethod

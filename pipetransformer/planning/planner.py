@@ -18,7 +18,7 @@ from pipetransformer.autopipe.limit import efficiency, fill_seconds, spread_over
 from pipetransformer.autopipe.plan import Plan, layer_above
 from pipetransformer.autopipe.profile import Profile
 from pipetransformer.autopipe.search.search import best_plan, fsdp_plan
-from pipetransformer.config.options import Parallel
+from pipetransformer.config.schema import Parallel
 from pipetransformer.errors import InfeasiblePlan
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from pipetransformer.autodp.sampler import num_batches
-from pipetransformer.config.options import Config
+from pipetransformer.config.schema import Config
 
 
 @dataclass(frozen=True)

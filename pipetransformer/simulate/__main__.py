@@ -10,24 +10,24 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import CompactHydraException
 from omegaconf import DictConfig
 
-from pipetransformer.config.compose import explain, load, register
+from pipetransformer.config.arguments import read_arguments
+from pipetransformer.config.compose import load, register
+from pipetransformer.config.explain import explain
 from pipetransformer.config.names import in_options
-from pipetransformer.config.options import SimulationConfig
+from pipetransformer.config.schema import CONF, SimulationConfig
 from pipetransformer.errors import UserError
 from pipetransformer.report.trace import write_trace
 from pipetransformer.simulate.result import option_names, simulate
 from pipetransformer.simulate.table import summary, table
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
-
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="simulate")
-def main(node: DictConfig) -> None:
-    what_if = load(node, SimulationConfig)
+def compose_and_run(node: DictConfig) -> None:
+    config = load(node, SimulationConfig)
     try:
-        outcome = simulate(what_if)
+        outcome = simulate(config)
     except UserError as error:
-        raise UserError(in_options(error, option_names(what_if))) from None
+        raise UserError(in_options(error, option_names(config))) from None
     run_dir = Path(HydraConfig.get().runtime.output_dir).resolve()
     (run_dir / "simulation.json").write_text(json.dumps(outcome.as_dict(), indent=1), encoding="utf-8")
     for stale in run_dir.glob("trace_*.json"):  # of a run with more plans
@@ -37,15 +37,16 @@ def main(node: DictConfig) -> None:
     print(f"{table(outcome)}\n\n{summary(outcome)}\ntraces of one step per plan        {run_dir}/trace_*.json")
 
 
-def run() -> None:
-    """Calls Hydra. What the user can mend ends in one message, without a trace."""
+def main() -> None:
+    """Runs the command line. An error that the user can fix ends in one line, without a trace."""
+    register(SimulationConfig)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here in place of being printed
     try:
-        main()
+        sys.argv[1:] = read_arguments(sys.argv[1:])
+        compose_and_run()
     except (UserError, CompactHydraException) as error:
         sys.exit(explain(error))
 
 
 if __name__ == "__main__":
-    register(SimulationConfig)
-    run()
+    main()

@@ -71,7 +71,7 @@ WIDTHS = {
     "bfloat16": DtypeBytes(4, 2),
     "float16": DtypeBytes(4, 2),
 }
-"""By the names of :data:`pipetransformer.config.options.PRECISIONS`."""
+"""By the names of :data:`pipetransformer.config.schema.PRECISIONS`."""
 
 
 @dataclass(frozen=True)

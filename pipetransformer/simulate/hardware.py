@@ -58,7 +58,7 @@ class Hardware:
         return self.num_nodes * self.devices_per_node
 
     def speed(self, precision: str) -> DeviceSpeed:
-        """In one of :data:`pipetransformer.config.options.PRECISIONS`.
+        """In one of :data:`pipetransformer.config.schema.PRECISIONS`.
 
         Raises:
             ValueError: The peak in that precision is not known.

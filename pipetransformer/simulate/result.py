@@ -10,7 +10,7 @@ from pipetransformer.autopipe.memory import device_memory_bytes
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.autopipe.search.search import best_plan
 from pipetransformer.config.names import OPTIONS, in_options, of_section
-from pipetransformer.config.options import Arrangement, SimulationConfig
+from pipetransformer.config.schema import SimulationConfig, StaticPipeline
 from pipetransformer.errors import InfeasiblePlan
 from pipetransformer.planning.history import PlanRecord
 from pipetransformer.planning.planner import Planner
@@ -68,31 +68,31 @@ class Outcome:
         return {name: value for name, value in asdict(self).items() if name != "traces"}
 
 
-def make_planner(what_if: SimulationConfig) -> Planner:
+def make_planner(config: SimulationConfig) -> Planner:
     """The planner of a run on the described cluster, with counted work for measured work."""
-    speed, widths = what_if.cluster.speed(what_if.precision), WIDTHS[what_if.precision]
-    profile = analytic_profile(what_if.shape, speed, what_if.optim.state_factor, widths)
-    cluster = what_if.cluster.cluster(what_if.parallel.device_memory_gib)
-    return Planner(profile, cluster, what_if.parallel, what_if.batch_size)
+    speed, widths = config.cluster.speed(config.precision), WIDTHS[config.precision]
+    profile = analytic_profile(config.shape, speed, config.optim.state_factor, widths)
+    cluster = config.cluster.cluster(config.parallel.device_memory_gib)
+    return Planner(profile, cluster, config.parallel, config.batch_size)
 
 
-def simulate(what_if: SimulationConfig) -> Outcome:
+def simulate(config: SimulationConfig) -> Outcome:
     """Plays the run and compares it.
 
     Raises:
         InfeasiblePlan: Nothing fits the devices.
         ValueError: The freeze policy does not fit the model.
     """
-    what_if.freeze.check(what_if.shape.num_blocks)
-    planner = make_planner(what_if)
-    history = play(what_if, planner)
+    config.freeze.check(config.shape.num_blocks)
+    planner = make_planner(config)
+    history = play(config, planner)
     summary = history.summary(planner)
-    pipeline, no_pipeline = _pipeline(what_if, planner)
+    pipeline, no_pipeline = _pipeline(config, planner)
     num_steps, seconds = summary["optimizer_steps"], summary["train_seconds"]
     return Outcome(
-        rows=tuple(_row(what_if, planner, entry.plan, _epoch(what_if, entry)) for entry in history.entries),
-        static=_row(what_if, planner, planner.static),
-        pipeline=_row(what_if, planner, pipeline) if pipeline else None,
+        rows=tuple(_row(config, planner, entry.plan, _epoch(config, entry)) for entry in history.entries),
+        static=_row(config, planner, planner.static),
+        pipeline=_row(config, planner, pipeline) if pipeline else None,
         no_pipeline=no_pipeline,
         train_seconds=seconds,
         mean_frozen_fraction=summary["mean_frozen_fraction"],
@@ -100,19 +100,19 @@ def simulate(what_if: SimulationConfig) -> Outcome:
         speedup_vs_pipeline=num_steps * planner.predict(pipeline) / seconds if pipeline else None,
         limit=summary["limit"],
         share_of_limit=summary["share_of_limit"],
-        traces=tuple(_events(what_if, planner, entry.plan) for entry in history.entries),
+        traces=tuple(_events(config, planner, entry.plan) for entry in history.entries),
     )
 
 
-def _pipeline(what_if: SimulationConfig, planner: Planner) -> tuple[Plan | None, str]:
-    wanted = what_if.pipeline
+def _pipeline(config: SimulationConfig, planner: Planner) -> tuple[Plan | None, str]:
+    wanted = config.pipeline
     constraints = PlanConstraints(
         wanted.num_stages, wanted.num_replicas, wanted.num_microbatches, wanted.schedule, stages_per_rank=1
     )
     try:
-        return best_plan(planner.profile, planner.cluster, what_if.batch_size, constraints=constraints), ""
+        return best_plan(planner.profile, planner.cluster, config.batch_size, constraints=constraints), ""
     except InfeasiblePlan as error:
-        return None, in_options(error, option_names(what_if) | of_section("pipeline", Arrangement))
+        return None, in_options(error, option_names(config) | of_section("pipeline", StaticPipeline))
 
 
 def option_names(config: SimulationConfig) -> dict[str, str]:
@@ -124,16 +124,16 @@ def option_names(config: SimulationConfig) -> dict[str, str]:
     return names
 
 
-def _epoch(what_if: SimulationConfig, entry: PlanRecord) -> float:
-    return entry.step / -(-what_if.num_samples // what_if.batch_size)
+def _epoch(config: SimulationConfig, entry: PlanRecord) -> float:
+    return entry.step / -(-config.num_samples // config.batch_size)
 
 
-def _events(what_if: SimulationConfig, planner: Planner, plan: Plan) -> list[Event]:
-    return step_events(planner.profile, planner.cluster, plan, what_if.batch_size)
+def _events(config: SimulationConfig, planner: Planner, plan: Plan) -> list[Event]:
+    return step_events(planner.profile, planner.cluster, plan, config.batch_size)
 
 
-def _row(what_if: SimulationConfig, planner: Planner, plan: Plan, epoch: float = 0.0) -> Row:
-    batch_size = what_if.batch_size
+def _row(config: SimulationConfig, planner: Planner, plan: Plan, epoch: float = 0.0) -> Row:
+    batch_size = config.batch_size
     return Row(
         epoch,
         plan.num_frozen,
@@ -142,7 +142,7 @@ def _row(what_if: SimulationConfig, planner: Planner, plan: Plan, epoch: float =
         plan.num_replicas,
         plan.num_microbatches,
         _schedule(plan),
-        idle_share(_events(what_if, planner, plan)),
+        idle_share(_events(config, planner, plan)),
         batch_size / planner.predict(plan),
         max(device_memory_bytes(planner.profile, plan, batch_size)) / GIB,
     )

@@ -5,33 +5,33 @@ always has the smallest one. The paper's rule is then bound by its cap alone.
 """
 
 from pipetransformer.autopipe.plan import Plan
-from pipetransformer.config.options import SimulationConfig
+from pipetransformer.config.schema import SimulationConfig
 from pipetransformer.freeze.base import Decision, Signals
 from pipetransformer.planning.history import PlanRecord, RunHistory
 from pipetransformer.planning.planner import Planner, RemainingRun
 from pipetransformer.planning.timeline import Timeline
 
 
-def play(what_if: SimulationConfig, planner: Planner) -> RunHistory:
+def play(config: SimulationConfig, planner: Planner) -> RunHistory:
     """The books of a run from its first step to its last."""
-    player = _Player(what_if, planner)
+    player = _Player(config, planner)
     for step in range(player.timeline.num_steps):
-        if player.timeline.is_decision_step(step) and not what_if.freeze.never_freezes:
+        if player.timeline.is_decision_step(step) and not config.freeze.never_freezes:
             player.decide(step)
         player.step(step)
     return player.history
 
 
 class _Player:
-    def __init__(self, what_if: SimulationConfig, planner: Planner) -> None:
-        self.what_if, self.planner = what_if, planner
-        self.timeline = Timeline.of(what_if, what_if.num_samples)
-        self.num_blocks = what_if.shape.num_blocks
-        self._may_cache = what_if.cache.enabled and what_if.parallel.autopipe
+    def __init__(self, config: SimulationConfig, planner: Planner) -> None:
+        self.config, self.planner = config, planner
+        self.timeline = Timeline.of(config, config.num_samples)
+        self.num_blocks = config.shape.num_blocks
+        self._may_cache = config.cache.enabled and config.parallel.autopipe
         self.history = RunHistory(self.num_blocks, self._may_cache)
         self._last = planner.first
         self.history.plan(PlanRecord(self._last.after, 0, self._last.reason))
-        self._policy_state = what_if.freeze.initial_state()
+        self._policy_state = config.freeze.initial_state()
         self._num_decisions = 0
         self._step_s = planner.predict(self.plan)
 
@@ -42,18 +42,18 @@ class _Player:
     def decide(self, step: int) -> None:
         frozen = self.plan.num_frozen
         signals = Signals(self._num_decisions, self.num_blocks, frozen, falling_norms(self.num_blocks, frozen))
-        decision, self._policy_state = self.what_if.freeze.decide(signals, self._policy_state)
+        decision, self._policy_state = self.config.freeze.decide(signals, self._policy_state)
         self._num_decisions += 1
         if decision.num_frozen != frozen:
             self._transition(step, decision)
 
     def step(self, step: int) -> None:
-        index, batch_size = step % self.timeline.steps_per_epoch, self.what_if.batch_size
-        num_samples = min(batch_size, self.what_if.num_samples - index * batch_size)
+        index, batch_size = step % self.timeline.steps_per_epoch, self.config.batch_size
+        num_samples = min(batch_size, self.config.num_samples - index * batch_size)
         self.history.step(num_samples, self._step_s)
 
     def _transition(self, step: int, decision: Decision) -> None:
-        timeline, overhead_s = self.timeline, self.what_if.cluster.transition_s
+        timeline, overhead_s = self.timeline, self.config.cluster.transition_s
         remaining = RemainingRun(timeline.steps_left(step), timeline.samples_left(step), overhead_s, self._may_cache)
         self._last = transition = self.planner.transition(self._last, decision.num_frozen, remaining)
         plan, seconds, why = transition.after, transition.cost_s, transition.reason

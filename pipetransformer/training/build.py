@@ -17,8 +17,8 @@ from pipetransformer.autodp.transition import Transition
 from pipetransformer.autopipe.cluster import Cluster, Link
 from pipetransformer.autopipe.constraints import check_world
 from pipetransformer.autopipe.plan import Plan
-from pipetransformer.config.checks import warnings
-from pipetransformer.config.options import Config, Parallel
+from pipetransformer.config.schema import Config, Parallel
+from pipetransformer.config.validate import warnings
 from pipetransformer.data.base import Data, ImageFormat, TextFormat
 from pipetransformer.errors import UserError
 from pipetransformer.models.stack import LayerStack

@@ -15,7 +15,7 @@ from torch import nn
 from pipetransformer.autocache.capacity import FeatureFormat
 from pipetransformer.autocache.fingerprint import StoreFingerprint
 from pipetransformer.autocache.source import SampleSource
-from pipetransformer.config.options import Config
+from pipetransformer.config.schema import Config
 from pipetransformer.data.base import Split
 from pipetransformer.errors import StaleStore
 from pipetransformer.models.stack import LayerStack

@@ -21,7 +21,7 @@ from pipetransformer.autocache.reader import FeatureReader
 from pipetransformer.autocache.source import SampleSource
 from pipetransformer.autopipe.profile import Profile
 from pipetransformer.config.names import in_options
-from pipetransformer.config.options import Cache, Config
+from pipetransformer.config.schema import Cache, Config
 from pipetransformer.data.base import Data
 from pipetransformer.errors import StaleStore, StoreInUse, Unwritable
 from pipetransformer.models.stack import LayerStack

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from pipetransformer.config.names import in_options
-from pipetransformer.config.options import Config
+from pipetransformer.config.schema import Config
 from pipetransformer.errors import UserError
 from pipetransformer.report.run_folder import SUMMARY, write_json
 from pipetransformer.training import interrupt as stop

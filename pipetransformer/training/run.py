@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from pipetransformer.config.names import in_options
-from pipetransformer.config.options import Config
+from pipetransformer.config.schema import Config
 from pipetransformer.errors import Diverged
 from pipetransformer.report.open import open_report
 from pipetransformer.report.reporter import Reporter

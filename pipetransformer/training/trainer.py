@@ -12,7 +12,7 @@ import torch
 
 from pipetransformer.autodp.sampler import batch_ids, epoch_order
 from pipetransformer.autopipe.plan import Plan
-from pipetransformer.config.options import Config
+from pipetransformer.config.schema import Config
 from pipetransformer.errors import Diverged, NotFinite
 from pipetransformer.freeze.base import Decision, Signals
 from pipetransformer.planning.history import RunHistory

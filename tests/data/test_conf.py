@@ -8,9 +8,9 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 
+from pipetransformer.config.compose import CONF
 from pipetransformer.data.base import DatasetSpec
 
-CONF = Path(__file__).parents[2] / "conf"
 NAMES = sorted(str(file.relative_to(CONF / "dataset").with_suffix("")) for file in (CONF / "dataset").rglob("*.yaml"))
 
 

@@ -5,14 +5,15 @@ from pathlib import Path
 
 import pytest
 from support.command import train
-from support.jobs import ROOT, TINY, loaded
+from support.jobs import TINY, loaded
 
 from experiments.components.table import ARMS, main
 from experiments.record import BEGIN, END
-from pipetransformer.config.checks import warnings
-from pipetransformer.config.options import Cache, Config
+from pipetransformer.config.compose import CONF
+from pipetransformer.config.schema import Cache, Config
+from pipetransformer.config.validate import warnings
 
-EXPERIMENTS = ROOT / "conf" / "experiment"
+EXPERIMENTS = CONF / "experiment"
 NAMES = sorted(str(file.relative_to(EXPERIMENTS).with_suffix("")) for file in EXPERIMENTS.rglob("*.yaml"))
 SWITCHES = {  # (freezes, parallel.autopipe, parallel.autodp, cache.enabled)
     "freeze": (True, False, False, False),

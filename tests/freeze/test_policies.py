@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hydra.utils import get_class, instantiate
@@ -9,10 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
+from pipetransformer.config.compose import CONF
 from pipetransformer.freeze.base import FreezePolicy, Signals
 
-FILES = sorted((Path(__file__).parents[2] / "conf" / "freeze").glob("*.yaml"))
+FILES = sorted((CONF / "freeze").glob("*.yaml"))
 NUM_BLOCKS = 6
+GIVEN = {"schedule": {"num_frozen": [2, 4]}}
 
 
 @pytest.fixture(params=FILES, ids=lambda file: file.stem)
@@ -21,9 +24,10 @@ def file(request: pytest.FixtureRequest) -> Path:
 
 
 def load(file: Path) -> DictConfig:
+    """The options of a policy, with those given that its file leaves to the user."""
     node = OmegaConf.load(file)
     assert isinstance(node, DictConfig)
-    return node
+    return cast("DictConfig", OmegaConf.merge(node, GIVEN.get(file.stem, {})))
 
 
 def policy_of(file: Path) -> FreezePolicy:

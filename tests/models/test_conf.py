@@ -7,9 +7,10 @@ import pytest
 from hydra.utils import get_class, instantiate
 from omegaconf import OmegaConf
 
+from pipetransformer.config.compose import CONF
 from pipetransformer.models.base import ModelSpec
 
-FILES = sorted((Path(__file__).parents[2] / "conf" / "model").glob("*.yaml"))
+FILES = sorted((CONF / "model").glob("*.yaml"))
 
 
 def spec_in(path: Path) -> ModelSpec:

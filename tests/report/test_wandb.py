@@ -9,10 +9,11 @@ import wandb
 from omegaconf import OmegaConf
 from wandb.errors import CommError
 
+from pipetransformer.config.compose import CONF
 from pipetransformer.report.reporter import NullSink
 from pipetransformer.report.wandb import NoLogger, WandbLogger, WandbSink
 
-CONF = Path(__file__).parents[2] / "conf" / "logger"
+LOGGERS = CONF / "logger"
 
 Events = list[tuple[str, dict[str, Any]]]
 
@@ -141,7 +142,7 @@ def test_an_offline_run_leaves_its_files_in_the_run_folder_and_is_quiet(
 
 @pytest.mark.parametrize(("name", "spec"), [("wandb", WandbLogger), ("none", NoLogger)])
 def test_the_configuration_lists_every_option_with_its_default(name: str, spec: type) -> None:
-    options = OmegaConf.to_container(OmegaConf.load(CONF / f"{name}.yaml"))
+    options = OmegaConf.to_container(OmegaConf.load(LOGGERS / f"{name}.yaml"))
     assert options == {"_target_": f"{spec.__module__}.{spec.__name__}", **asdict(spec())}
     assert OmegaConf.to_container(OmegaConf.structured(spec)) == asdict(spec())
 

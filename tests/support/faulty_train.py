@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -20,4 +20,7 @@ if __name__ == "__mp_main__":  # in a worker, which imports the program that it 
 
 if __name__ == "__main__":
     os.environ[FAULT] = sys.argv.pop(1)
+    from pipetransformer.launch import elastic
+
+    elastic._main_not_imported = nullcontext  # type: ignore[assignment]  # workers do import this program
     exec(compile(TRAIN.read_text(), str(TRAIN), "exec"))  # so that this file stays the program

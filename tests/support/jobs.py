@@ -10,12 +10,11 @@ from typing import Any
 from unittest import mock
 
 import torch
-from hydra import compose, initialize_config_dir
 
 from pipetransformer.autopipe.profile import AffineTime, Profile
-from pipetransformer.config.compose import load, register
+from pipetransformer.config.compose import compose_training
 from pipetransformer.config.names import in_options
-from pipetransformer.config.options import Config
+from pipetransformer.config.schema import Config
 from pipetransformer.profiling.layers import profile
 from pipetransformer.runtime import precision
 from pipetransformer.training import build as setup
@@ -60,9 +59,7 @@ class Job:
 
 def loaded(*overrides: str) -> Config:
     """The configuration of ``python train.py <overrides>``."""
-    register()
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        return load(compose("config", [*overrides]))
+    return compose_training(overrides)
 
 
 def run_job(

@@ -1,12 +1,14 @@
 """Ranks are forked where that is safe, with their share of the cores."""
 
 import os
+import sys
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 import pytest
+from support.jobs import ROOT
 
-from pipetransformer import forks
+from pipetransformer.launch import forkserver
 
 
 @pytest.mark.parametrize(
@@ -22,26 +24,38 @@ from pipetransformer import forks
 def test_ranks_are_spawned_where_they_may_use_a_gpu(
     device: str, has_gpu: bool, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forks, "GPU_FILES", (str(tmp_path if has_gpu else tmp_path / "none"),))
-    assert forks.start_method(device) == expected
+    monkeypatch.setattr(forkserver, "GPU_FILES", (str(tmp_path if has_gpu else tmp_path / "none"),))
+    assert forkserver.start_method(device) == expected
 
 
 def test_what_model_and_dataset_name_is_imported_before_ranks_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[str] = []
     monkeypatch.setattr(ForkServerContext, "set_forkserver_preload", lambda _, names: given.extend(names))
-    monkeypatch.setattr(forks.forkserver, "ensure_running", lambda: None)
-    forks.begin("cpu", 2, ["timm", "sklearn.datasets"])
+    monkeypatch.setattr(forkserver.forkserver, "ensure_running", lambda: None)
+    forkserver.preload("cpu", 2, ["timm", "sklearn.datasets"])
     assert {"timm", "sklearn.datasets", "pipetransformer.training.job"} <= set(given)
+
+
+def test_the_server_imports_the_package_of_its_launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    given: list[str | None] = []
+    monkeypatch.setattr(ForkServerContext, "set_forkserver_preload", lambda *_: None)
+    monkeypatch.setattr(forkserver.forkserver, "ensure_running", lambda: given.append(os.environ.get("PYTHONPATH")))
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    for folder in (ROOT, tmp_path):
+        monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
+        forkserver.preload("cpu", 2, [])
+    assert given == [str(ROOT), None]
+    assert "PYTHONPATH" not in os.environ
 
 
 def test_the_cores_are_shared_before_anything_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[str] = []
     monkeypatch.setattr("os.cpu_count", lambda: 9)
-    monkeypatch.setattr(forks.forkserver, "ensure_running", lambda: given.append(os.environ["OMP_NUM_THREADS"]))
+    monkeypatch.setattr(forkserver.forkserver, "ensure_running", lambda: given.append(os.environ["OMP_NUM_THREADS"]))
     for world_size in (4, None):
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-        forks.begin("cpu", world_size, ["timm"])
+        forkserver.preload("cpu", world_size, ["timm"])
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    forks.begin("cpu", 4, [])
-    forks.begin("cuda", 4, [])
+    forkserver.preload("cpu", 4, [])
+    forkserver.preload("cuda", 4, [])
     assert given == ["2", "4", "7"]

@@ -1,10 +1,19 @@
-"""What a user may write besides the specs of the groups, as plain values."""
+"""The configuration of a run, as plain values."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from omegaconf import MISSING
+from pipetransformer.report.wandb import NoLogger
 
+if TYPE_CHECKING:
+    from pipetransformer.data.base import DatasetSpec
+    from pipetransformer.freeze.base import FreezePolicy
+    from pipetransformer.models.base import ModelSpec
+    from pipetransformer.optim.base import OptimizerSpec
+    from pipetransformer.report.reporter import LoggerSpec
+
+CONF = Path(__file__).resolve().parents[1] / "conf"
 PRECISIONS = ("float32", "float64", "bfloat16", "float16")
 STORAGE = ("exact", "float32", "bfloat16", "float16", "int8")
 AUGMENTATIONS = ("off", "first_draw", "variants")
@@ -13,17 +22,17 @@ ARRANGEMENTS = ("elastic", "data", "sharded", "pipeline", "single")
 
 @dataclass(frozen=True)
 class Parallel:
-    """Devices, and what is fixed of the plan. ``None`` leaves the choice to the planner.
+    """Devices, and constraints on the plan. ``None`` leaves the choice to the planner.
 
     Attributes:
         arrangement: One of :data:`ARRANGEMENTS`. ``elastic`` is planned and changes; ``data`` has the whole model on
-            every device, ``sharded`` a share of each layer on every device (FSDP2), ``pipeline`` one pipeline over all
+            every device, ``sharded`` a shard of each layer on every device (FSDP2), ``pipeline`` one pipeline over all
             devices, ``single`` one device, from start to end.
         world_size: Processes, one per device; ``None``: one per GPU, or two without a GPU.
-        device_memory_gib: What weights, gradients, optimizer state and activations may take on one device.
+        device_memory_gib: Budget of one device for weights, gradients, optimizer state and activations.
         num_stages, num_replicas, num_microbatches, schedule: Fixed for the whole run when given.
         stages_per_rank: Stages of each device, likewise.
-        recompute: Keep only the inputs of layers for backward and compute the rest again, likewise.
+        recompute: Activation checkpointing: keep only the inputs of layers and recompute the rest, likewise.
         autopipe: Re-partition the active layers when blocks freeze.
         autodp: Turn freed devices into replicas.
         device: ``auto``, ``cpu`` or ``cuda``.
@@ -50,12 +59,12 @@ class Cache:
     """Where frozen features go.
 
     Attributes:
-        path: Folder of stores that outlive the run, for runs with the same frozen layers to find; ``None`` keeps
-            them, on the disk of the run folder, for as long as the run lasts.
-        memory_gib: Shared memory of a node, at most.
-        disk_gib: Disk of a node, at most.
+        path: Folder of stores that outlive the run, for later runs with the same frozen layers; ``None`` keeps them
+            on the disk of the run folder and deletes them at its end.
+        memory_gib: Largest shared memory of a node.
+        disk_gib: Largest disk space of a node.
         storage: One of :data:`STORAGE`.
-        augmentation: One of :data:`AUGMENTATIONS`: what to do with a transform that is random.
+        augmentation: One of :data:`AUGMENTATIONS`: the treatment of a random transform.
         variants: Random draws of each sample, with ``augmentation=variants``.
     """
 
@@ -69,28 +78,29 @@ class Cache:
 
     @property
     def num_draws(self) -> int:
-        """Random draws of each sample that are kept; 0 where a random transform keeps the cache off."""
+        """Cached draws of each sample under a random transform; 0 if such a transform turns the cache off."""
         return {"off": 0, "first_draw": 1, "variants": self.variants}[self.augmentation]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Config:
-    """One run, as plain values: the specs of the groups and the general options.
+    """One run: the specs of the groups and the general options.
 
     Attributes:
+        model, dataset, freeze, optim, logger: A spec each; its class is what ``_target_`` names in the group's YAML.
         batch_size: Samples of one optimizer step over all replicas, whatever the topology.
-        precision: One of :data:`PRECISIONS`. The last two are of matrix products, under autocast; weights, optimizer
-            state, the cache and what goes between stages stay float32. float16 scales the loss.
+        precision: One of :data:`PRECISIONS`. The last two apply to matrix products, under autocast; weights, optimizer
+            state, cached features and tensors between stages stay float32. float16 scales the loss.
         eval_every_epochs: Epochs between two evaluations; the end of the run is always evaluated.
-        log_every_steps: Steps between two step lines in the log where there is no terminal.
-        trace: Write what every rank does in one step of each plan; that step is slower.
+        log_every_steps: Steps between two step lines in a log that is no terminal.
+        trace: Write a trace of one step of each plan, over all ranks; that step is slower.
     """
 
-    model: Any = MISSING
-    dataset: Any = MISSING
-    freeze: Any = MISSING
-    optim: Any = MISSING
-    logger: Any = MISSING
+    model: "ModelSpec"
+    dataset: "DatasetSpec"
+    freeze: "FreezePolicy"
+    optim: "OptimizerSpec"
+    logger: "LoggerSpec" = field(default_factory=NoLogger)
     parallel: Parallel = field(default_factory=Parallel)
     cache: Cache = field(default_factory=Cache)
     seed: int = 1
@@ -103,8 +113,8 @@ class Config:
 
 
 @dataclass(frozen=True)
-class Arrangement:
-    """A static pipeline, one stage on a device, to compare with; ``None`` leaves the choice to the planner."""
+class StaticPipeline:
+    """A static pipeline to compare with, one stage per device; ``None`` leaves the choice to the planner."""
 
     num_stages: int | None = None
     num_replicas: int | None = None
@@ -112,9 +122,9 @@ class Arrangement:
     schedule: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SimulationConfig(Config):
-    """A run that is only simulated: what it would be started with, and what stands for devices, model and data.
+    """A run that is only simulated: its options, and what stands for devices, model and data.
 
     Attributes:
         cluster: The devices, a :class:`~pipetransformer.simulate.hardware.Hardware`.
@@ -123,7 +133,7 @@ class SimulationConfig(Config):
         num_samples: Training samples of an epoch.
     """
 
-    cluster: Any = MISSING
-    shape: Any = MISSING
-    pipeline: Arrangement = field(default_factory=Arrangement)
-    num_samples: int = MISSING
+    cluster: Any
+    shape: Any
+    pipeline: StaticPipeline = field(default_factory=StaticPipeline)
+    num_samples: int

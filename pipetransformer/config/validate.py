@@ -1,13 +1,20 @@
-"""What is wrong with options, or without effect, as far as can be seen without loading the model or the data."""
+"""Refuses options that cannot be, and names those without effect, before the model or the data is loaded."""
 
+from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+import yaml
 
 from pipetransformer.autocache.writable import check_writable
+from pipetransformer.autopipe.constraints import PlanConstraints, check_constraints
 from pipetransformer.autopipe.schedules import REFUSED, SCHEDULES
-from pipetransformer.config.options import (
+from pipetransformer.config.names import in_options
+from pipetransformer.config.schema import (
     ARRANGEMENTS,
     AUGMENTATIONS,
+    CONF,
     PRECISIONS,
     STORAGE,
     Cache,
@@ -15,32 +22,23 @@ from pipetransformer.config.options import (
     Parallel,
     SimulationConfig,
 )
-from pipetransformer.errors import UserError
+from pipetransformer.errors import InfeasiblePlan, UserError
 
-MODELS = {"image": "vit_tiny, vit or deit", "text": "bert, roberta, distilbert or electra"}
+if TYPE_CHECKING:
+    from pipetransformer.data.base import DatasetSpec
+    from pipetransformer.models.base import ModelSpec
+MANY = 10**9  # layers or devices, where their number is not known yet
 
 
-def check(config: Config) -> None:
-    """What can be seen to be wrong without loading the model or the data."""
-    positive = {"epochs": config.epochs, "batch_size": config.batch_size, "log_every_steps": config.log_every_steps}
+def validate(config: Config) -> None:
+    """Refuses whatever is wrong by the options alone.
+
+    Raises:
+        UserError: With the option, the reason and the remedy.
+    """
+    check_modality(config.model, config.dataset)
+    _check_numbers(config)
     parallel = config.parallel
-    positive |= {"eval_every_epochs": config.eval_every_epochs, "parallel.timeout_s": parallel.timeout_s}
-    positive |= {
-        f"parallel.{name}": getattr(parallel, name)
-        for name in (
-            "world_size",
-            "device_memory_gib",
-            "num_stages",
-            "num_replicas",
-            "num_microbatches",
-            "stages_per_rank",
-        )
-    }
-    for name, value in positive.items():
-        if value is not None and value <= 0:
-            raise UserError(f"{name}={value} must be above 0")
-    if config.seed < 0:
-        raise UserError(f"seed={config.seed} is below 0; give 0 or more")
     _one_of("precision", config.precision, PRECISIONS)
     _one_of("parallel.device", parallel.device, ("auto", "cpu", "cuda"))
     _check_cache(config.cache)
@@ -51,12 +49,40 @@ def check(config: Config) -> None:
         )
     if parallel.schedule is not None:
         _one_of("parallel.schedule", parallel.schedule, tuple(SCHEDULES))
+    _check_plan(parallel, config.batch_size)
     if isinstance(config, SimulationConfig):
-        _check_what_if(config)
+        _check_simulation(config)
     elif config.cache.enabled and config.cache.path is not None:
         check_writable(Path(config.cache.path))
     config.model.check()
     config.dataset.check()
+
+
+def _check_numbers(config: Config) -> None:
+    """Refuses numbers of the run and of its section ``parallel`` that are not positive; a seed may be 0."""
+    for prefix, section in (("", config), ("parallel.", config.parallel)):
+        for each in fields(section):
+            value = getattr(section, each.name)
+            if each.name == "seed" and value < 0:
+                raise UserError(f"seed={value} is below 0; give 0 or more")
+            if each.name != "seed" and isinstance(value, int | float) and not isinstance(value, bool) and value <= 0:
+                raise UserError(f"{prefix}{each.name}={value} must be above 0")
+
+
+def _check_plan(parallel: Parallel, batch_size: int) -> None:
+    """Refuses constraints that no model could meet, as far as the number of devices is known."""
+    constraints = PlanConstraints(
+        num_stages=parallel.num_stages,
+        num_replicas=parallel.num_replicas,
+        num_microbatches=parallel.num_microbatches,
+        schedule=parallel.schedule,
+        recompute=parallel.recompute,
+        stages_per_rank=parallel.stages_per_rank,
+    )
+    try:
+        check_constraints(constraints, range(MANY), parallel.world_size or MANY, batch_size)
+    except InfeasiblePlan as error:
+        raise UserError(in_options(error)) from None
 
 
 def _check_cache(cache: Cache) -> None:
@@ -73,15 +99,31 @@ def _check_cache(cache: Cache) -> None:
         raise UserError("cache.memory_gib=0 and cache.disk_gib=0 leave no room; raise one of them, or give cache=off")
 
 
-def check_modality(model: Any, dataset: Any) -> None:
+def check_modality(model: "ModelSpec", dataset: "DatasetSpec") -> None:
+    """Refuses a model that cannot read the dataset's samples.
+
+    Raises:
+        UserError: With the models that can.
+    """
     if model.modality != dataset.modality:
         raise UserError(
-            f"{model.name} reads {model.modality}s and the dataset holds {dataset.modality}s; "
-            f"choose a model for {dataset.modality}s (model={MODELS[dataset.modality]}) or another dataset"
+            f"{model.name} reads {model.modality}s and the dataset holds {dataset.modality}s; choose a model for "
+            f"{dataset.modality}s (model={', '.join(_models(dataset.modality))}) or another dataset"
         )
 
 
-def _check_what_if(config: SimulationConfig) -> None:
+def _models(modality: str) -> list[str]:
+    """Returns the options of ``model=`` whose class reads images or texts."""
+    targets = {
+        file.stem: yaml.safe_load(file.read_text(encoding="utf-8")) for file in sorted(CONF.glob("model/*.yaml"))
+    }
+    classes = {name: each["_target_"].rpartition(".") for name, each in targets.items()}
+    return [
+        name for name, (module, _, cls) in classes.items() if getattr(import_module(module), cls).modality == modality
+    ]
+
+
+def _check_simulation(config: SimulationConfig) -> None:
     if config.pipeline.schedule is not None:
         _one_of("pipeline.schedule", config.pipeline.schedule, ("gpipe", "1f1b"))
     if config.num_samples < config.batch_size:

@@ -1,0 +1,114 @@
+"""The command ``pipetransformer-train`` (or ``python train.py``), for example with ``model=bert dataset=squad``."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import CompactHydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from pipetransformer.config.arguments import read_arguments
+from pipetransformer.config.compose import load, register
+from pipetransformer.config.explain import explain
+from pipetransformer.config.help import help_text
+from pipetransformer.config.plain import as_plain, write_config
+from pipetransformer.config.schema import CONF
+from pipetransformer.errors import UserError
+from pipetransformer.launch.start import start, under_torchrun
+
+NO_RUN_FOLDER = ("hydra.run.dir=.",)
+
+
+@hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
+def compose_and_run(node: DictConfig) -> float | None:
+    """Runs one job. Hydra calls it once, or for a sweep once per job.
+
+    Returns:
+        The main metric, which sweepers optimize.
+    """
+    hydra_config = HydraConfig.get()
+    sweep = Path(hydra_config.sweep.dir).name if hydra_config.mode == RunMode.MULTIRUN else None
+    try:
+        return _run_job(node, Path(hydra_config.runtime.output_dir).resolve(), sweep)
+    except UserError as error:
+        if sweep is None:
+            _end(error)
+        job = f"job {hydra_config.job.num} ({' '.join(hydra_config.overrides.task)})"
+        print(f"{job} failed: {explain(error)}", file=sys.stderr)
+        raise  # the other jobs go on, and Hydra ends with this error
+
+
+def _run_job(node: DictConfig, run_dir: Path, sweep: str | None) -> float | None:
+    try:
+        config = load(node)
+    except UserError:
+        _remove_empty(run_dir)
+        raise
+    if _is_first_rank():
+        write_config(config, run_dir)
+    metric = start(config, run_dir, as_plain(config), sweep).get("metric")
+    return metric["value"] if metric else None
+
+
+def _remove_empty(folder: Path) -> None:
+    """Removes a run folder that Hydra has made, and the empty folders of its date, below the working directory."""
+    for each in (folder, *folder.parents[:2]):
+        if Path.cwd() not in each.parents or any(each.iterdir()):
+            return
+        each.rmdir()
+
+
+def _is_first_rank() -> bool:
+    return os.environ.get("RANK", "0") == "0"  # torchrun starts one process per rank
+
+
+def main() -> None:
+    """Runs the command line. An error that the user can fix ends in one line, without a trace."""
+    if {"-h", "--help"} & {*sys.argv}:
+        sys.exit(print(help_text(sys.argv[1:])))
+    if under_torchrun():
+        _refuse_sweep()
+        sys.argv += NO_RUN_FOLDER if not _is_first_rank() else ()
+    register()
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors of composition come here in place of being printed
+    try:
+        sys.argv[1:] = read_arguments(sys.argv[1:])
+        run = _recorded(compose_and_run) if under_torchrun() else compose_and_run
+        run()
+    except (UserError, CompactHydraException) as error:
+        _end(error)
+    except OSError as error:  # Hydra makes the folder
+        sys.exit(f"the run folder cannot be written ({error}); name another one by hydra.run.dir= or hydra.sweep.dir=")
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+
+
+def _end(error: Exception) -> NoReturn:
+    """Ends with one line that explains the error; under torchrun rank 0 prints it, and torchrun's summary shows it."""
+    if under_torchrun():
+        from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+        get_error_handler().record_exception(UserError(explain(error)))
+    sys.exit(explain(error) if _is_first_rank() else 1)
+
+
+def _recorded(run: Callable[[], object]) -> Callable[[], object]:
+    """Returns the function so that torchrun's summary of a failure shows its error."""
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    return record(run)
+
+
+def _refuse_sweep() -> None:
+    if {"-m", "--multirun"} & set(sys.argv[1:]):
+        command = " ".join(["python", *sys.argv])
+        sys.exit(
+            "A sweep cannot run under torchrun: every process would make a sweep folder of its own.\n"
+            f"Run it without torchrun, each job starts its own processes:  {command} parallel.world_size=..."
+        )

@@ -1,0 +1,166 @@
+"""Runs one process per device through torch's elastic launcher."""
+
+import gc
+import json
+import logging
+import os
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from pipetransformer.config.names import in_options
+from pipetransformer.config.schema import Config
+from pipetransformer.errors import UserError
+from pipetransformer.launch import failures, forkserver
+from pipetransformer.report.run_folder import SUMMARY, write_json
+
+NOISY = ("torch.distributed.elastic", "torch.multiprocessing", "torch.distributed.launcher")
+Summary = dict[str, Any]
+
+
+def run_here(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | None) -> Summary:
+    """Runs one rank in this process, which torchrun has started.
+
+    Returns:
+        The summary on rank 0, an empty one on the others.
+
+    Raises:
+        UserError: With options in place of fields.
+    """
+    world_size = int(os.environ["WORLD_SIZE"])
+    if config.parallel.world_size not in (None, world_size):
+        raise UserError(
+            f"parallel.world_size={config.parallel.world_size}, but torchrun started {world_size} processes; leave "
+            "parallel.world_size out or make them equal"
+        )
+    from pipetransformer.training.job import run_job  # here, for the launcher needs none of it and starts sooner
+
+    try:
+        return run_job(config, run_dir, plain, sweep)
+    except ValueError as error:
+        raise UserError(in_options(error)) from error
+
+
+def run_workers(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | None) -> Summary:
+    """Runs all ranks in processes of their own, and waits for their end.
+
+    Returns:
+        The summary of rank 0.
+
+    Raises:
+        UserError: An error that the user can fix, found by a rank.
+        RuntimeError: Any other failure of a rank, with its trace.
+        KeyboardInterrupt: The run was interrupted.
+    """
+    num_ranks = _num_ranks(config)
+    forkserver.share_cores(num_ranks)
+    settings = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=num_ranks,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="127.0.0.1:0",
+        max_restarts=0,
+        monitor_interval=0.1,
+        start_method=forkserver.start_method(config.parallel.device),
+    )
+    (run_dir / SUMMARY).unlink(missing_ok=True)  # of an earlier run, in case the ranks fail before writing one
+    ending = {"status": "failed"}
+    with tempfile.TemporaryDirectory() as name, _quiet(), _no_collector(), _main_not_imported(config):
+        try:
+            return elastic_launch(settings, _run_rank)(config, run_dir, plain, sweep, Path(name))[0]
+        except ChildFailedError as error:
+            exit_codes = {failed.local_rank: failed.exitcode for failed in error.failures.values()}
+            cause, ending["error"] = failures.cause(Path(name), num_ranks, exit_codes)
+            raise cause from None
+        except (SignalException, KeyboardInterrupt) as error:
+            ending["status"] = "interrupted"
+            raise KeyboardInterrupt from error
+        finally:
+            _record(run_dir / SUMMARY, ending)
+
+
+def _num_ranks(config: Config) -> int:
+    """Returns the number of processes; refuses more than there are GPUs, unless they run on the CPU."""
+    device, num_gpus = config.parallel.device, torch.cuda.device_count()
+    num_ranks = config.parallel.world_size or num_gpus or forkserver.DEFAULT_CPU_PROCESSES
+    wants_gpus = device == "cuda" or (device == "auto" and num_gpus > 0)
+    if wants_gpus and num_ranks > num_gpus:
+        raise UserError(
+            f"parallel.world_size={num_ranks} processes need a GPU each, and there are {num_gpus}; lower "
+            "parallel.world_size or give parallel.device=cpu"
+        )
+    return num_ranks
+
+
+def _run_rank(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | None, folder: Path) -> Summary:
+    """Runs one rank in a process that torch's launcher has started; records why it fails."""
+    forkserver.restore_interrupt()
+    from pipetransformer.training.job import run_job
+
+    try:
+        return run_job(config, run_dir, plain, sweep)
+    except BaseException as error:
+        failures.record(folder, int(os.environ["RANK"]), error)
+        raise
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silences torch's launcher: :mod:`failures` reports the cause. Its loggers have levels of their own."""
+    found = [logging.getLogger(name) for name in (*NOISY, *logging.root.manager.loggerDict) if name.startswith(NOISY)]
+    levels = [(logger, logger.level) for logger in found]
+    for logger in found:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in levels:
+            logger.setLevel(level)
+
+
+@contextmanager
+def _no_collector() -> Iterator[None]:
+    """Turns the garbage collector off: on the thread of elastic's timer it would join that thread and deadlock."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.collect()
+        gc.enable()
+
+
+@contextmanager
+def _main_not_imported(config: Config) -> Iterator[None]:
+    """Keeps new processes from importing the user's script, which then needs no ``__main__`` guard.
+
+    Where the script defines a spec of the configuration, they have to import it.
+    """
+    main = sys.modules["__main__"]
+    specs = (config.model, config.dataset, config.freeze, config.optim, config.logger)
+    if any(type(spec).__module__ == "__main__" for spec in specs):
+        yield
+        return
+    hidden = {name: vars(main).pop(name) for name in ("__file__", "__spec__") if name in vars(main)}
+    main.__spec__ = None
+    try:
+        yield
+    finally:
+        vars(main).update(hidden)
+
+
+def _record(file: Path, ending: dict[str, str]) -> None:
+    """Writes how a run ended where rank 0 could not: it was killed, or knows only that another rank had ended."""
+    told = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    if not told or ("error" in ending and told["status"] in ("interrupted", "failed")):
+        write_json(file, told | ending)

@@ -1,0 +1,101 @@
+"""Finds out why a run failed: each rank leaves a record of its error, and the launcher looks for the first cause.
+
+When one rank fails, the others soon fail too: their connection to it closes, or torch's launcher interrupts them. So
+the cause is the earliest error that is neither of both; if no rank has one, a rank that left no record was killed.
+"""
+
+import json
+import signal
+import time
+import traceback
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from torch.distributed import DistError
+
+from pipetransformer.config.names import in_options
+from pipetransformer.errors import UserError
+
+OWN, CONNECTION, INTERRUPT = "own", "connection", "interrupt"
+
+SERVER_KILLED = (
+    "the process that the ranks are forked from was killed, perhaps for want of memory; free some and start again"
+)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The error with which a rank ended.
+
+    Attributes:
+        origin: :data:`OWN`, or how another rank's end showed here: :data:`CONNECTION` or :data:`INTERRUPT`.
+        is_users: The user can fix it; ``text`` is then all there is to show.
+        time_s: When it was recorded, in seconds since the epoch.
+    """
+
+    rank: int
+    origin: str
+    is_users: bool
+    text: str
+    trace: str
+    time_s: float
+
+
+def record(folder: Path, rank: int, error: BaseException) -> None:
+    """Writes the failure of a rank to a folder that the launcher reads."""
+    error = _first(error)
+    is_users = isinstance(error, ValueError)
+    text = in_options(error) if is_users else f"{type(error).__name__}: {error}"
+    trace = "".join(traceback.format_exception(error))
+    failure = Failure(rank, _origin(error), is_users, text, trace, time.time())
+    (folder / f"{rank}.json").write_text(json.dumps(asdict(failure)), encoding="utf-8")
+
+
+def _first(error: BaseException) -> BaseException:
+    """Returns the rank's own error if it was being handled when the connection closed or an interrupt came."""
+    own = error
+    while _origin(own) != OWN:
+        if own.__context__ is None:
+            return error
+        own = own.__context__
+    return own
+
+
+def _origin(error: BaseException) -> str:
+    if not isinstance(error, Exception):
+        return INTERRUPT
+    is_gloo = isinstance(error, RuntimeError) and "gloo" in str(error)  # it has no class of its own
+    return CONNECTION if is_gloo or isinstance(error, DistError | ConnectionError) else OWN
+
+
+def cause(folder: Path, num_ranks: int, exit_codes: dict[int, int]) -> tuple[Exception, str]:
+    """Returns the error to raise for a failed run, and one line for its summary.
+
+    Args:
+        folder: Where the ranks have recorded their failures.
+        exit_codes: Of the ranks whose exit code is known; negative: the signal that ended it.
+    """
+    failures = [Failure(**json.loads(file.read_text(encoding="utf-8"))) for file in folder.glob("*.json")]
+    failures.sort(key=lambda failure: (failure.origin != OWN, failure.origin == INTERRUPT, failure.time_s))
+    silent = sorted({*range(num_ranks)} - {failure.rank for failure in failures})
+    if failures and (failures[0].origin == OWN or not (silent or failures[0].origin == INTERRUPT)):
+        first = failures[0]
+        if first.is_users:
+            return UserError(first.text), first.text
+        return RuntimeError(f"rank {first.rank} failed: {first.text}\n{first.trace}"), first.text
+    if early := [rank for rank in silent if exit_codes.get(rank, 0) > 0]:
+        text = f"rank {early[0]} ended with exit code {exit_codes[early[0]]} before it began; its output tells why"
+        return RuntimeError(text), text
+    text = _killed(silent, exit_codes) if silent else SERVER_KILLED
+    return UserError(text), text
+
+
+def _killed(ranks: list[int], exit_codes: dict[int, int]) -> str:
+    names = {signal.Signals(-exit_codes[rank]).name for rank in ranks if exit_codes.get(rank, 0) < 0}
+    who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+    by = f" by {' and '.join(sorted(names))}" if names else ""
+    verb = "was" if len(ranks) == 1 else "were"
+    return (
+        f"{who} {verb} killed{by}, perhaps for want of memory; lower batch_size or parallel.world_size, or set "
+        "parallel.device_memory_gib"
+    )

@@ -1,0 +1,91 @@
+"""The server from which CPU ranks are forked.
+
+Imports take longer than anything else at the start, and with few cores the ranks would wait for each other's imports.
+So a server process imports what ranks need while the launcher still imports its own, and every rank is forked from it::
+
+    launcher   [imports of its own][start ranks ...            waits ...
+    server     [imports of ranks           ][fork, fork]
+    ranks                                         [init_process_group ...
+"""
+
+import atexit
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from multiprocessing import forkserver, util
+from pathlib import Path
+
+PRELOAD = ("pipetransformer.launch.parent_death", "pipetransformer.training.job", "torchmetrics.functional")
+GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+DEFAULT_CPU_PROCESSES = 2
+
+
+def start_method(device: str) -> str:
+    """Returns how ranks start on ``parallel.device``: ``spawn`` where there may be a GPU, else ``forkserver``.
+
+    A process that has initialized a GPU cannot fork ranks that use it, and importing a library may do that.
+    """
+    may_be_gpu = device == "cuda" or (device == "auto" and any(Path(file).exists() for file in GPU_FILES))
+    return "spawn" if may_be_gpu else "forkserver"
+
+
+def share_cores(world_size: int) -> None:
+    """Sets ``OMP_NUM_THREADS`` to a rank's share of the cores, unless the user has. Libraries read it on import."""
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // world_size)))
+
+
+def preload(device: str, world_size: int | None, libraries: Iterable[str]) -> None:
+    """Starts the fork server and imports libraries in it. Call it before torch is imported; no-op with ``spawn``.
+
+    Args:
+        libraries: Modules that the model and the dataset need.
+    """
+    if start_method(device) == "forkserver":
+        share_cores(world_size or DEFAULT_CPU_PROCESSES)
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([*PRELOAD, *libraries])
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited by the server, which would print a traceback
+        try:
+            with _importable():
+                forkserver.ensure_running()
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _importable() -> Iterator[None]:
+    """Has the server import this package from where it is: the server knows no folder of a script."""
+    root, before = Path(__file__).resolve().parents[2], os.environ.get("PYTHONPATH")
+    if Path(sys.path[0]).resolve() != root:  # it is installed
+        yield
+        return
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(root), *([before] if before else [])])
+    try:
+        yield
+    finally:
+        os.environ.pop("PYTHONPATH")
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
+
+
+def restore_interrupt() -> None:
+    """Restores SIGINT in a forked rank; the server ignores it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@cache
+def use_one_temporary_folder() -> None:
+    """Puts all temporary files of this process and its children into one folder, which is removed at exit.
+
+    Torch's launcher leaves its folders behind, and forked ranks end without the clean-up that libraries registered.
+    """
+    util.get_temp_dir()  # made before and elsewhere: a socket's path has to be short; it is removed by itself
+    folder = tempfile.mkdtemp(prefix="pipetransformer-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    os.environ["TMPDIR"] = tempfile.tempdir = folder

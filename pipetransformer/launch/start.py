@@ -1,0 +1,67 @@
+"""Runs a checked configuration to its end. Imports torch as late as it can, so that refusals come at once."""
+
+import os
+import resource
+from pathlib import Path
+from typing import Any
+
+from pipetransformer.config.schema import Config
+from pipetransformer.errors import UserError
+from pipetransformer.launch import forkserver
+
+RANKS_PER_CORE = 16  # more only wait for each other
+DESCRIPTORS_PER_RANK = 8  # of the launcher: queue, pipes and log files of each rank
+DESCRIPTORS_SENT_PER_RANK, MOST_DESCRIPTORS_SENT = 2, 250  # to each forked process, in one message
+
+
+def under_torchrun() -> bool:
+    """Returns whether torchrun has started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def start(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | None = None) -> dict[str, Any]:
+    """Runs a job: in this process under torchrun, else in one process per device.
+
+    Args:
+        run_dir: The run folder, which exists.
+        plain: The whole configuration as plain values, for the record.
+        sweep: Name of the sweep that the job belongs to.
+
+    Returns:
+        The summary of the run; under torchrun an empty one on all ranks but 0.
+
+    Raises:
+        UserError: An error that the user can fix.
+        RuntimeError: Any other failure of a rank, with its trace.
+    """
+    if under_torchrun():
+        from pipetransformer.launch.elastic import run_here
+
+        return run_here(config, run_dir, plain, sweep)
+    check_world_size(config.parallel.world_size)
+    forkserver.use_one_temporary_folder()
+    libraries = (*config.model.libraries, *config.dataset.libraries)
+    forkserver.preload(config.parallel.device, config.parallel.world_size, libraries)
+    from pipetransformer.launch.elastic import run_workers  # torch is imported from here on
+
+    return run_workers(config, run_dir, plain, sweep)
+
+
+def check_world_size(world_size: int | None) -> None:
+    """Refuses more processes than this machine can start.
+
+    Raises:
+        UserError: Cores or file descriptors would not do.
+    """
+    num_cores, descriptors = os.cpu_count() or 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    limit = min(
+        RANKS_PER_CORE * num_cores,
+        descriptors // DESCRIPTORS_PER_RANK,
+        MOST_DESCRIPTORS_SENT // DESCRIPTORS_SENT_PER_RANK,
+    )
+    if world_size is not None and world_size > limit:
+        raise UserError(
+            f"parallel.world_size={world_size} is more than the {limit} processes that this machine can start "
+            f"({num_cores} cores, {descriptors} open files); lower parallel.world_size, or use several machines by "
+            "torchrun"
+        )

@@ -1,0 +1,80 @@
+"""Command lines that others would write are answered with the form that is meant."""
+
+import pytest
+from hydra.errors import HydraException
+from support.jobs import loaded
+
+from pipetransformer.config.arguments import read_arguments
+from pipetransformer.config.explain import explain
+from pipetransformer.errors import UserError
+
+
+def refused(*overrides: str) -> str:
+    with pytest.raises((UserError, HydraException)) as caught:
+        loaded(*overrides)
+    message = explain(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["--epochs", "3"], "--epochs is not an option; write epochs=3"),
+        (["--optim.lr=3"], "--optim.lr=3 is not an option; write optim.lr=3"),
+        (["epochs", "=", "3"], "= stands alone; write name=value without spaces"),
+        (["epochs"], "epochs has no value; write epochs=<value>"),
+        (["dataset.path=a=b,c"], """quote the value, and all of it once more for the shell: 'dataset.path="a=b,c"'"""),
+        (["dataset.path=(a"], "dataset.path=(a cannot be read; quote the value"),
+        (["seed=1,2"], "seed=1,2 gives several values; a list is written seed=[1,2], and -m starts a run for each"),
+        (["lr=1e-3"], "lr does not exist; did you mean optim.lr?"),
+        (["num_stages=2"], "num_stages does not exist; did you mean parallel.num_stages?"),
+        (["epoch=2"], "epoch does not exist; did you mean epochs?"),
+        (["parallel.checkpoint=true"], "parallel.checkpoint is now called parallel.recompute"),
+        (["parallel.num_chunks=2"], "parallel.num_chunks is now called parallel.stages_per_rank"),
+        (["freeze=schedule"], "give a value to freeze.num_frozen"),
+        (["optim.weight_decay=-0.1"], "optim.weight_decay=-0.1 must be 0 or more"),
+        (
+            ["parallel.num_stages=2", "parallel.num_replicas=3", "parallel.world_size=4"],
+            "need 6 devices, and there are 4",
+        ),
+        (["batch_size=2", "parallel.num_replicas=4"], "parallel.num_replicas=4 x parallel.num_microbatches=1"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_is_meant_is_told_in_one_line(overrides: list[str], words: str) -> None:
+    assert words in refused(*overrides)
+
+
+def test_an_error_about_the_rate_names_the_rate_alone() -> None:
+    assert refused("optim.lr=0") == "optim.lr=0.0 must be a number above 0"
+    assert refused("optim.clip_norm=0").startswith("optim.clip_norm=0.0 must be above 0")
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("model=gpt2", "model=gpt2 is unknown; there are: bert, bert_large"),
+        ("model=BERT", "did you mean model=bert?"),
+        ("dataset=mnist", "did you mean dataset=fashion_mnist?"),
+        ("dataset=mnist", "glue/sst2"),
+        ("dataset=glue/sst-2", "did you mean dataset=glue/sst2?"),
+        ("experiment=all", "did you mean experiment=components/all?"),
+        ("model=false", "model=false is unknown; there are: bert"),
+        ("dataset=null", "dataset=null is unknown; there are: cifar10"),
+    ],
+)
+def test_an_unknown_option_of_a_group_is_told_the_nearest_and_all_there_are(override: str, words: str) -> None:
+    assert words in refused(override)
+
+
+def test_what_users_try_for_a_switch_is_taken_as_its_option() -> None:
+    assert read_arguments(["cache=false", "logger=null", "freeze=false", "experiment=null", "-m"]) == [
+        "cache=off", "logger=none", "freeze=none", "experiment=null", "-m",
+    ]  # fmt: skip
+    assert read_arguments(["cache=True", "cache.path=null", "+cache.x=1"]) == [
+        "cache=on",
+        "cache.path=null",
+        "+cache.x=1",
+    ]
+    assert not loaded("cache=false").cache.enabled

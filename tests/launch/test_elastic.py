@@ -1,0 +1,134 @@
+"""A run's failure is told by its cause, whichever rank ends first."""
+
+import errno
+import json
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from support.jobs import loaded
+
+from pipetransformer.errors import Diverged, InfeasiblePlan, StaleStore, StoreFailed, Unwritable, UserError
+from pipetransformer.launch import elastic, failures
+
+CLOSED = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1"
+FAILED = {"status": "failed", "error": "rank 1 was killed"}
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (StaleStore("delete it, or take another `path`"), "delete it, or take another cache.path"),
+        (StoreFailed(errno.EIO, "set `disk_gib` lower"), "set cache.disk_gib lower"),
+        (Unwritable("give another"), "give another"),
+        (Diverged("lower it"), "lower it"),
+        (InfeasiblePlan("lower `num_stages` or `num_devices`"), "lower parallel.num_stages or parallel.world_size"),
+        (ValueError("of a dataset of the user's"), "of a dataset of the user's"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_an_error_that_the_user_can_fix_is_shown_without_a_trace_in_terms_of_options(
+    error: Exception, message: str, tmp_path: Path
+) -> None:
+    failures.record(tmp_path, 0, error)
+    cause, line = failures.cause(tmp_path, 1, {0: 1})
+    assert isinstance(cause, UserError)
+    assert str(cause) == line == message
+
+
+def raised(error: BaseException, while_handling: BaseException | None = None) -> BaseException:
+    try:
+        if while_handling is None:
+            raise error
+        try:
+            raise while_handling
+        except BaseException:
+            raise error  # noqa: B904 - as in a finally clause
+    except BaseException as caught:
+        return caught
+
+
+def test_any_other_error_is_shown_with_its_rank_and_its_trace(tmp_path: Path) -> None:
+    failures.record(tmp_path, 1, raised(KeyError("weight")))
+    cause, line = failures.cause(tmp_path, 2, {1: 1})
+    assert isinstance(cause, RuntimeError)
+    assert str(cause).startswith("rank 1 failed: KeyError: 'weight'\nTraceback")
+    assert line == "KeyError: 'weight'"
+
+
+@pytest.mark.parametrize(
+    "later", [RuntimeError(CLOSED), KeyboardInterrupt(), ConnectionResetError()], ids=lambda e: type(e).__name__
+)
+def test_a_rank_that_fails_is_the_cause_and_not_one_that_loses_its_connection(later: Exception, tmp_path: Path) -> None:
+    failures.record(tmp_path, 0, raised(RuntimeError(CLOSED)))
+    failures.record(tmp_path, 1, raised(later, while_handling=KeyError("weight")))
+    failures.record(tmp_path, 2, raised(KeyboardInterrupt()))
+    cause, line = failures.cause(tmp_path, 3, {0: 1})
+    assert line == "KeyError: 'weight'"
+    assert str(cause).startswith("rank 1 failed")
+
+
+def test_a_rank_without_a_word_was_killed(tmp_path: Path) -> None:
+    failures.record(tmp_path, 0, raised(RuntimeError(CLOSED)))
+    failures.record(tmp_path, 2, raised(KeyboardInterrupt()))
+    cause, line = failures.cause(tmp_path, 3, {0: 1})
+    assert isinstance(cause, UserError)
+    assert line.startswith("rank 1 was killed, perhaps for want of memory; lower batch_size")
+    _, line = failures.cause(tmp_path, 4, {3: -signal.SIGKILL})
+    assert line.startswith("ranks 1, 3 were killed by SIGKILL, perhaps")
+
+
+def test_a_rank_that_does_not_come_to_run_is_not_said_to_be_killed(tmp_path: Path) -> None:
+    cause, line = failures.cause(tmp_path, 2, {1: 1})
+    assert isinstance(cause, RuntimeError)
+    assert line == "rank 1 ended with exit code 1 before it began; its output tells why"
+
+
+def test_a_lost_connection_is_the_cause_where_no_rank_was_killed(tmp_path: Path) -> None:
+    failures.record(tmp_path, 0, raised(RuntimeError(CLOSED)))
+    failures.record(tmp_path, 1, raised(KeyboardInterrupt()))
+    cause, line = failures.cause(tmp_path, 2, {0: 1})
+    assert "Connection closed by peer" in line
+    assert str(cause).startswith("rank 0 failed: RuntimeError")
+
+
+def test_where_all_ranks_were_interrupted_their_server_was_killed(tmp_path: Path) -> None:
+    for rank in range(2):
+        failures.record(tmp_path, rank, raised(KeyboardInterrupt()))
+    cause, line = failures.cause(tmp_path, 2, {0: 255})
+    assert isinstance(cause, UserError)
+    assert line.startswith("the process that the ranks are forked from was killed")
+
+
+def test_processes_do_not_import_the_script_that_starts_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    main, config = sys.modules["__main__"], loaded()
+    before = dict(vars(main))
+    with elastic._main_not_imported(config):
+        assert main.__spec__ is None
+        assert not hasattr(main, "__file__")
+    assert vars(main) == before
+    monkeypatch.setattr(type(config.dataset), "__module__", "__main__")
+    with elastic._main_not_imported(config):
+        assert vars(main) == before, "what it defines has to be imported"
+
+
+@pytest.mark.parametrize(
+    ("told", "ending", "recorded"),
+    [
+        (None, FAILED, FAILED),
+        ({"status": "interrupted", "steps": 1}, FAILED, FAILED | {"steps": 1}),
+        ({"status": "interrupted"}, {"status": "interrupted"}, {"status": "interrupted"}),
+        ({"status": "failed", "error": "Connection closed by peer"}, FAILED, FAILED),
+        ({"status": "diverged", "error": "lower it"}, FAILED, {"status": "diverged", "error": "lower it"}),
+        ({"status": "completed"}, {"status": "failed"}, {"status": "completed"}),
+    ],
+)
+def test_how_a_run_ended_is_recorded_where_rank_0_could_not_tell(
+    tmp_path: Path, told: dict[str, object] | None, ending: dict[str, str], recorded: dict[str, object]
+) -> None:
+    file = tmp_path / "summary.json"
+    if told is not None:
+        file.write_text(json.dumps(told))
+    elastic._record(file, ending)
+    assert json.loads(file.read_text()) == recorded
