@@ -19,7 +19,7 @@ from pipetransformer.autocache.capacity import CacheCapacity, FeatureFormat
 from pipetransformer.autocache.layout import Budgets
 from pipetransformer.autodp.sampler import batch_ids, epoch_order
 from pipetransformer.autopipe.plan import Plan, layer_above
-from pipetransformer.data.base import CLASSIFICATION
+from pipetransformer.data.tasks import text_classification
 from pipetransformer.planning.timeline import Timeline
 from pipetransformer.report.reporter import Reporter
 from pipetransformer.runtime.context import RankContext
@@ -28,7 +28,6 @@ from pipetransformer.runtime.precision import PRECISIONS
 from pipetransformer.training.cache_session import CacheSession
 from pipetransformer.training.cache_setup import WorldCommunicator
 from pipetransformer.training.loader import BatchLoader, sample_source
-from pipetransformer.training.task import objective
 
 FLOAT32, MUCH = PRECISIONS["float32"], 2**40
 
@@ -65,7 +64,7 @@ class Bench:
         self.case, self.stack, self.split = case, case.stack(self._bert), case.split()
         self.source = sample_source(self.split, self.stack.hidden_shape)
         context = RankContext.create(torch.device("cpu"), FLOAT32, TIMEOUT_S)
-        runtime = ElasticRuntime(self.stack, objective(CLASSIFICATION, NUM_CLASSES), OPTIMIZER, context)
+        runtime = ElasticRuntime(self.stack, text_classification(NUM_CLASSES), OPTIMIZER, context)
         self.runtime = closing.enter_context(runtime)
         gc.freeze()  # as runs do
         self.timeline = Timeline(len(self.split), case.batch_size, len(self.split) // case.batch_size, 10**6, 10**6)

@@ -12,9 +12,10 @@ import yaml
 from torch import Tensor
 
 from pipetransformer.config.compose import CONF
-from pipetransformer.data.base import CLASSIFICATION, ImageFormat, Split
+from pipetransformer.data.base import ImageFormat, Split
 from pipetransformer.data.digest import Digest
 from pipetransformer.data.images import Digits
+from pipetransformer.models.base import Head
 from pipetransformer.models.huggingface import HuggingFaceModel
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.models.timm import TimmModel
@@ -58,9 +59,9 @@ class Case:
         """The model; BERT's config.json lies in the given folder."""
         if self.family == "bert":
             spec = HuggingFaceModel(name=str(bert_folder), pretrained=False, options=self.options)
-            return spec.build(CLASSIFICATION, NUM_CLASSES, (), seed=1)
+            return spec.build(Head("sequence", NUM_CLASSES), (), seed=1)
         vit = TimmModel(name="vit_tiny_patch16_224", pretrained=False, options=self._vit_options())
-        return vit.build(CLASSIFICATION, NUM_CLASSES, (1, 8, 8), seed=1)
+        return vit.build(Head("image", NUM_CLASSES), (1, 8, 8), seed=1)
 
     def _vit_options(self) -> dict[str, Any]:
         return yaml.safe_load(VIT_TINY.read_text(encoding="utf-8"))["options"] | self.options
@@ -101,7 +102,7 @@ class RandomText(Split):
         digest.add(self._tokens.numpy())
         return digest.hex()
 
-    def inputs(self, ids: Sequence[int], num_tokens: int | None) -> Tensor:
+    def inputs(self, ids: Sequence[int], num_tokens: int | None, epoch: int = 0) -> Tensor:
         return self._tokens[list(ids)]
 
     def context(self, ids: Sequence[int], num_tokens: int | None) -> dict[str, Tensor]:

@@ -13,14 +13,14 @@ from experiments.ranks import SEED, TIMEOUT_S
 from experiments.step_time.cases import NUM_CLASSES
 from pipetransformer.autodp.sampler import batch_ids, epoch_order, num_batches
 from pipetransformer.autopipe.plan import Plan
-from pipetransformer.data.base import CLASSIFICATION, Split
+from pipetransformer.data.base import Split
+from pipetransformer.data.tasks import text_classification
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.base import AdamW
 from pipetransformer.runtime.context import RankContext
 from pipetransformer.runtime.elastic import ElasticRuntime, StepResult
 from pipetransformer.runtime.precision import PRECISIONS
 from pipetransformer.training.loader import BatchLoader
-from pipetransformer.training.task import objective
 
 OPTIMIZER = AdamW(lr=1e-4, weight_decay=0.01, schedule="constant", clip_norm=1.0)
 
@@ -96,7 +96,7 @@ class ElasticLoop(Loop):
         super().__init__(stack, split, batch_size)
         self.loader = loader or BatchLoader.uncached(split, stack.hidden_shape, SEED)
         context = RankContext.create(torch.device("cpu"), PRECISIONS["float32"], TIMEOUT_S)
-        self.runtime = ElasticRuntime(stack, objective(CLASSIFICATION, NUM_CLASSES), OPTIMIZER, context)
+        self.runtime = ElasticRuntime(stack, text_classification(NUM_CLASSES), OPTIMIZER, context)
         self._last: StepResult | None = None
         self.runtime.apply_plan(Plan(0, 0, ((0, len(stack) - 1),), dist.get_world_size(), num_microbatches=1))
 

@@ -17,14 +17,13 @@ from experiments.record import markdown, publish
 from experiments.step_time.cases import NUM_CLASSES, RandomText, write_bert
 from experiments.step_time.loops import OPTIMIZER
 from pipetransformer.autopipe.plan import Plan
-from pipetransformer.data.base import CLASSIFICATION
+from pipetransformer.data.tasks import text_classification
 from pipetransformer.models.huggingface import HuggingFaceModel
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.runtime.context import RankContext
 from pipetransformer.runtime.elastic import ElasticRuntime, TransitionReport
 from pipetransformer.runtime.precision import PRECISIONS
 from pipetransformer.training.loader import BatchLoader
-from pipetransformer.training.task import objective
 
 NUM_ROUNDS, BATCH_SIZE = 3, 4
 MINILM = {"vocab_size": 30522, "hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1536}
@@ -58,7 +57,7 @@ class Case:
     def stack(self, folder: Path) -> LayerStack:
         options = {**self.options, "num_hidden_layers": self.num_blocks}
         spec = HuggingFaceModel(name=str(folder), pretrained=False, options=options)
-        return spec.build(CLASSIFICATION, NUM_CLASSES, (), seed=1)
+        return spec.build(text_classification(NUM_CLASSES).head, (), seed=1)
 
 
 CASES = (
@@ -75,7 +74,7 @@ def measure(case: Case) -> list[TransitionReport]:
     loader = BatchLoader.uncached(RandomText(), stack.hidden_shape, SEED)
     context = RankContext.create(torch.device("cpu"), PRECISIONS["float32"], TIMEOUT_S)
     reports = []
-    with ElasticRuntime(stack, objective(CLASSIFICATION, NUM_CLASSES), OPTIMIZER, context) as runtime:
+    with ElasticRuntime(stack, text_classification(NUM_CLASSES), OPTIMIZER, context) as runtime:
         gc.freeze()  # as a run does before its first step, so that transitions collect the rest quickly
         for _ in range(NUM_ROUNDS):
             for plan in case.plans():

@@ -1,4 +1,4 @@
-"""What a dataset hands to the trainer. Torch is imported only where tensors are made: configuration stays fast."""
+"""The interface of datasets. Torch is imported only where tensors are made, so that configuration stays fast."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from pipetransformer.data.tasks import Task, likeliest
+
 if TYPE_CHECKING:
     from torch import Tensor
 
-CLASSIFICATION, REGRESSION, QUESTION_ANSWERING = "classification", "regression", "question_answering"
+SPLIT_SEED = 0  # of draws that do not follow the run's seed: runs with other seeds see the same data
 
 
 @dataclass(frozen=True)
 class ImageFormat:
-    """What an image model wants: side length in pixels and channels (``None`` takes the data's own), normalisation."""
+    """Input of an image model: side length in pixels and channels (``None`` takes the data's own), normalisation."""
 
     size: int | None = None
     num_channels: int | None = None
@@ -28,7 +30,7 @@ class ImageFormat:
 
 @dataclass(frozen=True)
 class TextFormat:
-    """What a text model wants: its tokenizer and the longest sequence that its positions allow."""
+    """Input of a text model: its tokenizer, and the most tokens that its positions allow."""
 
     tokenizer: Any
     max_length: int
@@ -50,39 +52,42 @@ class Split(ABC):
 
     @abstractmethod
     def identity(self) -> str:
-        """A hex digest of all that decides what the model is given for the samples, in their order.
+        """Returns a hex digest of all that determines the model's inputs for the samples, in their order.
 
-        Two splits with the same identity give equal :meth:`inputs` and :meth:`context` for the same ids. Targets have
-        no part in it, nor has the split's name. It may read all of the data: call it once.
+        Two splits with the same identity give equal :meth:`inputs` in every epoch and equal :meth:`context` for the
+        same ids. Targets have no part in it, nor has the split's name. It may read all of the data: call it once.
         """
 
     @property
     def num_scored(self) -> int:
-        """How many things :meth:`score` counts; questions, where a question takes several samples."""
+        """The number of things that :meth:`score` counts; questions, where a question takes several samples."""
         return len(self)
 
-    def set_epoch(self, epoch: int) -> None:  # noqa: B027 - most splits look the same in every epoch
-        """Redraws random transforms: what a sample looks like depends on its id and the epoch alone."""
-
     @abstractmethod
-    def inputs(self, ids: Sequence[int], num_tokens: int | None) -> Tensor:
-        """Images (B, C, H, W) in float32, or token ids (B, num_tokens) padded to ``num_tokens``."""
+    def inputs(self, ids: Sequence[int], num_tokens: int | None, epoch: int = 0) -> Tensor:
+        """Returns images (B, C, H, W) in float32, or token ids (B, num_tokens) padded to ``num_tokens``.
+
+        A sample looks the same whatever its batch; only random transforms may depend on the epoch.
+        """
 
     def context(self, ids: Sequence[int], num_tokens: int | None) -> dict[str, Tensor]:
-        """What every layer may need besides the hidden state: ``attention_mask`` (B, T) of bool, ``token_type_ids``."""
+        """Returns what every layer may need besides the hidden state.
+
+        For texts that is ``attention_mask`` (B, T) of bool, and ``token_type_ids`` (B, T) where the tokenizer has them.
+        """
         return {}
 
     @abstractmethod
     def targets(self, ids: Sequence[int]) -> Tensor:
-        """Labels (B,) of int64, values (B,) of float32, or answers (B, 3) of int64 [start, end, number of tokens]."""
+        """Returns the targets of the task's loss, (B,) or (B, k) of any type whose numbers float64 holds exactly."""
 
     def predict(self, outputs: Tensor, ids: Sequence[int], num_tokens: int | None) -> Tensor:
-        """What :meth:`score` needs of the outputs (B, ...) for these samples: the likeliest class by default."""
-        return outputs.argmax(1)
+        """Maps the outputs (B, ...) for these samples to what :meth:`score` needs: by default the likeliest class."""
+        return likeliest(outputs)
 
     @abstractmethod
     def score(self, predictions: np.ndarray) -> dict[str, float]:
-        """Metrics, 1 is perfect, the main one first, from the predictions of all N samples in order.
+        """Computes metrics, 1 is perfect, the main one first, from the predictions of all N samples in order.
 
         Classes (N,), values (N,), or for question answering the best spans (N, k, 3) as [start, end, score].
         """
@@ -95,25 +100,24 @@ class Data:
     Attributes:
         train: The training split.
         evaluation: The splits to report on, the main one first.
-        task: One of the three task names above.
-        num_outputs: Classes, 1 for regression, 2 for question answering.
+        task: Objective of the training; the number of outputs and the names of classes are in its head.
         input_shape: (C, H, W) of an image, () for text.
-        random_transform: True when a training sample looks different each time it is read.
-        labels: Names of the classes where they are known.
+        random_transform: True when a training sample looks different in each epoch.
     """
 
     train: Split
     evaluation: tuple[Split, ...]
-    task: str
-    num_outputs: int
+    task: Task
     input_shape: tuple[int, ...] = ()
     random_transform: bool = False
-    labels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetSpec(ABC):
-    """What a user writes about a dataset; ``load`` does the work.
+    """A user's choice of a dataset, checked in three steps of growing cost.
+
+    :meth:`check` sees to the options while they are composed, :meth:`preflight` to the data in the launcher, before any
+    process starts; neither needs torch. :meth:`load` does the work in every process.
 
     Attributes:
         path: Local file or folder; ``None`` takes the built-in or hub data.
@@ -130,7 +134,7 @@ class DatasetSpec(ABC):
 
     @property
     def name(self) -> str:
-        """What reports call it: the file or folder, or what is known by a name."""
+        """The name in reports: that of the file or folder, or of the published data."""
         return Path(self.path or self._published).resolve().name
 
     @property
@@ -139,13 +143,30 @@ class DatasetSpec(ABC):
         return type(self).__name__.lower()
 
     def check(self) -> None:
-        """Raises ValueError for what can be seen to be wrong without loading torch (paths, ranges)."""
+        """Raises ValueError for options that are wrong: ranges, paths, files that are missing. It opens no file."""
         if self.path is not None and not Path(self.path).exists():
             raise ValueError(f"dataset.path={self.path} does not exist")
         for option in ("max_train_samples", "max_eval_samples"):
             limit = getattr(self, option)
             if limit is not None and limit < 1:
                 raise ValueError(f"dataset.{option}={limit} leaves no samples; give 1 or more, or null for all")
+
+    @abstractmethod
+    def preflight(self) -> int | None:
+        """Looks at the data once, without torch, after :meth:`check` has passed.
+
+        Local files are read and parsed; the hub is asked once, with a short time-out, whether it has the data.
+
+        Returns:
+            The number of training samples, ``None`` where only :meth:`load` can tell.
+
+        Raises:
+            ValueError: The data cannot be read or trained on, or the hub cannot be reached.
+        """
+
+    def _num_train(self, available: int) -> int:
+        """Returns the number of training samples in use."""
+        return available if self.max_train_samples is None else min(available, self.max_train_samples)
 
     @abstractmethod
     def load(self, wanted: ImageFormat | TextFormat) -> Data:
@@ -155,3 +176,10 @@ class DatasetSpec(ABC):
             ValueError: Nothing to train on, labels out of range, answers outside their context, images that do not
                 fit; the message says what was found and what to change.
         """
+
+
+def subsample(num_samples: int, at_most: int | None) -> np.ndarray:
+    """Draws ``at_most`` of the samples, ascending, by a fixed seed; a smaller draw lies within a larger one."""
+    if at_most is None or at_most >= num_samples:
+        return np.arange(num_samples)
+    return np.sort(np.random.default_rng(SPLIT_SEED).permutation(num_samples)[:at_most])

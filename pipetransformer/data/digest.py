@@ -1,4 +1,4 @@
-"""A digest of plain values and arrays, by which two splits tell whether they give a model the same."""
+"""Digest of plain values and arrays, equal for two splits that give a model the same inputs."""
 
 from hashlib import blake2b
 
@@ -8,10 +8,10 @@ Plain = str | int | float | None | tuple[int, ...]
 
 
 class Digest:
-    """Takes one value after the other; where one ends and the next begins is part of the digest.
+    """Digest of one value after the other; where one ends and the next begins is part of it.
 
     Args:
-        kind: What is digested, so that different things never look alike.
+        kind: Name of what is digested, so that different things never have one digest.
     """
 
     def __init__(self, kind: str) -> None:
@@ -32,5 +32,5 @@ class Digest:
         self._hash.update(kind + len(content).to_bytes(8, "little") + content)
 
     def hex(self) -> str:
-        """128 bits in hexadecimal digits."""
+        """Returns 128 bits in hexadecimal digits."""
         return self._hash.hexdigest()

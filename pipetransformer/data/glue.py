@@ -9,33 +9,24 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from pipetransformer.data.base import CLASSIFICATION, REGRESSION, Data, DatasetSpec, ImageFormat, TextFormat
-from pipetransformer.data.hub import load_hub
-from pipetransformer.data.metrics import compute
-from pipetransformer.data.subset import choose
-from pipetransformer.data.text import MIN_LENGTH, TextSplit, Tokens, encode
-from pipetransformer.data.tsv import Table, read_tsv
+from pipetransformer.data.base import Data, DatasetSpec, ImageFormat, TextFormat, subsample
+from pipetransformer.data.hub import find_on_hub, load_hub
+from pipetransformer.data.tables import Table, class_labels, number_labels, read_tsv, text_columns
+from pipetransformer.data.tasks import Task, regression, text_classification
+from pipetransformer.data.text import MIN_LENGTH, TextSplit, Tokens, check_tokens, encode
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 HUB_NAME = "nyu-mll/glue"
 PAIR = ("sentence1", "sentence2")
-LABEL_COLUMNS = (
-    "label",
-    "gold_label",
-    "is_duplicate",
-    "score",
-)  # the first is the hub's, the others the published files'
-NO_LABEL = ("-1", "")
 MAX_SIMILARITY = 5
-EVALUATION_FILES = (("test",), ("dev",), ("dev_matched", "dev_mismatched"))
 TSV_FOLDER = "a folder with train.tsv, dev.tsv and perhaps test.tsv, each with a header row"
 
 
 @dataclass(frozen=True)
 class GlueTask:
-    """What differs between the tasks.
+    """Columns, labels and metrics of one of the benchmark's tasks.
 
     Attributes:
         columns: Columns of the one or two texts on the hub.
@@ -48,6 +39,25 @@ class GlueTask:
     labels: tuple[str, ...]
     metrics: tuple[str, ...] = ("accuracy",)
     hub_splits: tuple[str, ...] = ("validation",)
+
+    @property
+    def task(self) -> Task:
+        """The objective: classes where the task has names for them, else a value."""
+        return text_classification(len(self.labels), self.labels, self.metrics) if self.labels else regression()
+
+    def read(self, table: Table) -> tuple[tuple[list[str], ...], np.ndarray]:
+        """Returns the one or two texts of each row, and the labels, (N,) of int64 or float64.
+
+        Published files name the columns of a pair otherwise than the hub does.
+
+        Raises:
+            ValueError: There are no rows, a column is missing, or some texts or labels are wrong.
+        """
+        if len(table) == 0:
+            raise ValueError(f"{table.name} has no texts; check dataset.path")
+        alternatives = [self.columns] + ([PAIR] if len(self.columns) == 2 else [])
+        labels = class_labels(table, self.labels) if self.labels else number_labels(table, MAX_SIMILARITY)
+        return text_columns(table, alternatives), labels
 
 
 TASKS = {
@@ -68,9 +78,9 @@ TASKS = {
 
 
 class GlueSplit(TextSplit):
-    """Texts with classes (int64) or values (float32)."""
+    """Texts with classes (int64) or values (float64), shape (N,)."""
 
-    def __init__(self, name: str, tokens: Tokens, labels: np.ndarray, task: GlueTask) -> None:
+    def __init__(self, name: str, tokens: Tokens, labels: np.ndarray, task: Task) -> None:
         super().__init__(name, tokens)
         self.labels = labels
         self.task = task
@@ -81,10 +91,10 @@ class GlueSplit(TextSplit):
         return torch.from_numpy(self.labels[np.asarray(ids)])
 
     def predict(self, outputs: Tensor, ids: Sequence[int], num_tokens: int | None) -> Tensor:
-        return super().predict(outputs, ids, num_tokens) if self.task.labels else outputs.squeeze(1)
+        return self.task.predict(outputs)
 
     def score(self, predictions: np.ndarray) -> dict[str, float]:
-        return compute(self.task.metrics, predictions, self.labels, len(self.task.labels))
+        return self.task.score(predictions, self.labels)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,19 +128,40 @@ class Glue(DatasetSpec):
             raise ValueError(f"dataset.max_length={self.max_length} is too short for a text; give {MIN_LENGTH} or more")
         if self.eval_split == "train":
             raise ValueError("dataset.eval_split=train would evaluate on the training data; name another split")
-        if self.path is not None and not (Path(self.path) / "train.tsv").is_file():
+        if self.path is not None:
+            self._check_files(Path(self.path))
+
+    def _check_files(self, folder: Path) -> None:
+        if not _file(folder, "train").is_file():
             raise ValueError(f"dataset.path={self.path} has no train.tsv; give {TSV_FOLDER}")
+        if not any(all(_file(folder, name).is_file() for name in names) for names in self._eval_files):
+            files = " or ".join(" and ".join(f"{name}.tsv" for name in names) for names in self._eval_files)
+            raise ValueError(f"dataset.path={self.path} has no {files} to evaluate on; give {TSV_FOLDER}")
+
+    @property
+    def _eval_files(self) -> tuple[tuple[str, ...], ...]:
+        """The tables to evaluate on, by falling preference."""
+        if self.eval_split is not None:
+            return ((self.eval_split,),)
+        names = (("test",), ("dev",))
+        return (*names, ("dev_matched", "dev_mismatched")) if self.task == "mnli" else names
+
+    def preflight(self) -> int | None:
+        if self.path is None:
+            find_on_hub(HUB_NAME, TSV_FOLDER)
+            return None
+        train, evaluation = self._local()
+        for table in (train, *evaluation.values()):
+            TASKS[self.task].read(table)
+        return self._num_train(len(train))
 
     def load(self, wanted: ImageFormat | TextFormat) -> Data:
         assert isinstance(wanted, TextFormat)
-        task = TASKS[self.task]
         train, evaluation = self._local() if self.path is not None else self._hub()
         return Data(
             train=self._split("train", train, wanted, self.max_train_samples),
             evaluation=tuple(self._split(*named, wanted, self.max_eval_samples) for named in evaluation.items()),
-            task=CLASSIFICATION if task.labels else REGRESSION,
-            num_outputs=len(task.labels) or 1,
-            labels=task.labels,
+            task=TASKS[self.task].task,
         )
 
     def _hub(self) -> tuple[Table, dict[str, Table]]:
@@ -139,77 +170,28 @@ class Glue(DatasetSpec):
 
     def _hub_table(self, split: str) -> Table:
         rows = load_hub(HUB_NAME, split, TSV_FOLDER, config=self.task)
-        return {column: rows[column][:] for column in rows.column_names}
+        return Table(f"split {split!r} of {HUB_NAME}", {column: rows[column][:] for column in rows.column_names})
 
     def _local(self) -> tuple[Table, dict[str, Table]]:
         assert self.path is not None
         folder = Path(self.path)
-        candidates = EVALUATION_FILES if self.eval_split is None else ((self.eval_split,),)
-        for names in candidates:
-            tables = {name: read_tsv(folder / f"{name}.tsv") for name in names if (folder / f"{name}.tsv").is_file()}
-            if len(tables) == len(names) and all(map(_has_labels, tables.values())):
-                return read_tsv(folder / "train.tsv"), tables
-        tried = ", ".join(f"{name}.tsv" for names in candidates for name in names)
+        for names in self._eval_files:
+            tables = {name: read_tsv(_file(folder, name)) for name in names if _file(folder, name).is_file()}
+            if len(tables) == len(names) and all(table.has_labels for table in tables.values()):
+                return read_tsv(_file(folder, "train")), tables
+        tried = ", ".join(f"{name}.tsv" for names in self._eval_files for name in names)
         raise ValueError(
             f"dataset.path={folder} has nothing with labels to evaluate on (tried {tried}); give {TSV_FOLDER}"
         )
 
     def _split(self, name: str, table: Table, wanted: TextFormat, at_most: int | None) -> GlueSplit:
-        task = TASKS[self.task]
-        labels = _labels(name, table, task)
-        chosen = choose(len(labels), at_most)
-        texts = tuple([str(table[column][row]) for row in chosen] for column in _text_columns(name, table, task))
-        tokens = encode(texts, wanted.tokenizer, min(self.max_length, wanted.max_length))
-        return GlueSplit(name, tokens, labels[chosen], task)
+        texts, labels = TASKS[self.task].read(table)
+        rows = subsample(len(labels), at_most)
+        chosen = tuple([column[row] for row in rows] for column in texts)
+        tokens = encode(chosen, wanted.tokenizer, min(self.max_length, wanted.max_length))
+        check_tokens(tokens, lambda sample: table.at(int(rows[sample])))
+        return GlueSplit(name, tokens, labels[rows], TASKS[self.task].task)
 
 
-def _label_column(table: Table) -> str | None:
-    return next((column for column in LABEL_COLUMNS if column in table), None)
-
-
-def _has_labels(table: Table) -> bool:
-    column = _label_column(table)
-    return column is not None and any(str(label) not in NO_LABEL for label in table[column])
-
-
-def _text_columns(name: str, table: Table, task: GlueTask) -> tuple[str, ...]:
-    """The hub's names, or those of the published files, which for MNLI are other ones."""
-    alternatives = [task.columns] + ([PAIR] if len(task.columns) == 2 else [])
-    columns = next((columns for columns in alternatives if {*columns} <= {*table}), None)
-    if columns is None:
-        wanted = " or ".join(" and ".join(columns) for columns in dict.fromkeys(alternatives))
-        raise ValueError(f"the {name} split has the columns {', '.join(table)}; the task needs {wanted}")
-    return columns
-
-
-def _labels(name: str, table: Table, task: GlueTask) -> np.ndarray:
-    """Classes (N,) of int64, or values (N,) of float32."""
-    column = _label_column(table)
-    if column is None:
-        raise ValueError(f"the {name} split has the columns {', '.join(table)}; name the one with the labels 'label'")
-    texts = [str(label) for label in table[column]]
-    if not task.labels:
-        return _values(name, texts)
-    known = {text: label for label, each in enumerate(task.labels) for text in (str(label), each)}
-    wrong = [(row, text) for row, text in enumerate(texts) if text not in known]
-    if wrong:
-        raise ValueError(
-            f"{len(wrong)} labels of the {name} split are wrong, the first is {wrong[0][1]!r} in row {wrong[0][0]}; "
-            f"give 0 to {len(task.labels) - 1} or {', '.join(task.labels)}"
-        )
-    return np.array([known[text] for text in texts], dtype=np.int64)
-
-
-def _values(name: str, texts: list[str]) -> np.ndarray:
-    """Similarities (N,) of float32."""
-    try:
-        values = np.array([float(text) for text in texts], dtype=np.float32)
-    except ValueError as error:
-        raise ValueError(f"the {name} split has a label that is not a number: {error}") from error
-    wrong = values[~((values >= 0) & (values <= MAX_SIMILARITY))]
-    if len(wrong):
-        raise ValueError(
-            f"{len(wrong)} labels of the {name} split lie outside 0..{MAX_SIMILARITY}, the first is {wrong[0]}; "
-            "correct them, or evaluate on a split with labels by dataset.eval_split="
-        )
-    return values
+def _file(folder: Path, split: str) -> Path:
+    return folder / f"{split}.tsv"

@@ -2,10 +2,35 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+
+TIMEOUT_S = 5.0
+
+
+def find_on_hub(name: str, local_format: str) -> None:
+    """Asks the hub once whether it has a dataset, unless it lies in a folder or in the cache of ``datasets``.
+
+    Args:
+        name: Hub name, ``owner/dataset``.
+        local_format: What ``dataset.path`` takes instead, for the message.
+
+    Raises:
+        ValueError: The hub does not have it, or does not answer within :data:`TIMEOUT_S` seconds.
+    """
+    if Path(name).exists() or any(_cache_folder().glob(f"{name.replace('/', '___')}/*")):
+        return
+    from huggingface_hub import HfApi
+
+    try:
+        HfApi().dataset_info(name, timeout=TIMEOUT_S)
+    except Exception as error:  # network, access rights, unknown name: the remedy is the same for all
+        raise ValueError(_unreachable(name, error, local_format)) from error
 
 
 def load_hub(name: str, split: str, local_format: str, config: str | None = None) -> Dataset:
@@ -25,14 +50,25 @@ def load_hub(name: str, split: str, local_format: str, config: str | None = None
     try:
         rows = load_dataset(name, config, split=split)
     except Exception as error:  # network, cache, access rights, unknown split: the remedy is the same for all
-        raise ValueError(
-            f"split {split!r} of {name} cannot be loaded from the hub ({error}); "
-            f"connect to it once, or give local data with dataset.path=: {local_format}"
-        ) from error
+        raise ValueError(_unreachable(f"split {split!r} of {name}", error, local_format)) from error
     assert isinstance(rows, Dataset)
     return rows
 
 
 def fingerprint(rows: Dataset) -> str:
-    """What the library names a dataset by: the revision on the hub, or the content of local data, and all changes."""
+    """Returns the library's name for the content: the revision on the hub, or local data, and all changes."""
     return rows._fingerprint
+
+
+def _unreachable(what: str, error: Exception, local_format: str) -> str:
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return (
+        f"{what} cannot be loaded from the hub ({reason}); connect to it once and set HF_HUB_OFFLINE=1 from then on, "
+        f"or give local data with dataset.path=: {local_format}"
+    )
+
+
+def _cache_folder() -> Path:
+    """Returns where ``datasets`` keeps what it has loaded, without the second that importing it takes."""
+    home = Path(os.environ.get("HF_HOME", Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface"))
+    return Path(os.environ.get("HF_DATASETS_CACHE", home / "datasets")).expanduser()

@@ -36,7 +36,7 @@ def read_idx(file: Path) -> np.ndarray:
 
 
 def find_files(folder: Path) -> list[Path]:
-    """The four files of :data:`FILES`, in that order.
+    """Finds the four files of :data:`FILES`, in that order.
 
     Raises:
         ValueError: Some are missing.
@@ -48,6 +48,6 @@ def find_files(folder: Path) -> list[Path]:
 
 
 def packaged_folder(package_files: Path = PACKAGE_FILES) -> Path | None:
-    """Where Debian's package dataset-fashion-mnist put its files; ``None`` when it is not installed."""
+    """Returns the folder of Debian's package dataset-fashion-mnist; ``None`` where it is not installed."""
     lines = package_files.read_text().splitlines() if package_files.is_file() else []
     return next((Path(line).parent for line in lines if Path(line).name.startswith(FILES[0])), None)

@@ -1,4 +1,4 @@
-"""Pictures as a model wants them: size, channels, normalisation."""
+"""ImageSource as a model wants them: size, channels, normalisation."""
 
 from __future__ import annotations
 
@@ -7,85 +7,82 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipetransformer.data.augment import AUGMENT_SEED, crop_and_flip
 from pipetransformer.data.base import ImageFormat, Split
 from pipetransformer.data.digest import Digest
-from pipetransformer.data.metrics import compute
-from pipetransformer.data.pictures import Pictures
+from pipetransformer.data.image_sources import ImageSource
+from pipetransformer.data.tasks import Task
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+AUGMENT_SEED = 0
 # Part of every split's identity. Change them with what inputs() computes, or features of the old pictures are reused.
 TRANSFORM = "shorter side resized bilinearly with antialiasing, middle cropped"
 AUGMENTATION = f"crop and flip with seed {AUGMENT_SEED}"
 
 
 class ImageSplit(Split):
-    """One split of labelled pictures.
+    """One split of labelled images.
 
     Args:
         name: Name of the split.
-        pictures: The pictures and their labels.
-        wanted: Size, channels and normalisation of the model.
-        num_classes: Labels are 0 to ``num_classes - 1``.
+        source: The images and their labels.
+        wanted: Size, channels and normalisation of the model. Without channels it takes those of the source.
+        task: The classification that the labels are for.
         augment: Crop and mirror at random, anew in each epoch.
 
+    Attributes:
+        input_shape: (C, H, W) of what :meth:`inputs` returns.
+
     Raises:
-        ValueError: No pictures, a label out of range, or channels that cannot be converted.
+        ValueError: No images, a label out of range, or channels that cannot be converted.
     """
 
-    def __init__(
-        self, name: str, pictures: Pictures, wanted: ImageFormat, num_classes: int, augment: bool = False
-    ) -> None:
-        if len(pictures) == 0:
+    def __init__(self, name: str, source: ImageSource, wanted: ImageFormat, task: Task, augment: bool = False) -> None:
+        if len(source) == 0:
             raise ValueError(f"the {name} split has no pictures; check dataset.path")
-        check_labels(name, pictures.labels, num_classes)
+        check_labels(name, source.labels, task.head.num_outputs)
         self.name = name
-        self.pictures = pictures
-        self.num_classes = num_classes
+        self.source = source
+        self.task = task
         self.augment = augment
-        self._epoch = 0
         self._size = wanted.size
-        self.input_shape = _input_shape(pictures.decode(np.array([0]))[0].shape, wanted)
+        self.input_shape = _input_shape(source, wanted)
         self._mean, self._std = (_per_channel(values, self.input_shape[0]) for values in (wanted.mean, wanted.std))
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.source)
 
     def identity(self) -> str:
         digest = Digest("images")
-        digest.add(self.pictures.identity(), TRANSFORM, self.input_shape, self._size)
+        digest.add(self.source.identity(), TRANSFORM, self.input_shape, self._size)
         digest.add(self._mean.numpy(), self._std.numpy())
-        digest.add(*(AUGMENTATION, self._epoch) if self.augment else (None, None))
+        digest.add(AUGMENTATION if self.augment else None)
         return digest.hex()
 
-    def set_epoch(self, epoch: int) -> None:
-        self._epoch = epoch
-
-    def inputs(self, ids: Sequence[int], num_tokens: int | None) -> Tensor:
+    def inputs(self, ids: Sequence[int], num_tokens: int | None, epoch: int = 0) -> Tensor:
         images = self._read(ids)  # (B, C, H, W) in [0, 1]
         if self.augment:
-            images = crop_and_flip(images, self._epoch, ids)
+            images = crop_and_flip(images, epoch, ids)
         return (images - self._mean) / self._std
 
     def targets(self, ids: Sequence[int]) -> Tensor:
         import torch
 
-        return torch.from_numpy(self.pictures.labels[np.asarray(ids)])
+        return torch.from_numpy(self.source.labels[np.asarray(ids)])
 
     def score(self, predictions: np.ndarray) -> dict[str, float]:
-        return compute(("accuracy",), predictions, self.pictures.labels, self.num_classes)
+        return self.task.score(predictions, self.source.labels)
 
     def _read(self, ids: Sequence[int]) -> Tensor:
         import torch
 
-        batches = _stacked(self.pictures.decode(np.asarray(ids)))
+        batches = _stacked(self.source.decode(np.asarray(ids)))
         images = [torch.from_numpy(batch).permute(0, 3, 1, 2).contiguous() for batch in batches]
         return torch.cat([self._convert(batch) for batch in images])
 
     def _convert(self, pixels: Tensor) -> Tensor:
-        """(B, C', H', W') of uint8 to (B, C, H, W) in [0, 1]."""
+        """Converts (B, C', H', W') of uint8 to (B, C, H, W) in [0, 1]."""
         num_channels, height, width = self.input_shape
         if self._size is None and pixels.shape[2:] != (height, width):
             raise ValueError(
@@ -100,7 +97,7 @@ class ImageSplit(Split):
 
 
 def _stacked(pictures: Sequence[np.ndarray] | np.ndarray) -> list[np.ndarray]:
-    """Arrays (B, H, W, C) of as many pictures as have the same shape."""
+    """Returns one array (B, H, W, C) where all images have the same shape, else one for each."""
     if isinstance(pictures, np.ndarray):
         return [pictures]
     same_shape = len({picture.shape for picture in pictures}) == 1
@@ -118,9 +115,9 @@ def check_labels(name: str, labels: np.ndarray, num_classes: int) -> None:
         )
 
 
-def _input_shape(picture_shape: tuple[int, ...], wanted: ImageFormat) -> tuple[int, int, int]:
-    height, width, num_channels = picture_shape
-    target = wanted.num_channels or num_channels
+def _input_shape(source: ImageSource, wanted: ImageFormat) -> tuple[int, int, int]:
+    height, width, num_channels = source.decode(np.array([0]))[0].shape
+    target = wanted.num_channels or source.num_channels
     if target != num_channels and {target, num_channels} != {1, 3}:
         raise ValueError(
             f"the pictures have {num_channels} channels and the model wants {target}; only 1 and 3 convert into each "
@@ -130,7 +127,7 @@ def _input_shape(picture_shape: tuple[int, ...], wanted: ImageFormat) -> tuple[i
 
 
 def _per_channel(values: tuple[float, ...], num_channels: int) -> Tensor:
-    """Shape (C, 1, 1); one value stands for all channels."""
+    """Returns (C, 1, 1); one value stands for all channels."""
     import torch
 
     if len(values) not in (1, num_channels):
@@ -151,3 +148,37 @@ def _fit(images: Tensor, size: int) -> Tensor:
         images = interpolate(images, target, mode="bilinear", align_corners=False, antialias=True)
     top, left = (images.shape[2] - size) // 2, (images.shape[3] - size) // 2
     return images[:, :, top : top + size, left : left + size]
+
+
+def crop_and_flip(images: Tensor, epoch: int, ids: Sequence[int]) -> Tensor:
+    """Shifts each image by up to an eighth of its side, filling with black, and mirrors every other one.
+
+    The draw depends on the epoch and the sample alone, never on the rank that makes it.
+
+    Args:
+        images: Shape (B, C, H, W), in [0, 1].
+        epoch: The epoch that the draw belongs to.
+        ids: Sample ids, length B.
+
+    Returns:
+        Shape (B, C, H, W).
+    """
+    import torch
+    from torch.nn.functional import pad
+
+    _, num_channels, height, width = images.shape
+    margin = max(1, min(height, width) // 8)
+    draws = torch.from_numpy(np.stack([_draw(epoch, sample, margin) for sample in ids]))  # (B, 3)
+    top, left, mirror = draws[:, :, None].unbind(1)  # each (B, 1)
+    rows = top + torch.arange(height)  # (B, H)
+    columns = left + torch.where(mirror == 1, torch.arange(width).flip(0), torch.arange(width))  # (B, W)
+    padded = pad(images, [margin] * 4)
+    batch = torch.arange(len(ids))[:, None, None, None]
+    channels = torch.arange(num_channels)[:, None, None]
+    return padded[batch, channels, rows[:, None, :, None], columns[:, None, None, :]]
+
+
+def _draw(epoch: int, sample: int, margin: int) -> np.ndarray:
+    """Draws offsets from the top and the left, each within 0..2 margin, and 1 to mirror."""
+    generator = np.random.default_rng([AUGMENT_SEED, epoch, int(sample)])
+    return generator.integers(0, [2 * margin + 1, 2 * margin + 1, 2])

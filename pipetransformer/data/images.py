@@ -1,34 +1,37 @@
-"""Image classification: what a user writes about built-in, local and hub pictures."""
+"""Image classification: specifications of built-in, local and hub images."""
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 
-from pipetransformer.data.base import CLASSIFICATION, Data, DatasetSpec, ImageFormat, TextFormat
+from pipetransformer.data.base import SPLIT_SEED, Data, DatasetSpec, ImageFormat, TextFormat, subsample
+from pipetransformer.data.hub import find_on_hub
 from pipetransformer.data.idx import IDX_FOLDER, find_files, packaged_folder, read_idx
-from pipetransformer.data.image_split import ImageSplit
-from pipetransformer.data.pictures import (
+from pipetransformer.data.image_sources import (
     IMAGE_FOLDER,
-    Pictures,
-    PictureSet,
+    ImageSource,
+    ImageSplits,
     folder_classes,
     from_arrays,
     from_folder,
     from_hub,
 )
-from pipetransformer.data.subset import choose, hold_out
+from pipetransformer.data.image_split import ImageSplit, check_labels
+from pipetransformer.data.tasks import image_classification
 
-DIGITS_TEST_FRACTION = 0.2
+NUM_DIGITS, DIGITS_TEST_FRACTION = 1797, 0.2
+MAX_CHECKED = 50_000  # files of a split that are looked at before the start; each takes 0.1 to 0.7 ms
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageDataset(DatasetSpec):
-    """Labelled pictures.
+    """Labelled images.
 
     Attributes:
         validation_fraction: Above 0, evaluate on this share of the training data, split off by class with a fixed
@@ -48,37 +51,58 @@ class ImageDataset(DatasetSpec):
             )
 
     @abstractmethod
-    def read(self) -> PictureSet:
-        """Finds the pictures, without converting any."""
+    def read(self) -> ImageSplits:
+        """Finds the images, without converting any."""
 
     def load(self, wanted: ImageFormat | TextFormat) -> Data:
         assert isinstance(wanted, ImageFormat)
-        source = self._hold_out(self.read())
-        num_classes = len(source.classes)
+        source = self.read()
+        check_classes(source.classes)
+        # decided once, over all images: splits and limits make no difference
+        num_channels = wanted.num_channels or max(source.train.num_channels, source.evaluation.num_channels)
+        wanted = replace(wanted, num_channels=num_channels)
+        source = self._hold_out(source)
+        task = image_classification(len(source.classes), source.classes)
         train = self._limit(source.train, self.max_train_samples)
         evaluation = self._limit(source.evaluation, self.max_eval_samples)
         splits = (
-            ImageSplit("train", train, wanted, num_classes, self.augment),
-            ImageSplit(source.evaluation_name, evaluation, wanted, num_classes),
+            ImageSplit("train", train, wanted, task, self.augment),
+            ImageSplit(source.evaluation_name, evaluation, wanted, task),
         )
-        return Data(
-            train=splits[0],
-            evaluation=splits[1:],
-            task=CLASSIFICATION,
-            num_outputs=num_classes,
-            input_shape=splits[0].input_shape,
-            random_transform=self.augment,
-            labels=source.classes,
-        )
+        return Data(splits[0], splits[1:], task, splits[0].input_shape, self.augment)
 
-    def _hold_out(self, source: PictureSet) -> PictureSet:
+    def _num_train(self, available: int) -> int:
+        return super()._num_train(available - math.ceil(self.validation_fraction * available))
+
+    def _check_splits(self, source: ImageSplits) -> int:
+        """Checks classes, labels and images that the run will read, and returns the number of training samples.
+
+        Of a split with more than :data:`MAX_CHECKED` images it checks a fixed draw of so many.
+        """
+        check_classes(source.classes)
+        train = subsample(len(source.train), None if self.validation_fraction else self.max_train_samples)
+        splits = {"train": source.train.take(train)}
+        if not self.validation_fraction:
+            evaluation = subsample(len(source.evaluation), self.max_eval_samples)
+            splits[source.evaluation_name] = source.evaluation.take(evaluation)
+        errors = []
+        for name, split in splits.items():
+            if len(split) == 0:
+                raise ValueError(f"the {name} split has no pictures; check dataset.path")
+            check_labels(name, split.labels, len(source.classes))
+            errors += split.take(subsample(len(split), MAX_CHECKED)).errors()
+        if errors:
+            raise ValueError(errors[0] + (f"; {len(errors) - 1} more cannot be read" if len(errors) > 1 else ""))
+        return self._num_train(len(source.train))
+
+    def _hold_out(self, source: ImageSplits) -> ImageSplits:
         if self.validation_fraction == 0:
             return source
         kept, held_out = hold_out(source.train.labels, self.validation_fraction, "dataset.validation_fraction")
-        return PictureSet(source.train.take(kept), source.train.take(held_out), "validation", source.classes)
+        return ImageSplits(source.train.take(kept), source.train.take(held_out), "validation", source.classes)
 
-    def _limit(self, pictures: Pictures, at_most: int | None) -> Pictures:
-        return pictures.take(choose(len(pictures), at_most))
+    def _limit(self, source: ImageSource, at_most: int | None) -> ImageSource:
+        return source.take(subsample(len(source), at_most))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,19 +116,23 @@ class Digits(ImageDataset):
         if self.path is not None:
             raise ValueError(f"dataset.path={self.path} has no effect: digits are built in; set dataset.path=null")
 
-    def read(self) -> PictureSet:
+    def preflight(self) -> int | None:
+        return self._num_train(NUM_DIGITS - math.ceil(DIGITS_TEST_FRACTION * NUM_DIGITS))
+
+    def read(self) -> ImageSplits:
         from sklearn.datasets import load_digits
 
         images, labels = map(np.asarray, load_digits(return_X_y=True))
+        assert len(images) == NUM_DIGITS
         grey = np.round(images * (255 / 16)).astype(np.uint8)  # the values are 0 to 16
         pictures = from_arrays(grey.reshape(-1, 8, 8), labels)
         train, test = hold_out(pictures.labels, DIGITS_TEST_FRACTION, "the test share")
-        return PictureSet(pictures.take(train), pictures.take(test), "test", _numbers(10))
+        return ImageSplits(pictures.take(train), pictures.take(test), "test", _numbers(10))
 
 
 @dataclass(frozen=True, kw_only=True)
 class IdxImages(ImageDataset):
-    """Grey pictures in MNIST's four IDX files; without a path Fashion-MNIST.
+    """Grey images in MNIST's four IDX files; without a path Fashion-MNIST.
 
     Fashion-MNIST comes from Debian's package dataset-fashion-mnist where that is installed, else from the hub.
 
@@ -122,22 +150,29 @@ class IdxImages(ImageDataset):
 
     def check(self) -> None:
         super().check()
+        check_classes(_numbers(self.num_classes))
         if self.path is not None:
             find_files(Path(self.path))
 
-    def read(self) -> PictureSet:
+    def preflight(self) -> int | None:
+        if self.path is None and packaged_folder() is None:
+            find_on_hub(self.hub_name, IDX_FOLDER)
+            return None
+        return self._check_splits(self.read())
+
+    def read(self) -> ImageSplits:
         folder = Path(self.path) if self.path is not None else packaged_folder()
         if folder is None:
             source = from_hub(self.hub_name, "train", "test", ("image", "label"), IDX_FOLDER)
-            return PictureSet(source.train.in_memory(), source.evaluation.in_memory(), "test", source.classes)
+            return ImageSplits(source.train.in_memory(), source.evaluation.in_memory(), "test", source.classes)
         images, labels, test_images, test_labels = map(read_idx, find_files(folder))
         train, test = _idx_pictures(folder, images, labels), _idx_pictures(folder, test_images, test_labels)
-        return PictureSet(train, test, "test", _numbers(self.num_classes))
+        return ImageSplits(train, test, "test", _numbers(self.num_classes))
 
 
 @dataclass(frozen=True, kw_only=True)
 class HubImages(ImageDataset):
-    """Natural pictures from the hub, or from an image folder.
+    """Natural images from the hub, or from an image folder.
 
     Attributes:
         hub_name: Name on the hub; ``None`` when the data is always local.
@@ -162,21 +197,28 @@ class HubImages(ImageDataset):
         if self.path is None and self.hub_name is None:
             raise ValueError(f"dataset.path= is missing; give {IMAGE_FOLDER}")
         if self.path is not None:
-            folder_classes(Path(self.path))
+            check_classes(folder_classes(Path(self.path))[1])
 
-    def read(self) -> PictureSet:
+    def preflight(self) -> int | None:
+        if self.path is None:
+            assert self.hub_name is not None
+            find_on_hub(self.hub_name, IMAGE_FOLDER)
+            return None
+        return self._check_splits(self.read())
+
+    def read(self) -> ImageSplits:
         if self.path is not None:
             return from_folder(Path(self.path))
         assert self.hub_name is not None
         columns = (self.image_column, self.label_column)
         return from_hub(self.hub_name, "train", self.eval_split, columns, IMAGE_FOLDER)
 
-    def _limit(self, pictures: Pictures, at_most: int | None) -> Pictures:
-        limited = super()._limit(pictures, at_most)
+    def _limit(self, source: ImageSource, at_most: int | None) -> ImageSource:
+        limited = super()._limit(source, at_most)
         return limited.in_memory() if self.in_memory else limited
 
 
-def _idx_pictures(folder: Path, images: np.ndarray, labels: np.ndarray) -> Pictures:
+def _idx_pictures(folder: Path, images: np.ndarray, labels: np.ndarray) -> ImageSource:
     if images.ndim != 3 or labels.shape != images.shape[:1]:
         raise ValueError(f"in {folder}, images of shape {images.shape} do not go with labels of shape {labels.shape}")
     return from_arrays(images, labels)
@@ -184,3 +226,38 @@ def _idx_pictures(folder: Path, images: np.ndarray, labels: np.ndarray) -> Pictu
 
 def _numbers(num_classes: int) -> tuple[str, ...]:
     return tuple(str(number) for number in range(num_classes))
+
+
+def check_classes(classes: tuple[str, ...]) -> None:
+    """Raises ValueError where there is nothing to tell apart."""
+    if len(classes) < 2:
+        found = f"one class, {classes[0]}" if classes else "no class"
+        raise ValueError(
+            f"the data has {found}, and classification needs 2 or more; give a folder for each class below train/, or "
+            "for data in IDX files dataset.num_classes="
+        )
+
+
+def hold_out(labels: np.ndarray, fraction: float, option: str) -> tuple[np.ndarray, np.ndarray]:
+    """Splits off a stratified share.
+
+    Args:
+        labels: Class of each sample, shape (N,).
+        fraction: Share of the samples to hold out, between 0 and 1.
+        option: What the user would change, for the message.
+
+    Returns:
+        Ids that stay and ids held out, each ascending.
+
+    Raises:
+        ValueError: The share leaves some class without a sample on either side.
+    """
+    from sklearn.model_selection import train_test_split
+
+    try:
+        kept, held_out = train_test_split(
+            np.arange(len(labels)), test_size=fraction, stratify=labels, random_state=SPLIT_SEED
+        )
+    except ValueError as error:
+        raise ValueError(f"{option}={fraction} cannot be split off {len(labels)} samples by class: {error}") from error
+    return np.sort(kept), np.sort(held_out)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from pipetransformer.data.base import QUESTION_ANSWERING, Data, DatasetSpec, ImageFormat, TextFormat
-from pipetransformer.data.hub import load_hub
-from pipetransformer.data.squad_file import SQUAD_FILES, Question, from_rows, read_articles
+from pipetransformer.data.base import Data, DatasetSpec, ImageFormat, TextFormat, subsample
+from pipetransformer.data.hub import find_on_hub, load_hub
 from pipetransformer.data.squad_split import SquadSplit
-from pipetransformer.data.subset import choose
-from pipetransformer.data.text import MIN_LENGTH
-from pipetransformer.data.windows import cut
+from pipetransformer.data.squad_windows import Question, tokenize_windows
+from pipetransformer.data.tasks import question_answering
+from pipetransformer.data.text import MIN_LENGTH, check_tokens
 
+SQUAD_FILES = "a SQuAD-format JSON file, or a folder with one train*.json and one dev*.json"
 FILE_PATTERNS = ("train*.json", "dev*.json")
 
 
@@ -56,20 +58,33 @@ class Squad(DatasetSpec):
             for pattern in FILE_PATTERNS:
                 self._file(pattern)
 
+    @property
+    def _hub_name(self) -> str:
+        return "rajpurkar/squad_v2" if self.version_2 else "rajpurkar/squad"
+
+    def preflight(self) -> int | None:
+        if self.path is None:
+            find_on_hub(self._hub_name, SQUAD_FILES)
+            return None
+        train, name, evaluation = self._questions()
+        for split, questions in (("train", train), (name, evaluation)):
+            self._check_questions(split, questions)
+        return None  # a long context becomes several samples
+
     def load(self, wanted: ImageFormat | TextFormat) -> Data:
         assert isinstance(wanted, TextFormat)
         train, name, evaluation = self._questions()
         return Data(
             train=self._split("train", train, wanted, self.max_train_samples),
             evaluation=(self._split(name, evaluation, wanted, self.max_eval_samples),),
-            task=QUESTION_ANSWERING,
-            num_outputs=2,
+            task=question_answering(),
         )
 
     def _questions(self) -> tuple[list[Question], str, list[Question]]:
         if self.path is None:
-            hub_name = "rajpurkar/squad_v2" if self.version_2 else "rajpurkar/squad"
-            train, evaluation = (from_rows(load_hub(hub_name, name, SQUAD_FILES)) for name in ("train", "validation"))
+            train, evaluation = (
+                from_rows(load_hub(self._hub_name, name, SQUAD_FILES)) for name in ("train", "validation")
+            )
             return train, "validation", evaluation
         if Path(self.path).is_dir():
             train, evaluation = (_flat(read_articles(self._file(name))) for name in FILE_PATTERNS)
@@ -84,7 +99,7 @@ class Squad(DatasetSpec):
             raise ValueError(f"dataset.path={self.path} has {len(found)} files {pattern}; give {SQUAD_FILES}")
         return found[0]
 
-    def _split(self, name: str, questions: list[Question], wanted: TextFormat, at_most: int | None) -> SquadSplit:
+    def _check_questions(self, name: str, questions: list[Question]) -> None:
         if not questions:
             raise ValueError(f"the {name} split has no questions; check dataset.path and dataset.eval_fraction")
         unanswerable = [question.id for question in questions if not question.answers]
@@ -93,10 +108,72 @@ class Squad(DatasetSpec):
                 f"{len(unanswerable)} questions of the {name} split have no answer, the first is {unanswerable[0]}; "
                 "set dataset.version_2=true"
             )
-        chosen = [questions[row] for row in choose(len(questions), at_most)]
-        windows = cut(chosen, wanted.tokenizer, min(self.max_length, wanted.max_length), self.stride)
+
+    def _split(self, name: str, questions: list[Question], wanted: TextFormat, at_most: int | None) -> SquadSplit:
+        self._check_questions(name, questions)
+        chosen = [questions[row] for row in subsample(len(questions), at_most)]
+        windows = tokenize_windows(chosen, wanted.tokenizer, min(self.max_length, wanted.max_length), self.stride)
+        check_tokens(windows.tokens, lambda window: f"question {chosen[windows.questions[window]].id}")
         return SquadSplit(name, chosen, windows, self.max_answer_length, self.version_2)
 
 
 def _flat(articles: list[list[Question]]) -> list[Question]:
     return [question for article in articles for question in article]
+
+
+def read_articles(file: Path) -> list[list[Question]]:
+    """Reads the questions of each article.
+
+    Raises:
+        ValueError: The file is not in SQuAD format, or an answer is not in its context.
+    """
+    try:
+        articles = [list(_questions(article)) for article in json.loads(file.read_text(encoding="utf-8"))["data"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{file} is not in SQuAD format ({type(error).__name__}: {error})") from error
+    check_answers(question for article in articles for question in article)
+    return articles
+
+
+def from_rows(rows: Iterable[Any]) -> list[Question]:
+    """Returns the questions of the hub's rows."""
+    questions = [
+        Question(
+            row["id"],
+            row["question"],
+            row["context"],
+            tuple(row["answers"]["text"]),
+            tuple(row["answers"]["answer_start"]),
+        )
+        for row in rows
+    ]
+    check_answers(questions)
+    return questions
+
+
+def check_answers(questions: Iterable[Question]) -> None:
+    """Raises ValueError when an answer does not stand in its context where it is said to."""
+    wrong = [
+        question.id
+        for question in questions
+        for answer, start in zip(question.answers, question.starts, strict=True)
+        if start < 0 or question.context[start : start + len(answer)] != answer
+    ]
+    if wrong:
+        raise ValueError(
+            f"{len(wrong)} answers do not stand in their context at answer_start, the first is of question {wrong[0]}; "
+            "correct answer_start (characters from 0) or the text"
+        )
+
+
+def _questions(article: dict[str, Any]) -> Iterator[Question]:
+    for paragraph in article["paragraphs"]:
+        for question in paragraph["qas"]:
+            answers = question["answers"]  # none where the question is impossible
+            yield Question(
+                str(question["id"]),
+                question["question"],
+                paragraph["context"],
+                tuple(answer["text"] for answer in answers),
+                tuple(answer["answer_start"] for answer in answers),
+            )

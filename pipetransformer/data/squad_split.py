@@ -1,4 +1,4 @@
-"""Windows over contexts as a split, and the answers that predictions for them stand for."""
+"""Windows over contexts as a split, and the answers that its predictions stand for."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipetransformer.data.spans import NULL_POSITION, best_spans
-from pipetransformer.data.squad_file import Question
+from pipetransformer.data.squad_windows import NULL_POSITION, Question, Windows, answer_tokens
+from pipetransformer.data.tasks import question_answering
 from pipetransformer.data.text import TextSplit
-from pipetransformer.data.windows import Windows, answer_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,6 +31,7 @@ class SquadSplit(TextSplit):
         super().__init__(name, windows.tokens)
         self.questions = questions
         self.max_answer_length = max_answer_length
+        self.task = question_answering()
         self._windows = windows
         self._version_2 = version_2
         gold = [self._gold(row) for row in range(len(self))]
@@ -48,7 +48,7 @@ class SquadSplit(TextSplit):
         return torch.from_numpy(self._targets[np.asarray(ids)])
 
     def answer_mask(self, ids: Sequence[int], num_tokens: int | None) -> Tensor:
-        """Tokens that may start or end an answer: the context's and CLS, shape (B, T) of bool."""
+        """Marks the tokens that may start or end an answer: the context's and CLS, (B, T) of bool."""
         import torch
 
         rows = np.asarray(ids)
@@ -57,24 +57,16 @@ class SquadSplit(TextSplit):
         return torch.from_numpy((columns == NULL_POSITION) | ((columns >= first) & (columns <= last)))
 
     def predict(self, outputs: Tensor, ids: Sequence[int], num_tokens: int | None) -> Tensor:
-        """The best spans of each window, shape (B, NUM_SPANS, 3), from logits (B, T, 2)."""
+        """Returns the best spans of each window, shape (B, NUM_SPANS, 3), from logits (B, T, 2)."""
         allowed = self.answer_mask(ids, num_tokens).to(outputs.device)
         return best_spans(outputs, allowed, self.max_answer_length, NUM_SPANS)
 
     def score(self, predictions: np.ndarray) -> dict[str, float]:
-        from torchmetrics.functional.text import squad
-
-        answers = self.answers(predictions)
-        # Numbered here, because files may use an id twice. No right answer at all counts as the empty text.
-        targets = [
-            {"id": str(row), "answers": {"text": list(question.answers) or [""], "answer_start": list(question.starts)}}
-            for row, question in enumerate(self.questions)
-        ]
-        percent = squad([{"id": str(row), "prediction_text": text} for row, text in enumerate(answers)], targets)
-        return {name: float(percent[name]) / 100 for name in ("f1", "exact_match")}
+        right = [question.answers for question in self.questions]
+        return self.task.score(self.answers(predictions), right)
 
     def answers(self, predictions: np.ndarray) -> list[str]:
-        """The text that answers each question, best over its windows; empty for none.
+        """Returns the text that answers each question, best over its windows; empty for none.
 
         With version 2 the empty answer wins when the null span scores higher in *every* window than the best span in
         any, as in the official script at threshold 0. A null span that is not among a window's predictions scored
@@ -99,13 +91,13 @@ class SquadSplit(TextSplit):
         return texts
 
     def _is_answer(self, spans: np.ndarray) -> np.ndarray:
-        """Which spans (N, k, 2) lie in the context and are neither reversed nor too long, shape (N, k)."""
+        """Marks the spans (N, k, 2) that lie in the context and are neither reversed nor too long, shape (N, k)."""
         first, last = self._windows.contexts.T[:, :, None]  # each (N, 1)
         start, end = spans[..., 0], spans[..., 1]
         return (first <= start) & (start <= end) & (end <= last) & (end - start < self.max_answer_length)
 
     def _rows_of_questions(self) -> list[np.ndarray]:
-        """The windows of each question; they stand next to each other."""
+        """Returns the windows of each question, which are neighbours."""
         changes = np.flatnonzero(np.diff(self._windows.questions)) + 1
         return np.split(np.arange(len(self)), changes)
 
@@ -115,7 +107,7 @@ class SquadSplit(TextSplit):
         return context[offsets[start, 0] : offsets[end, 1]]
 
     def _gold(self, row: int) -> tuple[int, int]:
-        """Tokens of the first right answer."""
+        """Returns the first and last token of the first right answer."""
         question = self.questions[self._windows.questions[row]]
         if not question.answers:
             return NULL_POSITION, NULL_POSITION
@@ -124,3 +116,34 @@ class SquadSplit(TextSplit):
         return answer_tokens(
             self._windows.offsets[row], self._windows.contexts[row], start, start + len(answer.strip())
         )
+
+
+def best_spans(logits: Tensor, allowed: Tensor, max_answer_length: int, k: int) -> Tensor:
+    """Returns the ``k`` best spans by the sum of their start and end logit.
+
+    A span runs forward over at most ``max_answer_length`` tokens. The CLS token pairs only with itself.
+
+    Args:
+        logits: Start and end logit of each token, shape (B, T, 2).
+        allowed: Tokens that may start or end an answer, shape (B, T) of bool.
+        max_answer_length: Tokens of an answer at most.
+        k: Spans to return; at least 2, so that a real answer always stands beside the null answer.
+
+    Returns:
+        Shape (B, k, 3), float32 or wider: [start, end, score], best first; score -inf where there are fewer than ``k``.
+    """
+    import torch
+    from torch.nn.functional import pad
+
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    starts, ends = wide.masked_fill(~allowed[..., None], -torch.inf).unbind(-1)  # each (B, T)
+    num_tokens = starts.shape[1]
+    length = min(max_answer_length, num_tokens)
+    # windows[b, s, d] is the logit of ending at token s + d
+    windows = pad(ends, (0, length - 1), value=-torch.inf).unfold(1, length, 1)
+    scores = starts[:, :, None] + windows  # (B, T, length)
+    scores[:, NULL_POSITION, 1:] = -torch.inf
+    flat = pad(scores.flatten(1), (0, max(0, k - num_tokens * length)), value=-torch.inf)
+    score, index = flat.topk(k, dim=1)
+    start = index // length
+    return torch.stack([start.to(score), (start + index % length).to(score), score], dim=-1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +47,7 @@ class Ragged:
         return np.diff(self.starts)
 
     def padded(self, rows: np.ndarray, width: int, fill: int) -> np.ndarray:
-        """The rows (B,) of a flat array of numbers, filled up at the end to (B, width)."""
+        """Returns the rows (B,) of a flat array of numbers, filled up at the end to (B, width)."""
         assert self.lengths[rows].max(initial=0) <= width, (self.lengths[rows].max(), width)
         columns = np.arange(width)
         inside = columns < self.lengths[rows][:, None]
@@ -61,7 +61,7 @@ class Tokens:
 
     Attributes:
         ids: Token ids, special tokens included.
-        type_ids: Which of the two texts each token belongs to; ``None`` for tokenizers that do not tell.
+        type_ids: For each token 0 or 1 for the text that it belongs to; ``None`` for tokenizers without.
         pad_id: The id that fills up short sequences.
     """
 
@@ -71,7 +71,7 @@ class Tokens:
 
 
 class TextSplit(Split):
-    """One split of token sequences, padded as far as asked for."""
+    """One split of token sequences, padded as far as each call asks."""
 
     def __init__(self, name: str, tokens: Tokens) -> None:
         if len(tokens.ids) == 0:
@@ -90,7 +90,7 @@ class TextSplit(Split):
         digest.add(self.tokens.pad_id)
         return digest.hex()
 
-    def inputs(self, ids: Sequence[int], num_tokens: int | None) -> Tensor:
+    def inputs(self, ids: Sequence[int], num_tokens: int | None, epoch: int = 0) -> Tensor:
         import torch
 
         rows = np.asarray(ids)
@@ -109,7 +109,7 @@ class TextSplit(Split):
         return context
 
     def width(self, rows: np.ndarray, num_tokens: int | None) -> int:
-        """``num_tokens``, or as many as the longest of the rows has."""
+        """Returns ``num_tokens``, or the length of the longest of the rows."""
         return int(self.tokens.ids.lengths[rows].max()) if num_tokens is None else num_tokens
 
 
@@ -140,3 +140,18 @@ def encode(texts: tuple[list[str], ...], tokenizer: Any, max_length: int) -> Tok
         ids += encoded["input_ids"]
         type_ids += encoded.get("token_type_ids", [])
     return Tokens(Ragged.of(ids), Ragged.of(type_ids) if type_ids else None, tokenizer.pad_token_id)
+
+
+def check_tokens(tokens: Tokens, name: Callable[[int], str]) -> None:
+    """Raises ValueError where a sample has no tokens; a tokenizer without special tokens makes none of an empty text.
+
+    Args:
+        tokens: The samples.
+        name: Maps the index of a sample to its name in messages.
+    """
+    empty = np.flatnonzero(tokens.ids.lengths == 0)
+    if len(empty):
+        raise ValueError(
+            f"{len(empty)} texts have no tokens, the first is {name(int(empty[0]))}; remove them, or choose a "
+            "model.name whose tokenizer adds special tokens"
+        )

@@ -13,6 +13,24 @@ if TYPE_CHECKING:
     from pipetransformer.models.stack import LayerStack
 
 
+@dataclass(frozen=True)
+class Head:
+    """The last layer that a task asks for.
+
+    Attributes:
+        kind: ``sequence`` returns (B, num_outputs) from a text, ``token`` and ``span`` (B, T, num_outputs), ``image``
+            (B, num_outputs) from an image.
+        num_outputs: Classes; 1 for a value, 2 for the start and end of a span.
+        labels: Name of each class where they are known.
+        problem_type: The word of transformers' configurations for the loss; ``None`` where there is none.
+    """
+
+    kind: str
+    num_outputs: int
+    labels: tuple[str, ...] = ()
+    problem_type: str | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec(ABC):
     """A model family's adapter: one file, one YAML, one row in the contract test.
@@ -36,7 +54,7 @@ class ModelSpec(ABC):
         """Keyword arguments of the data format that the model wants (``ImageFormat`` or ``TextFormat``)."""
 
     @abstractmethod
-    def outline(self, task: str, num_outputs: int, input_shape: tuple[int, ...], seed: int) -> LayerStack:
+    def outline(self, head: Head, input_shape: tuple[int, ...], seed: int) -> LayerStack:
         """The model as a flat stack, embedding first and head last, whose layers get their weights when asked for.
 
         A layer's initial weights depend on the seed alone, not on which layers a process loads or in which order.
@@ -45,9 +63,9 @@ class ModelSpec(ABC):
             ValueError: The model is not there, or the data does not fit it.
         """
 
-    def build(self, task: str, num_outputs: int, input_shape: tuple[int, ...], seed: int) -> LayerStack:
+    def build(self, head: Head, input_shape: tuple[int, ...], seed: int) -> LayerStack:
         """The outline with all weights, in host memory."""
-        stack = self.outline(task, num_outputs, input_shape, seed)
+        stack = self.outline(head, input_shape, seed)
         for index in range(len(stack)):
             stack.load(index)
         return stack

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from pipetransformer.models.base import ModelSpec
+from pipetransformer.models.base import Head, ModelSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 
     from pipetransformer.models.stack import LayerStack
 
+HEADS = {
+    "sequence": "AutoModelForSequenceClassification",
+    "token": "AutoModelForTokenClassification",
+    "span": "AutoModelForQuestionAnswering",
+}
 _REMEDY = "Without network give model.name=<folder> with config.json, weights and tokenizer"
 
 
@@ -41,7 +46,7 @@ class HuggingFaceModel(ModelSpec):
         """Keyword arguments of ``TextFormat``."""
         return {"tokenizer": self._tokenizer(), "max_length": self._num_positions()}
 
-    def outline(self, task: str, num_outputs: int, input_shape: tuple[int, ...], seed: int) -> LayerStack:
+    def outline(self, head: Head, input_shape: tuple[int, ...], seed: int) -> LayerStack:
         from pipetransformer.models.huggingface_layers import check_same_outputs, cut
         from pipetransformer.models.huggingface_weights import Drawn
         from pipetransformer.models.stack import seeded
@@ -49,12 +54,12 @@ class HuggingFaceModel(ModelSpec):
         self.check()
         if input_shape:
             raise ValueError(f"model.name={self.name} reads text, the dataset has images {input_shape}; choose a ViT")
-        model = self._outline(task, num_outputs)
+        model = self._outline(head)
         stack = cut(model)
         with seeded(seed):
             check_same_outputs(model)
             if self.pretrained:
-                return self._published(stack, task, seed)
+                return self._published(stack, head.kind, seed)
         stack.source = Drawn(model, stack, seed)
         return stack
 
@@ -71,27 +76,31 @@ class HuggingFaceModel(ModelSpec):
         model.save_pretrained(folder)
         self._tokenizer().save_pretrained(folder)
 
-    def _outline(self, task: str, num_outputs: int) -> PreTrainedModel:
+    def _outline(self, head: Head) -> PreTrainedModel:
         """The task model without storage."""
         import torch
-        from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification
+        import transformers
 
         from pipetransformer.models.huggingface_weights import WANTED
 
-        family = AutoModelForQuestionAnswering if task == "question_answering" else AutoModelForSequenceClassification
+        if head.kind not in HEADS:
+            raise ValueError(
+                f"model.name={self.name} has no head for a task of kind {head.kind}; it has {', '.join(HEADS)}"
+            )
+        family = getattr(transformers, HEADS[head.kind])
         _quiet()
         config = self._config()
-        config.num_labels = num_outputs
-        with self._explained(task), torch.device("meta"):
+        config.num_labels = head.num_outputs
+        with self._explained(head.kind), torch.device("meta"):
             return family.from_config(config, **WANTED)
 
-    def _published(self, stack: LayerStack, task: str, seed: int) -> LayerStack:
+    def _published(self, stack: LayerStack, kind: str, seed: int) -> LayerStack:
         """The stack with the published weights as its source, or whole where they cannot be read layer by layer."""
         from pipetransformer.models.huggingface_layers import cut
         from pipetransformer.models.huggingface_weights import WANTED, Published, find_checkpoint, load_tags
 
         model_class, config = stack.config
-        with self._explained(task):
+        with self._explained(kind):
             checkpoint = find_checkpoint(self.name)
         if checkpoint is not None:
             model, report = load_tags(model_class, config, checkpoint.tags())
@@ -100,7 +109,7 @@ class HuggingFaceModel(ModelSpec):
             if model.state_dict().keys() <= keys.keys() | _lacking(report):
                 stack.source = Published(stack, checkpoint, keys, seed)
                 return stack
-        with self._explained(task):
+        with self._explained(kind):
             model, report = model_class.from_pretrained(
                 self.name, config=config, ignore_mismatched_sizes=True, output_loading_info=True, **WANTED
             )
@@ -114,7 +123,7 @@ class HuggingFaceModel(ModelSpec):
         return cut(model)
 
     @contextmanager
-    def _explained(self, task: str) -> Iterator[None]:
+    def _explained(self, kind: str) -> Iterator[None]:
         from safetensors import SafetensorError
 
         from pipetransformer.models.huggingface_layers import SUPPORTED
@@ -123,8 +132,8 @@ class HuggingFaceModel(ModelSpec):
             yield
         except (OSError, ValueError, SafetensorError) as error:
             raise ValueError(
-                f"transformers could not load model.name={self.name} for {task}: {_first_line(error)} Supported are "
-                f"{SUPPORTED}. {_REMEDY}, or model.pretrained=false to draw the weights"
+                f"transformers could not load model.name={self.name} with a {kind} head: {_first_line(error)} "
+                f"Supported are {SUPPORTED}. {_REMEDY}, or model.pretrained=false to draw the weights"
             ) from error
 
     def _check_complete(self, model: PreTrainedModel, report: dict[str, Any]) -> None:

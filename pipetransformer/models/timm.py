@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pipetransformer.models.base import ModelSpec
+from pipetransformer.models.base import Head, ModelSpec
 
 if TYPE_CHECKING:
     from timm.models.vision_transformer import VisionTransformer
@@ -74,13 +74,13 @@ class TimmModel(ModelSpec):
             "std": _per_channel(published["std"], wanted),
         }
 
-    def outline(self, task: str, num_outputs: int, input_shape: tuple[int, ...], seed: int) -> LayerStack:
+    def outline(self, head: Head, input_shape: tuple[int, ...], seed: int) -> LayerStack:
         from pipetransformer.models.timm_weights import Drawn
 
         self.check()
-        self._check_data(task, input_shape)
+        self._check_data(head, input_shape)
         num_channels, size, _ = input_shape
-        arguments = {"num_classes": num_outputs, "in_chans": num_channels, "img_size": size}
+        arguments = {"num_classes": head.num_outputs, "in_chans": num_channels, "img_size": size}
         create = partial(self._create, **arguments)
         model = create(pretrained=False, device="meta")
         stack = _cut(model, arguments)
@@ -135,9 +135,11 @@ class TimmModel(ModelSpec):
         )
         return whole
 
-    def _check_data(self, task: str, input_shape: tuple[int, ...]) -> None:
-        if task != "classification":
-            raise ValueError(f"a timm model classifies images, the dataset asks for {task}; choose a text model")
+    def _check_data(self, head: Head, input_shape: tuple[int, ...]) -> None:
+        if head.kind != "image":
+            raise ValueError(
+                f"a timm model has an image head, the dataset asks for a {head.kind} head; choose a text model"
+            )
         num_channels, height, width = input_shape
         if height != width:
             raise ValueError(f"images of {height}x{width} pixels are not square; give model.image_size=<pixels>")

@@ -3,9 +3,8 @@
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,17 +19,18 @@ from pipetransformer.runtime.schedules import Schedule, SingleStageSchedule, Tra
 from pipetransformer.runtime.stage import Stage
 
 
-@dataclass(frozen=True)
-class Objective:
-    """The purpose of the head's output.
+class Objective(Protocol):
+    """The part of a task that the runtime knows."""
 
-    Attributes:
-        loss: Loss of each sample: ``loss(output, targets) -> (B,)``.
-        output_shape: Maps the shape (B, T, D) between layers to that of the head's output.
-    """
+    @property
+    def loss(self) -> Callable[[Tensor, Tensor], Tensor]:
+        """Loss of each sample: ``loss(output, targets) -> (B,)``."""
+        ...
 
-    loss: Callable[[Tensor, Tensor], Tensor]
-    output_shape: Callable[[tuple[int, ...]], tuple[int, ...]]
+    @property
+    def output_shape(self) -> Callable[[tuple[int, ...]], tuple[int, ...]]:
+        """Maps the shape (B, T, D) between layers to that of the head's output."""
+        ...
 
 
 class Engine:

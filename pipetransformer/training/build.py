@@ -34,7 +34,6 @@ from pipetransformer.runtime.precision import PRECISIONS, Precision
 from pipetransformer.training.cache_setup import CacheSetup, set_up_cache
 from pipetransformer.training.loader import BatchLoader, sample_source
 from pipetransformer.training.node import ONE_NODE, NodeLayout
-from pipetransformer.training.task import objective
 
 
 @dataclass
@@ -72,7 +71,7 @@ def prepare(config: Config, device: torch.device, run_dir: Path, closing: ExitSt
         )
     report.write("phase", message="reading the model")
     precision = PRECISIONS[config.precision]
-    stack = config.model.outline(data.task, data.num_outputs, data.input_shape, config.seed).to(precision.param_dtype)
+    stack = config.model.outline(data.task.head, data.input_shape, config.seed).to(precision.param_dtype)
     config.freeze.check(stack.num_blocks)
     check_world(dist.get_world_size(), len(stack), config.batch_size)
     sources = _sources(config, data, stack)
@@ -109,8 +108,7 @@ def _make_runtime(
     config: Config, data: Data, stack: LayerStack, device: torch.device, closing: ExitStack
 ) -> ElasticRuntime:
     context = RankContext.create(device, PRECISIONS[config.precision], config.parallel.timeout_s)
-    goal = objective(data.task, data.num_outputs)
-    return closing.enter_context(ElasticRuntime(stack, goal, config.optim, context))
+    return closing.enter_context(ElasticRuntime(stack, data.task, config.optim, context))
 
 
 def make_planner(

@@ -58,8 +58,7 @@ def padded_length(split: Split, global_ids: np.ndarray) -> int | None:
 
 
 def _inputs(split: Split, ids: np.ndarray, num_tokens: int, epoch: int) -> Tensor:
-    split.set_epoch(epoch)
-    return split.inputs(ids.tolist(), None if split.lengths is None else num_tokens)
+    return split.inputs(ids.tolist(), None if split.lengths is None else num_tokens, epoch)
 
 
 class BatchLoader:

@@ -70,7 +70,7 @@ def _report_start(trainer: Trainer, run_dir: Path) -> None:
         run_dir=str(run_dir),
         model=config.model.name,
         dataset=config.dataset.name,
-        task=components.data.task,
+        task=components.data.task.name,
         num_blocks=trainer.num_blocks,
         num_parameters=components.stack.num_parameters,
         world_size=dist.get_world_size(),

@@ -1,13 +1,18 @@
 """What holds for every dataset."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from omegaconf import OmegaConf
+from PIL import Image
 
-from pipetransformer.data.base import DatasetSpec
+from pipetransformer.data.base import DatasetSpec, subsample
 from pipetransformer.data.glue import Glue
 from pipetransformer.data.images import Digits, HubImages, IdxImages
 from pipetransformer.data.squad import Squad
@@ -51,3 +56,44 @@ print([name for name in {HEAVY} if name in sys.modules])
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert result.stdout.strip() == "[]"
+
+
+def test_the_launcher_looks_at_local_data_without_torch(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        for name in ("cat", "dog"):
+            (tmp_path / split / name).mkdir(parents=True)
+            Image.new("RGB", (4, 4)).save(tmp_path / split / name / "0.png")
+    for name in ("train", "dev"):
+        (tmp_path / f"{name}.tsv").write_text("sentence\tlabel\nit is\t1\n")
+    qas = [{"id": "a", "question": "it?", "answers": [{"text": "it", "answer_start": 0}]}]
+    articles = [{"title": "", "paragraphs": [{"context": "it is", "qas": qas}]}] * 2
+    (tmp_path / "squad.json").write_text(json.dumps({"data": articles}))
+    code = f"""
+import sys
+from pipetransformer.data.glue import Glue
+from pipetransformer.data.images import Digits, HubImages
+from pipetransformer.data.squad import Squad
+folder = {str(tmp_path)!r}
+for spec in (Digits(), HubImages(path=folder), Glue(task="sst2", path=folder), Squad(path=folder + "/squad.json")):
+    print(spec.preflight())
+print([name for name in {[name for name in HEAVY if name != "PIL"]} if name in sys.modules])
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert result.stdout.split("\n")[:-1] == ["1437", "2", "1", "None", "[]"]
+
+
+@given(st.integers(1, 200), st.integers(1, 250), st.integers(1, 250))
+def test_draws_are_fixed_ascending_and_nested(num_samples: int, one: int, other: int) -> None:
+    small, large = subsample(num_samples, min(one, other)), subsample(num_samples, max(one, other))
+    assert len(small) == min(num_samples, one, other)
+    assert (np.diff(small) > 0).all()
+    assert {*small.tolist()} <= {*large.tolist()} <= {*range(num_samples)}
+    np.testing.assert_array_equal(large, subsample(num_samples, max(one, other)))
+
+
+def test_without_a_limit_all_samples_are_used() -> None:
+    assert subsample(7, None).tolist() == [*range(7)]
+
+
+def test_a_draw_is_spread_over_the_data() -> None:
+    assert subsample(1000, 10).max() > 500

@@ -1,12 +1,14 @@
+import copy
 from pathlib import Path
 
 import datasets
 import numpy as np
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 
 from pipetransformer.data import glue
-from pipetransformer.data.base import CLASSIFICATION, REGRESSION, TextFormat
+from pipetransformer.data.base import TextFormat
 from pipetransformer.data.glue import TASKS, Glue, GlueSplit
 
 SST2 = "sentence\tlabel\nit is\t1\nof a\t0\na\t1\n"
@@ -22,7 +24,11 @@ def test_a_folder_of_tables_is_loaded(tmp_path: Path, text: TextFormat) -> None:
     spec = Glue(task="sst2", path=write(tmp_path, train=SST2, dev=SST2))
     spec.check()
     data = spec.load(text)
-    assert (data.task, data.num_outputs, data.labels) == (CLASSIFICATION, 2, ("negative", "positive"))
+    assert (data.task.name, data.task.head.num_outputs, data.task.head.labels) == (
+        "classification",
+        2,
+        ("negative", "positive"),
+    )
     assert (data.random_transform, data.input_shape) == (False, ())
     assert data.train.targets([0, 1]).tolist() == [1, 0]
     assert text.tokenizer.decode(data.train.inputs([1], None)[0]) == "[CLS] of a [SEP]"
@@ -59,8 +65,8 @@ def test_similarities_are_values(tmp_path: Path, text: TextFormat) -> None:
     table = "sentence1\tsentence2\tscore\nit\tis\t0.0\na\tof\t2.5\nit\tit\t5.0\n"
     data = Glue(task="stsb", path=write(tmp_path, train=table, dev=table)).load(text)
     (split,) = data.evaluation
-    assert (data.task, data.num_outputs, data.labels) == (REGRESSION, 1, ())
-    assert split.targets([1]).dtype == torch.float32
+    assert (data.task.name, data.task.head.num_outputs, data.task.head.labels) == ("regression", 1, ())
+    assert split.targets([1]).dtype == torch.float64
     outputs = torch.tensor([[0.1], [0.2], [0.4]], dtype=torch.float64)
     predictions = split.predict(outputs, [0, 1, 2], None)
     assert predictions.tolist() == [0.1, 0.2, 0.4]
@@ -104,15 +110,19 @@ def test_limits_keep_texts_with_their_labels(tmp_path: Path, text: TextFormat) -
         (
             "sst2",
             "sentence\tlabel\nit\t2\nis\tgood\n",
-            r"2 labels of the train split are wrong, the first is '2' in row 0",
+            r"train\.tsv line 2 has the label '2', and 2 labels of 2 are wrong",
         ),
         ("sst2", "text\tlabel\nit\t1\n", "columns text, label; the task needs sentence"),
         ("qqp", "text\tlabel\nit\t1\n", "needs question1 and question2 or sentence1 and sentence2"),
         ("sst2", "sentence\tclass\nit\t1\n", "name the one with the labels 'label'"),
-        ("sst2", "sentence\tlabel\n", "the train split has no texts"),
-        ("stsb", "sentence1\tsentence2\tlabel\nit\tis\thigh\n", "a label that is not a number"),
-        ("stsb", "sentence1\tsentence2\tlabel\nit\tis\tnan\n", r"1 labels of the train split lie outside 0\.\.5"),
-        ("stsb", "sentence1\tsentence2\tlabel\nit\tis\t-1.0\n", r"lie outside 0\.\.5, the first is -1\.0"),
+        ("sst2", "sentence\tlabel\n", r"train\.tsv has no texts; check dataset\.path"),
+        ("stsb", "sentence1\tsentence2\tlabel\nit\tis\thigh\n", r"train\.tsv line 2 has the label 'high'"),
+        (
+            "stsb",
+            "sentence1\tsentence2\tlabel\nit\tis\tnan\n",
+            "has the label 'nan', and 1 labels of 1 are wrong; give numbers from 0 to 5",
+        ),
+        ("stsb", "sentence1\tsentence2\tlabel\nit\tis\t-1.0\n", r"has the label '-1\.0'"),
     ],
 )
 def test_tables_that_do_not_serve_are_refused(
@@ -123,12 +133,42 @@ def test_tables_that_do_not_serve_are_refused(
         Glue(task=task, path=write(tmp_path, train=table, dev=dev)).load(text)
 
 
-def test_a_folder_without_anything_to_evaluate_on_is_refused(tmp_path: Path, text: TextFormat) -> None:
+def test_a_folder_without_anything_to_evaluate_on_is_refused_at_once(tmp_path: Path) -> None:
     path = write(tmp_path, train=SST2)
-    with pytest.raises(ValueError, match=r"tried test\.tsv, dev\.tsv, dev_matched\.tsv, dev_mismatched\.tsv"):
+    with pytest.raises(ValueError, match=r"has no test\.tsv or dev\.tsv to evaluate on"):
+        Glue(task="sst2", path=path).check()
+    with pytest.raises(ValueError, match=r"has no mine\.tsv to evaluate on"):
+        Glue(task="sst2", path=path, eval_split="mine").check()
+    write(tmp_path, dev_matched=SST2)
+    with pytest.raises(ValueError, match=r"or dev_matched\.tsv and dev_mismatched\.tsv to evaluate on"):
+        Glue(task="mnli", path=path).check()
+
+
+def test_a_folder_whose_evaluation_data_has_no_labels_is_refused(tmp_path: Path, text: TextFormat) -> None:
+    path = write(tmp_path, train=SST2, test="sentence\nit is\n")
+    with pytest.raises(ValueError, match=r"nothing with labels to evaluate on \(tried test\.tsv, dev\.tsv\)"):
         Glue(task="sst2", path=path).load(text)
-    with pytest.raises(ValueError, match=r"tried mine\.tsv"):
-        Glue(task="sst2", path=path, eval_split="mine").load(text)
+
+
+@pytest.mark.parametrize(("limit", "count"), [(None, 3), (2, 2), (9, 3)])
+def test_the_launcher_counts_the_training_samples(tmp_path: Path, text: TextFormat, limit: int, count: int) -> None:
+    spec = Glue(task="sst2", path=write(tmp_path, train=SST2, dev=SST2), max_train_samples=limit)
+    assert spec.preflight() == len(spec.load(text).train) == count
+
+
+@pytest.mark.parametrize("broken", ["train", "dev"])
+def test_the_launcher_refuses_tables_that_cannot_be_used(tmp_path: Path, broken: str) -> None:
+    tables = {"train": SST2, "dev": SST2} | {broken: "sentence\tlabel\nit is\t2\n"}
+    with pytest.raises(ValueError, match=rf"{broken}\.tsv line 2 has the label '2'"):
+        Glue(task="sst2", path=write(tmp_path, **tables)).preflight()
+
+
+def test_a_text_without_tokens_is_named(tmp_path: Path, text: TextFormat) -> None:
+    tokenizer = copy.deepcopy(text.tokenizer)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="$A", pair="$A $B", special_tokens=[])
+    path = write(tmp_path, train="sentence\tlabel\nit is\t1\n \t0\n", dev=SST2)
+    with pytest.raises(ValueError, match=r"1 texts have no tokens, the first is .*train\.tsv line 3"):
+        Glue(task="sst2", path=path).load(TextFormat(tokenizer, 512))
 
 
 @pytest.mark.parametrize(

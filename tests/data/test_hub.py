@@ -1,5 +1,11 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import datasets
 import pytest
+from support.hub import Hub, serving
 
 from pipetransformer.data.hub import load_hub
 
@@ -17,3 +23,32 @@ def test_name_configuration_and_split_reach_the_library(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     assert load_hub("owner/data", "validation", "files", config="sst2")["asked"][:] == ["owner/data/sst2/validation"]
+
+
+def find(name: str, **environment: str) -> str:
+    """What finding a dataset raises in a fresh process, which reads its environment once."""
+    code = f"from pipetransformer.data.hub import find_on_hub; find_on_hub({name!r}, 'a folder')"
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+    ended = subprocess.run(
+        [sys.executable, "-c", code], env=inherited | environment, capture_output=True, text=True, timeout=60
+    )
+    return ended.stderr.strip().splitlines()[-1] if ended.stderr else ""
+
+
+def test_the_hub_is_asked_once_before_any_process_starts(tmp_path: Path) -> None:
+    (tmp_path / "hub" / "datasets" / "owner" / "data").mkdir(parents=True)
+    hub = Hub(tmp_path / "hub")
+    with serving(hub):
+        asked = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
+        assert find("owner/data", **asked) == ""
+        message = find("owner/other", **asked)
+    assert "owner/other cannot be loaded from the hub" in message
+    assert "HF_HUB_OFFLINE=1" in message
+    assert "dataset.path=: a folder" in message
+
+
+def test_what_an_earlier_run_has_loaded_needs_no_hub(tmp_path: Path) -> None:
+    offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    assert "cannot be loaded from the hub" in find("owner/data", **offline)
+    (tmp_path / "datasets" / "owner___data" / "default").mkdir(parents=True)
+    assert find("owner/data", **offline) == ""

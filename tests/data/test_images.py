@@ -1,16 +1,21 @@
 import gzip
+import shutil
 import struct
+from dataclasses import replace
 from pathlib import Path
 
+import datasets
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
-from pipetransformer.data import images
-from pipetransformer.data.base import CLASSIFICATION, ImageFormat, Split
+from pipetransformer.data import image_sources, images
+from pipetransformer.data.base import ImageFormat, Split
 from pipetransformer.data.idx import FILES, packaged_folder
-from pipetransformer.data.images import Digits, HubImages, IdxImages
-from pipetransformer.data.pictures import PictureSet, from_arrays
+from pipetransformer.data.image_sources import ImageSplits, from_arrays
+from pipetransformer.data.images import Digits, HubImages, IdxImages, hold_out
 
 
 def pixels(split: Split) -> set[bytes]:
@@ -19,10 +24,10 @@ def pixels(split: Split) -> set[bytes]:
 
 def test_digits_are_built_in(image: ImageFormat) -> None:
     data = Digits().load(image)
-    assert (data.task, data.num_outputs, data.input_shape) == (CLASSIFICATION, 10, (1, 8, 8))
+    assert (data.task.name, data.task.head.num_outputs, data.input_shape) == ("classification", 10, (1, 8, 8))
     assert (len(data.train), [len(split) for split in data.evaluation]) == (1437, [360])
     assert data.evaluation[0].name == "test"
-    assert (data.random_transform, data.labels) == (False, tuple("0123456789"))
+    assert (data.random_transform, data.task.head.labels) == (False, tuple("0123456789"))
     values = data.train.inputs([*range(100)], None)
     assert (values.min().item(), values.max().item()) == (-1, 1)
 
@@ -75,7 +80,12 @@ def test_idx_files_of_a_folder_are_loaded(tmp_path: Path, image: ImageFormat) ->
     spec = IdxImages(path=str(tmp_path), num_classes=3)
     spec.check()
     data = spec.load(image)
-    assert (len(data.train), len(data.evaluation[0]), data.input_shape, data.num_outputs) == (6, 3, (1, 5, 5), 3)
+    assert (len(data.train), len(data.evaluation[0]), data.input_shape, data.task.head.num_outputs) == (
+        6,
+        3,
+        (1, 5, 5),
+        3,
+    )
     assert data.train.targets([4]).tolist() == [1]
 
 
@@ -112,20 +122,27 @@ def test_an_image_folder_is_loaded(tmp_path: Path, in_memory: bool) -> None:
     spec = HubImages(path=str(tmp_path), max_train_samples=5, in_memory=in_memory)
     spec.check()
     data = spec.load(ImageFormat(size=8, num_channels=3))
-    assert (len(data.train), len(data.evaluation[0]), data.labels) == (5, 4, ("cat", "dog"))
+    assert (len(data.train), len(data.evaluation[0]), data.task.head.labels) == (5, 4, ("cat", "dog"))
     assert data.train.inputs([0, 1, 2, 3, 4], None).shape == (5, 3, 8, 8)
     assert data.evaluation[0].name == "val"
 
 
+def write_colours(root: Path, *splits: str) -> Path:
+    """One 4x4 picture in each of two classes."""
+    for split in splits:
+        for name, colour in (("cat", "red"), ("dog", "blue")):
+            (root / split / name).mkdir(parents=True)
+            Image.new("RGB", (4, 4), colour).save(root / split / name / "0.png")
+    return root
+
+
 @pytest.mark.parametrize("in_memory", [False, True])
 def test_only_pictures_in_memory_outlive_their_files(tmp_path: Path, image: ImageFormat, in_memory: bool) -> None:
-    for split in ("train", "test"):
-        (tmp_path / split / "cat").mkdir(parents=True)
-        Image.new("RGB", (4, 4)).save(tmp_path / split / "cat" / "0.png")
+    write_colours(tmp_path, "train", "test")
     data = HubImages(path=str(tmp_path), in_memory=in_memory).load(image)
     (tmp_path / "train" / "cat" / "0.png").unlink()
     if in_memory:
-        assert len(pixels(data.train)) == 1
+        assert len(pixels(data.train)) == 2
     else:
         with pytest.raises(ValueError, match=r"0\.png cannot be read"):
             pixels(data.train)
@@ -147,13 +164,91 @@ def test_the_hub_is_asked_when_nothing_is_local(
 ) -> None:
     asked: list[tuple[object, ...]] = []
 
-    def from_hub(*question: object) -> PictureSet:
+    def from_hub(*question: object) -> ImageSplits:
         asked.append(question[:4])
         pictures = from_arrays(np.zeros((2, 3, 3), dtype=np.uint8), np.arange(2))
-        return PictureSet(pictures, pictures, "test", ("a", "b"))
+        return ImageSplits(pictures, pictures, "test", ("a", "b"))
 
     monkeypatch.setattr(images, "from_hub", from_hub)
     monkeypatch.setattr(images, "packaged_folder", lambda: None)
     data = spec.load(image)
     assert asked == [("zalando-datasets/fashion_mnist", "train", "test", ("image", "label"))]
-    assert data.labels == ("a", "b")
+    assert data.task.head.labels == ("a", "b")
+
+
+def test_one_class_is_refused_before_the_start(tmp_path: Path) -> None:
+    shutil.rmtree(write_colours(tmp_path, "train") / "train" / "dog")
+    (tmp_path / "test").mkdir()
+    with pytest.raises(ValueError, match="one class, cat, and classification needs 2 or more"):
+        HubImages(path=str(tmp_path)).check()
+    with pytest.raises(ValueError, match="one class, 0, and classification needs 2 or more"):
+        IdxImages(num_classes=1).check()
+
+
+@pytest.mark.parametrize("options", [{}, {"max_train_samples": 3}, {"validation_fraction": 0.26}])
+def test_the_launcher_counts_the_training_pictures(tmp_path: Path, options: dict[str, float]) -> None:
+    write_idx(tmp_path)
+    for split in ("train", "test"):
+        for name in ("cat", "dog"):
+            (tmp_path / split / name).mkdir(parents=True)
+            for number in range(5):
+                Image.new("RGB", (4, 4)).save(tmp_path / split / name / f"{number}.png")
+    idx = IdxImages(path=str(tmp_path), num_classes=3)
+    for spec in (Digits(), idx, HubImages(path=str(tmp_path))):
+        chosen = replace(spec, **options)  # pyright: ignore[reportArgumentType]
+        if spec is not idx or "validation_fraction" not in options:
+            assert chosen.preflight() == len(chosen.load(ImageFormat()).train)
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_damaged_picture_is_found_before_the_start(tmp_path: Path, split: str) -> None:
+    write_colours(tmp_path, "train", "test")
+    assert HubImages(path=str(tmp_path)).preflight() == 2
+    for name in ("cat", "dog"):
+        file = tmp_path / split / name / "0.png"
+        file.write_bytes(file.read_bytes()[:-20])
+    message = rf"{split}/cat/0\.png cannot be read as a picture .*; repair or remove it; 1 more cannot be read"
+    with pytest.raises(ValueError, match=message):
+        HubImages(path=str(tmp_path)).preflight()
+
+
+def test_a_damaged_picture_that_is_not_read_does_not_matter(tmp_path: Path) -> None:
+    write_colours(tmp_path, "train", "test")
+    (tmp_path / "test" / "cat" / "0.png").write_bytes(b"hello")
+    assert HubImages(path=str(tmp_path), validation_fraction=0.5).preflight() == 1
+    with pytest.raises(ValueError, match=r"test/cat/0\.png"):
+        HubImages(path=str(tmp_path)).preflight()
+
+
+@pytest.mark.parametrize("colour_first", [False, True])
+@pytest.mark.parametrize("limit", [None, 1])
+def test_hub_data_with_any_colour_is_colour_in_all_splits(
+    monkeypatch: pytest.MonkeyPatch, colour_first: bool, limit: int | None
+) -> None:
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})
+    grey, colour = Image.new("L", (4, 4), 9), Image.new("RGB", (4, 4), (255, 0, 0))
+    mixed = [colour, grey] if colour_first else [grey, colour]
+
+    def load_hub(name: str, split: str, local: str) -> datasets.Dataset:
+        pictures = mixed if split == "train" else [grey, grey]
+        return datasets.Dataset.from_dict({"image": pictures, "label": [0, 1]}, features=features)
+
+    monkeypatch.setattr(image_sources, "load_hub", load_hub)
+    data = HubImages(hub_name="owner/data", max_train_samples=limit).load(ImageFormat())
+    assert data.input_shape == (3, 4, 4)
+    assert data.train.inputs([0], None).shape == data.evaluation[0].inputs([0], None).shape == (1, 3, 4, 4)
+    mixed = [grey, grey]
+    assert HubImages(hub_name="owner/data").load(ImageFormat()).input_shape == (1, 4, 4)
+
+
+@given(st.floats(0.1, 0.8))
+def test_a_held_out_share_is_disjoint_and_stratified(fraction: float) -> None:
+    labels = np.repeat([0, 1, 2], [60, 30, 30])
+    kept, held_out = hold_out(labels, fraction, "share")
+    assert sorted([*kept, *held_out]) == [*range(120)]
+    assert np.bincount(labels[held_out]) == pytest.approx(fraction * np.array([60, 30, 30]), abs=1)
+
+
+def test_a_share_too_small_for_the_classes_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"dataset\.validation_fraction=0\.01 cannot be split off 20 samples"):
+        hold_out(np.repeat([0, 1], 10), 0.01, "dataset.validation_fraction")

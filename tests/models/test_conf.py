@@ -8,7 +8,7 @@ from hydra.utils import get_class, instantiate
 from omegaconf import OmegaConf
 
 from pipetransformer.config.compose import CONF
-from pipetransformer.models.base import ModelSpec
+from pipetransformer.models.base import Head, ModelSpec
 
 FILES = sorted((CONF / "model").glob("*.yaml"))
 
@@ -30,4 +30,4 @@ def test_a_file_names_every_field_of_its_spec_in_its_type(path: Path) -> None:
 def test_the_small_vision_transformer_takes_digits_of_eight_pixels() -> None:
     spec = spec_in(next(path for path in FILES if path.stem == "vit_tiny"))
 
-    assert spec.build("classification", 10, (1, 8, 8), seed=0).num_blocks == 6
+    assert spec.build(Head("image", 10), (1, 8, 8), seed=0).num_blocks == 6

@@ -10,14 +10,21 @@ import pytest
 import timm
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification
+from transformers import (
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
 
-from pipetransformer.models.base import ModelSpec
+from pipetransformer.models.base import Head, ModelSpec
 from pipetransformer.models.huggingface import HuggingFaceModel
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.models.timm import TimmModel
 
 Folder = Callable[..., Path]
+
+
+CLASSES = Head("image", 5)
 
 
 @dataclass(frozen=True)
@@ -26,8 +33,7 @@ class Images:
 
     name: str
     options: dict[str, Any]
-    task: str = "classification"
-    num_outputs: int = 5
+    head: Head = CLASSES
     input_shape: tuple[int, ...] = (3, 16, 16)
 
     def spec(self, _: Folder) -> ModelSpec:
@@ -46,11 +52,10 @@ class Images:
 
 @dataclass(frozen=True)
 class Text:
-    """A row for transformers: the kind of encoder and the task."""
+    """A row for transformers: the kind of encoder and its head."""
 
     name: str
-    task: str
-    num_outputs: int
+    head: Head
     token_types: bool
     input_shape: tuple[int, ...] = ()
 
@@ -64,18 +69,21 @@ class Text:
         return torch.randint(2, 15, (2, 9)), context
 
     def original(self, folder: Path) -> nn.Module:
-        answers = self.task == "question_answering"
-        family = AutoModelForQuestionAnswering if answers else AutoModelForSequenceClassification
-        return family.from_pretrained(folder, dtype=torch.float64)
+        families = {
+            "span": AutoModelForQuestionAnswering,
+            "sequence": AutoModelForSequenceClassification,
+            "token": AutoModelForTokenClassification,
+        }
+        return families[self.head.kind].from_pretrained(folder, dtype=torch.float64)
 
     def run(self, original: nn.Module, ids: Tensor, **context: Tensor) -> Tensor:
         outputs = original(ids, **context)
-        if self.task == "question_answering":
+        if self.head.kind == "span":
             return torch.stack((outputs.start_logits, outputs.end_logits), dim=-1)
         return outputs.logits
 
 
-TASKS = [("classification", 3), ("regression", 1), ("question_answering", 2)]
+HEADS = [Head("sequence", 3), Head("sequence", 1), Head("token", 4), Head("span", 2)]
 ENCODERS = [("bert", True), ("roberta", False), ("distilbert", False), ("electra", True)]
 FAMILIES = [
     Images("vit_tiny_patch16_224", {}),
@@ -84,18 +92,22 @@ FAMILIES = [
     Images("vit_tiny_patch16_224", {"reg_tokens": 2, "no_embed_class": True, "init_values": 0.1}),
     Images("deit_tiny_patch16_224", {"global_pool": "avg", "qk_norm": True}),
     Images("deit_tiny_distilled_patch16_224", {}),
-    *(Text(name, *task, token_types) for name, token_types in ENCODERS for task in TASKS),
+    *(Text(name, head, token_types) for name, token_types in ENCODERS for head in HEADS),
 ]
 Family = Images | Text
 
 
-@pytest.fixture(params=FAMILIES, ids=lambda family: f"{family.name}-{family.task}-{getattr(family, 'options', '')}")
+def name_of(family: Family) -> str:
+    return f"{family.name}-{family.head.kind}-{family.head.num_outputs}-{getattr(family, 'options', '')}"
+
+
+@pytest.fixture(params=FAMILIES, ids=name_of)
 def family(request: pytest.FixtureRequest) -> Family:
     return request.param
 
 
 def build(spec: ModelSpec, family: Family, seed: int = 0) -> LayerStack:
-    return spec.build(family.task, family.num_outputs, family.input_shape, seed)
+    return spec.build(family.head, family.input_shape, seed)
 
 
 def state_of(stack: LayerStack) -> dict[str, Tensor]:
@@ -118,7 +130,7 @@ def test_a_stack_computes_what_the_saved_original_computes(
     (outputs * weights).sum().backward()
     (expected * weights).sum().backward()
 
-    assert outputs.shape[-1] == family.num_outputs
+    assert outputs.shape[-1] == family.head.num_outputs
     torch.testing.assert_close(outputs, expected, rtol=0, atol=1e-12)
     gradients = {layer.prefix + n: p.grad for layer in stack.layers for n, p in layer.module.named_parameters()}
     assert gradients.keys() == dict(original.named_parameters()).keys()
@@ -199,7 +211,7 @@ def test_an_outline_has_no_storage_and_a_layer_loaded_alone_has_the_weights_that
     if pretrained:
         spec.save(whole, state_of(whole), tmp_path)
         spec = type(spec)(name=str(tmp_path))
-    outline = spec.outline(family.task, family.num_outputs, family.input_shape, seed=0).double()
+    outline = spec.outline(family.head, family.input_shape, seed=0).double()
 
     for index in (len(outline) - 1, 2, 0):
         assert not any(not tensor.is_meta for _, tensor in outline[index].tensors())

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM
 
+from pipetransformer.models.base import Head
 from pipetransformer.models.huggingface import HuggingFaceModel
 from pipetransformer.models.stack import LayerStack
 
@@ -15,7 +16,7 @@ Folder = Callable[..., Path]
 
 def saved(folder: Path, source: Path, num_outputs: int = 3) -> LayerStack:
     spec = HuggingFaceModel(name=str(source), pretrained=False)
-    stack = spec.build("classification", num_outputs, (), seed=0)
+    stack = spec.build(Head("sequence", num_outputs), (), seed=0)
     spec.save(stack, {name: t for layer in stack.layers for name, t in layer.original_state().items()}, folder)
     return stack
 
@@ -32,7 +33,7 @@ def test_the_format_has_the_tokenizer_and_the_positions_that_fit(
     spec = HuggingFaceModel(name=str(encoder_folder(model_type)), pretrained=False)
     wanted = spec.input_format()
     ids = wanted["tokenizer"](" ".join(["bird"] * 40), truncation=True, max_length=wanted["max_length"])["input_ids"]
-    stack = spec.build("classification", 3, (), seed=0)
+    stack = spec.build(Head("sequence", 3), (), seed=0)
 
     assert (wanted["max_length"], len(ids)) == (max_length, max_length)
     assert stack(torch.tensor([ids])).shape == (1, 3)
@@ -54,7 +55,7 @@ def test_a_pretrained_folder_keeps_its_encoder_and_gets_a_new_head_for_other_lab
     encoder_folder: Folder, tmp_path: Path
 ) -> None:
     stack = saved(tmp_path, encoder_folder("bert"))
-    again = HuggingFaceModel(name=str(tmp_path)).build("classification", 2, (), seed=9)
+    again = HuggingFaceModel(name=str(tmp_path)).build(Head("sequence", 2), (), seed=9)
 
     assert all(torch.equal(t, again[1].module.state_dict()[n]) for n, t in stack[1].module.state_dict().items())
     assert again[-1].module.classifier.weight.shape == (2, 16)
@@ -68,7 +69,7 @@ def test_an_encoder_published_without_our_head_keeps_its_weights(
     original = published.from_config(AutoConfig.from_pretrained(folder))
     original.save_pretrained(folder)
 
-    stack = HuggingFaceModel(name=str(folder)).build("classification", 3, (), seed=0)
+    stack = HuggingFaceModel(name=str(folder)).build(Head("sequence", 3), (), seed=0)
 
     encoder = original.base_model.state_dict()
     kept = {name: t for layer in stack.layers for name, t in layer.original_state().items() if "pooler" not in name}
@@ -78,7 +79,7 @@ def test_an_encoder_published_without_our_head_keeps_its_weights(
 def test_options_change_the_configuration(encoder_folder: Folder) -> None:
     options = {"num_hidden_layers": 1, "hidden_dropout_prob": 0.25}
     spec = HuggingFaceModel(name=str(encoder_folder("bert")), pretrained=False, options=options)
-    stack = spec.build("classification", 3, (), seed=0)
+    stack = spec.build(Head("sequence", 3), (), seed=0)
 
     assert stack.num_blocks == 1
     assert stack[1].module.output.dropout.p == 0.25
@@ -86,7 +87,9 @@ def test_options_change_the_configuration(encoder_folder: Folder) -> None:
 
 def test_fewer_blocks_than_published_are_the_lowest_ones(encoder_folder: Folder, tmp_path: Path) -> None:
     stack = saved(tmp_path, encoder_folder("bert"))
-    again = HuggingFaceModel(name=str(tmp_path), options={"num_hidden_layers": 2}).build("regression", 1, (), seed=9)
+    again = HuggingFaceModel(name=str(tmp_path), options={"num_hidden_layers": 2}).build(
+        Head("sequence", 1), (), seed=9
+    )
 
     assert again.num_blocks == 2
     assert torch.equal(again[2].module.output.dense.weight, stack[2].module.output.dense.weight)
@@ -99,21 +102,21 @@ def test_published_weights_that_do_not_fill_the_encoder_are_refused(
     saved(tmp_path, encoder_folder("bert"))
 
     with pytest.raises(ValueError, match=r"lack \d+ tensors of the encoder.*model\.pretrained=false"):
-        HuggingFaceModel(name=str(tmp_path), options=options).build("classification", 3, (), seed=0)
+        HuggingFaceModel(name=str(tmp_path), options=options).build(Head("sequence", 3), (), seed=0)
 
 
 def test_an_unknown_option_is_refused(encoder_folder: Folder) -> None:
     spec = HuggingFaceModel(name=str(encoder_folder("bert")), pretrained=False, options={"hiden_dropout_prob": 0.1})
 
     with pytest.raises(ValueError, match=r"model\.options has hiden_dropout_prob"):
-        spec.build("classification", 3, (), seed=0)
+        spec.build(Head("sequence", 3), (), seed=0)
 
 
 def test_an_option_of_the_wrong_type_is_refused(encoder_folder: Folder) -> None:
     spec = HuggingFaceModel(name=str(encoder_folder("bert")), pretrained=False, options={"hidden_size": "wide"})
 
     with pytest.raises(ValueError, match=r"model\.options=.*hidden_size"):
-        spec.build("classification", 3, (), seed=0)
+        spec.build(Head("sequence", 3), (), seed=0)
 
 
 def test_the_number_of_labels_is_not_an_option() -> None:
@@ -123,7 +126,7 @@ def test_the_number_of_labels_is_not_an_option() -> None:
 
 def test_images_are_refused(encoder_folder: Folder) -> None:
     with pytest.raises(ValueError, match=r"reads text, the dataset has images \(3, 8, 8\)"):
-        HuggingFaceModel(name=str(encoder_folder("bert"))).build("classification", 3, (3, 8, 8), seed=0)
+        HuggingFaceModel(name=str(encoder_folder("bert"))).build(Head("sequence", 3), (3, 8, 8), seed=0)
 
 
 @pytest.mark.parametrize("model_type", ["t5", "bart"])
@@ -131,7 +134,7 @@ def test_an_encoder_decoder_is_refused_with_what_is_supported(model_type: str, e
     spec = HuggingFaceModel(name=str(encoder_folder(model_type)), pretrained=False)
 
     with pytest.raises(ValueError, match=rf"\({model_type}\) has a decoder; supported are .*BERT"):
-        spec.build("classification", 3, (), seed=0)
+        spec.build(Head("sequence", 3), (), seed=0)
 
 
 @pytest.mark.usefixtures("no_network")
@@ -140,19 +143,19 @@ def test_a_model_out_of_reach_is_reported_with_the_way_out(name: str) -> None:
     spec = HuggingFaceModel(name=name)
 
     with pytest.raises(ValueError, match=r"no model under .*model\.name=<folder>"):
-        spec.build("classification", 2, (), seed=0)
+        spec.build(Head("sequence", 2), (), seed=0)
     with pytest.raises(ValueError, match=r"no tokenizer under .*model\.name=<folder>"):
         spec.input_format()
 
 
 def test_a_folder_without_config_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no model under .*config\.json"):
-        HuggingFaceModel(name=str(tmp_path)).build("classification", 2, (), seed=0)
+        HuggingFaceModel(name=str(tmp_path)).build(Head("sequence", 2), (), seed=0)
 
 
 def test_a_folder_without_weights_is_reported(encoder_folder: Folder) -> None:
     with pytest.raises(ValueError, match=r"could not load .*model\.pretrained=false"):
-        HuggingFaceModel(name=str(encoder_folder("bert"))).build("classification", 2, (), seed=0)
+        HuggingFaceModel(name=str(encoder_folder("bert"))).build(Head("sequence", 2), (), seed=0)
 
 
 def test_weights_that_cannot_be_read_are_reported(encoder_folder: Folder) -> None:
@@ -160,7 +163,7 @@ def test_weights_that_cannot_be_read_are_reported(encoder_folder: Folder) -> Non
     (folder / "model.safetensors").write_bytes(b"half a download")
 
     with pytest.raises(ValueError, match=r"could not load .*header"):
-        HuggingFaceModel(name=str(folder)).build("classification", 2, (), seed=0)
+        HuggingFaceModel(name=str(folder)).build(Head("sequence", 2), (), seed=0)
 
 
 def test_a_folder_without_tokenizer_is_reported(encoder_folder: Folder) -> None:

@@ -7,14 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from pipetransformer.models.base import Head
 from pipetransformer.models.huggingface import HuggingFaceModel
 from pipetransformer.models.stack import LayerStack
 
 Folder = Callable[..., Path]
 
 
-def build(folder: Path, task: str = "question_answering", num_outputs: int = 2) -> LayerStack:
-    return HuggingFaceModel(name=str(folder), pretrained=False).build(task, num_outputs, (), seed=0).double().eval()
+ANSWERS = Head("span", 2)
+
+
+def build(folder: Path, head: Head = ANSWERS) -> LayerStack:
+    return HuggingFaceModel(name=str(folder), pretrained=False).build(head, (), seed=0).double().eval()
 
 
 @pytest.fixture(scope="module", params=["bert", "roberta", "distilbert", "electra"])
@@ -73,7 +77,7 @@ def test_question_answering_gives_start_and_end_for_each_token(stack: LayerStack
 
 
 def test_no_layer_holds_what_another_layer_holds(encoder_folder: Folder) -> None:
-    stack = build(encoder_folder("bert"), "classification", 3)
+    stack = build(encoder_folder("bert"), Head("sequence", 3))
     names = [name for layer in stack.layers for name in layer.original_state()]
 
     assert len(names) == len(set(names))
@@ -88,7 +92,7 @@ def test_another_structure_is_refused_with_what_is_supported(model_type: str, en
     tokens = {"bos_token_id": 2, "eos_token_id": 3, "pad_token_id": 0, "intermediate_size": 24}
 
     with pytest.raises(ValueError, match=r"not made of embeddings and blocks; supported are .*BERT"):
-        build(encoder_folder(model_type, **sizes, **tokens), "classification", 2)
+        build(encoder_folder(model_type, **sizes, **tokens), Head("sequence", 2))
 
 
 def test_a_model_that_calls_its_parts_otherwise_is_refused(

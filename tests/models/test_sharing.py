@@ -109,12 +109,12 @@ def test_what_a_layer_has_under_two_names_stays_one_parameter_on_the_way_to_and_
 
 def masked_stack(folder: Path, pretrained: bool = False) -> tuple[MaskedLanguageModel, LayerStack]:
     spec = MaskedLanguageModel(name=str(folder), pretrained=pretrained)
-    return spec, spec.build(MASKED_LM, 2, (), seed=0)
+    return spec, spec.build(MASKED_LM.head, (), seed=0)
 
 
 def test_a_familys_tie_is_found_and_both_layers_start_alike_loaded_alone(encoder_folder: Callable[..., Path]) -> None:
     spec, whole = masked_stack(encoder_folder("bert"))
-    outline = spec.outline(MASKED_LM, 2, (), seed=0)
+    outline = spec.outline(MASKED_LM.head, (), seed=0)
     head = len(outline) - 1
     outline.load(head)
 

@@ -8,6 +8,7 @@ import pytest
 import timm
 import torch
 
+from pipetransformer.models.base import Head
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.models.timm import TimmModel
 
@@ -19,8 +20,8 @@ def tiny(**changes: Any) -> TimmModel:
     return TimmModel(**{"name": "vit_tiny_patch16_224", "pretrained": False, "options": options, **changes})
 
 
-def build(spec: TimmModel, shape: tuple[int, ...] = (3, 16, 16), task: str = "classification") -> LayerStack:
-    return spec.build(task, 5, shape, seed=0)
+def build(spec: TimmModel, shape: tuple[int, ...] = (3, 16, 16), kind: str = "image") -> LayerStack:
+    return spec.build(Head(kind, 5), shape, seed=0)
 
 
 def saved(folder: Path, spec: TimmModel | None = None, shape: tuple[int, ...] = (3, 16, 16)) -> LayerStack:
@@ -68,7 +69,7 @@ def test_a_saved_model_asks_for_the_images_that_it_was_trained_on(tmp_path: Path
 
 def test_a_pretrained_folder_keeps_its_body_and_gets_a_new_head_for_other_classes(tmp_path: Path) -> None:
     stack = saved(tmp_path)
-    again = TimmModel(name=str(tmp_path)).build("classification", 7, (3, 16, 16), seed=9)
+    again = TimmModel(name=str(tmp_path)).build(Head("image", 7), (3, 16, 16), seed=9)
 
     assert all(torch.equal(t, again[1].module.state_dict()[n]) for n, t in stack[1].module.state_dict().items())
     assert again[-1].module.head.weight.shape == (7, 24)
@@ -76,7 +77,7 @@ def test_a_pretrained_folder_keeps_its_body_and_gets_a_new_head_for_other_classe
 
 def test_a_folder_without_pretrained_gives_the_architecture_alone(tmp_path: Path) -> None:
     stack = saved(tmp_path)
-    again = TimmModel(name=str(tmp_path), pretrained=False).build("classification", 5, (3, 16, 16), seed=9)
+    again = TimmModel(name=str(tmp_path), pretrained=False).build(Head("image", 5), (3, 16, 16), seed=9)
 
     assert again.num_blocks == 2
     assert not torch.equal(again[1].module.mlp.fc1.weight, stack[1].module.mlp.fc1.weight)
@@ -84,7 +85,7 @@ def test_a_folder_without_pretrained_gives_the_architecture_alone(tmp_path: Path
 
 def test_a_larger_image_resamples_the_positions_of_a_pretrained_model(tmp_path: Path) -> None:
     saved(tmp_path)
-    stack = TimmModel(name=str(tmp_path), image_size=32).build("classification", 5, (3, 32, 32), seed=0)
+    stack = TimmModel(name=str(tmp_path), image_size=32).build(Head("image", 5), (3, 32, 32), seed=0)
 
     assert stack[0].module.pos_embed.shape == (1, 65, 24)
     assert stack(torch.zeros(2, 3, 32, 32)).shape == (2, 5)
@@ -141,8 +142,8 @@ def test_another_architecture_is_refused_with_what_is_supported() -> None:
 
 
 def test_another_task_is_refused() -> None:
-    with pytest.raises(ValueError, match="question_answering; choose a text model"):
-        build(tiny(), task="question_answering")
+    with pytest.raises(ValueError, match="asks for a span head; choose a text model"):
+        build(tiny(), kind="span")
 
 
 @pytest.mark.usefixtures("no_network")

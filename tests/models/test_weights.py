@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification
 
 from pipetransformer.models import checkpoint as checkpoints
+from pipetransformer.models.base import Head
 from pipetransformer.models.huggingface import HuggingFaceModel
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.models.timm import TimmModel
@@ -27,7 +28,7 @@ def state_of(stack: LayerStack) -> dict[str, torch.Tensor]:
 def encoder(encoder_folder: Folder, tmp_path: Path) -> Path:
     """A published BERT."""
     spec = HuggingFaceModel(name=str(encoder_folder("bert")), pretrained=False)
-    stack = spec.build("classification", 3, (), seed=1)
+    stack = spec.build(Head("sequence", 3), (), seed=1)
     spec.save(stack, state_of(stack), tmp_path)
     return tmp_path
 
@@ -36,7 +37,7 @@ def encoder(encoder_folder: Folder, tmp_path: Path) -> Path:
 def picture_model(tmp_path: Path) -> Path:
     """A published ViT for color images of 16 pixels."""
     spec = TimmModel(name="vit_tiny_patch16_224", pretrained=False, options=TINY)
-    stack = spec.build("classification", 5, (3, 16, 16), seed=1)
+    stack = spec.build(Head("image", 5), (3, 16, 16), seed=1)
     spec.save(stack, state_of(stack), tmp_path)
     return tmp_path
 
@@ -69,14 +70,14 @@ def keys_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def text_outline(folder: Path, num_outputs: int = 3, seed: int = 0) -> LayerStack:
-    return HuggingFaceModel(name=str(folder)).outline("classification", num_outputs, (), seed)
+    return HuggingFaceModel(name=str(folder)).outline(Head("sequence", num_outputs), (), seed)
 
 
 def image_outline(
     folder: Path, num_outputs: int = 5, shape: tuple[int, ...] = (3, 16, 16), seed: int = 0
 ) -> LayerStack:
     return TimmModel(name=str(folder), image_size=shape[1], num_channels=shape[0]).outline(
-        "classification", num_outputs, shape, seed
+        Head("image", num_outputs), shape, seed
     )
 
 
@@ -111,7 +112,7 @@ def test_shards_are_read_where_the_index_says(encoder: Path) -> None:
     (encoder / "model.safetensors").unlink()
     assert len(list(encoder.glob("*.safetensors"))) > 1
 
-    stack = HuggingFaceModel(name=str(encoder)).build("classification", 3, (), seed=0)
+    stack = HuggingFaceModel(name=str(encoder)).build(Head("sequence", 3), (), seed=0)
 
     assert all(torch.equal(tensor, expected.state_dict()[name]) for name, tensor in state_of(stack).items())
 
@@ -126,7 +127,7 @@ def test_old_names_and_half_precision_are_understood(encoder: Path) -> None:
         return name.removeprefix("bert.")
 
     save_file({renamed(n): t.half() for n, t in state.items()}, encoder / "model.safetensors", {"format": "pt"})
-    stack = HuggingFaceModel(name=str(encoder)).build("classification", 3, (), seed=0)
+    stack = HuggingFaceModel(name=str(encoder)).build(Head("sequence", 3), (), seed=0)
 
     assert all(torch.equal(t, state[n].half().float()) for n, t in state_of(stack).items() if "classifier" not in n)
 

@@ -11,16 +11,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipetransformer.data.base import CLASSIFICATION, QUESTION_ANSWERING, Split
+from pipetransformer.data.base import Split
+from pipetransformer.data.tasks import Task, image_classification, question_answering, text_classification
 from pipetransformer.models.base import ModelSpec
 from pipetransformer.models.huggingface import HuggingFaceModel
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.models.timm import TimmModel
 from pipetransformer.optim.base import SGD, AdamW, Lamb, OptimizerSpec
-from pipetransformer.runtime.engine import Objective
 from pipetransformer.runtime.precision import PRECISIONS
-from pipetransformer.training.task import objective
-from support.masked import MASKED_LM, OBJECTIVE, MaskedLanguageModel, MaskedText
+from support.masked import MASKED_LM, MaskedLanguageModel, MaskedText
 from support.samples import IMAGE_SIZE, NUM_CLASSES, VOCABULARY, RandomImages, RandomText
 
 NUM_BLOCKS, SEED, LEARNING_RATE, CLIP_NORM = 6, 3, 0.01, 0.5
@@ -60,8 +59,13 @@ class Case:
     device: str = "cpu"
 
     @property
-    def task(self) -> str:
-        return {"bert_qa": QUESTION_ANSWERING, "bert_mlm": MASKED_LM}.get(self.kind, CLASSIFICATION)
+    def task(self) -> Task:
+        return {
+            "vit": image_classification(NUM_CLASSES),
+            "bert": text_classification(NUM_CLASSES),
+            "bert_qa": question_answering(),
+            "bert_mlm": MASKED_LM,
+        }[self.kind]
 
     def spec(self) -> ModelSpec:
         if self.kind == "vit":
@@ -77,15 +81,14 @@ class Case:
         stack = copy.deepcopy(_stack(Case(self.kind, self.folder, self.dropout, width=self.width)))
         return stack.to(PRECISIONS[self.precision].param_dtype)
 
-    def objective(self) -> Objective:
-        if self.kind == "bert_mlm":
-            return OBJECTIVE
-        return objective(self.task, 2 if self.kind == "bert_qa" else NUM_CLASSES)
-
     def split(self) -> Split:
         if self.kind == "bert_mlm":
             return MaskedText(self.num_samples)
-        return RandomImages(self.num_samples) if self.kind == "vit" else RandomText(self.num_samples, self.task)
+        return (
+            RandomImages(self.num_samples)
+            if self.kind == "vit"
+            else RandomText(self.num_samples, answers=self.kind == "bert_qa")
+        )
 
     def original(self) -> nn.Module:
         """The original library's model with the stack's weights."""
@@ -119,8 +122,7 @@ class Case:
 def _stack(case: Case) -> LayerStack:
     """Made once in a process, or in the one that it was forked from: that takes longer than to train it."""
     shape = (3, IMAGE_SIZE, IMAGE_SIZE) if case.kind == "vit" else ()
-    num_outputs = 2 if case.kind == "bert_qa" else NUM_CLASSES
-    return case.spec().build(case.task, num_outputs, shape, SEED).double()
+    return case.spec().build(case.task.head, shape, SEED).double()
 
 
 def make_stacks() -> None:

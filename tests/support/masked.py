@@ -10,14 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pipetransformer.data.digest import Digest
+from pipetransformer.data.tasks import Task
+from pipetransformer.models.base import Head
 from pipetransformer.models.huggingface import HuggingFaceModel
-from pipetransformer.runtime.engine import Objective
 from support.samples import VOCABULARY, RandomText
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-MASKED_LM = "masked_lm"
 MASK, NOT_MASKED = 4, -100
 
 
@@ -25,12 +25,12 @@ MASK, NOT_MASKED = 4, -100
 class MaskedLanguageModel(HuggingFaceModel):
     """The encoder with the head that it was trained with."""
 
-    def _outline(self, task: str, num_outputs: int) -> "PreTrainedModel":
+    def _outline(self, head: Head) -> "PreTrainedModel":
         from transformers import AutoModelForMaskedLM
 
         from pipetransformer.models.huggingface_weights import WANTED
 
-        super()._outline(task, num_outputs)  # it quiets transformers
+        super()._outline(head)  # it quiets transformers
         with torch.device("meta"):
             return AutoModelForMaskedLM.from_config(self._config(), **WANTED)
 
@@ -49,7 +49,7 @@ class MaskedText(RandomText):
         digest.add(super().identity(), self._masked)
         return digest.hex()
 
-    def inputs(self, ids: Sequence[int], num_tokens: int | None) -> Tensor:
+    def inputs(self, ids: Sequence[int], num_tokens: int | None, epoch: int = 0) -> Tensor:
         masked = torch.from_numpy(self._masked[list(ids), :num_tokens])
         return super().inputs(ids, num_tokens).masked_fill(masked, MASK)
 
@@ -66,4 +66,8 @@ def _loss(output: Tensor, targets: Tensor) -> Tensor:
     return by_token.sum(1) / (wanted != NOT_MASKED).sum(1)
 
 
-OBJECTIVE = Objective(_loss, lambda hidden: (*hidden[:2], VOCABULARY))
+def _score(predictions: np.ndarray, targets: np.ndarray) -> dict[str, float]:
+    raise NotImplementedError
+
+
+MASKED_LM = Task("masked_lm", Head("token", VOCABULARY), _loss, lambda hidden: (*hidden[:2], VOCABULARY), _score)

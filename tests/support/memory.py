@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pipetransformer.autopipe.plan import Plan
+from pipetransformer.models.base import Head
 from pipetransformer.models.checkpoint import Checkpoint
 from pipetransformer.models.huggingface import HuggingFaceModel
 from pipetransformer.models.stack import Layer
@@ -47,12 +48,12 @@ class Started:
 def start(case: Case, folder: Path, num_outputs: int, plan: Plan) -> Started:
     """Measures the layers of the encoder in ``folder`` and goes to a plan; every rank calls it."""
     seen, spec, precision = Started(), OPTIMIZERS[case.optimizer], PRECISIONS["float32"]
-    stack = HuggingFaceModel(name=str(folder)).outline(case.task, num_outputs, (), SEED)
+    stack = HuggingFaceModel(name=str(folder)).outline(Head("sequence", num_outputs), (), SEED)
     with _watched(seen):
         profile(stack, (_batch(1), _batch(2)), spec, CPU, precision)
         seen.most_bytes_measuring, seen.most_bytes = seen.most_bytes, 0
         seen.read.clear()
-        with ElasticRuntime(stack, case.objective(), spec, RankContext.create(CPU, precision, 60)) as runtime:
+        with ElasticRuntime(stack, case.task, spec, RankContext.create(CPU, precision, 60)) as runtime:
             runtime.apply_plan(plan)
     seen.held = runtime.resident.held()
     return seen

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipetransformer.data.base import CLASSIFICATION, QUESTION_ANSWERING, Split
+from pipetransformer.data.base import Split
 from pipetransformer.data.digest import Digest
 
 VOCABULARY, NUM_CLASSES, IMAGE_SIZE = 50, 3, 8
@@ -29,7 +29,7 @@ class RandomImages(Split):
         digest.add(self._pixels)
         return digest.hex()
 
-    def inputs(self, ids: Sequence[int], num_tokens: int | None) -> Tensor:
+    def inputs(self, ids: Sequence[int], num_tokens: int | None, epoch: int = 0) -> Tensor:
         assert num_tokens is None
         return torch.from_numpy(self._pixels[list(ids)])
 
@@ -43,14 +43,14 @@ class RandomImages(Split):
 class RandomText(Split):
     """``num_samples`` token sequences of different lengths, with classes or answer positions."""
 
-    def __init__(self, num_samples: int, task: str = CLASSIFICATION, name: str = "train") -> None:
+    def __init__(self, num_samples: int, answers: bool = False, name: str = "train") -> None:
         generator = np.random.default_rng(0)
-        self.name, self._task = name, task
+        self.name = name
         self.lengths = generator.integers(3, 12, num_samples)
         self._tokens = generator.integers(5, VOCABULARY, (num_samples, 12))
         self._labels = generator.integers(0, NUM_CLASSES, num_samples)
         spans = np.sort(generator.integers(0, self.lengths[:, None], (num_samples, 2)), axis=1)
-        self._answers = np.column_stack([spans, self.lengths])
+        self._targets = np.column_stack([spans, self.lengths]) if answers else self._labels
 
     def __len__(self) -> int:
         return len(self._labels)
@@ -60,7 +60,7 @@ class RandomText(Split):
         digest.add(self.lengths, self._tokens)
         return digest.hex()
 
-    def inputs(self, ids: Sequence[int], num_tokens: int | None) -> Tensor:
+    def inputs(self, ids: Sequence[int], num_tokens: int | None, epoch: int = 0) -> Tensor:
         assert num_tokens is not None
         mask = self._mask(ids, num_tokens)
         return torch.from_numpy(np.where(mask, self._tokens[list(ids), :num_tokens], 0))
@@ -75,7 +75,7 @@ class RandomText(Split):
         }
 
     def targets(self, ids: Sequence[int]) -> Tensor:
-        return torch.from_numpy((self._answers if self._task == QUESTION_ANSWERING else self._labels)[list(ids)])
+        return torch.from_numpy(self._targets[list(ids)])
 
     def score(self, predictions: np.ndarray) -> dict[str, float]:
         return {"accuracy": float((predictions == self._labels).mean())}

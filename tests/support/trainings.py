@@ -18,7 +18,7 @@ from pipetransformer.autocache.capacity import SHARD_SIZE, CacheCapacity, Featur
 from pipetransformer.autocache.layout import Budgets, bytes_needed
 from pipetransformer.autodp.sampler import batch_ids, epoch_order, num_batches
 from pipetransformer.autopipe.plan import Plan
-from pipetransformer.data.base import QUESTION_ANSWERING, Split
+from pipetransformer.data.base import Split
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.planning.timeline import Timeline
 from pipetransformer.report.reporter import Reporter
@@ -84,7 +84,7 @@ def build(case: Case, folder: str) -> tuple[ElasticRuntime, CachedLoader, Proces
     if device.type == "cuda":
         torch.cuda.set_device(device)
     context = RankContext.create(device, precision, timeout_s=60)
-    runtime = ElasticRuntime(case.stack(), case.objective(), spec, context)
+    runtime = ElasticRuntime(case.stack(), case.task, spec, context)
     if precision.scales_loss:
         runtime.loss_scale.value = case.loss_scale
     loader = CachedLoader(case, runtime, Path(folder))
@@ -219,7 +219,7 @@ def _reference(case: Case, frozen_from: tuple[tuple[int, int], ...], num_microba
         keys, targets = sample_keys(SEED, step, ids), split.targets(ids.tolist())
         for rows in torch.arange(len(ids)).chunk(num_microbatches):
             output = forward(inputs[rows], {name: t[rows] for name, t in context.items()}, keys[rows], num_frozen)
-            loss = case.objective().loss(output, targets[rows]).sum() / len(ids)
+            loss = case.task.loss(output, targets[rows]).sum() / len(ids)
             (scale * loss).backward()
             trace.losses[-1] += loss.item()
         active = [p for p in used if p.requires_grad]
@@ -259,7 +259,7 @@ def _by_original(model: nn.Module, case: Case) -> Forward:
         if case.kind == "vit":
             return model(inputs)
         output = model(inputs, **context)
-        if case.task == QUESTION_ANSWERING:
+        if case.task.head.kind == "span":
             return torch.stack([output.start_logits, output.end_logits], dim=-1)
         return output.logits
 

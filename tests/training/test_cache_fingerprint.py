@@ -4,6 +4,7 @@ import importlib.util
 import linecache
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def identity(run: list[str], num_outputs: int = 2, **options: object) -> StoreFi
     config = loaded(*run, *(f"++model.options.{name}={value}" for name, value in options.items()))
     wanted = config.model.input_format()
     data = config.dataset.load(TextFormat(**wanted) if "tokenizer" in wanted else ImageFormat(**wanted))
-    stack = config.model.build(data.task, num_outputs, data.input_shape, seed=0)
+    stack = config.model.build(replace(data.task.head, num_outputs=num_outputs), data.input_shape, seed=0)
     source = sample_source(data.train, stack.hidden_shape)
     return fingerprint(config, stack, data.train, source, FeatureFormat(16, torch.float32), torch.device("cpu"))
 

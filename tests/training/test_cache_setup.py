@@ -13,12 +13,13 @@ from support.samples import RandomImages
 
 from pipetransformer.autocache.capacity import CacheCapacity
 from pipetransformer.autocache.layout import Budgets
-from pipetransformer.data.base import CLASSIFICATION, Data
+from pipetransformer.data.base import Data
+from pipetransformer.data.tasks import image_classification
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.training import cache_setup
 from pipetransformer.training.cache_setup import CacheSetup, set_up_cache
 
-DATA = Data(RandomImages(4), (), CLASSIFICATION, num_outputs=2)
+DATA = Data(RandomImages(4), (), image_classification(2))
 FREEZES = ("freeze=schedule", "freeze.num_frozen=[1]", "freeze.interval=0.5")
 
 

@@ -14,8 +14,9 @@ from pipetransformer.autocache.capacity import FeatureFormat
 from pipetransformer.autocache.reader import FeatureReader
 from pipetransformer.autodp.topology import Topology
 from pipetransformer.data.base import ImageFormat, Split
+from pipetransformer.data.image_sources import from_arrays
 from pipetransformer.data.image_split import ImageSplit
-from pipetransformer.data.pictures import from_arrays
+from pipetransformer.data.tasks import image_classification
 from pipetransformer.training.loader import LENGTH_STEP, BatchLoader, sample_source
 from pipetransformer.training.node import NodeLayout
 
@@ -88,7 +89,9 @@ def test_the_source_of_the_cache_reads_the_same_samples(split: Split) -> None:
 def test_cached_draws_of_a_random_transform_are_used_in_turn(num_draws: int, tmp_path: Path) -> None:
     """What an epoch reads from the cache is what the split would show in the epoch of that draw."""
     pixels = np.random.default_rng(0).integers(0, 256, (10, 8, 8), dtype=np.uint8)
-    split = ImageSplit("train", from_arrays(pixels, np.zeros(10, dtype=np.int64)), ImageFormat(), 1, augment=True)
+    split = ImageSplit(
+        "train", from_arrays(pixels, np.zeros(10, dtype=np.int64)), ImageFormat(), image_classification(1), augment=True
+    )
     source = sample_source(split, lambda inputs: torch.Size((len(inputs), 8, 8)), num_draws)
     cache = make_cache(tmp_path, source, feature_format=FeatureFormat(8, torch.float32))
     loader = BatchLoader(split, source, seed=1, reader=cache.reader)

@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipetransformer.data import windows as windows_module
-from pipetransformer.data.squad_file import Question
-from pipetransformer.data.windows import answer_tokens, cut
+from pipetransformer.data import squad_windows as windows_module
+from pipetransformer.data.squad_windows import Question, answer_tokens, tokenize_windows
 
 LONG = "it is a cat of it " * 12
 
@@ -17,7 +16,7 @@ def ask(context: str, text: str = "it?", name: str = "a") -> Question:
 
 
 def test_a_short_context_is_one_window(tokenizer: Any) -> None:
-    windows = cut([ask("a cat")], tokenizer, 32, 4)
+    windows = tokenize_windows([ask("a cat")], tokenizer, 32, 4)
     assert tokenizer.decode(windows.tokens.ids[0]) == "[CLS] it? [SEP] a cat [SEP]"
     assert windows.contexts.tolist() == [[4, 7]]
     assert windows.offsets[0].tolist()[4:8] == [[0, 1], [2, 3], [3, 4], [4, 5]]
@@ -28,7 +27,7 @@ def test_a_short_context_is_one_window(tokenizer: Any) -> None:
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10), st.integers(20, 60))
 def test_windows_cover_the_context_and_overlap_by_the_stride(tokenizer: Any, stride: int, max_length: int) -> None:
-    windows = cut([ask(LONG)], tokenizer, max_length, stride)
+    windows = tokenize_windows([ask(LONG)], tokenizer, max_length, stride)
     assert windows.tokens.ids.lengths.max() <= max_length
     spans = [windows.offsets[row][first : last + 1] for row, (first, last) in enumerate(windows.contexts)]
     whole = np.concatenate([spans[0], *(span[stride:] for span in spans[1:])])
@@ -37,7 +36,7 @@ def test_windows_cover_the_context_and_overlap_by_the_stride(tokenizer: Any, str
 
 
 def test_windows_stand_in_the_order_of_their_questions(tokenizer: Any) -> None:
-    windows = cut([ask("a"), ask(LONG), ask("of it")], tokenizer, 40, 5)
+    windows = tokenize_windows([ask("a"), ask(LONG), ask("of it")], tokenizer, 40, 5)
     assert windows.questions.tolist() == sorted(windows.questions.tolist())
     assert {*windows.questions.tolist()} == {0, 1, 2}
     assert (windows.questions == 1).sum() > 1
@@ -45,9 +44,9 @@ def test_windows_stand_in_the_order_of_their_questions(tokenizer: Any) -> None:
 
 def test_chunks_are_joined_in_order(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     questions = [ask("a"), ask(LONG), ask("of it"), ask("it is"), ask(LONG)]
-    at_once = cut(questions, tokenizer, 40, 5)
+    at_once = tokenize_windows(questions, tokenizer, 40, 5)
     monkeypatch.setattr(windows_module, "CHUNK", 2)
-    in_chunks = cut(questions, tokenizer, 40, 5)
+    in_chunks = tokenize_windows(questions, tokenizer, 40, 5)
     np.testing.assert_array_equal(in_chunks.questions, at_once.questions)
     np.testing.assert_array_equal(in_chunks.contexts, at_once.contexts)
     np.testing.assert_array_equal(in_chunks.offsets.values, at_once.offsets.values)
@@ -59,8 +58,8 @@ def test_chunks_are_joined_in_order(tokenizer: Any, monkeypatch: pytest.MonkeyPa
 def test_a_question_that_leaves_no_room_is_named(tokenizer: Any) -> None:
     questions = [ask("a cat"), ask("a cat", text="it is " * 10, name="long")]
     with pytest.raises(ValueError, match=r"question long has 20 tokens, which leaves 9 of 32 .* dataset\.stride=9"):
-        cut(questions, tokenizer, 32, 9)
-    assert len(cut(questions, tokenizer, 32, 8).questions) == 2
+        tokenize_windows(questions, tokenizer, 32, 9)
+    assert len(tokenize_windows(questions, tokenizer, 32, 8).questions) == 2
 
 
 OFFSETS = np.array([(0, 0), (0, 2), (0, 0), (10, 13), (14, 18), (18, 20), (21, 25), (0, 0)])

@@ -1,4 +1,4 @@
-"""Questions with their contexts as token sequences: a long context becomes several windows that overlap."""
+"""Questions and their contexts as token sequences: a long context becomes several windows that overlap."""
 
 from __future__ import annotations
 
@@ -8,14 +8,33 @@ from typing import Any
 
 import numpy as np
 
-from pipetransformer.data.spans import NULL_POSITION
-from pipetransformer.data.squad_file import Question
 from pipetransformer.data.text import CHUNK, Ragged, Tokens, check_tokenizer
+
+NULL_POSITION = 0  # the CLS token; the span [0, 0] says that the window holds no answer
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question.
+
+    Attributes:
+        id: The dataset's id.
+        text: The question.
+        context: The paragraph it is about.
+        answers: Right answers; none when the context does not answer the question.
+        starts: Where each answer starts in the context, in characters.
+    """
+
+    id: str
+    text: str
+    context: str
+    answers: tuple[str, ...]
+    starts: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Windows:
-    """All windows of some questions, in the order of the questions.
+    """The windows of some questions, in the order of the questions.
 
     Attributes:
         tokens: CLS, question, separator, a part of the context, separator.
@@ -30,7 +49,7 @@ class Windows:
     questions: np.ndarray
 
 
-def cut(questions: Sequence[Question], tokenizer: Any, max_length: int, stride: int) -> Windows:
+def tokenize_windows(questions: Sequence[Question], tokenizer: Any, max_length: int, stride: int) -> Windows:
     """Tokenises questions with their contexts.
 
     Args:
@@ -66,7 +85,7 @@ def cut(questions: Sequence[Question], tokenizer: Any, max_length: int, stride: 
 
 
 def answer_tokens(offsets: np.ndarray, context: np.ndarray, start: int, end: int) -> tuple[int, int]:
-    """The tokens of an answer in one window.
+    """Finds the tokens of an answer in one window.
 
     Args:
         offsets: Characters of each token, shape (T, 2).

@@ -1,12 +1,13 @@
 from pathlib import Path
+from typing import Any
 
 import datasets
 import numpy as np
 import pytest
 from PIL import Image
 
-from pipetransformer.data import pictures
-from pipetransformer.data.pictures import Pictures, from_arrays, from_folder, from_hub
+from pipetransformer.data import image_sources
+from pipetransformer.data.image_sources import ImageSource, ImageSplits, from_arrays, from_folder, from_hub
 
 
 def write_folder(root: Path, **splits: dict[str, list[tuple[int, int, int]]]) -> Path:
@@ -50,6 +51,52 @@ def test_grey_files_are_read_as_colour(tmp_path: Path) -> None:
     assert from_folder(tmp_path).evaluation.decode(FIRST)[0].tolist() == np.full((4, 4, 3), 7).tolist()
 
 
+@pytest.mark.parametrize("name", ["a[b]", "c*", "what?", "[x", "é ü"])
+def test_a_class_may_have_any_name(tmp_path: Path, name: str) -> None:
+    write_folder(tmp_path, train={name: [RED, GREEN], "cat": [BLUE]}, test={name: [RED]})
+    found = from_folder(tmp_path)
+    assert sorted(found.classes) == sorted(["cat", name])
+    assert np.bincount(found.train.labels)[found.classes.index(name)] == 2
+    assert len(found.evaluation) == 1
+
+
+def test_pictures_in_folders_below_a_class_belong_to_it(tmp_path: Path) -> None:
+    write_folder(tmp_path, train={"cat": [RED], "cat/young": [GREEN], "cat/young/grey": [BLUE], "dog": [RED]}, test={})
+    (tmp_path / "test").mkdir()
+    found = from_folder(tmp_path)
+    assert (found.classes, found.train.labels.tolist()) == (("cat", "dog"), [0, 0, 0, 1])
+    assert [tuple(picture[0, 0]) for picture in found.train.decode(np.arange(3))] == [RED, GREEN, BLUE]
+
+
+@pytest.mark.parametrize("suffix", ["tif", "TIFF", "jpg", "JPEG", "pgm", "gif", "webp", "bmp"])
+def test_every_usual_format_is_read(tmp_path: Path, suffix: str) -> None:
+    write_folder(tmp_path, train={"cat": []}, test={"cat": []})
+    Image.new("L", (4, 4), 200).save(tmp_path / "train" / "cat" / f"grey.{suffix}")
+    source = from_folder(tmp_path).train
+    assert source.errors() == []
+    assert source.decode(FIRST)[0].shape == (4, 4, 3)
+    assert abs(int(source.decode(FIRST)[0][0, 0, 0]) - 200) <= 2
+
+
+def test_hidden_files_and_hidden_or_empty_folders_are_left_out(tmp_path: Path) -> None:
+    write_folder(
+        tmp_path, train={"cat": [RED], ".checkpoints": [GREEN], "empty/below": []}, test={"cat": [], "bird": []}
+    )
+    Image.new("RGB", (4, 4), GREEN).save(tmp_path / "train" / "cat" / "._0.png")
+    found = from_folder(tmp_path)
+    assert (found.classes, found.train.labels.tolist()) == (("cat",), [0])
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_class_whose_files_are_no_pictures_is_named(tmp_path: Path, split: str) -> None:
+    write_folder(tmp_path, train={"cat": [RED], "dog": [RED]}, test={"cat": [RED]})
+    (tmp_path / split / "dog").mkdir(exist_ok=True)
+    (tmp_path / split / "dog" / "0.png").unlink(missing_ok=True)
+    (tmp_path / split / "dog" / "0.heic").write_bytes(b"")
+    with pytest.raises(ValueError, match=rf"{split}/dog has 1 files and no pictures, the first is 0\.heic"):
+        from_folder(tmp_path)
+
+
 def test_a_folder_without_evaluation_is_refused(tmp_path: Path) -> None:
     write_folder(tmp_path, train={"cat": [RED]})
     with pytest.raises(ValueError, match=r"not an image folder; give a folder with train/<class>"):
@@ -79,12 +126,33 @@ def test_the_hub_gives_grey_and_colour_pictures(monkeypatch: pytest.MonkeyPatch)
     features = datasets.Features({"img": datasets.Image(), "kind": datasets.ClassLabel(names=["cat", "dog"])})
     images = [Image.new("RGB", (5, 4), RED), Image.new("L", (5, 4), 9), Image.new("RGBA", (5, 4), (*BLUE, 255))]
     rows = datasets.Dataset.from_dict({"img": images, "kind": [0, 1, 0]}, features=features)
-    monkeypatch.setattr(pictures, "load_hub", lambda name, split, local: rows)
+    monkeypatch.setattr(image_sources, "load_hub", lambda name, split, local: rows)
     found = from_hub("owner/data", "train", "test", ("img", "kind"), "a folder")
     assert found.classes == ("cat", "dog")
     assert found.train.labels.tolist() == [0, 1, 0]
     assert [picture.shape for picture in found.train.decode(np.arange(3))] == [(4, 5, 3), (4, 5, 1), (4, 5, 3)]
     assert found.evaluation_name == "test"
+
+
+def from_rows(monkeypatch: pytest.MonkeyPatch, pictures: list[Any], columns: tuple[str, str]) -> ImageSplits:
+    features = datasets.Features({"img": datasets.Image(), "kind": datasets.ClassLabel(names=["cat", "dog"])})
+    rows = datasets.Dataset.from_dict({"img": pictures, "kind": [0] * len(pictures)}, features=features)
+    monkeypatch.setattr(image_sources, "load_hub", lambda name, split, local: rows)
+    return from_hub("owner/data", "train", "test", columns, "a folder")
+
+
+def test_a_damaged_picture_of_the_hub_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = from_rows(monkeypatch, [Image.new("L", (4, 4)), {"bytes": b"hello", "path": None}], ("img", "kind"))
+    with pytest.raises(ValueError, match="picture 1 in split 'train' of owner/data cannot be read as a picture"):
+        found.train.decode(np.array([0, 1]))
+
+
+@pytest.mark.parametrize("columns", [("image", "kind"), ("kind", "kind"), ("img", "img"), ("img", "label")])
+def test_columns_that_the_hub_does_not_have_are_named(
+    monkeypatch: pytest.MonkeyPatch, columns: tuple[str, str]
+) -> None:
+    with pytest.raises(ValueError, match=r"has the columns img, kind; dataset\.image_column="):
+        from_rows(monkeypatch, [Image.new("L", (4, 4))], columns)
 
 
 def test_taking_pictures_keeps_their_labels() -> None:
@@ -100,6 +168,6 @@ def test_in_memory_pictures_are_decoded_once() -> None:
         decoded.extend(indices.tolist())
         return np.stack([np.full((1, 1, 1), index, dtype=np.uint8) for index in indices])
 
-    held = Pictures(decode, np.zeros(3, dtype=np.int64)).in_memory()
+    held = ImageSource(decode, np.zeros(3, dtype=np.int64), lambda indices: 1).in_memory()
     assert np.concatenate([*held.decode(np.array([2, 1])), *held.decode(FIRST)]).flatten().tolist() == [2, 1, 0]
     assert decoded == [0, 1, 2]

@@ -1,0 +1,102 @@
+"""Decoding of image files and of Pillow's images of any mode to uint8, and a check that mostly needs no decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+GREY_MODES = ("1", "L", "LA", "La")  # Pillow's, beside those of more than 8 bits, which begin with I
+DECODING = "16 bits to 8 by 257"  # part of every identity: change it with what decoding gives
+JPEG_END = b"\xff\xd9"
+
+
+def check_file(file: Path) -> None:
+    """Raises ValueError where a file is cut short, damaged or not an image, mostly without decoding it.
+
+    A PNG has checksums, and a JPEG that is whole has an end; other formats, and a JPEG without its end, are decoded.
+    """
+    from PIL import Image
+
+    with named(str(file)), Image.open(file) as image:
+        _check_mode(image)
+        if image.format == "PNG":
+            image.verify()
+        elif image.format != "JPEG" or not _has_jpeg_end(file):
+            image.load()
+
+
+def _has_jpeg_end(file: Path) -> bool:
+    with file.open("rb") as content:
+        content.seek(max(0, file.stat().st_size - 1024))
+        return content.read().rstrip(b"\0").endswith(JPEG_END)
+
+
+def read_file(file: Path) -> np.ndarray:
+    """Decodes a file as colour, (H, W, 3) of uint8."""
+    from PIL import Image
+
+    with named(str(file)), Image.open(file) as image:
+        pixels = to_array(image)
+    return pixels if pixels.shape[2] == 3 else np.repeat(pixels, 3, axis=2)
+
+
+@contextmanager
+def named(name: str) -> Iterator[None]:
+    """Turns any error into a ValueError that names the image: Pillow raises its own, OSError, SyntaxError, ..."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(f"{name} cannot be read as a picture ({error}); repair or remove it") from error
+
+
+def to_array(image: Image) -> np.ndarray:
+    """Converts a Pillow image of any mode to uint8, (H, W, 1) of a grey one, else (H, W, 3).
+
+    Grey of 16 bits is divided by 257, which takes 65,535 to 255. Transparency is dropped.
+
+    Raises:
+        ValueError: The pixels have no known range, or more than 16 bits.
+    """
+    _check_mode(image)
+    if image.mode.startswith("I"):
+        return _from_16_bits(np.asarray(image).astype(np.int64))[..., None]
+    if image.mode in GREY_MODES:
+        return np.asarray(image.convert("L"))[..., None]
+    if image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")  # Pillow warns of the direct way
+    return np.asarray(image.convert("RGB"))
+
+
+def _check_mode(image: Image) -> None:
+    if image.mode == "F":
+        raise ValueError("its pixels are floating-point numbers without a known range, save it with 8 or 16 bits")
+
+
+def _from_16_bits(pixels: np.ndarray) -> np.ndarray:
+    if pixels.min() < 0 or pixels.max() > 65_535:
+        raise ValueError(
+            f"its pixels go from {pixels.min()} to {pixels.max()}, 16 bits from 0 to 65535; save it with 8 or 16 bits"
+        )
+    return ((pixels + 128) // 257).astype(np.uint8)  # to the nearest
+
+
+def is_grey(stored: dict[str, Any]) -> bool:
+    """Reads the header of an image of the hub, its ``bytes`` or the file at its ``path``.
+
+    One that cannot be read counts as grey and fails where it is decoded.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(BytesIO(stored["bytes"]) if stored["bytes"] else stored["path"]) as image:
+            return image.mode in GREY_MODES or image.mode.startswith("I")
+    except UnidentifiedImageError:
+        return True

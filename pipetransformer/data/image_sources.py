@@ -1,0 +1,229 @@
+"""Labelled images from arrays, image folders and the hub, before they are fitted to a model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from pipetransformer.data.digest import Digest
+from pipetransformer.data.hub import fingerprint, load_hub
+from pipetransformer.data.image_decoding import DECODING, check_file, is_grey, named, read_file, to_array
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".pgm", ".pbm", ".webp", ".tif", ".tiff", ".gif")
+IMAGE_FOLDER = "a folder with train/<class>/*.png and test/, val/ or validation/<class>/*.png"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ImageSource:
+    """Images that are decoded when they are read.
+
+    Attributes:
+        decode: Maps indices (B,) to their images of uint8, each (H, W, C), or all in one array (B, H, W, C).
+        labels: Class of each image, shape (N,) of int64.
+        channels: Maps indices (B,) to the channels that hold all of these images: 3 where one has colour.
+        stamp: Identifies an image without decoding it; ``None``: its pixels do, which takes decoding all.
+        check: Raises ValueError where an image cannot be decoded; ``None`` where all are known to be whole.
+    """
+
+    decode: Callable[[np.ndarray], Sequence[np.ndarray] | np.ndarray]
+    labels: np.ndarray
+    channels: Callable[[np.ndarray], int]
+    stamp: Callable[[int], str] | None = None
+    check: Callable[[int], None] | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def num_channels(self) -> int:
+        """Channels that hold all images."""
+        return self.channels(np.arange(len(self)))
+
+    def identity(self) -> str:
+        """Returns a hex digest of all images in their order, the labels left out."""
+        digest = Digest("pictures")
+        digest.add(None if self.stamp is None else f"decoded by Pillow {metadata.version('pillow')}, {DECODING}")
+        for index in range(len(self)):
+            digest.add(self.decode(np.array([index]))[0] if self.stamp is None else self.stamp(index))
+        return digest.hex()
+
+    def take(self, ids: np.ndarray) -> ImageSource:
+        """Returns the images with these ids (M,), in their order."""
+
+        return ImageSource(
+            lambda indices: self.decode(ids[indices]),
+            self.labels[ids],
+            lambda indices: self.channels(ids[indices]),
+            _over(ids, self.stamp),
+            _over(ids, self.check),
+        )
+
+    def in_memory(self) -> ImageSource:
+        """Decodes everything once."""
+        return from_list([self.decode(np.array([index]))[0] for index in range(len(self))], self.labels)
+
+    def errors(self) -> list[str]:
+        """Checks every image, in as many threads as there are cores, and returns what is wrong with some."""
+        if self.check is None:
+            return []
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            return [error for error in threads.map(self._error, range(len(self))) if error]
+
+    def _error(self, index: int) -> str:
+        assert self.check is not None
+        try:
+            self.check(index)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+
+@dataclass(frozen=True)
+class ImageSplits:
+    """Two splits, the name of the second, and the names of the classes."""
+
+    train: ImageSource
+    evaluation: ImageSource
+    evaluation_name: str
+    classes: tuple[str, ...]
+
+
+def _over(ids: np.ndarray, function: Callable[[int], T] | None) -> Callable[[int], T] | None:
+    return None if function is None else lambda index: function(int(ids[index]))
+
+
+def from_arrays(images: np.ndarray, labels: np.ndarray) -> ImageSource:
+    """Takes images (N, H, W) or (N, H, W, C) of uint8 and labels (N,)."""
+    assert images.dtype == np.uint8, images.dtype
+    images = images if images.ndim == 4 else images[..., None]
+    return ImageSource(images.__getitem__, labels.astype(np.int64), lambda indices: images.shape[-1])
+
+
+def from_list(images: list[np.ndarray], labels: np.ndarray) -> ImageSource:
+    """Takes images of any sizes, each (H, W, C) of uint8, and labels (N,)."""
+    return ImageSource(
+        lambda indices: [images[index] for index in indices],
+        labels,
+        lambda indices: max((images[index].shape[-1] for index in indices), default=1),
+    )
+
+
+def from_hub(name: str, train: str, evaluation: str, columns: tuple[str, str], local_format: str) -> ImageSplits:
+    """Takes two splits of a hub dataset; ``columns`` are those of the image and the label.
+
+    Raises:
+        ValueError: The hub or a split cannot be reached, or has no such columns.
+    """
+    first, classes = _hub_split(name, train, columns, local_format)
+    return ImageSplits(first, _hub_split(name, evaluation, columns, local_format)[0], evaluation, classes)
+
+
+def _hub_split(
+    name: str, split: str, columns: tuple[str, str], local_format: str
+) -> tuple[ImageSource, tuple[str, ...]]:
+    from datasets import Image as ImageFeature
+
+    image_column, label_column = columns
+    rows = load_hub(name, split, local_format)
+    feature, classes = rows.features.get(image_column), getattr(rows.features.get(label_column), "names", None)
+    if not isinstance(feature, ImageFeature) or classes is None:
+        raise ValueError(
+            f"{name} has the columns {', '.join(rows.features)}; dataset.image_column={image_column} has to hold "
+            f"images and dataset.label_column={label_column} classes with names"
+        )
+    stored = rows.cast_column(image_column, ImageFeature(decode=False))  # bytes, or the path of a file
+    origin = f"{fingerprint(rows)} {image_column}"
+
+    def decode(indices: np.ndarray) -> list[np.ndarray]:
+        images = []
+        for index, image in zip(indices, stored[indices][image_column], strict=True):
+            with named(f"picture {index} in split {split!r} of {name}"):
+                images.append(to_array(feature.decode_example(image)))
+        return images
+
+    def channels(indices: np.ndarray) -> int:
+        return 1 if all(is_grey(stored[int(index)][image_column]) for index in indices) else 3
+
+    labels = np.asarray(rows[label_column][:], dtype=np.int64)
+    return ImageSource(decode, labels, channels, lambda index: f"{origin} {index}"), tuple(classes)
+
+
+def from_folder(root: Path) -> ImageSplits:
+    """Takes ``train/<class>/**`` and the first of ``test``, ``val`` and ``validation`` beside it.
+
+    A folder may mix grey and colour, and all of its images are read as colour. Files and folders whose names begin
+    with a dot are left out, and so are files that do not end in one of :data:`SUFFIXES`.
+
+    Raises:
+        ValueError: A folder is missing, or a class has files of which none is an image.
+    """
+    name, classes = folder_classes(root)
+    return ImageSplits(_files(root / "train", classes), _files(root / name, classes), name, classes)
+
+
+def folder_classes(root: Path) -> tuple[str, tuple[str, ...]]:
+    """Returns the name of the evaluation folder, and the names of the classes; a folder without files is none.
+
+    Raises:
+        ValueError: A folder is missing, or the evaluation folder has classes that training lacks.
+    """
+    name = next((name for name in ("test", "val", "validation") if (root / name).is_dir()), None)
+    classes = _classes(root / "train")
+    if name is None or not classes:
+        raise ValueError(f"dataset.path={root} is not an image folder; give {IMAGE_FOLDER}")
+    if unknown := sorted({*_classes(root / name)} - {*classes}):
+        raise ValueError(f"{root / name} has {len(unknown)} classes that train/ lacks: {', '.join(unknown[:5])}")
+    return name, classes
+
+
+def _classes(folder: Path) -> tuple[str, ...]:
+    if not folder.is_dir():
+        return ()
+    inside = [entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+    return tuple(sorted(entry.name for entry in inside if any(_visible_files(entry))))
+
+
+def _visible_files(folder: Path) -> Iterator[Path]:
+    """Yields the files in a folder and below it."""
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = (name for name in folders if not name.startswith("."))  # os.walk does not enter the others
+        yield from (Path(parent, name) for name in names if not name.startswith("."))
+
+
+def _files(folder: Path, classes: tuple[str, ...]) -> ImageSource:
+    files: list[Path] = []
+    labels: list[int] = []
+    for label, name in enumerate(classes):
+        found = sorted(_visible_files(folder / name))
+        images = [file for file in found if file.suffix.lower() in SUFFIXES]
+        if found and not images:
+            raise ValueError(
+                f"{folder / name} has {len(found)} files and no pictures, the first is {found[0].name}; give pictures "
+                f"that end in one of {', '.join(SUFFIXES)}, or remove the folder"
+            )
+        files += images
+        labels += [label] * len(images)
+    return ImageSource(
+        lambda indices: [read_file(files[index]) for index in indices],
+        np.array(labels, dtype=np.int64),
+        lambda indices: 3,
+        lambda index: _stamp(files[index]),
+        lambda index: check_file(files[index]),
+    )
+
+
+def _stamp(file: Path) -> str:
+    """Returns the whole name, the size and the time of the last change; while all three stay, so does the image."""
+    try:
+        facts = file.stat()
+    except OSError as error:
+        raise ValueError(f"{file} cannot be looked at ({error}); repair or remove it") from error
+    return f"{file.absolute()} {facts.st_size} {facts.st_mtime_ns}"

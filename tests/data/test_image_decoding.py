@@ -1,0 +1,113 @@
+"""Pillow's modes, and files that are damaged in different ways."""
+
+import io
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pipetransformer.data.image_decoding import check_file, is_grey, read_file, to_array
+
+RAMP = np.linspace(0, 65_535, 12).round().astype(np.uint16).reshape(3, 4)
+NOISE = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+
+
+@pytest.mark.parametrize("mode", ["I;16", "I;16B", "I;16L", "I"])
+def test_grey_of_16_bits_is_scaled_to_8(mode: str) -> None:
+    order = {"I;16B": ">u2", "I": "<i4"}.get(mode, "<u2")
+    image = Image.frombytes(mode, (4, 3), RAMP.astype(order).tobytes())
+    assert image.mode == mode
+    assert to_array(image)[..., 0].tolist() == np.round(RAMP / 257).astype(int).tolist()
+
+
+def test_a_16_bit_png_keeps_its_brightness(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).integers(0, 65_536, (50, 50), dtype=np.uint16)
+    Image.fromarray(values).save(tmp_path / "deep.png")
+    assert read_file(tmp_path / "deep.png").mean() == pytest.approx(values.mean() / 257, abs=0.5)
+
+
+@pytest.mark.parametrize(
+    ("mode", "colour", "pixel"),
+    [
+        ("1", 1, [255]),
+        ("L", 7, [7]),
+        ("LA", (7, 0), [7]),
+        ("RGB", (1, 2, 3), [1, 2, 3]),
+        ("RGBA", (1, 2, 3, 0), [1, 2, 3]),
+        ("CMYK", (0, 255, 255, 0), [255, 0, 0]),
+        ("HSV", (0, 255, 255), [255, 0, 0]),
+    ],
+)
+def test_every_mode_becomes_8_bits_of_grey_or_colour(mode: str, colour: object, pixel: list[int]) -> None:
+    found = to_array(Image.new(mode, (4, 3), colour))  # pyright: ignore[reportArgumentType]
+    assert (found.dtype, found.shape) == (np.uint8, (3, 4, len(pixel)))
+    assert found[1, 2].tolist() == pixel
+
+
+@pytest.mark.parametrize("transparency", [None, 0, b"\x00\x80"])
+def test_a_palette_becomes_its_colours(transparency: object) -> None:
+    image = Image.new("P", (4, 3), 1)
+    image.putpalette([0, 0, 0, 10, 20, 30])
+    if transparency is not None:
+        image.info["transparency"] = transparency
+    assert to_array(image)[1, 2].tolist() == [10, 20, 30]
+
+
+def test_pixels_without_a_known_range_are_refused() -> None:
+    with pytest.raises(ValueError, match="floating-point numbers without a known range"):
+        to_array(Image.new("F", (4, 3), 0.5))
+    with pytest.raises(ValueError, match="go from 0 to 70000, 16 bits from 0 to 65535"):
+        to_array(Image.fromarray(np.array([[0, 70_000]], dtype=np.int32)))
+
+
+@pytest.mark.parametrize(("mode", "grey"), [("1", True), ("LA", True), ("I;16", True), ("P", False), ("RGB", False)])
+def test_the_header_tells_grey_from_colour(mode: str, grey: bool) -> None:
+    content = io.BytesIO()
+    Image.new(mode, (4, 3)).save(content, "PNG")
+    assert is_grey({"bytes": content.getvalue(), "path": None}) == grey
+
+
+@pytest.mark.parametrize("suffix", ["png", "jpg", "bmp", "tif", "webp", "gif", "ppm"])
+def test_a_whole_file_passes_and_one_cut_short_is_named(tmp_path: Path, suffix: str) -> None:
+    file = tmp_path / f"picture.{suffix}"
+    Image.fromarray(NOISE).save(file)
+    check_file(file)
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.raises(ValueError, match=rf"picture\.{suffix} cannot be read as a picture \(.+\); repair or remove it"):
+        check_file(file)
+    with pytest.raises(ValueError, match=rf"picture\.{suffix} cannot be read"):
+        read_file(file)
+
+
+@pytest.mark.parametrize("extra", [b"", b"\0" * 300, b"more"])
+def test_what_follows_the_end_of_a_jpeg_does_not_matter(tmp_path: Path, extra: bytes) -> None:
+    file = tmp_path / "picture.jpg"
+    Image.fromarray(NOISE).save(file)
+    file.write_bytes(file.read_bytes() + extra)
+    check_file(file)
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"\x89PNG\r\n\x1a\n" + b"\0" * 40])
+def test_a_file_that_is_no_picture_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "broken.png").write_bytes(content)
+    with pytest.raises(ValueError, match=r"broken\.png cannot be read as a picture"):
+        check_file(tmp_path / "broken.png")
+
+
+def test_an_oversized_picture_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Image.new("1", (64, 64)).save(tmp_path / "large.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    for use in (check_file, read_file):
+        with pytest.raises(ValueError, match=r"large\.png cannot be read as a picture \(.*4096 pixels.*\)"):
+            use(tmp_path / "large.png")
+
+
+def test_a_palette_file_with_transparency_is_read_without_a_warning(tmp_path: Path) -> None:
+    image = Image.new("P", (4, 3), 1)
+    image.putpalette([0, 0, 0, 10, 20, 30])
+    image.save(tmp_path / "palette.png", transparency=b"\x00\x80")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert read_file(tmp_path / "palette.png")[0, 0].tolist() == [10, 20, 30]

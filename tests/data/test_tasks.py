@@ -1,0 +1,100 @@
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipetransformer.data.tasks import (
+    Task,
+    compute_metrics,
+    cross_entropy,
+    image_classification,
+    question_answering,
+    regression,
+    span_cross_entropy,
+    squared_error,
+    text_classification,
+)
+
+TRUTH = np.array([1, 1, 0, 0, 1])
+GUESS = np.array([1, 0, 0, 1, 1])  # 2 true and 1 false positives, 1 true and 1 false negative
+
+
+def test_classification_metrics_by_hand() -> None:
+    found = compute_metrics(("accuracy", "f1", "matthews"), GUESS, TRUTH, num_classes=2)
+    expected = {"accuracy": 3 / 5, "f1": 2 / 3, "matthews": (2 * 1 - 1 * 1) / np.sqrt(3 * 3 * 2 * 2)}
+    assert found == pytest.approx(expected, abs=1e-6)
+    assert [*found] == ["accuracy", "f1", "matthews"]
+
+
+@pytest.mark.parametrize("ones", [721, 20, 10, 1])
+@pytest.mark.parametrize("total", [20, 1043])
+@pytest.mark.parametrize("predicted", [0, 1])
+def test_one_class_for_everything_has_no_correlation_with_the_truth(ones: int, total: int, predicted: int) -> None:
+    truth = (np.arange(total) < ones).astype(np.int64)
+    found = compute_metrics(("matthews",), np.full(total, predicted), truth, num_classes=2)
+    assert found == {"matthews": 0.0}
+
+
+def test_correlations_by_hand() -> None:
+    values, truth = np.array([1.0, 2.0, 3.0, 10.0]), np.array([2.0, 4.0, 8.0, 6.0], dtype=np.float32)
+    found = compute_metrics(("pearson", "spearman"), values, truth)
+    assert found == pytest.approx({"pearson": np.corrcoef(values, truth)[0, 1], "spearman": 0.8}, abs=1e-6)
+
+
+def test_every_sample_must_be_predicted() -> None:
+    with pytest.raises(AssertionError):
+        compute_metrics(("accuracy",), GUESS[:-1], TRUTH, num_classes=2)
+
+
+NUM_SAMPLES, NUM_TOKENS = 4, 7
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+def test_classification_is_torchs_cross_entropy() -> None:
+    output, targets = drawn(NUM_SAMPLES, 3), torch.tensor([0, 2, 1, 2])
+    losses = cross_entropy(output, targets.double())  # targets travel as float64
+    assert losses.shape == (NUM_SAMPLES,)
+    torch.testing.assert_close(losses.mean(), nn.CrossEntropyLoss()(output, targets))
+
+
+def test_regression_is_torchs_squared_error() -> None:
+    output, targets = drawn(NUM_SAMPLES, 1), torch.tensor([0.0, 2.5, 5.0, 1.0])
+    losses = squared_error(output, targets)
+    assert losses.shape == (NUM_SAMPLES,)
+    torch.testing.assert_close(losses.mean(), nn.MSELoss()(output[:, 0], targets.double()))
+
+
+def answers(num_tokens: list[int]) -> Tensor:
+    return torch.tensor([[0, 1, num_tokens[0]], [2, 2, num_tokens[1]], [1, 3, num_tokens[2]], [0, 0, num_tokens[3]]])
+
+
+def test_question_answering_is_the_mean_over_start_and_end() -> None:
+    output, targets = drawn(NUM_SAMPLES, NUM_TOKENS, 2), answers([NUM_TOKENS] * NUM_SAMPLES)
+    expected = [nn.functional.cross_entropy(output[:, :, i], targets[:, i], reduction="none") for i in (0, 1)]
+    torch.testing.assert_close(span_cross_entropy(output, targets), (expected[0] + expected[1]) / 2)
+
+
+def test_what_stands_in_padding_does_not_count() -> None:
+    output, targets = drawn(NUM_SAMPLES, NUM_TOKENS, 2), answers([4, 5, 6, 7])
+    other = output.clone()
+    other[0, 4:] = 100.0
+    loss = span_cross_entropy
+    torch.testing.assert_close(loss(output, targets), loss(other, targets), rtol=0, atol=0)
+    torch.testing.assert_close(loss(output, targets)[0], loss(output[:1, :4], targets[:1])[0])
+
+
+@pytest.mark.parametrize(
+    ("task", "shape"),
+    [
+        (text_classification(3), (2, 3)),
+        (image_classification(4), (2, 4)),
+        (regression(), (2, 1)),
+        (question_answering(), (2, 5, 2)),
+    ],
+)
+def test_the_head_of_a_task_returns_the_shape_that_its_loss_reads(task: Task, shape: tuple[int, ...]) -> None:
+    assert task.output_shape((2, 5, 16)) == shape
+    assert shape[-1] == task.head.num_outputs
