@@ -1,0 +1,84 @@
+"""A task that the package does not know: a class for each token, trained and scored over the tokens of a text."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pipetransformer.data.base import Data, DatasetSpec, ImageFormat, TextFormat
+from pipetransformer.data.tasks import Task
+from pipetransformer.data.text import TextSplit, Tokens, encode
+from pipetransformer.models.base import Head
+from pipetransformer.training.run import run_rank
+from support.jobs import loaded
+
+TAGS = {"bird": "noun", "sings": "verb", "sleeps": "verb"}
+LABELS = ("other", "noun", "verb")
+NO_TAG = -1
+
+
+def _loss(output: Tensor, targets: Tensor) -> Tensor:
+    """Mean over the tokens of a sample; output (B, T, C), targets (B, T or more)."""
+    wanted = targets[:, : output.shape[1]].long()
+    by_token = F.cross_entropy(output.transpose(1, 2), wanted, ignore_index=NO_TAG, reduction="none")
+    return by_token.sum(1) / (wanted != NO_TAG).sum(1)
+
+
+def _score(predictions: np.ndarray, targets: np.ndarray) -> dict[str, float]:
+    return {"token_accuracy": float((predictions == targets)[targets != NO_TAG].mean())}
+
+
+TAGGING = Task(
+    "tagging", Head("token", len(LABELS), LABELS), _loss, lambda hidden: (*hidden[:2], len(LABELS)), _score
+)  # fmt: skip
+
+
+class TaggedTexts(TextSplit):
+    """Texts with a tag for each token."""
+
+    def __init__(self, name: str, tokens: Tokens, tags: np.ndarray) -> None:
+        super().__init__(name, tokens)
+        self._tags = tags
+
+    def targets(self, ids: Sequence[int]) -> Tensor:
+        return torch.from_numpy(self._tags[list(ids)])
+
+    def predict(self, outputs: Tensor, ids: Sequence[int], num_tokens: int | None) -> Tensor:
+        tags = TAGGING.predict(outputs)
+        return F.pad(tags, (0, self._tags.shape[1] - tags.shape[1]), value=NO_TAG)  # batches differ in length
+
+    def score(self, predictions: np.ndarray) -> dict[str, float]:
+        return TAGGING.score(predictions, self._tags)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tagging(DatasetSpec):
+    """Random texts of a few words."""
+
+    modality: ClassVar[str] = "text"
+
+    def preflight(self) -> int | None:
+        return 24
+
+    def load(self, wanted: ImageFormat | TextFormat) -> Data:
+        assert isinstance(wanted, TextFormat)
+        return Data(self._split("train", 24, wanted), (self._split("test", 13, wanted),), TAGGING)
+
+    def _split(self, name: str, num_texts: int, wanted: TextFormat) -> TaggedTexts:
+        draw = np.random.default_rng(num_texts)
+        texts = [" ".join(draw.choice(["a", *TAGS], draw.integers(2, 9))) for _ in range(num_texts)]
+        tags = np.full((num_texts, 8), NO_TAG)
+        for row, text in enumerate(texts):
+            words = [LABELS.index(TAGS.get(word, "other")) for word in text.split()]
+            tags[row, : len(words)] = words
+        return TaggedTexts(name, encode((texts,), wanted.tokenizer, wanted.max_length), tags)
+
+
+def tag(overrides: tuple[str, ...], folder: Path) -> None:
+    """One rank of a run on tagged texts."""
+    run_rank(replace(loaded(*overrides), dataset=Tagging()), folder, torch.device("cpu"), {}, None)
