@@ -1,4 +1,4 @@
-"""What a user writes about a model. Torch is imported only inside the methods, so that configuration stays fast."""
+"""Model specifications. Torch is imported only inside the methods, so that configuration stays fast."""
 
 from __future__ import annotations
 
@@ -37,39 +37,63 @@ class ModelSpec(ABC):
 
     Attributes:
         name: Hub name, or a local folder that holds the model.
-        pretrained: Start from the published weights; ``False`` draws them from the seed.
+        pretrained: Start from the published weights; ``False`` initializes them from the seed.
+        modality: ``image`` or ``text``, the data that the family reads.
+        libraries: Modules that building a model imports; a fork server preloads them.
     """
 
     name: str
     pretrained: bool = True
 
-    modality: ClassVar[str] = "image"  # or "text"
-    libraries: ClassVar[tuple[str, ...]] = ()  # that building it imports; where ranks are forked, before that and once
+    modality: ClassVar[str] = "image"
+    libraries: ClassVar[tuple[str, ...]] = ()
 
     def check(self) -> None:  # noqa: B027 - most families have nothing to add
-        """Raises ValueError for what can be seen to be wrong without loading torch."""
+        """Raises UserError for options that can be refused without loading torch."""
+
+    @abstractmethod
+    def check_exists(self, timeout_s: float = 5.0) -> None:
+        """Looks once, without torch, whether disk or hub have the model; a launcher calls it before processes start.
+
+        Args:
+            timeout_s: Seconds to wait for the hub, where it is asked at all.
+
+        Raises:
+            UserError: Neither has it, or the hub does not answer.
+        """
 
     @abstractmethod
     def input_format(self) -> dict[str, Any]:
-        """Keyword arguments of the data format that the model wants (``ImageFormat`` or ``TextFormat``)."""
+        """Returns keyword arguments of the data format that the model reads (``ImageFormat`` or ``TextFormat``)."""
 
     @abstractmethod
-    def outline(self, head: Head, input_shape: tuple[int, ...], seed: int) -> LayerStack:
-        """The model as a flat stack, embedding first and head last, whose layers get their weights when asked for.
+    def build_meta(self, head: Head, input_shape: tuple[int, ...], seed: int) -> LayerStack:
+        """Returns the model as a flat stack on the meta device, embedding first and head last.
 
         A layer's initial weights depend on the seed alone, not on which layers a process loads or in which order.
 
+        Args:
+            head: The last layer that the task asks for.
+            input_shape: (C, H, W) of an image, () for text.
+            seed: Of the weights that are not pretrained.
+
         Raises:
-            ValueError: The model is not there, or the data does not fit it.
+            UserError: The model does not exist, cannot be trained layer by layer, or does not fit the data.
         """
 
     def build(self, head: Head, input_shape: tuple[int, ...], seed: int) -> LayerStack:
-        """The outline with all weights, in host memory."""
-        stack = self.outline(head, input_shape, seed)
+        """Returns the stack with all weights, in host memory."""
+        stack = self.build_meta(head, input_shape, seed)
         for index in range(len(stack)):
             stack.load(index)
         return stack
 
     @abstractmethod
     def save(self, stack: LayerStack, state: dict[str, Tensor], folder: Path) -> None:
-        """Writes all weights (original names) so that the original library loads them with equal outputs."""
+        """Writes all weights (original names) so that the original library loads them with equal outputs.
+
+        Args:
+            stack: As :meth:`build_meta` gave it.
+            state: All tensors by their original names.
+            folder: Where to.
+        """

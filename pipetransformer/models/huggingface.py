@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+from pipetransformer.errors import UserError
 from pipetransformer.models.base import Head, ModelSpec
+from pipetransformer.models.hub import CONFIG, check_folder, check_repository
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,7 +24,9 @@ HEADS = {
     "token": "AutoModelForTokenClassification",
     "span": "AutoModelForQuestionAnswering",
 }
-_REMEDY = "Without network give model.name=<folder> with config.json, weights and tokenizer"
+_REMEDY = "Without network give model.name=<folder> with config.json, weights and tokenizer, or HF_HUB_OFFLINE=1"
+_BROKEN = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError)
+"""Errors of a model that is built in another way."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,27 +44,34 @@ class HuggingFaceModel(ModelSpec):
 
     def check(self) -> None:
         if "num_labels" in self.options:
-            raise ValueError("model.options.num_labels is not an option: it follows from the data")
+            raise UserError("model.options.num_labels is not an option: it follows from the data")
+
+    def check_exists(self, timeout_s: float = 5.0) -> None:
+        if Path(self.name).is_dir():
+            check_folder(self.name, "give one that save_pretrained wrote")
+        else:
+            check_repository(self.name, self.name, CONFIG, timeout_s)
 
     def input_format(self) -> dict[str, Any]:
-        """Keyword arguments of ``TextFormat``."""
+        """Returns keyword arguments of ``TextFormat``."""
         return {"tokenizer": self._tokenizer(), "max_length": self._num_positions()}
 
-    def outline(self, head: Head, input_shape: tuple[int, ...], seed: int) -> LayerStack:
-        from pipetransformer.models.huggingface_layers import check_same_outputs, cut
-        from pipetransformer.models.huggingface_weights import Drawn
+    def build_meta(self, head: Head, input_shape: tuple[int, ...], seed: int) -> LayerStack:
+        from pipetransformer.models.huggingface_layers import check_runs_by_layers, split_layers
+        from pipetransformer.models.huggingface_weights import RandomInit
         from pipetransformer.models.stack import seeded
 
         self.check()
         if input_shape:
-            raise ValueError(f"model.name={self.name} reads text, the dataset has images {input_shape}; choose a ViT")
-        model = self._outline(head)
-        stack = cut(model)
+            raise UserError(f"model.name={self.name} reads text, the dataset has images {input_shape}; choose a ViT")
+        model = self._meta_model(head)
         with seeded(seed):
-            check_same_outputs(model)
+            with self._refusing(model):
+                stack = split_layers(model).train()
+                check_runs_by_layers(model)
             if self.pretrained:
                 return self._published(stack, head.kind, seed)
-        stack.source = Drawn(model, stack, seed)
+        stack.source = RandomInit(model, stack, seed)
         return stack
 
     def save(self, stack: LayerStack, state: dict[str, Tensor], folder: Path) -> None:
@@ -76,51 +87,52 @@ class HuggingFaceModel(ModelSpec):
         model.save_pretrained(folder)
         self._tokenizer().save_pretrained(folder)
 
-    def _outline(self, head: Head) -> PreTrainedModel:
-        """The task model without storage."""
+    def _meta_model(self, head: Head) -> PreTrainedModel:
+        """Returns the task model without storage."""
         import torch
         import transformers
 
         from pipetransformer.models.huggingface_weights import WANTED
 
         if head.kind not in HEADS:
-            raise ValueError(
+            raise UserError(
                 f"model.name={self.name} has no head for a task of kind {head.kind}; it has {', '.join(HEADS)}"
             )
         family = getattr(transformers, HEADS[head.kind])
         _quiet()
         config = self._config()
-        config.num_labels = head.num_outputs
+        _name_labels(config, head.labels or [f"LABEL_{index}" for index in range(head.num_outputs)])
+        config.problem_type = cast("Any", head.problem_type)
         with self._explained(head.kind), torch.device("meta"):
             return family.from_config(config, **WANTED)
 
     def _published(self, stack: LayerStack, kind: str, seed: int) -> LayerStack:
-        """The stack with the published weights as its source, or whole where they cannot be read layer by layer."""
-        from pipetransformer.models.huggingface_layers import cut
-        from pipetransformer.models.huggingface_weights import WANTED, Published, find_checkpoint, load_tags
+        """Returns the stack with pretrained weights as its source, or loaded if they cannot be read layer by layer."""
+        from pipetransformer.models.huggingface_layers import split_layers
+        from pipetransformer.models.huggingface_weights import WANTED, Pretrained, find_checkpoint, load_state
 
         model_class, config = stack.config
         with self._explained(kind):
             checkpoint = find_checkpoint(self.name)
         if checkpoint is not None:
-            model, report = load_tags(model_class, config, checkpoint.tags())
-            self._check_complete(model, report)
+            model, report = load_state(model_class, config, checkpoint.placeholders())
+            self._check_complete(model, report, stack)
             keys = checkpoint.origins(model.state_dict().items())
             if model.state_dict().keys() <= keys.keys() | _lacking(report):
-                stack.source = Published(stack, checkpoint, keys, seed)
+                stack.source = Pretrained(stack, checkpoint, keys, seed)
                 return stack
         with self._explained(kind):
             model, report = model_class.from_pretrained(
                 self.name, config=config, ignore_mismatched_sizes=True, output_loading_info=True, **WANTED
             )
-        self._check_complete(model, report)
+        self._check_complete(model, report, stack)
         why = "transformers converts them" if checkpoint else "there is no model.safetensors"
         warnings.warn(
             f"every process reads all weights of model.name={self.name} before it keeps its own: {why}; save the model "
             "once with save_pretrained to avoid it",
             stacklevel=2,
         )
-        return cut(model)
+        return split_layers(model).train()
 
     @contextmanager
     def _explained(self, kind: str) -> Iterator[None]:
@@ -130,19 +142,40 @@ class HuggingFaceModel(ModelSpec):
 
         try:
             yield
-        except (OSError, ValueError, SafetensorError) as error:
-            raise ValueError(
-                f"transformers could not load model.name={self.name} with a {kind} head: {_first_line(error)} "
+        except (*_BROKEN, OSError, ImportError, SafetensorError) as error:
+            raise UserError(
+                f"transformers could not load model.name={self.name} with a {kind} head: {_first_line(error)}. "
                 f"Supported are {SUPPORTED}. {_REMEDY}, or model.pretrained=false to draw the weights"
             ) from error
 
-    def _check_complete(self, model: PreTrainedModel, report: dict[str, Any]) -> None:
+    @contextmanager
+    def _refusing(self, model: PreTrainedModel) -> Iterator[None]:
+        """Raises errors of the checks again with the model's name and the supported kinds."""
+        from pipetransformer.models.huggingface_layers import SUPPORTED
+
+        try:
+            yield
+        except _BROKEN as error:
+            raise UserError(
+                f"model.name={self.name} ({type(model).__name__}) does not run layer by layer: {_first_line(error)}; "
+                f"supported are {SUPPORTED}"
+            ) from error
+
+    def _check_complete(self, model: PreTrainedModel, report: dict[str, Any], stack: LayerStack) -> None:
+        """Raises UserError for weights that lack tensors of the encoder, or have tensors that it has no place for."""
         base, pooler = f"{model.base_model_prefix}.", f"{model.base_model_prefix}.pooler."
         lacking = sorted(key for key in _lacking(report) if key.startswith(base) and not key.startswith(pooler))
         if lacking:
-            raise ValueError(
+            raise UserError(
                 f"the weights of model.name={self.name} lack {len(lacking)} tensors of the encoder, the first "
                 f"{lacking[0]}; change model.options={self.options} or give model.pretrained=false"
+            )
+        left = _without_place(model, report["unexpected_keys"], stack)
+        if left:
+            raise UserError(
+                f"the weights of model.name={self.name} have {len(left)} tensors that a {type(model).__name__} of this "
+                f"version of transformers has no place for, the first {left[0]}: it would not compute what they were "
+                "trained for. Choose another model, or give model.pretrained=false"
             )
 
     def _config(self) -> PretrainedConfig:
@@ -154,16 +187,16 @@ class HuggingFaceModel(ModelSpec):
         try:
             found: Any = AutoConfig.from_pretrained(self.name, return_unused_kwargs=True, **self.options)
         except (OSError, ValueError) as error:
-            raise ValueError(
-                f"transformers found no model under model.name={self.name}: {_first_line(error)} {_REMEDY}"
+            raise UserError(
+                f"transformers found no model under model.name={self.name}: {_first_line(error)}. {_REMEDY}"
             ) from error
         except StrictDataclassError as error:
-            raise ValueError(f"model.options={self.options} does not fit model.name={self.name}: {error}") from error
+            raise UserError(f"model.options={self.options} does not fit model.name={self.name}: {error}") from error
         config, unknown = found
         if unknown:
-            raise ValueError(f"model.options has {', '.join(unknown)}, the config.json of {config.model_type} does not")
+            raise UserError(f"model.options has {', '.join(unknown)}, the config.json of {config.model_type} does not")
         if config.is_encoder_decoder or getattr(config, "is_decoder", False):
-            raise ValueError(f"model.name={self.name} ({config.model_type}) has a decoder; supported are {SUPPORTED}")
+            raise UserError(f"model.name={self.name} ({config.model_type}) has a decoder; supported are {SUPPORTED}")
         return config
 
     def _tokenizer(self) -> PreTrainedTokenizerBase:
@@ -172,16 +205,16 @@ class HuggingFaceModel(ModelSpec):
         try:
             tokenizer = cast("PreTrainedTokenizerBase", AutoTokenizer.from_pretrained(self.name))
         except (OSError, ValueError) as error:
-            raise ValueError(
-                f"transformers found no tokenizer under model.name={self.name}: {_first_line(error)} {_REMEDY}"
+            raise UserError(
+                f"transformers found no tokenizer under model.name={self.name}: {_first_line(error)}. {_REMEDY}"
             ) from error
         # without tokenizer files transformers makes one that takes every word for an unknown one
         if len(tokenizer) <= len(tokenizer.all_special_ids):
-            raise ValueError(f"transformers found no tokenizer under model.name={self.name}: no words in it. {_REMEDY}")
+            raise UserError(f"transformers found no tokenizer under model.name={self.name}: no words in it. {_REMEDY}")
         return tokenizer
 
     def _num_positions(self) -> int:
-        """Tokens that the positions allow; where padding has a position (RoBERTa), numbers start behind it."""
+        """Returns the longest sequence; where padding has a position (RoBERTa), the first token's comes after it."""
         import torch
         from transformers import AutoModel
 
@@ -191,13 +224,34 @@ class HuggingFaceModel(ModelSpec):
         return positions.num_embeddings - (0 if positions.padding_idx is None else positions.padding_idx + 1)
 
 
+def _without_place(model: PreTrainedModel, unexpected: Iterable[str], stack: LayerStack) -> list[str]:
+    """Returns unexpected keys of the encoder itself, without heads and without blocks above the wanted ones."""
+    base, blocks = f"{model.base_model_prefix}.", stack[1].prefix.removesuffix("0.")
+    parts = {name for name, _ in model.base_model.named_children()} - {"pooler"}
+    buffers = {name for name, _ in model.named_buffers()}
+    names = {base + key.removeprefix(base): key for key in unexpected}
+    return sorted(
+        key
+        for name, key in names.items()
+        if name.split(".")[1] in parts
+        and name not in buffers
+        and not (name.startswith(blocks) and int(name.removeprefix(blocks).split(".")[0]) >= stack.num_blocks)
+    )
+
+
+def _name_labels(config: PretrainedConfig, labels: Sequence[str]) -> None:
+    """Replaces the labels that the configuration inherited; their number becomes ``num_labels``."""
+    config.id2label = dict(enumerate(labels))
+    config.label2id = {label: index for index, label in enumerate(labels)}
+
+
 def _lacking(report: dict[str, Any]) -> set[str]:
-    """What the published weights do not have, or not in this shape."""
+    """Returns the keys that the pretrained weights lack, or have in another shape."""
     return {*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}
 
 
 def _quiet() -> None:
-    """No progress bars and no notes on the new head, from every process; what is wrong with the weights raises."""
+    """Silences progress bars and notes on the new head in every process; unusable weights raise an error."""
     from transformers.utils import logging
 
     logging.set_verbosity_error()
@@ -205,4 +259,5 @@ def _quiet() -> None:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
+    line = str(error).strip().partition("\n")[0].rstrip(".")
+    return line if isinstance(error, OSError | ValueError) else f"{type(error).__name__} {line}"

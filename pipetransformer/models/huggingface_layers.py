@@ -1,4 +1,4 @@
-"""Cuts a transformers encoder into layers that run its own code.
+"""Splits a transformers encoder into layers that run its own code.
 
 An encoder's forward is one line per part::
 
@@ -17,15 +17,17 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from pipetransformer.models.sharing import shallow_copy
-from pipetransformer.models.stack import Layer, LayerStack
+from pipetransformer.errors import UserError
+from pipetransformer.models.checks import check_same_outputs, draw_all
+from pipetransformer.models.layer import Layer, shallow_copy
+from pipetransformer.models.stack import LayerStack
 
 SUPPORTED = "encoders of the usual shape: BERT, RoBERTa, DistilBERT, ELECTRA, XLM-RoBERTa, CamemBERT, ERNIE"
 _PARTS = {"embeddings", "embeddings_project", "pooler"}
 
 
 class _Reached(nn.Module):
-    """Stands in for the base model in the head: takes the last hidden state as ``inputs_embeds``."""
+    """Replacement of the base model in the head; takes the last hidden state as ``inputs_embeds``."""
 
     def __init__(self, pooler: nn.Module | None) -> None:
         super().__init__()
@@ -36,13 +38,19 @@ class _Reached(nn.Module):
         return BaseModelOutputWithPooling(last_hidden_state=inputs_embeds, pooler_output=pooled)
 
 
-def cut(model: PreTrainedModel) -> LayerStack:
-    """The task model as a flat stack that shares its parameters, in training mode.
+def split_layers(model: PreTrainedModel) -> LayerStack:
+    """Returns the task model as a flat stack that shares its parameters.
 
     Raises:
-        ValueError: The model is built in another way.
+        UserError: The model is built in another way.
     """
     prefix, base = model.base_model_prefix, model.base_model
+    if base is model:
+        raise UserError("it has no head; take one of transformers' AutoModelFor classes")
+    if model.config._attn_implementation != "sdpa":
+        raise UserError(
+            f"its attention is {model.config._attn_implementation}; make it with attn_implementation='sdpa'"
+        )
     container, name = _place_of_blocks(base)
     encoder = base.get_submodule(container)
     blocks = encoder.get_submodule(name)
@@ -58,7 +66,7 @@ def cut(model: PreTrainedModel) -> LayerStack:
     if pooler is not None:
         embedding.pooler = nn.Identity()
 
-    stack = LayerStack(
+    return LayerStack(
         [
             Layer(embedding, _run_embedding, f"{prefix}."),
             *(Layer(block, _run_block, f"{prefix}.{container}.{name}.{i}.") for i, block in enumerate(blocks)),
@@ -67,51 +75,79 @@ def cut(model: PreTrainedModel) -> LayerStack:
         lambda ids: torch.Size((*ids.shape, model.config.hidden_size)),
         config=(type(model), model.config),
     )
-    return stack.train()
 
 
 def _place_of_blocks(base: nn.Module) -> tuple[str, str]:
-    """Container and name of the blocks, where nothing else stands beside them that the cut would lose."""
+    """Returns container and name of the blocks; refuses modules beside them that the layers would not run."""
     lists = {path: part for path, part in base.named_modules() if isinstance(part, nn.ModuleList)}
     path = max(lists, key=lambda candidate: len(lists[candidate]), default="")
     container, _, name = path.rpartition(".")
     beside = {part for part, _ in base.named_children()} - _PARTS - {container}
     inside = {part for part, _ in base.get_submodule(container).named_children()} - {name}
     if not container or beside or inside:
-        raise ValueError(f"a {type(base).__name__} is not made of embeddings and blocks; supported are {SUPPORTED}")
+        raise UserError("it is not made of embeddings and blocks alone")
     return container, name
 
 
-@torch.no_grad()
-def check_same_outputs(model: PreTrainedModel) -> None:
-    """The structure alone does not say how a model calls its parts; a few tokens do, and so does a small likeness.
+def check_runs_by_layers(model: PreTrainedModel) -> None:
+    """Checks on a two-block copy that the stack computes what the model computes, and trains in any micro-batches.
 
-    The likeness has two of the blocks and a few words, so that a model of any depth and vocabulary is checked.
+    The structure alone does not say how a model calls its parts. A few tokens do: with padding, without, and with a
+    row of padding alone.
 
     Raises:
-        ValueError: The stack does not compute what the model computes.
+        UserError: It does not, with the reason.
+    """
+    check_instance(tiny_model(model))
+
+
+def check_instance(model: PreTrainedModel) -> None:
+    """Checks a model with weights as :func:`check_runs_by_layers` does.
+
+    Raises:
+        UserError: It cannot be trained layer by layer, with the reason.
+    """
+    stack = split_layers(model)
+    ids = torch.arange(20).reshape(4, 5) % model.config.vocab_size
+    types = {"token_type_ids": ids % 2} if _has_token_types(model) else {}
+
+    def forward(ids: Tensor, **context: Tensor) -> Tensor:
+        return _logits(model(input_ids=ids, **context))
+
+    for lengths in ([5, 3, 1, 0], [5, 5, 5, 5]):
+        context = {"attention_mask": torch.arange(5) < torch.tensor(lengths)[:, None], **types}
+        stack.check(ids, **context)
+        check_same_outputs(stack, model, forward, ids, context)
+
+
+def tiny_model(model: PreTrainedModel) -> PreTrainedModel:
+    """Returns a model of the same kind with two blocks, a few words and random weights.
+
+    Args:
+        model: May have no storage.
     """
     config = copy.deepcopy(model.config)
     config.num_hidden_layers = min(2, config.num_hidden_layers)
     config.vocab_size = min(config.vocab_size, 8 + (config.pad_token_id or 0))
-    likeness = type(model)(config).eval()
-    stack = cut(likeness).eval()
-    ids = torch.arange(8).reshape(2, 4) % config.vocab_size
-    mask = torch.tensor([[True] * 4, [True] * 3 + [False]])
-    outputs = likeness(input_ids=ids, attention_mask=mask)
-    if not torch.allclose(stack(ids, attention_mask=mask), _logits(outputs), rtol=1e-4, atol=1e-5):
-        raise ValueError(f"a {type(model).__name__} does not run layer by layer; supported are {SUPPORTED}")
+    if hasattr(config, "intermediate_size"):
+        config.intermediate_size = 8  # two thirds of a block's weights, which take their time to draw
+    tiny = type(model)(config)
+    draw_all(tiny)
+    return tiny
 
 
 def _run_embedding(base: nn.Module, ids: Tensor, token_type_ids: Tensor | None = None, **_: Any) -> Tensor:
-    """(B, T) -> (B, T, D). Without blocks the mask has no part in it."""
-    has_token_types = getattr(base.config, "type_vocab_size", 0) > 1
-    types = {"token_type_ids": token_type_ids} if has_token_types else {}
+    """Maps ids (B, T) to (B, T, D); without blocks the mask is not used."""
+    types = {"token_type_ids": token_type_ids} if _has_token_types(base) else {}
     return base(input_ids=ids, **types).last_hidden_state
 
 
+def _has_token_types(model: nn.Module) -> bool:
+    return getattr(model.config, "type_vocab_size", 0) > 1
+
+
 def _run_block(block: nn.Module, hidden: Tensor, attention_mask: Tensor | None = None, **_: Any) -> Tensor:
-    """The mask (B, T) spreads over heads and queries. transformers drops a mask of ones, which costs a device sync."""
+    """Broadcasts the mask (B, T) over heads and queries. transformers drops a mask of ones, at a device sync."""
     return block(hidden, None if attention_mask is None else attention_mask[:, None, None, :])
 
 
@@ -120,7 +156,7 @@ def _run_head(model: nn.Module, hidden: Tensor, **_: Any) -> Tensor:
 
 
 def _logits(outputs: Any) -> Tensor:
-    """(B, num_labels), or for question answering (B, T, 2) of start and end."""
+    """Returns (B, num_labels), or for question answering (B, T, 2) of start and end."""
     if "start_logits" in outputs:
         return torch.stack((outputs.start_logits, outputs.end_logits), dim=-1)
     return outputs.logits

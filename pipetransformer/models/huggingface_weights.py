@@ -1,7 +1,7 @@
-"""Where the initial weights of a transformers model come from, layer by layer.
+"""Initial weights of a transformers model, layer by layer.
 
-transformers does all of it: it maps the checkpoint's names and draws what is missing. It is only handed tags in place
-of the tensors that are not wanted (see :mod:`pipetransformer.models.checkpoint`).
+transformers maps the checkpoint's names and initializes missing tensors. Tensors of other layers are replaced by
+placeholders (:mod:`pipetransformer.models.lazy_checkpoint`).
 """
 
 from collections.abc import Iterator
@@ -14,14 +14,14 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 from transformers.utils.hub import get_checkpoint_shard_files
 
-from pipetransformer.models.checkpoint import Checkpoint, named_tensors, tag
+from pipetransformer.models.lazy_checkpoint import Checkpoint, named_tensors, placeholder
 from pipetransformer.models.stack import LayerStack, seeded
 
 WANTED: dict[str, Any] = {"attn_implementation": "sdpa", "dtype": torch.float32}
 
 
 def find_checkpoint(name: str) -> Checkpoint | None:
-    """The safetensors files of a folder or of the hub, whole or in shards; ``None`` where there are none."""
+    """Returns the safetensors files of a folder or of the hub, whole or in shards, or ``None`` without any."""
     for file in (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME):
         try:
             found = cached_file(name, file)
@@ -32,24 +32,24 @@ def find_checkpoint(name: str) -> Checkpoint | None:
     return None
 
 
-def load_tags(model_class: type[PreTrainedModel], config: PretrainedConfig, tags: dict[str, Tensor]) -> Any:
-    """The model that transformers makes of a checkpoint, and its report."""
+def load_state(model_class: type[PreTrainedModel], config: PretrainedConfig, state: dict[str, Tensor]) -> Any:
+    """Returns the model that transformers makes of a checkpoint, and its report of missing and unexpected keys."""
     # a head for other labels is drawn anew; whatever else does not fit is refused by the adapter
     return model_class.from_pretrained(
-        None, config=config, state_dict=tags, ignore_mismatched_sizes=True, output_loading_info=True, **WANTED
+        None, config=config, state_dict=state, ignore_mismatched_sizes=True, output_loading_info=True, **WANTED
     )
 
 
-class Published:
-    """A checkpoint's tensors; what it lacks (a new head) is drawn, and buffers that are not saved are made.
+class Pretrained:
+    """Tensors of a checkpoint; missing ones (a new head) and non-persistent buffers are initialized.
 
     Args:
-        keys: The checkpoint's key of every tensor that comes from it unchanged.
+        keys: For each tensor that is read unchanged its key in the checkpoint.
     """
 
     def __init__(self, stack: LayerStack, checkpoint: Checkpoint, keys: dict[str, str], seed: int) -> None:
         self._names = stack.names()
-        self._model_class, self._config = stack.config
+        self._model: tuple[Any, Any] = stack.config  # class and configuration
         self._checkpoint, self._keys, self._seed = checkpoint, keys, seed
 
     def __call__(self, index: int) -> Iterator[tuple[str, Tensor]]:
@@ -58,23 +58,25 @@ class Published:
         made = [name for name in names if name not in self._keys]
         if made:
             with seeded(self._seed):
-                tensors = named_tensors(load_tags(self._model_class, self._config, self._checkpoint.tags())[0])
+                tensors = named_tensors(load_state(*self._model, self._checkpoint.placeholders())[0])
             yield from ((name, tensors[name]) for name in made)
 
 
-class Drawn:
-    """A model from scratch: to transformers a checkpoint that lacks the wanted layer, each with draws of its own."""
+class RandomInit:
+    """Randomly initialized tensors, seeded per layer: to transformers a checkpoint that lacks just the wanted layer."""
 
     def __init__(self, model: PreTrainedModel, stack: LayerStack, seed: int) -> None:
         self._names = stack.names()
-        self._model_class, self._config = stack.config
+        self._model: tuple[Any, Any] = stack.config  # class and configuration
         given = {name for names in self._names for name in names}  # transformers takes shared ones from these
-        self._tags = {name: tag(0, t.shape, t.dtype) for name, t in model.state_dict().items() if name in given}
+        self._placeholders = {
+            name: placeholder(0, t.shape, t.dtype) for name, t in model.state_dict().items() if name in given
+        }
         self._seed = seed
 
     def __call__(self, index: int) -> Iterator[tuple[str, Tensor]]:
         names = self._names[index]
-        others = {name: tensor for name, tensor in self._tags.items() if name not in names}
+        others = {name: tensor for name, tensor in self._placeholders.items() if name not in names}
         with seeded(self._seed * len(self._names) + index):
-            tensors = named_tensors(load_tags(self._model_class, self._config, others)[0])
+            tensors = named_tensors(load_state(*self._model, others)[0])
         return ((name, tensors[name]) for name in names)

@@ -1,7 +1,4 @@
-"""timm's Vision Transformers (ViT, DeiT and their kin) as a flat stack.
-
-The layers run timm's own code: the embedding is the original model without blocks, the head is what stands behind them.
-"""
+"""timm's Vision Transformers (ViT, DeiT and their kin) as a flat stack."""
 
 from __future__ import annotations
 
@@ -13,22 +10,33 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from pipetransformer.errors import UserError
 from pipetransformer.models.base import Head, ModelSpec
+from pipetransformer.models.hub import CONFIG, check_folder, check_repository
 
 if TYPE_CHECKING:
     from timm.models.vision_transformer import VisionTransformer
-    from torch import Tensor, nn
+    from torch import Tensor
 
-    from pipetransformer.models.stack import Layer, LayerStack
-    from pipetransformer.models.timm_weights import Create, Drawn
+    from pipetransformer.models.stack import LayerStack
+    from pipetransformer.models.timm_weights import Create, RandomInit
 
-_BEHIND_THE_BLOCKS = ("norm", "attn_pool", "fc_norm", "head_drop", "head", "head_dist")
 _NOT_AN_OPTION = {
     "num_classes": "it follows from the data",
     "in_chans": "use model.num_channels",
     "img_size": "use model.image_size",
     "pretrained": "use model.pretrained",
 }
+_RESIZING: dict[str, Any] = {
+    "interpolation": "bilinear",
+    "crop_mode": "center",
+    "crop_pct": 1.0,
+    "test_input_size": None,
+    "test_crop_pct": None,
+    "label_names": None,  # those of the model that it began with
+    "label_descriptions": None,
+}
+"""The data's preprocessing in timm's words: resize the shorter side, crop the middle."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,20 +59,34 @@ class TimmModel(ModelSpec):
     def check(self) -> None:
         for option, remedy in _NOT_AN_OPTION.items():
             if option in self.options:
-                raise ValueError(f"model.options.{option}={self.options[option]} is not an option: {remedy}")
+                raise UserError(f"model.options.{option}={self.options[option]} is not an option: {remedy}")
         if self.options.get("patch_drop_rate"):
-            raise ValueError(
+            raise UserError(
                 f"model.options.patch_drop_rate={self.options['patch_drop_rate']}: images would differ in tokens and "
                 "in what the cache may keep; leave it out, or use drop_path_rate to regularise"
             )
 
+    def check_exists(self, timeout_s: float = 5.0) -> None:
+        from pipetransformer.models.timm_names import check_name, repository
+
+        scheme, _, name = self._source().rpartition(":")
+        if scheme == "local-dir":
+            check_folder(name, "give one that timm.models.save_for_hf wrote")
+        elif scheme:
+            check_repository(self.name, name, CONFIG, timeout_s)
+        else:
+            check_name(name)
+            place = repository(name) if self.pretrained else None
+            if place is not None:  # timm may know other places, too
+                check_repository(self.name, place, "model.safetensors", timeout_s, must_exist=False)
+
     def input_format(self) -> dict[str, Any]:
-        """Keyword arguments of ``ImageFormat``: the published model's preprocessing, or none worth the name."""
+        """Returns keyword arguments of ``ImageFormat``: the pretrained model's preprocessing, or a plain one."""
         if not self.pretrained:
             return {"size": self.image_size, "num_channels": self.num_channels, "mean": (0.5,), "std": (0.5,)}
         from timm.data.config import resolve_model_data_config
 
-        published = resolve_model_data_config(self._outline())
+        published = resolve_model_data_config(self._meta_model())
         num_channels, size, _ = published["input_size"]
         wanted = self.num_channels or num_channels
         return {
@@ -74,8 +96,10 @@ class TimmModel(ModelSpec):
             "std": _per_channel(published["std"], wanted),
         }
 
-    def outline(self, head: Head, input_shape: tuple[int, ...], seed: int) -> LayerStack:
-        from pipetransformer.models.timm_weights import Drawn
+    def build_meta(self, head: Head, input_shape: tuple[int, ...], seed: int) -> LayerStack:
+        from pipetransformer.models.stack import seeded
+        from pipetransformer.models.timm_layers import split_layers
+        from pipetransformer.models.timm_weights import RandomInit
 
         self.check()
         self._check_data(head, input_shape)
@@ -83,24 +107,32 @@ class TimmModel(ModelSpec):
         arguments = {"num_classes": head.num_outputs, "in_chans": num_channels, "img_size": size}
         create = partial(self._create, **arguments)
         model = create(pretrained=False, device="meta")
-        stack = _cut(model, arguments)
-        drawn = Drawn(model, stack, create, seed)
+        stack = split_layers(model, (arguments, head.labels))
+        with seeded(seed):
+            self._check_layers(model, head.num_outputs, num_channels)
+        drawn = RandomInit(model, stack, create, seed)
         if self.pretrained:
             return self._published(stack, create, drawn, seed)
         stack.source = drawn
         return stack
 
     def save(self, stack: LayerStack, state: dict[str, Tensor], folder: Path) -> None:
-        """Writes model.safetensors and config.json for ``timm.create_model("local-dir:<folder>", pretrained=True)``."""
+        """Writes model.safetensors and config.json for ``timm.create_model("local-dir:<folder>", pretrained=True)``.
+
+        Its ``pretrained_cfg`` asks for the pictures that the model was trained on: timm's transform for it resizes and
+        normalises as the run did.
+        """
         import torch
         from timm.models import save_for_hf
 
+        arguments, labels = stack.config
         with torch.device("meta"):
-            model = self._create(pretrained=False, **stack.config)
+            model = self._create(pretrained=False, **arguments)
         model.load_state_dict({name: tensor.cpu() for name, tensor in state.items()}, assign=True)
-        num_channels, size = stack.config["in_chans"], stack.config["img_size"]
+        num_channels, size = arguments["in_chans"], arguments["img_size"]
         wanted = self.input_format()
-        preprocessing = {
+        published = {
+            **_RESIZING,
             "input_size": (num_channels, size, size),
             "mean": _per_channel(wanted["mean"], num_channels),
             "std": _per_channel(wanted["std"], num_channels),
@@ -108,25 +140,26 @@ class TimmModel(ModelSpec):
         save_for_hf(
             model,
             str(folder),
-            model_config={"pretrained_cfg": preprocessing},
+            model_config={"pretrained_cfg": published, "label_names": list(labels)},
             # recent versions of timm know their arguments, older ones have to be told
             model_args={**self.options, "in_chans": num_channels, "img_size": size},
             safe_serialization=True,
         )
 
-    def _published(self, stack: LayerStack, create: Create, drawn: Drawn, seed: int) -> LayerStack:
-        """The stack with the published weights as its source, or whole where they cannot be read layer by layer."""
+    def _published(self, stack: LayerStack, create: Create, drawn: RandomInit, seed: int) -> LayerStack:
+        """Returns the stack with pretrained weights as its source, or loaded if they cannot be read layer by layer."""
         from pipetransformer.models.stack import seeded
-        from pipetransformer.models.timm_weights import Published, find_checkpoint
+        from pipetransformer.models.timm_layers import BLOCKS, split_layers
+        from pipetransformer.models.timm_weights import Pretrained, find_checkpoint
 
         with self._explained():
             checkpoint = find_checkpoint(drawn.model.pretrained_cfg)
-        source = Published(checkpoint, create, drawn) if checkpoint else None
-        if source and not any(name.startswith("blocks.") for name in source.converted):
+        source = Pretrained(checkpoint, create, drawn) if checkpoint else None
+        if source and not any(name.startswith(BLOCKS) for name in source.converted):
             stack.source = source
             return stack
         with seeded(seed):
-            whole = _cut(create(pretrained=True), stack.config)
+            whole = split_layers(create(pretrained=True), stack.config)
         why = "timm converts them" if source else "there is no model.safetensors"
         warnings.warn(
             f"every process reads all weights of model.name={self.name} before it keeps its own: {why}; save the model "
@@ -135,29 +168,38 @@ class TimmModel(ModelSpec):
         )
         return whole
 
+    def _check_layers(self, model: VisionTransformer, num_outputs: int, num_channels: int) -> None:
+        from pipetransformer.models.timm_layers import check_runs_by_layers
+
+        create = partial(self._create, num_classes=num_outputs, in_chans=num_channels)
+        try:
+            check_runs_by_layers(model, create, num_outputs)
+        except ValueError as error:
+            raise UserError(f"model.name={self.name} cannot be trained layer by layer: {error}") from error
+
     def _check_data(self, head: Head, input_shape: tuple[int, ...]) -> None:
         if head.kind != "image":
-            raise ValueError(
+            raise UserError(
                 f"a timm model has an image head, the dataset asks for a {head.kind} head; choose a text model"
             )
         num_channels, height, width = input_shape
         if height != width:
-            raise ValueError(f"images of {height}x{width} pixels are not square; give model.image_size=<pixels>")
-        pixels_per_patch = self._outline().patch_embed.feat_ratio()
+            raise UserError(f"images of {height}x{width} pixels are not square; give model.image_size=<pixels>")
+        pixels_per_patch = self._meta_model().patch_embed.feat_ratio()
         if height % pixels_per_patch:
-            raise ValueError(
+            raise UserError(
                 f"images of {height}x{width} pixels do not divide into patches of {pixels_per_patch}; give "
                 f"model.image_size a multiple of {pixels_per_patch}, or change model.options.patch_size"
             )
         expected = self.input_format()["num_channels"]
         if expected not in (None, num_channels):
-            raise ValueError(
+            raise UserError(
                 f"images have {num_channels} channels, the model takes {expected}; "
                 f"give model.num_channels={num_channels}"
             )
 
-    def _outline(self) -> VisionTransformer:
-        """The model as published, without storage: for questions about its sizes and its preprocessing."""
+    def _meta_model(self) -> VisionTransformer:
+        """Returns the model as published, without storage, to read its sizes and its preprocessing."""
         import torch
 
         with torch.device("meta"):
@@ -168,9 +210,9 @@ class TimmModel(ModelSpec):
         from timm.models.vision_transformer import VisionTransformer
 
         with self._explained():
-            model = timm.create_model(self._source(), pretrained=pretrained, **self.options, **arguments)
+            model = timm.create_model(self._source(), pretrained=pretrained, **{**self.options, **arguments})
         if not isinstance(model, VisionTransformer):
-            raise ValueError(
+            raise UserError(
                 f"model.name={self.name} is a {type(model).__name__}; supported is what timm builds as a "
                 "VisionTransformer: vit_*, deit_*, deit3_* and folders with one of these"
             )
@@ -183,58 +225,21 @@ class TimmModel(ModelSpec):
         try:
             yield
         except (TypeError, AssertionError) as error:
-            raise ValueError(f"{self.name} does not go with model.options={self.options}: {error}") from error
+            raise UserError(f"{self.name} does not go with model.options={self.options}: {error}") from error
         except (OSError, RuntimeError, ValueError, KeyError, SafetensorError) as error:
-            raise ValueError(
+            raise UserError(
                 f"timm could not load model.name={self.name} (model.pretrained={self.pretrained}): {error}. Without "
-                "network give model.name=<folder> with config.json and model.safetensors, or a name that timm lists "
-                "with model.pretrained=false to start from scratch"
+                "network give model.name=<folder> with config.json and model.safetensors, HF_HUB_OFFLINE=1 for what "
+                "was downloaded before, or a name that timm lists with model.pretrained=false to start from scratch"
             ) from error
 
     def _source(self) -> str:
-        """The name with the scheme by which timm tells folders, the hub and its own list apart."""
+        """Returns the name with timm's scheme for a folder or the hub, or as it is for timm's own list."""
         if Path(self.name).is_dir():
             return f"local-dir:{self.name}"
         return f"hf-hub:{self.name}" if "/" in self.name and ":" not in self.name else self.name
 
 
 def _per_channel(values: tuple[float, ...], num_channels: int) -> tuple[float, ...]:
-    """The values themselves where there is one per channel, else their mean for each."""
+    """Returns the values if there is one per channel, else their mean for each channel."""
     return tuple(values) if len(values) == num_channels else (sum(values) / len(values),) * num_channels
-
-
-def _cut(model: VisionTransformer, arguments: dict[str, Any]) -> LayerStack:
-    from torch import Size
-
-    from pipetransformer.models.stack import LayerStack
-
-    num_tokens, width = model.patch_embed.num_patches + model.num_prefix_tokens, model.embed_dim
-    return LayerStack(_layers(model), lambda images: Size((len(images), num_tokens, width)), arguments)
-
-
-def _layers(model: VisionTransformer) -> list[Layer]:
-    from torch import nn
-
-    from pipetransformer.models.sharing import shallow_copy
-    from pipetransformer.models.stack import Layer
-
-    embedding, head = shallow_copy(model), shallow_copy(model)
-    for name in _BEHIND_THE_BLOCKS:
-        embedding._modules.pop(name, None)
-    embedding.blocks, embedding.norm = nn.Sequential(), nn.Identity()
-    head._modules = {name: part for name, part in head._modules.items() if name in _BEHIND_THE_BLOCKS}
-    head._parameters = {}
-    blocks = [Layer(block, _run_block, f"blocks.{index}.") for index, block in enumerate(model.blocks)]
-    return [Layer(embedding, _run_embedding), *blocks, Layer(head, _run_head)]
-
-
-def _run_embedding(model: VisionTransformer, images: Tensor, **_: Any) -> Tensor:
-    return model.forward_features(images)  # the copy has no blocks: (B, C, H, W) -> (B, T, D)
-
-
-def _run_block(block: nn.Module, hidden: Tensor, **_: Any) -> Tensor:
-    return block(hidden)
-
-
-def _run_head(model: VisionTransformer, hidden: Tensor, **_: Any) -> Tensor:
-    return model.forward_head(model.norm(hidden))  # (B, T, D) -> (B, num_outputs)

@@ -1,8 +1,7 @@
-"""Where the initial weights of a timm model come from, layer by layer.
+"""Initial weights of a timm model, layer by layer.
 
-timm does all of it: its checkpoint filter renames and resizes, its ``init_weights`` draws. It is only handed tags in
-place of the tensors that are not wanted (see :mod:`pipetransformer.models.checkpoint`), or a model of which only the
-wanted tensors have storage.
+timm's checkpoint filter renames and resizes, its ``init_weights`` initializes. Tensors of other layers are replaced by
+placeholders (:mod:`pipetransformer.models.lazy_checkpoint`), or have no storage.
 """
 
 import copy
@@ -19,8 +18,8 @@ from huggingface_hub import hf_hub_download
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from pipetransformer.models.checkpoint import Checkpoint, named_tensors
-from pipetransformer.models.sharing import shallow_copy
+from pipetransformer.models.layer import shallow_copy
+from pipetransformer.models.lazy_checkpoint import Checkpoint, named_tensors
 from pipetransformer.models.stack import LayerStack, seeded
 
 Create = Callable[..., VisionTransformer]
@@ -29,7 +28,7 @@ _FILE = "model.safetensors"
 
 
 def find_checkpoint(published: Any) -> Checkpoint | None:
-    """The safetensors file of a folder or of the hub, by timm's ``pretrained_cfg``; ``None`` where there is none."""
+    """Returns the safetensors file that timm's ``pretrained_cfg`` names, local or on the hub, or ``None``."""
     if published.get("source") == "local-dir":
         file = Path(published["file"]) / _FILE
         return Checkpoint([file]) if file.is_file() else None
@@ -43,8 +42,8 @@ def find_checkpoint(published: Any) -> Checkpoint | None:
         return None
 
 
-class Drawn:
-    """A model from scratch. Each layer has draws of its own.
+class RandomInit:
+    """Randomly initialized tensors, seeded per layer.
 
     Attributes:
         model: The model without storage.
@@ -59,12 +58,16 @@ class Drawn:
         return self.draw(index, self.names[index])
 
     def draw(self, index: int, names: list[str]) -> Iterable[tuple[str, Tensor]]:
-        """Some of a layer's tensors."""
-        model = copy.deepcopy(_with_blocks_of(self.model, names))
+        """Yields some of a layer's tensors."""
+        whole = copy.deepcopy(self.model)
         for name in names:
-            _give_storage(model, name)
+            _give_storage(whole, name)
+        model = _with_blocks_of(whole, names)
+        model.fix_init = False  # it would scale the only block as the first one
         with seeded(self._seed * len(self.names) + index):
             model.init_weights()  # without storage nothing is drawn
+        if getattr(whole, "fix_init", False):
+            whole.fix_init_weight()  # divides by the root of each block's number
         drawn = named_tensors(model)
         left = [name for name in names if not drawn[name].is_floating_point() or drawn[name].isnan().any()]
         return ((name, drawn[name]) for name in names) if not left else self._draw_whole(names, left[0])
@@ -79,16 +82,16 @@ class Drawn:
         return ((name, drawn[name]) for name in names)
 
 
-class Published:
-    """A checkpoint's tensors; resized ones are computed by timm, and what is lacking (a new head) is drawn.
+class Pretrained:
+    """Tensors of a checkpoint; timm computes resized ones and initializes missing ones (a new head).
 
     Attributes:
-        converted: The tensors that timm computes from the checkpoint's.
+        converted: Names of the tensors that timm computes from the checkpoint's.
     """
 
-    def __init__(self, checkpoint: Checkpoint, create: Create, drawn: Drawn) -> None:
+    def __init__(self, checkpoint: Checkpoint, create: Create, drawn: RandomInit) -> None:
         self._checkpoint, self._create, self._drawn = checkpoint, create, drawn
-        loaded = named_tensors(self._load(checkpoint.tags()))
+        loaded = named_tensors(self._load(checkpoint.placeholders()))
         self._keys = checkpoint.origins(loaded.items())
         self._lacking = {name for name, tensor in loaded.items() if tensor.is_meta}
         self.converted = loaded.keys() - self._keys.keys() - self._lacking
@@ -102,11 +105,11 @@ class Published:
         converted = [name for name in names if name in self.converted]
         if converted:
             unplaced = {key: key for key in self._checkpoint if key not in self._keys.values()}
-            loaded = named_tensors(self._load(self._checkpoint.tags() | dict(self._checkpoint.read(unplaced))))
+            loaded = named_tensors(self._load(self._checkpoint.placeholders() | dict(self._checkpoint.read(unplaced))))
             yield from ((name, loaded[name]) for name in converted)
 
     def _load(self, state: dict[str, Tensor]) -> VisionTransformer:
-        """The model that timm makes of a state; what the state lacks has no storage."""
+        """Returns the model that timm makes of a state; tensors that the state lacks have no storage."""
         instead = {"source": "", "file": None, "hf_hub_id": None, "url": None, "custom_load": False}
         with _as_they_are():
             return self._create(pretrained=True, device="meta", pretrained_cfg_overlay={**instead, "state_dict": state})
@@ -114,7 +117,7 @@ class Published:
 
 @contextmanager
 def _as_they_are() -> Iterator[None]:
-    """Makes ``load_state_dict`` put the tensors themselves into the model, for which timm has no argument."""
+    """Makes ``load_state_dict`` assign the tensors themselves, for which timm has no argument."""
     VisionTransformer.load_state_dict = partialmethod(nn.Module.load_state_dict, assign=True)  # type: ignore
     try:
         yield
@@ -123,7 +126,7 @@ def _as_they_are() -> Iterator[None]:
 
 
 def _with_blocks_of(model: VisionTransformer, names: list[str]) -> VisionTransformer:
-    """The model without the blocks that have none of these tensors: timm takes its time for what it cannot draw."""
+    """Returns the model without the blocks that have none of these tensors: timm is slow on the meta device."""
     twin = shallow_copy(model)
     twin.blocks = nn.Sequential(
         OrderedDict(
@@ -136,7 +139,7 @@ def _with_blocks_of(model: VisionTransformer, names: list[str]) -> VisionTransfo
 
 
 def _give_storage(model: nn.Module, name: str) -> None:
-    """Numbers that are none, which show whether they were drawn."""
+    """Fills with NaN to detect tensors that ``init_weights`` leaves untouched."""
     path, _, leaf = name.rpartition(".")
     module = model.get_submodule(path)
     old = getattr(module, leaf)

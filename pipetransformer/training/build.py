@@ -71,7 +71,7 @@ def prepare(config: Config, device: torch.device, run_dir: Path, closing: ExitSt
         )
     report.write("phase", message="reading the model")
     precision = PRECISIONS[config.precision]
-    stack = config.model.outline(data.task.head, data.input_shape, config.seed).to(precision.param_dtype)
+    stack = config.model.build_meta(data.task.head, data.input_shape, config.seed).to(precision.param_dtype)
     config.freeze.check(stack.num_blocks)
     check_world(dist.get_world_size(), len(stack), config.batch_size)
     sources = _sources(config, data, stack)

@@ -203,7 +203,7 @@ def test_a_new_stack_trains(family: Family, encoder_folder: Folder) -> None:
 
 
 @pytest.mark.parametrize("pretrained", [False, True])
-def test_an_outline_has_no_storage_and_a_layer_loaded_alone_has_the_weights_that_it_has_in_the_whole_model(
+def test_a_meta_stack_has_no_storage_and_a_layer_loaded_alone_has_the_weights_that_it_has_in_the_whole_model(
     pretrained: bool, family: Family, encoder_folder: Folder, tmp_path: Path
 ) -> None:
     spec = family.spec(encoder_folder)
@@ -211,12 +211,12 @@ def test_an_outline_has_no_storage_and_a_layer_loaded_alone_has_the_weights_that
     if pretrained:
         spec.save(whole, state_of(whole), tmp_path)
         spec = type(spec)(name=str(tmp_path))
-    outline = spec.outline(family.head, family.input_shape, seed=0).double()
+    meta = spec.build_meta(family.head, family.input_shape, seed=0).double()
 
-    for index in (len(outline) - 1, 2, 0):
-        assert not any(not tensor.is_meta for _, tensor in outline[index].tensors())
-        outline.load(index)
+    for index in (len(meta) - 1, 2, 0):
+        assert not any(not tensor.is_meta for _, tensor in meta[index].tensors())
+        meta.load(index)
         expected = dict(whole[index].tensors())
-        assert all(torch.equal(tensor, expected[name].to(tensor)) for name, tensor in outline[index].tensors())
-    assert not outline[1].has_storage
-    assert all(p.requires_grad and p.dtype == torch.float64 for p in outline[2].parameters())
+        assert all(torch.equal(tensor, expected[name].to(tensor)) for name, tensor in meta[index].tensors())
+    assert not meta[1].has_storage
+    assert all(p.requires_grad and p.dtype == torch.float64 for p in meta[2].parameters())

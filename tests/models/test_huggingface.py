@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM
 
 from pipetransformer.models.base import Head
@@ -117,6 +118,59 @@ def test_an_option_of_the_wrong_type_is_refused(encoder_folder: Folder) -> None:
 
     with pytest.raises(ValueError, match=r"model\.options=.*hidden_size"):
         spec.build(Head("sequence", 3), (), seed=0)
+
+
+@pytest.mark.parametrize("labels", [("bad", "so so", "good"), ()])
+def test_a_saved_model_has_the_labels_of_its_task_not_of_the_model_that_it_began_with(
+    labels: tuple[str, ...], encoder_folder: Folder, tmp_path: Path
+) -> None:
+    old = {"id2label": {0: "a", 1: "b", 2: "c"}, "label2id": {"a": 0, "b": 1, "c": 2}}
+    source = encoder_folder("bert", **old, problem_type="multi_label_classification")
+    spec = HuggingFaceModel(name=str(source), pretrained=False)
+    stack = spec.build(Head("sequence", 3, labels, "single_label_classification"), (), seed=0)
+    spec.save(stack, {n: t for layer in stack.layers for n, t in layer.original_state().items()}, tmp_path)
+    config = AutoConfig.from_pretrained(tmp_path)
+
+    names = labels or ("LABEL_0", "LABEL_1", "LABEL_2")
+    assert config.id2label == dict(enumerate(names))
+    assert config.label2id == {name: index for index, name in enumerate(names)}
+    assert config.problem_type == "single_label_classification"
+
+
+@pytest.mark.parametrize(
+    "head",
+    [Head("sequence", 1, problem_type="regression"), Head("span", 2), Head("token", 4)],
+    ids=lambda head: head.kind,
+)
+def test_a_classifier_tuned_on_another_task_can_be_loaded(head: Head, encoder_folder: Folder, tmp_path: Path) -> None:
+    spec = HuggingFaceModel(
+        name=str(encoder_folder("bert", problem_type="single_label_classification")), pretrained=False
+    )
+    stack = spec.build(head, (), seed=0)
+    spec.save(stack, {n: t for layer in stack.layers for n, t in layer.original_state().items()}, tmp_path)
+
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert (config.num_labels, config.problem_type) == (head.num_outputs, head.problem_type)
+
+
+@pytest.mark.parametrize("published", [AutoModel, AutoModelForMaskedLM])
+def test_weights_that_the_encoder_has_no_place_for_are_refused(
+    published: type[AutoModel], encoder_folder: Folder
+) -> None:
+    """As those of a BERT with relative positions, which transformers no longer computes."""
+    folder = encoder_folder("bert")
+    published.from_config(AutoConfig.from_pretrained(folder)).save_pretrained(folder)
+    state = load_file(folder / "model.safetensors")
+    prefix = "" if published is AutoModel else "bert."
+    relative = {
+        f"{prefix}encoder.layer.{i}.attention.self.distance_embedding.weight": torch.zeros(3, 8) for i in (0, 2)
+    }
+    save_file({**state, **relative}, folder / "model.safetensors", {"format": "pt"})
+
+    with pytest.raises(ValueError, match=r"2 tensors that a BertForSequenceClassification .* no place for, the first "):
+        HuggingFaceModel(name=str(folder)).build(Head("sequence", 3), (), seed=0)
+    with pytest.raises(ValueError, match=r"1 tensors that a BertForSequenceClassification"):
+        HuggingFaceModel(name=str(folder), options={"num_hidden_layers": 2}).build(Head("sequence", 3), (), seed=0)
 
 
 def test_the_number_of_labels_is_not_an_option() -> None:

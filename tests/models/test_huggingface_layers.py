@@ -91,8 +91,8 @@ def test_another_structure_is_refused_with_what_is_supported(model_type: str, en
     sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2, "vocab_size": 15, "n_layer": 2}
     tokens = {"bos_token_id": 2, "eos_token_id": 3, "pad_token_id": 0, "intermediate_size": 24}
 
-    with pytest.raises(ValueError, match=r"not made of embeddings and blocks; supported are .*BERT"):
-        build(encoder_folder(model_type, **sizes, **tokens), Head("sequence", 2))
+    with pytest.raises(ValueError, match=r"not made of embeddings and blocks alone; supported are .*BERT"):
+        build(encoder_folder(model_type, **sizes, **tokens), "classification", 2)
 
 
 def test_a_model_that_calls_its_parts_otherwise_is_refused(
@@ -109,5 +109,49 @@ def test_a_model_that_calls_its_parts_otherwise_is_refused(
 
     monkeypatch.setattr(BertModel, "forward", doubled)
 
-    with pytest.raises(ValueError, match="does not run layer by layer"):
+    with pytest.raises(ValueError, match=r"does not run layer by layer: .* other outputs than the model in training"):
+        build(encoder_folder("bert"))
+
+
+def test_a_model_that_fails_on_its_own_configuration_is_refused_in_one_line(encoder_folder: Folder) -> None:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    folder = encoder_folder("cohere_compass_text", **sizes)
+    with pytest.raises(
+        ValueError, match=r"could not load .*: KeyError 'full_attention'\. Supported are .*BERT"
+    ) as refused:
+        build(folder, Head("sequence", 2))
+
+    assert "\n" not in str(refused.value)
+
+
+def test_a_model_that_is_off_only_for_rows_of_padding_alone_is_refused(encoder_folder: Folder) -> None:
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2, "vocab_size": 15}
+
+    with pytest.raises(ValueError, match=r"LayoutLM.* give other outputs than the model for 1 of 4 samples"):
+        build(encoder_folder("layoutlm", **sizes, intermediate_size=24, pad_token_id=0), Head("sequence", 2))
+
+
+class BatchTokens(nn.BatchNorm1d):
+    """Batch normalisation of (B, T, D) over samples and tokens."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.transpose(1, 2)).transpose(1, 2)
+
+
+def test_an_encoder_with_batch_statistics_is_refused_by_name(
+    encoder_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.models.bert.modeling_bert import BertLayer
+
+    make = BertLayer.__init__
+
+    def with_statistics(self: BertLayer, *args: object, **kwargs: object) -> None:
+        make(self, *args, **kwargs)
+        self.output.LayerNorm = BatchTokens(16)
+
+    monkeypatch.setattr(BertLayer, "__init__", with_statistics)
+
+    with pytest.raises(
+        ValueError, match=r"layer\.0\.output\.LayerNorm \(BatchTokens\) changes its buffer running_mean"
+    ):
         build(encoder_folder("bert"))

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipetransformer.models.sharing import shallow_copy
+from pipetransformer.models.layer import shallow_copy
 from pipetransformer.models.stack import Layer, LayerStack, seeded
 
 

@@ -1,13 +1,20 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import timm
 import torch
+from PIL import Image
+from pipetransformer.data.pictures import from_arrays
+from safetensors.torch import load_file, save_file
 
+from pipetransformer.data.base import ImageFormat
+from pipetransformer.data.image_split import ImageSplit
 from pipetransformer.models.base import Head
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.models.timm import TimmModel
@@ -129,6 +136,7 @@ def test_options_that_are_decided_elsewhere_are_refused_without_torch(changes: d
         ({"options": {"heads": 3}}, (3, 16, 16), r"model\.options=.*heads"),
         ({"options": {"num_heads": 5}}, (3, 16, 16), r"model\.options=.*num_heads"),
         ({"name": "vit_unheard_of"}, (3, 16, 16), r"model\.name=vit_unheard_of"),
+        ({"options": {"global_pool": ""}}, (3, 16, 16), r"its head gives \(5, 5\) .* 5 numbers; .*global_pool=avg"),
     ],
 )
 def test_what_does_not_fit_is_refused(changes: dict[str, Any], shape: tuple[int, ...], message: str) -> None:
@@ -139,6 +147,80 @@ def test_what_does_not_fit_is_refused(changes: dict[str, Any], shape: tuple[int,
 def test_another_architecture_is_refused_with_what_is_supported() -> None:
     with pytest.raises(ValueError, match=r"is a ResNet; supported is .* vit_"):
         build(TimmModel(name="resnet18", pretrained=False), (3, 64, 64))
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        ("vit_small_resnet26d_224", r"patch_embed\.backbone\.conv1\.1 \(BatchNorm2d\)"),
+        ("vit_base_resnet50d_224", r"patch_embed\.backbone\.conv1\.1 \(BatchNorm2d\)"),
+        ("vit_base_mci_224", r"patch_embed\.backbone\.0\.bn \(BatchNormAct2d\)"),
+    ],
+)
+def test_a_model_whose_training_changes_buffers_is_refused_by_name(name: str, module: str) -> None:
+    with pytest.raises(ValueError, match=rf"model\.name={name} cannot .*: {module} changes its buffer running_mean"):
+        TimmModel(name=name, pretrained=False).build_meta(Head("image", 5), (3, 224, 224), seed=0)
+
+
+def test_a_hybrid_without_batch_statistics_is_accepted() -> None:
+    spec = TimmModel(name="vit_tiny_r_s16_p8_224", pretrained=False)
+
+    assert spec.build_meta(Head("image", 5), (3, 64, 64), seed=0).num_blocks == 12
+
+
+def test_each_block_is_scaled_by_its_own_number() -> None:
+    plain, scaled = (build(tiny(options={"depth": 3, "fix_init": fix})) for fix in (False, True))
+
+    for number in (1, 2, 3):
+        for path in ("attn.proj", "mlp.fc2"):
+            one, other = (stack[number].module.get_submodule(path).weight for stack in (plain, scaled))
+            torch.testing.assert_close(other, one / (2 * number) ** 0.5)
+        assert torch.equal(plain[number].module.mlp.fc1.weight, scaled[number].module.mlp.fc1.weight)
+
+
+def timm_transform(folder: Path) -> Callable[[Image.Image], torch.Tensor]:
+    model = timm.create_model(f"local-dir:{folder}", pretrained=True)
+    return timm.data.create_transform(**timm.data.resolve_data_config({}, model=model))
+
+
+@pytest.mark.parametrize(("side", "levels"), [(16, 0.0), (32, 1.0), (11, 1.0)])
+def test_timm_reads_pictures_for_a_saved_model_as_the_run_did(side: int, levels: float, tmp_path: Path) -> None:
+    """Equal but for rounding: a resized picture of Pillow has whole grey levels again, the run's has fractions."""
+    saved(tmp_path, tiny(name="deit_tiny_patch16_224"))
+    pixels = np.random.default_rng(0).integers(0, 256, (1, side, side, 3), dtype=np.uint8)
+    wanted = ImageFormat(**TimmModel(name=str(tmp_path)).input_format())
+    pictures = from_arrays(pixels, np.zeros(1, dtype=np.int64))
+    (expected,) = ImageSplit("test", pictures, wanted, 1).inputs([0], None)
+
+    found = timm_transform(tmp_path)(Image.fromarray(pixels[0]))
+
+    torch.testing.assert_close(found, expected, rtol=0, atol=levels * 1.01 / 255 / 0.5)
+
+
+def test_a_saved_model_of_another_size_forgets_the_cropping_of_the_model_that_it_began_with(tmp_path: Path) -> None:
+    saved(tmp_path, tiny(name="deit3_small_patch16_224"))
+    config = timm.data.resolve_data_config({}, model=timm.create_model(f"local-dir:{tmp_path}", pretrained=True))
+
+    assert (config["interpolation"], config["crop_pct"], config["input_size"]) == ("bilinear", 1.0, (3, 16, 16))
+
+
+@pytest.mark.parametrize("labels", [("ant", "bee", "cat", "dog", "elk"), ()])
+def test_a_saved_model_knows_the_classes(labels: tuple[str, ...], tmp_path: Path) -> None:
+    stack = tiny().build(Head("image", 5, labels), (3, 16, 16), seed=0)
+    tiny().save(stack, {name: t for layer in stack.layers for name, t in layer.original_state().items()}, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+
+    assert config.get("label_names", []) == list(labels)
+    assert not config["pretrained_cfg"].get("label_names")
+
+
+def test_a_checkpoint_with_a_tensor_that_has_no_place_is_refused(tmp_path: Path) -> None:
+    saved(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    save_file({**state, "blocks.0.attn.relative": torch.zeros(2)}, tmp_path / "model.safetensors")
+
+    with pytest.raises(ValueError, match=r"blocks\.0\.attn\.relative"):
+        TimmModel(name=str(tmp_path)).build(Head("image", 5), (3, 16, 16), seed=0)
 
 
 def test_another_task_is_refused() -> None:

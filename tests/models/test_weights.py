@@ -1,4 +1,4 @@
-"""Published weights: from the file to the layer that wants them, and no further."""
+"""Pretrained weights: from the file to the layer that wants them, and no further."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification
 
-from pipetransformer.models import checkpoint as checkpoints
+from pipetransformer.models import lazy_checkpoint
 from pipetransformer.models.base import Head
 from pipetransformer.models.huggingface import HuggingFaceModel
 from pipetransformer.models.stack import LayerStack
@@ -46,7 +46,7 @@ def picture_model(tmp_path: Path) -> Path:
 def keys_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The keys whose tensors are read from a file."""
     keys: list[str] = []
-    opened = checkpoints.safe_open
+    opened = lazy_checkpoint.safe_open
 
     class Watched:
         def __init__(self, *args: Any) -> None:
@@ -65,24 +65,22 @@ def keys_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             keys.append(key)
             return self.file.get_tensor(key)
 
-    monkeypatch.setattr(checkpoints, "safe_open", Watched)
+    monkeypatch.setattr(lazy_checkpoint, "safe_open", Watched)
     return keys
 
 
-def text_outline(folder: Path, num_outputs: int = 3, seed: int = 0) -> LayerStack:
-    return HuggingFaceModel(name=str(folder)).outline(Head("sequence", num_outputs), (), seed)
+def text_meta(folder: Path, num_outputs: int = 3, seed: int = 0) -> LayerStack:
+    return HuggingFaceModel(name=str(folder)).build_meta(Head("sequence", num_outputs), (), seed)
 
 
-def image_outline(
-    folder: Path, num_outputs: int = 5, shape: tuple[int, ...] = (3, 16, 16), seed: int = 0
-) -> LayerStack:
-    return TimmModel(name=str(folder), image_size=shape[1], num_channels=shape[0]).outline(
+def image_meta(folder: Path, num_outputs: int = 5, shape: tuple[int, ...] = (3, 16, 16), seed: int = 0) -> LayerStack:
+    return TimmModel(name=str(folder), image_size=shape[1], num_channels=shape[0]).build_meta(
         Head("image", num_outputs), shape, seed
     )
 
 
 def test_only_the_tensors_of_the_layer_are_read(encoder: Path, keys_read: list[str]) -> None:
-    stack = text_outline(encoder)
+    stack = text_meta(encoder)
     assert keys_read == []
     stack.load(2)
 
@@ -92,7 +90,7 @@ def test_only_the_tensors_of_the_layer_are_read(encoder: Path, keys_read: list[s
 def test_only_the_tensors_of_the_layer_are_read_of_a_vision_transformer(
     picture_model: Path, keys_read: list[str]
 ) -> None:
-    stack = image_outline(picture_model)
+    stack = image_meta(picture_model)
     assert keys_read == []
     stack.load(1)
 
@@ -100,7 +98,7 @@ def test_only_the_tensors_of_the_layer_are_read_of_a_vision_transformer(
 
 
 def test_a_loaded_copy_leaves_the_stack_without_storage(encoder: Path) -> None:
-    stack = text_outline(encoder)
+    stack = text_meta(encoder)
 
     assert stack.loaded_copy(2, "cpu").has_storage
     assert not any(stack[index].has_storage for index in range(len(stack)))
@@ -138,7 +136,7 @@ def test_without_safetensors_the_whole_model_is_read_and_it_is_said(encoder: Pat
     (encoder / "model.safetensors").unlink()
 
     with pytest.warns(UserWarning, match=r"reads all weights .* no model\.safetensors"):
-        stack = text_outline(encoder)
+        stack = text_meta(encoder)
 
     assert all(torch.equal(tensor, state[name]) for name, tensor in state_of(stack).items())
 
@@ -149,7 +147,7 @@ def test_a_vision_transformer_without_safetensors_is_read_whole_and_it_is_said(p
     (picture_model / "model.safetensors").unlink()
 
     with pytest.warns(UserWarning, match=r"reads all weights .* no model\.safetensors"):
-        stack = image_outline(picture_model)
+        stack = image_meta(picture_model)
 
     assert all(torch.equal(tensor, state[name]) for name, tensor in state_of(stack).items())
 
@@ -164,7 +162,7 @@ def test_weights_that_timm_converts_in_every_block_are_read_whole_and_it_is_said
     state = load_file(picture_model / "model.safetensors")
 
     with pytest.warns(UserWarning, match="reads all weights .* timm converts them"):
-        stack = image_outline(picture_model)
+        stack = image_meta(picture_model)
 
     name = "blocks.0.attn.qkv.weight"
     assert torch.equal(stack[1].original_state()[name], state[name] * 2)
@@ -172,7 +170,7 @@ def test_weights_that_timm_converts_in_every_block_are_read_whole_and_it_is_said
 
 @pytest.mark.parametrize(("num_channels", "size"), [(1, 16), (3, 32), (1, 32)])
 def test_positions_and_channels_are_resized_as_timm_does_it(num_channels: int, size: int, picture_model: Path) -> None:
-    stack = image_outline(picture_model, shape=(num_channels, size, size))
+    stack = image_meta(picture_model, shape=(num_channels, size, size))
     expected = timm.create_model(
         f"local-dir:{picture_model}", pretrained=True, in_chans=num_channels, img_size=size
     ).state_dict()
@@ -182,12 +180,12 @@ def test_positions_and_channels_are_resized_as_timm_does_it(num_channels: int, s
     assert all(torch.equal(tensor, expected[name]) for name, tensor in state_of(stack).items())
 
 
-@pytest.mark.parametrize("outline", [text_outline, image_outline])
-def test_a_new_head_follows_the_seed_alone(outline: Callable[..., LayerStack], request: pytest.FixtureRequest) -> None:
-    folder = request.getfixturevalue("encoder" if outline is text_outline else "picture_model")
+@pytest.mark.parametrize("meta", [text_meta, image_meta])
+def test_a_new_head_follows_the_seed_alone(meta: Callable[..., LayerStack], request: pytest.FixtureRequest) -> None:
+    folder = request.getfixturevalue("encoder" if meta is text_meta else "picture_model")
 
     def head(seed: int, *before: int) -> dict[str, torch.Tensor]:
-        stack = outline(folder, num_outputs=7, seed=seed)
+        stack = meta(folder, num_outputs=7, seed=seed)
         for index in (*before, len(stack) - 1):
             stack.load(index)
         return stack[len(stack) - 1].original_state()

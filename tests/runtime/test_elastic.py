@@ -48,6 +48,16 @@ def test_every_topology_trains_as_one_process_does(
     assert_equal(*run_both(pool, Case(kind, bert_config), world, plans, tmp_path))
 
 
+@pytest.mark.parametrize("sequence", ["2 stages, 1", "frozen stage below"])
+def test_a_model_whose_layers_return_strided_tensors_trains_in_a_pipeline(
+    sequence: str, pool: Pool, bert_config: Path, tmp_path: Path
+) -> None:
+    case, (world, plans) = Case("siglip", bert_config), SEQUENCES[sequence]
+    first = case.stack()[0]
+    assert not first(case.split().inputs([0, 1], None)).is_contiguous()
+    assert_equal(*run_both(pool, case, world, plans, tmp_path))
+
+
 @pytest.mark.parametrize("kind", ["vit", "bert"])
 def test_dropout_is_the_same_at_every_topology(kind: str, pool: Pool, bert_config: Path, tmp_path: Path) -> None:
     case = Case(kind, bert_config, dropout=0.2)

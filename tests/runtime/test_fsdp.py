@@ -102,7 +102,7 @@ def test_a_rank_loads_and_shards_one_layer_at_a_time(pool: Pool, bert_config: Pa
         tmp_path
     )
     seen: list[Started] = pool.run(2, start, Case("bert", bert_config), tmp_path, NUM_CLASSES, sharded(0, 0, 2, 1))
-    stack = HuggingFaceModel(name=str(tmp_path)).outline(Head("sequence", NUM_CLASSES), (), 0)
+    stack = HuggingFaceModel(name=str(tmp_path)).build_meta(Head("sequence", NUM_CLASSES), (), 0)
     largest = max(sum(tensor.nbytes for _, tensor in stack[layer].tensors()) for layer in range(len(stack)))
     buffers = sum(buffer.nbytes for buffer in stack.buffers())
     for own in seen:

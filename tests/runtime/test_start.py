@@ -33,7 +33,7 @@ def published(bert_config: Path, tmp_path_factory: pytest.TempPathFactory) -> tu
     BertForSequenceClassification(BertConfig.from_pretrained(bert_config, num_labels=NUM_CLASSES)).save_pretrained(
         folder
     )
-    return folder, HuggingFaceModel(name=str(folder)).outline(Head("sequence", NUM_CLASSES), (), 0)
+    return folder, HuggingFaceModel(name=str(folder)).build_meta(Head("sequence", NUM_CLASSES), (), 0)
 
 
 def num_bytes(stack: LayerStack, layers: list[int]) -> int:
@@ -76,7 +76,7 @@ from pipetransformer.models.huggingface import HuggingFaceModel
 
 torch.set_num_threads(1)
 def load(layers):
-    stack = HuggingFaceModel(name=sys.argv[1]).outline(Head("sequence", 2), (), 0)
+    stack = HuggingFaceModel(name=sys.argv[1]).build_meta(Head("sequence", 2), (), 0)
     for layer in layers:
         stack.load(layer)
 

@@ -36,7 +36,8 @@ class Case:
     """One training problem; the same on every process that builds it.
 
     Attributes:
-        kind: ``vit``, ``bert``, ``bert_qa`` or ``bert_mlm``, whose output layer is its word embeddings.
+        kind: ``vit``, ``siglip`` (without class token; its layers return strided tensors), ``bert``, ``bert_qa``
+            or ``bert_mlm``, whose output layer is its word embeddings.
         folder: Where BERT's configuration lies, the same one everywhere (see :func:`write_config`).
         num_samples: With ``batch_size`` not a divisor, the last batch of an epoch is smaller.
         width: Of the model.
@@ -62,14 +63,20 @@ class Case:
     def task(self) -> Task:
         return {
             "vit": image_classification(NUM_CLASSES),
+            "siglip": image_classification(NUM_CLASSES),
             "bert": text_classification(NUM_CLASSES),
             "bert_qa": question_answering(),
             "bert_mlm": MASKED_LM,
         }[self.kind]
 
+    @property
+    def reads_images(self) -> bool:
+        return self.kind in ("vit", "siglip")
+
     def spec(self) -> ModelSpec:
-        if self.kind == "vit":
+        if self.reads_images:
             options = {"patch_size": 4, "embed_dim": self.width, "depth": NUM_BLOCKS, "num_heads": 2}
+            options |= {"class_token": False, "global_pool": "avg"} if self.kind == "siglip" else {}
             rates = {"proj_drop_rate": self.dropout, "attn_drop_rate": self.dropout, "drop_path_rate": self.dropout}
             return TimmModel(name="vit_tiny_patch16_224", pretrained=False, options=options | rates)
         rates = {"hidden_dropout_prob": self.dropout, "attention_probs_dropout_prob": self.dropout}
@@ -86,7 +93,7 @@ class Case:
             return MaskedText(self.num_samples)
         return (
             RandomImages(self.num_samples)
-            if self.kind == "vit"
+            if self.reads_images
             else RandomText(self.num_samples, answers=self.kind == "bert_qa")
         )
 
@@ -100,7 +107,7 @@ class Case:
         return model.double()
 
     def _original(self) -> nn.Module:
-        if self.kind == "vit":
+        if self.reads_images:
             import timm
 
             spec = self.spec()
@@ -121,7 +128,7 @@ class Case:
 @cache
 def _stack(case: Case) -> LayerStack:
     """Made once in a process, or in the one that it was forked from: that takes longer than to train it."""
-    shape = (3, IMAGE_SIZE, IMAGE_SIZE) if case.kind == "vit" else ()
+    shape = (3, IMAGE_SIZE, IMAGE_SIZE) if case.reads_images else ()
     return case.spec().build(case.task.head, shape, SEED).double()
 
 

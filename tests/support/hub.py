@@ -92,7 +92,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def _hand_out(self, kind: str, repository: str, name: str) -> None:
         file = self.hub.root / kind / repository / name
-        if not file.is_file():
+        if not (self.hub.root / kind / repository).is_dir():
+            self._send(404, **{"X-Error-Code": "RepoNotFound"})
+        elif not file.is_file():
             self._send(404, **{"X-Repo-Commit": COMMIT, "X-Error-Code": "EntryNotFound"})
         else:
             if self.command == "GET":

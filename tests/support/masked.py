@@ -25,12 +25,12 @@ MASK, NOT_MASKED = 4, -100
 class MaskedLanguageModel(HuggingFaceModel):
     """The encoder with the head that it was trained with."""
 
-    def _outline(self, head: Head) -> "PreTrainedModel":
+    def _meta_model(self, head: Head) -> "PreTrainedModel":
         from transformers import AutoModelForMaskedLM
 
         from pipetransformer.models.huggingface_weights import WANTED
 
-        super()._outline(head)  # it quiets transformers
+        super()._meta_model(head)  # it quiets transformers
         with torch.device("meta"):
             return AutoModelForMaskedLM.from_config(self._config(), **WANTED)
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.models.base import Head
-from pipetransformer.models.checkpoint import Checkpoint
 from pipetransformer.models.huggingface import HuggingFaceModel
+from pipetransformer.models.lazy_checkpoint import Checkpoint
 from pipetransformer.models.stack import Layer
 from pipetransformer.profiling.layers import profile
 from pipetransformer.runtime.batch import Batch
@@ -48,7 +48,7 @@ class Started:
 def start(case: Case, folder: Path, num_outputs: int, plan: Plan) -> Started:
     """Measures the layers of the encoder in ``folder`` and goes to a plan; every rank calls it."""
     seen, spec, precision = Started(), OPTIMIZERS[case.optimizer], PRECISIONS["float32"]
-    stack = HuggingFaceModel(name=str(folder)).outline(Head("sequence", num_outputs), (), SEED)
+    stack = HuggingFaceModel(name=str(folder)).build_meta(Head("sequence", num_outputs), (), SEED)
     with _watched(seen):
         profile(stack, (_batch(1), _batch(2)), spec, CPU, precision)
         seen.most_bytes_measuring, seen.most_bytes = seen.most_bytes, 0

@@ -256,7 +256,7 @@ def _read(split: Split, ids: np.ndarray, dtype: torch.dtype) -> tuple[Tensor, di
 
 def _by_original(model: nn.Module, case: Case) -> Forward:
     def forward(inputs: Tensor, context: dict[str, Tensor], keys: Tensor, num_frozen: int) -> Tensor:
-        if case.kind == "vit":
+        if case.reads_images:
             return model(inputs)
         output = model(inputs, **context)
         if case.task.head.kind == "span":

@@ -1,11 +1,12 @@
-"""A checkpoint's tensors, read one by one from safetensors files.
+"""Tensors of a checkpoint, read one by one from safetensors files.
 
-Which of them becomes which tensor of a model is the library's business: names and shapes have changed over the years.
-So the library loads a checkpoint of tags instead, which cost no memory, and where a tag comes out, its tensor goes::
+The model's library decides which of them becomes which tensor of the model: names and shapes have changed over the
+years. So the library loads a checkpoint of placeholders, which take no memory. The tensor of a placeholder is read
+where the placeholder ended up::
 
     file      embeddings.LayerNorm.gamma   encoder.layer.0....   cls.predictions.bias
-    tags               #0                          #1                     #2
-    library   ───────── renames, resizes, leaves out, draws what is not there ─────────
+    number             #0                          #1                     #2
+    library   ───────── renames, resizes, drops, initializes what is missing ─────────
     model     bert.embeddings.LayerNorm.weight #0    bert.encoder.layer.0.... #1    classifier.weight (drawn)
 """
 
@@ -20,35 +21,39 @@ from torch import Tensor, nn
 
 
 class Checkpoint:
-    """The tensors of safetensors files; none is read before it is asked for.
+    """Tensors of safetensors files, read on demand.
 
     Args:
         files: All files of the checkpoint.
 
     Raises:
-        SafetensorError: A file is not whole.
+        SafetensorError: A file is damaged.
     """
 
     def __init__(self, files: Sequence[Path]) -> None:
         self._files: dict[str, Path] = {}
-        self._tags: dict[str, Tensor] = {}
+        self._placeholders: dict[str, Tensor] = {}
         for file in files:
             with safe_open(file, "pt") as opened:
                 for key in opened.keys():  # noqa: SIM118 - a file is no dictionary
                     part = opened.get_slice(key)
                     dtype = torch.float32 if "F" in part.get_dtype() else torch.int64
-                    self._tags[key] = tag(len(self._files), part.get_shape(), dtype)
+                    self._placeholders[key] = placeholder(len(self._files), part.get_shape(), dtype)
                     self._files[key] = file
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._files)
 
-    def tags(self) -> dict[str, Tensor]:
-        """The checkpoint as the library wants it, with a tag for each tensor."""
-        return dict(self._tags)
+    def placeholders(self) -> dict[str, Tensor]:
+        """Returns a state dict with a placeholder for each tensor."""
+        return dict(self._placeholders)
 
     def origins(self, tensors: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
-        """Of a model loaded from the tags: the key of every tensor that is one of the checkpoint's, unchanged."""
+        """Finds placeholders among a model's tensors.
+
+        Returns:
+            For each tensor that the library took over unchanged its key in the checkpoint.
+        """
         keys = list(self._files)
         numbers = {name: number for name, tensor in tensors if (number := _number(tensor)) is not None}
         return {name: keys[number] for name, number in numbers.items()}
@@ -64,10 +69,10 @@ class Checkpoint:
                 yield name, opened[file].get_tensor(key)
 
 
-def tag(number: int, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
-    """A tensor of any shape in a few kilobytes: its rows overlap.
+def placeholder(number: int, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+    """Returns a tensor of any shape in a few kilobytes, whose rows overlap and which holds ``number``.
 
-    Whatever computes with it or turns it around gives other strides, so that only the tag itself passes for one.
+    A tensor computed from it, or a view, has other strides, so only the placeholder itself is recognized.
     """
     strides = _strides(len(shape))
     extent = 1 + sum(max(size - 1, 0) * stride for size, stride in zip(shape, strides, strict=True))
@@ -75,12 +80,12 @@ def tag(number: int, shape: Sequence[int], dtype: torch.dtype = torch.float32) -
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers, also those that are not saved."""
+    """Returns parameters and buffers, non-persistent ones included."""
     return dict([*model.named_parameters(), *model.named_buffers()])
 
 
 def _number(tensor: Tensor) -> int | None:
-    """The tag's number, or ``None`` where the tensor is none."""
+    """Returns the placeholder's number, or ``None`` for any other tensor."""
     if tensor.is_meta or not tensor.dim() or not tensor.numel() or tensor.stride() != _strides(tensor.dim()):
         return None
     return int(tensor.detach()[(0,) * tensor.dim()])

@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from pipetransformer.models.checkpoint import Checkpoint, named_tensors, tag
+from pipetransformer.models.lazy_checkpoint import Checkpoint, named_tensors, placeholder
 
 TENSORS = {
     "weight": torch.randn(4, 4),
@@ -25,7 +25,7 @@ def checkpoint(tmp_path: Path) -> Checkpoint:
 
 
 def test_tags_have_the_shapes_and_hardly_any_bytes() -> None:
-    large = tag(7, (250_000, 1024))
+    large = placeholder(7, (250_000, 1024))
 
     assert large.shape == (250_000, 1024)
     assert large.untyped_storage().nbytes() < 5_000_000
@@ -40,8 +40,8 @@ def test_tensors_are_read_by_the_names_that_they_go_to(checkpoint: Checkpoint) -
 
 def test_a_tag_is_found_where_it_went(checkpoint: Checkpoint) -> None:
     module = nn.Linear(4, 4)
-    tags = checkpoint.tags()
-    module.load_state_dict({"weight": tags["weight"], "bias": tags["old.bias"]}, assign=True)
+    placeholders = checkpoint.placeholders()
+    module.load_state_dict({"weight": placeholders["weight"], "bias": placeholders["old.bias"]}, assign=True)
 
     assert checkpoint.origins(module.named_parameters()) == {"weight": "weight", "bias": "old.bias"}
 
@@ -51,7 +51,7 @@ def test_a_tag_is_found_where_it_went(checkpoint: Checkpoint) -> None:
     [lambda t: t * 1, lambda t: t.T, lambda t: t.contiguous(), lambda t: torch.cat([t]), lambda t: t.to("meta")],
 )
 def test_what_was_computed_from_a_tag_is_none(change: object, checkpoint: Checkpoint) -> None:
-    assert checkpoint.origins([("weight", change(checkpoint.tags()["weight"]))]) == {}  # type: ignore[operator]
+    assert checkpoint.origins([("weight", change(checkpoint.placeholders()["weight"]))]) == {}  # type: ignore[operator]
 
 
 def test_named_tensors_have_the_buffers_that_are_not_saved() -> None:

@@ -11,8 +11,8 @@ from support.masked import MASKED_LM, MaskedLanguageModel
 from torch import Tensor, nn
 from transformers import BertForMaskedLM
 
-from pipetransformer.models.sharing import Place
 from pipetransformer.models.stack import Layer, LayerStack
+from pipetransformer.models.tied_weights import ParamRef
 
 WORDS, DECODER = "bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"
 
@@ -37,7 +37,7 @@ def test_a_shared_parameter_becomes_one_of_each_layer_and_the_original_stays_as_
     stack = stack_of([embedding, block, output])
     first, second = (stack[place.layer].by_name()[place.name] for place in stack.ties[0])
 
-    assert stack.ties == ((Place(0, "0.weight"), Place(2, "2.weight")),)
+    assert stack.ties == ((ParamRef(0, "0.weight"), ParamRef(2, "2.weight")),)
     assert output.weight is embedding.weight
     assert first is embedding.weight
     assert second is not first
@@ -114,14 +114,14 @@ def masked_stack(folder: Path, pretrained: bool = False) -> tuple[MaskedLanguage
 
 def test_a_familys_tie_is_found_and_both_layers_start_alike_loaded_alone(encoder_folder: Callable[..., Path]) -> None:
     spec, whole = masked_stack(encoder_folder("bert"))
-    outline = spec.outline(MASKED_LM.head, (), seed=0)
-    head = len(outline) - 1
-    outline.load(head)
+    meta = spec.build_meta(MASKED_LM.head, (), seed=0)
+    head = len(meta) - 1
+    meta.load(head)
 
-    assert outline.ties == whole.ties == ((Place(0, WORDS), Place(head, DECODER)),)
-    assert torch.equal(outline[head].by_name()[DECODER], whole[0].by_name()[WORDS])
+    assert meta.ties == whole.ties == ((ParamRef(0, WORDS), ParamRef(head, DECODER)),)
+    assert torch.equal(meta[head].by_name()[DECODER], whole[0].by_name()[WORDS])
     assert whole[0].by_name()[WORDS].std() > 0
-    assert not outline[0].has_storage
+    assert not meta[0].has_storage
 
 
 def test_a_shared_weight_is_saved_once_and_the_original_library_ties_it_again(

@@ -1,0 +1,127 @@
+"""Stacks of models that a user made: an instance of timm, of transformers, or an ``nn.Sequential``.
+
+The instance keeps its weights while the stack trains, as the source of the initial ones::
+
+    stack_of(model)  ->  stack without storage; each rank loads the layers that it holds
+    give_back(model, state), save_model(model, state, folder)  ->  the trained weights
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+from safetensors.torch import save_file
+from safetensors.torch import save_model as save_module
+from torch import Tensor, nn
+
+from pipetransformer.errors import UserError
+from pipetransformer.models.stack import LayerStack, without_storage
+
+SUPPORTED = "timm's VisionTransformer, an encoder of transformers with a head, nn.Sequential and LayerStack"
+
+
+def stack_of(model: nn.Module) -> LayerStack:
+    """Makes a stack without storage whose layers get the weights of an instance when they are loaded.
+
+    Args:
+        model: A VisionTransformer of timm, an encoder of transformers, or an ``nn.Sequential``, with the head that is
+            to be trained. It stays as it is. A LayerStack is returned itself.
+
+    Raises:
+        UserError: The model is of another kind, cannot be trained layer by layer, or has parameters without gradient.
+    """
+    if isinstance(model, LayerStack):
+        return model
+    fixed = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
+    if fixed:
+        raise UserError(
+            f"{len(fixed)} parameters of the {type(model).__name__} take no gradient, the first {fixed[0]}; give "
+            "requires_grad_(True), which layers are frozen is decided while training"
+        )
+    stack = _split(model).train()
+    stack.source = _InstanceWeights(model, stack.names())
+    return stack
+
+
+def give_back(model: nn.Module, state: dict[str, Tensor]) -> None:
+    """Copies trained weights, by their original names, into the instance that the stack was made of."""
+    model.load_state_dict(state)
+
+
+def save_model(model: nn.Module, state: dict[str, Tensor], folder: Path) -> None:
+    """Writes trained weights as the model's library loads them; the instance gets them, too.
+
+    Args:
+        model: What the stack was made of.
+        state: All tensors by their original names.
+        folder: Gets model.safetensors, and config.json where the library has one: timm loads it by
+            ``create_model("local-dir:<folder>", pretrained=True)``, transformers by ``from_pretrained(folder)``.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if isinstance(model, LayerStack):
+        save_file({name: tensor.contiguous() for name, tensor in state.items()}, folder / "model.safetensors")
+        return
+    give_back(model, state)
+    if "timm" in _libraries(model):
+        from timm.models import save_for_hf
+
+        save_for_hf(model, str(folder), safe_serialization=True)
+    elif "transformers" in _libraries(model):
+        cast("Any", model).save_pretrained(folder)
+    else:
+        save_module(model, str(folder / "model.safetensors"))
+
+
+class _InstanceWeights:
+    """Gives each layer of a stack its tensors of an instance."""
+
+    def __init__(self, model: nn.Module, names: list[list[str]]) -> None:
+        self._model, self._names = model, names
+
+    def __call__(self, index: int) -> Iterator[tuple[str, Tensor]]:
+        tensors: dict[str, Tensor] = dict(self._model.named_parameters(remove_duplicate=False))
+        tensors |= self._model.named_buffers(remove_duplicate=False)
+        return ((name, tensors[name].detach()) for name in self._names[index])
+
+
+def _split(model: nn.Module) -> LayerStack:
+    """Checks the instance and returns its layers without storage."""
+    libraries = _libraries(model)
+    try:
+        if "timm" in libraries:
+            return _split_timm(model)
+        if "transformers" in libraries:
+            return _split_transformers(model)
+        if isinstance(model, nn.Sequential):
+            return LayerStack.from_sequential(without_storage(model))
+    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"a {type(model).__name__} cannot be trained layer by layer: {reason}") from error
+    raise UserError(f"a {type(model).__name__} cannot be trained layer by layer; supported are {SUPPORTED}")
+
+
+def _split_timm(model: nn.Module) -> LayerStack:
+    from timm.models.vision_transformer import VisionTransformer
+
+    from pipetransformer.models.timm_layers import check_instance, split_layers
+
+    if not isinstance(model, VisionTransformer):
+        raise UserError("supported is what timm builds as a VisionTransformer: vit_*, deit_*, deit3_*")
+    check_instance(model)
+    return split_layers(without_storage(model))
+
+
+def _split_transformers(model: nn.Module) -> LayerStack:
+    from transformers import PreTrainedModel
+
+    from pipetransformer.models.huggingface_layers import check_instance, split_layers
+
+    if not isinstance(model, PreTrainedModel):
+        raise UserError("supported are encoders of the usual shape with a head")
+    check_instance(model)
+    return split_layers(without_storage(model))
+
+
+def _libraries(model: nn.Module) -> set[str]:
+    """Top-level packages that the model's classes come from."""
+    return {kind.__module__.partition(".")[0] for kind in type(model).__mro__}

@@ -1,0 +1,85 @@
+"""One layer of a stack: the original module, and how to call it."""
+
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Self, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+Forward = Callable[..., Tensor]
+"""Calls a layer's module: ``forward(module, x, **context) -> Tensor``."""
+Module = TypeVar("Module", bound=nn.Module)
+
+
+class Layer(nn.Module):
+    """One entry of a stack: the original module and how to call it.
+
+    Args:
+        module: The original module, or a shallow copy of the original model reduced to this layer's part.
+        forward: Calls it: ``forward(module, x, **context) -> Tensor``. Takes what it needs of the context and ignores
+            the rest.
+        prefix: The module's path in the original model, with a trailing dot, or empty.
+    """
+
+    def __init__(self, module: nn.Module, forward: Forward, prefix: str = "") -> None:
+        super().__init__()
+        self.module = module
+        self.prefix = prefix
+        self._forward = forward
+        self._aliases = aliases(module)
+
+    def forward(self, x: Tensor, **context: Any) -> Tensor:
+        return self._forward(self.module, x, **context)
+
+    def by_name(self) -> dict[str, nn.Parameter]:
+        """Returns the parameters by their original names."""
+        return {self.prefix + name: parameter for name, parameter in self.module.named_parameters()}
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields parameters and buffers, non-persistent ones included, under their original names."""
+        yield from self.by_name().items()
+        for name, buffer in self.module.named_buffers():
+            yield self.prefix + name, buffer
+
+    @property
+    def has_storage(self) -> bool:
+        """False while the layer is on the meta device."""
+        return all(not tensor.is_meta for _, tensor in self.tensors())
+
+    @torch.no_grad()
+    def fill(self, values: Iterable[tuple[str, Tensor]], device: torch.device | str) -> None:
+        """Allocates a layer without storage and copies its tensors into it, converted to the layer's dtypes."""
+        self.to_empty(device=device)
+        missing = dict(self.tensors())
+        for name, value in values:
+            missing.pop(name).copy_(value)
+        assert not missing, f"no initial weights for {sorted(missing)}"
+
+    def original_state(self) -> dict[str, Tensor]:
+        """Returns the layer's part of the original model's ``state_dict``."""
+        return {self.prefix + name: tensor for name, tensor in self.module.state_dict().items()}
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Restores aliases: to and from the meta device torch makes a new parameter for each name."""
+        super()._apply(fn, recurse)
+        for first, *others in self._aliases:
+            for path, _, name in (other.rpartition(".") for other in others):
+                setattr(self.module.get_submodule(path), name, self.module.get_parameter(first))
+        return self
+
+
+def shallow_copy(module: Module) -> Module:
+    """Returns a copy with the same parameters and children, from which parts can be removed safely."""
+    twin = copy.copy(module)
+    for parts in ("_parameters", "_buffers", "_modules"):
+        twin.__dict__[parts] = dict(twin.__dict__[parts])
+    return twin
+
+
+def aliases(module: nn.Module) -> list[list[str]]:
+    """Returns the names of each parameter that a module has under several."""
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    return [own for own in names.values() if len(own) > 1]

@@ -1,0 +1,107 @@
+"""Splits a timm Vision Transformer into layers that run its own code.
+
+The embedding is the original model without blocks, the head is what stands behind them::
+
+    model:  patch embedding, positions, norm_pre -> blocks -> norm -> pooling, fc_norm, head
+    stack:  embedding                               blocks    head
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from timm.layers import PatchEmbed
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from pipetransformer.errors import UserError
+from pipetransformer.models.checks import check_same_outputs, draw_all
+from pipetransformer.models.layer import Layer, shallow_copy
+from pipetransformer.models.stack import LayerStack
+
+BLOCKS = "blocks."
+_BEHIND_THE_BLOCKS = ("norm", "attn_pool", "fc_norm", "head_drop", "head", "head_dist")
+
+
+def split_layers(model: VisionTransformer, config: Any = None) -> LayerStack:
+    """Returns the model as a flat stack that shares its parameters.
+
+    Args:
+        model: With or without storage.
+        config: Kept for :meth:`TimmModel.save`.
+    """
+    num_tokens, width = model.patch_embed.num_patches + model.num_prefix_tokens, model.embed_dim
+    return LayerStack(_layers(model), lambda images: torch.Size((len(images), num_tokens, width)), config)
+
+
+def check_runs_by_layers(model: VisionTransformer, create: Callable[..., VisionTransformer], num_outputs: int) -> None:
+    """Checks on a two-block copy that the stack computes what the model computes, and trains in any micro-batches.
+
+    Args:
+        model: May have no storage.
+        create: Makes the model with other arguments of ``timm.create_model``.
+        num_outputs: Numbers that the head must give for each image.
+
+    Raises:
+        UserError: It does not, with the reason.
+    """
+    side = 2 * model.patch_embed.feat_ratio()
+    tiny = create(pretrained=False, depth=min(2, len(model.blocks)), img_size=side, **_narrow(model))
+    draw_all(tiny)
+    outputs = _check(tiny, (side, side))
+    if outputs.shape[1:] != (num_outputs,):
+        raise UserError(
+            f"its head gives {tuple(outputs.shape[1:])} for an image in place of {num_outputs} numbers; give "
+            "model.options.global_pool=avg, or token where there is a class token"
+        )
+
+
+def check_instance(model: VisionTransformer) -> None:
+    """Checks a model with weights, without most of its blocks, as :func:`check_runs_by_layers` does.
+
+    Raises:
+        UserError: It cannot be trained layer by layer, with the reason.
+    """
+    short = shallow_copy(model)
+    short.blocks = nn.Sequential(*list(model.blocks)[:2])
+    _check(short, model.patch_embed.img_size)
+
+
+def _check(model: VisionTransformer, size: tuple[int, int]) -> Tensor:
+    """Returns the outputs for four images of noise."""
+    stack = split_layers(model)
+    first = next(weight for weight in model.patch_embed.parameters() if weight.dim() == 4)  # (D, C, height, width)
+    images = torch.randn(4, first.shape[1], *size, generator=torch.Generator().manual_seed(0))  # (B, C, H, W)
+    stack.check(images)
+    check_same_outputs(stack, model, model, images)
+    with torch.no_grad():
+        return stack(images)
+
+
+def _narrow(model: VisionTransformer) -> dict[str, int]:
+    """Returns arguments that make the model narrow, where its patch embedding allows any width."""
+    heads: list[Any] = [part.num_heads for part in model.blocks.modules() if hasattr(part, "num_heads")]
+    return {"embed_dim": 8 * int(heads[0])} if heads and type(model.patch_embed) is PatchEmbed else {}
+
+
+def _layers(model: VisionTransformer) -> list[Layer]:
+    embedding, head = shallow_copy(model), shallow_copy(model)
+    for name in _BEHIND_THE_BLOCKS:
+        embedding._modules.pop(name, None)
+    embedding.blocks, embedding.norm = nn.Sequential(), nn.Identity()
+    head._modules = {name: part for name, part in head._modules.items() if name in _BEHIND_THE_BLOCKS}
+    head._parameters = {}
+    blocks = [Layer(block, _run_block, f"{BLOCKS}{index}.") for index, block in enumerate(model.blocks)]
+    return [Layer(embedding, _run_embedding), *blocks, Layer(head, _run_head)]
+
+
+def _run_embedding(model: VisionTransformer, images: Tensor, **_: Any) -> Tensor:
+    return model.forward_features(images)  # the copy has no blocks: (B, C, H, W) -> (B, T, D)
+
+
+def _run_block(block: nn.Module, hidden: Tensor, **_: Any) -> Tensor:
+    return block(hidden)
+
+
+def _run_head(model: VisionTransformer, hidden: Tensor, **_: Any) -> Tensor:
+    return model.forward_head(model.norm(hidden))  # (B, T, D) -> (B, num_outputs)

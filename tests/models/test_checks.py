@@ -1,0 +1,128 @@
+"""Layers that cannot run on a part of the batch are found, whatever library they come from."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipetransformer.errors import UserError
+from pipetransformer.models.checks import check_same_outputs
+from pipetransformer.models.stack import Layer, LayerStack
+
+
+class Block(nn.Module):
+    """A block of width 8 with dropout and a buffer that stays as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.dropout = nn.Linear(8, 8), nn.Dropout(0.5)
+        self.register_buffer("scale", torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.scale * self.dropout(self.linear(x))
+
+
+class Mixing(Block):
+    """A block that adds the mean over the batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + x.mean(0)
+
+
+class Counting(Block):
+    """A block that counts its training passes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.scale += 1
+        return super().forward(x)
+
+
+class Noisy(Block):
+    """A block with noise of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + torch.randn_like(x)
+
+
+class Narrowing(Block):
+    """A block that drops a token."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)[:, 1:]
+
+
+def run(module: nn.Module, x: Tensor, **_: Any) -> Tensor:
+    return module(x)
+
+
+def stack_with(block: nn.Module) -> LayerStack:
+    modules = [nn.Linear(4, 8), block, nn.Linear(8, 3)]
+    return LayerStack(
+        [Layer(m, run, f"part.{i}.") for i, m in enumerate(modules)], lambda x: torch.Size((*x.shape[:2], 8))
+    )
+
+
+INPUTS = torch.randn(4, 5, 4, generator=torch.Generator().manual_seed(0))
+
+
+def test_blocks_with_dropout_pass_and_keep_their_mode() -> None:
+    stack = stack_with(Block())
+    stack[2].eval()
+
+    stack.check(INPUTS)
+
+    assert [layer.training for layer in stack.layers] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        (nn.BatchNorm1d(5), r"part\.1 \(BatchNorm1d\) changes its buffer running_mean in training"),
+        (nn.Sequential(Block(), Counting()), r"part\.1\.1 \(Counting\) changes its buffer scale in training"),
+        (
+            nn.BatchNorm1d(5, track_running_stats=False),
+            r"layer 1 \(part\.1, BatchNorm1d\) mixes the samples of a batch",
+        ),
+        (Mixing(), r"layer 1 \(part\.1, Mixing\) mixes the samples of a batch"),
+        (Noisy(), r"layer 1 .* draws random numbers that are not dropout's"),
+        (Narrowing(), r"layer 1 .* gives \(4, 4, 8\); between layers .* \(4, 5, 8\)"),
+    ],
+)
+def test_a_layer_that_would_train_otherwise_in_micro_batches_is_refused_by_name(block: nn.Module, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        stack_with(block).check(INPUTS)
+
+
+def test_buffers_are_put_back() -> None:
+    block = Counting()
+
+    with pytest.raises(UserError, match="changes its buffer"):
+        stack_with(block).check(INPUTS)
+
+    assert torch.equal(block.scale, torch.ones(1))
+
+
+@pytest.mark.parametrize(
+    ("differs", "message"),
+    [
+        (lambda model, x: x, None),
+        (lambda model, x: x * 2 if model.training else x, "in training mode"),
+        (lambda model, x: x if model.training else x * 2, "in evaluation mode"),
+        (lambda model, x: x + torch.arange(4).eq(3)[:, None, None], "for 1 of 4 samples in training mode"),
+        (lambda model, x: x[..., :2], r"\(shape \(4, 5, 3\) in place of \(4, 5, 2\)\)"),
+    ],
+)
+def test_a_stack_that_computes_something_else_is_found(differs: Any, message: str | None) -> None:
+    stack = stack_with(Block())
+    model = nn.Sequential(*(layer.module for layer in stack.layers))
+
+    def check() -> None:
+        check_same_outputs(stack, model, lambda x: differs(model, model(x)), INPUTS)
+
+    if message is None:
+        check()
+        return
+    with pytest.raises(UserError, match=message):
+        check()

@@ -1,0 +1,168 @@
+"""Stacks of models that a user made, and the way back."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForPreTraining,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    BertModel,
+)
+
+from pipetransformer.errors import UserError
+from pipetransformer.models.instance import give_back, save_model, stack_of
+from pipetransformer.models.stack import LayerStack
+
+TINY: dict[str, Any] = {"patch_size": 4, "embed_dim": 24, "depth": 3, "num_heads": 2, "img_size": 16, "num_classes": 5}
+CONFIG = BertConfig(
+    hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=24, vocab_size=30,
+    max_position_embeddings=20,
+)  # fmt: skip
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.linear(x).tanh()
+
+
+def sequential() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 8), Residual(), Residual(), nn.Sequential(nn.Flatten(), nn.Linear(40, 3)))
+
+
+def vision_transformer() -> nn.Module:
+    return timm.create_model("vit_tiny_patch16_224", **TINY)
+
+
+INSTANCES: dict[str, Any] = {
+    "sequential": (sequential, torch.randn(4, 5, 4)),
+    "timm": (vision_transformer, torch.randn(4, 3, 16, 16)),
+    "token classification": (lambda: BertForTokenClassification(CONFIG), torch.arange(20).reshape(4, 5)),
+    "shared weights": (lambda: BertForMaskedLM(CONFIG), torch.arange(20).reshape(4, 5)),
+}
+
+
+@pytest.fixture(params=INSTANCES)
+def instance(request: pytest.FixtureRequest) -> tuple[nn.Module, Tensor]:
+    make, inputs = INSTANCES[request.param]
+    torch.manual_seed(0)
+    return make(), inputs
+
+
+def outputs_of(model: nn.Module, inputs: Tensor) -> Tensor:
+    outputs = model(inputs)
+    return outputs if isinstance(outputs, Tensor) else outputs.logits
+
+
+def load(stack: LayerStack) -> LayerStack:
+    for index in range(len(stack)):
+        stack.load(index)
+    return stack
+
+
+def doubled(stack: LayerStack) -> dict[str, Tensor]:
+    return {
+        name: t * 2 for layer in stack.layers for name, t in layer.original_state().items() if t.is_floating_point()
+    }
+
+
+def test_a_stack_computes_what_the_instance_computes(instance: tuple[nn.Module, Tensor]) -> None:
+    model, inputs = instance
+    stack = stack_of(model.eval())
+
+    assert not any(layer.has_storage for layer in stack.layers)
+    torch.testing.assert_close(load(stack).eval()(inputs), outputs_of(model, inputs), rtol=0, atol=1e-6)
+
+
+def test_the_instance_stays_as_it_is_while_the_stack_trains(instance: tuple[nn.Module, Tensor]) -> None:
+    model, _ = instance
+    before = copy.deepcopy(model.eval().state_dict())
+    stack = load(stack_of(model))
+    with torch.no_grad():
+        for parameter in stack.parameters():
+            parameter += 1
+    stack.to("meta")
+
+    assert all(module.training for module in stack.modules())
+    assert not any(module.training for module in model.modules())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_trained_weights_come_back_into_the_instance(instance: tuple[nn.Module, Tensor]) -> None:
+    model, inputs = instance
+    stack = load(stack_of(model.eval())).eval()
+    with torch.no_grad():
+        for parameter in stack.parameters():
+            parameter *= 0.5
+    give_back(model, {name: t for layer in stack.layers for name, t in layer.original_state().items()})
+
+    torch.testing.assert_close(outputs_of(model, inputs), stack(inputs), rtol=0, atol=1e-6)
+
+
+def test_a_timm_model_is_saved_for_timm(tmp_path: Path) -> None:
+    model = vision_transformer()
+    stack = load(stack_of(model))
+    save_model(model, doubled(stack), tmp_path)
+    again = timm.create_model(f"local-dir:{tmp_path}", pretrained=True)
+
+    assert torch.equal(again.head.weight, stack[4].module.head.weight * 2)
+    assert torch.equal(model.head.weight, again.head.weight)
+
+
+def test_a_transformers_model_is_saved_for_transformers(tmp_path: Path) -> None:
+    model = BertForMaskedLM(CONFIG)
+    state = doubled(load(stack_of(model)))
+    save_model(model, state, tmp_path)
+    again = BertForMaskedLM.from_pretrained(tmp_path)
+
+    assert torch.equal(again.bert.embeddings.word_embeddings.weight, state["bert.embeddings.word_embeddings.weight"])
+    assert again.cls.predictions.decoder.weight is again.bert.embeddings.word_embeddings.weight
+
+
+@pytest.mark.parametrize("make", [sequential, lambda: LayerStack.from_sequential(sequential())])
+def test_other_models_are_saved_under_their_own_names(make: Any, tmp_path: Path) -> None:
+    model = make()
+    state = doubled(load(stack_of(model)))
+    save_model(model, state, tmp_path)
+
+    saved = load_file(tmp_path / "model.safetensors")
+    assert saved.keys() == state.keys() == sequential().state_dict().keys()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in saved.items())
+
+
+def frozen_embedding() -> nn.Module:
+    model = BertForSequenceClassification(CONFIG)
+    model.bert.embeddings.requires_grad_(False)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: nn.Linear(2, 2),
+            r"a Linear cannot be trained .*; supported are timm's VisionTransformer, .*Sequential",
+        ),
+        (lambda: timm.create_model("resnet18"), r"a ResNet cannot be trained .* vit_"),
+        (lambda: timm.create_model("vit_small_resnet26d_224"), r"conv1\.1 \(BatchNorm2d\) changes its buffer"),
+        (lambda: BertModel(CONFIG), r"it has no head; take .* AutoModelFor"),
+        (lambda: BertForPreTraining(CONFIG), r"a BertForPreTraining cannot be trained .* no attribute 'logits'"),
+        (lambda: BertForMaskedLM._from_config(CONFIG, attn_implementation="eager"), "attn_implementation='sdpa'"),
+        (frozen_embedding, r"5 parameters .* take no gradient, the first bert\.embeddings\.word_embeddings\.weight"),
+    ],
+)
+def test_a_model_that_cannot_be_trained_layer_by_layer_is_refused(make: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        stack_of(make())
