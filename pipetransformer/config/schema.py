@@ -92,7 +92,8 @@ class Config:
         precision: One of :data:`PRECISIONS`. The last two apply to matrix products, under autocast; weights, optimizer
             state, cached features and tensors between stages stay float32. float16 scales the loss.
         eval_every_epochs: Epochs between two evaluations; the end of the run is always evaluated.
-        log_every_steps: Steps between two step lines in a log that is no terminal.
+        log_every_s: Seconds between two step lines in a log that is no terminal.
+        log_every_steps: Steps between two step lines there, in addition; ``None``: by time alone.
         trace: Write a trace of one step of each plan, over all ranks; that step is slower.
     """
 
@@ -108,7 +109,8 @@ class Config:
     batch_size: int = 32
     precision: str = "float32"
     eval_every_epochs: int = 1
-    log_every_steps: int = 20
+    log_every_s: float = 10.0
+    log_every_steps: int | None = None
     trace: bool = False
 
 

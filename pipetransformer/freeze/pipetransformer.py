@@ -53,14 +53,18 @@ class PaperRule(FreezePolicy):
         decision = Decision(
             num_frozen,
             bound="cap" if cap_binds else "gradient",
-            reason=(
-                f"froze {num_frozen - signals.num_frozen} of {signals.num_blocks - signals.num_frozen} active blocks: "
-                f"the cap allows {cap:.2f} frozen blocks at alpha={self.alpha:.3g}, the smallest gradient norm "
-                f"({signals.gradient_norms[block]:.3g}, block {block + 1}) asks for {block + 1}"
-            ),
+            reason=_reason(self.alpha, cap, signals, block),
             terms={"cap": cap, "argmin": float(block + 1)},
         )
         return decision, {"cap": cap} if cap_binds else {}
+
+
+def _reason(alpha: float, cap: float, signals: Signals, block: int) -> str:
+    if cap <= block + 1:
+        share = f"at most {alpha:.3g} of the active blocks at once: up to {cap:.3g}"
+        return f"{share}; the gradients would allow {block + 1}"
+    norm = signals.gradient_norms[block]
+    return f"block {block + 1} has the smallest gradient norm, {norm:.3g}; alpha={alpha:.3g} would allow {cap:.3g}"
 
 
 def _smallest_gradient(signals: Signals) -> int:

@@ -103,6 +103,7 @@ class RunHistory:
             "speedup_vs_static": speedup,
             "limit": bound,
             "share_of_limit": speedup / bound if speedup and bound else None,
+            "is_static": all(entry.plan == planner.static for entry in self.entries),
             "plans": [entry.as_dict() for entry in self.entries],
         }
 
@@ -146,6 +147,7 @@ def plan_dict(plan: Plan) -> dict[str, Any]:
         "num_replicas": plan.num_replicas,
         "num_microbatches": plan.num_microbatches,
         "schedule": plan.schedule,
+        "stages_per_rank": plan.stages_per_rank,
         "replicas_adjacent": plan.rank_order == "replica-first",
         "sharded": plan.fsdp,
         "predicted_step_s": plan.predicted_step_s,

@@ -39,6 +39,7 @@ class TrainState:
         norm_sums: For each block the sum of its gradient norms over the steps since the last decision, shape (L,).
         num_norms: Steps in ``norm_sums``.
         metrics: Latest metrics of each evaluation split.
+        best_metrics: Best value so far of the main metric of each split: ``name``, ``value``, ``split``, ``step``.
     """
 
     seed: int
@@ -52,6 +53,7 @@ class TrainState:
     norm_sums: list[float] = field(default_factory=list)
     num_norms: int = 0
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
+    best_metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def epoch(self) -> int:
@@ -95,6 +97,7 @@ class TrainState:
             "norm_sums": list(self.norm_sums),
             "num_norms": self.num_norms,
             "metrics": {split: dict(values) for split, values in self.metrics.items()},
+            "best_metrics": {split: dict(best) for split, best in self.best_metrics.items()},
             "loss_scale": self.loss_scale.state_dict(),
             "history": self.history.state_dict(),
             "cache_level": self.plan.cache_level if self.history.entries else 0,
@@ -119,5 +122,6 @@ class TrainState:
             setattr(self, name, state[name])
         self.policy_state, self.norm_sums = dict(state["policy_state"]), list(state["norm_sums"])
         self.metrics = {split: dict(values) for split, values in state["metrics"].items()}
+        self.best_metrics = {split: dict(best) for split, best in state["best_metrics"].items()}
         self.loss_scale.load_state_dict(state["loss_scale"])
         self.history.load_state_dict(state["history"])

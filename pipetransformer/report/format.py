@@ -1,24 +1,44 @@
-"""Numbers with their units, for reading."""
+"""Numbers with their units, and the progress of a run, for reading."""
 
 from __future__ import annotations
 
+from math import floor, isnan, log10
+from typing import Any
 
-def number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
+Values = dict[str, Any]
+
+SMOOTHING = 0.1  # weight of the newest step in the time per step
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    return "-" if value is None else f"{value:.{digits}g}"
+
+
+def two_digits(value: float) -> str:
+    """Returns ``0.77``, ``1.6``, ``12``, ``140``: two significant digits, without an exponent from 0.0001 on."""
+    if not value:
+        return "0"
+    decimals = 1 - floor(log10(abs(value)))
+    value = round(value, decimals)
+    decimals = max(0, 1 - floor(log10(abs(value))))  # 0.996 has become 1.0
+    return f"{value:.{decimals}f}"
 
 
 def duration(seconds: float | None) -> str:
-    """``3.1 us``, ``42 ms``, ``12.3 s``, ``12m23s``, ``5h07m``."""
+    """Returns ``0.042 ms``, ``42 ms``, ``870 ms``, ``12 s``, ``12m23s``, ``5h07m``."""
     if seconds is None:
         return "-"
-    if 0 < seconds < 0.9995e-3:
-        return f"{seconds * 1e6:.3g} us"
-    if seconds < 0.9995:
-        return f"{seconds * 1000:.3g} ms"
-    if seconds < 59.95:
-        return f"{seconds:.3g} s"
+    if seconds < 0.995:
+        return f"{_short(seconds * 1000)} ms"
+    if seconds < 59.5:
+        return f"{_short(seconds)} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"
+
+
+def _short(value: float) -> str:
+    """Returns two significant digits, without a trailing ``.0``."""
+    return two_digits(value).removesuffix(".0")
 
 
 def byte_size(num_bytes: float) -> str:
@@ -30,4 +50,91 @@ def byte_size(num_bytes: float) -> str:
 
 
 def plural(count: int, thing: str) -> str:
-    return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}{'es' if thing.endswith('ch') else 's'}"
+    return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}{'es' if thing.endswith('tch') else 's'}"
+
+
+def arrangement(plan: Values) -> str:
+    """Returns ``2 stages x 4 replicas``."""
+    sharded = ", sharded" * plan["sharded"]
+    return f"{plural(len(plan['stages']), 'stage')} x {plural(plan['num_replicas'], 'replica')}{sharded}"
+
+
+class BestMetric:
+    """The best value so far of the main metric of each split: the first one that it names; higher is better."""
+
+    def __init__(self) -> None:
+        self._best: dict[str, dict[str, Any]] = {}
+
+    def update(self, split: str, metrics: dict[str, float], step: int) -> bool:
+        """Takes an evaluation; returns True where it is the best so far."""
+        name, value = next(iter(metrics.items()))
+        known = self._best.get(split)
+        is_best = known is None or isnan(known["value"]) or value > known["value"]
+        if is_best:
+            self._best[split] = {"name": name, "value": value, "split": split, "step": step}
+        return is_best
+
+    def of(self, split: str) -> dict[str, Any] | None:
+        """Returns ``name``, ``value``, ``split`` and ``step``; ``None`` before the first evaluation of the split."""
+        return self._best.get(split)
+
+
+class Progress:
+    """How far a run is, how long it will still take, and what it is doing.
+
+    Args:
+        start: The values of the start event.
+    """
+
+    def __init__(self, start: Values) -> None:
+        self.num_steps: int = start["num_steps"]
+        self.world_size: int = start["world_size"]
+        self._epochs: float = start["epochs"]
+        self._num_blocks: int = start["num_blocks"]
+        self._plan: Values = start["plan"]
+        self._step_s: float | None = None
+        self._best = BestMetric()
+        self._metric = ""
+
+    def step(self, values: Values) -> None:
+        newest = values["step_seconds"]
+        self._step_s = newest if self._step_s is None else self._step_s + SMOOTHING * (newest - self._step_s)
+
+    def transition(self, values: Values) -> None:
+        """Takes up the new plan; its time per step starts anew."""
+        self._plan, self._step_s = values["after"], None
+
+    def evaluation(self, values: Values) -> bool:
+        """Takes up an evaluation; returns True where it is the best of its split so far."""
+        split = values["split"]
+        is_best = self._best.update(split, values["metrics"], values["step"])
+        name, value = next(iter(values["metrics"].items()))
+        best = self._best.of(split)
+        assert best is not None
+        earlier = "" if is_best else f" (best {number(best['value'])})"
+        self._metric = f"{split} {name} {number(value)}{earlier}"
+        return is_best
+
+    def left(self, step: int) -> str:
+        """Returns ``left 12 s``; empty after the last step and before the first one under a plan."""
+        num_left = self.num_steps - step
+        return f"left {duration(self._step_s * num_left)}" if self._step_s is not None and num_left else ""
+
+    def status(self, values: Values) -> str:
+        """Returns one line about a step event."""
+        return "  ".join([*self.learning(values), *self.topology(values)])
+
+    def learning(self, values: Values) -> list[str]:
+        """Returns what is learned, and how fast."""
+        parts = [
+            f"epoch {values['epoch']:.2f}/{self._epochs:g}",
+            f"loss {number(values['loss'])}",
+            f"{number(values['samples_per_second'], 3)} samples/s",
+        ]
+        return [*parts, self._metric] if self._metric else parts
+
+    def topology(self, values: Values) -> list[str]:
+        """Returns what is frozen, and the arrangement."""
+        frozen = f"{values['num_frozen']}/{self._num_blocks} frozen"
+        cached = f", {values['cache_level']} cached" if values["cache_level"] else ""
+        return [frozen + cached, arrangement(self._plan)]

@@ -2,70 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from datetime import datetime
+from pathlib import Path
 
 from pipetransformer.report import text
-from pipetransformer.report.progress import Progress
-from pipetransformer.report.reporter import Sink, Values
-
-QUIET_S = 10.0  # longest time without a step line
+from pipetransformer.report.format import Progress
+from pipetransformer.report.reporter import EventName, Sink, Values
+from pipetransformer.report.run_folder import next_steps
 
 
 class PlainLog(Sink):
-    """Prints what happens as it happens, and of the steps some.
+    """Prints events as they happen, and of the steps a few: by time, and the last one.
 
     Args:
-        log_every_steps: Steps between two step lines. One is printed as well at the end of each epoch, and when about
-            10 seconds have passed without one.
+        log_every_s: Seconds between two step lines.
+        log_every_steps: Steps between two step lines, in addition.
+        clock: Seconds since any fixed moment.
     """
 
-    def __init__(self, log_every_steps: int) -> None:
-        self._log_every_steps = log_every_steps
-        self._last_logged = 0
+    def __init__(
+        self, log_every_s: float, log_every_steps: int | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._log_every_s, self._log_every_steps, self._clock = log_every_s, log_every_steps, clock
+        self._last_logged_s = clock()
         self._warned: set[str] = set()
+        self._run_dir: Path | None = None
+        self._handlers: dict[EventName, Callable[[Values], Iterable[str]]] = {
+            "phase": self._phase,
+            "start": self._start,
+            "step": self._step,
+            "decision": self._decision,
+            "transition": self._transition,
+            "cache_fill": self._cache_fill,
+            "evaluate": self._evaluate,
+            "warning": self._warning,
+            "summary": self._summary,
+        }
 
-    def write(self, event: str, values: Values) -> None:
-        for line in getattr(self, f"_{event}")(values):
+    def write(self, event: EventName, values: Values) -> None:
+        for line in self._handlers[event](values):
             print(f"[{datetime.now():%H:%M:%S}] {line}", flush=True)
 
     def close(self) -> None:
         pass
 
+    def _phase(self, values: Values) -> Iterable[str]:
+        return [f"{values['message']} ..."]
+
     def _start(self, values: Values) -> Iterable[str]:
         self._progress = Progress(values)
+        self._last_logged_s, self._run_dir = self._clock(), Path(values["run_dir"])
         return _lines(text.start_rows(values))
 
     def _step(self, values: Values) -> Iterable[str]:
         self._progress.step(values)
-        if not self._due(values):
-            return []
-        step = self._last_logged = values["step"]
-        return [
-            f"step {step}/{self._progress.num_steps}  {self._progress.status(values)}  left {self._progress.left(step)}"
-        ]
-
-    def _due(self, values: Values) -> bool:
         step = values["step"]
-        quiet_s = (step - self._last_logged) * values["step_seconds"]
-        return step % self._log_every_steps == 0 or self._progress.ends_epoch(step) or quiet_s >= QUIET_S
+        if not self._is_due(step):
+            return []
+        self._last_logged_s = self._clock()
+        parts = [f"step {step}/{self._progress.num_steps}", self._progress.status(values), self._progress.left(step)]
+        return ["  ".join(part for part in parts if part)]
+
+    def _is_due(self, step: int) -> bool:
+        is_quiet = self._clock() - self._last_logged_s >= self._log_every_s
+        is_multiple = self._log_every_steps is not None and step % self._log_every_steps == 0
+        return is_quiet or is_multiple or step == self._progress.num_steps
 
     def _decision(self, values: Values) -> Iterable[str]:
         yield text.decision_line(values)
         yield f"gradient norms per block: {' '.join(text.gradient_norms(values['gradient_norms']))}"
 
     def _transition(self, values: Values) -> Iterable[str]:
+        changes = [f"{label} {before} -> {after}" for label, before, after in text.transition_changes(values)]
+        yield f"transition at step {values['step']:,}: {'; '.join(changes) or 'arrangement kept'}"
+        for label, words in text.transition_rows(values, self._progress.world_size):
+            yield f"  {label}: {words}"
         self._progress.transition(values)
-        changes = text.transition_changes(values["before"], values["after"])
-        changed = [f"{label} {before} -> {after}" for label, before, after in changes if before != after]
-        costs = [f"{label} {words}" for label, words in text.transition_costs(values)]
-        return ["; ".join([text.transition_title(values), *changed, *costs])]
 
     def _cache_fill(self, values: Values) -> Iterable[str]:
         return [text.cache_fill_line(values)]
 
     def _evaluate(self, values: Values) -> Iterable[str]:
-        return [text.evaluation_line(values)]
+        best = ", the best so far" if self._progress.evaluation(values) else ""
+        return [text.evaluation_line(values) + best]
 
     def _phase(self, values: Values) -> Iterable[str]:
         yield values["message"]
@@ -77,7 +98,9 @@ class PlainLog(Sink):
             yield f"warning: {message}"
 
     def _summary(self, values: Values) -> Iterable[str]:
-        return [*_lines(text.summary_rows(values)), *map(text.plan_line, values.get("plans", []))]
+        yield from _lines(text.summary_rows(values))
+        yield from map(text.plan_line, values.get("plans", []))
+        yield from _lines(next_steps(self._run_dir, values["status"]) if self._run_dir else [])
 
 
 def _lines(rows: Iterable[text.Row]) -> list[str]:

@@ -1,35 +1,39 @@
-"""Where the events of a run go: the trainer writes each event once, every sink shows it in its own way."""
+"""The way of a run's events: the trainer writes each event once, and every sink shows it in its own way."""
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 Values = dict[str, Any]
-
-EVENTS = ("start", "phase", "step", "decision", "transition", "cache_fill", "evaluate", "warning", "summary")
+EventName = Literal[
+    "phase", "start", "step", "decision", "transition", "cache_fill", "evaluate", "warning", "summary"
+]  # fmt: skip
+EVENTS: tuple[EventName, ...] = get_args(EventName)
 
 
 class Sink(ABC):
-    """One place where events go. Lives on the main process of rank 0."""
+    """One place where events go. Lives in the main process of rank 0."""
 
     @abstractmethod
-    def write(self, event: str, values: Values) -> None:
-        """Takes one of :data:`EVENTS` with plain values that JSON can hold."""
+    def write(self, event: EventName, values: Values) -> None:
+        """Takes an event with plain values that JSON can hold."""
 
     @abstractmethod
     def close(self) -> None:
-        """Gives back files, terminals and connections; the run has ended, well or not."""
+        """Releases files, terminals and connections at the end of the run, whether it succeeded or not."""
 
 
 class NullSink(Sink):
     """Shows nothing."""
 
-    def write(self, event: str, values: Values) -> None:
+    def write(self, event: EventName, values: Values) -> None:
         pass
 
     def close(self) -> None:
@@ -37,19 +41,23 @@ class NullSink(Sink):
 
 
 class Reporter:
-    """Hands every event to every sink; without sinks it is silent, which is what the other ranks use.
+    """Hands every event to every sink. Without sinks it is silent: the reporter of all ranks but rank 0.
 
     Args:
-        sinks: The receivers, in the order in which they are told.
+        sinks: The receivers, in the order in which they take an event.
     """
 
     def __init__(self, sinks: Sequence[Sink] = ()) -> None:
         self._sinks = tuple(sinks)
 
-    def write(self, event: str, **values: Any) -> None:
+    def write(self, event: EventName, **values: Any) -> None:
         assert event in EVENTS, event
         for sink in self._sinks:
             sink.write(event, values)
+
+    def phase(self, message: str) -> None:
+        """Shows at once what the run is busy with before its first step, for example ``reading data``."""
+        self.write("phase", message=message)
 
     def close(self) -> None:
         """Closes all sinks, also after one of them has failed; then raises that failure."""
@@ -72,5 +80,47 @@ class LoggerSpec(ABC):
             group_default: The group when the user names none, for example the sweep.
 
         Raises:
-            ValueError: The service does not answer or does not let us in.
+            ValueError: The service does not answer or refuses the login.
         """
+
+
+def open_report(
+    logger: LoggerSpec,
+    run_dir: Path,
+    config: dict[str, Any],
+    sweep: str | None = None,
+    log_every_s: float = 10.0,
+    log_every_steps: int | None = None,
+) -> Reporter:
+    """Writes ``env.json`` and opens every sink of a run, on rank 0.
+
+    Args:
+        logger: The tracking service.
+        run_dir: The run folder, which exists.
+        config: The composed configuration, for the tracking service.
+        sweep: Group of the runs of one sweep there.
+        log_every_s: Seconds between two step lines where standard output is not a terminal.
+        log_every_steps: Steps between two step lines there, in addition.
+    """
+    from pipetransformer.report.run_folder import ENVIRONMENT, EVENT_LOG, JsonLines, environment, write_json
+
+    write_json(run_dir / ENVIRONMENT, environment())
+    tracker = logger.open(run_dir, config, sweep)
+    return Reporter([JsonLines(run_dir / EVENT_LOG), open_console(log_every_s, log_every_steps), tracker])
+
+
+def open_console(log_every_s: float = 10.0, log_every_steps: int | None = None) -> Sink:
+    """Returns the view of standard output: live on a terminal, lines anywhere else."""
+    import rich.console
+
+    from pipetransformer.report.plain import PlainLog
+    from pipetransformer.report.terminal import Terminal
+
+    console = rich.console.Console(emoji=False)
+    return Terminal(console) if console.is_terminal else PlainLog(log_every_s, log_every_steps)
+
+
+def print_phase(message: str) -> None:
+    """Prints a phase as the console would, in a process without a report: the launcher. Imports nothing."""
+    stamp = "" if sys.stdout.isatty() else f"[{datetime.now():%H:%M:%S}] "
+    print(f"{stamp}{message} ...", flush=True)

@@ -1,4 +1,4 @@
-"""What a run leaves behind: its events, settings, environment and summary as files that outlive every viewer."""
+"""The run folder: events, settings, environment and summary as files that outlive every viewer."""
 
 from __future__ import annotations
 
@@ -6,42 +6,38 @@ import json
 import math
 import os
 import platform
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from pipetransformer.errors import UserError
-from pipetransformer.report.reporter import EVENTS, Sink, Values
+from pipetransformer.report.reporter import EVENTS, EventName, Sink, Values
 
 CONFIG, ENVIRONMENT, EVENT_LOG, SUMMARY = "config.yaml", "env.json", "metrics.jsonl", "summary.json"
-
-PACKAGES = ("pipetransformer", "torch", "torchvision", "timm", "transformers", "datasets", "numpy", "hydra-core")
+MODEL, WANDB = "model", "wandb"
+PACKAGE = "pipetransformer"
 
 
 class JsonLines(Sink):
-    """Appends one line per event to ``metrics.jsonl``: ``{"event": ..., "time": ISO 8601 in UTC, ...values}``.
-
-    A resumed run goes on in the same file; the half line that a killed run may have left is cut off first.
+    """Writes one line per event to ``metrics.jsonl``: ``{"event": ..., "time": ISO 8601 in UTC, ...values}``.
 
     Args:
-        path: The file, made if it is not there.
+        path: The file. What an earlier run left there is replaced, as its summary is.
     """
 
     def __init__(self, path: Path) -> None:
-        if path.exists():
-            text = path.read_bytes()
-            os.truncate(path, text.rfind(b"\n") + 1)
-        self._file = path.open("a", encoding="utf-8")
+        self._file = path.open("w", encoding="utf-8")
 
-    def write(self, event: str, values: Values) -> None:
+    def write(self, event: EventName, values: Values) -> None:
         time = datetime.now(UTC).isoformat(timespec="milliseconds")
         self._file.write(_dumps({"event": event, "time": time, **values}) + "\n")
         self._file.flush()
@@ -51,22 +47,60 @@ class JsonLines(Sink):
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes ``value`` in one go: a reader sees the old file or the new one. NaN and infinities become null."""
+    """Writes ``value`` atomically: a reader sees the old file or the new one. NaN and infinities become null."""
     unfinished = path.with_name(path.name + ".tmp")
     unfinished.write_text(_dumps(value, indent=2) + "\n", encoding="utf-8")
     unfinished.replace(path)
 
 
 def environment() -> dict[str, Any]:
-    """What the numbers of a run depend on besides its settings, for ``env.json``."""
+    """Returns what the numbers of a run depend on besides its settings, for ``env.json``."""
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "num_cpus": os.cpu_count(),
-        "packages": {name: version for name in PACKAGES if (version := _version(name))},
+        "packages": _versions(),
         "git_commit": _git_commit(),
         "command": [sys.executable, *sys.argv],
     }
+
+
+def share_files(folder: Path) -> None:
+    """Gives every file of a folder the folder's own permissions: some writers keep theirs from all but the owner."""
+    mode = folder.stat().st_mode & 0o666  # nobody executes them
+    for file in folder.iterdir():
+        if file.is_file():
+            file.chmod(mode)
+
+
+def next_steps(folder: Path, status: str) -> list[tuple[str, str]]:
+    """Returns what to do with a run that has ended, by what lies in its folder: a label and a command each.
+
+    Args:
+        status: Of the summary. A model of a run that failed would be an earlier run's.
+    """
+    here = _short_path(folder)
+    rows = [("model", _load_command(folder / MODEL))] if status in ("completed", "diverged") else []
+    rows = [row for row in rows if row[1]]
+    if offline := sorted((folder / WANDB).glob("offline-run-*")):
+        rows.append(("W&B", f"wandb sync {shlex.quote(str(_short_path(offline[-1])))}"))
+    return [*rows, ("figures", f"python -m pipetransformer.report {shlex.quote(str(here))}")] if rows else rows
+
+
+def _load_command(model: Path) -> str:
+    """Returns the folder of a saved model and how its library loads it; empty where there is none."""
+    if not (model / "config.json").is_file():
+        return ""
+    config, path = _read_json(model / "config.json"), _short_path(model)
+    if "architectures" in config:
+        return f"{path}  (transformers.{config['architectures'][0]}.from_pretrained('{path}'))"
+    return f"{path}  (timm.create_model('local-dir:{path}', pretrained=True))"
+
+
+def _short_path(path: Path) -> Path:
+    """Returns the path from the working directory, where it lies below."""
+    path, here = path.resolve(), Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 @dataclass(frozen=True)
@@ -77,8 +111,7 @@ class Run:
         folder: Where it was read from.
         config: The settings of the run.
         summary: How the run ended; empty while it has not.
-        events: For each of :data:`EVENTS` its values in order, each with ``time``. What a run did between its last
-            checkpoint and its death is left out where it was done again after resuming.
+        events: For each of :data:`EVENTS` its values in order, each with ``time``.
     """
 
     folder: Path
@@ -88,14 +121,23 @@ class Run:
 
     @property
     def start(self) -> Values:
-        return self.events["start"][-1]
+        return self.events["start"][0]
 
     @property
     def plans(self) -> list[tuple[int, Values]]:
         """Each plan with the step from which it held."""
-        begun = [(start["step"], start["plan"]) for start in self.events["start"]]
         changed = [(transition["step"], transition["after"]) for transition in self.events["transition"]]
-        return sorted(begun + changed, key=lambda entry: entry[0])
+        return [(0, self.start["plan"]), *changed]
+
+
+def find_run(name: str | Path) -> Path:
+    """Returns the folder that a user means by a relative path, also in a notebook, whose kernel starts elsewhere.
+
+    The working directory comes first, then the one of the shell, then the folders above (a repository's root).
+    """
+    here = Path.cwd()
+    places = [here, Path(os.environ.get("PWD", here)), *here.parents]
+    return next((place / name for place in places if (place / name / EVENT_LOG).is_file()), Path(name))
 
 
 def read_run(folder: str | Path) -> Run:
@@ -110,12 +152,11 @@ def read_run(folder: str | Path) -> Run:
         raise UserError(
             f"{folder} is not a run folder: it has no {' and no '.join(missing)}; give the folder of one run"
         )
-    lines = list(_read_lines(folder / EVENT_LOG))
-    if not any(line["event"] == "start" for line in lines):
-        raise UserError(f"{folder / EVENT_LOG} has no start event: the run ended before its first plan")
     events: dict[str, list[Values]] = {name: [] for name in EVENTS}
-    for line in _without_repeats(lines):
+    for line in _read_lines(folder / EVENT_LOG):
         events[line["event"]].append({name: value for name, value in line.items() if name != "event"})
+    if not events["start"]:
+        raise UserError(f"{folder / EVENT_LOG} has no start event: the run ended before its first plan")
     config = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
     summary = _read_json(folder / SUMMARY) if (folder / SUMMARY).is_file() else {}
     return Run(folder, config, summary, events)
@@ -133,24 +174,6 @@ def _read_lines(path: Path) -> Iterator[Values]:
             if not isinstance(values, dict) or values.get("event") not in EVENTS:
                 raise UserError(f"{path} line {number} is not an event of a run: {line.strip()[:80]}")
             yield values
-
-
-def _without_repeats(lines: list[Values]) -> list[Values]:
-    """Keeps the last account of every step. Each start event gets the ``step`` after which its account begins."""
-    starts = [index for index, line in enumerate(lines) if line["event"] == "start"]
-    kept = lines[: starts[0]]
-    for begin, end in pairwise([*starts, len(lines)]):
-        account = lines[begin:end]
-        so_far = max((line.get("step", 0) for line in kept), default=0)
-        before = next((line["step"] - 1 for line in account if line["event"] == "step"), so_far)
-        redone = {_moment(line) for line in account if "step" in line}
-        kept = [line for line in kept if line.get("step", 0) <= before and _moment(line) not in redone]
-        kept += [{**account[0], "step": before}, *account[1:]]
-    return kept
-
-
-def _moment(line: Values) -> tuple[Any, ...]:
-    return line["event"], line.get("step"), line.get("split")
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -173,11 +196,14 @@ def _finite(value: Any) -> Any:
     return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _version(package: str) -> str | None:
+def _versions() -> dict[str, str]:
+    """Returns the versions of this package and of all that it requires, by its own metadata."""
     try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+        required = metadata.requires(PACKAGE) or []
+    except metadata.PackageNotFoundError:  # a checkout that was not installed
+        return {}
+    names = [PACKAGE, *(re.split(r"[^\w.-]", line)[0] for line in required if "extra ==" not in line)]
+    return {name: metadata.version(name) for name in names}
 
 
 def _git_commit() -> str | None:

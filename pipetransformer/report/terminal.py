@@ -1,6 +1,9 @@
-"""The run on a terminal: a live line at the bottom, and above it a panel or a table for everything that happens."""
+"""The run on a terminal: live lines at the bottom, and above them a line or a panel for everything that happens."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
 
 import rich.console
 import rich.progress
@@ -13,8 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from pipetransformer.report import text
-from pipetransformer.report.progress import Progress
-from pipetransformer.report.reporter import Sink, Values
+from pipetransformer.report.format import Progress
+from pipetransformer.report.reporter import EventName, Sink, Values
+from pipetransformer.report.run_folder import next_steps
 
 BARS = "▁▂▃▄▅▆▇█"
 
@@ -29,24 +33,40 @@ class Terminal(Sink):
     def __init__(self, console: rich.console.Console) -> None:
         self._console = console
         self._warned: set[str] = set()
+        self._run_dir: Path | None = None
         self._decision_values: Values = {}
         self._bar = rich.progress.Progress(
             rich.progress.TextColumn("step {task.completed}/{task.total}"),
             rich.progress.BarColumn(bar_width=None),
-            rich.progress.TextColumn("{task.percentage:.0f} %  left {task.fields[left]}"),
+            rich.progress.TextColumn("{task.percentage:.0f} %  {task.fields[left]}"),
             expand=True,
         )
         self._live = Live(console=console, refresh_per_second=4)
+        self._handlers: dict[EventName, Callable[[Values], None]] = {
+            "phase": self._phase,
+            "start": self._start,
+            "step": self._step,
+            "decision": self._decision,
+            "transition": self._transition,
+            "cache_fill": self._cache_fill,
+            "evaluate": self._evaluate,
+            "warning": self._warning,
+            "summary": self._summary,
+        }
 
-    def write(self, event: str, values: Values) -> None:
-        getattr(self, f"_{event}")(values)
+    def write(self, event: EventName, values: Values) -> None:
+        self._handlers[event](values)
 
     def close(self) -> None:
         self._live.stop()
 
+    def _phase(self, values: Values) -> None:
+        # a line and no spinner, whose thread would disturb what is measured
+        self._console.print(f"{escape(values['message'])} ...", style="dim")
+
     def _start(self, values: Values) -> None:
-        self._progress = Progress(values)
-        self._task = self._bar.add_task("steps", total=self._progress.num_steps, left="-")
+        self._progress, self._run_dir = Progress(values), Path(values["run_dir"])
+        self._task = self._bar.add_task("steps", total=self._progress.num_steps, left="")
         self._console.print(Panel(_grid(text.start_rows(values)), title="pipetransformer", title_align="left"))
         self._live.update(self._bar)
         self._live.start()
@@ -54,27 +74,31 @@ class Terminal(Sink):
     def _step(self, values: Values) -> None:
         self._progress.step(values)
         self._bar.update(self._task, completed=values["step"], left=self._progress.left(values["step"]))
-        self._live.update(Group(self._bar, Text(self._progress.status(values), no_wrap=True, overflow="ellipsis")))
+        status = [
+            Text("  ".join(parts)) for parts in (self._progress.learning(values), self._progress.topology(values))
+        ]
+        self._live.update(Group(self._bar, *status))
 
     def _decision(self, values: Values) -> None:
         self._decision_values = values
         self._console.print(escape(text.decision_line(values)))
 
     def _transition(self, values: Values) -> None:
-        self._progress.transition(values)
-        costs = text.transition_costs(values)
-        parts: list[RenderableType] = [_changes(values["before"], values["after"]), Text()]
+        parts: list[RenderableType] = []
         if self._decision_values.get("step") == values["step"]:
-            parts = [_norms(self._decision_values["gradient_norms"]), Text(), *parts]
-            costs = [row for row in costs if row[1] != self._decision_values["reason"]]  # stands above already
-        parts.append(_grid(costs))
+            parts += [_norms(self._decision_values["gradient_norms"]), Text()]
+        if changes := text.transition_changes(values):
+            parts += [_changes(changes), Text()]
+        parts.append(_grid(text.transition_rows(values, self._progress.world_size)))
         self._console.print(Panel(Group(*parts), title=text.transition_title(values), title_align="left"))
+        self._progress.transition(values)
 
     def _cache_fill(self, values: Values) -> None:
         self._console.print(escape(text.cache_fill_line(values)))
 
     def _evaluate(self, values: Values) -> None:
-        self._console.print(f"[bold]{escape(text.evaluation_line(values))}[/]")
+        if self._progress.evaluation(values):
+            self._console.print(f"[bold]{escape(text.evaluation_line(values))}[/]")
 
     def _phase(self, values: Values) -> None:
         self._console.print(values["message"])
@@ -91,6 +115,9 @@ class Terminal(Sink):
         if values.get("plans"):
             parts += [Text(), _plans(values["plans"])]
         self._console.print(Panel(Group(*parts), title="summary", title_align="left"))
+        for label, words in next_steps(self._run_dir, values["status"]) if self._run_dir else []:
+            # not broken by the terminal's width, so that it can be copied
+            self._console.print(f"[bold]{label}:[/] {escape(words)}", soft_wrap=True, highlight=False)
 
 
 def _grid(rows: list[text.Row]) -> Table:
@@ -102,15 +129,15 @@ def _grid(rows: list[text.Row]) -> Table:
     return grid
 
 
-def _changes(before: Values, after: Values) -> Table:
+def _changes(changes: list[text.Change]) -> Table:
     table = Table("", "before", "after", box=None, padding=(0, 2, 0, 0))
-    for label, old, new in text.transition_changes(before, after):
-        table.add_row(Text(label, style="bold"), old, Text(new, style="" if old == new else "green"))
+    for label, old, new in changes:
+        table.add_row(Text(label, style="bold"), old, Text(new, style="green"))
     return table
 
 
 def _norms(norms: list[float | None]) -> RenderableType:
-    """A bar and a number for each block."""
+    """Draws a bar and a number for each block."""
     largest = max((norm or 0.0 for norm in norms), default=0.0) or 1.0
     bars = [BARS[round((len(BARS) - 1) * norm / largest)] if norm else " " for norm in norms]
     cells = zip(bars, text.gradient_norms(norms), strict=True)
@@ -121,9 +148,10 @@ def _norms(norms: list[float | None]) -> RenderableType:
 
 
 def _plans(plans: list[Values]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), title="plans", title_justify="left")
+    table = Table(box=None, padding=(0, 1, 0, 0), title="plans", title_justify="left")
     for column in text.PLAN_COLUMNS:
-        table.add_column(column, justify="left" if column == "layers per stage" else "right")
+        is_long = column == "layers per stage"  # breaks between stages; a number never breaks
+        table.add_column(column, justify="left" if is_long else "right", no_wrap=not is_long, min_width=len(column))
     for plan in plans:
         table.add_row(*text.plan_row(plan))
     return table

@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from pipetransformer.report.format import arrangement, byte_size, duration, number, plural, two_digits
 from pipetransformer.report.reporter import Values
-from pipetransformer.report.units import byte_size, duration, number, plural
 
 Row = tuple[str, str]
 Change = tuple[str, str, str]
 
-
-def arrangement(plan: Values) -> str:
-    sharded = ", sharded" * plan["sharded"]
-    return f"{plural(len(plan['stages']), 'stage')} x {plural(plan['num_replicas'], 'replica')}{sharded}"
+SMALL_SHARE = 0.05  # parts of a transition's time below it are left out
 
 
 def layers_per_stage(plan: Values) -> str:
-    """``embedding-3 | 4-7 | 8-head``: the first and last layer of each stage, blocks by number."""
+    """Returns ``embedding-3 | 4-7 | 8-head``: the first and last layer of each stage, blocks by number."""
     head = plan["stages"][-1][1]
     names = {0: "embedding", head: "head"}
     runs = ([names.get(layer, str(layer)) for layer in dict.fromkeys(stage)] for stage in plan["stages"])
@@ -30,7 +27,7 @@ def named_values(values: Mapping[str, Any]) -> str:
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves of nested dicts, names joined by slashes."""
+    """Yields the leaves of nested dicts, names joined by slashes."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from flatten(value, f"{prefix}{name}/")
@@ -40,7 +37,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 def start_rows(values: Values) -> list[Row]:
     plan = values["plan"]
-    num_devices = len(plan["stages"]) * plan["num_replicas"]
+    num_devices = _num_devices(plan)
     idle = f", {values['world_size'] - num_devices} idle" if num_devices < values["world_size"] else ""
     return [
         (
@@ -60,11 +57,11 @@ def start_rows(values: Values) -> list[Row]:
 
 
 def _steps(values: Values) -> str:
-    """As an equation where the run is not cut short by a number of steps."""
+    """Returns an equation where the run is not cut short by a number of steps."""
     per_epoch, total = values["steps_per_epoch"], values["num_steps"]
     if per_epoch * values["epochs"] == total:
-        return f"{per_epoch:,} steps/epoch x {values['epochs']:g} epochs = {total:,} steps"
-    return f"{total:,} steps = {total / per_epoch:.3g} epochs of {per_epoch:,} steps"
+        return f"{plural(per_epoch, 'step')} per epoch x {plural(values['epochs'], 'epoch')} = {plural(total, 'step')}"
+    return f"{plural(total, 'step')} = {total / per_epoch:.3g} epochs of {per_epoch:,} steps"
 
 
 def _batch(batch_size: int, plan: Values) -> str:
@@ -74,62 +71,108 @@ def _batch(batch_size: int, plan: Values) -> str:
 
 
 def _cache(values: Values) -> str:
-    """Its room, and from which block on it pays."""
+    """Returns the cache's capacity, and the block from which on it pays."""
     room = " and ".join(f"{byte_size(size)} of {tier}" for tier, size in values["bytes_by_tier"].items())
     kept = "all samples" if values["missing"] == 0 else f"{1 - values['missing']:.1%} of the training samples"
     level = values["break_even_level"]
     if level is None:
-        return f"room for {kept} in {room}; reading is slower than computing at every block, so it is not used"
+        return f"{kept} fit in {room}; reading is slower than computing at every block, so it is not used"
     read, forward = duration(values["read_seconds"]), duration(values["forward_seconds"])
     block = f"the output of block {level} takes {read} per sample to read and {forward} to compute"
-    return f"room for {kept} in {room}; pays from block {level} on: {block}"
+    return f"{kept} fit in {room}; pays from block {level} on: {block}"
 
 
 def decision_line(values: Values) -> str:
-    before, after = values["num_frozen_before"], values["num_frozen"]
-    frozen = f"{before} -> {after} blocks frozen" if after != before else f"still {plural(after, 'block')} frozen"
-    terms = f" ({named_values(values['terms'])})" if values["terms"] else ""
-    return f"decision at step {values['step']:,}: {frozen}, bound by {values['bound']}{terms}: {values['reason']}"
+    before, after, num_blocks = values["num_frozen_before"], values["num_frozen"], len(values["gradient_norms"])
+    frozen = f"{before} -> {after}" if after != before else f"still {after}"
+    return f"freeze at step {values['step']:,}: {frozen} of {plural(num_blocks, 'block')} ({values['reason']})"
 
 
 def gradient_norms(norms: Sequence[float | None]) -> list[str]:
-    """One number per block, ``-`` for a frozen block."""
+    """Returns one number per block, ``-`` for a frozen block."""
     return [f"{norm:.2g}" if norm else "-" for norm in norms]
 
 
 def transition_title(values: Values) -> str:
-    before, after = arrangement(values["before"]), arrangement(values["after"])
-    change = f"{before} -> {after}" if before != after else f"still {after}"
-    return f"transition at step {values['step']:,}: {change}"
+    """Returns ``freeze at step 243: 4 -> 5 blocks, arrangement kept``."""
+    before, after = values["before"]["num_frozen"], values["after"]["num_frozen"]
+    frozen = f"{before} -> {plural(after, 'block')}" if before != after else f"still {plural(after, 'block')}"
+    is_kept = arrangement(values["before"]) == arrangement(values["after"])
+    return f"freeze at step {values['step']:,}: {frozen}, {'arrangement kept' if is_kept else 'new arrangement'}"
 
 
-def transition_changes(before: Values, after: Values) -> list[Change]:
-    """Label, before and after of everything that makes a plan."""
-    return [
-        ("frozen blocks", str(before["num_frozen"]), str(after["num_frozen"])),
+def transition_changes(values: Values) -> list[Change]:
+    """Returns label, before and after of everything in a plan that changes, besides frozen blocks and times."""
+    before, after = values["before"], values["after"]
+    rows = [
+        ("arrangement", arrangement(before), arrangement(after)),
         ("read from cache", _cached(before), _cached(after)),
         ("layers per stage", layers_per_stage(before), layers_per_stage(after)),
-        ("replicas", str(before["num_replicas"]), str(after["num_replicas"])),
         ("micro-batches", str(before["num_microbatches"]), str(after["num_microbatches"])),
         ("schedule", before["schedule"], after["schedule"]),
-        ("predicted step", duration(before["predicted_step_s"]), duration(after["predicted_step_s"])),
     ]
+    return [row for row in rows if row[1] != row[2]]
 
 
 def _cached(plan: Values) -> str:
     return f"block {plan['cache_level']}" if plan["cache_level"] else "nothing"
 
 
-def transition_costs(values: Values) -> list[Row]:
+def transition_rows(values: Values, world_size: int) -> list[Row]:
+    """Returns what a transition gains and takes.
+
+    Args:
+        world_size: Devices of the run.
+    """
+    rows = [("step", _step_times(values))]
+    if values.get("predicted_gain_s"):
+        gain, cost = duration(values["predicted_gain_s"]), duration(values["predicted_cost_s"])
+        rows.append(("worth it", f"saves {gain} until the end of the run, takes {cost} (predicted)"))
+    else:
+        rows.append(("choice", values["choice"]))
+    rows.append(("took", _time_taken(values)))
+    if values["bytes_moved"]:
+        rows.append(("moved", f"{byte_size(values['bytes_moved'])} in {plural(values['num_moves'], 'move')}"))
+    num_idle = world_size - _num_devices(values["after"])
+    if num_idle and arrangement(values["before"]) != arrangement(values["after"]):
+        rows.append(
+            (
+                "idle",
+                f"{num_idle} of {plural(world_size, 'device')}: no plan with more devices is predicted to be faster",
+            )
+        )
+    return rows
+
+
+def _num_devices(plan: Values) -> int:
+    return len(plan["stages"]) // plan.get("stages_per_rank", 1) * plan["num_replicas"]
+
+
+def _step_times(values: Values) -> str:
+    """Returns what the step takes, and where it gains, how much of that the frozen blocks alone would give."""
+    before, after = values["before"], values["after"]
+    before_s, after_s = duration(before["predicted_step_s"]), duration(after["predicted_step_s"])
+    if not values.get("predicted_gain_s"):
+        return f"{before_s} -> {after_s} (predicted)"
+    arranged = _arrangement_of(before) != _arrangement_of(after)
+    cached = before["cache_level"] != after["cache_level"]
+    what = " and ".join(["new arrangement"] * arranged + ["cache"] * cached) or "fewer layers"
+    stay_s = duration(after["predicted_step_s"] + values["predicted_gain_s"] / values["num_steps_left"])
+    return f"frozen blocks alone {before_s} -> {stay_s}; {what} {stay_s} -> {after_s} (predicted)"
+
+
+def _arrangement_of(plan: Values) -> tuple[Any, ...]:
+    """Returns all that decides who computes what, but for the layers that the cache replaces."""
+    last_layers = [last for _, last in plan["stages"]]
+    return last_layers, plan["num_replicas"], plan["num_microbatches"], plan["schedule"]
+
+
+def _time_taken(values: Values) -> str:
+    """Returns the seconds of a transition, and of its parts that count."""
+    seconds = values["seconds"]
     parts = {name.removesuffix("_seconds"): value for name, value in values.items() if name.endswith("_seconds")}
-    took = ", ".join(f"{part} {duration(seconds)}" for part, seconds in parts.items())
-    return [
-        ("because", values["reason"]),
-        ("moved", f"{byte_size(values['bytes_moved'])} in {plural(values['num_moves'], 'move')}"),
-        ("took", f"{duration(values['seconds'])} ({took})"),
-        ("gain", f"steps {number(values['predicted_gain'])} times as fast (predicted)"),
-        ("choice", values["choice"]),
-    ]
+    shown = [f"{part} {duration(part_s)}" for part, part_s in parts.items() if part_s >= SMALL_SHARE * seconds]
+    return f"{duration(seconds)} ({', '.join(shown)})" if shown else duration(seconds)
 
 
 def cache_fill_line(values: Values) -> str:
@@ -146,23 +189,32 @@ def evaluation_line(values: Values) -> str:
 
 
 def summary_rows(values: Values) -> list[Row]:
-    """How the run ended; a run that failed knows less."""
+    """Returns how the run ended; a run that failed knows less."""
     rows = [("status", values["status"])]
     rows += [("error", str(values["error"]))] if values.get("error") else []
     rows += _results(values)
     rows += _work(values) if values.get("optimizer_steps") else []
-    if values.get("speedup_vs_static") is not None:
-        rows.append(("speed-up", f"{number(values['speedup_vs_static'])} times the best static plan"))
-    if values.get("share_of_limit") is not None:
-        reached = f"{values['share_of_limit']:.1%} of it reached"
-        if values["share_of_limit"] > 1:
-            reached += ", for steps went faster than the layers did when they were measured at the start"
-        rows.append(("limit", f"{number(values['limit'])} times with the same freeze decisions; {reached}"))
+    rows += _gain(values) if values.get("speedup_vs_static") is not None else []
     if values.get("cache"):
         rows.append(("cache", _reads(values["cache"])))
     if values.get("traces"):
         rows.append(("traces", f"{', '.join(values['traces'])}: one step of each plan, for ui.perfetto.dev"))
     return rows
+
+
+def _gain(values: Values) -> list[Row]:
+    """Returns speed-up and limit; nothing for a run that was the best static plan from start to end."""
+    if values.get("is_static"):
+        return []
+    speedup = f"{two_digits(values['speedup_vs_static'])} times the best static plan (measured over predicted)"
+    if values.get("share_of_limit") is None:
+        return [("speed-up", speedup)]
+    share = values["share_of_limit"]
+    reached = f"{share:.0%} of it reached"
+    if share > 1:
+        reached += ": steps went faster than the layers did when they were measured at the start"
+    limit = f"{two_digits(values['limit'])} times with the same freeze decisions, no communication and no waiting"
+    return [("speed-up", speedup), ("limit", f"{limit}; {reached}")]
 
 
 def _reads(values: Values) -> str:
@@ -176,12 +228,15 @@ def _results(values: Values) -> list[Row]:
     metric, others = values.get("metric"), dict(flatten(values.get("metrics") or {}))
     amount = f" on {metric['split']}, {plural(metric['num_samples'], 'sample')}" if metric else ""
     rows = [(metric["name"], number(metric["value"]) + amount)] if metric else []
+    best = values.get("best")
+    if metric and best and best["value"] != metric["value"]:
+        rows.append(("best", f"{best['name']} {number(best['value'])} at step {best['step']:,}"))
     return rows + ([("all metrics", named_values(others))] if len(others) > 1 else [])
 
 
 def _work(values: Values) -> list[Row]:
-    pace = f"{values['optimizer_steps']:,} steps, {number(values['samples_per_second'])} samples/s"
-    share = f"{values['mean_frozen_fraction']:.1%} on average"
+    pace = f"{plural(values['optimizer_steps'], 'step')}, {number(values['samples_per_second'], 3)} samples/s"
+    share = f"{values['mean_frozen_fraction']:.0%} on average"
     rows = [
         ("training time", f"{duration(values['train_seconds'])}: {pace}"),
         ("frozen", f"{values['num_frozen']} of {plural(values['num_blocks'], 'block')} at the end, {share}"),
@@ -193,19 +248,19 @@ def _work(values: Values) -> list[Row]:
 
 
 PLAN_COLUMNS = (
-    "from step",
+    "from",
     "frozen",
     "cached",
     "layers per stage",
     "replicas",
-    "micro-batches",
+    "micro",
     "predicted",
     "measured",
 )
 
 
 def plan_row(plan: Values) -> tuple[str, ...]:
-    """One cell for each of :data:`PLAN_COLUMNS`."""
+    """Returns a cell for each of :data:`PLAN_COLUMNS`."""
     return (
         f"{plan['step']:,}",
         str(plan["num_frozen"]),

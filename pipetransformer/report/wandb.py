@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from pipetransformer.errors import UserError
-from pipetransformer.report.reporter import LoggerSpec, NullSink, Sink, Values
+from pipetransformer.report.reporter import EventName, LoggerSpec, NullSink, Sink, Values
 from pipetransformer.report.text import flatten
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class WandbSink(Sink):
         self._exit_code = 1
         run.define_metric("*", step_metric="step")
 
-    def write(self, event: str, values: Values) -> None:
+    def write(self, event: EventName, values: Values) -> None:
         if event == "start":
             self._run.config.update({"start": values})
         elif event == "summary":
@@ -113,7 +113,7 @@ class WandbSink(Sink):
         self._run.finish(exit_code=self._exit_code)
 
 
-def _charts(event: str, values: Values) -> Values:
+def _charts(event: EventName, values: Values) -> Values:
     """The values of one event under the names of their charts."""
     if event == "step":
         return {f"{STEP_SECTIONS.get(name, 'train')}/{name}": value for name, value in values.items() if name != "step"}

@@ -12,13 +12,10 @@ import torch.distributed as dist
 from pipetransformer.config.names import in_options
 from pipetransformer.config.schema import Config
 from pipetransformer.errors import Diverged
-from pipetransformer.report.open import open_report
-from pipetransformer.report.reporter import Reporter
-from pipetransformer.report.run_folder import SUMMARY, write_json
+from pipetransformer.report.reporter import Reporter, open_report
+from pipetransformer.report.run_folder import MODEL, SUMMARY, share_files, write_json
 from pipetransformer.training.build import prepare
 from pipetransformer.training.trainer import Trainer
-
-MODEL_FOLDER = "model"
 
 
 def run_rank(
@@ -32,7 +29,7 @@ def run_rank(
     with ExitStack() as closing:
         report = Reporter()
         if dist.get_rank() == 0:
-            report = open_report(config.logger, config.log_every_steps, run_dir, plain, sweep)
+            report = open_report(config.logger, run_dir, plain, sweep, config.log_every_s, config.log_every_steps)
         closing.callback(report.close)
         components = prepare(config, device, run_dir, closing, report)
         return _train(Trainer(config, components, report, run_dir), run_dir)
@@ -87,7 +84,7 @@ def _report_start(trainer: Trainer, run_dir: Path) -> None:
 def _finish(trainer: Trainer, run_dir: Path, status: str, error: str | None) -> dict[str, Any]:
     """Saves the weights where all ranks can still talk, and writes the summary."""
     if status in ("completed", "diverged"):
-        _save_model(trainer, run_dir / MODEL_FOLDER)
+        _save_model(trainer, run_dir / MODEL)
     if dist.get_rank() != 0:
         return {}
     summary = {"status": status} | ({"error": error} if error else {}) | trainer.summary()
@@ -102,3 +99,4 @@ def _save_model(trainer: Trainer, folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         trainer.config.model.save(trainer.components.stack, state, folder)
+        share_files(folder)

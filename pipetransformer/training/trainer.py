@@ -18,6 +18,7 @@ from pipetransformer.freeze.base import Decision, Signals
 from pipetransformer.planning.history import RunHistory
 from pipetransformer.planning.state import TrainState
 from pipetransformer.planning.timeline import Timeline
+from pipetransformer.report.format import BestMetric
 from pipetransformer.report.reporter import Reporter
 from pipetransformer.runtime.elastic import StepResult
 from pipetransformer.runtime.groups import broadcast_from_rank0
@@ -219,6 +220,7 @@ class Trainer:
             start, split = time.perf_counter(), loader.split
             metrics = evaluate(self.runtime, loader, min(self.config.batch_size, len(split)))
             self.state.metrics[split.name] = metrics
+            BestMetric(self.state.best_metrics).update(split.name, metrics, self.state.step)
             self.report.write(
                 "evaluate",
                 step=self.state.step,
@@ -241,6 +243,7 @@ class Trainer:
             name, value = next(iter(metrics[split.name].items()))
             about = {"name": name, "value": value, "split": split.name, "num_samples": split.num_scored}
             summary["metric"] = about | metrics[split.name]
+            summary["best"] = self.state.best_metrics[split.name]
         if self.tracer.files:
             summary["traces"] = self.tracer.files
         if cache := self.cache_session.figures():

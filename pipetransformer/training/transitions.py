@@ -69,6 +69,9 @@ class Transitions:
             num_moves=moved.num_moves,
             bytes_moved=moved.bytes_moved,
             predicted_gain=before.predicted_step_s / plan.predicted_step_s,
+            predicted_gain_s=transition.gain_s,
+            predicted_cost_s=transition.cost_s,
+            num_steps_left=remaining.num_steps,
             choice=transition.reason,
         )
 

@@ -34,8 +34,13 @@ def test_the_cap_binds_before_the_gradients() -> None:
     decision, state = PaperRule(alpha=0.3).decide(signals([3, 3, 3, 3, 3, 1]), {})
     assert (decision.num_frozen, decision.bound) == (2, "cap")
     assert state == {"cap": pytest.approx(1.8)}
-    assert "1.80" in decision.reason
-    assert "block 6" in decision.reason
+    assert decision.reason == "at most 0.3 of the active blocks at once: up to 1.8; the gradients would allow 6"
+
+
+def test_the_gradients_bind_before_the_cap() -> None:
+    decision, _ = PipeTransformer(alpha=0.5).decide(signals([1, 2, 3, 4]), {})
+    assert (decision.num_frozen, decision.bound) == (1, "gradient")
+    assert decision.reason == "block 1 has the smallest gradient norm, 1; alpha=0.5 would allow 2"
 
 
 def test_after_the_gradients_have_bound_the_cap_starts_from_the_frozen_blocks() -> None:

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from pipetransformer.report.reporter import EventName
 from pipetransformer.report.run_folder import CONFIG, EVENT_LOG, SUMMARY, JsonLines, write_json
 
-Events = list[tuple[str, dict[str, Any]]]
+Events = list[tuple[EventName, dict[str, Any]]]
 
 NUM_BLOCKS, STEPS_PER_EPOCH, EPOCHS = 6, 8, 3
 NUM_STEPS = STEPS_PER_EPOCH * EPOCHS
@@ -21,6 +22,7 @@ def plan(step: int, num_frozen: int, cache_level: int, stages: list[list[int]], 
         "stages": stages,
         "num_replicas": num_replicas,
         "sharded": False,
+        "stages_per_rank": 1,
         "num_microbatches": 4 // num_replicas,
         "schedule": "1f1b",
         "predicted_step_s": 0.4 / (1 + num_frozen),
@@ -97,6 +99,9 @@ def _transition(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]
         "num_moves": 5,
         "bytes_moved": 3 * 2**20,
         "predicted_gain": before["predicted_step_s"] / after["predicted_step_s"],
+        "predicted_gain_s": 0.05 * (NUM_STEPS - after["step"]),
+        "predicted_cost_s": 0.71,
+        "num_steps_left": NUM_STEPS - after["step"],
         "choice": "24 steps of 0.3 s would take 0.2 s each: 2.4 s less, more than the 0.71 s of the transition",
     }
 
@@ -110,6 +115,7 @@ def _summary() -> dict[str, Any]:
     return {
         "status": "completed",
         "metric": {"name": "accuracy", "value": 0.74, "split": "test", "num_samples": 1000},
+        "best": {"name": "accuracy", "value": 0.76, "split": "test", "step": 16},
         "metrics": {"test": {"accuracy": 0.74, "f1": 0.64}},
         "train_seconds": 743.2,
         "optimizer_steps": NUM_STEPS,
@@ -120,12 +126,13 @@ def _summary() -> dict[str, Any]:
         "speedup_vs_static": 2.04,
         "limit": 2.42,
         "share_of_limit": 0.843,
+        "is_static": False,
         "plans": PLANS,
     }
 
 
 def run_events() -> Events:
-    events: Events = [("start", _start())]
+    events: Events = [("phase", {"message": "reading data"}), ("start", _start())]
     for before, held in zip([None, *PLANS], PLANS, strict=False):
         if before:
             step = held["step"]

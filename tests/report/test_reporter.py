@@ -1,15 +1,15 @@
 import pytest
 
-from pipetransformer.report.reporter import NullSink, Reporter, Sink, Values
+from pipetransformer.report.reporter import EventName, NullSink, Reporter, Sink, Values
 
 
 class Recorder(Sink):
     def __init__(self, failure: Exception | None = None) -> None:
-        self.received: list[tuple[str, Values]] = []
+        self.received: list[tuple[EventName, Values]] = []
         self.num_closed = 0
         self._failure = failure
 
-    def write(self, event: str, values: Values) -> None:
+    def write(self, event: EventName, values: Values) -> None:
         self.received.append((event, values))
 
     def close(self) -> None:
@@ -35,7 +35,13 @@ def test_without_sinks_events_go_nowhere() -> None:
 
 def test_an_event_of_an_unknown_name_is_refused() -> None:
     with pytest.raises(AssertionError, match="stepp"):
-        Reporter().write("stepp", step=1)
+        Reporter().write("stepp", step=1)  # pyrefly: ignore[bad-argument-type]
+
+
+def test_a_phase_is_an_event() -> None:
+    sink = Recorder()
+    Reporter([sink]).phase("reading data")
+    assert sink.received == [("phase", {"message": "reading data"})]
 
 
 @pytest.mark.parametrize("failing", [0, 1, 2])

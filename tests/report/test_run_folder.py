@@ -1,6 +1,8 @@
 import json
 import math
+import re
 from datetime import datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipetransformer.report.reporter import EVENTS
-from pipetransformer.report.run_folder import CONFIG, EVENT_LOG, SUMMARY, JsonLines, environment, read_run, write_json
+from pipetransformer.report.reporter import EVENTS, EventName
+from pipetransformer.report.run_folder import (
+    CONFIG,
+    EVENT_LOG,
+    SUMMARY,
+    JsonLines,
+    environment,
+    find_run,
+    next_steps,
+    read_run,
+    share_files,
+    write_json,
+)
 
-Events = list[tuple[str, dict[str, Any]]]
+Events = list[tuple[EventName, dict[str, Any]]]
 
 plain_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -71,8 +84,7 @@ def test_a_folder_is_read_back_as_it_was_written(run_folder: Path, events: Event
     assert run.summary == events[-1][1]
     for name in EVENTS:
         read = [{key: value for key, value in values.items() if key != "time"} for values in run.events[name]]
-        extra = {"step": 0} if name == "start" else {}
-        assert read == [values | extra for event, values in events if event == name]
+        assert read == [values for event, values in events if event == name]
     assert [step for step, _ in run.plans] == [0, 8, 16]
 
 
@@ -115,42 +127,61 @@ def test_a_damaged_summary_is_refused(run_folder: Path) -> None:
         read_run(run_folder)
 
 
-def test_a_resumed_run_first_cuts_off_the_half_line_of_the_killed_one(tmp_path: Path) -> None:
+def test_a_new_run_in_the_same_folder_begins_a_new_log(tmp_path: Path) -> None:
     path = tmp_path / EVENT_LOG
     write_events(path, [("step", {"step": 1})])
     path.write_bytes(path.read_bytes() + b'{"event": "st')
     write_events(path, [("step", {"step": 2})])
-    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2]
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [2]
 
 
-@given(died_at=st.integers(10, 15), resumed_from=st.integers(0, 9), reached=st.integers(10, 20))
-def test_steps_done_again_after_resuming_count_once(
-    tmp_path_factory: pytest.TempPathFactory, died_at: int, resumed_from: int, reached: int
+def test_a_run_is_found_from_the_folders_below_and_from_the_shells(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path_factory.mktemp("run")
-    plan = {"num_frozen": 0}
+    root, elsewhere = run_folder.parent, run_folder / "elsewhere"
+    (root / "notebooks").mkdir()
+    elsewhere.mkdir()
+    for here, shell in [(root, root), (root / "notebooks", elsewhere), (elsewhere, root)]:
+        monkeypatch.chdir(here)
+        monkeypatch.setenv("PWD", str(shell))
+        assert find_run(run_folder.name).samefile(run_folder)
+        assert find_run(run_folder) == run_folder
+    assert find_run("nothing/here") == Path("nothing/here")
 
-    def account(first: int, last: int) -> Events:
-        events: Events = [("start", {"plan": plan}), ("warning", {"message": "slow"})]
-        for step in range(first, last + 1):
-            before = [("decision", {"step": step - 1})] if step > 1 else []
-            events += [*before, ("step", {"step": step}), ("evaluate", {"step": step, "split": "test"})]
-        return events
 
-    (folder / CONFIG).write_text("seed: 1")
-    write_events(folder / EVENT_LOG, account(1, died_at))
-    write_events(folder / EVENT_LOG, account(resumed_from + 1, reached))
-    run = read_run(folder)
-    assert [step["step"] for step in run.events["step"]] == list(range(1, reached + 1))
-    assert [evaluation["step"] for evaluation in run.events["evaluate"]] == list(range(1, reached + 1))
-    assert [decision["step"] for decision in run.events["decision"]] == list(range(1, reached))
-    assert [start["step"] for start in run.events["start"]] == [0, resumed_from]
-    assert len(run.events["warning"]) == 2
+def test_saved_files_have_the_permissions_of_their_folder(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    (tmp_path / "model.safetensors").touch(0o600)
+    share_files(tmp_path)
+    assert (tmp_path / "model.safetensors").stat().st_mode & 0o777 == 0o644
+
+
+def model_folder(run_dir: Path, config: str) -> None:
+    (run_dir / "model").mkdir()
+    (run_dir / "model" / "config.json").write_text(config)
+
+
+def test_the_model_is_named_with_the_call_that_loads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model_folder(tmp_path, '{"architectures": ["BertForQuestionAnswering"]}')
+    monkeypatch.chdir(tmp_path.parent)
+    path = f"{tmp_path.name}/model"
+    assert next_steps(tmp_path, "completed") == [
+        ("model", f"{path}  (transformers.BertForQuestionAnswering.from_pretrained('{path}'))"),
+        ("figures", f"python -m pipetransformer.report {tmp_path.name}"),
+    ]
+
+
+def test_a_model_of_an_earlier_run_is_not_offered_by_one_that_failed(tmp_path: Path) -> None:
+    model_folder(tmp_path, "{}")
+    assert next_steps(tmp_path, "failed") == []
 
 
 def test_the_environment_names_versions_and_the_command() -> None:
     found = environment()
-    assert {"torch", "pipetransformer", "numpy"} <= set(found["packages"])
+    required = {
+        re.split(r"[^\w.-]", line)[0] for line in metadata.requires("pipetransformer") or () if "extra" not in line
+    }
+    assert set(found["packages"]) == {"pipetransformer", *required} >= {"torch", "numpy", "safetensors"}
     assert found["num_cpus"] >= 1
     assert found["command"]
     assert found["git_commit"] is None or len(found["git_commit"]) == 40

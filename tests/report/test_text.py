@@ -18,7 +18,7 @@ def test_stages_are_named_by_their_first_and_last_layers() -> None:
 
 def test_sizes_are_shown_as_equations(events: Events) -> None:
     rows = dict(text.start_rows(first(events, "start")))
-    assert rows["steps"] == "8 steps/epoch x 3 epochs = 24 steps"
+    assert rows["steps"] == "8 steps per epoch x 3 epochs = 24 steps"
     assert rows["batch"] == "64 samples = 1 replica x 64, in 4 micro-batches of 16"
     assert rows["devices"] == "4 stages x 1 replica = 4 devices"
     assert rows["because"] == "one stage does not fit the memory"
@@ -34,40 +34,40 @@ def test_devices_without_work_are_counted(events: Events) -> None:
     assert rows["devices"] == "4 stages x 1 replica = 4 devices, 2 idle"
 
 
-def test_a_decision_names_the_term_that_bound_and_all_numbers(events: Events) -> None:
-    assert text.decision_line(first(events, "decision")) == (
-        "decision at step 8: 0 -> 2 blocks frozen, bound by cap (cap 2.25, argmin 5): "
-        "at most a third of the active blocks"
-    )
+def test_one_epoch_is_no_epochs(events: Events) -> None:
+    rows = dict(text.start_rows(first(events, "start") | {"epochs": 1, "num_steps": 8}))
+    assert rows["steps"] == "8 steps per epoch x 1 epoch = 8 steps"
+
+
+def test_a_decision_tells_what_froze_and_why_once(events: Events) -> None:
+    line = "freeze at step 8: 0 -> 2 of 6 blocks (at most a third of the active blocks)"
+    assert text.decision_line(first(events, "decision")) == line
 
 
 def test_a_decision_that_changes_nothing_says_so(events: Events) -> None:
-    decision = first(events, "decision") | {"num_frozen_before": 2, "terms": {}}
-    assert text.decision_line(decision).startswith("decision at step 8: still 2 blocks frozen, bound by cap: ")
+    decision = first(events, "decision") | {"num_frozen_before": 2}
+    assert text.decision_line(decision).startswith("freeze at step 8: still 2 of 6 blocks (")
 
 
 def test_frozen_blocks_have_no_gradient_norm() -> None:
     assert text.gradient_norms([0.0, None, 0.1234, 12.0]) == ["-", "-", "0.12", "12"]
 
 
-def test_a_transition_shows_the_plan_before_and_after(events: Events) -> None:
+def test_a_transition_shows_what_changes_of_the_plan(events: Events) -> None:
     transition = first(events, "transition")
-    assert text.transition_title(transition) == "transition at step 8: 4 stages x 1 replica -> 2 stages x 2 replicas"
-    assert text.transition_changes(transition["before"], transition["after"]) == [
-        ("frozen blocks", "0", "2"),
-        ("read from cache", "nothing", "nothing"),
+    assert text.transition_title(transition) == "freeze at step 8: 0 -> 2 blocks, new arrangement"
+    assert text.transition_changes(transition) == [
+        ("arrangement", "4 stages x 1 replica", "2 stages x 2 replicas"),
         ("layers per stage", "embedding-1 | 2-3 | 4-5 | 6-head", "embedding-4 | 5-head"),
-        ("replicas", "1", "2"),
         ("micro-batches", "4", "2"),
-        ("schedule", "1f1b", "1f1b"),
-        ("predicted step", "400 ms", "133 ms"),
     ]
 
 
 def test_a_transition_within_the_same_arrangement_says_so(events: Events) -> None:
     transition = first(events, "transition")
-    same = transition | {"before": transition["after"]}
-    assert text.transition_title(same) == "transition at step 8: still 2 stages x 2 replicas"
+    same = transition | {"before": transition["after"] | {"num_frozen": 1}}
+    assert text.transition_title(same) == "freeze at step 8: 1 -> 2 blocks, arrangement kept"
+    assert text.transition_changes(same) == []
 
 
 def test_a_sharded_arrangement_is_called_so(events: Events) -> None:
@@ -75,15 +75,42 @@ def test_a_sharded_arrangement_is_called_so(events: Events) -> None:
     assert text.arrangement(plan) == "1 stage x 2 replicas, sharded"
 
 
-def test_a_transition_shows_what_moved_and_how_long_each_part_took(events: Events) -> None:
-    rows = dict(text.transition_costs(first(events, "transition") | {"fill_seconds": 61.0}))
+def test_a_transition_tells_its_predicted_times_apart(events: Events) -> None:
+    rows = dict(text.transition_rows(first(events, "transition") | {"fill_seconds": 61.0}, world_size=4))
     assert rows == {
-        "because": "2 more blocks frozen",
+        "step": "frozen blocks alone 400 ms -> 180 ms; new arrangement 180 ms -> 130 ms (predicted)",
+        "worth it": "saves 800 ms until the end of the run, takes 710 ms (predicted)",
+        "took": "1.9 s (group 110 ms, move 1.2 s, rebuild 600 ms, fill 1m01s)",
         "moved": "3 MiB in 5 moves",
-        "took": "1.93 s (plan 20 ms, group 110 ms, move 1.2 s, rebuild 600 ms, fill 1m01s)",
-        "gain": "steps 3 times as fast (predicted)",
-        "choice": "24 steps of 0.3 s would take 0.2 s each: 2.4 s less, more than the 0.71 s of the transition",
     }
+
+
+def test_a_transition_that_only_fills_the_cache_names_the_cache(events: Events) -> None:
+    transition = first(events, "transition")
+    before = transition["before"] | {"stages": [[0, 7]], "predicted_step_s": 0.0432}
+    after = before | {"num_frozen": 2, "cache_level": 2, "stages": [[3, 7]], "predicted_step_s": 0.027}
+    cached = transition | {"before": before, "after": after, "predicted_gain_s": 0.871, "num_steps_left": 189}
+    rows = dict(text.transition_rows(cached, world_size=1))
+    assert rows["step"] == "frozen blocks alone 43 ms -> 32 ms; cache 32 ms -> 27 ms (predicted)"
+
+
+def test_a_transition_without_a_gain_gives_the_planners_reason_and_moves_nothing(events: Events) -> None:
+    kept = first(events, "transition") | {"predicted_gain_s": 0.0, "bytes_moved": 0, "choice": "no other is faster"}
+    rows = dict(text.transition_rows(kept, world_size=4))
+    assert rows["step"] == "400 ms -> 130 ms (predicted)"
+    assert rows["choice"] == "no other is faster"
+    assert {"worth it", "moved"}.isdisjoint(rows)
+
+
+def test_small_parts_of_a_transitions_time_are_left_out(events: Events) -> None:
+    short = first(events, "transition") | {"seconds": 0.144, "group_seconds": 63e-6, "fill_seconds": 0.117}
+    short |= {"move_seconds": 91e-6, "rebuild_seconds": 0.0, "plan_seconds": 0.00539}
+    assert dict(text.transition_rows(short, world_size=4))["took"] == "140 ms (fill 120 ms)"
+
+
+def test_devices_that_a_transition_leaves_idle_are_counted(events: Events) -> None:
+    rows = dict(text.transition_rows(first(events, "transition"), world_size=5))
+    assert rows["idle"] == "1 of 5 devices: no plan with more devices is predicted to be faster"
 
 
 def test_a_cache_fill_says_from_where_it_was_computed(events: Events) -> None:
@@ -101,17 +128,29 @@ def test_the_summary_compares_with_the_static_plan_and_the_limit(events: Events)
     assert dict(text.summary_rows(first(events, "summary"))) == {
         "status": "completed",
         "accuracy": "0.74 on test, 1,000 samples",
+        "best": "accuracy 0.76 at step 16",
         "all metrics": "test/accuracy 0.74, test/f1 0.64",
-        "training time": "12m23s: 24 steps, 412.3 samples/s",
-        "frozen": "4 of 6 blocks at the end, 33.3% on average",
-        "speed-up": "2.04 times the best static plan",
-        "limit": "2.42 times with the same freeze decisions; 84.3% of it reached",
+        "training time": "12m23s: 24 steps, 412 samples/s",
+        "frozen": "4 of 6 blocks at the end, 33% on average",
+        "speed-up": "2.0 times the best static plan (measured over predicted)",
+        "limit": ("2.4 times with the same freeze decisions, no communication and no waiting; 84% of it reached"),
     }
+
+
+def test_a_run_that_ends_with_its_best_metric_names_it_once(events: Events) -> None:
+    summary = first(events, "summary")
+    rows = dict(text.summary_rows(summary | {"best": summary["best"] | {"value": summary["metric"]["value"]}}))
+    assert "best" not in rows
+
+
+def test_a_run_that_was_the_best_static_plan_throughout_has_no_speed_up(events: Events) -> None:
+    rows = dict(text.summary_rows(first(events, "summary") | {"is_static": True}))
+    assert {"speed-up", "limit"}.isdisjoint(rows)
 
 
 def test_more_than_the_limit_is_explained(events: Events) -> None:
     rows = dict(text.summary_rows(first(events, "summary") | {"share_of_limit": 1.1}))
-    assert "110.0% of it reached, for steps went faster than the layers did" in rows["limit"]
+    assert "110% of it reached: steps went faster than the layers did" in rows["limit"]
 
 
 def test_the_summary_of_a_scaled_loss_counts_the_steps_that_changed_nothing(events: Events) -> None:
@@ -130,12 +169,12 @@ def test_the_summary_of_a_run_that_failed_early_shows_what_is_known(known: dict[
 def test_a_plan_has_a_cell_for_each_column(events: Events) -> None:
     plan = first(events, "summary")["plans"][2] | {"median_step_s": 0.09}
     assert dict(zip(text.PLAN_COLUMNS, text.plan_row(plan), strict=True)) == {
-        "from step": "16",
+        "from": "16",
         "frozen": "4",
         "cached": "4",
         "layers per stage": "5-head",
         "replicas": "4",
-        "micro-batches": "1",
+        "micro": "1",
         "predicted": "80 ms",
         "measured": "90 ms",
     }
@@ -143,5 +182,5 @@ def test_a_plan_has_a_cell_for_each_column(events: Events) -> None:
 
 def test_a_plan_fits_one_line(events: Events) -> None:
     plan = first(events, "summary")["plans"][1]
-    words = "2 frozen, 0 cached, 2 stages x 2 replicas (embedding-4 | 5-head), 2 micro-batches, 133 ms per step"
+    words = "2 frozen, 0 cached, 2 stages x 2 replicas (embedding-4 | 5-head), 2 micro-batches, 130 ms per step"
     assert text.plan_line(plan) == f"plan from step 8: {words}"

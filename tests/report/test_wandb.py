@@ -10,12 +10,12 @@ from omegaconf import OmegaConf
 from wandb.errors import CommError
 
 from pipetransformer.config.compose import CONF
-from pipetransformer.report.reporter import NullSink
+from pipetransformer.report.reporter import EventName, NullSink
 from pipetransformer.report.wandb import NoLogger, WandbLogger, WandbSink
 
 LOGGERS = CONF / "logger"
 
-Events = list[tuple[str, dict[str, Any]]]
+Events = list[tuple[EventName, dict[str, Any]]]
 
 
 class FakeRun:
@@ -66,6 +66,7 @@ def test_every_kind_of_value_arrives_under_its_chart(events: Events, fake: FakeR
     assert fake.config["start"]["num_blocks"] == 6
     assert fake.summary["speedup_vs_static"] == 2.04
     assert fake.summary["metric/value"] == 0.74
+    assert (fake.summary["best/value"], fake.summary["best/step"]) == (0.76, 16)
 
 
 @pytest.mark.parametrize(("status", "exit_code"), [("completed", 0), ("diverged", 1), ("interrupted", 1), (None, 1)])

@@ -56,9 +56,11 @@ def test_a_decision_that_was_put_off_is_still_due() -> None:
     saved, restored = state(), state()
     saved.decision_due = True
     saved.metrics = {"test": {"accuracy": 0.5}}
+    saved.best_metrics = {"test": {"name": "accuracy", "value": 0.75, "split": "test", "step": 1}}
     restored.load_state_dict(saved.state_dict())
     assert restored.decision_due
     assert restored.metrics == saved.metrics
+    assert restored.best_metrics == saved.best_metrics
 
 
 def state(seed: int = 1, steps_per_epoch: int = 4) -> TrainState:
