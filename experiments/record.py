@@ -12,13 +12,13 @@ BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A markdown table; the first column is left-aligned, the others right."""
+    """Returns a markdown table; the first column is left-aligned, the others right."""
     rule = ["---", *["---:"] * (len(header) - 1)]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in [header, rule, *rows])
 
 
 def spread(ratios: Sequence[float]) -> tuple[str, str]:
-    """Their median, and the least and the most, as cells of a table."""
+    """Returns their median, and the least and the most, as cells of a table."""
     return f"{median(ratios):.2f}", f"{min(ratios):.2f}-{max(ratios):.2f}"
 
 
@@ -43,7 +43,7 @@ def record(folder: Path, results: Any, table: str) -> None:
 
 
 def with_numbers_in_line(text: str) -> str:
-    """JSON whose lists of numbers take a line each, so that a person can look through it."""
+    """Returns JSON whose lists of numbers take a line each, so that a person can look through it."""
     return re.sub(r"\[\n([^\[\]{}\"]+?)\n *\]", lambda found: f"[{' '.join(found[1].split())}]", text)
 
 

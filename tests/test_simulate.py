@@ -12,8 +12,7 @@ from pipetransformer.autopipe.cost import step_seconds
 from pipetransformer.config.compose import CONF, compose_simulation
 from pipetransformer.config.schema import SimulationConfig
 from pipetransformer.errors import UserError
-from pipetransformer.simulate.result import make_planner, simulate
-from pipetransformer.simulate.table import summary, table
+from pipetransformer.simulate.run import make_planner, simulate
 
 ROOT = Path(__file__).parents[1]
 SMALL = ("epochs=4", "num_samples=6400", "batch_size=64")
@@ -29,9 +28,9 @@ def options(group: str) -> list[str]:
 
 @pytest.mark.parametrize("cluster", options("cluster"))
 def test_every_cluster_can_be_simulated(cluster: str) -> None:
-    outcome = simulate(composed(f"cluster={cluster}", "cluster.transition_s=0"))
-    assert outcome.speedup_vs_static > 1
-    assert 0 < outcome.share_of_limit <= 1
+    result = simulate(composed(f"cluster={cluster}", "cluster.transition_s=0"))
+    assert result.speedup_vs_static > 1
+    assert 0 < result.share_of_limit <= 1
 
 
 @pytest.mark.parametrize("model", options("model"))
@@ -52,14 +51,14 @@ def test_the_cache_is_filled_where_that_pays() -> None:
 
 
 def test_samples_per_second_and_training_time_follow_from_the_cost_model() -> None:
-    what_if = composed("freeze=none")
-    planner = make_planner(what_if)
+    config = composed("freeze=none")
+    planner = make_planner(config)
     step_s = step_seconds(planner.profile, planner.cluster, planner.initial(), 64)
-    outcome = simulate(what_if)
-    assert [row.samples_per_second for row in outcome.rows] == [pytest.approx(64 / step_s)]
-    assert outcome.train_seconds == pytest.approx(400 * step_s)
-    assert outcome.speedup_vs_static == pytest.approx(1)
-    assert outcome.limit >= 1
+    result = simulate(config)
+    assert [row.samples_per_second for row in result.rows] == [pytest.approx(64 / step_s)]
+    assert result.train_seconds == pytest.approx(400 * step_s)
+    assert result.speedup_vs_static == pytest.approx(1)
+    assert result.limit >= 1
 
 
 def test_a_transition_and_filling_the_cache_take_time() -> None:
@@ -105,10 +104,10 @@ def test_without_a_cache_nothing_is_cached() -> None:
 
 
 def test_a_pipeline_that_does_not_fit_is_left_out_and_explained() -> None:
-    outcome = simulate(composed("cluster=dgx"))
-    assert outcome.speedup_vs_pipeline is None
-    assert "pipeline.num_stages=8 x pipeline.num_replicas=2 need 16 devices" in summary(outcome)
-    assert "static pipeline" not in table(outcome)
+    result = simulate(composed("cluster=dgx"))
+    assert result.speedup_vs_pipeline is None
+    assert "pipeline.num_stages=8 x pipeline.num_replicas=2 need 16 devices" in result.summary()
+    assert "| pipeline" not in result.table()
 
 
 def test_the_static_pipeline_is_the_one_asked_for() -> None:
@@ -172,6 +171,33 @@ def test_what_does_not_fit_ends_in_one_message(overrides: list[str], words: list
     assert done.returncode == 1
     assert all(word in done.stderr for word in words), done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_number_of_samples_is_the_datasets() -> None:
+    conf = ROOT / "conf"
+    assert compose_what_if(conf, ("model=bert", "dataset=squad")).num_samples == 88_524
+    assert compose_what_if(conf, ("model=bert", "dataset=glue/sst2")).num_samples == 67_349
+    with pytest.raises(UserError, match="does not say how many training samples it has; give num_samples="):
+        compose_what_if(conf, ("dataset=image_folder", "dataset.path=image_folder"))
+    assert compose_what_if(conf, ("dataset=image_folder", "num_samples=640")).num_samples == 640
+
+
+def test_the_header_names_model_data_and_devices_and_what_is_made_up() -> None:
+    lines = simulate(composed("cluster=paper")).header().splitlines()
+    assert [line.split()[0] for line in lines] == ["model", "data", "devices", "freezing"]
+    assert "12 blocks of width 768, 197 tokens, 87 M parameters, float32" in lines[0]
+    assert "imagenet-1k: 6,400 training samples, 4 epochs in batches of 64" in lines[1]
+    assert "2 nodes x 8 devices, each 14.5 GiB" in lines[2]
+    assert "gradient norms are made up" in lines[3]
+    assert "freezing" not in simulate(composed("freeze=none")).header()
+
+
+@pytest.mark.parametrize("cluster", options("cluster"))
+@pytest.mark.parametrize("pipeline", options("pipeline"))
+def test_the_table_fits_a_hundred_columns(cluster: str, pipeline: str) -> None:
+    result = simulate(composed(f"cluster={cluster}", f"pipeline={pipeline}"))
+    lines = (result.header() + "\n" + result.table()).splitlines()
+    assert max(map(len, lines)) < 100
 
 
 @pytest.mark.parametrize("pipeline", options("pipeline"))

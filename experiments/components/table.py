@@ -54,7 +54,7 @@ class Job:
 
 
 def read_sweep(folder: Path) -> list[Job]:
-    """All jobs of a sweep.
+    """Returns all jobs of a sweep.
 
     Raises:
         ValueError: The folder holds no job of this experiment, a job has not completed, or an arm has no baseline.
@@ -86,7 +86,7 @@ def _arm(folder: Path) -> str:
 
 
 def _plan(plan: dict[str, int | list[list[int]]]) -> str:
-    """Frozen and cached blocks, stages, replicas and micro-batches, for example ``2f 2c 2x2 m4``."""
+    """Returns frozen and cached blocks, stages, replicas and micro-batches, for example ``2f 2c 2x2 m4``."""
     stages = plan["stages"]
     assert isinstance(stages, list)
     grid = f"{len(stages)}x{plan['num_replicas']} m{plan['num_microbatches']}"
@@ -94,7 +94,7 @@ def _plan(plan: dict[str, int | list[list[int]]]) -> str:
 
 
 def rows(jobs: Sequence[Job]) -> Iterator[tuple[str, ...]]:
-    """One row of cells for each arm that the sweep has; ratios are taken within a seed, then their median."""
+    """Returns a row of cells for each arm that the sweep has; ratios are taken within a seed, then their median."""
     baseline_s = {job.seed: job.train_seconds for job in jobs if job.arm == BASELINE}
     for arm, name in ARMS.items():
         own = [job for job in jobs if job.arm == arm]

@@ -112,7 +112,7 @@ class Bench:
         return make_planner(self.stack, self._loader, OPTIMIZER, Parallel(), self.case.batch_size, CPU, FLOAT32)
 
     def seconds(self, plan: Plan, num_steps: int) -> float:
-        """The median step, as this rank sees it."""
+        """Returns the median step, as this rank sees it."""
         if plan.cache_level != self._cache.level:
             self._cache.clear()
         if plan.cache_level > self._cache.level:

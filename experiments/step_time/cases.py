@@ -50,13 +50,13 @@ class Case:
 
     @property
     def dropout(self) -> bool:
-        """Whether training draws random numbers."""
+        """True where training draws random numbers."""
         return (
             self._vit_options()["proj_drop_rate"] if self.family == "vit" else self.options["hidden_dropout_prob"]
         ) > 0
 
     def stack(self, bert_folder: Path) -> LayerStack:
-        """The model; BERT's config.json lies in the given folder."""
+        """Returns the model; BERT's config.json lies in the given folder."""
         if self.family == "bert":
             spec = HuggingFaceModel(name=str(bert_folder), pretrained=False, options=self.options)
             return spec.build(Head("sequence", NUM_CLASSES), (), seed=1)

@@ -43,19 +43,19 @@ class Loop(ABC):
         self._step += 1
 
     def _batch(self, step: int) -> np.ndarray:
-        """The samples of a step."""
+        """Returns the samples of a step."""
         return batch_ids(self._order, step % self._num_batches, self._batch_size)
 
     @abstractmethod
     def loss(self) -> float:
-        """The last step's loss, of this rank or of the global batch."""
+        """Returns the last step's loss, of this rank or of the global batch."""
 
     @abstractmethod
     def _train(self, ids: np.ndarray, rate: float) -> None: ...
 
 
 class PlainLoop(Loop):
-    """What one writes by hand."""
+    """The loop that one writes by hand."""
 
     def __init__(self, stack: LayerStack, split: Split, batch_size: int) -> None:
         super().__init__(stack, split, batch_size)
@@ -105,7 +105,7 @@ class ElasticLoop(Loop):
         return self._last.loss
 
     def read_ahead(self) -> None:
-        """Lets the cache know what is read from here on, as the trainer does."""
+        """Prefetches from here on, as the trainer does."""
         assert self.runtime.topology is not None
         self.loader.prefetch((self._batch(step) for step in count(self._step)), self.runtime.topology)
 

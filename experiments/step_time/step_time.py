@@ -36,7 +36,7 @@ Turn = tuple[float, float]  # the median step in seconds: by the clock, and of t
 
 @dataclass(frozen=True)
 class Times:
-    """What both loops took in each round, on rank 0."""
+    """The time of both loops in each round, on rank 0."""
 
     name: str
     num_parameters: int
@@ -44,7 +44,7 @@ class Times:
     elastic: tuple[Turn, ...]
 
     def ratios(self, kind: int) -> list[float]:
-        """Runtime over plain loop in each round; kind is :data:`WALL` or :data:`CPU`."""
+        """Returns runtime over plain loop in each round; kind is :data:`WALL` or :data:`CPU`."""
         return [elastic[kind] / plain[kind] for plain, elastic in zip(self.plain, self.elastic, strict=True)]
 
 
@@ -78,7 +78,7 @@ def warm_up(plain: Loop, elastic: Loop, same_losses: bool) -> None:
 
 
 def goes_on(num_rounds: int, end_s: float) -> bool:
-    """Whether another round begins, as rank 0's clock says."""
+    """Returns True where another round begins, by rank 0's clock."""
     is_partial = torch.tensor(num_rounds < FEWEST_ROUNDS or time.perf_counter() < end_s)
     dist.broadcast(is_partial, src=0)
     return bool(is_partial)

@@ -15,8 +15,7 @@ from pipetransformer.config.compose import compose_simulation
 from pipetransformer.config.schema import SimulationConfig
 from pipetransformer.freeze.base import Signals
 from pipetransformer.freeze.pipetransformer import PaperRule
-from pipetransformer.simulate.result import make_planner
-from pipetransformer.simulate.run import falling_norms
+from pipetransformer.simulate.run import falling_norms, make_planner
 
 HALVED_AT = {12: (5, 9, 11), 24: (9, 17, 21)}
 """Frozen blocks from which the paper's criterion allows 4, 2 and 1 stages, by the number of blocks."""
@@ -34,7 +33,7 @@ SWEEP = {"1/5": 2.04, "1/4": 2.44, "1/3": 2.83, "2/5": 3.29, "1/2": 3.86}
 
 @dataclass(frozen=True)
 class Arm:
-    """Which of the paper's parts are on."""
+    """The paper's parts that are on."""
 
     freeze: bool = True
     autopipe: bool = True
@@ -53,7 +52,7 @@ ARMS = {
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What cannot be known of the paper's system.
+    """The unknowns of the paper's system.
 
     Attributes:
         frozen_blocks_save: Frozen blocks that are computed take only their forward pass; else as long as active ones.
@@ -69,17 +68,17 @@ class Assumptions:
 class Replay:
     """Epoch after epoch of the paper's system, in seconds per sample."""
 
-    def __init__(self, what_if: SimulationConfig, assumptions: Assumptions) -> None:
-        planner = make_planner(what_if)
+    def __init__(self, config: SimulationConfig, assumptions: Assumptions) -> None:
+        planner = make_planner(config)
         rate = assumptions.cache_mb_per_s
         self.profile = planner.profile if rate is None else replace(planner.profile, cache_read_s_per_byte=1e-6 / rate)
         self.cluster = replace(planner.cluster, device_memory_bytes=None)  # what ran has fitted
-        self.num_blocks = what_if.shape.num_blocks
-        self.num_devices = what_if.cluster.num_devices
-        self.epochs, self.assumptions = what_if.epochs, assumptions
+        self.num_blocks = config.shape.num_blocks
+        self.num_devices = config.cluster.num_devices
+        self.epochs, self.assumptions = config.epochs, assumptions
 
     def sample_seconds(self, arm: Arm, alpha: float) -> float:
-        """Mean over the epochs of a run."""
+        """Returns the mean over the epochs of a run."""
         prefixes = [0] * self.epochs if not arm.freeze else list(self._prefixes(alpha))
         levels = [0, *prefixes] if arm.autocache else [0] * (self.epochs + 1)  # an epoch reads what the last one stored
         return sum(self._epoch(arm, *one) for one in zip(prefixes, levels, strict=False)) / self.epochs
@@ -94,7 +93,7 @@ class Replay:
         return plan.predicted_step_s / batch_size
 
     def _prefixes(self, alpha: float) -> Iterator[int]:
-        """Frozen blocks of each epoch: the cap of the rule, decided once per epoch."""
+        """Yields the frozen blocks of each epoch: the cap of the rule, decided once per epoch."""
         policy, num_frozen = PaperRule(alpha=alpha), 0
         state = policy.initial_state()
         for epoch in range(self.epochs):
@@ -109,9 +108,9 @@ def _ratio(text: str) -> float:
     return int(above) / int(below)
 
 
-def speedups(what_if: SimulationConfig, assumptions: Assumptions) -> dict[str, float]:
-    """Of every arm at alpha = 1/3, and of all parts together at every alpha, over no freezing."""
-    replay = Replay(what_if, assumptions)
+def speedups(config: SimulationConfig, assumptions: Assumptions) -> dict[str, float]:
+    """Returns the speed-up over no freezing of every arm at alpha = 1/3, and of all parts at every alpha."""
+    replay = Replay(config, assumptions)
     static_s = replay.sample_seconds(ARMS["no freezing"], 1 / 3)
     arms = {name: static_s / replay.sample_seconds(arm, 1 / 3) for name, arm in ARMS.items()}
     sweep = {f"all, alpha={a}": static_s / replay.sample_seconds(ARMS["all"], _ratio(a)) for a in SWEEP}
@@ -127,9 +126,9 @@ VARIANTS = {
 }
 
 
-def rows(what_if: SimulationConfig) -> Iterator[tuple[str, ...]]:
-    """A row for each figure of the paper."""
-    found = [speedups(what_if, assumptions) for assumptions in VARIANTS.values()]
+def rows(config: SimulationConfig) -> Iterator[tuple[str, ...]]:
+    """Yields a row for each figure of the paper."""
+    found = [speedups(config, assumptions) for assumptions in VARIANTS.values()]
     for name, paper in PAPER.items():
         values = [one[name] for one in found]
         yield name, f"{paper:.2f}", *(f"{value:.2f}" for value in values), f"{values[-1] / paper - 1:+.0%}"

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from experiments.record import markdown
 from pipetransformer.config.compose import compose_simulation
-from pipetransformer.simulate.result import Row, simulate
+from pipetransformer.simulate.result import PlanRow
+from pipetransformer.simulate.run import simulate
 
 MODELS = {
     "ViT-B/16": (),
@@ -31,26 +32,26 @@ SETTING = ("cluster=dgx", "batch_size=4096", "epochs=10")
 
 
 def row(model: str, num_nodes: int) -> tuple[str, ...]:
-    """The figures of one run, and the speed-up of one in which transitions cost only what they move and fill."""
+    """Returns the figures of a run, and the speed-up of one whose transitions cost only moving and filling."""
     overrides = (*SETTING, *MODELS[model], f"cluster.num_nodes={num_nodes}")
-    what_if = compose_simulation(overrides)
-    outcome = simulate(what_if)
+    config = compose_simulation(overrides)
+    result = simulate(config)
     free = simulate(compose_simulation((*overrides, "cluster.transition_s=0")))
     return (
         model,
-        f"{what_if.cluster.num_devices:,}",
-        _plan(outcome.rows[0]),
-        _plan(outcome.rows[-1]),
-        f"{outcome.static.samples_per_second:,.0f}",
-        f"{outcome.train_seconds:,.0f} s",
-        f"{outcome.speedup_vs_static:.2f}",
-        f"{outcome.limit:.2f}",
-        f"{outcome.share_of_limit:.0%}",
+        f"{config.cluster.num_devices:,}",
+        _plan(result.rows[0]),
+        _plan(result.rows[-1]),
+        f"{result.static.samples_per_second:,.0f}",
+        f"{result.train_seconds:,.0f} s",
+        f"{result.speedup_vs_static:.2f}",
+        f"{result.limit:.2f}",
+        f"{result.share_of_limit:.0%}",
         f"{free.speedup_vs_static:.2f}",
     )
 
 
-def _plan(found: Row) -> str:
+def _plan(found: PlanRow) -> str:
     return f"{found.num_stages} x {found.num_replicas} m{found.num_microbatches}"
 
 

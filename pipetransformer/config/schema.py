@@ -132,10 +132,10 @@ class SimulationConfig(Config):
         cluster: The devices, a :class:`~pipetransformer.simulate.hardware.Hardware`.
         shape: The model's size, a :class:`~pipetransformer.simulate.analytic.TransformerShape`.
         pipeline: The static pipeline that the run is compared with.
-        num_samples: Training samples of an epoch.
+        num_samples: Training samples of an epoch; by default the dataset's ``num_train_samples``.
     """
 
     cluster: Any
     shape: Any
     pipeline: StaticPipeline = field(default_factory=StaticPipeline)
-    num_samples: int
+    num_samples: int | None = None

@@ -126,6 +126,10 @@ def _models(modality: str) -> list[str]:
 def _check_simulation(config: SimulationConfig) -> None:
     if config.pipeline.schedule is not None:
         _one_of("pipeline.schedule", config.pipeline.schedule, ("gpipe", "1f1b"))
+    if config.num_samples is None:
+        raise ValueError(
+            f"dataset {config.dataset.name} does not say how many training samples it has; give num_samples="
+        )
     if config.num_samples < config.batch_size:
         raise UserError(
             f"num_samples={config.num_samples} must be at least batch_size={config.batch_size}: they are an epoch's"

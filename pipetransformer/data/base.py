@@ -123,11 +123,13 @@ class DatasetSpec(ABC):
         path: Local file or folder; ``None`` takes the built-in or hub data.
         max_train_samples: Use at most this many training samples (a seeded draw); ``None`` uses all.
         max_eval_samples: The same for each evaluation split.
+        num_train_samples: Training samples without that limit, for simulations, which load no data; ``None``: unknown.
     """
 
     path: str | None = None
     max_train_samples: int | None = None
     max_eval_samples: int | None = None
+    num_train_samples: int | None = None
 
     modality: ClassVar[str] = "image"  # or "text"
     libraries: ClassVar[tuple[str, ...]] = ()  # that loading imports; where ranks are forked, before that and once

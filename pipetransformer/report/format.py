@@ -80,7 +80,7 @@ class BestMetric:
 
 
 class Progress:
-    """How far a run is, how long it will still take, and what it is doing.
+    """The progress of a run: how far it is, how long it will still take, and its state.
 
     Args:
         start: The values of the start event.

@@ -1,4 +1,4 @@
-"""Drawings of a run folder. Each function returns a figure of its own, so that nothing has to be closed."""
+"""Figures of a run folder. Each function returns a new figure, which needs no closing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SMOOTHING_STEPS = 25
 
 
 def gradient_norms(run: Run) -> Figure:
-    """The gradient norm of each block at each freeze decision; frozen blocks are blank."""
+    """Draws the gradient norm of each block at each freeze decision; frozen blocks are blank."""
     figure, axes = _figure("Gradient norms at the freeze decisions", "freeze decision at step", "block")
     decisions = run.events["decision"]
     norms = _floats([decision["gradient_norms"] for decision in decisions])
@@ -42,7 +42,7 @@ def gradient_norms(run: Run) -> Figure:
 
 
 def stages_over_time(run: Run) -> Figure:
-    """Which stage each layer was on, over the steps; above, the number of stages x replicas."""
+    """Draws the stage of each layer over the steps; above, the number of stages x replicas."""
     figure, axes = _figure("Stages of the layers (above: stages x replicas)", STEP_LABEL, "layer")
     spans = list(_spans(run))
     num_layers = run.start["num_blocks"] + 2
@@ -64,7 +64,7 @@ def stages_over_time(run: Run) -> Figure:
 
 
 def throughput(run: Run) -> Figure:
-    """Samples per second of each step, and the median under each plan."""
+    """Draws samples per second of each step, and the median under each plan."""
     figure, axes = _figure("Throughput", STEP_LABEL, "samples per second")
     steps, rates = _series(run.events["step"], "samples_per_second")
     axes.plot(steps, rates, color=COLOURS[4], linewidth=0.8, label="each step")
@@ -81,7 +81,7 @@ def throughput(run: Run) -> Figure:
 
 
 def loss(run: Run) -> Figure:
-    """Training loss of each step, and its mean over a moving window; dotted lines are transitions."""
+    """Draws the training loss of each step, and its mean over a moving window; dotted lines are transitions."""
     figure, axes = _figure("Training loss", STEP_LABEL, "loss")
     steps, losses = _series(run.events["step"], "loss")
     axes.plot(steps, losses, color=COLOURS[4], linewidth=0.8, label="each step")
@@ -96,7 +96,7 @@ def loss(run: Run) -> Figure:
 
 
 def accuracy(run: Run) -> Figure:
-    """Every metric of every evaluated split over the steps."""
+    """Draws every metric of every evaluated split over the steps."""
     figure, axes = _figure("Evaluation", STEP_LABEL, "metric (0 to 1)")
     evaluations = run.events["evaluate"]
     lines = dict.fromkeys((e["split"], name) for e in evaluations for name in e["metrics"])
@@ -110,7 +110,7 @@ def accuracy(run: Run) -> Figure:
 
 
 def compare(runs: Mapping[str, Run]) -> Figure:
-    """Speed-up over the best static plan, with its limit as a mark, and the main metric of several runs by name."""
+    """Draws speed-up over the best static plan (its limit as a mark) and main metric of several runs by name."""
     figure = Figure(figsize=(9, 1.2 + 0.45 * len(runs)), layout="constrained")
     speed, quality = figure.subplots(1, 2, sharey=True)
     names, summaries = list(runs), [run.summary for run in runs.values()]
@@ -148,7 +148,7 @@ def _nothing_to_draw(figure: Figure, axes: Axes, why: str) -> Figure:
 
 
 def _floats(values: Sequence[object]) -> np.ndarray:
-    """An array in which the nulls of JSON are NaN again."""
+    """Returns an array in which the nulls of JSON are NaN again."""
     return np.array(values, dtype=np.float64)
 
 
@@ -157,7 +157,7 @@ def _series(events: list[Values], name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _spans(run: Run) -> Iterator[tuple[int, int, Values]]:
-    """Each plan with the steps between which it held."""
+    """Yields each plan with the steps between which it held."""
     last = max((event["step"] for event in run.events["step"]), default=1)
     begins = [step for step, _ in run.plans]
     for (begin, plan), end in zip(run.plans, [*begins[1:], max(last, begins[-1])], strict=True):

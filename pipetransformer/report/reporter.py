@@ -68,7 +68,7 @@ class Reporter:
 
 @dataclass(frozen=True, kw_only=True)
 class LoggerSpec(ABC):
-    """What a user writes about a tracking service."""
+    """A user's settings of a tracking service."""
 
     @abstractmethod
     def open(self, run_dir: Path, config: dict[str, Any], group_default: str | None = None) -> Sink:

@@ -125,7 +125,7 @@ class Run:
 
     @property
     def plans(self) -> list[tuple[int, Values]]:
-        """Each plan with the step from which it held."""
+        """Returns each plan with the step from which it held."""
         changed = [(transition["step"], transition["after"]) for transition in self.events["transition"]]
         return [(0, self.start["plan"]), *changed]
 
@@ -188,7 +188,7 @@ def _dumps(value: Any, indent: int | None = None) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """JSON knows no NaN and no infinity, and many of its readers refuse them."""
+    """Replaces NaN and infinities by null, since JSON knows neither and many readers refuse them."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What happened when on which device, as a file for chrome://tracing or ui.perfetto.dev."""
+"""The timeline of a step on every device, as a file for chrome://tracing or ui.perfetto.dev."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -38,7 +38,7 @@ class Event:
 
 
 def pass_name(is_forward: bool, microbatch: int, stage: int, stages_per_rank: int) -> str:
-    """What a pass is called: ``F2``, or ``F2 stage 1`` where devices run several stages."""
+    """Returns the name of a pass: ``F2``, or ``F2 stage 1`` where devices run several stages."""
     name = f"{'F' if is_forward else 'B'}{microbatch}"
     return f"{name} stage {stage}" if stages_per_rank > 1 else name
 

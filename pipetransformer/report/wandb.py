@@ -29,7 +29,7 @@ STEP_SECTIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class NoLogger(LoggerSpec):
-    """No tracking service; the files in the run folder are written all the same."""
+    """No tracking service; the files in the run folder are written nevertheless."""
 
     def open(self, run_dir: Path, config: dict[str, Any], group_default: str | None = None) -> Sink:
         return NullSink()
@@ -114,7 +114,7 @@ class WandbSink(Sink):
 
 
 def _charts(event: EventName, values: Values) -> Values:
-    """The values of one event under the names of their charts."""
+    """Returns the values of one event under the names of their charts."""
     if event == "step":
         return {f"{STEP_SECTIONS.get(name, 'train')}/{name}": value for name, value in values.items() if name != "step"}
     if event == "decision":

@@ -17,24 +17,25 @@ from pipetransformer.config.names import in_options
 from pipetransformer.config.schema import CONF, SimulationConfig
 from pipetransformer.errors import UserError
 from pipetransformer.report.trace import write_trace
-from pipetransformer.simulate.result import option_names, simulate
-from pipetransformer.simulate.table import summary, table
+from pipetransformer.simulate.result import LEGEND
+from pipetransformer.simulate.run import option_names, simulate
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="simulate")
 def compose_and_run(node: DictConfig) -> None:
     config = load(node, SimulationConfig)
     try:
-        outcome = simulate(config)
+        result = simulate(config)
     except UserError as error:
         raise UserError(in_options(error, option_names(config))) from None
     run_dir = Path(HydraConfig.get().runtime.output_dir).resolve()
-    (run_dir / "simulation.json").write_text(json.dumps(outcome.as_dict(), indent=1), encoding="utf-8")
+    (run_dir / "simulation.json").write_text(json.dumps(result.as_dict(), indent=1), encoding="utf-8")
     for stale in run_dir.glob("trace_*.json"):  # of a run with more plans
         stale.unlink()
-    for number, events in enumerate(outcome.traces):
+    for number, events in enumerate(result.traces):
         write_trace(events, run_dir, number)
-    print(f"{table(outcome)}\n\n{summary(outcome)}\ntraces of one step per plan        {run_dir}/trace_*.json")
+    print(f"{result.header()}\n\n{result.table()}\n({LEGEND})\n\n{result.summary()}")
+    print(f"traces of one step per plan        {run_dir}/trace_*.json")
 
 
 def main() -> None:

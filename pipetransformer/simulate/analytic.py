@@ -1,4 +1,4 @@
-"""A profile from counted work: what a model's layers would take on a device that is not there.
+"""A profile from counted work: the time of a model's layers on a device that is not there.
 
 Counts the work of matrix products and nothing else (normalisation, activation functions and softmax are part of the
 stated efficiency). With ``T`` tokens of width ``h`` and an MLP ``r`` times as wide, per sample::
@@ -6,9 +6,9 @@ stated efficiency). With ``T`` tokens of width ``h`` and an MLP ``r`` times as w
     linear     T h^2 (4 + 2 r)   multiply-adds; forward, input gradient and weight gradient each
     attention  2 T^2 h           multiply-adds; forward, and twice in the input gradient; it has no weights
 
-Under autocast what a matrix product reads and gives is narrow, and each weight of one has a narrow copy while its layer
-trains. Norms and softmax read and give wide numbers, and so does a layer as a whole. The copies that a frozen layer
-makes of its weights, one product at a time, are left out.
+Under autocast the inputs and outputs of a matrix product are narrow, and each weight of one has a narrow copy while its
+layer trains. Norms and softmax read and give wide numbers, and so does a layer as a whole. The copies that a frozen
+layer makes of its weights, one product at a time, are left out.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _ADAM_PASSES = 7  # reads gradient, weight and two moments, writes weight and tw
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerShape:
-    """What the cost of a Transformer depends on.
+    """The sizes that the cost of a Transformer depends on.
 
     Attributes:
         num_blocks: Blocks, ``L``.
@@ -54,7 +54,7 @@ class TransformerShape:
 
 @dataclass(frozen=True)
 class DtypeBytes:
-    """Bytes of a number.
+    """The bytes of a number.
 
     Attributes:
         wide: Of weights, optimizer state and everything that goes between layers.
@@ -76,7 +76,7 @@ WIDTHS = {
 
 @dataclass(frozen=True)
 class DeviceSpeed:
-    """What a device does in a second.
+    """The speed of a device.
 
     Attributes:
         flops_per_s: Floating-point operations of matrix products in their type, as reached and not as advertised.
@@ -93,7 +93,7 @@ class DeviceSpeed:
 
 @dataclass(frozen=True)
 class LayerCounts:
-    """What is counted of a layer.
+    """The counted work and sizes of a layer.
 
     Attributes:
         work: Multiply-adds per sample: forward, input gradient and weight gradient.
@@ -114,7 +114,7 @@ class LayerCounts:
 def analytic_profile(
     shape: TransformerShape, speed: DeviceSpeed, state_factor: float, widths: DtypeBytes = WIDTHS["float32"]
 ) -> Profile:
-    """The layers of a model: embedding, blocks, head.
+    """Returns the profile of a model: embedding, blocks, head.
 
     Args:
         state_factor: Bytes of optimizer state per byte of parameters.

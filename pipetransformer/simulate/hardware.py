@@ -1,4 +1,4 @@
-"""Devices on paper: what a user writes of a cluster, and what the planner and the cost model need of it."""
+"""Devices on paper: a user's description of a cluster, as the planner and the cost model need it."""
 
 from dataclasses import dataclass, fields
 
@@ -58,7 +58,7 @@ class Hardware:
         return self.num_nodes * self.devices_per_node
 
     def speed(self, precision: str) -> DeviceSpeed:
-        """In one of :data:`pipetransformer.config.schema.PRECISIONS`.
+        """Returns the speed in one of :data:`pipetransformer.config.schema.PRECISIONS`.
 
         Raises:
             ValueError: The peak in that precision is not known.
@@ -78,7 +78,7 @@ class Hardware:
         )
 
     def cluster(self, memory_gib: float | None = None) -> Cluster:
-        """What the planner sees; ``memory_gib`` narrows the budget of a device."""
+        """Returns the planner's view of the devices; ``memory_gib`` narrows the budget of a device."""
         memory_bytes = int(min(self.memory_gib, memory_gib or self.memory_gib) * GIB)
         return Cluster(
             self.num_devices,

@@ -1,29 +1,25 @@
-"""What a simulated run comes to: a row per plan, and its speed-up over arrangements that never change."""
+"""The result of a simulated run: a row per plan, its speed-up over arrangements that never change, and its table."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pipetransformer.autopipe.constraints import PlanConstraints
-from pipetransformer.autopipe.memory import device_memory_bytes
-from pipetransformer.autopipe.plan import Plan
-from pipetransformer.autopipe.search.search import best_plan
-from pipetransformer.config.names import OPTIONS, in_options, of_section
-from pipetransformer.config.schema import SimulationConfig, StaticPipeline
-from pipetransformer.errors import InfeasiblePlan
-from pipetransformer.planning.history import PlanRecord
-from pipetransformer.planning.planner import Planner
+from pipetransformer.report.format import duration
 from pipetransformer.report.trace import Event
-from pipetransformer.simulate.analytic import WIDTHS, analytic_profile
-from pipetransformer.simulate.hardware import GIB
-from pipetransformer.simulate.run import play
-from pipetransformer.simulate.step import idle_share, step_events
 
 
 @dataclass(frozen=True)
-class Row:
-    """One plan in force; ``epoch`` is where it begins, ``bubble`` the share of its pipeline's time spent waiting."""
+class PlanRow:
+    """One plan in force.
+
+    Attributes:
+        epoch: Where it begins.
+        schedule: The schedule, with everything that goes beyond one stage per device and stored activations.
+        bubble: Share of the pipeline's time in which devices wait.
+        memory_gib: Of the device that needs most.
+    """
 
     epoch: float
     num_frozen: int
@@ -38,10 +34,11 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SimulationResult:
     """A simulated run.
 
     Attributes:
+        setting: What was simulated: labels (model, data, devices, and what is made up) with words.
         rows: A row for each plan of the run.
         static: The best plan that never freezes.
         pipeline: The static pipeline to compare with; ``None`` where it does not fit, and ``no_pipeline`` says why.
@@ -51,9 +48,10 @@ class Outcome:
         traces: The events of one step under each plan.
     """
 
-    rows: tuple[Row, ...]
-    static: Row
-    pipeline: Row | None
+    setting: tuple[tuple[str, str], ...]
+    rows: tuple[PlanRow, ...]
+    static: PlanRow
+    pipeline: PlanRow | None
     no_pipeline: str
     train_seconds: float
     mean_frozen_fraction: float
@@ -64,91 +62,61 @@ class Outcome:
     traces: tuple[list[Event], ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything but the traces as plain values."""
+        """Returns everything but the traces as plain values."""
         return {name: value for name, value in asdict(self).items() if name != "traces"}
 
+    def header(self) -> str:
+        """Returns a line for each entry of ``setting``."""
+        return "\n".join(f"{label:10}{words}" for label, words in self.setting)
 
-def make_planner(config: SimulationConfig) -> Planner:
-    """The planner of a run on the described cluster, with counted work for measured work."""
-    speed, widths = config.cluster.speed(config.precision), WIDTHS[config.precision]
-    profile = analytic_profile(config.shape, speed, config.optim.state_factor, widths)
-    cluster = config.cluster.cluster(config.parallel.device_memory_gib)
-    return Planner(profile, cluster, config.parallel, config.batch_size)
+    def table(self) -> str:
+        """Returns a Markdown table: a line for each plan of the run and for the static ones it is compared with."""
+        named = [(str(number), row) for number, row in enumerate(self.rows)]
+        named.append(("static", self.static))
+        if self.pipeline is not None:
+            named.append(("pipeline", self.pipeline))
+        return _aligned([HEADER, *(_cells(name, row) for name, row in named)])
+
+    def summary(self) -> str:
+        """Returns the run as a whole, a line for each figure."""
+        lines = [
+            f"training time                      {duration(self.train_seconds)}",
+            f"mean frozen fraction               {self.mean_frozen_fraction:.0%}",
+            f"speed-up over best static plan     {self.speedup_vs_static:.2f}",
+        ]
+        if self.speedup_vs_pipeline is not None:
+            lines.append(f"speed-up over static pipeline      {self.speedup_vs_pipeline:.2f}")
+        lines.append(f"limit of these freeze decisions    {self.limit:.2f}")
+        lines.append(f"share of the limit                 {self.share_of_limit:.0%}")
+        if self.no_pipeline:
+            lines.append(f"no static pipeline to compare with: {self.no_pipeline}")
+        return "\n".join(lines)
 
 
-def simulate(config: SimulationConfig) -> Outcome:
-    """Plays the run and compares it.
+HEADER = ("plan", "epoch", "frozen", "cached", "layout", "micro", "schedule", "bubble", "samples/s", "GiB")
+LEGEND = "layout: stages x replicas; micro: micro-batches; GiB: of the device that needs most"
 
-    Raises:
-        InfeasiblePlan: Nothing fits the devices.
-        ValueError: The freeze policy does not fit the model.
-    """
-    config.freeze.check(config.shape.num_blocks)
-    planner = make_planner(config)
-    history = play(config, planner)
-    summary = history.summary(planner)
-    pipeline, no_pipeline = _pipeline(config, planner)
-    num_steps, seconds = summary["optimizer_steps"], summary["train_seconds"]
-    return Outcome(
-        rows=tuple(_row(config, planner, entry.plan, _epoch(config, entry)) for entry in history.entries),
-        static=_row(config, planner, planner.static),
-        pipeline=_row(config, planner, pipeline) if pipeline else None,
-        no_pipeline=no_pipeline,
-        train_seconds=seconds,
-        mean_frozen_fraction=summary["mean_frozen_fraction"],
-        speedup_vs_static=summary["speedup_vs_static"],
-        speedup_vs_pipeline=num_steps * planner.predict(pipeline) / seconds if pipeline else None,
-        limit=summary["limit"],
-        share_of_limit=summary["share_of_limit"],
-        traces=tuple(_events(config, planner, entry.plan) for entry in history.entries),
+
+def _cells(name: str, row: PlanRow) -> tuple[str, ...]:
+    return (
+        name,
+        f"{row.epoch:g}",
+        f"{row.num_frozen}",
+        f"{row.cache_level}",
+        f"{row.num_stages} x {row.num_replicas}",
+        f"{row.num_microbatches}",
+        row.schedule,
+        f"{row.bubble:.0%}",
+        f"{row.samples_per_second:,.0f}",
+        f"{row.memory_gib:.2f}",
     )
 
 
-def _pipeline(config: SimulationConfig, planner: Planner) -> tuple[Plan | None, str]:
-    wanted = config.pipeline
-    constraints = PlanConstraints(
-        wanted.num_stages, wanted.num_replicas, wanted.num_microbatches, wanted.schedule, stages_per_rank=1
-    )
-    try:
-        return best_plan(planner.profile, planner.cluster, config.batch_size, constraints=constraints), ""
-    except InfeasiblePlan as error:
-        return None, in_options(error, option_names(config) | of_section("pipeline", StaticPipeline))
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [_joined(row, widths) for row in rows]
+    return "\n".join([lines[0], _joined(["-" * width for width in widths], widths), *lines[1:]])
 
 
-def option_names(config: SimulationConfig) -> dict[str, str]:
-    """Maps fields that the planner's errors name to the options by which a simulation describes its devices."""
-    names = OPTIONS | {"num_devices": "cluster.num_nodes"}
-    budget_gib = config.parallel.device_memory_gib
-    if budget_gib is None or budget_gib >= config.cluster.memory_gib:
-        names["device_memory_gib"] = "cluster.memory_gib"
-    return names
-
-
-def _epoch(config: SimulationConfig, entry: PlanRecord) -> float:
-    return entry.step / -(-config.num_samples // config.batch_size)
-
-
-def _events(config: SimulationConfig, planner: Planner, plan: Plan) -> list[Event]:
-    return step_events(planner.profile, planner.cluster, plan, config.batch_size)
-
-
-def _row(config: SimulationConfig, planner: Planner, plan: Plan, epoch: float = 0.0) -> Row:
-    batch_size = config.batch_size
-    return Row(
-        epoch,
-        plan.num_frozen,
-        plan.cache_level,
-        plan.num_stages,
-        plan.num_replicas,
-        plan.num_microbatches,
-        _schedule(plan),
-        idle_share(_events(config, planner, plan)),
-        batch_size / planner.predict(plan),
-        max(device_memory_bytes(planner.profile, plan, batch_size)) / GIB,
-    )
-
-
-def _schedule(plan: Plan) -> str:
-    """The schedule, with what goes beyond one stage on a device that keeps its layers and activations."""
-    chunks = f", {plan.stages_per_rank} chunks" if plan.stages_per_rank > 1 else ""
-    return plan.schedule + chunks + ", checkpoint" * plan.recompute + ", sharded" * plan.fsdp
+def _joined(cells: Iterable[str], widths: Sequence[int]) -> str:
+    return "| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + " |"

@@ -1,4 +1,4 @@
-"""Draws one optimizer step of a plan: what every device of a pipeline does when. All replicas do the same."""
+"""The timeline of one optimizer step of a plan on every device of a pipeline. All replicas do the same."""
 
 from collections import deque
 
@@ -11,7 +11,7 @@ from pipetransformer.report.trace import Event, pass_name
 
 
 def step_events(profile: Profile, cluster: Cluster, plan: Plan, batch_size: int) -> list[Event]:
-    """The events of one step on the devices of the first replica, by time.
+    """Returns the events of one step on the devices of the first replica, by time.
 
     A pass starts when its device is free and its input has come; transfers run beside the computing. A stage without
     active layers has no backward pass.
@@ -29,7 +29,7 @@ def step_events(profile: Profile, cluster: Cluster, plan: Plan, batch_size: int)
 
 
 def idle_share(events: list[Event]) -> float:
-    """Share of the pipeline's time, from the first to the last pass, in which devices wait: its bubble."""
+    """Returns the share of the pipeline's time, from the first to the last pass, in which devices wait: its bubble."""
     passes = [event for event in events if event.category in ("forward", "backward")]
     num_devices = len({event.rank for event in passes})
     span_s = max(event.end_s for event in passes) - min(event.start_s for event in passes)
@@ -76,7 +76,7 @@ class _Drawing:
             self._arrived_s[one] = event.end_s
 
     def add_update(self, device: int) -> None:
-        """Draws what ends the step on a device: all-reduce over the replicas, optimizer."""
+        """Draws the end of the step on a device: all-reduce over the replicas, optimizer."""
         runs = self.plan.stages[device :: self.plan.pipeline_size]
         update_s, optimizer_s = self._updates.seconds(device, runs), self._updates.optimizer_seconds(runs)
         start_s = self._free_s[device]
@@ -86,7 +86,7 @@ class _Drawing:
             self.events.append(Event("optimizer", start_s + update_s - optimizer_s, optimizer_s, device, "optimizer"))
 
     def _needs(self, one: Pass) -> list[Pass]:
-        """The passes of other stages that come before; those of the own stage lie in the order of the device."""
+        """Returns the passes of other stages that come before; the device's order takes care of its own."""
         if one.is_forward:
             return [Pass(True, one.stage - 1, one.microbatch)] if one.stage else []
         is_last = one.stage + 1 == self.plan.num_stages
@@ -96,7 +96,7 @@ class _Drawing:
         return (self._forward_s if one.is_forward else self._backward_s)[one.stage]
 
     def _backward_seconds(self, stage: int) -> float:
-        """What the active layers take after their forward pass; computing it once more counts where it is not kept."""
+        """Returns the time of the active layers after their forward pass, with recomputing it where that is needed."""
         layers = (layer for layer in self.plan.stage_layers(stage) if layer >= self.plan.first_active_layer)
         return sum(self._layer_backward_seconds(layer) for layer in layers)
 
@@ -105,7 +105,7 @@ class _Drawing:
         return whole.at(self.num_samples) - self.profile.layers[layer].forward.at(self.num_samples)
 
     def _transfer_seconds(self, one: Pass) -> float:
-        """The output goes to the stage above, the gradient to the stage below if that one learns."""
+        """Returns the time to send the output to the stage above, or the gradient to the one below if that learns."""
         below = one.stage if one.is_forward else one.stage - 1
         if below < 0 or self.plan.pipeline_size == 1:
             return 0.0

@@ -32,7 +32,7 @@ def test_every_round_times_both_loops_on_the_same_training(case: Case, pool: Poo
 
 
 def losses(case: Case, folder: Path, replicas: tuple[int, ...]) -> list[float]:
-    """Of a loop with so many replicas in each step; one of them leaves the second rank idle."""
+    """A loop with so many replicas in each step; one of them leaves the second rank idle."""
     loop = ElasticLoop(case.stack(folder), case.split(), case.batch_size)
     last = len(case.stack(folder)) - 1
     seen = []

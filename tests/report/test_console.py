@@ -23,7 +23,7 @@ def play(sink: Sink, events: Events) -> None:
 
 
 def drawn(events: Events, width: int = 100) -> str:
-    """What a terminal shows, without its control codes."""
+    """Returns what a terminal shows, without its control codes."""
     file = io.StringIO()
     play(Terminal(rich.console.Console(file=file, force_terminal=True, width=width, color_system=None)), events)
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", file.getvalue())

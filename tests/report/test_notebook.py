@@ -33,8 +33,16 @@ def test_the_notebook_draws_a_run(run_folder: Path, monkeypatch: pytest.MonkeyPa
     made = outputs(execute(run_folder))
     assert sum("image/png" in output.get("data", {}) for output in made) == 5
     printed = "".join(output.get("text", "") for output in made)
-    assert "bound by cap" in printed
-    assert "2.04 times the best static plan" in printed
+    assert "freeze at step 8: 0 -> 2 of 6 blocks (at most a third of the active blocks)" in printed
+    assert "2.0 times the best static plan" in printed
+
+
+def test_the_notebook_finds_a_folder_that_is_relative_to_the_folders_above(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run_folder.parent / "notebooks").mkdir()
+    monkeypatch.setenv("RUN_FOLDER", run_folder.name)
+    assert outputs(execute(run_folder.parent / "notebooks"))
 
 
 def test_the_notebook_without_a_run_folder_says_what_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
