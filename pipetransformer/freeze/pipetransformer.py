@@ -61,7 +61,7 @@ class PaperRule(FreezePolicy):
 
 def _reason(alpha: float, cap: float, signals: Signals, block: int) -> str:
     if cap <= block + 1:
-        share = f"at most {alpha:.3g} of the active blocks at once: up to {cap:.3g}"
+        share = f"at most {alpha:.0%} of the active blocks at once, a cap of {cap:.3g}"
         return f"{share}; the gradients would allow {block + 1}"
     norm = signals.gradient_norms[block]
     return f"block {block + 1} has the smallest gradient norm, {norm:.3g}; alpha={alpha:.3g} would allow {cap:.3g}"

@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from pipetransformer.autopipe.limit import Fill, Phase, limit
@@ -103,7 +103,7 @@ class RunHistory:
             "speedup_vs_static": speedup,
             "limit": bound,
             "share_of_limit": speedup / bound if speedup and bound else None,
-            "is_static": all(entry.plan == planner.static for entry in self.entries),
+            "is_static": all(same_arrangement(entry.plan, planner.static) for entry in self.entries),
             "plans": [entry.as_dict() for entry in self.entries],
         }
 
@@ -136,6 +136,11 @@ class RunHistory:
             if level != before
         ]
         return limit(planner.without_overhead(), phases, fills, planner.static_efficiency())
+
+
+def same_arrangement(one: Plan, other: Plan) -> bool:
+    """Returns True for plans that differ in their predicted time alone."""
+    return replace(one, predicted_step_s=0.0) == replace(other, predicted_step_s=0.0)
 
 
 def plan_dict(plan: Plan) -> dict[str, Any]:

@@ -42,11 +42,13 @@ def _short(value: float) -> str:
 
 
 def byte_size(num_bytes: float) -> str:
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
+    """Returns ``1023 bytes``, ``3.29 MiB``, ``388 GiB``."""
+    unit = "bytes"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
         if num_bytes < 1024:
-            return f"{num_bytes:.4g} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:.4g} TiB"
+            break
+        num_bytes, unit = num_bytes / 1024, larger
+    return f"{num_bytes:.3g} {unit}" if num_bytes < 999.5 else f"{num_bytes:.0f} {unit}"
 
 
 def plural(count: int, thing: str) -> str:

@@ -34,7 +34,7 @@ def test_the_cap_binds_before_the_gradients() -> None:
     decision, state = PaperRule(alpha=0.3).decide(signals([3, 3, 3, 3, 3, 1]), {})
     assert (decision.num_frozen, decision.bound) == (2, "cap")
     assert state == {"cap": pytest.approx(1.8)}
-    assert decision.reason == "at most 0.3 of the active blocks at once: up to 1.8; the gradients would allow 6"
+    assert decision.reason == "at most 30% of the active blocks at once, a cap of 1.8; the gradients would allow 6"
 
 
 def test_the_gradients_bind_before_the_cap() -> None:

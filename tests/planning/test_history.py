@@ -96,6 +96,14 @@ def test_the_frozen_fraction_is_a_mean_over_the_samples_seen() -> None:
     assert summary["mean_frozen_fraction"] == pytest.approx(3 / 4 * 1 / 2)
 
 
+def test_a_run_is_static_where_every_plan_is_the_best_one_that_never_freezes() -> None:
+    pipeline = Plan(0, 0, ((0, 1), (2, 3)), 1, 1)
+    plans = {(WHOLE,): True, (WHOLE, WHOLE): True, (WHOLE, CACHED): False, (pipeline,): False}
+    for used, is_static in plans.items():
+        entries = ((PlanRecord(plan, step, "next"), [1.0]) for step, plan in enumerate(used))
+        assert booked(*entries)["is_static"] is is_static
+
+
 def test_before_the_first_step_there_is_nothing_to_compare() -> None:
     summary = booked((PlanRecord(WHOLE, 0, "first"), []))
     assert [summary[name] for name in ("speedup_vs_static", "limit", "share_of_limit")] == [None] * 3

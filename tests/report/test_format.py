@@ -45,6 +45,7 @@ def test_a_noisy_number_has_two_digits(value: float, words: str) -> None:
         (0, "0 bytes"),
         (1023, "1023 bytes"),
         (1536, "1.5 KiB"),
+        (3_453_000, "3.29 MiB"),
         (3 * 2**20, "3 MiB"),
         (388 * 2**30, "388 GiB"),
         (2**42, "4 TiB"),
