@@ -135,12 +135,8 @@ def transition_rows(values: Values, world_size: int) -> list[Row]:
         rows.append(("moved", f"{byte_size(values['bytes_moved'])} in {plural(values['num_moves'], 'move')}"))
     num_idle = world_size - _num_devices(values["after"])
     if num_idle and arrangement(values["before"]) != arrangement(values["after"]):
-        rows.append(
-            (
-                "idle",
-                f"{num_idle} of {plural(world_size, 'device')}: no plan with more devices is predicted to be faster",
-            )
-        )
+        why = "no plan with more devices is predicted to be faster"
+        rows.append(("idle", f"{num_idle} of {plural(world_size, 'device')}: {why}"))
     return rows
 
 
