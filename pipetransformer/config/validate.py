@@ -127,7 +127,7 @@ def _check_simulation(config: SimulationConfig) -> None:
     if config.pipeline.schedule is not None:
         _one_of("pipeline.schedule", config.pipeline.schedule, ("gpipe", "1f1b"))
     if config.num_samples is None:
-        raise ValueError(
+        raise UserError(
             f"dataset {config.dataset.name} does not say how many training samples it has; give num_samples="
         )
     if config.num_samples < config.batch_size:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from pipetransformer.errors import UserError
 from pipetransformer.report import plots, text
 from pipetransformer.report.run_folder import Run, read_run
 
@@ -64,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     try:
         content = page(read_run(options.folder))
-    except ValueError as error:
+    except UserError as error:
         sys.exit(str(error))
     file = options.into or options.folder / PAGE
     file.write_text(content, encoding="utf-8")

@@ -80,7 +80,7 @@ class LoggerSpec(ABC):
             group_default: The group when the user names none, for example the sweep.
 
         Raises:
-            ValueError: The service does not answer or refuses the login.
+            UserError: The service does not answer or refuses the login.
         """
 
 

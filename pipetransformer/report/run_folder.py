@@ -144,7 +144,7 @@ def read_run(folder: str | Path) -> Run:
     """Reads a run folder, of a run that goes on as well.
 
     Raises:
-        ValueError: The folder holds no run, or a file of it is damaged.
+        UserError: The folder holds no run, or a file of it is damaged.
     """
     folder = Path(folder)
     missing = [name for name in (CONFIG, EVENT_LOG) if not (folder / name).is_file()]

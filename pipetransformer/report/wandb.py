@@ -82,9 +82,9 @@ class WandbLogger(LoggerSpec):
             raise self._refused(str(error)) from error
         return WandbSink(run)
 
-    def _refused(self, why: str) -> ValueError:
+    def _refused(self, why: str) -> UserError:
         remedy = "logger.mode=offline keeps the data in the run folder, logger=none does without wandb"
-        return ValueError(f"wandb could not start with logger.mode={self.mode}: {why} ({remedy})")
+        return UserError(f"wandb could not start with logger.mode={self.mode}: {why} ({remedy})")
 
 
 class WandbSink(Sink):

@@ -61,7 +61,7 @@ class Hardware:
         """Returns the speed in one of :data:`pipetransformer.config.schema.PRECISIONS`.
 
         Raises:
-            ValueError: The peak in that precision is not known.
+            UserError: The peak in that precision is not known.
         """
         name = "peak_tflops" if precision == "float32" else f"{precision}_tflops"
         peak_tflops = getattr(self, name)
