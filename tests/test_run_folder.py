@@ -16,7 +16,7 @@ RUN = (*TINY, "dataset.max_train_samples=256", "epochs=6", "freeze.interval=0.5"
 NUM_STEPS = 6 * 16
 SUMMARY = {
     "status", "metric", "train_seconds", "optimizer_steps", "samples_per_second", "num_blocks", "num_frozen",
-    "mean_frozen_fraction", "speedup_vs_static", "limit", "share_of_limit", "plans",
+    "mean_frozen_fraction", "speedup_vs_static", "limit", "share_of_limit", "plans", "best", "is_static",
 }  # fmt: skip
 PLAN = {
     "step", "num_frozen", "cache_level", "stages", "num_replicas", "num_microbatches", "schedule",
@@ -46,6 +46,11 @@ def test_the_folder_holds_settings_environment_events_summary_and_model(job: Job
     names = {path.name for path in job.folder.iterdir()}
     assert {"config.yaml", "env.json", "metrics.jsonl", "summary.json", "model"} <= names
     assert "cache" not in names
+
+
+def test_everyone_who_may_read_the_summary_may_read_the_model(job: Job) -> None:
+    mode = (job.folder / "summary.json").stat().st_mode
+    assert {file.stat().st_mode for file in (job.folder / "model").iterdir()} == {mode}
 
 
 def test_nothing_is_left_elsewhere(folder: Path, passing: Path, job: Job) -> None:
@@ -113,4 +118,5 @@ def test_the_saved_model_has_the_accuracy_of_the_run_in_transformers(pool: Pool,
 def test_what_is_printed_tells_the_run(ended: Ended) -> None:
     assert "accuracy" in ended.out
     assert f"transition at step {NUM_STEPS // 2}" in ended.out
+    assert "model: run/model  (timm.create_model('local-dir:run/model', pretrained=True))" in ended.out
     assert "Traceback" not in ended.err
