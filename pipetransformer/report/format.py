@@ -62,10 +62,14 @@ def arrangement(plan: Values) -> str:
 
 
 class BestMetric:
-    """The best value so far of the main metric of each split: the first one that it names; higher is better."""
+    """The best value so far of the main metric of each split: the first one that it names; higher is better.
 
-    def __init__(self) -> None:
-        self._best: dict[str, dict[str, Any]] = {}
+    Args:
+        best: Where the values are kept, by split; ``None`` keeps them here.
+    """
+
+    def __init__(self, best: dict[str, dict[str, Any]] | None = None) -> None:
+        self._best = {} if best is None else best
 
     def update(self, split: str, metrics: dict[str, float], step: int) -> bool:
         """Takes an evaluation; returns True where it is the best so far."""

@@ -88,9 +88,6 @@ class PlainLog(Sink):
         best = ", the best so far" if self._progress.evaluation(values) else ""
         return [text.evaluation_line(values) + best]
 
-    def _phase(self, values: Values) -> Iterable[str]:
-        yield values["message"]
-
     def _warning(self, values: Values) -> Iterable[str]:
         message = values["message"]
         if message not in self._warned:

@@ -100,9 +100,6 @@ class Terminal(Sink):
         if self._progress.evaluation(values):
             self._console.print(f"[bold]{escape(text.evaluation_line(values))}[/]")
 
-    def _phase(self, values: Values) -> None:
-        self._console.print(values["message"])
-
     def _warning(self, values: Values) -> None:
         message = values["message"]
         if message not in self._warned:
