@@ -174,12 +174,11 @@ def test_what_does_not_fit_ends_in_one_message(overrides: list[str], words: list
 
 
 def test_the_number_of_samples_is_the_datasets() -> None:
-    conf = ROOT / "conf"
-    assert compose_what_if(conf, ("model=bert", "dataset=squad")).num_samples == 88_524
-    assert compose_what_if(conf, ("model=bert", "dataset=glue/sst2")).num_samples == 67_349
+    assert compose_simulation(("model=bert", "dataset=squad")).num_samples == 88_524
+    assert compose_simulation(("model=bert", "dataset=glue/sst2")).num_samples == 67_349
     with pytest.raises(UserError, match="does not say how many training samples it has; give num_samples="):
-        compose_what_if(conf, ("model=bert", "dataset=squad_v2"))
-    assert compose_what_if(conf, ("model=bert", "dataset=squad_v2", "num_samples=640")).num_samples == 640
+        compose_simulation(("model=bert", "dataset=squad_v2"))
+    assert compose_simulation(("model=bert", "dataset=squad_v2", "num_samples=640")).num_samples == 640
 
 
 def test_the_header_names_model_data_and_devices_and_what_is_made_up() -> None:

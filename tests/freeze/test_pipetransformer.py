@@ -38,7 +38,7 @@ def test_the_cap_binds_before_the_gradients() -> None:
 
 
 def test_the_gradients_bind_before_the_cap() -> None:
-    decision, _ = PipeTransformer(alpha=0.5).decide(signals([1, 2, 3, 4]), {})
+    decision, _ = PaperRule(alpha=0.5).decide(signals([1, 2, 3, 4]), {})
     assert (decision.num_frozen, decision.bound) == (1, "gradient")
     assert decision.reason == "block 1 has the smallest gradient norm, 1; alpha=0.5 would allow 2"
 
