@@ -34,6 +34,10 @@ class Diverged(UserError, ArithmeticError):
     """The loss or a gradient is not finite at any loss scale. The weights are those of the step before."""
 
 
+class NotSaved(UserError):
+    """The trained model could not be written to any disk. The summary of the run has been."""
+
+
 class Unwritable(UserError, OSError):
     """The folder of the cache's stores cannot be written."""
 

@@ -58,6 +58,16 @@ def validate(config: Config) -> None:
     config.dataset.check()
 
 
+def check_batch(batch_size: int, num_samples: int) -> None:
+    """Refuses a global batch with more samples than there are.
+
+    Raises:
+        UserError: With both numbers.
+    """
+    if batch_size > num_samples:
+        raise UserError(f"batch_size={batch_size} is larger than the {num_samples} training samples; lower batch_size")
+
+
 def _check_numbers(config: Config) -> None:
     """Refuses numbers of the run and of its section ``parallel`` that are not positive; a seed may be 0."""
     for prefix, section in (("", config), ("parallel.", config.parallel)):

@@ -153,8 +153,7 @@ class DatasetSpec(ABC):
             if limit is not None and limit < 1:
                 raise ValueError(f"dataset.{option}={limit} leaves no samples; give 1 or more, or null for all")
 
-    @abstractmethod
-    def preflight(self) -> int | None:
+    def preflight(self) -> int | None:  # noqa: B027 - most datasets are looked at when they are loaded
         """Looks at the data once, without torch, after :meth:`check` has passed.
 
         Local files are read and parsed; the hub is asked once, with a short time-out, whether it has the data.

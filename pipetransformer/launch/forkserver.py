@@ -60,7 +60,7 @@ def preload(device: str, world_size: int | None, libraries: Iterable[str]) -> No
 
 @contextmanager
 def _importable() -> Iterator[None]:
-    """Has the server import this package from where it is: the server knows no folder of a script."""
+    """Puts this package on the path of the server, which does not know the folder of a script."""
     root, before = Path(__file__).resolve().parents[2], os.environ.get("PYTHONPATH")
     if Path(sys.path[0]).resolve() != root:  # it is installed
         yield

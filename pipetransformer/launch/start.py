@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from pipetransformer.config.schema import Config
+from pipetransformer.config.validate import check_batch
 from pipetransformer.errors import UserError
 from pipetransformer.launch import forkserver
+from pipetransformer.report.reporter import print_phase
 
 RANKS_PER_CORE = 16  # more only wait for each other
 DESCRIPTORS_PER_RANK = 8  # of the launcher: queue, pipes and log files of each rank
@@ -39,12 +41,35 @@ def start(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | Non
 
         return run_here(config, run_dir, plain, sweep)
     check_world_size(config.parallel.world_size)
+    check_data(config)
+    config.model.check_exists()
     forkserver.use_one_temporary_folder()
     libraries = (*config.model.libraries, *config.dataset.libraries)
     forkserver.preload(config.parallel.device, config.parallel.world_size, libraries)
+    _announce(config)
     from pipetransformer.launch.elastic import run_workers  # torch is imported from here on
 
     return run_workers(config, run_dir, plain, sweep)
+
+
+def check_data(config: Config) -> None:
+    """Looks at the dataset once, and refuses a batch that is larger than it.
+
+    Raises:
+        UserError: The data is nowhere, cannot be read, or is too small.
+    """
+    num_samples = config.dataset.preflight()
+    if num_samples is not None:
+        check_batch(config.batch_size, num_samples)
+
+
+def _announce(config: Config) -> None:
+    """Prints the run's first line, seconds before a rank can."""
+    num_ranks, forked = config.parallel.world_size, forkserver.start_method(config.parallel.device) == "forkserver"
+    if num_ranks is None and forked:
+        num_ranks = forkserver.DEFAULT_CPU_PROCESSES
+    count = "a process per GPU" if num_ranks is None else "1 process" if num_ranks == 1 else f"{num_ranks} processes"
+    print_phase(f"starting {count}")
 
 
 def check_world_size(world_size: int | None) -> None:

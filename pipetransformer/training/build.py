@@ -18,9 +18,8 @@ from pipetransformer.autopipe.cluster import Cluster, Link
 from pipetransformer.autopipe.constraints import check_world
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.config.schema import Config, Parallel
-from pipetransformer.config.validate import warnings
+from pipetransformer.config.validate import check_batch, warnings
 from pipetransformer.data.base import Data, ImageFormat, TextFormat
-from pipetransformer.errors import UserError
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.base import OptimizerSpec
 from pipetransformer.planning.planner import Planner
@@ -65,10 +64,7 @@ def prepare(config: Config, device: torch.device, run_dir: Path, closing: ExitSt
     data: Data = config.dataset.load(
         ImageFormat(**wanted) if config.model.modality == "image" else TextFormat(**wanted)
     )
-    if config.batch_size > len(data.train):
-        raise UserError(
-            f"batch_size={config.batch_size} is larger than the {len(data.train)} training samples; lower batch_size"
-        )
+    check_batch(config.batch_size, len(data.train))
     report.write("phase", message="reading the model")
     precision = PRECISIONS[config.precision]
     stack = config.model.build_meta(data.task.head, data.input_shape, config.seed).to(precision.param_dtype)

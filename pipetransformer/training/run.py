@@ -1,20 +1,21 @@
 """One rank of a run, from its configuration to its summary."""
 
 import gc
-import shutil
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from pipetransformer.config.names import in_options
 from pipetransformer.config.schema import Config
-from pipetransformer.errors import Diverged
+from pipetransformer.errors import Diverged, NotSaved
 from pipetransformer.report.reporter import Reporter, open_report
-from pipetransformer.report.run_folder import MODEL, SUMMARY, share_files, write_json
+from pipetransformer.report.run_folder import SUMMARY, write_json
 from pipetransformer.training.build import prepare
+from pipetransformer.training.save import places, save_model
 from pipetransformer.training.trainer import Trainer
 
 
@@ -82,21 +83,30 @@ def _report_start(trainer: Trainer, run_dir: Path) -> None:
 
 
 def _finish(trainer: Trainer, run_dir: Path, status: str, error: str | None) -> dict[str, Any]:
-    """Saves the weights where all ranks can still talk, and writes the summary."""
-    if status in ("completed", "diverged"):
-        _save_model(trainer, run_dir / MODEL)
+    """Writes the summary, and saves the weights where all ranks can still talk."""
+    state = trainer.runtime.weights() if status in ("completed", "diverged") else None
     if dist.get_rank() != 0:
         return {}
     summary = {"status": status} | ({"error": error} if error else {}) | trainer.summary()
-    write_json(run_dir / SUMMARY, summary)
+    write_json(run_dir / SUMMARY, summary)  # first, so that a model that finds no room costs the model alone
+    if state is not None:
+        _save_model(trainer, run_dir, state, summary)
     trainer.report.write("summary", **summary)
     return summary
 
 
-def _save_model(trainer: Trainer, folder: Path) -> None:
-    state = trainer.runtime.weights()
-    if state is not None:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        trainer.config.model.save(trainer.components.stack, state, folder)
-        share_files(folder)
+def _save_model(trainer: Trainer, run_dir: Path, state: dict[str, Tensor], summary: dict[str, Any]) -> None:
+    components = trainer.components
+    try:
+        folder = save_model(
+            trainer.config.model, components.stack, state, places(run_dir), components.data.task.head.labels
+        )
+    except NotSaved as error:
+        summary["error"] = "; ".join(filter(None, (summary.get("error"), str(error))))
+        write_json(run_dir / SUMMARY, summary)
+        if summary["status"] == "completed":  # otherwise what ended the run is told
+            trainer.report.write("summary", **summary)
+            raise
+    else:
+        if folder.parent != run_dir:
+            trainer.report.write("warning", message=f"the model is in {folder}: {run_dir} has no room for it")

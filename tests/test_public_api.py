@@ -1,0 +1,67 @@
+"""``import pipetransformer as pt`` costs nothing, and ``pt.train`` is the command line from Python."""
+
+import json
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from support.command import command
+from support.jobs import ROOT, loaded
+
+import pipetransformer as pt
+
+WITHOUT_GUARD = """
+import pipetransformer as pt
+
+model = pt.TimmModel(
+    name="vit_tiny_patch16_224", pretrained=False,
+    options={"patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2},
+)
+config = pt.Config(
+    model=model, dataset=pt.Digits(max_train_samples=64, max_eval_samples=40), freeze=pt.PaperRule(),
+    optim=pt.AdamW(lr=1e-3), epochs=1, batch_size=16, parallel=pt.Parallel(world_size=2),
+)
+print("metric", pt.train(config, "run")["metric"]["value"])
+"""
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    code = "import sys, pipetransformer as pt; pt.UserError; pt.PaperRule; pt.TimmModel; pt.Digits; pt.AdamW; pt.Config"
+    show = "print([name for name in ('torch', 'hydra', 'omegaconf', 'timm', 'rich', 'wandb') if name in sys.modules])"
+    words = [sys.executable, "-c", f"{code}; {show}"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", pt.__all__)
+def test_every_public_name_is_where_the_table_says(name: str) -> None:
+    assert getattr(pt, name) is getattr(import_module(pt.MODULES[name]), name)
+    assert name in dir(pt)
+
+
+def test_another_name_is_no_attribute() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'trian'"):
+        pt.trian  # noqa: B018
+
+
+def test_a_script_without_guard_trains_as_the_command_line_does(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(WITHOUT_GUARD)
+    ended = command(tmp_path, sys.executable, "script.py", PYTHONPATH=str(ROOT))
+    assert ended.code == 0, ended.err
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "completed"
+    assert f"metric {summary['metric']['value']}" in ended.out
+    assert ended.out.count("starting 2 processes") == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"script.py", "run"}
+    assert (tmp_path / "run" / "config.yaml").is_file()
+
+
+def test_a_configuration_that_cannot_be_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    config = pt.Config(
+        model=pt.TimmModel(name="vit"), dataset=pt.Squad(), freeze=pt.NoFreezing(), optim=loaded().optim
+    )  # fmt: skip
+    with pytest.raises(pt.UserError, match="reads images and the dataset holds texts"):
+        pt.train(config, tmp_path / "run")
+    assert not list(tmp_path.iterdir())

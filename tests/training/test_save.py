@@ -1,0 +1,93 @@
+"""A model that finds no room is told with its size, and the summary does not go with it."""
+
+import json
+import os
+import shutil
+import stat
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors import SafetensorError
+from support.jobs import TINY, Job, play
+from support.pool import Pool
+
+from pipetransformer.errors import NotSaved
+from pipetransformer.models.timm import TimmModel
+from pipetransformer.report.reporter import Reporter
+from pipetransformer.training import run, save
+from pipetransformer.training.save import save_model
+
+STATE = {"weight": torch.zeros(2**18)}
+
+
+class Full(TimmModel):
+    """A model whose files find no room in folders of some names."""
+
+    def save(self, stack: Any, state: Any, folder: Path) -> None:
+        (folder / "half").touch()
+        if folder.name != "roomy":
+            raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+        (folder / "model.safetensors").touch(0o600)
+
+
+MODEL = Full(name="full")
+STACK: Any = None
+
+
+def test_a_model_that_finds_no_room_anywhere_is_told_with_its_size(tmp_path: Path) -> None:
+    folders = [tmp_path / "small", tmp_path / "narrow"]
+    with pytest.raises(NotSaved, match=r"takes 0\.000977 GiB .* in .*small \(.*No space.* GiB free\) nor in .*narrow"):
+        save_model(MODEL, STACK, STATE, folders)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_second_place_is_taken_where_the_first_is_full(tmp_path: Path) -> None:
+    folder = save_model(MODEL, STACK, STATE, [tmp_path / "small", tmp_path / "roomy"])
+    assert folder == tmp_path / "roomy"
+    assert [path.name for path in tmp_path.iterdir()] == ["roomy"]
+
+
+def test_others_may_read_what_new_files_let_them(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        save_model(MODEL, STACK, STATE, [tmp_path / "roomy"])
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "roomy" / "model.safetensors").stat().st_mode) == 0o644
+
+
+@pytest.mark.parametrize(("status", "raised"), [("completed", True), ("diverged", False)])
+def test_a_run_whose_model_finds_no_room_keeps_its_summary(
+    status: str, raised: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(save, "SECOND_PLACE", tmp_path / "second")
+    monkeypatch.setattr(run.dist, "get_rank", lambda: 0)
+    trainer: Any = SimpleNamespace(
+        runtime=SimpleNamespace(weights=lambda: STATE),
+        config=SimpleNamespace(model=MODEL),
+        components=SimpleNamespace(stack=STACK),
+        report=Reporter(),
+        summary=lambda: {"metric": 0.5},
+    )
+    with pytest.raises(NotSaved) if raised else nullcontext():
+        run._finish(trainer, tmp_path, status, None)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["status"], summary["metric"]) == (status, 0.5)
+    assert "could not be saved in" in summary["error"]
+
+
+def test_a_run_says_that_its_model_is_in_the_second_place(pool: Pool, tmp_path: Path) -> None:
+    folder = tmp_path / "full"
+    folder.mkdir()
+    (folder / "model").touch()  # no folder can be made there
+    assert pool.run(1, play, (*TINY, "epochs=1"), folder, False) == [""]
+    messages = Job(folder, "").messages
+    saved = Path(messages[-1].removeprefix("the model is in ").partition(":")[0])
+    try:
+        assert (saved / "model.safetensors").is_file()
+    finally:
+        shutil.rmtree(saved)
