@@ -96,11 +96,8 @@ def _finish(trainer: Trainer, run_dir: Path, status: str, error: str | None) -> 
 
 
 def _save_model(trainer: Trainer, run_dir: Path, state: dict[str, Tensor], summary: dict[str, Any]) -> None:
-    components = trainer.components
     try:
-        folder = save_model(
-            trainer.config.model, components.stack, state, places(run_dir), components.data.task.head.labels
-        )
+        folder = save_model(trainer.config.model, trainer.components.stack, state, places(run_dir))
     except NotSaved as error:
         summary["error"] = "; ".join(filter(None, (summary.get("error"), str(error))))
         write_json(run_dir / SUMMARY, summary)

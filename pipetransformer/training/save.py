@@ -22,18 +22,11 @@ def places(run_dir: Path) -> list[Path]:
     return [run_dir / MODEL, SECOND_PLACE / f"pipetransformer-{run_dir.name}-{os.getpid()}"]
 
 
-def save_model(
-    model: ModelSpec,
-    stack: LayerStack,
-    state: Mapping[str, Tensor],
-    folders: Sequence[Path],
-    labels: Sequence[str] = (),
-) -> Path:
+def save_model(model: ModelSpec, stack: LayerStack, state: Mapping[str, Tensor], folders: Sequence[Path]) -> Path:
     """Saves a model to the first folder that takes it, replacing an older one there.
 
     Args:
         state: All weights, by their original names.
-        labels: Names of the classes in order, where they are known.
 
     Returns:
         The folder.
@@ -46,7 +39,7 @@ def save_model(
         try:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
-            model.save(stack, dict(state), folder, labels)
+            model.save(stack, dict(state), folder)
             share_files(folder)
         except (OSError, SafetensorError) as error:
             reasons.append(f"{folder} ({str(error).strip().partition(chr(10))[0]}; {_free_gib(folder):.3g} GiB free)")
