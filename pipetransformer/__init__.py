@@ -8,6 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pipetransformer.api import train as train
+    from pipetransformer.autopipe.cluster import Cluster as Cluster
+    from pipetransformer.autopipe.cluster import Link as Link
+    from pipetransformer.autopipe.constraints import PlanConstraints as PlanConstraints
+    from pipetransformer.autopipe.plan import Plan as Plan
+    from pipetransformer.autopipe.profile import AffineTime as AffineTime
+    from pipetransformer.autopipe.profile import LayerProfile as LayerProfile
+    from pipetransformer.autopipe.profile import Profile as Profile
+    from pipetransformer.autopipe.search.search import best_plan as best_plan
     from pipetransformer.config.schema import Cache as Cache
     from pipetransformer.config.schema import Config as Config
     from pipetransformer.config.schema import Parallel as Parallel
@@ -17,18 +25,36 @@ if TYPE_CHECKING:
     from pipetransformer.data.images import IdxImages as IdxImages
     from pipetransformer.data.squad import Squad as Squad
     from pipetransformer.errors import UserError as UserError
+    from pipetransformer.freeze.base import FreezePolicy as FreezePolicy
     from pipetransformer.freeze.none import NoFreezing as NoFreezing
     from pipetransformer.freeze.pipetransformer import PaperRule as PaperRule
     from pipetransformer.freeze.schedule import FixedSchedule as FixedSchedule
     from pipetransformer.models.huggingface import HuggingFaceModel as HuggingFaceModel
+    from pipetransformer.models.stack import LayerStack as LayerStack
     from pipetransformer.models.timm import TimmModel as TimmModel
     from pipetransformer.optim.base import SGD as SGD
     from pipetransformer.optim.base import AdamW as AdamW
     from pipetransformer.optim.base import Lamb as Lamb
     from pipetransformer.report.wandb import NoLogger as NoLogger
     from pipetransformer.report.wandb import WandbLogger as WandbLogger
+    from pipetransformer.simulate.run import simulate as simulate
+    from pipetransformer.training.elastic_trainer import ElasticTrainer as ElasticTrainer
+    from pipetransformer.training.trainer import Callback as Callback
 
 MODULES = {
+    "ElasticTrainer": "pipetransformer.training.elastic_trainer",
+    "Callback": "pipetransformer.training.trainer",
+    "LayerStack": "pipetransformer.models.stack",
+    "Plan": "pipetransformer.autopipe.plan",
+    "Profile": "pipetransformer.autopipe.profile",
+    "LayerProfile": "pipetransformer.autopipe.profile",
+    "AffineTime": "pipetransformer.autopipe.profile",
+    "Cluster": "pipetransformer.autopipe.cluster",
+    "Link": "pipetransformer.autopipe.cluster",
+    "PlanConstraints": "pipetransformer.autopipe.constraints",
+    "best_plan": "pipetransformer.autopipe.search.search",
+    "simulate": "pipetransformer.simulate.run",
+    "FreezePolicy": "pipetransformer.freeze.base",
     "train": "pipetransformer.api",
     "Cache": "pipetransformer.config.schema",
     "Config": "pipetransformer.config.schema",

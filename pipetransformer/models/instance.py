@@ -6,15 +6,19 @@ The instance keeps its weights while the stack trains, as the source of the init
     give_back(model, state), save_model(model, state, folder)  ->  the trained weights
 """
 
+import copy
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
+import torch
 from safetensors.torch import save_file
 from safetensors.torch import save_model as save_module
 from torch import Tensor, nn
 
 from pipetransformer.errors import UserError
+from pipetransformer.models.base import Head, ModelSpec
 from pipetransformer.models.stack import LayerStack, without_storage
 
 SUPPORTED = "timm's VisionTransformer, an encoder of transformers with a head, nn.Sequential and LayerStack"
@@ -125,3 +129,46 @@ def _split_transformers(model: nn.Module) -> LayerStack:
 def _libraries(model: nn.Module) -> set[str]:
     """Top-level packages that the model's classes come from."""
     return {kind.__module__.partition(".")[0] for kind in type(model).__mro__}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelInstance(ModelSpec):
+    """A model that a script has made, where a configuration names one.
+
+    Attributes:
+        model: The user's model.
+        stack: Its layers.
+    """
+
+    model: nn.Module
+    stack: LayerStack
+
+    modality: ClassVar[str] = "any"
+
+    @classmethod
+    def of(cls, model: nn.Module) -> "ModelInstance":
+        """Splits a model into layers; see :func:`stack_of`."""
+        return cls(name=type(model).__name__, model=model, stack=stack_of(model))
+
+    def check_exists(self, timeout_s: float = 5.0) -> None:
+        """Accepts the model: it is there."""
+
+    def input_format(self) -> dict[str, Any]:
+        return {}
+
+    def build_meta(self, head: Head, input_shape: tuple[int, ...], seed: int) -> LayerStack:
+        """Returns the stack; head and weights are those of the model."""
+        return self.stack
+
+    def output_shape(self, hidden: tuple[int, ...]) -> tuple[int, ...]:
+        """Maps the shape (B, T, D) between layers to that of the head's output, by a run of the head without data."""
+        head = copy.deepcopy(self.stack[len(self.stack) - 1]).to("meta")
+        with torch.no_grad():
+            return tuple(head(torch.empty(hidden, device="meta", dtype=_float_type(head))).shape)
+
+    def save(self, stack: LayerStack, state: dict[str, Tensor], folder: Path) -> None:
+        save_model(self.model, state, folder)
+
+
+def _float_type(module: nn.Module) -> torch.dtype:
+    return next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.get_default_dtype())

@@ -1,4 +1,4 @@
-"""Builds what a run needs, in the order in which one thing asks for another: data, model, profile, planner."""
+"""Builds the components of a run in the order of their dependencies: data, model, cache, planner, runtime."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -32,7 +32,7 @@ from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.runtime.precision import PRECISIONS, Precision
 from pipetransformer.training.cache_setup import CacheSetup, set_up_cache
 from pipetransformer.training.loader import BatchLoader, sample_source
-from pipetransformer.training.node import ONE_NODE, NodeLayout
+from pipetransformer.training.world import ONE_NODE, NodeLayout
 
 
 @dataclass
@@ -61,9 +61,7 @@ def prepare(config: Config, device: torch.device, run_dir: Path, closing: ExitSt
     """
     report.write("phase", message="reading data")
     wanted = config.model.input_format()
-    data: Data = config.dataset.load(
-        ImageFormat(**wanted) if config.model.modality == "image" else TextFormat(**wanted)
-    )
+    data: Data = config.dataset.load(TextFormat(**wanted) if config.model.modality == "text" else ImageFormat(**wanted))
     check_batch(config.batch_size, len(data.train))
     report.write("phase", message="reading the model")
     precision = PRECISIONS[config.precision]

@@ -26,7 +26,7 @@ from pipetransformer.data.base import Data
 from pipetransformer.errors import StaleStore, StoreInUse, Unwritable
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.training.cache_fingerprint import fingerprint
-from pipetransformer.training.node import LocalRank
+from pipetransformer.training.world import LocalRank
 
 RANDOM = (
     "the cache is off: the dataset's transform is random, and stored features would freeze it. "

@@ -13,7 +13,7 @@ from pipetransformer.autodp.topology import Topology
 from pipetransformer.data.base import Split
 from pipetransformer.runtime.batch import Batch
 from pipetransformer.runtime.rng import sample_keys
-from pipetransformer.training.node import ONE_NODE, NodeLayout
+from pipetransformer.training.world import ONE_NODE, NodeLayout
 
 LENGTH_STEP = 8  # padded lengths are multiples of it, so that few shapes occur
 

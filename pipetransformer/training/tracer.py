@@ -12,7 +12,7 @@ from pipetransformer.planning.timeline import Timeline
 from pipetransformer.report.trace import write_trace
 from pipetransformer.runtime.tracing import Recorder
 from pipetransformer.training.measured_step import Notes, measured_events
-from pipetransformer.training.node import LocalRank
+from pipetransformer.training.world import LocalRank
 
 
 class Tracer:

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from pipetransformer.profiling.network import Pair, measure_all_reduces, measure_messages
-from pipetransformer.training.node import NodeLayout
+from pipetransformer.training.world import NodeLayout
 
 BYTES_PER_S = 1e8
 Links = tuple[Pair, Pair | None]

@@ -18,7 +18,7 @@ from pipetransformer.data.image_sources import from_arrays
 from pipetransformer.data.image_split import ImageSplit
 from pipetransformer.data.tasks import image_classification
 from pipetransformer.training.loader import LENGTH_STEP, BatchLoader, sample_source
-from pipetransformer.training.node import NodeLayout
+from pipetransformer.training.world import NodeLayout
 
 HIDDEN_SIZE, NUM_SAMPLES = 6, 20
 

@@ -1,0 +1,265 @@
+"""A user's own data sets: map-style, as ``torch.utils.data.DataLoader`` takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from pipetransformer.data.base import Data, DatasetSpec, ImageFormat, Split, TextFormat
+from pipetransformer.data.tasks import Task
+from pipetransformer.errors import UserError
+from pipetransformer.models.base import Head
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Loss = Callable[..., Any]
+"""Loss of each sample: ``loss(output, target) -> (B,)``."""
+Metrics = Callable[[np.ndarray, np.ndarray], dict[str, float]]
+"""Metrics from predictions (N, ...) and targets (N, ...) of all samples in order."""
+OutputShape = Callable[[tuple[int, ...]], tuple[int, ...]]
+
+INPUTS, TARGETS = ("input_ids", "pixel_values", "input", "image"), ("labels", "label", "target")
+
+
+class MapStyleSplit(Split):
+    """Samples of a map-style data set.
+
+    A sample is a pair ``(input, target)``, or a dictionary with one of :data:`INPUTS`, one of :data:`TARGETS` and, for
+    tokens, further values per token such as ``attention_mask``. Inputs are tensors of one shape, or token ids, 1-D and
+    of any length, which are padded on the right and masked.
+
+    Args:
+        name: Name of the split in reports.
+        dataset: The data set; ``dataset[i]`` gives the sample with the same values on every rank.
+        loss: Loss of each sample.
+        metrics: Metrics of predictions and targets; accuracy where outputs are (B, C) and targets are integers.
+
+    Raises:
+        UserError: The first sample is of neither form.
+    """
+
+    def __init__(self, name: str, dataset: Any, loss: Loss, metrics: Metrics | None = None) -> None:
+        self.name, self._dataset, self._loss, self._metrics = name, dataset, loss, metrics
+        self._last: tuple[tuple[int, ...], list[Sample]] = ((), [])
+        if len(dataset) == 0:
+            raise UserError(f"the data set {name} is empty; give at least one sample")
+        first = self._read([0])[0]
+        self.input_shape = () if first.is_text else tuple(first.input.shape)
+        self._target_dtype = first.target.dtype
+        if first.is_text:
+            self.lengths = np.array([self._read([i])[0].num_tokens for i in range(len(dataset))])
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    @property
+    def draws_at_random(self) -> bool:
+        """True when a sample differs from one read to the next; the first samples are read twice to see it."""
+        rows = range(min(4, len(self)))
+        return any(not _sample(self._dataset[i], i).equals(_sample(self._dataset[i], i)) for i in rows)
+
+    def identity(self) -> str:
+        digest = blake2b(digest_size=16)
+        for i in range(len(self)):
+            sample = self._read([i])[0]
+            for name, values in sorted({"": sample.input, **sample.per_token}.items()):
+                digest.update(f"{name} {values.dtype} {tuple(values.shape)}".encode())
+                digest.update(values.numpy().tobytes())
+        return digest.hexdigest()
+
+    def inputs(self, ids: Sequence[int], num_tokens: int | None, epoch: int = 0) -> Tensor:
+        import torch
+
+        samples = self._read(ids)
+        if num_tokens is not None:
+            return torch.stack([_padded(sample.input, num_tokens) for sample in samples])  # (B, T)
+        for i, sample in zip(ids, samples, strict=True):
+            if tuple(sample.input.shape) != self.input_shape:
+                raise UserError(
+                    f"sample {i} of {self.name} has shape {tuple(sample.input.shape)} and sample 0 {self.input_shape}; "
+                    "bring all samples to one shape"
+                )
+        return torch.stack([sample.input for sample in samples])
+
+    def context(self, ids: Sequence[int], num_tokens: int | None) -> dict[str, Tensor]:
+        import torch
+
+        if num_tokens is None:
+            return {}
+        samples = self._read(ids)
+        names = samples[0].per_token
+        return {
+            name: torch.stack([_padded(sample.per_token[name], num_tokens) for sample in samples]) for name in names
+        }
+
+    def targets(self, ids: Sequence[int]) -> Tensor:
+        import torch
+
+        return torch.stack([sample.target for sample in self._read(ids)])
+
+    def loss(self, output: Tensor, targets: Tensor) -> Tensor:
+        """Returns the loss of each sample (B,); targets arrive as float64.
+
+        Raises:
+            UserError: The loss is not one number per sample.
+        """
+        losses = self._loss(output, targets.to(self._target_dtype))
+        if tuple(losses.shape) != (len(output),):
+            raise UserError(
+                f"the loss has shape {tuple(losses.shape)} for {len(output)} samples; return one number per sample, as "
+                'torch\'s losses do with reduction="none"'
+            )
+        return losses
+
+    def predict(self, outputs: Tensor, ids: Sequence[int], num_tokens: int | None) -> Tensor:
+        """Returns the loss and the prediction of each sample, (B, 1 + k): the likeliest class, or the outputs."""
+        import torch
+
+        targets = self.targets(ids).to(outputs.device)
+        losses = self.loss(outputs, targets)
+        classes = self._has_classes(outputs.ndim)
+        predicted = outputs.argmax(-1, keepdim=True) if classes else outputs.flatten(1)
+        return torch.cat([losses[:, None].double(), predicted.double()], dim=1)
+
+    def score(self, predictions: np.ndarray) -> dict[str, float]:
+        loss = {"loss": float(predictions[:, 0].mean())}
+        targets = np.concatenate([self.targets([i]).numpy() for i in range(len(self))])
+        predicted = predictions[:, 1:].squeeze(1) if predictions.shape[1] == 2 else predictions[:, 1:]
+        if self._metrics is not None:
+            return {name: float(value) for name, value in self._metrics(predicted, targets).items()} | loss
+        if predicted.ndim == 1 and self._has_classes(2):
+            return {"accuracy": float((predicted == targets).mean())} | loss
+        return loss
+
+    def _has_classes(self, num_output_dims: int) -> bool:
+        """Whether the outputs are logits (B, C) and the targets classes (B,)."""
+        is_scalar = self.targets([0]).ndim == 1
+        return num_output_dims == 2 and is_scalar and not self._target_dtype.is_floating_point
+
+    def _read(self, ids: Sequence[int]) -> list[Sample]:
+        """Reads samples; inputs, context and targets of a batch are asked for one after the other and read once."""
+        key = tuple(int(i) for i in ids)
+        last, samples = self._last
+        if last != key:
+            samples = [_sample(self._dataset[i], i) for i in key]
+            self._last = key, samples
+        return samples
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sample as tensors.
+
+    Attributes:
+        input: The input, (T,) of tokens or of any shape.
+        target: What the loss compares with, () or (k,).
+        per_token: Further values of each token, (T,).
+    """
+
+    input: Tensor
+    target: Tensor
+    per_token: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def is_text(self) -> bool:
+        return self.input.ndim == 1 and not self.input.is_floating_point()
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.input)
+
+    def equals(self, other: Sample) -> bool:
+        """Whether both have the same input, bit for bit."""
+        mine, theirs = self.input, other.input
+        return mine.shape == theirs.shape and bool((mine == theirs).all())
+
+
+def _sample(row: Any, index: int) -> Sample:
+    """A row of the data set as a sample; padding that it brings is cut off."""
+    import torch
+
+    if isinstance(row, Mapping):
+        given, target = _one_of(row, INPUTS, index), _one_of(row, TARGETS, index)
+        others = {key: value for key, value in row.items() if key not in (given, target)}
+        pair: tuple[Any, Any] = row[given], row[target]
+    elif isinstance(row, tuple | list) and len(row) == 2:
+        pair, others = (row[0], row[1]), {}
+    else:
+        raise UserError(
+            f"sample {index} is a {type(row).__name__}; a sample is a pair (input, target), or a dictionary with one "
+            f"of {', '.join(INPUTS)} and one of {', '.join(TARGETS)}"
+        )
+    sample = Sample(torch.as_tensor(pair[0]), torch.as_tensor(pair[1]))
+    if not sample.is_text:
+        return sample
+    per_token = {key: torch.as_tensor(value) for key, value in others.items()}
+    for key, values in per_token.items():
+        if values.shape != sample.input.shape:
+            raise UserError(
+                f"{key} of sample {index} has shape {tuple(values.shape)}, and its {len(sample.input)} tokens have one "
+                "value each; leave it out or give one value per token"
+            )
+    mask = per_token.pop("attention_mask", torch.ones_like(sample.input)).bool()
+    length = max(1, int(mask.nonzero().max()) + 1 if mask.any() else 1)
+    per_token["attention_mask"] = mask
+    return Sample(sample.input[:length], sample.target, {key: values[:length] for key, values in per_token.items()})
+
+
+def _one_of(row: Mapping[str, Any], names: tuple[str, ...], index: int) -> str:
+    found = [name for name in names if name in row]
+    if len(found) != 1:
+        raise UserError(f"sample {index} has the keys {', '.join(row)}; give exactly one of {', '.join(names)}")
+    return found[0]
+
+
+def _padded(values: Tensor, num_tokens: int) -> Tensor:
+    """Values (T,) filled up with zeros to (num_tokens,)."""
+    padded = values.new_zeros(num_tokens)
+    padded[: len(values)] = values
+    return padded
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapStyleData(DatasetSpec):
+    """Data sets that a user's script has made.
+
+    Attributes:
+        train: The training samples.
+        evaluation: Samples to score, by name of the split, the main one first.
+        loss: Loss of each sample.
+        metrics: See :class:`MapStyleSplit`.
+        output_shape: Maps the shape (B, T, D) between layers to that of the model's output.
+    """
+
+    train: Any
+    evaluation: Mapping[str, Any]
+    loss: Loss
+    metrics: Metrics | None = None
+    output_shape: OutputShape
+
+    modality: ClassVar[str] = "any"
+
+    @property
+    def name(self) -> str:
+        return type(self.train).__name__
+
+    def check(self) -> None:
+        """Accepts what the script has made; :meth:`load` looks at it."""
+
+    def preflight(self) -> int | None:
+        return len(self.train)
+
+    def load(self, wanted: ImageFormat | TextFormat) -> Data:
+        train = MapStyleSplit("train", self.train, self.loss, self.metrics)
+        evaluation = (MapStyleSplit(name, data, self.loss, self.metrics) for name, data in self.evaluation.items())
+        task = Task("custom", Head("custom", 0), train.loss, self.output_shape, _scored_by_split)
+        return Data(train, tuple(evaluation), task, train.input_shape, train.draws_at_random)
+
+
+def _scored_by_split(predictions: Any, targets: Any) -> dict[str, float]:
+    raise AssertionError("a map-style split scores itself")

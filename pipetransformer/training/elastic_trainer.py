@@ -1,0 +1,195 @@
+"""The trainer for a script of your own, with your own model and data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from pipetransformer.config.schema import Cache, Config, Parallel
+from pipetransformer.config.validate import validate
+from pipetransformer.data.map_style import Loss, MapStyleData, Metrics
+from pipetransformer.freeze.base import FreezePolicy
+from pipetransformer.freeze.pipetransformer import PaperRule
+from pipetransformer.models.instance import ModelInstance, give_back
+from pipetransformer.optim.base import OptimizerSpec
+from pipetransformer.report.reporter import Reporter
+from pipetransformer.report.run_folder import EVENT_LOG, SUMMARY, JsonLines, write_json
+from pipetransformer.training.build import prepare
+from pipetransformer.training.trainer import Callback, Trainer
+from pipetransformer.training.world import open_world
+
+
+class ElasticTrainer(Trainer):
+    """Trains a model elastically: in one process, or on every rank of ``torchrun``.
+
+    Iterating it yields one optimizer step at a time. The decisions of the freeze policy and the transitions that follow
+    happen inside::
+
+        with pt.ElasticTrainer(
+            model, loss=loss, train=train, optimizer=pt.AdamW(lr=2e-5), batch_size=64, epochs=3
+        ) as trainer:
+            for step in trainer:
+                print(step.loss, trainer.plan)
+            trainer.save("model")
+
+    Every rank makes the same calls. All ranks begin with the weights of rank 0, as with DDP. The model keeps its first
+    weights while it is trained; at the end of the context it gets the trained ones, on every rank.
+
+    Args:
+        model: A timm or transformers model, an ``nn.Sequential`` (embedding, blocks, head), or a
+            :class:`~pipetransformer.models.stack.LayerStack`, which is trained in place.
+        loss: Loss of each sample, ``loss(output, target) -> (B,)``, such as ``nn.CrossEntropyLoss(reduction="none")``.
+        train: Map-style dataset of pairs ``(input, target)``, or of dictionaries with ``labels``; see
+            :class:`~pipetransformer.data.map_style.MapStyleSplit`.
+        evaluation: Datasets to score, by name; the first is the main one.
+        metrics: ``metrics(predictions, targets) -> {name: value}`` over all samples; accuracy and loss by default.
+        optimizer: The optimizer and its learning-rate schedule.
+        batch_size: Samples of one optimizer step over all replicas, at every topology.
+        epochs: Passes over ``train``.
+        freeze: Freeze policy; the paper's rule by default.
+        parallel: Devices, and what is fixed of the plan.
+        cache: Budgets and folder of the frozen features.
+        precision: ``float32``, ``float64``, or ``bfloat16`` and ``float16`` for matrix products.
+        seed: Seed of the sample order and of dropout.
+        eval_every_epochs: Epochs between two evaluations inside the iteration; ``None`` leaves them to you.
+        callbacks: Hooks, called on every rank.
+        run_dir: Folder for the event log and the summary; ``None`` writes none.
+
+    Raises:
+        UserError: Model, data, batch and devices do not fit together.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        loss: Loss,
+        train: Any,
+        evaluation: Mapping[str, Any] | None = None,
+        metrics: Metrics | None = None,
+        optimizer: OptimizerSpec,
+        batch_size: int,
+        epochs: int,
+        freeze: FreezePolicy | None = None,
+        parallel: Parallel | None = None,
+        cache: Cache | None = None,
+        precision: str = "float32",
+        seed: int = 1,
+        eval_every_epochs: int | None = None,
+        callbacks: Sequence[Callback] = (),
+        run_dir: str | Path | None = None,
+    ) -> None:
+        spec = ModelInstance.of(model)
+        data = MapStyleData(
+            train=train,
+            evaluation=dict(evaluation or {}),
+            loss=loss,
+            metrics=metrics,
+            output_shape=spec.output_shape,
+        )
+        config = Config(
+            model=spec,
+            dataset=data,
+            freeze=freeze or PaperRule(),
+            optim=optimizer,
+            parallel=parallel or Parallel(),
+            cache=cache or Cache(),
+            seed=seed,
+            epochs=epochs,
+            batch_size=batch_size,
+            precision=precision,
+            eval_every_epochs=eval_every_epochs or 1,
+        )
+        self._evaluates = eval_every_epochs is not None
+        self._begin(config, None if run_dir is None else Path(run_dir), callbacks)
+
+    @classmethod
+    def from_config(cls, config: Config, run_dir: str | Path | None = None, callbacks: Sequence[Callback] = ()) -> Self:
+        """Makes the trainer of a whole configuration, as the command line does, for an own loop."""
+        trainer = cls.__new__(cls)
+        trainer._evaluates = True
+        trainer._begin(config, None if run_dir is None else Path(run_dir), callbacks)
+        return trainer
+
+    def _begin(self, config: Config, run_dir: Path | None, callbacks: Sequence[Callback]) -> None:
+        validate(config)
+        with ExitStack() as closing:
+            device = closing.enter_context(open_world(config.parallel))
+            self._summary = None if run_dir is None else run_dir / SUMMARY
+            folder = run_dir or Path(closing.enter_context(TemporaryDirectory()))
+            folder.mkdir(parents=True, exist_ok=True)
+            if isinstance(config.model, ModelInstance):
+                _broadcast(config.model.model.state_dict(), device)
+            report = Reporter([JsonLines(folder / EVENT_LOG)] if run_dir and dist.get_rank() == 0 else ())
+            closing.callback(report.close)
+            super().__init__(config, prepare(config, device, folder, closing, report), report, folder, callbacks)
+            self.start()
+            self.freeze_at_start()
+            closing.callback(self.cache_session.release)
+            self._closing = closing.pop_all()
+
+    @property
+    def rank(self) -> int:
+        """The rank of this process."""
+        return dist.get_rank()
+
+    def save(self, folder: str | Path) -> None:
+        """Writes the weights of rank 0 as the model's library loads them. Collective."""
+        state = self.runtime.weights()
+        if state is not None:
+            self.config.model.save(self.components.stack, state, Path(folder))
+        dist.barrier()  # the folder is whole when any rank goes on
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the weights under ``model``, empty but on rank 0, and the state of the run under ``train``.
+
+        Collective. :class:`~pipetransformer.planning.state.TrainState` has the entries of the latter.
+        """
+        return {"model": self.runtime.weights() or {}, "train": self.state.state_dict()}
+
+    def close(self) -> None:
+        """Closes groups, cache and files. Not a collective."""
+        if self._summary is not None and dist.get_rank() == 0:
+            write_json(self._summary, self.summary())
+        self._closing.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                self._give_back()
+        finally:
+            self.close()
+
+    def _give_back(self) -> None:
+        """Copies the trained weights into the user's model, on every rank. Collective."""
+        spec = self.config.model
+        if isinstance(spec, ModelInstance) and spec.model is not spec.stack:
+            trained, own = self.runtime.weights(), spec.model.state_dict()
+            if trained is not None:
+                give_back(spec.model, trained)
+            _broadcast(own, self.runtime.device)
+
+    def _evaluates_after(self, num_epochs: int) -> bool:
+        return self._evaluates and super()._evaluates_after(num_epochs)
+
+
+def _broadcast(state: Mapping[str, Tensor], device: torch.device) -> None:
+    """Broadcasts rank 0's tensors into those of all ranks."""
+    for tensor in state.values():
+        if not tensor.is_meta:
+            sent = tensor.detach().to(device).contiguous()
+            dist.broadcast(sent, 0)
+            tensor.copy_(sent)

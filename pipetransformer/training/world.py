@@ -1,0 +1,122 @@
+"""The processes of a run: the process group, its nodes, and this rank's place in its own."""
+
+import math
+import os
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import accumulate
+
+import torch
+import torch.distributed as dist
+
+from pipetransformer.config.schema import Parallel
+from pipetransformer.errors import UserError
+
+
+@contextmanager
+def open_world(parallel: Parallel) -> Iterator[torch.device]:
+    """Joins the world of the launcher, or makes one of this process alone; leaves it at the end.
+
+    A world that is already there is used and stays.
+
+    Yields:
+        The device of this rank.
+
+    Raises:
+        UserError: There are fewer GPUs than ranks on this node, or another number of ranks than `world_size` asks for.
+    """
+    device, is_there = _own_device(parallel.device), dist.is_initialized()
+    if not is_there:
+        backend, timeout = "nccl" if device.type == "cuda" else "gloo", timedelta(seconds=parallel.timeout_s)
+        if "RANK" in os.environ:  # a launcher has started this process
+            dist.init_process_group(backend, timeout=timeout)
+        else:
+            dist.init_process_group(backend, timeout=timeout, store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        if parallel.world_size not in (None, dist.get_world_size()):
+            raise UserError(
+                f"`world_size`={parallel.world_size}, and there are {dist.get_world_size()} processes; leave it out, "
+                f"or start as many by torchrun --nproc-per-node {parallel.world_size}"
+            )
+        yield device
+    finally:
+        if not is_there:
+            dist.destroy_process_group()
+
+
+def _own_device(wanted: str) -> torch.device:
+    node = LocalRank.here()
+    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if torch.cuda.device_count() < node.local_world_size:
+        raise UserError(
+            f"{node.local_world_size} processes share {torch.cuda.device_count()} GPUs, each needs one; lower "
+            "`world_size` or give `device`=cpu"
+        )
+    torch.cuda.set_device(node.local_rank)
+    return torch.device("cuda", node.local_rank)
+
+
+@dataclass(frozen=True)
+class LocalRank:
+    """This rank within its node.
+
+    Attributes:
+        index: Of the node.
+        local_rank: Of this process on the node.
+        local_world_size: Processes of the node.
+    """
+
+    index: int
+    local_rank: int
+    local_world_size: int
+
+    @classmethod
+    def here(cls) -> "LocalRank":
+        """Reads the environment; without a launcher all ranks are on one node."""
+        if "LOCAL_RANK" not in os.environ:
+            is_there = dist.is_initialized()
+            return cls(0, dist.get_rank() if is_there else 0, dist.get_world_size() if is_there else 1)
+        return cls(*(int(os.environ[name]) for name in ("GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")))
+
+
+@dataclass(frozen=True)
+class NodeLayout:
+    """The nodes of a run, in the order of their ranks.
+
+    Attributes:
+        sizes: Ranks of each node.
+        index: Of this node.
+    """
+
+    sizes: tuple[int, ...]
+    index: int
+
+    @property
+    def count(self) -> int:
+        """Number of nodes."""
+        return len(self.sizes)
+
+    @property
+    def devices_per_node(self) -> int:
+        """Ranks per node. Where nodes differ in size it is their greatest common divisor, so that no group of that many
+        consecutive ranks crosses from one node to the next."""
+        return math.gcd(*self.sizes)
+
+    def of_rank(self, rank: int) -> int:
+        """Returns the node of a rank."""
+        return bisect_right(list(accumulate(self.sizes)), rank)
+
+    @classmethod
+    def here(cls) -> "NodeLayout":
+        """Gathers the nodes of all ranks. Collective."""
+        nodes = [LocalRank(0, 0, 1)] * dist.get_world_size()
+        dist.all_gather_object(nodes, LocalRank.here())
+        sizes = tuple(node.local_world_size for node in nodes if node.local_rank == 0)
+        return cls(sizes, bisect_right(list(accumulate(sizes)), dist.get_rank()))
+
+
+ONE_NODE = NodeLayout((1,), 0)
