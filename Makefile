@@ -1,15 +1,27 @@
 # make train [ARGS="model=bert dataset=squad"]   trains; make test   runs the suite; both install what they need first.
+# make test-isa   runs the tests of rounding as on older x86 processors: oneDNN and ATen keep to fewer instructions.
 PYTHON ?= python3
 VENV   ?= .venv
 ARGS   ?=
 
-.PHONY: train test check clean
+ISAS   ?= SSE41:default AVX:default AVX2:avx2 AVX512_CORE:avx2 DEFAULT:avx2
+ROUNDS ?= tests/models/test_contract.py tests/runtime/test_precision.py tests/runtime/test_elastic.py \
+          tests/runtime/test_fsdp.py tests/runtime/test_tied.py tests/runtime/test_devices.py
+
+.PHONY: train test test-isa check clean
 
 train: $(VENV)/.train
 	$(VENV)/bin/python train.py $(ARGS)
 
 test: $(VENV)/.dev
 	$(VENV)/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+test-isa: $(VENV)/.dev
+	for isa in $(ISAS); do \
+	  echo "oneDNN $${isa%:*}, ATen $${isa#*:}"; \
+	  ONEDNN_MAX_CPU_ISA=$${isa%:*} ATEN_CPU_CAPABILITY=$${isa#*:} \
+	    $(VENV)/bin/python -m pytest --numprocesses 2 --dist loadfile $(ROUNDS) $(ARGS) || exit 1; \
+	done
 
 check: $(VENV)/.dev
 	$(VENV)/bin/ruff check .

@@ -5,11 +5,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from support.cases import write_config
 from support.pool import Pool
 
-settings.register_profile("patient", deadline=None)  # how long an example takes is the machine's affair
+SLOW = [HealthCheck.too_slow]
+settings.register_profile("patient", deadline=None, suppress_health_check=SLOW)  # time is the machine's affair
 settings.load_profile("patient")
 
 

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.command import TRAIN, environment, train
+from support.command import TIMEOUT_S, TRAIN, environment, train
 from support.jobs import ROOT
 
 from pipetransformer.autopipe.plan import SCHEDULES
@@ -26,7 +26,7 @@ def answer(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs the command and sees to it that nothing heavy was imported."""
     words = [sys.executable, "-c", WITHOUT_TORCH, TRAIN, *arguments]
     env = environment() | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert "slow to answer" not in done.stderr, done.stderr
     return done
 

@@ -33,7 +33,7 @@ def wait_for_a_cached_step(process: subprocess.Popen[str]) -> None:
 
 
 def wait_until_gone(mark: str) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + TIMEOUT_S
     while processes(mark):
         assert time.monotonic() < end, "some processes go on"
 

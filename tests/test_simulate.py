@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from support.command import TIMEOUT_S
 
 from pipetransformer.autopipe.cost import step_seconds
 from pipetransformer.config.compose import CONF, compose_simulation
@@ -139,7 +140,7 @@ def test_what_cannot_be_is_refused(overrides: list[str], words: str) -> None:
 
 def command(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
     arguments = [sys.executable, "-X", "importtime", "-m", "pipetransformer.simulate", f"hydra.run.dir={folder}"]
-    return subprocess.run([*arguments, *SMALL, *overrides], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    return subprocess.run([*arguments, *SMALL, *overrides], cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S)
 
 
 def test_the_command_prints_a_table_and_writes_traces_without_torch(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -205,20 +206,28 @@ def test_a_batch_stays_as_it_is_while_the_next_ones_are_read_ahead(cache: AutoCa
 
 
 def test_time_spent_waiting_is_counted(cache: AutoCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, ready, read = make_source([]), threading.Event(), FeatureStore.read
+    source, waits, read = make_source([]), threading.Event(), FeatureStore.read
     cache.advance(1, [(source, ALL)], lambda x, _: x)
     cache.start_reading(None)
+    seconds, this_thread = [5.0], threading.get_ident()
 
     def late(*args: Any) -> tuple[Tensor, Tensor]:
-        assert ready.wait(10)
+        assert waits.wait(60)
+        seconds.append(7.0)
         return read(*args)
 
+    def clock() -> float:
+        now = seconds[-1]
+        if threading.get_ident() == this_thread:
+            waits.set()
+        return now
+
     monkeypatch.setattr(FeatureStore, "read", late)
+    monkeypatch.setattr("pipetransformer.autocache.reader.time", SimpleNamespace(perf_counter=clock))
     request = Request(source, ALL, int(LENGTHS.max()))
     cache.reader.prefetch(iter([request]))
-    threading.Timer(0.05, ready.set).start()
     cache.reader.read(request)
-    assert cache.reader.stats.waited_s > 0.01
+    assert cache.reader.stats.waited_s == 2.0
 
 
 def test_no_room_is_told_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

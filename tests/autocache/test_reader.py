@@ -25,7 +25,7 @@ def test_it_reads_ahead_and_no_further_than_its_depth() -> None:
         return n
 
     prefetcher = Prefetcher(note, iter(range(1, 9)), depth=2)
-    assert second.wait(timeout=10), "the second is read though nobody has asked for the first"
+    assert second.wait(timeout=60), "the second is read though nobody has asked for the first"
     assert prefetcher.next_request == 1
     prefetcher.close()
     assert read == [1, 2]

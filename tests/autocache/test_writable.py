@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.command import TIMEOUT_S
 
 from pipetransformer.autocache.writable import check_writable
 from pipetransformer.errors import Unwritable
@@ -50,5 +51,5 @@ def test_a_parent_that_goes_meanwhile_is_looked_for_again(tmp_path: Path, monkey
 
 def test_asking_loads_no_torch() -> None:
     code = "import sys, pipetransformer.autocache.writable; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
     assert done.stdout.strip() == "False"

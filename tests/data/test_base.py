@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from PIL import Image
+from support.command import TIMEOUT_S
 
 from pipetransformer.data.base import DatasetSpec, subsample
 from pipetransformer.data.glue import Glue
@@ -54,7 +55,7 @@ for spec in (Glue(task="sst2"), Digits(), IdxImages(), Squad()):
     spec.check()
 print([name for name in {HEAVY} if name in sys.modules])
 """
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
     assert result.stdout.strip() == "[]"
 
 
@@ -78,7 +79,7 @@ for spec in (Digits(), HubImages(path=folder), Glue(task="sst2", path=folder), S
     print(spec.preflight())
 print([name for name in {[name for name in HEAVY if name != "PIL"]} if name in sys.modules])
 """
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
     assert result.stdout.split("\n")[:-1] == ["1437", "2", "1", "None", "[]"]
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.links import BYTES_PER_S, links
+from support.links import BYTES_PER_S, links, measure_made_up_overhead
 from support.pool import Pool
 
 from pipetransformer.profiling.network import FREE, measure_schedule_overhead
@@ -22,18 +22,20 @@ def test_a_link_is_measured_where_it_exists(pool: Pool, world_size: int, devices
 
 def test_the_links_between_nodes_are_told_from_those_within(pool: Pool) -> None:
     for within, between in pool.run(4, links, 2, LATENCY_S)[0]:
-        assert within[0] < LATENCY_S
-        assert between is not None
-        assert between[0] >= LATENCY_S
-        assert BYTES_PER_S / 2 < between[1] < BYTES_PER_S
-        assert within[1] > between[1]
+        assert within[0] == 0
+        assert between == pytest.approx((LATENCY_S, BYTES_PER_S), rel=1e-5), "but for the bytes of the tiny message"
+        assert within[1] > BYTES_PER_S
 
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_every_rank_hears_the_same_overhead_of_a_schedule(world: int, pool: Pool) -> None:
     seconds = pool.run(world, measure_schedule_overhead, torch.device("cpu"))
     assert len(set(seconds)) == 1
-    assert 0 < seconds[0] < 1
+    assert seconds[0] >= 0, "on a busy machine more micro-batches may happen to take no longer"
+
+
+def test_what_does_not_grow_with_the_micro_batches_is_no_overhead_of_one(pool: Pool) -> None:
+    assert pool.run(3, measure_made_up_overhead, 0.25) == [0.25] * 3
 
 
 def test_one_rank_has_no_pipeline(pool: Pool) -> None:

@@ -7,13 +7,14 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
+from support.command import TIMEOUT_S
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "run.ipynb"
 
 
 def execute(folder: Path) -> nbformat.NotebookNode:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    NotebookClient(notebook, timeout=60, resources={"metadata": {"path": str(folder)}}).execute()
+    NotebookClient(notebook, timeout=TIMEOUT_S, resources={"metadata": {"path": str(folder)}}).execute()
     return notebook
 
 

@@ -1,18 +1,24 @@
 """Mixed precision: matrix products in 16 bits, and at every topology the numbers of one process that does the same.
 
-Every layer gives float32, so that all is rounded at the same places wherever stages end. With equal micro-batches only
-the order of float32 sums differs: by a thousandth of a step between 16-bit numbers or less, or up to 0.03 where it
-makes a number round to the neighbour. Other micro-batches sum rounded gradients of weights in other parts: up to 0.4.
-What is broken on purpose differs by 0.5 and more.
+Every layer gives float32, so that all is rounded at the same places wherever stages end. On some machines a kernel
+rounds a row by how many rows it is called with, so trainings are compared under kernels that round once
+(support.kernels). Then, with equal micro-batches, only the order of float32 sums differs: by a thousandth of a step
+between 16-bit numbers, or up to 0.004 where that makes a number round to the neighbour. What is broken on purpose
+differs by 0.39 and more.
+
+With the machine's own kernels, and with other micro-batches, which sum rounded gradients of weights in other parts, a
+training may be as far from float64 as one process is. That bound is measured, and too wide to tell all that is broken.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from support.cases import Case
-from support.exactness import OTHER_ROUNDING, SAME_ROUNDING, assert_near
+from support.exactness import SAME_ROUNDING, assert_as_near_as_one_process, assert_near
+from support.kernels import KERNELS
 from support.mixed import Step, casts_in_a_step, measured_layers, steps_alone, steps_until_refused, steps_with_overflow
 from support.mutations import MIXED_MUTATIONS, train_mutated
 from support.plans import HEAD, PIPE_TO_DATA, plan, sharded
@@ -34,10 +40,18 @@ SHARDED: Plans = {0: sharded(0, 0, 2, 2), 3: sharded(3, 3, 2, 2, recompute=True)
 OTHER_PARTS: Plans = {0: plan(0, 0, [3, HEAD], 1, 2), 3: plan(2, 2, [HEAD], 2, 1), 5: plan(6, 6, [HEAD], 2, 2)}
 
 
-def run_both(pool: Pool, case: Case, world: int, plans: Plans, folder: Path, parts: int) -> tuple[Trace, Trace]:
-    elastic = pool.run(world, train_elastic, case, plans, str(folder))
+def run_elastic(pool: Pool, case: Case, plans: Plans, folder: Path) -> Trace:
+    elastic = pool.run(max(plan.num_devices for plan in plans.values()), train_elastic, case, plans, str(folder))
     assert all(trace.losses == elastic[0].losses for trace in elastic), "every rank sees the same loss"
-    return elastic[0], train_reference(case, {step: plan.num_frozen for step, plan in plans.items()}, parts)
+    return elastic[0]
+
+
+def frozen(plans: Plans) -> dict[int, int]:
+    return {step: plan.num_frozen for step, plan in plans.items()}
+
+
+def rounded_once(kind: str, folder: Path, precision: str) -> Case:
+    return Case(kind, folder, 0.2, "sgd", precision=precision, kernels="rounded once")
 
 
 @pytest.mark.parametrize("precision", MIXED)
@@ -45,42 +59,66 @@ def run_both(pool: Pool, case: Case, world: int, plans: Plans, folder: Path, par
 def test_where_stages_end_changes_no_rounding(
     kind: str, precision: str, pool: Pool, bert_config: Path, tmp_path: Path
 ) -> None:
-    case = Case(kind, bert_config, 0.2, "sgd", precision=precision)
-    elastic, reference = run_both(pool, case, 4, PIPE_TO_DATA, tmp_path, parts=4)
-    assert_near(elastic, reference, case, SAME_ROUNDING)
+    case = rounded_once(kind, bert_config, precision)
+    elastic = run_elastic(pool, case, PIPE_TO_DATA, tmp_path)
+    assert_near(elastic, train_reference(case, frozen(PIPE_TO_DATA), 4), case, SAME_ROUNDING)
     assert all(tensor.dtype == torch.float32 for tensor in elastic.weights.values())
 
 
 @pytest.mark.parametrize("precision", MIXED)
-def test_layers_that_run_again_for_backward_round_as_before(
-    precision: str, pool: Pool, bert_config: Path, tmp_path: Path
+@pytest.mark.parametrize("plans", [CHECKPOINTED, SHARDED], ids=["recomputed layers", "sharded layers"])
+def test_what_runs_again_or_in_shards_rounds_as_before(
+    plans: Plans, precision: str, pool: Pool, bert_config: Path, tmp_path: Path
 ) -> None:
-    case = Case("vit", bert_config, 0.2, "sgd", precision=precision)
-    assert_near(*run_both(pool, case, 2, CHECKPOINTED, tmp_path, parts=4), case, SAME_ROUNDING)
-
-
-@pytest.mark.parametrize("precision", MIXED)
-def test_shards_round_as_whole_layers_do(precision: str, pool: Pool, bert_config: Path, tmp_path: Path) -> None:
-    case = Case("vit", bert_config, 0.2, "sgd", precision=precision)
-    assert_near(*run_both(pool, case, 2, SHARDED, tmp_path, parts=4), case, SAME_ROUNDING)
-
-
-@pytest.mark.parametrize("precision", MIXED)
-@pytest.mark.parametrize("kind", ["vit", "bert"])
-def test_other_micro_batches_differ_by_the_rounding_of_the_products(
-    kind: str, precision: str, pool: Pool, bert_config: Path, tmp_path: Path
-) -> None:
-    case = Case(kind, bert_config, optimizer="sgd", precision=precision)
-    assert_near(*run_both(pool, case, 2, OTHER_PARTS, tmp_path, parts=1), case, OTHER_ROUNDING)
+    case = rounded_once("vit", bert_config, precision)
+    elastic = run_elastic(pool, case, plans, tmp_path)
+    assert_near(elastic, train_reference(case, frozen(plans), 4), case, SAME_ROUNDING)
 
 
 @pytest.mark.parametrize("mutation", MIXED_MUTATIONS)
 def test_a_broken_precision_does_not_pass(mutation: str, pool: Pool, bert_config: Path, tmp_path: Path) -> None:
-    case = Case("vit", bert_config, 0.2, "sgd", precision=MIXED_MUTATIONS[mutation][0])
+    case = rounded_once("vit", bert_config, MIXED_MUTATIONS[mutation][0])
     mutated = pool.run(4, train_mutated, mutation, case, PIPE_TO_DATA, str(tmp_path))[0]
-    reference = train_reference(case, {step: plan.num_frozen for step, plan in PIPE_TO_DATA.items()}, 4)
-    with pytest.raises(AssertionError):
-        assert_near(mutated, reference, case, SAME_ROUNDING)
+    with pytest.raises(AssertionError, match="Apart"):
+        assert_near(mutated, train_reference(case, frozen(PIPE_TO_DATA), 4), case, SAME_ROUNDING)
+
+
+@pytest.mark.parametrize(
+    ("precision", "kernels"), [("bfloat16", "native"), ("float16", "native"), ("float16", "shape-dependent")]
+)
+@pytest.mark.parametrize(
+    ("kind", "dropout", "plans", "parts"),
+    [("vit", 0.2, PIPE_TO_DATA, 4), ("vit", 0.0, OTHER_PARTS, 1), ("bert", 0.0, OTHER_PARTS, 1)],
+    ids=["vit, equal micro-batches", "vit", "bert"],
+)
+def test_kernels_that_round_by_shape_leave_every_topology_as_near_to_float64_as_one_process(
+    kind: str, dropout: float, plans: Plans, parts: int, precision: str, kernels: str, pool: Pool, bert_config: Path,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    case = Case(kind, bert_config, dropout, "sgd", precision=precision, kernels=kernels)
+    assert_as_near_as_one_process(run_elastic(pool, case, plans, tmp_path), case, frozen(plans), parts)
+
+
+def test_kernels_that_round_by_shape_do_not_pass_for_the_same_rounding(
+    pool: Pool, bert_config: Path, tmp_path: Path
+) -> None:
+    case = replace(rounded_once("vit", bert_config, "bfloat16"), kernels="shape-dependent")
+    elastic = run_elastic(pool, case, PIPE_TO_DATA, tmp_path)
+    with pytest.raises(AssertionError, match="Apart"):
+        assert_near(elastic, train_reference(case, frozen(PIPE_TO_DATA), 4), case, SAME_ROUNDING)
+
+
+@pytest.mark.parametrize(("kernels", "is_same"), [("rounded once", True), ("shape-dependent", False)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_row_is_rounded_by_its_numbers_alone_where_a_test_needs_that(
+    dtype: torch.dtype, kernels: str, is_same: bool
+) -> None:
+    draw = torch.Generator().manual_seed(0)
+    rows, weight, bias = (torch.randn(size, generator=draw).to(dtype) for size in ((9, 64), (16, 64), (16,)))
+    with KERNELS[kernels]():
+        together, alone = F.linear(rows, weight, bias), [F.linear(row[None], weight, bias) for row in rows]
+    assert together.dtype == dtype
+    assert torch.equal(together, torch.cat(alone)) is is_same
 
 
 OVERFLOWS = {1: 1, 3: 0, 5: 2}  # the rank at a step: in a pipeline of three, beside an idle rank, in one replica

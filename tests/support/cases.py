@@ -25,7 +25,8 @@ from support.samples import IMAGE_SIZE, NUM_CLASSES, VOCABULARY, RandomImages, R
 NUM_BLOCKS, SEED, LEARNING_RATE, CLIP_NORM = 6, 3, 0.01, 0.5
 MEASURED_WIDTH = 64  # of models whose memory is measured
 OPTIMIZERS: dict[str, OptimizerSpec] = {
-    "adamw": AdamW(lr=LEARNING_RATE, weight_decay=0.1, clip_norm=CLIP_NORM),
+    # eps: a gradient that cancels but for its rounding (of a key's bias, 1e-17) moves a weight by lr / eps times that
+    "adamw": AdamW(lr=LEARNING_RATE, weight_decay=0.1, clip_norm=CLIP_NORM, eps=1e-6),
     "sgd": SGD(lr=LEARNING_RATE, weight_decay=0.1, clip_norm=CLIP_NORM),
     "lamb": Lamb(lr=LEARNING_RATE, weight_decay=0.1, clip_norm=CLIP_NORM),
 }
@@ -44,6 +45,7 @@ class Case:
         loss_scale: To begin with, in float16; small enough for its gradients to stay within its range.
         cache_shares: What of all features there is room for in memory and on disk.
         device: ``cpu`` or ``cuda``, each rank its own GPU.
+        kernels: Key of :data:`support.kernels.KERNELS`, with which it is trained.
     """
 
     kind: str
@@ -58,6 +60,7 @@ class Case:
     loss_scale: float = 2.0**12
     cache_shares: tuple[float, float] = (1.0, 0.0)
     device: str = "cpu"
+    kernels: str = "native"
 
     @property
     def task(self) -> Task:

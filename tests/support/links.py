@@ -1,13 +1,14 @@
 """What ranks measure of their links, for the pool."""
 
 import os
-import time
+from types import SimpleNamespace
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 
-from pipetransformer.profiling.network import Pair, measure_all_reduces, measure_messages
+from pipetransformer.profiling import network, timing
+from pipetransformer.profiling.network import Pair, measure_all_reduces, measure_messages, measure_schedule_overhead
 from pipetransformer.training.world import NodeLayout
 
 BYTES_PER_S = 1e8
@@ -15,23 +16,31 @@ Links = tuple[Pair, Pair | None]
 
 
 def links(devices_per_node: int, latency_s: float) -> tuple[Links, Links]:
-    """Messages and all-reduces, over links between nodes that take their time if asked to."""
-    send, all_reduce = dist.send, dist.all_reduce
+    """Messages and all-reduces; with a latency, by a clock that only links between nodes move on."""
+    send, recv, all_reduce, seconds = dist.send, dist.recv, dist.all_reduce, [0.0]
 
     def slow_send(message: torch.Tensor, peer: int) -> None:
-        if dist.get_rank() // devices_per_node != peer // devices_per_node:
-            time.sleep(latency_s + message.nbytes / BYTES_PER_S)
+        pass_by(message, peer)
         send(message, peer)
+
+    def slow_recv(message: torch.Tensor, peer: int) -> None:
+        pass_by(message, peer)
+        recv(message, peer)
+
+    def pass_by(message: torch.Tensor, peer: int) -> None:
+        if dist.get_rank() // devices_per_node != peer // devices_per_node:
+            seconds[0] += latency_s + message.nbytes / BYTES_PER_S
 
     def slow_all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> None:
         num_ranks = dist.get_world_size(group)
         if num_ranks > devices_per_node:
-            time.sleep(latency_s + 2 * (num_ranks - 1) / num_ranks * tensor.nbytes / BYTES_PER_S)
+            seconds[0] += latency_s + 2 * (num_ranks - 1) / num_ranks * tensor.nbytes / BYTES_PER_S
         all_reduce(tensor, group=group)
 
-    slow = {"send": slow_send, "all_reduce": slow_all_reduce}
+    slow = {"send": slow_send, "recv": slow_recv, "all_reduce": slow_all_reduce}
+    clock = SimpleNamespace(perf_counter=lambda: seconds[0]) if latency_s else timing.time
     measurements = (measure_messages, measure_all_reduces)
-    with mock.patch.multiple(dist, **slow if latency_s else {"send": send}):
+    with mock.patch.multiple(dist, **slow if latency_s else {"send": send}), mock.patch.object(timing, "time", clock):
         messages, all_reduces = (measure(torch.device("cpu"), devices_per_node) for measure in measurements)
     return messages, all_reduces
 
@@ -40,3 +49,9 @@ def node_size(local_world_sizes: list[int]) -> int:
     local = {"GROUP_RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": str(local_world_sizes[dist.get_rank()])}
     with mock.patch.dict(os.environ, local):
         return NodeLayout.here().devices_per_node
+
+
+def measure_made_up_overhead(seconds: float) -> float:
+    """Measures the overhead of a schedule whose steps take a second, and so many more for each micro-batch."""
+    with mock.patch.object(network, "_step_seconds", lambda num_microbatches, *_: 1 + num_microbatches * seconds):
+        return measure_schedule_overhead(torch.device("cpu"))

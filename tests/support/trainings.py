@@ -32,6 +32,7 @@ from pipetransformer.training.cache_session import CacheSession
 from pipetransformer.training.cache_setup import WorldCommunicator
 from pipetransformer.training.loader import BatchLoader, sample_source
 from support.cases import CLIP_NORM, OPTIMIZERS, SEED, Case
+from support.kernels import KERNELS
 
 Plans = dict[int, Plan]
 NUM_STEPS = 7
@@ -93,6 +94,11 @@ def build(case: Case, folder: str) -> tuple[ElasticRuntime, CachedLoader, Proces
 
 def train_elastic(case: Case, plans: Plans, cache_folder: str | None = None) -> Trace:
     """Every rank calls it. Goes to ``plans[step]`` before that step; a plan with a cache level fills the cache."""
+    with KERNELS[case.kernels]():
+        return _elastic(case, plans, cache_folder)
+
+
+def _elastic(case: Case, plans: Plans, cache_folder: str | None) -> Trace:
     runtime, loader, groups = build(case, cache_folder or tempfile.gettempdir())
     trace = Trace()
     for step in range(case.num_steps):
@@ -181,7 +187,11 @@ def train_reference(case: Case, frozen: dict[int, int], num_microbatches: int = 
 @cache
 def _reference(case: Case, frozen_from: tuple[tuple[int, int], ...], num_microbatches: int) -> Trace:
     """Trained once: many tests compare with the same one."""
-    frozen = dict(frozen_from)
+    with KERNELS[case.kernels]():
+        return _plain(case, dict(frozen_from), num_microbatches)
+
+
+def _plain(case: Case, frozen: dict[int, int], num_microbatches: int) -> Trace:
     stack, spec, precision = case.stack(), OPTIMIZERS[case.optimizer], PRECISIONS[case.precision]
     by_layer = [list(stack[index].by_name()) for index in range(len(stack))]
     if case.dropout or precision.compute_dtype:
