@@ -10,11 +10,12 @@ import pytest
 import timm
 import torch
 from PIL import Image
-from pipetransformer.data.pictures import from_arrays
 from safetensors.torch import load_file, save_file
 
 from pipetransformer.data.base import ImageFormat
+from pipetransformer.data.image_sources import from_arrays
 from pipetransformer.data.image_split import ImageSplit
+from pipetransformer.data.tasks import image_classification
 from pipetransformer.models.base import Head
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.models.timm import TimmModel
@@ -190,7 +191,7 @@ def test_timm_reads_pictures_for_a_saved_model_as_the_run_did(side: int, levels:
     pixels = np.random.default_rng(0).integers(0, 256, (1, side, side, 3), dtype=np.uint8)
     wanted = ImageFormat(**TimmModel(name=str(tmp_path)).input_format())
     pictures = from_arrays(pixels, np.zeros(1, dtype=np.int64))
-    (expected,) = ImageSplit("test", pictures, wanted, 1).inputs([0], None)
+    (expected,) = ImageSplit("test", pictures, wanted, image_classification(1)).inputs([0], None)
 
     found = timm_transform(tmp_path)(Image.fromarray(pixels[0]))
 
