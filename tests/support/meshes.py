@@ -38,6 +38,7 @@ def resolve(topologies: Mapping[str, type[Topology]], plan: Plan) -> dict[str, R
     """Resolves a plan once for each kind of topology; ``None`` where this rank is idle."""
     groups = ProcessGroups(60)
     resolved = {name: _resolved(groups, kind(plan, dist.get_rank())) for name, kind in topologies.items()}
+    dist.barrier()  # else an idle rank closes its connections while others still make theirs
     groups.close()
     return resolved
 
@@ -65,6 +66,7 @@ def groups_left_open(case: Case, plan: Plan, folder: str, fails: bool) -> tuple[
         with runtime:
             runtime.apply_plan(plan)
             during = len(groups)
+            dist.barrier()  # else a rank closes its connections while others still make theirs
             if fails:
                 raise ZeroDivisionError
     except ZeroDivisionError:
