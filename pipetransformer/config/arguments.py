@@ -69,7 +69,8 @@ def unknown_option(group: str, value: str) -> str:
     """Returns one line about an option that a group does not have: the nearest one, and all there are."""
     names, last = choices(group), value.lower().rpartition("/")[2]
     by_last = {name.rpartition("/")[2]: name for name in reversed(names)}
-    near = [by_last[each] for each in by_last if last in each] if len(last) > 2 else []
-    near += get_close_matches(value.lower(), names, n=1) + [by_last[each] for each in get_close_matches(last, by_last)]
+    longer = [each for each in by_last if len(last) > 2 and last in each]
+    found = get_close_matches(last, longer, n=1, cutoff=0) or get_close_matches(last, by_last, n=1)
+    near = [by_last[each] for each in found]
     hint = f"did you mean {group}={near[0]}? " if near else ""
     return f"{group}={value} is unknown; {hint}there are: {', '.join(names)}"

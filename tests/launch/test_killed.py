@@ -1,0 +1,52 @@
+"""A run one of whose processes is killed says in one line which."""
+
+import os
+import signal
+from pathlib import Path
+
+from support.command import TIMEOUT_S, TRAIN, processes, started
+from support.jobs import TINY, Job
+
+RUN = (
+    *TINY, "epochs=1000", "freeze=none", "cache=off", "log_every_steps=1", "hydra.run.dir=run",
+    "parallel.world_size=2", "parallel.arrangement=data", "parallel.autodp=false",
+)  # fmt: skip
+
+
+def forked(mark: str) -> tuple[int, list[int]]:
+    """Returns the fork server and the ranks, in their order."""
+    parents = {pid: int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in processes(mark)}
+    server = next(pid for pid in parents if b"forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes() and
+                  parents[parents[pid]] not in parents)  # fmt: skip
+    return server, sorted(pid for pid, parent in parents.items() if parent == server)
+
+
+def killed(folder: Path, whom: int | None) -> tuple[str, Job]:
+    """Kills a rank, or the fork server, of a run that trains; returns what the command prints and its record."""
+    with started(folder, TRAIN, *RUN) as (process, mark):
+        assert process.stdout is not None
+        assert any("] step " in line for line in process.stdout), "the run ended by itself"
+        server, ranks = forked(mark)
+        assert len(ranks) == 2
+        os.kill(server if whom is None else ranks[whom], signal.SIGKILL)
+        _, err = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 1
+    return err, Job(folder / "run", "")
+
+
+def test_a_killed_rank_is_named(tmp_path: Path) -> None:
+    for rank in range(2):
+        folder = tmp_path / str(rank)
+        folder.mkdir()
+        err, job = killed(folder, rank)
+        assert err.startswith(f"rank {rank} was killed"), err
+        assert "lower batch_size" in err
+        assert len(err.splitlines()) == 1, err
+        assert (job.summary["status"], job.summary["error"]) == ("failed", err.strip())
+
+
+def test_a_killed_fork_server_is_named(tmp_path: Path) -> None:
+    err, job = killed(tmp_path, None)
+    assert err.startswith("the process that the ranks are forked from was killed"), err
+    assert len(err.splitlines()) == 1, err
+    assert (job.summary["status"], job.summary["error"]) == ("failed", err.strip())
