@@ -51,7 +51,10 @@ def _run_job(node: DictConfig, run_dir: Path, sweep: str | None) -> float | None
         _remove_empty(run_dir)
         raise
     if _is_first_rank():
-        write_config(config, run_dir)
+        try:
+            write_config(config, run_dir)
+        except OSError as error:
+            raise UserError(_unwritable(error)) from None
     metric = start(config, run_dir, as_plain(config), sweep).get("metric")
     return metric["value"] if metric else None
 
@@ -62,6 +65,10 @@ def _remove_empty(folder: Path) -> None:
         if Path.cwd() not in each.parents or any(each.iterdir()):
             return
         each.rmdir()
+
+
+def _unwritable(error: OSError) -> str:
+    return f"the run folder cannot be written ({error}); name another one by hydra.run.dir= or hydra.sweep.dir="
 
 
 def _is_first_rank() -> bool:
@@ -84,7 +91,7 @@ def main() -> None:
     except (UserError, CompactHydraException) as error:
         _end(error)
     except OSError as error:  # Hydra makes the folder
-        sys.exit(f"the run folder cannot be written ({error}); name another one by hydra.run.dir= or hydra.sweep.dir=")
+        sys.exit(_unwritable(error))
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
 

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ from support.command import TIMEOUT_S, TRAIN, environment, train
 from support.jobs import ROOT
 
 from pipetransformer.autopipe.plan import SCHEDULES
-from pipetransformer.config.schema import PRECISIONS
+from pipetransformer.config.arguments import SIMULATION_ONLY
+from pipetransformer.config.schema import PRECISIONS, Cache, Parallel
 
 WITHOUT_TORCH = """
 import runpy, sys
@@ -31,11 +33,25 @@ def answer(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def test_help_lists_the_groups_and_the_options(tmp_path: Path) -> None:
+def test_help_tells_the_purpose_with_examples_and_the_meaning_of_every_option(tmp_path: Path) -> None:
     done = answer(tmp_path, "--help")
     assert done.returncode == 0
-    choices = ("vit_tiny", "pipetransformer", "batch_size: 32", "world_size", "trace: false", *PRECISIONS, *SCHEDULES)
+    assert done.stdout.startswith("Fine-tunes a Transformer on several devices")
+    assert done.stdout.count("  pipetransformer-train ") == 3
+    choices = ("vit_tiny", "pipetransformer", "batch_size: 32", "glue/sst2", "trace: false", *PRECISIONS, *SCHEDULES)
     assert all(word in done.stdout for word in choices)
+    for section in (Parallel, Cache):
+        options = [line for line in done.stdout.splitlines() if line.strip().startswith(f"{section.__name__.lower()}=")]
+        assert options
+        assert all(f"{field.name}: " in done.stdout for field in fields(section))
+    assert not any(f"  {group} " in done.stdout for group in SIMULATION_ONLY)
+
+
+def test_help_shows_the_options_that_are_chosen(tmp_path: Path) -> None:
+    done = answer(tmp_path, "--help", "model=bert", "optim=sgd")
+    assert "google-bert/bert-base-uncased" in done.stdout
+    assert "momentum: 0.9" in done.stdout
+    assert "vit_tiny_patch16_224" not in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -57,6 +73,7 @@ def test_help_lists_the_groups_and_the_options(tmp_path: Path) -> None:
         (["dataset=null"], "dataset=null is unknown; there are: cifar10"),
         (["parallel.world_size=999"], "parallel.world_size=999 is more than the"),
         (["hydra.run.dir=/proc/run"], "the run folder cannot be written"),
+        (["hydra.run.dir=/proc/sys"], "the run folder cannot be written"),
         (["cache.path=/proc/features"], "the cache's folder /proc/features cannot be written"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -67,6 +84,7 @@ def test_a_wrong_option_is_answered_in_one_line(tmp_path: Path, arguments: list[
     assert words in done.stderr
     assert len(done.stderr.splitlines()) == 1, done.stderr
     assert not done.stdout
+    assert not list(tmp_path.iterdir()), "a refused command leaves no folder"
 
 
 def test_a_folder_for_the_cache_below_a_file_is_refused(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def groups(simulation: bool = False) -> list[str]:
     return [name for name in names if simulation or name not in SIMULATION_ONLY]
 
 
-def read_arguments(arguments: Sequence[str]) -> list[str]:
+def read_arguments(arguments: Sequence[str], simulation: bool = False) -> list[str]:
     """Returns the arguments for Hydra, with ``cache=false`` and the like as the options of the group.
 
     Raises:
@@ -40,7 +40,7 @@ def read_arguments(arguments: Sequence[str]) -> list[str]:
     """
     for index, argument in enumerate(arguments):
         _check_form(argument, arguments[index + 1 : index + 2])
-    return [_option(argument) for argument in arguments]
+    return [_option(argument, simulation) for argument in arguments]
 
 
 def _check_form(argument: str, following: Sequence[str]) -> None:
@@ -53,10 +53,12 @@ def _check_form(argument: str, following: Sequence[str]) -> None:
         raise UserError(f"{argument} stands alone; write name=value without spaces around the =")
 
 
-def _option(argument: str) -> str:
+def _option(argument: str, simulation: bool) -> str:
     group, is_given, value = argument.partition("=")
     if not is_given or not (CONF / group).is_dir() or "/" in group or not group:
         return argument
+    if group in SIMULATION_ONLY and not simulation:
+        raise UserError(f"{argument} describes a simulation; give it to pipetransformer-simulate")
     known = SWITCHES.get(group, {})
     if value.lower() in known:
         return f"{group}={known[value.lower()]}"

@@ -74,7 +74,7 @@ def compose_simulation(overrides: Sequence[str] = ()) -> SimulationConfig:
 def _compose(name: str, overrides: Sequence[str], kind: type[Config]) -> DictConfig:
     register(kind)
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose(name, read_arguments(overrides))
+        return compose(name, read_arguments(overrides, simulation=kind is SimulationConfig))
 
 
 def build(node: DictConfig, **runtime: Any) -> Any:

@@ -43,7 +43,7 @@ def main() -> None:
     register(SimulationConfig)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here in place of being printed
     try:
-        sys.argv[1:] = read_arguments(sys.argv[1:])
+        sys.argv[1:] = read_arguments(sys.argv[1:], simulation=True)
         compose_and_run()
     except (UserError, CompactHydraException) as error:
         sys.exit(explain(error))

@@ -27,6 +27,7 @@ def refused(*overrides: str) -> str:
         (["dataset.path=a=b,c"], """quote the value, and all of it once more for the shell: 'dataset.path="a=b,c"'"""),
         (["dataset.path=(a"], "dataset.path=(a cannot be read; quote the value"),
         (["seed=1,2"], "seed=1,2 gives several values; a list is written seed=[1,2], and -m starts a run for each"),
+        (["cluster=paper"], "cluster=paper describes a simulation; give it to pipetransformer-simulate"),
         (["lr=1e-3"], "lr does not exist; did you mean optim.lr?"),
         (["num_stages=2"], "num_stages does not exist; did you mean parallel.num_stages?"),
         (["epoch=2"], "epoch does not exist; did you mean epochs?"),
