@@ -50,6 +50,12 @@ def test_a_failed_store_keeps_the_number_of_the_system() -> None:
     assert (error.errno, str(error)) == (errno.EIO, "the disk fails; set disk_gib=0")
 
 
+def test_the_package_raises_no_plain_error_of_a_value() -> None:
+    """A rank shows a UserError in one line, and a ValueError of a library with its trace."""
+    files = (ROOT / "pipetransformer").rglob("*.py")
+    assert not [file for file in files if "raise ValueError" in file.read_text()]
+
+
 def test_errors_import_nothing_heavy() -> None:
     code = f"import sys, pipetransformer.errors; print([name for name in {HEAVY} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -112,7 +112,7 @@ class StoreFingerprint:
         """Reads a fingerprint.
 
         Raises:
-            ValueError: The text is damaged, or from a version with other fields.
+            UserError: The text is damaged, or from a version with other fields.
         """
         values, types = json.loads(text), get_type_hints(cls)
         if not isinstance(values, dict):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from pipetransformer.data.tasks import Task, likeliest
+from pipetransformer.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -145,13 +146,13 @@ class DatasetSpec(ABC):
         return type(self).__name__.lower()
 
     def check(self) -> None:
-        """Raises ValueError for options that are wrong: ranges, paths, files that are missing. It opens no file."""
+        """Raises UserError for options that are wrong: ranges, paths, files that are missing. It opens no file."""
         if self.path is not None and not Path(self.path).exists():
-            raise ValueError(f"dataset.path={self.path} does not exist")
+            raise UserError(f"dataset.path={self.path} does not exist")
         for option in ("max_train_samples", "max_eval_samples"):
             limit = getattr(self, option)
             if limit is not None and limit < 1:
-                raise ValueError(f"dataset.{option}={limit} leaves no samples; give 1 or more, or null for all")
+                raise UserError(f"dataset.{option}={limit} leaves no samples; give 1 or more, or null for all")
 
     def preflight(self) -> int | None:  # noqa: B027 - most datasets are looked at when they are loaded
         """Looks at the data once, without torch, after :meth:`check` has passed.
@@ -162,7 +163,7 @@ class DatasetSpec(ABC):
             The number of training samples, ``None`` where only :meth:`load` can tell.
 
         Raises:
-            ValueError: The data cannot be read or trained on, or the hub cannot be reached.
+            UserError: The data cannot be read or trained on, or the hub cannot be reached.
         """
 
     def _num_train(self, available: int) -> int:
@@ -174,7 +175,7 @@ class DatasetSpec(ABC):
         """Loads, checks and prepares the data.
 
         Raises:
-            ValueError: Nothing to train on, labels out of range, answers outside their context, images that do not
+            UserError: Nothing to train on, labels out of range, answers outside their context, images that do not
                 fit; the message says what was found and what to change.
         """
 

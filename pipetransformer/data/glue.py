@@ -14,6 +14,7 @@ from pipetransformer.data.hub import find_on_hub, load_hub
 from pipetransformer.data.tables import Table, class_labels, number_labels, read_tsv, text_columns
 from pipetransformer.data.tasks import Task, regression, text_classification
 from pipetransformer.data.text import MIN_LENGTH, TextSplit, Tokens, check_tokens, encode
+from pipetransformer.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,10 +52,10 @@ class GlueTask:
         Published files name the columns of a pair otherwise than the hub does.
 
         Raises:
-            ValueError: There are no rows, a column is missing, or some texts or labels are wrong.
+            UserError: There are no rows, a column is missing, or some texts or labels are wrong.
         """
         if len(table) == 0:
-            raise ValueError(f"{table.name} has no texts; check dataset.path")
+            raise UserError(f"{table.name} has no texts; check dataset.path")
         alternatives = [self.columns] + ([PAIR] if len(self.columns) == 2 else [])
         labels = class_labels(table, self.labels) if self.labels else number_labels(table, MAX_SIMILARITY)
         return text_columns(table, alternatives), labels
@@ -123,20 +124,20 @@ class Glue(DatasetSpec):
     def check(self) -> None:
         super().check()
         if self.task not in TASKS:
-            raise ValueError(f"dataset.task={self.task} is not a GLUE task; choose one of {', '.join(TASKS)}")
+            raise UserError(f"dataset.task={self.task} is not a GLUE task; choose one of {', '.join(TASKS)}")
         if self.max_length < MIN_LENGTH:
-            raise ValueError(f"dataset.max_length={self.max_length} is too short for a text; give {MIN_LENGTH} or more")
+            raise UserError(f"dataset.max_length={self.max_length} is too short for a text; give {MIN_LENGTH} or more")
         if self.eval_split == "train":
-            raise ValueError("dataset.eval_split=train would evaluate on the training data; name another split")
+            raise UserError("dataset.eval_split=train would evaluate on the training data; name another split")
         if self.path is not None:
             self._check_files(Path(self.path))
 
     def _check_files(self, folder: Path) -> None:
         if not _file(folder, "train").is_file():
-            raise ValueError(f"dataset.path={self.path} has no train.tsv; give {TSV_FOLDER}")
+            raise UserError(f"dataset.path={self.path} has no train.tsv; give {TSV_FOLDER}")
         if not any(all(_file(folder, name).is_file() for name in names) for names in self._eval_files):
             files = " or ".join(" and ".join(f"{name}.tsv" for name in names) for names in self._eval_files)
-            raise ValueError(f"dataset.path={self.path} has no {files} to evaluate on; give {TSV_FOLDER}")
+            raise UserError(f"dataset.path={self.path} has no {files} to evaluate on; give {TSV_FOLDER}")
 
     @property
     def _eval_files(self) -> tuple[tuple[str, ...], ...]:
@@ -180,7 +181,7 @@ class Glue(DatasetSpec):
             if len(tables) == len(names) and all(table.has_labels for table in tables.values()):
                 return read_tsv(_file(folder, "train")), tables
         tried = ", ".join(f"{name}.tsv" for names in self._eval_files for name in names)
-        raise ValueError(
+        raise UserError(
             f"dataset.path={folder} has nothing with labels to evaluate on (tried {tried}); give {TSV_FOLDER}"
         )
 

@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipetransformer.errors import UserError
+
 if TYPE_CHECKING:
     from datasets import Dataset
 
@@ -21,7 +23,7 @@ def find_on_hub(name: str, local_format: str) -> None:
         local_format: What ``dataset.path`` takes instead, for the message.
 
     Raises:
-        ValueError: The hub does not have it, or does not answer within :data:`TIMEOUT_S` seconds.
+        UserError: The hub does not have it, or does not answer within :data:`TIMEOUT_S` seconds.
     """
     if Path(name).exists() or any(_cache_folder().glob(f"{name.replace('/', '___')}/*")):
         return
@@ -30,7 +32,7 @@ def find_on_hub(name: str, local_format: str) -> None:
     try:
         HfApi().dataset_info(name, timeout=TIMEOUT_S)
     except Exception as error:  # network, access rights, unknown name: the remedy is the same for all
-        raise ValueError(_unreachable(name, error, local_format)) from error
+        raise UserError(_unreachable(name, error, local_format)) from error
 
 
 def load_hub(name: str, split: str, local_format: str, config: str | None = None) -> Dataset:
@@ -43,14 +45,14 @@ def load_hub(name: str, split: str, local_format: str, config: str | None = None
         config: The dataset's configuration on the hub.
 
     Raises:
-        ValueError: The hub or the split cannot be reached.
+        UserError: The hub or the split cannot be reached.
     """
     from datasets import Dataset, load_dataset
 
     try:
         rows = load_dataset(name, config, split=split)
     except Exception as error:  # network, cache, access rights, unknown split: the remedy is the same for all
-        raise ValueError(_unreachable(f"split {split!r} of {name}", error, local_format)) from error
+        raise UserError(_unreachable(f"split {split!r} of {name}", error, local_format)) from error
     assert isinstance(rows, Dataset)
     return rows
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from pipetransformer.errors import UserError
+
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 IDX_FOLDER = f"a folder with {', '.join(FILES)}, each plain or as .gz"
 PACKAGE_FILES = Path("/var/lib/dpkg/info/dataset-fashion-mnist.list")
@@ -19,19 +21,19 @@ def read_idx(file: Path) -> np.ndarray:
     """Reads an array of unsigned bytes, gzipped or not.
 
     Raises:
-        ValueError: The file is damaged, cut short, or not of this format.
+        UserError: The file is damaged, cut short, or not of this format.
     """
     try:
         content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
     except (OSError, EOFError) as error:
-        raise ValueError(f"{file} cannot be unpacked ({error}); fetch it again") from error
+        raise UserError(f"{file} cannot be unpacked ({error}); fetch it again") from error
     if len(content) < 4 or content[:3] != bytes((0, 0, UNSIGNED_BYTE)):
-        raise ValueError(f"{file} is not an IDX file of unsigned bytes; it starts with {content[:4].hex()}")
+        raise UserError(f"{file} is not an IDX file of unsigned bytes; it starts with {content[:4].hex()}")
     num_dims = content[3]
     header_bytes = 4 + 4 * num_dims
     shape = struct.unpack(f">{num_dims}I", content[4:header_bytes]) if len(content) >= header_bytes else ()
     if not shape or len(content) != header_bytes + math.prod(shape):
-        raise ValueError(f"{file} holds {len(content)} bytes, which does not fit its shape {shape}; fetch it again")
+        raise UserError(f"{file} holds {len(content)} bytes, which does not fit its shape {shape}; fetch it again")
     return np.frombuffer(content, dtype=np.uint8, offset=header_bytes).reshape(shape)
 
 
@@ -39,11 +41,11 @@ def find_files(folder: Path) -> list[Path]:
     """Finds the four files of :data:`FILES`, in that order.
 
     Raises:
-        ValueError: Some are missing.
+        UserError: Some are missing.
     """
     found = [next((file for file in (folder / name, folder / f"{name}.gz") if file.is_file()), None) for name in FILES]
     if missing := [name for name, file in zip(FILES, found, strict=True) if file is None]:
-        raise ValueError(f"dataset.path={folder} lacks {', '.join(missing)}; give {IDX_FOLDER}")
+        raise UserError(f"dataset.path={folder} lacks {', '.join(missing)}; give {IDX_FOLDER}")
     return [file for file in found if file is not None]
 
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pipetransformer.errors import UserError
+
 if TYPE_CHECKING:
     from PIL.Image import Image
 
@@ -19,7 +21,7 @@ JPEG_END = b"\xff\xd9"
 
 
 def check_file(file: Path) -> None:
-    """Raises ValueError where a file is cut short, damaged or not an image, mostly without decoding it.
+    """Raises UserError where a file is cut short, damaged or not an image, mostly without decoding it.
 
     A PNG has checksums, and a JPEG that is whole has an end; other formats, and a JPEG without its end, are decoded.
     """
@@ -54,7 +56,7 @@ def named(name: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise ValueError(f"{name} cannot be read as a picture ({error}); repair or remove it") from error
+        raise UserError(f"{name} cannot be read as a picture ({error}); repair or remove it") from error
 
 
 def to_array(image: Image) -> np.ndarray:
@@ -63,7 +65,7 @@ def to_array(image: Image) -> np.ndarray:
     Grey of 16 bits is divided by 257, which takes 65,535 to 255. Transparency is dropped.
 
     Raises:
-        ValueError: The pixels have no known range, or more than 16 bits.
+        UserError: The pixels have no known range, or more than 16 bits.
     """
     _check_mode(image)
     if image.mode.startswith("I"):
@@ -77,12 +79,12 @@ def to_array(image: Image) -> np.ndarray:
 
 def _check_mode(image: Image) -> None:
     if image.mode == "F":
-        raise ValueError("its pixels are floating-point numbers without a known range, save it with 8 or 16 bits")
+        raise UserError("its pixels are floating-point numbers without a known range, save it with 8 or 16 bits")
 
 
 def _from_16_bits(pixels: np.ndarray) -> np.ndarray:
     if pixels.min() < 0 or pixels.max() > 65_535:
-        raise ValueError(
+        raise UserError(
             f"its pixels go from {pixels.min()} to {pixels.max()}, 16 bits from 0 to 65535; save it with 8 or 16 bits"
         )
     return ((pixels + 128) // 257).astype(np.uint8)  # to the nearest

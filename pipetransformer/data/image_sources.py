@@ -15,6 +15,7 @@ import numpy as np
 from pipetransformer.data.digest import Digest
 from pipetransformer.data.hub import fingerprint, load_hub
 from pipetransformer.data.image_decoding import DECODING, check_file, is_grey, named, read_file, to_array
+from pipetransformer.errors import UserError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".pgm", ".pbm", ".webp", ".tif", ".tiff", ".gif")
 IMAGE_FOLDER = "a folder with train/<class>/*.png and test/, val/ or validation/<class>/*.png"
@@ -30,7 +31,7 @@ class ImageSource:
         labels: Class of each image, shape (N,) of int64.
         channels: Maps indices (B,) to the channels that hold all of these images: 3 where one has colour.
         stamp: Identifies an image without decoding it; ``None``: its pixels do, which takes decoding all.
-        check: Raises ValueError where an image cannot be decoded; ``None`` where all are known to be whole.
+        check: Raises UserError where an image cannot be decoded; ``None`` where all are known to be whole.
     """
 
     decode: Callable[[np.ndarray], Sequence[np.ndarray] | np.ndarray]
@@ -120,7 +121,7 @@ def from_hub(name: str, train: str, evaluation: str, columns: tuple[str, str], l
     """Takes two splits of a hub dataset; ``columns`` are those of the image and the label.
 
     Raises:
-        ValueError: The hub or a split cannot be reached, or has no such columns.
+        UserError: The hub or a split cannot be reached, or has no such columns.
     """
     first, classes = _hub_split(name, train, columns, local_format)
     return ImageSplits(first, _hub_split(name, evaluation, columns, local_format)[0], evaluation, classes)
@@ -135,7 +136,7 @@ def _hub_split(
     rows = load_hub(name, split, local_format)
     feature, classes = rows.features.get(image_column), getattr(rows.features.get(label_column), "names", None)
     if not isinstance(feature, ImageFeature) or classes is None:
-        raise ValueError(
+        raise UserError(
             f"{name} has the columns {', '.join(rows.features)}; dataset.image_column={image_column} has to hold "
             f"images and dataset.label_column={label_column} classes with names"
         )
@@ -163,7 +164,7 @@ def from_folder(root: Path) -> ImageSplits:
     with a dot are left out, and so are files that do not end in one of :data:`SUFFIXES`.
 
     Raises:
-        ValueError: A folder is missing, or a class has files of which none is an image.
+        UserError: A folder is missing, or a class has files of which none is an image.
     """
     name, classes = folder_classes(root)
     return ImageSplits(_files(root / "train", classes), _files(root / name, classes), name, classes)
@@ -173,14 +174,14 @@ def folder_classes(root: Path) -> tuple[str, tuple[str, ...]]:
     """Returns the name of the evaluation folder, and the names of the classes; a folder without files is none.
 
     Raises:
-        ValueError: A folder is missing, or the evaluation folder has classes that training lacks.
+        UserError: A folder is missing, or the evaluation folder has classes that training lacks.
     """
     name = next((name for name in ("test", "val", "validation") if (root / name).is_dir()), None)
     classes = _classes(root / "train")
     if name is None or not classes:
-        raise ValueError(f"dataset.path={root} is not an image folder; give {IMAGE_FOLDER}")
+        raise UserError(f"dataset.path={root} is not an image folder; give {IMAGE_FOLDER}")
     if unknown := sorted({*_classes(root / name)} - {*classes}):
-        raise ValueError(f"{root / name} has {len(unknown)} classes that train/ lacks: {', '.join(unknown[:5])}")
+        raise UserError(f"{root / name} has {len(unknown)} classes that train/ lacks: {', '.join(unknown[:5])}")
     return name, classes
 
 
@@ -205,7 +206,7 @@ def _files(folder: Path, classes: tuple[str, ...]) -> ImageSource:
         found = sorted(_visible_files(folder / name))
         images = [file for file in found if file.suffix.lower() in SUFFIXES]
         if found and not images:
-            raise ValueError(
+            raise UserError(
                 f"{folder / name} has {len(found)} files and no pictures, the first is {found[0].name}; give pictures "
                 f"that end in one of {', '.join(SUFFIXES)}, or remove the folder"
             )
@@ -225,5 +226,5 @@ def _stamp(file: Path) -> str:
     try:
         facts = file.stat()
     except OSError as error:
-        raise ValueError(f"{file} cannot be looked at ({error}); repair or remove it") from error
+        raise UserError(f"{file} cannot be looked at ({error}); repair or remove it") from error
     return f"{file.absolute()} {facts.st_size} {facts.st_mtime_ns}"

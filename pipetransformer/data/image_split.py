@@ -11,6 +11,7 @@ from pipetransformer.data.base import ImageFormat, Split
 from pipetransformer.data.digest import Digest
 from pipetransformer.data.image_sources import ImageSource
 from pipetransformer.data.tasks import Task
+from pipetransformer.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,12 +36,12 @@ class ImageSplit(Split):
         input_shape: (C, H, W) of what :meth:`inputs` returns.
 
     Raises:
-        ValueError: No images, a label out of range, or channels that cannot be converted.
+        UserError: No images, a label out of range, or channels that cannot be converted.
     """
 
     def __init__(self, name: str, source: ImageSource, wanted: ImageFormat, task: Task, augment: bool = False) -> None:
         if len(source) == 0:
-            raise ValueError(f"the {name} split has no pictures; check dataset.path")
+            raise UserError(f"the {name} split has no pictures; check dataset.path")
         check_labels(name, source.labels, task.head.num_outputs)
         self.name = name
         self.source = source
@@ -85,7 +86,7 @@ class ImageSplit(Split):
         """Converts (B, C', H', W') of uint8 to (B, C, H, W) in [0, 1]."""
         num_channels, height, width = self.input_shape
         if self._size is None and pixels.shape[2:] != (height, width):
-            raise ValueError(
+            raise UserError(
                 f"a picture of {pixels.shape[2]}x{pixels.shape[3]} pixels in the {self.name} split does not fit the "
                 f"others of {height}x{width}; have them resized with model.image_size="
             )
@@ -106,10 +107,10 @@ def _stacked(pictures: Sequence[np.ndarray] | np.ndarray) -> list[np.ndarray]:
 
 
 def check_labels(name: str, labels: np.ndarray, num_classes: int) -> None:
-    """Raises ValueError unless all labels lie in 0 to ``num_classes - 1``."""
+    """Raises UserError unless all labels lie in 0 to ``num_classes - 1``."""
     wrong = labels[(labels < 0) | (labels >= num_classes)]
     if len(wrong):
-        raise ValueError(
+        raise UserError(
             f"{len(wrong)} labels of the {name} split lie outside 0..{num_classes - 1}, the first is {wrong[0]}; "
             "correct the labels, or for data in IDX files dataset.num_classes="
         )
@@ -119,7 +120,7 @@ def _input_shape(source: ImageSource, wanted: ImageFormat) -> tuple[int, int, in
     height, width, num_channels = source.decode(np.array([0]))[0].shape
     target = wanted.num_channels or source.num_channels
     if target != num_channels and {target, num_channels} != {1, 3}:
-        raise ValueError(
+        raise UserError(
             f"the pictures have {num_channels} channels and the model wants {target}; only 1 and 3 convert into each "
             "other, so choose another model or leave model.num_channels=null"
         )
@@ -131,7 +132,7 @@ def _per_channel(values: tuple[float, ...], num_channels: int) -> Tensor:
     import torch
 
     if len(values) not in (1, num_channels):
-        raise ValueError(
+        raise UserError(
             f"the normalisation has {len(values)} values for {num_channels} channels; give 1 or {num_channels}"
         )
     return torch.tensor(values).expand(num_channels)[:, None, None]

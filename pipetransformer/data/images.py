@@ -24,6 +24,7 @@ from pipetransformer.data.image_sources import (
 )
 from pipetransformer.data.image_split import ImageSplit, check_labels
 from pipetransformer.data.tasks import image_classification
+from pipetransformer.errors import UserError
 
 NUM_DIGITS, DIGITS_TEST_FRACTION = 1797, 0.2
 MAX_CHECKED = 50_000  # files of a split that are looked at before the start; each takes 0.1 to 0.7 ms
@@ -45,7 +46,7 @@ class ImageDataset(DatasetSpec):
     def check(self) -> None:
         super().check()
         if not 0 <= self.validation_fraction < 1:
-            raise ValueError(
+            raise UserError(
                 f"dataset.validation_fraction={self.validation_fraction} is not a share of the training data; "
                 "give 0 to evaluate on the test data, or a number between 0 and 1"
             )
@@ -88,11 +89,11 @@ class ImageDataset(DatasetSpec):
         errors = []
         for name, split in splits.items():
             if len(split) == 0:
-                raise ValueError(f"the {name} split has no pictures; check dataset.path")
+                raise UserError(f"the {name} split has no pictures; check dataset.path")
             check_labels(name, split.labels, len(source.classes))
             errors += split.take(subsample(len(split), MAX_CHECKED)).errors()
         if errors:
-            raise ValueError(errors[0] + (f"; {len(errors) - 1} more cannot be read" if len(errors) > 1 else ""))
+            raise UserError(errors[0] + (f"; {len(errors) - 1} more cannot be read" if len(errors) > 1 else ""))
         return self._num_train(len(source.train))
 
     def _hold_out(self, source: ImageSplits) -> ImageSplits:
@@ -114,7 +115,7 @@ class Digits(ImageDataset):
     def check(self) -> None:
         super().check()
         if self.path is not None:
-            raise ValueError(f"dataset.path={self.path} has no effect: digits are built in; set dataset.path=null")
+            raise UserError(f"dataset.path={self.path} has no effect: digits are built in; set dataset.path=null")
 
     def preflight(self) -> int | None:
         return self._num_train(NUM_DIGITS - math.ceil(DIGITS_TEST_FRACTION * NUM_DIGITS))
@@ -195,7 +196,7 @@ class HubImages(ImageDataset):
     def check(self) -> None:
         super().check()
         if self.path is None and self.hub_name is None:
-            raise ValueError(f"dataset.path= is missing; give {IMAGE_FOLDER}")
+            raise UserError(f"dataset.path= is missing; give {IMAGE_FOLDER}")
         if self.path is not None:
             check_classes(folder_classes(Path(self.path))[1])
 
@@ -220,7 +221,7 @@ class HubImages(ImageDataset):
 
 def _idx_pictures(folder: Path, images: np.ndarray, labels: np.ndarray) -> ImageSource:
     if images.ndim != 3 or labels.shape != images.shape[:1]:
-        raise ValueError(f"in {folder}, images of shape {images.shape} do not go with labels of shape {labels.shape}")
+        raise UserError(f"in {folder}, images of shape {images.shape} do not go with labels of shape {labels.shape}")
     return from_arrays(images, labels)
 
 
@@ -229,10 +230,10 @@ def _numbers(num_classes: int) -> tuple[str, ...]:
 
 
 def check_classes(classes: tuple[str, ...]) -> None:
-    """Raises ValueError where there is nothing to tell apart."""
+    """Raises UserError where there is nothing to tell apart."""
     if len(classes) < 2:
         found = f"one class, {classes[0]}" if classes else "no class"
-        raise ValueError(
+        raise UserError(
             f"the data has {found}, and classification needs 2 or more; give a folder for each class below train/, or "
             "for data in IDX files dataset.num_classes="
         )
@@ -250,7 +251,7 @@ def hold_out(labels: np.ndarray, fraction: float, option: str) -> tuple[np.ndarr
         Ids that stay and ids held out, each ascending.
 
     Raises:
-        ValueError: The share leaves some class without a sample on either side.
+        UserError: The share leaves some class without a sample on either side.
     """
     from sklearn.model_selection import train_test_split
 
@@ -259,5 +260,5 @@ def hold_out(labels: np.ndarray, fraction: float, option: str) -> tuple[np.ndarr
             np.arange(len(labels)), test_size=fraction, stratify=labels, random_state=SPLIT_SEED
         )
     except ValueError as error:
-        raise ValueError(f"{option}={fraction} cannot be split off {len(labels)} samples by class: {error}") from error
+        raise UserError(f"{option}={fraction} cannot be split off {len(labels)} samples by class: {error}") from error
     return np.sort(kept), np.sort(held_out)

@@ -14,6 +14,7 @@ from pipetransformer.data.squad_split import SquadSplit
 from pipetransformer.data.squad_windows import Question, tokenize_windows
 from pipetransformer.data.tasks import question_answering
 from pipetransformer.data.text import MIN_LENGTH, check_tokens
+from pipetransformer.errors import UserError
 
 SQUAD_FILES = "a SQuAD-format JSON file, or a folder with one train*.json and one dev*.json"
 FILE_PATTERNS = ("train*.json", "dev*.json")
@@ -45,15 +46,15 @@ class Squad(DatasetSpec):
     def check(self) -> None:
         super().check()
         if self.max_length < MIN_LENGTH:
-            raise ValueError(f"dataset.max_length={self.max_length} is too short for a text; give {MIN_LENGTH} or more")
+            raise UserError(f"dataset.max_length={self.max_length} is too short for a text; give {MIN_LENGTH} or more")
         if not 0 <= self.stride < self.max_length:
-            raise ValueError(
+            raise UserError(
                 f"dataset.stride={self.stride} must be from 0 to below dataset.max_length={self.max_length}"
             )
         if self.max_answer_length < 1:
-            raise ValueError(f"dataset.max_answer_length={self.max_answer_length} allows no answer; give 1 or more")
+            raise UserError(f"dataset.max_answer_length={self.max_answer_length} allows no answer; give 1 or more")
         if not 0 < self.eval_fraction < 1:
-            raise ValueError(f"dataset.eval_fraction={self.eval_fraction} must lie between 0 and 1")
+            raise UserError(f"dataset.eval_fraction={self.eval_fraction} must lie between 0 and 1")
         if self.path is not None and Path(self.path).is_dir():
             for pattern in FILE_PATTERNS:
                 self._file(pattern)
@@ -96,15 +97,15 @@ class Squad(DatasetSpec):
     def _file(self, pattern: str) -> Path:
         found = sorted(Path(str(self.path)).glob(pattern))
         if len(found) != 1:
-            raise ValueError(f"dataset.path={self.path} has {len(found)} files {pattern}; give {SQUAD_FILES}")
+            raise UserError(f"dataset.path={self.path} has {len(found)} files {pattern}; give {SQUAD_FILES}")
         return found[0]
 
     def _check_questions(self, name: str, questions: list[Question]) -> None:
         if not questions:
-            raise ValueError(f"the {name} split has no questions; check dataset.path and dataset.eval_fraction")
+            raise UserError(f"the {name} split has no questions; check dataset.path and dataset.eval_fraction")
         unanswerable = [question.id for question in questions if not question.answers]
         if unanswerable and not self.version_2:
-            raise ValueError(
+            raise UserError(
                 f"{len(unanswerable)} questions of the {name} split have no answer, the first is {unanswerable[0]}; "
                 "set dataset.version_2=true"
             )
@@ -125,12 +126,12 @@ def read_articles(file: Path) -> list[list[Question]]:
     """Reads the questions of each article.
 
     Raises:
-        ValueError: The file is not in SQuAD format, or an answer is not in its context.
+        UserError: The file is not in SQuAD format, or an answer is not in its context.
     """
     try:
         articles = [list(_questions(article)) for article in json.loads(file.read_text(encoding="utf-8"))["data"]]
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{file} is not in SQuAD format ({type(error).__name__}: {error})") from error
+        raise UserError(f"{file} is not in SQuAD format ({type(error).__name__}: {error})") from error
     check_answers(question for article in articles for question in article)
     return articles
 
@@ -152,7 +153,7 @@ def from_rows(rows: Iterable[Any]) -> list[Question]:
 
 
 def check_answers(questions: Iterable[Question]) -> None:
-    """Raises ValueError when an answer does not stand in its context where it is said to."""
+    """Raises UserError when an answer does not stand in its context where it is said to."""
     wrong = [
         question.id
         for question in questions
@@ -160,7 +161,7 @@ def check_answers(questions: Iterable[Question]) -> None:
         if start < 0 or question.context[start : start + len(answer)] != answer
     ]
     if wrong:
-        raise ValueError(
+        raise UserError(
             f"{len(wrong)} answers do not stand in their context at answer_start, the first is of question {wrong[0]}; "
             "correct answer_start (characters from 0) or the text"
         )

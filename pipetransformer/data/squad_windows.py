@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pipetransformer.data.text import CHUNK, Ragged, Tokens, check_tokenizer
+from pipetransformer.errors import UserError
 
 NULL_POSITION = 0  # the CLS token; the span [0, 0] says that the window holds no answer
 
@@ -59,7 +60,7 @@ def tokenize_windows(questions: Sequence[Question], tokenizer: Any, max_length: 
         stride: Tokens of the context that neighbouring windows share.
 
     Raises:
-        ValueError: A question is so long that windows could not move on through the context.
+        UserError: A question is so long that windows could not move on through the context.
     """
     check_tokenizer(tokenizer)
     ids, type_ids, offsets, contexts, owners = [], [], [], [], []
@@ -118,7 +119,7 @@ def _check_room(questions: Sequence[Question], tokenizer: Any, max_length: int, 
     longest = int(np.argmax(lengths))
     room = max_length - lengths[longest] - tokenizer.num_special_tokens_to_add(pair=True)
     if room <= stride:
-        raise ValueError(
+        raise UserError(
             f"question {questions[longest].id} has {lengths[longest]} tokens, which leaves {max(0, room)} of "
             f"{max_length} for the context; that must be more than dataset.stride={stride}: lower it, or raise "
             "dataset.max_length as far as the model allows"

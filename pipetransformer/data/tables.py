@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from pipetransformer.errors import UserError
+
 LABEL_COLUMNS = ("label", "gold_label", "is_duplicate", "score")  # the hub's name first, then the published files'
 NO_LABEL = ("-1", "")
 
@@ -49,19 +51,19 @@ def read_tsv(file: Path) -> Table:
     """Reads a tab-separated table with a header row. Quotes are ordinary characters; blank lines may end the file.
 
     Raises:
-        ValueError: The file is not UTF-8 text, or a row is longer or shorter than the header.
+        UserError: The file is not UTF-8 text, or a row is longer or shorter than the header.
     """
     try:
         with file.open(encoding="utf-8-sig") as lines:
             header, *rows = (line.removesuffix("\n").split("\t") for line in lines)
     except (OSError, ValueError) as error:
-        raise ValueError(f"{file} is not a tab-separated table in UTF-8 with a header row ({error})") from error
+        raise UserError(f"{file} is not a tab-separated table in UTF-8 with a header row ({error})") from error
     while rows and not "".join(rows[-1]).strip() and len(rows[-1]) < len(header):
         rows.pop()
     table = Table(str(file), {name: [] for name in header}, first_line=2)
     for row, cells in enumerate(rows):
         if len(cells) != len(header):
-            raise ValueError(f"{table.at(row)} has {len(cells)} columns, the header has {len(header)}: {header}")
+            raise UserError(f"{table.at(row)} has {len(cells)} columns, the header has {len(header)}: {header}")
     return Table(table.name, {name: [row[i] for row in rows] for i, name in enumerate(header)}, table.first_line)
 
 
@@ -69,16 +71,16 @@ def text_columns(table: Table, alternatives: Sequence[tuple[str, ...]]) -> tuple
     """Returns the texts of the first alternative whose columns the table has.
 
     Raises:
-        ValueError: None of them is there, or a cell has no text.
+        UserError: None of them is there, or a cell has no text.
     """
     names = next((names for names in alternatives if {*names} <= {*table.columns}), None)
     if names is None:
         wanted = " or ".join(" and ".join(names) for names in dict.fromkeys(alternatives))
-        raise ValueError(f"{table.name} has the columns {', '.join(table.columns)}; the task needs {wanted}")
+        raise UserError(f"{table.name} has the columns {', '.join(table.columns)}; the task needs {wanted}")
     for name in names:
         absent = next((row for row, cell in enumerate(table.columns[name]) if cell is None), None)
         if absent is not None:
-            raise ValueError(f"{table.at(absent)} has no {name}; write a text there or remove the row")
+            raise UserError(f"{table.at(absent)} has no {name}; write a text there or remove the row")
     return tuple([str(cell) for cell in table.columns[name]] for name in names)
 
 
@@ -86,13 +88,13 @@ def class_labels(table: Table, classes: Sequence[str]) -> np.ndarray:
     """Returns the class of each row, (N,) of int64; a label is a number or the name of a class.
 
     Raises:
-        ValueError: There is no column of labels, or some are neither.
+        UserError: There is no column of labels, or some are neither.
     """
     labels = _labels(table)
     known = {text: number for number, name in enumerate(classes) for text in (str(number), name)}
     wrong = [row for row, label in enumerate(labels) if label not in known]
     if wrong:
-        raise ValueError(
+        raise UserError(
             f"{table.at(wrong[0])} has the label {labels[wrong[0]]!r}, and {len(wrong)} labels of {len(labels)} are "
             f"wrong; give 0 to {len(classes) - 1} or {', '.join(classes)}"
         )
@@ -103,13 +105,13 @@ def number_labels(table: Table, highest: float) -> np.ndarray:
     """Returns the value of each row, (N,) of float64 from 0 to ``highest``.
 
     Raises:
-        ValueError: There is no column of labels, or some are no numbers in this range.
+        UserError: There is no column of labels, or some are no numbers in this range.
     """
     labels = _labels(table)
     values = np.array([_number(label) for label in labels], dtype=np.float64)
     wrong = np.flatnonzero(~((values >= 0) & (values <= highest)))  # not-a-number is wrong too
     if len(wrong):
-        raise ValueError(
+        raise UserError(
             f"{table.at(int(wrong[0]))} has the label {labels[wrong[0]]!r}, and {len(wrong)} labels of {len(labels)} "
             f"are wrong; give numbers from 0 to {highest}, or evaluate on a split with labels by dataset.eval_split="
         )
@@ -120,7 +122,7 @@ def _labels(table: Table) -> list[str]:
     column = table.label_column
     if column is None:
         names = ", ".join(table.columns)
-        raise ValueError(f"{table.name} has the columns {names}; name the one with the labels 'label'")
+        raise UserError(f"{table.name} has the columns {names}; name the one with the labels 'label'")
     return [str(label) for label in table.columns[column]]
 
 

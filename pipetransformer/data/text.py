@@ -10,6 +10,7 @@ import numpy as np
 
 from pipetransformer.data.base import Split
 from pipetransformer.data.digest import Digest
+from pipetransformer.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,7 +76,7 @@ class TextSplit(Split):
 
     def __init__(self, name: str, tokens: Tokens) -> None:
         if len(tokens.ids) == 0:
-            raise ValueError(f"the {name} split has no texts; check dataset.path")
+            raise UserError(f"the {name} split has no texts; check dataset.path")
         self.name = name
         self.lengths = tokens.ids.lengths
         self.tokens = tokens
@@ -114,13 +115,11 @@ class TextSplit(Split):
 
 
 def check_tokenizer(tokenizer: Any) -> None:
-    """Raises ValueError unless the tokenizer is a fast one that can pad."""
+    """Raises UserError unless the tokenizer is a fast one that can pad."""
     if not tokenizer.is_fast:
-        raise ValueError(f"{type(tokenizer).__name__} is not a fast tokenizer; choose a model.name that has one")
+        raise UserError(f"{type(tokenizer).__name__} is not a fast tokenizer; choose a model.name that has one")
     if tokenizer.pad_token_id is None:
-        raise ValueError(
-            f"{type(tokenizer).__name__} has no padding token; choose a model.name whose tokenizer has one"
-        )
+        raise UserError(f"{type(tokenizer).__name__} has no padding token; choose a model.name whose tokenizer has one")
 
 
 def encode(texts: tuple[list[str], ...], tokenizer: Any, max_length: int) -> Tokens:
@@ -143,7 +142,7 @@ def encode(texts: tuple[list[str], ...], tokenizer: Any, max_length: int) -> Tok
 
 
 def check_tokens(tokens: Tokens, name: Callable[[int], str]) -> None:
-    """Raises ValueError where a sample has no tokens; a tokenizer without special tokens makes none of an empty text.
+    """Raises UserError where a sample has no tokens; a tokenizer without special tokens makes none of an empty text.
 
     Args:
         tokens: The samples.
@@ -151,7 +150,7 @@ def check_tokens(tokens: Tokens, name: Callable[[int], str]) -> None:
     """
     empty = np.flatnonzero(tokens.ids.lengths == 0)
     if len(empty):
-        raise ValueError(
+        raise UserError(
             f"{len(empty)} texts have no tokens, the first is {name(int(empty[0]))}; remove them, or choose a "
             "model.name whose tokenizer adds special tokens"
         )

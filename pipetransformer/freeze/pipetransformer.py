@@ -40,7 +40,7 @@ class PaperRule(FreezePolicy):
         """Returns the decision and, where the cap bound, its real value as ``{"cap": blocks}``.
 
         Raises:
-            ValueError: A gradient norm is not finite.
+            UserError: A gradient norm is not finite.
         """
         if signals.num_frozen == signals.num_blocks:
             reason = f"all {signals.num_blocks} blocks are frozen"

@@ -46,7 +46,7 @@ def run_here(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | 
 
     try:
         return run_job(config, run_dir, plain, sweep)
-    except ValueError as error:
+    except UserError as error:
         raise UserError(in_options(error)) from error
 
 

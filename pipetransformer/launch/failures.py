@@ -44,7 +44,7 @@ class Failure:
 def record(folder: Path, rank: int, error: BaseException) -> None:
     """Writes the failure of a rank to a folder that the launcher reads."""
     error = _first(error)
-    is_users = isinstance(error, ValueError)
+    is_users = isinstance(error, UserError)
     text = in_options(error) if is_users else f"{type(error).__name__}: {error}"
     trace = "".join(traceback.format_exception(error))
     failure = Failure(rank, _origin(error), is_users, text, trace, time.time())

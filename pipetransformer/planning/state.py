@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from pipetransformer.autopipe.plan import Plan
+from pipetransformer.errors import UserError
 from pipetransformer.planning.history import RunHistory
 
 VERSION = 1
@@ -107,14 +108,14 @@ class TrainState:
         """Takes over the values of :meth:`state_dict`.
 
         Raises:
-            ValueError: The state is of another version, or its samples have another order.
+            UserError: The state is of another version, or its samples have another order.
         """
         if state["version"] != VERSION:
-            raise ValueError(f"the state has version {state['version']}, and this release reads version {VERSION}")
+            raise UserError(f"the state has version {state['version']}, and this release reads version {VERSION}")
         if state["seed"] != self.seed:
-            raise ValueError(f"the state has seed={state['seed']}, and this run has seed={self.seed}; give them alike")
+            raise UserError(f"the state has seed={state['seed']}, and this run has seed={self.seed}; give them alike")
         if (state["epoch"], state["step_in_epoch"]) != divmod(state["step"], self.steps_per_epoch):
-            raise ValueError(
+            raise UserError(
                 f"step {state['step']} is step {state['step_in_epoch']} of epoch {state['epoch']} in the state, and "
                 f"this run has {self.steps_per_epoch} steps per epoch; give the same data and batch_size"
             )

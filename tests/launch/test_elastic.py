@@ -24,7 +24,6 @@ FAILED = {"status": "failed", "error": "rank 1 was killed"}
         (Unwritable("give another"), "give another"),
         (Diverged("lower it"), "lower it"),
         (InfeasiblePlan("lower `num_stages` or `num_devices`"), "lower parallel.num_stages or parallel.world_size"),
-        (ValueError("of a dataset of the user's"), "of a dataset of the user's"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )

@@ -15,6 +15,7 @@ from pipetransformer.autopipe.profile import AffineTime, Profile
 from pipetransformer.config.compose import compose_training
 from pipetransformer.config.names import in_options
 from pipetransformer.config.schema import Config
+from pipetransformer.errors import UserError
 from pipetransformer.profiling.layers import profile
 from pipetransformer.runtime import precision
 from pipetransformer.training import build as setup
@@ -84,7 +85,7 @@ def play(
             mock.patch.object(precision, "INITIAL_SCALE", first_loss_scale),
         ):
             run_rank(loaded(*overrides), folder, torch.device("cpu"), {}, None)
-    except ValueError as error:
+    except UserError as error:
         return in_options(error)
     finally:
         gc.unfreeze()  # a run's process ends with it; here what it kept from the collector would stay for ever
