@@ -13,6 +13,7 @@ from pipetransformer.report.run_folder import CONFIG, read_run
 
 GROUP = "experiment=components/"
 BASELINE = "baseline"
+KEEPING = "hydra.output_subdir=.hydra"  # each job's overrides
 ARMS = {  # in the order of the table, as the paper names them
     BASELINE: "no freezing",
     "freeze": "freeze only",
@@ -78,7 +79,10 @@ def _read_job(folder: Path) -> Job:
 
 
 def _arm(folder: Path) -> str:
-    overrides = yaml.safe_load((folder / ".hydra" / "overrides.yaml").read_text(encoding="utf-8"))
+    file = folder / ".hydra" / "overrides.yaml"
+    if not file.is_file():
+        raise ValueError(f"{folder} has no {file.name}, so nothing names its arm; run the sweep with {KEEPING}")
+    overrides = yaml.safe_load(file.read_text(encoding="utf-8"))
     arms = [text.removeprefix(GROUP) for text in overrides if text.startswith(GROUP)]
     if not arms or arms[0] not in ARMS:
         raise ValueError(f"{folder} is no arm of this experiment: {GROUP}... is not among its overrides {overrides}")

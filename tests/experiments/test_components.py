@@ -7,7 +7,7 @@ import pytest
 from support.command import train
 from support.jobs import TINY, loaded
 
-from experiments.components.table import ARMS, main
+from experiments.components.table import ARMS, KEEPING, main
 from experiments.record import BEGIN, END
 from pipetransformer.config.compose import CONF
 from pipetransformer.config.schema import Cache, Config
@@ -56,7 +56,7 @@ def test_the_baselines_differ_from_all_by_the_policy_and_the_control_by_its_leng
 
 def test_the_sweep_of_the_readme_in_a_tiny_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arms = "experiment=components/baseline,components/all"
-    fewer = ("parallel.world_size=2", "parallel.device_memory_gib=null", "hydra.sweep.dir=sweep")
+    fewer = ("parallel.world_size=2", "parallel.device_memory_gib=null", "hydra.sweep.dir=sweep", KEEPING)
     ended = train(tmp_path, "-m", arms, *TINY, *fewer)
     assert ended.code == 0, ended.err
     assert "has no effect" not in ended.out

@@ -71,6 +71,12 @@ def test_a_sweep_that_does_not_compare_is_refused(
     assert "Traceback" not in capsys.readouterr().err
 
 
+def test_a_sweep_that_kept_no_overrides_is_refused_with_the_remedy(sweep: Path) -> None:
+    (sweep / "1" / ".hydra" / "overrides.yaml").unlink()
+    with pytest.raises(ValueError, match=r"run the sweep with hydra\.output_subdir=\.hydra"):
+        read_sweep(sweep)
+
+
 def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"holds no run; give the hydra\.sweep\.dir"):
         read_sweep(tmp_path)
