@@ -23,17 +23,17 @@ def make_model(name: str | None) -> torch.nn.Module:
 
 
 def sentences(num_samples: int, seed: int) -> list[dict[str, object]]:
-    """Token ids of any length; class 1 where the second token is below 50."""
+    """Token ids of any length; class 1 where the first token is below 50."""
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(4, 16, (num_samples,), generator=generator).tolist()
     tokens = [torch.randint(1, 100, (length,), generator=generator) for length in lengths]
-    return [{"input_ids": ids, "labels": int(ids[1] < 50)} for ids in tokens]
+    return [{"input_ids": ids, "labels": int(ids[0] < 50)} for ids in tokens]
 
 
 class PrintTransitions(pt.Callback):
     def on_transition(self, trainer: pt.ElasticTrainer, before: pt.Plan, after: pt.Plan) -> None:
         if trainer.rank == 0:
-            print(f"{before.num_stages} stages x {before.num_replicas} -> {after.num_stages} x {after.num_replicas}")
+            print(f"{before.num_frozen} -> {after.num_frozen} blocks frozen, {after.num_replicas} replicas")
 
 
 def main() -> None:
@@ -41,9 +41,9 @@ def main() -> None:
     with pt.ElasticTrainer(
         make_model(*sys.argv[1:2] or [None]),
         loss=lambda logits, labels: cross_entropy(logits, labels, reduction="none"),
-        train=sentences(256, seed=1),
+        train=sentences(512, seed=1),
         evaluation={"dev": sentences(64, seed=2)},
-        optimizer=pt.AdamW(lr=1e-3, warmup=0.1),
+        optimizer=pt.AdamW(lr=3e-3, warmup=0.1),
         batch_size=16,
         epochs=3,
         freeze=pt.PaperRule(alpha=0.4),

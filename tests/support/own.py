@@ -1,0 +1,166 @@
+"""Trainings by ElasticTrainer in a world that is open, and the same by a plain loop."""
+
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import BertConfig, BertForSequenceClassification
+
+import pipetransformer as pt
+from pipetransformer.autodp.sampler import batch_ids, epoch_order, num_batches
+
+WIDTH, NUM_BLOCKS, NUM_CLASSES, VOCABULARY = 8, 4, 3, 20
+BATCH_SIZE, EPOCHS, SEED = 8, 3, 1
+OPTIMIZER = pt.AdamW(lr=1e-2, schedule="constant", weight_decay=0.0)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(self.linear(self.norm(x)))
+
+
+class Head(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, NUM_CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x.mean(1))  # (B, T, D) -> (B, C)
+
+
+class Tokens(torch.utils.data.Dataset[Any]):
+    """Pairs of token ids, all of one length, and a class."""
+
+    def __init__(self, num_samples: int = 28, num_tokens: int = 5) -> None:
+        generator = torch.Generator().manual_seed(3)
+        self.tokens = torch.randint(VOCABULARY, (num_samples, num_tokens), generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.tokens[index], int(self.tokens[index].sum()) % NUM_CLASSES
+
+
+class Images(Tokens):
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        label = int(self.tokens[index].sum()) % NUM_CLASSES
+        return torch.full((3, 16, 16), label / NUM_CLASSES) + self.tokens[index, 0] / 100, label
+
+
+class Texts(Tokens):
+    """Dictionaries with token ids of several lengths, as a tokenizer gives them."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        length = 2 + index % 4
+        ids = self.tokens[index, :length].tolist()
+        return {"input_ids": ids, "attention_mask": [1] * length, "labels": int(ids[0]) % NUM_CLASSES}
+
+
+def sequential() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(VOCABULARY, WIDTH), *(Block() for _ in range(NUM_BLOCKS)), Head())
+
+
+def model_and_data(kind: str) -> tuple[nn.Module, Tokens]:
+    torch.manual_seed(0)
+    if kind == "sequential":
+        return sequential(), Tokens()
+    if kind == "timm":
+        options = {"patch_size": 4, "embed_dim": 16, "depth": 3, "num_heads": 2, "img_size": 16}
+        return timm.create_model("vit_tiny_patch16_224", num_classes=NUM_CLASSES, **options), Images()
+    config = BertConfig(
+        vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=16,
+        num_labels=NUM_CLASSES,
+    )  # fmt: skip
+    return BertForSequenceClassification(config), Texts()
+
+
+def loss(output: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(output, target, reduction="none")
+
+
+class Hooks(pt.Callback):
+    """Counts its calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def on_step(self, trainer: Any, result: Any) -> None:
+        self.calls.append("step")
+
+    def on_decision(self, trainer: Any, signals: Any, decision: Any) -> None:
+        self.calls.append("decision")
+
+    def on_transition(self, trainer: Any, before: Any, after: Any) -> None:
+        self.calls.append("transition")
+
+    def on_evaluate(self, trainer: Any, split: str, metrics: dict[str, float]) -> None:
+        self.calls.append(f"evaluate {split}")
+
+
+def train_own(kind: str, folder: Path, parallel: pt.Parallel, options: dict[str, Any] | None = None) -> dict[str, Any]:
+    """What one rank sees of a training of an own model."""
+    model, data = model_and_data(kind)
+    hooks = Hooks()
+    with pt.ElasticTrainer(
+        model, loss=loss, train=data, evaluation={"dev": data}, optimizer=OPTIMIZER, batch_size=BATCH_SIZE,
+        epochs=EPOCHS, seed=SEED, parallel=parallel, precision="float64", callbacks=[hooks],
+        freeze=pt.FixedSchedule(num_frozen=[1, 2], interval=1 / 3), **(options or {}),
+    ) as trainer:  # fmt: skip
+        losses = [step.loss for step in trainer]
+        metrics = trainer.evaluate()["dev"]
+        state = trainer.state_dict()
+        trainer.save(folder / "saved")
+        plan = trainer.plan
+    return {
+        "losses": losses,
+        "metrics": metrics,
+        "calls": hooks.calls,
+        "plan": plan,
+        "step": state["train"]["step"],
+        "saved": {name: tensor.float() for name, tensor in state["model"].items()},
+        "model": {name: tensor.clone() for name, tensor in model.state_dict().items()},
+    }
+
+
+def train_plainly() -> tuple[list[float], dict[str, Tensor]]:
+    """The losses and weights of the sequential model by a plain loop in float64, with the same blocks frozen."""
+    model, data = sequential().double(), Tokens()
+    steps = num_batches(len(data), BATCH_SIZE)
+    named = dict(model.named_parameters())
+    optimizer = OPTIMIZER.build(named.values())
+    assert optimizer is not None
+    losses = []
+    for step in range(EPOCHS * steps):
+        epoch, index = divmod(step, steps)
+        for name, parameter in named.items():  # embedding and first block freeze first
+            parameter.requires_grad_(epoch == 0 or int(name.split(".")[0]) > epoch)
+        ids = batch_ids(epoch_order(len(data), epoch, SEED), index, BATCH_SIZE)
+        inputs, targets = zip(*(data[int(i)] for i in ids), strict=True)
+        value = loss(model(torch.stack(inputs)), torch.tensor(targets)).mean()
+        optimizer.zero_grad(set_to_none=True)
+        value.backward()
+        nn.utils.clip_grad_norm_([p for p in named.values() if p.grad is not None], OPTIMIZER.clip_norm or 0.0)
+        optimizer.step()
+        losses.append(value.item())
+    return losses, model.state_dict()
+
+
+def refused(options: dict[str, Any]) -> str:
+    """The message with which a trainer refuses what it is given, before or in its first step."""
+    given: dict[str, Any] = {"loss": loss, "train": Tokens(), "optimizer": OPTIMIZER, "batch_size": 8, "epochs": 1}
+    model = options.pop("model", None) or sequential()
+    try:
+        with pt.ElasticTrainer(model, **given | options) as trainer:
+            next(iter(trainer))
+    except pt.UserError as error:
+        return str(error)
+    return ""

@@ -1,0 +1,78 @@
+"""A user's own model, data and loop train as by a plain loop, on any number of ranks."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file
+from support.own import EPOCHS, model_and_data, refused, train_own, train_plainly
+from support.pool import Pool
+from transformers import AutoModelForSequenceClassification
+
+import pipetransformer as pt
+
+ARRANGEMENTS = {
+    "one process": (1, pt.Parallel()),
+    "two replicas": (2, pt.Parallel(arrangement="data")),
+    "two stages": (2, pt.Parallel(num_stages=2, num_microbatches=2)),
+    "elastic": (2, pt.Parallel()),
+    "fsdp": (2, pt.Parallel(arrangement="sharded")),
+}
+
+
+@pytest.mark.parametrize(("world", "parallel"), ARRANGEMENTS.values(), ids=ARRANGEMENTS)
+def test_an_own_model_trains_as_by_a_plain_loop(pool: Pool, tmp_path: Path, world: int, parallel: pt.Parallel) -> None:
+    losses, weights = train_plainly()
+    for rank, seen in enumerate(pool.run(world, train_own, "sequential", tmp_path, parallel)):
+        assert seen["losses"] == pytest.approx(losses, rel=0, abs=1e-10)
+        assert seen["step"] == len(losses)
+        assert seen["saved"].keys() == (weights.keys() if rank == 0 else set())
+        for name, tensor in seen["model"].items():  # every rank's model has the trained weights
+            torch.testing.assert_close(tensor, weights[name].float(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["timm", "transformers"])
+def test_a_library_loads_what_was_saved_of_its_model(pool: Pool, tmp_path: Path, kind: str) -> None:
+    seen: dict[str, Any] = pool.run(2, train_own, kind, tmp_path, pt.Parallel())[0]
+    if kind == "timm":
+        loaded = timm.create_model(f"local-dir:{tmp_path / 'saved'}", pretrained=True)
+    else:
+        loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path / "saved")
+    before = model_and_data(kind)[0].state_dict()
+    assert any(not torch.equal(seen["model"][name], tensor) for name, tensor in before.items())
+    for name, tensor in loaded.state_dict().items():
+        torch.testing.assert_close(tensor, seen["model"][name], rtol=0, atol=1e-7)
+    assert set(seen["metrics"]) == {"accuracy", "loss"}
+
+
+def test_callbacks_are_called_on_every_rank(pool: Pool, tmp_path: Path) -> None:
+    for seen in pool.run(2, train_own, "sequential", tmp_path, pt.Parallel(), {"eval_every_epochs": 1}):
+        assert [seen["calls"].count(name) for name in ("step", "decision", "transition")] == [12, 2, 2]
+        assert seen["calls"].count("evaluate dev") == EPOCHS + 1
+
+
+def test_a_run_folder_gets_events_and_summary(pool: Pool, tmp_path: Path) -> None:
+    pool.run(1, train_own, "sequential", tmp_path, pt.Parallel(), {"run_dir": tmp_path / "run"})
+    assert {path.name for path in (tmp_path / "run").iterdir()} >= {"metrics.jsonl", "summary.json"}
+    assert load_file(tmp_path / "saved" / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"train": []}, "the data set train is empty"),
+        ({"train": [1, 2, 3, 4, 5, 6, 7, 8]}, r"sample 0 is a int; a sample is a pair \(input, target\)"),
+        ({"batch_size": 29}, "batch_size=29 is larger than the 28 training samples"),
+        ({"loss": torch.nn.CrossEntropyLoss()}, r"the loss has shape \(\) for .* samples; .* reduction=\"none\""),
+        ({"model": torch.nn.Linear(2, 2)}, "a Linear cannot be trained layer by layer; supported are timm's"),
+        ({"parallel": pt.Parallel(world_size=3)}, "world_size=3, and there are 1 processes"),
+        ({"epochs": 0}, "epochs=0 must be above 0"),
+    ],
+)
+def test_what_does_not_fit_is_told_in_a_line(pool: Pool, options: dict[str, Any], message: str) -> None:
+    (answer,) = pool.run(1, refused, options)
+    assert "\n" not in answer
+    assert re.search(message, answer), answer
