@@ -9,7 +9,7 @@ from support.jobs import ROOT
 
 PACKAGE = ROOT / "pipetransformer"
 REFUSED = {"What", "Of", "Those", "Has", "Lets", "Whether", "With"}
-TO_DO = {"autocache", "data", "models", "report", "simulate", "training"}
+TO_DO = {"training"}
 ROOMS = sorted(path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists() or path.suffix == ".py")
 
 

@@ -24,3 +24,13 @@ def test_a_sweep_is_refused_with_the_right_command(tmp_path: Path) -> None:
     assert "python" in ended.err
     assert "-m seed=1,2" in ended.err
     assert not list(tmp_path.iterdir())
+
+
+def test_an_error_is_printed_by_one_rank_and_shown_in_torchruns_summary(tmp_path: Path) -> None:
+    run = (*TINY, "batch_size=65", "hydra.run.dir=run")
+    ended = torchrun(tmp_path, "--standalone", "--nproc-per-node", "2", TRAIN, *run)
+    assert ended.code != 0
+    lines = [line for line in ended.err.splitlines() if line.startswith("batch_size=65 is larger than the 64 training")]
+    assert len(lines) == 1, ended.err
+    assert "UserError: batch_size=65 is larger" in ended.err
+    assert "To enable traceback see" not in ended.err

@@ -1,0 +1,61 @@
+"""A run that cannot be is refused before any process starts."""
+
+import resource
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from support.jobs import loaded
+
+from pipetransformer.data.images import Digits
+from pipetransformer.errors import UserError
+from pipetransformer.launch import elastic, forkserver, start
+
+
+@pytest.fixture(autouse=True)
+def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    monkeypatch.setattr(forkserver, "preload", lambda *_: pytest.fail("a process starts"))
+
+
+@pytest.mark.parametrize(
+    ("cores", "files", "limit"), [(2, 10000, 32), (64, 256, 32), (64, 100000, 125)], ids=["cores", "files", "message"]
+)
+def test_no_more_processes_than_the_machine_can_start(
+    cores: int, files: int, limit: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (files, files))
+    start.check_world_size(limit)
+    start.check_world_size(None)
+    config = loaded("parallel.world_size=999")
+    with pytest.raises(UserError, match=rf"parallel\.world_size=999 is more than the {limit} processes .*torchrun"):
+        start.start(config, tmp_path, {})
+
+
+def test_a_batch_that_is_larger_than_the_data_is_refused(tmp_path: Path) -> None:
+    config = replace(loaded(), dataset=Digits(max_train_samples=20))
+    with pytest.raises(UserError, match="batch_size=32 is larger than the 20 training samples"):
+        start.start(config, tmp_path, {})
+
+
+def test_a_model_that_is_nowhere_is_refused(tmp_path: Path) -> None:
+    config = loaded("model=vit", "model.name=vit_of_nobody")
+    with pytest.raises(UserError, match="vit_of_nobody"):
+        start.start(config, tmp_path, {})
+
+
+def test_data_that_are_nowhere_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "train.tsv").write_text("sentence\tlabel\na bird sings\t1\n")
+    with pytest.raises(UserError, match=r"has no test\.tsv or dev\.tsv"):
+        start.start(loaded("model=bert", "dataset=sst2", f"dataset.path={tmp_path}"), tmp_path, {})
+
+
+@pytest.mark.parametrize(("device", "num_gpus"), [("cuda", 0), ("cuda", 1), ("auto", 1)])
+def test_each_process_needs_a_gpu_of_its_own(device: str, num_gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+    config = loaded(f"parallel.device={device}", "parallel.world_size=2")
+    with pytest.raises(UserError, match=rf"parallel\.world_size=2 processes need a GPU each, and there are {num_gpus}"):
+        elastic._num_ranks(config)
+    assert elastic._num_ranks(loaded("parallel.device=cpu", "parallel.world_size=2")) == 2
