@@ -11,7 +11,7 @@ Predictions = list[tuple[np.ndarray, np.ndarray]]
 
 
 def evaluate(runtime: ElasticRuntime, loader: BatchLoader, batch_size: int) -> dict[str, float]:
-    """Metrics of a split under the current plan, equal on every rank."""
+    """Computes the metrics of a split under the current plan, equal on every rank. Collective."""
     own = _predictions(runtime, loader, batch_size)
     rank, world = dist.get_rank(), dist.get_world_size()
     gathered: list[Predictions] | None = [[] for _ in range(world)] if rank == 0 else None

@@ -7,7 +7,7 @@ _requested = False
 
 
 def listen() -> None:
-    """From now on the first of these signals raises KeyboardInterrupt; later ones do not disturb the clean-up."""
+    """Makes the first of these signals raise KeyboardInterrupt; later ones do not disturb the clean-up."""
     global _requested
     _requested = False
     signal.signal(signal.SIGINT, _stop)
@@ -34,7 +34,7 @@ def _ignore(_: int, __: FrameType | None) -> None:
 
 
 def _in_finalizer(frame: FrameType | None) -> bool:
-    """Python prints and drops what is raised in a finalizer or in the callback of a weak reference."""
+    """Returns whether a finalizer or a weak reference's callback runs: Python drops exceptions raised there."""
     while frame is not None:
         if frame.f_code.co_name == "__del__" or frame.f_code.co_filename.endswith("weakref.py"):
             return True

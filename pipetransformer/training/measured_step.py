@@ -1,4 +1,4 @@
-"""What the ranks noted in one step, as the events that a simulation draws for it."""
+"""Events of a measured step, in the form in which a simulation draws one."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,11 +14,12 @@ Key = tuple[int, str, int, int]
 
 @dataclass(frozen=True)
 class Notes:
-    """What one rank noted.
+    """Spans that one rank recorded in a step.
 
     Attributes:
-        node: Its machine; the ranks of one share a clock.
-        start_s: When it left the barrier at which the step begins.
+        node: Index of its node; the ranks of a node share a clock.
+        start_s: Time at which it left the barrier before the step, in seconds of that clock.
+        spans: Its passes, all-reduces and optimizer update.
     """
 
     node: int
@@ -27,23 +28,23 @@ class Notes:
 
 
 def measured_events(plan: Plan, notes: Sequence[Notes]) -> list[Event]:
-    """The events of one step on all ranks, by time, under the names of a simulated step.
+    """Returns the events of one step on all ranks, by time, under the names of a simulated step.
 
-    A transfer is drawn as far as it is exposed: from when the result is there and the device that needs it is free,
-    until that device starts. What is blank is waiting, or the reading of the batch at the start.
+    A transfer is drawn as far as it is exposed: it begins when the result exists and the receiving device is free, and
+    ends when that device starts. Blank time is waiting, or the loading of the batch at the start.
 
-    The step starts when the first rank of a machine leaves the barrier. Between machines the times differ by as much as
-    this moment does, about the time of a message; on one machine they are exact.
+    The step starts when the first rank of a node leaves the barrier. Between nodes the times differ by as much as this
+    moment does, about the time of a message; within a node they are exact.
 
     Args:
-        notes: Of each rank; idle ones have no spans.
+        notes: The spans of each rank; idle ranks have none.
     """
     step = _MeasuredStep(plan, _since_the_start(notes))
     return sorted(step.events(), key=lambda event: (event.start_s, event.rank))
 
 
 def _since_the_start(notes: Sequence[Notes]) -> list[list[Span]]:
-    """The spans of each rank, by time."""
+    """Returns the spans of each rank by time, in seconds since the step began."""
     starts_s = {node: min(own.start_s for own in notes if own.node == node) for node in {own.node for own in notes}}
     return [
         sorted((_earlier(span, starts_s[own.node]) for span in own.spans), key=lambda span: span.start_s)
@@ -56,7 +57,7 @@ def _earlier(span: Span, seconds: float) -> Span:
 
 
 class _MeasuredStep:
-    """The spans of each rank, by time; the call of a backward pass on a stage without active layers is left out."""
+    """Spans of each rank by time, without the backward calls on stages that have no active layer."""
 
     def __init__(self, plan: Plan, by_rank: list[list[Span]]) -> None:
         self._plan = plan
@@ -76,7 +77,7 @@ class _MeasuredStep:
                 yield from self._arrivals(rank, spans)
 
     def _arrivals(self, rank: int, spans: list[Span]) -> Iterator[Event]:
-        """The transfers to a rank."""
+        """Yields the transfers to a rank."""
         free_s = 0.0
         for span in spans:
             source = span.stage + (-1 if span.kind == "forward" else 1)

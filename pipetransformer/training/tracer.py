@@ -1,4 +1,4 @@
-"""Traces one step of each plan: what every rank really did, in the form of a simulated step."""
+"""Traces of one measured step per plan, in the form of a simulated step."""
 
 import time
 from collections.abc import Iterator
@@ -16,10 +16,13 @@ from pipetransformer.training.world import LocalRank
 
 
 class Tracer:
-    """Of one rank; every rank makes the same calls, idle ones included.
+    """Traces one step of each plan on one rank. Every rank makes the same calls, idle ones included.
 
     Args:
-        run_dir: Where rank 0 writes the traces; ``None`` traces nothing.
+        run_dir: Folder in which rank 0 writes the traces; ``None`` traces nothing.
+        recorder: Records the spans of this rank.
+        timeline: Steps of the run.
+        history: Plans in force so far.
 
     Attributes:
         files: Names of the traces so far, on rank 0.
@@ -31,7 +34,7 @@ class Tracer:
         self.files: list[str] = []
 
     def step(self, step: int) -> AbstractContextManager[None]:
-        """Where the step of this number, 0-based, is run; it is traced if it is the one of its plan."""
+        """Returns the context in which a step, 0-based, has to run; it is traced if it is the one of its plan."""
         entry = self._history.entries[-1]
         if self._run_dir is None or not is_due(entry, step, self._timeline):
             return nullcontext()
@@ -53,7 +56,7 @@ class Tracer:
 
 
 def is_due(entry: PlanRecord, step: int, timeline: Timeline) -> bool:
-    """Whether this step of a plan in force is the traced one, equal on every rank.
+    """Returns whether this step of the plan in force is the traced one, equal on every rank.
 
     It is the first after those that allocate and connect, or the last before the plan may end if that comes earlier.
     """

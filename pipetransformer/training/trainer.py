@@ -26,7 +26,6 @@ from pipetransformer.training import interrupt
 from pipetransformer.training.build import RunComponents
 from pipetransformer.training.cache_session import CacheSession
 from pipetransformer.training.evaluate import evaluate
-from pipetransformer.training.step_log import StepLog
 from pipetransformer.training.tracer import Tracer
 from pipetransformer.training.transitions import Transitions
 
@@ -85,7 +84,7 @@ class Trainer:
             policy_state=config.freeze.initial_state(),
         )
         self._transitions = Transitions(
-            self.planner, self.runtime, self.cache_session, self.timeline, self.state.history, report
+            self.planner, self.runtime, self.cache_session, self.timeline, self.state, report
         )
         self._log = StepLog(report, self.runtime, self.timeline)
         trace_dir = run_dir if config.trace else None
@@ -249,3 +248,53 @@ class Trainer:
         if cache := self.cache_session.figures():
             summary["cache"] = cache
         return summary | self.state.history.summary(self.planner)
+
+
+class StepLog:
+    """Reports each step when the next one has ended, so that no rank waits for a loss at the end of a step."""
+
+    def __init__(self, report: Reporter, runtime: ElasticRuntime, timeline: Timeline) -> None:
+        self._report, self._runtime, self._timeline = report, runtime, timeline
+        self._last: tuple[StepResult, dict[str, Any]] | None = None  # its loss is still being all-reduced
+
+    def note(self, step: int, result: StepResult, rate: float, num_samples: int, seconds: float, wait_s: float) -> None:
+        """Keeps a step until the next :meth:`flush`.
+
+        Args:
+            step: Number of the step, from 1 on.
+            result: Norms and loss.
+            rate: Learning rate.
+            num_samples: Samples of the global batch.
+            seconds: Duration of the step on this rank.
+            wait_s: Part of it in which the rank waited for the cache.
+        """
+        plan = self._runtime.plan
+        assert plan is not None
+        values = {
+            "step": step,
+            "epoch": step / self._timeline.steps_per_epoch,
+            "lr": rate,
+            "grad_norm": result.total_norm,
+            "step_seconds": seconds,
+            "samples_per_second": num_samples / seconds,
+            "num_frozen": plan.num_frozen,
+            "num_stages": plan.num_stages,
+            "num_replicas": plan.num_replicas,
+            "cache_level": plan.cache_level,
+        }
+        waiting = {"cache_wait_seconds": wait_s} if plan.cache_level else {}
+        self._last = result, values | self.scaling() | waiting
+
+    def flush(self) -> None:
+        """Reports the step that is kept, if there is one."""
+        if self._last is not None:
+            result, values = self._last
+            self._report.write("step", loss=result.loss, **values)
+            self._last = None
+
+    def scaling(self) -> dict[str, float]:
+        """Returns the loss scale of the next step and the steps skipped so far; empty without scaling."""
+        if not self._runtime.precision.scales_loss:
+            return {}
+        scale = self._runtime.loss_scale
+        return {"loss_scale": scale.value, "num_skipped_steps": scale.num_skipped}

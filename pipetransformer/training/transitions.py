@@ -1,4 +1,4 @@
-"""From plan to plan: where to go when more or less is frozen, and going there."""
+"""Transitions of a run: asks the planner, fills the cache, moves the layers, and reports."""
 
 import time
 
@@ -6,8 +6,9 @@ import torch
 
 from pipetransformer.autodp.transition import Transition
 from pipetransformer.freeze.base import Decision
-from pipetransformer.planning.history import PlanRecord, RunHistory, plan_dict
+from pipetransformer.planning.history import PlanRecord, plan_dict
 from pipetransformer.planning.planner import Planner, RemainingRun
+from pipetransformer.planning.state import TrainState
 from pipetransformer.planning.timeline import Timeline
 from pipetransformer.report.reporter import Reporter
 from pipetransformer.runtime.elastic import ElasticRuntime, TransitionReport
@@ -16,25 +17,28 @@ from pipetransformer.training.cache_session import CacheSession
 
 
 class Transitions:
-    """One rank's way through the plans of a run; all ranks take it alike.
+    """Carries out the transitions of a run on one rank. Every rank makes the same calls.
 
     Args:
-        ledger, report: Told of every plan.
+        planner: Chooses each transition.
+        runtime: Moves the layers and runs the plans.
+        cache_session: Fills and reads the cache.
+        timeline: Steps of the run.
+        state: Receives every plan, and the measured overhead of the last transition.
+        report: Receives every transition.
     """
 
     def __init__(
         self, planner: Planner, runtime: ElasticRuntime, cache_session: CacheSession, timeline: Timeline,
-        history: RunHistory,
-        report: Reporter,
+        state: TrainState, report: Reporter,
     ) -> None:  # fmt: skip
-        self._planner, self._runtime, self._caching = planner, runtime, cache_session
-        self._timeline, self._history, self._report = timeline, history, report
-        self._overhead_s = 0.0  # of a transition, as last measured
+        self._planner, self._runtime, self._cache_session = planner, runtime, cache_session
+        self._timeline, self._state, self._report = timeline, state, report
 
     def start(self, first: Transition) -> None:
         """Goes to the first plan."""
         self._apply(first)
-        self._history.plan(PlanRecord(first.after, 0, first.reason))
+        self._state.history.plan(PlanRecord(first.after, 0, first.reason))
 
     def follow(self, decision: Decision, step: int) -> None:
         """Makes the transition that pays most for a decision, with the cache.
@@ -45,15 +49,17 @@ class Transitions:
         start = time.perf_counter()
         remaining, transition = self._choose(decision, step)
         planned = time.perf_counter()
-        while not self._caching.advance_to(transition.after.cache_level, step):
+        while not self._cache_session.advance_to(transition.after.cache_level, step):
             remaining, transition = self._choose(decision, step)  # without the cache
         before, plan = transition.before, transition.after
         assert before is not None, "a run has a plan before its first decision"
         filled = time.perf_counter()
         moved = self._apply(transition)
-        self._caching.start_reading(plan.cache_level)
+        self._cache_session.start_reading(plan.cache_level)
         seconds = time.perf_counter() - start
-        self._history.plan(PlanRecord(plan, step, decision.reason, seconds, remaining.num_samples, transition.reason))
+        self._state.history.plan(
+            PlanRecord(plan, step, decision.reason, seconds, remaining.num_samples, transition.reason)
+        )
         self._report.write(
             "transition",
             step=step,
@@ -79,12 +85,12 @@ class Transitions:
         """Returns the transition, and the rest of the run by which the planner chose it."""
         last = self._runtime.transition
         assert last is not None, "a run has a plan before its first decision"
-        steps_left, num_samples = self._timeline.steps_left(step), self._caching.num_samples(step)
-        remaining = RemainingRun(steps_left, num_samples, self._overhead_s, self._caching.is_on)
+        steps_left, num_samples = self._timeline.steps_left(step), self._cache_session.num_samples(step)
+        remaining = RemainingRun(steps_left, num_samples, self._state.overhead_s, self._cache_session.is_on)
         return remaining, self._planner.transition(last, decision.num_frozen, remaining)
 
     def _apply(self, transition: Transition) -> TransitionReport:
         """Carries out a transition, and remembers the seconds that it takes besides moving layers."""
         moved = self._runtime.apply(transition)
-        self._overhead_s = broadcast_from_rank0(torch.tensor(moved.group_s + moved.rebuild_s)).item()
+        self._state.overhead_s = broadcast_from_rank0(torch.tensor(moved.group_s + moved.rebuild_s)).item()
         return moved
