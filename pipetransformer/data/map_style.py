@@ -137,7 +137,7 @@ class MapStyleSplit(Split):
         return loss
 
     def _has_classes(self, num_output_dims: int) -> bool:
-        """Whether the outputs are logits (B, C) and the targets classes (B,)."""
+        """Returns whether the outputs are logits (B, C) and the targets classes (B,)."""
         is_scalar = self.targets([0]).ndim == 1
         return num_output_dims == 2 and is_scalar and not self._target_dtype.is_floating_point
 
@@ -174,7 +174,7 @@ class Sample:
         return len(self.input)
 
     def equals(self, other: Sample) -> bool:
-        """Whether both have the same input, bit for bit."""
+        """Returns whether both have the same input, bit for bit."""
         mine, theirs = self.input, other.input
         return mine.shape == theirs.shape and bool((mine == theirs).all())
 

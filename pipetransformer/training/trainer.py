@@ -20,7 +20,7 @@ from pipetransformer.planning.state import TrainState
 from pipetransformer.planning.timeline import Timeline
 from pipetransformer.report.format import BestMetric
 from pipetransformer.report.reporter import Reporter
-from pipetransformer.runtime.elastic import StepResult
+from pipetransformer.runtime.elastic import ElasticRuntime, StepResult
 from pipetransformer.runtime.groups import broadcast_from_rank0
 from pipetransformer.training import interrupt
 from pipetransformer.training.build import RunComponents
