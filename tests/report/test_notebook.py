@@ -39,11 +39,13 @@ def test_the_notebook_draws_a_run(run_folder: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_the_notebook_finds_a_folder_that_is_relative_to_the_folders_above(
-    run_folder: Path, monkeypatch: pytest.MonkeyPatch
+    run_folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (run_folder.parent / "notebooks").mkdir()
-    monkeypatch.setenv("RUN_FOLDER", run_folder.name)
-    assert outputs(execute(run_folder.parent / "notebooks"))
+    root = tmp_path_factory.mktemp("root")
+    (root / "notebooks").mkdir()
+    run_folder.rename(root / "run")
+    monkeypatch.setenv("RUN_FOLDER", "run")
+    assert outputs(execute(root / "notebooks"))
 
 
 def test_the_notebook_without_a_run_folder_says_what_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

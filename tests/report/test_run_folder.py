@@ -136,11 +136,11 @@ def test_a_new_run_in_the_same_folder_begins_a_new_log(tmp_path: Path) -> None:
 
 
 def test_a_run_is_found_from_the_folders_below_and_from_the_shells(
-    run_folder: Path, monkeypatch: pytest.MonkeyPatch
+    run_folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root, elsewhere = run_folder.parent, run_folder / "elsewhere"
+    root, elsewhere = tmp_path_factory.mktemp("root"), tmp_path_factory.mktemp("elsewhere")
     (root / "notebooks").mkdir()
-    elsewhere.mkdir()
+    run_folder = run_folder.rename(root / "run")
     for here, shell in [(root, root), (root / "notebooks", elsewhere), (elsewhere, root)]:
         monkeypatch.chdir(here)
         monkeypatch.setenv("PWD", str(shell))
