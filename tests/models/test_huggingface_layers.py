@@ -92,7 +92,7 @@ def test_another_structure_is_refused_with_what_is_supported(model_type: str, en
     tokens = {"bos_token_id": 2, "eos_token_id": 3, "pad_token_id": 0, "intermediate_size": 24}
 
     with pytest.raises(ValueError, match=r"not made of embeddings and blocks alone; supported are .*BERT"):
-        build(encoder_folder(model_type, **sizes, **tokens), "classification", 2)
+        build(encoder_folder(model_type, **sizes, **tokens), Head("sequence", 2))
 
 
 def test_a_model_that_calls_its_parts_otherwise_is_refused(
