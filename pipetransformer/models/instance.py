@@ -150,6 +150,13 @@ class ModelInstance(ModelSpec):
         """Splits a model into layers; see :func:`stack_of`."""
         return cls(name=type(model).__name__, model=model, stack=stack_of(model))
 
+    def check_on(self, inputs: Tensor, context: dict[str, Tensor]) -> None:
+        """Checks a model that no library made on two samples; see :meth:`LayerStack.check`."""
+        if isinstance(self.model, LayerStack):
+            self.model.check(inputs, **context)
+        elif isinstance(self.model, nn.Sequential):
+            LayerStack.from_sequential(self.model).check(inputs, **context)
+
     def check_exists(self, timeout_s: float = 5.0) -> None:
         """Accepts the model: it is there."""
 

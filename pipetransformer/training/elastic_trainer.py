@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pipetransformer.config.schema import Cache, Config, Parallel
 from pipetransformer.config.validate import validate
-from pipetransformer.data.map_style import Loss, MapStyleData, Metrics
+from pipetransformer.data.map_style import Loss, MapStyleData, MapStyleSplit, Metrics
 from pipetransformer.freeze.base import FreezePolicy
 from pipetransformer.freeze.pipetransformer import PaperRule
 from pipetransformer.models.instance import ModelInstance, give_back
@@ -88,6 +88,9 @@ class ElasticTrainer(Trainer):
         run_dir: str | Path | None = None,
     ) -> None:
         spec = ModelInstance.of(model)
+        samples = MapStyleSplit("train", [train[i % len(train)] for i in range(2)] if len(train) else [], loss)
+        ids, num_tokens = [0, 1], None if samples.lengths is None else int(samples.lengths.max())
+        spec.check_on(samples.inputs(ids, num_tokens), samples.context(ids, num_tokens))
         data = MapStyleData(
             train=train,
             evaluation=dict(evaluation or {}),

@@ -69,6 +69,12 @@ def sequential() -> nn.Sequential:
     return nn.Sequential(nn.Embedding(VOCABULARY, WIDTH), *(Block() for _ in range(NUM_BLOCKS)), Head())
 
 
+def with_batch_norm() -> nn.Sequential:
+    """A block whose training changes buffers: (B, T, D) as (B, C, L)."""
+    embedding, *blocks, head = sequential()
+    return nn.Sequential(embedding, nn.BatchNorm1d(5), *blocks, head)
+
+
 def model_and_data(kind: str) -> tuple[nn.Module, Tokens]:
     torch.manual_seed(0)
     if kind == "sequential":

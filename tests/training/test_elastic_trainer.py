@@ -8,7 +8,7 @@ import pytest
 import timm
 import torch
 from safetensors.torch import load_file
-from support.own import EPOCHS, model_and_data, refused, train_own, train_plainly
+from support.own import EPOCHS, model_and_data, refused, train_own, train_plainly, with_batch_norm
 from support.pool import Pool
 from transformers import AutoModelForSequenceClassification
 
@@ -68,6 +68,7 @@ def test_a_run_folder_gets_events_and_summary(pool: Pool, tmp_path: Path) -> Non
         ({"batch_size": 29}, "batch_size=29 is larger than the 28 training samples"),
         ({"loss": torch.nn.CrossEntropyLoss()}, r"the loss has shape \(\) for .* samples; .* reduction=\"none\""),
         ({"model": torch.nn.Linear(2, 2)}, "a Linear cannot be trained layer by layer; supported are timm's"),
+        ({"model": with_batch_norm()}, r"^1 \(BatchNorm1d\) changes its buffer running_mean"),
         ({"parallel": pt.Parallel(world_size=3)}, "world_size=3, and there are 1 processes"),
         ({"epochs": 0}, "epochs=0 must be above 0"),
     ],
