@@ -7,7 +7,7 @@ from typing import Any
 from pipetransformer.config.plain import as_plain, write_config
 from pipetransformer.config.schema import Config
 from pipetransformer.config.validate import validate
-from pipetransformer.launch.start import start
+from pipetransformer.launch.start import preflight, start
 
 
 def train(config: Config, run_dir: str | Path | None = None) -> dict[str, Any]:
@@ -29,6 +29,7 @@ def train(config: Config, run_dir: str | Path | None = None) -> dict[str, Any]:
         KeyboardInterrupt: The run was interrupted.
     """
     validate(config)
+    preflight(config)
     folder = Path(run_dir if run_dir is not None else f"outputs/{datetime.now():%Y-%m-%d/%H-%M-%S}").resolve()
     folder.mkdir(parents=True, exist_ok=True)
     write_config(config, folder)

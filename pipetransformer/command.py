@@ -20,7 +20,7 @@ from pipetransformer.config.help import help_text
 from pipetransformer.config.plain import as_plain, write_config
 from pipetransformer.config.schema import CONF
 from pipetransformer.errors import UserError
-from pipetransformer.launch.start import start, under_torchrun
+from pipetransformer.launch.start import preflight, start, under_torchrun
 
 NO_RUN_FOLDER = ("hydra.run.dir=.",)
 
@@ -47,6 +47,7 @@ def compose_and_run(node: DictConfig) -> float | None:
 def _run_job(node: DictConfig, run_dir: Path, sweep: str | None) -> float | None:
     try:
         config = load(node)
+        preflight(config)
     except UserError:
         _remove_empty(run_dir)
         raise

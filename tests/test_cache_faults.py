@@ -125,7 +125,7 @@ def test_a_command_that_is_killed_can_be_given_again(
         _, err = process.communicate(timeout=TIMEOUT_S)
         assert process.returncode == 1
         assert not processes(mark)
-    assert err.splitlines()[-1].startswith("worker 0 was killed, perhaps for want of memory; lower batch_size")
+    assert err.splitlines()[-1].startswith("rank 0 was killed by SIGKILL, perhaps for want of memory; lower batch_size")
     second = Job(tmp_path / "second", error="")
     assert second.events("cache_fill")[0]["num_found"] > 0
     expected = undisturbed[ONE_LEVEL].losses

@@ -49,7 +49,7 @@ def test_help_tells_the_purpose_with_examples_and_the_meaning_of_every_option(tm
 
 def test_help_shows_the_options_that_are_chosen(tmp_path: Path) -> None:
     done = answer(tmp_path, "--help", "model=bert", "optim=sgd")
-    assert "google-bert/bert-base-uncased" in done.stdout
+    assert "name: bert-base-uncased" in done.stdout
     assert "momentum: 0.9" in done.stdout
     assert "vit_tiny_patch16_224" not in done.stdout
 

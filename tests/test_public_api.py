@@ -37,8 +37,16 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
 
 @pytest.mark.parametrize("name", pt.__all__)
 def test_every_public_name_is_where_the_table_says(name: str) -> None:
-    assert getattr(pt, name) is getattr(import_module(pt.MODULES[name]), name)
+    public, own = getattr(pt, name), getattr(import_module(pt.MODULES[name]), name)
+    assert public is own or (name == "simulate" and public is import_module("pipetransformer.simulate"))
     assert name in dir(pt)
+
+
+@pytest.mark.parametrize("before", ["", "import pipetransformer.simulate.run; "], ids=["first", "after its package"])
+def test_simulate_is_a_function_whatever_was_imported_before(before: str) -> None:
+    code = f"import sys, pipetransformer as pt; {before}assert callable(pt.simulate); pt.simulate; pt.simulate()"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert "missing 1 required positional argument: 'config'" in done.stderr, done.stderr
 
 
 def test_another_name_is_no_attribute() -> None:

@@ -40,9 +40,6 @@ def start(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | Non
         from pipetransformer.launch.elastic import run_here
 
         return run_here(config, run_dir, plain, sweep)
-    check_world_size(config.parallel.world_size)
-    check_data(config)
-    config.model.check_exists()
     forkserver.use_one_temporary_folder()
     libraries = (*config.model.libraries, *config.dataset.libraries)
     forkserver.preload(config.parallel.device, config.parallel.world_size, libraries)
@@ -50,6 +47,18 @@ def start(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | Non
     from pipetransformer.launch.elastic import run_workers  # torch is imported from here on
 
     return run_workers(config, run_dir, plain, sweep)
+
+
+def preflight(config: Config) -> None:
+    """Refuses what this machine, the data or the hub do not allow, before a run folder or a process is there.
+
+    Raises:
+        UserError: Too many processes, or data or a model that are nowhere or do not fit.
+    """
+    if not under_torchrun():
+        check_world_size(config.parallel.world_size)
+        check_data(config)
+        config.model.check_exists()
 
 
 def check_data(config: Config) -> None:

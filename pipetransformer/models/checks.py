@@ -37,6 +37,8 @@ class _WithoutDropout(TorchFunctionMode):
         if func is F.scaled_dot_product_attention:
             kwargs["dropout_p"] = 0.0
             args = args[:4]  # dropout_p may be the fifth
+        if func is F.multi_head_attention_forward:  # runs without this mode
+            args = (*args[:10], 0.0, *args[11:])  # dropout_p
         return func(*args, **kwargs)
 
 

@@ -31,25 +31,25 @@ def test_no_more_processes_than_the_machine_can_start(
     start.check_world_size(None)
     config = loaded("parallel.world_size=999")
     with pytest.raises(UserError, match=rf"parallel\.world_size=999 is more than the {limit} processes .*torchrun"):
-        start.start(config, tmp_path, {})
+        start.preflight(config)
 
 
 def test_a_batch_that_is_larger_than_the_data_is_refused(tmp_path: Path) -> None:
     config = replace(loaded(), dataset=Digits(max_train_samples=20))
     with pytest.raises(UserError, match="batch_size=32 is larger than the 20 training samples"):
-        start.start(config, tmp_path, {})
+        start.preflight(config)
 
 
 def test_a_model_that_is_nowhere_is_refused(tmp_path: Path) -> None:
     config = loaded("model=vit", "model.name=vit_of_nobody")
     with pytest.raises(UserError, match="vit_of_nobody"):
-        start.start(config, tmp_path, {})
+        start.preflight(config)
 
 
 def test_data_that_are_nowhere_are_refused(tmp_path: Path) -> None:
     (tmp_path / "train.tsv").write_text("sentence\tlabel\na bird sings\t1\n")
     with pytest.raises(UserError, match=r"has no test\.tsv or dev\.tsv"):
-        start.start(loaded("model=bert", "dataset=sst2", f"dataset.path={tmp_path}"), tmp_path, {})
+        start.preflight(loaded("model=bert", "dataset=sst2", f"dataset.path={tmp_path}"))
 
 
 @pytest.mark.parametrize(("device", "num_gpus"), [("cuda", 0), ("cuda", 1), ("auto", 1)])

@@ -79,6 +79,9 @@ def model_and_data(kind: str) -> tuple[nn.Module, Tokens]:
     torch.manual_seed(0)
     if kind == "sequential":
         return sequential(), Tokens()
+    if kind == "encoder":  # torch's own blocks, with dropout
+        blocks = [nn.TransformerEncoderLayer(WIDTH, 2, 16, dropout=0.3, batch_first=True) for _ in range(NUM_BLOCKS)]
+        return nn.Sequential(nn.Embedding(VOCABULARY, WIDTH), *blocks, Head()), Tokens()
     if kind == "timm":
         options = {"patch_size": 4, "embed_dim": 16, "depth": 3, "num_heads": 2, "img_size": 16}
         return timm.create_model("vit_tiny_patch16_224", num_classes=NUM_CLASSES, **options), Images()

@@ -34,6 +34,14 @@ def test_an_own_model_trains_as_by_a_plain_loop(pool: Pool, tmp_path: Path, worl
             torch.testing.assert_close(tensor, weights[name].float(), rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["two replicas", "two stages"])
+def test_dropout_in_torchs_own_blocks_is_the_same_at_every_topology(pool: Pool, tmp_path: Path, name: str) -> None:
+    world, parallel = ARRANGEMENTS[name]
+    expected = pool.run(1, train_own, "encoder", tmp_path / "one", pt.Parallel())[0]["losses"]
+    found = pool.run(world, train_own, "encoder", tmp_path / "more", parallel)[0]["losses"]
+    assert found == pytest.approx(expected, rel=0, abs=1e-10)
+
+
 @pytest.mark.parametrize("kind", ["timm", "transformers"])
 def test_a_library_loads_what_was_saved_of_its_model(pool: Pool, tmp_path: Path, kind: str) -> None:
     seen: dict[str, Any] = pool.run(2, train_own, kind, tmp_path, pt.Parallel())[0]
