@@ -1,0 +1,108 @@
+"""Data sets of a script: pairs and dictionaries, tokens of any length, and what is refused."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from pipetransformer.data.map_style import MapStyleSplit
+from pipetransformer.errors import UserError
+
+
+def loss(output: Tensor, target: Tensor) -> Tensor:
+    return cross_entropy(output, target, reduction="none")
+
+
+def split(rows: Sequence[Any]) -> MapStyleSplit:
+    return MapStyleSplit("train", rows, loss)
+
+
+TEXTS = [
+    {"input_ids": [1, 2, 3], "attention_mask": [1, 1, 1], "labels": 0},
+    {"input_ids": [4, 5, 0], "attention_mask": [1, 1, 0], "labels": 1},
+]
+IMAGES = [(torch.full((3, 2, 2), float(i)), i % 2) for i in range(3)]
+
+
+def test_tokens_are_padded_and_masked_and_padding_that_they_bring_is_cut() -> None:
+    texts = split(TEXTS)
+    assert texts.lengths is not None
+    assert texts.lengths.tolist() == [3, 2]
+    assert texts.inputs([1, 0], 4).tolist() == [[4, 5, 0, 0], [1, 2, 3, 0]]
+    mask = texts.context([1, 0], 4)["attention_mask"]
+    assert mask.dtype == torch.bool
+    assert mask.tolist() == [[True, True, False, False], [True, True, True, False]]
+    assert texts.targets([1, 0]).tolist() == [1, 0]
+
+
+def test_images_are_stacked() -> None:
+    images = split(IMAGES)
+    assert images.input_shape == (3, 2, 2)
+    assert images.lengths is None
+    assert torch.equal(images.inputs([2, 0], None), torch.stack([IMAGES[2][0], IMAGES[0][0]]))
+
+
+def test_scores_are_accuracy_and_loss_over_all_samples() -> None:
+    outputs = torch.tensor([[2.0, 0.0], [0.0, 3.0], [0.0, 1.0]])
+    images = split(IMAGES)
+    predicted = images.predict(outputs, [0, 1, 2], None).numpy()
+    expected = cross_entropy(outputs.double(), torch.tensor([0, 1, 0])).item()
+    assert images.score(predicted) == pytest.approx({"accuracy": 2 / 3, "loss": expected}, abs=1e-6)
+
+
+def test_own_metrics_get_predictions_and_targets_in_order() -> None:
+    def metrics(predictions: np.ndarray, targets: np.ndarray) -> dict[str, float]:
+        return {"same": float((predictions == targets).sum())}
+
+    images = MapStyleSplit("dev", IMAGES, loss, metrics)
+    outputs = torch.eye(2)[[0, 1, 0]]
+    assert images.score(images.predict(outputs, [0, 1, 2], None).numpy())["same"] == 3
+
+
+def test_the_identity_is_that_of_the_inputs() -> None:
+    same = [(image.clone(), 1 - label) for image, label in IMAGES]
+    other = [*IMAGES[:2], (IMAGES[2][0] + 1e-6, 0)]
+    assert split(IMAGES).identity() == split(same).identity(), "targets have no part in it"
+    assert split(IMAGES).identity() != split(other).identity()
+    unmasked = [TEXTS[0], TEXTS[1] | {"attention_mask": [1, 1, 1]}]
+    assert split(TEXTS).identity() != split(unmasked).identity()
+
+
+def test_a_transform_that_draws_is_noticed() -> None:
+    class Drawn(list[Any]):
+        def __getitem__(self, index: Any) -> Any:
+            return torch.rand(3, 2, 2), 0
+
+    assert split(Drawn([0, 1])).draws_at_random
+    assert not split(IMAGES).draws_at_random
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([], "the data set train is empty"),
+        ([3], "sample 0 is a int"),
+        ([{"input_ids": [1], "pixel_values": [2], "labels": 0}], "give exactly one of input_ids"),
+        ([{"input_ids": [1]}], "give exactly one of labels"),
+        ([{"input_ids": [1, 2], "token_type_ids": [0], "labels": 0}], r"token_type_ids of sample 0 has shape \(1,\)"),
+    ],
+)
+def test_what_is_no_sample_is_refused(rows: list[Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        split(rows)
+
+
+def test_images_of_other_shapes_are_refused_by_number() -> None:
+    images = split([*IMAGES, (torch.zeros(3, 4, 4), 0)])
+    with pytest.raises(UserError, match=r"sample 3 of train has shape \(3, 4, 4\) and sample 0 \(3, 2, 2\)"):
+        images.inputs([0, 3], None)
+
+
+def test_a_loss_that_is_a_mean_is_refused() -> None:
+    images = MapStyleSplit("train", IMAGES, torch.nn.CrossEntropyLoss())
+    with pytest.raises(UserError, match=r"the loss has shape \(\) for 3 samples"):
+        images.loss(torch.zeros(3, 2), torch.zeros(3))
