@@ -17,20 +17,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def ended(folder: Path) -> Ended:
     """Two jobs that cannot run, one found out before the workers start and one by a worker, and one that can."""
-    sweep = ["parallel.num_replicas=0,64,1", "freeze=none", "hydra.sweep.dir=sweep"]
+    sweep = ["parallel.device_memory_gib=0,0.000001,1", "freeze=none", "hydra.sweep.dir=sweep"]
     return train(folder, "-m", *TINY, "parallel.world_size=1", *sweep)
 
 
 def test_each_job_has_its_folder_with_its_own_settings(folder: Path, ended: Ended) -> None:
-    assert {path.name for path in (folder / "sweep").iterdir() if path.is_dir()} == {"0", "1", "2"}
+    assert {path.name for path in (folder / "sweep").iterdir() if path.is_dir()} == {"1", "2"}, "job 0 was refused"
     settings = [yaml.safe_load((folder / "sweep" / job / "config.yaml").read_text()) for job in ("1", "2")]
-    assert [setting["parallel"]["num_replicas"] for setting in settings] == [64, 1]
+    assert [setting["parallel"]["device_memory_gib"] for setting in settings] == [1e-6, 1.0]
 
 
 def test_a_job_that_fails_does_not_stop_the_others(folder: Path, ended: Ended) -> None:
     summaries = [json.loads((folder / "sweep" / job / "summary.json").read_text()) for job in ("1", "2")]
     assert [summary["status"] for summary in summaries] == ["failed", "completed"]
-    assert "parallel.num_replicas=64 need 64 devices" in summaries[0]["error"]
+    assert "no plan fits parallel.device_memory_gib=1e-06" in summaries[0]["error"]
 
 
 def test_the_sweep_fails_and_names_the_jobs_with_the_reasons(ended: Ended) -> None:
@@ -38,6 +38,7 @@ def test_the_sweep_fails_and_names_the_jobs_with_the_reasons(ended: Ended) -> No
     failed = [line for line in ended.err.splitlines() if line.startswith("job ")]
     assert len(failed) == 2
     assert failed[0].startswith("job 0 (")
-    assert "parallel.num_replicas=0 must be above 0" in failed[0]
-    assert "parallel.num_replicas=64 need 64 devices, and there are 1" in failed[1]
+    assert "parallel.device_memory_gib=0" in failed[0]
+    assert "must be above 0" in failed[0]
+    assert "no plan fits parallel.device_memory_gib=1e-06" in failed[1]
     assert "Traceback" not in ended.err

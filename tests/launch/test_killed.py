@@ -1,6 +1,7 @@
 """A run one of whose processes is killed says in one line which."""
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -39,7 +40,8 @@ def test_a_killed_rank_is_named(tmp_path: Path) -> None:
         folder = tmp_path / str(rank)
         folder.mkdir()
         err, job = killed(folder, rank)
-        assert err.startswith(f"rank {rank} was killed"), err
+        # the launcher kills the other rank, too, if that does not end by itself in time
+        assert re.match(rf"(rank {rank} was|ranks 0, 1 were) killed", err), err
         assert "lower batch_size" in err
         assert len(err.splitlines()) == 1, err
         assert (job.summary["status"], job.summary["error"]) == ("failed", err.strip())
