@@ -30,7 +30,7 @@ def test_each_job_has_its_folder_with_its_own_settings(folder: Path, ended: Ende
 def test_a_job_that_fails_does_not_stop_the_others(folder: Path, ended: Ended) -> None:
     summaries = [json.loads((folder / "sweep" / job / "summary.json").read_text()) for job in ("1", "2")]
     assert [summary["status"] for summary in summaries] == ["failed", "completed"]
-    assert "no plan fits parallel.device_memory_gib=1e-06" in summaries[0]["error"]
+    assert "no plan fits parallel.device_memory_gib=9.99" in summaries[0]["error"]
 
 
 def test_the_sweep_fails_and_names_the_jobs_with_the_reasons(ended: Ended) -> None:
@@ -40,5 +40,5 @@ def test_the_sweep_fails_and_names_the_jobs_with_the_reasons(ended: Ended) -> No
     assert failed[0].startswith("job 0 (")
     assert "parallel.device_memory_gib=0" in failed[0]
     assert "must be above 0" in failed[0]
-    assert "no plan fits parallel.device_memory_gib=1e-06" in failed[1]
+    assert "no plan fits parallel.device_memory_gib=9.99" in failed[1]
     assert "Traceback" not in ended.err
