@@ -48,7 +48,9 @@ def record(folder: Path, rank: int, error: BaseException) -> None:
     text = in_options(error) if is_users else f"{type(error).__name__}: {error}"
     trace = "".join(traceback.format_exception(error))
     failure = Failure(rank, _origin(error), is_users, text, trace, time.time())
-    (folder / f"{rank}.json").write_text(json.dumps(asdict(failure)), encoding="utf-8")
+    unfinished = folder / f"{rank}.part"  # the launcher may end this rank at any moment
+    unfinished.write_text(json.dumps(asdict(failure)), encoding="utf-8")
+    unfinished.rename(folder / f"{rank}.json")
 
 
 def _first(error: BaseException) -> BaseException:
@@ -90,12 +92,13 @@ def cause(folder: Path, num_ranks: int, exit_codes: dict[int, int]) -> tuple[Exc
     return UserError(text), text
 
 
-def _killed(ranks: list[int], exit_codes: dict[int, int]) -> str:
-    names = {signal.Signals(-exit_codes[rank]).name for rank in ranks if exit_codes.get(rank, 0) < 0}
-    who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+def _killed(silent: list[int], exit_codes: dict[int, int]) -> str:
+    """Names the rank that a signal ended first; the launcher then ends the others, which leave no record either."""
+    first = [rank for rank in silent if exit_codes.get(rank, 0) < 0] or silent
+    names = {signal.Signals(-exit_codes[rank]).name for rank in first if rank in exit_codes}
+    who = f"rank {first[0]}" if len(first) == 1 else f"one of the ranks {', '.join(map(str, first))}"
     by = f" by {' and '.join(sorted(names))}" if names else ""
-    verb = "was" if len(ranks) == 1 else "were"
     return (
-        f"{who} {verb} killed{by}, perhaps for want of memory; lower batch_size or parallel.world_size, or set "
+        f"{who} was killed{by}, perhaps for want of memory; lower batch_size or parallel.world_size, or set "
         "parallel.device_memory_gib"
     )

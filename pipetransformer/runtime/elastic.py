@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pipetransformer.autodp.topology import REPLICA_AXIS, Topology
+from pipetransformer.autodp.topology import Topology
 from pipetransformer.autodp.transition import Placement, Transition, first_transition, next_transition
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.errors import NotFinite
@@ -181,8 +181,7 @@ class ElasticRuntime:
             self.resident.load(layer for layer, ranks in enumerate(placement) if dist.get_rank() in ranks)
             return
         assert resolved.plan.num_devices == dist.get_world_size(), "every rank has a shard"
-        assert resolved.mesh is not None
-        self._shards = FsdpLayers(self.resident, resolved.mesh[REPLICA_AXIS])
+        self._shards = FsdpLayers(self.resident, resolved.replicas)
 
     def _drop_engine(self) -> None:
         self.engine, self.optimizer, self._measured = None, None, {}

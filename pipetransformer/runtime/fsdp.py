@@ -10,11 +10,13 @@ FSDP reduce-scatters after each micro-batch, so no rank ever holds more of the g
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
@@ -35,12 +37,13 @@ class FsdpLayers(nn.Module):
 
     Args:
         resident: Each layer is loaded whole, sharded, and only then the next one, so that a large model starts.
-        mesh: One-dimensional, over all ranks of the world.
+        group: All ranks of the world.
     """
 
-    def __init__(self, resident: ResidentLayers, mesh: DeviceMesh) -> None:
+    def __init__(self, resident: ResidentLayers, group: ProcessGroup) -> None:
         super().__init__()
         self.stack = resident.stack
+        mesh = _mesh_of_its_own(group, resident.device.type)
         for index in range(len(self.stack)):
             resident.load([index])
             sharded = fully_shard(self.stack[index], mesh=mesh, reshard_after_forward=True)
@@ -104,6 +107,18 @@ class ShardedStage(Stage):
 
     def forward(self, x: Tensor, **context: Any) -> Tensor:
         return self._under_shards(super().forward, x, **context)
+
+
+def _mesh_of_its_own(group: ProcessGroup, device_type: str) -> DeviceMesh:
+    """Builds a mesh that equals no earlier one of this process.
+
+    DTensor caches what its operations return by their meshes, and meshes with the same ranks and names are equal to
+    it whatever their groups are. In a second run of one process it would return tensors on groups that are destroyed.
+    """
+    return DeviceMesh.from_group(group, device_type, mesh_dim_names=(f"dp_shard_{next(_runs)}",))
+
+
+_runs = count()
 
 
 def local_part(tensor: Tensor) -> Tensor:

@@ -74,8 +74,15 @@ def test_a_rank_without_a_word_was_killed(tmp_path: Path) -> None:
     cause, line = failures.cause(tmp_path, 3, {0: 1})
     assert isinstance(cause, UserError)
     assert line.startswith("rank 1 was killed, perhaps for want of memory; lower batch_size")
+    _, line = failures.cause(tmp_path, 4, {0: 1})
+    assert line.startswith("one of the ranks 1, 3 was killed, perhaps")
+
+
+def test_the_rank_that_was_killed_first_is_named_and_not_those_that_the_launcher_ended(tmp_path: Path) -> None:
+    failures.record(tmp_path, 2, raised(KeyboardInterrupt()))
+    (tmp_path / "0.part").write_text('{"rank": ')  # ended by the launcher in the middle of its record
     _, line = failures.cause(tmp_path, 4, {3: -signal.SIGKILL})
-    assert line.startswith("ranks 1, 3 were killed by SIGKILL, perhaps")
+    assert line.startswith("rank 3 was killed by SIGKILL, perhaps")
 
 
 def test_a_rank_that_does_not_come_to_run_is_not_said_to_be_killed(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """A run one of whose processes is killed says in one line which."""
 
 import os
-import re
 import signal
 from pathlib import Path
 
@@ -40,8 +39,7 @@ def test_a_killed_rank_is_named(tmp_path: Path) -> None:
         folder = tmp_path / str(rank)
         folder.mkdir()
         err, job = killed(folder, rank)
-        # the launcher kills the other rank, too, if that does not end by itself in time
-        assert re.match(rf"(rank {rank} was|ranks 0, 1 were) killed", err), err
+        assert err.startswith(f"rank {rank} was killed"), err
         assert "lower batch_size" in err
         assert len(err.splitlines()) == 1, err
         assert (job.summary["status"], job.summary["error"]) == ("failed", err.strip())

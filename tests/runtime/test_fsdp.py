@@ -6,6 +6,7 @@ import pytest
 from support.cases import NUM_CLASSES, Case
 from support.exactness import assert_equal
 from support.memory import Started, start
+from support.meshes import train_beside_other_groups
 from support.mutations import train_mutated
 from support.observations import poisoned_step
 from support.plans import HEAD, sharded
@@ -53,6 +54,14 @@ def test_shards_train_as_one_process_does(
 ) -> None:  # fmt: skip
     case = Case(kind, bert_config, 0.2, optimizer)  # of an epoch of 20 samples the last batch of 8 is smaller
     assert_equal(*run_both(pool, case, world, plans(world, cached, recompute, microbatches), tmp_path))
+
+
+def test_a_second_run_of_a_process_uses_no_group_of_the_first(pool: Pool, bert_config: Path, tmp_path: Path) -> None:
+    """DTensor keeps what it has computed for an equal mesh, groups included."""
+    case, sequence = Case("vit", bert_config, 0.2), plans(2, cached=False, recompute=False, microbatches=1)
+    reference = train_reference(case, {step: plan.num_frozen for step, plan in sequence.items()})
+    for train in (train_elastic, train_beside_other_groups):
+        assert_equal(pool.run(2, train, case, sequence, str(tmp_path / train.__name__))[0], reference)
 
 
 def test_a_layer_that_thaws_trains_again(pool: Pool, bert_config: Path, tmp_path: Path) -> None:

@@ -58,6 +58,14 @@ def train_with_one_more_axis(case: Case, plans: Plans, folder: str) -> Trace:
         return train_elastic(case, plans, folder)
 
 
+def train_beside_other_groups(case: Case, plans: Plans, folder: str) -> Trace:
+    """Trains as usual, where process groups have other names than in a run that begins with the world's."""
+    others = [dist.new_group([rank]) for rank in range(dist.get_world_size()) for _ in range(8)]
+    trace = train_elastic(case, plans, folder)
+    del others
+    return trace
+
+
 def groups_left_open(case: Case, plan: Plan, folder: str, fails: bool) -> tuple[int, int]:
     """Counts this rank's process groups inside a runtime, and after it has ended, by a failure if wanted."""
     runtime, loader, groups = build(case, folder)

@@ -19,6 +19,7 @@ ARRANGEMENTS = {
     "two replicas": (2, pt.Parallel(arrangement="data")),
     "two stages": (2, pt.Parallel(num_stages=2, num_microbatches=2)),
     "elastic": (2, pt.Parallel()),
+    "fsdp": (2, pt.Parallel(arrangement="sharded")),
 }
 
 
