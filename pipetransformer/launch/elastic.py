@@ -42,7 +42,7 @@ def run_here(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | 
             f"parallel.world_size={config.parallel.world_size}, but torchrun started {world_size} processes; leave "
             "parallel.world_size out or make them equal"
         )
-    from pipetransformer.training.job import run_job  # here, for the launcher needs none of it and starts sooner
+    from pipetransformer.training.run import run_job  # here, for the launcher needs none of it and starts sooner
 
     try:
         return run_job(config, run_dir, plain, sweep)
@@ -106,7 +106,7 @@ def _num_ranks(config: Config) -> int:
 def _run_rank(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | None, folder: Path) -> Summary:
     """Runs one rank in a process that torch's launcher has started; records why it fails."""
     forkserver.restore_interrupt()
-    from pipetransformer.training.job import run_job
+    from pipetransformer.training.run import run_job
 
     try:
         return run_job(config, run_dir, plain, sweep)

@@ -21,7 +21,7 @@ from functools import cache
 from multiprocessing import forkserver, util
 from pathlib import Path
 
-PRELOAD = ("pipetransformer.launch.parent_death", "pipetransformer.training.job", "torchmetrics.functional")
+PRELOAD = ("pipetransformer.launch.parent_death", "pipetransformer.training.run", "torchmetrics.functional")
 GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 DEFAULT_CPU_PROCESSES = 2
 

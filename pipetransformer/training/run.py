@@ -1,22 +1,75 @@
-"""One rank of a run, from its configuration to its summary."""
+"""One process of a run: signals, the process group, training, the summary and the saved model."""
 
 import gc
+import os
+import shutil
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 from torch import Tensor
 
 from pipetransformer.config.names import in_options
 from pipetransformer.config.schema import Config
 from pipetransformer.errors import Diverged, NotSaved
+from pipetransformer.models.base import ModelSpec
+from pipetransformer.models.stack import LayerStack
 from pipetransformer.report.reporter import Reporter, open_report
-from pipetransformer.report.run_folder import SUMMARY, write_json
+from pipetransformer.report.run_folder import MODEL, SUMMARY, share_files, write_json
+from pipetransformer.training import interrupt
 from pipetransformer.training.build import prepare
-from pipetransformer.training.save import places, save_model
 from pipetransformer.training.trainer import Trainer
+from pipetransformer.training.world import LocalRank, open_world
+
+SECOND_PLACE = Path("/var/tmp")
+GIB = 2**30
+
+
+def run_job(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | None = None) -> dict[str, Any]:
+    """Runs one rank of a job; the environment says which.
+
+    Returns:
+        The summary on rank 0, an empty one on the others.
+    """
+    interrupt.listen()
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // LocalRank.here().local_world_size))
+    with open_world(config.parallel) as device:
+        return _run(config, run_dir, device, plain, sweep)
+
+
+def _run(
+    config: Config, run_dir: Path, device: torch.device, plain: dict[str, Any], sweep: str | None
+) -> dict[str, Any]:
+    run_dir = _agree(run_dir)
+    try:
+        if dist.get_rank() == 0:
+            for stale in (run_dir / SUMMARY, *run_dir.glob("trace_*.json")):  # of an earlier run in the same folder
+                stale.unlink(missing_ok=True)
+        return run_rank(config, run_dir, device, plain, sweep)
+    except BaseException as error:
+        if dist.get_rank() == 0 and not (run_dir / SUMMARY).is_file():
+            write_json(run_dir / SUMMARY, failed(error))
+        raise
+    finally:
+        gc.unfreeze()
+
+
+def failed(error: BaseException) -> dict[str, Any]:
+    """Returns the summary of a run that ended before its first step."""
+    if isinstance(error, KeyboardInterrupt):
+        return {"status": "interrupted"}
+    return {"status": "failed", "error": f"{type(error).__name__}: {in_options(error)}"}
+
+
+def _agree(run_dir: Path) -> Path:
+    """Broadcasts rank 0's run folder: under torchrun each process has composed one of its own."""
+    folders = [run_dir]
+    dist.broadcast_object_list(folders)
+    return folders[0]
 
 
 def run_rank(
@@ -90,12 +143,12 @@ def _finish(trainer: Trainer, run_dir: Path, status: str, error: str | None) -> 
     summary = {"status": status} | ({"error": error} if error else {}) | trainer.summary()
     write_json(run_dir / SUMMARY, summary)  # first, so that a model that finds no room costs the model alone
     if state is not None:
-        _save_model(trainer, run_dir, state, summary)
+        _save_weights(trainer, run_dir, state, summary)
     trainer.report.write("summary", **summary)
     return summary
 
 
-def _save_model(trainer: Trainer, run_dir: Path, state: dict[str, Tensor], summary: dict[str, Any]) -> None:
+def _save_weights(trainer: Trainer, run_dir: Path, state: dict[str, Tensor], summary: dict[str, Any]) -> None:
     try:
         folder = save_model(trainer.config.model, trainer.components.stack, state, places(run_dir))
     except NotSaved as error:
@@ -107,3 +160,42 @@ def _save_model(trainer: Trainer, run_dir: Path, state: dict[str, Tensor], summa
     else:
         if folder.parent != run_dir:
             trainer.report.write("warning", message=f"the model is in {folder}: {run_dir} has no room for it")
+
+
+def places(run_dir: Path) -> list[Path]:
+    """Returns the folders in which the model may be saved, the run folder's first."""
+    return [run_dir / MODEL, SECOND_PLACE / f"pipetransformer-{run_dir.name}-{os.getpid()}"]
+
+
+def save_model(model: ModelSpec, stack: LayerStack, state: Mapping[str, Tensor], folders: Sequence[Path]) -> Path:
+    """Saves a model to the first folder that takes it, replacing an older one there.
+
+    Args:
+        state: All weights, by their original names.
+
+    Returns:
+        The folder.
+
+    Raises:
+        NotSaved: No folder takes it.
+    """
+    reasons = []
+    for folder in folders:
+        try:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            model.save(stack, dict(state), folder)
+            share_files(folder)
+        except (OSError, SafetensorError) as error:
+            reasons.append(f"{folder} ({str(error).strip().partition(chr(10))[0]}; {_free_gib(folder):.3g} GiB free)")
+            shutil.rmtree(folder, ignore_errors=True)
+        else:
+            return folder
+    needed = sum(tensor.nbytes for tensor in state.values()) / GIB
+    tried = " nor in ".join(reasons)
+    raise NotSaved(f"the model takes {needed:.3g} GiB and could not be saved in {tried}; free space and run again")
+
+
+def _free_gib(folder: Path) -> float:
+    nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    return shutil.disk_usage(nearest).free / GIB

@@ -33,7 +33,7 @@ def test_what_model_and_dataset_name_is_imported_before_ranks_are_forked(monkeyp
     monkeypatch.setattr(ForkServerContext, "set_forkserver_preload", lambda _, names: given.extend(names))
     monkeypatch.setattr(forkserver.forkserver, "ensure_running", lambda: None)
     forkserver.preload("cpu", 2, ["timm", "sklearn.datasets"])
-    assert {"timm", "sklearn.datasets", "pipetransformer.training.job"} <= set(given)
+    assert {"timm", "sklearn.datasets", "pipetransformer.training.run"} <= set(given)
 
 
 def test_the_server_imports_the_package_of_its_launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

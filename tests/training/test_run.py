@@ -18,8 +18,8 @@ from support.pool import Pool
 from pipetransformer.errors import NotSaved
 from pipetransformer.models.timm import TimmModel
 from pipetransformer.report.reporter import Reporter
-from pipetransformer.training import run, save
-from pipetransformer.training.save import save_model
+from pipetransformer.training import run
+from pipetransformer.training.run import save_model
 
 STATE = {"weight": torch.zeros(2**18)}
 
@@ -64,7 +64,7 @@ def test_others_may_read_what_new_files_let_them(tmp_path: Path) -> None:
 def test_a_run_whose_model_finds_no_room_keeps_its_summary(
     status: str, raised: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(save, "SECOND_PLACE", tmp_path / "second")
+    monkeypatch.setattr(run, "SECOND_PLACE", tmp_path / "second")
     monkeypatch.setattr(run.dist, "get_rank", lambda: 0)
     trainer: Any = SimpleNamespace(
         runtime=SimpleNamespace(weights=lambda: STATE),
