@@ -13,6 +13,7 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 from torch import Tensor
 
+from pipetransformer.autocache.buffer import GIB
 from pipetransformer.config.names import in_options
 from pipetransformer.config.schema import Config
 from pipetransformer.errors import Diverged, NotSaved
@@ -26,7 +27,6 @@ from pipetransformer.training.trainer import Trainer
 from pipetransformer.training.world import LocalRank, open_world
 
 SECOND_PLACE = Path("/var/tmp")
-GIB = 2**30
 
 
 def run_job(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | None = None) -> dict[str, Any]:
