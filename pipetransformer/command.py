@@ -13,10 +13,8 @@ from hydra.errors import CompactHydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from pipetransformer.config.arguments import read_arguments
+from pipetransformer.config.arguments import explain, help_text, read_arguments
 from pipetransformer.config.compose import load, register
-from pipetransformer.config.explain import explain
-from pipetransformer.config.help import help_text
 from pipetransformer.config.plain import as_plain, write_config
 from pipetransformer.config.schema import CONF
 from pipetransformer.errors import UserError

@@ -14,8 +14,8 @@ from support.jobs import ROOT, TINY, loaded, run_job
 from support.pool import Pool
 
 from pipetransformer.autopipe.schedules import REFUSED
+from pipetransformer.config.arguments import explain
 from pipetransformer.config.compose import CONF, load
-from pipetransformer.config.explain import explain
 from pipetransformer.config.plain import write_config
 from pipetransformer.config.schema import PRECISIONS
 from pipetransformer.config.validate import warnings

@@ -1,11 +1,34 @@
-"""Reads the command line before Hydra does: answers what Hydra would answer in its own words, or with a trace."""
+"""The command line around Hydra: arguments before it reads them, ``--help``, and one line about each mistake.
 
-from collections.abc import Sequence
+Hydra would answer in its own words, or with a trace.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
+from textwrap import wrap
+
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
 from pipetransformer.config.schema import CONF
 from pipetransformer.errors import UserError
 
+RENAMED = {"parallel.checkpoint": "parallel.recompute", "parallel.num_chunks": "parallel.stages_per_rank"}
+OPEN = ("options",)  # keys below take any name
+HEAD = """\
+Fine-tunes a Transformer on several devices. Blocks that have converged freeze from the bottom up; the others are
+packed into fewer devices, the freed devices become replicas, and the frozen blocks' output is read from a cache.
+
+  pipetransformer-train                                     a small ViT on digits, no download
+  pipetransformer-train model=bert dataset=glue/sst2 epochs=3 optim.lr=2e-5
+  pipetransformer-train -m freeze=none,pipetransformer seed=1,2      one run for each combination
+
+Write name=value; a group takes one of its options, a list stands in brackets. In a checkout `python train.py` does the
+same. README.md has a table of the options; --hydra-help is about Hydra.
+"""
+HYDRA = "\nhydra:"  # begins the part of config.yaml that is not about training
 SIMULATION_ONLY = ("cluster", "pipeline", "shape")
 TRUE, FALSE = ("true", "on", "yes"), ("false", "off", "no", "null", "none")
 SWITCHES = {  # values that users try for a group, and its option
@@ -76,3 +99,94 @@ def unknown_option(group: str, value: str) -> str:
     near = [by_last[each] for each in found]
     hint = f"did you mean {group}={near[0]}? " if near else ""
     return f"{group}={value} is unknown; {hint}there are: {', '.join(names)}"
+
+
+def help_text(arguments: Sequence[str] = ()) -> str:
+    """Returns the help for the groups' options that the arguments choose, or else the default ones."""
+    chosen = _defaults() | {name: value for name, _, value in (each.partition("=") for each in arguments)}
+    lines = [HEAD, "Groups and their options\n"]
+    for group in groups():
+        lines += wrap(", ".join(choices(group)), 110, initial_indent=f"  {group:<11} ", subsequent_indent=" " * 14)
+    lines += ["", "General options\n", *_indented(_body((CONF / "config.yaml").read_text(encoding="utf-8")))]
+    for group in groups():
+        file = CONF / group / f"{chosen.get(group)}.yaml"
+        if file.is_file() and group != "experiment":
+            lines += ["", f"{group}={chosen[group]}\n", *_indented(_body(file.read_text(encoding="utf-8")))]
+    return "\n".join(lines)
+
+
+def _defaults() -> dict[str, str]:
+    text = (CONF / "config.yaml").read_text(encoding="utf-8")
+    return dict(re.findall(r'^  - (\w+): "?(\w+)"?', text, flags=re.MULTILINE))
+
+
+def _body(text: str) -> list[str]:
+    """Returns the options of a YAML file with their comments: without defaults list, class and Hydra's part."""
+    text = re.sub(r"^defaults:\n(?:[ #].*\n|\n)*", "", text.partition(HYDRA)[0], flags=re.MULTILINE)
+    return [line for line in text.splitlines() if line.strip() and not re.match(r"# @package|\s*_target_:", line)]
+
+
+def _indented(lines: Sequence[str]) -> list[str]:
+    return [f"  {line}" for line in lines]
+
+
+def explain(error: Exception) -> str:
+    """Returns one line about an error of Hydra, of OmegaConf or of our own."""
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        group, _, value = error.missing_cfg_file.partition("/")
+        return unknown_option(group, value)
+    if isinstance(error, OverrideParseException):
+        return _unreadable(str(error.override))
+    cause = error.__cause__
+    if isinstance(cause, OmegaConfBaseException) and cause.full_key is not None:
+        return explain_key(cause)
+    text = first_line(error)
+    if isinstance(error, ConfigCompositionException) and text.startswith("Ambiguous value for argument '"):
+        argument = text.split("'")[1]
+        name, _, values = argument.partition("=")
+        return f"{argument} gives several values; a list is written {name}=[{values}], and -m starts a run for each"
+    return text if isinstance(error, HydraException) else str(error)
+
+
+def _unreadable(argument: str) -> str:
+    name, is_given, value = argument.partition("=")
+    if not is_given:
+        return f"{argument} has no value; write {argument}=<value>"
+    return f"{argument} cannot be read; quote the value, and all of it once more for the shell: '{name}=\"{value}\"'"
+
+
+def explain_key(error: OmegaConfBaseException) -> str:
+    """Returns one line about a key that does not exist, or whose value has another type."""
+    key, parent = str(error.full_key), error.parent_node
+    if isinstance(error, MissingMandatoryValue):
+        return f"give a value to {key}"
+    if isinstance(error, ConfigKeyError | ConfigAttributeError) and isinstance(parent, DictConfig):
+        if key.split(".")[-2:-1] == [*OPEN]:
+            return f"{key} is not set yet; add it as +{key}="
+        names = [str(name) for name in parent if name != "_target_"]
+        return unknown_key(key, names, list(_elsewhere(key, parent)))
+    return f"{key}: {first_line(error)}"
+
+
+def _elsewhere(key: str, root: DictConfig) -> Iterator[str]:
+    """Yields the keys of the sections that end with the same name."""
+    for section in root:
+        node = None if root._is_missing() else root._get_node(section)
+        if isinstance(node, DictConfig) and not node._is_none() and key in node:
+            yield f"{section}.{key}"
+
+
+def unknown_key(key: str, names: list[str], elsewhere: list[str] | None = None) -> str:
+    """Returns one line about a full key whose last part is not one of the names at its place."""
+    if key in RENAMED:
+        return f"{key} is now called {RENAMED[key]}"
+    *parents, last = key.split(".")
+    near = elsewhere or [".".join([*parents, name]) for name in get_close_matches(last, names, n=1)]
+    hint = f"did you mean {' or '.join(near)}?" if near else f"valid options: {', '.join(names)}"
+    return f"{key} does not exist; {hint}"
+
+
+def first_line(error: Exception) -> str:
+    """Returns the first line of an error's text; says how a list is written where one was expected."""
+    text = str(error).strip().partition("\n")[0]
+    return "expected a list such as [1,2]" if "is not a ListConfig" in text else text

@@ -16,8 +16,7 @@ from hydra.utils import get_class, instantiate
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
-from pipetransformer.config.arguments import read_arguments
-from pipetransformer.config.explain import explain_key, first_line, unknown_key
+from pipetransformer.config.arguments import explain_key, first_line, read_arguments, unknown_key
 from pipetransformer.config.names import in_options
 from pipetransformer.config.schema import CONF, Cache, Config, Parallel, SimulationConfig, StaticPipeline
 from pipetransformer.config.validate import check_modality, validate

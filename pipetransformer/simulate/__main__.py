@@ -10,9 +10,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import CompactHydraException
 from omegaconf import DictConfig
 
-from pipetransformer.config.arguments import read_arguments
+from pipetransformer.config.arguments import explain, read_arguments
 from pipetransformer.config.compose import load, register
-from pipetransformer.config.explain import explain
 from pipetransformer.config.names import in_options
 from pipetransformer.config.schema import CONF, SimulationConfig
 from pipetransformer.errors import UserError

@@ -4,8 +4,7 @@ import pytest
 from hydra.errors import HydraException
 from support.jobs import loaded
 
-from pipetransformer.config.arguments import read_arguments
-from pipetransformer.config.explain import explain
+from pipetransformer.config.arguments import explain, read_arguments
 from pipetransformer.errors import UserError
 
 
