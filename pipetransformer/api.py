@@ -4,8 +4,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from pipetransformer.config.plain import as_plain, write_config
-from pipetransformer.config.schema import Config
+from pipetransformer.config.schema import Config, as_plain, write_config
 from pipetransformer.config.validate import validate
 from pipetransformer.launch.start import preflight, start
 

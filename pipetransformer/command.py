@@ -15,8 +15,7 @@ from omegaconf import DictConfig
 
 from pipetransformer.config.arguments import explain, help_text, read_arguments
 from pipetransformer.config.compose import load, register
-from pipetransformer.config.plain import as_plain, write_config
-from pipetransformer.config.schema import CONF
+from pipetransformer.config.schema import CONF, as_plain, write_config
 from pipetransformer.errors import UserError
 from pipetransformer.launch.start import preflight, start, under_torchrun
 

@@ -16,8 +16,7 @@ from support.pool import Pool
 from pipetransformer.autopipe.schedules import REFUSED
 from pipetransformer.config.arguments import explain
 from pipetransformer.config.compose import CONF, load
-from pipetransformer.config.plain import write_config
-from pipetransformer.config.schema import PRECISIONS
+from pipetransformer.config.schema import PRECISIONS, write_config
 from pipetransformer.config.validate import warnings
 from pipetransformer.errors import UserError
 from pipetransformer.runtime import precision

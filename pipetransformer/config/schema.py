@@ -1,9 +1,12 @@
-"""The configuration of a run, as plain values."""
+"""The configuration of a run: its dataclasses, and the same as plain values for the record."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
+from pipetransformer.report.run_folder import CONFIG
 from pipetransformer.report.wandb import NoLogger
 
 if TYPE_CHECKING:
@@ -12,6 +15,7 @@ if TYPE_CHECKING:
     from pipetransformer.models.base import ModelSpec
     from pipetransformer.optim.base import OptimizerSpec
     from pipetransformer.report.reporter import LoggerSpec
+
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 PRECISIONS = ("float32", "float64", "bfloat16", "float16")
@@ -139,3 +143,32 @@ class SimulationConfig(Config):
     shape: Any
     pipeline: StaticPipeline = field(default_factory=StaticPipeline)
     num_samples: int | None = None
+
+
+def as_plain(config: Config) -> dict[str, Any]:
+    """Returns the configuration as containers of plain values; composed again, they give the same run.
+
+    ``_target_`` names the class of each spec.
+    """
+    return {field.name: _plain(getattr(config, field.name)) for field in fields(config)}
+
+
+def _plain(value: Any) -> Any:
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    kind = type(value)
+    is_section = kind in (Parallel, Cache)  # typed by the schema itself
+    target = {} if is_section else {"_target_": f"{kind.__module__}.{kind.__qualname__}"}
+    return target | _lists(asdict(value))
+
+
+def _lists(value: Any) -> Any:
+    """Returns containers that YAML writes without tags: tuples as lists."""
+    if isinstance(value, dict):
+        return {name: _lists(each) for name, each in value.items()}
+    return [_lists(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def write_config(config: Config, folder: Path) -> None:
+    """Writes the configuration to the run folder."""
+    (folder / CONFIG).write_text(yaml.safe_dump(as_plain(config), sort_keys=False), encoding="utf-8")
