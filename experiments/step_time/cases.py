@@ -12,8 +12,7 @@ import yaml
 from torch import Tensor
 
 from pipetransformer.config.compose import CONF
-from pipetransformer.data.base import ImageFormat, Split
-from pipetransformer.data.digest import Digest
+from pipetransformer.data.base import Digest, ImageFormat, Split
 from pipetransformer.data.images import Digits
 from pipetransformer.models.base import Head
 from pipetransformer.models.huggingface import HuggingFaceModel

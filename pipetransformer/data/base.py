@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,6 +17,8 @@ from pipetransformer.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
+
+Plain = str | int | float | None | tuple[int, ...]
 SPLIT_SEED = 0  # of draws that do not follow the run's seed: runs with other seeds see the same data
 
 
@@ -185,3 +188,34 @@ def subsample(num_samples: int, at_most: int | None) -> np.ndarray:
     if at_most is None or at_most >= num_samples:
         return np.arange(num_samples)
     return np.sort(np.random.default_rng(SPLIT_SEED).permutation(num_samples)[:at_most])
+
+
+class Digest:
+    """Digest of one value after the other, equal for two splits that give a model the same inputs.
+
+    Where one value ends and the next begins is part of it.
+
+    Args:
+        kind: Name of what is digested, so that different things never have one digest.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self._hash = blake2b(digest_size=16)
+        self.add(kind)
+
+    def add(self, *values: Plain | np.ndarray) -> None:
+        """Adds values by their type and content. Arrays are read where they lie, unless their memory has gaps."""
+        for value in values:
+            if isinstance(value, np.ndarray):
+                assert not value.dtype.hasobject, "addresses of objects say nothing"
+                self._frame(b"array", f"{value.dtype.str} {value.shape}".encode())
+                self._hash.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
+            else:
+                self._frame(b"value", repr(value).encode())
+
+    def _frame(self, kind: bytes, content: bytes) -> None:
+        self._hash.update(kind + len(content).to_bytes(8, "little") + content)
+
+    def hex(self) -> str:
+        """Returns 128 bits in hexadecimal digits."""
+        return self._hash.hexdigest()

@@ -1,8 +1,11 @@
-"""Labelled images from arrays, image folders and the hub, before they are fitted to a model."""
+"""Labelled images from arrays, IDX files, image folders and the hub, before they are fitted to a model."""
 
 from __future__ import annotations
 
+import gzip
+import math
 import os
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -12,11 +15,15 @@ from typing import TypeVar
 
 import numpy as np
 
-from pipetransformer.data.digest import Digest
+from pipetransformer.data.base import Digest
 from pipetransformer.data.hub import fingerprint, load_hub
 from pipetransformer.data.image_decoding import DECODING, check_file, is_grey, named, read_file, to_array
 from pipetransformer.errors import UserError
 
+IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+IDX_FOLDER = f"a folder with {', '.join(IDX_FILES)}, each plain or as .gz"
+PACKAGE_FILES = Path("/var/lib/dpkg/info/dataset-fashion-mnist.list")
+UNSIGNED_BYTE = 0x08
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".pgm", ".pbm", ".webp", ".tif", ".tiff", ".gif")
 IMAGE_FOLDER = "a folder with train/<class>/*.png and test/, val/ or validation/<class>/*.png"
 T = TypeVar("T")
@@ -228,3 +235,45 @@ def _stamp(file: Path) -> str:
     except OSError as error:
         raise UserError(f"{file} cannot be looked at ({error}); repair or remove it") from error
     return f"{file.absolute()} {facts.st_size} {facts.st_mtime_ns}"
+
+
+def read_idx(file: Path) -> np.ndarray:
+    """Reads an array of unsigned bytes in the IDX format of MNIST and its kin, gzipped or not.
+
+    It is a typed array with a big-endian header (yann.lecun.com/exdb/mnist).
+
+    Raises:
+        UserError: The file is damaged, cut short, or not of this format.
+    """
+    try:
+        content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+    except (OSError, EOFError) as error:
+        raise UserError(f"{file} cannot be unpacked ({error}); fetch it again") from error
+    if len(content) < 4 or content[:3] != bytes((0, 0, UNSIGNED_BYTE)):
+        raise UserError(f"{file} is not an IDX file of unsigned bytes; it starts with {content[:4].hex()}")
+    num_dims = content[3]
+    header_bytes = 4 + 4 * num_dims
+    shape = struct.unpack(f">{num_dims}I", content[4:header_bytes]) if len(content) >= header_bytes else ()
+    if not shape or len(content) != header_bytes + math.prod(shape):
+        raise UserError(f"{file} holds {len(content)} bytes, which does not fit its shape {shape}; fetch it again")
+    return np.frombuffer(content, dtype=np.uint8, offset=header_bytes).reshape(shape)
+
+
+def find_files(folder: Path) -> list[Path]:
+    """Finds the four files of :data:`IDX_FILES`, in that order.
+
+    Raises:
+        UserError: Some are missing.
+    """
+    found = [
+        next((file for file in (folder / name, folder / f"{name}.gz") if file.is_file()), None) for name in IDX_FILES
+    ]
+    if missing := [name for name, file in zip(IDX_FILES, found, strict=True) if file is None]:
+        raise UserError(f"dataset.path={folder} lacks {', '.join(missing)}; give {IDX_FOLDER}")
+    return [file for file in found if file is not None]
+
+
+def packaged_folder(package_files: Path = PACKAGE_FILES) -> Path | None:
+    """Returns the folder of Debian's package dataset-fashion-mnist; ``None`` where it is not installed."""
+    lines = package_files.read_text().splitlines() if package_files.is_file() else []
+    return next((Path(line).parent for line in lines if Path(line).name.startswith(IDX_FILES[0])), None)

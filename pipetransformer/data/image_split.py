@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipetransformer.data.base import ImageFormat, Split
-from pipetransformer.data.digest import Digest
+from pipetransformer.data.base import Digest, ImageFormat, Split
 from pipetransformer.data.image_sources import ImageSource
 from pipetransformer.data.tasks import Task
 from pipetransformer.errors import UserError

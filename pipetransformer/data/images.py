@@ -12,15 +12,18 @@ import numpy as np
 
 from pipetransformer.data.base import SPLIT_SEED, Data, DatasetSpec, ImageFormat, TextFormat, subsample
 from pipetransformer.data.hub import find_on_hub
-from pipetransformer.data.idx import IDX_FOLDER, find_files, packaged_folder, read_idx
 from pipetransformer.data.image_sources import (
+    IDX_FOLDER,
     IMAGE_FOLDER,
     ImageSource,
     ImageSplits,
+    find_files,
     folder_classes,
     from_arrays,
     from_folder,
     from_hub,
+    packaged_folder,
+    read_idx,
 )
 from pipetransformer.data.image_split import ImageSplit, check_labels
 from pipetransformer.data.tasks import image_classification

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipetransformer.data.base import Split
-from pipetransformer.data.digest import Digest
+from pipetransformer.data.base import Digest, Split
 from pipetransformer.errors import UserError
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ from PIL import Image
 from pipetransformer.data import image_sources, image_split
 from pipetransformer.data.base import Data, DatasetSpec, ImageFormat, Split, TextFormat
 from pipetransformer.data.glue import Glue, GlueSplit
-from pipetransformer.data.idx import FILES
-from pipetransformer.data.image_sources import from_arrays, from_list
+from pipetransformer.data.image_sources import IDX_FILES, from_arrays, from_list
 from pipetransformer.data.image_split import ImageSplit
 from pipetransformer.data.images import HubImages, IdxImages
 from pipetransformer.data.map_style import MapStyleSplit
@@ -43,7 +42,7 @@ def random_pictures(changed: int) -> np.ndarray:
 def write_idx(folder: Path, changed: int, label: int) -> None:
     images = random_pictures(changed)
     labels = np.full(NUM_TRAIN, label, dtype=np.uint8)
-    for name, array in zip(FILES, (images, labels, images[:3], labels[:3]), strict=True):
+    for name, array in zip(IDX_FILES, (images, labels, images[:3], labels[:3]), strict=True):
         header = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
         (folder / f"{name}.gz").write_bytes(gzip.compress(header + array.tobytes()))
 

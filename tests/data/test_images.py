@@ -13,8 +13,7 @@ from PIL import Image
 
 from pipetransformer.data import image_sources, images
 from pipetransformer.data.base import ImageFormat, Split
-from pipetransformer.data.idx import FILES, packaged_folder
-from pipetransformer.data.image_sources import ImageSplits, from_arrays
+from pipetransformer.data.image_sources import IDX_FILES, ImageSplits, from_arrays, packaged_folder
 from pipetransformer.data.images import Digits, HubImages, IdxImages, hold_out
 
 
@@ -70,7 +69,7 @@ def write_idx(folder: Path, num_labels: int = 6) -> None:
     generator = np.random.default_rng(0)
     train, test = (generator.integers(0, 256, (count, 5, 5), dtype=np.uint8) for count in (6, 3))
     labels = np.arange(9, dtype=np.uint8) % 3
-    for name, array in zip(FILES, (train, labels[:num_labels], test, labels[6:]), strict=True):
+    for name, array in zip(IDX_FILES, (train, labels[:num_labels], test, labels[6:]), strict=True):
         header = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
         (folder / f"{name}.gz").write_bytes(gzip.compress(header + array.tobytes()))
 

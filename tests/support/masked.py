@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pipetransformer.data.digest import Digest
+from pipetransformer.data.base import Digest
 from pipetransformer.data.tasks import Task
 from pipetransformer.models.base import Head
 from pipetransformer.models.huggingface import HuggingFaceModel

@@ -6,8 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipetransformer.data.base import Split
-from pipetransformer.data.digest import Digest
+from pipetransformer.data.base import Digest, Split
 
 VOCABULARY, NUM_CLASSES, IMAGE_SIZE = 50, 3, 8
 
