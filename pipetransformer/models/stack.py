@@ -1,18 +1,17 @@
-"""A model as a flat list of layers, with the original names of its parameters."""
+"""A model as a flat list of layers, with the original names of its parameters and those that layers share."""
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
 from pipetransformer.errors import UserError
 from pipetransformer.models.checks import check_layers
-from pipetransformer.models.layer import Layer, Module
-from pipetransformer.models.tied_weights import ParamRef, untie
+from pipetransformer.models.layer import Layer, Module, shallow_copy
 
 WeightSource = Callable[[int], Iterable[tuple[str, Tensor]]]
 """Yields the initial tensors of a layer with their original names; the same in every process."""
@@ -22,7 +21,7 @@ class LayerStack(nn.Module):
     """Embedding, blocks, head, in the order in which they run.
 
     Layers may end up on different devices, so each gets its own copy of a shared parameter
-    (:mod:`pipetransformer.models.tied_weights`). The copies train as one parameter, which belongs to the lowest layer
+    (:func:`untie`). The copies train as one parameter, which belongs to the lowest layer
     and freezes with it.
 
     Args:
@@ -182,3 +181,55 @@ def seeded(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
+
+
+class ParamRef(NamedTuple):
+    """A layer's index and the original name of one of its parameters."""
+
+    layer: int
+    name: str
+
+
+Tie = tuple[ParamRef, ...]
+"""The copies of a shared parameter, the lowest layer first."""
+
+
+def untie(layers: Sequence[Layer]) -> tuple[Tie, ...]:
+    """Replaces each parameter that a lower layer also has by a copy.
+
+    Layers that share a parameter, such as an output matrix that is the word embeddings, may end up on different
+    devices. So each gets its own copy. The copies start equal, and the runtime keeps them equal::
+
+        original     embeddings.weight   is   decoder.weight
+        stack        layer 0             =    layer L + 1
+
+    Returns:
+        The copies of each shared parameter.
+
+    Raises:
+        UserError: A layer shares all its parameters, so nothing of it could train while the lower layer is frozen.
+    """
+    places: dict[nn.Parameter, list[ParamRef]] = {}
+    for index, layer in enumerate(layers):
+        own = dict(layer.module.named_parameters())
+        copies = {p: nn.Parameter(p.detach().clone(), p.requires_grad) for p in own.values() if p in places}
+        if copies and len(copies) == len(own):
+            raise UserError(
+                f"layer {index} of {len(layers)} shares all its {len(own)} parameters with lower layers; supported are "
+                "models whose layers share a part of their parameters"
+            )
+        for name, parameter in own.items():
+            places.setdefault(parameter, []).append(ParamRef(index, layer.prefix + name))
+        if copies:
+            layer.module = _with_copies(layer.module, copies)
+    return tuple(tuple(tie) for tie in places.values() if len(tie) > 1)
+
+
+def _with_copies(module: Module, copies: dict[nn.Parameter, nn.Parameter]) -> Module:
+    """Returns a shallow copy with other parameters, its children too: they may belong to another layer as well."""
+    twin = shallow_copy(module)
+    twin._parameters.update({name: copies.get(p, p) for name, p in twin._parameters.items() if p is not None})
+    for name, child in module._modules.items():
+        if child is not None and not copies.keys().isdisjoint(child.parameters()):
+            twin._modules[name] = _with_copies(child, copies)
+    return twin

@@ -1,12 +1,15 @@
-"""timm's Vision Transformers (ViT, DeiT and their kin) as a flat stack."""
+"""timm's Vision Transformers (ViT, DeiT and their kin) as a flat stack, and whether timm has one of a name."""
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from difflib import get_close_matches
+from functools import cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
     from pipetransformer.models.stack import LayerStack
     from pipetransformer.models.timm_weights import Create, RandomInit
 
+
+_VISION_TRANSFORMERS = ("vit_", "deit")
 _NOT_AN_OPTION = {
     "num_classes": "it follows from the data",
     "in_chans": "use model.num_channels",
@@ -67,8 +72,6 @@ class TimmModel(ModelSpec):
             )
 
     def check_exists(self, timeout_s: float = 5.0) -> None:
-        from pipetransformer.models.timm_names import check_name, repository
-
         scheme, _, name = self._source().rpartition(":")
         if scheme == "local-dir":
             check_folder(name, "give one that timm.models.save_for_hf wrote")
@@ -243,3 +246,40 @@ class TimmModel(ModelSpec):
 def _per_channel(values: tuple[float, ...], num_channels: int) -> tuple[float, ...]:
     """Returns the values if there is one per channel, else their mean for each channel."""
     return tuple(values) if len(values) == num_channels else (sum(values) / len(values),) * num_channels
+
+
+def check_name(name: str) -> None:
+    """Raises :class:`UserError` with the nearest names where timm has no architecture ``name`` or ``name.tag``.
+
+    The names are read from timm's source: importing timm imports torch.
+    """
+    architecture = name.partition(".")[0]
+    if re.search(rf"^def {re.escape(architecture)}\(|^    '{re.escape(architecture)}':", _source(), re.MULTILINE):
+        return
+    names = [known for known in architectures() if known.startswith(_VISION_TRANSFORMERS)]
+    near = get_close_matches(architecture, names, n=3, cutoff=0.6)
+    raise UserError(
+        f"timm has no model.name={name}; "
+        + (f"did you mean {' or '.join(near)}?" if near else "give a name that timm lists, owner/name or a folder")
+    )
+
+
+def architectures() -> list[str]:
+    """Returns the functions by which timm makes models."""
+    return re.findall(r"^@register_model\s+def (\w+)\(", _source(), re.MULTILINE)
+
+
+def repository(name: str) -> str | None:
+    """Returns where timm's own weights of ``name`` or ``name.tag`` are on the hub, or None where timm does not say."""
+    entry = rf"^    '({re.escape(name)}(?:\.\w+)?)\*?': _cfg\((.*?)\),$"
+    tagged = re.search(entry, _source(), re.MULTILINE | re.DOTALL)
+    return f"timm/{tagged[1]}" if tagged and "hf_hub_id='timm/'" in tagged[2] else None
+
+
+@cache
+def _source() -> str:
+    spec = find_spec("timm")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    folder = Path(spec.submodule_search_locations[0]) / "models"
+    return "\n".join(file.read_text(encoding="utf-8") for file in sorted(folder.glob("*.py")))

@@ -16,8 +16,7 @@ from torch.distributed import ProcessGroup
 
 from pipetransformer.autopipe.memory import BUCKET_BYTES
 from pipetransformer.autopipe.plan import Plan
-from pipetransformer.models.stack import LayerStack
-from pipetransformer.models.tied_weights import Tie
+from pipetransformer.models.stack import LayerStack, Tie
 from pipetransformer.runtime.fsdp import local_part
 from pipetransformer.runtime.groups import ResolvedTopology
 from pipetransformer.runtime.stage import ParametersByLayer

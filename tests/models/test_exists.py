@@ -13,8 +13,7 @@ from support.hub import Hub, serving
 from pipetransformer.errors import UserError
 from pipetransformer.models.base import ModelSpec
 from pipetransformer.models.huggingface import HuggingFaceModel
-from pipetransformer.models.timm import TimmModel
-from pipetransformer.models.timm_names import architectures, repository
+from pipetransformer.models.timm import TimmModel, architectures, repository
 
 TIMM = "vit_tiny_patch16_224"
 

@@ -11,8 +11,7 @@ from support.masked import MASKED_LM, MaskedLanguageModel
 from torch import Tensor, nn
 from transformers import BertForMaskedLM
 
-from pipetransformer.models.stack import Layer, LayerStack
-from pipetransformer.models.tied_weights import ParamRef
+from pipetransformer.models.stack import Layer, LayerStack, ParamRef
 
 WORDS, DECODER = "bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"
 
