@@ -22,8 +22,8 @@ from pipetransformer.autopipe.plan import Plan, layer_above
 from pipetransformer.data.tasks import text_classification
 from pipetransformer.planning.timeline import Timeline
 from pipetransformer.report.reporter import Reporter
-from pipetransformer.runtime.context import RankContext
 from pipetransformer.runtime.elastic import ElasticRuntime
+from pipetransformer.runtime.groups import RankContext
 from pipetransformer.runtime.precision import PRECISIONS
 from pipetransformer.training.cache_session import CacheSession
 from pipetransformer.training.cache_setup import WorldCommunicator

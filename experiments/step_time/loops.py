@@ -17,8 +17,8 @@ from pipetransformer.data.base import Split
 from pipetransformer.data.tasks import text_classification
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.base import AdamW
-from pipetransformer.runtime.context import RankContext
 from pipetransformer.runtime.elastic import ElasticRuntime, StepResult
+from pipetransformer.runtime.groups import RankContext
 from pipetransformer.runtime.precision import PRECISIONS
 from pipetransformer.training.loader import BatchLoader
 

@@ -20,8 +20,8 @@ from pipetransformer.autopipe.plan import Plan
 from pipetransformer.data.tasks import text_classification
 from pipetransformer.models.huggingface import HuggingFaceModel
 from pipetransformer.models.stack import LayerStack
-from pipetransformer.runtime.context import RankContext
 from pipetransformer.runtime.elastic import ElasticRuntime, TransitionReport
+from pipetransformer.runtime.groups import RankContext
 from pipetransformer.runtime.precision import PRECISIONS
 from pipetransformer.training.loader import BatchLoader
 

@@ -21,10 +21,9 @@ from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.base import OptimizerSpec
 from pipetransformer.runtime import gradients
 from pipetransformer.runtime.batch import Batch, Loader
-from pipetransformer.runtime.context import RankContext
 from pipetransformer.runtime.engine import Engine, Objective
 from pipetransformer.runtime.fsdp import FsdpLayers, ShardedStage
-from pipetransformer.runtime.groups import ResolvedTopology
+from pipetransformer.runtime.groups import RankContext, ResolvedTopology
 from pipetransformer.runtime.precision import LossScale
 from pipetransformer.runtime.resident import ResidentLayers
 from pipetransformer.runtime.stage import FrozenForward, ParametersByLayer, Stage, eval_forward

@@ -12,9 +12,8 @@ from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 
 from pipetransformer.runtime.batch import Batch
-from pipetransformer.runtime.context import RankContext
 from pipetransformer.runtime.gradients import TiedWeights, all_reduce_gradients
-from pipetransformer.runtime.groups import ResolvedTopology
+from pipetransformer.runtime.groups import RankContext, ResolvedTopology
 from pipetransformer.runtime.schedules import Schedule, SingleStageSchedule, TracedStage, pipeline_schedule
 from pipetransformer.runtime.stage import Stage
 

@@ -17,6 +17,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from pipetransformer.autodp.topology import PIPELINE_AXIS, REPLICA_AXIS, Ranks, Topology
 from pipetransformer.autopipe.plan import Plan
+from pipetransformer.runtime.precision import Precision
+from pipetransformer.runtime.tracing import Recorder
 
 
 class ProcessGroups:
@@ -124,3 +126,25 @@ def broadcast_from_rank0(values: Tensor) -> Tensor:
     values_of_rank0: list[Tensor] = [values]
     dist.broadcast_object_list(values_of_rank0)
     return values_of_rank0[0]
+
+
+@dataclass(frozen=True)
+class RankContext:
+    """Everything that stays the same on a rank from plan to plan.
+
+    Attributes:
+        device: The device that the rank computes on.
+        precision: The types in which it computes.
+        groups: The process groups of all plans so far.
+        recorder: Records when passes begin and end, in the steps in which it is asked to.
+    """
+
+    device: torch.device
+    precision: Precision
+    groups: ProcessGroups
+    recorder: Recorder
+
+    @classmethod
+    def create(cls, device: torch.device, precision: Precision, timeout_s: float) -> "RankContext":
+        """Creates the context of a rank whose collectives fail after ``timeout_s`` seconds."""
+        return cls(device, precision, ProcessGroups(timeout_s), Recorder(device))

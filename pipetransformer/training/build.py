@@ -27,8 +27,8 @@ from pipetransformer.profiling.layers import profile
 from pipetransformer.profiling.network import measure_all_reduces, measure_messages, measure_schedule_overhead
 from pipetransformer.report.reporter import Reporter
 from pipetransformer.runtime.batch import Batch
-from pipetransformer.runtime.context import RankContext
 from pipetransformer.runtime.elastic import ElasticRuntime
+from pipetransformer.runtime.groups import RankContext
 from pipetransformer.runtime.precision import PRECISIONS, Precision
 from pipetransformer.training.cache_setup import CacheSetup, set_up_cache
 from pipetransformer.training.loader import BatchLoader, sample_source

@@ -18,8 +18,8 @@ from pipetransformer.models.lazy_checkpoint import Checkpoint
 from pipetransformer.models.stack import Layer
 from pipetransformer.profiling.layers import profile
 from pipetransformer.runtime.batch import Batch
-from pipetransformer.runtime.context import RankContext
 from pipetransformer.runtime.elastic import ElasticRuntime
+from pipetransformer.runtime.groups import RankContext
 from pipetransformer.runtime.precision import PRECISIONS
 from pipetransformer.runtime.rng import sample_keys
 from support.cases import OPTIMIZERS, SEED, Case

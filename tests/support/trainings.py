@@ -22,10 +22,9 @@ from pipetransformer.data.base import Split
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.planning.timeline import Timeline
 from pipetransformer.report.reporter import Reporter
-from pipetransformer.runtime.context import RankContext
 from pipetransformer.runtime.elastic import ElasticRuntime, TransitionReport
 from pipetransformer.runtime.fsdp import gather
-from pipetransformer.runtime.groups import ProcessGroups
+from pipetransformer.runtime.groups import ProcessGroups, RankContext
 from pipetransformer.runtime.precision import PRECISIONS, Precision
 from pipetransformer.runtime.rng import PerSampleRng, sample_keys
 from pipetransformer.training.cache_session import CacheSession
