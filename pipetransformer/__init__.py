@@ -7,7 +7,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipetransformer.api import train as train
     from pipetransformer.autopipe.cluster import Cluster as Cluster
     from pipetransformer.autopipe.cluster import Link as Link
     from pipetransformer.autopipe.constraints import PlanConstraints as PlanConstraints
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from pipetransformer.freeze.none import NoFreezing as NoFreezing
     from pipetransformer.freeze.pipetransformer import PaperRule as PaperRule
     from pipetransformer.freeze.schedule import FixedSchedule as FixedSchedule
+    from pipetransformer.launch.start import train as train
     from pipetransformer.models.huggingface import HuggingFaceModel as HuggingFaceModel
     from pipetransformer.models.stack import LayerStack as LayerStack
     from pipetransformer.models.timm import TimmModel as TimmModel
@@ -55,7 +55,7 @@ MODULES = {
     "best_plan": "pipetransformer.autopipe.search.search",
     "simulate": "pipetransformer.simulate.run",
     "FreezePolicy": "pipetransformer.freeze.base",
-    "train": "pipetransformer.api",
+    "train": "pipetransformer.launch.start",
     "Cache": "pipetransformer.config.schema",
     "Config": "pipetransformer.config.schema",
     "Parallel": "pipetransformer.config.schema",
