@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from pipetransformer.autopipe.layout import microbatch_size
+from pipetransformer.autopipe.plan import microbatch_size
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import lcm
 
-from pipetransformer.autopipe.layout import DeviceLayout
+from pipetransformer.autopipe.plan import DeviceLayout
 from pipetransformer.errors import UserError
 
 

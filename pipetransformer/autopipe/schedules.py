@@ -9,15 +9,18 @@
 A new schedule is a class here, a row of :data:`SCHEDULES`, and torch's class in the table of the runtime.
 """
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, zip_longest
 from math import inf
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from pipetransformer.autopipe.layout import Layout
+if TYPE_CHECKING:
+    from pipetransformer.autopipe.plan import Layout
 
 Moments = tuple[tuple[int, ...], ...]
 """Micro-batches between forward and backward in each stage of a device, at the moments that may be the worst."""

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipetransformer.autodp.topology import Topology
-from pipetransformer.autopipe.layout import RankOrder
-from pipetransformer.autopipe.plan import Plan
+from pipetransformer.autopipe.plan import Plan, RankOrder
 
 RANK_ORDERS = st.sampled_from(RankOrder.__args__)
 

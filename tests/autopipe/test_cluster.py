@@ -4,8 +4,7 @@ from hypothesis import strategies as st
 
 from pipetransformer.autodp.topology import Topology
 from pipetransformer.autopipe.cluster import Cluster, Link, allreduce_links, boundary_links
-from pipetransformer.autopipe.layout import DeviceLayout, RankOrder
-from pipetransformer.autopipe.plan import Plan
+from pipetransformer.autopipe.plan import DeviceLayout, Plan, RankOrder
 
 RANK_ORDERS = st.sampled_from(RankOrder.__args__)
 NEAR, FAR = Link(0, 1e9), Link(1, 1e6)

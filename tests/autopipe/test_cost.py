@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from pipetransformer.autopipe.cluster import Cluster, Link
 from pipetransformer.autopipe.cost import layer_time, stage_seconds, step_seconds
-from pipetransformer.autopipe.layout import Layout, microbatch_size
-from pipetransformer.autopipe.plan import Plan
+from pipetransformer.autopipe.plan import Layout, Plan, microbatch_size
 from pipetransformer.autopipe.profile import AffineTime, LayerProfile, PrefixSums, Profile
 from pipetransformer.autopipe.schedules import INTERLEAVED, ONE_F_ONE_B
 

@@ -1,7 +1,7 @@
 """An all-reduce goes by what was measured of all-reduces, a boundary by what was measured of messages."""
 
 from pipetransformer.autopipe.cluster import Cluster, Link, allreduce_links, boundary_links
-from pipetransformer.autopipe.layout import DeviceLayout
+from pipetransformer.autopipe.plan import DeviceLayout
 
 LINK, NODE_LINK, RING, NODE_RING = (Link(latency_s, 1e9) for latency_s in (1.0, 2.0, 3.0, 4.0))
 NODES = Cluster(4, None, LINK, NODE_LINK, 2, RING, NODE_RING)

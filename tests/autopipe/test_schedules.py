@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from torch.distributed.pipelining.schedules import ScheduleInterleaved1F1B
 
-from pipetransformer.autopipe.layout import Layout
+from pipetransformer.autopipe.plan import Layout
 from pipetransformer.autopipe.schedules import INTERLEAVED, SCHEDULES
 
 

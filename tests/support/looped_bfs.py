@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.distributed.pipelining import ScheduleLoopedBFS
 
-from pipetransformer.autopipe.layout import Layout
+from pipetransformer.autopipe.plan import Layout
 from pipetransformer.autopipe.schedules import SCHEDULES, Moments, Pass, Schedule
 from pipetransformer.runtime.schedules import TORCH_SCHEDULES
 

@@ -4,8 +4,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pipetransformer.autopipe.layout import RankOrder
-from pipetransformer.autopipe.plan import Plan
+from pipetransformer.autopipe.plan import Plan, RankOrder
 from support.cases import NUM_BLOCKS
 
 HEAD = NUM_BLOCKS + 1

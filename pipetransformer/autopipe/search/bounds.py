@@ -7,8 +7,7 @@ from itertools import accumulate
 
 from pipetransformer.autopipe.cluster import Link, allreduce_links, boundary_links
 from pipetransformer.autopipe.cost import allreduce_volume, layers_with_grad
-from pipetransformer.autopipe.layout import DeviceLayout, Layout, microbatch_size
-from pipetransformer.autopipe.plan import layer_above
+from pipetransformer.autopipe.plan import DeviceLayout, Layout, layer_above, microbatch_size
 from pipetransformer.autopipe.schedules import SCHEDULES
 from pipetransformer.autopipe.search.solver import PartitionSolver
 

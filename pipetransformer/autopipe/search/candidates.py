@@ -7,7 +7,7 @@ from math import inf
 
 from pipetransformer.autopipe.cluster import Cluster
 from pipetransformer.autopipe.constraints import PlanConstraints, stages_per_rank_choices
-from pipetransformer.autopipe.layout import DeviceLayout, Layout, microbatch_size
+from pipetransformer.autopipe.plan import DeviceLayout, Layout, microbatch_size
 from pipetransformer.autopipe.schedules import SCHEDULES
 
 Preference = tuple[bool, int, int, int, int, str, str]

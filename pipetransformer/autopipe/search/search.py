@@ -12,9 +12,8 @@ from math import ceil, floor, inf, log10
 from pipetransformer.autopipe.cluster import Cluster
 from pipetransformer.autopipe.constraints import UNCONSTRAINED, PlanConstraints, check_constraints
 from pipetransformer.autopipe.cost import step_seconds
-from pipetransformer.autopipe.layout import DeviceLayout, Layout
 from pipetransformer.autopipe.memory import device_memory_bytes
-from pipetransformer.autopipe.plan import Plan, layer_above
+from pipetransformer.autopipe.plan import DeviceLayout, Layout, Plan, layer_above
 from pipetransformer.autopipe.profile import Profile
 from pipetransformer.autopipe.search.bounds import LowerBounds
 from pipetransformer.autopipe.search.candidates import candidates, device_layouts, preference, smallest_candidates

@@ -15,9 +15,8 @@ from pipetransformer.autopipe.cost import (
     schedule_overhead_seconds,
     step_seconds,
 )
-from pipetransformer.autopipe.layout import Layout
 from pipetransformer.autopipe.memory import MemoryCosts
-from pipetransformer.autopipe.plan import Plan, Stages, layer_above
+from pipetransformer.autopipe.plan import Layout, Plan, Stages, layer_above
 from pipetransformer.autopipe.profile import PrefixSums, Profile
 from pipetransformer.autopipe.schedules import SCHEDULES
 from pipetransformer.autopipe.search.partition import interleave, partition

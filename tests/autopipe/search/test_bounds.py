@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from pipetransformer.autopipe.cluster import Cluster, Link
 from pipetransformer.autopipe.constraints import UNCONSTRAINED
 from pipetransformer.autopipe.cost import step_seconds
-from pipetransformer.autopipe.layout import DeviceLayout, Layout
 from pipetransformer.autopipe.memory import device_memory_bytes
-from pipetransformer.autopipe.plan import Plan
+from pipetransformer.autopipe.plan import DeviceLayout, Layout, Plan
 from pipetransformer.autopipe.profile import AffineTime, LayerProfile, Profile
 from pipetransformer.autopipe.search.bounds import LoadBounds, LowerBounds
 from pipetransformer.autopipe.search.candidates import candidates, device_layouts, smallest_candidates

@@ -2,7 +2,7 @@ import pytest
 
 from pipetransformer.autopipe.cluster import Cluster, Link
 from pipetransformer.autopipe.constraints import UNCONSTRAINED, PlanConstraints
-from pipetransformer.autopipe.layout import DeviceLayout, RankOrder
+from pipetransformer.autopipe.plan import DeviceLayout, RankOrder
 from pipetransformer.autopipe.search.candidates import candidates, device_layouts, smallest_candidates
 
 ONE_NODE = Cluster(64, None, Link(0, 1e9))

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from pipetransformer.autopipe.cluster import Cluster, Link
 from pipetransformer.autopipe.constraints import PlanConstraints
 from pipetransformer.autopipe.cost import step_seconds
-from pipetransformer.autopipe.layout import Layout, RankOrder
 from pipetransformer.autopipe.memory import device_memory_bytes
-from pipetransformer.autopipe.plan import Plan
+from pipetransformer.autopipe.plan import Layout, Plan, RankOrder
 from pipetransformer.autopipe.profile import AffineTime, LayerProfile, Profile
 from pipetransformer.autopipe.search.bounds import LowerBounds
 from pipetransformer.autopipe.search.search import best_plan
