@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pipetransformer.report import text
 from pipetransformer.report.format import Progress
-from pipetransformer.report.reporter import EventName, Sink, Values
+from pipetransformer.report.reporter import EventName, Handlers, Sink, Values, handlers
 from pipetransformer.report.run_folder import next_steps
 
 
@@ -29,17 +29,7 @@ class PlainLog(Sink):
         self._last_logged_s = clock()
         self._warned: set[str] = set()
         self._run_dir: Path | None = None
-        self._handlers: dict[EventName, Callable[[Values], Iterable[str]]] = {
-            "phase": self._phase,
-            "start": self._start,
-            "step": self._step,
-            "decision": self._decision,
-            "transition": self._transition,
-            "cache_fill": self._cache_fill,
-            "evaluate": self._evaluate,
-            "warning": self._warning,
-            "summary": self._summary,
-        }
+        self._handlers: Handlers[Iterable[str]] = handlers(self)
 
     def write(self, event: EventName, values: Values) -> None:
         for line in self._handlers[event](values):

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 Values = dict[str, Any]
 EventName = Literal[
     "phase", "start", "step", "decision", "transition", "cache_fill", "evaluate", "warning", "summary"
 ]  # fmt: skip
 EVENTS: tuple[EventName, ...] = get_args(EventName)
+Shown = TypeVar("Shown")
+Handlers = dict[EventName, Callable[[Values], Shown]]
 
 
 class Sink(ABC):
@@ -28,6 +30,11 @@ class Sink(ABC):
     @abstractmethod
     def close(self) -> None:
         """Releases files, terminals and connections at the end of the run, whether it succeeded or not."""
+
+
+def handlers(view: Sink) -> Handlers[Any]:
+    """Returns a view's method for each event: ``_phase``, ``_start`` and so on; all of them have to be there."""
+    return {event: getattr(view, f"_{event}") for event in EVENTS}
 
 
 class NullSink(Sink):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import rich.console
@@ -17,7 +16,7 @@ from rich.text import Text
 
 from pipetransformer.report import text
 from pipetransformer.report.format import Progress
-from pipetransformer.report.reporter import EventName, Sink, Values
+from pipetransformer.report.reporter import EventName, Handlers, Sink, Values, handlers
 from pipetransformer.report.run_folder import next_steps
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -42,17 +41,7 @@ class Terminal(Sink):
             expand=True,
         )
         self._live = Live(console=console, refresh_per_second=4)
-        self._handlers: dict[EventName, Callable[[Values], None]] = {
-            "phase": self._phase,
-            "start": self._start,
-            "step": self._step,
-            "decision": self._decision,
-            "transition": self._transition,
-            "cache_fill": self._cache_fill,
-            "evaluate": self._evaluate,
-            "warning": self._warning,
-            "summary": self._summary,
-        }
+        self._handlers: Handlers[None] = handlers(self)
 
     def write(self, event: EventName, values: Values) -> None:
         self._handlers[event](values)
