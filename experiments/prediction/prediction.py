@@ -28,6 +28,7 @@ from pipetransformer.runtime.precision import PRECISIONS
 from pipetransformer.training.build import make_planner
 from pipetransformer.training.cache_setup import WorldCommunicator
 from pipetransformer.training.loader import BatchLoader, sample_source
+from pipetransformer.training.world import NodeLayout
 
 WORLD, NUM_WARMUP_STEPS, CPU, FLOAT32 = 2, 2, torch.device("cpu"), PRECISIONS["float32"]
 HEADER = ("model", "plan", "predicted, ms", "measured, ms", "predicted / measured", "quartiles")
@@ -109,7 +110,9 @@ class Bench:
 
     def planner(self) -> Planner:
         """Measures layers and links anew."""
-        return make_planner(self.stack, self._loader, OPTIMIZER, Parallel(), self.case.batch_size, CPU, FLOAT32)
+        return make_planner(
+            self.stack, self._loader, OPTIMIZER, Parallel(), self.case.batch_size, CPU, FLOAT32, NodeLayout.here()
+        )
 
     def seconds(self, plan: Plan, num_steps: int) -> float:
         """Returns the median step, as this rank sees it."""

@@ -68,34 +68,35 @@ def prepare(config: Config, device: torch.device, run_dir: Path, closing: ExitSt
     stack = config.model.build_meta(data.task.head, data.input_shape, config.seed).to(precision.param_dtype)
     config.freeze.check(stack.num_blocks)
     check_world(dist.get_world_size(), len(stack), config.batch_size)
-    sources = _sources(config, data, stack)
+    nodes = NodeLayout.here()
+    sources = _sources(config, data, stack, nodes)
     feature_format = FeatureFormat(sources[0].hidden_size, precision.param_dtype, config.cache.storage)
     storage = set_up_cache(config, stack, data, sources, feature_format, device, run_dir, closing)
-    train, *evaluation = _loaders(config, data, sources, storage)
+    train, *evaluation = _loaders(config, data, sources, storage, nodes)
     for text in (*warnings(config), *storage.notes):
         report.write("warning", message=text)
     report.write("phase", message="measuring layers and links")
     planner = make_planner(
-        stack, train, config.optim, config.parallel, config.batch_size, device, precision, storage
+        stack, train, config.optim, config.parallel, config.batch_size, device, precision, nodes, storage
     )  # fmt: skip
     runtime = _make_runtime(config, data, stack, device, closing)
     return RunComponents(data, stack, train, tuple(evaluation), planner, planner.first, storage, runtime)
 
 
-def _sources(config: Config, data: Data, stack: LayerStack) -> list[SampleSource]:
+def _sources(config: Config, data: Data, stack: LayerStack, nodes: NodeLayout) -> list[SampleSource]:
     """Describes each split to the cache, the training split first."""
-    nodes, num_draws = NodeLayout.here(), max(1, config.cache.num_draws) if data.random_transform else 1
+    num_draws = max(1, config.cache.num_draws) if data.random_transform else 1
     train = sample_source(data.train, stack.hidden_shape, num_draws, nodes)
     return [train, *(sample_source(split, stack.hidden_shape, nodes=nodes) for split in data.evaluation)]
 
 
 def _loaders(
-    config: Config, data: Data, sources: Sequence[SampleSource], storage: CacheSetup
+    config: Config, data: Data, sources: Sequence[SampleSource], storage: CacheSetup, nodes: NodeLayout
 ) -> list[BatchLoader]:  # fmt: skip
     """Makes the loader of each split, the training split first."""
-    nodes = NodeLayout.here() if storage.is_partial else ONE_NODE  # each stores other samples, or all do the same
+    storing = nodes if storage.is_partial else ONE_NODE  # each stores other samples, or all do the same
     splits = zip((data.train, *data.evaluation), sources, strict=True)
-    return [BatchLoader(split, source, config.seed, storage.reader, nodes) for split, source in splits]
+    return [BatchLoader(split, source, config.seed, storage.reader, storing) for split, source in splits]
 
 
 def _make_runtime(
@@ -108,11 +109,12 @@ def _make_runtime(
 def make_planner(
     stack: LayerStack, loader: BatchLoader, optim: OptimizerSpec, parallel: Parallel, batch_size: int,
     device: torch.device,
-    precision: Precision, storage: CacheSetup | None = None,
+    precision: Precision, nodes: NodeLayout, storage: CacheSetup | None = None,
 ) -> Planner:  # fmt: skip
     """Measures the layers on the first samples of a feed, and the links; every rank calls it.
 
     Args:
+        nodes: The nodes of all ranks; links are measured within and between them.
         storage: With which the cache's time is counted; else reading takes none.
     """
     share = max(2, -(-batch_size // dist.get_world_size()))
@@ -122,19 +124,21 @@ def make_planner(
     if storage is not None and storage.cache is not None:
         miss_rate = storage.cache.capacity.miss_rate(loader.source.name)
         measured = replace(measured, cache_read_s_per_byte=storage.mean_read_s_per_byte, cache_miss_rate=miss_rate)
-    cluster = _cluster(parallel.device_memory_gib, device)
+    cluster = _cluster(parallel.device_memory_gib, device, nodes.devices_per_node)
     schedule_overhead_s = max(
         0.0, measure_schedule_overhead(device) - 2 * cluster.link.latency_s
     )  # a message up and one back, counted elsewhere
     return Planner(replace(measured, schedule_overhead_s=schedule_overhead_s), cluster, parallel, batch_size)
 
 
-def _cluster(budget_gib: float | None, device: torch.device) -> Cluster:
-    memory, num_together = None if budget_gib is None else int(budget_gib * GIB), NodeLayout.here().devices_per_node
-    pairs = *measure_messages(device, num_together), *measure_all_reduces(device, num_together)
+def _cluster(budget_gib: float | None, device: torch.device, devices_per_node: int) -> Cluster:
+    memory = None if budget_gib is None else int(budget_gib * GIB)
+    pairs = *measure_messages(device, devices_per_node), *measure_all_reduces(device, devices_per_node)
     link, node_link, allreduce_link, node_allreduce_link = (Link(*pair) if pair else None for pair in pairs)
     assert link is not None
-    return Cluster(dist.get_world_size(), memory, link, node_link, num_together, allreduce_link, node_allreduce_link)
+    return Cluster(
+        dist.get_world_size(), memory, link, node_link, devices_per_node, allreduce_link, node_allreduce_link
+    )
 
 
 def _whole_batch(loader: BatchLoader, num_layers: int, size: int) -> Batch:

@@ -16,6 +16,7 @@ from pipetransformer.profiling.memory import LiveBytes
 from pipetransformer.runtime.fsdp import local_part
 from pipetransformer.runtime.precision import PRECISIONS
 from pipetransformer.training.build import make_planner
+from pipetransformer.training.world import NodeLayout
 from support.cases import OPTIMIZERS, Case
 from support.jobs import with_made_up_times
 from support.observations import one_step
@@ -46,8 +47,9 @@ def predicted_and_measured(case: Case, plan: Plan, folder: str) -> tuple[int, in
     spec = OPTIMIZERS[case.optimizer]
     with with_made_up_times():
         planner = make_planner(
-            case.stack(), loader, spec, Parallel(), case.batch_size, runtime.device, PRECISIONS[case.precision]
-        )
+            case.stack(), loader, spec, Parallel(), case.batch_size, runtime.device, PRECISIONS[case.precision],
+            NodeLayout.here(),
+        )  # fmt: skip
     device = Topology(plan, dist.get_rank()).device
     predicted = device_memory_bytes(planner.profile, plan, case.batch_size)[device]
     with ResizedBytes() if plan.fsdp else LiveBytes() as live:
