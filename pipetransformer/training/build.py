@@ -45,7 +45,7 @@ class RunComponents:
     evaluation: tuple[BatchLoader, ...]
     planner: Planner
     first: Transition
-    storage: CacheSetup
+    cache_setup: CacheSetup
     runtime: ElasticRuntime
 
 
@@ -71,16 +71,16 @@ def prepare(config: Config, device: torch.device, run_dir: Path, closing: ExitSt
     nodes = NodeLayout.here()
     sources = _sources(config, data, stack, nodes)
     feature_format = FeatureFormat(sources[0].hidden_size, precision.param_dtype, config.cache.storage)
-    storage = set_up_cache(config, stack, data, sources, feature_format, device, run_dir, closing)
-    train, *evaluation = _loaders(config, data, sources, storage, nodes)
-    for text in (*warnings(config), *storage.notes):
+    cache_setup = set_up_cache(config, stack, data, sources, feature_format, device, run_dir, closing)
+    train, *evaluation = _loaders(config, data, sources, cache_setup, nodes)
+    for text in (*warnings(config), *cache_setup.notes):
         report.write("warning", message=text)
     report.write("phase", message="measuring layers and links")
     planner = make_planner(
-        stack, train, config.optim, config.parallel, config.batch_size, device, precision, nodes, storage
+        stack, train, config.optim, config.parallel, config.batch_size, device, precision, nodes, cache_setup
     )  # fmt: skip
     runtime = _make_runtime(config, data, stack, device, closing)
-    return RunComponents(data, stack, train, tuple(evaluation), planner, planner.first, storage, runtime)
+    return RunComponents(data, stack, train, tuple(evaluation), planner, planner.first, cache_setup, runtime)
 
 
 def _sources(config: Config, data: Data, stack: LayerStack, nodes: NodeLayout) -> list[SampleSource]:
@@ -91,12 +91,12 @@ def _sources(config: Config, data: Data, stack: LayerStack, nodes: NodeLayout) -
 
 
 def _loaders(
-    config: Config, data: Data, sources: Sequence[SampleSource], storage: CacheSetup, nodes: NodeLayout
+    config: Config, data: Data, sources: Sequence[SampleSource], cache_setup: CacheSetup, nodes: NodeLayout
 ) -> list[BatchLoader]:  # fmt: skip
     """Makes the loader of each split, the training split first."""
-    storing = nodes if storage.is_partial else ONE_NODE  # each stores other samples, or all do the same
+    storing = nodes if cache_setup.is_partial else ONE_NODE  # each stores other samples, or all do the same
     splits = zip((data.train, *data.evaluation), sources, strict=True)
-    return [BatchLoader(split, source, config.seed, storage.reader, storing) for split, source in splits]
+    return [BatchLoader(split, source, config.seed, cache_setup.reader, storing) for split, source in splits]
 
 
 def _make_runtime(
@@ -109,21 +109,21 @@ def _make_runtime(
 def make_planner(
     stack: LayerStack, loader: BatchLoader, optim: OptimizerSpec, parallel: Parallel, batch_size: int,
     device: torch.device,
-    precision: Precision, nodes: NodeLayout, storage: CacheSetup | None = None,
+    precision: Precision, nodes: NodeLayout, cache_setup: CacheSetup | None = None,
 ) -> Planner:  # fmt: skip
     """Measures the layers on the first samples of a feed, and the links; every rank calls it.
 
     Args:
         nodes: The nodes of all ranks; links are measured within and between them.
-        storage: With which the cache's time is counted; else reading takes none.
+        cache_setup: With which the cache's time is counted; else reading takes none.
     """
     share = max(2, -(-batch_size // dist.get_world_size()))
     sizes = max(1, share // 4), share
     small, large = (_whole_batch(loader, len(stack), size).to(device, precision.param_dtype) for size in sizes)
     measured = profile(stack, (small, large), optim, device, precision)
-    if storage is not None and storage.cache is not None:
-        miss_rate = storage.cache.capacity.miss_rate(loader.source.name)
-        measured = replace(measured, cache_read_s_per_byte=storage.mean_read_s_per_byte, cache_miss_rate=miss_rate)
+    if cache_setup is not None and cache_setup.cache is not None:
+        miss_rate = cache_setup.cache.capacity.miss_rate(loader.source.name)
+        measured = replace(measured, cache_read_s_per_byte=cache_setup.mean_read_s_per_byte, cache_miss_rate=miss_rate)
     cluster = _cluster(parallel.device_memory_gib, device, nodes.devices_per_node)
     schedule_overhead_s = max(
         0.0, measure_schedule_overhead(device) - 2 * cluster.link.latency_s

@@ -131,7 +131,7 @@ def _report_start(trainer: Trainer, run_dir: Path) -> None:
         num_steps=trainer.timeline.num_steps,
         plan=record.as_dict(),
         reason=record.reason,
-        cache=components.storage.outlook(components.planner.profile, components.train.source),
+        cache=components.cache_setup.outlook(components.planner.profile, components.train.source),
     )
 
 

@@ -70,7 +70,7 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
     ) -> None:  # fmt: skip
         self.config, self.components, self.report, self._callbacks = config, components, report, tuple(callbacks)
-        self.runtime, self.planner, cache = components.runtime, components.planner, components.storage.cache
+        self.runtime, self.planner, cache = components.runtime, components.planner, components.cache_setup.cache
         self.num_blocks = components.stack.num_blocks
         self.timeline = Timeline.of(config, len(components.data.train))
         self.cache_session = CacheSession(
