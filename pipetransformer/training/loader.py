@@ -112,14 +112,7 @@ class BatchLoader:
         return self.padded(global_ids) or int(self.source.lengths[0])
 
     def batch(self, ids: np.ndarray, topology: Topology, step: int = 0, targets: bool = True) -> Batch:
-        """Loads this rank's part of a global batch; only what its stages read.
-
-        Args:
-            ids: Sample ids of the global batch, the same on every rank.
-            topology: This rank's view of the plan; not of an idle rank.
-            step: The optimizer step, for the samples' random streams.
-            targets: Loads the labels on the last stage.
-        """
+        """See :meth:`pipetransformer.runtime.batch.Loader.batch`."""
         part = self._replica_batch(ids, topology)
         own, padded, num_tokens = part.ids.tolist(), self.padded(ids), self._num_tokens(ids)
         return Batch(

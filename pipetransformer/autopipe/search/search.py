@@ -49,26 +49,18 @@ def best_plan(
     Raises:
         InfeasiblePlan: Nothing fits the memory, or the constraints cannot be met.
     """
-    search = _Search(profile, cluster, batch_size, num_frozen, cache_level, constraints)
-    check_constraints(constraints, search.solver.layers, cluster.num_devices, batch_size)
+    solver = PartitionSolver(profile, cluster, batch_size, num_frozen, cache_level, constraints.stages)
+    check_constraints(constraints, solver.layers, cluster.num_devices, batch_size)
+    search = _Search(solver, constraints)
     return search.fastest() or search.fail()
 
 
 class _Search:
-    """The layouts for one frozen prefix and cache level."""
+    """The layouts for the frozen prefix and cache level of a solver."""
 
-    def __init__(
-        self,
-        profile: Profile,
-        cluster: Cluster,
-        batch_size: int,
-        num_frozen: int,
-        cache_level: int,
-        constraints: PlanConstraints,
-    ) -> None:
-        self.cluster, self.batch_size, self.constraints = cluster, batch_size, constraints
-        self.solver = PartitionSolver(profile, cluster, batch_size, num_frozen, cache_level, constraints.stages)
-        self.bounds = LowerBounds(self.solver)
+    def __init__(self, solver: PartitionSolver, constraints: PlanConstraints) -> None:
+        self.solver, self.bounds, self.constraints = solver, LowerBounds(solver), constraints
+        self.cluster, self.batch_size = solver.cluster, solver.batch_size
 
     def fastest(self) -> Plan | None:
         """Goes through the layouts in the order of their bounds, until none can be better than the best plan."""
@@ -165,13 +157,13 @@ def fsdp_plan(
     cache_level: int = 0,
     constraints: PlanConstraints = UNCONSTRAINED,
 ) -> Plan:
-    """Returns the fastest plan with all layers sharded over all devices that fits the memory.
+    """Returns the fastest plan that shards every layer over all devices, with the arguments of :func:`best_plan`.
 
-    Chooses the micro-batches, and whether to recompute. Of equally fast plans it takes the one without recomputing,
-    then the one with fewer micro-batches.
+    Only the number of micro-batches and recomputing are left to choose. Ties go to the plan without recomputing, then
+    to the one with fewer micro-batches.
 
     Raises:
-        InfeasiblePlan: Nothing fits the memory, or the batch is too small.
+        InfeasiblePlan: No such plan fits the memory, or there are more devices than samples in the batch.
     """
     constraints = replace(constraints, num_stages=1, num_replicas=cluster.num_devices, stages_per_rank=1)
     layers = range(layer_above(cache_level), len(profile.layers))
