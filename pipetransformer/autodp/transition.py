@@ -132,10 +132,10 @@ def choose_transition(stay: Transition | None, options: Sequence[Transition], nu
         return replace(best, reason="the current plan is no longer valid: blocks are unfrozen or the cache is off")
     stay_s, best_s = stay.after.predicted_step_s, best.after.predicted_step_s
     gain_s = (stay_s - best_s) * num_steps_left
-    pays = gain_s > best.cost_s
-    reason = (
-        f"{num_steps_left} steps of {stay_s:.4g} s would take {best_s:.4g} s each: {abs(gain_s):.3g} s "
-        f"{'less' if gain_s >= 0 else 'more'}, {'more' if pays else 'no more'} than the {best.cost_s:.3g} s of the "
-        "transition"
-    )
-    return replace(best, gain_s=gain_s, reason=reason) if pays else replace(stay, reason=f"it stays: {reason}")
+    steps = f"{num_steps_left} steps at {best_s:.4g} s instead of {stay_s:.4g} s"
+    if gain_s > best.cost_s:
+        reason = f"{steps} save {gain_s:.3g} s, more than the {best.cost_s:.3g} s that the transition costs"
+        return replace(best, gain_s=gain_s, reason=reason)
+    effect = f"save {gain_s:.3g} s" if gain_s >= 0 else f"lose {-gain_s:.3g} s"
+    reason = f"{steps} would {effect}, and the transition costs {best.cost_s:.3g} s"
+    return replace(stay, reason=f"keeps the current stages: {reason}")

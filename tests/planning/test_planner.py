@@ -61,7 +61,7 @@ def test_without_autopipe_the_stages_stay_and_the_prediction_follows() -> None:
 def test_with_a_long_way_to_go_it_packs_replicates_and_caches() -> None:
     choice = transition(planner(memory_mib=115), 4, remaining())
     assert (shape(choice.after), choice.after.cache_level) == ((2, 2), 4)
-    assert "less, more than" in choice.reason
+    assert "s, more than the" in choice.reason
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_transition_that_does_not_pay_freezes_and_leaves_the_rest_as_it_is(res
     choice = transition(elastic, 4, rest)
     assert choice.after.num_frozen == 4
     assert (choice.after.stages, choice.after.cache_level) == (elastic.initial().stages, 0)
-    assert choice.reason.startswith("it stays: ")
+    assert choice.reason.startswith("keeps the current stages: ")
 
 
 def test_a_cache_that_takes_longer_to_fill_than_it_saves_is_left_out() -> None:
