@@ -30,7 +30,7 @@ def options(group: str) -> list[str]:
 TEXT = ("model=bert", "dataset=squad")
 WRONG = {
     "freeze.alpha=abc": "freeze.alpha: Value 'abc' of type 'str' could not be converted to Float",
-    "freeze.alpha=2": "freeze.alpha=2.0 is not a share of the active blocks; give a number between 0 and 1",
+    "freeze.alpha=2": "freeze.alpha=2.0 is not a fraction of the active blocks; give a number between 0 and 1",
     "model.options.qkv_bias=false": "is not set yet; add it as +model.options.qkv_bias=",
     "+foo=1": "foo does not exist; valid options: model, dataset, freeze",
     "parallel.wrold_size=1": "did you mean parallel.world_size?",

@@ -123,7 +123,7 @@ def test_the_static_pipeline_is_the_one_asked_for() -> None:
     [
         (["model=bert"], "reads texts and the dataset holds images"),
         (["num_samples=1"], "num_samples=1 must be at least batch_size=64"),
-        (["cluster.efficiency=2"], r"cluster\.efficiency=2\.0 is a share of the peak"),
+        (["cluster.efficiency=2"], r"cluster\.efficiency=2\.0 is a fraction of the peak"),
         (["cluster.memory_gib=-1"], r"cluster\.memory_gib=-1\.0 must be above 0"),
         (["parallel.world_size=4"], r"parallel\.world_size=4 has no effect here: .* cluster\.num_nodes"),
         (["pipeline.schedule=zbv"], r"pipeline\.schedule=zbv is unknown"),

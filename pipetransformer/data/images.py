@@ -38,7 +38,7 @@ class ImageDataset(DatasetSpec):
     """Labelled images.
 
     Attributes:
-        validation_fraction: Above 0, evaluate on this share of the training data, split off by class with a fixed
+        validation_fraction: Above 0, evaluate on this fraction of the training data, split off by class with a fixed
             seed, *instead* of the test data, so that tuning never touches the test data.
         augment: Crop and mirror the training pictures at random, anew in each epoch.
     """
@@ -50,7 +50,7 @@ class ImageDataset(DatasetSpec):
         super().check()
         if not 0 <= self.validation_fraction < 1:
             raise UserError(
-                f"dataset.validation_fraction={self.validation_fraction} is not a share of the training data; "
+                f"dataset.validation_fraction={self.validation_fraction} is not a fraction of the training data; "
                 "give 0 to evaluate on the test data, or a number between 0 and 1"
             )
 

@@ -57,7 +57,7 @@ class FreezePolicy(ABC):
     def __post_init__(self) -> None:
         if self.interval is not None and not 0 < self.interval <= 1:
             raise UserError(
-                f"freeze.interval={self.interval} is not a share of the run; give a number above 0 and at most 1, "
+                f"freeze.interval={self.interval} is not a fraction of the run; give a number above 0 and at most 1, "
                 "or null to decide once per epoch"
             )
 

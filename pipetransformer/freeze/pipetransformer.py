@@ -33,7 +33,7 @@ class PaperRule(FreezePolicy):
         super().__post_init__()
         if not 0 < self.alpha < 1:
             raise UserError(
-                f"freeze.alpha={self.alpha} is not a share of the active blocks; give a number between 0 and 1"
+                f"freeze.alpha={self.alpha} is not a fraction of the active blocks; give a number between 0 and 1"
             )
 
     def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
@@ -61,8 +61,8 @@ class PaperRule(FreezePolicy):
 
 def _reason(alpha: float, cap: float, signals: Signals, block: int) -> str:
     if cap <= block + 1:
-        share = f"at most {alpha:.0%} of the active blocks at once, a cap of {cap:.3g}"
-        return f"{share}; the gradients would allow {block + 1}"
+        limit = f"at most {alpha:.0%} of the active blocks at once, a cap of {cap:.3g}"
+        return f"{limit}; the gradients would allow {block + 1}"
     norm = signals.gradient_norms[block]
     return f"block {block + 1} has the smallest gradient norm, {norm:.3g}; alpha={alpha:.3g} would allow {cap:.3g}"
 

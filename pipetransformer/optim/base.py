@@ -45,7 +45,7 @@ class OptimizerSpec(ABC):
         if self.schedule not in SCHEDULES:
             raise UserError(f"optim.schedule={self.schedule} is unknown; choose one of {', '.join(SCHEDULES)}")
         if not 0 <= self.warmup < 1:
-            raise UserError(f"optim.warmup={self.warmup} is not a share of the run; give 0 or more and less than 1")
+            raise UserError(f"optim.warmup={self.warmup} is not a fraction of the run; give 0 or more and less than 1")
         if not 0 < self.lr < math.inf:
             raise UserError(f"optim.lr={self.lr} must be a number above 0")
         if self.clip_norm is not None and not self.clip_norm > 0:

@@ -51,7 +51,7 @@ class Hardware:
             if value is not None and (value < 0 or (value == 0 and field.name not in may_be_zero)):
                 raise UserError(f"cluster.{field.name}={value} must be above 0")
         if self.efficiency > 1:
-            raise UserError(f"cluster.efficiency={self.efficiency} is a share of the peak; give 1 at most")
+            raise UserError(f"cluster.efficiency={self.efficiency} is a fraction of the peak; give 1 at most")
 
     @property
     def num_devices(self) -> int:

@@ -72,7 +72,7 @@ def test_the_state_takes_as_many_bytes_as_the_planner_is_told(spec: OptimizerSpe
     ("options", "words"),
     [
         ({"schedule": "step"}, "optim.schedule=step is unknown; choose one of linear, cosine, constant"),
-        ({"warmup": 1.0}, "optim.warmup=1.0 is not a share of the run"),
+        ({"warmup": 1.0}, "optim.warmup=1.0 is not a fraction of the run"),
         ({"lr": 0.0}, "optim.lr=0.0 must be a number above 0"),
         ({"betas": [0.9]}, r"optim\.betas=\[0\.9\] are not two numbers"),
         ({"betas": [0.9, 1.0]}, r"optim\.betas=\[0\.9, 1\.0\] are not two numbers"),
