@@ -45,6 +45,14 @@ def test_the_plans_freeze_what_the_cap_of_the_rule_allows() -> None:
     assert [(row.epoch, row.num_frozen) for row in rows] == [(0, 0), (1, 4), (2, 7), (3, 9)]
 
 
+def test_a_row_names_what_a_plan_adds_to_its_schedule_as_the_options_do() -> None:
+    options = ("num_stages=4", "stages_per_rank=2", "schedule=interleaved1f1b", "recompute=true")
+    rows = simulate(composed("freeze=none", *(f"parallel.{option}" for option in options))).rows
+    assert [row.schedule for row in rows] == ["interleaved1f1b, stages_per_rank=2, recompute"]
+    sharded = simulate(composed("freeze=none", "parallel=sharded")).rows
+    assert [row.schedule.partition(", ")[2] for row in sharded] == ["sharded"]
+
+
 def test_the_cache_is_filled_where_that_pays() -> None:
     """In the last epoch filling computes what the cache would spare; and a long transition pays for no level."""
     assert [row.cache_level for row in simulate(composed("cluster.transition_s=0")).rows] == [0, 4, 7, 7]

@@ -196,5 +196,5 @@ def _row(config: SimulationConfig, planner: Planner, plan: Plan, epoch: float = 
 
 
 def _schedule(plan: Plan) -> str:
-    stages = f", {plan.stages_per_rank} stages per device" if plan.stages_per_rank > 1 else ""
+    stages = f", stages_per_rank={plan.stages_per_rank}" if plan.stages_per_rank > 1 else ""
     return plan.schedule + stages + ", recompute" * plan.recompute + ", sharded" * plan.fsdp
