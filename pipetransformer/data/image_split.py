@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 AUGMENT_SEED = 0
 # Part of every split's identity. Change them with what inputs() computes, or features of the old pictures are reused.
-TRANSFORM = "shorter side resized bilinearly with antialiasing, middle cropped"
+TRANSFORM = "shorter side resized bilinearly by Pillow, middle cropped, rounded as torchvision does"
 AUGMENTATION = f"crop and flip with seed {AUGMENT_SEED}"
 
 
@@ -77,20 +77,22 @@ class ImageSplit(Split):
     def _read(self, ids: Sequence[int]) -> Tensor:
         import torch
 
-        batches = _stacked(self.source.decode(np.asarray(ids)))
+        pictures = self.source.decode(np.asarray(ids))
+        if self._size is not None:
+            pictures = [_fit(picture, self._size) for picture in pictures]
+        batches = _stacked(pictures)
         images = [torch.from_numpy(batch).permute(0, 3, 1, 2).contiguous() for batch in batches]
         return torch.cat([self._convert(batch) for batch in images])
 
     def _convert(self, pixels: Tensor) -> Tensor:
-        """Converts (B, C', H', W') of uint8 to (B, C, H, W) in [0, 1]."""
+        """Converts (B, C', H, W) of uint8 to (B, C, H, W) in [0, 1]."""
         num_channels, height, width = self.input_shape
-        if self._size is None and pixels.shape[2:] != (height, width):
+        if pixels.shape[2:] != (height, width):
             raise UserError(
                 f"a picture of {pixels.shape[2]}x{pixels.shape[3]} pixels in the {self.name} split does not fit the "
                 f"others of {height}x{width}; have them resized with model.image_size="
             )
         images = pixels.float() / 255
-        images = images if self._size is None else _fit(images, self._size)
         if num_channels == 1:
             return images.mean(1, keepdim=True)
         return images.expand(-1, num_channels, -1, -1)
@@ -137,17 +139,23 @@ def _per_channel(values: tuple[float, ...], num_channels: int) -> Tensor:
     return torch.tensor(values).expand(num_channels)[:, None, None]
 
 
-def _fit(images: Tensor, size: int) -> Tensor:
-    """Resizes the shorter side to ``size`` and crops the middle, as is usual for natural pictures."""
-    from torch.nn.functional import interpolate
+def _fit(picture: np.ndarray, size: int) -> np.ndarray:
+    """Resizes the shorter side to ``size`` and crops the middle, pixel by pixel as timm's transform for evaluation.
 
-    height, width = images.shape[2:]
-    if (height, width) != (size, size):
-        scale = size / min(height, width)
-        target = (max(size, round(height * scale)), max(size, round(width * scale)))
-        images = interpolate(images, target, mode="bilinear", align_corners=False, antialias=True)
-    top, left = (images.shape[2] - size) // 2, (images.shape[3] - size) // 2
-    return images[:, :, top : top + size, left : left + size]
+    Args:
+        picture: Shape (H, W, C) of uint8, with 1 or 3 channels.
+        size: Side length in pixels.
+
+    Returns:
+        Shape (size, size, C) of uint8.
+    """
+    from PIL import Image
+    from torchvision.transforms import CenterCrop, Resize
+
+    if picture.shape[:2] == (size, size):
+        return picture
+    image = Image.fromarray(picture[..., 0] if picture.shape[2] == 1 else picture)
+    return np.asarray(CenterCrop(size)(Resize(size)(image))).reshape(size, size, -1)
 
 
 def crop_and_flip(images: Tensor, epoch: int, ids: Sequence[int]) -> Tensor:

@@ -1,8 +1,10 @@
 import numpy as np
 import pytest
+import timm.data
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from pipetransformer.data.base import ImageFormat
 from pipetransformer.data.image_sources import ImageSource, from_arrays, from_list
@@ -55,6 +57,20 @@ def test_a_normalisation_for_other_channels_is_refused() -> None:
 def test_every_picture_gets_the_wanted_size(height: int, width: int, size: int) -> None:
     split = ImageSplit("test", of_sizes((height, width)), ImageFormat(size=size), ONE)
     assert split.inputs([0], None).shape == (1, *split.input_shape) == (1, 3, size, size)
+
+
+@pytest.mark.parametrize("size", [7, 16, 33])
+@pytest.mark.parametrize("shape", [(9, 16), (16, 9), (11, 11), (31, 20), (101, 67), (64, 97), (33, 34), (7, 30)])
+@pytest.mark.parametrize("num_channels", [1, 3])
+def test_pictures_look_as_timm_shows_them_to_a_model(shape: tuple[int, int], size: int, num_channels: int) -> None:
+    picture = GENERATOR.integers(0, 256, (*shape, num_channels), dtype=np.uint8)
+    wanted = ImageFormat(size, 3, (0.1, 0.2, 0.3), (0.5, 0.6, 0.7))
+    (found,) = ImageSplit("test", from_list([picture], np.zeros(1, dtype=np.int64)), wanted, ONE).inputs([0], None)
+    transform = timm.data.create_transform(
+        (3, size, size), is_training=False, interpolation="bilinear", crop_pct=1.0, mean=wanted.mean, std=wanted.std
+    )
+    image = Image.fromarray(picture if num_channels == 3 else picture[..., 0]).convert("RGB")
+    assert torch.equal(found, transform(image))
 
 
 def test_resizing_keeps_the_aspect_and_takes_the_middle() -> None:
