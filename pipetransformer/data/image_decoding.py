@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 GREY_MODES = ("1", "L", "LA", "La")  # Pillow's, beside those of more than 8 bits, which begin with I
-DECODING = "16 bits to 8 by 257"  # part of every identity: change it with what decoding gives
+DECODING = "16 bits to 8 by 257, upright by EXIF"  # part of every identity: change it with what decoding gives
 JPEG_END = b"\xff\xd9"
 
 
@@ -42,7 +42,7 @@ def _has_jpeg_end(file: Path) -> bool:
 
 
 def read_file(file: Path) -> np.ndarray:
-    """Decodes a file as colour, (H, W, 3) of uint8."""
+    """Decodes a file as colour and upright, (H, W, 3) of uint8."""
     from PIL import Image
 
     with named(str(file)), Image.open(file) as image:
@@ -62,12 +62,16 @@ def named(name: str) -> Iterator[None]:
 def to_array(image: Image) -> np.ndarray:
     """Converts a Pillow image of any mode to uint8, (H, W, 1) of a grey one, else (H, W, 3).
 
+    It is turned in place as the orientation in its EXIF data says, so that H and W are those of the upright picture.
     Grey of 16 bits is divided by 257, which takes 65,535 to 255. Transparency is dropped.
 
     Raises:
         UserError: The pixels have no known range, or more than 16 bits.
     """
+    from PIL import ImageOps
+
     _check_mode(image)
+    ImageOps.exif_transpose(image, in_place=True)
     if image.mode.startswith("I"):
         return _from_16_bits(np.asarray(image).astype(np.int64))[..., None]
     if image.mode in GREY_MODES:

@@ -167,8 +167,9 @@ def _hub_split(
 def from_folder(root: Path) -> ImageSplits:
     """Takes ``train/<class>/**`` and the first of ``test``, ``val`` and ``validation`` beside it.
 
-    A folder may mix grey and colour, and all of its images are read as colour. Files and folders whose names begin
-    with a dot are left out, and so are files that do not end in one of :data:`SUFFIXES`.
+    A folder may mix grey and colour, and all of its images are read as colour, upright by their EXIF orientation.
+    Files and folders whose names begin with a dot are left out, and so are files that do not end in one of
+    :data:`SUFFIXES`.
 
     Raises:
         UserError: A folder is missing, or a class has files of which none is an image.

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from PIL.ExifTags import Base
 
 from pipetransformer.data.image_decoding import check_file, is_grey, read_file, to_array
 
@@ -60,6 +61,33 @@ def test_pixels_without_a_known_range_are_refused() -> None:
         to_array(Image.new("F", (4, 3), 0.5))
     with pytest.raises(ValueError, match="go from 0 to 70000, 16 bits from 0 to 65535"):
         to_array(Image.fromarray(np.array([[0, 70_000]], dtype=np.int32)))
+
+
+QUARTERS = np.array([[0, 80, 160], [240, 120, 40]], dtype=np.uint8).repeat(16, 0).repeat(16, 1)  # flat, for JPEG
+
+
+@pytest.mark.parametrize(("orientation", "turns"), [(1, 0), (3, 2), (6, 3), (8, 1)])
+@pytest.mark.parametrize(
+    ("suffix", "mode"), [("jpg", "L"), ("jpg", "RGB"), ("png", "L"), ("png", "P"), ("png", "I;16")]
+)
+def test_a_picture_is_turned_as_its_exif_orientation_says(
+    suffix: str, mode: str, orientation: int, turns: int, tmp_path: Path
+) -> None:
+    exif = Image.Exif()
+    exif[Base.Orientation] = orientation
+    deep = Image.fromarray(QUARTERS.astype(np.uint16) * 257)
+    image = deep if mode == "I;16" else Image.fromarray(QUARTERS).convert(mode)
+    image.save(tmp_path / f"turned.{suffix}", exif=exif)
+    check_file(tmp_path / f"turned.{suffix}")
+    found = read_file(tmp_path / f"turned.{suffix}")[..., 0]
+    expected = np.rot90(QUARTERS, turns)
+    assert found.shape == expected.shape
+    assert np.abs(found.astype(int) - expected).max() <= 2, "but for JPEG's rounding"
+
+
+def test_a_picture_with_unreadable_exif_data_stays_as_it_is(tmp_path: Path) -> None:
+    Image.fromarray(QUARTERS).save(tmp_path / "odd.jpg", exif=b"Exif\0\0garbage")
+    assert read_file(tmp_path / "odd.jpg").shape == (*QUARTERS.shape, 3)
 
 
 @pytest.mark.parametrize(("mode", "grey"), [("1", True), ("LA", True), ("I;16", True), ("P", False), ("RGB", False)])
