@@ -6,10 +6,11 @@ from typing import Any
 
 import yaml
 
-from pipetransformer.config.schema import Cache, Config, Parallel
+from pipetransformer.config.schema import Cache, Config, Parallel, Targets
 from pipetransformer.report.run_folder import CONFIG
+from pipetransformer.report.secrets import redact
 
-SECTIONS = (Parallel, Cache)  # typed by the schema itself
+SECTIONS = (Parallel, Cache, Targets)  # typed by the schema itself
 
 
 def as_plain(config: Config) -> dict[str, Any]:
@@ -33,5 +34,5 @@ def _lists(value: Any) -> Any:
 
 
 def write_config(config: Config, folder: Path) -> None:
-    """Writes the configuration to the run folder."""
-    (folder / CONFIG).write_text(yaml.safe_dump(as_plain(config), sort_keys=False), encoding="utf-8")
+    """Writes the configuration to the run folder, without keys and tokens."""
+    (folder / CONFIG).write_text(yaml.safe_dump(redact(as_plain(config)), sort_keys=False), encoding="utf-8")

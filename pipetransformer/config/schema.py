@@ -82,6 +82,17 @@ class Cache:
         return {"off": 0, "first_draw": 1, "variants": self.variants}[self.augmentation]
 
 
+@dataclass(frozen=True)
+class Targets:
+    """Classes beside those of this package that a ``_target_`` may name.
+
+    Attributes:
+        allow: Full names of classes, or of modules all of whose classes may be named.
+    """
+
+    allow: list[str] = field(default_factory=list)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """One run: the specs of the groups and the general options.
@@ -104,6 +115,7 @@ class Config:
     logger: "LoggerSpec" = field(default_factory=NoLogger)
     parallel: Parallel = field(default_factory=Parallel)
     cache: Cache = field(default_factory=Cache)
+    targets: Targets = field(default_factory=Targets)
     seed: int = 1
     epochs: int = 3
     batch_size: int = 32

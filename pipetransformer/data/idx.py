@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import math
 import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3
 IDX_FOLDER = f"a folder with {', '.join(FILES)}, each plain or as .gz"
 PACKAGE_FILES = Path("/var/lib/dpkg/info/dataset-fashion-mnist.list")
 UNSIGNED_BYTE = 0x08
+MAX_DIMS = 8
 
 
 def read_idx(file: Path) -> np.ndarray:
@@ -25,14 +27,14 @@ def read_idx(file: Path) -> np.ndarray:
     """
     try:
         content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error, MemoryError) as error:
         raise UserError(f"{file} cannot be unpacked ({error}); fetch it again") from error
     if len(content) < 4 or content[:3] != bytes((0, 0, UNSIGNED_BYTE)):
         raise UserError(f"{file} is not an IDX file of unsigned bytes; it starts with {content[:4].hex()}")
     num_dims = content[3]
     header_bytes = 4 + 4 * num_dims
     shape = struct.unpack(f">{num_dims}I", content[4:header_bytes]) if len(content) >= header_bytes else ()
-    if not shape or len(content) != header_bytes + math.prod(shape):
+    if not shape or num_dims > MAX_DIMS or len(content) != header_bytes + math.prod(shape):
         raise UserError(f"{file} holds {len(content)} bytes, which does not fit its shape {shape}; fetch it again")
     return np.frombuffer(content, dtype=np.uint8, offset=header_bytes).reshape(shape)
 

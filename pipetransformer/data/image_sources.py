@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from pipetransformer.data.digest import Digest
-from pipetransformer.data.hub import fingerprint, load_hub
+from pipetransformer.data.hub import download_folders, fingerprint, load_hub
 from pipetransformer.data.image_decoding import DECODING, check_file, is_grey, named, read_file, to_array
 from pipetransformer.errors import UserError
 
@@ -141,20 +141,34 @@ def _hub_split(
             f"images and dataset.label_column={label_column} classes with names"
         )
     stored = rows.cast_column(image_column, ImageFeature(decode=False))  # bytes, or the path of a file
-    origin = f"{fingerprint(rows)} {image_column}"
+    origin, roots = f"{fingerprint(rows)} {image_column}", [root.resolve() for root in download_folders(name)]
 
     def decode(indices: np.ndarray) -> list[np.ndarray]:
         images = []
         for index, image in zip(indices, stored[indices][image_column], strict=True):
             with named(f"picture {index} in split {split!r} of {name}"):
+                _check_inside(image, roots)
                 images.append(to_array(feature.decode_example(image)))
         return images
 
     def channels(indices: np.ndarray) -> int:
-        return 1 if all(is_grey(stored[int(index)][image_column]) for index in indices) else 3
+        for index in indices:
+            image = stored[int(index)][image_column]
+            with named(f"picture {index} in split {split!r} of {name}"):
+                _check_inside(image, roots)
+            if not is_grey(image):
+                return 3
+        return 1
 
     labels = np.asarray(rows[label_column][:], dtype=np.int64)
     return ImageSource(decode, labels, channels, lambda index: f"{origin} {index}"), tuple(classes)
+
+
+def _check_inside(image: dict[str, Any], roots: Sequence[Path]) -> None:
+    """Raises UserError where a row has a path in place of a picture's bytes that leads out of the downloaded files."""
+    path = image["path"]
+    if not image["bytes"] and not any(Path(str(path)).resolve().is_relative_to(root) for root in roots):
+        raise UserError(f"its row names {path!r}, which is outside of the data's own files")
 
 
 def from_folder(root: Path) -> ImageSplits:

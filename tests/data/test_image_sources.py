@@ -8,6 +8,7 @@ from PIL import Image
 
 from pipetransformer.data import image_sources
 from pipetransformer.data.image_sources import ImageSource, ImageSplits, from_arrays, from_folder, from_hub
+from pipetransformer.errors import UserError
 
 
 def write_folder(root: Path, **splits: dict[str, list[tuple[int, int, int]]]) -> Path:
@@ -171,3 +172,27 @@ def test_in_memory_pictures_are_decoded_once() -> None:
     held = ImageSource(decode, np.zeros(3, dtype=np.int64), lambda indices: 1).in_memory()
     assert np.concatenate([*held.decode(np.array([2, 1])), *held.decode(FIRST)]).flatten().tolist() == [2, 1, 0]
     assert decoded == [0, 1, 2]
+
+
+@pytest.mark.parametrize("place", ["outside.png", "https://somewhere/x.png", "zip://x.png::https://somewhere/x.zip"])
+def test_a_row_of_the_hub_names_no_file_outside_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    import datasets
+
+    Image.new("RGB", (4, 4), RED).save(tmp_path / "outside.png")
+    named = place if "://" in place else str(tmp_path / place)
+    features = datasets.Features(
+        {"image": datasets.Value("string"), "label": datasets.ClassLabel(names=["cat", "dog"])}
+    )
+    rows = datasets.Dataset.from_dict({"image": [named] * 2, "label": [0, 1]}, features=features)
+    rows = rows.cast_column("image", datasets.Image())
+    monkeypatch.setattr("pipetransformer.data.image_sources.load_hub", lambda *_: rows)
+    source = from_hub("somebody/pictures", "train", "test", ("image", "label"), "").train
+    with pytest.raises(UserError, match="outside of the data's own files"):
+        source.decode(FIRST)
+    with pytest.raises(UserError, match="outside of the data's own files"):
+        source.channels(FIRST)
+    monkeypatch.setattr("pipetransformer.data.image_sources.download_folders", lambda _: [tmp_path])
+    if "://" not in place:
+        assert from_hub("somebody/pictures", "train", "test", ("image", "label"), "").train.decode(FIRST)
