@@ -1,4 +1,5 @@
 # make train [ARGS="model=bert dataset=squad"]   trains; make test   runs the suite; both install what they need first.
+# make fuzz   damages the files that are read back, a thousand times each.
 # make test-isa   runs the tests of rounding as on older x86 processors: oneDNN and ATen keep to fewer instructions.
 PYTHON ?= python3
 VENV   ?= .venv
@@ -8,7 +9,7 @@ ISAS   ?= SSE41:default AVX:default AVX2:avx2 AVX512_CORE:avx2 DEFAULT:avx2
 ROUNDS ?= tests/models/test_contract.py tests/runtime/test_precision.py tests/runtime/test_elastic.py \
           tests/runtime/test_fsdp.py tests/runtime/test_tied.py tests/runtime/test_devices.py
 
-.PHONY: train test test-isa check clean
+.PHONY: train test test-isa fuzz check clean
 
 train: $(VENV)/.train
 	$(VENV)/bin/python train.py $(ARGS)
@@ -22,6 +23,9 @@ test-isa: $(VENV)/.dev
 	  ONEDNN_MAX_CPU_ISA=$${isa%:*} ATEN_CPU_CAPABILITY=$${isa#*:} \
 	    $(VENV)/bin/python -m pytest --numprocesses 2 --dist loadfile $(ROUNDS) $(ARGS) || exit 1; \
 	done
+
+fuzz: $(VENV)/.dev
+	FUZZ_EXAMPLES=1000 $(VENV)/bin/python -m pytest --timeout 0 tests/test_fuzz.py $(ARGS)
 
 check: $(VENV)/.dev
 	$(VENV)/bin/ruff check .

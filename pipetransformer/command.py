@@ -3,7 +3,7 @@
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,6 +18,7 @@ from pipetransformer.config.compose import load, register
 from pipetransformer.config.schema import CONF, as_plain, write_config
 from pipetransformer.errors import UserError
 from pipetransformer.launch.start import preflight, start, under_torchrun
+from pipetransformer.report.secrets import redact
 
 NO_RUN_FOLDER = ("hydra.run.dir=.",)
 
@@ -37,7 +38,7 @@ def compose_and_run(node: DictConfig) -> float | None:
         if sweep is None:
             _end(error)
         job = f"job {hydra_config.job.num} ({' '.join(hydra_config.overrides.task)})"
-        print(f"{job} failed: {explain(error)}", file=sys.stderr)
+        print(redact(f"{job} failed: {explain(error)}"), file=sys.stderr)
         raise  # the other jobs go on, and Hydra ends with this error
 
 
@@ -84,6 +85,7 @@ def main() -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors of composition come here in place of being printed
     try:
         sys.argv[1:] = read_arguments(sys.argv[1:])
+        _refuse_secrets(sys.argv[1:])
         run = _recorded(compose_and_run) if under_torchrun() else compose_and_run
         run()
     except (UserError, CompactHydraException) as error:
@@ -99,8 +101,8 @@ def _end(error: Exception) -> NoReturn:
     if under_torchrun():
         from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-        get_error_handler().record_exception(UserError(explain(error)))
-    sys.exit(explain(error) if _is_first_rank() else 1)
+        get_error_handler().record_exception(UserError(redact(explain(error))))
+    sys.exit(redact(explain(error)) if _is_first_rank() else 1)
 
 
 def _recorded(run: Callable[[], object]) -> Callable[[], object]:
@@ -108,6 +110,17 @@ def _recorded(run: Callable[[], object]) -> Callable[[], object]:
     from torch.distributed.elastic.multiprocessing.errors import record
 
     return record(run)
+
+
+def _refuse_secrets(arguments: Sequence[str]) -> None:
+    """Refuses keys and tokens among arguments that Hydra itself writes to disk, unredacted."""
+    is_written = {"-m", "--multirun"} & {*arguments} or any("hydra.output_subdir=" in each for each in arguments)
+    found = [redact(each) for each in arguments if redact(each) != each]
+    if is_written and found:
+        raise UserError(
+            f"{found[0]} holds a key or token, and Hydra writes all arguments of a sweep or below hydra.output_subdir "
+            "to disk; set it in the environment instead, as WANDB_API_KEY or HF_TOKEN"
+        )
 
 
 def _refuse_sweep() -> None:

@@ -114,7 +114,10 @@ class StoreFingerprint:
         Raises:
             UserError: The text is damaged, or from a version with other fields.
         """
-        values, types = json.loads(text), get_type_hints(cls)
+        try:
+            values, types = json.loads(text), get_type_hints(cls)
+        except RecursionError:
+            raise UserError("it is nested more deeply than any that a run writes") from None
         if not isinstance(values, dict):
             raise UserError(f"it is a {type(values).__name__}, not an object with names")
         names = [field.name for field in fields(cls)]

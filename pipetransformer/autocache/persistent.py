@@ -56,7 +56,10 @@ def lock_store_dir(root: Path, fingerprint: StoreFingerprint, owner: str, node: 
     path = _path(root, fingerprint, node)
     with ExitStack() as locked:
         try:
+            _check_inside(root, path)
             path.mkdir(parents=True, exist_ok=True)
+            for entry in path.iterdir():
+                _check_inside(path, entry)
             locked.enter_context(_lock(path, owner))
             store_dir = StoreDir(path, is_new=_claim(path, fingerprint))
         except OSError as error:
@@ -75,6 +78,12 @@ def other_stores(root: Path, fingerprint: StoreFingerprint, node: int = 0) -> li
 def _path(root: Path, fingerprint: StoreFingerprint, node: int) -> Path:
     model = _slug(fingerprint.model.split()[0] if fingerprint.model.split() else "model")
     return root / f"{model}-{fingerprint.digest()}" / f"node{node}" / _slug(fingerprint.split_name)
+
+
+def _check_inside(folder: Path, path: Path) -> None:
+    """Raises StaleStore where symbolic links lead a path out of its folder, which may itself be one."""
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise _stale(path, f"leads to {path.resolve()} by a symbolic link, out of {folder}")
 
 
 def _slug(name: str) -> str:
@@ -104,7 +113,7 @@ def _holder(path: Path) -> str:
     try:
         holder = json.loads((path / LOCK).read_text(encoding="utf-8"))
         return f"{holder['owner']} (process {holder['pid']} on {holder['host']})"
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError, OSError):
         return "a process that has not written its name yet"
 
 

@@ -12,19 +12,20 @@ from typing import Any, TypeVar, cast
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.errors import CompactHydraException
-from hydra.utils import get_class, instantiate
+from hydra.utils import instantiate
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from pipetransformer.config.arguments import explain_key, first_line, read_arguments, unknown_key
 from pipetransformer.config.names import in_options
-from pipetransformer.config.schema import CONF, Cache, Config, Parallel, SimulationConfig, StaticPipeline
+from pipetransformer.config.schema import CONF, Cache, Config, Parallel, SimulationConfig, StaticPipeline, Targets
+from pipetransformer.config.targets import check_targets, find_class
 from pipetransformer.config.validate import check_modality, validate
 from pipetransformer.errors import UserError
 
 SPEC_GROUPS = ("model", "dataset", "freeze", "optim", "logger")
 SIMULATION_GROUPS = ("cluster", "shape")
-SECTIONS = {"parallel": Parallel, "cache": Cache, "pipeline": StaticPipeline}
+SECTIONS = {"parallel": Parallel, "cache": Cache, "pipeline": StaticPipeline, "targets": Targets}
 C = TypeVar("C", bound=Config)
 
 
@@ -78,7 +79,7 @@ def _compose(name: str, overrides: Sequence[str], kind: type[Config]) -> DictCon
 
 def build(node: DictConfig, **runtime: Any) -> Any:
     """Instantiates a checked node; the only caller of Hydra's ``instantiate``."""
-    return instantiate(node, _convert_="all", **runtime)
+    return instantiate(node, _convert_="all", _recursive_=False, **runtime)
 
 
 def load(node: DictConfig, kind: type[C] = Config) -> C:
@@ -91,6 +92,7 @@ def load(node: DictConfig, kind: type[C] = Config) -> C:
         UserError: A key that does not exist, a value of the wrong type, or values that do not fit together.
     """
     try:
+        check_targets(node)
         groups = SPEC_GROUPS + (SIMULATION_GROUPS if issubclass(kind, SimulationConfig) else ())
         specs = {group: build(_checked(group, node[group])) for group in SPEC_GROUPS}
         check_modality(specs["model"], specs["dataset"])  # a text model's shape asks the dataset for its length
@@ -116,7 +118,7 @@ def build_plain(cls: type, node: DictConfig) -> Any:
 
 def _checked(group: str, node: DictConfig) -> DictConfig:
     """Merges a group into the dataclass named by its ``_target_``, which types and names every key."""
-    spec = get_class(node["_target_"])
+    spec = find_class(group, node["_target_"])
     schema = _schema(spec)
     values = {key: value for key, value in node.items() if key != "_target_"}
     try:

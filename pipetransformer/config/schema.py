@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from pipetransformer.report.run_folder import CONFIG
+from pipetransformer.report.secrets import redact
 from pipetransformer.report.wandb import NoLogger
 
 if TYPE_CHECKING:
@@ -86,6 +87,17 @@ class Cache:
         return {"off": 0, "first_draw": 1, "variants": self.variants}[self.augmentation]
 
 
+@dataclass(frozen=True)
+class Targets:
+    """Classes beside those of this package that a ``_target_`` may name.
+
+    Attributes:
+        allow: Full names of classes, or of modules all of whose classes may be named.
+    """
+
+    allow: list[str] = field(default_factory=list)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """One run: the specs of the groups and the general options.
@@ -108,6 +120,7 @@ class Config:
     logger: "LoggerSpec" = field(default_factory=NoLogger)
     parallel: Parallel = field(default_factory=Parallel)
     cache: Cache = field(default_factory=Cache)
+    targets: Targets = field(default_factory=Targets)
     seed: int = 1
     epochs: int = 3
     batch_size: int = 32
@@ -157,7 +170,7 @@ def _plain(value: Any) -> Any:
     if not is_dataclass(value) or isinstance(value, type):
         return value
     kind = type(value)
-    is_section = kind in (Parallel, Cache)  # typed by the schema itself
+    is_section = kind in (Parallel, Cache, Targets)  # typed by the schema itself
     target = {} if is_section else {"_target_": f"{kind.__module__}.{kind.__qualname__}"}
     return target | _lists(asdict(value))
 
@@ -170,5 +183,5 @@ def _lists(value: Any) -> Any:
 
 
 def write_config(config: Config, folder: Path) -> None:
-    """Writes the configuration to the run folder."""
-    (folder / CONFIG).write_text(yaml.safe_dump(as_plain(config), sort_keys=False), encoding="utf-8")
+    """Writes the configuration to the run folder, without keys and tokens."""
+    (folder / CONFIG).write_text(yaml.safe_dump(redact(as_plain(config)), sort_keys=False), encoding="utf-8")

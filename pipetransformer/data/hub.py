@@ -57,6 +57,15 @@ def load_hub(name: str, split: str, local_format: str, config: str | None = None
     return rows
 
 
+def download_folders(name: str) -> list[Path]:
+    """Returns the folders in which files of a dataset lie: the caches of the hub's libraries, and a local one."""
+    from datasets import config
+    from huggingface_hub import constants
+
+    caches = (config.HF_DATASETS_CACHE, config.DOWNLOADED_DATASETS_PATH, constants.HF_HUB_CACHE)
+    return [*map(Path, map(str, caches)), *([Path(name)] if Path(name).is_dir() else [])]
+
+
 def fingerprint(rows: Dataset) -> str:
     """Returns the library's name for the content: the revision on the hub, or local data, and all changes."""
     return rows._fingerprint

@@ -6,17 +6,18 @@ import gzip
 import math
 import os
 import struct
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from pipetransformer.data.base import Digest
-from pipetransformer.data.hub import fingerprint, load_hub
+from pipetransformer.data.hub import download_folders, fingerprint, load_hub
 from pipetransformer.data.image_decoding import DECODING, check_file, is_grey, named, read_file, to_array
 from pipetransformer.errors import UserError
 
@@ -24,6 +25,7 @@ IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-
 IDX_FOLDER = f"a folder with {', '.join(IDX_FILES)}, each plain or as .gz"
 PACKAGE_FILES = Path("/var/lib/dpkg/info/dataset-fashion-mnist.list")
 UNSIGNED_BYTE = 0x08
+MAX_DIMS = 8
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".pgm", ".pbm", ".webp", ".tif", ".tiff", ".gif")
 IMAGE_FOLDER = "a folder with train/<class>/*.png and test/, val/ or validation/<class>/*.png"
 T = TypeVar("T")
@@ -148,20 +150,34 @@ def _hub_split(
             f"images and dataset.label_column={label_column} classes with names"
         )
     stored = rows.cast_column(image_column, ImageFeature(decode=False))  # bytes, or the path of a file
-    origin = f"{fingerprint(rows)} {image_column}"
+    origin, roots = f"{fingerprint(rows)} {image_column}", [root.resolve() for root in download_folders(name)]
 
     def decode(indices: np.ndarray) -> list[np.ndarray]:
         images = []
         for index, image in zip(indices, stored[indices][image_column], strict=True):
             with named(f"picture {index} in split {split!r} of {name}"):
+                _check_inside(image, roots)
                 images.append(to_array(feature.decode_example(image)))
         return images
 
     def channels(indices: np.ndarray) -> int:
-        return 1 if all(is_grey(stored[int(index)][image_column]) for index in indices) else 3
+        for index in indices:
+            image = stored[int(index)][image_column]
+            with named(f"picture {index} in split {split!r} of {name}"):
+                _check_inside(image, roots)
+            if not is_grey(image):
+                return 3
+        return 1
 
     labels = np.asarray(rows[label_column][:], dtype=np.int64)
     return ImageSource(decode, labels, channels, lambda index: f"{origin} {index}"), tuple(classes)
+
+
+def _check_inside(image: dict[str, Any], roots: Sequence[Path]) -> None:
+    """Raises UserError where a row has a path in place of a picture's bytes that leads out of the downloaded files."""
+    path = image["path"]
+    if not image["bytes"] and not any(Path(str(path)).resolve().is_relative_to(root) for root in roots):
+        raise UserError(f"its row names {path!r}, which is outside of the data's own files")
 
 
 def from_folder(root: Path) -> ImageSplits:
@@ -248,14 +264,14 @@ def read_idx(file: Path) -> np.ndarray:
     """
     try:
         content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error, MemoryError) as error:
         raise UserError(f"{file} cannot be unpacked ({error}); fetch it again") from error
     if len(content) < 4 or content[:3] != bytes((0, 0, UNSIGNED_BYTE)):
         raise UserError(f"{file} is not an IDX file of unsigned bytes; it starts with {content[:4].hex()}")
     num_dims = content[3]
     header_bytes = 4 + 4 * num_dims
     shape = struct.unpack(f">{num_dims}I", content[4:header_bytes]) if len(content) >= header_bytes else ()
-    if not shape or len(content) != header_bytes + math.prod(shape):
+    if not shape or num_dims > MAX_DIMS or len(content) != header_bytes + math.prod(shape):
         raise UserError(f"{file} holds {len(content)} bytes, which does not fit its shape {shape}; fetch it again")
     return np.frombuffer(content, dtype=np.uint8, offset=header_bytes).reshape(shape)
 

@@ -130,7 +130,7 @@ def read_articles(file: Path) -> list[list[Question]]:
     """
     try:
         articles = [list(_questions(article)) for article in json.loads(file.read_text(encoding="utf-8"))["data"]]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError, OSError) as error:
         raise UserError(f"{file} is not in SQuAD format ({type(error).__name__}: {error})") from error
     check_answers(question for article in articles for question in article)
     return articles
@@ -172,9 +172,23 @@ def _questions(article: dict[str, Any]) -> Iterator[Question]:
         for question in paragraph["qas"]:
             answers = question["answers"]  # none where the question is impossible
             yield Question(
-                str(question["id"]),
-                question["question"],
-                paragraph["context"],
-                tuple(answer["text"] for answer in answers),
-                tuple(answer["answer_start"] for answer in answers),
+                _text(str(question["id"])),
+                _text(question["question"]),
+                _text(paragraph["context"]),
+                tuple(_text(answer["text"]) for answer in answers),
+                tuple(_position(answer["answer_start"]) for answer in answers),
             )
+
+
+def _text(value: object) -> str:
+    """Returns a text that can be encoded, which half of a surrogate pair cannot."""
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.40} is no text")
+    value.encode()
+    return value
+
+
+def _position(value: object) -> int:
+    if type(value) is not int:
+        raise TypeError(f"answer_start {value!r:.40} is no whole number")
+    return value

@@ -60,6 +60,8 @@ def read_tsv(file: Path) -> Table:
         raise UserError(f"{file} is not a tab-separated table in UTF-8 with a header row ({error})") from error
     while rows and not "".join(rows[-1]).strip() and len(rows[-1]) < len(header):
         rows.pop()
+    if twice := next((name for name in header if header.count(name) > 1), None):
+        raise UserError(f"{file} has two columns {twice!r}; rename or remove one")
     table = Table(str(file), {name: [] for name in header}, first_line=2)
     for row, cells in enumerate(rows):
         if len(cells) != len(header):

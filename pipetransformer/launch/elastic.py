@@ -20,7 +20,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from pipetransformer.config.names import in_options
 from pipetransformer.config.schema import Config
 from pipetransformer.errors import UserError
-from pipetransformer.launch import failures, forkserver
+from pipetransformer.launch import failures, forkserver, rendezvous
 from pipetransformer.report.run_folder import SUMMARY, write_json
 
 NOISY = ("torch.distributed.elastic", "torch.multiprocessing", "torch.distributed.launcher")
@@ -68,8 +68,8 @@ def run_workers(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str
         max_nodes=1,
         nproc_per_node=num_ranks,
         run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="127.0.0.1:0",
+        rdzv_backend=rendezvous.BACKEND,
+        rdzv_endpoint=rendezvous.ADDRESS,
         max_restarts=0,
         monitor_interval=0.1,
         start_method=forkserver.start_method(config.parallel.device),

@@ -15,9 +15,11 @@ from torch.distributed import DistError
 
 from pipetransformer.config.names import in_options
 from pipetransformer.errors import UserError
+from pipetransformer.report.secrets import redact
 
 OWN, CONNECTION, INTERRUPT = "own", "connection", "interrupt"
 
+SERVER_GONE = 255  # what multiprocessing takes for the exit code of a rank when the fork server does not answer
 SERVER_KILLED = (
     "the process that the ranks are forked from was killed, perhaps for want of memory; free some and start again"
 )
@@ -47,7 +49,7 @@ def record(folder: Path, rank: int, error: BaseException) -> None:
     is_users = isinstance(error, UserError)
     text = in_options(error) if is_users else f"{type(error).__name__}: {error}"
     trace = "".join(traceback.format_exception(error))
-    failure = Failure(rank, _origin(error), is_users, text, trace, time.time())
+    failure = Failure(rank, _origin(error), is_users, redact(text), redact(trace), time.time())
     unfinished = folder / f"{rank}.part"  # the launcher may end this rank at any moment
     unfinished.write_text(json.dumps(asdict(failure)), encoding="utf-8")
     unfinished.rename(folder / f"{rank}.json")
@@ -85,6 +87,8 @@ def cause(folder: Path, num_ranks: int, exit_codes: dict[int, int]) -> tuple[Exc
         if first.is_users:
             return UserError(first.text), first.text
         return RuntimeError(f"rank {first.rank} failed: {first.text}\n{first.trace}"), first.text
+    if any(exit_codes.get(rank) == SERVER_GONE for rank in silent):
+        return UserError(SERVER_KILLED), SERVER_KILLED
     if early := [rank for rank in silent if exit_codes.get(rank, 0) > 0]:
         text = f"rank {early[0]} ended with exit code {exit_codes[early[0]]} before it began; its output tells why"
         return RuntimeError(text), text

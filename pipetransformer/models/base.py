@@ -38,12 +38,14 @@ class ModelSpec(ABC):
     Attributes:
         name: Hub name, or a local folder that holds the model.
         pretrained: Start from the published weights; ``False`` initializes them from the seed.
+        allow_pickle: Read weights that there are only as a pickle, with ``weights_only=True``; ``False`` refuses them.
         modality: ``image`` or ``text``, the data that the family reads.
         libraries: Modules that building a model imports; a fork server preloads them.
     """
 
     name: str
     pretrained: bool = True
+    allow_pickle: bool = False
 
     modality: ClassVar[str] = "image"
     libraries: ClassVar[tuple[str, ...]] = ()

@@ -69,6 +69,22 @@ def check_repository(name: str, repository: str, file: str, timeout_s: float, mu
         ) from error
 
 
+def has_file(repository: str, file: str, timeout_s: float = 5.0) -> bool:
+    """Returns whether the hub's cache or, where it can be reached, the hub has a file of a repository."""
+    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+
+    repository, _, revision = repository.partition("@")
+    try:
+        if isinstance(try_to_load_from_cache(repository, file, revision=revision or None), str):
+            return True
+        if constants.HF_HUB_OFFLINE:
+            return False
+        get_hf_file_metadata(hf_hub_url(repository, file, revision=revision or None), timeout=timeout_s)
+    except Exception:  # no such file or repository, or nobody answers: the library that loads it tells which
+        return False
+    return True
+
+
 def _explain_status(name: str, error: Exception, must_exist: bool) -> None:
     status = getattr(getattr(error, "response", None), "status_code", None)
     if must_exist and status not in _BUSY:  # a busy hub is left to the library, which asks again

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from pipetransformer.errors import UserError
 from pipetransformer.models.base import Head, ModelSpec
-from pipetransformer.models.hub import CONFIG, check_folder, check_repository
+from pipetransformer.models.files import check_code, check_inside, read_settings, refuse_pickle
+from pipetransformer.models.hub import CONFIG, check_folder, check_repository, has_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
     from pipetransformer.models.stack import LayerStack
 
+TOKENIZER = "tokenizer_config.json"
+SAFE_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+PICKLED_WEIGHTS = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 HEADS = {
     "sequence": "AutoModelForSequenceClassification",
     "token": "AutoModelForTokenClassification",
@@ -35,9 +39,11 @@ class HuggingFaceModel(ModelSpec):
 
     Attributes:
         options: What to change in the model's config.json: hidden_dropout_prob, num_hidden_layers, ...
+        trust_remote_code: Run Python code that comes with the model or its tokenizer; ``False`` refuses such a model.
     """
 
     options: dict[str, Any] = field(default_factory=dict)
+    trust_remote_code: bool = False
 
     modality: ClassVar[str] = "text"
     libraries: ClassVar[tuple[str, ...]] = ("transformers.modeling_utils",)
@@ -45,12 +51,26 @@ class HuggingFaceModel(ModelSpec):
     def check(self) -> None:
         if "num_labels" in self.options:
             raise UserError("model.options.num_labels is not an option: it follows from the data")
+        if "trust_remote_code" in self.options:
+            raise UserError("model.options.trust_remote_code is not an option: use model.trust_remote_code")
 
     def check_exists(self, timeout_s: float = 5.0) -> None:
         if Path(self.name).is_dir():
             check_folder(self.name, "give one that save_pretrained wrote")
+            for file in (CONFIG, TOKENIZER):
+                check_code(self.name, file, read_settings(Path(self.name) / file), self.trust_remote_code)
+            self._check_pickle()
         else:
             check_repository(self.name, self.name, CONFIG, timeout_s)
+
+    def _check_pickle(self) -> None:
+        """Raises UserError where the folder or repository has weights, but only pickled ones."""
+        if self.allow_pickle or not self.pretrained:
+            return
+        local = Path(self.name) if Path(self.name).is_dir() else None
+        has = (lambda file: (local / file).is_file()) if local else (lambda file: has_file(self.name, file))
+        if not any(map(has, SAFE_WEIGHTS)) and (pickled := next(filter(has, PICKLED_WEIGHTS), None)):
+            raise refuse_pickle(self.name, pickled)
 
     def input_format(self) -> dict[str, Any]:
         """Returns keyword arguments of ``TextFormat``."""
@@ -104,7 +124,7 @@ class HuggingFaceModel(ModelSpec):
         _name_labels(config, head.labels or [f"LABEL_{index}" for index in range(head.num_outputs)])
         config.problem_type = cast("Any", head.problem_type)
         with self._explained(head.kind), torch.device("meta"):
-            return family.from_config(config, **WANTED)
+            return family.from_config(config, trust_remote_code=self.trust_remote_code, **WANTED)
 
     def _published(self, stack: LayerStack, kind: str, seed: int) -> LayerStack:
         """Returns the stack with pretrained weights as its source, or loaded if they cannot be read layer by layer."""
@@ -121,9 +141,17 @@ class HuggingFaceModel(ModelSpec):
             if model.state_dict().keys() <= keys.keys() | _lacking(report):
                 stack.source = Pretrained(stack, checkpoint, keys, seed)
                 return stack
+        if checkpoint is None:
+            self._check_pickle()
         with self._explained(kind):
             model, report = model_class.from_pretrained(
-                self.name, config=config, ignore_mismatched_sizes=True, output_loading_info=True, **WANTED
+                self.name,
+                config=config,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+                use_safetensors=checkpoint is not None or not self.allow_pickle,
+                weights_only=True,
+                **WANTED,
             )
         self._check_complete(model, report, stack)
         why = "transformers converts them" if checkpoint else "there is no model.safetensors"
@@ -136,13 +164,17 @@ class HuggingFaceModel(ModelSpec):
 
     @contextmanager
     def _explained(self, kind: str) -> Iterator[None]:
+        from pickle import UnpicklingError
+
         from safetensors import SafetensorError
 
         from pipetransformer.models.huggingface_layers import SUPPORTED
 
         try:
             yield
-        except (*_BROKEN, OSError, ImportError, SafetensorError) as error:
+        except UserError:
+            raise
+        except (*_BROKEN, OSError, ImportError, SafetensorError, UnpicklingError) as error:
             raise UserError(
                 f"transformers could not load model.name={self.name} with a {kind} head: {_first_line(error)}. "
                 f"Supported are {SUPPORTED}. {_REMEDY}, or model.pretrained=false to draw the weights"
@@ -180,13 +212,19 @@ class HuggingFaceModel(ModelSpec):
 
     def _config(self) -> PretrainedConfig:
         from huggingface_hub.errors import StrictDataclassError
-        from transformers import AutoConfig
+        from transformers import AutoConfig, PretrainedConfig
 
         from pipetransformer.models.huggingface_layers import SUPPORTED
 
+        self.check()
         try:
-            found: Any = AutoConfig.from_pretrained(self.name, return_unused_kwargs=True, **self.options)
-        except (OSError, ValueError) as error:
+            check_code(self.name, CONFIG, PretrainedConfig.get_config_dict(self.name)[0], self.trust_remote_code)
+            found: Any = AutoConfig.from_pretrained(
+                self.name, return_unused_kwargs=True, trust_remote_code=self.trust_remote_code, **self.options
+            )
+        except UserError:
+            raise
+        except (*_BROKEN, OSError) as error:
             raise UserError(
                 f"transformers found no model under model.name={self.name}: {_first_line(error)}. {_REMEDY}"
             ) from error
@@ -200,11 +238,22 @@ class HuggingFaceModel(ModelSpec):
         return config
 
     def _tokenizer(self) -> PreTrainedTokenizerBase:
-        from transformers import AutoTokenizer
+        from transformers import AutoTokenizer, PretrainedConfig
+        from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
         try:
-            tokenizer = cast("PreTrainedTokenizerBase", AutoTokenizer.from_pretrained(self.name))
-        except (OSError, ValueError) as error:
+            check_code(self.name, CONFIG, PretrainedConfig.get_config_dict(self.name)[0], self.trust_remote_code)
+            settings = get_tokenizer_config(self.name)
+            check_code(self.name, TOKENIZER, settings, self.trust_remote_code)
+            for file in settings.get("fast_tokenizer_files") or ():
+                check_inside(self.name, TOKENIZER, str(file))
+            tokenizer = cast(
+                "PreTrainedTokenizerBase",
+                AutoTokenizer.from_pretrained(self.name, trust_remote_code=self.trust_remote_code),
+            )
+        except UserError:
+            raise
+        except (*_BROKEN, OSError) as error:
             raise UserError(
                 f"transformers found no tokenizer under model.name={self.name}: {_first_line(error)}. {_REMEDY}"
             ) from error
@@ -219,7 +268,8 @@ class HuggingFaceModel(ModelSpec):
         from transformers import AutoModel
 
         with torch.device("meta"):
-            positions = AutoModel.from_config(self._config()).get_submodule("embeddings.position_embeddings")
+            model = AutoModel.from_config(self._config(), trust_remote_code=self.trust_remote_code)
+        positions = model.get_submodule("embeddings.position_embeddings")
         assert isinstance(positions, torch.nn.Embedding)
         return positions.num_embeddings - (0 if positions.padding_idx is None else positions.padding_idx + 1)
 

@@ -14,6 +14,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 from transformers.utils.hub import get_checkpoint_shard_files
 
+from pipetransformer.models.files import check_index
 from pipetransformer.models.lazy_checkpoint import Checkpoint, named_tensors, placeholder
 from pipetransformer.models.stack import LayerStack, seeded
 
@@ -21,12 +22,18 @@ WANTED: dict[str, Any] = {"attn_implementation": "sdpa", "dtype": torch.float32}
 
 
 def find_checkpoint(name: str) -> Checkpoint | None:
-    """Returns the safetensors files of a folder or of the hub, whole or in shards, or ``None`` without any."""
+    """Returns the safetensors files of a folder or of the hub, whole or in shards, or ``None`` without any.
+
+    Raises:
+        UserError: The index of the shards names other files.
+    """
     for file in (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME):
         try:
-            found = cached_file(name, file)
+            found: Any = cached_file(name, file)
         except OSError:  # how transformers says that there is no such file
             continue
+        if file == SAFE_WEIGHTS_INDEX_NAME:
+            check_index(name, Path(found))
         shards: Any = get_checkpoint_shard_files(name, found)[0] if file == SAFE_WEIGHTS_INDEX_NAME else [found]
         return Checkpoint([Path(shard) for shard in shards])
     return None

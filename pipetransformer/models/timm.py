@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pipetransformer.errors import UserError
 from pipetransformer.models.base import Head, ModelSpec
-from pipetransformer.models.hub import CONFIG, check_folder, check_repository
+from pipetransformer.models.files import PICKLES, SAFE, refuse_pickle
+from pipetransformer.models.hub import CONFIG, check_folder, check_repository, has_file
 
 if TYPE_CHECKING:
     from timm.models.vision_transformer import VisionTransformer
@@ -31,6 +32,7 @@ _NOT_AN_OPTION = {
     "in_chans": "use model.num_channels",
     "img_size": "use model.image_size",
     "pretrained": "use model.pretrained",
+    "checkpoint_path": "use model.name=<folder> with config.json and model.safetensors",
 }
 _RESIZING: dict[str, Any] = {
     "interpolation": "bilinear",
@@ -75,6 +77,7 @@ class TimmModel(ModelSpec):
         scheme, _, name = self._source().rpartition(":")
         if scheme == "local-dir":
             check_folder(name, "give one that timm.models.save_for_hf wrote")
+            self._check_pickle({"source": "local-dir", "file": name})
         elif scheme:
             check_repository(self.name, name, CONFIG, timeout_s)
         else:
@@ -82,6 +85,11 @@ class TimmModel(ModelSpec):
             place = repository(name) if self.pretrained else None
             if place is not None:  # timm may know other places, too
                 check_repository(self.name, place, "model.safetensors", timeout_s, must_exist=False)
+
+    def _check_pickle(self, published: Any) -> None:
+        """Raises UserError where timm's ``pretrained_cfg`` leads to pickled weights alone."""
+        if self.pretrained and not self.allow_pickle and (file := find_pickle(published)):
+            raise refuse_pickle(self.name.removeprefix("local-dir:"), file)
 
     def input_format(self) -> dict[str, Any]:
         """Returns keyword arguments of ``ImageFormat``: the pretrained model's preprocessing, or a plain one."""
@@ -155,6 +163,7 @@ class TimmModel(ModelSpec):
         from pipetransformer.models.timm_layers import BLOCKS, split_layers
         from pipetransformer.models.timm_weights import Pretrained, find_checkpoint
 
+        self._check_pickle(drawn.model.pretrained_cfg)
         with self._explained():
             checkpoint = find_checkpoint(drawn.model.pretrained_cfg)
         source = Pretrained(checkpoint, create, drawn) if checkpoint else None
@@ -227,6 +236,8 @@ class TimmModel(ModelSpec):
 
         try:
             yield
+        except UserError:
+            raise
         except (TypeError, AssertionError) as error:
             raise UserError(f"{self.name} does not go with model.options={self.options}: {error}") from error
         except (OSError, RuntimeError, ValueError, KeyError, SafetensorError) as error:
@@ -241,6 +252,27 @@ class TimmModel(ModelSpec):
         if Path(self.name).is_dir():
             return f"local-dir:{self.name}"
         return f"hf-hub:{self.name}" if "/" in self.name and ":" not in self.name else self.name
+
+
+def find_pickle(published: Any) -> str | None:
+    """Returns the pickle that timm reads for a ``pretrained_cfg``, or ``None`` where it has other weights or none."""
+    source, repository = published.get("source"), published.get("hf_hub_id")
+    if source == "local-dir":
+        files = sorted(each.name for each in Path(published["file"]).iterdir())
+        return None if f"model{SAFE}" in files else next((each for each in files if each.endswith(PICKLES)), None)
+    if source != "hf-hub" and published.get("file"):
+        return _if_pickle(str(published["file"]))
+    if not repository:
+        return _if_pickle(published.get("url") or "")
+    pickled = _if_pickle(published.get("hf_hub_filename") or "pytorch_model.bin")
+    twins = {f"model{SAFE}", f"open_clip_model{SAFE}", f"{Path(pickled).stem}{SAFE}"} if pickled else ()
+    if pickled and not any(has_file(repository, twin) for twin in twins) and has_file(repository, pickled):
+        return pickled
+    return None
+
+
+def _if_pickle(file: str) -> str | None:
+    return None if not file or file.endswith((SAFE, ".npz")) else file
 
 
 def _per_channel(values: tuple[float, ...], num_channels: int) -> tuple[float, ...]:

@@ -17,6 +17,7 @@ from pipetransformer.report import plots, text
 from pipetransformer.report.run_folder import Run, read_run
 
 PAGE = "report.html"
+MAX_LAYERS = 10_000
 FIGURES: tuple[Callable[[Run], Figure], ...] = (
     plots.gradient_norms,
     plots.stages_over_time,
@@ -46,6 +47,28 @@ def page(run: Run) -> str:
     return f'<!doctype html><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>\n{body}\n'
 
 
+def read_page(folder: Path) -> str:
+    """Reads a run folder and returns its page.
+
+    Raises:
+        UserError: The folder holds no run, or values that a run does not write.
+    """
+    run = read_run(folder)
+    try:
+        _check_layers(run)
+        return page(run)
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise UserError(f"{folder} holds values that a run does not write ({reason}); its files are damaged") from error
+
+
+def _check_layers(run: Run) -> None:
+    """Raises UserError for plans with more layers, each of which is drawn, than a model has."""
+    for step, plan in run.plans:
+        if not all(0 <= layer < MAX_LAYERS for stage in plan["stages"] for layer in stage):
+            raise UserError(f"the plan from step {step} has layers beyond {MAX_LAYERS}")
+
+
 def _table(rows: Iterable[Sequence[str]]) -> str:
     cells = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
     return "<table>" + "".join(f"<tr>{row}</tr>" for row in cells) + "</table>"
@@ -64,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--into", type=Path, help=f"the page; {PAGE} in the folder by default")
     options = parser.parse_args(arguments)
     try:
-        content = page(read_run(options.folder))
+        content = read_page(options.folder)
     except UserError as error:
         sys.exit(str(error))
     file = options.into or options.folder / PAGE

@@ -11,6 +11,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
+from pipetransformer.report.secrets import redact
+
 Values = dict[str, Any]
 EventName = Literal[
     "phase", "start", "step", "decision", "transition", "cache_fill", "evaluate", "warning", "summary"
@@ -59,6 +61,7 @@ class Reporter:
 
     def write(self, event: EventName, **values: Any) -> None:
         assert event in EVENTS, event
+        values = redact(values) if self._sinks else values
         for sink in self._sinks:
             sink.write(event, values)
 
@@ -112,7 +115,7 @@ def open_report(
     from pipetransformer.report.run_folder import ENVIRONMENT, EVENT_LOG, JsonLines, environment, write_json
 
     write_json(run_dir / ENVIRONMENT, environment())
-    tracker = logger.open(run_dir, config, sweep)
+    tracker = logger.open(run_dir, redact(config), sweep)
     return Reporter([JsonLines(run_dir / EVENT_LOG), open_console(log_every_s, log_every_steps), tracker])
 
 

@@ -21,10 +21,12 @@ import yaml
 
 from pipetransformer.errors import UserError
 from pipetransformer.report.reporter import EVENTS, EventName, Sink, Values
+from pipetransformer.report.secrets import redact
 
 CONFIG, ENVIRONMENT, EVENT_LOG, SUMMARY = "config.yaml", "env.json", "metrics.jsonl", "summary.json"
 MODEL, WANDB = "model", "wandb"
 PACKAGE = "pipetransformer"
+MAX_NUMBER = 2**63
 
 
 class JsonLines(Sink):
@@ -157,34 +159,69 @@ def read_run(folder: str | Path) -> Run:
         events[line["event"]].append({name: value for name, value in line.items() if name != "event"})
     if not events["start"]:
         raise UserError(f"{folder / EVENT_LOG} has no start event: the run ended before its first plan")
-    config = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
     summary = _read_json(folder / SUMMARY) if (folder / SUMMARY).is_file() else {}
-    return Run(folder, config, summary, events)
+    return Run(folder, _read_config(folder / CONFIG), summary, events)
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{path} is damaged: {_first_line(error)}") from error  # yaml lets some errors of Python pass
+    if not isinstance(config, dict):
+        raise UserError(f"{path} is damaged: it holds no settings")
+    return config
 
 
 def _read_lines(path: Path) -> Iterator[Values]:
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             try:
-                values = json.loads(line)
-            except json.JSONDecodeError as error:
+                values = _parse(line)
+            except (ValueError, RecursionError) as error:
                 raise UserError(
-                    f"{path} line {number} is incomplete ({error}); remove this line to read the rest"
+                    f"{path} line {number} is incomplete ({_first_line(error)}); remove this line to read the rest"
                 ) from error
-            if not isinstance(values, dict) or values.get("event") not in EVENTS:
-                raise UserError(f"{path} line {number} is not an event of a run: {line.strip()[:80]}")
+            if not isinstance(values, dict) or values.get("event") not in [*EVENTS]:
+                shown = line.decode(errors="replace").strip()[:80]
+                raise UserError(f"{path} line {number} is not an event of a run: {shown}")
             yield values
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path} is damaged: {error}") from error
+        found = _parse(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is damaged: {_first_line(error)}") from error
+    if not isinstance(found, dict):
+        raise UserError(f"{path} is damaged: it holds no values by name")
+    return found
+
+
+def _parse(text: bytes) -> Any:
+    """Parses JSON as a run writes it: without NaN, infinities, and numbers that no counter or size reaches."""
+    found = json.loads(text, parse_constant=_refuse_constant)
+    _check_numbers(found)
+    return found
+
+
+def _refuse_constant(name: str) -> None:
+    raise UserError(f"{name} is no number of JSON")
+
+
+def _check_numbers(value: Any) -> None:
+    if isinstance(value, int | float) and not abs(value) < MAX_NUMBER:
+        raise UserError(f"the number {str(value)[:20]} is larger than any that a run writes")
+    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _check_numbers(each)
+
+
+def _first_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def _dumps(value: Any, indent: int | None = None) -> str:
-    return json.dumps(_finite(value), allow_nan=False, ensure_ascii=False, indent=indent)
+    return json.dumps(_finite(redact(value)), allow_nan=False, ensure_ascii=False, indent=indent)
 
 
 def _finite(value: Any) -> Any:

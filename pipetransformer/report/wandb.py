@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from pipetransformer.errors import UserError
 from pipetransformer.report.reporter import EventName, LoggerSpec, NullSink, Sink, Values
+from pipetransformer.report.secrets import redact
 from pipetransformer.report.text import flatten
 
 if TYPE_CHECKING:
@@ -67,17 +71,18 @@ class WandbLogger(LoggerSpec):
         if self.mode == "online" and not wandb.login(prompt=False):
             raise self._refused("no API key was found; run `wandb login` first")
         try:
-            run = wandb.init(
-                project=self.project,
-                mode=cast("Any", self.mode),
-                entity=self.entity,
-                group=self.group or group_default,
-                name=self.name,
-                tags=self.tags,
-                dir=run_dir,
-                config=config,
-                settings=settings,
-            )
+            with _redacted_command():
+                run = wandb.init(
+                    project=redact(self.project),
+                    mode=cast("Any", self.mode),
+                    entity=redact(self.entity),
+                    group=redact(self.group or group_default),
+                    name=redact(self.name),
+                    tags=redact(self.tags),
+                    dir=run_dir,
+                    config=config,
+                    settings=settings,
+                )
         except (wandb.Error, OSError) as error:
             raise self._refused(str(error)) from error
         return WandbSink(run)
@@ -85,6 +90,17 @@ class WandbLogger(LoggerSpec):
     def _refused(self, why: str) -> UserError:
         remedy = "logger.mode=offline keeps the data in the run folder, logger=none does without wandb"
         return UserError(f"wandb could not start with logger.mode={self.mode}: {why} ({remedy})")
+
+
+@contextmanager
+def _redacted_command() -> Iterator[None]:
+    """Hides keys and tokens in the arguments, which wandb writes to its metadata."""
+    arguments = sys.argv
+    sys.argv = redact(arguments)
+    try:
+        yield
+    finally:
+        sys.argv = arguments
 
 
 class WandbSink(Sink):

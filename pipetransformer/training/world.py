@@ -2,6 +2,7 @@
 
 import math
 import os
+import socket
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +31,7 @@ def open_world(parallel: Parallel) -> Iterator[torch.device]:
     """
     device, is_there = _own_device(parallel.device), dist.is_initialized()
     if not is_there:
+        _listen_on_loopback()
         backend, timeout = "nccl" if device.type == "cuda" else "gloo", timedelta(seconds=parallel.timeout_s)
         if "RANK" in os.environ:  # a launcher has started this process
             dist.init_process_group(backend, timeout=timeout)
@@ -45,6 +47,14 @@ def open_world(parallel: Parallel) -> Iterator[torch.device]:
     finally:
         if not is_there:
             dist.destroy_process_group()
+
+
+def _listen_on_loopback() -> None:
+    """Keeps the backends of one machine's world to its loopback interface, unless the user names another."""
+    loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
+    if loopback is not None and int(os.environ.get("WORLD_SIZE", "1")) == LocalRank.here().local_world_size:
+        for backend in ("GLOO", "NCCL"):
+            os.environ.setdefault(f"{backend}_SOCKET_IFNAME", loopback)
 
 
 def _own_device(wanted: str) -> torch.device:

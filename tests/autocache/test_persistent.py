@@ -1,6 +1,7 @@
 """A store is found again by the run that would make the same, and refused to all others."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -199,3 +200,35 @@ def test_looking_at_others_neither_makes_nor_locks_anything(tmp_path: Path) -> N
         before = sorted(tmp_path.rglob("*"))
         assert len(other_stores(tmp_path, OURS)) == 1
         assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_a_link_that_leads_out_of_the_folder_is_refused_and_nothing_is_made_there(tmp_path: Path, level: int) -> None:
+    root, outside = tmp_path / "features", tmp_path / "outside"
+    path = store(root)
+    outside.mkdir()
+    parts = [path.parents[1], path.parent, path]
+    shutil.rmtree(parts[level])
+    parts[level].symlink_to(outside)
+    with pytest.raises(StaleStore, match=r"leads to .*outside.* by a symbolic link"):
+        visit(root)
+    assert list(outside.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", [LOCK, IDENTITY, f"{IDENTITY}.tmp", "features"])
+def test_no_file_outside_is_opened_by_a_link_in_a_store(tmp_path: Path, name: str) -> None:
+    root, outside = tmp_path / "features", tmp_path / "outside"
+    path = store(root)
+    outside.write_text("precious")
+    (path / name).unlink(missing_ok=True)
+    (path / name).symlink_to(outside)
+    with pytest.raises(StaleStore, match=r"leads to .*outside by a symbolic link, out of "):
+        visit(root)
+    assert outside.read_text() == "precious"
+
+
+def test_the_folder_of_all_stores_may_be_a_link(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "features").symlink_to(tmp_path / "disk")
+    visit(tmp_path / "features")
+    assert list((tmp_path / "disk").iterdir())

@@ -23,6 +23,7 @@ from pipetransformer.data.image_sources import (
     packaged_folder,
     read_idx,
 )
+from pipetransformer.errors import UserError
 
 
 def write_folder(root: Path, **splits: dict[str, list[tuple[int, int, int]]]) -> Path:
@@ -239,3 +240,27 @@ def test_the_package_manager_knows_where_the_packaged_files_are(tmp_path: Path) 
     assert packaged_folder(listing) is None
     listing.write_text(f"/.\n/usr\n/usr/share/somewhere\n/usr/share/somewhere/{IDX_FILES[0]}.gz\n")
     assert packaged_folder(listing) == Path("/usr/share/somewhere")
+
+
+@pytest.mark.parametrize("place", ["outside.png", "https://somewhere/x.png", "zip://x.png::https://somewhere/x.zip"])
+def test_a_row_of_the_hub_names_no_file_outside_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    import datasets
+
+    Image.new("RGB", (4, 4), RED).save(tmp_path / "outside.png")
+    named = place if "://" in place else str(tmp_path / place)
+    features = datasets.Features(
+        {"image": datasets.Value("string"), "label": datasets.ClassLabel(names=["cat", "dog"])}
+    )
+    rows = datasets.Dataset.from_dict({"image": [named] * 2, "label": [0, 1]}, features=features)
+    rows = rows.cast_column("image", datasets.Image())
+    monkeypatch.setattr("pipetransformer.data.image_sources.load_hub", lambda *_: rows)
+    source = from_hub("somebody/pictures", "train", "test", ("image", "label"), "").train
+    with pytest.raises(UserError, match="outside of the data's own files"):
+        source.decode(FIRST)
+    with pytest.raises(UserError, match="outside of the data's own files"):
+        source.channels(FIRST)
+    monkeypatch.setattr("pipetransformer.data.image_sources.download_folders", lambda _: [tmp_path])
+    if "://" not in place:
+        assert from_hub("somebody/pictures", "train", "test", ("image", "label"), "").train.decode(FIRST)

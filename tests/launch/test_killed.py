@@ -7,6 +7,8 @@ from pathlib import Path
 from support.command import TIMEOUT_S, TRAIN, processes, started
 from support.jobs import TINY, Job
 
+from pipetransformer.launch.failures import SERVER_KILLED, cause
+
 RUN = (
     *TINY, "epochs=1000", "freeze=none", "cache=off", "log_every_steps=1", "hydra.run.dir=run",
     "parallel.world_size=2", "parallel.arrangement=data", "parallel.autodp=false",
@@ -43,6 +45,10 @@ def test_a_killed_rank_is_named(tmp_path: Path) -> None:
         assert "lower batch_size" in err
         assert len(err.splitlines()) == 1, err
         assert (job.summary["status"], job.summary["error"]) == ("failed", err.strip())
+
+
+def test_ranks_that_left_no_record_beside_a_killed_fork_server_are_not_the_cause(tmp_path: Path) -> None:
+    assert cause(tmp_path, 2, {0: 255})[1] == SERVER_KILLED
 
 
 def test_a_killed_fork_server_is_named(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def test_without_safetensors_the_whole_model_is_read_and_it_is_said(encoder: Pat
     (encoder / "model.safetensors").unlink()
 
     with pytest.warns(UserWarning, match=r"reads all weights .* no model\.safetensors"):
-        stack = text_meta(encoder)
+        stack = HuggingFaceModel(name=str(encoder), allow_pickle=True).build_meta(Head("sequence", 3), (), 0)
 
     assert all(torch.equal(tensor, state[name]) for name, tensor in state_of(stack).items())
 
@@ -146,8 +146,9 @@ def test_a_vision_transformer_without_safetensors_is_read_whole_and_it_is_said(p
     torch.save(state, picture_model / "pytorch_model.bin")
     (picture_model / "model.safetensors").unlink()
 
+    spec = TimmModel(name=str(picture_model), image_size=16, num_channels=3, allow_pickle=True)
     with pytest.warns(UserWarning, match=r"reads all weights .* no model\.safetensors"):
-        stack = image_meta(picture_model)
+        stack = spec.build_meta(Head("image", 5), (3, 16, 16), 0)
 
     assert all(torch.equal(tensor, state[name]) for name, tensor in state_of(stack).items())
 

@@ -1,8 +1,14 @@
 """How many ranks lie together."""
 
+import contextlib
+import os
+
 import pytest
 from support.links import node_size
 from support.pool import Pool
+
+from pipetransformer.config.schema import Parallel
+from pipetransformer.training.world import open_world
 
 
 @pytest.mark.parametrize(("local_world_sizes", "expected"), [([2, 2], 2), ([1, 1, 1], 1), ([4, 4, 4, 4], 4)])
@@ -12,3 +18,26 @@ def test_it_is_what_the_launcher_started_on_a_node(pool: Pool, local_world_sizes
 
 def test_nodes_that_differ_count_as_groups_that_fit_each(pool: Pool) -> None:
     assert set(pool.run(6, node_size, [4, 4, 4, 4, 2, 2])) == {2}, "ranks 4 and 5 are a node of their own"
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, "lo"),
+        ({"GLOO_SOCKET_IFNAME": "lo:0"}, "lo:0"),
+        ({"LOCAL_RANK": "0", "GROUP_RANK": "0", "LOCAL_WORLD_SIZE": "1", "WORLD_SIZE": "2"}, None),
+    ],
+    ids=["one node", "the user's choice", "two nodes"],
+)
+def test_a_world_on_one_node_keeps_to_loopback(
+    variables: dict[str, str], expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "LOCAL_RANK", "GROUP_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE")
+    for name in names:
+        monkeypatch.setenv(name, "")  # restored at the end, whatever the world sets
+        monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with contextlib.suppress(RuntimeError), open_world(Parallel(device="cpu", world_size=1)):
+        pass  # gloo may not know the user's interface
+    assert os.environ.get("GLOO_SOCKET_IFNAME") == expected
