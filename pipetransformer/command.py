@@ -5,7 +5,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -16,8 +16,10 @@ from omegaconf import DictConfig
 from pipetransformer.config.arguments import explain, help_text, read_arguments
 from pipetransformer.config.compose import load, register
 from pipetransformer.config.schema import CONF, as_plain, write_config
-from pipetransformer.errors import UserError
+from pipetransformer.errors import Stopped, UserError
+from pipetransformer.launch.run_dir import finished_summary, refuse_other_run, resumed_arguments
 from pipetransformer.launch.start import preflight, start, under_torchrun
+from pipetransformer.report.run_folder import write_overrides
 from pipetransformer.report.secrets import redact
 
 NO_RUN_FOLDER = ("hydra.run.dir=.",)
@@ -50,11 +52,19 @@ def _run_job(node: DictConfig, run_dir: Path, sweep: str | None) -> float | None
         _remove_empty(run_dir)
         raise
     if _is_first_rank():
+        if finished := finished_summary(config, run_dir):
+            return _metric(finished)
+        refuse_other_run(config, run_dir)
         try:
             write_config(config, run_dir)
+            write_overrides(run_dir, HydraConfig.get().overrides.task)
         except OSError as error:
             raise UserError(_unwritable(error)) from None
-    metric = start(config, run_dir, as_plain(config), sweep).get("metric")
+    return _metric(start(config, run_dir, as_plain(config), sweep))
+
+
+def _metric(summary: dict[str, Any]) -> float | None:
+    metric = summary.get("metric")
     return metric["value"] if metric else None
 
 
@@ -84,7 +94,7 @@ def main() -> None:
     register()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors of composition come here in place of being printed
     try:
-        sys.argv[1:] = read_arguments(sys.argv[1:])
+        sys.argv[1:] = resumed_arguments(read_arguments(sys.argv[1:]))
         _refuse_secrets(sys.argv[1:])
         run = _recorded(compose_and_run) if under_torchrun() else compose_and_run
         run()
@@ -92,6 +102,9 @@ def main() -> None:
         _end(error)
     except OSError as error:  # Hydra makes the folder
         sys.exit(_unwritable(error))
+    except Stopped as stop:
+        print("the run is saved; give the same command with resume=auto, or resume=<folder>, to go on", file=sys.stderr)
+        sys.exit(stop.exit_code)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
 

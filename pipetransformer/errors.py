@@ -38,6 +38,27 @@ class NotSaved(UserError):
     """The trained model could not be written to any disk. The summary of the run has been."""
 
 
+class DamagedCheckpoint(UserError):
+    """A checkpoint, or a file of it, is not what was written."""
+
+
+class Stopped(KeyboardInterrupt):
+    """The run was asked to stop, has saved itself, and can be resumed.
+
+    Attributes:
+        requeue: A scheduler asked, which starts the same command again; otherwise the user did.
+    """
+
+    def __init__(self, requeue: bool) -> None:
+        super().__init__()
+        self.requeue = requeue
+
+    @property
+    def exit_code(self) -> int:
+        """75 asks to be started again (``EX_TEMPFAIL``); 130 is Ctrl-C."""
+        return 75 if self.requeue else 130
+
+
 class Unwritable(UserError, OSError):
     """The folder of the cache's stores cannot be written."""
 

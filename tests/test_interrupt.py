@@ -11,6 +11,9 @@ from support.command import TIMEOUT_S, TRAIN, processes, started
 from support.jobs import TINY, Job, run_job
 from support.pool import Pool
 
+from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder
+from pipetransformer.checkpoint.manifest import read_manifest
+
 ENDLESS = (
     *TINY,
     "epochs=1000",
@@ -53,15 +56,37 @@ def test_an_interrupted_run_leaves_nothing_but_its_record(
             process.terminate()
         _, err = process.communicate(timeout=TIMEOUT_S)
         wait_until_gone(mark)
-    assert process.returncode == 130
-    assert "Traceback" not in err
-    assert "death signal" not in err, "torch has a line of its own"
+    assert process.returncode == (130 if whom == "group" else 75)
+    assert err.splitlines() == [
+        "the run is saved; give the same command with resume=auto, or resume=<folder>, to go on"
+    ]
     assert not list(passing.iterdir())
     assert not [name for name in os.listdir("/dev/shm") for pid in pids if str(pid) in name]
     summary = Job(tmp_path / "run", error="").summary
-    assert summary["status"] == "interrupted"
-    assert summary["optimizer_steps"] > 0
+    assert summary["status"] == ("interrupted" if whom == "group" else "requeue")
+    assert summary["optimizer_steps"] == read_manifest(CheckpointFolder(tmp_path / "run" / FOLDER).published()[-1]).step
     assert [plan["num_frozen"] for plan in summary["plans"]][:2] == [0, 1]
+
+
+def test_a_stopped_run_goes_on_by_the_same_command_with_another_number_of_processes(tmp_path: Path) -> None:
+    command = (*ENDLESS[:-1], "epochs=12", "resume=auto")
+    with started(tmp_path, TRAIN, *command, "parallel.world_size=2") as (process, _):
+        wait_for_a_cached_step(process)
+        os.killpg(process.pid, signal.SIGUSR1)  # as Slurm warns
+        _, err = process.communicate(timeout=TIMEOUT_S)
+        assert process.returncode == 75, err
+    stopped_at = read_manifest(CheckpointFolder(tmp_path / "run" / FOLDER).published()[-1]).step
+    with started(tmp_path, TRAIN, *command, "parallel.world_size=1") as (process, _):
+        out, err = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0, err
+    assert f"resumed at step {stopped_at} from" in out
+    job = Job(tmp_path / "run", error="")
+    assert [event["step"] for event in job.events("step")] == list(range(1, 49)), "no gap and no duplicate"
+    assert (job.summary["status"], job.summary["optimizer_steps"]) == ("completed", 48)
+    with started(tmp_path, TRAIN, *command) as (process, _):
+        out, err = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0, err
+    assert "nothing to resume: the run in" in out
 
 
 def test_the_workers_of_a_killed_command_end_too(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ SIMULATION_ONLY = ("cluster", "pipeline", "shape")
 TRUE, FALSE = ("true", "on", "yes"), ("false", "off", "no", "null", "none")
 SWITCHES = {  # values that users try for a group, and its option
     "cache": dict.fromkeys(TRUE, "on") | dict.fromkeys(FALSE, "off"),
+    "checkpoint": dict.fromkeys(TRUE, "on") | dict.fromkeys(FALSE, "off"),
     "logger": dict.fromkeys(FALSE, "none"),
     "freeze": dict.fromkeys(FALSE, "none"),
     "experiment": {},  # null is an option of its own
@@ -78,6 +79,8 @@ def _check_form(argument: str, following: Sequence[str]) -> None:
 
 def _option(argument: str, simulation: bool) -> str:
     group, is_given, value = argument.partition("=")
+    if group == "resume":  # a section of the schema
+        return f"resume.run={value}"
     if not is_given or not (CONF / group).is_dir() or "/" in group or not group:
         return argument
     if group in SIMULATION_ONLY and not simulation:

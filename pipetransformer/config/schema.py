@@ -88,6 +88,38 @@ class Cache:
 
 
 @dataclass(frozen=True)
+class Checkpointing:
+    """When the run is saved so that it can be resumed, and how many checkpoints stay in ``<run folder>/checkpoints``.
+
+    Attributes:
+        enabled: Save at all.
+        every_steps: Save after every so many steps, whatever it costs; ``None``: by time and epoch alone.
+        every_minutes: Save when so many minutes have passed, and at the end of each epoch; ``None``: by epoch alone.
+        keep: Newest checkpoints that stay.
+        keep_best: Those with the best main metric that stay in addition.
+    """
+
+    enabled: bool = True
+    every_steps: int | None = None
+    every_minutes: float | None = 15.0
+    keep: int = 2
+    keep_best: int = 1
+
+
+@dataclass(frozen=True)
+class Resume:
+    """The run to go on with.
+
+    Attributes:
+        run: Its folder; ``auto`` goes on with the run in this run folder, or starts it; ``None`` starts a run.
+        allow: Options that change the result and may differ from those of the run, such as ``optim.lr``.
+    """
+
+    run: str | None = None
+    allow: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class Targets:
     """Classes beside those of this package that a ``_target_`` may name.
 
@@ -110,6 +142,7 @@ class Config:
         eval_every_epochs: Epochs between two evaluations; the end of the run is always evaluated.
         log_every_s: Seconds between two step lines in a log that is no terminal.
         log_every_steps: Steps between two step lines there, in addition; ``None``: by time alone.
+        overwrite: Start in a run folder that holds another run, which is removed.
         trace: Write a trace of one step of each plan, over all ranks; that step is slower.
     """
 
@@ -120,6 +153,9 @@ class Config:
     logger: "LoggerSpec" = field(default_factory=NoLogger)
     parallel: Parallel = field(default_factory=Parallel)
     cache: Cache = field(default_factory=Cache)
+    checkpoint: Checkpointing = field(default_factory=Checkpointing)
+    resume: Resume = field(default_factory=Resume)
+    overwrite: bool = False
     targets: Targets = field(default_factory=Targets)
     seed: int = 1
     epochs: int = 3
@@ -170,7 +206,7 @@ def _plain(value: Any) -> Any:
     if not is_dataclass(value) or isinstance(value, type):
         return value
     kind = type(value)
-    is_section = kind in (Parallel, Cache, Targets)  # typed by the schema itself
+    is_section = kind in (Parallel, Cache, Checkpointing, Resume, Targets)  # typed by the schema itself
     target = {} if is_section else {"_target_": f"{kind.__module__}.{kind.__qualname__}"}
     return target | _lists(asdict(value))
 

@@ -18,6 +18,7 @@ from pipetransformer.config.schema import (
     PRECISIONS,
     STORAGE,
     Cache,
+    Checkpointing,
     Config,
     Parallel,
     SimulationConfig,
@@ -42,6 +43,7 @@ def validate(config: Config) -> None:
     _one_of("precision", config.precision, PRECISIONS)
     _one_of("parallel.device", parallel.device, ("auto", "cpu", "cuda"))
     _check_cache(config.cache)
+    _check_checkpoint(config.checkpoint)
     _check_arrangement(parallel)
     if parallel.schedule in REFUSED:
         raise UserError(
@@ -107,6 +109,13 @@ def _check_cache(cache: Cache) -> None:
         raise UserError("cache.path= is empty; give a folder, or null for a cache that ends with the run")
     if cache.enabled and cache.memory_gib == cache.disk_gib == 0:
         raise UserError("cache.memory_gib=0 and cache.disk_gib=0 leave no room; raise one of them, or give cache=off")
+
+
+def _check_checkpoint(checkpoint: Checkpointing) -> None:
+    for name, least in (("every_steps", 1), ("every_minutes", 0), ("keep", 1), ("keep_best", 0)):
+        value = getattr(checkpoint, name)
+        if value is not None and not value >= least:
+            raise UserError(f"checkpoint.{name}={value} is below {least}; checkpoint=off writes no checkpoints")
 
 
 def check_modality(model: "ModelSpec", dataset: "DatasetSpec") -> None:

@@ -3,12 +3,15 @@
 import gc
 import json
 import logging
+import multiprocessing
 import os
+import signal
 import sys
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +22,13 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from pipetransformer.config.names import in_options
 from pipetransformer.config.schema import Config
-from pipetransformer.errors import UserError
+from pipetransformer.errors import Stopped, UserError
 from pipetransformer.launch import failures, forkserver, rendezvous
 from pipetransformer.report.run_folder import SUMMARY, write_json
 
 NOISY = ("torch.distributed.elastic", "torch.multiprocessing", "torch.distributed.launcher")
+SAME_S = 1.0  # a terminal sends one to the ranks, too, which take what follows so soon for the same
+STOPPED = ("interrupted", "requeue")
 Summary = dict[str, Any]
 
 
@@ -45,9 +50,12 @@ def run_here(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | 
     from pipetransformer.training.run import run_job  # here, for the launcher needs none of it and starts sooner
 
     try:
-        return run_job(config, run_dir, plain, sweep)
+        summary = run_job(config, run_dir, plain, sweep)
     except UserError as error:
         raise UserError(in_options(error)) from error
+    if summary.get("status") in STOPPED:
+        raise Stopped(requeue=summary["status"] == "requeue")
+    return summary
 
 
 def run_workers(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | None) -> Summary:
@@ -73,21 +81,58 @@ def run_workers(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str
         max_restarts=0,
         monitor_interval=0.1,
         start_method=forkserver.start_method(config.parallel.device),
+        signals_to_handle="SIGQUIT",  # the others go to the ranks, which save the run
     )
     (run_dir / SUMMARY).unlink(missing_ok=True)  # of an earlier run, in case the ranks fail before writing one
     ending = {"status": "failed"}
-    with tempfile.TemporaryDirectory() as name, _quiet(), _no_collector(), _main_not_imported(config):
+    folder = tempfile.TemporaryDirectory()
+    with folder as name, _quiet(), _no_collector(), _main_not_imported(config), forwarded_signals() as came:
         try:
-            return elastic_launch(settings, _run_rank)(config, run_dir, plain, sweep, Path(name))[0]
+            summary: Summary = elastic_launch(settings, _run_rank)(config, run_dir, plain, sweep, Path(name))[0]
+            if summary["status"] in STOPPED:
+                raise Stopped(requeue=summary["status"] == "requeue")
+            return summary
         except ChildFailedError as error:
+            if came:  # before the first step, or a second time
+                ending["status"] = "interrupted"
+                raise KeyboardInterrupt from error
             exit_codes = {failed.local_rank: failed.exitcode for failed in error.failures.values()}
             cause, ending["error"] = failures.cause(Path(name), num_ranks, exit_codes)
             raise cause from None
+        except Stopped:
+            ending = {}
+            raise
         except (SignalException, KeyboardInterrupt) as error:
             ending["status"] = "interrupted"
             raise KeyboardInterrupt from error
         finally:
             _record(run_dir / SUMMARY, ending)
+
+
+@contextmanager
+def forwarded_signals() -> Iterator[list[float]]:
+    """Hands signals on to the ranks, which save the run and end by themselves; torch's launcher would stop them.
+
+    Yields:
+        When signals came.
+    """
+    came: list[float] = []
+
+    def forward(number: int, _: object) -> None:
+        came.append(time.monotonic())
+        for child in multiprocessing.active_children():
+            if child.pid is not None:
+                with suppress(ProcessLookupError):
+                    os.kill(child.pid, number)
+        if came[-1] - came[0] > SAME_S:
+            raise KeyboardInterrupt  # a second one, whatever the ranks are busy with
+
+    before = {each: signal.signal(each, forward) for each in forkserver.SIGNALS}
+    try:
+        yield came
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 def _num_ranks(config: Config) -> int:
@@ -105,14 +150,19 @@ def _num_ranks(config: Config) -> int:
 
 def _run_rank(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | None, folder: Path) -> Summary:
     """Runs one rank in a process that torch's launcher has started; records why it fails."""
-    forkserver.restore_interrupt()
+    parent = os.getppid()
+    forkserver.restore_signals()
     from pipetransformer.training.run import run_job
 
     try:
-        return run_job(config, run_dir, plain, sweep)
+        summary = run_job(config, run_dir, plain, sweep)
+        forkserver.restore_signals()  # torch's launcher has the rank wait for the others
+        if os.getppid() != parent:
+            raise KeyboardInterrupt
     except BaseException as error:
         failures.record(folder, int(os.environ["RANK"]), error)
         raise
+    return summary
 
 
 @contextmanager
@@ -162,5 +212,7 @@ def _main_not_imported(config: Config) -> Iterator[None]:
 def _record(file: Path, ending: dict[str, str]) -> None:
     """Writes how a run ended where rank 0 could not: it was killed, or knows only that another rank had ended."""
     told = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    if not ending:
+        return
     if not told or ("error" in ending and told["status"] in ("interrupted", "failed")):
         write_json(file, told | ending)

@@ -24,6 +24,7 @@ from pathlib import Path
 PRELOAD = ("pipetransformer.launch.parent_death", "pipetransformer.training.run", "torchmetrics.functional")
 GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 DEFAULT_CPU_PROCESSES = 2
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 def start_method(device: str) -> str:
@@ -50,12 +51,14 @@ def preload(device: str, world_size: int | None, libraries: Iterable[str]) -> No
         share_cores(world_size or DEFAULT_CPU_PROCESSES)
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([*PRELOAD, *libraries])
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited by the server, which would print a traceback
+        # inherited by the server and by the resource tracker, which would end, or print a traceback
+        before = {each: signal.signal(each, signal.SIG_IGN) for each in SIGNALS}
         try:
             with _importable():
                 forkserver.ensure_running()
         finally:
-            signal.signal(signal.SIGINT, before)
+            for each, handler in before.items():
+                signal.signal(each, handler)
 
 
 @contextmanager
@@ -74,9 +77,11 @@ def _importable() -> Iterator[None]:
             os.environ["PYTHONPATH"] = before
 
 
-def restore_interrupt() -> None:
-    """Restores SIGINT in a forked rank; the server ignores it."""
+def restore_signals() -> None:
+    """Restores the signals that end a forked rank at once; the server ignores them."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    for each in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(each, signal.SIG_DFL)
 
 
 @cache

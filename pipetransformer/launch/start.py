@@ -10,6 +10,7 @@ from pipetransformer.config.schema import Config, as_plain, write_config
 from pipetransformer.config.validate import check_batch, validate
 from pipetransformer.errors import UserError
 from pipetransformer.launch import forkserver
+from pipetransformer.launch.run_dir import finished_summary, refuse_other_run
 from pipetransformer.report.reporter import print_phase
 
 RANKS_PER_CORE = 16  # more only wait for each other
@@ -37,7 +38,11 @@ def train(config: Config, run_dir: str | Path | None = None) -> dict[str, Any]:
     """
     validate(config)
     preflight(config)
-    folder = Path(run_dir if run_dir is not None else f"outputs/{datetime.now():%Y-%m-%d/%H-%M-%S}").resolve()
+    resumed = None if config.resume.run == "auto" else config.resume.run
+    folder = Path(run_dir or resumed or f"outputs/{datetime.now():%Y-%m-%d/%H-%M-%S}").resolve()
+    if finished := finished_summary(config, folder):
+        return finished
+    refuse_other_run(config, folder)
     folder.mkdir(parents=True, exist_ok=True)
     write_config(config, folder)
     return start(config, folder, as_plain(config))

@@ -73,6 +73,13 @@ class Planner:
         """The transition to the fastest plan with nothing frozen, from the state in which no rank holds a layer."""
         return first_transition(self._best(self._constraints), "fastest plan with nothing frozen")
 
+    def resumed(self, num_frozen: int) -> Transition:
+        """Returns the transition to the fastest plan for a frozen prefix, from where no rank holds a layer."""
+        plan = self.initial()
+        if num_frozen:
+            plan = self.next(plan, num_frozen, 0) if self._parallel.autopipe else self.keep(plan, num_frozen)
+        return first_transition(plan, f"fastest plan with {num_frozen} blocks frozen, of which none is cached yet")
+
     def initial(self) -> Plan:
         """Returns the fastest plan with nothing frozen."""
         return self.first.after

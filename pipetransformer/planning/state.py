@@ -40,6 +40,7 @@ class TrainState:
         norm_sums: For each block the sum of its gradient norms over the steps since the last decision, shape (L,).
         num_norms: Steps in ``norm_sums``.
         metrics: Latest metrics of each evaluation split.
+        num_frozen: Frozen prefix by the last decision. The plan follows in the transition after it.
         overhead_s: Seconds of the last transition besides moving layers and filling the cache; the planner counts it.
         best_metrics: Best value so far of the main metric of each split: ``name``, ``value``, ``split``, ``step``.
     """
@@ -55,6 +56,7 @@ class TrainState:
     norm_sums: list[float] = field(default_factory=list)
     num_norms: int = 0
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
+    num_frozen: int = 0
     overhead_s: float = 0.0
     best_metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -99,6 +101,7 @@ class TrainState:
             "decision_due": self.decision_due,
             "norm_sums": list(self.norm_sums),
             "num_norms": self.num_norms,
+            "num_frozen": self.num_frozen,
             "overhead_s": self.overhead_s,
             "metrics": {split: dict(values) for split, values in self.metrics.items()},
             "best_metrics": {split: dict(best) for split, best in self.best_metrics.items()},
@@ -122,7 +125,7 @@ class TrainState:
                 f"step {state['step']} is step {state['step_in_epoch']} of epoch {state['epoch']} in the state, and "
                 f"this run has {self.steps_per_epoch} steps per epoch; give the same data and batch_size"
             )
-        for name in ("step", "num_decisions", "decision_due", "num_norms", "overhead_s"):
+        for name in ("step", "num_decisions", "decision_due", "num_norms", "num_frozen", "overhead_s"):
             setattr(self, name, state[name])
         self.policy_state, self.norm_sums = dict(state["policy_state"]), list(state["norm_sums"])
         self.metrics = {split: dict(values) for split, values in state["metrics"].items()}

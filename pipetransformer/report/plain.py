@@ -46,6 +46,9 @@ class PlainLog(Sink):
         self._last_logged_s, self._run_dir = self._clock(), Path(values["run_dir"])
         return _lines(text.start_rows(values))
 
+    def _resume(self, values: Values) -> Iterable[str]:
+        return [text.resume_line(values), *self._start(values)]
+
     def _step(self, values: Values) -> Iterable[str]:
         self._progress.step(values)
         step = values["step"]
@@ -77,6 +80,9 @@ class PlainLog(Sink):
     def _evaluate(self, values: Values) -> Iterable[str]:
         best = ", the best so far" if self._progress.evaluation(values) else ""
         return [text.evaluation_line(values) + best]
+
+    def _checkpoint(self, _: Values) -> Iterable[str]:
+        return []  # the summary counts them
 
     def _warning(self, values: Values) -> Iterable[str]:
         message = values["message"]

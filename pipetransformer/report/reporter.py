@@ -15,7 +15,8 @@ from pipetransformer.report.secrets import redact
 
 Values = dict[str, Any]
 EventName = Literal[
-    "phase", "start", "step", "decision", "transition", "cache_fill", "evaluate", "warning", "summary"
+    "phase", "start", "resume", "step", "decision", "transition", "cache_fill", "evaluate", "checkpoint", "warning",
+    "summary",
 ]  # fmt: skip
 EVENTS: tuple[EventName, ...] = get_args(EventName)
 Shown = TypeVar("Shown")
@@ -28,6 +29,10 @@ class Sink(ABC):
     @abstractmethod
     def write(self, event: EventName, values: Values) -> None:
         """Takes an event with plain values that JSON can hold."""
+
+    def identity(self) -> dict[str, Any]:
+        """Returns what :meth:`LoggerSpec.open` takes to go on with the same run; empty where nothing is needed."""
+        return {}
 
     @abstractmethod
     def close(self) -> None:
@@ -69,6 +74,10 @@ class Reporter:
         """Shows at once what the run is busy with before its first step, for example ``reading data``."""
         self.write("phase", message=message)
 
+    def identity(self) -> dict[str, Any]:
+        """Returns what the tracking service needs to go on with this run."""
+        return {name: value for sink in self._sinks for name, value in sink.identity().items()}
+
     def close(self) -> None:
         """Closes all sinks, also after one of them has failed; then raises that failure."""
         with ExitStack() as stack:
@@ -81,13 +90,20 @@ class LoggerSpec(ABC):
     """A user's settings of a tracking service."""
 
     @abstractmethod
-    def open(self, run_dir: Path, config: dict[str, Any], group_default: str | None = None) -> Sink:
-        """Starts to track a run.
+    def open(
+        self,
+        run_dir: Path,
+        config: dict[str, Any],
+        group_default: str | None = None,
+        resumed: dict[str, Any] | None = None,
+    ) -> Sink:
+        """Starts to track a run, or goes on.
 
         Args:
             run_dir: The run folder, for the files of the service.
             config: The whole configuration of the run as plain values.
             group_default: The group when the user names none, for example the sweep.
+            resumed: The :meth:`Sink.identity` of the run that goes on.
 
         Raises:
             UserError: The service does not answer or refuses the login.
@@ -101,6 +117,7 @@ def open_report(
     sweep: str | None = None,
     log_every_s: float = 10.0,
     log_every_steps: int | None = None,
+    resumed: dict[str, Any] | None = None,
 ) -> Reporter:
     """Writes ``env.json`` and opens every sink of a run, on rank 0.
 
@@ -111,12 +128,14 @@ def open_report(
         sweep: Group of the runs of one sweep there.
         log_every_s: Seconds between two step lines where standard output is not a terminal.
         log_every_steps: Steps between two step lines there, in addition.
+        resumed: What the tracking service needs to go on with its run; ``None`` for a new run.
     """
     from pipetransformer.report.run_folder import ENVIRONMENT, EVENT_LOG, JsonLines, environment, write_json
 
     write_json(run_dir / ENVIRONMENT, environment())
-    tracker = logger.open(run_dir, redact(config), sweep)
-    return Reporter([JsonLines(run_dir / EVENT_LOG), open_console(log_every_s, log_every_steps), tracker])
+    tracker = logger.open(run_dir, redact(config), sweep, resumed)
+    log = JsonLines(run_dir / EVENT_LOG, goes_on=resumed is not None)
+    return Reporter([log, open_console(log_every_s, log_every_steps), tracker])
 
 
 def open_console(log_every_s: float = 10.0, log_every_steps: int | None = None) -> Sink:

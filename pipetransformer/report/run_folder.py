@@ -10,7 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -24,6 +24,7 @@ from pipetransformer.report.reporter import EVENTS, EventName, Sink, Values
 from pipetransformer.report.secrets import redact
 
 CONFIG, ENVIRONMENT, EVENT_LOG, SUMMARY = "config.yaml", "env.json", "metrics.jsonl", "summary.json"
+OVERRIDES = "overrides.json"
 MODEL, WANDB = "model", "wandb"
 PACKAGE = "pipetransformer"
 MAX_NUMBER = 2**63
@@ -34,10 +35,11 @@ class JsonLines(Sink):
 
     Args:
         path: The file. What an earlier run left there is replaced, as its summary is.
+        goes_on: The run is resumed, and its events are added.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("w", encoding="utf-8")
+    def __init__(self, path: Path, goes_on: bool = False) -> None:
+        self._file = path.open("a" if goes_on else "w", encoding="utf-8")
 
     def write(self, event: EventName, values: Values) -> None:
         time = datetime.now(UTC).isoformat(timespec="milliseconds")
@@ -61,7 +63,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "num_cpus": os.cpu_count(),
-        "packages": _versions(),
+        "packages": library_versions(),
         "git_commit": _git_commit(),
         "command": [sys.executable, *sys.argv],
     }
@@ -129,7 +131,8 @@ class Run:
     def plans(self) -> list[tuple[int, Values]]:
         """Returns each plan with the step from which it held."""
         changed = [(transition["step"], transition["after"]) for transition in self.events["transition"]]
-        return [(0, self.start["plan"]), *changed]
+        changed += [(resume["step"], resume["plan"]) for resume in self.events["resume"]]
+        return [(0, self.start["plan"]), *sorted(changed, key=lambda change: change[0])]
 
 
 def find_run(name: str | Path) -> Path:
@@ -188,7 +191,7 @@ def _read_lines(path: Path) -> Iterator[Values]:
             yield values
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> Any:
     try:
         found = _parse(path.read_bytes())
     except (ValueError, RecursionError) as error:
@@ -233,7 +236,23 @@ def _finite(value: Any) -> Any:
     return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _versions() -> dict[str, str]:
+def write_overrides(folder: Path, overrides: Sequence[str]) -> None:
+    """Writes the arguments of the command line, which a resumed run is composed of."""
+    write_json(folder / OVERRIDES, {"overrides": list(overrides)})
+
+
+def read_overrides(folder: Path) -> list[str] | None:
+    """Returns the arguments of the command line that started a run; ``None`` for one that Python started."""
+    path = folder / OVERRIDES
+    if not path.is_file():
+        return None
+    overrides = _read_json(path).get("overrides")
+    if not (isinstance(overrides, list) and all(isinstance(one, str) for one in overrides)):
+        raise UserError(f"{path} is damaged: it is no list of arguments")
+    return overrides
+
+
+def library_versions() -> dict[str, str]:
     """Returns the versions of this package and of all that it requires, by its own metadata."""
     try:
         required = metadata.requires(PACKAGE) or []

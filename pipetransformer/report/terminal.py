@@ -60,6 +60,11 @@ class Terminal(Sink):
         self._live.update(self._bar)
         self._live.start()
 
+    def _resume(self, values: Values) -> None:
+        self._console.print(escape(text.resume_line(values)))
+        self._start(values)
+        self._bar.update(self._task, completed=values["step"])
+
     def _step(self, values: Values) -> None:
         self._progress.step(values)
         self._bar.update(self._task, completed=values["step"], left=self._progress.left(values["step"]))
@@ -88,6 +93,9 @@ class Terminal(Sink):
     def _evaluate(self, values: Values) -> None:
         if self._progress.evaluation(values):
             self._console.print(f"[bold]{escape(text.evaluation_line(values))}[/]")
+
+    def _checkpoint(self, _: Values) -> None:
+        """Shows nothing: the summary counts them."""
 
     def _warning(self, values: Values) -> None:
         message = values["message"]

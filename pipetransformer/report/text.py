@@ -56,6 +56,12 @@ def start_rows(values: Values) -> list[Row]:
     ]
 
 
+def resume_line(values: Values) -> str:
+    """Returns where a run goes on, and what it has lost."""
+    lost = f"; {plural(values['num_steps_lost'], 'step')} after it are repeated" if values["num_steps_lost"] else ""
+    return f"resumed at step {values['step']:,} from {values['checkpoint']}{lost}"
+
+
 def _steps(values: Values) -> str:
     """Returns an equation where the run is not cut short by a number of steps."""
     per_epoch, total = values["steps_per_epoch"], values["num_steps"]

@@ -35,7 +35,13 @@ STEP_SECTIONS = {
 class NoLogger(LoggerSpec):
     """No tracking service; the files in the run folder are written nevertheless."""
 
-    def open(self, run_dir: Path, config: dict[str, Any], group_default: str | None = None) -> Sink:
+    def open(
+        self,
+        run_dir: Path,
+        config: dict[str, Any],
+        group_default: str | None = None,
+        resumed: dict[str, Any] | None = None,
+    ) -> Sink:
         return NullSink()
 
 
@@ -63,8 +69,16 @@ class WandbLogger(LoggerSpec):
         if self.mode not in MODES:
             raise UserError(f"logger.mode={self.mode} is not one of {', '.join(MODES)}; logger=none turns it off")
 
-    def open(self, run_dir: Path, config: dict[str, Any], group_default: str | None = None) -> Sink:
+    def open(
+        self,
+        run_dir: Path,
+        config: dict[str, Any],
+        group_default: str | None = None,
+        resumed: dict[str, Any] | None = None,
+    ) -> Sink:
         import wandb
+
+        run_id = (resumed or {}).get("wandb_id")
 
         settings = wandb.Settings(silent=True, console="off", init_timeout=INIT_TIMEOUT_S)
         wandb.setup(settings=settings)
@@ -81,6 +95,8 @@ class WandbLogger(LoggerSpec):
                     tags=redact(self.tags),
                     dir=run_dir,
                     config=config,
+                    id=run_id,
+                    resume="allow" if run_id else None,
                     settings=settings,
                 )
         except (wandb.Error, OSError) as error:
@@ -116,13 +132,16 @@ class WandbSink(Sink):
         run.define_metric("*", step_metric="step")
 
     def write(self, event: EventName, values: Values) -> None:
-        if event == "start":
-            self._run.config.update({"start": values})
+        if event in ("start", "resume"):
+            self._run.config.update({event: values}, allow_val_change=True)
         elif event == "summary":
             self._exit_code = 0 if values["status"] == "completed" else 1
             self._run.summary.update(dict(flatten(values)))
         elif charts := _charts(event, values):
             self._run.log({"step": values["step"], **charts})
+
+    def identity(self) -> dict[str, Any]:
+        return {"wandb_id": self._run.id}
 
     def close(self) -> None:
         """Marks the run as failed unless a summary said that it was completed."""

@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 import torch
@@ -26,15 +26,35 @@ from pipetransformer.runtime.fsdp import FsdpLayers, ShardedStage
 from pipetransformer.runtime.groups import RankContext, ResolvedTopology
 from pipetransformer.runtime.precision import LossScale
 from pipetransformer.runtime.resident import ResidentLayers
+from pipetransformer.runtime.snapshot import LayerSource, on_device, shard_state, snapshot
 from pipetransformer.runtime.stage import FrozenForward, ParametersByLayer, Stage, eval_forward
 from pipetransformer.runtime.transfer import borrowed, gather_state_dict, send_layers
+
+
+@dataclass(frozen=True)
+class Requests:
+    """Wishes of a rank that all ranks have to follow at the same step; they travel with the loss.
+
+    Attributes:
+        save: Write a checkpoint.
+        requeue: Stop, and be started again.
+        quit: Stop.
+    """
+
+    save: bool = False
+    requeue: bool = False
+    quit: bool = False
+
+
+NO_REQUESTS = Requests()
 
 
 class StepResult:
     """Gradient norms and loss of a global batch.
 
     Args:
-        sums: The mean loss in front; its all-reduce may still run when the step returns.
+        sums: The mean loss, the ranks whose gradient overflowed and the ranks' requests; the all-reduce may still run
+            when the step returns.
         squared_norms: Of each layer's gradient, zero on idle ranks.
 
     Attributes:
@@ -53,6 +73,11 @@ class StepResult:
     def loss(self) -> float:
         """The mean loss, equal on every rank. Waits for its all-reduce."""
         return self._sums.values()[0]
+
+    @property
+    def requests(self) -> Requests:
+        """The requests of all ranks together. Waits for the loss."""
+        return Requests(*(count != 0 for count in self._sums.values()[2:]))
 
 
 @dataclass(frozen=True)
@@ -138,7 +163,7 @@ class ElasticRuntime:
         last = self.transition
         return self.apply(first_transition(plan) if last is None else next_transition(last, plan))
 
-    def apply(self, transition: Transition) -> TransitionReport:
+    def apply(self, transition: Transition, source: LayerSource | None = None) -> TransitionReport:
         """Carries out a transition; nothing but the arrangement changes (design promise 3).
 
         Layers and the optimizer state of active ones move from a rank that holds them to the ranks that need them; all
@@ -149,6 +174,10 @@ class ElasticRuntime:
             rank 1  4 5 6          ->      rank 1  8 9 10 H         <- 8 9 from 2, 10 H from 3
             rank 2  7 8 9                  rank 2  5 6 7            <- 5 6 from 1
             rank 3  10 H                   rank 3  8 9 10 H         <- 8 9 from 2
+
+        Args:
+            transition: Begins where the last one ended.
+            source: Where the layers of the first transition get their optimizer state from; new ones have none.
         """
         assert transition.before == self.plan, "a transition begins where the last one ended"
         start, plan = time.perf_counter(), transition.after
@@ -160,7 +189,7 @@ class ElasticRuntime:
         resolved = self._context.groups.resolve(topology, self.device.type, tied)
         grouped = time.perf_counter()
         if transition.before is None:
-            self._load(resolved, transition.placement)
+            self._load(resolved, transition.placement, source)
         assert plan.fsdp == (self._shards is not None), "a run is sharded from its start to its end"
         bytes_moved = send_layers(self.resident, transition.moves)
         moved = time.perf_counter()
@@ -174,13 +203,26 @@ class ElasticRuntime:
             bytes_moved=bytes_moved,
         )
 
-    def _load(self, resolved: ResolvedTopology, placement: Placement) -> None:
-        """Gives the layers of the first plan their weights."""
-        if not resolved.plan.fsdp:
+    def _load(self, resolved: ResolvedTopology, placement: Placement, source: LayerSource | None) -> None:
+        """Gives the layers of the first plan their weights and, from a checkpoint, their optimizer state."""
+        if resolved.plan.fsdp:
+            assert resolved.plan.num_devices == dist.get_world_size(), "every rank has a shard"
+            self._shards = FsdpLayers(self.resident, resolved.replicas)
+        else:
             self.resident.load(layer for layer, ranks in enumerate(placement) if dist.get_rank() in ranks)
+        if source is None:
             return
-        assert resolved.plan.num_devices == dist.get_world_size(), "every rank has a shard"
-        self._shards = FsdpLayers(self.resident, resolved.replicas)
+        for layer in resolved.topology.layers:
+            if layer >= resolved.plan.first_active_layer:
+                state = on_device(source.optimizer_state(layer), self.device)
+                if self._shards is not None:
+                    state = shard_state(self.resident.stack[layer], state, not self._spec.is_elementwise)
+                self.resident.optimizer_state[layer] = state
+
+    def snapshot(self) -> dict[int, dict[str, Tensor]]:
+        """Copies the layers that this rank writes to a checkpoint to host memory, by name. Every rank calls it."""
+        state = {} if self.optimizer is None else self.optimizer.state
+        return snapshot(self.resident, state, self.placement, self._shards is not None)
 
     def _drop_engine(self) -> None:
         self.engine, self.optimizer, self._measured = None, None, {}
@@ -216,7 +258,9 @@ class ElasticRuntime:
             return self._shards.build_optimizer(self._spec, parameters)
         return self._spec.build(parameters)
 
-    def train_step(self, loader: Loader, ids: np.ndarray, step: int, rate: float) -> StepResult:
+    def train_step(
+        self, loader: Loader, ids: np.ndarray, step: int, rate: float, requests: Requests = NO_REQUESTS
+    ) -> StepResult:
         """Loads this rank's part of a global batch and takes one optimizer step.
 
         Args:
@@ -224,38 +268,40 @@ class ElasticRuntime:
             ids: Sample ids of the global batch, the same on every rank.
             step: The optimizer step, for the samples' random streams.
             rate: The learning rate.
+            requests: This rank's.
 
         Raises:
             NotFinite: On every rank alike, before any weight changes.
         """
         assert self.topology is not None, "apply a plan first"
-        return self.step(None if self.topology.is_idle else loader.batch(ids, self.topology, step), rate)
+        return self.step(None if self.topology.is_idle else loader.batch(ids, self.topology, step), rate, requests)
 
-    def step(self, batch: Batch | None, rate: float) -> StepResult:
+    def step(self, batch: Batch | None, rate: float, requests: Requests = NO_REQUESTS) -> StepResult:
         """Takes one optimizer step over the global batch.
 
         Args:
             batch: This replica's part; ``None`` on an idle rank.
             rate: The learning rate.
+            requests: This rank's.
 
         Raises:
             NotFinite: On every rank alike, before any weight changes.
         """
         if self.engine is None or batch is None:
-            return self._idle_step()
+            return self._idle_step(requests)
         loss = self.engine.step(batch, self.loss_scale.value)
         own = gradients.squared_gradient_norms(self._measured, self.num_layers, self.device)
         squared = self.loss_scale.unscaled(gradients.all_reduce_squared_norms(own, self.engine.norm_group))
         overflowed = not math.isfinite(sum(squared))
-        sums = gradients.AsyncSum(loss, torch.full_like(loss, overflowed))
+        sums = gradients.AsyncSum(loss, *(torch.full_like(loss, flag) for flag in (overflowed, *astuple(requests))))
         result = self._judge(sums, squared, overflowed)
         self._update(result, rate)
         return result
 
-    def _idle_step(self) -> StepResult:
+    def _idle_step(self, requests: Requests) -> StepResult:
         """Joins the loss all-reduce, so that idle ranks stay in step and learn of a skipped step or an abort."""
         nothing = torch.zeros((), dtype=torch.float64, device=self.device)
-        sums = gradients.AsyncSum(nothing, nothing)
+        sums = gradients.AsyncSum(nothing, nothing, *(torch.full_like(nothing, flag) for flag in astuple(requests)))
         overflowed = sums.values()[1] != 0
         return self._judge(sums, [math.inf if overflowed else 0.0] * self.num_layers, overflowed)
 

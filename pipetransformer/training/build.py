@@ -32,12 +32,18 @@ from pipetransformer.runtime.groups import RankContext
 from pipetransformer.runtime.precision import PRECISIONS, Precision
 from pipetransformer.training.cache_setup import CacheSetup, set_up_cache
 from pipetransformer.training.loader import BatchLoader, sample_source
+from pipetransformer.training.resume import Checkpoint, Resumed, resume
 from pipetransformer.training.world import ONE_NODE, NodeLayout
 
 
 @dataclass
 class RunComponents:
-    """One rank's data, model, planner, cache and runtime, as they stand before the first step."""
+    """One rank's data, model, planner, cache and runtime, as they stand before the first step.
+
+    Attributes:
+        first: The transition to the first plan of a new run.
+        resumed: The checkpoint that the run goes on from.
+    """
 
     data: Data
     stack: LayerStack
@@ -47,13 +53,18 @@ class RunComponents:
     first: Transition
     cache_setup: CacheSetup
     runtime: ElasticRuntime
+    resumed: Resumed | None = None
 
 
-def prepare(config: Config, device: torch.device, run_dir: Path, closing: ExitStack, report: Reporter) -> RunComponents:
+def prepare(
+    config: Config, device: torch.device, run_dir: Path, closing: ExitStack, report: Reporter,
+    checkpoint: Checkpoint | None = None,
+) -> RunComponents:  # fmt: skip
     """Loads data and model, finds room for the cache, measures the layers, and makes planner and runtime.
 
     Args:
         closing: Receives what has to be closed when the run ends.
+        checkpoint: Gives the weights of a run that goes on.
         report: Receives a line per phase, and the settings that have no effect.
 
     Raises:
@@ -67,6 +78,7 @@ def prepare(config: Config, device: torch.device, run_dir: Path, closing: ExitSt
     precision = PRECISIONS[config.precision]
     stack = config.model.build_meta(data.task.head, data.input_shape, config.seed).to(precision.param_dtype)
     config.freeze.check(stack.num_blocks)
+    resumed = None if checkpoint is None else resume(checkpoint, config, data, stack)
     check_world(dist.get_world_size(), len(stack), config.batch_size)
     nodes = NodeLayout.here()
     sources = _sources(config, data, stack, nodes)
@@ -80,7 +92,7 @@ def prepare(config: Config, device: torch.device, run_dir: Path, closing: ExitSt
         stack, train, config.optim, config.parallel, config.batch_size, device, precision, nodes, cache_setup
     )  # fmt: skip
     runtime = _make_runtime(config, data, stack, device, closing)
-    return RunComponents(data, stack, train, tuple(evaluation), planner, planner.first, cache_setup, runtime)
+    return RunComponents(data, stack, train, tuple(evaluation), planner, planner.first, cache_setup, runtime, resumed)
 
 
 def _sources(config: Config, data: Data, stack: LayerStack, nodes: NodeLayout) -> list[SampleSource]:

@@ -13,9 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pipetransformer.config.schema import Cache, Config, Parallel
+from pipetransformer.config.schema import Cache, Checkpointing, Config, Parallel, Resume
 from pipetransformer.config.validate import validate
 from pipetransformer.data.map_style import Loss, MapStyleData, MapStyleSplit, Metrics
+from pipetransformer.errors import UserError
 from pipetransformer.freeze.base import FreezePolicy
 from pipetransformer.freeze.pipetransformer import PaperRule
 from pipetransformer.models.instance import ModelInstance, give_back
@@ -23,6 +24,7 @@ from pipetransformer.optim.base import OptimizerSpec
 from pipetransformer.report.reporter import Reporter
 from pipetransformer.report.run_folder import EVENT_LOG, SUMMARY, JsonLines, write_json
 from pipetransformer.training.build import prepare
+from pipetransformer.training.resume import cut_log, wanted_checkpoint
 from pipetransformer.training.trainer import Callback, Trainer
 from pipetransformer.training.world import open_world
 
@@ -61,7 +63,10 @@ class ElasticTrainer(Trainer):
         seed: Seed of the sample order and of dropout.
         eval_every_epochs: Epochs between two evaluations inside the iteration; ``None`` leaves them to you.
         callbacks: Hooks, called on every rank.
-        run_dir: Folder for the event log and the summary; ``None`` writes none.
+        run_dir: Folder for the event log, the summary and checkpoints; ``None`` writes none.
+        checkpoint: When to write checkpoints, with a ``run_dir``; the defaults of
+            :class:`~pipetransformer.config.schema.Checkpointing` otherwise.
+        resume: Go on from the newest checkpoint in ``run_dir``, if there is one. The world may be another one.
 
     Raises:
         UserError: Model, data, batch and devices do not fit together.
@@ -86,7 +91,11 @@ class ElasticTrainer(Trainer):
         eval_every_epochs: int | None = None,
         callbacks: Sequence[Callback] = (),
         run_dir: str | Path | None = None,
+        checkpoint: Checkpointing | None = None,
+        resume: bool = False,
     ) -> None:
+        if run_dir is None and (checkpoint is not None or resume):
+            raise UserError("`checkpoint` and `resume` need a folder; give `run_dir`")
         spec = ModelInstance.of(model)
         samples = MapStyleSplit("train", [train[i % len(train)] for i in range(2)] if len(train) else [], loss)
         ids, num_tokens = [0, 1], None if samples.lengths is None else int(samples.lengths.max())
@@ -105,6 +114,8 @@ class ElasticTrainer(Trainer):
             optim=optimizer,
             parallel=parallel or Parallel(),
             cache=cache or Cache(),
+            checkpoint=checkpoint or Checkpointing(enabled=run_dir is not None),
+            resume=Resume(run="auto" if resume else None),
             seed=seed,
             epochs=epochs,
             batch_size=batch_size,
@@ -131,11 +142,19 @@ class ElasticTrainer(Trainer):
             folder.mkdir(parents=True, exist_ok=True)
             if isinstance(config.model, ModelInstance):
                 _broadcast(config.model.model.state_dict(), device)
-            report = Reporter([JsonLines(folder / EVENT_LOG)] if run_dir and dist.get_rank() == 0 else ())
+            checkpoint = wanted_checkpoint(config, folder)
+            log = JsonLines(folder / EVENT_LOG, goes_on=checkpoint is not None) if run_dir and self.rank == 0 else None
+            report = Reporter(() if log is None else (log,))
             closing.callback(report.close)
-            super().__init__(config, prepare(config, device, folder, closing, report), report, folder, callbacks)
+            components = prepare(config, device, folder, closing, report, checkpoint)
+            super().__init__(config, components, report, folder, callbacks)
+            self._has_failed = False
+            closing.callback(lambda: self.checkpoints.close(give_up=self._has_failed))
             self.start()
+            if checkpoint is not None and self.rank == 0:
+                cut_log(folder / EVENT_LOG, checkpoint.manifest.log_bytes)
             self.freeze_at_start()
+            self.cache_again()
             closing.callback(self.cache_session.release)
             self._closing = closing.pop_all()
 
@@ -150,6 +169,19 @@ class ElasticTrainer(Trainer):
         if state is not None:
             self.config.model.save(self.components.stack, state, Path(folder))
         dist.barrier()  # the folder is whole when any rank goes on
+
+    def save_checkpoint(self) -> Path:
+        """Writes a checkpoint of this step, and waits for it. Collective.
+
+        Returns:
+            Its folder, in ``<run_dir>/checkpoints``.
+
+        Raises:
+            UserError: It could not be written.
+        """
+        self._log.flush()
+        self.checkpoints.save(self.state, None)
+        return self.checkpoints.wait_for_all()
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the weights under ``model``, empty but on rank 0, and the state of the run under ``train``.
@@ -170,6 +202,7 @@ class ElasticTrainer(Trainer):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._has_failed = error is not None
         try:
             if error is None:
                 self._give_back()

@@ -1,36 +1,64 @@
-"""Ends a run on Ctrl-C or on the launcher's SIGTERM."""
+"""Ends a run on Ctrl-C, on SIGTERM, or on SIGUSR1, by which Slurm warns before a job's time is over.
+
+While steps run, the first signal only asks: ranks agree with the next loss, save, and stop at the same step. Before and
+after that, and at a second signal, the run stops at once.
+"""
 
 import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
-_requested = False
+QUIT = signal.SIGINT
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+SAME_S = 1.0  # a terminal and the launcher may both send what the user has sent once
+
+_requested: signal.Signals | None = None
+_at_s = 0.0
+_defers = False
 
 
 def listen() -> None:
-    """Makes the first of these signals raise KeyboardInterrupt; later ones do not disturb the clean-up."""
-    global _requested
-    _requested = False
-    signal.signal(signal.SIGINT, _stop)
-    signal.signal(signal.SIGTERM, _stop)
+    """Makes these signals ask for the end of the run."""
+    global _requested, _defers
+    _requested, _defers = None, False
+    for each in SIGNALS:
+        signal.signal(each, _ask)
+
+
+def requested() -> signal.Signals | None:
+    """Returns the first signal that came, or ``None``."""
+    return _requested
 
 
 def check() -> None:
     """Raises KeyboardInterrupt when a signal came at a moment at which raising would have been lost."""
-    if _requested:
+    if _requested is not None:
         raise KeyboardInterrupt
 
 
-def _stop(_: int, frame: FrameType | None) -> None:
-    global _requested
-    _requested = True
-    for later in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(later, _ignore)  # with SIG_IGN, Python tells of one that is already on its way
-    if not _in_finalizer(frame):
+@contextmanager
+def deferred() -> Iterator[None]:
+    """Leaves the first signal inside to those who look at :func:`requested`."""
+    global _defers
+    check()
+    _defers = True
+    try:
+        yield
+    finally:
+        _defers = False
+
+
+def _ask(number: int, frame: FrameType | None) -> None:
+    global _requested, _at_s
+    is_second = _requested is not None
+    if is_second and (time.monotonic() - _at_s < SAME_S or not _defers):
+        return  # the same one, or the clean-up of the first, which is not disturbed
+    if not is_second:
+        _requested, _at_s = signal.Signals(number), time.monotonic()
+    if (is_second or not _defers) and not _in_finalizer(frame):
         raise KeyboardInterrupt
-
-
-def _ignore(_: int, __: FrameType | None) -> None:
-    pass
 
 
 def _in_finalizer(frame: FrameType | None) -> bool:

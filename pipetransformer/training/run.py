@@ -1,6 +1,7 @@
 """One process of a run: signals, the process group, training, the summary and the saved model."""
 
 import gc
+import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -16,13 +17,14 @@ from torch import Tensor
 from pipetransformer.autocache.buffer import GIB
 from pipetransformer.config.names import in_options
 from pipetransformer.config.schema import Config
-from pipetransformer.errors import Diverged, NotSaved
+from pipetransformer.errors import Diverged, NotSaved, Stopped
 from pipetransformer.models.base import ModelSpec
 from pipetransformer.models.stack import LayerStack
-from pipetransformer.report.reporter import Reporter, open_report
-from pipetransformer.report.run_folder import MODEL, SUMMARY, share_files, write_json
+from pipetransformer.report.reporter import EventName, Reporter, open_report
+from pipetransformer.report.run_folder import EVENT_LOG, MODEL, SUMMARY, share_files, write_json
 from pipetransformer.training import interrupt
 from pipetransformer.training.build import prepare
+from pipetransformer.training.resume import cut_log, wanted_checkpoint
 from pipetransformer.training.trainer import Trainer
 from pipetransformer.training.world import LocalRank, open_world
 
@@ -47,7 +49,8 @@ def _run(
     run_dir = _agree(run_dir)
     try:
         if dist.get_rank() == 0:
-            for stale in (run_dir / SUMMARY, *run_dir.glob("trace_*.json")):  # of an earlier run in the same folder
+            traces = () if config.resume.run else run_dir.glob("trace_*.json")  # of an earlier run in the same folder
+            for stale in (run_dir / SUMMARY, *traces):
                 stale.unlink(missing_ok=True)
         return run_rank(config, run_dir, device, plain, sweep)
     except BaseException as error:
@@ -81,11 +84,14 @@ def run_rank(
         The summary on rank 0, an empty one on the others.
     """
     with ExitStack() as closing:
-        report = Reporter()
+        report, checkpoint = Reporter(), wanted_checkpoint(config, run_dir)
         if dist.get_rank() == 0:
-            report = open_report(config.logger, run_dir, plain, sweep, config.log_every_s, config.log_every_steps)
+            logger = None if checkpoint is None else checkpoint.manifest.logger
+            report = open_report(
+                config.logger, run_dir, plain, sweep, config.log_every_s, config.log_every_steps, logger
+            )
         closing.callback(report.close)
-        components = prepare(config, device, run_dir, closing, report)
+        components = prepare(config, device, run_dir, closing, report, checkpoint)
         return _train(Trainer(config, components, report, run_dir), run_dir)
 
 
@@ -96,9 +102,12 @@ def _train(trainer: Trainer, run_dir: Path) -> dict[str, Any]:
     try:
         _report_start(trainer, run_dir)
         trainer.freeze_at_start()
+        trainer.cache_again()
         for _ in trainer:
             pass
         status = "completed"
+    except Stopped as stop:  # saved, by all ranks
+        status = "requeue" if stop.requeue else "interrupted"
     except KeyboardInterrupt:
         status = "interrupted"
         raise
@@ -109,15 +118,23 @@ def _train(trainer: Trainer, run_dir: Path) -> dict[str, Any]:
         error = f"{type(failure).__name__}: {in_options(failure)}"
         raise
     finally:
+        trainer.checkpoints.close(give_up=status == "failed")
         trainer.cache_session.release()
         summary = _finish(trainer, run_dir, status, error)
     return summary
 
 
 def _report_start(trainer: Trainer, run_dir: Path) -> None:
-    config, components, record = trainer.config, trainer.components, trainer.state.history.entries[0]
+    config, components, record = trainer.config, trainer.components, trainer.state.history.entries[-1]
+    resumed = components.resumed
+    event: EventName = "start" if resumed is None else "resume"
+    about: dict[str, Any] = {}
+    if resumed is not None and dist.get_rank() == 0:
+        lost = cut_log(run_dir / EVENT_LOG, resumed.manifest.log_bytes)
+        about = {"step": trainer.state.step, "checkpoint": str(resumed.folder), "num_steps_lost": lost}
     trainer.report.write(
-        "start",
+        event,
+        **about,
         run_dir=str(run_dir),
         model=config.model.name,
         dataset=config.dataset.name,
@@ -141,6 +158,8 @@ def _finish(trainer: Trainer, run_dir: Path, status: str, error: str | None) -> 
     if dist.get_rank() != 0:
         return {}
     summary = {"status": status} | ({"error": error} if error else {}) | trainer.summary()
+    if status == "interrupted" and (run_dir / SUMMARY).is_file():  # by the launcher, which knows why
+        summary |= json.loads((run_dir / SUMMARY).read_text(encoding="utf-8"))
     write_json(run_dir / SUMMARY, summary)  # first, so that a model that finds no room costs the model alone
     if state is not None:
         _save_weights(trainer, run_dir, state, summary)

@@ -13,18 +13,19 @@ import torch
 from pipetransformer.autodp.sampler import batch_ids, epoch_order
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.config.schema import Config
-from pipetransformer.errors import Diverged, NotFinite
+from pipetransformer.errors import Diverged, NotFinite, Stopped
 from pipetransformer.freeze.base import Decision, Signals
 from pipetransformer.planning.history import RunHistory
 from pipetransformer.planning.state import TrainState
 from pipetransformer.planning.timeline import Timeline
 from pipetransformer.report.format import BestMetric
 from pipetransformer.report.reporter import Reporter
-from pipetransformer.runtime.elastic import ElasticRuntime, StepResult
+from pipetransformer.runtime.elastic import NO_REQUESTS, ElasticRuntime, Requests, StepResult
 from pipetransformer.runtime.groups import broadcast_from_rank0
 from pipetransformer.training import interrupt
 from pipetransformer.training.build import RunComponents
 from pipetransformer.training.cache_session import CacheSession
+from pipetransformer.training.checkpoints import Checkpoints, about_run, next_batch_digest
 from pipetransformer.training.evaluate import evaluate
 from pipetransformer.training.tracer import Tracer
 from pipetransformer.training.transitions import Transitions
@@ -89,6 +90,10 @@ class Trainer:
         self._log = StepLog(report, self.runtime, self.timeline)
         trace_dir = run_dir if config.trace else None
         self.tracer = Tracer(trace_dir, self.runtime.recorder, self.timeline, self.state.history)
+        self.checkpoints = Checkpoints(
+            config, self.runtime, self.timeline, about_run(config, components, report, run_dir), report, run_dir
+        )
+        self._last: StepResult | None = None  # the requests of its ranks hold after the next step
         self._order: tuple[int, np.ndarray] | None = None  # of the epoch that the loader is set to
         self._prefetching = False  # the cache knows which batches come
 
@@ -99,14 +104,29 @@ class Trainer:
         return self.runtime.plan
 
     def start(self) -> None:
-        """Goes to the first plan."""
-        self._transitions.start(self.components.first)
+        """Goes to the first plan, or to one for where the run to be resumed stood."""
+        resumed = self.components.resumed
+        if resumed is None:
+            self._transitions.start(self.components.first)
+            return
+        self.state.load_state_dict(resumed.manifest.train)
+        num_frozen = self.state.num_frozen
+        self._transitions.start(self.planner.resumed(num_frozen), resumed.layers)
+        expected = next_batch_digest(self.state, self.timeline, self.config.seed)
+        assert resumed.manifest.sample_ids == expected, "the next batch is the one that would have followed"
+
+    def cache_again(self) -> None:
+        """Goes to the plan with the cache, where a resumed run has frozen blocks."""
+        is_over = self.state.step >= self.timeline.num_steps
+        if self.components.resumed and self.state.num_frozen and self.cache_session.is_on and not is_over:
+            self._follow(Decision(self.state.num_frozen, "resume", f"resumed at step {self.state.step}"))
 
     def freeze_at_start(self) -> None:
         """Goes to the plan for the blocks that are frozen before the first step."""
         num_frozen = self.config.freeze.frozen_at_start
         if num_frozen and self.state.step == 0:
             reason = f"{num_frozen} of {self.num_blocks} blocks are frozen from the start"
+            self.state.num_frozen = num_frozen
             self._follow(Decision(num_frozen, "start", reason))
 
     def __iter__(self) -> Iterator[StepResult]:
@@ -114,12 +134,14 @@ class Trainer:
 
         Raises:
             Diverged: Loss or gradient is not finite, on every rank alike.
+            Stopped: A signal asked for it; the run is saved.
         """
-        while self.state.step < self.timeline.num_steps:
-            yield self._next_step()
+        with interrupt.deferred():
+            while self.state.step < self.timeline.num_steps:
+                yield self._next_step()
+            self.checkpoints.wait()
 
     def _next_step(self) -> StepResult:
-        interrupt.check()
         state, order = self.state, self._epoch_order()
         state.decision_due |= self.timeline.is_decision_step(state.step) and not self.config.freeze.never_freezes
         if state.decision_due and state.num_norms:  # put off where all steps since the last one were skipped
@@ -130,9 +152,30 @@ class Trainer:
             result = self._train_step(batch_ids(order, state.step_in_epoch, self.config.batch_size))
         for callback in self._callbacks:
             callback.on_step(self, result)
-        if state.step_in_epoch == 0 and self._evaluates_after(state.epoch):
+        evaluates = state.step_in_epoch == 0 and self._evaluates_after(state.epoch)
+        if evaluates:
             self.evaluate()
+        self._save_or_stop(result, evaluates)
         return result
+
+    def _save_or_stop(self, result: StepResult, is_evaluated: bool) -> None:
+        """Does what ranks asked for with the loss of the step before; ends the run where a signal asks for it."""
+        asked = NO_REQUESTS if self._last is None else self._last.requests
+        self._last, stops = result, asked.requeue or asked.quit
+        if self.checkpoints.is_due(self.state.step, asked.save or stops):
+            self._log.flush()
+            self.checkpoints.save(self.state, self._main_metric() if is_evaluated else None)
+        self.checkpoints.report_written()
+        if stops and self.state.step < self.timeline.num_steps:
+            self.checkpoints.wait()
+            raise Stopped(requeue=asked.requeue)
+
+    def _main_metric(self) -> float | None:
+        """Returns the main metric of the first evaluation split, as it was last measured."""
+        if not self.components.evaluation:
+            return None
+        metrics = self.state.metrics[self.components.evaluation[0].split.name]
+        return next(iter(metrics.values()), None)
 
     def _epoch_order(self) -> np.ndarray:
         """The order of the present epoch, shape (N,); sets the loader to it."""
@@ -156,7 +199,7 @@ class Trainer:
         state, start, waited_s = self.state, time.perf_counter(), self.cache_session.waited_s
         rate = self.config.optim.rate(state.step, self.timeline.num_steps)
         try:
-            result = self.runtime.train_step(self.components.train, ids, state.step, rate)
+            result = self.runtime.train_step(self.components.train, ids, state.step, rate, self._requests())
         except NotFinite as error:
             self._log.flush()
             raise Diverged(self._advice(rate, error)) from error
@@ -168,6 +211,15 @@ class Trainer:
         state.history.step(len(ids), seconds)
         self._log.note(state.step, result, rate, len(ids), seconds, self.cache_session.waited_s - waited_s)
         return result
+
+    def _requests(self) -> Requests:
+        """Returns what this rank asks all others for, to be done after the step that follows this one."""
+        signal = interrupt.requested()
+        return Requests(
+            save=self.checkpoints.wants(self.state.step + 2),
+            requeue=signal is not None and signal != interrupt.QUIT,
+            quit=signal == interrupt.QUIT,
+        )
 
     def _advice(self, rate: float, error: NotFinite) -> str:
         wider = ", take precision=bfloat16, whose range is wider," if self.runtime.precision.scales_loss else ""
@@ -185,6 +237,7 @@ class Trainer:
         signals = Signals(state.num_decisions, self.num_blocks, before, norms)
         decision, state.policy_state = self.config.freeze.decide(signals, state.policy_state)
         state.num_decisions += 1
+        state.num_frozen = decision.num_frozen
         self.report.write(
             "decision",
             step=state.step,
@@ -247,6 +300,8 @@ class Trainer:
             summary["traces"] = self.tracer.files
         if cache := self.cache_session.figures():
             summary["cache"] = cache
+        if saved := self.checkpoints.figures():
+            summary["checkpoints"] = saved
         return summary | self.state.history.summary(self.planner)
 
 

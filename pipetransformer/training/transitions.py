@@ -13,6 +13,7 @@ from pipetransformer.planning.timeline import Timeline
 from pipetransformer.report.reporter import Reporter
 from pipetransformer.runtime.elastic import ElasticRuntime, TransitionReport
 from pipetransformer.runtime.groups import broadcast_from_rank0
+from pipetransformer.runtime.snapshot import LayerSource
 from pipetransformer.training.cache_session import CacheSession
 
 
@@ -35,10 +36,14 @@ class Transitions:
         self._planner, self._runtime, self._cache_session = planner, runtime, cache_session
         self._timeline, self._state, self._report = timeline, state, report
 
-    def start(self, first: Transition) -> None:
-        """Goes to the first plan."""
-        self._apply(first)
-        self._state.history.plan(PlanRecord(first.after, 0, first.reason))
+    def start(self, first: Transition, source: LayerSource | None = None) -> None:
+        """Goes to the first plan.
+
+        Args:
+            source: Layers of a checkpoint, from which the run goes on.
+        """
+        self._apply(first, source)
+        self._state.history.plan(PlanRecord(first.after, self._state.step, first.reason))
 
     def follow(self, decision: Decision, step: int) -> None:
         """Makes the transition that pays most for a decision, with the cache.
@@ -89,8 +94,8 @@ class Transitions:
         remaining = RemainingRun(steps_left, num_samples, self._state.overhead_s, self._cache_session.is_on)
         return remaining, self._planner.transition(last, decision.num_frozen, remaining)
 
-    def _apply(self, transition: Transition) -> TransitionReport:
+    def _apply(self, transition: Transition, source: LayerSource | None = None) -> TransitionReport:
         """Carries out a transition, and remembers the seconds that it takes besides moving layers."""
-        moved = self._runtime.apply(transition)
+        moved = self._runtime.apply(transition, source)
         self._state.overhead_s = broadcast_from_rank0(torch.tensor(moved.group_s + moved.rebuild_s)).item()
         return moved

@@ -92,6 +92,9 @@ def test_the_log_tells_a_transition_in_short_lines(events: Events, capsys: pytes
 
 @pytest.mark.parametrize("view", ["terminal", "plain"])
 def test_every_kind_of_event_is_shown(view: str, events: Events, capsys: pytest.CaptureFixture[str]) -> None:
+    resumed = {"step": 24, "checkpoint": "checkpoints/step-00000024", "num_steps_lost": 3}
+    events.insert(-1, ("checkpoint", {"step": 24, "path": resumed["checkpoint"], "seconds": 0.2, "bytes": 2**20}))
+    events.insert(-1, ("resume", dict(events[1][1]) | resumed))
     shown = drawn(events) if view == "terminal" else "\n".join(printed(events, capsys))
     assert {event for event, _ in events} == set(EVENTS)
     for words in (
@@ -102,6 +105,7 @@ def test_every_kind_of_event_is_shown(view: str, events: Events, capsys: pytest.
         "output of block 4 from the input",
         "test at step 24: accuracy 0.74, f1 0.64",
         "the cache is off: random crops",
+        "resumed at step 24 from checkpoints/step-00000024; 3 steps after it are repeated",
         "2.0 times the best static plan",
         "embedding-4 | 5-head",
     ):

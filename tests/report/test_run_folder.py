@@ -10,18 +10,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipetransformer.errors import UserError
 from pipetransformer.report.reporter import EVENTS, EventName
 from pipetransformer.report.run_folder import (
     CONFIG,
     EVENT_LOG,
+    OVERRIDES,
     SUMMARY,
     JsonLines,
     environment,
     find_run,
     next_steps,
+    read_overrides,
     read_run,
     share_files,
     write_json,
+    write_overrides,
 )
 
 Events = list[tuple[EventName, dict[str, Any]]]
@@ -186,3 +190,25 @@ def test_the_environment_names_versions_and_the_command() -> None:
     assert found["command"]
     assert found["git_commit"] is None or len(found["git_commit"]) == 40
     assert finite(found) == found
+
+
+def test_a_resumed_run_has_the_plans_of_all_its_parts(tmp_path: Path, events: Events) -> None:
+    resumed = events[1][1] | {"step": 24, "checkpoint": "checkpoints/step-00000024", "num_steps_lost": 0}
+    write_events(tmp_path / EVENT_LOG, events[:-1])
+    again = JsonLines(tmp_path / EVENT_LOG, goes_on=True)
+    again.write("resume", resumed)
+    again.close()
+    (tmp_path / CONFIG).write_text("seed: 1\n")
+    run = read_run(tmp_path)
+    assert [step for step, _ in run.plans] == [0, 8, 16, 24]
+    assert len(run.events["step"]) == 24
+
+
+def test_the_arguments_of_a_run_are_kept(tmp_path: Path) -> None:
+    assert read_overrides(tmp_path) is None
+    write_overrides(tmp_path, ["model=bert", "optim.lr=1e-3"])
+    assert read_overrides(tmp_path) == ["model=bert", "optim.lr=1e-3"]
+    for damaged in ("[]", '{"overrides": 3}', '{"overrides": [1]}', "{"):
+        (tmp_path / OVERRIDES).write_text(damaged)
+        with pytest.raises(UserError, match=OVERRIDES):
+            read_overrides(tmp_path)

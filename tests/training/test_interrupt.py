@@ -1,37 +1,44 @@
-"""A signal ends the run even when it comes while an exception would be lost."""
+"""Signals ask while steps run, and stop at once otherwise."""
 
 import os
 import signal
 from collections.abc import Iterator
+from unittest import mock
 
 import pytest
 
-from pipetransformer.training import interrupt as stop
+from pipetransformer.training import interrupt
 
 
 @pytest.fixture(autouse=True)
-def _handlers() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    stop.listen()
+def listening() -> Iterator[None]:
+    before = {each: signal.getsignal(each) for each in interrupt.SIGNALS}
+    interrupt.listen()
     yield
-    stop.listen()
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    interrupt.listen()
+    for each, handler in before.items():
+        signal.signal(each, handler)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_signal_interrupts_and_later_ones_do_not(number: signal.Signals) -> None:
-    stop.check()
-    with pytest.raises(KeyboardInterrupt):
+def send(number: signal.Signals, at_s: float = 0.0) -> None:
+    with mock.patch("time.monotonic", return_value=at_s):
         os.kill(os.getpid(), number)
-    os.kill(os.getpid(), number)
 
 
-def test_a_signal_during_a_finalizer_is_not_lost() -> None:
-    class Finalized:
-        def __del__(self) -> None:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    Finalized()
+@pytest.mark.parametrize("number", interrupt.SIGNALS)
+def test_a_signal_stops_at_once_where_no_step_runs(number: signal.Signals) -> None:
     with pytest.raises(KeyboardInterrupt):
-        stop.check()
+        send(number)
+    assert interrupt.requested() == number
+    send(number, 10.0)  # the clean-up is not disturbed
+
+
+@pytest.mark.parametrize("number", interrupt.SIGNALS)
+def test_the_first_signal_asks_while_steps_run_and_the_second_stops_at_once(number: signal.Signals) -> None:
+    with interrupt.deferred():
+        assert interrupt.requested() is None
+        send(number)
+        assert interrupt.requested() == number
+        send(number, 0.5 * interrupt.SAME_S)  # handed on by the launcher
+        with pytest.raises(KeyboardInterrupt):
+            send(number, 2 * interrupt.SAME_S)

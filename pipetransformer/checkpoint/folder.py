@@ -1,0 +1,161 @@
+"""The checkpoints of a run on disk: staged, published by one rename, pruned, and verified.
+
+A crash at any moment leaves a published checkpoint that is whole, or none::
+
+    .staging-00000120-5f0c3a91/   layer files, each flushed by the rank that writes it
+        rank-0.json ...           the files of a rank and their digests, when they are on disk
+        manifest.json             by rank 0, when all ranks are done; flushed, then the folder
+    step-00000120/                the same folder after the rename
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipetransformer.checkpoint.manifest import LayerFile, Manifest, digest_of, read_manifest
+from pipetransformer.errors import DamagedCheckpoint
+
+FOLDER = "checkpoints"
+_PUBLISHED, _STAGED = re.compile(r"step-(\d{8,})"), re.compile(r"\.staging-\d{8,}-[0-9a-f]{8}")
+
+
+@dataclass(frozen=True)
+class Retention:
+    """The published checkpoints that stay.
+
+    Attributes:
+        keep: Newest ones, at least 1.
+        keep_best: Ones with the best metric, in addition.
+    """
+
+    keep: int = 2
+    keep_best: int = 1
+
+
+class CheckpointFolder:
+    """The checkpoints of one run.
+
+    Args:
+        path: The folder that holds them; it need not exist.
+        token: Eight hexadecimal digits that all ranks of a run share and no other run has: a rank then never writes
+            into what a killed run left behind.
+    """
+
+    def __init__(self, path: Path, token: str = "0" * 8) -> None:
+        self.path, self._token = path, token
+
+    def staging(self, step: int) -> Path:
+        """Returns the folder in which a checkpoint is written."""
+        return self.path / f".staging-{step:08d}-{self._token}"
+
+    def published(self) -> list[Path]:
+        """Returns the published checkpoints, the newest last."""
+        if not self.path.is_dir():
+            return []
+        found = [(int(match[1]), path) for path in self.path.iterdir() if (match := _PUBLISHED.fullmatch(path.name))]
+        return [path for _, path in sorted(found) if path.is_dir() and not path.is_symlink()]
+
+    def discard(self) -> None:
+        """Removes all staging folders."""
+        for path in self.path.iterdir() if self.path.is_dir() else ():
+            if _STAGED.fullmatch(path.name):
+                shutil.rmtree(path, ignore_errors=True)
+
+    def publish(self, step: int) -> Path:
+        """Renames a staging folder that holds all of a checkpoint; flushes both folders.
+
+        A published one of the same step is one from which the run could not be resumed, and is replaced.
+        """
+        staging, final = self.staging(step), self.path / f"step-{step:08d}"
+        _flush_folder(staging)
+        if final.exists():
+            shutil.rmtree(final.rename(staging.with_name(staging.name[:-8] + "00000000")), ignore_errors=True)
+        staging.rename(final)
+        _flush_folder(self.path)
+        return final
+
+    def prune(self, retention: Retention) -> list[Path]:
+        """Removes published checkpoints that need not stay; never the newest whole one.
+
+        Returns:
+            Those that were removed.
+        """
+        metrics: dict[Path, float | None] = {}
+        for path in self.published():
+            try:
+                metrics[path] = read_manifest(path).metric
+            except DamagedCheckpoint:  # it stays for the user to look at, and counts for nothing
+                continue
+        newest = list(metrics)[-max(1, retention.keep) :]
+        scored = [path for path, metric in metrics.items() if metric is not None]
+        best = sorted(scored, key=lambda path: (metrics[path], path.name), reverse=True)[: retention.keep_best]
+        removed = [path for path in metrics if path not in {*newest, *best}]
+        for path in removed:
+            self._remove(path)
+        return removed
+
+    def _remove(self, path: Path) -> None:
+        """Removes a published checkpoint: unpublished first, so that a crash leaves none that is half there."""
+        hidden = path.rename(self.staging(int(path.name.rpartition("-")[2])))
+        shutil.rmtree(hidden, ignore_errors=True)
+
+
+def write_flushed(path: Path, content: bytes | memoryview) -> None:
+    """Writes a file and waits until it is on disk."""
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _flush_folder(path: Path) -> None:
+    """Waits until a folder's entries are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def check_files(folder: Path, layers: Iterable[LayerFile]) -> None:
+    """Compares files of a checkpoint with their digests.
+
+    Raises:
+        DamagedCheckpoint: A file is missing, or has another size or digest.
+    """
+    for layer in layers:
+        read_file(folder, layer)
+
+
+def read_file(folder: Path, layer: LayerFile) -> bytes:
+    """Reads a layer's file and compares it with its digest.
+
+    Raises:
+        DamagedCheckpoint: It is missing, or has another size or digest.
+    """
+    path = folder / layer.name
+    try:
+        if path.stat().st_size != layer.num_bytes:
+            raise DamagedCheckpoint(f"{path} has {path.stat().st_size} bytes, {layer.num_bytes} were written")
+        content = path.read_bytes()
+    except OSError as error:
+        raise DamagedCheckpoint(f"{path} cannot be read ({error.strerror})") from None
+    if digest_of(content) != layer.digest:
+        raise DamagedCheckpoint(f"{path} is damaged: its digest does not fit")
+    return content
+
+
+def open_checkpoints(folder: Path) -> Sequence[tuple[Path, Manifest | DamagedCheckpoint]]:
+    """Returns the published checkpoints of a run, the newest first, each with its manifest or why it has none."""
+    found: list[tuple[Path, Manifest | DamagedCheckpoint]] = []
+    for path in reversed(CheckpointFolder(folder).published()):
+        try:
+            found.append((path, read_manifest(path)))
+        except DamagedCheckpoint as error:
+            found.append((path, error))
+    return found

@@ -1,0 +1,69 @@
+"""Layers of a checkpoint as the stack and the runtime take them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor
+
+from pipetransformer.checkpoint.folder import read_file
+from pipetransformer.checkpoint.manifest import Manifest
+from pipetransformer.errors import DamagedCheckpoint, UserError
+from pipetransformer.models.stack import LayerStack
+from pipetransformer.runtime.resident import OptimizerState
+from pipetransformer.runtime.snapshot import OPTIMIZER, WEIGHTS, to_own_names
+
+
+class CheckpointLayers:
+    """Weights and optimizer state of a checkpoint.
+
+    Args:
+        folder: The published checkpoint.
+        manifest: Its manifest.
+        stack: The model that they belong to.
+
+    Raises:
+        UserError: The model has another number of layers.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest, stack: LayerStack) -> None:
+        if len(manifest.layers) != len(stack):
+            raise UserError(
+                f"{folder} has {len(manifest.layers)} layers and the model has {len(stack)}; give its model"
+            )
+        self._folder, self._manifest, self._stack = folder, manifest, stack
+        self._names = stack.names()
+
+    def weights(self, layer: int) -> Iterator[tuple[str, Tensor]]:
+        """Yields the tensors of a layer by their original names, without those that belong to a lower layer.
+
+        Raises:
+            DamagedCheckpoint: The file is not what was written, or is of another model.
+        """
+        tensors, shapes = self._read(layer, WEIGHTS), {name: own.shape for name, own in self._stack[layer].tensors()}
+        for name in self._names[layer]:
+            if name not in tensors or tensors[name].shape != shapes[name]:
+                found = tuple(tensors[name].shape) if name in tensors else "nothing"
+                raise DamagedCheckpoint(
+                    f"{self._folder}: layer {layer} has {found} for {name}, and the model has {tuple(shapes[name])}"
+                )
+            yield name, tensors[name]
+
+    def optimizer_state(self, layer: int) -> OptimizerState:
+        """Returns the optimizer's tensors by the names of the layer's own parameters and by key."""
+        state: OptimizerState = {}
+        for path, tensor in self._read(layer, OPTIMIZER).items():
+            name, _, key = path.rpartition("/")
+            state.setdefault(name, {})[key] = tensor
+        return to_own_names(self._stack[layer], state)
+
+    def _read(self, layer: int, kind: str) -> dict[str, Tensor]:
+        file = self._manifest.layers[layer]
+        try:
+            tensors = load(read_file(self._folder, file))
+        except SafetensorError as error:
+            raise DamagedCheckpoint(f"{self._folder / file.name} is damaged ({error})") from None
+        return {name.removeprefix(kind): tensor for name, tensor in tensors.items() if name.startswith(kind)}

@@ -1,0 +1,72 @@
+"""The run folder before a run starts: whether it holds another run, and the arguments of the one to be resumed."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pipetransformer.checkpoint.folder import FOLDER
+from pipetransformer.config.schema import Config
+from pipetransformer.errors import UserError
+from pipetransformer.report.reporter import print_phase
+from pipetransformer.report.run_folder import CONFIG, EVENT_LOG, MODEL, SUMMARY, read_overrides
+
+RUN_DIR, RESUME = "hydra.run.dir", "resume.run"
+OWN_FILES = (CONFIG, EVENT_LOG, SUMMARY, MODEL, FOLDER)
+
+
+def resumed_arguments(arguments: Sequence[str]) -> list[str]:
+    """Returns the arguments of a run that is resumed by its folder: its own, and those that are given in addition.
+
+    Raises:
+        UserError: The folder holds no run that the command line started.
+    """
+    given = {argument.partition("=")[0].lstrip("+~"): argument for argument in arguments}
+    folder = given.get(RESUME, "").partition("=")[2]
+    if folder in ("", "auto", "null"):
+        return list(arguments)
+    if not (Path(folder) / CONFIG).is_file():
+        raise UserError(f"resume={folder} is no run folder: it has no {CONFIG}; give the folder of one run")
+    own = read_overrides(Path(folder))
+    if own is None:
+        raise UserError(f"resume={folder} was started from Python; resume it there, by Resume(run=...)")
+    kept = [one for one in own if one.partition("=")[0].lstrip("+~") not in {*given, RUN_DIR, RESUME, "overwrite"}]
+    return [*kept, *arguments, f"{RUN_DIR}={folder}"]
+
+
+def finished_summary(config: Config, run_dir: Path) -> dict[str, Any] | None:
+    """Returns the summary of a run that is to be resumed and has already come to its end; ``None`` for any other."""
+    summary = _summary(run_dir)
+    if config.resume.run is None or summary.get("status") != "completed":
+        return None
+    print_phase(f"nothing to resume: the run in {run_dir} is complete")
+    return summary
+
+
+def refuse_other_run(config: Config, run_dir: Path) -> None:
+    """Keeps the run that a folder holds; with ``overwrite`` removes it.
+
+    Raises:
+        UserError: There is one, and it is neither resumed nor to be overwritten.
+    """
+    found = [name for name in OWN_FILES if (run_dir / name).exists()]
+    if config.resume.run is not None or not found:
+        return
+    if not config.overwrite:
+        status = _summary(run_dir).get("status", "not finished")
+        raise UserError(
+            f"{run_dir} holds a run already ({status}); give resume=auto to go on with it, overwrite=true to replace "
+            "it, or another hydra.run.dir="
+        )
+    for name in found:
+        path = run_dir / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _summary(run_dir: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((run_dir / SUMMARY).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

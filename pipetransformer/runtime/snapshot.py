@@ -1,0 +1,116 @@
+"""Snapshots of a rank's layers in host memory, and the way back: what a checkpoint holds of the runtime.
+
+Tensors have names of the original model, whatever the plan::
+
+    weights/bert.encoder.layer.0.output.dense.weight
+    optimizer/bert.encoder.layer.0.output.dense.weight/exp_avg
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from pipetransformer.autodp.transition import Placement
+from pipetransformer.models.stack import Layer
+from pipetransformer.runtime.fsdp import gather
+from pipetransformer.runtime.resident import OptimizerState, ResidentLayers
+
+WEIGHTS, OPTIMIZER = "weights/", "optimizer/"
+State = Mapping[Tensor, Mapping[str, Tensor]]
+"""State of an optimizer by parameter."""
+
+
+class LayerSource(Protocol):
+    """Layers of a checkpoint."""
+
+    def weights(self, layer: int) -> Iterator[tuple[str, Tensor]]:
+        """Yields the initial tensors of a layer, as :attr:`LayerStack.source` does."""
+        ...
+
+    def optimizer_state(self, layer: int) -> OptimizerState:
+        """Returns the optimizer's tensors by the names of the layer's own parameters and by key."""
+        ...
+
+
+def writers(placement: Placement, fsdp: bool) -> list[int]:
+    """Returns for each layer the rank that writes it: one that holds it, in turns where several do.
+
+    With FSDP a layer is all-gathered to every rank, and any one can.
+    """
+    world_size = dist.get_world_size()
+    return [layer % world_size if fsdp else ranks[layer % len(ranks)] for layer, ranks in enumerate(placement)]
+
+
+def snapshot(resident: ResidentLayers, state: State, placement: Placement, fsdp: bool) -> dict[int, dict[str, Tensor]]:
+    """Copies weights and optimizer state of the layers that this rank writes to host memory. Collective with FSDP.
+
+    One layer is all-gathered at a time.
+    """
+    copies: dict[int, dict[str, Tensor]] = {}
+    for layer, writer in enumerate(writers(placement, fsdp)):
+        if writer == dist.get_rank():
+            copies[layer] = {name: _copy(gather(tensor)) for name, tensor in _tensors(resident.stack[layer], state)}
+        elif fsdp:
+            for _, tensor in _tensors(resident.stack[layer], state):
+                gather(tensor)
+    return copies
+
+
+def _tensors(layer: Layer, state: State) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in layer.tensors():
+        yield WEIGHTS + name, tensor.detach()
+        own = state.get(tensor, {}) if isinstance(tensor, nn.Parameter) else {}
+        for key, value in sorted(own.items()):  # ranks gather in the same order, whatever that of a file was
+            yield f"{OPTIMIZER}{name}/{key}", _as_sharded(tensor, value)
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True).contiguous()
+
+
+def _as_sharded(parameter: Tensor, value: Tensor) -> Tensor:
+    """Returns optimizer state of a shard as a DTensor like its parameter; any other state as it is."""
+    if not isinstance(parameter, DTensor) or isinstance(value, DTensor) or not value.ndim:
+        return value
+    mesh, placements = parameter.device_mesh, parameter.placements
+    return DTensor.from_local(value, mesh, placements, shape=parameter.shape, stride=parameter.stride())
+
+
+def to_own_names(layer: Layer, state: OptimizerState) -> OptimizerState:
+    """Renames optimizer state from names of the original model to those of a layer's own parameters."""
+    own = {layer.prefix + name.removeprefix("module."): name for name, _ in layer.named_parameters()}
+    return {own[name]: tensors for name, tensors in state.items()}
+
+
+def on_device(state: OptimizerState, device: torch.device) -> OptimizerState:
+    """Returns optimizer state on a device; step counts are scalars and stay on the host, as torch makes them."""
+    return {
+        name: {key: value.to(device) if value.ndim else value for key, value in tensors.items()}
+        for name, tensors in state.items()
+    }
+
+
+@torch.no_grad()
+def shard_state(layer: Layer, state: OptimizerState, keep_dtensors: bool) -> OptimizerState:
+    """Returns this rank's shard of whole optimizer state, for parameters that FSDP has sharded.
+
+    Args:
+        keep_dtensors: The optimizer runs on DTensors and not on local shards.
+    """
+    parameters = dict(layer.named_parameters())
+    return {
+        name: {key: _shard(parameters[name], value, keep_dtensors) for key, value in tensors.items()}
+        for name, tensors in state.items()
+    }
+
+
+def _shard(parameter: Tensor, value: Tensor, keep_dtensor: bool) -> Tensor:
+    if not isinstance(parameter, DTensor) or not value.ndim:
+        return value
+    whole = value.to(parameter.device)
+    sharded = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
+    return sharded if keep_dtensor else sharded.to_local().clone()

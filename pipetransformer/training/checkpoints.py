@@ -1,0 +1,194 @@
+"""The checkpoints of a run: when one is due, the snapshot at the step, and the writing behind it.
+
+Ranks agree by the loss's all-reduce, one step ahead, so that asking costs nothing::
+
+    step s      rank 0 knows that one is due after step s + 1, and sends it along with the loss of step s
+    step s + 1  every rank reads the loss of step s, and with it the request; copies its layers; goes on
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import torch.distributed as dist
+
+from pipetransformer.autodp.sampler import batch_ids, epoch_order
+from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder, Retention
+from pipetransformer.checkpoint.manifest import Manifest
+from pipetransformer.checkpoint.writer import CheckpointWriter, Written
+from pipetransformer.config.schema import Config
+from pipetransformer.errors import UserError
+from pipetransformer.planning.state import TrainState
+from pipetransformer.planning.timeline import Timeline
+from pipetransformer.report.reporter import Reporter
+from pipetransformer.report.run_folder import EVENT_LOG, library_versions, read_overrides
+from pipetransformer.runtime.elastic import ElasticRuntime
+from pipetransformer.training.build import RunComponents
+from pipetransformer.training.resume import data_digest, settings_of
+
+
+class Checkpoints:
+    """One rank's checkpoints of a run. Without them nothing happens.
+
+    Args:
+        config: Gives the intervals and what stays.
+        runtime: Gives the layers.
+        timeline: Steps of the run.
+        about: Entries of the manifest that stay the same during the run.
+        report: Receives each checkpoint, and a warning for one that could not be written.
+        run_dir: The run folder.
+    """
+
+    def __init__(
+        self, config: Config, runtime: ElasticRuntime, timeline: Timeline, about: dict[str, Any], report: Reporter,
+        run_dir: Path,
+    ) -> None:  # fmt: skip
+        self._options, self._config, self._timeline = config.checkpoint, config, timeline
+        self._runtime, self._about, self._report, self._run_dir = runtime, about, report, run_dir
+        folder = CheckpointFolder(run_dir / FOLDER, _shared_token())
+        retention = Retention(self._options.keep, self._options.keep_best)
+        world = dist.get_rank(), dist.get_world_size()
+        self._writer = CheckpointWriter(folder, retention, *world, config.parallel.timeout_s)
+        if dist.get_rank() == 0:
+            folder.discard()  # of a run that was killed
+        self._started_s = self._saved_s = time.monotonic()
+        self._figures = {"num_saved": 0, "wait_seconds": 0.0, "write_seconds": 0.0, "bytes": 0}
+
+    def wants(self, step: int) -> bool:
+        """Returns whether this rank asks all others for a checkpoint after ``step`` steps; only rank 0 does."""
+        options = self._options
+        if not options.enabled or dist.get_rank() != 0 or self._writer.in_flight:
+            return False
+        is_epochs_end = step % self._timeline.steps_per_epoch == 0
+        minutes = (time.monotonic() - self._saved_s) / 60
+        return is_epochs_end or (options.every_minutes is not None and minutes >= options.every_minutes)
+
+    def is_due(self, step: int, requested: bool) -> bool:
+        """Returns whether one is written after ``step`` steps: asked for, a multiple of the interval, or the end."""
+        options = self._options
+        is_multiple = options.every_steps is not None and step % options.every_steps == 0
+        return options.enabled and (requested or is_multiple or step == self._timeline.num_steps)
+
+    def save(self, state: TrainState, metric: float | None) -> None:
+        """Copies the layers of this rank, and begins to write them. Collective with FSDP.
+
+        Args:
+            state: Of the run; its step is between two steps.
+            metric: The main metric of the weights at this step, if they were evaluated.
+        """
+        start = time.perf_counter()
+        self._writer.wait()  # at most one in flight
+        self.report_written()
+        copies = self._runtime.snapshot()
+        stack, log = self._runtime.resident.stack, self._run_dir / EVENT_LOG
+        manifest = Manifest(
+            step=state.step,
+            layers=(),
+            train=state.state_dict(),
+            log_bytes=log.stat().st_size if log.is_file() else 0,
+            sample_ids=self._sample_ids(state),
+            metric=metric if metric is not None and math.isfinite(metric) else None,
+            seconds=self._about["seconds"] + time.monotonic() - self._started_s,
+            **{name: value for name, value in self._about.items() if name != "seconds"},
+        )
+        self._writer.start({layer: (stack[layer].prefix, tensors) for layer, tensors in copies.items()}, manifest)
+        self._saved_s = time.monotonic()
+        self._figures["wait_seconds"] += time.perf_counter() - start
+
+    def _sample_ids(self, state: TrainState) -> str:
+        """Returns a digest of the next global batch's sample ids; empty at the end of the run."""
+        return next_batch_digest(state, self._timeline, self._config.seed)
+
+    def report_written(self) -> None:
+        """Reports a checkpoint whose writing has ended, on rank 0."""
+        written = self._writer.take_outcome()
+        if written is not None:
+            self._report_end(written)
+
+    def _report_end(self, written: Written) -> None:
+        if written.path is None:
+            message = f"the checkpoint of step {written.step} was not written: {written.error}"
+            self._report.write("warning", message=f"{message}; the last one stays, and training goes on")
+            return
+        self._figures["num_saved"] += 1
+        self._figures["write_seconds"] += written.seconds
+        self._figures["bytes"] = written.num_bytes
+        self._report.write(
+            "checkpoint",
+            step=written.step,
+            path=str(written.path),
+            seconds=written.seconds,
+            bytes=written.num_bytes,
+        )
+
+    def wait(self) -> None:
+        """Waits until the one in flight is published, and reports it."""
+        self._writer.wait()
+        self.report_written()
+
+    def wait_for_all(self) -> Path:
+        """Waits on every rank until the one in flight is published. Collective.
+
+        Raises:
+            UserError: It could not be written, on every rank.
+        """
+        self._writer.wait()
+        outcomes = [self._writer.take_outcome()]
+        dist.broadcast_object_list(outcomes)
+        written = outcomes[0]
+        assert written is not None, "rank 0 has written"
+        self._report_end(written)
+        if written.path is None:
+            raise UserError(f"the checkpoint of step {written.step} was not written: {written.error}")
+        return written.path
+
+    def close(self, give_up: bool) -> None:
+        """Ends the writing.
+
+        Args:
+            give_up: The run has failed, so that other ranks may never write their layers.
+        """
+        self._writer.close(give_up)
+        self.report_written()
+
+    def figures(self) -> dict[str, Any]:
+        """Returns number, size and times of this run's checkpoints for the summary; empty where there are none."""
+        return self._figures if self._options.enabled else {}
+
+
+def about_run(config: Config, components: RunComponents, report: Reporter, run_dir: Path) -> dict[str, Any]:
+    """Returns the entries of a manifest that stay the same during the run; empty where none is written."""
+    if not config.checkpoint.enabled or dist.get_rank() != 0:
+        nothing: dict[str, Any] = {name: {} for name in ("settings", "data", "cache", "versions", "logger")}
+        return nothing | {"overrides": None, "seconds": 0.0}
+    resumed = components.resumed
+    return {
+        "settings": settings_of(config),
+        "overrides": read_overrides(run_dir),
+        "data": data_digest(components.data.train),
+        "cache": {"storage": config.cache.storage, "path": config.cache.path} if config.cache.enabled else {},
+        "versions": library_versions(),
+        "logger": report.identity(),
+        "seconds": 0.0 if resumed is None else resumed.manifest.seconds,
+    }
+
+
+def next_batch_digest(state: TrainState, timeline: Timeline, seed: int) -> str:
+    """Returns a digest of the sample ids of the next global batch; empty at the end of the run."""
+    if state.step >= timeline.num_steps:
+        return ""
+    order = epoch_order(timeline.num_samples, state.epoch, seed)
+    ids = batch_ids(order, state.step_in_epoch, timeline.batch_size)
+    return blake2b(ids.astype("<i8").tobytes(), digest_size=16).hexdigest()
+
+
+def _shared_token() -> str:
+    """Returns rank 0's random eight digits. Collective."""
+    token = [uuid4().hex[:8]]
+    dist.broadcast_object_list(token)
+    return token[0]

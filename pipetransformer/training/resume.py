@@ -1,0 +1,212 @@
+"""Resuming a run: the checkpoint to take, the settings that must not differ, and the log up to there."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+
+from pipetransformer.checkpoint.folder import FOLDER, check_files, open_checkpoints
+from pipetransformer.checkpoint.manifest import LayerFile, Manifest
+from pipetransformer.checkpoint.source import CheckpointLayers
+from pipetransformer.config.schema import Config
+from pipetransformer.data.base import Data, Split
+from pipetransformer.errors import DamagedCheckpoint, UserError
+from pipetransformer.models.stack import LayerStack
+
+NUM_TARGETS = 1024  # of them the data's digest counts; its identity counts every input
+NEUTRAL = (
+    "parallel", "cache", "checkpoint", "resume", "launch", "logger", "log_every_s", "log_every_steps", "trace",
+    "eval_every_epochs", "overwrite", "targets",
+)  # fmt: skip
+"""Options and sections that do not change a result: topology, bookkeeping, and where things are kept."""
+COUNTED = ("cache.storage", "cache.augmentation", "cache.variants")
+"""Options of those sections that do, because features are stored in another precision or drawn less often."""
+MOVABLE = ("dataset.path",)
+"""Places of data whose digest is compared."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint whose files all have their digests.
+
+    Attributes:
+        folder: Where it is.
+        manifest: All but its tensors.
+        notes: Newer checkpoints that were passed over, each with the reason.
+    """
+
+    folder: Path
+    manifest: Manifest
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """A checkpoint whose weights the model takes.
+
+    Attributes:
+        layers: Give the optimizer state to the first transition.
+    """
+
+    folder: Path
+    manifest: Manifest
+    layers: CheckpointLayers
+
+
+def resume(checkpoint: Checkpoint, config: Config, data: Data, stack: LayerStack) -> Resumed:
+    """Gives a model the weights of a checkpoint, in place of its initial ones.
+
+    Raises:
+        UserError: The checkpoint was written with other settings or data, or is of another model.
+    """
+    check_settings(checkpoint, config, data_digest(data.train))
+    layers = CheckpointLayers(checkpoint.folder, checkpoint.manifest, stack)
+    stack.source = layers.weights
+    for index in range(len(stack)):
+        if stack[index].has_storage:  # a user's own stack, which is trained in place
+            stack.load_again(index)
+    return Resumed(checkpoint.folder, checkpoint.manifest, layers)
+
+
+def wanted_checkpoint(config: Config, run_dir: Path) -> Checkpoint | None:
+    """Returns the checkpoint from which a run goes on; ``None`` for one that starts. Collective.
+
+    Raises:
+        UserError: The run to be resumed has none.
+    """
+    if config.resume.run is None:
+        return None
+    checkpoint = find_checkpoint(run_dir)
+    if checkpoint is None and config.resume.run != "auto":
+        raise UserError(
+            f"resume={config.resume.run}: there is no checkpoint in {run_dir / FOLDER}; start anew with overwrite=true"
+        )
+    return checkpoint
+
+
+def find_checkpoint(run_dir: Path) -> Checkpoint | None:
+    """Finds the newest checkpoint of a run that is whole; ``None`` where there is none. Collective.
+
+    Each rank reads a part of the files to compare them with their digests.
+
+    Raises:
+        UserError: There are checkpoints, and every one is damaged.
+    """
+    names: list[Any] = [[(path, found) for path, found in open_checkpoints(run_dir / FOLDER)]]
+    dist.broadcast_object_list(names)  # the folder may change while ranks look
+    notes: list[str] = []
+    for path, found in names[0]:
+        if isinstance(found, Manifest):
+            problem = _problem(path, found.layers)
+            if problem is None:
+                return Checkpoint(path, found, tuple(notes))
+            notes.append(problem)
+        else:
+            notes.append(str(found))
+    if notes:
+        raise UserError(f"{run_dir} has no whole checkpoint: {'; '.join(notes)}; start the run anew in another folder")
+    return None
+
+
+def _problem(folder: Path, layers: Sequence[LayerFile]) -> str | None:
+    """Returns what is wrong with the files of a checkpoint, or ``None``; equal on every rank. Collective."""
+    own: str | None = None
+    try:
+        check_files(folder, layers[dist.get_rank() :: dist.get_world_size()])
+    except DamagedCheckpoint as error:
+        own = str(error)
+    problems: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(problems, own)
+    return next((problem for problem in problems if problem is not None), None)
+
+
+def settings_of(config: Config) -> dict[str, Any]:
+    """Returns the options of a run by their dotted names, as far as they are plain values."""
+    settings: dict[str, Any] = {}
+    for each in fields(config):
+        value = getattr(config, each.name)
+        if not is_dataclass(value):
+            settings[each.name] = value
+            continue
+        settings[each.name] = f"{type(value).__module__}.{type(value).__qualname__}"
+        members = {member.name: getattr(value, member.name) for member in fields(value)}
+        settings |= {f"{each.name}.{name}": _plain(member) for name, member in members.items()}
+    return settings
+
+
+def _plain(value: Any) -> Any:
+    """Returns what JSON can hold; of any other object the name of its type."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def counts(option: str) -> bool:
+    """Returns whether another value of an option changes the result of a run."""
+    return option in COUNTED or not (option in MOVABLE or option.partition(".")[0] in NEUTRAL)
+
+
+def check_settings(checkpoint: Checkpoint, config: Config, data: Mapping[str, Any]) -> None:
+    """Refuses to go on with settings, data or a number of epochs under which the result would be another one.
+
+    Raises:
+        UserError: With each such option, its old and its new value.
+    """
+    old, new, allowed = checkpoint.manifest.settings, settings_of(config), set(config.resume.allow)
+    changed = [
+        f"{name}: {_show(old, name)} -> {_show(new, name)}"
+        for name in sorted(old.keys() | new.keys())
+        if counts(name) and old.get(name, _MISSING) != new.get(name, _MISSING) and name not in allowed
+    ]
+    if dict(data) != checkpoint.manifest.data and "dataset" not in allowed:
+        changed.append(f"dataset: {checkpoint.manifest.data} -> {dict(data)}")
+    if changed:
+        names = ",".join(change.partition(":")[0] for change in changed)
+        raise UserError(
+            f"{checkpoint.folder} was written with other settings, under which the run would end otherwise "
+            f"({'; '.join(changed)}); give the old ones, or resume.allow=[{names}] to go on with the new ones"
+        )
+
+
+_MISSING = object()
+
+
+def _show(settings: Mapping[str, Any], name: str) -> str:
+    return json.dumps(settings[name]) if name in settings else "nothing"
+
+
+def data_digest(split: Split) -> dict[str, Any]:
+    """Returns the digest of the training samples in their order, and their number."""
+    ids = np.unique(np.linspace(0, len(split) - 1, NUM_TARGETS).astype(int)).tolist()
+    digest = blake2b(split.quick_identity().encode(), digest_size=16)
+    digest.update(split.targets(ids).double().numpy().tobytes())
+    return {"train": digest.hexdigest(), "num_samples": len(split)}
+
+
+def cut_log(log: Path, num_bytes: int) -> int:
+    """Cuts an event log back to where a checkpoint was made; the run writes the steps after it again.
+
+    Returns:
+        Steps in the part that was cut: those that the run loses.
+    """
+    if not log.is_file() or log.stat().st_size <= num_bytes:
+        return 0
+    with log.open("r+b") as file:
+        file.seek(num_bytes)
+        lost = sum(b'"event": "step"' in line for line in file)
+        file.truncate(num_bytes)
+        file.flush()
+        os.fsync(file.fileno())
+    return lost

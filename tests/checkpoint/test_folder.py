@@ -1,0 +1,153 @@
+"""A published checkpoint is whole; retention keeps the newest and the best."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoint.test_manifest import EXAMPLE
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipetransformer.checkpoint.folder import CheckpointFolder, Retention, check_files, open_checkpoints, read_file
+from pipetransformer.checkpoint.manifest import MANIFEST, Manifest, layer_file, read_manifest
+from pipetransformer.checkpoint.writer import CheckpointWriter
+from pipetransformer.errors import DamagedCheckpoint
+
+LAYERS = {layer: (f"blocks.{layer}.", {"weights/w": torch.full((4,), float(layer))}) for layer in range(3)}
+
+
+ALL = Retention(100, 0)
+
+
+def writers(folder: Path, world: int = 1, timeout_s: float = 60) -> list[CheckpointWriter]:
+    found = CheckpointFolder(folder, "0123abcd")
+    return [CheckpointWriter(found, ALL, rank, world, timeout_s) for rank in range(world)]
+
+
+def write(folder: Path, step: int, metric: float | None = None) -> Path:
+    (writer,) = writers(folder)
+    writer.start(LAYERS, replace(EXAMPLE, step=step, layers=(), metric=metric))
+    writer.wait()
+    outcome = writer.take_outcome()
+    assert outcome is not None
+    assert outcome.path is not None, outcome.error
+    return outcome.path
+
+
+def steps(folder: Path) -> list[int]:
+    return [int(path.name.removeprefix("step-")) for path in CheckpointFolder(folder).published()]
+
+
+def test_ranks_write_one_checkpoint_together(tmp_path: Path) -> None:
+    first, second = writers(tmp_path, world=2)
+    first.start({0: LAYERS[0], 2: LAYERS[2]}, replace(EXAMPLE, layers=()))
+    assert not steps(tmp_path), "nothing is published before all ranks are done"
+    second.start({1: LAYERS[1]}, replace(EXAMPLE, layers=()))
+    for writer in (first, second):
+        writer.wait()
+    assert second.take_outcome() is None
+    assert first.take_outcome() is not None
+    assert first.take_outcome() is None, "it is reported once"
+    folder = tmp_path / "step-00000007"
+    manifest = read_manifest(folder)
+    assert [file.prefix for file in manifest.layers] == ["blocks.0.", "blocks.1.", "blocks.2."]
+    assert sorted(path.name for path in folder.iterdir()) == [*map(layer_file, range(3)), MANIFEST]
+    check_files(folder, manifest.layers)
+
+
+def test_a_rank_that_cannot_write_tells_why_and_nothing_is_published(tmp_path: Path) -> None:
+    first, second = writers(tmp_path, world=2)
+    first.start({0: LAYERS[0]}, replace(EXAMPLE, layers=()))
+    in_the_way = first.folder.staging(7) / layer_file(1)
+    in_the_way.mkdir(parents=True)
+    second.start({1: LAYERS[1]}, replace(EXAMPLE, layers=()))
+    for writer in (second, first):
+        writer.wait()
+    outcome = first.take_outcome()
+    assert outcome is not None
+    assert outcome.path is None
+    assert "directory" in outcome.error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rank_that_does_not_come_is_waited_for_only_so_long(tmp_path: Path) -> None:
+    first, _ = writers(tmp_path, world=2, timeout_s=0.05)
+    first.start({0: LAYERS[0]}, replace(EXAMPLE, layers=()))
+    first.wait()
+    outcome = first.take_outcome()
+    assert outcome is not None
+    assert "rank 1 did not write its layers" in outcome.error
+    assert "within 0.05 s" in outcome.error
+
+
+def test_a_run_that_has_failed_does_not_wait_for_other_ranks(tmp_path: Path) -> None:
+    first, _ = writers(tmp_path, world=2)
+    first.start({0: LAYERS[0]}, replace(EXAMPLE, layers=()))
+    first.close(give_up=True)
+    assert steps(tmp_path) == []
+
+
+def test_what_a_killed_run_has_left_is_never_taken_for_a_checkpoint(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    left = tmp_path / ".staging-00000002-89abcdef"
+    left.mkdir()
+    (left / MANIFEST).write_bytes((tmp_path / "step-00000001" / MANIFEST).read_bytes())
+    assert steps(tmp_path) == [1]
+    CheckpointFolder(tmp_path).discard()
+    assert not left.exists()
+
+
+def test_a_link_or_a_file_is_no_checkpoint(tmp_path: Path) -> None:
+    path = write(tmp_path, 1)
+    (tmp_path / "step-00000002").symlink_to(path)
+    (tmp_path / "step-00000003").write_text("")
+    assert steps(tmp_path) == [1]
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(0, 1)), min_size=1, max_size=8), st.integers(1, 4), st.integers(0, 3))
+def test_the_newest_and_the_best_stay(
+    tmp_path_factory: pytest.TempPathFactory, metrics: list[float | None], keep: int, best: int
+) -> None:
+    folder = tmp_path_factory.mktemp("kept")
+    for step, metric in enumerate(metrics):
+        path = folder / f"step-{step:08d}"
+        path.mkdir()
+        (path / MANIFEST).write_bytes(replace(EXAMPLE, step=step, metric=metric).to_json())
+    CheckpointFolder(folder).prune(Retention(keep, best))
+    scored = sorted(((m, s) for s, m in enumerate(metrics) if m is not None), reverse=True)[:best]
+    assert steps(folder) == sorted({*range(len(metrics))[-keep:], *(step for _, step in scored)})
+
+
+def test_a_damaged_one_counts_for_nothing_in_retention(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        write(tmp_path, step)
+    (tmp_path / "step-00000003" / MANIFEST).write_bytes(b"")
+    CheckpointFolder(tmp_path).prune(Retention(1, 0))
+    assert steps(tmp_path) == [2, 3]
+    found = open_checkpoints(tmp_path)
+    assert isinstance(found[0][1], DamagedCheckpoint)
+    assert isinstance(found[1][1], Manifest)
+
+
+def test_a_step_is_replaced_where_the_run_could_not_be_resumed_from_it(tmp_path: Path) -> None:
+    write(tmp_path, 1, metric=0.25)
+    write(tmp_path, 1, metric=0.75)
+    assert read_manifest(tmp_path / "step-00000001").metric == 0.75
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "remove", "longer", "swap"])
+def test_a_file_that_is_not_what_was_written_is_found(tmp_path: Path, damage: str) -> None:
+    folder = write(tmp_path, 1)
+    layer, content = read_manifest(folder).layers[1], (folder / layer_file(1)).read_bytes()
+    path = folder / layer.name
+    changed = {
+        "cut": content[:-1],
+        "flip": content[:-1] + bytes([content[-1] ^ 1]),
+        "longer": content + b"0",
+        "swap": (folder / layer_file(2)).read_bytes(),
+    }
+    path.unlink() if damage == "remove" else path.write_bytes(changed[damage])
+    with pytest.raises(DamagedCheckpoint, match=layer.name):
+        read_file(folder, layer)
