@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from pipetransformer.autopipe.profile import Profile as Profile
     from pipetransformer.autopipe.search.search import best_plan as best_plan
     from pipetransformer.config.schema import Cache as Cache
+    from pipetransformer.config.schema import Checkpointing as Checkpointing
     from pipetransformer.config.schema import Config as Config
     from pipetransformer.config.schema import Parallel as Parallel
+    from pipetransformer.config.schema import Resume as Resume
     from pipetransformer.data.glue import Glue as Glue
     from pipetransformer.data.images import Digits as Digits
     from pipetransformer.data.images import HubImages as HubImages
@@ -57,7 +59,9 @@ MODULES = {
     "FreezePolicy": "pipetransformer.freeze.base",
     "train": "pipetransformer.launch.start",
     "Cache": "pipetransformer.config.schema",
+    "Checkpointing": "pipetransformer.config.schema",
     "Config": "pipetransformer.config.schema",
+    "Resume": "pipetransformer.config.schema",
     "Parallel": "pipetransformer.config.schema",
     "Glue": "pipetransformer.data.glue",
     "Digits": "pipetransformer.data.images",

@@ -54,11 +54,13 @@ class Resumed:
 
     Attributes:
         layers: Give the optimizer state to the first transition.
+        notes: Newer checkpoints that were passed over, each with the reason.
     """
 
     folder: Path
     manifest: Manifest
     layers: CheckpointLayers
+    notes: tuple[str, ...]
 
 
 def resume(checkpoint: Checkpoint, config: Config, data: Data, stack: LayerStack) -> Resumed:
@@ -73,7 +75,7 @@ def resume(checkpoint: Checkpoint, config: Config, data: Data, stack: LayerStack
     for index in range(len(stack)):
         if stack[index].has_storage:  # a user's own stack, which is trained in place
             stack.load_again(index)
-    return Resumed(checkpoint.folder, checkpoint.manifest, layers)
+    return Resumed(checkpoint.folder, checkpoint.manifest, layers, checkpoint.notes)
 
 
 def wanted_checkpoint(config: Config, run_dir: Path) -> Checkpoint | None:

@@ -150,6 +150,8 @@ def _report_start(trainer: Trainer, run_dir: Path) -> None:
         reason=record.reason,
         cache=components.cache_setup.outlook(components.planner.profile, components.train.source),
     )
+    for note in () if resumed is None else resumed.notes:
+        trainer.report.write("warning", message=f"a newer checkpoint is passed over: {note}")
 
 
 def _finish(trainer: Trainer, run_dir: Path, status: str, error: str | None) -> dict[str, Any]:

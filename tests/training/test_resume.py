@@ -1,14 +1,18 @@
 """A run that stops and goes on in another world ends as if it had never stopped."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.jobs import TINY
+from support.faults import Fault, run_with
+from support.jobs import TINY, Job, play, run_job
 from support.pool import Pool
 from support.resumes import Ran, run_on
 
-from pipetransformer.checkpoint.folder import FOLDER
+from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder
+from pipetransformer.checkpoint.manifest import MANIFEST, layer_file, read_manifest
+from pipetransformer.report.run_folder import EVENT_LOG
 
 RUN = (
     *TINY, "model.options={patch_size: 4, embed_dim: 16, depth: 4, num_heads: 2, proj_drop_rate: 0.1}",
@@ -78,3 +82,96 @@ def test_a_resumed_run_is_resumed_again(pool: Pool, tmp_path: Path, whole: tuple
         assert [rank.differences for rank in ranks] == num_ranks * [[]]
         losses += ranks[0].losses
     assert losses == pytest.approx(whole[1].losses[:19], rel=0, abs=1e-10)
+
+
+def go_on(pool: Pool, folder: Path, *options: str, world: int = 1) -> Job:
+    """Goes on with a run by the command line's path through the code."""
+    errors = pool.run(world, play, (*RUN, "freeze=none", "resume=auto", *options), folder, True)
+    return Job(folder, errors[0])
+
+
+@pytest.fixture(scope="module")
+def stopped(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was stopped after its second epoch, at step 8; its log goes two steps further."""
+    folder = tmp_path_factory.mktemp("stopped") / "run"
+    job = run_job(pool, 1, folder, *RUN, "freeze=none", "epochs=5", "checkpoint.keep=9", made_up_times=True)
+    assert job.error == ""
+    for step in (12, 16, 20):
+        shutil.rmtree(folder / FOLDER / f"step-{step:08d}")
+    lines = (folder / EVENT_LOG).read_text().splitlines(keepends=True)
+    end = next(index for index, line in enumerate(lines) if '"step": 11,' in line)
+    (folder / EVENT_LOG).write_text("".join(lines[:end]))
+    return folder
+
+
+@pytest.fixture
+def run_dir(stopped: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(stopped, tmp_path / "run")
+
+
+def test_the_log_of_a_resumed_run_has_every_step_once(pool: Pool, run_dir: Path) -> None:
+    job = go_on(pool, run_dir, world=2)
+    assert job.error == ""
+    assert [event["step"] for event in job.events("step")] == list(range(1, STEPS + 1))
+    (resumed,) = job.events("resume")
+    assert (resumed["step"], resumed["num_steps_lost"]) == (8, 2)
+    assert job.summary["optimizer_steps"] == STEPS
+    assert not job.messages
+
+
+def test_settings_that_change_the_result_are_refused_and_others_are_taken(pool: Pool, run_dir: Path) -> None:
+    job = go_on(pool, run_dir, "optim.lr=0.02", "seed=5", "cache=off", "parallel=data", "log_every_steps=3")
+    assert "(optim.lr: 0.01 -> 0.02; seed: 1 -> 5)" in job.error
+    assert "give the old ones, or resume.allow=[optim.lr,seed]" in job.error
+    before = (run_dir / EVENT_LOG).read_text()
+    assert '"step": 10,' in before, "nothing is cut from a run that is not resumed"
+    allowed = go_on(pool, run_dir, "optim.lr=0.02", "resume.allow=[optim.lr]", "cache=off")
+    assert allowed.error == ""
+    assert allowed.events("step")[8]["lr"] == pytest.approx(2 * allowed.events("step")[7]["lr"] * 12 / 13)
+
+
+def test_other_data_are_refused(pool: Pool, run_dir: Path) -> None:
+    manifest = CheckpointFolder(run_dir / FOLDER).published()[-1] / MANIFEST
+    read = read_manifest(manifest.parent)
+    manifest.write_bytes(replace(read, data=read.data | {"train": "0" * 32}).to_json())
+    assert "dataset: {'train': '00000000" in go_on(pool, run_dir).error
+
+
+@pytest.mark.parametrize("name", [MANIFEST, layer_file(2)])
+def test_a_damaged_checkpoint_is_passed_over_aloud(pool: Pool, run_dir: Path, name: str) -> None:
+    damaged = run_dir / FOLDER / "step-00000008" / name
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    job = go_on(pool, run_dir, world=2)
+    assert job.error == ""
+    assert job.events("resume")[0]["step"] == 4
+    assert [event["step"] for event in job.events("step")] == list(range(1, STEPS + 1))
+    (message,) = job.messages
+    assert message.startswith(f"a newer checkpoint is passed over: {damaged}")
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_is_not_resumed(pool: Pool, run_dir: Path) -> None:
+    for path in CheckpointFolder(run_dir / FOLDER).published():
+        (path / layer_file(0)).unlink()
+    error = go_on(pool, run_dir).error
+    assert "has no whole checkpoint" in error
+    assert "start the run anew in another folder" in error
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        (Fault("pipetransformer.checkpoint.writer.write_flushed", call=4, what="fill the disk"), "No space left"),
+        (Fault("pipetransformer.checkpoint.folder.CheckpointFolder.publish", what="break the disk"), "Input/output"),
+    ],
+    ids=["full", "broken"],
+)
+def test_a_checkpoint_that_cannot_be_written_costs_a_warning(
+    pool: Pool, tmp_path: Path, stopped: Path, fault: Fault, expected: str
+) -> None:
+    job = run_with(fault, pool, 2, tmp_path / "run", *RUN, "freeze=none")
+    assert (job.error, job.summary["status"]) == ("", "completed")
+    assert job.losses == pytest.approx(Job(stopped, "").losses + job.losses[10:], rel=0, abs=1e-10)
+    assert expected in job.messages[0]
+    assert job.messages[0].endswith("the last one stays, and training goes on")
+    left = [path.name for path in (job.folder / FOLDER).glob("*")]
+    assert not [name for name in left if name.startswith(".")], "nothing half written stays"
