@@ -27,6 +27,7 @@ from pipetransformer.planning.state import TrainState
 from pipetransformer.planning.timeline import Timeline
 from pipetransformer.report.reporter import Reporter
 from pipetransformer.report.run_folder import EVENT_LOG, library_versions, read_overrides
+from pipetransformer.report.secrets import redact
 from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.training.build import RunComponents
 from pipetransformer.training.resume import data_digest, settings_of
@@ -169,7 +170,7 @@ def about_run(config: Config, components: RunComponents, report: Reporter, run_d
     resumed = components.resumed
     return {
         "settings": settings_of(config),
-        "overrides": read_overrides(run_dir),
+        "overrides": redact(read_overrides(run_dir)),
         "data": data_digest(components.data.train),
         "cache": {"storage": config.cache.storage, "path": config.cache.path} if config.cache.enabled else {},
         "versions": library_versions(),

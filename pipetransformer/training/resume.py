@@ -20,6 +20,7 @@ from pipetransformer.config.schema import Config
 from pipetransformer.data.base import Data, Split
 from pipetransformer.errors import DamagedCheckpoint, UserError
 from pipetransformer.models.stack import LayerStack
+from pipetransformer.report.secrets import redact
 
 NUM_TARGETS = 1024  # of them the data's digest counts; its identity counts every input
 NEUTRAL = (
@@ -131,7 +132,7 @@ def _problem(folder: Path, layers: Sequence[LayerFile]) -> str | None:
 
 
 def settings_of(config: Config) -> dict[str, Any]:
-    """Returns the options of a run by their dotted names, as far as they are plain values."""
+    """Returns the options of a run by their dotted names, as far as they are plain values, without keys and tokens."""
     settings: dict[str, Any] = {}
     for each in fields(config):
         value = getattr(config, each.name)
@@ -141,7 +142,7 @@ def settings_of(config: Config) -> dict[str, Any]:
         settings[each.name] = f"{type(value).__module__}.{type(value).__qualname__}"
         members = {member.name: getattr(value, member.name) for member in fields(value)}
         settings |= {f"{each.name}.{name}": _plain(member) for name, member in members.items()}
-    return settings
+    return redact(settings)
 
 
 def _plain(value: Any) -> Any:

@@ -35,7 +35,7 @@ def run_job(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | N
     """Runs one rank of a job; the environment says which.
 
     Returns:
-        The summary on rank 0, an empty one on the others.
+        The summary on rank 0, its status on the others.
     """
     interrupt.listen()
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // LocalRank.here().local_world_size))
@@ -81,7 +81,7 @@ def run_rank(
     """Runs one rank of a job in a world that is open.
 
     Returns:
-        The summary on rank 0, an empty one on the others.
+        The summary on rank 0, its status on the others.
     """
     with ExitStack() as closing:
         report, checkpoint = Reporter(), wanted_checkpoint(config, run_dir)
@@ -121,7 +121,7 @@ def _train(trainer: Trainer, run_dir: Path) -> dict[str, Any]:
         trainer.checkpoints.close(give_up=status == "failed")
         trainer.cache_session.release()
         summary = _finish(trainer, run_dir, status, error)
-    return summary
+    return summary or {"status": status}
 
 
 def _report_start(trainer: Trainer, run_dir: Path) -> None:
