@@ -3,8 +3,7 @@
 A crash at any moment leaves a published checkpoint that is whole, or none::
 
     .staging-00000120-5f0c3a91/   layer files, each flushed by the rank that writes it
-        rank-0.json ...           the files of a rank and their digests, when they are on disk
-        manifest.json             by rank 0, when all ranks are done; flushed, then the folder
+        manifest.json             by rank 0, when all ranks have told it that they are done; flushed, then the folder
     step-00000120/                the same folder after the rename
 """
 

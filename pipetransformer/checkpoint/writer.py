@@ -1,9 +1,9 @@
 """Writes checkpoints behind the training: each rank its own layers, rank 0 the manifest, one at a time.
 
-No collective runs here, so that a thread can do it while the rank trains. Ranks meet in the staging folder::
+No collective runs here, so that a thread can do it while the rank trains. Ranks meet in the store of the run::
 
-    rank 0   layer files, rank-0.json, waits for rank-1.json ... , manifest.json, rename, prune
-    rank 1   layer files, rank-1.json
+    rank 0   layer files, waits for the messages of rank 1 ... , manifest.json, rename, prune
+    rank 1   layer files, a message: files and digests, or why there are none
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,11 +21,12 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import save
 from torch import Tensor
+from torch.distributed import DistError, Store
 
 from pipetransformer.checkpoint.folder import CheckpointFolder, Retention, write_flushed
 from pipetransformer.checkpoint.manifest import MANIFEST, LayerFile, Manifest, digest_of, layer_file
 
-POLL_S = 0.02  # between two looks for the other ranks' files
+POLL_S = 0.02  # between two looks for the other ranks' messages
 LayerTensors = Mapping[str, Tensor]
 
 
@@ -60,16 +61,16 @@ class CheckpointWriter:
         rank: Of this process.
         world_size: Ranks that write.
         timeout_s: Longest wait for the other ranks' files.
+        store: Joins the ranks of the run; used by no other thread.
     """
 
     def __init__(
-        self, folder: CheckpointFolder, retention: Retention, rank: int, world_size: int, timeout_s: float
+        self, folder: CheckpointFolder, retention: Retention, rank: int, world_size: int, timeout_s: float, store: Store
     ) -> None:  # fmt: skip
-        self.folder, self._retention = folder, retention
-        self._rank, self._world_size, self._timeout_s = rank, world_size, timeout_s
+        self.folder, self._retention, self._rank = folder, retention, rank
+        self._messages, self._num_started = _Messages(store, rank, world_size, timeout_s), 0
         self._thread: Thread | None = None
         self._outcome: Written | None = None
-        self._given_up = Event()
 
     @property
     def in_flight(self) -> bool:
@@ -84,6 +85,7 @@ class CheckpointWriter:
             manifest: Without layer files; used by rank 0.
         """
         self.wait()
+        self._num_started += 1
         self._thread = Thread(target=self._run, args=(layers, manifest), name="checkpoint")
         self._thread.start()
 
@@ -107,76 +109,97 @@ class CheckpointWriter:
             give_up: Do not wait for other ranks' files: this run has failed.
         """
         if give_up:
-            self._given_up.set()
+            self._messages.given_up.set()
         self.wait()
 
     def _run(self, layers: Mapping[int, tuple[str, LayerTensors]], manifest: Manifest) -> None:
-        start, staging = time.perf_counter(), self.folder.staging(manifest.step)
-        path, num_bytes, problem = None, 0, ""
-        try:
-            self._write_own(staging, layers)
-            if self._rank == 0:
-                files = self._gather(staging)
-                path, num_bytes = self._publish(staging, manifest, files), sum(file.num_bytes for file in files)
-        except (OSError, SafetensorError, NotWritten) as error:
-            problem = f"{error}"
-            self._clean_up(staging, layers, problem)
+        staging = self.folder.staging(manifest.step)
         if self._rank == 0:
-            self._outcome = Written(manifest.step, path, num_bytes, time.perf_counter() - start, problem)
+            self._outcome = self._write_all(staging, layers, manifest)
+            return
+        try:
+            message = {"files": [asdict(file) for file in _write_layers(staging, layers)]}
+        except (OSError, SafetensorError) as error:
+            message = {"error": str(error)}
+        self._messages.send(self._num_started, message)
 
-    def _write_own(self, staging: Path, layers: Mapping[int, tuple[str, LayerTensors]]) -> None:
-        staging.mkdir(parents=True, exist_ok=True)
-        files = []
-        for layer, (prefix, tensors) in layers.items():
-            content = save(dict(tensors))
-            write_flushed(staging / layer_file(layer), content)
-            files.append(LayerFile(layer, prefix, len(content), digest_of(content)))
-        self._tell(staging, {"files": [asdict(file) for file in files]})
-
-    def _tell(self, staging: Path, message: dict[str, Any]) -> None:
-        """Writes this rank's message to rank 0; it is whole when it is there."""
-        unfinished = staging / f"rank-{self._rank}.part"
-        write_flushed(unfinished, json.dumps(message).encode())
-        unfinished.rename(staging / f"rank-{self._rank}.json")
-
-    def _gather(self, staging: Path) -> list[LayerFile]:
-        """Waits for all ranks' messages and removes them.
-
-        Raises:
-            NotWritten: A rank could not write, is late, or the run has given up.
-        """
-        files: list[LayerFile] = []
-        deadline = time.monotonic() + self._timeout_s
-        for rank in range(self._world_size):
-            path = staging / f"rank-{rank}.json"
-            while not path.is_file():
-                if self._given_up.wait(POLL_S):
-                    raise NotWritten("the run ended before it was written")
-                if time.monotonic() > deadline:
-                    raise NotWritten(
-                        f"rank {rank} did not write its layers to {staging} within {self._timeout_s:g} s; all nodes "
-                        "need the same run folder"
-                    )
-            message = json.loads(path.read_bytes())
-            if "error" in message:
-                raise NotWritten(f"rank {rank}: {message['error']}")
-            files += [LayerFile(**file) for file in message["files"]]
-            path.unlink()
-        return sorted(files, key=lambda file: file.layer)
+    def _write_all(self, staging: Path, layers: Mapping[int, tuple[str, LayerTensors]], manifest: Manifest) -> Written:
+        """Writes rank 0's layers, waits for the other ranks' and publishes; leaves nothing behind after a failure."""
+        start, own, problem = time.perf_counter(), list[LayerFile](), ""
+        try:
+            own = _write_layers(staging, layers)
+        except (OSError, SafetensorError) as error:
+            problem = str(error)
+        try:  # after a failure too: a rank that still writes would make the folder again
+            files = sorted([*own, *self._messages.receive(self._num_started, staging)], key=lambda file: file.layer)
+            if problem:
+                raise NotWritten(problem)
+            path = self._publish(staging, manifest, files)
+        except (OSError, DistError, NotWritten) as error:
+            shutil.rmtree(staging, ignore_errors=True)
+            return Written(manifest.step, None, 0, time.perf_counter() - start, problem or str(error))
+        return Written(manifest.step, path, sum(file.num_bytes for file in files), time.perf_counter() - start)
 
     def _publish(self, staging: Path, manifest: Manifest, files: list[LayerFile]) -> Path:
+        for path in (staging / layer_file(file.layer) for file in files):
+            if not path.is_file():
+                raise NotWritten(f"another node has written {path}, which is not on this one: all need one run folder")
         write_flushed(staging / MANIFEST, replace(manifest, layers=tuple(files)).to_json())
         path = self.folder.publish(manifest.step)
         self.folder.prune(self._retention)
         return path
 
-    def _clean_up(self, staging: Path, layers: Iterable[int], problem: str) -> None:
-        """Makes room after a failure; a rank other than 0 then tells rank 0."""
-        if self._rank == 0:
-            shutil.rmtree(staging, ignore_errors=True)
-            return
-        for layer in layers:
-            with suppress(OSError):
-                (staging / layer_file(layer)).unlink()
-        with suppress(OSError):
-            self._tell(staging, {"error": problem})
+
+def _write_layers(staging: Path, layers: Mapping[int, tuple[str, LayerTensors]]) -> list[LayerFile]:
+    staging.mkdir(parents=True, exist_ok=True)
+    files = []
+    for layer, (prefix, tensors) in layers.items():
+        content = save(dict(tensors))
+        write_flushed(staging / layer_file(layer), content)
+        files.append(LayerFile(layer, prefix, len(content), digest_of(content)))
+    return files
+
+
+class _Messages:
+    """The last word of each rank on a checkpoint, after which it writes nothing more, in the store of the run.
+
+    A store has room for them where the disk has none.
+
+    Args:
+        store: Joins the ranks; used by no other thread.
+        world_size: Ranks, of which rank 0 receives.
+        rank: Of this process.
+        timeout_s: Longest wait for all of them together.
+    """
+
+    def __init__(self, store: Store, rank: int, world_size: int, timeout_s: float) -> None:
+        self._store, self._rank, self._world_size, self._timeout_s = store, rank, world_size, timeout_s
+        self.given_up = Event()
+
+    def send(self, number: int, message: dict[str, Any]) -> None:
+        """Tells rank 0 how writing the checkpoint with this number has ended here."""
+        with suppress(DistError):  # rank 0 has ended, and with it the run
+            self._store.set(f"{number}/{self._rank}", json.dumps(message))
+
+    def receive(self, number: int, staging: Path) -> list[LayerFile]:
+        """Waits for all ranks and returns the files that they have written.
+
+        Raises:
+            NotWritten: A rank could not write, is late, or the run has given up.
+        """
+        deadline, files, problems = time.monotonic() + self._timeout_s, list[LayerFile](), list[str]()
+        for rank in range(1, self._world_size):
+            key = f"{number}/{rank}"
+            while not self._store.check([key]):
+                if self.given_up.wait(POLL_S):
+                    raise NotWritten("the run ended before it was written")
+                if time.monotonic() > deadline:
+                    raise NotWritten(f"rank {rank} did not write its layers to {staging} within {self._timeout_s:g} s")
+            message = json.loads(self._store.get(key))
+            self._store.delete_key(key)
+            if "error" in message:
+                problems.append(f"rank {rank}: {message['error']}")
+            files += [LayerFile(**file) for file in message.get("files", [])]
+        if problems:
+            raise NotWritten("; ".join(problems))
+        return files

@@ -12,13 +12,19 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import ProcessGroup
+from torch.distributed import ProcessGroup, Store
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import _get_default_store
 
 from pipetransformer.autodp.topology import PIPELINE_AXIS, REPLICA_AXIS, Ranks, Topology
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.runtime.precision import Precision
 from pipetransformer.runtime.tracing import Recorder
+
+
+def own_store() -> Store:
+    """Returns a connection of its own to the store that joins the ranks of the world, for use beside collectives."""
+    return _get_default_store().clone()
 
 
 class ProcessGroups:

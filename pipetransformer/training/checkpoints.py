@@ -16,6 +16,7 @@ from typing import Any
 from uuid import uuid4
 
 import torch.distributed as dist
+from torch.distributed import PrefixStore
 
 from pipetransformer.autodp.sampler import batch_ids, epoch_order
 from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder, Retention
@@ -29,6 +30,7 @@ from pipetransformer.report.reporter import Reporter
 from pipetransformer.report.run_folder import EVENT_LOG, library_versions, read_overrides
 from pipetransformer.report.secrets import redact
 from pipetransformer.runtime.elastic import ElasticRuntime
+from pipetransformer.runtime.groups import own_store
 from pipetransformer.training.build import RunComponents
 from pipetransformer.training.resume import data_digest, settings_of
 
@@ -51,10 +53,11 @@ class Checkpoints:
     ) -> None:  # fmt: skip
         self._options, self._config, self._timeline = config.checkpoint, config, timeline
         self._runtime, self._about, self._report, self._run_dir = runtime, about, report, run_dir
-        folder = CheckpointFolder(run_dir / FOLDER, _shared_token())
+        token = _shared_token()
+        folder, store = CheckpointFolder(run_dir / FOLDER, token), PrefixStore(f"checkpoints/{token}", own_store())
         retention = Retention(self._options.keep, self._options.keep_best)
         world = dist.get_rank(), dist.get_world_size()
-        self._writer = CheckpointWriter(folder, retention, *world, config.parallel.timeout_s)
+        self._writer = CheckpointWriter(folder, retention, *world, config.parallel.timeout_s, store)
         if dist.get_rank() == 0:
             folder.discard()  # of a run that was killed
         self._started_s = self._saved_s = time.monotonic()

@@ -8,6 +8,7 @@ import torch
 from checkpoint.test_manifest import EXAMPLE
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.distributed import HashStore
 
 from pipetransformer.checkpoint.folder import CheckpointFolder, Retention, check_files, open_checkpoints, read_file
 from pipetransformer.checkpoint.manifest import MANIFEST, Manifest, layer_file, read_manifest
@@ -21,8 +22,8 @@ ALL = Retention(100, 0)
 
 
 def writers(folder: Path, world: int = 1, timeout_s: float = 60) -> list[CheckpointWriter]:
-    found = CheckpointFolder(folder, "0123abcd")
-    return [CheckpointWriter(found, ALL, rank, world, timeout_s) for rank in range(world)]
+    found, store = CheckpointFolder(folder, "0123abcd"), HashStore()
+    return [CheckpointWriter(found, ALL, rank, world, timeout_s, store.clone()) for rank in range(world)]
 
 
 def write(folder: Path, step: int, metric: float | None = None) -> Path:
@@ -79,6 +80,32 @@ def test_a_rank_that_does_not_come_is_waited_for_only_so_long(tmp_path: Path) ->
     assert outcome is not None
     assert "rank 1 did not write its layers" in outcome.error
     assert "within 0.05 s" in outcome.error
+
+
+def test_a_rank_that_writes_late_leaves_nothing_after_the_first_has_failed(tmp_path: Path) -> None:
+    first, second = writers(tmp_path, world=2)
+    (first.folder.staging(7) / layer_file(0)).mkdir(parents=True)  # in the way
+    first.start({0: LAYERS[0]}, replace(EXAMPLE, layers=()))
+    second.start({1: LAYERS[1]}, replace(EXAMPLE, layers=()))
+    for writer in (second, first):
+        writer.wait()
+    outcome = first.take_outcome()
+    assert outcome is not None
+    assert "directory" in outcome.error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_that_another_node_wrote_elsewhere_are_not_published(tmp_path: Path) -> None:
+    first, second = writers(tmp_path / "here", world=2)
+    second.folder = CheckpointFolder(tmp_path / "there", "0123abcd")
+    for layer, writer in enumerate((first, second)):
+        writer.start({layer: LAYERS[layer]}, replace(EXAMPLE, layers=()))
+    for writer in (second, first):
+        writer.wait()
+    outcome = first.take_outcome()
+    assert outcome is not None
+    assert "all need one run folder" in outcome.error
+    assert steps(tmp_path / "here") == []
 
 
 def test_a_run_that_has_failed_does_not_wait_for_other_ranks(tmp_path: Path) -> None:

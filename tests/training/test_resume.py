@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.faults import Fault, run_with
 from support.jobs import TINY, Job, play, run_job
 from support.pool import Pool
 from support.resumes import Ran, run_on
@@ -155,3 +156,23 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_not_resumed(pool: Pool, run_
     error = go_on(pool, run_dir).error
     assert "has no whole checkpoint" in error
     assert "start the run anew in another folder" in error
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        (Fault("pipetransformer.checkpoint.writer.write_flushed", call=4, what="fill the disk"), "No space left"),
+        (Fault("pipetransformer.checkpoint.folder.CheckpointFolder.publish", what="break the disk"), "Input/output"),
+    ],
+    ids=["full", "broken"],
+)
+def test_a_checkpoint_that_cannot_be_written_costs_a_warning(
+    pool: Pool, tmp_path: Path, stopped: Path, fault: Fault, expected: str
+) -> None:
+    job = run_with(fault, pool, 2, tmp_path / "run", *RUN, "freeze=none")
+    assert (job.error, job.summary["status"]) == ("", "completed")
+    assert job.losses == pytest.approx(Job(stopped, "").losses + job.losses[10:], rel=0, abs=1e-10)
+    assert expected in job.messages[0]
+    assert job.messages[0].endswith("the last one stays, and training goes on")
+    left = [path.name for path in (job.folder / FOLDER).glob("*")]
+    assert not [name for name in left if name.startswith(".")], "nothing half written stays"
