@@ -1,5 +1,6 @@
 """The command ``pipetransformer-train`` (or ``python train.py``), for example with ``model=bert dataset=squad``."""
 
+import gc
 import os
 import signal
 import sys
@@ -23,6 +24,8 @@ from pipetransformer.report.run_folder import write_overrides
 from pipetransformer.report.secrets import redact
 
 NO_RUN_FOLDER = ("hydra.run.dir=.",)
+SAVED = "the run is saved; give the same command with resume=auto, or resume=<folder>, to go on"
+NOT_SAVED = "the run has no checkpoint to go on from: with checkpoint=on it is saved before it stops"
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
@@ -103,10 +106,13 @@ def main() -> None:
     except OSError as error:  # Hydra makes the folder
         sys.exit(_unwritable(error))
     except Stopped as stop:
-        print("the run is saved; give the same command with resume=auto, or resume=<folder>, to go on", file=sys.stderr)
+        if _is_first_rank():
+            print(SAVED if stop.is_saved else NOT_SAVED, file=sys.stderr)
         sys.exit(stop.exit_code)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
+    finally:
+        gc.freeze()  # Python looks through all libraries at its end, which takes half a second
 
 
 def _end(error: Exception) -> NoReturn:

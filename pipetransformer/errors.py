@@ -43,15 +43,16 @@ class DamagedCheckpoint(UserError):
 
 
 class Stopped(KeyboardInterrupt):
-    """The run was asked to stop, has saved itself, and can be resumed.
+    """The run was asked to stop, and did so between two steps.
 
     Attributes:
         requeue: A scheduler asked, which starts the same command again; otherwise the user did.
+        is_saved: There is a checkpoint from which the run can be resumed.
     """
 
-    def __init__(self, requeue: bool) -> None:
+    def __init__(self, requeue: bool, is_saved: bool) -> None:
         super().__init__()
-        self.requeue = requeue
+        self.requeue, self.is_saved = requeue, is_saved
 
     @property
     def exit_code(self) -> int:

@@ -3,16 +3,20 @@
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from support.command import TIMEOUT_S, TRAIN, processes, started
 from support.jobs import TINY, Job, run_job
 from support.pool import Pool
 
+from pipetransformer import command
 from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder
 from pipetransformer.checkpoint.manifest import read_manifest
+from pipetransformer.errors import Stopped
 
 ENDLESS = (
     *TINY,
@@ -68,22 +72,40 @@ def test_an_interrupted_run_leaves_nothing_but_its_record(
     assert [plan["num_frozen"] for plan in summary["plans"]][:2] == [0, 1]
 
 
+@pytest.mark.parametrize(
+    ("rank", "is_saved", "told"), [("0", True, "the run is saved"), ("0", False, "has no checkpoint"), ("1", True, "")]
+)
+def test_the_first_rank_tells_whether_a_stopped_run_is_saved(
+    rank: str, is_saved: bool, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # set by the command
+    monkeypatch.setattr(command, "compose_and_run", mock.Mock(side_effect=Stopped(requeue=True, is_saved=is_saved)))
+    with pytest.raises(SystemExit) as ended:
+        command.main()
+    assert ended.value.code == 75
+    err = capsys.readouterr().err
+    assert told in err
+    assert bool(told) == bool(err)
+
+
 def test_a_stopped_run_goes_on_by_the_same_command_with_another_number_of_processes(tmp_path: Path) -> None:
-    command = (*ENDLESS[:-1], "epochs=12", "resume=auto")
-    with started(tmp_path, TRAIN, *command, "parallel.world_size=2") as (process, _):
+    arguments = (*ENDLESS[:-1], "epochs=12", "resume=auto")
+    with started(tmp_path, TRAIN, *arguments, "parallel.world_size=2") as (process, _):
         wait_for_a_cached_step(process)
         os.killpg(process.pid, signal.SIGUSR1)  # as Slurm warns
         _, err = process.communicate(timeout=TIMEOUT_S)
         assert process.returncode == 75, err
     stopped_at = read_manifest(CheckpointFolder(tmp_path / "run" / FOLDER).published()[-1]).step
-    with started(tmp_path, TRAIN, *command, "parallel.world_size=1") as (process, _):
+    with started(tmp_path, TRAIN, *arguments, "parallel.world_size=1") as (process, _):
         out, err = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0, err
     assert f"resumed at step {stopped_at} from" in out
     job = Job(tmp_path / "run", error="")
     assert [event["step"] for event in job.events("step")] == list(range(1, 49)), "no gap and no duplicate"
     assert (job.summary["status"], job.summary["optimizer_steps"]) == ("completed", 48)
-    with started(tmp_path, TRAIN, *command) as (process, _):
+    with started(tmp_path, TRAIN, *arguments) as (process, _):
         out, err = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0, err
     assert "nothing to resume: the run in" in out

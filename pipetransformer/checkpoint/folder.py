@@ -52,6 +52,11 @@ class CheckpointFolder:
         """Returns the folder in which a checkpoint is written."""
         return self.path / f".staging-{step:08d}-{self._token}"
 
+    @property
+    def is_there(self) -> bool:
+        """True when at least one is published."""
+        return bool(self.published())
+
     def published(self) -> list[Path]:
         """Returns the published checkpoints, the newest last."""
         if not self.path.is_dir():

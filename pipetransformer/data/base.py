@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 Plain = str | int | float | None | tuple[int, ...]
+NUM_PROBED = 64  # samples that tell other data apart
 SPLIT_SEED = 0  # of draws that do not follow the run's seed: runs with other seeds see the same data
 
 
@@ -38,6 +39,11 @@ class TextFormat:
 
     tokenizer: Any
     max_length: int
+
+
+def evenly_spaced(num: int, most: int) -> list[int]:
+    """Returns at most ``most`` of the indices 0 .. num - 1, the first and the last among them, in order."""
+    return np.unique(np.linspace(0, num - 1, most).astype(int)).tolist() if num else []
 
 
 class Split(ABC):

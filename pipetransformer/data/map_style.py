@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from pipetransformer.data.base import Data, DatasetSpec, ImageFormat, Split, TextFormat
+from pipetransformer.data.base import NUM_PROBED, Data, DatasetSpec, ImageFormat, Split, TextFormat, evenly_spaced
 from pipetransformer.data.tasks import Task
 from pipetransformer.errors import UserError
 from pipetransformer.models.base import Head
@@ -23,7 +23,6 @@ Metrics = Callable[[np.ndarray, np.ndarray], dict[str, float]]
 """Metrics from predictions (N, ...) and targets (N, ...) of all samples in order."""
 OutputShape = Callable[[tuple[int, ...]], tuple[int, ...]]
 
-NUM_PROBED = 64
 INPUTS, TARGETS = ("input_ids", "pixel_values", "input", "image"), ("labels", "label", "target")
 
 
@@ -78,7 +77,7 @@ class MapStyleSplit(Split):
 
     def quick_identity(self) -> str:
         """Returns the digest of a few samples and of their number: a user's own data set may take long to read."""
-        few = np.unique(np.linspace(0, len(self) - 1, NUM_PROBED).astype(int)).tolist()
+        few = evenly_spaced(len(self), NUM_PROBED)
         return blake2b(f"{len(self)} {self._digest(few)}".encode(), digest_size=16).hexdigest()
 
     def inputs(self, ids: Sequence[int], num_tokens: int | None, epoch: int = 0) -> Tensor:

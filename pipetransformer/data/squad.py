@@ -42,6 +42,7 @@ class Squad(DatasetSpec):
     eval_fraction: float = 0.2
 
     modality: ClassVar[str] = "text"
+    libraries: ClassVar[tuple[str, ...]] = ("torchmetrics.functional.text",)
 
     def check(self) -> None:
         super().check()

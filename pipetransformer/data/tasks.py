@@ -66,7 +66,7 @@ def _classification(head: Head, metrics: tuple[str, ...]) -> Task:
         head,
         cross_entropy,
         partial(_one_per_sample, head.num_outputs),
-        partial(compute_metrics, metrics, num_classes=head.num_outputs),
+        partial(compute_metrics, metrics),
     )
 
 
@@ -118,41 +118,30 @@ def span_cross_entropy(output: Tensor, targets: Tensor) -> Tensor:
     return (start + end) / 2
 
 
-def compute_metrics(
-    names: tuple[str, ...], predictions: np.ndarray, targets: np.ndarray, num_classes: int = 1
-) -> dict[str, float]:
+def compute_metrics(names: tuple[str, ...], predictions: np.ndarray, targets: np.ndarray) -> dict[str, float]:
     """Computes the named metrics in order, over all samples at once.
 
     Args:
-        names: Of ``accuracy``, ``f1`` (of class 1), ``matthews``, ``pearson``, ``spearman``.
+        names: Of ``accuracy``, ``f1`` (of class 1), and the correlations ``matthews``, ``pearson`` and ``spearman``,
+            which are 0 where all predictions or all targets are equal.
         predictions: Classes or values, shape (N,).
         targets: The same for the truth, shape (N,).
-        num_classes: Number of classes; without meaning for the two correlations.
     """
-    import torch
-    from torchmetrics.functional import classification as classes
-    from torchmetrics.functional import regression as correlations
+    from scipy import stats
+    from sklearn import metrics
 
     assert predictions.shape == targets.shape, (predictions.shape, targets.shape)
-    pair = torch.from_numpy(predictions), torch.from_numpy(targets)
-    values = pair[0].double(), pair[1].double()
-    functions: dict[str, Callable[[], Any]] = {
-        "accuracy": lambda: classes.multiclass_accuracy(*pair, num_classes, average="micro"),
-        "f1": lambda: classes.binary_f1_score(*pair),
-        "matthews": lambda: _matthews(predictions, targets),
-        "pearson": lambda: correlations.pearson_corrcoef(*values),
-        "spearman": lambda: correlations.spearman_corrcoef(*values),
+    functions: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
+        "accuracy": metrics.accuracy_score,
+        "f1": lambda truth, guess: metrics.f1_score(truth, guess, zero_division=0.0),
+        "matthews": metrics.matthews_corrcoef,
+        "pearson": lambda truth, guess: stats.pearsonr(truth, guess).statistic,
+        "spearman": lambda truth, guess: stats.spearmanr(truth, guess).statistic,
     }
-    return {name: float(functions[name]()) for name in names}
-
-
-def _matthews(predictions: np.ndarray, targets: np.ndarray) -> float:
-    """Computes Matthews' correlation, 0 where one class is all that is predicted or true; torchmetrics' is not."""
-    from sklearn.metrics import matthews_corrcoef
-
-    if min(len(np.unique(predictions)), len(np.unique(targets))) == 1:
-        return 0.0
-    return float(matthews_corrcoef(targets, predictions))
+    values = targets.astype(np.float64), predictions.astype(np.float64)
+    is_constant = min(len(np.unique(each)) for each in values) == 1
+    zero = {"matthews", "pearson", "spearman"} if is_constant else {}
+    return {name: 0.0 if name in zero else float(functions[name](*values)) for name in names}
 
 
 def answer_scores(answers: Sequence[str], right: Sequence[Sequence[str]]) -> dict[str, float]:

@@ -20,14 +20,15 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder
 from pipetransformer.config.names import in_options
 from pipetransformer.config.schema import Config
 from pipetransformer.errors import Stopped, UserError
 from pipetransformer.launch import failures, forkserver, rendezvous
 from pipetransformer.report.run_folder import SUMMARY, write_json
+from pipetransformer.training.interrupt import SAME_S, SIGNALS
 
 NOISY = ("torch.distributed.elastic", "torch.multiprocessing", "torch.distributed.launcher")
-SAME_S = 1.0  # a terminal sends one to the ranks, too, which take what follows so soon for the same
 STOPPED = ("interrupted", "requeue")
 Summary = dict[str, Any]
 
@@ -53,9 +54,7 @@ def run_here(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | 
         summary = run_job(config, run_dir, plain, sweep)
     except UserError as error:
         raise UserError(in_options(error)) from error
-    if summary.get("status") in STOPPED:
-        raise Stopped(requeue=summary["status"] == "requeue")
-    return summary
+    return _unless_stopped(summary, run_dir)
 
 
 def run_workers(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | None) -> Summary:
@@ -88,10 +87,8 @@ def run_workers(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str
     folder = tempfile.TemporaryDirectory()
     with folder as name, _quiet(), _no_collector(), _main_not_imported(config), forwarded_signals() as came:
         try:
-            summary: Summary = elastic_launch(settings, _run_rank)(config, run_dir, plain, sweep, Path(name))[0]
-            if summary["status"] in STOPPED:
-                raise Stopped(requeue=summary["status"] == "requeue")
-            return summary
+            summaries = elastic_launch(settings, _run_rank)(config, run_dir, plain, sweep, Path(name))
+            return _unless_stopped(summaries[0], run_dir)
         except ChildFailedError as error:
             if came:  # before the first step, or a second time
                 ending["status"] = "interrupted"
@@ -106,7 +103,15 @@ def run_workers(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str
             ending["status"] = "interrupted"
             raise KeyboardInterrupt from error
         finally:
-            _record(run_dir / SUMMARY, ending)
+            if ending:
+                _record(run_dir / SUMMARY, ending)
+
+
+def _unless_stopped(summary: Summary, run_dir: Path) -> Summary:
+    """Returns the summary of a run that came to its end."""
+    if summary.get("status") in STOPPED:
+        raise Stopped(summary["status"] == "requeue", CheckpointFolder(run_dir / FOLDER).is_there)
+    return summary
 
 
 @contextmanager
@@ -127,7 +132,7 @@ def forwarded_signals() -> Iterator[list[float]]:
         if came[-1] - came[0] > SAME_S:
             raise KeyboardInterrupt  # a second one, whatever the ranks are busy with
 
-    before = {each: signal.signal(each, forward) for each in forkserver.SIGNALS}
+    before = {each: signal.signal(each, forward) for each in SIGNALS}
     try:
         yield came
     finally:
@@ -183,10 +188,12 @@ def _quiet() -> Iterator[None]:
 def _no_collector() -> Iterator[None]:
     """Turns the garbage collector off: on the thread of elastic's timer it would join that thread and deadlock."""
     gc.disable()
+    gc.freeze()  # the libraries, so that the collection at the end takes no time
     try:
         yield
     finally:
         gc.collect()
+        gc.unfreeze()
         gc.enable()
 
 
@@ -212,7 +219,5 @@ def _main_not_imported(config: Config) -> Iterator[None]:
 def _record(file: Path, ending: dict[str, str]) -> None:
     """Writes how a run ended where rank 0 could not: it was killed, or knows only that another rank had ended."""
     told = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    if not ending:
-        return
     if not told or ("error" in ending and told["status"] in ("interrupted", "failed")):
         write_json(file, told | ending)

@@ -21,10 +21,11 @@ from functools import cache
 from multiprocessing import forkserver, util
 from pathlib import Path
 
-PRELOAD = ("pipetransformer.launch.parent_death", "pipetransformer.training.run", "torchmetrics.functional")
+from pipetransformer.training.interrupt import SIGNALS
+
+PRELOAD = ("pipetransformer.launch.parent_death", "pipetransformer.training.run", "scipy.stats", "sklearn.metrics")
 GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 DEFAULT_CPU_PROCESSES = 2
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 def start_method(device: str) -> str:

@@ -2,6 +2,7 @@
 
 import os
 import re
+from functools import lru_cache
 from typing import TypeVar
 
 HIDDEN = "***"
@@ -35,7 +36,7 @@ def redact(value: T) -> T:
     return _redact(value, _known())
 
 
-def _redact(value: T, known: list[str]) -> T:
+def _redact(value: T, known: tuple[str, ...]) -> T:
     new: object = value
     if isinstance(value, str):
         new = _redact_text(value, known)
@@ -46,19 +47,25 @@ def _redact(value: T, known: list[str]) -> T:
     return new  # type: ignore[return-value]
 
 
-def _redact_named(name: object, value: object, known: list[str]) -> object:
+def _redact_named(name: object, value: object, known: tuple[str, ...]) -> object:
     is_secret = isinstance(value, str) and value and _WHOLE_NAME.match(str(name))
     return HIDDEN if is_secret else _redact(value, known)
 
 
-def _redact_text(text: str, known: list[str]) -> str:
+@lru_cache(maxsize=4096)  # the same few names stand in the record of every step
+def _redact_text(text: str, known: tuple[str, ...]) -> str:
     for secret in known:
         text = text.replace(secret, HIDDEN)
     text = _NAMED.sub(rf"\g<name>{HIDDEN}", text)
     return _SHAPES.sub(HIDDEN, _USER_IN_URL.sub(rf"\g<name>{HIDDEN}@", text))
 
 
-def _known() -> list[str]:
+def _known() -> tuple[str, ...]:
     """Returns the secrets of the environment, longer ones first: one may be part of another."""
-    found = {each for name, each in os.environ.items() if _IN_ENVIRONMENT.search(name) and len(each) >= MIN_LENGTH}
-    return sorted(found, key=len, reverse=True)
+    found = {each for name, each in os.environ.items() if _holds_secret(name) and len(each) >= MIN_LENGTH}
+    return tuple(sorted(found, key=len, reverse=True))
+
+
+@lru_cache(maxsize=1024)
+def _holds_secret(variable: str) -> bool:
+    return _IN_ENVIRONMENT.search(variable) is not None

@@ -54,12 +54,13 @@ class Checkpoints:
         self._options, self._config, self._timeline = config.checkpoint, config, timeline
         self._runtime, self._about, self._report, self._run_dir = runtime, about, report, run_dir
         token = _shared_token()
-        folder, store = CheckpointFolder(run_dir / FOLDER, token), PrefixStore(f"checkpoints/{token}", own_store())
+        store = PrefixStore(f"checkpoints/{token}", own_store())
+        self.folder = CheckpointFolder(run_dir / FOLDER, token)
         retention = Retention(self._options.keep, self._options.keep_best)
         world = dist.get_rank(), dist.get_world_size()
-        self._writer = CheckpointWriter(folder, retention, *world, config.parallel.timeout_s, store)
+        self._writer = CheckpointWriter(self.folder, retention, *world, config.parallel.timeout_s, store)
         if dist.get_rank() == 0:
-            folder.discard()  # of a run that was killed
+            self.folder.discard()  # of a run that was killed
         self._started_s = self._saved_s = time.monotonic()
         self._figures = {"num_saved": 0, "wait_seconds": 0.0, "write_seconds": 0.0, "bytes": 0}
 
@@ -95,7 +96,7 @@ class Checkpoints:
             layers=(),
             train=state.state_dict(),
             log_bytes=log.stat().st_size if log.is_file() else 0,
-            sample_ids=self._sample_ids(state),
+            sample_ids=next_batch_digest(state, self._timeline, self._config.seed),
             metric=metric if metric is not None and math.isfinite(metric) else None,
             seconds=self._about["seconds"] + time.monotonic() - self._started_s,
             **{name: value for name, value in self._about.items() if name != "seconds"},
@@ -103,10 +104,6 @@ class Checkpoints:
         self._writer.start({layer: (stack[layer].prefix, tensors) for layer, tensors in copies.items()}, manifest)
         self._saved_s = time.monotonic()
         self._figures["wait_seconds"] += time.perf_counter() - start
-
-    def _sample_ids(self, state: TrainState) -> str:
-        """Returns a digest of the next global batch's sample ids; empty at the end of the run."""
-        return next_batch_digest(state, self._timeline, self._config.seed)
 
     def report_written(self) -> None:
         """Reports a checkpoint whose writing has ended, on rank 0."""
@@ -174,11 +171,11 @@ def about_run(config: Config, components: RunComponents, report: Reporter, run_d
     return {
         "settings": settings_of(config),
         "overrides": redact(read_overrides(run_dir)),
-        "data": data_digest(components.data.train),
+        "data": data_digest(components.data.train) if resumed is None else resumed.data,
         "cache": {"storage": config.cache.storage, "path": config.cache.path} if config.cache.enabled else {},
         "versions": library_versions(),
         "logger": report.identity(),
-        "seconds": 0.0 if resumed is None else resumed.manifest.seconds,
+        "seconds": 0.0 if resumed is None else resumed.checkpoint.manifest.seconds,
     }
 
 

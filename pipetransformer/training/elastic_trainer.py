@@ -24,7 +24,7 @@ from pipetransformer.optim.base import OptimizerSpec
 from pipetransformer.report.reporter import Reporter
 from pipetransformer.report.run_folder import EVENT_LOG, SUMMARY, JsonLines, write_json
 from pipetransformer.training.build import prepare
-from pipetransformer.training.resume import cut_log, wanted_checkpoint
+from pipetransformer.training.resume import wanted_checkpoint
 from pipetransformer.training.trainer import Callback, Trainer
 from pipetransformer.training.world import open_world
 
@@ -151,8 +151,6 @@ class ElasticTrainer(Trainer):
             self._has_failed = False
             closing.callback(lambda: self.checkpoints.close(give_up=self._has_failed))
             self.start()
-            if checkpoint is not None and self.rank == 0:
-                cut_log(folder / EVENT_LOG, checkpoint.manifest.log_bytes)
             self.freeze_at_start()
             self.cache_again()
             closing.callback(self.cache_session.release)

@@ -12,7 +12,7 @@ from types import FrameType
 
 QUIT = signal.SIGINT
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-SAME_S = 1.0  # a terminal and the launcher may both send what the user has sent once
+SAME_S = 1.0  # a terminal sends a signal to the launcher and to the ranks, and the launcher forwards it
 
 _requested: signal.Signals | None = None
 _at_s = 0.0

@@ -10,21 +10,20 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch.distributed as dist
 
 from pipetransformer.checkpoint.folder import FOLDER, check_files, open_checkpoints
 from pipetransformer.checkpoint.manifest import LayerFile, Manifest
 from pipetransformer.checkpoint.source import CheckpointLayers
 from pipetransformer.config.schema import Config
-from pipetransformer.data.base import Data, Split
+from pipetransformer.data.base import Data, Split, evenly_spaced
 from pipetransformer.errors import DamagedCheckpoint, UserError
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.report.secrets import redact
 
 NUM_TARGETS = 1024  # of them the data's digest counts; its identity counts every input
 NEUTRAL = (
-    "parallel", "cache", "checkpoint", "resume", "launch", "logger", "log_every_s", "log_every_steps", "trace",
+    "parallel", "cache", "checkpoint", "resume", "logger", "log_every_s", "log_every_steps", "trace",
     "eval_every_epochs", "overwrite", "targets",
 )  # fmt: skip
 """Options and sections that do not change a result: topology, bookkeeping, and where things are kept."""
@@ -55,13 +54,12 @@ class Resumed:
 
     Attributes:
         layers: Give the optimizer state to the first transition.
-        notes: Newer checkpoints that were passed over, each with the reason.
+        data: Digest of the training data.
     """
 
-    folder: Path
-    manifest: Manifest
+    checkpoint: Checkpoint
     layers: CheckpointLayers
-    notes: tuple[str, ...]
+    data: dict[str, Any]
 
 
 def resume(checkpoint: Checkpoint, config: Config, data: Data, stack: LayerStack) -> Resumed:
@@ -70,13 +68,14 @@ def resume(checkpoint: Checkpoint, config: Config, data: Data, stack: LayerStack
     Raises:
         UserError: The checkpoint was written with other settings or data, or is of another model.
     """
-    check_settings(checkpoint, config, data_digest(data.train))
+    digest = data_digest(data.train)
+    check_settings(checkpoint, config, digest)
     layers = CheckpointLayers(checkpoint.folder, checkpoint.manifest, stack)
     stack.source = layers.weights
     for index in range(len(stack)):
         if stack[index].has_storage:  # a user's own stack, which is trained in place
             stack.load_again(index)
-    return Resumed(checkpoint.folder, checkpoint.manifest, layers, checkpoint.notes)
+    return Resumed(checkpoint, layers, digest)
 
 
 def wanted_checkpoint(config: Config, run_dir: Path) -> Checkpoint | None:
@@ -192,7 +191,7 @@ def _show(settings: Mapping[str, Any], name: str) -> str:
 
 def data_digest(split: Split) -> dict[str, Any]:
     """Returns the digest of the training samples in their order, and their number."""
-    ids = np.unique(np.linspace(0, len(split) - 1, NUM_TARGETS).astype(int)).tolist()
+    ids = evenly_spaced(len(split), NUM_TARGETS)
     digest = blake2b(split.quick_identity().encode(), digest_size=16)
     digest.update(split.targets(ids).double().numpy().tobytes())
     return {"train": digest.hexdigest(), "num_samples": len(split)}

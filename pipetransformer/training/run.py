@@ -21,10 +21,10 @@ from pipetransformer.errors import Diverged, NotSaved, Stopped
 from pipetransformer.models.base import ModelSpec
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.report.reporter import EventName, Reporter, open_report
-from pipetransformer.report.run_folder import EVENT_LOG, MODEL, SUMMARY, share_files, write_json
+from pipetransformer.report.run_folder import MODEL, SUMMARY, share_files, write_json
 from pipetransformer.training import interrupt
 from pipetransformer.training.build import prepare
-from pipetransformer.training.resume import cut_log, wanted_checkpoint
+from pipetransformer.training.resume import wanted_checkpoint
 from pipetransformer.training.trainer import Trainer
 from pipetransformer.training.world import LocalRank, open_world
 
@@ -106,7 +106,7 @@ def _train(trainer: Trainer, run_dir: Path) -> dict[str, Any]:
         for _ in trainer:
             pass
         status = "completed"
-    except Stopped as stop:  # saved, by all ranks
+    except Stopped as stop:
         status = "requeue" if stop.requeue else "interrupted"
     except KeyboardInterrupt:
         status = "interrupted"
@@ -129,9 +129,9 @@ def _report_start(trainer: Trainer, run_dir: Path) -> None:
     resumed = components.resumed
     event: EventName = "start" if resumed is None else "resume"
     about: dict[str, Any] = {}
-    if resumed is not None and dist.get_rank() == 0:
-        lost = cut_log(run_dir / EVENT_LOG, resumed.manifest.log_bytes)
-        about = {"step": trainer.state.step, "checkpoint": str(resumed.folder), "num_steps_lost": lost}
+    if resumed is not None:
+        folder, lost = resumed.checkpoint.folder, trainer.num_steps_lost
+        about = {"step": trainer.state.step, "checkpoint": str(folder), "num_steps_lost": lost}
     trainer.report.write(
         event,
         **about,
@@ -150,8 +150,6 @@ def _report_start(trainer: Trainer, run_dir: Path) -> None:
         reason=record.reason,
         cache=components.cache_setup.outlook(components.planner.profile, components.train.source),
     )
-    for note in () if resumed is None else resumed.notes:
-        trainer.report.write("warning", message=f"a newer checkpoint is passed over: {note}")
 
 
 def _finish(trainer: Trainer, run_dir: Path, status: str, error: str | None) -> dict[str, Any]:

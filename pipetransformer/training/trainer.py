@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from pipetransformer.autodp.sampler import batch_ids, epoch_order
 from pipetransformer.autopipe.plan import Plan
@@ -20,6 +21,7 @@ from pipetransformer.planning.state import TrainState
 from pipetransformer.planning.timeline import Timeline
 from pipetransformer.report.format import BestMetric
 from pipetransformer.report.reporter import Reporter
+from pipetransformer.report.run_folder import EVENT_LOG
 from pipetransformer.runtime.elastic import NO_REQUESTS, ElasticRuntime, Requests, StepResult
 from pipetransformer.runtime.groups import broadcast_from_rank0
 from pipetransformer.training import interrupt
@@ -27,6 +29,7 @@ from pipetransformer.training.build import RunComponents
 from pipetransformer.training.cache_session import CacheSession
 from pipetransformer.training.checkpoints import Checkpoints, about_run, next_batch_digest
 from pipetransformer.training.evaluate import evaluate
+from pipetransformer.training.resume import cut_log
 from pipetransformer.training.tracer import Tracer
 from pipetransformer.training.transitions import Transitions
 
@@ -59,11 +62,12 @@ class Trainer:
     Args:
         components: Data, model, planner, cache and runtime of this rank.
         report: Receives the events of the run.
-        run_dir: Folder of the traces.
+        run_dir: Folder of the event log, checkpoints and traces.
         callbacks: Called on every rank.
 
     Attributes:
         state: Everything that the run has to know to go on.
+        num_steps_lost: Logged steps after the checkpoint from which the run went on; known on rank 0.
     """
 
     def __init__(
@@ -93,6 +97,7 @@ class Trainer:
         self.checkpoints = Checkpoints(
             config, self.runtime, self.timeline, about_run(config, components, report, run_dir), report, run_dir
         )
+        self._run_dir, self.num_steps_lost = run_dir, 0
         self._last: StepResult | None = None  # the requests of its ranks hold after the next step
         self._order: tuple[int, np.ndarray] | None = None  # of the epoch that the loader is set to
         self._prefetching = False  # the cache knows which batches come
@@ -109,11 +114,16 @@ class Trainer:
         if resumed is None:
             self._transitions.start(self.components.first)
             return
-        self.state.load_state_dict(resumed.manifest.train)
-        num_frozen = self.state.num_frozen
-        self._transitions.start(self.planner.resumed(num_frozen), resumed.layers)
+        manifest = resumed.checkpoint.manifest
+        self.state.load_state_dict(manifest.train)
+        self._transitions.start(self.planner.resumed(self.state.num_frozen), resumed.layers)
         expected = next_batch_digest(self.state, self.timeline, self.config.seed)
-        assert resumed.manifest.sample_ids == expected, "the next batch is the one that would have followed"
+        is_allowed = bool(self.config.resume.allow)  # for example another batch size
+        assert is_allowed or manifest.sample_ids == expected, "the next batch is the one that would have followed"
+        if dist.get_rank() == 0:
+            self.num_steps_lost = cut_log(self._run_dir / EVENT_LOG, manifest.log_bytes)
+        for note in resumed.checkpoint.notes:
+            self.report.write("warning", message=f"a newer checkpoint is passed over: {note}")
 
     def cache_again(self) -> None:
         """Goes to the plan with the cache, where a resumed run has frozen blocks."""
@@ -134,7 +144,7 @@ class Trainer:
 
         Raises:
             Diverged: Loss or gradient is not finite, on every rank alike.
-            Stopped: A signal asked for it; the run is saved.
+            Stopped: A signal asked for it; the run is saved, unless checkpoints are off or cannot be written.
         """
         with interrupt.deferred():
             while self.state.step < self.timeline.num_steps:
@@ -168,7 +178,7 @@ class Trainer:
         self.checkpoints.report_written()
         if stops and self.state.step < self.timeline.num_steps:
             self.checkpoints.wait()
-            raise Stopped(requeue=asked.requeue)
+            raise Stopped(asked.requeue, self.checkpoints.folder.is_there)
 
     def _main_metric(self) -> float | None:
         """Returns the main metric of the first evaluation split, as it was last measured."""

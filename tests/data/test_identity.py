@@ -300,3 +300,13 @@ def test_pictures_without_a_stamp_are_told_apart_by_their_pixels() -> None:
     stored, drawn = from_arrays(images, np.zeros(NUM_TRAIN)), [image[..., None] for image in images]
     assert from_list(drawn, np.zeros(NUM_TRAIN)).identity() == stored.identity()
     assert from_arrays(random_pictures(2), np.zeros(NUM_TRAIN)).identity() != stored.identity()
+
+
+def test_the_quick_identity_of_pictures_follows_them_to_another_folder_and_tells_others_apart(tmp_path: Path) -> None:
+    for folder, changed in (("here", 1), ("there", 1), ("other", 2)):
+        (tmp_path / folder).mkdir()
+        write_pictures(tmp_path / folder, changed, 0)
+    splits = [HubImages(path=str(tmp_path / name)).load(COLOUR).train for name in ("here", "there", "other")]
+    here, there, other = (split.quick_identity() for split in splits)
+    assert here == there != other
+    assert splits[0].identity() != splits[1].identity(), "which goes by names and times"

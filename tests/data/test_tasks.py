@@ -20,7 +20,7 @@ GUESS = np.array([1, 0, 0, 1, 1])  # 2 true and 1 false positives, 1 true and 1 
 
 
 def test_classification_metrics_by_hand() -> None:
-    found = compute_metrics(("accuracy", "f1", "matthews"), GUESS, TRUTH, num_classes=2)
+    found = compute_metrics(("accuracy", "f1", "matthews"), GUESS, TRUTH)
     expected = {"accuracy": 3 / 5, "f1": 2 / 3, "matthews": (2 * 1 - 1 * 1) / np.sqrt(3 * 3 * 2 * 2)}
     assert found == pytest.approx(expected, abs=1e-6)
     assert [*found] == ["accuracy", "f1", "matthews"]
@@ -31,7 +31,7 @@ def test_classification_metrics_by_hand() -> None:
 @pytest.mark.parametrize("predicted", [0, 1])
 def test_one_class_for_everything_has_no_correlation_with_the_truth(ones: int, total: int, predicted: int) -> None:
     truth = (np.arange(total) < ones).astype(np.int64)
-    found = compute_metrics(("matthews",), np.full(total, predicted), truth, num_classes=2)
+    found = compute_metrics(("matthews",), np.full(total, predicted), truth)
     assert found == {"matthews": 0.0}
 
 
@@ -41,9 +41,16 @@ def test_correlations_by_hand() -> None:
     assert found == pytest.approx({"pearson": np.corrcoef(values, truth)[0, 1], "spearman": 0.8}, abs=1e-6)
 
 
+@pytest.mark.parametrize("constant", [0, 1])
+def test_what_is_constant_correlates_with_nothing(constant: int) -> None:
+    pair = [np.array([1.0, 2.0, 3.0]), np.array([1.0, 4.0, 2.0])]
+    pair[constant] = np.full(3, 2.5)
+    assert compute_metrics(("pearson", "spearman"), *pair) == {"pearson": 0.0, "spearman": 0.0}
+
+
 def test_every_sample_must_be_predicted() -> None:
     with pytest.raises(AssertionError):
-        compute_metrics(("accuracy",), GUESS[:-1], TRUTH, num_classes=2)
+        compute_metrics(("accuracy",), GUESS[:-1], TRUTH)
 
 
 NUM_SAMPLES, NUM_TOKENS = 4, 7

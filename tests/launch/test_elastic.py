@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.jobs import loaded
 
-from pipetransformer.errors import Diverged, InfeasiblePlan, StaleStore, StoreFailed, Unwritable, UserError
+from pipetransformer.errors import Diverged, InfeasiblePlan, StaleStore, Stopped, StoreFailed, Unwritable, UserError
 from pipetransformer.launch import elastic, failures
 
 CLOSED = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1"
@@ -138,3 +138,16 @@ def test_how_a_run_ended_is_recorded_where_rank_0_could_not_tell(
         file.write_text(json.dumps(told))
     elastic._record(file, ending)
     assert json.loads(file.read_text()) == recorded
+
+
+@pytest.mark.parametrize(("status", "exit_code"), [("requeue", 75), ("interrupted", 130)])
+def test_a_run_that_was_stopped_is_saved_where_it_has_a_checkpoint(tmp_path: Path, status: str, exit_code: int) -> None:
+    found = []
+    for _ in range(2):
+        with pytest.raises(Stopped) as stopped:
+            elastic._unless_stopped({"status": status}, tmp_path)
+        assert stopped.value.exit_code == exit_code
+        found.append(stopped.value.is_saved)
+        (tmp_path / "checkpoints/step-00000008").mkdir(parents=True, exist_ok=True)
+    assert found == [False, True]
+    assert elastic._unless_stopped({"status": "completed"}, tmp_path) == {"status": "completed"}

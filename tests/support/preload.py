@@ -15,11 +15,12 @@ LIBRARIES = (
     "support.observations",
     "support.trainings",
     "datasets",
+    "scipy.stats",
     "sklearn.datasets",
+    "sklearn.metrics",
     "sklearn.model_selection",
     "timm",
     "torch.distributed.pipelining",
-    "torchmetrics.functional",
     "transformers.models.bert.modeling_bert",
 )
 

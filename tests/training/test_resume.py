@@ -131,6 +131,12 @@ def test_settings_that_change_the_result_are_refused_and_others_are_taken(pool: 
     assert allowed.events("step")[8]["lr"] == pytest.approx(2 * allowed.events("step")[7]["lr"] * 12 / 13)
 
 
+def test_another_batch_size_is_taken_where_it_is_allowed(pool: Pool, run_dir: Path) -> None:
+    job = go_on(pool, run_dir, "batch_size=17", "resume.allow=[batch_size]")
+    assert job.error == ""
+    assert job.events("step")[-1]["epoch"] == 5
+
+
 def test_other_data_are_refused(pool: Pool, run_dir: Path) -> None:
     manifest = CheckpointFolder(run_dir / FOLDER).published()[-1] / MANIFEST
     read = read_manifest(manifest.parent)
