@@ -1,13 +1,19 @@
 """What tests of every room share."""
 
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 from support.cases import write_config
 from support.pool import Pool
+
+# threads that wait for each other spin, and take the cores from the ranks of the test beside this one
+os.environ["OMP_NUM_THREADS"] = "1"  # of started processes
+torch.set_num_threads(1)
 
 SLOW = [HealthCheck.too_slow]
 settings.register_profile("patient", deadline=None, suppress_health_check=SLOW)  # time is the machine's affair

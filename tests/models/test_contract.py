@@ -106,8 +106,14 @@ def family(request: pytest.FixtureRequest) -> Family:
     return request.param
 
 
-def build(spec: ModelSpec, family: Family, seed: int = 0) -> LayerStack:
-    return spec.build(family.head, family.input_shape, seed)
+BUILT: dict[str, LayerStack] = {}
+
+
+def build(family: Family, folder: Folder) -> LayerStack:
+    """A copy of the family's stack of seed 0, which is built once: that takes longer than most tests."""
+    if name_of(family) not in BUILT:
+        BUILT[name_of(family)] = family.spec(folder).build(family.head, family.input_shape, seed=0)
+    return deepcopy(BUILT[name_of(family)])
 
 
 def state_of(stack: LayerStack) -> dict[str, Tensor]:
@@ -119,7 +125,7 @@ def test_a_stack_computes_what_the_saved_original_computes(
 ) -> None:
     torch.manual_seed(0)
     spec = family.spec(encoder_folder)
-    stack = build(spec, family).double().eval()
+    stack = build(family, encoder_folder).double().eval()
     inputs, context = family.batch()
     spec.save(stack, state_of(stack), tmp_path)
     original = family.original(tmp_path).double().eval()
@@ -143,7 +149,7 @@ def test_the_layers_states_together_are_the_original_state(
     family: Family, encoder_folder: Folder, tmp_path: Path
 ) -> None:
     spec = family.spec(encoder_folder)
-    stack = build(spec, family)
+    stack = build(family, encoder_folder)
     spec.save(stack, state_of(stack), tmp_path)
 
     original = family.original(tmp_path).state_dict()
@@ -154,10 +160,10 @@ def test_the_layers_states_together_are_the_original_state(
 
 def test_a_saved_folder_is_a_pretrained_model(family: Family, encoder_folder: Folder, tmp_path: Path) -> None:
     spec = family.spec(encoder_folder)
-    stack = build(spec, family, seed=1)
+    stack = build(family, encoder_folder)
     spec.save(stack, state_of(stack), tmp_path)
 
-    again = state_of(build(type(spec)(name=str(tmp_path), pretrained=True), family, seed=2))
+    again = state_of(type(spec)(name=str(tmp_path), pretrained=True).build(family.head, family.input_shape, seed=2))
 
     assert all(torch.equal(tensor, again[name]) for name, tensor in state_of(stack).items())
 
@@ -166,11 +172,11 @@ def test_the_seed_alone_decides_the_weights_and_the_callers_draws_are_left_alone
     family: Family, encoder_folder: Folder
 ) -> None:
     spec = family.spec(encoder_folder)
-    first = state_of(build(spec, family, seed=3))
+    first = state_of(build(family, encoder_folder))
     before = torch.get_rng_state()
     torch.rand(1)
     torch.set_rng_state(before)
-    second, other = state_of(build(spec, family, seed=3)), state_of(build(spec, family, seed=4))
+    second, other = (state_of(spec.build(family.head, family.input_shape, seed)) for seed in (0, 1))
 
     assert torch.equal(torch.get_rng_state(), before)
     assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
@@ -178,7 +184,7 @@ def test_the_seed_alone_decides_the_weights_and_the_callers_draws_are_left_alone
 
 
 def test_hidden_shape_is_the_shape_between_all_layers(family: Family, encoder_folder: Folder) -> None:
-    stack = build(family.spec(encoder_folder), family).double()
+    stack = build(family, encoder_folder).double()
     hidden, context = family.batch()
     expected = stack.hidden_shape(hidden)
 
@@ -188,7 +194,7 @@ def test_hidden_shape_is_the_shape_between_all_layers(family: Family, encoder_fo
 
 
 def test_a_copy_stands_on_its_own(family: Family, encoder_folder: Folder) -> None:
-    stack = build(family.spec(encoder_folder), family).double().eval()
+    stack = build(family, encoder_folder).double().eval()
     inputs, context = family.batch()
     twin = deepcopy(stack)
     expected = stack(inputs, **context)
@@ -199,7 +205,7 @@ def test_a_copy_stands_on_its_own(family: Family, encoder_folder: Folder) -> Non
 
 
 def test_a_new_stack_trains(family: Family, encoder_folder: Folder) -> None:
-    assert all(module.training for module in build(family.spec(encoder_folder), family).modules())
+    assert all(module.training for module in build(family, encoder_folder).modules())
 
 
 @pytest.mark.parametrize("pretrained", [False, True])
@@ -207,7 +213,7 @@ def test_a_meta_stack_has_no_storage_and_a_layer_loaded_alone_has_the_weights_th
     pretrained: bool, family: Family, encoder_folder: Folder, tmp_path: Path
 ) -> None:
     spec = family.spec(encoder_folder)
-    whole = build(spec, family)
+    whole = build(family, encoder_folder)
     if pretrained:
         spec.save(whole, state_of(whole), tmp_path)
         spec = type(spec)(name=str(tmp_path))
