@@ -1,6 +1,5 @@
 """The command ``pipetransformer-train`` (or ``python train.py``), for example with ``model=bert dataset=squad``."""
 
-import gc
 import os
 import signal
 import sys
@@ -111,8 +110,6 @@ def main() -> None:
         sys.exit(stop.exit_code)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
-    finally:
-        gc.freeze()  # Python looks through all libraries at its end, which takes half a second
 
 
 def _end(error: Exception) -> NoReturn:

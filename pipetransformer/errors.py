@@ -60,6 +60,30 @@ class Stopped(KeyboardInterrupt):
         return 75 if self.requeue else 130
 
 
+class RankLost(UserError):
+    """Ranks were killed: the machine took them, not an error of the run.
+
+    Attributes:
+        num_lost: Ranks that were killed first.
+    """
+
+    def __init__(self, message: str, num_lost: int) -> None:
+        super().__init__(message)
+        self.num_lost = num_lost
+
+
+class RankFailed(RuntimeError):
+    """A rank ended with an error that is none of :class:`UserError`.
+
+    Attributes:
+        line: The error without its trace.
+    """
+
+    def __init__(self, message: str, line: str) -> None:
+        super().__init__(message)
+        self.line = line
+
+
 class Unwritable(UserError, OSError):
     """The folder of the cache's stores cannot be written."""
 

@@ -53,9 +53,10 @@ class CheckpointFolder:
         return self.path / f".staging-{step:08d}-{self._token}"
 
     @property
-    def is_there(self) -> bool:
-        """True when at least one is published."""
-        return bool(self.published())
+    def newest_step(self) -> int | None:
+        """Step of the newest published checkpoint; ``None`` where there is none."""
+        published = self.published()
+        return _step_of(published[-1]) if published else None
 
     def published(self) -> list[Path]:
         """Returns the published checkpoints, the newest last."""
@@ -105,8 +106,12 @@ class CheckpointFolder:
 
     def _remove(self, path: Path) -> None:
         """Removes a published checkpoint: unpublished first, so that a crash leaves none that is half there."""
-        hidden = path.rename(self.staging(int(path.name.rpartition("-")[2])))
+        hidden = path.rename(self.staging(_step_of(path)))
         shutil.rmtree(hidden, ignore_errors=True)
+
+
+def _step_of(published: Path) -> int:
+    return int(published.name.rpartition("-")[2])
 
 
 def write_flushed(path: Path, content: bytes | memoryview) -> None:

@@ -18,31 +18,13 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from pipetransformer.config.arguments import explain_key, first_line, read_arguments, unknown_key
 from pipetransformer.config.names import in_options
-from pipetransformer.config.schema import (
-    CONF,
-    Cache,
-    Checkpointing,
-    Config,
-    Parallel,
-    Resume,
-    SimulationConfig,
-    StaticPipeline,
-    Targets,
-)
+from pipetransformer.config.schema import CONF, SECTIONS, Config, SimulationConfig
 from pipetransformer.config.targets import check_targets, find_class
 from pipetransformer.config.validate import check_modality, validate
 from pipetransformer.errors import UserError
 
 SPEC_GROUPS = ("model", "dataset", "freeze", "optim", "logger")
 SIMULATION_GROUPS = ("cluster", "shape")
-SECTIONS = {
-    "parallel": Parallel,
-    "cache": Cache,
-    "checkpoint": Checkpointing,
-    "resume": Resume,
-    "pipeline": StaticPipeline,
-    "targets": Targets,
-}
 C = TypeVar("C", bound=Config)
 
 

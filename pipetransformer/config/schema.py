@@ -120,6 +120,20 @@ class Resume:
 
 
 @dataclass(frozen=True)
+class Launch:
+    """Restarts of the ranks after one of them has died.
+
+    Attributes:
+        max_restarts: Times that all ranks are started again, to go on from the last checkpoint; ``None``: 3 where
+            checkpoints are written, else 0.
+        shrink: Start again with as many ranks fewer as were killed.
+    """
+
+    max_restarts: int | None = None
+    shrink: bool = False
+
+
+@dataclass(frozen=True)
 class Targets:
     """Classes beside those of this package that a ``_target_`` may name.
 
@@ -155,6 +169,7 @@ class Config:
     cache: Cache = field(default_factory=Cache)
     checkpoint: Checkpointing = field(default_factory=Checkpointing)
     resume: Resume = field(default_factory=Resume)
+    launch: Launch = field(default_factory=Launch)
     overwrite: bool = False
     targets: Targets = field(default_factory=Targets)
     seed: int = 1
@@ -194,6 +209,18 @@ class SimulationConfig(Config):
     num_samples: int | None = None
 
 
+SECTIONS: dict[str, type] = {
+    "parallel": Parallel,
+    "cache": Cache,
+    "checkpoint": Checkpointing,
+    "resume": Resume,
+    "launch": Launch,
+    "targets": Targets,
+    "pipeline": StaticPipeline,
+}
+"""Sections whose options the schema itself types; the class of any other is what its ``_target_`` names."""
+
+
 def as_plain(config: Config) -> dict[str, Any]:
     """Returns the configuration as containers of plain values; composed again, they give the same run.
 
@@ -206,8 +233,7 @@ def _plain(value: Any) -> Any:
     if not is_dataclass(value) or isinstance(value, type):
         return value
     kind = type(value)
-    is_section = kind in (Parallel, Cache, Checkpointing, Resume, Targets)  # typed by the schema itself
-    target = {} if is_section else {"_target_": f"{kind.__module__}.{kind.__qualname__}"}
+    target = {} if kind in SECTIONS.values() else {"_target_": f"{kind.__module__}.{kind.__qualname__}"}
     return target | _lists(asdict(value))
 
 

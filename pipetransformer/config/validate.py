@@ -20,6 +20,7 @@ from pipetransformer.config.schema import (
     Cache,
     Checkpointing,
     Config,
+    Launch,
     Parallel,
     SimulationConfig,
 )
@@ -44,6 +45,7 @@ def validate(config: Config) -> None:
     _one_of("parallel.device", parallel.device, ("auto", "cpu", "cuda"))
     _check_cache(config.cache)
     _check_checkpoint(config.checkpoint)
+    _check_launch(config.launch)
     _check_arrangement(parallel)
     if parallel.schedule in REFUSED:
         raise UserError(
@@ -116,6 +118,11 @@ def _check_checkpoint(checkpoint: Checkpointing) -> None:
         value = getattr(checkpoint, name)
         if value is not None and not value >= least:
             raise UserError(f"checkpoint.{name}={value} is below {least}; checkpoint=off writes no checkpoints")
+
+
+def _check_launch(launch: Launch) -> None:
+    if launch.max_restarts is not None and launch.max_restarts < 0:
+        raise UserError(f"launch.max_restarts={launch.max_restarts} is below 0; give 0 for no restart")
 
 
 def check_modality(model: "ModelSpec", dataset: "DatasetSpec") -> None:

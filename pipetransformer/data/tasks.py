@@ -133,7 +133,7 @@ def compute_metrics(names: tuple[str, ...], predictions: np.ndarray, targets: np
     assert predictions.shape == targets.shape, (predictions.shape, targets.shape)
     functions: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
         "accuracy": metrics.accuracy_score,
-        "f1": lambda truth, guess: metrics.f1_score(truth, guess, zero_division=0.0),
+        "f1": lambda truth, guess: metrics.f1_score(truth, guess, zero_division=0.0),  # type: ignore[arg-type]
         "matthews": metrics.matthews_corrcoef,
         "pearson": lambda truth, guess: stats.pearsonr(truth, guess).statistic,
         "spearman": lambda truth, guess: stats.spearmanr(truth, guess).statistic,

@@ -23,8 +23,10 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder
 from pipetransformer.config.names import in_options
 from pipetransformer.config.schema import Config
-from pipetransformer.errors import Stopped, UserError
+from pipetransformer.errors import RankFailed, RankLost, Stopped, UserError
 from pipetransformer.launch import failures, forkserver, rendezvous
+from pipetransformer.launch.restarts import Restarts, from_checkpoint
+from pipetransformer.report.reporter import print_phase
 from pipetransformer.report.run_folder import SUMMARY, write_json
 from pipetransformer.training.interrupt import SAME_S, SIGNALS
 
@@ -50,6 +52,8 @@ def run_here(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | 
         )
     from pipetransformer.training.run import run_job  # here, for the launcher needs none of it and starts sooner
 
+    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):  # torchrun has started all ranks again
+        config = from_checkpoint(config)
     try:
         summary = run_job(config, run_dir, plain, sweep)
     except UserError as error:
@@ -68,7 +72,18 @@ def run_workers(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str
         RuntimeError: Any other failure of a rank, with its trace.
         KeyboardInterrupt: The run was interrupted.
     """
-    num_ranks = _num_ranks(config)
+    restarts = Restarts(config, run_dir, _num_ranks(config))
+    while True:
+        try:
+            return _run_once(restarts.config, restarts.num_ranks, run_dir, plain, sweep)
+        except (RankLost, RankFailed) as error:
+            if not restarts.next_after(error):
+                raise
+            print_phase(restarts.announcement(error))
+
+
+def _run_once(config: Config, num_ranks: int, run_dir: Path, plain: dict[str, Any], sweep: str | None) -> Summary:
+    """Starts the ranks and waits for their end."""
     forkserver.share_cores(num_ranks)
     settings = LaunchConfig(
         min_nodes=1,
@@ -110,7 +125,7 @@ def run_workers(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str
 def _unless_stopped(summary: Summary, run_dir: Path) -> Summary:
     """Returns the summary of a run that came to its end."""
     if summary.get("status") in STOPPED:
-        raise Stopped(summary["status"] == "requeue", CheckpointFolder(run_dir / FOLDER).is_there)
+        raise Stopped(summary["status"] == "requeue", CheckpointFolder(run_dir / FOLDER).newest_step is not None)
     return summary
 
 

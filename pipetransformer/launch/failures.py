@@ -14,7 +14,7 @@ from pathlib import Path
 from torch.distributed import DistError
 
 from pipetransformer.config.names import in_options
-from pipetransformer.errors import UserError
+from pipetransformer.errors import RankFailed, RankLost, UserError
 from pipetransformer.report.secrets import redact
 
 OWN, CONNECTION, INTERRUPT = "own", "connection", "interrupt"
@@ -86,19 +86,22 @@ def cause(folder: Path, num_ranks: int, exit_codes: dict[int, int]) -> tuple[Exc
         first = failures[0]
         if first.is_users:
             return UserError(first.text), first.text
-        return RuntimeError(f"rank {first.rank} failed: {first.text}\n{first.trace}"), first.text
+        line = f"rank {first.rank} failed: {first.text}"
+        return RankFailed(f"{line}\n{first.trace}", line), first.text
     if any(exit_codes.get(rank) == SERVER_GONE for rank in silent):
-        return UserError(SERVER_KILLED), SERVER_KILLED
+        return RankLost(SERVER_KILLED, num_lost=0), SERVER_KILLED
     if early := [rank for rank in silent if exit_codes.get(rank, 0) > 0]:
         text = f"rank {early[0]} ended with exit code {exit_codes[early[0]]} before it began; its output tells why"
         return RuntimeError(text), text
-    text = _killed(silent, exit_codes) if silent else SERVER_KILLED
-    return UserError(text), text
-
-
-def _killed(silent: list[int], exit_codes: dict[int, int]) -> str:
-    """Names the rank that a signal ended first; the launcher then ends the others, which leave no record either."""
+    if not silent:
+        return RankLost(SERVER_KILLED, num_lost=0), SERVER_KILLED
+    # a signal ended these first; the launcher then ends the others, which leave no record either
     first = [rank for rank in silent if exit_codes.get(rank, 0) < 0] or silent
+    text = _killed(first, exit_codes)
+    return RankLost(text, len(first)), text
+
+
+def _killed(first: list[int], exit_codes: dict[int, int]) -> str:
     names = {signal.Signals(-exit_codes[rank]).name for rank in first if rank in exit_codes}
     who = f"rank {first[0]}" if len(first) == 1 else f"one of the ranks {', '.join(map(str, first))}"
     by = f" by {' and '.join(sorted(names))}" if names else ""

@@ -3,7 +3,7 @@
 import gc
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import astuple, dataclass
 
@@ -25,8 +25,15 @@ from pipetransformer.runtime.engine import Engine, Objective
 from pipetransformer.runtime.fsdp import FsdpLayers, ShardedStage
 from pipetransformer.runtime.groups import RankContext, ResolvedTopology
 from pipetransformer.runtime.precision import LossScale
-from pipetransformer.runtime.resident import ResidentLayers
-from pipetransformer.runtime.snapshot import LayerSource, on_device, shard_state, snapshot
+from pipetransformer.runtime.resident import OptimizerState, ResidentLayers
+from pipetransformer.runtime.snapshot import (
+    LayerSource,
+    gather_optimizer_state,
+    load_layers,
+    on_device,
+    shard_state,
+    snapshot,
+)
 from pipetransformer.runtime.stage import FrozenForward, ParametersByLayer, Stage, eval_forward
 from pipetransformer.runtime.transfer import borrowed, gather_state_dict, send_layers
 
@@ -210,14 +217,31 @@ class ElasticRuntime:
             self._shards = FsdpLayers(self.resident, resolved.replicas)
         else:
             self.resident.load(layer for layer, ranks in enumerate(placement) if dist.get_rank() in ranks)
-        if source is None:
-            return
-        for layer in resolved.topology.layers:
-            if layer >= resolved.plan.first_active_layer:
-                state = on_device(source.optimizer_state(layer), self.device)
-                if self._shards is not None:
-                    state = shard_state(self.resident.stack[layer], state, not self._spec.is_elementwise)
-                self.resident.optimizer_state[layer] = state
+        if source is not None:
+            for layer in resolved.topology.layers:
+                if layer >= resolved.plan.first_active_layer:
+                    self._keep_state(layer, source.optimizer_state(layer))
+
+    def _keep_state(self, layer: int, whole: OptimizerState) -> None:
+        """Keeps the optimizer state of a layer for the next optimizer, this rank's shard of it with FSDP."""
+        state = on_device(whole, self.device)
+        if self._shards is not None:
+            state = shard_state(self.resident.stack[layer], state, not self._spec.is_elementwise)
+        self.resident.optimizer_state[layer] = state
+
+    def gather_optimizer_state(self) -> OptimizerState:
+        """Gathers the optimizer state on rank 0, by original name and key; empty on the others. Every rank calls it."""
+        return gather_optimizer_state(self.snapshot(), self.placement, self._shards is not None)
+
+    def load(self, weights: Mapping[str, Tensor], state: OptimizerState) -> None:
+        """Gives the layers where they are the weights and the optimizer state that rank 0 has. Every rank calls it."""
+        assert self.topology is not None, "apply a plan first"
+        if self.optimizer is not None:
+            self.optimizer.state.clear()
+        for layer, own in load_layers(self.resident, weights, state):
+            if layer in self.topology.layers and layer >= self.topology.plan.first_active_layer:
+                self._keep_state(layer, own)
+        self.resident.restore_optimizer_state(self.optimizer)
 
     def snapshot(self) -> dict[int, dict[str, Tensor]]:
         """Copies the layers that this rank writes to a checkpoint to host memory, by name. Every rank calls it."""

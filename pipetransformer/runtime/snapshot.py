@@ -7,7 +7,7 @@ Tensors have names of the original model, whatever the plan::
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -66,6 +66,57 @@ def _tensors(layer: Layer, state: State) -> Iterator[tuple[str, Tensor]]:
         own = state.get(tensor, {}) if isinstance(tensor, nn.Parameter) else {}
         for key, value in sorted(own.items()):  # ranks gather in the same order, whatever that of a file was
             yield f"{OPTIMIZER}{name}/{key}", _as_sharded(tensor, value)
+
+
+def gather_optimizer_state(
+    copies: Mapping[int, Mapping[str, Tensor]], placement: Placement, fsdp: bool
+) -> OptimizerState:
+    """Gathers the optimizer state of all ranks' snapshots on rank 0; empty on the others. Every rank calls it.
+
+    Returns:
+        Tensors by the parameter's original name and by key.
+    """
+    gathered: OptimizerState = {}
+    for layer, writer in enumerate(writers(placement, fsdp)):
+        part: list[Any] = [copies.get(layer)]
+        if writer != 0 and dist.get_rank() == writer:
+            dist.send_object_list(part, 0)
+        elif writer != 0 and dist.get_rank() == 0:
+            dist.recv_object_list(part, writer)
+        if dist.get_rank() == 0:
+            for path, tensor in part[0].items():
+                if path.startswith(OPTIMIZER):
+                    name, _, key = path.removeprefix(OPTIMIZER).rpartition("/")
+                    gathered.setdefault(name, {})[key] = tensor
+    return gathered
+
+
+@torch.no_grad()
+def load_layers(
+    resident: ResidentLayers, weights: Mapping[str, Tensor], state: OptimizerState
+) -> Iterator[tuple[int, OptimizerState]]:
+    """Copies rank 0's weights into the layers that each rank holds, a layer at a time. Every rank iterates.
+
+    Args:
+        weights: By original names; used on rank 0.
+        state: Optimizer state by original names; used on rank 0.
+
+    Yields:
+        Each layer that this rank holds, with its optimizer state by the names of its own parameters.
+    """
+    for index in range(len(resident.stack)):
+        layer = resident.stack[index]
+        names = list(layer.original_state())
+        part: list[Any] = [None]
+        if dist.get_rank() == 0:
+            part = [({name: weights[name] for name in names}, {name: state[name] for name in names if name in state})]
+        dist.broadcast_object_list(part)
+        if resident.holds(index):
+            given, state_of_layer = part[0]
+            for name, tensor in layer.tensors():
+                if name in given:  # the others are buffers that do not change
+                    tensor.copy_(_shard(tensor, given[name], keep_dtensor=True))
+            yield index, to_own_names(layer, state_of_layer)
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -182,11 +182,33 @@ class ElasticTrainer(Trainer):
         return self.checkpoints.wait_for_all()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the weights under ``model``, empty but on rank 0, and the state of the run under ``train``.
+        """Returns all that :meth:`load_state_dict` needs to go on from this step. Collective.
 
-        Collective. :class:`~pipetransformer.planning.state.TrainState` has the entries of the latter.
+        Returns:
+            Under ``model`` the weights and under ``optimizer`` the optimizer's tensors by parameter and key, both by
+            the original model's names, in host memory, and empty but on rank 0; under ``train`` the entries of
+            :class:`~pipetransformer.planning.state.TrainState`, on every rank.
         """
-        return {"model": self.runtime.weights() or {}, "train": self.state.state_dict()}
+        optimizer = self.runtime.gather_optimizer_state()
+        return {"model": self.runtime.weights() or {}, "optimizer": optimizer, "train": self.state.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from the step of a state that was taken in any world. Collective.
+
+        Layers move to a plan for the state's frozen blocks, take weights and optimizer state there, and the cache is
+        filled anew.
+
+        Args:
+            state: From :meth:`state_dict`, in a run with the same model, data, batch size and seed. Rank 0's counts.
+
+        Raises:
+            UserError: It is of another release, seed, or length of an epoch.
+        """
+        train = [state["train"]]
+        dist.broadcast_object_list(train)
+        self.go_to(train[0])
+        self.runtime.load(state["model"], state["optimizer"])
+        self.cache_again()
 
     def close(self) -> None:
         """Closes groups, cache and files. Not a collective."""

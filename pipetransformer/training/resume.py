@@ -23,7 +23,7 @@ from pipetransformer.report.secrets import redact
 
 NUM_TARGETS = 1024  # of them the data's digest counts; its identity counts every input
 NEUTRAL = (
-    "parallel", "cache", "checkpoint", "resume", "logger", "log_every_s", "log_every_steps", "trace",
+    "parallel", "cache", "checkpoint", "resume", "launch", "logger", "log_every_s", "log_every_steps", "trace",
     "eval_every_epochs", "overwrite", "targets",
 )  # fmt: skip
 """Options and sections that do not change a result: topology, bookkeeping, and where things are kept."""

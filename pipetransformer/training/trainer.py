@@ -125,10 +125,17 @@ class Trainer:
         for note in resumed.checkpoint.notes:
             self.report.write("warning", message=f"a newer checkpoint is passed over: {note}")
 
+    def go_to(self, state: dict[str, Any]) -> None:
+        """Takes over the state of another step, and goes to a plan for its frozen blocks without a cache."""
+        self._log.flush()
+        self.state.load_state_dict(state)
+        self._transitions.replace(self.planner.resumed(self.state.num_frozen).after)
+        self._last, self._order, self._prefetching = None, None, False
+
     def cache_again(self) -> None:
-        """Goes to the plan with the cache, where a resumed run has frozen blocks."""
-        is_over = self.state.step >= self.timeline.num_steps
-        if self.components.resumed and self.state.num_frozen and self.cache_session.is_on and not is_over:
+        """Goes to the plan with the cache, where a run goes on with frozen blocks."""
+        is_over, begins = self.state.step >= self.timeline.num_steps, self.state.step == 0
+        if self.state.num_frozen and self.cache_session.is_on and not (is_over or begins):
             self._follow(Decision(self.state.num_frozen, "resume", f"resumed at step {self.state.step}"))
 
     def freeze_at_start(self) -> None:
@@ -178,7 +185,7 @@ class Trainer:
         self.checkpoints.report_written()
         if stops and self.state.step < self.timeline.num_steps:
             self.checkpoints.wait()
-            raise Stopped(asked.requeue, self.checkpoints.folder.is_there)
+            raise Stopped(asked.requeue, self.checkpoints.folder.newest_step is not None)
 
     def _main_metric(self) -> float | None:
         """Returns the main metric of the first evaluation split, as it was last measured."""

@@ -4,7 +4,8 @@ import time
 
 import torch
 
-from pipetransformer.autodp.transition import Transition
+from pipetransformer.autodp.transition import Transition, next_transition
+from pipetransformer.autopipe.plan import Plan
 from pipetransformer.freeze.base import Decision
 from pipetransformer.planning.history import PlanRecord, plan_dict
 from pipetransformer.planning.planner import Planner, RemainingRun
@@ -44,6 +45,14 @@ class Transitions:
         """
         self._apply(first, source)
         self._state.history.plan(PlanRecord(first.after, self._state.step, first.reason))
+
+    def replace(self, plan: Plan) -> None:
+        """Goes to a plan that caches nothing, for a run that goes on from another step."""
+        last = self._runtime.transition
+        assert last is not None, "a run has a plan"
+        self._apply(next_transition(last, plan))
+        self._cache_session.advance_to(0, self._state.step)
+        self._state.history.plan(PlanRecord(plan, self._state.step, "goes on from another step"))
 
     def follow(self, decision: Decision, step: int) -> None:
         """Makes the transition that pays most for a decision, with the cache.

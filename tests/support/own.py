@@ -140,6 +140,35 @@ def train_own(kind: str, folder: Path, parallel: pt.Parallel, options: dict[str,
     }
 
 
+def train_from_a_state(
+    kind: str, parallel: pt.Parallel, at_most: int, before: dict[str, Any] | None, again: bool = False
+) -> tuple[list[float], dict[str, Any]]:
+    """Trains some steps from a state of another trainer, or anew; with ``again`` twice from where it began.
+
+    Returns:
+        The losses, and the state after them.
+    """
+    model, data = model_and_data(kind)
+    losses = []
+    with pt.ElasticTrainer(
+        model, loss=loss, train=data, evaluation={"dev": data}, optimizer=OPTIMIZER, batch_size=BATCH_SIZE,
+        epochs=EPOCHS, seed=SEED, parallel=parallel, precision="float64",
+        freeze=pt.FixedSchedule(num_frozen=[1, 2], interval=1 / 3),
+    ) as trainer:  # fmt: skip
+        if before is not None:
+            trainer.load_state_dict(before if trainer.rank == 0 else {**before, "model": {}, "optimizer": {}})
+        for _ in range(1 + again):
+            begun, losses = trainer.state_dict(), []
+            for step in trainer:
+                losses.append(step.loss)
+                if len(losses) == at_most:
+                    break
+            after = trainer.state_dict()
+            if again:
+                trainer.load_state_dict(begun)
+    return losses, after
+
+
 def train_plainly() -> tuple[list[float], dict[str, Tensor]]:
     """The losses and weights of the sequential model by a plain loop in float64, with the same blocks frozen."""
     model, data = sequential().double(), Tokens()

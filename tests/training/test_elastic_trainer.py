@@ -8,7 +8,7 @@ import pytest
 import timm
 import torch
 from safetensors.torch import load_file
-from support.own import EPOCHS, model_and_data, refused, train_own, train_plainly, with_batch_norm
+from support.own import EPOCHS, model_and_data, refused, train_from_a_state, train_own, train_plainly, with_batch_norm
 from support.pool import Pool
 from transformers import AutoModelForSequenceClassification
 
@@ -32,6 +32,39 @@ def test_an_own_model_trains_as_by_a_plain_loop(pool: Pool, tmp_path: Path, worl
         assert seen["saved"].keys() == (weights.keys() if rank == 0 else set())
         for name, tensor in seen["model"].items():  # every rank's model has the trained weights
             torch.testing.assert_close(tensor, weights[name].float(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("elastic", "one process"), ("one process", "two stages"), ("fsdp", "two replicas"), ("two stages", "fsdp")],
+)
+@pytest.mark.parametrize("step", [3, 6, 9])
+def test_a_state_goes_on_in_another_world(pool: Pool, step: int, first: str, second: str) -> None:
+    whole, _ = pool.run(1, train_from_a_state, "encoder", pt.Parallel(), 12, None)[0]
+    losses, state = pool.run(
+        *ARRANGEMENTS[first][:1], train_from_a_state, "encoder", ARRANGEMENTS[first][1], step, None
+    )[0]
+    assert state["train"]["num_frozen"] == (step - 1) // 4
+    world, parallel = ARRANGEMENTS[second]
+    for more, end in pool.run(world, train_from_a_state, "encoder", parallel, 12, state):
+        assert losses + more == pytest.approx(whole, rel=0, abs=1e-10)
+        assert end["train"]["step"] == 12
+
+
+@pytest.mark.parametrize("name", ["elastic", "fsdp"])
+def test_a_trainer_goes_back_to_an_earlier_state(pool: Pool, name: str) -> None:
+    world, parallel = ARRANGEMENTS[name]
+    whole, _ = pool.run(1, train_from_a_state, "encoder", pt.Parallel(), 12, None)[0]
+    _, state = pool.run(world, train_from_a_state, "encoder", parallel, 3, None)[0]
+    for losses, _ in pool.run(world, train_from_a_state, "encoder", parallel, 7, state, True):
+        assert losses == pytest.approx(whole[3:10], rel=0, abs=1e-10)
+
+
+def test_without_its_optimizer_state_a_run_goes_another_way(pool: Pool) -> None:
+    whole, _ = pool.run(1, train_from_a_state, "encoder", pt.Parallel(), 12, None)[0]
+    _, state = pool.run(1, train_from_a_state, "encoder", pt.Parallel(), 6, None)[0]
+    losses, _ = pool.run(1, train_from_a_state, "encoder", pt.Parallel(), 12, state | {"optimizer": {}})[0]
+    assert losses != pytest.approx(whole[6:], rel=0, abs=1e-10)
 
 
 @pytest.mark.parametrize("name", ["two replicas", "two stages"])

@@ -1,0 +1,67 @@
+"""Restarts of a run whose ranks died: whether, with how many ranks, and from which step."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder
+from pipetransformer.config.schema import Config
+from pipetransformer.errors import RankFailed, RankLost
+
+DEFAULT_RESTARTS = 3
+
+
+class Restarts:
+    """The restarts that a run has left.
+
+    Args:
+        config: Of the run.
+        run_dir: The run folder, which is looked at for checkpoints.
+        num_ranks: Ranks of the first start.
+
+    Attributes:
+        config: With which the ranks are to be started.
+        num_ranks: Ranks to be started.
+    """
+
+    def __init__(self, config: Config, run_dir: Path, num_ranks: int) -> None:
+        self.config, self.num_ranks = config, num_ranks
+        self._folder, self._num_done, self._last = CheckpointFolder(run_dir / FOLDER), 0, ("", -1)
+        limit = config.launch.max_restarts
+        self._limit = limit if limit is not None else DEFAULT_RESTARTS if config.checkpoint.enabled else 0
+
+    @property
+    def step(self) -> int:
+        """Step of the newest checkpoint; 0 where there is none."""
+        return self._folder.newest_step or 0
+
+    def next_after(self, error: RankLost | RankFailed) -> bool:
+        """Returns whether the ranks are started again, and prepares it.
+
+        An error that is no accident ends the run: one before the first checkpoint, or the same one as before at the
+        same step.
+        """
+        if self._num_done == self._limit:
+            return False
+        if isinstance(error, RankFailed):
+            if self.step == 0 or self._last == (error.line, self.step):
+                return False
+            self._last = error.line, self.step
+        elif self.config.launch.shrink:
+            self.num_ranks = max(1, self.num_ranks - error.num_lost)
+        self._num_done += 1
+        self.config = from_checkpoint(self.config)
+        if self.config.parallel.world_size is not None:
+            self.config = replace(self.config, parallel=replace(self.config.parallel, world_size=self.num_ranks))
+        return True
+
+    def announcement(self, error: RankLost | RankFailed) -> str:
+        """Returns the line that tells of the restart."""
+        cause = error.line if isinstance(error, RankFailed) else str(error).partition(",")[0]
+        start = f"from step {self.step:,}" if self.step else "from the beginning"
+        count = f"{self.num_ranks} process" + "es" * (self.num_ranks != 1)
+        return f"{cause}; restart {self._num_done} of {self._limit} with {count}, {start}"
+
+
+def from_checkpoint(config: Config) -> Config:
+    """Returns the configuration of a run that goes on from its newest checkpoint, or starts where there is none."""
+    return replace(config, resume=replace(config.resume, run="auto"))

@@ -1,0 +1,67 @@
+"""Whether, with how many ranks and from where a run starts again after a rank has died."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.jobs import TINY, loaded
+
+from pipetransformer.checkpoint.folder import FOLDER
+from pipetransformer.config.schema import Checkpointing, Launch
+from pipetransformer.errors import RankFailed, RankLost
+from pipetransformer.launch.restarts import Restarts
+
+LOST = RankLost("rank 1 was killed by SIGKILL, perhaps for want of memory; lower batch_size", num_lost=2)
+FAILED = RankFailed("rank 0 failed: ValueError: no\nTraceback ...", "rank 0 failed: ValueError: no")
+
+
+def restarts(folder: Path, launch: Launch | None = None, num_ranks: int = 4, writes: bool = True) -> Restarts:
+    config = loaded(*TINY, f"parallel.world_size={num_ranks}")
+    checkpoint = Checkpointing(enabled=writes)
+    return Restarts(replace(config, launch=launch or Launch(), checkpoint=checkpoint), folder, num_ranks)
+
+
+def save(folder: Path, step: int) -> None:
+    (folder / FOLDER / f"step-{step:08d}").mkdir(parents=True)
+
+
+@pytest.mark.parametrize(
+    ("launch", "writes", "number"),
+    [(None, True, 3), (None, False, 0), (Launch(max_restarts=2), True, 2), (Launch(max_restarts=1), False, 1)],
+)
+def test_a_killed_rank_is_replaced_so_many_times(tmp_path: Path, launch: Launch, writes: bool, number: int) -> None:
+    run = restarts(tmp_path, launch, writes=writes)
+    answers = [run.next_after(LOST) for _ in range(number + 1)]
+    assert answers == number * [True] + [False]
+    assert run.num_ranks == run.config.parallel.world_size == 4
+    assert run.config.resume.run == ("auto" if number else None)
+
+
+def test_the_restart_is_announced_with_its_cause_and_its_step(tmp_path: Path) -> None:
+    run = restarts(tmp_path)
+    assert run.next_after(LOST)
+    told = "rank 1 was killed by SIGKILL; restart 1 of 3 with 4 processes, from the beginning"
+    assert run.announcement(LOST) == told
+    save(tmp_path, 1200)
+    assert run.next_after(FAILED)
+    told = "rank 0 failed: ValueError: no; restart 2 of 3 with 4 processes, from step 1,200"
+    assert run.announcement(FAILED) == told
+
+
+def test_a_run_shrinks_to_the_ranks_that_remain(tmp_path: Path) -> None:
+    run = restarts(tmp_path, Launch(shrink=True))
+    sizes = []
+    while run.next_after(LOST):
+        assert run.config.parallel.world_size == run.num_ranks
+        sizes.append(run.num_ranks)
+    assert sizes == [2, 1, 1]
+
+
+def test_an_error_that_is_no_accident_ends_the_run(tmp_path: Path) -> None:
+    run = restarts(tmp_path)
+    assert not run.next_after(FAILED), "before the first checkpoint"
+    save(tmp_path, 10)
+    assert run.next_after(FAILED)
+    assert not run.next_after(FAILED), "the same at the same step"
+    save(tmp_path, 20)
+    assert run.next_after(FAILED), "the same at a later step"
