@@ -104,7 +104,7 @@ def test_a_run_killed_in_the_middle_stops_no_other(
 
 
 def command(fault: Fault, *overrides: str) -> tuple[str, ...]:
-    return FAULTY_TRAIN, json.dumps(asdict(fault)), *overrides, "parallel.world_size=2"
+    return FAULTY_TRAIN, json.dumps(asdict(fault)), *overrides, "parallel.world_size=2", "launch.max_restarts=0"
 
 
 def test_a_command_that_is_killed_can_be_given_again(

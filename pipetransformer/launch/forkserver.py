@@ -9,6 +9,7 @@ So a server process imports what ranks need while the launcher still imports its
 """
 
 import atexit
+import fcntl
 import multiprocessing
 import os
 import shutil
@@ -16,7 +17,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from multiprocessing import forkserver, util
 from pathlib import Path
@@ -24,6 +25,7 @@ from pathlib import Path
 from pipetransformer.training.interrupt import SIGNALS
 
 PRELOAD = ("pipetransformer.launch.parent_death", "pipetransformer.training.run", "scipy.stats", "sklearn.metrics")
+TEMPORARY, LOCK = "pipetransformer-", "lock"
 GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 DEFAULT_CPU_PROCESSES = 2
 
@@ -90,8 +92,24 @@ def use_one_temporary_folder() -> None:
     """Puts all temporary files of this process and its children into one folder, which is removed at exit.
 
     Torch's launcher leaves its folders behind, and forked ranks end without the clean-up that libraries registered.
+    A run that was killed leaves its folder to the next one, which finds it unlocked.
     """
-    util.get_temp_dir()  # made before and elsewhere: a socket's path has to be short; it is removed by itself
-    folder = tempfile.mkdtemp(prefix="pipetransformer-")
+    _remove_stale(Path(tempfile.gettempdir()))
+    sockets = util.get_temp_dir()  # made before and elsewhere: a socket's path has to be short; it is removed by itself
+    folder = tempfile.mkdtemp(prefix=TEMPORARY)
+    lock = os.open(os.path.join(folder, LOCK), os.O_CREAT | os.O_RDWR)  # held until this process ends
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    os.write(lock, sockets.encode())
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     os.environ["TMPDIR"] = tempfile.tempdir = folder
+
+
+def _remove_stale(parent: Path) -> None:
+    """Removes the temporary folders of runs that were killed."""
+    for lock in parent.glob(f"{TEMPORARY}*/{LOCK}"):
+        with suppress(OSError), lock.open() as file:  # it is another user's, or a run's that goes on
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            sockets = Path(file.read())
+            if sockets.parent == parent and sockets.name.startswith("pymp-"):
+                shutil.rmtree(sockets, ignore_errors=True)
+            shutil.rmtree(lock.parent, ignore_errors=True)

@@ -4,23 +4,15 @@ import os
 import signal
 from pathlib import Path
 
-from support.command import TIMEOUT_S, TRAIN, processes, started
+from support.command import TIMEOUT_S, TRAIN, forked, started
 from support.jobs import TINY, Job
 
 from pipetransformer.launch.failures import SERVER_KILLED, cause
 
 RUN = (
     *TINY, "epochs=1000", "freeze=none", "cache=off", "log_every_steps=1", "hydra.run.dir=run",
-    "parallel.world_size=2", "parallel.arrangement=data", "parallel.autodp=false",
+    "parallel.world_size=2", "parallel.arrangement=data", "parallel.autodp=false", "launch.max_restarts=0",
 )  # fmt: skip
-
-
-def forked(mark: str) -> tuple[int, list[int]]:
-    """Returns the fork server and the ranks, in their order."""
-    parents = {pid: int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in processes(mark)}
-    server = next(pid for pid in parents if b"forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes() and
-                  parents[parents[pid]] not in parents)  # fmt: skip
-    return server, sorted(pid for pid, parent in parents.items() if parent == server)
 
 
 def killed(folder: Path, whom: int | None) -> tuple[str, Job]:

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,6 +66,17 @@ def started(folder: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], 
         for pid in processes(env[MARK]):
             os.kill(pid, 9)
         process.communicate()
+
+
+def forked(mark: str) -> tuple[int, list[int]]:
+    """Returns the fork server of a command, 0 for none, and the ranks that live, in their order."""
+    parents = {}
+    for pid in processes(mark):
+        with suppress(OSError):  # it has ended meanwhile
+            parents[pid] = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    servers = [pid for pid, parent in parents.items() if parent in parents and parents[parent] not in parents]
+    server = next((pid for pid in servers if b"forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes()), 0)
+    return server, sorted(pid for pid, parent in parents.items() if server and parent == server)
 
 
 def processes(mark: str) -> list[int]:

@@ -104,11 +104,11 @@ def run_with(fault: Fault, pool: Pool, world_size: int, folder: Path, *overrides
         EOFError: It killed a process of the pool; the pool has killed the others.
     """
     folder.mkdir(parents=True)
-    errors = pool.run(world_size, _play_with, fault, overrides, folder)
+    errors = pool.run(world_size, play_with_fault, fault, overrides, folder)
     assert len(set(errors)) == 1, f"the ranks disagree: {errors}"
     return Job(folder, errors[0])
 
 
-def _play_with(fault: Fault, overrides: tuple[str, ...], folder: Path) -> str:
+def play_with_fault(fault: Fault, overrides: tuple[str, ...], folder: Path) -> str:
     with fault.injected():
         return play(overrides, folder, made_up_times=True)
