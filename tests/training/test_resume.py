@@ -1,7 +1,9 @@
 """A run that stops and goes on in another world ends as if it had never stopped."""
 
+import os
 import shutil
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -14,12 +16,14 @@ from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder
 from pipetransformer.checkpoint.manifest import MANIFEST, layer_file, read_manifest
 from pipetransformer.report.run_folder import EVENT_LOG
 
+IS_WHOLE = "RESUME_MATRIX" in os.environ  # as by make resume-matrix
+EPOCHS = 16 if IS_WHOLE else 5
 RUN = (
     *TINY, "model.options={patch_size: 4, embed_dim: 16, depth: 4, num_heads: 2, proj_drop_rate: 0.1}",
-    "epochs=5", "precision=float64", "optim.lr=0.01", "optim.clip_norm=0.5", "freeze.interval=0.2",
+    f"epochs={EPOCHS}", "precision=float64", "optim.lr=0.01", "optim.clip_norm=0.5", "freeze.interval=0.2",
 )  # fmt: skip
-PREFIXES = [1, 2, 3, 1]  # at steps 4, 8, 12 and 16 of 20: three times more, then fewer
-STEPS = 20
+PREFIXES = [1, 2, 3, 1]  # at a fifth of the steps each: three times more, then fewer
+STEPS = 4 * EPOCHS
 WORLDS = {
     "elastic": (2, ()),
     "elastic of four": (4, ()),
@@ -44,14 +48,22 @@ def stopped_at(whole: Path, step: int, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("step", "world"),
+CELLS = (
     [
         (1, "one process"), (2, "sharded"), (3, "data"), (4, "pipeline"), (5, "elastic of four"), (7, "one process"),
         (8, "sharded"), (9, "data"), (10, "elastic"), (11, "pipeline"), (12, "elastic of four"), (13, "sharded"),
         (14, "data"), (15, "one process"), (16, "elastic"), (17, "pipeline"), (18, "elastic of four"), (19, "elastic"),
-    ],
+    ]
 )  # fmt: skip
+if IS_WHOLE:
+    WORLDS |= {
+        f"{arrangement} of {num_ranks}": (num_ranks, (f"parallel={arrangement}",))
+        for num_ranks, arrangement in product(range(1, 5), ("elastic", "data", "pipeline", "sharded"))
+    }
+    CELLS = [(step, world) for step in range(1, 61) for world in WORLDS if " of " in world and world[-1].isdigit()]
+
+
+@pytest.mark.parametrize(("step", "world"), CELLS)
 def test_a_run_goes_on_in_any_world_as_if_it_had_never_stopped(
     pool: Pool, tmp_path: Path, whole: tuple[Path, Ran], step: int, world: str
 ) -> None:
