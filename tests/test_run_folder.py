@@ -1,13 +1,14 @@
 """One run from the command line, and all that it leaves behind."""
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import yaml
-from support.command import Ended, train
+from support.command import Ended, command, train
 from support.jobs import TINY, Job, loaded, run_job
 from support.pool import Pool
 from support.texts import SENTENCES, text_run, write_encoder, write_table
@@ -22,6 +23,11 @@ PLAN = {
     "step", "num_frozen", "cache_level", "stages", "num_replicas", "num_microbatches", "schedule",
     "transition_seconds", "reason",
 }  # fmt: skip
+
+
+def saved(folder: Path, name: str, *arguments: str) -> Ended:
+    """Runs ``pipetransformer-<name>`` in a folder."""
+    return command(folder, sys.executable, "-c", f"from pipetransformer.saved import {name}; {name}()", *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -120,3 +126,44 @@ def test_what_is_printed_tells_the_run(ended: Ended) -> None:
     assert f"transition at step {NUM_STEPS // 2}" in ended.out
     assert "model: run/model  (timm.create_model('local-dir:run/model', pretrained=True))" in ended.out
     assert "Traceback" not in ended.err
+
+
+def test_the_card_gives_the_command(job: Job) -> None:
+    card = (job.folder / "model/README.md").read_text()
+    assert "pipetransformer-train logger=none" in card
+    assert "optim.lr=0.005" in card
+
+
+def test_the_run_is_scored_by_a_command(folder: Path, job: Job, tmp_path: Path) -> None:
+    out = f"out={tmp_path / 'scores'}"
+    ended = saved(folder, "evaluate", "run=run", "split=test,train", "predictions=true", out)
+    assert ended.code == 0, ended.err
+    accuracy = job.summary["metrics"]["test"]["accuracy"]
+    step = job.summary["optimizer_steps"]
+    assert ended.out.splitlines()[0] == f"test: accuracy {accuracy:.6g} (40 samples), the model of step {step}"
+    assert {path.name for path in (tmp_path / "scores").iterdir()} == {"metrics.json", "test.jsonl", "train.jsonl"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "give the folder of a run by run=<folder>"),
+        (["outputs/x"], "write options as run=<value>, not outputs/x; --help lists them"),
+        (["run=nowhere"], "run=nowhere is no run folder: it has no config.yaml; give the folder of one run"),
+        (["run=run", "stp=5"], "stp does not exist; did you mean step?"),
+    ],
+)
+def test_a_command_for_a_saved_run_explains_a_wrong_option_in_a_line(
+    folder: Path, job: Job, arguments: list[str], words: str
+) -> None:
+    ended = saved(folder, "export", *arguments)
+    assert ended.code == 1
+    assert words in ended.err
+    assert len(ended.err.splitlines()) == 1
+
+
+def test_the_commands_for_saved_runs_have_help(tmp_path: Path) -> None:
+    for name in ("export", "evaluate"):
+        ended = saved(tmp_path, name, "--help")
+        assert ended.code == 0
+        assert f"  pipetransformer-{name} run=<folder>" in ended.out

@@ -7,6 +7,7 @@ adding one takes its file and its YAML, nothing here.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from hydra import compose, initialize_config_dir
@@ -15,6 +16,7 @@ from hydra.errors import CompactHydraException
 from hydra.utils import instantiate
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
+from yaml import YAMLError
 
 from pipetransformer.config.arguments import explain_key, first_line, read_arguments, unknown_key
 from pipetransformer.config.names import in_options
@@ -109,6 +111,24 @@ def load(node: DictConfig, kind: type[C] = Config) -> C:
     except CompactHydraException as error:
         raise UserError(in_options(error.__cause__ or error)) from None
     return config
+
+
+def read_config(file: Path, overrides: Sequence[str] = ()) -> Config:
+    """Reads the settings of a run, which :func:`~pipetransformer.config.schema.write_config` wrote.
+
+    Args:
+        file: ``config.yaml`` of the run folder.
+        overrides: Other values for some of its options, as ``dataset.path=...``.
+
+    Raises:
+        UserError: The file is damaged, or an option does not exist.
+    """
+    try:
+        node = OmegaConf.load(file)
+        merged = OmegaConf.merge(node, OmegaConf.from_dotlist(list(overrides)))
+    except (OmegaConfBaseException, YAMLError, ValueError) as error:
+        raise UserError(f"{file} or an option cannot be read: {first_line(error)}") from None
+    return load(cast("DictConfig", merged))
 
 
 def build_plain(cls: type, node: DictConfig) -> Any:

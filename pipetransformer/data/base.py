@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -105,6 +105,12 @@ class Split(ABC):
 
         Classes (N,), values (N,), or for question answering the best spans (N, k, 3) as [start, end, score].
         """
+
+    def rows(self, predictions: np.ndarray) -> Iterator[dict[str, Any]]:
+        """Yields the predictions of :meth:`score` sample by sample, as plain values beside the targets."""
+        targets = self.targets(range(len(self))).tolist()
+        for index, (prediction, target) in enumerate(zip(predictions.tolist(), targets, strict=True)):
+            yield {"id": index, "prediction": prediction, "target": target}
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -64,6 +64,11 @@ class SquadSplit(TextSplit):
     def score(self, predictions: np.ndarray) -> dict[str, float]:
         right = [question.answers for question in self.questions]
         return self.task.score(self.answers(predictions), right)
+
+    def rows(self, predictions: np.ndarray) -> Iterator[dict[str, Any]]:
+        """Yields the answer to each question beside the right ones."""
+        for question, answer in zip(self.questions, self.answers(predictions), strict=True):
+            yield {"id": question.id, "prediction": answer, "target": list(question.answers)}
 
     def answers(self, predictions: np.ndarray) -> list[str]:
         """Returns the text that answers each question, best over its windows; empty for none.

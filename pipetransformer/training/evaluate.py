@@ -12,15 +12,19 @@ Predictions = list[tuple[np.ndarray, np.ndarray]]
 
 def evaluate(runtime: ElasticRuntime, loader: BatchLoader, batch_size: int) -> dict[str, float]:
     """Computes the metrics of a split under the current plan, equal on every rank. Collective."""
+    predictions = predict_all(runtime, loader, batch_size)
+    scores = [{} if predictions is None else loader.split.score(predictions)]
+    dist.broadcast_object_list(scores)
+    return scores[0]
+
+
+def predict_all(runtime: ElasticRuntime, loader: BatchLoader, batch_size: int) -> np.ndarray | None:
+    """Computes the predictions of a split's samples in their order, on rank 0; ``None`` on the others. Collective."""
     own = _predictions(runtime, loader, batch_size)
     rank, world = dist.get_rank(), dist.get_world_size()
     gathered: list[Predictions] | None = [[] for _ in range(world)] if rank == 0 else None
     dist.gather_object(own, gathered)
-    scores: list[dict[str, float]] = [{}]
-    if gathered is not None:
-        scores = [_score(loader, [part for parts in gathered for part in parts])]
-    dist.broadcast_object_list(scores)
-    return scores[0]
+    return None if gathered is None else _in_order(loader, [part for parts in gathered for part in parts])
 
 
 def _predictions(runtime: ElasticRuntime, loader: BatchLoader, batch_size: int) -> Predictions:
@@ -38,7 +42,7 @@ def _predictions(runtime: ElasticRuntime, loader: BatchLoader, batch_size: int) 
     return own
 
 
-def _score(loader: BatchLoader, parts: Predictions) -> dict[str, float]:
+def _in_order(loader: BatchLoader, parts: Predictions) -> np.ndarray:
     ids = np.concatenate([part[0] for part in parts])
     assert len(ids) == len(loader.split) == len(np.unique(ids)), "every sample is counted once"
-    return loader.split.score(np.concatenate([part[1] for part in parts])[np.argsort(ids)])
+    return np.concatenate([part[1] for part in parts])[np.argsort(ids)]

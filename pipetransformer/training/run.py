@@ -17,11 +17,12 @@ from torch import Tensor
 from pipetransformer.autocache.buffer import GIB
 from pipetransformer.config.names import in_options
 from pipetransformer.config.schema import Config
-from pipetransformer.errors import Diverged, NotSaved, Stopped
+from pipetransformer.errors import Diverged, NotSaved, Stopped, UserError
 from pipetransformer.models.base import ModelSpec
 from pipetransformer.models.stack import LayerStack
+from pipetransformer.report.card import write_card
 from pipetransformer.report.reporter import EventName, Reporter, open_report
-from pipetransformer.report.run_folder import MODEL, SUMMARY, share_files, write_json
+from pipetransformer.report.run_folder import CONFIG, MODEL, SUMMARY, share_files, write_json
 from pipetransformer.training import interrupt
 from pipetransformer.training.build import prepare
 from pipetransformer.training.resume import wanted_checkpoint
@@ -177,8 +178,17 @@ def _save_weights(trainer: Trainer, run_dir: Path, state: dict[str, Tensor], sum
             trainer.report.write("summary", **summary)
             raise
     else:
+        if (run_dir / CONFIG).is_file():  # by the command
+            _write_card(trainer, run_dir, folder)
         if folder.parent != run_dir:
             trainer.report.write("warning", message=f"the model is in {folder}: {run_dir} has no room for it")
+
+
+def _write_card(trainer: Trainer, run_dir: Path, folder: Path) -> None:
+    try:
+        write_card(run_dir, folder)
+    except (OSError, UserError) as error:
+        trainer.report.write("warning", message=f"the saved model has no card: {error}")
 
 
 def places(run_dir: Path) -> list[Path]:

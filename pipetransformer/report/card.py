@@ -1,0 +1,70 @@
+"""The card of a saved model: what it was made from, how well it does, and how to make it again."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pipetransformer.report.run_folder import Run, library_versions, read_overrides, read_run
+from pipetransformer.report.secrets import redact
+
+CARD = "README.md"
+
+
+def write_card(run_dir: Path, model_dir: Path, step: int | None = None) -> None:
+    """Writes the card beside a saved model, from the record of its run.
+
+    Args:
+        run_dir: The run folder.
+        model_dir: The saved model.
+        step: Step of the weights; ``None``: the end of the run.
+
+    Raises:
+        UserError: The run folder is damaged.
+    """
+    run = read_run(run_dir)
+    lines = redact("\n".join(_lines(run, read_overrides(run_dir), step)))
+    (model_dir / CARD).write_text(lines + "\n", encoding="utf-8")
+
+
+def _lines(run: Run, overrides: list[str] | None, step: int | None) -> Iterator[str]:
+    start, config = run.start, run.config
+    library = "timm" if "timm" in config["model"]["_target_"] else "transformers"
+    yield from ("---", f"library_name: {library}", f"datasets: [{start['dataset']}]", "---", "")
+    yield from (f"# {start['model']} on {start['dataset']}", "")
+    yield f"Fine-tuned with layers frozen from the bottom up, {start['num_parameters']:,} parameters."
+    yield from ("", "| | |", "|---|---|")
+    for label, value in _rows(run, step):
+        yield f"| {label} | {value} |"
+    yield from ("", "## Freezing", "", "| step | frozen blocks | why |", "|---|---|---|")
+    for decision in run.events["decision"]:
+        if step is None or decision["step"] <= step:
+            yield f"| {decision['step']} | {decision['num_frozen']} of {start['num_blocks']} | {decision['reason']} |"
+    yield from ("", "## Made with", "")
+    if overrides is None:
+        yield "A script that called `pipetransformer`; its settings are in the run's config.yaml."
+    else:
+        yield f"    pipetransformer-train {shlex.join(overrides)}".rstrip()
+    yield ""
+    yield from (f"    {name}=={version}" for name, version in sorted(library_versions().items()))
+
+
+def _rows(run: Run, step: int | None) -> Iterator[tuple[str, str]]:
+    config, start = run.config, run.start
+    evaluations = [each for each in run.events["evaluate"] if step is None or each["step"] <= step]
+    latest = {each["split"]: each for each in evaluations}
+    for split, each in latest.items():
+        metrics = ", ".join(f"{name} {value:.4f}" for name, value in each["metrics"].items() if value is not None)
+        yield f"{split}, {each['num_samples']:,} samples", f"{metrics} at step {each['step']:,}"
+    yield "data", _data(config["dataset"], start["dataset"])
+    yield "step", f"{start['num_steps'] if step is None else step:,} of {start['num_steps']:,}"
+    yield "batch size, epochs, seed", f"{config['batch_size']}, {config['epochs']}, {config['seed']}"
+    yield "precision", config["precision"]
+    yield "freeze policy", config["freeze"]["_target_"].rpartition(".")[2]
+
+
+def _data(spec: dict[str, Any], name: str) -> str:
+    limits = [f"{key}={spec[key]}" for key in ("max_train_samples", "max_eval_samples") if spec.get(key) is not None]
+    return " ".join([name, *limits])

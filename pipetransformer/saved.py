@@ -1,0 +1,128 @@
+"""The commands ``pipetransformer-export`` and ``pipetransformer-evaluate``, for the folder of a run."""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+from pipetransformer.config.arguments import explain, unknown_key
+from pipetransformer.config.compose import read_config
+from pipetransformer.config.schema import Config
+from pipetransformer.errors import UserError
+from pipetransformer.report.run_folder import CONFIG
+from pipetransformer.report.secrets import redact
+
+EXPORT_HELP = """\
+Writes the model of a run, or of one of its checkpoints, as timm or transformers load it, with a model card.
+
+  pipetransformer-export run=outputs/2026-01-31/12-00-00
+  pipetransformer-export run=<folder> step=1200 out=my-model
+
+  run=<folder>    the run folder
+  step=<number>   step of a checkpoint; by default the newest one that is whole
+  out=<folder>    where to, an empty or new folder; by default <run folder>/export
+  Further options are the run's, for data that has moved: dataset.path=..."""
+EVALUATE_HELP = """\
+Scores the model of a run, or of one of its checkpoints, in one process; prints the metrics and writes metrics.json.
+
+  pipetransformer-evaluate run=outputs/2026-01-31/12-00-00
+  pipetransformer-evaluate run=<folder> dataset.path=<other data> predictions=true
+
+  run=<folder>       the run folder
+  step=<number>      step of a checkpoint; by default the newest one that is whole, or the saved model
+  split=<names>      splits to score, separated by commas; by default those that the run evaluates
+  predictions=true   write <split>.jsonl, one line for each sample
+  out=<folder>       where to; by default <run folder>/evaluation
+  Further options are the run's: dataset.path=..., dataset.max_eval_samples=..., batch_size=..."""
+
+
+OF_THE_RUN = {each.name for each in fields(Config)}
+
+
+@dataclass
+class Options:
+    """Options of the commands, as given."""
+
+    run: str = ""
+    step: str = ""
+    out: str = ""
+    split: str = ""
+    predictions: str = "false"
+    overrides: list[str] = field(default_factory=list)
+
+
+def export() -> None:
+    """Runs ``pipetransformer-export``."""
+    _run(EXPORT_HELP, ("run", "step", "out"), _export)
+
+
+def evaluate() -> None:
+    """Runs ``pipetransformer-evaluate``."""
+    _run(EVALUATE_HELP, ("run", "step", "out", "split", "predictions"), _evaluate)
+
+
+def _run(text: str, names: Sequence[str], do: Callable[[Options], None]) -> None:
+    if {"-h", "--help"} & {*sys.argv}:
+        sys.exit(print(text))
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        do(_options(sys.argv[1:], names))
+    except UserError as error:
+        sys.exit(redact(explain(error)))
+    except OSError as error:
+        sys.exit(redact(f"{error.filename}: {error.strerror}; name another folder by out="))
+
+
+def _options(arguments: Sequence[str], names: Sequence[str]) -> Options:
+    options = Options()
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        if not equals:
+            raise UserError(f"write options as {names[0]}=<value>, not {argument}; --help lists them")
+        if name in names:
+            setattr(options, name, value)
+        elif "." not in name and name not in OF_THE_RUN:
+            raise UserError(unknown_key(name, names))
+        else:
+            options.overrides.append(argument)
+    if not options.run:
+        raise UserError("give the folder of a run by run=<folder>")
+    if not (Path(options.run) / CONFIG).is_file():
+        raise UserError(f"run={options.run} is no run folder: it has no {CONFIG}; give the folder of one run")
+    if options.step and not options.step.isdecimal():
+        raise UserError(f"step={options.step} is no number of a step")
+    if options.predictions not in ("true", "false"):
+        raise UserError(f"predictions={options.predictions} is neither true nor false")
+    return options
+
+
+def _export(options: Options) -> None:
+    from pipetransformer.training.saved_run import export, open_saved
+
+    run_dir = Path(options.run)
+    folder = Path(options.out or run_dir / "export")
+    saved = open_saved(run_dir, read_config(run_dir / CONFIG, options.overrides), _step(options))
+    export(saved, run_dir, folder)
+    print(f"{_named(saved.step)} is in {folder}")
+
+
+def _evaluate(options: Options) -> None:
+    from pipetransformer.training.saved_run import open_saved, score
+
+    run_dir = Path(options.run)
+    folder = Path(options.out or run_dir / "evaluation")
+    saved = open_saved(run_dir, read_config(run_dir / CONFIG, options.overrides), _step(options))
+    names = [name for name in options.split.split(",") if name]
+    for split, metrics in score(saved, names, folder, options.predictions == "true").items():
+        shown = ", ".join(f"{name} {value:.6g}" for name, value in metrics.items() if name != "num_samples")
+        print(f"{split}: {shown} ({metrics['num_samples']:,} samples), {_named(saved.step)}")
+    print(f"written to {folder}")
+
+
+def _step(options: Options) -> int | None:
+    return int(options.step) if options.step else None
+
+
+def _named(step: int | None) -> str:
+    return "the saved model" if step is None else f"the model of step {step:,}"

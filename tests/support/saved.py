@@ -1,0 +1,22 @@
+"""What the commands for saved runs do, in a world of one process that is open."""
+
+from pathlib import Path
+from typing import Any
+
+from pipetransformer.config.compose import read_config
+from pipetransformer.config.schema import CONFIG
+from pipetransformer.training.saved_run import export, open_saved, score
+
+
+def exported(run_dir: Path, step: int | None, folder: Path) -> int | None:
+    saved = open_saved(run_dir, read_config(run_dir / CONFIG), step)
+    export(saved, run_dir, folder)
+    return saved.step
+
+
+def scored(
+    run_dir: Path, step: int | None, names: list[str], folder: Path, with_predictions: bool,
+    overrides: tuple[str, ...] = (),
+) -> dict[str, dict[str, Any]]:  # fmt: skip
+    saved = open_saved(run_dir, read_config(run_dir / CONFIG, overrides), step)
+    return score(saved, names, folder, with_predictions)

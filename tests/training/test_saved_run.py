@@ -1,0 +1,121 @@
+"""A run's model, exported and scored after the run."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file
+from support.jobs import TINY, Job, loaded, run_job
+from support.pool import Pool
+from support.saved import exported, scored
+from support.texts import text_run, write_encoder, write_table
+
+from pipetransformer.config.compose import read_config
+from pipetransformer.config.schema import CONFIG, write_config
+from pipetransformer.errors import UserError
+from pipetransformer.training.saved_run import export, open_saved, splits
+
+RUN = (*TINY, "freeze=schedule", "freeze.num_frozen=[1]", "freeze.interval=0.5", "checkpoint.every_steps=2",
+       "checkpoint.keep=9", "epochs=3")  # fmt: skip
+
+
+def recorded(pool: Pool, folder: Path, world: int, *overrides: str) -> Job:
+    """A run with the record of its settings that the command writes."""
+    job = run_job(pool, world, folder, *overrides)
+    assert job.error == ""
+    write_config(loaded(*overrides), folder)
+    return job
+
+
+@pytest.fixture(scope="module")
+def job(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    return recorded(pool, tmp_path_factory.mktemp("saved") / "run", 2, *RUN)
+
+
+def test_the_newest_checkpoint_is_exported_as_the_run_saved_it(pool: Pool, job: Job, tmp_path: Path) -> None:
+    assert pool.run(1, exported, job.folder, None, tmp_path / "out") == [12]
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (tmp_path / "out", job.folder / "model"))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+    assert timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True) is not None
+
+
+def test_an_earlier_checkpoint_is_exported_and_scored_as_it_was(pool: Pool, job: Job, tmp_path: Path) -> None:
+    assert pool.run(1, exported, job.folder, 4, tmp_path / "out") == [4]
+    last = load_file(job.folder / "model" / "model.safetensors")
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    assert any(not torch.equal(tensor, last[name]) for name, tensor in found.items())
+    (results,) = pool.run(1, scored, job.folder, 4, [], tmp_path / "scores", False)
+    (then,) = (event for event in job.events("evaluate") if event["step"] == 4)
+    assert results["test"] == {**then["metrics"], "num_samples": 40}
+
+
+def test_scores_are_those_of_the_run_and_predictions_give_them(pool: Pool, job: Job, tmp_path: Path) -> None:
+    (results,) = pool.run(1, scored, job.folder, None, ["test", "train"], tmp_path, True)
+    assert results["test"] == {**job.summary["metrics"]["test"], "num_samples": 40}
+    for split, count in (("test", 40), ("train", 64)):
+        rows = [json.loads(line) for line in (tmp_path / f"{split}.jsonl").read_text().splitlines()]
+        assert [row["id"] for row in rows] == list(range(count))
+        assert np.mean([row["prediction"] == row["target"] for row in rows]) == results[split]["accuracy"]
+    written = json.loads((tmp_path / "metrics.json").read_text())
+    assert written == {"step": 12, "dataset": "digits", "splits": results}
+
+
+def test_a_run_without_checkpoints_is_scored_by_its_saved_model(pool: Pool, tmp_path: Path) -> None:
+    job = recorded(pool, tmp_path / "run", 1, *RUN, "checkpoint=off")
+    (results,) = pool.run(1, scored, job.folder, None, [], tmp_path / "scores", False)
+    assert results["test"] == {**job.summary["metrics"]["test"], "num_samples": 40}
+
+
+def test_texts_are_scored_on_other_data(pool: Pool, tmp_path: Path) -> None:
+    for folder, labels in (("here", [0, 1] * 8), ("there", [1, 1, 0] * 4)):
+        (tmp_path / folder).mkdir()
+        for name in ("train", "dev"):
+            write_table(tmp_path / folder / f"{name}.tsv", labels)
+    options = text_run(write_encoder(tmp_path / "encoder"), "sst2", tmp_path / "here")
+    job = recorded(pool, tmp_path / "run", 1, *options, "epochs=1", "freeze=none")
+    other = [f"dataset.path={tmp_path / 'there'}"]
+    (results,) = pool.run(1, scored, job.folder, None, [], tmp_path / "scores", True, other)
+    rows = [json.loads(line) for line in (tmp_path / "scores/dev.jsonl").read_text().splitlines()]
+    assert [row["target"] for row in rows] == [1, 1, 0] * 4
+    assert results["dev"]["num_samples"] == 12
+    assert np.mean([row["prediction"] == row["target"] for row in rows]) == results["dev"]["accuracy"]
+
+
+def test_the_card_tells_data_scores_freezing_and_how_it_was_made(pool: Pool, job: Job, tmp_path: Path) -> None:
+    pool.run(1, exported, job.folder, None, tmp_path / "out")
+    card = (tmp_path / "out/README.md").read_text()
+    accuracy = job.summary["metrics"]["test"]["accuracy"]
+    (reason,) = {event["reason"] for event in job.events("decision") if event["step"] == 6}
+    for part in (
+        "library_name: timm", "datasets: [digits]", f"| test, 40 samples | accuracy {accuracy:.4f} at step 12 |",
+        "| data | digits max_train_samples=64 max_eval_samples=40 |", "| batch size, epochs, seed | 16, 3, 1 |",
+        f"| 6 | 1 of 2 | {reason} |", "torch==",
+    ):  # fmt: skip
+        assert part in card, card
+    pool.run(1, exported, job.folder, 4, tmp_path / "early")
+    early = (tmp_path / "early/README.md").read_text()
+    assert "| step | 4 of 12 |" in early
+    assert "| 6 | 1 of 2 |" not in early, "it was frozen later"
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        (lambda run, out: open_saved(run, read_config(run / CONFIG), step=5), "no whole checkpoint of step=5: it has"),
+        (lambda run, out: splits(open_saved(run, read_config(run / CONFIG)).data, ["dev"]), "there is no split dev;"),
+        (lambda run, out: export(open_saved(run, read_config(run / CONFIG)), run, run), "is not empty; give another"),
+        (lambda run, out: read_config(run / CONFIG, ["dataset.pth=x"]), "did you mean dataset.path?"),
+        (lambda run, out: open_saved(out, read_config(run / CONFIG)), "neither a whole checkpoint nor a saved model"),
+    ],
+    ids=["step", "split", "folder", "option", "empty"],
+)
+def test_what_is_not_there_is_refused(act: Callable[[Path, Path], Any], message: str, job: Job, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as refused:
+        act(job.folder, tmp_path)
+    assert message in str(refused.value)
