@@ -1,7 +1,6 @@
 """The command ``pipetransformer-train`` (or ``python train.py``), for example with ``model=bert dataset=squad``."""
 
 import os
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,10 +20,11 @@ from pipetransformer.launch.run_dir import finished_summary, refuse_other_run, r
 from pipetransformer.launch.start import preflight, start, under_torchrun
 from pipetransformer.report.run_folder import write_overrides
 from pipetransformer.report.secrets import redact
+from pipetransformer.training import interrupt
 
 NO_RUN_FOLDER = ("hydra.run.dir=.",)
 SAVED = "the run is saved; give the same command with resume=auto, or resume=<folder>, to go on"
-NOT_SAVED = "the run has no checkpoint to go on from: with checkpoint=on it is saved before it stops"
+NOT_SAVED = "the run has no checkpoint; the same command starts it anew"
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
@@ -108,8 +108,8 @@ def main() -> None:
         if _is_first_rank():
             print(SAVED if stop.is_saved else NOT_SAVED, file=sys.stderr)
         sys.exit(stop.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)
+    except KeyboardInterrupt:  # before the first step, or a second time
+        sys.exit(Stopped(interrupt.requested() not in (None, interrupt.QUIT), is_saved=False).exit_code)
 
 
 def _end(error: Exception) -> NoReturn:

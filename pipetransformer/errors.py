@@ -42,6 +42,10 @@ class DamagedCheckpoint(UserError):
     """A checkpoint, or a file of it, is not what was written."""
 
 
+class LoopLeft(Exception):
+    """A long loop was left before its end, on every rank, because a signal asks for the end of the run."""
+
+
 class Stopped(KeyboardInterrupt):
     """The run was asked to stop, and did so between two steps.
 
@@ -67,7 +71,7 @@ class RankLost(UserError):
         num_lost: Ranks that were killed first.
     """
 
-    def __init__(self, message: str, num_lost: int) -> None:
+    def __init__(self, message: str, num_lost: int = 0) -> None:
         super().__init__(message)
         self.num_lost = num_lost
 

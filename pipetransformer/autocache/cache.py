@@ -1,7 +1,7 @@
 """AutoCache: the frozen prefix's output by sample, advanced from level to level."""
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -17,7 +17,7 @@ from pipetransformer.autocache.fingerprint import level_key
 from pipetransformer.autocache.reader import FeatureReader
 from pipetransformer.autocache.source import Compute, SampleSource
 from pipetransformer.autocache.store import FeatureStore, StoreSpec
-from pipetransformer.errors import FeatureOverflow, FillFailed, StoreFailed, UserError
+from pipetransformer.errors import FeatureOverflow, FillFailed, LoopLeft, StoreFailed, UserError
 
 Wanted = list[tuple[SampleSource, np.ndarray]]
 Value = TypeVar("Value")
@@ -153,8 +153,9 @@ class AutoCache:
         return problem, opened
 
     def advance(
-        self, level: int, wanted: Wanted, compute: Compute, layers: Iterator[Mapping[str, Tensor]] | None = None
-    ) -> Filled:
+        self, level: int, wanted: Wanted, compute: Compute, layers: Iterator[Mapping[str, Tensor]] | None = None,
+        stops: Callable[[], bool] = lambda: False,
+    ) -> Filled:  # fmt: skip
         """Stores the output of block ``level`` for the wanted samples, as far as the capacity allows. Collective.
 
         The ranks of a node divide the work. Each shard's new features overwrite its old ones, so that there is never
@@ -165,9 +166,11 @@ class AutoCache:
             wanted: Sources and the numbers of their samples.
             compute: Runs the newly frozen layers, those above the present level, without gradient.
             layers: Their weights, for a key by which a later run finds the features; ``None`` where none shall.
+            stops: Returns whether this rank asks all to leave the fill.
 
         Raises:
             FillFailed: On every rank alike; the level before may be lost.
+            LoopLeft: The same, where a rank asked for it.
         """
         assert level > self.level, f"the cache is at level {self.level} and cannot advance to {level}"
         start = time.perf_counter()
@@ -176,17 +179,21 @@ class AutoCache:
         key = self._num_keys if layers is None else level_key(self._key, self._with_origin(layers))
         if self._may_be_read:
             self._communicator.all_reduce_sum(0)  # barrier: all readers finish before any rank overwrites
-        num_computed, num_found = self._fill(self._own_batches(wanted), compute, key)
+        num_computed, num_found = self._fill(self._own_batches(wanted), compute, key, stops)
         self.level, self._key, self._may_be_read = level, key, False
         num_replaced, self._num_unclaimed = 0 if num_found else self._num_unclaimed, 0
         self.fill_s += time.perf_counter() - start
         return Filled(num_computed, num_found, num_replaced)
 
-    def _fill(self, own_batches: list[list[ShardSlice]], compute: Compute, key: int) -> tuple[int, int]:
+    def _fill(
+        self, own_batches: list[list[ShardSlice]], compute: Compute, key: int, stops: Callable[[], bool]
+    ) -> tuple[int, int]:
         """Returns the samples computed and found, over all nodes."""
-        num_computed, num_found, problem = 0, 0, None
+        num_computed, num_found, problem, is_left = 0, 0, None, False
         try:
             for batch in own_batches:
+                if is_left := stops():
+                    break
                 missing = incomplete(batch, key)
                 if missing:
                     self._compute_and_store(missing, compute, key)
@@ -195,9 +202,11 @@ class AutoCache:
                 num_found += sum(len(one.ids) for one in batch) - num_missing
         except (StoreFailed, FeatureOverflow) as error:  # other ranks still enter the collective below
             problem = describe_os_error(error)
-        num_computed, num_found, num_failed = self._communicator.all_reduce_sum(
-            num_computed, num_found, problem is not None
+        num_computed, num_found, num_failed, num_left = self._communicator.all_reduce_sum(
+            num_computed, num_found, problem is not None, is_left
         )
+        if num_left:
+            raise LoopLeft
         if num_failed:
             raise FillFailed(self._communicator.first_not_none(problem))
         return num_computed, num_found

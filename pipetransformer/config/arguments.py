@@ -179,7 +179,7 @@ def _elsewhere(key: str, root: DictConfig) -> Iterator[str]:
             yield f"{section}.{key}"
 
 
-def unknown_key(key: str, names: list[str], elsewhere: list[str] | None = None) -> str:
+def unknown_key(key: str, names: Sequence[str], elsewhere: list[str] | None = None) -> str:
     """Returns one line about a full key whose last part is not one of the names at its place."""
     if key in RENAMED:
         return f"{key} is now called {RENAMED[key]}"

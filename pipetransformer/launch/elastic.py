@@ -3,6 +3,7 @@
 import gc
 import json
 import logging
+import math
 import multiprocessing
 import os
 import signal
@@ -28,7 +29,7 @@ from pipetransformer.launch import failures, forkserver, rendezvous
 from pipetransformer.launch.restarts import Restarts, from_checkpoint
 from pipetransformer.report.reporter import print_phase
 from pipetransformer.report.run_folder import SUMMARY, write_json
-from pipetransformer.training.interrupt import SAME_S, SIGNALS
+from pipetransformer.training.interrupt import QUIT, SAME_S, SIGNALS
 
 NOISY = ("torch.distributed.elastic", "torch.multiprocessing", "torch.distributed.launcher")
 STOPPED = ("interrupted", "requeue")
@@ -105,9 +106,10 @@ def _run_once(config: Config, num_ranks: int, run_dir: Path, plain: dict[str, An
             summaries = elastic_launch(settings, _run_rank)(config, run_dir, plain, sweep, Path(name))
             return _unless_stopped(summaries[0], run_dir)
         except ChildFailedError as error:
-            if came:  # before the first step, or a second time
-                ending["status"] = "interrupted"
-                raise KeyboardInterrupt from error
+            if came:  # before the first step
+                stop = Stopped(came[0] != QUIT, CheckpointFolder(run_dir / FOLDER).newest_step is not None)
+                ending["status"] = "requeue" if stop.requeue else "interrupted"
+                raise stop from error
             exit_codes = {failed.local_rank: failed.exitcode for failed in error.failures.values()}
             cause, ending["error"] = failures.cause(Path(name), num_ranks, exit_codes)
             raise cause from None
@@ -130,21 +132,24 @@ def _unless_stopped(summary: Summary, run_dir: Path) -> Summary:
 
 
 @contextmanager
-def forwarded_signals() -> Iterator[list[float]]:
+def forwarded_signals() -> Iterator[list[int]]:
     """Hands signals on to the ranks, which save the run and end by themselves; torch's launcher would stop them.
 
     Yields:
-        When signals came.
+        The signals that came.
     """
-    came: list[float] = []
+    came: list[int] = []
+    first_s = math.inf
 
     def forward(number: int, _: object) -> None:
-        came.append(time.monotonic())
+        nonlocal first_s
+        came.append(number)
+        first_s = min(first_s, time.monotonic())
         for child in multiprocessing.active_children():
             if child.pid is not None:
                 with suppress(ProcessLookupError):
                     os.kill(child.pid, number)
-        if came[-1] - came[0] > SAME_S:
+        if time.monotonic() - first_s > SAME_S:
             raise KeyboardInterrupt  # a second one, whatever the ranks are busy with
 
     before = {each: signal.signal(each, forward) for each in SIGNALS}
@@ -177,11 +182,13 @@ def _run_rank(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str |
     try:
         summary = run_job(config, run_dir, plain, sweep)
         forkserver.restore_signals()  # torch's launcher has the rank wait for the others
-        if os.getppid() != parent:
-            raise KeyboardInterrupt
     except BaseException as error:
+        if os.getppid() != parent:
+            os._exit(1)  # the launcher has ended, with the folder for records
         failures.record(folder, int(os.environ["RANK"]), error)
         raise
+    if os.getppid() != parent:
+        os._exit(1)
     return summary
 
 

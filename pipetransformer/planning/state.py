@@ -10,7 +10,7 @@ from pipetransformer.autopipe.plan import Plan
 from pipetransformer.errors import UserError
 from pipetransformer.planning.history import RunHistory
 
-VERSION = 1
+VERSION = 2
 
 
 class Stateful(Protocol):
@@ -36,11 +36,13 @@ class TrainState:
         step: Optimizer steps done so far; the index of the next one.
         policy_state: Memory of the freeze policy.
         num_decisions: Decisions taken so far.
+        decided_at: Step before which the last decision was taken; -1 before the first.
         decision_due: A decision was put off because every step since the last one was skipped.
         norm_sums: For each block the sum of its gradient norms over the steps since the last decision, shape (L,).
         num_norms: Steps in ``norm_sums``.
         metrics: Latest metrics of each evaluation split.
         num_frozen: Frozen prefix by the last decision. The plan follows in the transition after it.
+        evaluation_due: The evaluation after the last step has begun and has not ended.
         overhead_s: Seconds of the last transition besides moving layers and filling the cache; the planner counts it.
         best_metrics: Best value so far of the main metric of each split: ``name``, ``value``, ``split``, ``step``.
     """
@@ -52,11 +54,13 @@ class TrainState:
     step: int = 0
     policy_state: dict[str, float] = field(default_factory=dict)
     num_decisions: int = 0
+    decided_at: int = -1
     decision_due: bool = False
     norm_sums: list[float] = field(default_factory=list)
     num_norms: int = 0
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
     num_frozen: int = 0
+    evaluation_due: bool = False
     overhead_s: float = 0.0
     best_metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -98,10 +102,12 @@ class TrainState:
             "step_in_epoch": self.step_in_epoch,
             "policy_state": dict(self.policy_state),
             "num_decisions": self.num_decisions,
+            "decided_at": self.decided_at,
             "decision_due": self.decision_due,
             "norm_sums": list(self.norm_sums),
             "num_norms": self.num_norms,
             "num_frozen": self.num_frozen,
+            "evaluation_due": self.evaluation_due,
             "overhead_s": self.overhead_s,
             "metrics": {split: dict(values) for split, values in self.metrics.items()},
             "best_metrics": {split: dict(best) for split, best in self.best_metrics.items()},
@@ -125,7 +131,8 @@ class TrainState:
                 f"step {state['step']} is step {state['step_in_epoch']} of epoch {state['epoch']} in the state, and "
                 f"this run has {self.steps_per_epoch} steps per epoch; give the same data and batch_size"
             )
-        for name in ("step", "num_decisions", "decision_due", "num_norms", "num_frozen", "overhead_s"):
+        plain = "step", "num_decisions", "decided_at", "decision_due", "num_norms", "num_frozen", "evaluation_due"
+        for name in (*plain, "overhead_s"):
             setattr(self, name, state[name])
         self.policy_state, self.norm_sums = dict(state["policy_state"]), list(state["norm_sums"])
         self.metrics = {split: dict(values) for split, values in state["metrics"].items()}

@@ -134,6 +134,13 @@ def broadcast_from_rank0(values: Tensor) -> Tensor:
     return values_of_rank0[0]
 
 
+def any_rank(flag: bool, device: torch.device) -> bool:
+    """Returns whether the flag is set on any rank. Collective."""
+    number = torch.tensor(int(flag), device=device)
+    dist.all_reduce(number)
+    return bool(number.item())
+
+
 @dataclass(frozen=True)
 class RankContext:
     """Everything that stays the same on a rank from plan to plan.

@@ -16,6 +16,7 @@ from pipetransformer.errors import FillFailed, StoreFailed
 from pipetransformer.planning.timeline import Timeline
 from pipetransformer.report.reporter import Reporter
 from pipetransformer.runtime.elastic import ElasticRuntime
+from pipetransformer.training.interrupt import is_requested
 from pipetransformer.training.loader import BatchLoader
 
 
@@ -93,7 +94,9 @@ class CacheSession:
         with self._runtime.frozen_forward(first, level) as compute:
             layers = (self._runtime.layer_state(layer) for layer in range(first, level + 1))
             try:
-                filled = cache.advance(level, wanted, compute, layers if cache.capacity.persistent else None)
+                filled = cache.advance(
+                    level, wanted, compute, layers if cache.capacity.persistent else None, is_requested
+                )
             except FillFailed as error:
                 return in_options(error)
         self._report_fill(cache, filled, from_level, step, time.perf_counter() - start)

@@ -1,40 +1,59 @@
 """Evaluation over all ranks, every sample once (design promise 5)."""
 
+from collections.abc import Callable
+
 import numpy as np
 import torch.distributed as dist
 
 from pipetransformer.autodp.sampler import batch_ids, num_batches
+from pipetransformer.errors import LoopLeft
 from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.training.loader import BatchLoader
 
+ASK_EVERY = 16  # batches between two questions whether to leave, each of which is an all-reduce
 Predictions = list[tuple[np.ndarray, np.ndarray]]
 
 
-def evaluate(runtime: ElasticRuntime, loader: BatchLoader, batch_size: int) -> dict[str, float]:
-    """Computes the metrics of a split under the current plan, equal on every rank. Collective."""
-    predictions = predict_all(runtime, loader, batch_size)
+def evaluate(
+    runtime: ElasticRuntime, loader: BatchLoader, batch_size: int, stops: Callable[[], bool] | None = None
+) -> dict[str, float]:
+    """Computes the metrics of a split under the current plan, equal on every rank. Collective.
+
+    Args:
+        stops: Returns on every rank alike whether to leave the loop; ``None`` never asks.
+
+    Raises:
+        LoopLeft: It was to be left.
+    """
+    predictions = predict_all(runtime, loader, batch_size, stops)
     scores = [{} if predictions is None else loader.split.score(predictions)]
     dist.broadcast_object_list(scores)
     return scores[0]
 
 
-def predict_all(runtime: ElasticRuntime, loader: BatchLoader, batch_size: int) -> np.ndarray | None:
+def predict_all(
+    runtime: ElasticRuntime, loader: BatchLoader, batch_size: int, stops: Callable[[], bool] | None = None
+) -> np.ndarray | None:
     """Computes the predictions of a split's samples in their order, on rank 0; ``None`` on the others. Collective."""
-    own = _predictions(runtime, loader, batch_size)
+    own = _predictions(runtime, loader, batch_size, stops)
     rank, world = dist.get_rank(), dist.get_world_size()
     gathered: list[Predictions] | None = [[] for _ in range(world)] if rank == 0 else None
     dist.gather_object(own, gathered)
     return None if gathered is None else _in_order(loader, [part for parts in gathered for part in parts])
 
 
-def _predictions(runtime: ElasticRuntime, loader: BatchLoader, batch_size: int) -> Predictions:
+def _predictions(
+    runtime: ElasticRuntime, loader: BatchLoader, batch_size: int, stops: Callable[[], bool] | None
+) -> Predictions:
     """Computes ids and predictions of this rank's samples; empty on all but last stages."""
     assert runtime.topology is not None
     order = np.arange(len(loader.split))
     own = []
     batches = [batch_ids(order, index, batch_size) for index in range(num_batches(len(order), batch_size))]
     loader.prefetch(batches, runtime.topology)
-    for global_ids in batches:
+    for number, global_ids in enumerate(batches):
+        if stops is not None and number % ASK_EVERY == 0 and stops():
+            raise LoopLeft
         evaluated = runtime.evaluate(loader, global_ids)
         if evaluated is not None:
             predicted = loader.split.predict(evaluated.outputs, evaluated.ids.tolist(), loader.padded(global_ids))

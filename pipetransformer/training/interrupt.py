@@ -32,6 +32,11 @@ def requested() -> signal.Signals | None:
     return _requested
 
 
+def is_requested() -> bool:
+    """Returns whether a signal came."""
+    return _requested is not None
+
+
 def check() -> None:
     """Raises KeyboardInterrupt when a signal came at a moment at which raising would have been lost."""
     if _requested is not None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ import torch.distributed as dist
 from pipetransformer.autodp.sampler import batch_ids, epoch_order
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.config.schema import Config
-from pipetransformer.errors import Diverged, NotFinite, Stopped
+from pipetransformer.errors import Diverged, LoopLeft, NotFinite, Stopped
 from pipetransformer.freeze.base import Decision, Signals
 from pipetransformer.planning.history import RunHistory
 from pipetransformer.planning.state import TrainState
@@ -23,7 +23,7 @@ from pipetransformer.report.format import BestMetric
 from pipetransformer.report.reporter import Reporter
 from pipetransformer.report.run_folder import EVENT_LOG
 from pipetransformer.runtime.elastic import NO_REQUESTS, ElasticRuntime, Requests, StepResult
-from pipetransformer.runtime.groups import broadcast_from_rank0
+from pipetransformer.runtime.groups import any_rank, broadcast_from_rank0
 from pipetransformer.training import interrupt
 from pipetransformer.training.build import RunComponents
 from pipetransformer.training.cache_session import CacheSession
@@ -154,13 +154,19 @@ class Trainer:
             Stopped: A signal asked for it; the run is saved, unless checkpoints are off or cannot be written.
         """
         with interrupt.deferred():
-            while self.state.step < self.timeline.num_steps:
-                yield self._next_step()
+            try:
+                if self.state.evaluation_due:  # when the run was stopped
+                    self._evaluate(self._asked_to_stop)
+                while self.state.step < self.timeline.num_steps:
+                    yield self._next_step()
+            except LoopLeft:
+                self._save_and_stop()
             self.checkpoints.wait()
 
     def _next_step(self) -> StepResult:
         state, order = self.state, self._epoch_order()
-        state.decision_due |= self.timeline.is_decision_step(state.step) and not self.config.freeze.never_freezes
+        if self.timeline.is_decision_step(state.step) and state.decided_at != state.step:
+            state.decision_due |= not self.config.freeze.never_freezes
         if state.decision_due and state.num_norms:  # put off where all steps since the last one were skipped
             self._decide()
         if not self._prefetching:
@@ -171,7 +177,8 @@ class Trainer:
             callback.on_step(self, result)
         evaluates = state.step_in_epoch == 0 and self._evaluates_after(state.epoch)
         if evaluates:
-            self.evaluate()
+            self.state.evaluation_due = True
+            self._evaluate(self._asked_to_stop)
         self._save_or_stop(result, evaluates)
         return result
 
@@ -186,6 +193,20 @@ class Trainer:
         if stops and self.state.step < self.timeline.num_steps:
             self.checkpoints.wait()
             raise Stopped(asked.requeue, self.checkpoints.folder.newest_step is not None)
+
+    def _asked_to_stop(self) -> bool:
+        """Returns whether a signal came to any rank, on every rank alike. Collective."""
+        return any_rank(interrupt.is_requested(), self.runtime.device)
+
+    def _save_and_stop(self) -> NoReturn:
+        """Saves the run between two steps and ends it. Collective."""
+        signal = interrupt.requested()
+        quits = any_rank(signal == interrupt.QUIT, self.runtime.device)
+        self._log.flush()
+        if self.config.checkpoint.enabled:
+            self.checkpoints.save(self.state, None)
+        self.checkpoints.wait()
+        raise Stopped(not quits, self.checkpoints.folder.newest_step is not None)
 
     def _main_metric(self) -> float | None:
         """Returns the main metric of the first evaluation split, as it was last measured."""
@@ -254,6 +275,7 @@ class Trainer:
         signals = Signals(state.num_decisions, self.num_blocks, before, norms)
         decision, state.policy_state = self.config.freeze.decide(signals, state.policy_state)
         state.num_decisions += 1
+        state.decided_at = state.step
         state.num_frozen = decision.num_frozen
         self.report.write(
             "decision",
@@ -284,10 +306,13 @@ class Trainer:
         Returns:
             Metrics by split, equal on every rank.
         """
+        return self._evaluate()
+
+    def _evaluate(self, stops: Callable[[], bool] | None = None) -> dict[str, dict[str, float]]:
         self._log.flush()
         for loader in self.components.evaluation:
             start, split = time.perf_counter(), loader.split
-            metrics = evaluate(self.runtime, loader, min(self.config.batch_size, len(split)))
+            metrics = evaluate(self.runtime, loader, min(self.config.batch_size, len(split)), stops)
             self.state.metrics[split.name] = metrics
             BestMetric(self.state.best_metrics).update(split.name, metrics, self.state.step)
             self.report.write(
@@ -301,6 +326,7 @@ class Trainer:
             )
             for callback in self._callbacks:
                 callback.on_evaluate(self, split.name, metrics)
+        self.state.evaluation_due = False
         return self.state.metrics
 
     def summary(self) -> dict[str, Any]:

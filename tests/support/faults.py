@@ -94,6 +94,8 @@ HAPPENINGS: dict[str, Callable[[str], Any]] = {
     "nothing is free": lambda _: 0,
     "little is free": lambda _: 2**25,
     "remove": _remove,
+    "signal": lambda _: os.kill(os.getpid(), signal.SIGTERM),
+    "Ctrl-C": lambda _: os.kill(os.getpid(), signal.SIGINT),
 }
 
 

@@ -1,0 +1,54 @@
+"""A signal ends a run in whatever it is, on all ranks alike, and the run goes on from there as if it had not come."""
+
+from pathlib import Path
+
+import pytest
+from support.faults import Fault
+from support.jobs import TINY, Job, play, run_job
+from support.pool import Pool
+from support.stopping import play_until_stopped
+
+RUN = (
+    *TINY, "precision=float64", "epochs=5", "freeze=schedule", "freeze.num_frozen=[1,3]", "freeze.interval=0.4",
+    "model.options={patch_size: 4, embed_dim: 16, depth: 4, num_heads: 2}",
+    "checkpoint.every_minutes=null",
+)  # fmt: skip
+PLACES = {
+    "a step": Fault("pipetransformer.runtime.elastic.ElasticRuntime.train_step", call=3, what="signal"),
+    "a fill": Fault("pipetransformer.autocache.cache.AutoCache._compute_and_store", call=1, what="signal"),
+    "an evaluation": Fault("pipetransformer.runtime.elastic.ElasticRuntime.evaluate", call=5, what="signal"),
+    "the last evaluation": Fault("pipetransformer.runtime.elastic.ElasticRuntime.evaluate", call=14, what="Ctrl-C"),
+    "a transition": Fault("pipetransformer.runtime.elastic.send_layers", call=2, what="signal"),
+}
+STEPS = {
+    "a step": 4,
+    "a fill": 8,
+    "an evaluation": 8,
+    "the last evaluation": 20,
+    "a transition": 10,
+}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    return run_job(pool, 2, tmp_path_factory.mktemp("undisturbed") / "run", *RUN, made_up_times=True)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_signal_in_any_loop_saves_the_run(
+    place: str, rank: int, pool: Pool, tmp_path: Path, undisturbed: Job
+) -> None:
+    (tmp_path / "run").mkdir()
+    pool.run(2, play_until_stopped, PLACES[place], rank, RUN, tmp_path / "run")
+    stopped = Job(tmp_path / "run", "")
+    is_quit = PLACES[place].what == "Ctrl-C"
+    assert stopped.summary["status"] == ("interrupted" if is_quit else "requeue")
+    assert stopped.summary["optimizer_steps"] == STEPS[place]
+    errors = pool.run(2, play, (*RUN, "resume=auto"), tmp_path / "run", True)
+    job = Job(tmp_path / "run", errors[0])
+    assert (job.error, job.summary["status"]) == ("", "completed")
+    assert job.losses == pytest.approx(undisturbed.losses, rel=0, abs=1e-10)
+    assert [event["step"] for event in job.events("evaluate")] == [4, 8, 12, 16, 20]
+    assert job.summary["metrics"] == undisturbed.summary["metrics"]
+    assert job.events("resume")[0]["num_steps_lost"] == 0
