@@ -44,6 +44,8 @@ class TrainState:
         num_frozen: Frozen prefix by the last decision. The plan follows in the transition after it.
         evaluation_due: The evaluation after the last step has begun and has not ended.
         overhead_s: Seconds of the last transition besides moving layers and filling the cache; the planner counts it.
+        num_resumes: Times that the run went on from a checkpoint.
+        num_steps_lost: Steps that were repeated for that, over all times.
         best_metrics: Best value so far of the main metric of each split: ``name``, ``value``, ``split``, ``step``.
     """
 
@@ -62,6 +64,8 @@ class TrainState:
     num_frozen: int = 0
     evaluation_due: bool = False
     overhead_s: float = 0.0
+    num_resumes: int = 0
+    num_steps_lost: int = 0
     best_metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
@@ -109,6 +113,8 @@ class TrainState:
             "num_frozen": self.num_frozen,
             "evaluation_due": self.evaluation_due,
             "overhead_s": self.overhead_s,
+            "num_resumes": self.num_resumes,
+            "num_steps_lost": self.num_steps_lost,
             "metrics": {split: dict(values) for split, values in self.metrics.items()},
             "best_metrics": {split: dict(best) for split, best in self.best_metrics.items()},
             "loss_scale": self.loss_scale.state_dict(),
@@ -132,7 +138,7 @@ class TrainState:
                 f"this run has {self.steps_per_epoch} steps per epoch; give the same data and batch_size"
             )
         plain = "step", "num_decisions", "decided_at", "decision_due", "num_norms", "num_frozen", "evaluation_due"
-        for name in (*plain, "overhead_s"):
+        for name in (*plain, "overhead_s", "num_resumes", "num_steps_lost"):
             setattr(self, name, state[name])
         self.policy_state, self.norm_sums = dict(state["policy_state"]), list(state["norm_sums"])
         self.metrics = {split: dict(values) for split, values in state["metrics"].items()}

@@ -201,13 +201,17 @@ def cut_log(log: Path, num_bytes: int) -> int:
     """Cuts an event log back to where a checkpoint was made; the run writes the steps after it again.
 
     Returns:
-        Steps in the part that was cut: those that the run loses.
+        Steps that the run loses: those in the part that was cut, and those that an attempt in it had lost.
     """
     if not log.is_file() or log.stat().st_size <= num_bytes:
         return 0
     with log.open("r+b") as file:
         file.seek(num_bytes)
-        lost = sum(b'"event": "step"' in line for line in file)
+        lost = 0
+        for line in file:
+            lost += b'"event": "step"' in line
+            if b'"event": "resume"' in line and line.endswith(b"\n"):  # from the same checkpoint
+                lost += json.loads(line)["num_steps_lost"]
         file.truncate(num_bytes)
         file.flush()
         os.fsync(file.fileno())

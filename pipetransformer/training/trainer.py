@@ -67,7 +67,7 @@ class Trainer:
 
     Attributes:
         state: Everything that the run has to know to go on.
-        num_steps_lost: Logged steps after the checkpoint from which the run went on; known on rank 0.
+        num_steps_lost: Logged steps after the checkpoint from which the run went on.
     """
 
     def __init__(
@@ -120,8 +120,11 @@ class Trainer:
         expected = next_batch_digest(self.state, self.timeline, self.config.seed)
         is_allowed = bool(self.config.resume.allow)  # for example another batch size
         assert is_allowed or manifest.sample_ids == expected, "the next batch is the one that would have followed"
-        if dist.get_rank() == 0:
-            self.num_steps_lost = cut_log(self._run_dir / EVENT_LOG, manifest.log_bytes)
+        lost = [cut_log(self._run_dir / EVENT_LOG, manifest.log_bytes) if dist.get_rank() == 0 else 0]
+        dist.broadcast_object_list(lost)
+        self.num_steps_lost = lost[0]
+        self.state.num_resumes += 1
+        self.state.num_steps_lost += lost[0]
         for note in resumed.checkpoint.notes:
             self.report.write("warning", message=f"a newer checkpoint is passed over: {note}")
 
@@ -344,7 +347,8 @@ class Trainer:
         if cache := self.cache_session.figures():
             summary["cache"] = cache
         if saved := self.checkpoints.figures():
-            summary["checkpoints"] = saved
+            resumed = {"num_resumes": self.state.num_resumes, "num_steps_lost": self.state.num_steps_lost}
+            summary["checkpoints"] = saved | resumed
         return summary | self.state.history.summary(self.planner)
 
 

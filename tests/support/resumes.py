@@ -14,7 +14,13 @@ from pipetransformer.config.schema import Checkpointing, Config, Resume
 from pipetransformer.freeze.base import Decision, FreezePolicy, Signals, State
 from support.jobs import loaded, with_made_up_times
 
-CHANGES = {"history", "overhead_s", "cache_level"}  # of the state: what a resumed run plans and measures anew
+CHANGES = {
+    "history",
+    "overhead_s",
+    "cache_level",
+    "num_resumes",
+    "num_steps_lost",
+}  # of the state: what a resumed run plans and measures anew
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from support.resumes import Ran, run_on
 from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder
 from pipetransformer.checkpoint.manifest import MANIFEST, layer_file, read_manifest
 from pipetransformer.report.run_folder import EVENT_LOG
+from pipetransformer.training.resume import cut_log
 
 IS_WHOLE = "RESUME_MATRIX" in os.environ  # as by make resume-matrix
 EPOCHS = 16 if IS_WHOLE else 5
@@ -129,7 +130,17 @@ def test_the_log_of_a_resumed_run_has_every_step_once(pool: Pool, run_dir: Path)
     (resumed,) = job.events("resume")
     assert (resumed["step"], resumed["num_steps_lost"]) == (8, 2)
     assert job.summary["optimizer_steps"] == STEPS
+    assert [job.summary["checkpoints"][name] for name in ("num_resumes", "num_steps_lost")] == [1, 2]
     assert not job.messages
+
+
+def test_steps_that_an_attempt_repeats_in_vain_are_lost_twice(tmp_path: Path) -> None:
+    log = tmp_path / EVENT_LOG
+    kept = '{"event": "step", "step": 8}\n'
+    cut = ['{"event": "step"}', '{"event": "resume", "num_steps_lost": 2}', '{"event": "step"}', '{"event": "eva']
+    log.write_text(kept + "\n".join(cut))
+    assert cut_log(log, len(kept)) == 4
+    assert log.read_text() == kept
 
 
 def test_settings_that_change_the_result_are_refused_and_others_are_taken(pool: Pool, run_dir: Path) -> None:
