@@ -76,6 +76,10 @@ class RankLost(UserError):
         self.num_lost = num_lost
 
 
+class RankHangs(UserError):
+    """Ranks did not answer in time, while others waited for them."""
+
+
 class RankFailed(RuntimeError):
     """A rank ended with an error that is none of :class:`UserError`.
 

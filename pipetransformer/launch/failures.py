@@ -14,7 +14,7 @@ from pathlib import Path
 from torch.distributed import DistError
 
 from pipetransformer.config.names import in_options
-from pipetransformer.errors import RankFailed, RankLost, UserError
+from pipetransformer.errors import RankFailed, RankHangs, RankLost, UserError
 from pipetransformer.report.secrets import redact
 
 OWN, CONNECTION, INTERRUPT = "own", "connection", "interrupt"
@@ -32,12 +32,14 @@ class Failure:
     Attributes:
         origin: :data:`OWN`, or how another rank's end showed here: :data:`CONNECTION` or :data:`INTERRUPT`.
         is_users: The user can fix it; ``text`` is then all there is to show.
+        is_hang: It waited for a rank that hangs.
         time_s: When it was recorded, in seconds since the epoch.
     """
 
     rank: int
     origin: str
     is_users: bool
+    is_hang: bool
     text: str
     trace: str
     time_s: float
@@ -49,7 +51,9 @@ def record(folder: Path, rank: int, error: BaseException) -> None:
     is_users = isinstance(error, UserError)
     text = in_options(error) if is_users else f"{type(error).__name__}: {error}"
     trace = "".join(traceback.format_exception(error))
-    failure = Failure(rank, _origin(error), is_users, redact(text), redact(trace), time.time())
+    failure = Failure(
+        rank, _origin(error), is_users, isinstance(error, RankHangs), redact(text), redact(trace), time.time()
+    )
     unfinished = folder / f"{rank}.part"  # the launcher may end this rank at any moment
     unfinished.write_text(json.dumps(asdict(failure)), encoding="utf-8")
     unfinished.rename(folder / f"{rank}.json")
@@ -84,6 +88,8 @@ def cause(folder: Path, num_ranks: int, exit_codes: dict[int, int]) -> tuple[Exc
     silent = sorted({*range(num_ranks)} - {failure.rank for failure in failures})
     if failures and (failures[0].origin == OWN or not (silent or failures[0].origin == INTERRUPT)):
         first = failures[0]
+        if first.is_hang:
+            return RankLost(first.text), first.text
         if first.is_users:
             return UserError(first.text), first.text
         line = f"rank {first.rank} failed: {first.text}"

@@ -18,6 +18,7 @@ from pipetransformer.report.reporter import Reporter
 from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.training.interrupt import is_requested
 from pipetransformer.training.loader import BatchLoader
+from pipetransformer.training.position import inside
 
 
 class CacheSession:
@@ -67,7 +68,8 @@ class CacheSession:
             self._cache.clear()  # blocks below its level are unfrozen and change
         if level == self._cache.level:
             return True
-        problem = self._open(self._cache) or self._fill(self._cache, level, step)
+        with inside("the filling of the cache", step):
+            problem = self._open(self._cache) or self._fill(self._cache, level, step)
         if problem is not None:
             self._report.write("warning", message=f"the cache is off from here on: {problem}")
             self._cache.close()

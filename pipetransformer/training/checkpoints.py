@@ -32,6 +32,7 @@ from pipetransformer.report.secrets import redact
 from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.runtime.groups import own_store
 from pipetransformer.training.build import RunComponents
+from pipetransformer.training.position import inside
 from pipetransformer.training.resume import data_digest, settings_of
 
 
@@ -86,6 +87,10 @@ class Checkpoints:
             state: Of the run; its step is between two steps.
             metric: The main metric of the weights at this step, if they were evaluated.
         """
+        with inside("saving", state.step):
+            self._save(state, metric)
+
+    def _save(self, state: TrainState, metric: float | None) -> None:
         start = time.perf_counter()
         self._writer.wait()  # at most one in flight
         self.report_written()

@@ -25,6 +25,7 @@ from pipetransformer.report.reporter import EventName, Reporter, open_report
 from pipetransformer.report.run_folder import CONFIG, MODEL, SUMMARY, share_files, write_json
 from pipetransformer.training import interrupt
 from pipetransformer.training.build import prepare
+from pipetransformer.training.position import inside, naming_hangs
 from pipetransformer.training.resume import wanted_checkpoint
 from pipetransformer.training.trainer import Trainer
 from pipetransformer.training.world import LocalRank, open_world
@@ -84,7 +85,7 @@ def run_rank(
     Returns:
         The summary on rank 0, its status on the others.
     """
-    with ExitStack() as closing:
+    with ExitStack() as closing, naming_hangs(config.parallel.timeout_s):
         report, checkpoint = Reporter(), wanted_checkpoint(config, run_dir)
         if dist.get_rank() == 0:
             logger = None if checkpoint is None else checkpoint.manifest.logger
@@ -92,7 +93,8 @@ def run_rank(
                 config.logger, run_dir, plain, sweep, config.log_every_s, config.log_every_steps, logger
             )
         closing.callback(report.close)
-        components = prepare(config, device, run_dir, closing, report, checkpoint)
+        with inside("reading data and measuring", 0):
+            components = prepare(config, device, run_dir, closing, report, checkpoint)
         return _train(Trainer(config, components, report, run_dir), run_dir)
 
 

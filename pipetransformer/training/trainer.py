@@ -29,6 +29,7 @@ from pipetransformer.training.build import RunComponents
 from pipetransformer.training.cache_session import CacheSession
 from pipetransformer.training.checkpoints import Checkpoints, about_run, next_batch_digest
 from pipetransformer.training.evaluate import evaluate
+from pipetransformer.training.position import inside
 from pipetransformer.training.resume import cut_log
 from pipetransformer.training.tracer import Tracer
 from pipetransformer.training.transitions import Transitions
@@ -174,7 +175,7 @@ class Trainer:
             self._decide()
         if not self._prefetching:
             self._prefetch(order, state.step_in_epoch)
-        with self.tracer.step(state.step):
+        with self.tracer.step(state.step), inside("a training step", state.step):
             result = self._train_step(batch_ids(order, state.step_in_epoch, self.config.batch_size))
         for callback in self._callbacks:
             callback.on_step(self, result)
@@ -298,7 +299,8 @@ class Trainer:
 
     def _follow(self, decision: Decision) -> None:
         before = self.plan
-        self._transitions.follow(decision, self.state.step)
+        with inside("a transition", self.state.step):
+            self._transitions.follow(decision, self.state.step)
         self._prefetching = False
         for callback in self._callbacks:
             callback.on_transition(self, before, self.plan)
@@ -315,7 +317,8 @@ class Trainer:
         self._log.flush()
         for loader in self.components.evaluation:
             start, split = time.perf_counter(), loader.split
-            metrics = evaluate(self.runtime, loader, min(self.config.batch_size, len(split)), stops)
+            with inside(f"the evaluation of {split.name}", self.state.step):
+                metrics = evaluate(self.runtime, loader, min(self.config.batch_size, len(split)), stops)
             self.state.metrics[split.name] = metrics
             BestMetric(self.state.best_metrics).update(split.name, metrics, self.state.step)
             self.report.write(

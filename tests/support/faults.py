@@ -5,6 +5,7 @@ import os
 import pkgutil
 import shutil
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -86,6 +87,12 @@ def _remove(path: str) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
+def _hang(_: str) -> None:
+    threading.Event().wait(HANG_S)
+
+
+HANG_S = 12.0  # longer than the time-out of a run that is tested with it
+
 HAPPENINGS: dict[str, Callable[[str], Any]] = {
     "kill": _kill,
     "kill all": _kill_all,
@@ -94,6 +101,7 @@ HAPPENINGS: dict[str, Callable[[str], Any]] = {
     "nothing is free": lambda _: 0,
     "little is free": lambda _: 2**25,
     "remove": _remove,
+    "hang": _hang,
     "signal": lambda _: os.kill(os.getpid(), signal.SIGTERM),
     "Ctrl-C": lambda _: os.kill(os.getpid(), signal.SIGINT),
 }

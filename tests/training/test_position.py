@@ -1,0 +1,33 @@
+"""A rank that hangs is named, with the step and what it was in."""
+
+from pathlib import Path
+
+import pytest
+from support.faults import Fault
+from support.hanging import play_until_timed_out
+from support.jobs import TINY
+from support.pool import Pool
+
+RUN = (
+    *TINY, "parallel.arrangement=data", "freeze=schedule", "freeze.num_frozen=[1]", "freeze.interval=0.25", "epochs=4",
+    "parallel.timeout_s=5",
+)  # fmt: skip
+CACHE = "pipetransformer.autocache.cache.AutoCache"
+STEP, SAVING = "a training step at step 2", "saving at step 4"
+PLACES = {
+    STEP: Fault("pipetransformer.runtime.engine.Engine.step", call=3, what="hang"),
+    "the evaluation of test at step 4": Fault("pipetransformer.training.trainer.evaluate", what="hang"),
+    "the filling of the cache at step 4": Fault(f"{CACHE}._compute_and_store", what="hang"),
+    SAVING: Fault("pipetransformer.training.checkpoints.Checkpoints._save", what="hang"),
+}
+
+
+@pytest.mark.parametrize(("place", "hanging"), [(place, number % 2) for number, place in enumerate(PLACES)])
+def test_a_rank_that_hangs_is_named_with_its_place(place: str, hanging: int, pool: Pool, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    answers = pool.run(2, play_until_timed_out, PLACES[place], hanging, RUN, tmp_path / "run")
+    told = answers[1 - hanging]
+    assert told.startswith(f"rank {hanging} did not answer within 5 s: rank {hanging} is in {place} (process")
+    assert f"rank {1 - hanging} waited in" in told
+    assert told.endswith("raise parallel.timeout_s where that may take so long")
+    assert answers[hanging].startswith("RuntimeError: "), "it finds that the others have gone"
