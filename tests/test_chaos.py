@@ -27,12 +27,12 @@ LONG = (
     *RUN,
     "optim=sgd",
     "optim.lr=0.01",
-    "epochs=300",
+    "epochs=200",
     "freeze.interval=0.3",
     "eval_every_epochs=60",
     "hydra.run.dir=run",
 )
-NUM_KILLS, SEED = int(os.environ.get("CHAOS_KILLS", "4")), int(os.environ.get("CHAOS_SEED", "1"))
+NUM_KILLS, SEED = int(os.environ.get("CHAOS_KILLS", "3")), int(os.environ.get("CHAOS_SEED", "1"))
 
 MOMENTS = {
     "profiling": Fault("pipetransformer.training.build.make_planner"),

@@ -10,7 +10,7 @@ from support.pool import Pool
 
 RUN = (
     *TINY, "parallel.arrangement=data", "freeze=schedule", "freeze.num_frozen=[1]", "freeze.interval=0.25", "epochs=4",
-    "parallel.timeout_s=5",
+    "parallel.timeout_s=3",
 )  # fmt: skip
 CACHE = "pipetransformer.autocache.cache.AutoCache"
 STEP, SAVING = "a training step at step 2", "saving at step 4"
@@ -27,7 +27,7 @@ def test_a_rank_that_hangs_is_named_with_its_place(place: str, hanging: int, poo
     (tmp_path / "run").mkdir()
     answers = pool.run(2, play_until_timed_out, PLACES[place], hanging, RUN, tmp_path / "run")
     told = answers[1 - hanging]
-    assert told.startswith(f"rank {hanging} did not answer within 5 s: rank {hanging} is in {place} (process")
+    assert told.startswith(f"rank {hanging} did not answer within 3 s: rank {hanging} is in {place} (process")
     assert f"rank {1 - hanging} waited in" in told
     assert told.endswith("raise parallel.timeout_s where that may take so long")
     assert answers[hanging].startswith("RuntimeError: "), "it finds that the others have gone"

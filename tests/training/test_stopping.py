@@ -34,8 +34,7 @@ def undisturbed(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> Job:
     return run_job(pool, 2, tmp_path_factory.mktemp("undisturbed") / "run", *RUN, made_up_times=True)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(("place", "rank"), [(place, number % 2) for number, place in enumerate(PLACES)])
 def test_a_signal_in_any_loop_saves_the_run(
     place: str, rank: int, pool: Pool, tmp_path: Path, undisturbed: Job
 ) -> None:
