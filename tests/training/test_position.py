@@ -16,7 +16,6 @@ CACHE = "pipetransformer.autocache.cache.AutoCache"
 STEP, SAVING = "a training step at step 2", "saving at step 4"
 PLACES = {
     STEP: Fault("pipetransformer.runtime.engine.Engine.step", call=3, what="hang"),
-    "the evaluation of test at step 4": Fault("pipetransformer.training.trainer.evaluate", what="hang"),
     "the filling of the cache at step 4": Fault(f"{CACHE}._compute_and_store", what="hang"),
     SAVING: Fault("pipetransformer.training.checkpoints.Checkpoints._save", what="hang"),
 }

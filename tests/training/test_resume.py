@@ -49,13 +49,11 @@ def stopped_at(whole: Path, step: int, folder: Path) -> Path:
     return folder
 
 
-CELLS = (
-    [
-        (1, "one process"), (2, "sharded"), (3, "data"), (4, "pipeline"), (5, "elastic of four"), (7, "one process"),
-        (8, "sharded"), (9, "data"), (10, "elastic"), (11, "pipeline"), (12, "elastic of four"), (13, "sharded"),
-        (14, "data"), (15, "one process"), (16, "elastic"), (17, "pipeline"), (18, "elastic of four"), (19, "elastic"),
-    ]
-)  # fmt: skip
+CELLS = [
+    (1, "one process"), (2, "sharded"), (4, "pipeline"), (5, "elastic of four"), (7, "data"), (8, "sharded"),
+    (10, "elastic"), (12, "elastic of four"), (13, "one process"), (14, "data"), (16, "elastic"), (17, "pipeline"),
+    (18, "sharded"), (19, "elastic of four"),
+]  # fmt: skip
 if IS_WHOLE:
     WORLDS |= {
         f"{arrangement} of {num_ranks}": (num_ranks, (f"parallel={arrangement}",))
