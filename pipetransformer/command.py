@@ -16,6 +16,7 @@ from pipetransformer.config.arguments import explain, help_text, read_arguments
 from pipetransformer.config.compose import load, register
 from pipetransformer.config.schema import CONF, as_plain, write_config
 from pipetransformer.errors import Stopped, UserError
+from pipetransformer.launch.restarts import after_restart
 from pipetransformer.launch.run_dir import finished_summary, refuse_other_run, resumed_arguments
 from pipetransformer.launch.start import preflight, start, under_torchrun
 from pipetransformer.report.run_folder import write_overrides
@@ -48,7 +49,7 @@ def compose_and_run(node: DictConfig) -> float | None:
 
 def _run_job(node: DictConfig, run_dir: Path, sweep: str | None) -> float | None:
     try:
-        config = load(node)
+        config = after_restart(load(node))
         preflight(config)
     except UserError:
         _remove_empty(run_dir)

@@ -26,7 +26,7 @@ from pipetransformer.config.names import in_options
 from pipetransformer.config.schema import Config
 from pipetransformer.errors import RankFailed, RankLost, Stopped, UserError
 from pipetransformer.launch import failures, forkserver, rendezvous
-from pipetransformer.launch.restarts import Restarts, from_checkpoint
+from pipetransformer.launch.restarts import Restarts
 from pipetransformer.report.reporter import print_phase
 from pipetransformer.report.run_folder import SUMMARY, write_json
 from pipetransformer.training.interrupt import QUIT, SAME_S, SIGNALS
@@ -53,8 +53,6 @@ def run_here(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | 
         )
     from pipetransformer.training.run import run_job  # here, for the launcher needs none of it and starts sooner
 
-    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):  # torchrun has started all ranks again
-        config = from_checkpoint(config)
     try:
         summary = run_job(config, run_dir, plain, sweep)
     except UserError as error:

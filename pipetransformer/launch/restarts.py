@@ -1,5 +1,6 @@
 """Restarts of a run whose ranks died: whether, with how many ranks, and from which step."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,6 +61,11 @@ class Restarts:
         start = f"from step {self.step:,}" if self.step else "from the beginning"
         count = f"{self.num_ranks} process" + "es" * (self.num_ranks != 1)
         return f"{cause}; restart {self._num_done} of {self._limit} with {count}, {start}"
+
+
+def after_restart(config: Config) -> Config:
+    """Returns the configuration with which to go on where torchrun has started all ranks again."""
+    return from_checkpoint(config) if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) else config
 
 
 def from_checkpoint(config: Config) -> Config:

@@ -10,6 +10,7 @@ from pipetransformer.config.schema import Config, as_plain, write_config
 from pipetransformer.config.validate import check_batch, validate
 from pipetransformer.errors import UserError
 from pipetransformer.launch import forkserver
+from pipetransformer.launch.restarts import after_restart
 from pipetransformer.launch.run_dir import finished_summary, refuse_other_run
 from pipetransformer.report.reporter import print_phase
 
@@ -37,6 +38,7 @@ def train(config: Config, run_dir: str | Path | None = None) -> dict[str, Any]:
         KeyboardInterrupt: The run was interrupted.
     """
     validate(config)
+    config = after_restart(config)
     preflight(config)
     resumed = None if config.resume.run == "auto" else config.resume.run
     folder = Path(run_dir or resumed or f"outputs/{datetime.now():%Y-%m-%d/%H-%M-%S}").resolve()

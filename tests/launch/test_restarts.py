@@ -9,7 +9,7 @@ from support.jobs import TINY, loaded
 from pipetransformer.checkpoint.folder import FOLDER
 from pipetransformer.config.schema import Checkpointing, Launch
 from pipetransformer.errors import RankFailed, RankLost
-from pipetransformer.launch.restarts import Restarts
+from pipetransformer.launch.restarts import Restarts, after_restart
 
 LOST = RankLost("rank 1 was killed by SIGKILL, perhaps for want of memory; lower batch_size", num_lost=2)
 FAILED = RankFailed("rank 0 failed: ValueError: no\nTraceback ...", "rank 0 failed: ValueError: no")
@@ -65,3 +65,13 @@ def test_an_error_that_is_no_accident_ends_the_run(tmp_path: Path) -> None:
     assert not run.next_after(FAILED), "the same at the same step"
     save(tmp_path, 20)
     assert run.next_after(FAILED), "the same at a later step"
+
+
+@pytest.mark.parametrize(("count", "run"), [(None, None), ("0", None), ("1", "auto")])
+def test_a_run_that_torchrun_has_started_again_goes_on(
+    count: str | None, run: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT", raising=False)
+    if count is not None:
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", count)
+    assert after_restart(loaded(*TINY)).resume.run == run
