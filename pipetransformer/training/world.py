@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import accumulate
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -34,7 +35,7 @@ def open_world(parallel: Parallel) -> Iterator[torch.device]:
         _listen_on_loopback()
         backend, timeout = "nccl" if device.type == "cuda" else "gloo", timedelta(seconds=parallel.timeout_s)
         if "RANK" in os.environ:  # a launcher has started this process
-            dist.init_process_group(backend, timeout=timeout)
+            dist.init_process_group(backend, timeout=timeout, **_store_after_restart())
         else:
             dist.init_process_group(backend, timeout=timeout, store=dist.HashStore(), rank=0, world_size=1)
     try:
@@ -47,6 +48,19 @@ def open_world(parallel: Parallel) -> Iterator[torch.device]:
     finally:
         if not is_there:
             dist.destroy_process_group()
+
+
+def _store_after_restart() -> dict[str, Any]:
+    """Returns a store of its own for ranks that torchrun has started again; nothing at the first start.
+
+    In torchrun's store later groups would find the addresses of the ranks that died (seen with torch 2.15).
+    """
+    attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    if attempt == 0:
+        return {}
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world_size, is_master=False)
+    return {"store": dist.PrefixStore(f"restart-{attempt}", store), "rank": rank, "world_size": world_size}
 
 
 def _listen_on_loopback() -> None:
