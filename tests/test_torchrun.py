@@ -3,9 +3,22 @@
 from pathlib import Path
 
 from support.command import TRAIN, torchrun
-from support.jobs import TINY, Job
+from support.jobs import ROOT, TINY, Job
 
 RUN = (*TINY, "epochs=3", "hydra.run.dir=run")
+DYING = f"""
+import os
+import sys
+from contextlib import nullcontext
+
+sys.path.insert(0, {str(ROOT / "tests")!r})
+from pipetransformer.command import main
+from support.faults import Fault
+
+death = Fault("pipetransformer.runtime.elastic.ElasticRuntime.train_step", call=7, local_rank=1)
+with nullcontext() if int(os.environ["TORCHELASTIC_RESTART_COUNT"]) else death.injected():
+    main()
+"""
 
 
 def test_all_ranks_write_one_run_folder(tmp_path: Path) -> None:
@@ -34,3 +47,14 @@ def test_an_error_is_printed_by_one_rank_and_shown_in_torchruns_summary(tmp_path
     assert len(lines) == 1, ended.err
     assert "UserError: batch_size=65 is larger" in ended.err
     assert "To enable traceback see" not in ended.err
+
+
+def test_torchrun_starts_the_ranks_again_when_one_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "dying.py").write_text(DYING)
+    run = (*RUN, "checkpoint.every_steps=2", "resume=auto", "freeze.interval=0.3")
+    ended = torchrun(tmp_path, "--standalone", "--nproc-per-node", "2", "--max-restarts", "1", "dying.py", *run)
+    assert ended.code == 0, ended.err
+    job = Job(tmp_path / "run", error="")
+    assert [event["step"] for event in job.events("step")] == list(range(1, 13))
+    assert [event["step"] for event in job.events("resume")] in ([2], [4], [6]), "the last one that was published"
+    assert job.summary["status"] == "completed"
