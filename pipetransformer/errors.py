@@ -6,6 +6,7 @@ an error drops the backticks; :func:`pipetransformer.config.names.in_options` pu
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 _FIELD = re.compile(r"`([a-z_]+)`")
 
@@ -26,12 +27,32 @@ class InfeasiblePlan(UserError):
     """No plan meets the memory budget or what the user fixed."""
 
 
-class NotFinite(UserError, ArithmeticError):
-    """The loss or the gradient of the global batch is not finite. No weight was changed."""
+class StepRefused(UserError, ArithmeticError):
+    """The loss or the gradient of a global batch cannot be used. No weight was changed.
+
+    Attributes:
+        result: The :class:`~pipetransformer.runtime.result.StepResult`.
+    """
+
+    def __init__(self, message: str, result: Any = None) -> None:
+        super().__init__(message)
+        self.result = result
+
+
+class NotFinite(StepRefused):
+    """The loss or the gradient is not finite."""
+
+
+class Exploding(StepRefused):
+    """The norm of the gradient is above the limit."""
 
 
 class Diverged(UserError, ArithmeticError):
-    """The loss or a gradient is not finite at any loss scale. The weights are those of the step before."""
+    """A loss or a gradient cannot be used. The weights are those of the step before."""
+
+
+class FreezeHurts(UserError):
+    """The main metric fell after a freeze, and the run is to end there."""
 
 
 class NotSaved(UserError):

@@ -58,7 +58,7 @@ def test_help_shows_the_options_that_are_chosen(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (["freeze.alhpa=0.5"], "freeze.alhpa does not exist; did you mean freeze.alpha?"),
-        (["+freeze.beta=1"], "freeze.beta does not exist; valid options: interval, alpha"),
+        (["+freeze.beta=1"], "freeze.beta does not exist; valid options: interval, guard, alpha"),
         (["seed=one"], "seed: Value 'one' of type 'str' could not be converted to Integer"),
         (["seed=-1"], "seed=-1 is below 0"),
         (["cache.path=''"], "cache.path= is empty; give a folder, or null"),

@@ -39,6 +39,11 @@ WRONG = {
     "optim.schedule=step": "optim.schedule=step is unknown; choose one of linear, cosine, constant",
     "dataset=sst2": "choose a model for texts (model=bert, bert_large, distilbert, electra, roberta)",
     "dataset=image_folder": "dataset.path= is missing",
+    "freeze.guard=-0.1": "freeze.guard=-0.1 is below 0; give the largest fall of the main metric",
+    "guard.not_finite=ignore": "guard.not_finite=ignore is unknown; choose one of stop, skip, roll_back",
+    "guard.freeze=skip": "guard.freeze=skip is unknown; choose one of stop, unfreeze, roll_back",
+    "guard.max_norm_ratio=1": "guard.max_norm_ratio=1.0 must be above 1",
+    "guard.max_skips=0": "guard.max_skips=0 is below 1; take stop",
     "dataset.max_train_samples=0": "dataset.max_train_samples=0 leaves no samples",
 }
 GROUPS = ("model", "dataset", "freeze", "parallel", "cache", "optim", "logger")
@@ -98,6 +103,14 @@ def test_a_wrong_option_is_explained_in_one_line(override: str, words: str) -> N
     assert "\n" not in message
 
 
+@pytest.mark.parametrize("option", ["guard.not_finite=roll_back", "freeze.guard=0"])
+def test_what_goes_back_to_a_checkpoint_is_refused_without_one(option: str) -> None:
+    with pytest.raises(
+        UserError, match=r"=roll_back goes back to a checkpoint, and none is written; drop checkpoint=off"
+    ):
+        loaded(option, "checkpoint=off")
+
+
 def test_no_wrong_option_is_slow_to_answer() -> None:
     code = f"""
 import sys
@@ -147,6 +160,8 @@ def test_the_record_composes_the_same_run(tmp_path: Path) -> None:
         (["parallel.autopipe=false", "cache=off"], ["parallel.autodp has no effect"]),
         (["parallel.autopipe=false", "cache=off", "parallel.autodp=false"], []),
         (["cache.path=features", "cache.disk_gib=0"], ["cache.path has no effect"]),
+        (["freeze=none", "freeze.guard=0.1"], ["freeze.guard has no effect"]),
+        (["guard.freeze=stop", "guard.exploding=stop"], ["guard.freeze=stop has no", "guard.exploding=stop has no"]),
     ],
     ids=lambda value: " ".join(value),
 )

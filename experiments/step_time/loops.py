@@ -17,9 +17,10 @@ from pipetransformer.data.base import Split
 from pipetransformer.data.tasks import text_classification
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.base import AdamW
-from pipetransformer.runtime.elastic import ElasticRuntime, StepResult
+from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.runtime.groups import RankContext
 from pipetransformer.runtime.precision import PRECISIONS
+from pipetransformer.runtime.result import StepResult
 from pipetransformer.training.loader import BatchLoader
 
 OPTIMIZER = AdamW(lr=1e-4, weight_decay=0.01, schedule="constant", clip_norm=1.0)

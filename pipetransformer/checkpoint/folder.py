@@ -30,10 +30,12 @@ class Retention:
     Attributes:
         keep: Newest ones, at least 1.
         keep_best: Ones with the best metric, in addition.
+        pinned: Step of one that stays whatever its age.
     """
 
     keep: int = 2
     keep_best: int = 1
+    pinned: int | None = None
 
 
 class CheckpointFolder:
@@ -99,10 +101,17 @@ class CheckpointFolder:
         newest = list(metrics)[-max(1, retention.keep) :]
         scored = [path for path, metric in metrics.items() if metric is not None]
         best = sorted(scored, key=lambda path: (metrics[path], path.name), reverse=True)[: retention.keep_best]
-        removed = [path for path in metrics if path not in {*newest, *best}]
+        stays = {*newest, *best} | {path for path in metrics if _step_of(path) == retention.pinned}
+        removed = [path for path in metrics if path not in stays]
         for path in removed:
             self._remove(path)
         return removed
+
+    def remove_after(self, step: int) -> None:
+        """Removes the published checkpoints of later steps: the run has been rolled back."""
+        for path in self.published():
+            if _step_of(path) > step:
+                self._remove(path)
 
     def _remove(self, path: Path) -> None:
         """Removes a published checkpoint: unpublished first, so that a crash leaves none that is half there."""

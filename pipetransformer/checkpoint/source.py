@@ -52,6 +52,21 @@ class CheckpointLayers:
                 )
             yield name, tensors[name]
 
+    def tensors(self) -> tuple[dict[str, Tensor], OptimizerState]:
+        """Returns all weights and the optimizer's tensors, both by original names.
+
+        Raises:
+            DamagedCheckpoint: A file is not what was written.
+        """
+        weights: dict[str, Tensor] = {}
+        state: OptimizerState = {}
+        for layer in range(len(self._stack)):
+            weights |= self._read(layer, WEIGHTS)
+            for path, tensor in self._read(layer, OPTIMIZER).items():
+                name, _, key = path.rpartition("/")
+                state.setdefault(name, {})[key] = tensor
+        return weights, state
+
     def optimizer_state(self, layer: int) -> OptimizerState:
         """Returns the optimizer's tensors by the names of the layer's own parameters and by key."""
         state: OptimizerState = {}

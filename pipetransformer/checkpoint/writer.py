@@ -57,7 +57,6 @@ class CheckpointWriter:
 
     Args:
         folder: The checkpoints of the run; every rank sees the same.
-        retention: What stays when a new one is published.
         rank: Of this process.
         world_size: Ranks that write.
         timeout_s: Longest wait for the other ranks' files.
@@ -65,9 +64,9 @@ class CheckpointWriter:
     """
 
     def __init__(
-        self, folder: CheckpointFolder, retention: Retention, rank: int, world_size: int, timeout_s: float, store: Store
+        self, folder: CheckpointFolder, rank: int, world_size: int, timeout_s: float, store: Store
     ) -> None:  # fmt: skip
-        self.folder, self._retention, self._rank = folder, retention, rank
+        self.folder, self._retention, self._rank = folder, Retention(), rank
         self._messages, self._num_started = _Messages(store, rank, world_size, timeout_s), 0
         self._thread: Thread | None = None
         self._outcome: Written | None = None
@@ -77,14 +76,16 @@ class CheckpointWriter:
         """True while a checkpoint is being written, as far as this rank has a part in it."""
         return self._thread is not None and self._thread.is_alive()
 
-    def start(self, layers: Mapping[int, tuple[str, LayerTensors]], manifest: Manifest) -> None:
+    def start(self, layers: Mapping[int, tuple[str, LayerTensors]], manifest: Manifest, retention: Retention) -> None:
         """Begins to write a checkpoint.
 
         Args:
             layers: Prefix and tensors of each layer that this rank writes, in host memory that nobody changes.
             manifest: Without layer files; used by rank 0.
+            retention: What stays when it is published; used by rank 0.
         """
         self.wait()
+        self._retention = retention
         self._num_started += 1
         self._thread = Thread(target=self._run, args=(layers, manifest), name="checkpoint")
         self._thread.start()

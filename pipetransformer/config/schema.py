@@ -22,6 +22,8 @@ CONF = Path(__file__).resolve().parents[1] / "conf"
 PRECISIONS = ("float32", "float64", "bfloat16", "float16")
 STORAGE = ("exact", "float32", "bfloat16", "float16", "int8")
 AUGMENTATIONS = ("off", "first_draw", "variants")
+STEP_ACTIONS = ("stop", "skip", "roll_back")
+FREEZE_ACTIONS = ("stop", "unfreeze", "roll_back")
 ARRANGEMENTS = ("elastic", "data", "sharded", "pipeline", "single")
 
 
@@ -134,6 +136,28 @@ class Launch:
 
 
 @dataclass(frozen=True)
+class Guard:
+    """Answers to numbers that go wrong.
+
+    Attributes:
+        not_finite: One of :data:`STEP_ACTIONS`, for a loss or a gradient that is not finite.
+        exploding: The same for a gradient whose norm is above ``max_norm_ratio`` times the mean of the last steps.
+        max_norm_ratio: See ``exploding``; ``None``: no norm is too large.
+        freeze: One of :data:`FREEZE_ACTIONS`, for a main metric that falls by more than ``freeze.guard``.
+        max_skips: Steps in a row whose update is skipped; one more ends the run.
+        max_rollbacks: Times that the run is rolled back or unfrozen. A bad step after that ends the run; after a freeze
+            that hurts the frozen blocks stay, and no more freeze.
+    """
+
+    not_finite: str = "stop"
+    exploding: str = "skip"
+    max_norm_ratio: float | None = None
+    freeze: str = "roll_back"
+    max_skips: int = 3
+    max_rollbacks: int = 3
+
+
+@dataclass(frozen=True)
 class Targets:
     """Classes beside those of this package that a ``_target_`` may name.
 
@@ -170,6 +194,7 @@ class Config:
     checkpoint: Checkpointing = field(default_factory=Checkpointing)
     resume: Resume = field(default_factory=Resume)
     launch: Launch = field(default_factory=Launch)
+    guard: Guard = field(default_factory=Guard)
     overwrite: bool = False
     targets: Targets = field(default_factory=Targets)
     seed: int = 1
@@ -215,6 +240,7 @@ SECTIONS: dict[str, type] = {
     "checkpoint": Checkpointing,
     "resume": Resume,
     "launch": Launch,
+    "guard": Guard,
     "targets": Targets,
     "pipeline": StaticPipeline,
 }

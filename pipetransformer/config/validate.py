@@ -15,11 +15,14 @@ from pipetransformer.config.schema import (
     ARRANGEMENTS,
     AUGMENTATIONS,
     CONF,
+    FREEZE_ACTIONS,
     PRECISIONS,
+    STEP_ACTIONS,
     STORAGE,
     Cache,
     Checkpointing,
     Config,
+    Guard,
     Launch,
     Parallel,
     SimulationConfig,
@@ -46,6 +49,7 @@ def validate(config: Config) -> None:
     _check_cache(config.cache)
     _check_checkpoint(config.checkpoint)
     _check_launch(config.launch)
+    _check_guard(config)
     _check_arrangement(parallel)
     if parallel.schedule in REFUSED:
         raise UserError(
@@ -123,6 +127,28 @@ def _check_checkpoint(checkpoint: Checkpointing) -> None:
 def _check_launch(launch: Launch) -> None:
     if launch.max_restarts is not None and launch.max_restarts < 0:
         raise UserError(f"launch.max_restarts={launch.max_restarts} is below 0; give 0 for no restart")
+
+
+def _check_guard(config: Config) -> None:
+    guard = config.guard
+    if guard.max_norm_ratio is not None and not guard.max_norm_ratio > 1:
+        raise UserError(
+            f"guard.max_norm_ratio={guard.max_norm_ratio} must be above 1: times the mean norm of the last steps"
+        )
+    for name in ("max_skips", "max_rollbacks"):
+        if getattr(guard, name) < 1:
+            raise UserError(f"guard.{name}={getattr(guard, name)} is below 1; take stop for what ends the run at once")
+    for name, choices, is_used in (
+        ("not_finite", STEP_ACTIONS, True),
+        ("exploding", STEP_ACTIONS, guard.max_norm_ratio is not None),
+        ("freeze", FREEZE_ACTIONS, config.freeze.guard is not None),
+    ):
+        _one_of(f"guard.{name}", getattr(guard, name), choices)
+        if getattr(guard, name) == "roll_back" and is_used and not config.checkpoint.enabled:
+            raise UserError(
+                f"guard.{name}=roll_back goes back to a checkpoint, and none is written; drop checkpoint=off, or take "
+                f"guard.{name}={choices[1]}"
+            )
 
 
 def check_modality(model: "ModelSpec", dataset: "DatasetSpec") -> None:
@@ -209,6 +235,12 @@ def warnings(config: Config) -> list[str]:
         texts.append(f"cache.variants={config.cache.variants} has no effect without cache.augmentation=variants")
     if config.cache.path is not None and config.cache.enabled and config.cache.disk_gib == 0:
         texts.append("cache.path has no effect with cache.disk_gib=0: only what lies on disk outlives the run")
+    if config.freeze.guard is not None and config.freeze.never_freezes:
+        texts.append("freeze.guard has no effect with freeze=none: nothing ever freezes")
+    if config.guard.freeze != Guard().freeze and config.freeze.guard is None:
+        texts.append(f"guard.freeze={config.guard.freeze} has no effect without freeze.guard=, the fall that is taken")
+    if config.guard.exploding != Guard().exploding and config.guard.max_norm_ratio is None:
+        texts.append(f"guard.exploding={config.guard.exploding} has no effect without guard.max_norm_ratio=")
     if not parallel.autopipe and config.cache.enabled and not config.freeze.never_freezes:
         texts.append("the cache has no effect with parallel.autopipe=false: the stages keep all their layers")
     if not parallel.autopipe and parallel.autodp and not config.freeze.never_freezes:

@@ -50,15 +50,23 @@ class FreezePolicy(ABC):
 
     Attributes:
         interval: Fraction of the run's optimizer steps between two decisions; ``None`` decides once per epoch.
+        guard: Largest fall of the main metric after a freeze; a larger one is answered as ``guard.freeze`` says.
+            ``None``: any fall is taken.
     """
 
     interval: float | None = None
+    guard: float | None = None
 
     def __post_init__(self) -> None:
         if self.interval is not None and not 0 < self.interval <= 1:
             raise UserError(
                 f"freeze.interval={self.interval} is not a fraction of the run; give a number above 0 and at most 1, "
                 "or null to decide once per epoch"
+            )
+        if self.guard is not None and not self.guard >= 0:
+            raise UserError(
+                f"freeze.guard={self.guard} is below 0; give the largest fall of the main metric that is taken, as "
+                "0.01, or null for any"
             )
 
     @property

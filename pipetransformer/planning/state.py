@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.errors import UserError
+from pipetransformer.planning.guard import GuardState
 from pipetransformer.planning.history import RunHistory
 
-VERSION = 2
+VERSION = 3
 
 
 class Stateful(Protocol):
@@ -47,6 +48,7 @@ class TrainState:
         num_resumes: Times that the run went on from a checkpoint.
         num_steps_lost: Steps that were repeated for that, over all times.
         best_metrics: Best value so far of the main metric of each split: ``name``, ``value``, ``split``, ``step``.
+        guard: Memory of the guard against numbers that go wrong.
     """
 
     seed: int
@@ -67,6 +69,7 @@ class TrainState:
     num_resumes: int = 0
     num_steps_lost: int = 0
     best_metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
+    guard: GuardState = field(default_factory=GuardState)
 
     @property
     def epoch(self) -> int:
@@ -90,11 +93,16 @@ class TrainState:
         self.norm_sums = [total + norm for total, norm in zip(sums, blocks, strict=True)]
         self.num_norms += 1
 
-    def take_mean_norms(self) -> tuple[float, ...]:
-        """Returns the mean norm of each block since the last decision, and starts anew."""
-        means = tuple(total / self.num_norms for total in self.norm_sums)
+    def mean_norms(self) -> tuple[float, ...]:
+        """Returns the mean norm of each block since the last decision."""
+        return tuple(total / self.num_norms for total in self.norm_sums)
+
+    def count_decision(self, num_frozen: int, policy_state: dict[str, float]) -> None:
+        """Takes over a decision of the freeze policy, and starts its norms anew."""
         self.norm_sums, self.num_norms, self.decision_due = [], 0, False
-        return means
+        self.num_decisions += 1
+        self.decided_at = self.step
+        self.num_frozen, self.policy_state = num_frozen, policy_state
 
     def state_dict(self) -> dict[str, Any]:
         """Returns plain values that JSON can hold without loss."""
@@ -118,9 +126,24 @@ class TrainState:
             "metrics": {split: dict(values) for split, values in self.metrics.items()},
             "best_metrics": {split: dict(best) for split, best in self.best_metrics.items()},
             "loss_scale": self.loss_scale.state_dict(),
+            "guard": self.guard.state_dict(),
             "history": self.history.state_dict(),
             "cache_level": self.plan.cache_level if self.history.entries else 0,
         }
+
+    def rolled_back(self, earlier: Mapping[str, Any], repeats: bool) -> dict[str, Any]:
+        """Returns the state with which the run goes on from the weights of an earlier step.
+
+        The memory of the guard and what counts restarts are not taken back.
+
+        Args:
+            earlier: :meth:`state_dict` of that step.
+            repeats: The steps since are trained again; otherwise they count as done, and their batches are passed over.
+        """
+        kept = {"guard", "num_resumes", "num_steps_lost", "overhead_s"}
+        if not repeats:
+            kept |= {"step", "epoch", "step_in_epoch", "evaluation_due", "metrics", "best_metrics", "history"}
+        return {**earlier, **{name: value for name, value in self.state_dict().items() if name in kept}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over the values of :meth:`state_dict`.
@@ -144,4 +167,5 @@ class TrainState:
         self.metrics = {split: dict(values) for split, values in state["metrics"].items()}
         self.best_metrics = {split: dict(best) for split, best in state["best_metrics"].items()}
         self.loss_scale.load_state_dict(state["loss_scale"])
+        self.guard = GuardState.from_dict(state["guard"])
         self.history.load_state_dict(state["history"])

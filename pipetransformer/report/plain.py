@@ -65,7 +65,8 @@ class PlainLog(Sink):
 
     def _decision(self, values: Values) -> Iterable[str]:
         yield text.decision_line(values)
-        yield f"gradient norms per block: {' '.join(text.gradient_norms(values['gradient_norms']))}"
+        if any(values["gradient_norms"]):
+            yield f"gradient norms per block: {' '.join(text.gradient_norms(values['gradient_norms']))}"
 
     def _transition(self, values: Values) -> Iterable[str]:
         changes = [f"{label} {before} -> {after}" for label, before, after in text.transition_changes(values)]

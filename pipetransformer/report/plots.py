@@ -25,7 +25,7 @@ SMOOTHING_STEPS = 25
 def gradient_norms(run: Run) -> Figure:
     """Draws the gradient norm of each block at each freeze decision; frozen blocks are blank."""
     figure, axes = _figure("Gradient norms at the freeze decisions", "freeze decision at step", "block")
-    decisions = run.events["decision"]
+    decisions = [decision for decision in run.events["decision"] if decision["bound"] != "guard"]
     norms = _floats([decision["gradient_norms"] for decision in decisions])
     norms[norms == 0] = np.nan
     if np.isnan(norms).all():

@@ -39,7 +39,9 @@ class JsonLines(Sink):
     """
 
     def __init__(self, path: Path, goes_on: bool = False) -> None:
-        self._file = path.open("a" if goes_on else "w", encoding="utf-8")
+        if not goes_on:
+            path.unlink(missing_ok=True)
+        self._file = path.open("a", encoding="utf-8")  # a run that is rolled back cuts the file meanwhile
 
     def write(self, event: EventName, values: Values) -> None:
         time = datetime.now(UTC).isoformat(timespec="milliseconds")

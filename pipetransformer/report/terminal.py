@@ -74,7 +74,8 @@ class Terminal(Sink):
         self._live.update(Group(self._bar, *status))
 
     def _decision(self, values: Values) -> None:
-        self._decision_values = values
+        if values["bound"] != "guard":
+            self._decision_values = values
         self._console.print(escape(text.decision_line(values)))
 
     def _transition(self, values: Values) -> None:

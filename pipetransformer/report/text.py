@@ -91,6 +91,10 @@ def _cache(values: Values) -> str:
 def decision_line(values: Values) -> str:
     before, after, num_blocks = values["num_frozen_before"], values["num_frozen"], len(values["gradient_norms"])
     frozen = f"{before} -> {after}" if after != before else f"still {after}"
+    if values["bound"] == "guard":
+        return (
+            f"guard at step {values['step']:,}: {values['reason']} ({frozen} of {plural(num_blocks, 'block')} frozen)"
+        )
     return f"freeze at step {values['step']:,}: {frozen} of {plural(num_blocks, 'block')} ({values['reason']})"
 
 

@@ -128,17 +128,20 @@ class WandbSink(Sink):
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._exit_code = 1
+        self._exit_code, self._num_rolled_back = 1, 0
         run.define_metric("*", step_metric="step")
 
     def write(self, event: EventName, values: Values) -> None:
+        """Takes an event. Its row is that of its step, so that wandb drops steps that a resumed run repeats; a run that
+        the guard has rolled back adds rows, since it trains otherwise from there on."""
+        self._num_rolled_back += values.get("num_steps_rolled_back", 0)
         if event in ("start", "resume"):
             self._run.config.update({event: values}, allow_val_change=True)
         elif event == "summary":
             self._exit_code = 0 if values["status"] == "completed" else 1
             self._run.summary.update(dict(flatten(values)))
         elif charts := _charts(event, values):
-            self._run.log({"step": values["step"], **charts})
+            self._run.log({"step": values["step"], **charts}, step=values["step"] + self._num_rolled_back)
 
     def identity(self) -> dict[str, Any]:
         return {"wandb_id": self._run.id}

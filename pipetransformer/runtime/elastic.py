@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from pipetransformer.autodp.topology import Topology
 from pipetransformer.autodp.transition import Placement, Transition, first_transition, next_transition
 from pipetransformer.autopipe.plan import Plan
-from pipetransformer.errors import NotFinite
+from pipetransformer.errors import Exploding, NotFinite, StepRefused
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.base import OptimizerSpec
 from pipetransformer.runtime import gradients
@@ -26,6 +26,7 @@ from pipetransformer.runtime.fsdp import FsdpLayers, ShardedStage
 from pipetransformer.runtime.groups import RankContext, ResolvedTopology
 from pipetransformer.runtime.precision import LossScale
 from pipetransformer.runtime.resident import OptimizerState, ResidentLayers
+from pipetransformer.runtime.result import NO_REQUESTS, Requests, StepResult
 from pipetransformer.runtime.snapshot import (
     LayerSource,
     gather_optimizer_state,
@@ -36,55 +37,6 @@ from pipetransformer.runtime.snapshot import (
 )
 from pipetransformer.runtime.stage import FrozenForward, ParametersByLayer, Stage, eval_forward
 from pipetransformer.runtime.transfer import borrowed, gather_state_dict, send_layers
-
-
-@dataclass(frozen=True)
-class Requests:
-    """Wishes of a rank that all ranks have to follow at the same step; they travel with the loss.
-
-    Attributes:
-        save: Write a checkpoint.
-        requeue: Stop, and be started again.
-        quit: Stop.
-    """
-
-    save: bool = False
-    requeue: bool = False
-    quit: bool = False
-
-
-NO_REQUESTS = Requests()
-
-
-class StepResult:
-    """Gradient norms and loss of a global batch.
-
-    Args:
-        sums: The mean loss, the ranks whose gradient overflowed and the ranks' requests; the all-reduce may still run
-            when the step returns.
-        squared_norms: Of each layer's gradient, zero on idle ranks.
-
-    Attributes:
-        layer_norms: The gradient norm of each layer before clipping; zero on idle ranks.
-        total_norm: The norm of the whole gradient before clipping.
-        loss_scale: The scale that the step was computed with.
-        skipped: True when the gradient overflowed at this scale and changed no weight; its norms are not finite.
-    """
-
-    def __init__(self, sums: gradients.AsyncSum, squared_norms: list[float], loss_scale: float, skipped: bool) -> None:
-        self._sums, self.loss_scale, self.skipped = sums, loss_scale, skipped
-        self.layer_norms = tuple(math.sqrt(value) for value in squared_norms)
-        self.total_norm = math.sqrt(sum(squared_norms))
-
-    @property
-    def loss(self) -> float:
-        """The mean loss, equal on every rank. Waits for its all-reduce."""
-        return self._sums.values()[0]
-
-    @property
-    def requests(self) -> Requests:
-        """The requests of all ranks together. Waits for the loss."""
-        return Requests(*(count != 0 for count in self._sums.values()[2:]))
 
 
 @dataclass(frozen=True)
@@ -283,8 +235,9 @@ class ElasticRuntime:
         return self._spec.build(parameters)
 
     def train_step(
-        self, loader: Loader, ids: np.ndarray, step: int, rate: float, requests: Requests = NO_REQUESTS
-    ) -> StepResult:
+        self, loader: Loader, ids: np.ndarray, step: int, rate: float, requests: Requests = NO_REQUESTS,
+        max_norm: float = math.inf,
+    ) -> StepResult:  # fmt: skip
         """Loads this rank's part of a global batch and takes one optimizer step.
 
         Args:
@@ -293,51 +246,68 @@ class ElasticRuntime:
             step: The optimizer step, for the samples' random streams.
             rate: The learning rate.
             requests: This rank's.
+            max_norm: Largest norm of the whole gradient, the same on every rank that has a part of it.
 
         Raises:
-            NotFinite: On every rank alike, before any weight changes.
+            StepRefused: On every rank alike, before any weight changes: :class:`~pipetransformer.errors.NotFinite` or
+                :class:`~pipetransformer.errors.Exploding`.
         """
         assert self.topology is not None, "apply a plan first"
-        return self.step(None if self.topology.is_idle else loader.batch(ids, self.topology, step), rate, requests)
+        batch = None if self.topology.is_idle else loader.batch(ids, self.topology, step)
+        return self.step(batch, rate, requests, max_norm)
 
-    def step(self, batch: Batch | None, rate: float, requests: Requests = NO_REQUESTS) -> StepResult:
+    def step(
+        self, batch: Batch | None, rate: float, requests: Requests = NO_REQUESTS, max_norm: float = math.inf
+    ) -> StepResult:
         """Takes one optimizer step over the global batch.
 
         Args:
             batch: This replica's part; ``None`` on an idle rank.
             rate: The learning rate.
             requests: This rank's.
+            max_norm: Largest norm of the whole gradient, the same on every rank that has a part of it.
 
         Raises:
-            NotFinite: On every rank alike, before any weight changes.
+            StepRefused: On every rank alike, before any weight changes.
         """
         if self.engine is None or batch is None:
             return self._idle_step(requests)
         loss = self.engine.step(batch, self.loss_scale.value)
         own = gradients.squared_gradient_norms(self._measured, self.num_layers, self.device)
         squared = self.loss_scale.unscaled(gradients.all_reduce_squared_norms(own, self.engine.norm_group))
-        overflowed = not math.isfinite(sum(squared))
-        sums = gradients.AsyncSum(loss, *(torch.full_like(loss, flag) for flag in (overflowed, *astuple(requests))))
-        result = self._judge(sums, squared, overflowed)
+        overflowed, exploding = not math.isfinite(sum(squared)), math.sqrt(sum(squared)) > max_norm
+        flags = overflowed, exploding, *astuple(requests)
+        sums = gradients.AsyncSum(loss, *(torch.full_like(loss, flag) for flag in flags))
+        try:
+            result = self._judge(sums, squared, overflowed, exploding)
+        except StepRefused:
+            self._clear_gradients()
+            raise
         self._update(result, rate)
         return result
 
     def _idle_step(self, requests: Requests) -> StepResult:
         """Joins the loss all-reduce, so that idle ranks stay in step and learn of a skipped step or an abort."""
         nothing = torch.zeros((), dtype=torch.float64, device=self.device)
-        sums = gradients.AsyncSum(nothing, nothing, *(torch.full_like(nothing, flag) for flag in astuple(requests)))
-        overflowed = sums.values()[1] != 0
-        return self._judge(sums, [math.inf if overflowed else 0.0] * self.num_layers, overflowed)
+        flags = (torch.full_like(nothing, flag) for flag in astuple(requests))
+        sums = gradients.AsyncSum(nothing, nothing, nothing, *flags)
+        overflowed, exploding = (count != 0 for count in sums.values()[1:3])
+        return self._judge(sums, [math.inf if overflowed else 0.0] * self.num_layers, overflowed, exploding)
 
-    def _judge(self, sums: gradients.AsyncSum, squared_norms: list[float], overflowed: bool) -> StepResult:
-        """Adapts the loss scale. All ranks know of an overflow, and only then wait for the loss."""
-        result = StepResult(sums, squared_norms, self.loss_scale.value, overflowed)
-        if not overflowed:
-            self.loss_scale.grow()
-        elif not math.isfinite(result.loss) or self.loss_scale.is_lowest:
-            raise NotFinite(f"the loss ({result.loss:g}) or its gradient (norm {result.total_norm:g}) is not finite")
-        else:
+    def _judge(
+        self, sums: gradients.AsyncSum, squared_norms: list[float], overflowed: bool, exploding: bool
+    ) -> StepResult:
+        """Adapts the loss scale. All ranks know of a bad gradient, and only then wait for the loss."""
+        result = StepResult(sums, squared_norms, self.loss_scale.value, skipped=overflowed or exploding)
+        if overflowed:
+            if not math.isfinite(result.loss) or self.loss_scale.is_lowest:
+                problem = f"the loss ({result.loss:g}) or its gradient (norm {result.total_norm:g}) is not finite"
+                raise NotFinite(problem, result)
             self.loss_scale.shrink()
+        elif exploding:
+            raise Exploding(f"the gradient has norm {result.total_norm:.4g}", result)
+        else:
+            self.loss_scale.grow()
         return result
 
     def _update(self, result: StepResult, rate: float) -> None:
@@ -351,6 +321,10 @@ class ElasticRuntime:
                 for group in self.optimizer.param_groups:
                     group["lr"] = rate
                 self.optimizer.step()
+            self._clear_gradients()
+
+    def _clear_gradients(self) -> None:
+        if self.optimizer is not None:
             self.optimizer.zero_grad(set_to_none=True)
 
     def evaluate(self, loader: Loader, ids: np.ndarray) -> Evaluated | None:

@@ -46,6 +46,10 @@ class Checkpoints:
         about: Entries of the manifest that stay the same during the run.
         report: Receives each checkpoint, and a warning for one that could not be written.
         run_dir: The run folder.
+
+    Attributes:
+        folder: The checkpoints on disk.
+        saved_step: Step of the last one that was begun; ``None`` before the first.
     """
 
     def __init__(
@@ -57,12 +61,12 @@ class Checkpoints:
         token = _shared_token()
         store = PrefixStore(f"checkpoints/{token}", own_store())
         self.folder = CheckpointFolder(run_dir / FOLDER, token)
-        retention = Retention(self._options.keep, self._options.keep_best)
         world = dist.get_rank(), dist.get_world_size()
-        self._writer = CheckpointWriter(self.folder, retention, *world, config.parallel.timeout_s, store)
+        self._writer = CheckpointWriter(self.folder, *world, config.parallel.timeout_s, store)
         if dist.get_rank() == 0:
             self.folder.discard()  # of a run that was killed
         self._started_s = self._saved_s = time.monotonic()
+        self.saved_step: int | None = None
         self._figures = {"num_saved": 0, "wait_seconds": 0.0, "write_seconds": 0.0, "bytes": 0}
 
     def wants(self, step: int) -> bool:
@@ -106,8 +110,11 @@ class Checkpoints:
             seconds=self._about["seconds"] + time.monotonic() - self._started_s,
             **{name: value for name, value in self._about.items() if name != "seconds"},
         )
-        self._writer.start({layer: (stack[layer].prefix, tensors) for layer, tensors in copies.items()}, manifest)
-        self._saved_s = time.monotonic()
+        watched = state.guard.watched
+        retention = Retention(self._options.keep, self._options.keep_best, None if watched is None else watched.step)
+        named = {layer: (stack[layer].prefix, tensors) for layer, tensors in copies.items()}
+        self._writer.start(named, manifest, retention)
+        self._saved_s, self.saved_step = time.monotonic(), state.step
         self._figures["wait_seconds"] += time.perf_counter() - start
 
     def report_written(self) -> None:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pipetransformer.config.schema import Cache, Checkpointing, Config, Parallel, Resume
+from pipetransformer.config.schema import Cache, Checkpointing, Config, Guard, Parallel, Resume
 from pipetransformer.config.validate import validate
 from pipetransformer.data.map_style import Loss, MapStyleData, MapStyleSplit, Metrics
 from pipetransformer.errors import UserError
@@ -66,6 +66,8 @@ class ElasticTrainer(Trainer):
         run_dir: Folder for the event log, the summary and checkpoints; ``None`` writes none.
         checkpoint: When to write checkpoints, with a ``run_dir``; the defaults of
             :class:`~pipetransformer.config.schema.Checkpointing` otherwise.
+        guard: What to do when a loss, a gradient or, with ``freeze.guard``, a freeze goes wrong; the defaults of
+            :class:`~pipetransformer.config.schema.Guard` otherwise.
         resume: Go on from the newest checkpoint in ``run_dir``, if there is one. The world may be another one.
 
     Raises:
@@ -92,10 +94,13 @@ class ElasticTrainer(Trainer):
         callbacks: Sequence[Callback] = (),
         run_dir: str | Path | None = None,
         checkpoint: Checkpointing | None = None,
+        guard: Guard | None = None,
         resume: bool = False,
     ) -> None:
         if run_dir is None and (checkpoint is not None or resume):
             raise UserError("`checkpoint` and `resume` need a folder; give `run_dir`")
+        if freeze is not None and freeze.guard is not None and not (evaluation and eval_every_epochs):
+            raise UserError("`freeze.guard` judges by evaluations; give `evaluation` and `eval_every_epochs`")
         spec = ModelInstance.of(model)
         samples = MapStyleSplit("train", [train[i % len(train)] for i in range(2)] if len(train) else [], loss)
         ids, num_tokens = [0, 1], None if samples.lengths is None else int(samples.lengths.max())
@@ -115,6 +120,7 @@ class ElasticTrainer(Trainer):
             parallel=parallel or Parallel(),
             cache=cache or Cache(),
             checkpoint=checkpoint or Checkpointing(enabled=run_dir is not None),
+            guard=guard or Guard(),
             resume=Resume(run="auto" if resume else None),
             seed=seed,
             epochs=epochs,

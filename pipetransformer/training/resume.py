@@ -94,10 +94,14 @@ def wanted_checkpoint(config: Config, run_dir: Path) -> Checkpoint | None:
     return checkpoint
 
 
-def find_checkpoint(run_dir: Path) -> Checkpoint | None:
+def find_checkpoint(run_dir: Path, step: int | None = None) -> Checkpoint | None:
     """Finds the newest checkpoint of a run that is whole; ``None`` where there is none. Collective.
 
     Each rank reads a part of the files to compare them with their digests.
+
+    Args:
+        run_dir: The run folder.
+        step: Only that of this step.
 
     Raises:
         UserError: There are checkpoints, and every one is damaged.
@@ -107,6 +111,8 @@ def find_checkpoint(run_dir: Path) -> Checkpoint | None:
     notes: list[str] = []
     for path, found in names[0]:
         if isinstance(found, Manifest):
+            if step not in (None, found.step):
+                continue
             problem = _problem(path, found.layers)
             if problem is None:
                 return Checkpoint(path, found, tuple(notes))

@@ -17,7 +17,7 @@ from torch import Tensor
 from pipetransformer.autocache.buffer import GIB
 from pipetransformer.config.names import in_options
 from pipetransformer.config.schema import Config
-from pipetransformer.errors import Diverged, NotSaved, Stopped, UserError
+from pipetransformer.errors import Diverged, FreezeHurts, NotSaved, Stopped, UserError
 from pipetransformer.models.base import ModelSpec
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.report.card import write_card
@@ -117,6 +117,9 @@ def _train(trainer: Trainer, run_dir: Path) -> dict[str, Any]:
     except Diverged as diverged:
         status, error = "diverged", in_options(diverged)
         raise
+    except FreezeHurts as hurts:
+        status, error = "stopped", in_options(hurts)
+        raise
     except BaseException as failure:
         error = f"{type(failure).__name__}: {in_options(failure)}"
         raise
@@ -135,6 +138,7 @@ def _report_start(trainer: Trainer, run_dir: Path) -> None:
     if resumed is not None:
         folder, lost = resumed.checkpoint.folder, trainer.num_steps_lost
         about = {"step": trainer.state.step, "checkpoint": str(folder), "num_steps_lost": lost}
+        about["num_steps_rolled_back"] = trainer.state.guard.num_steps_lost
     trainer.report.write(
         event,
         **about,

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from pipetransformer.autodp.sampler import batch_ids, epoch_order
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.config.schema import Config
-from pipetransformer.errors import Diverged, LoopLeft, NotFinite, Stopped
+from pipetransformer.errors import LoopLeft, StepRefused, Stopped
 from pipetransformer.freeze.base import Decision, Signals
 from pipetransformer.planning.history import RunHistory
 from pipetransformer.planning.state import TrainState
@@ -22,15 +22,17 @@ from pipetransformer.planning.timeline import Timeline
 from pipetransformer.report.format import BestMetric
 from pipetransformer.report.reporter import Reporter
 from pipetransformer.report.run_folder import EVENT_LOG
-from pipetransformer.runtime.elastic import NO_REQUESTS, ElasticRuntime, Requests, StepResult
 from pipetransformer.runtime.groups import any_rank, broadcast_from_rank0
+from pipetransformer.runtime.result import NO_REQUESTS, Requests, StepResult
 from pipetransformer.training import interrupt
 from pipetransformer.training.build import RunComponents
 from pipetransformer.training.cache_session import CacheSession
 from pipetransformer.training.checkpoints import Checkpoints, about_run, next_batch_digest
 from pipetransformer.training.evaluate import evaluate
+from pipetransformer.training.guard import RunGuard
 from pipetransformer.training.position import inside
 from pipetransformer.training.resume import cut_log
+from pipetransformer.training.step_log import StepLog
 from pipetransformer.training.tracer import Tracer
 from pipetransformer.training.transitions import Transitions
 
@@ -98,6 +100,7 @@ class Trainer:
         self.checkpoints = Checkpoints(
             config, self.runtime, self.timeline, about_run(config, components, report, run_dir), report, run_dir
         )
+        self.guard = RunGuard(self, run_dir)
         self._run_dir, self.num_steps_lost = run_dir, 0
         self._last: StepResult | None = None  # the requests of its ranks hold after the next step
         self._order: tuple[int, np.ndarray] | None = None  # of the epoch that the loader is set to
@@ -129,18 +132,18 @@ class Trainer:
         for note in resumed.checkpoint.notes:
             self.report.write("warning", message=f"a newer checkpoint is passed over: {note}")
 
-    def go_to(self, state: dict[str, Any]) -> None:
+    def go_to(self, state: dict[str, Any], reason: str = "goes on from another step") -> None:
         """Takes over the state of another step, and goes to a plan for its frozen blocks without a cache."""
-        self._log.flush()
+        self.flush_log()
         self.state.load_state_dict(state)
-        self._transitions.replace(self.planner.resumed(self.state.num_frozen).after)
+        self._transitions.replace(self.planner.resumed(self.state.num_frozen).after, reason)
         self._last, self._order, self._prefetching = None, None, False
 
     def cache_again(self) -> None:
         """Goes to the plan with the cache, where a run goes on with frozen blocks."""
         is_over, begins = self.state.step >= self.timeline.num_steps, self.state.step == 0
         if self.state.num_frozen and self.cache_session.is_on and not (is_over or begins):
-            self._follow(Decision(self.state.num_frozen, "resume", f"resumed at step {self.state.step}"))
+            self.follow(Decision(self.state.num_frozen, "resume", f"resumed at step {self.state.step}"))
 
     def freeze_at_start(self) -> None:
         """Goes to the plan for the blocks that are frozen before the first step."""
@@ -148,7 +151,7 @@ class Trainer:
         if num_frozen and self.state.step == 0:
             reason = f"{num_frozen} of {self.num_blocks} blocks are frozen from the start"
             self.state.num_frozen = num_frozen
-            self._follow(Decision(num_frozen, "start", reason))
+            self.follow(Decision(num_frozen, "start", reason))
 
     def __iter__(self) -> Iterator[StepResult]:
         """Yields the result of each step.
@@ -160,7 +163,8 @@ class Trainer:
         with interrupt.deferred():
             try:
                 if self.state.evaluation_due:  # when the run was stopped
-                    self._evaluate(self._asked_to_stop)
+                    self.evaluate_or_leave()
+                    self.guard.judge_freeze()
                 while self.state.step < self.timeline.num_steps:
                     yield self._next_step()
             except LoopLeft:
@@ -170,7 +174,7 @@ class Trainer:
     def _next_step(self) -> StepResult:
         state, order = self.state, self._epoch_order()
         if self.timeline.is_decision_step(state.step) and state.decided_at != state.step:
-            state.decision_due |= not self.config.freeze.never_freezes
+            state.decision_due |= not (self.config.freeze.never_freezes or state.guard.holds)
         if state.decision_due and state.num_norms:  # put off where all steps since the last one were skipped
             self._decide()
         if not self._prefetching:
@@ -182,7 +186,9 @@ class Trainer:
         evaluates = state.step_in_epoch == 0 and self._evaluates_after(state.epoch)
         if evaluates:
             self.state.evaluation_due = True
-            self._evaluate(self._asked_to_stop)
+            self.evaluate_or_leave()
+            if self.guard.judge_freeze():
+                return result
         self._save_or_stop(result, evaluates)
         return result
 
@@ -192,7 +198,7 @@ class Trainer:
         self._last, stops = result, asked.requeue or asked.quit
         if self.checkpoints.is_due(self.state.step, asked.save or stops):
             self._log.flush()
-            self.checkpoints.save(self.state, self._main_metric() if is_evaluated else None)
+            self.checkpoints.save(self.state, self.main_metric() if is_evaluated else None)
         self.checkpoints.report_written()
         if stops and self.state.step < self.timeline.num_steps:
             self.checkpoints.wait()
@@ -212,12 +218,16 @@ class Trainer:
         self.checkpoints.wait()
         raise Stopped(not quits, self.checkpoints.folder.newest_step is not None)
 
-    def _main_metric(self) -> float | None:
+    def main_metric(self) -> float | None:
         """Returns the main metric of the first evaluation split, as it was last measured."""
         if not self.components.evaluation:
             return None
         metrics = self.state.metrics[self.components.evaluation[0].split.name]
         return next(iter(metrics.values()), None)
+
+    def main_metric_name(self) -> str:
+        """Returns the name of :meth:`main_metric`."""
+        return next(iter(self.state.metrics[self.components.evaluation[0].split.name]))
 
     def _epoch_order(self) -> np.ndarray:
         """The order of the present epoch, shape (N,); sets the loader to it."""
@@ -240,18 +250,22 @@ class Trainer:
     def _train_step(self, ids: np.ndarray) -> StepResult:
         state, start, waited_s = self.state, time.perf_counter(), self.cache_session.waited_s
         rate = self.config.optim.rate(state.step, self.timeline.num_steps)
+        requests, max_norm, verdict = self._requests(), self.guard.max_norm, None
         try:
-            result = self.runtime.train_step(self.components.train, ids, state.step, rate, self._requests())
-        except NotFinite as error:
+            result = self.runtime.train_step(self.components.train, ids, state.step, rate, requests, max_norm)
+        except StepRefused as error:
             self._log.flush()
-            raise Diverged(self._advice(rate, error)) from error
+            result, verdict = error.result, self.guard.judge_step(error, rate)
         if not result.skipped:
             state.add_norms(result.layer_norms)
+            state.guard.add_norm(result.total_norm)
         state.step += 1
         self._log.flush()
         seconds = time.perf_counter() - start
         state.history.step(len(ids), seconds)
         self._log.note(state.step, result, rate, len(ids), seconds, self.cache_session.waited_s - waited_s)
+        if verdict is not None:
+            self.guard.follow(verdict)
         return result
 
     def _requests(self) -> Requests:
@@ -263,24 +277,17 @@ class Trainer:
             quit=signal == interrupt.QUIT,
         )
 
-    def _advice(self, rate: float, error: NotFinite) -> str:
-        wider = ", take precision=bfloat16, whose range is wider," if self.runtime.precision.scales_loss else ""
-        return (
-            f"step {self.state.step + 1}: {error}. The weights of the step before are kept; lower "
-            f"optim.lr={rate:g}{wider} or check the data"
-        )
-
     def _decide(self) -> None:
         """Asks the freeze policy, and goes to the plan that follows from its answer."""
         self._log.flush()
         state, before = self.state, self.plan.num_frozen
-        means = torch.tensor(state.take_mean_norms(), dtype=torch.float64)
+        means = torch.tensor(state.mean_norms(), dtype=torch.float64)
         norms = tuple(broadcast_from_rank0(means).tolist())
         signals = Signals(state.num_decisions, self.num_blocks, before, norms)
-        decision, state.policy_state = self.config.freeze.decide(signals, state.policy_state)
-        state.num_decisions += 1
-        state.decided_at = state.step
-        state.num_frozen = decision.num_frozen
+        decision, policy_state = self.config.freeze.decide(signals, state.policy_state)
+        if decision.num_frozen > before:
+            self.guard.watch()
+        state.count_decision(decision.num_frozen, policy_state)
         self.report.write(
             "decision",
             step=state.step,
@@ -295,15 +302,28 @@ class Trainer:
         for callback in self._callbacks:
             callback.on_decision(self, signals, decision)
         if decision.num_frozen != before:
-            self._follow(decision)
+            self.follow(decision)
 
-    def _follow(self, decision: Decision) -> None:
+    def follow(self, decision: Decision) -> None:
+        """Makes the transition that follows from a decision. Collective."""
         before = self.plan
         with inside("a transition", self.state.step):
             self._transitions.follow(decision, self.state.step)
         self._prefetching = False
         for callback in self._callbacks:
             callback.on_transition(self, before, self.plan)
+
+    def flush_log(self) -> None:
+        """Reports the last step, whose loss may still be all-reduced."""
+        self._log.flush()
+
+    def evaluate_or_leave(self) -> None:
+        """Scores every evaluation split; a signal to any rank leaves it.
+
+        Raises:
+            LoopLeft: On every rank.
+        """
+        self._evaluate(self._asked_to_stop)
 
     def evaluate(self) -> dict[str, dict[str, float]]:
         """Scores every evaluation split under the current plan.
@@ -349,57 +369,9 @@ class Trainer:
             summary["traces"] = self.tracer.files
         if cache := self.cache_session.figures():
             summary["cache"] = cache
+        if guarded := self.guard.figures():
+            summary["guard"] = guarded
         if saved := self.checkpoints.figures():
             resumed = {"num_resumes": self.state.num_resumes, "num_steps_lost": self.state.num_steps_lost}
             summary["checkpoints"] = saved | resumed
         return summary | self.state.history.summary(self.planner)
-
-
-class StepLog:
-    """Reports each step when the next one has ended, so that no rank waits for a loss at the end of a step."""
-
-    def __init__(self, report: Reporter, runtime: ElasticRuntime, timeline: Timeline) -> None:
-        self._report, self._runtime, self._timeline = report, runtime, timeline
-        self._last: tuple[StepResult, dict[str, Any]] | None = None  # its loss is still being all-reduced
-
-    def note(self, step: int, result: StepResult, rate: float, num_samples: int, seconds: float, wait_s: float) -> None:
-        """Keeps a step until the next :meth:`flush`.
-
-        Args:
-            step: Number of the step, from 1 on.
-            result: Norms and loss.
-            rate: Learning rate.
-            num_samples: Samples of the global batch.
-            seconds: Duration of the step on this rank.
-            wait_s: Part of it in which the rank waited for the cache.
-        """
-        plan = self._runtime.plan
-        assert plan is not None
-        values = {
-            "step": step,
-            "epoch": step / self._timeline.steps_per_epoch,
-            "lr": rate,
-            "grad_norm": result.total_norm,
-            "step_seconds": seconds,
-            "samples_per_second": num_samples / seconds,
-            "num_frozen": plan.num_frozen,
-            "num_stages": plan.num_stages,
-            "num_replicas": plan.num_replicas,
-            "cache_level": plan.cache_level,
-        }
-        waiting = {"cache_wait_seconds": wait_s} if plan.cache_level else {}
-        self._last = result, values | self.scaling() | waiting
-
-    def flush(self) -> None:
-        """Reports the step that is kept, if there is one."""
-        if self._last is not None:
-            result, values = self._last
-            self._report.write("step", loss=result.loss, **values)
-            self._last = None
-
-    def scaling(self) -> dict[str, float]:
-        """Returns the loss scale of the next step and the steps skipped so far; empty without scaling."""
-        if not self._runtime.precision.scales_loss:
-            return {}
-        scale = self._runtime.loss_scale
-        return {"loss_scale": scale.value, "num_skipped_steps": scale.num_skipped}

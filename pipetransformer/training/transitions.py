@@ -46,13 +46,13 @@ class Transitions:
         self._apply(first, source)
         self._state.history.plan(PlanRecord(first.after, self._state.step, first.reason))
 
-    def replace(self, plan: Plan) -> None:
+    def replace(self, plan: Plan, reason: str) -> None:
         """Goes to a plan that caches nothing, for a run that goes on from another step."""
         last = self._runtime.transition
         assert last is not None, "a run has a plan"
         self._apply(next_transition(last, plan))
         self._cache_session.advance_to(0, self._state.step)
-        self._state.history.plan(PlanRecord(plan, self._state.step, "goes on from another step"))
+        self._state.history.plan(PlanRecord(plan, self._state.step, reason))
 
     def follow(self, decision: Decision, step: int) -> None:
         """Makes the transition that pays most for a decision, with the cache.
@@ -104,7 +104,11 @@ class Transitions:
         return remaining, self._planner.transition(last, decision.num_frozen, remaining)
 
     def _apply(self, transition: Transition, source: LayerSource | None = None) -> TransitionReport:
-        """Carries out a transition, and remembers the seconds that it takes besides moving layers."""
-        moved = self._runtime.apply(transition, source)
-        self._state.overhead_s = broadcast_from_rank0(torch.tensor(moved.group_s + moved.rebuild_s)).item()
+        """Carries out a transition, and remembers the seconds that it takes besides moving layers.
+
+        Ranks that were idle learn the mean norm of the gradient.
+        """
+        moved, guard = self._runtime.apply(transition, source), self._state.guard
+        own = torch.tensor([moved.group_s + moved.rebuild_s, guard.mean_norm], dtype=torch.float64)
+        self._state.overhead_s, guard.mean_norm = broadcast_from_rank0(own).tolist()
         return moved

@@ -23,12 +23,12 @@ ALL = Retention(100, 0)
 
 def writers(folder: Path, world: int = 1, timeout_s: float = 60) -> list[CheckpointWriter]:
     found, store = CheckpointFolder(folder, "0123abcd"), HashStore()
-    return [CheckpointWriter(found, ALL, rank, world, timeout_s, store.clone()) for rank in range(world)]
+    return [CheckpointWriter(found, rank, world, timeout_s, store.clone()) for rank in range(world)]
 
 
 def write(folder: Path, step: int, metric: float | None = None) -> Path:
     (writer,) = writers(folder)
-    writer.start(LAYERS, replace(EXAMPLE, step=step, layers=(), metric=metric))
+    writer.start(LAYERS, replace(EXAMPLE, step=step, layers=(), metric=metric), ALL)
     writer.wait()
     outcome = writer.take_outcome()
     assert outcome is not None
@@ -42,9 +42,9 @@ def steps(folder: Path) -> list[int]:
 
 def test_ranks_write_one_checkpoint_together(tmp_path: Path) -> None:
     first, second = writers(tmp_path, world=2)
-    first.start({0: LAYERS[0], 2: LAYERS[2]}, replace(EXAMPLE, layers=()))
+    first.start({0: LAYERS[0], 2: LAYERS[2]}, replace(EXAMPLE, layers=()), ALL)
     assert not steps(tmp_path), "nothing is published before all ranks are done"
-    second.start({1: LAYERS[1]}, replace(EXAMPLE, layers=()))
+    second.start({1: LAYERS[1]}, replace(EXAMPLE, layers=()), ALL)
     for writer in (first, second):
         writer.wait()
     assert second.take_outcome() is None
@@ -59,10 +59,10 @@ def test_ranks_write_one_checkpoint_together(tmp_path: Path) -> None:
 
 def test_a_rank_that_cannot_write_tells_why_and_nothing_is_published(tmp_path: Path) -> None:
     first, second = writers(tmp_path, world=2)
-    first.start({0: LAYERS[0]}, replace(EXAMPLE, layers=()))
+    first.start({0: LAYERS[0]}, replace(EXAMPLE, layers=()), ALL)
     in_the_way = first.folder.staging(7) / layer_file(1)
     in_the_way.mkdir(parents=True)
-    second.start({1: LAYERS[1]}, replace(EXAMPLE, layers=()))
+    second.start({1: LAYERS[1]}, replace(EXAMPLE, layers=()), ALL)
     for writer in (second, first):
         writer.wait()
     outcome = first.take_outcome()
@@ -74,7 +74,7 @@ def test_a_rank_that_cannot_write_tells_why_and_nothing_is_published(tmp_path: P
 
 def test_a_rank_that_does_not_come_is_waited_for_only_so_long(tmp_path: Path) -> None:
     first, _ = writers(tmp_path, world=2, timeout_s=0.05)
-    first.start({0: LAYERS[0]}, replace(EXAMPLE, layers=()))
+    first.start({0: LAYERS[0]}, replace(EXAMPLE, layers=()), ALL)
     first.wait()
     outcome = first.take_outcome()
     assert outcome is not None
@@ -85,8 +85,8 @@ def test_a_rank_that_does_not_come_is_waited_for_only_so_long(tmp_path: Path) ->
 def test_a_rank_that_writes_late_leaves_nothing_after_the_first_has_failed(tmp_path: Path) -> None:
     first, second = writers(tmp_path, world=2)
     (first.folder.staging(7) / layer_file(0)).mkdir(parents=True)  # in the way
-    first.start({0: LAYERS[0]}, replace(EXAMPLE, layers=()))
-    second.start({1: LAYERS[1]}, replace(EXAMPLE, layers=()))
+    first.start({0: LAYERS[0]}, replace(EXAMPLE, layers=()), ALL)
+    second.start({1: LAYERS[1]}, replace(EXAMPLE, layers=()), ALL)
     for writer in (second, first):
         writer.wait()
     outcome = first.take_outcome()
@@ -99,7 +99,7 @@ def test_files_that_another_node_wrote_elsewhere_are_not_published(tmp_path: Pat
     first, second = writers(tmp_path / "here", world=2)
     second.folder = CheckpointFolder(tmp_path / "there", "0123abcd")
     for layer, writer in enumerate((first, second)):
-        writer.start({layer: LAYERS[layer]}, replace(EXAMPLE, layers=()))
+        writer.start({layer: LAYERS[layer]}, replace(EXAMPLE, layers=()), ALL)
     for writer in (second, first):
         writer.wait()
     outcome = first.take_outcome()
@@ -110,7 +110,7 @@ def test_files_that_another_node_wrote_elsewhere_are_not_published(tmp_path: Pat
 
 def test_a_run_that_has_failed_does_not_wait_for_other_ranks(tmp_path: Path) -> None:
     first, _ = writers(tmp_path, world=2)
-    first.start({0: LAYERS[0]}, replace(EXAMPLE, layers=()))
+    first.start({0: LAYERS[0]}, replace(EXAMPLE, layers=()), ALL)
     first.close(give_up=True)
     assert steps(tmp_path) == []
 
@@ -132,18 +132,31 @@ def test_a_link_or_a_file_is_no_checkpoint(tmp_path: Path) -> None:
     assert steps(tmp_path) == [1]
 
 
-@given(st.lists(st.one_of(st.none(), st.floats(0, 1)), min_size=1, max_size=8), st.integers(1, 4), st.integers(0, 3))
-def test_the_newest_and_the_best_stay(
-    tmp_path_factory: pytest.TempPathFactory, metrics: list[float | None], keep: int, best: int
+@given(
+    metrics=st.lists(st.none() | st.floats(0, 1), min_size=1, max_size=8),
+    keep=st.integers(1, 4),
+    best=st.integers(0, 3),
+    pinned=st.none() | st.integers(0, 7),
+)
+def test_the_newest_the_best_and_the_pinned_one_stay(
+    tmp_path_factory: pytest.TempPathFactory, metrics: list[float | None], keep: int, best: int, pinned: int | None
 ) -> None:
     folder = tmp_path_factory.mktemp("kept")
     for step, metric in enumerate(metrics):
         path = folder / f"step-{step:08d}"
         path.mkdir()
         (path / MANIFEST).write_bytes(replace(EXAMPLE, step=step, metric=metric).to_json())
-    CheckpointFolder(folder).prune(Retention(keep, best))
+    CheckpointFolder(folder).prune(Retention(keep, best, pinned))
     scored = sorted(((m, s) for s, m in enumerate(metrics) if m is not None), reverse=True)[:best]
-    assert steps(folder) == sorted({*range(len(metrics))[-keep:], *(step for _, step in scored)})
+    stays = {*range(len(metrics))[-keep:], *(step for _, step in scored)}
+    assert steps(folder) == sorted(stays | ({pinned} & set(range(len(metrics)))))
+
+
+def test_later_ones_are_removed_when_the_run_is_rolled_back(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        write(tmp_path, step)
+    CheckpointFolder(tmp_path).remove_after(1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
 
 
 def test_a_damaged_one_counts_for_nothing_in_retention(tmp_path: Path) -> None:

@@ -28,7 +28,8 @@ class FakeRun:
     def define_metric(self, name: str, step_metric: str) -> None:
         assert (name, step_metric) == ("*", "step")
 
-    def log(self, values: dict[str, Any]) -> None:
+    def log(self, values: dict[str, Any], step: int) -> None:
+        assert step == values["step"]
         self.logged.append(values)
 
     def finish(self, exit_code: int) -> None:

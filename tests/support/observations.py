@@ -10,9 +10,10 @@ import torch
 import torch.distributed as dist
 
 from pipetransformer.errors import NotFinite
-from pipetransformer.runtime.elastic import ElasticRuntime, StepResult
+from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.runtime.fsdp import local_part
 from pipetransformer.runtime.groups import ProcessGroups
+from pipetransformer.runtime.result import StepResult
 from pipetransformer.training.evaluate import evaluate
 from pipetransformer.training.loader import BatchLoader
 from support.cases import Case

@@ -76,10 +76,12 @@ def test_a_run_goes_on_in_any_world_as_if_it_had_never_stopped(
 
 
 def check_end(found: Ran, expected: Ran) -> None:
-    approx = ("norm_sums", "policy_state", "metrics", "best_metrics")
+    approx = ("norm_sums", "policy_state", "metrics", "best_metrics", "guard")
     assert {k: v for k, v in found.end.items() if k not in approx} == {
         k: v for k, v in expected.end.items() if k not in approx
     }
+    mean_norm = pytest.approx(expected.end["guard"]["mean_norm"], rel=1e-9)
+    assert found.end["guard"] == expected.end["guard"] | {"mean_norm": mean_norm}
     assert found.end["policy_state"] == pytest.approx(expected.end["policy_state"], rel=1e-9)
     assert found.end["metrics"] == expected.end["metrics"]
 

@@ -1,0 +1,213 @@
+"""Carries out what the guard of a run decides: skips an update, rolls the run back, unfreezes, or ends it."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from pipetransformer.checkpoint.source import CheckpointLayers
+from pipetransformer.errors import Diverged, FreezeHurts, NotFinite, StepRefused, UserError
+from pipetransformer.freeze.base import Decision
+from pipetransformer.planning.guard import Verdict, Watched, judge_freeze, judge_step, norm_limit
+from pipetransformer.report.run_folder import EVENT_LOG
+from pipetransformer.training.resume import Checkpoint, cut_log, find_checkpoint
+
+if TYPE_CHECKING:
+    from pipetransformer.training.trainer import Trainer
+
+
+class RunGuard:
+    """The guard of one rank's training loop. Every rank makes the same calls.
+
+    Args:
+        trainer: The loop, whose state holds the guard's memory.
+        run_dir: The run folder.
+    """
+
+    def __init__(self, trainer: Trainer, run_dir: Path) -> None:
+        self._trainer, self._run_dir = trainer, run_dir
+        self._options, self._max_fall = trainer.config.guard, trainer.config.freeze.guard
+
+    @property
+    def max_norm(self) -> float:
+        """Largest gradient norm that the next step may have."""
+        return norm_limit(self._options, self._trainer.state.guard)
+
+    def judge_step(self, error: StepRefused, rate: float) -> Verdict:
+        """Decides on a step that was refused. Collective.
+
+        Raises:
+            Diverged: The run ends.
+        """
+        state, is_not_finite = self._trainer.state, isinstance(error, NotFinite)
+        action = self._options.not_finite if is_not_finite else self._options.exploding
+        problem = f"step {state.step + 1}: {self._problem(error)}"
+        verdict = judge_step(self._options, state.guard, action, _from_rank0(problem))
+        if verdict.action == "stop":
+            raise Diverged(f"{verdict.reason}. The weights of the step before are kept; {self._advice(rate)}")
+        state.guard.num_skips += 1
+        state.guard.num_skipped += 1
+        return verdict
+
+    def _problem(self, error: StepRefused) -> str:
+        if isinstance(error, NotFinite):
+            return str(error)
+        ratio, mean = self._options.max_norm_ratio, self._trainer.state.guard.mean_norm
+        return f"{error}, more than guard.max_norm_ratio={ratio:g} times the mean of the last steps, {mean:.4g}"
+
+    def _advice(self, rate: float) -> str:
+        precision = self._trainer.runtime.precision
+        wider = ", take precision=bfloat16, whose range is wider," if precision.scales_loss else ""
+        return f"lower optim.lr={rate:g}{wider} or check the data; guard.not_finite=skip passes over such batches"
+
+    def follow(self, verdict: Verdict) -> None:
+        """Reports a refused step, which counts as done, and rolls the weights back where the verdict says so."""
+        frozen = self._trainer.state.num_frozen
+        if verdict.action != "roll_back":
+            self._report(verdict, frozen, frozen)
+            return
+        checkpoint = self._find(None)
+        if checkpoint is None:
+            raise Diverged(f"{verdict.reason}, but there is no checkpoint yet; take guard.not_finite=skip")
+        trainer, state, manifest = self._trainer, self._trainer.state, checkpoint.manifest
+        verdict = replace(verdict, reason=f"{verdict.reason} to those of step {manifest.step:,}")
+        state.guard.num_rollbacks += 1
+        if state.guard.watched is not None and state.guard.watched.step >= manifest.step:
+            state.guard.watched = None  # that freeze is undone
+        back = state.rolled_back(manifest.train, repeats=False)
+        passed = range(manifest.step + 1, state.step)
+        back["decision_due"] |= any(map(trainer.timeline.is_decision_step, passed))
+        self._report(verdict, frozen, back["num_frozen"])
+        self._go_to(checkpoint, back, verdict, lost_s=0.0)
+
+    def watch(self) -> None:
+        """Remembers the metric and keeps a checkpoint before a freeze, for :meth:`judge_freeze`. Collective."""
+        trainer, state = self._trainer, self._trainer.state
+        if self._max_fall is None or state.guard.watched is not None:
+            return
+        if not state.metrics:
+            trainer.evaluate_or_leave()
+        metric = trainer.main_metric()
+        if metric is None or not math.isfinite(metric):
+            return
+        state.guard.watched = Watched(state.step, state.num_frozen, metric, dict(state.policy_state))
+        if self._options.freeze == "roll_back" and trainer.checkpoints.saved_step != state.step:
+            trainer.checkpoints.save(state, None)
+
+    def judge_freeze(self) -> bool:
+        """Judges the watched freeze by the evaluation that has just ended. Collective.
+
+        Returns:
+            True where the run has been rolled back.
+
+        Raises:
+            FreezeHurts: The run ends.
+        """
+        trainer, state = self._trainer, self._trainer.state
+        watched, metric = state.guard.watched, trainer.main_metric()
+        if self._max_fall is None or watched is None or metric is None:
+            return False
+        verdict = judge_freeze(self._options, self._max_fall, state.guard, trainer.main_metric_name(), metric)
+        state.guard.watched = None
+        if verdict is None:
+            return False
+        if verdict.action == "stop":
+            raise FreezeHurts(
+                f"{verdict.reason}; take a slower freeze=, or guard.freeze=roll_back to freeze later by itself"
+            )
+        if verdict.action == "hold":
+            state.guard.holds = True
+            self._report(verdict, state.num_frozen, state.num_frozen)
+            return False
+        checkpoint = self._find(watched.step) if verdict.action == "roll_back" else None
+        if checkpoint is None:
+            self._unfreeze(verdict, watched)
+            return False
+        self._repeat(checkpoint, verdict)
+        return True
+
+    def _unfreeze(self, verdict: Verdict, watched: Watched) -> None:
+        """Unfreezes what the watched freeze and those after it have frozen; the weights stay."""
+        trainer, state = self._trainer, self._trainer.state
+        missing = "; the checkpoint before it is lost, so that its blocks are unfrozen as they are"
+        reason = verdict.reason + missing * (verdict.action == "roll_back")
+        before, state.num_frozen, state.policy_state = state.num_frozen, watched.num_frozen, watched.policy_state
+        state.guard.num_rollbacks += 1
+        state.decided_at = state.step  # not frozen at this step again
+        self._report(Verdict("unfreeze", reason, verdict.terms), before, state.num_frozen)
+        if state.step < trainer.timeline.num_steps:
+            trainer.follow(Decision(state.num_frozen, "guard", reason))
+
+    def _repeat(self, checkpoint: Checkpoint, verdict: Verdict) -> None:
+        """Trains the steps since the watched freeze again, without it."""
+        trainer, state, manifest = self._trainer, self._trainer.state, checkpoint.manifest
+        before, num_lost, seconds = state.num_frozen, state.step - manifest.step, state.history.train_seconds
+        state.guard.num_rollbacks += 1
+        state.guard.num_steps_lost += num_lost
+        back = state.rolled_back(manifest.train, repeats=True)
+        back |= {"decided_at": manifest.step, "decision_due": False}  # not frozen at this step again
+        trainer.flush_log()
+        if dist.get_rank() == 0:
+            trainer.checkpoints.folder.remove_after(manifest.step)
+            cut_log(self._run_dir / EVENT_LOG, manifest.log_bytes)
+        state.step = manifest.step  # of the report
+        self._report(verdict, before, back["num_frozen"], num_lost)
+        self._go_to(checkpoint, back, verdict, lost_s=seconds)
+
+    def _find(self, step: int | None) -> Checkpoint | None:
+        """Returns the newest whole checkpoint, or that of a step; ``None`` where there is none. Collective."""
+        self._trainer.checkpoints.wait()
+        try:
+            return find_checkpoint(self._run_dir, step)
+        except UserError:  # all are damaged
+            return None
+
+    def _go_to(self, checkpoint: Checkpoint, state: dict[str, Any], verdict: Verdict, lost_s: float) -> None:
+        """Goes on with a state and a checkpoint's weights.
+
+        Args:
+            lost_s: Seconds of training up to now, where the steps since the checkpoint are trained again.
+        """
+        trainer, start = self._trainer, time.perf_counter()
+        trainer.go_to(state, verdict.reason)
+        if lost_s:
+            lost_s -= trainer.state.history.train_seconds
+        layers = CheckpointLayers(checkpoint.folder, checkpoint.manifest, trainer.components.stack)
+        trainer.runtime.load(*(layers.tensors() if dist.get_rank() == 0 else ({}, {})))
+        trainer.state.history.entries[-1].transition_seconds = lost_s + time.perf_counter() - start
+        trainer.cache_again()
+        trainer.checkpoints.save(trainer.state, None)
+
+    def _report(self, verdict: Verdict, before: int, after: int, num_steps_rolled_back: int = 0) -> None:
+        trainer, state = self._trainer, self._trainer.state
+        trainer.flush_log()
+        trainer.report.write(
+            "decision",
+            step=state.step,
+            epoch=state.step / trainer.timeline.steps_per_epoch,
+            num_frozen_before=before,
+            num_frozen=after,
+            bound="guard",
+            reason=verdict.reason,
+            terms=verdict.terms,
+            gradient_norms=[0.0] * trainer.num_blocks,
+            num_steps_rolled_back=num_steps_rolled_back,
+        )
+
+    def figures(self) -> dict[str, int]:
+        """Returns what the guard has done, for the summary; empty where it has done nothing."""
+        guard = self._trainer.state.guard
+        done = {name: getattr(guard, name) for name in ("num_skipped", "num_rollbacks", "num_steps_lost")}
+        return done if any(done.values()) else {}
+
+
+def _from_rank0(text: str) -> str:
+    """Broadcasts rank 0's text: idle ranks know neither loss nor norm."""
+    texts = [text]
+    dist.broadcast_object_list(texts)
+    return texts[0]
