@@ -250,6 +250,10 @@ def _work(values: Values) -> list[Row]:
     if "loss_scale" in values:
         skipped = plural(values["num_skipped_steps"], "step")
         rows.append(("loss scale", f"{values['loss_scale']:,.0f} at the end, {skipped} skipped for overflow"))
+    if guard := values.get("guard"):
+        skipped, again = plural(guard["num_skipped"], "bad step"), plural(guard["num_steps_lost"], "step")
+        back = f"rolled back {plural(guard['num_rollbacks'], 'time')}, {again} trained again"
+        rows.append(("guard", f"{skipped} without an update; {back}"))
     return rows
 
 

@@ -184,3 +184,13 @@ def test_a_plan_fits_one_line(events: Events) -> None:
     plan = first(events, "summary")["plans"][1]
     words = "2 frozen, 0 cached, 2 stages x 2 replicas (embedding-4 | 5-head), 2 micro-batches, 130 ms per step"
     assert text.plan_line(plan) == f"plan from step 8: {words}"
+
+
+def test_what_the_guard_did_is_shown_with_its_reason(events: Events) -> None:
+    decision = first(events, "decision") | {
+        "step": 120, "bound": "guard", "num_frozen_before": 4, "num_frozen": 2, "reason": "accuracy fell",
+    }  # fmt: skip
+    assert text.decision_line(decision) == "guard at step 120: accuracy fell (4 -> 2 of 6 blocks frozen)"
+    guard = {"num_skipped": 1, "num_rollbacks": 2, "num_steps_lost": 90}
+    rows = dict(text.summary_rows(first(events, "summary") | {"guard": guard}))
+    assert rows["guard"] == "1 bad step without an update; rolled back 2 times, 90 steps trained again"

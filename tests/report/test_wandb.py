@@ -23,13 +23,14 @@ class FakeRun:
         self.config: dict[str, Any] = {}
         self.summary: dict[str, Any] = {}
         self.logged: list[dict[str, Any]] = []
+        self.rows: list[int] = []
         self.exit_code: int | None = None
 
     def define_metric(self, name: str, step_metric: str) -> None:
         assert (name, step_metric) == ("*", "step")
 
     def log(self, values: dict[str, Any], step: int) -> None:
-        assert step == values["step"]
+        self.rows.append(step)
         self.logged.append(values)
 
     def finish(self, exit_code: int) -> None:
@@ -68,6 +69,31 @@ def test_every_kind_of_value_arrives_under_its_chart(events: Events, fake: FakeR
     assert fake.summary["speedup_vs_static"] == 2.04
     assert fake.summary["metric/value"] == 0.74
     assert (fake.summary["best/value"], fake.summary["best/step"]) == (0.76, 16)
+
+
+def test_steps_that_a_resumed_run_repeats_have_the_rows_that_they_had(events: Events, fake: FakeRun) -> None:
+    sink = WandbSink(fake)  # pyright: ignore[reportArgumentType]
+    steps = [values for event, values in events if event == "step"]
+    for values in (*steps[:4], *steps[2:]):
+        sink.write("step", values)
+    assert fake.rows == [1, 2, 3, 4, 3, 4, *range(5, 25)], "wandb drops a row below the last one"
+
+
+def test_steps_that_a_run_trains_otherwise_have_rows_of_their_own(events: Events, fake: FakeRun) -> None:
+    steps = [values for event, values in events if event == "step"]
+    decision = next(values for event, values in events if event == "decision")
+    sink = WandbSink(fake)  # pyright: ignore[reportArgumentType]
+    for values in steps[:4]:
+        sink.write("step", values)
+    sink.write("decision", decision | {"step": 2, "bound": "guard", "num_steps_rolled_back": 2})
+    for values in steps[2:]:
+        sink.write("step", values)
+    assert fake.rows == [1, 2, 3, 4, 4, *range(5, 27)]
+    assert [values["step"] for values in fake.logged][3:6] == [4, 2, 3]
+    resumed = WandbSink(fake)  # pyright: ignore[reportArgumentType]
+    resumed.write("resume", {"step": 24, "num_steps_rolled_back": 2})
+    resumed.write("step", steps[-1] | {"step": 25})
+    assert fake.rows[-1] == 27
 
 
 @pytest.mark.parametrize(("status", "exit_code"), [("completed", 0), ("diverged", 1), ("interrupted", 1), (None, 1)])
