@@ -94,7 +94,7 @@ def use_one_temporary_folder() -> None:
     Torch's launcher leaves its folders behind, and forked ranks end without the clean-up that libraries registered.
     A run that was killed leaves its folder to the next one, which finds it unlocked.
     """
-    _remove_stale(Path(tempfile.gettempdir()))
+    remove_stale()
     sockets = util.get_temp_dir()  # made before and elsewhere: a socket's path has to be short; it is removed by itself
     folder = tempfile.mkdtemp(prefix=TEMPORARY)
     lock = os.open(os.path.join(folder, LOCK), os.O_CREAT | os.O_RDWR)  # held until this process ends
@@ -104,8 +104,9 @@ def use_one_temporary_folder() -> None:
     os.environ["TMPDIR"] = tempfile.tempdir = folder
 
 
-def _remove_stale(parent: Path) -> None:
+def remove_stale() -> None:
     """Removes the temporary folders of runs that were killed."""
+    parent = Path(tempfile.gettempdir())
     for lock in parent.glob(f"{TEMPORARY}*/{LOCK}"):
         with suppress(OSError), lock.open() as file:  # it is another user's, or a run's that goes on
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -9,6 +9,7 @@ from typing import Any
 from pipetransformer.checkpoint.folder import FOLDER
 from pipetransformer.config.schema import Config
 from pipetransformer.errors import UserError
+from pipetransformer.launch.forkserver import remove_stale
 from pipetransformer.report.reporter import print_phase
 from pipetransformer.report.run_folder import CONFIG, EVENT_LOG, MODEL, SUMMARY, read_overrides
 
@@ -40,6 +41,7 @@ def finished_summary(config: Config, run_dir: Path) -> dict[str, Any] | None:
     summary = _summary(run_dir)
     if config.resume.run is None or summary.get("status") != "completed":
         return None
+    remove_stale()  # of the launcher, which may have been killed after its last word
     print_phase(f"nothing to resume: the run in {run_dir} is complete")
     return summary
 

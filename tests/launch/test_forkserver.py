@@ -1,14 +1,17 @@
 """Ranks are forked where that is safe, with their share of the cores."""
 
+import fcntl
 import os
 import sys
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 import pytest
-from support.jobs import ROOT
+from support.jobs import ROOT, loaded
 
 from pipetransformer.launch import forkserver
+from pipetransformer.launch.run_dir import finished_summary
+from pipetransformer.report.run_folder import SUMMARY
 
 
 @pytest.mark.parametrize(
@@ -59,3 +62,20 @@ def test_the_cores_are_shared_before_anything_is_imported(monkeypatch: pytest.Mo
     forkserver.preload("cpu", 4, [])
     forkserver.preload("cuda", 4, [])
     assert given == ["2", "4", "7"]
+
+
+def test_what_a_killed_launcher_has_left_is_removed_also_where_nothing_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forkserver.tempfile, "tempdir", str(tmp_path))
+    for name in ("killed", "alive"):
+        (tmp_path / f"pymp-{name}").mkdir()
+        (tmp_path / f"pipetransformer-{name}").mkdir()
+        (tmp_path / f"pipetransformer-{name}" / forkserver.LOCK).write_text(str(tmp_path / f"pymp-{name}"))
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    (run_dir / SUMMARY).write_text('{"status": "completed"}')
+    with (tmp_path / "pipetransformer-alive" / forkserver.LOCK).open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert finished_summary(loaded("resume=auto"), run_dir) == {"status": "completed"}
+    assert {path.name for path in tmp_path.iterdir()} == {"pymp-alive", "pipetransformer-alive", "run"}
