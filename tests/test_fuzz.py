@@ -10,7 +10,8 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,18 +22,26 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.caches import OURS
+from support.own import sequential
 from support.stores import LENGTHS, PLENTY, fill, make_spec, padded
 
 from pipetransformer.autocache.persistent import IDENTITY, LOCK, lock_store_dir, other_stores
 from pipetransformer.autocache.store import FeatureStore
+from pipetransformer.checkpoint.folder import CheckpointFolder, Retention, check_files, open_checkpoints
+from pipetransformer.checkpoint.manifest import MANIFEST, digest_of, layer_file
+from pipetransformer.checkpoint.source import CheckpointLayers
+from pipetransformer.checkpoint.writer import CheckpointWriter
 from pipetransformer.data.glue import Glue
 from pipetransformer.data.image_sources import IDX_FILES, read_idx
 from pipetransformer.data.images import IdxImages
 from pipetransformer.data.squad import Squad
-from pipetransformer.errors import UserError
+from pipetransformer.errors import DamagedCheckpoint, UserError
+from pipetransformer.models.stack import LayerStack
 from pipetransformer.report import __main__ as report
 from pipetransformer.report.run_folder import CONFIG, ENVIRONMENT, EVENT_LOG, SUMMARY
+from pipetransformer.runtime.snapshot import OPTIMIZER, WEIGHTS
 
+from .checkpoint.test_manifest import EXAMPLE
 from .report.conftest import run_events
 
 NUM_EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "40"))
@@ -233,3 +242,58 @@ def test_features_of_a_store_are_right_or_missing(store_files: dict[str, bytes],
                 assert torch.equal(features, padded(everything, 6, 1) * found[:, None, None])
                 assert not is_whole or (dropped == 0 and found[np.concatenate(store.shards)].all())
                 store.close()
+
+
+@pytest.fixture(scope="module")
+def checkpoint_files() -> dict[str, bytes]:
+    stack = checkpointed()
+    layers: dict[int, tuple[str, dict[str, torch.Tensor]]] = {}
+    for index in range(len(stack)):
+        named = {name: tensor.detach() for name, tensor in stack[index].tensors()}
+        tensors = {WEIGHTS + name: tensor for name, tensor in named.items()}
+        moments = {f"{OPTIMIZER}{name}/exp_avg": tensor + 1 for name, tensor in named.items()}
+        layers[index] = stack[index].prefix, tensors | moments
+    with tempfile.TemporaryDirectory() as folder:
+        writer = CheckpointWriter(CheckpointFolder(Path(folder)), 0, 1, 60, torch.distributed.HashStore())
+        writer.start(layers, replace(EXAMPLE, layers=()), Retention())
+        writer.wait()
+        (path,) = CheckpointFolder(Path(folder)).published()
+        return {f"{path.name}/{file.name}": file.read_bytes() for file in path.iterdir()}
+
+
+def checkpointed() -> LayerStack:
+    return LayerStack.from_sequential(sequential())
+
+
+def sign(folder: Path) -> None:
+    """Gives each layer of a checkpoint the digest of its file, as somebody does who knows how it is made."""
+    values = json.loads((folder / MANIFEST).read_bytes())
+    values.pop("digest")
+    for layer in values["layers"]:
+        content = (folder / layer_file(layer["layer"])).read_bytes()
+        layer |= {"digest": digest_of(content), "num_bytes": len(content)}
+    own = json.dumps(values, sort_keys=True, separators=(",", ":")).encode()
+    (folder / MANIFEST).write_bytes(json.dumps(values | {"digest": digest_of(own)}).encode())
+
+
+@settings(max_examples=NUM_EXAMPLES)
+@given(data=st.data(), signed=st.booleans())
+def test_a_checkpoint_is_restored_whole_or_refused(
+    checkpoint_files: dict[str, bytes], data: st.DataObject, signed: bool
+) -> None:
+    stack = checkpointed()
+    with damaged(checkpoint_files, data) as (folder, is_whole), one_line(is_whole):
+        if signed:
+            with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                sign(folder / next(iter(checkpoint_files)).partition("/")[0])
+        ((path, manifest),) = open_checkpoints(folder)
+        if isinstance(manifest, DamagedCheckpoint):
+            raise manifest
+        check_files(path, manifest.layers)
+        layers = CheckpointLayers(path, manifest, stack)
+        for index in range(len(stack)):
+            own, state = dict(stack[index].tensors()), layers.optimizer_state(index)
+            found = dict(layers.weights(index))
+            assert found.keys() == own.keys()
+            assert signed or all(torch.equal(found[name], own[name]) for name in own)
+            assert signed or sum(len(each) for each in state.values()) == len(own)

@@ -56,24 +56,36 @@ class CheckpointLayers:
         """Returns all weights and the optimizer's tensors, both by original names.
 
         Raises:
-            DamagedCheckpoint: A file is not what was written.
+            DamagedCheckpoint: A file is not what was written, or is of another model.
         """
         weights: dict[str, Tensor] = {}
         state: OptimizerState = {}
         for layer in range(len(self._stack)):
             weights |= self._read(layer, WEIGHTS)
-            for path, tensor in self._read(layer, OPTIMIZER).items():
-                name, _, key = path.rpartition("/")
-                state.setdefault(name, {})[key] = tensor
+            state |= self._original_state(layer)
         return weights, state
 
     def optimizer_state(self, layer: int) -> OptimizerState:
-        """Returns the optimizer's tensors by the names of the layer's own parameters and by key."""
+        """Returns the optimizer's tensors by the names of the layer's own parameters and by key.
+
+        Raises:
+            DamagedCheckpoint: The file is not what was written, or is of another model.
+        """
+        return to_own_names(self._stack[layer], self._original_state(layer))
+
+    def _original_state(self, layer: int) -> OptimizerState:
+        """Reads the optimizer's tensors of a layer, by the original names of its parameters and by key."""
         state: OptimizerState = {}
+        shapes = {name: own.shape for name, own in self._stack[layer].tensors()}
         for path, tensor in self._read(layer, OPTIMIZER).items():
             name, _, key = path.rpartition("/")
+            if name not in shapes or (tensor.ndim and tensor.shape != shapes[name]):
+                raise DamagedCheckpoint(
+                    f"{self._folder}: layer {layer} has {key} of shape {tuple(tensor.shape)} for {name}, and the model "
+                    f"has {tuple(shapes[name]) if name in shapes else 'no such parameter'}"
+                )
             state.setdefault(name, {})[key] = tensor
-        return to_own_names(self._stack[layer], state)
+        return state
 
     def _read(self, layer: int, kind: str) -> dict[str, Tensor]:
         file = self._manifest.layers[layer]

@@ -149,10 +149,18 @@ class TrainState:
         """Takes over the values of :meth:`state_dict`.
 
         Raises:
-            UserError: The state is of another version, or its samples have another order.
+            UserError: The state is of another version, lacks a value, or its samples have another order.
         """
-        if state["version"] != VERSION:
-            raise UserError(f"the state has version {state['version']}, and this release reads version {VERSION}")
+        if state.get("version") != VERSION:
+            raise UserError(f"the state has version {state.get('version')}, and this release reads version {VERSION}")
+        try:
+            self._load(state)
+        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, IndexError) as error:
+            if isinstance(error, UserError):
+                raise
+            raise UserError(f"the state lacks what a run has ({type(error).__name__}: {error})") from error
+
+    def _load(self, state: dict[str, Any]) -> None:
         if state["seed"] != self.seed:
             raise UserError(f"the state has seed={state['seed']}, and this run has seed={self.seed}; give them alike")
         if (state["epoch"], state["step_in_epoch"]) != divmod(state["step"], self.steps_per_epoch):

@@ -7,6 +7,7 @@ from support.jobs import TINY
 from support.pool import Pool
 from support.states import Run, run_through_json
 
+from pipetransformer.errors import UserError
 from pipetransformer.planning.history import RunHistory
 from pipetransformer.planning.state import TrainState
 from pipetransformer.runtime.precision import PRECISIONS, LossScale
@@ -84,3 +85,34 @@ def test_a_state_of_another_sample_order_is_refused(other: TrainState, message: 
 def test_a_state_of_another_version_is_refused() -> None:
     with pytest.raises(ValueError, match="version 99"):
         state().load_state_dict(state().state_dict() | {"version": 99})
+
+
+def test_a_state_that_lacks_any_of_its_values_is_refused() -> None:
+    whole = state().state_dict()
+    for name in whole.keys() - {"cache_level"}:  # a figure for the reader
+        less = {other: value for other, value in whole.items() if other != name}
+        with pytest.raises(UserError, match="the state"):
+            state().load_state_dict(less)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"history": 3}, {"guard": {"more": 1}}, {"loss_scale": []}, {"metrics": [1]}, {"norm_sums": None}, {"step": "x"}],
+    ids=str,
+)
+def test_a_state_with_values_of_other_types_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(UserError, match="the state"):
+        state().load_state_dict(state().state_dict() | wrong)
+
+
+def test_a_state_is_rolled_back_without_what_cannot_be_taken_back() -> None:
+    earlier, now = state(), state()
+    earlier.step, earlier.num_frozen = 5, 1
+    now.step, now.num_frozen, now.num_resumes, now.guard.num_rollbacks = 9, 2, 3, 1
+    again = now.rolled_back(earlier.state_dict(), repeats=True)
+    passed_over = now.rolled_back(earlier.state_dict(), repeats=False)
+    for back, step in ((again, 5), (passed_over, 9)):
+        restored = state()
+        restored.load_state_dict(back)
+        assert (restored.step, restored.num_frozen) == (step, 1)
+        assert (restored.num_resumes, restored.guard.num_rollbacks) == (3, 1)
