@@ -32,7 +32,7 @@ LONG = (
     "eval_every_epochs=60",
     "hydra.run.dir=run",
 )
-NUM_KILLS, SEED = int(os.environ.get("CHAOS_KILLS", "2")), int(os.environ.get("CHAOS_SEED", "1"))
+NUM_KILLS, SEED = int(os.environ.get("CHAOS_KILLS", "1")), int(os.environ.get("CHAOS_SEED", "1"))
 
 MOMENTS = {
     "profiling": Fault("pipetransformer.training.build.make_planner"),

@@ -45,29 +45,25 @@ def wait_until_gone(mark: str) -> None:
         assert time.monotonic() < end, "some processes go on"
 
 
-@pytest.mark.parametrize("whom", ["group", "parent"])
 def test_an_interrupted_run_leaves_nothing_but_its_record(
-    tmp_path: Path, passing: Path, whom: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, passing: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(passing))
     with started(tmp_path, TRAIN, *ENDLESS) as (process, mark):
         wait_for_a_cached_step(process)
         pids = processes(mark)
         assert len(pids) >= 3, "the parent and two workers"
-        if whom == "group":
-            os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does
-        else:
-            process.terminate()
+        os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does
         _, err = process.communicate(timeout=TIMEOUT_S)
         wait_until_gone(mark)
-    assert process.returncode == (130 if whom == "group" else 75)
+    assert process.returncode == 130
     assert err.splitlines() == [
         "the run is saved; give the same command with resume=auto, or resume=<folder>, to go on"
     ]
     assert not list(passing.iterdir())
     assert not [name for name in os.listdir("/dev/shm") for pid in pids if str(pid) in name]
     summary = Job(tmp_path / "run", error="").summary
-    assert summary["status"] == ("interrupted" if whom == "group" else "requeue")
+    assert summary["status"] == "interrupted"
     assert summary["optimizer_steps"] == read_manifest(CheckpointFolder(tmp_path / "run" / FOLDER).published()[-1]).step
     assert [plan["num_frozen"] for plan in summary["plans"]][:2] == [0, 1]
 
@@ -92,11 +88,13 @@ def test_the_first_rank_tells_whether_a_stopped_run_is_saved(
 
 def test_a_stopped_run_goes_on_by_the_same_command_with_another_number_of_processes(tmp_path: Path) -> None:
     arguments = (*ENDLESS[:-1], "epochs=12", "resume=auto")
-    with started(tmp_path, TRAIN, *arguments, "parallel.world_size=2") as (process, _):
+    with started(tmp_path, TRAIN, *arguments, "parallel.world_size=2") as (process, mark):
         wait_for_a_cached_step(process)
-        os.killpg(process.pid, signal.SIGUSR1)  # as Slurm warns
+        process.send_signal(signal.SIGUSR1)  # as Slurm warns, and to the parent alone
         _, err = process.communicate(timeout=TIMEOUT_S)
         assert process.returncode == 75, err
+        wait_until_gone(mark)
+    assert Job(tmp_path / "run", error="").summary["status"] == "requeue"
     stopped_at = read_manifest(CheckpointFolder(tmp_path / "run" / FOLDER).published()[-1]).step
     with started(tmp_path, TRAIN, *arguments, "parallel.world_size=1") as (process, _):
         out, err = process.communicate(timeout=TIMEOUT_S)

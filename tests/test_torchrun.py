@@ -21,15 +21,6 @@ with nullcontext() if int(os.environ["TORCHELASTIC_RESTART_COUNT"]) else death.i
 """
 
 
-def test_all_ranks_write_one_run_folder(tmp_path: Path) -> None:
-    ended = torchrun(tmp_path, "--standalone", "--nproc-per-node", "2", TRAIN, *RUN)
-    assert ended.code == 0, ended.err
-    assert [path.name for path in tmp_path.iterdir()] == ["run"]
-    job = Job(tmp_path / "run", error="")
-    assert job.summary["status"] == "completed"
-    assert job.events("start")[0]["world_size"] == 2
-
-
 def test_a_sweep_is_refused_with_the_right_command(tmp_path: Path) -> None:
     ended = torchrun(tmp_path, "--standalone", "--nproc-per-node", "1", TRAIN, "-m", "seed=1,2")
     assert ended.code != 0
@@ -49,12 +40,14 @@ def test_an_error_is_printed_by_one_rank_and_shown_in_torchruns_summary(tmp_path
     assert "To enable traceback see" not in ended.err
 
 
-def test_torchrun_starts_the_ranks_again_when_one_is_killed(tmp_path: Path) -> None:
+def test_all_ranks_write_one_run_folder_also_when_torchrun_starts_them_again(tmp_path: Path) -> None:
     (tmp_path / "dying.py").write_text(DYING)
     run = (*RUN, "checkpoint.every_steps=2", "resume=auto", "freeze.interval=0.3")
     ended = torchrun(tmp_path, "--standalone", "--nproc-per-node", "2", "--max-restarts", "1", "dying.py", *run)
     assert ended.code == 0, ended.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dying.py", "run"]
     job = Job(tmp_path / "run", error="")
     assert [event["step"] for event in job.events("step")] == list(range(1, 13))
     assert [event["step"] for event in job.events("resume")] in ([2], [4], [6]), "the last one that was published"
+    assert job.events("start")[0]["world_size"] == 2
     assert job.summary["status"] == "completed"
