@@ -10,6 +10,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 
 from pipetransformer.autopipe.profile import AffineTime, Profile
 from pipetransformer.config.compose import compose_training
@@ -83,15 +84,26 @@ def play(
             _without_network(),
             with_made_up_times() if made_up_times else _measured_times(),
             mock.patch.object(precision, "INITIAL_SCALE", first_loss_scale),
+            mock.patch.object(gc, "freeze"),  # a run's process ends with it; here what it keeps would stay for ever
         ):
-            run_rank(loaded(*overrides), folder, torch.device("cpu"), {}, None)
+            run_rank(_composed(overrides), folder, torch.device("cpu"), {}, None)
     except UserError as error:
         return in_options(error)
-    finally:
-        gc.unfreeze()  # a run's process ends with it; here what it kept from the collector would stay for ever
-        gc.collect()
-        gc.freeze()
     return ""
+
+
+def _composed(overrides: tuple[str, ...]) -> Config:
+    """Composes on rank 0 and broadcasts, as the launcher composes for all ranks."""
+    composed: list[Any] = [None]
+    if dist.get_rank() == 0:
+        try:
+            composed = [loaded(*overrides)]
+        except UserError as error:
+            composed = [error]
+    dist.broadcast_object_list(composed)
+    if isinstance(composed[0], UserError):
+        raise composed[0]
+    return composed[0]
 
 
 @contextmanager
