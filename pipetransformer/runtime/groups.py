@@ -49,9 +49,11 @@ class ProcessGroups:
             device_type: The device type of the mesh: ``cpu`` or ``cuda``.
             shared: For each weight that layers share, these layers; the ranks of a pipeline that run them get a group.
         """
+        replicas, num_groups = range(topology.plan.num_replicas), len(self)
         self._create(topology.all_groups())
-        replicas = range(topology.plan.num_replicas)
         self._create(topology.holders(layers, replica) for layers in shared for replica in replicas)
+        if len(self) > num_groups:  # a rank that closes a group at once would break those that still connect
+            any_rank(False, torch.device(device_type))
         return ResolvedTopology(topology, self._mesh(topology, device_type), self)
 
     def _create(self, wanted: Iterable[Ranks]) -> None:

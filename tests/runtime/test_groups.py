@@ -4,7 +4,15 @@ from pathlib import Path
 
 import pytest
 from support.cases import Case
-from support.meshes import TENSOR_AXIS, OneMoreAxis, ThreeAxes, groups_left_open, resolve, train_with_one_more_axis
+from support.meshes import (
+    TENSOR_AXIS,
+    OneMoreAxis,
+    ThreeAxes,
+    groups_left_open,
+    leaves_before_others_come,
+    resolve,
+    train_with_one_more_axis,
+)
 from support.plans import HEAD, PIPE_TO_DATA, plan
 from support.pool import Pool
 from support.trainings import train_elastic
@@ -34,6 +42,10 @@ def test_every_rank_gets_the_groups_of_its_topology_and_an_idle_one_none(name: s
             PIPELINE_AXIS: list(topology.pipeline_ranks),
             REPLICA_AXIS: list(topology.replica_ranks),
         }
+
+
+def test_no_rank_closes_its_groups_while_others_still_connect(pool: Pool) -> None:
+    assert pool.run(3, leaves_before_others_come, Plan(0, 0, ((0, HEAD),), 2, 1)) == [False, False, False]
 
 
 def test_a_further_axis_resolves_to_its_groups_beside_the_others(pool: Pool) -> None:

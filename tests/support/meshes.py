@@ -1,6 +1,8 @@
 """Topologies resolved to process groups on the ranks of a world."""
 
 from collections.abc import Mapping
+from contextlib import suppress
+from datetime import timedelta
 from functools import cached_property
 from unittest import mock
 
@@ -9,7 +11,7 @@ import torch.distributed as dist
 from pipetransformer.autodp.topology import Topology
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.runtime import elastic
-from pipetransformer.runtime.groups import ProcessGroups
+from pipetransformer.runtime.groups import ProcessGroups, own_store
 from support.cases import Case
 from support.trainings import Plans, Trace, build, train_elastic
 
@@ -38,9 +40,21 @@ def resolve(topologies: Mapping[str, type[Topology]], plan: Plan) -> dict[str, R
     """Resolves a plan once for each kind of topology; ``None`` where this rank is idle."""
     groups = ProcessGroups(60)
     resolved = {name: _resolved(groups, kind(plan, dist.get_rank())) for name, kind in topologies.items()}
-    dist.barrier()  # else an idle rank closes its connections while others still make theirs
     groups.close()
     return resolved
+
+
+def leaves_before_others_come(plan: Plan) -> bool:
+    """Whether an idle rank is done with the groups of a plan while another has yet to make them; seen on rank 0."""
+    groups, store, seen = ProcessGroups(60), own_store(), False
+    if dist.get_rank() == 0:
+        with suppress(RuntimeError):  # nobody has left in time
+            store.wait(["left"], timedelta(seconds=0.3))
+            seen = True
+    groups.resolve(Topology(plan, dist.get_rank()), "cpu")
+    store.set("left", "")
+    groups.close()
+    return seen
 
 
 def _resolved(groups: ProcessGroups, topology: Topology) -> Resolved | None:
@@ -74,7 +88,6 @@ def groups_left_open(case: Case, plan: Plan, folder: str, fails: bool) -> tuple[
         with runtime:
             runtime.apply_plan(plan)
             during = len(groups)
-            dist.barrier()  # else a rank closes its connections while others still make theirs
             if fails:
                 raise ZeroDivisionError
     except ZeroDivisionError:
