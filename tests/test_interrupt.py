@@ -43,6 +43,7 @@ def wait_until_gone(mark: str) -> None:
     end = time.monotonic() + TIMEOUT_S
     while processes(mark):
         assert time.monotonic() < end, "some processes go on"
+        time.sleep(0.05)
 
 
 def test_an_interrupted_run_leaves_nothing_but_its_record(

@@ -6,7 +6,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from support.command import TRAIN, processes, started
+from support.command import TRAIN, has_not_ended, processes, started
 from support.jobs import TINY
 
 LISTENING = "0A"
@@ -40,7 +40,7 @@ def test_all_processes_of_a_run_and_of_wandb_listen_on_loopback(tmp_path: Path) 
     seen: set[str] = set()
     words = (*TINY, "logger=wandb", "parallel.world_size=2", "parallel.device=cpu", "epochs=3", "hydra.run.dir=run")
     with started(tmp_path, TRAIN, *words) as (process, mark):
-        while process.poll() is None:
+        while has_not_ended(process):
             seen |= listeners(processes(mark))
         assert process.returncode == 0, process.stderr and process.stderr.read()
     assert seen, "the ranks meet somewhere"

@@ -68,6 +68,15 @@ def started(folder: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], 
         process.communicate()
 
 
+def has_not_ended(process: subprocess.Popen[str]) -> bool:
+    """Waits for a moment, so that a loop that watches a command leaves it the cores."""
+    try:
+        process.wait(0.05)
+    except subprocess.TimeoutExpired:
+        return True
+    return False
+
+
 def forked(mark: str) -> tuple[int, list[int]]:
     """Returns the fork server of a command, 0 for none, and the ranks that live, in their order."""
     parents = {}
