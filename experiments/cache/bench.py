@@ -8,22 +8,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-import torch
 import torch.distributed as dist
 
-from experiments.ranks import SEED, TIMEOUT_S
-from experiments.step_time.cases import NUM_CLASSES, Case, write_bert
-from experiments.step_time.loops import OPTIMIZER
+from experiments.ranks import SEED
+from experiments.step_time.cases import Case, write_bert
+from experiments.step_time.loops import make_runtime
 from pipetransformer.autocache.cache import AutoCache
 from pipetransformer.autocache.capacity import CacheCapacity, FeatureFormat
 from pipetransformer.autocache.layout import Budgets
 from pipetransformer.autodp.sampler import batch_ids, epoch_order
 from pipetransformer.autopipe.plan import Plan, layer_above
-from pipetransformer.data.tasks import text_classification
 from pipetransformer.planning.timeline import Timeline
 from pipetransformer.report.reporter import Reporter
-from pipetransformer.runtime.elastic import ElasticRuntime
-from pipetransformer.runtime.groups import RankContext
 from pipetransformer.runtime.precision import PRECISIONS
 from pipetransformer.training.cache_session import CacheSession
 from pipetransformer.training.cache_setup import WorldCommunicator
@@ -63,9 +59,7 @@ class Bench:
         self._shared, self._closing = Path(folders[0]), closing
         self.case, self.stack, self.split = case, case.stack(self._bert), case.split()
         self.source = sample_source(self.split, self.stack.hidden_shape)
-        context = RankContext.create(torch.device("cpu"), FLOAT32, TIMEOUT_S)
-        runtime = ElasticRuntime(self.stack, text_classification(NUM_CLASSES), OPTIMIZER, context)
-        self.runtime = closing.enter_context(runtime)
+        self.runtime = closing.enter_context(make_runtime(self.stack))
         gc.freeze()  # as runs do
         self.timeline = Timeline(len(self.split), case.batch_size, len(self.split) // case.batch_size, 10**6, 10**6)
 

@@ -26,6 +26,12 @@ from pipetransformer.training.loader import BatchLoader
 OPTIMIZER = AdamW(lr=1e-4, weight_decay=0.01, schedule="constant", clip_norm=1.0)
 
 
+def make_runtime(stack: LayerStack) -> ElasticRuntime:
+    """Makes the runtime of this rank, for benchmarks of its parts under plans that a trainer would not choose."""
+    context = RankContext.create(torch.device("cpu"), PRECISIONS["float32"], TIMEOUT_S)
+    return ElasticRuntime(stack, text_classification(NUM_CLASSES), OPTIMIZER, context)
+
+
 class Loop(ABC):
     """Trains step by step on whole global batches; every rank makes the same calls.
 
@@ -96,8 +102,7 @@ class ElasticLoop(Loop):
     ) -> None:  # fmt: skip
         super().__init__(stack, split, batch_size)
         self.loader = loader or BatchLoader.uncached(split, stack.hidden_shape, SEED)
-        context = RankContext.create(torch.device("cpu"), PRECISIONS["float32"], TIMEOUT_S)
-        self.runtime = ElasticRuntime(stack, text_classification(NUM_CLASSES), OPTIMIZER, context)
+        self.runtime = make_runtime(stack)
         self._last: StepResult | None = None
         self.runtime.apply_plan(Plan(0, 0, ((0, len(stack) - 1),), dist.get_world_size(), num_microbatches=1))
 

@@ -10,19 +10,16 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
-import torch
 
-from experiments.ranks import SEED, TIMEOUT_S, run_ranks
+from experiments.ranks import SEED, run_ranks
 from experiments.record import markdown, publish
 from experiments.step_time.cases import NUM_CLASSES, RandomText, write_bert
-from experiments.step_time.loops import OPTIMIZER
+from experiments.step_time.loops import make_runtime
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.data.tasks import text_classification
 from pipetransformer.models.huggingface import HuggingFaceModel
 from pipetransformer.models.stack import LayerStack
-from pipetransformer.runtime.elastic import ElasticRuntime, TransitionReport
-from pipetransformer.runtime.groups import RankContext
-from pipetransformer.runtime.precision import PRECISIONS
+from pipetransformer.runtime.elastic import TransitionReport
 from pipetransformer.training.loader import BatchLoader
 
 NUM_ROUNDS, BATCH_SIZE = 3, 4
@@ -72,9 +69,8 @@ def measure(case: Case) -> list[TransitionReport]:
         write_bert(Path(name))
         stack = case.stack(Path(name))
     loader = BatchLoader.uncached(RandomText(), stack.hidden_shape, SEED)
-    context = RankContext.create(torch.device("cpu"), PRECISIONS["float32"], TIMEOUT_S)
     reports = []
-    with ElasticRuntime(stack, text_classification(NUM_CLASSES), OPTIMIZER, context) as runtime:
+    with make_runtime(stack) as runtime:
         gc.freeze()  # as a run does before its first step, so that transitions collect the rest quickly
         for _ in range(NUM_ROUNDS):
             for plan in case.plans():
