@@ -46,10 +46,11 @@ class RunGuard:
         """
         state, is_not_finite = self._trainer.state, isinstance(error, NotFinite)
         action = self._options.not_finite if is_not_finite else self._options.exploding
-        problem = f"step {state.step + 1}: {self._problem(error)}"
-        verdict = judge_step(self._options, state.guard, action, _from_rank0(problem))
+        verdict = judge_step(self._options, state.guard, action, _from_rank0(self._problem(error)))
         if verdict.action == "stop":
-            raise Diverged(f"{verdict.reason}. The weights of the step before are kept; {self._advice(rate)}")
+            skip = f", or take guard.{'not_finite' if is_not_finite else 'exploding'}=skip" * (action == "stop")
+            kept = "The weights of the step before are kept"
+            raise Diverged(f"step {state.step + 1}: {verdict.reason}. {kept}; {self._advice(rate)}{skip}")
         state.guard.num_skips += 1
         state.guard.num_skipped += 1
         return verdict
@@ -63,7 +64,7 @@ class RunGuard:
     def _advice(self, rate: float) -> str:
         precision = self._trainer.runtime.precision
         wider = ", take precision=bfloat16, whose range is wider," if precision.scales_loss else ""
-        return f"lower optim.lr={rate:g}{wider} or check the data; guard.not_finite=skip passes over such batches"
+        return f"lower optim.lr={rate:g}{wider} or check the data"
 
     def follow(self, verdict: Verdict) -> None:
         """Reports a refused step, which counts as done, and rolls the weights back where the verdict says so."""
@@ -73,7 +74,10 @@ class RunGuard:
             return
         checkpoint = self._find(None)
         if checkpoint is None:
-            raise Diverged(f"{verdict.reason}, but there is no checkpoint yet; take guard.not_finite=skip")
+            step = self._trainer.state.step
+            raise Diverged(
+                f"step {step}: {verdict.reason}, but there is no checkpoint yet; take skip, or lower optim.lr"
+            )
         trainer, state, manifest = self._trainer, self._trainer.state, checkpoint.manifest
         verdict = replace(verdict, reason=f"{verdict.reason} to those of step {manifest.step:,}")
         state.guard.num_rollbacks += 1
