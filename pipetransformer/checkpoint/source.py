@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
@@ -43,7 +44,7 @@ class CheckpointLayers:
         Raises:
             DamagedCheckpoint: The file is not what was written, or is of another model.
         """
-        tensors, shapes = self._read(layer, WEIGHTS), {name: own.shape for name, own in self._stack[layer].tensors()}
+        tensors, shapes = _of_kind(self._read(layer), WEIGHTS), self._shapes(layer)
         for name in self._names[layer]:
             if name not in tensors or tensors[name].shape != shapes[name]:
                 found = tuple(tensors[name].shape) if name in tensors else "nothing"
@@ -61,8 +62,9 @@ class CheckpointLayers:
         weights: dict[str, Tensor] = {}
         state: OptimizerState = {}
         for layer in range(len(self._stack)):
-            weights |= self._read(layer, WEIGHTS)
-            state |= self._original_state(layer)
+            tensors = self._read(layer)
+            weights |= _of_kind(tensors, WEIGHTS)
+            state |= self._original_state(layer, tensors)
         return weights, state
 
     def optimizer_state(self, layer: int) -> OptimizerState:
@@ -71,13 +73,13 @@ class CheckpointLayers:
         Raises:
             DamagedCheckpoint: The file is not what was written, or is of another model.
         """
-        return to_own_names(self._stack[layer], self._original_state(layer))
+        return to_own_names(self._stack[layer], self._original_state(layer, self._read(layer)))
 
-    def _original_state(self, layer: int) -> OptimizerState:
-        """Reads the optimizer's tensors of a layer, by the original names of its parameters and by key."""
+    def _original_state(self, layer: int, tensors: Mapping[str, Tensor]) -> OptimizerState:
+        """Returns the optimizer's tensors of a layer, by the original names of its parameters and by key."""
         state: OptimizerState = {}
-        shapes = {name: own.shape for name, own in self._stack[layer].tensors()}
-        for path, tensor in self._read(layer, OPTIMIZER).items():
+        shapes = self._shapes(layer)
+        for path, tensor in _of_kind(tensors, OPTIMIZER).items():
             name, _, key = path.rpartition("/")
             if name not in shapes or (tensor.ndim and tensor.shape != shapes[name]):
                 raise DamagedCheckpoint(
@@ -87,10 +89,17 @@ class CheckpointLayers:
             state.setdefault(name, {})[key] = tensor
         return state
 
-    def _read(self, layer: int, kind: str) -> dict[str, Tensor]:
+    def _shapes(self, layer: int) -> dict[str, torch.Size]:
+        return {name: own.shape for name, own in self._stack[layer].tensors()}
+
+    def _read(self, layer: int) -> dict[str, Tensor]:
         file = self._manifest.layers[layer]
         try:
-            tensors = load(read_file(self._folder, file))
+            return load(read_file(self._folder, file))
         except SafetensorError as error:
             raise DamagedCheckpoint(f"{self._folder / file.name} is damaged ({error})") from None
-        return {name.removeprefix(kind): tensor for name, tensor in tensors.items() if name.startswith(kind)}
+
+
+def _of_kind(tensors: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
+    """Returns the tensors whose path begins with a kind, without it."""
+    return {path.removeprefix(kind): tensor for path, tensor in tensors.items() if path.startswith(kind)}

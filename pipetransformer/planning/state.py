@@ -155,9 +155,9 @@ class TrainState:
             raise UserError(f"the state has version {state.get('version')}, and this release reads version {VERSION}")
         try:
             self._load(state)
+        except UserError:
+            raise
         except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, IndexError) as error:
-            if isinstance(error, UserError):
-                raise
             raise UserError(f"the state lacks what a run has ({type(error).__name__}: {error})") from error
 
     def _load(self, state: dict[str, Any]) -> None:

@@ -8,10 +8,10 @@ message while a step runs, because all ranks decide alike from the same numbers,
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed import ProcessGroup, Store
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _get_default_store
@@ -20,6 +20,8 @@ from pipetransformer.autodp.topology import PIPELINE_AXIS, REPLICA_AXIS, Ranks, 
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.runtime.precision import Precision
 from pipetransformer.runtime.tracing import Recorder
+
+Value = TypeVar("Value")
 
 
 def own_store() -> Store:
@@ -129,11 +131,11 @@ class ResolvedTopology:
         return self._groups[self.topology.holders(layers)]
 
 
-def broadcast_from_rank0(values: Tensor) -> Tensor:
-    """Broadcasts numbers of rank 0, so that all ranks decide alike; float64 in host memory."""
-    values_of_rank0: list[Tensor] = [values]
-    dist.broadcast_object_list(values_of_rank0)
-    return values_of_rank0[0]
+def broadcast_from_rank0(value: Value) -> Value:
+    """Broadcasts a value of rank 0, so that all ranks decide alike; tensors in host memory. Collective."""
+    values = [value]
+    dist.broadcast_object_list(values)
+    return values[0]
 
 
 def any_rank(flag: bool, device: torch.device) -> bool:

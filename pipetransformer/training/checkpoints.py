@@ -30,7 +30,7 @@ from pipetransformer.report.reporter import Reporter
 from pipetransformer.report.run_folder import EVENT_LOG, library_versions, read_overrides
 from pipetransformer.report.secrets import redact
 from pipetransformer.runtime.elastic import ElasticRuntime
-from pipetransformer.runtime.groups import own_store
+from pipetransformer.runtime.groups import broadcast_from_rank0, own_store
 from pipetransformer.training.build import RunComponents
 from pipetransformer.training.position import inside
 from pipetransformer.training.resume import data_digest, settings_of
@@ -58,7 +58,7 @@ class Checkpoints:
     ) -> None:  # fmt: skip
         self._options, self._config, self._timeline = config.checkpoint, config, timeline
         self._runtime, self._about, self._report, self._run_dir = runtime, about, report, run_dir
-        token = _shared_token()
+        token = broadcast_from_rank0(uuid4().hex[:8])
         store = PrefixStore(f"checkpoints/{token}", own_store())
         self.folder = CheckpointFolder(run_dir / FOLDER, token)
         world = dist.get_rank(), dist.get_world_size()
@@ -151,9 +151,7 @@ class Checkpoints:
             UserError: It could not be written, on every rank.
         """
         self._writer.wait()
-        outcomes = [self._writer.take_outcome()]
-        dist.broadcast_object_list(outcomes)
-        written = outcomes[0]
+        written = broadcast_from_rank0(self._writer.take_outcome())
         assert written is not None, "rank 0 has written"
         self._report_end(written)
         if written.path is None:
@@ -198,10 +196,3 @@ def next_batch_digest(state: TrainState, timeline: Timeline, seed: int) -> str:
     order = epoch_order(timeline.num_samples, state.epoch, seed)
     ids = batch_ids(order, state.step_in_epoch, timeline.batch_size)
     return blake2b(ids.astype("<i8").tobytes(), digest_size=16).hexdigest()
-
-
-def _shared_token() -> str:
-    """Returns rank 0's random eight digits. Collective."""
-    token = [uuid4().hex[:8]]
-    dist.broadcast_object_list(token)
-    return token[0]

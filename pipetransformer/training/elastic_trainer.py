@@ -23,6 +23,7 @@ from pipetransformer.models.instance import ModelInstance, give_back
 from pipetransformer.optim.base import OptimizerSpec
 from pipetransformer.report.reporter import Reporter
 from pipetransformer.report.run_folder import EVENT_LOG, SUMMARY, JsonLines, write_json
+from pipetransformer.runtime.groups import broadcast_from_rank0
 from pipetransformer.training.build import prepare
 from pipetransformer.training.resume import wanted_checkpoint
 from pipetransformer.training.trainer import Callback, Trainer
@@ -210,9 +211,7 @@ class ElasticTrainer(Trainer):
         Raises:
             UserError: It is of another release, seed, or length of an epoch.
         """
-        train = [state["train"]]
-        dist.broadcast_object_list(train)
-        self.go_to(train[0])
+        self.go_to(broadcast_from_rank0(state["train"]))
         self.runtime.load(state["model"], state["optimizer"])
         self.cache_again()
 

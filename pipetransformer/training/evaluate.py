@@ -8,6 +8,7 @@ import torch.distributed as dist
 from pipetransformer.autodp.sampler import batch_ids, num_batches
 from pipetransformer.errors import LoopLeft
 from pipetransformer.runtime.elastic import ElasticRuntime
+from pipetransformer.runtime.groups import broadcast_from_rank0
 from pipetransformer.training.loader import BatchLoader
 
 ASK_EVERY = 16  # batches between two questions whether to leave, each of which is an all-reduce
@@ -26,9 +27,7 @@ def evaluate(
         LoopLeft: It was to be left.
     """
     predictions = predict_all(runtime, loader, batch_size, stops)
-    scores = [{} if predictions is None else loader.split.score(predictions)]
-    dist.broadcast_object_list(scores)
-    return scores[0]
+    return broadcast_from_rank0({} if predictions is None else loader.split.score(predictions))
 
 
 def predict_all(

@@ -15,6 +15,7 @@ from pipetransformer.errors import Diverged, FreezeHurts, NotFinite, StepRefused
 from pipetransformer.freeze.base import Decision
 from pipetransformer.planning.guard import Verdict, Watched, judge_freeze, judge_step, norm_limit
 from pipetransformer.report.run_folder import EVENT_LOG
+from pipetransformer.runtime.groups import broadcast_from_rank0
 from pipetransformer.training.resume import Checkpoint, cut_log, find_checkpoint
 
 if TYPE_CHECKING:
@@ -46,7 +47,8 @@ class RunGuard:
         """
         state, is_not_finite = self._trainer.state, isinstance(error, NotFinite)
         action = self._options.not_finite if is_not_finite else self._options.exploding
-        verdict = judge_step(self._options, state.guard, action, _from_rank0(self._problem(error)))
+        problem = broadcast_from_rank0(self._problem(error))  # idle ranks know none
+        verdict = judge_step(self._options, state.guard, action, problem)
         if verdict.action == "stop":
             skip = f", or take guard.{'not_finite' if is_not_finite else 'exploding'}=skip" * (action == "stop")
             kept = "The weights of the step before are kept"
@@ -87,7 +89,7 @@ class RunGuard:
         passed = range(manifest.step + 1, state.step)
         back["decision_due"] |= any(map(trainer.timeline.is_decision_step, passed))
         self._report(verdict, frozen, back["num_frozen"])
-        self._go_to(checkpoint, back, verdict, lost_s=0.0)
+        self._go_to(checkpoint, back, verdict)
 
     def watch(self) -> None:
         """Remembers the metric and keeps a checkpoint before a freeze, for :meth:`judge_freeze`. Collective."""
@@ -150,7 +152,7 @@ class RunGuard:
     def _repeat(self, checkpoint: Checkpoint, verdict: Verdict) -> None:
         """Trains the steps since the watched freeze again, without it."""
         trainer, state, manifest = self._trainer, self._trainer.state, checkpoint.manifest
-        before, num_lost, seconds = state.num_frozen, state.step - manifest.step, state.history.train_seconds
+        num_lost = state.step - manifest.step
         state.guard.num_rollbacks += 1
         state.guard.num_steps_lost += num_lost
         back = state.rolled_back(manifest.train, repeats=True)
@@ -159,9 +161,8 @@ class RunGuard:
         if dist.get_rank() == 0:
             trainer.checkpoints.folder.remove_after(manifest.step)
             cut_log(self._run_dir / EVENT_LOG, manifest.log_bytes)
-        state.step = manifest.step  # of the report
-        self._report(verdict, before, back["num_frozen"], num_lost)
-        self._go_to(checkpoint, back, verdict, lost_s=seconds)
+        self._report(verdict, state.num_frozen, back["num_frozen"], num_lost)
+        self._go_to(checkpoint, back, verdict)
 
     def _find(self, step: int | None) -> Checkpoint | None:
         """Returns the newest whole checkpoint, or that of a step; ``None`` where there is none. Collective."""
@@ -171,16 +172,11 @@ class RunGuard:
         except UserError:  # all are damaged
             return None
 
-    def _go_to(self, checkpoint: Checkpoint, state: dict[str, Any], verdict: Verdict, lost_s: float) -> None:
-        """Goes on with a state and a checkpoint's weights.
-
-        Args:
-            lost_s: Seconds of training up to now, where the steps since the checkpoint are trained again.
-        """
-        trainer, start = self._trainer, time.perf_counter()
+    def _go_to(self, checkpoint: Checkpoint, state: dict[str, Any], verdict: Verdict) -> None:
+        """Goes on with a state and a checkpoint's weights; the time of steps that are trained again is lost."""
+        trainer, start, before_s = self._trainer, time.perf_counter(), self._trainer.state.history.train_seconds
         trainer.go_to(state, verdict.reason)
-        if lost_s:
-            lost_s -= trainer.state.history.train_seconds
+        lost_s = before_s - trainer.state.history.train_seconds
         layers = CheckpointLayers(checkpoint.folder, checkpoint.manifest, trainer.components.stack)
         trainer.runtime.load(*(layers.tensors() if dist.get_rank() == 0 else ({}, {})))
         trainer.state.history.entries[-1].transition_seconds = lost_s + time.perf_counter() - start
@@ -188,18 +184,13 @@ class RunGuard:
         trainer.checkpoints.save(trainer.state, None)
 
     def _report(self, verdict: Verdict, before: int, after: int, num_steps_rolled_back: int = 0) -> None:
-        trainer, state = self._trainer, self._trainer.state
+        trainer = self._trainer
         trainer.flush_log()
-        trainer.report.write(
-            "decision",
-            step=state.step,
-            epoch=state.step / trainer.timeline.steps_per_epoch,
-            num_frozen_before=before,
-            num_frozen=after,
-            bound="guard",
-            reason=verdict.reason,
-            terms=verdict.terms,
-            gradient_norms=[0.0] * trainer.num_blocks,
+        trainer.report_decision(
+            Decision(after, "guard", verdict.reason, verdict.terms),
+            before,
+            [0.0] * trainer.num_blocks,
+            trainer.state.step - num_steps_rolled_back,
             num_steps_rolled_back=num_steps_rolled_back,
         )
 
@@ -208,10 +199,3 @@ class RunGuard:
         guard = self._trainer.state.guard
         done = {name: getattr(guard, name) for name in ("num_skipped", "num_rollbacks", "num_steps_lost")}
         return done if any(done.values()) else {}
-
-
-def _from_rank0(text: str) -> str:
-    """Broadcasts rank 0's text: idle ranks know neither loss nor norm."""
-    texts = [text]
-    dist.broadcast_object_list(texts)
-    return texts[0]

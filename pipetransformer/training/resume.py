@@ -20,6 +20,7 @@ from pipetransformer.data.base import Data, Split, evenly_spaced
 from pipetransformer.errors import DamagedCheckpoint, UserError
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.report.secrets import redact
+from pipetransformer.runtime.groups import broadcast_from_rank0
 
 NUM_TARGETS = 1024  # of them the data's digest counts; its identity counts every input
 NEUTRAL = (
@@ -106,10 +107,9 @@ def find_checkpoint(run_dir: Path, step: int | None = None) -> Checkpoint | None
     Raises:
         UserError: There are checkpoints, and every one is damaged.
     """
-    names: list[Any] = [[(path, found) for path, found in open_checkpoints(run_dir / FOLDER)]]
-    dist.broadcast_object_list(names)  # the folder may change while ranks look
+    published = broadcast_from_rank0(open_checkpoints(run_dir / FOLDER))  # the folder may change while ranks look
     notes: list[str] = []
-    for path, found in names[0]:
+    for path, found in published:
         if isinstance(found, Manifest):
             if step not in (None, found.step):
                 continue

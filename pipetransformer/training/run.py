@@ -23,6 +23,7 @@ from pipetransformer.models.stack import LayerStack
 from pipetransformer.report.card import write_card
 from pipetransformer.report.reporter import EventName, Reporter, open_report
 from pipetransformer.report.run_folder import CONFIG, MODEL, SUMMARY, share_files, write_json
+from pipetransformer.runtime.groups import broadcast_from_rank0
 from pipetransformer.training import interrupt
 from pipetransformer.training.build import prepare
 from pipetransformer.training.position import inside, naming_hangs
@@ -48,7 +49,7 @@ def run_job(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | N
 def _run(
     config: Config, run_dir: Path, device: torch.device, plain: dict[str, Any], sweep: str | None
 ) -> dict[str, Any]:
-    run_dir = _agree(run_dir)
+    run_dir = broadcast_from_rank0(run_dir)  # under torchrun each process has composed one of its own
     try:
         if dist.get_rank() == 0:
             traces = () if config.resume.run else run_dir.glob("trace_*.json")  # of an earlier run in the same folder
@@ -68,13 +69,6 @@ def failed(error: BaseException) -> dict[str, Any]:
     if isinstance(error, KeyboardInterrupt):
         return {"status": "interrupted"}
     return {"status": "failed", "error": f"{type(error).__name__}: {in_options(error)}"}
-
-
-def _agree(run_dir: Path) -> Path:
-    """Broadcasts rank 0's run folder: under torchrun each process has composed one of its own."""
-    folders = [run_dir]
-    dist.broadcast_object_list(folders)
-    return folders[0]
 
 
 def run_rank(

@@ -124,11 +124,10 @@ class Trainer:
         expected = next_batch_digest(self.state, self.timeline, self.config.seed)
         is_allowed = bool(self.config.resume.allow)  # for example another batch size
         assert is_allowed or manifest.sample_ids == expected, "the next batch is the one that would have followed"
-        lost = [cut_log(self._run_dir / EVENT_LOG, manifest.log_bytes) if dist.get_rank() == 0 else 0]
-        dist.broadcast_object_list(lost)
-        self.num_steps_lost = lost[0]
+        lost = cut_log(self._run_dir / EVENT_LOG, manifest.log_bytes) if dist.get_rank() == 0 else 0
+        self.num_steps_lost = broadcast_from_rank0(lost)
         self.state.num_resumes += 1
-        self.state.num_steps_lost += lost[0]
+        self.state.num_steps_lost += self.num_steps_lost
         for note in resumed.checkpoint.notes:
             self.report.write("warning", message=f"a newer checkpoint is passed over: {note}")
 
@@ -288,21 +287,34 @@ class Trainer:
         if decision.num_frozen > before:
             self.guard.watch()
         state.count_decision(decision.num_frozen, policy_state)
+        self.report_decision(decision, before, norms, state.step)
+        for callback in self._callbacks:
+            callback.on_decision(self, signals, decision)
+        if decision.num_frozen != before:
+            self.follow(decision)
+
+    def report_decision(
+        self, decision: Decision, before: int, gradient_norms: Sequence[float], step: int, **more: int
+    ) -> None:
+        """Reports a decision of the policy or of the guard.
+
+        Args:
+            before: Blocks that were frozen before it.
+            gradient_norms: Of each block, zero where there is none.
+            step: Optimizer steps before it.
+        """
         self.report.write(
             "decision",
-            step=state.step,
-            epoch=state.step / self.timeline.steps_per_epoch,
+            step=step,
+            epoch=step / self.timeline.steps_per_epoch,
             num_frozen_before=before,
             num_frozen=decision.num_frozen,
             bound=decision.bound,
             reason=decision.reason,
             terms=decision.terms,
-            gradient_norms=list(norms),
+            gradient_norms=list(gradient_norms),
+            **more,
         )
-        for callback in self._callbacks:
-            callback.on_decision(self, signals, decision)
-        if decision.num_frozen != before:
-            self.follow(decision)
 
     def follow(self, decision: Decision) -> None:
         """Makes the transition that follows from a decision. Collective."""

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import accumulate
-from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from pipetransformer.config.schema import Parallel
 from pipetransformer.errors import UserError
@@ -35,7 +35,8 @@ def open_world(parallel: Parallel) -> Iterator[torch.device]:
         _listen_on_loopback()
         backend, timeout = "nccl" if device.type == "cuda" else "gloo", timedelta(seconds=parallel.timeout_s)
         if "RANK" in os.environ:  # a launcher has started this process
-            dist.init_process_group(backend, timeout=timeout, **_store_after_restart())
+            store, rank, world_size = _meet(timeout)
+            dist.init_process_group(backend, timeout=timeout, store=store, rank=rank, world_size=world_size)
         else:
             dist.init_process_group(backend, timeout=timeout, store=dist.HashStore(), rank=0, world_size=1)
     try:
@@ -50,17 +51,15 @@ def open_world(parallel: Parallel) -> Iterator[torch.device]:
             dist.destroy_process_group()
 
 
-def _store_after_restart() -> dict[str, Any]:
-    """Returns a store of its own for ranks that torchrun has started again; nothing at the first start.
+def _meet(timeout: timedelta) -> tuple[dist.Store, int, int]:
+    """Returns the store that joins the ranks by the environment, with this rank and their number.
 
-    In torchrun's store later groups would find the addresses of the ranks that died (seen with torch 2.15).
+    Each start of the ranks by torchrun has keys of its own: with those of the start before, later groups would find the
+    addresses of ranks that died (seen with torch 2.15).
     """
-    attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    if attempt == 0:
-        return {}
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world_size, is_master=False)
-    return {"store": dist.PrefixStore(f"restart-{attempt}", store), "rank": rank, "world_size": world_size}
+    store, rank, world_size = next(rendezvous("env://", timeout=timeout))
+    store.set_timeout(timeout)
+    return dist.PrefixStore(f"start-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store), rank, world_size
 
 
 def _listen_on_loopback() -> None:

@@ -19,6 +19,7 @@ from pipetransformer.config.schema import Config
 from pipetransformer.errors import UserError
 from pipetransformer.profiling.layers import profile
 from pipetransformer.runtime import precision
+from pipetransformer.runtime.groups import broadcast_from_rank0
 from pipetransformer.training import build as setup
 from pipetransformer.training.run import run_rank
 from support.pool import Pool
@@ -94,16 +95,17 @@ def play(
 
 def _composed(overrides: tuple[str, ...]) -> Config:
     """Composes on rank 0 and broadcasts, as the launcher composes for all ranks."""
-    composed: list[Any] = [None]
+    composed: Config | UserError | None = None
     if dist.get_rank() == 0:
         try:
-            composed = [loaded(*overrides)]
+            composed = loaded(*overrides)
         except UserError as error:
-            composed = [error]
-    dist.broadcast_object_list(composed)
-    if isinstance(composed[0], UserError):
-        raise composed[0]
-    return composed[0]
+            composed = error
+    composed = broadcast_from_rank0(composed)
+    if isinstance(composed, UserError):
+        raise composed
+    assert composed is not None, "rank 0 has composed"
+    return composed
 
 
 @contextmanager
