@@ -107,7 +107,7 @@ class RandomText(Split):
     def context(self, ids: Sequence[int], num_tokens: int | None) -> dict[str, Tensor]:
         return {"attention_mask": torch.ones(len(ids), NUM_TOKENS, dtype=torch.bool)}
 
-    def targets(self, ids: Sequence[int]) -> Tensor:
+    def targets(self, ids: Sequence[int], num_tokens: int | None = None) -> Tensor:
         return self._labels[list(ids)]
 
     def score(self, predictions: np.ndarray) -> dict[str, float]:

@@ -52,10 +52,14 @@ class Split(ABC):
     Attributes:
         name: For example ``train``, ``test``, ``validation_matched``.
         lengths: Tokens of each sample before padding, shape (N,); ``None`` where all samples have the same shape.
+        loss_weights: Divisor of each sample's loss, shape (N,) of float64: the loss of a global batch is the sum of its
+            samples' losses over the sum of these. It is the number of tokens that count where the loss of a sample is a
+            sum over tokens, or the weight of its class; ``None``: 1 each, so that the loss is a mean over samples.
     """
 
     name: str
     lengths: np.ndarray | None = None
+    loss_weights: np.ndarray | None = None
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -92,8 +96,13 @@ class Split(ABC):
         return {}
 
     @abstractmethod
-    def targets(self, ids: Sequence[int]) -> Tensor:
-        """Returns the targets of the task's loss, (B,) or (B, k) of any type whose numbers float64 holds exactly."""
+    def targets(self, ids: Sequence[int], num_tokens: int | None = None) -> Tensor:
+        """Returns the targets of the task's loss, (B,) or (B, k) of any type whose numbers float64 holds exactly.
+
+        Args:
+            ids: The samples.
+            num_tokens: Columns (B, num_tokens) where each token has a target; ``None``: as many as the longest has.
+        """
 
     def predict(self, outputs: Tensor, ids: Sequence[int], num_tokens: int | None) -> Tensor:
         """Maps the outputs (B, ...) for these samples to what :meth:`score` needs: by default the likeliest class."""

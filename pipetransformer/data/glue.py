@@ -86,7 +86,7 @@ class GlueSplit(TextSplit):
         self.labels = labels
         self.task = task
 
-    def targets(self, ids: Sequence[int]) -> Tensor:
+    def targets(self, ids: Sequence[int], num_tokens: int | None = None) -> Tensor:
         import torch
 
         return torch.from_numpy(self.labels[np.asarray(ids)])

@@ -77,7 +77,7 @@ class ImageSplit(Split):
             images = crop_and_flip(images, epoch, ids)
         return (images - self._mean) / self._std
 
-    def targets(self, ids: Sequence[int]) -> Tensor:
+    def targets(self, ids: Sequence[int], num_tokens: int | None = None) -> Tensor:
         import torch
 
         return torch.from_numpy(self.source.labels[np.asarray(ids)])

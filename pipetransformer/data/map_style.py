@@ -105,7 +105,7 @@ class MapStyleSplit(Split):
             name: torch.stack([_padded(sample.per_token[name], num_tokens) for sample in samples]) for name in names
         }
 
-    def targets(self, ids: Sequence[int]) -> Tensor:
+    def targets(self, ids: Sequence[int], num_tokens: int | None = None) -> Tensor:
         import torch
 
         return torch.stack([sample.target for sample in self._read(ids)])

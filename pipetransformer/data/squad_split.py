@@ -42,7 +42,7 @@ class SquadSplit(TextSplit):
     def num_scored(self) -> int:
         return len(self.questions)
 
-    def targets(self, ids: Sequence[int]) -> Tensor:
+    def targets(self, ids: Sequence[int], num_tokens: int | None = None) -> Tensor:
         import torch
 
         return torch.from_numpy(self._targets[np.asarray(ids)])

@@ -22,7 +22,8 @@ class Batch:
         weights: (B,) of 1 for a sample and 0 for padding.
         keys: (B,) keys of the samples' random streams.
         hidden_shape: (B, T, D) of the tensor between layers.
-        global_batch_size: Samples of the global batch, over all replicas; the loss is divided by it.
+        loss_divisor: Divisor of the sum of losses over the global batch and all replicas: the number of its samples,
+            or the sum of their weights.
     """
 
     ids: np.ndarray
@@ -32,7 +33,7 @@ class Batch:
     weights: Tensor
     keys: Tensor
     hidden_shape: tuple[int, ...]
-    global_batch_size: int
+    loss_divisor: float
 
     def __len__(self) -> int:
         return len(self.weights)

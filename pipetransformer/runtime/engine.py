@@ -86,7 +86,7 @@ class Engine:
         losses: list[Tensor] = []
         schedule = self._schedule(batch, train=True)
         # the mean over the replicas is taken later
-        factor = self.plan.num_replicas / batch.global_batch_size * loss_scale
+        factor = self.plan.num_replicas / batch.loss_divisor * loss_scale
         target = batch.loss_targets(factor) if self.topology.is_last else None
         options = {"target": target, "losses": losses, "return_outputs": False}
         with nullcontext() if self.plan.fsdp else self._precision.cached_autocast(self._device):

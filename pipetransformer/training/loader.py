@@ -119,12 +119,16 @@ class BatchLoader:
             ids=part.ids,
             inputs=self._load_inputs(part.ids, num_tokens, topology.plan.cache_level) if topology.is_first else None,
             context=self.split.context(own, padded),
-            targets=self.split.targets(own) if topology.is_last and targets else None,
+            targets=self.split.targets(own, padded) if topology.is_last and targets else None,
             weights=torch.from_numpy(part.weights.astype(np.float64)),
             keys=sample_keys(self._seed, step, part.ids),
             hidden_shape=(len(own), num_tokens, self.source.hidden_size),
-            global_batch_size=len(ids),
+            loss_divisor=self._loss_divisor(ids),
         )
+
+    def _loss_divisor(self, global_ids: np.ndarray) -> float:
+        weights = self.split.loss_weights
+        return float(len(global_ids) if weights is None else weights[global_ids].sum()) or 1.0  # no token may count
 
     def padded(self, global_ids: np.ndarray) -> int | None:
         """See :func:`padded_length`."""

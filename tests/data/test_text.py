@@ -15,7 +15,7 @@ ROWS = st.lists(st.lists(st.integers(1, 1000), min_size=1, max_size=12), min_siz
 
 
 class Plain(TextSplit):
-    def targets(self, ids: Sequence[int]) -> Tensor:
+    def targets(self, ids: Sequence[int], num_tokens: int | None = None) -> Tensor:
         raise NotImplementedError
 
     def score(self, predictions: np.ndarray) -> dict[str, float]:

@@ -21,7 +21,7 @@ BATCH = Batch(
     weights=torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64),
     keys=torch.zeros(3, dtype=torch.int32),
     hidden_shape=(3, 4, 5),
-    global_batch_size=2,
+    loss_divisor=2.0,
 )
 
 

@@ -53,7 +53,7 @@ class MaskedText(RandomText):
         masked = torch.from_numpy(self._masked[list(ids), :num_tokens])
         return super().inputs(ids, num_tokens).masked_fill(masked, MASK)
 
-    def targets(self, ids: Sequence[int]) -> Tensor:
+    def targets(self, ids: Sequence[int], num_tokens: int | None = None) -> Tensor:
         """(B, T) of the longest text, whatever the batch is padded to."""
         rows = list(ids)
         return torch.from_numpy(np.where(self._masked[rows], self._tokens[rows], NOT_MASKED))

@@ -32,7 +32,7 @@ class RandomImages(Split):
         assert num_tokens is None
         return torch.from_numpy(self._pixels[list(ids)])
 
-    def targets(self, ids: Sequence[int]) -> Tensor:
+    def targets(self, ids: Sequence[int], num_tokens: int | None = None) -> Tensor:
         return torch.from_numpy(self._labels[list(ids)])
 
     def score(self, predictions: np.ndarray) -> dict[str, float]:
@@ -73,7 +73,7 @@ class RandomText(Split):
             "token_type_ids": torch.from_numpy((second & mask).astype(np.int64)),
         }
 
-    def targets(self, ids: Sequence[int]) -> Tensor:
+    def targets(self, ids: Sequence[int], num_tokens: int | None = None) -> Tensor:
         return torch.from_numpy(self._targets[list(ids)])
 
     def score(self, predictions: np.ndarray) -> dict[str, float]:

@@ -45,7 +45,7 @@ class TaggedTexts(TextSplit):
         super().__init__(name, tokens)
         self._tags = tags
 
-    def targets(self, ids: Sequence[int]) -> Tensor:
+    def targets(self, ids: Sequence[int], num_tokens: int | None = None) -> Tensor:
         return torch.from_numpy(self._tags[list(ids)])
 
     def predict(self, outputs: Tensor, ids: Sequence[int], num_tokens: int | None) -> Tensor:

@@ -53,7 +53,20 @@ def test_replicas_and_micro_batches_have_one_shape_and_every_sample_is_in_one_sh
     assert all(len(batch) % num_microbatches == 0 for batch in read)
     real = np.concatenate([batch.ids[batch.weights.numpy() > 0] for batch in read])
     assert sorted(real.tolist()) == ids.tolist()
-    assert all(batch.global_batch_size == num_samples for batch in read)
+    assert all(batch.loss_divisor == num_samples for batch in read)
+
+
+def test_the_loss_is_divided_by_the_weights_of_the_whole_global_batch_on_every_replica() -> None:
+    weighted = RandomText(NUM_SAMPLES)
+    weighted.loss_weights = np.arange(NUM_SAMPLES, dtype=np.float64)
+    read = [loader(weighted).batch(np.array([3, 0, 5]), Topology(plan(0, 0, [7], 2, 1), rank)) for rank in (0, 1)]
+    assert [batch.loss_divisor for batch in read] == [8, 8]
+
+
+def test_a_global_batch_in_which_nothing_counts_has_a_loss_of_zero() -> None:
+    weighted = RandomText(NUM_SAMPLES)
+    weighted.loss_weights = np.zeros(NUM_SAMPLES)
+    assert loader(weighted).batch(np.arange(2), Topology(plan(0, 0, [7], 1, 1), 0)).loss_divisor == 1
 
 
 def test_a_stage_loads_only_what_it_reads() -> None:
