@@ -67,17 +67,19 @@ def test_weights_are_rolled_back_to_the_last_checkpoint(pool: Pool, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("guard", "why"),
+    ("guard", "factors", "why"),
     [
-        (pt.Guard(), "step 5: the loss (nan)"),
-        (pt.Guard(not_finite="skip", max_skips=1), ""),
-        (pt.Guard(not_finite="roll_back"), "there is no checkpoint yet"),
-        (pt.Guard(exploding="stop", max_norm_ratio=50), ""),
+        (pt.Guard(), NAN, "step 5: the loss (nan)"),
+        (pt.Guard(not_finite="skip", max_skips=1), NAN, ""),
+        (pt.Guard(not_finite="roll_back"), NAN, "there is no checkpoint yet"),
+        (pt.Guard(exploding="stop", max_norm_ratio=50), HUGE, "or take guard.exploding=skip"),
+        (pt.Guard(exploding="stop", max_norm_ratio=50), {}, ""),
     ],
-    ids=["stop", "never two in a row", "no checkpoint", "nothing explodes"],
+    ids=["stop", "never two in a row", "no checkpoint", "explodes", "nothing explodes"],
 )
-def test_a_run_ends_where_the_guard_can_do_no_more(pool: Pool, tmp_path: Path, guard: pt.Guard, why: str) -> None:
-    factors = NAN if guard.not_finite != "stop" or guard.max_norm_ratio is None else {}
+def test_a_run_ends_where_the_guard_can_do_no_more(
+    pool: Pool, tmp_path: Path, guard: pt.Guard, factors: dict[int, float], why: str
+) -> None:
     for seen in pool.run(2, train_guarded, tmp_path, pt.Parallel(), factors, {"guard": guard}):
         assert why in seen.error if why else not seen.error
 
@@ -159,3 +161,18 @@ def test_a_guarded_run_that_is_killed_goes_on_as_if_nothing_had_been(
         assert seen.steps == list(range(1, STEPS + 1))
         assert seen.summary["guard"] == expected.summary["guard"]
         assert seen.num_frozen == expected.num_frozen == 2
+
+
+def test_a_rank_that_was_idle_knows_the_mean_norm_when_it_trains(pool: Pool, tmp_path: Path) -> None:
+    """Rank 2 of three is idle beside two stages; all blocks freeze, the head is one stage, and it gets a replica."""
+    freeze = pt.FixedSchedule(num_frozen=[4], interval=0.25)
+    options = {"guard": pt.Guard(max_norm_ratio=50), "freeze": freeze}
+    (expected,) = pool.run(1, train_guarded, tmp_path / "one", pt.Parallel(), HUGE, options)
+    seen = pool.run(3, train_guarded, tmp_path / "three", pt.Parallel(num_stages=2), HUGE, options)
+
+    first, second = seen[0].summary["plans"][:2]
+    assert [len(plan["stages"]) * plan["num_replicas"] for plan in (first, second)] == [2, 3]
+    assert [decision["step"] for decision in expected.decisions] == BAD
+    for rank in seen:
+        assert rank.losses == pytest.approx(expected.losses, rel=1e-12, abs=1e-10)
+        assert [decision["step"] for decision in rank.decisions] == BAD
