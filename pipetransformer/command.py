@@ -2,13 +2,15 @@
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import CompactHydraException
+from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
@@ -19,6 +21,7 @@ from pipetransformer.errors import Stopped, UserError
 from pipetransformer.launch.restarts import after_restart
 from pipetransformer.launch.run_dir import finished_summary, refuse_other_run, resumed_arguments
 from pipetransformer.launch.start import preflight, start, under_torchrun
+from pipetransformer.report.reporter import erase_phase
 from pipetransformer.report.run_folder import write_overrides
 from pipetransformer.report.secrets import redact
 from pipetransformer.training import interrupt
@@ -100,7 +103,8 @@ def main() -> None:
         sys.argv[1:] = resumed_arguments(read_arguments(sys.argv[1:]))
         _refuse_secrets(sys.argv[1:])
         run = _recorded(compose_and_run) if under_torchrun() else compose_and_run
-        run()
+        with _table_at_the_end():
+            run()
     except (UserError, CompactHydraException) as error:
         _end(error)
     except OSError as error:  # Hydra makes the folder
@@ -113,12 +117,35 @@ def main() -> None:
         sys.exit(Stopped(interrupt.requested() not in (None, interrupt.QUIT), is_saved=False).exit_code)
 
 
+class SweepFolder(Callback):
+    """Remembers the folder of a sweep, whichever launcher runs its jobs. Hydra calls it."""
+
+    folder: ClassVar[Path | None] = None
+
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        SweepFolder.folder = Path(config.hydra.sweep.dir).resolve()
+
+
+@contextmanager
+def _table_at_the_end() -> Iterator[None]:
+    """Prints the table of a sweep when its last job has ended, whether it failed or not."""
+    try:
+        yield
+    finally:
+        if SweepFolder.folder is not None:
+            from pipetransformer.report.sweep import print_sweep
+
+            print_sweep(SweepFolder.folder)
+
+
 def _end(error: Exception) -> NoReturn:
     """Ends with one line that explains the error; under torchrun rank 0 prints it, and torchrun's summary shows it."""
     if under_torchrun():
         from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
         get_error_handler().record_exception(UserError(redact(explain(error))))
+    if sys.stderr.isatty():
+        erase_phase(sys.stderr)
     sys.exit(redact(explain(error)) if _is_first_rank() else 1)
 
 

@@ -33,6 +33,17 @@ def test_a_job_that_fails_does_not_stop_the_others(folder: Path, ended: Ended) -
     assert "no plan fits parallel.device_memory_gib=9.99" in summaries[0]["error"]
 
 
+def test_the_sweep_ends_with_a_table_of_its_jobs(ended: Ended) -> None:
+    lines = ended.out.splitlines()
+    begin = next(row for row, line in enumerate(lines) if line.startswith("jobs of the sweep"))
+    header, failed, completed, folders = lines[begin + 1 : begin + 5]
+    assert header.split() == ["job", "options", "result", "best", "training", "time", "speed-up", "frozen", "status"]
+    assert failed.split() == ["1", "parallel.device_memory_gib=1e-06", *["-"] * 5, "failed"]
+    assert completed.split()[:3] == ["2", "parallel.device_memory_gib=1", "accuracy"]
+    assert completed.split()[-1] == "completed"
+    assert folders.endswith("sweep/<job>")
+
+
 def test_the_sweep_fails_and_names_the_jobs_with_the_reasons(ended: Ended) -> None:
     assert ended.code == 1
     failed = [line for line in ended.err.splitlines() if line.startswith("job ")]

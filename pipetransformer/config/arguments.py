@@ -25,8 +25,8 @@ packed into fewer devices, the freed devices become replicas, and the frozen blo
   pipetransformer-train model=bert dataset=glue/sst2 epochs=3 optim.lr=2e-5
   pipetransformer-train -m freeze=none,pipetransformer seed=1,2      one run for each combination
 
-Write name=value; a group takes one of its options, a list stands in brackets. In a checkout `python train.py` does the
-same. README.md has a table of the options; --hydra-help is about Hydra.
+Write name=value; a group takes one of its options, a list stands in brackets; -v shows more. In a checkout
+`python train.py` does the same. README.md has a table of the options; --hydra-help is about Hydra.
 """
 HYDRA = "\nhydra:"  # begins the part of config.yaml that is not about training
 SIMULATION_ONLY = ("cluster", "pipeline", "shape")
@@ -38,6 +38,7 @@ SWITCHES = {  # values that users try for a group, and its option
     "freeze": dict.fromkeys(FALSE, "none"),
     "experiment": {},  # null is an option of its own
 }
+FLAGS = {"-v": "verbose=true", "--verbose": "verbose=true"}
 HYDRA_FLAGS = (
     "--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run", "--multirun",
     "--shell-completion", "--config-path", "--config-name", "--config-dir", "--experimental-rerun", "--info",
@@ -57,20 +58,20 @@ def groups(simulation: bool = False) -> list[str]:
 
 
 def read_arguments(arguments: Sequence[str], simulation: bool = False) -> list[str]:
-    """Returns the arguments for Hydra, with ``cache=false`` and the like as the options of the group.
+    """Returns the arguments for Hydra, with ``-v`` and ``cache=false`` as the options that they stand for.
 
     Raises:
         UserError: An argument is not of the form ``name=value``, or a group has no such option.
     """
     for index, argument in enumerate(arguments):
         _check_form(argument, arguments[index + 1 : index + 2])
-    return [_option(argument, simulation) for argument in arguments]
+    return [FLAGS.get(argument) or _option(argument, simulation) for argument in arguments]
 
 
 def _check_form(argument: str, following: Sequence[str]) -> None:
     name, is_given, value = argument.partition("=")
     if argument.startswith("--"):
-        if name not in HYDRA_FLAGS:
+        if name not in HYDRA_FLAGS and argument not in FLAGS:
             value = value if is_given else " ".join(following)
             raise UserError(f"{argument} is not an option; write {name.lstrip('-')}={value or '<value>'}")
     elif argument.startswith("="):

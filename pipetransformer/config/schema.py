@@ -180,6 +180,7 @@ class Config:
         eval_every_epochs: Epochs between two evaluations; the end of the run is always evaluated.
         log_every_s: Seconds between two step lines in a log that is no terminal.
         log_every_steps: Steps between two step lines there, in addition; ``None``: by time alone.
+        verbose: Show all there is to know about each event on a terminal, as ``-v`` does.
         overwrite: Start in a run folder that holds another run, which is removed.
         trace: Write a trace of one step of each plan, over all ranks; that step is slower.
     """
@@ -204,6 +205,7 @@ class Config:
     eval_every_epochs: int = 1
     log_every_s: float = 10.0
     log_every_steps: int | None = None
+    verbose: bool = False
     trace: bool = False
 
 

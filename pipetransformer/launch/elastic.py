@@ -27,7 +27,7 @@ from pipetransformer.config.schema import Config
 from pipetransformer.errors import RankFailed, RankLost, Stopped, UserError
 from pipetransformer.launch import failures, forkserver, rendezvous
 from pipetransformer.launch.restarts import Restarts
-from pipetransformer.report.reporter import print_phase
+from pipetransformer.report.reporter import print_line
 from pipetransformer.report.run_folder import SUMMARY, write_json
 from pipetransformer.training.interrupt import QUIT, SAME_S, SIGNALS
 
@@ -78,7 +78,7 @@ def run_workers(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str
         except (RankLost, RankFailed) as error:
             if not restarts.next_after(error):
                 raise
-            print_phase(restarts.announcement(error))
+            print_line(restarts.announcement(error))
 
 
 def _run_once(config: Config, num_ranks: int, run_dir: Path, plain: dict[str, Any], sweep: str | None) -> Summary:

@@ -10,7 +10,7 @@ from pipetransformer.checkpoint.folder import FOLDER
 from pipetransformer.config.schema import Config
 from pipetransformer.errors import UserError
 from pipetransformer.launch.forkserver import remove_stale
-from pipetransformer.report.reporter import print_phase
+from pipetransformer.report.reporter import print_line
 from pipetransformer.report.run_folder import CONFIG, EVENT_LOG, MODEL, SUMMARY, read_overrides
 
 RUN_DIR, RESUME = "hydra.run.dir", "resume.run"
@@ -42,7 +42,7 @@ def finished_summary(config: Config, run_dir: Path) -> dict[str, Any] | None:
     if config.resume.run is None or summary.get("status") != "completed":
         return None
     remove_stale()  # of the launcher, which may have been killed after its last word
-    print_phase(f"nothing to resume: the run in {run_dir} is complete")
+    print_line(f"nothing to resume: the run in {run_dir} is complete")
     return summary
 
 

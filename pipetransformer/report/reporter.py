@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -9,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import IO, Any, Literal, TypeVar, get_args
 
 from pipetransformer.report.secrets import redact
 
@@ -20,6 +21,7 @@ EventName = Literal[
 ]  # fmt: skip
 EVENTS: tuple[EventName, ...] = get_args(EventName)
 Shown = TypeVar("Shown")
+ERASE_LINE = "\r\x1b[2K"  # for the line that a terminal's cursor is on
 Handlers = dict[EventName, Callable[[Values], Shown]]
 
 
@@ -110,13 +112,27 @@ class LoggerSpec(ABC):
         """
 
 
+@dataclass(frozen=True)
+class ConsoleOptions:
+    """How much standard output shows.
+
+    Attributes:
+        log_every_s: Seconds between two step lines where it is not a terminal.
+        log_every_steps: Steps between two step lines there, in addition.
+        verbose: Shows all there is to know about each event where it is one.
+    """
+
+    log_every_s: float = 10.0
+    log_every_steps: int | None = None
+    verbose: bool = False
+
+
 def open_report(
     logger: LoggerSpec,
     run_dir: Path,
     config: dict[str, Any],
     sweep: str | None = None,
-    log_every_s: float = 10.0,
-    log_every_steps: int | None = None,
+    console: ConsoleOptions = ConsoleOptions(),
     resumed: dict[str, Any] | None = None,
 ) -> Reporter:
     """Writes ``env.json`` and opens every sink of a run, on rank 0.
@@ -126,8 +142,7 @@ def open_report(
         run_dir: The run folder, which exists.
         config: The composed configuration, for the tracking service.
         sweep: Group of the runs of one sweep there.
-        log_every_s: Seconds between two step lines where standard output is not a terminal.
-        log_every_steps: Steps between two step lines there, in addition.
+        console: How much standard output shows.
         resumed: What the tracking service needs to go on with its run; ``None`` for a new run.
     """
     from pipetransformer.report.run_folder import ENVIRONMENT, EVENT_LOG, JsonLines, environment, write_json
@@ -135,10 +150,10 @@ def open_report(
     write_json(run_dir / ENVIRONMENT, environment())
     tracker = logger.open(run_dir, redact(config), sweep, resumed)
     log = JsonLines(run_dir / EVENT_LOG, goes_on=resumed is not None)
-    return Reporter([log, open_console(log_every_s, log_every_steps), tracker])
+    return Reporter([log, open_console(console), tracker])
 
 
-def open_console(log_every_s: float = 10.0, log_every_steps: int | None = None) -> Sink:
+def open_console(options: ConsoleOptions) -> Sink:
     """Returns the view of standard output: live on a terminal, lines anywhere else."""
     import rich.console
 
@@ -146,10 +161,35 @@ def open_console(log_every_s: float = 10.0, log_every_steps: int | None = None) 
     from pipetransformer.report.terminal import Terminal
 
     console = rich.console.Console(emoji=False)
-    return Terminal(console) if console.is_terminal else PlainLog(log_every_s, log_every_steps)
+    if console.is_terminal:
+        return Terminal(console, options.verbose)
+    return PlainLog(options.log_every_s, options.log_every_steps)
 
 
 def print_phase(message: str) -> None:
     """Prints a phase as the console would, in a process without a report: the launcher. Imports nothing."""
+    if sys.stdout.isatty():
+        show_phase(message, sys.stdout, shutil.get_terminal_size().columns)
+    else:
+        print(f"[{datetime.now():%H:%M:%S}] {message} ...", flush=True)
+
+
+def print_line(message: str) -> None:
+    """Prints a line that stays, in a process without a report."""
+    if sys.stdout.isatty():
+        erase_phase(sys.stdout)
     stamp = "" if sys.stdout.isatty() else f"[{datetime.now():%H:%M:%S}] "
-    print(f"{stamp}{message} ...", flush=True)
+    print(f"{stamp}{message}", flush=True)
+
+
+def show_phase(message: str, terminal: IO[str], width: int) -> None:
+    """Replaces the line that the cursor is on by a phase; the phases of all processes share one line."""
+    words = f"{message} ..."
+    terminal.write(f"{ERASE_LINE}{words[: width - 1]}")
+    terminal.flush()
+
+
+def erase_phase(terminal: IO[str]) -> None:
+    """Erases the line of the last phase, before other words; the line is empty where none is shown."""
+    terminal.write(ERASE_LINE)
+    terminal.flush()

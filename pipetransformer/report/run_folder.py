@@ -97,7 +97,7 @@ def _load_command(model: Path) -> str:
     """Returns the folder of a saved model and how its library loads it; empty where there is none."""
     if not (model / "config.json").is_file():
         return ""
-    config, path = _read_json(model / "config.json"), _short_path(model)
+    config, path = read_json(model / "config.json"), _short_path(model)
     if "architectures" in config:
         return f"{path}  (transformers.{config['architectures'][0]}.from_pretrained('{path}'))"
     return f"{path}  (timm.create_model('local-dir:{path}', pretrained=True))"
@@ -164,7 +164,7 @@ def read_run(folder: str | Path) -> Run:
         events[line["event"]].append({name: value for name, value in line.items() if name != "event"})
     if not events["start"]:
         raise UserError(f"{folder / EVENT_LOG} has no start event: the run ended before its first plan")
-    summary = _read_json(folder / SUMMARY) if (folder / SUMMARY).is_file() else {}
+    summary = read_json(folder / SUMMARY) if (folder / SUMMARY).is_file() else {}
     return Run(folder, _read_config(folder / CONFIG), summary, events)
 
 
@@ -193,7 +193,7 @@ def _read_lines(path: Path) -> Iterator[Values]:
             yield values
 
 
-def _read_json(path: Path) -> Any:
+def read_json(path: Path) -> Any:
     try:
         found = _parse(path.read_bytes())
     except (ValueError, RecursionError) as error:
@@ -248,7 +248,7 @@ def read_overrides(folder: Path) -> list[str] | None:
     path = folder / OVERRIDES
     if not path.is_file():
         return None
-    overrides = _read_json(path).get("overrides")
+    overrides = read_json(path).get("overrides")
     if not (isinstance(overrides, list) and all(isinstance(one, str) for one in overrides)):
         raise UserError(f"{path} is damaged: it is no list of arguments")
     return overrides

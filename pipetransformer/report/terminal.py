@@ -1,4 +1,16 @@
-"""The run on a terminal: live lines at the bottom, and above them a line or a panel for everything that happens."""
+"""The run on a terminal: live lines at the bottom, and above them what has happened.
+
+A run of usual length fits one screen::
+
+    vit_tiny_patch16_224: 674,410 parameters, 6 blocks; digits, classification
+    45 steps per epoch x 40 epochs = 1,800 steps; 1 stage x 2 replicas = 2 devices, 43 ms per step predicted
+    freeze at step 540: 0 -> 2 of 6 blocks (at most a third of the active blocks)
+      arrangement kept, block 2 from the cache: 43 ms -> 27 ms per step predicted, took 200 ms
+    step 563/1800 ━━━━━━━━╺━━━━━━━━━━━━━━━━━━━━ 31 %  left 34 s
+    epoch 12.5/40  loss 0.21  1180 samples/s  test accuracy 0.94  2/6 frozen, 2 cached  1 stage x 2 replicas
+
+With ``verbose=true`` there is a panel for the start and for each transition, and a line for each fill and evaluation.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +28,11 @@ from rich.text import Text
 
 from pipetransformer.report import text
 from pipetransformer.report.format import Progress
-from pipetransformer.report.reporter import EventName, Handlers, Sink, Values, handlers
+from pipetransformer.report.reporter import EventName, Handlers, Sink, Values, erase_phase, handlers, show_phase
 from pipetransformer.report.run_folder import next_steps
 
 BARS = "▁▂▃▄▅▆▇█"
+NUM_EVALUATIONS = 5  # lines of a run at most, those of new best values; the live line has all
 
 
 class Terminal(Sink):
@@ -27,10 +40,13 @@ class Terminal(Sink):
 
     Args:
         console: Where to draw.
+        verbose: Shows all there is to know about each event.
     """
 
-    def __init__(self, console: rich.console.Console) -> None:
-        self._console = console
+    def __init__(self, console: rich.console.Console, verbose: bool = False) -> None:
+        self._console, self._verbose = console, verbose
+        self._evaluated_at: int | None = None  # the step of the last evaluation that is shown
+        self._shows_phase = True  # the launcher's
         self._warned: set[str] = set()
         self._run_dir: Path | None = None
         self._decision_values: Values = {}
@@ -40,10 +56,13 @@ class Terminal(Sink):
             rich.progress.TextColumn("{task.percentage:.0f} %  {task.fields[left]}"),
             expand=True,
         )
-        self._live = Live(console=console, refresh_per_second=4)
+        self._live = Live(console=console, refresh_per_second=4, transient=not verbose)
         self._handlers: Handlers[None] = handlers(self)
 
     def write(self, event: EventName, values: Values) -> None:
+        if event != "phase" and self._shows_phase:
+            erase_phase(self._console.file)
+            self._shows_phase = False
         self._handlers[event](values)
 
     def close(self) -> None:
@@ -51,12 +70,17 @@ class Terminal(Sink):
 
     def _phase(self, values: Values) -> None:
         # a line and no spinner, whose thread would disturb what is measured
-        self._console.print(f"{escape(values['message'])} ...", style="dim")
+        show_phase(values["message"], self._console.file, self._console.width)
+        self._shows_phase = True
 
     def _start(self, values: Values) -> None:
         self._progress, self._run_dir = Progress(values), Path(values["run_dir"])
         self._task = self._bar.add_task("steps", total=self._progress.num_steps, left="")
-        self._console.print(Panel(_grid(text.start_rows(values)), title="pipetransformer", title_align="left"))
+        if self._verbose:
+            self._console.print(Panel(_grid(text.start_rows(values)), title="pipetransformer", title_align="left"))
+        else:
+            for line in text.start_lines(values):
+                self._console.print(escape(line), highlight=False)
         self._live.update(self._bar)
         self._live.start()
 
@@ -79,6 +103,10 @@ class Terminal(Sink):
         self._console.print(escape(text.decision_line(values)))
 
     def _transition(self, values: Values) -> None:
+        self._progress.transition(values)
+        if not self._verbose:
+            self._console.print(f"  {escape(text.transition_line(values))}", highlight=False)
+            return
         parts: list[RenderableType] = []
         if self._decision_values.get("step") == values["step"]:
             parts += [_norms(self._decision_values["gradient_norms"]), Text()]
@@ -86,13 +114,17 @@ class Terminal(Sink):
             parts += [_changes(changes), Text()]
         parts.append(_grid(text.transition_rows(values, self._progress.world_size)))
         self._console.print(Panel(Group(*parts), title=text.transition_title(values), title_align="left"))
-        self._progress.transition(values)
 
     def _cache_fill(self, values: Values) -> None:
-        self._console.print(escape(text.cache_fill_line(values)))
+        if self._verbose:
+            self._console.print(escape(text.cache_fill_line(values)))
 
     def _evaluate(self, values: Values) -> None:
-        if self._progress.evaluation(values):
+        is_best, step = self._progress.evaluation(values), values["step"]
+        apart = self._progress.num_steps / NUM_EVALUATIONS
+        is_news = self._evaluated_at is None or step - self._evaluated_at >= apart
+        if is_best and (is_news or self._verbose):
+            self._evaluated_at = step
             self._console.print(f"[bold]{escape(text.evaluation_line(values))}[/]")
 
     def _checkpoint(self, _: Values) -> None:
@@ -106,10 +138,13 @@ class Terminal(Sink):
 
     def _summary(self, values: Values) -> None:
         self._live.stop()
-        parts: list[RenderableType] = [_grid(text.summary_rows(values))]
-        if values.get("plans"):
-            parts += [Text(), _plans(values["plans"])]
-        self._console.print(Panel(Group(*parts), title="summary", title_align="left"))
+        if self._verbose:
+            parts: list[RenderableType] = [_grid(text.summary_rows(values))]
+            if values.get("plans"):
+                parts += [Text(), _plans(values["plans"])]
+            self._console.print(Panel(Group(*parts), title="summary", title_align="left"))
+        else:
+            self._console.print(_grid(text.summary_rows(values)))
         for label, words in next_steps(self._run_dir, values["status"]) if self._run_dir else []:
             # not broken by the terminal's width, so that it can be copied
             self._console.print(f"[bold]{label}:[/] {escape(words)}", soft_wrap=True, highlight=False)

@@ -21,7 +21,7 @@ from pipetransformer.errors import Diverged, FreezeHurts, NotSaved, Stopped, Use
 from pipetransformer.models.base import ModelSpec
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.report.card import write_card
-from pipetransformer.report.reporter import EventName, Reporter, open_report
+from pipetransformer.report.reporter import ConsoleOptions, EventName, Reporter, open_report
 from pipetransformer.report.run_folder import CONFIG, MODEL, SUMMARY, share_files, write_json
 from pipetransformer.runtime.groups import broadcast_from_rank0
 from pipetransformer.training import interrupt
@@ -83,9 +83,8 @@ def run_rank(
         report, checkpoint = Reporter(), wanted_checkpoint(config, run_dir)
         if dist.get_rank() == 0:
             logger = None if checkpoint is None else checkpoint.manifest.logger
-            report = open_report(
-                config.logger, run_dir, plain, sweep, config.log_every_s, config.log_every_steps, logger
-            )
+            console = ConsoleOptions(config.log_every_s, config.log_every_steps, config.verbose)
+            report = open_report(config.logger, run_dir, plain, sweep, console, logger)
         closing.callback(report.close)
         with inside("reading data and measuring", 0):
             components = prepare(config, device, run_dir, closing, report, checkpoint)

@@ -72,6 +72,7 @@ def test_what_users_try_for_a_switch_is_taken_as_its_option() -> None:
     assert read_arguments(["cache=false", "logger=null", "freeze=false", "experiment=null", "-m"]) == [
         "cache=off", "logger=none", "freeze=none", "experiment=null", "-m",
     ]  # fmt: skip
+    assert read_arguments(["-v", "seed=2"]) == ["verbose=true", "seed=2"]
     assert read_arguments(["cache=True", "cache.path=null", "+cache.x=1"]) == [
         "cache=on",
         "cache.path=null",

@@ -9,8 +9,18 @@ import pytest
 import rich.console
 
 from pipetransformer.report.plain import PlainLog
-from pipetransformer.report.reporter import EVENTS, EventName, Sink, open_console, print_phase
-from pipetransformer.report.terminal import Terminal
+from pipetransformer.report.reporter import (
+    ERASE_LINE,
+    EVENTS,
+    ConsoleOptions,
+    EventName,
+    Sink,
+    open_console,
+    print_line,
+    print_phase,
+    show_phase,
+)
+from pipetransformer.report.terminal import NUM_EVALUATIONS, Terminal
 from pipetransformer.report.text import PLAN_COLUMNS
 
 Events = list[tuple[EventName, dict[str, Any]]]
@@ -22,11 +32,20 @@ def play(sink: Sink, events: Events) -> None:
     sink.close()
 
 
-def drawn(events: Events, width: int = 100) -> str:
+def drawn(events: Events, width: int = 100, verbose: bool = True) -> str:
     """Returns what a terminal shows, without its control codes."""
     file = io.StringIO()
-    play(Terminal(rich.console.Console(file=file, force_terminal=True, width=width, color_system=None)), events)
+    console = rich.console.Console(file=file, force_terminal=True, width=width, color_system=None)
+    play(Terminal(console, verbose), events)
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", file.getvalue())
+
+
+def left_on_screen(events: Events, width: int = 80) -> list[str]:
+    """Returns the lines that stay on a terminal when the run is over, without its live lines."""
+    file = io.StringIO()
+    console = rich.console.Console(file=file, force_terminal=False, width=width)
+    play(Terminal(console), events)
+    return [line.rpartition(ERASE_LINE)[2].rstrip() for line in file.getvalue().split("\n")]
 
 
 class Clock:
@@ -95,7 +114,8 @@ def test_every_kind_of_event_is_shown(view: str, events: Events, capsys: pytest.
     resumed = {"step": 24, "checkpoint": "checkpoints/step-00000024", "num_steps_lost": 3}
     events.insert(-1, ("checkpoint", {"step": 24, "path": resumed["checkpoint"], "seconds": 0.2, "bytes": 2**20}))
     events.insert(-1, ("resume", dict(events[1][1]) | resumed))
-    shown = drawn(events) if view == "terminal" else "\n".join(printed(events, capsys))
+    lines = drawn(events) if view == "terminal" else "\n".join(printed(events, capsys))
+    shown = " ".join(lines.split())
     assert {event for event, _ in events} == set(EVENTS)
     for words in (
         "reading data ...",
@@ -126,7 +146,7 @@ def evaluations(*accuracies: float) -> Events:
 
 
 def test_the_terminal_prints_an_evaluation_where_it_is_the_best_so_far(events: Events) -> None:
-    shown = drawn([events[1], *evaluations(0.5, 0.25, 0.75, 0.75)])
+    shown = drawn([events[1], *evaluations(0.5, 0.25, 0.75, 0.75)], verbose=True)
     assert re.findall(r"test at step \d: accuracy [\d.]+", shown) == [
         "test at step 0: accuracy 0.5",
         "test at step 2: accuracy 0.75",
@@ -221,7 +241,7 @@ def test_a_run_that_failed_ends_with_its_error(capsys: pytest.CaptureFixture[str
 def test_the_console_prints_lines_where_there_is_no_terminal(
     events: Events, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    play(open_console(), events)
+    play(open_console(ConsoleOptions()), events)
     out = capsys.readouterr().out
     assert re.search(r"^\[\d\d:\d\d:\d\d\] model: vit_tiny", out, re.MULTILINE)
 
@@ -230,7 +250,7 @@ def test_the_console_draws_on_a_terminal(
     events: Events, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
-    play(open_console(), events)
+    play(open_console(ConsoleOptions(verbose=True)), events)
     assert "╭─ pipetransformer" in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().out)
 
 
@@ -240,3 +260,38 @@ def test_a_phase_of_the_launcher_looks_like_one_of_a_rank(capsys: pytest.Capture
     first, second = capsys.readouterr().out.splitlines()
     assert re.match(r"\[\d\d:\d\d:\d\d\] starting 2 processes \.\.\.$", first)
     assert first[10:] == second[10:]
+
+
+def test_a_run_leaves_one_screen(events: Events) -> None:
+    """The events of a run, with 24 more evaluations of which each is the best so far."""
+    many = evaluations(*(0.75 + step / 1000 for step in range(24)))
+    lines = left_on_screen([*events[:-1], *many, events[-1]])
+    assert lines[:7] == [
+        "vit_tiny: 5,526,346 parameters, 6 blocks; digits, classification",
+        "8 steps per epoch x 3 epochs = 24 steps of 64 samples; 4 stages x 1 replica = 4",
+        "devices, 400 ms per step predicted",
+        "folder: runs/one",
+        "test at step 8: accuracy 0.58, f1 0.48 (1,000 samples in 700 ms)",
+        "freeze at step 8: 0 -> 2 of 6 blocks (at most a third of the active blocks)",
+        "  2 stages x 2 replicas: 400 ms -> 130 ms per step predicted, took 1.9 s",
+    ]
+    assert "  1 stage x 4 replicas, block 4 from the cache: 130 ms -> 80 ms per step" in lines
+    assert sum("test at step" in line for line in lines) <= NUM_EVALUATIONS
+    assert len(lines) <= 30
+
+
+def test_phases_share_one_line_that_the_start_replaces() -> None:
+    phases: Events = [("phase", {"message": name}) for name in ("reading data", "measuring layers")]
+    shown = "".join(left_on_screen([*phases, ("warning", {"message": "slow"})]))
+    assert shown == "warning: slow"
+
+
+def test_a_long_phase_does_not_break_into_two_lines() -> None:
+    file = io.StringIO()
+    show_phase("x" * 100, file, width=80)
+    assert file.getvalue() == ERASE_LINE + "x" * 79
+
+
+def test_a_line_of_the_launcher_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    print_line("restart 1 of 3")
+    assert capsys.readouterr().out.endswith("restart 1 of 3\n")
