@@ -15,6 +15,9 @@ from support.pool import Pool
 os.environ["OMP_NUM_THREADS"] = "1"  # of started processes
 torch.set_num_threads(1)
 
+TABLES = tempfile.TemporaryDirectory(prefix="tables-")  # what is converted, also in started processes; gone at the end
+os.environ["HF_DATASETS_CACHE"] = TABLES.name
+
 SLOW = [HealthCheck.too_slow]
 settings.register_profile("patient", deadline=None, suppress_health_check=SLOW)  # time is the machine's affair
 settings.load_profile("patient")

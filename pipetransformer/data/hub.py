@@ -15,24 +15,25 @@ if TYPE_CHECKING:
 TIMEOUT_S = 5.0
 
 
-def find_on_hub(name: str, local_format: str) -> None:
+def find_on_hub(name: str, local_format: str, revision: str | None = None) -> None:
     """Asks the hub once whether it has a dataset, unless it lies in a folder or in the cache of ``datasets``.
 
     Args:
         name: Hub name, ``owner/dataset``.
         local_format: What ``dataset.path`` takes instead, for the message.
+        revision: Branch, tag or commit.
 
     Raises:
         UserError: The hub does not have it, or does not answer within :data:`TIMEOUT_S` seconds.
     """
-    if Path(name).exists() or any(_cache_folder().glob(f"{name.replace('/', '___')}/*")):
+    if Path(name).exists() or any(cache_folder().glob(f"{name.replace('/', '___')}/*")):
         return
     from huggingface_hub import HfApi
 
     try:
-        HfApi().dataset_info(name, timeout=TIMEOUT_S)
+        HfApi().dataset_info(name, revision=revision, timeout=TIMEOUT_S)
     except Exception as error:  # network, access rights, unknown name: the remedy is the same for all
-        raise UserError(_unreachable(name, error, local_format)) from error
+        raise UserError(unreachable(name, error, local_format)) from error
 
 
 def load_hub(name: str, split: str, local_format: str, config: str | None = None) -> Dataset:
@@ -52,7 +53,7 @@ def load_hub(name: str, split: str, local_format: str, config: str | None = None
     try:
         rows = load_dataset(name, config, split=split)
     except Exception as error:  # network, cache, access rights, unknown split: the remedy is the same for all
-        raise UserError(_unreachable(f"split {split!r} of {name}", error, local_format)) from error
+        raise UserError(unreachable(f"split {split!r} of {name}", error, local_format)) from error
     assert isinstance(rows, Dataset)
     return rows
 
@@ -71,7 +72,8 @@ def fingerprint(rows: Dataset) -> str:
     return rows._fingerprint
 
 
-def _unreachable(what: str, error: Exception, local_format: str) -> str:
+def unreachable(what: str, error: Exception, local_format: str) -> str:
+    """Returns one line about what cannot be loaded from the hub, and about the local way."""
     reason = " ".join(str(error).split()) or type(error).__name__
     return (
         f"{what} cannot be loaded from the hub ({reason}); connect to it once and set HF_HUB_OFFLINE=1 from then on, "
@@ -79,7 +81,7 @@ def _unreachable(what: str, error: Exception, local_format: str) -> str:
     )
 
 
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
     """Returns where ``datasets`` keeps what it has loaded, without the second that importing it takes."""
     home = Path(os.environ.get("HF_HOME", Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface"))
     return Path(os.environ.get("HF_DATASETS_CACHE", home / "datasets")).expanduser()
