@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -13,11 +12,8 @@ from pipetransformer.data.base import Data, DatasetSpec, ImageFormat, TextFormat
 from pipetransformer.data.hub import find_on_hub, load_hub
 from pipetransformer.data.tables import Table, class_labels, number_labels, read_tsv, text_columns
 from pipetransformer.data.tasks import Task, regression, text_classification
-from pipetransformer.data.text import MIN_LENGTH, TextSplit, Tokens, check_tokens, encode
+from pipetransformer.data.text import MIN_LENGTH, LabelledTexts, check_tokens, encode
 from pipetransformer.errors import UserError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 HUB_NAME = "nyu-mll/glue"
 PAIR = ("sentence1", "sentence2")
@@ -76,26 +72,6 @@ TASKS = {
     "rte": GlueTask(PAIR, ("entailment", "not_entailment")),
     "wnli": GlueTask(PAIR, ("not_entailment", "entailment")),
 }
-
-
-class GlueSplit(TextSplit):
-    """Texts with classes (int64) or values (float64), shape (N,)."""
-
-    def __init__(self, name: str, tokens: Tokens, labels: np.ndarray, task: Task) -> None:
-        super().__init__(name, tokens)
-        self.labels = labels
-        self.task = task
-
-    def targets(self, ids: Sequence[int], num_tokens: int | None = None) -> Tensor:
-        import torch
-
-        return torch.from_numpy(self.labels[np.asarray(ids)])
-
-    def predict(self, outputs: Tensor, ids: Sequence[int], num_tokens: int | None) -> Tensor:
-        return self.task.predict(outputs)
-
-    def score(self, predictions: np.ndarray) -> dict[str, float]:
-        return self.task.score(predictions, self.labels)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,13 +161,13 @@ class Glue(DatasetSpec):
             f"dataset.path={folder} has nothing with labels to evaluate on (tried {tried}); give {TSV_FOLDER}"
         )
 
-    def _split(self, name: str, table: Table, wanted: TextFormat, at_most: int | None) -> GlueSplit:
+    def _split(self, name: str, table: Table, wanted: TextFormat, at_most: int | None) -> LabelledTexts:
         texts, labels = TASKS[self.task].read(table)
         rows = subsample(len(labels), at_most)
         chosen = tuple([column[row] for row in rows] for column in texts)
         tokens = encode(chosen, wanted.tokenizer, min(self.max_length, wanted.max_length))
         check_tokens(tokens, lambda sample: table.at(int(rows[sample])))
-        return GlueSplit(name, tokens, labels[rows], TASKS[self.task].task)
+        return LabelledTexts(name, tokens, labels[rows], TASKS[self.task].task)
 
 
 def _file(folder: Path, split: str) -> Path:

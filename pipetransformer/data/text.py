@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipetransformer.data.base import Digest, Split
+from pipetransformer.data.tasks import Task
 from pipetransformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -35,6 +36,13 @@ class Ragged:
         arrays = [np.asarray(row, dtype=np.int32) for row in rows]
         values = np.concatenate(arrays) if arrays else np.empty(0, dtype=np.int32)
         return Ragged(values, np.cumsum([0, *map(len, arrays)]))
+
+    @staticmethod
+    def joined(parts: Sequence[Ragged]) -> Ragged:
+        """Returns the rows of all parts in order."""
+        lengths = [part.lengths for part in parts]
+        values = np.concatenate([part.values for part in parts]) if parts else np.empty(0, dtype=np.int32)
+        return Ragged(values, np.concatenate([[0], *lengths]).cumsum())
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -113,6 +121,34 @@ class TextSplit(Split):
         return int(self.tokens.ids.lengths[rows].max()) if num_tokens is None else num_tokens
 
 
+class LabelledTexts(TextSplit):
+    """Texts with classes (int64) or values (float64), shape (N,), or 1 and 0 for each class (int8), (N, C).
+
+    Attributes:
+        labels: The targets.
+        task: Their task, which scores them.
+    """
+
+    def __init__(
+        self, name: str, tokens: Tokens, labels: np.ndarray, task: Task, loss_weights: np.ndarray | None = None
+    ) -> None:
+        super().__init__(name, tokens)
+        self.labels = labels
+        self.task = task
+        self.loss_weights = loss_weights
+
+    def targets(self, ids: Sequence[int], num_tokens: int | None = None) -> Tensor:
+        import torch
+
+        return torch.from_numpy(self.labels[np.asarray(ids)])
+
+    def predict(self, outputs: Tensor, ids: Sequence[int], num_tokens: int | None) -> Tensor:
+        return self.task.predict(outputs)
+
+    def score(self, predictions: np.ndarray) -> dict[str, float]:
+        return self.task.score(predictions, self.labels)
+
+
 def check_tokenizer(tokenizer: Any) -> None:
     """Raises UserError unless the tokenizer is a fast one that can pad."""
     if not tokenizer.is_fast:
@@ -129,15 +165,21 @@ def encode(texts: tuple[list[str], ...], tokenizer: Any, max_length: int) -> Tok
         tokenizer: A fast tokenizer of transformers.
         max_length: Tokens to keep, special tokens included.
     """
+    firsts = range(0, len(texts[0]), CHUNK)
+    return encode_batches((tuple(column[i : i + CHUNK] for column in texts) for i in firsts), tokenizer, max_length)
+
+
+def encode_batches(batches: Iterable[tuple[list[str], ...]], tokenizer: Any, max_length: int) -> Tokens:
+    """Tokenises texts as :func:`encode` does, batch by batch, so that only their tokens are ever whole in memory."""
     check_tokenizer(tokenizer)
-    ids: list[list[int]] = []
-    type_ids: list[list[int]] = []
-    for first in range(0, len(texts[0]), CHUNK):
-        chunk = [column[first : first + CHUNK] for column in texts]
-        encoded = tokenizer(*chunk, truncation=True, max_length=max_length, return_attention_mask=False)
-        ids += encoded["input_ids"]
-        type_ids += encoded.get("token_type_ids", [])
-    return Tokens(Ragged.of(ids), Ragged.of(type_ids) if type_ids else None, tokenizer.pad_token_id)
+    ids: list[Ragged] = []
+    type_ids: list[Ragged] = []
+    for batch in batches:
+        encoded = tokenizer(*batch, truncation=True, max_length=max_length, return_attention_mask=False)
+        ids.append(Ragged.of(encoded["input_ids"]))
+        if "token_type_ids" in encoded:
+            type_ids.append(Ragged.of(encoded["token_type_ids"]))
+    return Tokens(Ragged.joined(ids), Ragged.joined(type_ids) if type_ids else None, tokenizer.pad_token_id)
 
 
 def check_tokens(tokens: Tokens, name: Callable[[int], str]) -> None:

@@ -9,7 +9,8 @@ from tokenizers.processors import TemplateProcessing
 
 from pipetransformer.data import glue
 from pipetransformer.data.base import TextFormat
-from pipetransformer.data.glue import TASKS, Glue, GlueSplit
+from pipetransformer.data.glue import TASKS, Glue
+from pipetransformer.data.text import LabelledTexts
 
 SST2 = "sentence\tlabel\nit is\t1\nof a\t0\na\t1\n"
 
@@ -82,7 +83,7 @@ def test_every_task_scores_a_perfect_prediction_with_one(tmp_path: Path, text: T
     table = "\n".join(["\t".join([*columns, "label"]), *rows])
     data = Glue(task=task, path=write(tmp_path, train=table, dev=table)).load(text)
     (split,) = data.evaluation
-    assert isinstance(split, GlueSplit)
+    assert isinstance(split, LabelledTexts)
     assert split.score(split.labels) == pytest.approx(dict.fromkeys(TASKS[task].metrics, 1.0))
     assert split.score((split.labels + 1) % 2)[TASKS[task].metrics[0]] < 0.5
 

@@ -17,7 +17,7 @@ from PIL import Image
 
 from pipetransformer.data import image_sources, image_split
 from pipetransformer.data.base import Data, DatasetSpec, ImageFormat, Split, TextFormat
-from pipetransformer.data.glue import Glue, GlueSplit
+from pipetransformer.data.glue import Glue
 from pipetransformer.data.image_sources import IDX_FILES, from_arrays, from_list
 from pipetransformer.data.image_split import ImageSplit
 from pipetransformer.data.images import HubImages, IdxImages
@@ -25,7 +25,7 @@ from pipetransformer.data.map_style import MapStyleSplit
 from pipetransformer.data.squad import Squad
 from pipetransformer.data.squad_split import SquadSplit
 from pipetransformer.data.tasks import image_classification, text_classification
-from pipetransformer.data.text import Ragged, Tokens
+from pipetransformer.data.text import LabelledTexts, Ragged, Tokens
 
 SIDE, NUM_TRAIN = 6, 8
 GREY, COLOUR = ImageFormat(mean=(0.5,), std=(0.5,)), ImageFormat(size=4, num_channels=3)
@@ -99,7 +99,7 @@ KINDS = {
     ),
     "hub": Kind(write_hub, lambda folder: HubImages(hub_name=str(folder)), GREY, ImageSplit),
     "hub in memory": Kind(write_hub, lambda folder: HubImages(hub_name=str(folder), in_memory=True), GREY, ImageSplit),
-    "glue": Kind(write_texts, lambda folder: Glue(path=str(folder), task="sst2"), None, GlueSplit),
+    "glue": Kind(write_texts, lambda folder: Glue(path=str(folder), task="sst2"), None, LabelledTexts),
     "squad": Kind(
         write_questions, lambda folder: Squad(path=str(folder / "data.json"), eval_fraction=0.5), None, SquadSplit
     ),
@@ -241,9 +241,9 @@ def test_another_padding_token_is_another(source: Source) -> None:
     assert source.identity(replace(source.wanted, tokenizer=tokenizer)) != source.identity()
 
 
-def texts(ids: list[list[int]], type_ids: list[list[int]] | None = None) -> GlueSplit:
+def texts(ids: list[list[int]], type_ids: list[list[int]] | None = None) -> LabelledTexts:
     tokens = Tokens(Ragged.of(ids), None if type_ids is None else Ragged.of(type_ids), 0)
-    return GlueSplit("train", tokens, np.zeros(len(ids)), text_classification(2))
+    return LabelledTexts("train", tokens, np.zeros(len(ids)), text_classification(2))
 
 
 def test_where_a_text_ends_and_the_types_of_its_tokens_count() -> None:
