@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Shape = tuple[int, ...]
+MULTI_LABEL_METRICS = ("micro_f1", "macro_f1", "subset_accuracy")
+ERRORS = ("mse", "mae")  # metrics of which less is better, so that none is the main one
+METRICS = {  # for each kind of targets those that there are
+    "classification": ("accuracy", "macro_f1", "micro_f1", "f1", "matthews"),
+    "multi_label": MULTI_LABEL_METRICS,
+    "regression": ("pearson", "spearman", *ERRORS),
+}
 
 
 def likeliest(output: Tensor) -> Tensor:
@@ -49,10 +56,38 @@ class Task:
 
 
 def text_classification(
-    num_classes: int, labels: tuple[str, ...] = (), metrics: tuple[str, ...] = ("accuracy",)
+    num_classes: int, labels: tuple[str, ...] = (), metrics: tuple[str, ...] = ("accuracy",),
+    class_weights: tuple[float, ...] = (), label_smoothing: float = 0.0,
+) -> Task:  # fmt: skip
+    """Returns the task of one class per text; targets (B,) are numbers of classes.
+
+    Args:
+        num_classes: Classes.
+        labels: Their names.
+        metrics: Names for :func:`compute_metrics`.
+        class_weights: Factor of the loss of each class; none: 1 each. The weights of the samples' classes have to be
+            the split's ``loss_weights``, so that the loss of a global batch is torch's weighted mean.
+        label_smoothing: See :class:`torch.nn.CrossEntropyLoss`.
+    """
+    task = _classification(Head("sequence", num_classes, labels, "single_label_classification"), metrics)
+    if not class_weights and not label_smoothing:
+        return task
+    loss = partial(cross_entropy, class_weights=class_weights, label_smoothing=label_smoothing)
+    return replace(task, loss=loss)
+
+
+def multi_label_classification(
+    num_classes: int, labels: tuple[str, ...] = (), metrics: tuple[str, ...] = MULTI_LABEL_METRICS
 ) -> Task:
-    """Returns the task of one class per text; targets (B,) are numbers of classes."""
-    return _classification(Head("sequence", num_classes, labels, "single_label_classification"), metrics)
+    """Returns the task of any number of classes per text; targets (B, num_classes) are 1 or 0 for each."""
+    return Task(
+        "multi_label_classification",
+        Head("sequence", num_classes, labels, "multi_label_classification"),
+        binary_cross_entropy,
+        partial(_one_per_sample, num_classes),
+        partial(compute_metrics, metrics),
+        _above_one_half,
+    )
 
 
 def image_classification(num_classes: int, labels: tuple[str, ...] = ()) -> Task:
@@ -90,11 +125,22 @@ def question_answering() -> Task:
     return Task("question_answering", Head("span", 2), span_cross_entropy, _start_and_end, answer_scores)
 
 
-def cross_entropy(output: Tensor, targets: Tensor) -> Tensor:
-    """Returns the cross-entropy of each sample from logits (B, C) and classes (B,)."""
+def cross_entropy(
+    output: Tensor, targets: Tensor, class_weights: tuple[float, ...] = (), label_smoothing: float = 0.0
+) -> Tensor:
+    """Returns the cross-entropy of each sample from logits (B, C) and classes (B,), times the weight of its class."""
     from torch.nn import functional
 
-    return functional.cross_entropy(output, targets.long(), reduction="none")
+    weight = output.new_tensor(class_weights) if class_weights else None
+    return functional.cross_entropy(output, targets.long(), weight, reduction="none", label_smoothing=label_smoothing)
+
+
+def binary_cross_entropy(output: Tensor, targets: Tensor) -> Tensor:
+    """Returns the mean over the classes for each sample, from logits and targets (B, C)."""
+    from torch.nn import functional
+
+    wanted = targets.to(output.dtype).reshape(output.shape)  # one class comes as (B,)
+    return functional.binary_cross_entropy_with_logits(output, wanted, reduction="none").mean(1)
 
 
 def squared_error(output: Tensor, targets: Tensor) -> Tensor:
@@ -122,24 +168,34 @@ def compute_metrics(names: tuple[str, ...], predictions: np.ndarray, targets: np
     """Computes the named metrics in order, over all samples at once.
 
     Args:
-        names: Of ``accuracy``, ``f1`` (of class 1), and the correlations ``matthews``, ``pearson`` and ``spearman``,
-            which are 0 where all predictions or all targets are equal.
-        predictions: Classes or values, shape (N,).
-        targets: The same for the truth, shape (N,).
+        names: Of :data:`METRICS`: ``f1`` is that of class 1, ``macro_f1`` the mean over the classes that occur, or over
+            all where a sample has several. The correlations ``matthews``, ``pearson`` and ``spearman`` are 0 where all
+            predictions or all targets are equal. ``mse`` and ``mae`` are errors, and 0 is perfect.
+        predictions: Classes or values, shape (N,), or 1 and 0 for each class, (N, C).
+        targets: The same for the truth.
     """
     from scipy import stats
     from sklearn import metrics
 
     assert predictions.shape == targets.shape, (predictions.shape, targets.shape)
+
+    def f1(truth: np.ndarray, guess: np.ndarray, average: str) -> float:
+        return metrics.f1_score(truth, guess, average=average, zero_division=0.0)  # type: ignore[arg-type]
+
     functions: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
         "accuracy": metrics.accuracy_score,
-        "f1": lambda truth, guess: metrics.f1_score(truth, guess, zero_division=0.0),  # type: ignore[arg-type]
+        "subset_accuracy": metrics.accuracy_score,
+        "f1": partial(f1, average="binary"),
+        "macro_f1": partial(f1, average="macro"),
+        "micro_f1": partial(f1, average="micro"),
+        "mse": metrics.mean_squared_error,
+        "mae": metrics.mean_absolute_error,
         "matthews": metrics.matthews_corrcoef,
         "pearson": lambda truth, guess: stats.pearsonr(truth, guess).statistic,
         "spearman": lambda truth, guess: stats.spearmanr(truth, guess).statistic,
     }
     values = targets.astype(np.float64), predictions.astype(np.float64)
-    is_constant = min(len(np.unique(each)) for each in values) == 1
+    is_constant = any((each == each[0]).all() for each in values)
     zero = {"matthews", "pearson", "spearman"} if is_constant else {}
     return {name: 0.0 if name in zero else float(functions[name](*values)) for name in names}
 
@@ -169,6 +225,11 @@ def _one_per_sample(num_outputs: int, hidden: Shape) -> Shape:
 
 def _start_and_end(hidden: Shape) -> Shape:
     return (*hidden[:2], 2)
+
+
+def _above_one_half(output: Tensor) -> Tensor:
+    """Returns 1 for each class (B, C) whose probability, the sigmoid of its logit, is above 1/2."""
+    return (output > 0).long()
 
 
 def _only_output(output: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from sklearn import metrics
 from torch import Tensor, nn
 
 from pipetransformer.data.tasks import (
@@ -8,6 +9,7 @@ from pipetransformer.data.tasks import (
     compute_metrics,
     cross_entropy,
     image_classification,
+    multi_label_classification,
     question_answering,
     regression,
     span_cross_entropy,
@@ -98,6 +100,7 @@ def test_what_stands_in_padding_does_not_count() -> None:
     [
         (text_classification(3), (2, 3)),
         (image_classification(4), (2, 4)),
+        (multi_label_classification(3), (2, 3)),
         (regression(), (2, 1)),
         (question_answering(), (2, 5, 2)),
     ],
@@ -105,3 +108,90 @@ def test_what_stands_in_padding_does_not_count() -> None:
 def test_the_head_of_a_task_returns_the_shape_that_its_loss_reads(task: Task, shape: tuple[int, ...]) -> None:
     assert task.output_shape((2, 5, 16)) == shape
     assert shape[-1] == task.head.num_outputs
+
+
+AWKWARD = [
+    [0, 2, 1, 2],
+    [1, 1, 1, 1],  # the others never occur
+    [2],
+]
+
+
+@pytest.mark.parametrize("classes", AWKWARD)
+@pytest.mark.parametrize("weights", [(), (0.5, 2.0, 1.25)])
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+def test_weighted_and_smoothed_losses_of_a_global_batch_are_torchs(
+    classes: list[int], weights: tuple[float, ...], smoothing: float
+) -> None:
+    output, targets = drawn(len(classes), 3), torch.tensor(classes)
+    task = text_classification(3, class_weights=weights, label_smoothing=smoothing)
+    divisor = sum(weights[each] for each in classes) if weights else len(classes)
+    weight = torch.tensor(weights, dtype=torch.float64) if weights else None
+    expected = nn.functional.cross_entropy(output, targets, weight=weight, label_smoothing=smoothing)
+    found = task.loss(output, targets.double()).sum() / divisor
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "targets", [[[1, 0, 1], [0, 0, 0], [1, 1, 1], [0, 1, 0]], [[0, 0, 0]], [[1, 0, 0]] * 3], ids=["any", "none", "same"]
+)
+def test_the_multi_label_loss_is_that_of_transformers(targets: list[list[int]]) -> None:
+    from transformers import BertConfig
+    from transformers.loss.loss_utils import ForSequenceClassificationLoss
+
+    output, wanted = drawn(len(targets), 3), torch.tensor(targets)
+    config = BertConfig(problem_type="multi_label_classification", num_labels=3)
+    expected = ForSequenceClassificationLoss(wanted.double(), output, config)
+    losses = multi_label_classification(3).loss(output, wanted.double())
+    assert losses.shape == (len(targets),)
+    torch.testing.assert_close(losses.mean(), expected, rtol=0, atol=1e-12)
+
+
+def test_a_class_is_predicted_where_its_probability_is_above_one_half() -> None:
+    predicted = multi_label_classification(3).predict(torch.tensor([[0.1, -0.1, 0.0], [5.0, 5.0, 5.0]]))
+    assert predicted.tolist() == [[1, 0, 0], [1, 1, 1]]
+
+
+SETS = np.array([[1, 0, 1], [0, 0, 0], [1, 1, 0], [1, 0, 0]])
+
+
+@pytest.mark.parametrize("guess", [SETS, 1 - SETS, np.zeros_like(SETS), np.ones_like(SETS), SETS[::-1]], ids=range(5))
+@pytest.mark.parametrize("rows", [slice(None), slice(1, 2), slice(0, 1)], ids=["all", "empty set", "one sample"])
+def test_multi_label_metrics_are_scikit_learns(guess: np.ndarray, rows: slice) -> None:
+    truth, guess = SETS[rows], guess[rows]
+    found = multi_label_classification(3).score(guess, truth)
+    true_positives, wrong = (truth & guess).sum(), (truth != guess).sum()
+    micro = 2 * true_positives / (2 * true_positives + wrong) if true_positives else 0.0
+    by_class = [metrics.f1_score(truth[:, i], guess[:, i], zero_division=0.0) for i in range(3)]
+    expected = {
+        "micro_f1": micro,
+        "macro_f1": np.mean(by_class),
+        "subset_accuracy": (truth == guess).all(1).mean(),
+    }
+    assert found == pytest.approx(expected)
+    assert next(iter(found)) == "micro_f1"
+
+
+@pytest.mark.parametrize("guess", [[0, 1, 2, 2], [1, 1, 1, 1], [2, 0, 1, 0]], ids=["right", "one class", "wrong"])
+def test_metrics_of_classes_are_scikit_learns_where_one_never_occurs(guess: list[int]) -> None:
+    truth = np.array([0, 1, 2, 2])  # of 4 classes
+    found = text_classification(4, metrics=("accuracy", "macro_f1", "micro_f1", "matthews")).score(
+        np.array(guess), truth
+    )
+    expected = {
+        "accuracy": np.mean(truth == guess),
+        "macro_f1": metrics.f1_score(truth, guess, average="macro", zero_division=0.0),
+        "micro_f1": np.mean(truth == guess),
+        "matthews": metrics.matthews_corrcoef(truth, guess),
+    }
+    assert found == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("truth", [[1.0, 2.0, 4.0], [3.0, 3.0, 3.0], [2.0]], ids=["any", "constant", "one"])
+def test_errors_of_values_are_scikit_learns(truth: list[float]) -> None:
+    guess = [1.5, 2.0, 0.0][: len(truth)]
+    found = regression(("pearson", "mse", "mae")).score(np.array(guess), np.array(truth))
+    assert found["mse"] == pytest.approx(metrics.mean_squared_error(truth, guess))
+    assert found["mae"] == pytest.approx(metrics.mean_absolute_error(truth, guess))
+    if len({*truth}) == 1:
+        assert found["pearson"] == 0.0
