@@ -132,6 +132,7 @@ class Data:
         task: Objective of the training; the number of outputs and the names of classes are in its head.
         input_shape: (C, H, W) of an image, () for text.
         random_transform: True when a training sample looks different in each epoch.
+        note: What the data decided where the options left it the choice, for the user.
     """
 
     train: Split
@@ -139,6 +140,7 @@ class Data:
     task: Task
     input_shape: tuple[int, ...] = ()
     random_transform: bool = False
+    note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

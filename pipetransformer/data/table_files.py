@@ -118,7 +118,7 @@ class DelimitedFile(TableFile):
     @property
     def _advice(self) -> str:
         if not self._has_quotes:
-            return 'a .tsv file has no quotes around cells; for one that does, give dataset.delimiter="\\t"'
+            return "a .tsv file has no quotes around cells; for one that does, give dataset.delimiter=tab"
         return (
             f'put a cell that holds {self._delimiter!r}, a quote or a line break in quotes, with "" for a quote in it'
         )
@@ -160,7 +160,7 @@ class JsonFile(TableFile):
     def _lines(self) -> Iterator[tuple[int, Any]]:
         for number, line in enumerate(text_lines(self.path), 1):
             if line.strip():
-                yield number, self._parsed(line, number)
+                yield number, self._parsed(line.rstrip("\r\n"), number)
 
     def _listed(self) -> Iterator[tuple[int, Any]]:
         yield from enumerate(self._parsed("".join(text_lines(self.path)), 1))

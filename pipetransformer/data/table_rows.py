@@ -16,6 +16,7 @@ from filelock import FileLock, Timeout
 from pipetransformer.data.base import Digest
 from pipetransformer.data.hub import cache_folder
 from pipetransformer.data.table_files import ROWS_PER_BATCH, TableFile, common_schema, open_table, shown
+from pipetransformer.data.table_spec import DELIMITERS
 from pipetransformer.errors import UserError
 
 VERSION = 1  # of what is converted; another one converts anew
@@ -61,9 +62,12 @@ class Rows:
         """
         if column in self.features:
             return
-        near = get_close_matches(column, self.features, n=1)
+        names = [*self.features]
+        near = get_close_matches(column, names, n=1, cutoff=0.5)
+        other = [word for word, mark in DELIMITERS.items() if len(names) == 1 and mark in names[0] and word.isalpha()]
         question = f"; did you mean {near[0]}?" if near else ""
-        raise UserError(f"{option}={column}: {self.name} has no such column; it has {shown(self.features)}{question}")
+        question = f"; if a {other[0]} is between its cells, give dataset.delimiter={other[0]}" if other else question
+        raise UserError(f"{option}={column}: {self.name} has no such column; it has {shown(names)}{question}")
 
     def column(self, name: str) -> pa.ChunkedArray:
         """Returns one column whole, as for labels."""

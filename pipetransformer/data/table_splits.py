@@ -104,10 +104,12 @@ def _split_of(file: Path) -> str:
 
 def _check_shards(folder: Path, split: str, files: list[Path]) -> None:
     """Refuses several files of one split, unless they are all its shards."""
-    counts = {(SHARD.sub("", file.stem), shard[1] if (shard := SHARD.search(file.stem)) else "") for file in files}
-    wanted = {int(count or 1) for _, count in counts}
-    if len(counts) > 1:
+    counts = {shard[1] for file in files if (shard := SHARD.search(file.stem))}
+    kinds = {(SHARD.sub("", file.stem), file.suffix, bool(SHARD.search(file.stem))) for file in files}
+    if len(kinds) > 1 or (len(files) > 1 and not counts):
         names = shown(file.name for file in files)
         raise UserError(f"dataset.path={folder} has {len(files)} files for {split}: {names}; keep one, or name it")
-    if wanted != {len(files)}:
-        raise UserError(f"dataset.path={folder} has {len(files)} of {wanted.pop()} shards of {split}; add the others")
+    if counts and {*map(int, counts)} != {len(files)}:
+        raise UserError(
+            f"dataset.path={folder} has {len(files)} of {int(max(counts))} shards of {split}; add the others"
+        )

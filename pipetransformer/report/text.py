@@ -36,7 +36,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def start_rows(values: Values) -> list[Row]:
-    plan = values["plan"]
+    plan, note = values["plan"], values.get("data_note", "")  # runs of earlier versions have none
     num_devices = _num_devices(plan)
     idle = f", {values['world_size'] - num_devices} idle" if num_devices < values["world_size"] else ""
     return [
@@ -44,7 +44,7 @@ def start_rows(values: Values) -> list[Row]:
             "model",
             f"{values['model']}: {values['num_parameters']:,} parameters, {plural(values['num_blocks'], 'block')}",
         ),
-        ("data", f"{values['dataset']}, {values['task'].replace('_', ' ')}"),
+        ("data", f"{values['dataset']}, {values['task'].replace('_', ' ')}{note and f': {note}'}"),
         ("steps", _steps(values)),
         ("batch", _batch(values["batch_size"], plan)),
         ("devices", f"{arrangement(plan)} = {plural(num_devices, 'device')}{idle}"),

@@ -139,6 +139,7 @@ def _report_start(trainer: Trainer, run_dir: Path) -> None:
         model=config.model.name,
         dataset=config.dataset.name,
         task=components.data.task.name,
+        data_note=components.data.note,
         num_blocks=trainer.num_blocks,
         num_parameters=components.stack.num_parameters,
         world_size=dist.get_world_size(),
