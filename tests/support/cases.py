@@ -12,7 +12,13 @@ import torch
 from torch import nn
 
 from pipetransformer.data.base import Split
-from pipetransformer.data.tasks import Task, image_classification, question_answering, text_classification
+from pipetransformer.data.tasks import (
+    Task,
+    image_classification,
+    multi_label_classification,
+    question_answering,
+    text_classification,
+)
 from pipetransformer.models.base import ModelSpec
 from pipetransformer.models.huggingface import HuggingFaceModel
 from pipetransformer.models.stack import LayerStack
@@ -22,6 +28,7 @@ from pipetransformer.runtime.precision import PRECISIONS
 from support.masked import MASKED_LM, MaskedLanguageModel, MaskedText
 from support.samples import IMAGE_SIZE, NUM_CLASSES, VOCABULARY, RandomImages, RandomText
 
+CLASS_WEIGHTS = (0.5, 2.0, 1.25)
 NUM_BLOCKS, SEED, LEARNING_RATE, CLIP_NORM = 6, 3, 0.01, 0.5
 MEASURED_WIDTH = 64  # of models whose memory is measured
 OPTIMIZERS: dict[str, OptimizerSpec] = {
@@ -38,7 +45,8 @@ class Case:
 
     Attributes:
         kind: ``vit``, ``siglip`` (without class token; its layers return strided tensors), ``bert``, ``bert_qa``
-            or ``bert_mlm``, whose output layer is its word embeddings.
+            or ``bert_mlm``, whose output layer is its word embeddings; ``bert_weighted`` (class weights and smoothed
+            labels) and ``bert_sets`` (any number of classes for a sample).
         folder: Where BERT's configuration lies, the same one everywhere (see :func:`write_config`).
         num_samples: With ``batch_size`` not a divisor, the last batch of an epoch is smaller.
         width: Of the model.
@@ -70,6 +78,8 @@ class Case:
             "bert": text_classification(NUM_CLASSES),
             "bert_qa": question_answering(),
             "bert_mlm": MASKED_LM,
+            "bert_weighted": text_classification(NUM_CLASSES, class_weights=CLASS_WEIGHTS, label_smoothing=0.1),
+            "bert_sets": multi_label_classification(NUM_CLASSES),
         }[self.kind]
 
     @property
@@ -94,10 +104,11 @@ class Case:
     def split(self) -> Split:
         if self.kind == "bert_mlm":
             return MaskedText(self.num_samples)
-        return (
-            RandomImages(self.num_samples)
-            if self.reads_images
-            else RandomText(self.num_samples, answers=self.kind == "bert_qa")
+        if self.reads_images:
+            return RandomImages(self.num_samples)
+        weights = CLASS_WEIGHTS if self.kind == "bert_weighted" else ()
+        return RandomText(
+            self.num_samples, answers=self.kind == "bert_qa", sets=self.kind == "bert_sets", class_weights=weights
         )
 
     def original(self) -> nn.Module:

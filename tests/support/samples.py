@@ -40,9 +40,12 @@ class RandomImages(Split):
 
 
 class RandomText(Split):
-    """``num_samples`` token sequences of different lengths, with classes or answer positions."""
+    """``num_samples`` token sequences of different lengths, with classes, sets of classes or answer positions."""
 
-    def __init__(self, num_samples: int, answers: bool = False, name: str = "train") -> None:
+    def __init__(
+        self, num_samples: int, answers: bool = False, name: str = "train", sets: bool = False,
+        class_weights: Sequence[float] = (),
+    ) -> None:  # fmt: skip
         generator = np.random.default_rng(0)
         self.name = name
         self.lengths = generator.integers(3, 12, num_samples)
@@ -50,6 +53,9 @@ class RandomText(Split):
         self._labels = generator.integers(0, NUM_CLASSES, num_samples)
         spans = np.sort(generator.integers(0, self.lengths[:, None], (num_samples, 2)), axis=1)
         self._targets = np.column_stack([spans, self.lengths]) if answers else self._labels
+        if sets:
+            self._targets = generator.integers(0, 2, (num_samples, NUM_CLASSES))
+        self.loss_weights = np.array(class_weights)[self._labels] if class_weights else None
 
     def __len__(self) -> int:
         return len(self._labels)

@@ -226,9 +226,10 @@ def _plain(case: Case, frozen: dict[int, int], num_microbatches: int) -> Trace:
         trace.losses.append(0.0)
         inputs, context = _read(split, ids, precision.param_dtype)
         keys, targets = sample_keys(SEED, step, ids), split.targets(ids.tolist())
+        divisor = len(ids) if split.loss_weights is None else split.loss_weights[ids].sum()
         for rows in torch.arange(len(ids)).chunk(num_microbatches):
             output = forward(inputs[rows], {name: t[rows] for name, t in context.items()}, keys[rows], num_frozen)
-            loss = case.task.loss(output, targets[rows]).sum() / len(ids)
+            loss = case.task.loss(output, targets[rows]).sum() / divisor
             (scale * loss).backward()
             trace.losses[-1] += loss.item()
         active = [p for p in used if p.requires_grad]
