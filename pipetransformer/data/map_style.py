@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -24,6 +24,8 @@ Metrics = Callable[[np.ndarray, np.ndarray], dict[str, float]]
 OutputShape = Callable[[tuple[int, ...]], tuple[int, ...]]
 
 INPUTS, TARGETS = ("input_ids", "pixel_values", "input", "image"), ("labels", "label", "target")
+PER_TOKEN = ("attention_mask", "token_type_ids", "position_ids")
+READ_AT_ONCE = 256  # samples, where all are looked at
 
 
 class MapStyleSplit(Split):
@@ -31,20 +33,22 @@ class MapStyleSplit(Split):
 
     A sample is a pair ``(input, target)``, or a dictionary with one of :data:`INPUTS`, one of :data:`TARGETS` and, for
     tokens, further values per token such as ``attention_mask``. Inputs are tensors of one shape, or token ids, 1-D and
-    of any length, which are padded on the right and masked.
+    of any length, which are padded on the right and masked. Of a ``datasets.Dataset``, whatever its format, the columns
+    with these names are read and no others, as by transformers' trainer.
 
     Args:
         name: Name of the split in reports.
-        dataset: The data set; ``dataset[i]`` gives the sample with the same values on every rank.
+        dataset: The data set; ``dataset[i]`` gives the sample with the same values on every rank. Where it has
+            ``__getitems__``, batches are read by that, as torch's loader does.
         loss: Loss of each sample.
         metrics: Metrics of predictions and targets; accuracy where outputs are (B, C) and targets are integers.
 
     Raises:
-        UserError: The first sample is of neither form.
+        UserError: It is no map-style data set, or its first sample is of neither form.
     """
 
     def __init__(self, name: str, dataset: Any, loss: Loss, metrics: Metrics | None = None) -> None:
-        self.name, self._dataset, self._loss, self._metrics = name, dataset, loss, metrics
+        self.name, self._dataset, self._loss, self._metrics = name, _readable(name, dataset), loss, metrics
         self._last: tuple[tuple[int, ...], list[Sample]] = ((), [])
         if len(dataset) == 0:
             raise UserError(f"the data set {name} is empty; give at least one sample")
@@ -52,7 +56,7 @@ class MapStyleSplit(Split):
         self.input_shape = () if first.is_text else tuple(first.input.shape)
         self._target_dtype = first.target.dtype
         if first.is_text:
-            self.lengths = np.array([self._read([i])[0].num_tokens for i in range(len(dataset))])
+            self.lengths = np.array([sample.num_tokens for sample in self._all(range(len(dataset)))])
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -60,16 +64,16 @@ class MapStyleSplit(Split):
     @property
     def draws_at_random(self) -> bool:
         """True when a sample differs from one read to the next; the first samples are read twice to see it."""
-        rows = range(min(4, len(self)))
-        return any(not _sample(self._dataset[i], i).equals(_sample(self._dataset[i], i)) for i in rows)
+        rows = tuple(range(min(4, len(self))))
+        pairs = zip(self._load(rows), self._load(rows), strict=True)
+        return any(not one.equals(other) for one, other in pairs)
 
     def identity(self) -> str:
         return self._digest(range(len(self)))
 
-    def _digest(self, ids: Iterable[int]) -> str:
+    def _digest(self, ids: Sequence[int]) -> str:
         digest = blake2b(digest_size=16)
-        for i in ids:
-            sample = self._read([i])[0]
+        for sample in self._all(ids):
             for name, values in sorted({"": sample.input, **sample.per_token}.items()):
                 digest.update(f"{name} {values.dtype} {tuple(values.shape)}".encode())
                 digest.update(values.numpy().tobytes())
@@ -136,7 +140,7 @@ class MapStyleSplit(Split):
 
     def score(self, predictions: np.ndarray) -> dict[str, float]:
         loss = {"loss": float(predictions[:, 0].mean())}
-        targets = np.concatenate([self.targets([i]).numpy() for i in range(len(self))])
+        targets = np.stack([sample.target.numpy() for sample in self._all(range(len(self)))])
         predicted = predictions[:, 1:].squeeze(1) if predictions.shape[1] == 2 else predictions[:, 1:]
         if self._metrics is not None:
             return {name: float(value) for name, value in self._metrics(predicted, targets).items()} | loss
@@ -154,9 +158,19 @@ class MapStyleSplit(Split):
         key = tuple(int(i) for i in ids)
         last, samples = self._last
         if last != key:
-            samples = [_sample(self._dataset[i], i) for i in key]
+            samples = self._load(key)
             self._last = key, samples
         return samples
+
+    def _load(self, ids: Sequence[int]) -> list[Sample]:
+        read = getattr(self._dataset, "__getitems__", None)
+        rows = [self._dataset[i] for i in ids] if read is None else read(list(ids))
+        return [_sample(row, i) for i, row in zip(ids, rows, strict=True)]
+
+    def _all(self, ids: Sequence[int]) -> Iterator[Sample]:
+        """Yields many samples, a few in memory at a time."""
+        for start in range(0, len(ids), READ_AT_ONCE):
+            yield from self._load(ids[start : start + READ_AT_ONCE])
 
 
 @dataclass(frozen=True)
@@ -185,6 +199,22 @@ class Sample:
         """Returns whether both have the same input, bit for bit."""
         mine, theirs = self.input, other.input
         return mine.shape == theirs.shape and bool((mine == theirs).all())
+
+
+def _readable(name: str, dataset: Any) -> Any:
+    """Returns the data set, or what is read of a ``datasets.Dataset``."""
+    if isinstance(dataset, Mapping):
+        raise UserError(f"the data set {name} holds several: {', '.join(map(str, dataset))}; give one of them")
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise UserError(
+            f"the data set {name} is a {type(dataset).__name__} without a length or without indices; give a map-style "
+            "one, from which samples are read in any order"
+        )
+    columns = getattr(dataset, "column_names", None)
+    if columns is None or not hasattr(dataset, "select_columns") or dataset.format["type"] == "custom":
+        return dataset  # whose transform may read any column
+    wanted = [column for column in columns if column in (*INPUTS, *TARGETS, *PER_TOKEN)]
+    return dataset.select_columns(wanted) if {*wanted} & {*INPUTS} and {*wanted} & {*TARGETS} else dataset
 
 
 def _sample(row: Any, index: int) -> Sample:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
 import torch
@@ -106,3 +107,70 @@ def test_a_loss_that_is_a_mean_is_refused() -> None:
     images = MapStyleSplit("train", IMAGES, torch.nn.CrossEntropyLoss())
     with pytest.raises(UserError, match=r"the loss has shape \(\) for 3 samples"):
         images.loss(torch.zeros(3, 2), torch.zeros(3))
+
+
+COLUMNS = {
+    "text": ["it is", "a", "of it"],
+    "idx": [0, 1, 2],
+    "input_ids": [[1, 2, 3], [4, 0, 0], [5, 6, 0]],
+    "token_type_ids": [[0, 0, 1], [0, 0, 0], [0, 1, 0]],
+    "attention_mask": [[1, 1, 1], [1, 0, 0], [1, 1, 0]],
+    "labels": [0, 1, 1],
+}
+
+
+@pytest.mark.parametrize("kind", [None, "torch", "numpy"])
+@pytest.mark.parametrize("some", [False, True], ids=["all columns", "columns of the format"])
+def test_a_dataset_is_read_whatever_its_format(kind: str | None, some: bool) -> None:
+    rows = datasets.Dataset.from_dict(COLUMNS)
+    rows.set_format(kind, columns=["input_ids", "token_type_ids", "attention_mask", "labels"] if some else None)
+    texts = split(rows)
+    assert texts.lengths is not None
+    assert texts.lengths.tolist() == [3, 1, 2]
+    assert texts.inputs([2, 1], 4).tolist() == [[5, 6, 0, 0], [4, 0, 0, 0]]
+    context = texts.context([2, 1], 4)
+    assert {*context} == {"attention_mask", "token_type_ids"}, "as transformers' trainer, other columns are left out"
+    assert context["token_type_ids"].tolist() == [[0, 1, 0, 0], [0, 0, 0, 0]]
+    assert texts.targets([2, 0]).tolist() == [1, 0]
+    plain = [{name: COLUMNS[name][row] for name in (*context, "input_ids", "labels")} for row in range(3)]
+    assert texts.identity() == split(plain).identity()
+
+
+def test_a_dataset_with_a_transform_is_read_through_it() -> None:
+    def transform(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        return {"image": [torch.full((3, 2, 2), float(n)) for n in rows["n"]], "label": rows["label"]}
+
+    rows = datasets.Dataset.from_dict({"n": [1, 2], "image": [0, 0], "label": [0, 1]}).with_transform(transform)
+    images = split(rows)
+    assert images.input_shape == (3, 2, 2)
+    assert images.inputs([1], None).unique().tolist() == [2.0]
+    assert not images.draws_at_random
+
+
+def test_batches_are_read_at_once_where_the_data_set_can() -> None:
+    class Batched(list[Any]):
+        read: list[list[int]] = []  # noqa: RUF012 - one data set
+
+        def __getitems__(self, ids: list[int]) -> list[Any]:
+            self.read.append(ids)
+            return [self[i] for i in ids]
+
+    images = split(Batched(IMAGES))
+    images.inputs([2, 0], None)
+    images.targets([2, 0])
+    assert Batched.read == [[0], [2, 0]]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (datasets.DatasetDict({"train": datasets.Dataset.from_dict(COLUMNS)}), "holds several: train; give one"),
+        (datasets.Dataset.from_dict(COLUMNS).to_iterable_dataset(), "IterableDataset without a length"),
+        (datasets.Dataset.from_dict({"text": ["a"], "label": [0]}), "sample 0 has the keys text, label; give exactly"),
+        (datasets.Dataset.from_dict(COLUMNS | {"label": [0, 1, 1]}), "exactly one of labels, label, target"),
+    ],
+    ids=["several", "iterable", "not tokenised", "two labels"],
+)
+def test_other_datasets_are_refused(rows: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        split(rows)
