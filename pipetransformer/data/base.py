@@ -35,10 +35,18 @@ class ImageFormat:
 
 @dataclass(frozen=True)
 class TextFormat:
-    """Input of a text model: its tokenizer, and the most tokens that its positions allow."""
+    """Input of a text model.
+
+    Attributes:
+        tokenizer: Of the model.
+        max_length: The most tokens that its positions allow.
+        vocab_size: Rows of its word embeddings, at least as many as the tokenizer has words, and columns of a
+            causal head.
+    """
 
     tokenizer: Any
     max_length: int
+    vocab_size: int = 0
 
 
 def evenly_spaced(num: int, most: int) -> list[int]:

@@ -19,8 +19,9 @@ class Head:
 
     Attributes:
         kind: ``sequence`` returns (B, num_outputs) from a text, ``token`` and ``span`` (B, T, num_outputs), ``image``
-            (B, num_outputs) from an image.
-        num_outputs: Classes; 1 for a value, 2 for the start and end of a span.
+            (B, num_outputs) from an image. ``causal`` returns (B, T, V) over the model's vocabulary, each token's row
+            from those up to it.
+        num_outputs: Classes; 1 for a value, 2 for the start and end of a span, not used by a causal head.
         labels: Name of each class where they are known.
         problem_type: The word of transformers' configurations for the loss; ``None`` where there is none.
     """

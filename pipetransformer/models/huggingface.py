@@ -1,7 +1,8 @@
-"""Encoders of Hugging Face transformers as a flat stack."""
+"""Encoders and decoders of Hugging Face transformers as a flat stack."""
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ PICKLED_WEIGHTS = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 HEADS = {
     "sequence": "AutoModelForSequenceClassification",
     "token": "AutoModelForTokenClassification",
+    "causal": "AutoModelForCausalLM",
     "span": "AutoModelForQuestionAnswering",
 }
 _REMEDY = "Without network give model.name=<folder> with config.json, weights and tokenizer, or HF_HUB_OFFLINE=1"
@@ -35,14 +37,19 @@ _BROKEN = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, 
 
 @dataclass(frozen=True, kw_only=True)
 class HuggingFaceModel(ModelSpec):
-    """An encoder with a head for the dataset's task. From scratch it takes the configuration and tokenizer of ``name``.
+    """An encoder or decoder with a head for the dataset's task.
+
+    From scratch it takes the configuration and tokenizer of ``name``.
 
     Attributes:
         options: What to change in the model's config.json: hidden_dropout_prob, num_hidden_layers, ...
+        untie: Give an output matrix that is the word embeddings (GPT-2, Gemma, small Llama and Qwen) a copy of its own,
+            which starts equal and goes on training when the embeddings freeze; ``False`` keeps them one weight.
         trust_remote_code: Run Python code that comes with the model or its tokenizer; ``False`` refuses such a model.
     """
 
     options: dict[str, Any] = field(default_factory=dict)
+    untie: bool = False
     trust_remote_code: bool = False
 
     modality: ClassVar[str] = "text"
@@ -74,7 +81,11 @@ class HuggingFaceModel(ModelSpec):
 
     def input_format(self) -> dict[str, Any]:
         """Returns keyword arguments of ``TextFormat``."""
-        return {"tokenizer": self._tokenizer(), "max_length": self._num_positions()}
+        return {
+            "tokenizer": self._tokenizer(),
+            "max_length": self._num_positions(),
+            "vocab_size": self._config().vocab_size,
+        }
 
     def build_meta(self, head: Head, input_shape: tuple[int, ...], seed: int) -> LayerStack:
         from pipetransformer.models.huggingface_layers import check_runs_by_layers, split_layers
@@ -86,26 +97,32 @@ class HuggingFaceModel(ModelSpec):
             raise UserError(f"model.name={self.name} reads text, the dataset has images {input_shape}; choose a ViT")
         model = self._meta_model(head)
         with seeded(seed):
-            with self._refusing(model):
+            with self._refusing(type(model).__name__):
                 stack = split_layers(model).train()
                 check_runs_by_layers(model)
             if self.pretrained:
-                return self._published(stack, head.kind, seed)
-        stack.source = RandomInit(model, stack, seed)
-        return stack
+                stack = self._published(stack, head.kind, seed)
+            else:
+                stack.source = RandomInit(model, stack, seed)
+        return self._untied(stack) if self.untie else stack
 
     def save(self, stack: LayerStack, state: dict[str, Tensor], folder: Path) -> None:
         """Writes config.json, model.safetensors and the tokenizer for ``from_pretrained(folder)``."""
         import torch
 
+        from pipetransformer.models.huggingface_layers import is_decoder
+
         _quiet()
         model_class, config = stack.config
+        tokenizer = self._tokenizer()
         with torch.device("meta"):
             model = model_class(config)
         model.load_state_dict({name: tensor.cpu() for name, tensor in state.items()}, assign=True)
         model.tie_weights()  # what the layers share is written once
+        if is_decoder(model):
+            model.config.pad_token_id = tokenizer.pad_token_id  # its classifier looks for the last token by it
         model.save_pretrained(folder)
-        self._tokenizer().save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
 
     def _meta_model(self, head: Head) -> PreTrainedModel:
         """Returns the task model without storage."""
@@ -121,10 +138,23 @@ class HuggingFaceModel(ModelSpec):
         family = getattr(transformers, HEADS[head.kind])
         _quiet()
         config = self._config()
-        _name_labels(config, head.labels or [f"LABEL_{index}" for index in range(head.num_outputs)])
+        if head.kind != "causal":
+            _name_labels(config, head.labels or [f"LABEL_{index}" for index in range(head.num_outputs)])
         config.problem_type = cast("Any", head.problem_type)
         with self._explained(head.kind), torch.device("meta"):
             return family.from_config(config, trust_remote_code=self.trust_remote_code, **WANTED)
+
+    def _untied(self, stack: LayerStack) -> LayerStack:
+        """Returns the stack with an output matrix of its own."""
+        if not stack.ties:
+            warnings.warn("model.untie=true changes nothing: the model shares no weights", stacklevel=2)
+            return stack
+        model_class, config = stack.config
+        config = copy.deepcopy(config)
+        config.tie_word_embeddings = False
+        stack.separate()
+        stack.config = (model_class, config)
+        return stack
 
     def _published(self, stack: LayerStack, kind: str, seed: int) -> LayerStack:
         """Returns the stack with pretrained weights as its source, or loaded if they cannot be read layer by layer."""
@@ -181,15 +211,15 @@ class HuggingFaceModel(ModelSpec):
             ) from error
 
     @contextmanager
-    def _refusing(self, model: PreTrainedModel) -> Iterator[None]:
-        """Raises errors of the checks again with the model's name and the supported kinds."""
+    def _refusing(self, kind: str) -> Iterator[None]:
+        """Raises errors of the checks again with the model's name, its kind and the supported kinds."""
         from pipetransformer.models.huggingface_layers import SUPPORTED
 
         try:
             yield
         except _BROKEN as error:
             raise UserError(
-                f"model.name={self.name} ({type(model).__name__}) does not run layer by layer: {_first_line(error)}; "
+                f"model.name={self.name} ({kind}) does not run layer by layer: {_first_line(error)}; "
                 f"supported are {SUPPORTED}"
             ) from error
 
@@ -214,7 +244,7 @@ class HuggingFaceModel(ModelSpec):
         from huggingface_hub.errors import StrictDataclassError
         from transformers import AutoConfig, PretrainedConfig
 
-        from pipetransformer.models.huggingface_layers import SUPPORTED
+        from pipetransformer.models.huggingface_layers import check_config
 
         self.check()
         try:
@@ -233,8 +263,8 @@ class HuggingFaceModel(ModelSpec):
         config, unknown = found
         if unknown:
             raise UserError(f"model.options has {', '.join(unknown)}, the config.json of {config.model_type} does not")
-        if config.is_encoder_decoder or getattr(config, "is_decoder", False):
-            raise UserError(f"model.name={self.name} ({config.model_type}) has a decoder; supported are {SUPPORTED}")
+        with self._refusing(config.model_type):
+            check_config(config)
         return config
 
     def _tokenizer(self) -> PreTrainedTokenizerBase:
@@ -257,21 +287,21 @@ class HuggingFaceModel(ModelSpec):
             raise UserError(
                 f"transformers found no tokenizer under model.name={self.name}: {_first_line(error)}. {_REMEDY}"
             ) from error
+        if tokenizer.pad_token is None:  # as of most decoders; padding is masked, so that any token will do
+            tokenizer.pad_token = tokenizer.eos_token
         # without tokenizer files transformers makes one that takes every word for an unknown one
         if len(tokenizer) <= len(tokenizer.all_special_ids):
             raise UserError(f"transformers found no tokenizer under model.name={self.name}: no words in it. {_REMEDY}")
         return tokenizer
 
     def _num_positions(self) -> int:
-        """Returns the longest sequence; where padding has a position (RoBERTa), the first token's comes after it."""
         import torch
         from transformers import AutoModel
 
+        from pipetransformer.models.huggingface_layers import num_positions
+
         with torch.device("meta"):
-            model = AutoModel.from_config(self._config(), trust_remote_code=self.trust_remote_code)
-        positions = model.get_submodule("embeddings.position_embeddings")
-        assert isinstance(positions, torch.nn.Embedding)
-        return positions.num_embeddings - (0 if positions.padding_idx is None else positions.padding_idx + 1)
+            return num_positions(AutoModel.from_config(self._config(), trust_remote_code=self.trust_remote_code))
 
 
 def _without_place(model: PreTrainedModel, unexpected: Iterable[str], stack: LayerStack) -> list[str]:

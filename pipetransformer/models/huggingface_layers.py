@@ -1,6 +1,7 @@
-"""Splits a transformers encoder into layers that run its own code.
+"""Splits a model of transformers into layers that run its own code, and checks that they compute what it computes.
 
-An encoder's forward is one line per part::
+A decoder is split by :mod:`pipetransformer.models.huggingface_decoders`, an encoder here. The forward of
+an encoder is one line per part::
 
     base model:  embeddings (+ projection) -> encoder: blocks, each called with (hidden, mask) -> pooler, if it has one
     task model:  base model -> dropout, classifier, ...
@@ -14,28 +15,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers import PretrainedConfig, PreTrainedModel
 
 from pipetransformer.errors import UserError
 from pipetransformer.models.checks import check_same_outputs, draw_all
+from pipetransformer.models.huggingface_decoders import find_parts, split_decoder
+from pipetransformer.models.huggingface_heads import logits, make_head, run_head
 from pipetransformer.models.layer import Layer, shallow_copy
 from pipetransformer.models.stack import LayerStack
 
-SUPPORTED = "encoders of the usual shape: BERT, RoBERTa, DistilBERT, ELECTRA, XLM-RoBERTa, CamemBERT, ERNIE"
+SUPPORTED = (
+    "encoders of the usual shape: BERT, RoBERTa, DistilBERT, ELECTRA, XLM-RoBERTa, CamemBERT, ERNIE; and the decoders "
+    "GPT-2, Llama, Qwen2, Qwen3 and the text model of Gemma 3"
+)
 _PARTS = {"embeddings", "embeddings_project", "pooler"}
-
-
-class _Reached(nn.Module):
-    """Replacement of the base model in the head; takes the last hidden state as ``inputs_embeds``."""
-
-    def __init__(self, pooler: nn.Module | None) -> None:
-        super().__init__()
-        self.pooler = pooler
-
-    def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> BaseModelOutputWithPooling:
-        pooled = None if self.pooler is None else self.pooler(inputs_embeds)
-        return BaseModelOutputWithPooling(last_hidden_state=inputs_embeds, pooler_output=pooled)
 
 
 def split_layers(model: PreTrainedModel) -> LayerStack:
@@ -44,13 +37,24 @@ def split_layers(model: PreTrainedModel) -> LayerStack:
     Raises:
         UserError: The model is built in another way.
     """
-    prefix, base = model.base_model_prefix, model.base_model
+    base = model.base_model
+    check_config(model.config)
     if base is model:
         raise UserError("it has no head; take one of transformers' AutoModelFor classes")
     if model.config._attn_implementation != "sdpa":
         raise UserError(
             f"its attention is {model.config._attn_implementation}; make it with attn_implementation='sdpa'"
         )
+    parts = find_parts(base)
+    return LayerStack(
+        _split_encoder(model) if parts is None else split_decoder(model, parts),
+        lambda ids: torch.Size((*ids.shape, model.config.hidden_size)),
+        config=(type(model), model.config),
+    )
+
+
+def _split_encoder(model: PreTrainedModel) -> list[Layer]:
+    prefix, base = model.base_model_prefix, model.base_model
     container, name = _place_of_blocks(base)
     encoder = base.get_submodule(container)
     blocks = encoder.get_submodule(name)
@@ -60,21 +64,14 @@ def split_layers(model: PreTrainedModel) -> LayerStack:
     emptied = shallow_copy(encoder)
     setattr(emptied, name, nn.ModuleList())
     setattr(embedding, container, emptied)
-    head = shallow_copy(model)
     pooler = getattr(base, "pooler", None)
-    setattr(head, prefix, _Reached(pooler))
     if pooler is not None:
         embedding.pooler = nn.Identity()
-
-    return LayerStack(
-        [
-            Layer(embedding, _run_embedding, f"{prefix}."),
-            *(Layer(block, _run_block, f"{prefix}.{container}.{name}.{i}.") for i, block in enumerate(blocks)),
-            Layer(head, _run_head),
-        ],
-        lambda ids: torch.Size((*ids.shape, model.config.hidden_size)),
-        config=(type(model), model.config),
-    )
+    return [
+        Layer(embedding, _run_embedding, f"{prefix}."),
+        *(Layer(block, _run_block, f"{prefix}.{container}.{name}.{i}.") for i, block in enumerate(blocks)),
+        Layer(make_head(model, {} if pooler is None else {"pooler": pooler}), run_head),
+    ]
 
 
 def _place_of_blocks(base: nn.Module) -> tuple[str, str]:
@@ -87,6 +84,32 @@ def _place_of_blocks(base: nn.Module) -> tuple[str, str]:
     if not container or beside or inside:
         raise UserError("it is not made of embeddings and blocks alone")
     return container, name
+
+
+def check_config(config: PretrainedConfig) -> None:
+    """Checks a configuration for what no list of layers can hold.
+
+    Raises:
+        UserError: It is of such a model, with the reason.
+    """
+    if config.is_encoder_decoder or getattr(config, "is_decoder", False):
+        raise UserError("it has an encoder and a decoder")
+    others = sorted(name.removesuffix("_config") for name in config.sub_configs if name != "text_config")
+    if others:
+        raise UserError(f"it reads more than text ({', '.join(others)})")
+    if any("experts" in name and value for name, value in config.to_dict().items()):
+        raise UserError("it is a mixture of experts, whose router balances the tokens of a whole batch")
+    if hasattr(config, "state_size") or hasattr(config, "mamba_d_state"):
+        raise UserError("its blocks are state-space layers")
+    for rope in _rope_types(config) & {"dynamic", "longrope"}:
+        raise UserError(f"its rotary embedding ({rope}) follows the longest text of a batch")
+
+
+def _rope_types(config: PretrainedConfig) -> set[str]:
+    """Returns the kinds of rotary embeddings, of which a configuration has one, or one for each kind of attention."""
+    found = getattr(config, "rope_parameters", None) or {}
+    each = [value for value in found.values() if isinstance(value, dict)] or [found]
+    return {str(parameters.get("rope_type")) for parameters in each}
 
 
 def check_runs_by_layers(model: PreTrainedModel) -> None:
@@ -107,17 +130,36 @@ def check_instance(model: PreTrainedModel) -> None:
     Raises:
         UserError: It cannot be trained layer by layer, with the reason.
     """
-    stack = split_layers(model)
-    ids = torch.arange(20).reshape(4, 5) % model.config.vocab_size
-    types = {"token_type_ids": ids % 2} if _has_token_types(model) else {}
+    stack, pad_id = split_layers(model), model.config.pad_token_id
+    words = [word for word in range(min(model.config.vocab_size, 21)) if word != pad_id]
+    rows = torch.tensor(words).repeat(20)[:20].reshape(4, 5)
+    types = {"token_type_ids": rows % 2} if _has_token_types(model) else {}
 
     def forward(ids: Tensor, **context: Tensor) -> Tensor:
-        return _logits(model(input_ids=ids, **context))
+        return logits(model(input_ids=ids, **context))
 
     for lengths in ([5, 3, 1, 0], [5, 5, 5, 5]):
-        context = {"attention_mask": torch.arange(5) < torch.tensor(lengths)[:, None], **types}
-        stack.check(ids, **context)
-        check_same_outputs(stack, model, forward, ids, context)
+        mask = torch.arange(5) < torch.tensor(lengths)[:, None]
+        ids = rows.masked_fill(~mask, pad_id or 0)
+        stack.check(ids, attention_mask=mask, **types)
+        check_same_outputs(stack, model, forward, ids, {"attention_mask": mask, **types})
+
+
+def is_decoder(model: PreTrainedModel) -> bool:
+    """Returns whether a model, with or without a head, is split as a decoder."""
+    return find_parts(model.base_model) is not None
+
+
+def num_positions(base: PreTrainedModel) -> int:
+    """Returns the longest text that a model without head takes.
+
+    Where padding has a position in the embedding (RoBERTa), the first token's comes after it.
+    """
+    if is_decoder(base):
+        return base.config.max_position_embeddings
+    positions = base.get_submodule("embeddings.position_embeddings")
+    assert isinstance(positions, nn.Embedding)
+    return positions.num_embeddings - (0 if positions.padding_idx is None else positions.padding_idx + 1)
 
 
 def tiny_model(model: PreTrainedModel) -> PreTrainedModel:
@@ -126,9 +168,14 @@ def tiny_model(model: PreTrainedModel) -> PreTrainedModel:
     Args:
         model: May have no storage.
     """
-    config = copy.deepcopy(model.config)
+    config: Any = copy.deepcopy(model.config)
+    config.pad_token_id = min(config.pad_token_id or 0, 1)  # one that is among so few words
+    config.vocab_size = min(config.vocab_size, 8 + config.pad_token_id)
     config.num_hidden_layers = min(2, config.num_hidden_layers)
-    config.vocab_size = min(config.vocab_size, 8 + (config.pad_token_id or 0))
+    if getattr(config, "layer_types", None):  # of each kind one
+        config.layer_types = [*dict.fromkeys(config.layer_types), config.layer_types[0]][: config.num_hidden_layers]
+    if getattr(config, "sliding_window", None):
+        config.sliding_window = 3  # narrower than the texts
     if hasattr(config, "intermediate_size"):
         config.intermediate_size = 8  # two thirds of a block's weights, which take their time to draw
     tiny = type(model)(config)
@@ -149,14 +196,3 @@ def _has_token_types(model: nn.Module) -> bool:
 def _run_block(block: nn.Module, hidden: Tensor, attention_mask: Tensor | None = None, **_: Any) -> Tensor:
     """Broadcasts the mask (B, T) over heads and queries. transformers drops a mask of ones, at a device sync."""
     return block(hidden, None if attention_mask is None else attention_mask[:, None, None, :])
-
-
-def _run_head(model: nn.Module, hidden: Tensor, **_: Any) -> Tensor:
-    return _logits(model(inputs_embeds=hidden))
-
-
-def _logits(outputs: Any) -> Tensor:
-    """Returns (B, num_labels), or for question answering (B, T, 2) of start and end."""
-    if "start_logits" in outputs:
-        return torch.stack((outputs.start_logits, outputs.end_logits), dim=-1)
-    return outputs.logits

@@ -131,13 +131,16 @@ class LayerStack(nn.Module):
         twin.fill(self._initial(index), device)
         return twin
 
+    def separate(self) -> None:
+        """Makes each copy of a shared parameter one of its own, which starts as the shared one."""
+        if self.source is not None:
+            self.source = _Separated(self.source, self._lowest)
+        self.ties, self._lowest = (), {}
+
     def _initial(self, index: int) -> Iterator[tuple[str, Tensor]]:
         """Yields a layer's initial tensors; a shared one comes from the layer that it belongs to."""
         assert self.source is not None
-        yield from self.source(index)
-        for (layer, name), lowest in self._lowest.items():
-            if layer == index:
-                yield name, next(tensor for other, tensor in self.source(lowest.layer) if other == lowest.name)
+        return _Separated(self.source, self._lowest)(index)
 
     def names(self) -> list[list[str]]:
         """Returns for each layer the original names of the tensors that its source yields."""
@@ -151,6 +154,24 @@ class LayerStack(nn.Module):
         for layer in self.layers:
             x = layer(x, **context)
         return x
+
+
+class _Separated:
+    """Gives each layer its initial tensors, a copy of a shared one included.
+
+    Args:
+        source: Gives a shared tensor with the lowest layer alone.
+        lowest: For each copy the tensor that it starts as.
+    """
+
+    def __init__(self, source: WeightSource, lowest: dict["ParamRef", "ParamRef"]) -> None:
+        self._source, self._lowest = source, lowest
+
+    def __call__(self, index: int) -> Iterator[tuple[str, Tensor]]:
+        yield from self._source(index)
+        for (layer, name), lowest in self._lowest.items():
+            if layer == index:
+                yield name, next(tensor for other, tensor in self._source(lowest.layer) if other == lowest.name)
 
 
 def _call(module: nn.Module, x: Tensor, **_: Any) -> Tensor:

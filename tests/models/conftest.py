@@ -1,4 +1,4 @@
-"""Tiny encoders in folders, as a user would keep them: config.json and tokenizer, no weights."""
+"""Tiny encoders and decoders in folders, as a user would keep them: config.json and tokenizer, no weights."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -36,6 +36,35 @@ ENCODERS: dict[str, dict[str, Any]] = {
         "pad_token_id": 0,
     },
 }
+LLAMA_LIKE: dict[str, Any] = {
+    "vocab_size": len(WORDS),
+    "hidden_size": 16,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "intermediate_size": 24,
+    "max_position_embeddings": 12,
+    "pad_token_id": 0,
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+}
+DECODERS: dict[str, dict[str, Any]] = {
+    "gpt2": {
+        "vocab_size": len(WORDS),
+        "n_embd": 16,
+        "n_layer": 3,
+        "n_head": 2,
+        "n_positions": 12,
+        "bos_token_id": 3,
+        "eos_token_id": 3,
+    },
+    "llama": LLAMA_LIKE,
+    "qwen2": {**LLAMA_LIKE, "tie_word_embeddings": True, "use_sliding_window": True, "sliding_window": 4,
+              "max_window_layers": 1},
+    "qwen3": {**LLAMA_LIKE, "tie_word_embeddings": True, "head_dim": 12},
+    "gemma3_text": {**LLAMA_LIKE, "head_dim": 8, "sliding_window": 4, "sliding_window_pattern": 2},
+}  # fmt: skip
+"""Of three blocks; those of Qwen2 see all tokens, then only near ones, and those of Gemma 3 take turns."""
 
 
 def write_tokenizer(folder: Path) -> None:
@@ -50,7 +79,9 @@ def encoder_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pa
 
     def write(model_type: str, **changes: Any) -> Path:
         folder = tmp_path_factory.mktemp(model_type)
-        AutoConfig.for_model(model_type, **{**ENCODERS.get(model_type, {}), **changes}).save_pretrained(folder)
+        AutoConfig.for_model(model_type, **{**(ENCODERS | DECODERS).get(model_type, {}), **changes}).save_pretrained(
+            folder
+        )
         write_tokenizer(folder)
         return folder
 

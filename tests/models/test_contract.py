@@ -11,6 +11,7 @@ import timm
 import torch
 from torch import Tensor, nn
 from transformers import (
+    AutoModelForCausalLM,
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
@@ -52,27 +53,29 @@ class Images:
 
 @dataclass(frozen=True)
 class Text:
-    """A row for transformers: the kind of encoder and its head."""
+    """A row for transformers: the kind of encoder or decoder and its head."""
 
     name: str
     head: Head
-    token_types: bool
+    token_types: bool = False
     input_shape: tuple[int, ...] = ()
 
     def spec(self, folder: Folder) -> ModelSpec:
         return HuggingFaceModel(name=str(folder(self.name)), pretrained=False)
 
     def batch(self) -> tuple[Tensor, dict[str, Tensor]]:
-        context = {"attention_mask": torch.arange(9) < torch.tensor([[9], [6]])}
+        mask = torch.arange(9) < torch.tensor([[9], [6]])
+        context = {"attention_mask": mask}
         if self.token_types:
             context["token_type_ids"] = (torch.arange(9) > 4).long().expand(2, 9)
-        return torch.randint(2, 15, (2, 9)), context
+        return torch.randint(2, 15, (2, 9)).masked_fill(~mask, 0), context
 
     def original(self, folder: Path) -> nn.Module:
         families = {
             "span": AutoModelForQuestionAnswering,
             "sequence": AutoModelForSequenceClassification,
             "token": AutoModelForTokenClassification,
+            "causal": AutoModelForCausalLM,
         }
         return families[self.head.kind].from_pretrained(folder, dtype=torch.float64)
 
@@ -85,6 +88,8 @@ class Text:
 
 HEADS = [Head("sequence", 3), Head("sequence", 1), Head("token", 4), Head("span", 2)]
 ENCODERS = [("bert", True), ("roberta", False), ("distilbert", False), ("electra", True)]
+DECODERS = ["gpt2", "llama", "qwen2", "qwen3", "gemma3_text"]
+CAUSAL = Head("causal", 15)  # all words
 FAMILIES = [
     Images("vit_tiny_patch16_224", {}),
     Images("vit_tiny_patch16_224", {"global_pool": "avg", "class_token": False}, input_shape=(1, 16, 16)),
@@ -93,6 +98,8 @@ FAMILIES = [
     Images("deit_tiny_patch16_224", {"global_pool": "avg", "qk_norm": True}),
     Images("deit_tiny_distilled_patch16_224", {}),
     *(Text(name, head, token_types) for name, token_types in ENCODERS for head in HEADS),
+    *(Text(name, head) for name in DECODERS for head in (CAUSAL, Head("sequence", 3))),
+    *(Text(name, head) for name in DECODERS[:-1] for head in (Head("token", 4), Head("span", 2))),
 ]
 Family = Images | Text
 
@@ -114,6 +121,14 @@ def build(family: Family, folder: Folder) -> LayerStack:
     if name_of(family) not in BUILT:
         BUILT[name_of(family)] = family.spec(folder).build(family.head, family.input_shape, seed=0)
     return deepcopy(BUILT[name_of(family)])
+
+
+def gradients_of(stack: LayerStack) -> dict[str, Tensor | None]:
+    """By original names; that of a shared weight is the sum over its copies."""
+    gradients = {name: p.grad for index in range(len(stack)) for name, p in stack[index].by_name().items()}
+    for lowest, *copies in stack.ties:
+        gradients[lowest.name] = sum((gradients.pop(name) for _, name in copies), gradients[lowest.name])
+    return gradients
 
 
 def state_of(stack: LayerStack) -> dict[str, Tensor]:
@@ -138,7 +153,7 @@ def test_a_stack_computes_what_the_saved_original_computes(
 
     assert outputs.shape[-1] == family.head.num_outputs
     torch.testing.assert_close(outputs, expected, rtol=0, atol=1e-12)
-    gradients = {layer.prefix + n: p.grad for layer in stack.layers for n, p in layer.module.named_parameters()}
+    gradients = gradients_of(stack)
     assert gradients.keys() == dict(original.named_parameters()).keys()
     assert all(gradient is not None for gradient in gradients.values())
     for name, parameter in original.named_parameters():
