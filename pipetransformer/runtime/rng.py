@@ -102,19 +102,17 @@ class PerSampleRng:
         dropout_p: float = 0.0,
         is_causal: bool = False,
         scale: float | None = None,
-        **others: Any,
+        enable_gqa: bool = False,
     ) -> Tensor:
         if dropout_p == 0:
             return _ORIGINAL[F, "scaled_dot_product_attention"](
-                query, key, value, attn_mask=attn_mask, is_causal=is_causal, scale=scale, **others
+                query, key, value, attn_mask=attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
             )
-        assert not is_causal, "encoders attend in both directions"
-        scores = query @ key.transpose(-2, -1) * (scale or 1 / math.sqrt(query.shape[-1]))
-        if attn_mask is not None and attn_mask.dtype == torch.bool:
-            scores = scores.masked_fill(~attn_mask, -math.inf)
-        elif attn_mask is not None:
-            scores = scores + attn_mask
-        return self._dropout(scores.softmax(-1), dropout_p) @ value
+        if enable_gqa:  # several heads of queries share one of keys and values
+            repeats = query.shape[-3] // key.shape[-3]
+            key, value = key.repeat_interleave(repeats, -3), value.repeat_interleave(repeats, -3)
+        scores = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+        return self._dropout(_attention_weights(scores, attn_mask, is_causal), dropout_p) @ value
 
     def _fill(self, mask: Tensor, p: float) -> Tensor:
         """Fills row b of a mask (B, ...) with Bernoulli(p) numbers of sample b."""
@@ -133,6 +131,26 @@ class PerSampleRng:
             words ^= words >> _SHIFT  # fills up with the sign: the bit that this loses, the product makes up for
             words *= multiplier
         return words
+
+
+def _attention_weights(scores: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
+    """Returns the softmax of scores (B, ..., L, S) under a mask as torch defines it.
+
+    Args:
+        scores: Of L queries and S keys.
+        attn_mask: True where a query sees a key, or what is added to the scores. A query that sees no key gives 0.
+        is_causal: Query i sees the keys up to i, in place of a mask.
+    """
+    assert attn_mask is None or not is_causal, "torch takes one of both"
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if attn_mask is None:
+        return scores.softmax(-1)
+    seen = attn_mask if attn_mask.dtype == torch.bool else attn_mask != -math.inf
+    if attn_mask is not seen:
+        scores = scores + attn_mask.masked_fill(~seen, 0)
+    sees_none = ~seen.any(-1, keepdim=True)  # (..., L, 1): a row of padding, whose softmax is NaN
+    return scores.masked_fill(~seen, -math.inf).softmax(-1).masked_fill(sees_none, 0)
 
 
 def _bernoulli(streams: PerSampleRng) -> Callable[[Tensor, float], Tensor]:

@@ -1,5 +1,7 @@
 """Random numbers that belong to a sample: uniform, unrelated between samples and layers, the same in any company."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -68,6 +70,49 @@ def test_attention_without_dropout_is_torchs_own() -> None:
         almost = F.scaled_dot_product_attention(query, query, query, dropout_p=1e-12)
     assert not torch.allclose(dropped, expected)
     torch.testing.assert_close(almost, expected)
+
+
+SEEN = torch.ones(4, 1, 3, 3, dtype=torch.bool).tril()
+SEEN[1], SEEN[2, :, :, 2] = False, False  # one sample of padding alone, one with a token of padding
+ATTENTION = {
+    "none": {},
+    "causal": {"is_causal": True},
+    "mask": {"attn_mask": SEEN},
+    "bias": {"attn_mask": torch.randn(4, 4, 3, 3).masked_fill(~SEEN, -torch.inf)},
+    "scale": {"is_causal": True, "scale": 0.3},
+    "grouped": {"is_causal": True, "enable_gqa": True},
+}
+
+
+@pytest.mark.parametrize("options", ATTENTION.values(), ids=ATTENTION)
+def test_attention_with_hardly_any_dropout_is_torchs_for_every_mask(options: dict[str, Any]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    num_heads = 4, 2 if "enable_gqa" in options else 4
+    query, key = (torch.randn(4, num, 3, 8, generator=generator) for num in num_heads)
+
+    def outputs_and_gradients(dropout_p: float) -> list[Tensor]:
+        leaves = query.clone().requires_grad_(), key.clone().requires_grad_(), key.clone().requires_grad_()
+        outputs = F.scaled_dot_product_attention(*leaves, dropout_p=dropout_p, **options)
+        (outputs * query).sum().backward()
+        return [outputs.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
+
+    expected = outputs_and_gradients(0.0)
+    with PerSampleRng(KEYS[:4]):
+        torch.testing.assert_close(outputs_and_gradients(0.0), expected, rtol=0, atol=0)
+        torch.testing.assert_close(outputs_and_gradients(1e-12), expected)
+
+
+@pytest.mark.parametrize("name", ["causal", "grouped"])
+def test_dropout_lets_no_query_see_a_key_after_it(name: str) -> None:
+    query = torch.zeros(4, 2, 6, 1)
+    key = query[:, : 1 if name == "grouped" else 2]
+    value = torch.eye(6).expand(*key.shape[:2], 6, 6)  # the output is the weights of the keys
+    with PerSampleRng(KEYS[:4]):
+        weights = F.scaled_dot_product_attention(query, key, value, dropout_p=0.5, **ATTENTION[name])
+    even = torch.ones(6, 6).tril() / torch.arange(1, 7)[:, None]
+    assert bool(((weights == 0) | torch.isclose(weights, 2 * even)).all()), "dropped, or scaled up"
+    assert weights[0].ne(weights[1]).any()
+    assert 0.3 < weights[:, :, even > 0].gt(0).double().mean() < 0.7
 
 
 def test_outside_it_torch_draws_as_ever() -> None:
