@@ -108,7 +108,21 @@ class Transitions:
 
         Ranks that were idle learn the mean norm of the gradient.
         """
+        self._warn_of_frozen_ties(transition)
         moved, guard = self._runtime.apply(transition, source), self._state.guard
         own = torch.tensor([moved.group_s + moved.rebuild_s, guard.mean_norm], dtype=torch.float64)
         self._state.overhead_s, guard.mean_norm = broadcast_from_rank0(own).tolist()
         return moved
+
+    def _warn_of_frozen_ties(self, transition: Transition) -> None:
+        """Tells, when the first layers freeze, which weights of active layers freeze with them."""
+        before, first_active = transition.before, transition.after.first_active_layer
+        if before is not None and before.num_frozen:
+            return
+        for lowest, *copies in self._runtime.resident.stack.ties:
+            if lowest.layer < first_active <= copies[-1].layer:
+                self._report.write(
+                    "warning",
+                    message=f"{copies[-1].name} of layer {copies[-1].layer} is {lowest.name} of layer {lowest.layer}, "
+                    "and stops training with it here; model.untie=true gives a head a copy of its own, which goes on",
+                )

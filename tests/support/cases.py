@@ -25,6 +25,7 @@ from pipetransformer.models.stack import LayerStack
 from pipetransformer.models.timm import TimmModel
 from pipetransformer.optim.base import SGD, AdamW, Lamb, OptimizerSpec
 from pipetransformer.runtime.precision import PRECISIONS
+from support.decoders import DROPOUTS, NEXT_TOKEN, NextTokens, write_configs
 from support.masked import MASKED_LM, MaskedLanguageModel, MaskedText
 from support.samples import IMAGE_SIZE, NUM_CLASSES, VOCABULARY, RandomImages, RandomText
 
@@ -46,8 +47,9 @@ class Case:
     Attributes:
         kind: ``vit``, ``siglip`` (without class token; its layers return strided tensors), ``bert``, ``bert_qa``
             or ``bert_mlm``, whose output layer is its word embeddings; ``bert_weighted`` (class weights and smoothed
-            labels) and ``bert_sets`` (any number of classes for a sample).
-        folder: Where BERT's configuration lies, the same one everywhere (see :func:`write_config`).
+            labels) and ``bert_sets`` (any number of classes for a sample); of decoders ``gpt2`` and ``gemma3_text``,
+            whose output layers are their word embeddings, too, and ``llama``, which classifies.
+        folder: Where the configurations lie, the same ones everywhere (see :func:`write_config`).
         num_samples: With ``batch_size`` not a divisor, the last batch of an epoch is smaller.
         width: Of the model.
         loss_scale: To begin with, in float16; small enough for its gradients to stay within its range.
@@ -80,6 +82,9 @@ class Case:
             "bert_mlm": MASKED_LM,
             "bert_weighted": text_classification(NUM_CLASSES, class_weights=CLASS_WEIGHTS, label_smoothing=0.1),
             "bert_sets": multi_label_classification(NUM_CLASSES),
+            "llama": text_classification(NUM_CLASSES),
+            "gpt2": NEXT_TOKEN,
+            "gemma3_text": NEXT_TOKEN,
         }[self.kind]
 
     @property
@@ -92,6 +97,9 @@ class Case:
             options |= {"class_token": False, "global_pool": "avg"} if self.kind == "siglip" else {}
             rates = {"proj_drop_rate": self.dropout, "attn_drop_rate": self.dropout, "drop_path_rate": self.dropout}
             return TimmModel(name="vit_tiny_patch16_224", pretrained=False, options=options | rates)
+        if self.kind in DROPOUTS:
+            rates = dict.fromkeys(DROPOUTS[self.kind], self.dropout)
+            return HuggingFaceModel(name=str(self.folder / self.kind), pretrained=False, options=rates)
         rates = {"hidden_dropout_prob": self.dropout, "attention_probs_dropout_prob": self.dropout}
         sizes = {"hidden_size": self.width, "intermediate_size": 2 * self.width}
         family = MaskedLanguageModel if self.kind == "bert_mlm" else HuggingFaceModel
@@ -104,6 +112,8 @@ class Case:
     def split(self) -> Split:
         if self.kind == "bert_mlm":
             return MaskedText(self.num_samples)
+        if self.task is NEXT_TOKEN:
+            return NextTokens(self.num_samples)
         if self.reads_images:
             return RandomImages(self.num_samples)
         weights = CLASS_WEIGHTS if self.kind == "bert_weighted" else ()
@@ -130,6 +140,11 @@ class Case:
             return timm.create_model(spec.name, **sizes, **spec.options)
         import transformers
 
+        if self.kind in DROPOUTS:
+            config = transformers.AutoConfig.from_pretrained(self.folder / self.kind, num_labels=NUM_CLASSES)
+            is_causal = self.task is NEXT_TOKEN
+            family = transformers.AutoModelForCausalLM if is_causal else transformers.AutoModelForSequenceClassification
+            return family.from_config(config)
         config = transformers.BertConfig.from_pretrained(self.folder)
         if self.kind == "bert_qa":
             return transformers.BertForQuestionAnswering(config)
@@ -157,8 +172,10 @@ def make_stacks() -> None:
 
 
 def write_config(folder: Path) -> Path:
-    """A BERT of :data:`NUM_BLOCKS` tiny blocks, without weights."""
+    """A BERT of :data:`NUM_BLOCKS` tiny blocks, without weights, and decoders in folders of their own."""
     import transformers
+
+    write_configs(folder, NUM_BLOCKS)
 
     config = transformers.BertConfig(
         vocab_size=VOCABULARY,

@@ -7,6 +7,7 @@ with: a product of more rows may be summed up in another order.
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -66,8 +67,31 @@ def _in_place_of_the_machines(mode: TorchDispatchMode) -> AbstractContextManager
         return stack.pop_all()
 
 
+def _wide_norms() -> AbstractContextManager[object]:
+    """Norms of Llama and Gemma in the type of the hidden state.
+
+    They round it to float32 themselves. So a difference in the last bit of float64, which another shape of a product may
+    make, becomes one of float32 where it lies between two of its numbers.
+    """
+    from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+    def norm(x: Tensor, eps: float) -> Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+
+    with ExitStack() as stack:
+        stack.enter_context(
+            mock.patch.object(LlamaRMSNorm, "forward", lambda own, x: own.weight * norm(x, own.variance_epsilon))
+        )
+        stack.enter_context(
+            mock.patch.object(Gemma3RMSNorm, "forward", lambda own, x: (1 + own.weight) * norm(x, own.eps))
+        )
+        return stack.pop_all()
+
+
 KERNELS: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "native": nullcontext,
     "rounded once": lambda: _in_place_of_the_machines(_RoundedOnce()),
+    "wide norms": _wide_norms,
     "shape-dependent": lambda: _in_place_of_the_machines(_ShapeDependent()),
 }
