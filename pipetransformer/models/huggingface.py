@@ -30,6 +30,7 @@ HEADS = {
     "causal": "AutoModelForCausalLM",
     "span": "AutoModelForQuestionAnswering",
 }
+OLD_BUFFERS = (".attn.masked_bias",)  # constants that GPT-2 had among its weights
 _REMEDY = "Without network give model.name=<folder> with config.json, weights and tokenizer, or HF_HUB_OFFLINE=1"
 _BROKEN = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError)
 """Errors of a model that is built in another way."""
@@ -88,7 +89,7 @@ class HuggingFaceModel(ModelSpec):
         }
 
     def build_meta(self, head: Head, input_shape: tuple[int, ...], seed: int) -> LayerStack:
-        from pipetransformer.models.huggingface_layers import check_runs_by_layers, split_layers
+        from pipetransformer.models.huggingface_layers import check_runs_by_layers, is_decoder, split_layers
         from pipetransformer.models.huggingface_weights import RandomInit
         from pipetransformer.models.stack import seeded
 
@@ -98,6 +99,8 @@ class HuggingFaceModel(ModelSpec):
         model = self._meta_model(head)
         with seeded(seed):
             with self._refusing(type(model).__name__):
+                if head.kind == "causal" and not is_decoder(model):
+                    raise UserError("its tokens see those after them; a causal head takes a decoder")
                 stack = split_layers(model).train()
                 check_runs_by_layers(model)
             if self.pretrained:
@@ -315,6 +318,7 @@ def _without_place(model: PreTrainedModel, unexpected: Iterable[str], stack: Lay
         for name, key in names.items()
         if name.split(".")[1] in parts
         and name not in buffers
+        and not name.endswith(OLD_BUFFERS)
         and not (name.startswith(blocks) and int(name.removeprefix(blocks).split(".")[0]) >= stack.num_blocks)
     )
 

@@ -86,15 +86,19 @@ def split_decoder(model: PreTrainedModel, parts: Parts) -> list[Layer]:
     embedding = shallow_copy(base)
     embedding.__dict__["_modules"] = {name: base.get_submodule(name) for name in parts.embedding}
     head = make_head(model, {parts.norm: base.get_submodule(parts.norm)})
-    pools = type(model).__name__.endswith("ForSequenceClassification")
     return [
         Layer(embedding, parts.embed, f"{prefix}."),
         *(
             Layer(block, partial(_run_block, arguments, kind), f"{prefix}.{parts.blocks}.{index}.")
             for index, (block, kind) in enumerate(zip(blocks, block_kinds(config), strict=True))
         ),
-        Layer(head, run_on_last_token if pools else run_head),
+        Layer(head, run_on_last_token if pools_last_token(model) else run_head),
     ]
+
+
+def pools_last_token(model: PreTrainedModel) -> bool:
+    """Returns whether a decoder classifies a text by its last token."""
+    return type(model).__name__.endswith("ForSequenceClassification")
 
 
 def block_kinds(config: PretrainedConfig) -> list[str]:
@@ -103,12 +107,14 @@ def block_kinds(config: PretrainedConfig) -> list[str]:
     Raises:
         UserError: A block has another kind of attention, or none.
     """
-    window = getattr(config, "sliding_window", None)
-    kinds = getattr(config, "layer_types", None) or config.num_hidden_layers * [SLIDING if window else FULL]
+    window, num_blocks = getattr(config, "sliding_window", None), config.num_hidden_layers
+    kinds = getattr(config, "layer_types", None) or num_blocks * [SLIDING if window else FULL]
     others = sorted({*kinds} - {FULL, SLIDING})
     if others:
         raise UserError(f"its blocks are of kind {' and '.join(others)}")
-    return kinds
+    if len(kinds) < num_blocks:
+        raise UserError(f"its layer_types name {len(kinds)} blocks and num_hidden_layers is {num_blocks}")
+    return kinds[:num_blocks]
 
 
 class BlockArguments:

@@ -19,7 +19,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from pipetransformer.errors import UserError
 from pipetransformer.models.checks import check_same_outputs, draw_all
-from pipetransformer.models.huggingface_decoders import find_parts, split_decoder
+from pipetransformer.models.huggingface_decoders import find_parts, pools_last_token, split_decoder
 from pipetransformer.models.huggingface_heads import logits, make_head, run_head
 from pipetransformer.models.layer import Layer, shallow_copy
 from pipetransformer.models.stack import LayerStack
@@ -131,6 +131,8 @@ def check_instance(model: PreTrainedModel) -> None:
         UserError: It cannot be trained layer by layer, with the reason.
     """
     stack, pad_id = split_layers(model), model.config.pad_token_id
+    if is_decoder(model) and pools_last_token(model) and pad_id is None:
+        raise UserError("it finds the last token of a text by its config.pad_token_id, which is not set")
     words = [word for word in range(min(model.config.vocab_size, 21)) if word != pad_id]
     rows = torch.tensor(words).repeat(20)[:20].reshape(4, 5)
     types = {"token_type_ids": rows % 2} if _has_token_types(model) else {}

@@ -19,17 +19,17 @@ from torch import Tensor, nn
 
 from pipetransformer.errors import UserError
 from pipetransformer.models.base import Head, ModelSpec
-from pipetransformer.models.stack import LayerStack, without_storage
+from pipetransformer.models.stack import LayerStack, seeded, without_storage
 
-SUPPORTED = "timm's VisionTransformer, an encoder of transformers with a head, nn.Sequential and LayerStack"
+SUPPORTED = "timm's VisionTransformer, an encoder or decoder of transformers with a head, nn.Sequential and LayerStack"
 
 
 def stack_of(model: nn.Module) -> LayerStack:
     """Makes a stack without storage whose layers get the weights of an instance when they are loaded.
 
     Args:
-        model: A VisionTransformer of timm, an encoder of transformers, or an ``nn.Sequential``, with the head that is
-            to be trained. It stays as it is. A LayerStack is returned itself.
+        model: A VisionTransformer of timm, an encoder or decoder of transformers, or an ``nn.Sequential``, with the
+            head that is to be trained. It stays as it is. A LayerStack is returned itself.
 
     Raises:
         UserError: The model is of another kind, cannot be trained layer by layer, or has parameters without gradient.
@@ -118,11 +118,14 @@ def _split_timm(model: nn.Module) -> LayerStack:
 def _split_transformers(model: nn.Module) -> LayerStack:
     from transformers import PreTrainedModel
 
-    from pipetransformer.models.huggingface_layers import check_instance, split_layers
+    from pipetransformer.models.huggingface_layers import check_instance, check_runs_by_layers, split_layers
 
     if not isinstance(model, PreTrainedModel):
-        raise UserError("supported are encoders of the usual shape with a head")
+        raise UserError("supported are encoders of the usual shape and decoders, with a head")
     check_instance(model)
+    if getattr(model.config, "sliding_window", None):  # wider than the texts of that check
+        with seeded(0):
+            check_runs_by_layers(model)
     return split_layers(without_storage(model))
 
 

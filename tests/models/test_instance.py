@@ -16,6 +16,9 @@ from transformers import (
     BertForSequenceClassification,
     BertForTokenClassification,
     BertModel,
+    GPT2Config,
+    GPT2ForSequenceClassification,
+    GPT2LMHeadModel,
 )
 
 from pipetransformer.errors import UserError
@@ -26,6 +29,10 @@ TINY: dict[str, Any] = {"patch_size": 4, "embed_dim": 24, "depth": 3, "num_heads
 CONFIG = BertConfig(
     hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=24, vocab_size=30,
     max_position_embeddings=20,
+)  # fmt: skip
+
+GPT2 = GPT2Config(
+    n_embd=16, n_layer=3, n_head=2, vocab_size=30, n_positions=20, bos_token_id=1, eos_token_id=1, pad_token_id=0
 )  # fmt: skip
 
 
@@ -51,6 +58,8 @@ INSTANCES: dict[str, Any] = {
     "timm": (vision_transformer, torch.randn(4, 3, 16, 16)),
     "token classification": (lambda: BertForTokenClassification(CONFIG), torch.arange(20).reshape(4, 5)),
     "shared weights": (lambda: BertForMaskedLM(CONFIG), torch.arange(20).reshape(4, 5)),
+    "decoder": (lambda: GPT2ForSequenceClassification(GPT2), torch.arange(5, 25).reshape(4, 5)),
+    "decoder with shared weights": (lambda: GPT2LMHeadModel(GPT2), torch.arange(20).reshape(4, 5)),
 }
 
 
@@ -160,6 +169,10 @@ def frozen_embedding() -> nn.Module:
         (lambda: BertModel(CONFIG), r"it has no head; take .* AutoModelFor"),
         (lambda: BertForPreTraining(CONFIG), r"a BertForPreTraining cannot be trained .* no attribute 'logits'"),
         (lambda: BertForMaskedLM._from_config(CONFIG, attn_implementation="eager"), "attn_implementation='sdpa'"),
+        (
+            lambda: GPT2ForSequenceClassification(GPT2Config(**{**GPT2.to_dict(), "pad_token_id": None})),
+            r"a GPT2ForSequenceClassification cannot .* by its config\.pad_token_id, which is not set",
+        ),
         (frozen_embedding, r"5 parameters .* take no gradient, the first bert\.embeddings\.word_embeddings\.weight"),
     ],
 )

@@ -70,8 +70,8 @@ def _in_place_of_the_machines(mode: TorchDispatchMode) -> AbstractContextManager
 def _wide_norms() -> AbstractContextManager[object]:
     """Norms of Llama and Gemma in the type of the hidden state.
 
-    They round it to float32 themselves. So a difference in the last bit of float64, which another shape of a product may
-    make, becomes one of float32 where it lies between two of its numbers.
+    They round it to float32 themselves. So a difference in the last bit of float64, which another shape of a product
+    may make, becomes one of float32 where it lies between two of its numbers.
     """
     from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
     from transformers.models.llama.modeling_llama import LlamaRMSNorm

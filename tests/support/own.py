@@ -7,7 +7,7 @@ import timm
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import BertConfig, BertForSequenceClassification
+from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2ForSequenceClassification
 
 import pipetransformer as pt
 from pipetransformer.autodp.sampler import batch_ids, epoch_order, num_batches
@@ -85,6 +85,10 @@ def model_and_data(kind: str) -> tuple[nn.Module, Tokens]:
     if kind == "timm":
         options = {"patch_size": 4, "embed_dim": 16, "depth": 3, "num_heads": 2, "img_size": 16}
         return timm.create_model("vit_tiny_patch16_224", num_classes=NUM_CLASSES, **options), Images()
+    if kind == "decoder":
+        sizes = {"n_embd": 16, "n_layer": 3, "n_head": 2, "n_positions": 8, "bos_token_id": 1, "eos_token_id": 1}
+        config = GPT2Config(vocab_size=VOCABULARY, num_labels=NUM_CLASSES, pad_token_id=0, **sizes)
+        return GPT2ForSequenceClassification(config), Texts()
     config = BertConfig(
         vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=16,
         num_labels=NUM_CLASSES,

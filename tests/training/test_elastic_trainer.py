@@ -77,7 +77,7 @@ def test_dropout_in_torchs_own_blocks_is_the_same_at_every_topology(pool: Pool, 
     assert found == pytest.approx(expected, rel=0, abs=1e-10)
 
 
-@pytest.mark.parametrize("kind", ["timm", "transformers"])
+@pytest.mark.parametrize("kind", ["timm", "transformers", "decoder"])
 def test_a_library_loads_what_was_saved_of_its_model(pool: Pool, tmp_path: Path, kind: str) -> None:
     seen: dict[str, Any] = pool.run(2, train_own, kind, tmp_path, pt.Parallel())[0]
     if kind == "timm":
