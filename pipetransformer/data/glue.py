@@ -125,7 +125,7 @@ class Glue(DatasetSpec):
 
     def preflight(self) -> int | None:
         if self.path is None:
-            find_on_hub(HUB_NAME, TSV_FOLDER)
+            find_on_hub(HUB_NAME, TSV_FOLDER, self.task)
             return None
         train, evaluation = self._local()
         for table in (train, *evaluation.values()):

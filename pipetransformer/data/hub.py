@@ -6,33 +6,43 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipetransformer import hub
 from pipetransformer.errors import UserError
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 
-TIMEOUT_S = 5.0
-
-
-def find_on_hub(name: str, local_format: str, revision: str | None = None) -> None:
+def find_on_hub(name: str, local_format: str, config: str | None = None, revision: str | None = None) -> None:
     """Asks the hub once whether it has a dataset, unless it lies in a folder or in the cache of ``datasets``.
 
     Args:
         name: Hub name, ``owner/dataset``.
         local_format: What ``dataset.path`` takes instead, for the message.
+        config: The dataset's configuration on the hub; ``None``: any that lies in the cache will do.
         revision: Branch, tag or commit.
 
     Raises:
-        UserError: The hub does not have it, or does not answer within :data:`TIMEOUT_S` seconds.
+        UserError: The hub does not have it, or does not answer in time.
     """
-    if Path(name).exists() or any(cache_folder().glob(f"{name.replace('/', '___')}/*")):
+    if Path(name).exists() or any(cache_folder().glob(f"{name.replace('/', '___')}/{config or '*'}")):
         return
-    from huggingface_hub import HfApi
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
+    if constants.HF_HUB_OFFLINE:
+        raise UserError(
+            f"{name} was not loaded before, and HF_HUB_OFFLINE=1 keeps from asking the hub; unset it, or give local "
+            f"data with dataset.path=: {local_format}"
+        )
     try:
-        HfApi().dataset_info(name, revision=revision, timeout=TIMEOUT_S)
-    except Exception as error:  # network, access rights, unknown name: the remedy is the same for all
+        hub.ask(lambda: HfApi().dataset_info(name, revision=revision))
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        raise UserError(
+            f"neither disk nor hub has the data {name}; log in with 'hf auth login' where they are private, or give "
+            f"local data with dataset.path=: {local_format}"
+        ) from error
+    except Exception as error:  # network, access rights: the remedy is the same for all
         raise UserError(unreachable(name, error, local_format)) from error
 
 
@@ -74,10 +84,9 @@ def fingerprint(rows: Dataset) -> str:
 
 def unreachable(what: str, error: Exception, local_format: str) -> str:
     """Returns one line about what cannot be loaded from the hub, and about the local way."""
-    reason = " ".join(str(error).split()) or type(error).__name__
     return (
-        f"{what} cannot be loaded from the hub ({reason}); connect to it once and set HF_HUB_OFFLINE=1 from then on, "
-        f"or give local data with dataset.path=: {local_format}"
+        f"{what} cannot be loaded from the hub ({hub.reason(error)}); connect to it once and set HF_HUB_OFFLINE=1 from "
+        f"then on, or give local data with dataset.path=: {local_format}"
     )
 
 

@@ -15,6 +15,7 @@ from pipetransformer.launch.run_dir import finished_summary, refuse_other_run
 from pipetransformer.report.reporter import print_phase
 
 RANKS_PER_CORE = 16  # more only wait for each other
+MEMORY_PER_RANK = 128 * 2**20  # bytes of a forked rank that it shares with no other, and of a very small model
 DESCRIPTORS_PER_RANK = 8  # of the launcher: queue, pipes and log files of each rank
 DESCRIPTORS_SENT_PER_RANK, MOST_DESCRIPTORS_SENT = 2, 250  # to each forked process, in one message
 
@@ -119,17 +120,19 @@ def check_world_size(world_size: int | None) -> None:
     """Refuses more processes than this machine can start.
 
     Raises:
-        UserError: Cores or file descriptors would not do.
+        UserError: Cores, memory or file descriptors would not do.
     """
     num_cores, descriptors = os.cpu_count() or 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = min(
         RANKS_PER_CORE * num_cores,
+        memory // MEMORY_PER_RANK,
         descriptors // DESCRIPTORS_PER_RANK,
         MOST_DESCRIPTORS_SENT // DESCRIPTORS_SENT_PER_RANK,
     )
     if world_size is not None and world_size > limit:
         raise UserError(
             f"parallel.world_size={world_size} is more than the {limit} processes that this machine can start "
-            f"({num_cores} cores, {descriptors} open files); lower parallel.world_size, or use several machines by "
-            "torchrun"
+            f"({num_cores} cores, {memory / 2**30:.3g} GiB of memory, {descriptors} open files); lower "
+            "parallel.world_size, or use several machines by torchrun"
         )

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from pipetransformer.hub import TIMEOUT_S
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -55,7 +57,7 @@ class ModelSpec(ABC):
         """Raises UserError for options that can be refused without loading torch."""
 
     @abstractmethod
-    def check_exists(self, timeout_s: float = 5.0) -> None:
+    def check_exists(self, timeout_s: float = TIMEOUT_S) -> None:
         """Looks once, without torch, whether disk or hub have the model; a launcher calls it before processes start.
 
         Args:

@@ -1,4 +1,4 @@
-"""Looks once whether a model is on disk or on the hub, with a short time-out and without torch.
+"""Looks once whether a model is on disk or on the hub, without torch.
 
 The libraries ask again and again before they give up, in every process. The launcher asks first.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pipetransformer import hub
 from pipetransformer.errors import UserError
 
 CONFIG = "config.json"
@@ -23,14 +24,16 @@ def check_folder(name: str, remedy: str) -> None:
         raise UserError(f"model.name={name} is a folder without {CONFIG}; {remedy}")
 
 
-def check_repository(name: str, repository: str, file: str, timeout_s: float, must_exist: bool = True) -> None:
+def check_repository(
+    name: str, repository: str, file: str, timeout_s: float = hub.TIMEOUT_S, must_exist: bool = True
+) -> None:
     """Asks the hub once for one file of a repository, unless the hub's cache has it.
 
     Args:
         name: What the user wrote as ``model.name``, for messages.
         repository: ``owner/name`` or ``name``, with ``@revision`` where one is wanted.
         file: Its path in the repository.
-        timeout_s: Seconds to wait for a connection and for the answer.
+        timeout_s: Seconds to wait for the answer.
         must_exist: Refuse when the hub answers that there is no such file. Else only a silent hub is refused.
 
     Raises:
@@ -48,7 +51,8 @@ def check_repository(name: str, repository: str, file: str, timeout_s: float, mu
                 f"model.name={name} was not downloaded before, and HF_HUB_OFFLINE=1 keeps from asking the hub; unset "
                 f"it, or give model.name=<folder> with {CONFIG} and weights"
             )
-        get_hf_file_metadata(hf_hub_url(repository, file, revision=revision or None), timeout=timeout_s)
+        url = hf_hub_url(repository, file, revision=revision or None)
+        hub.ask(lambda: get_hf_file_metadata(url), timeout_s)
     except HFValidationError as error:
         raise UserError(f"model.name={name} is neither a folder nor a name on the hub") from error
     except GatedRepoError as error:
@@ -63,13 +67,12 @@ def check_repository(name: str, repository: str, file: str, timeout_s: float, mu
     except UserError:
         raise
     except Exception as error:  # whatever the hub's client raises where nobody answers
-        reason = str(error).partition("\n")[0] or type(error).__name__
         raise UserError(
-            f"the hub did not answer within {timeout_s:g} s whether it has model.name={name} ({reason}). {OFFLINE}"
+            f"the hub does not say whether it has model.name={name} ({hub.reason(error)}). {OFFLINE}"
         ) from error
 
 
-def has_file(repository: str, file: str, timeout_s: float = 5.0) -> bool:
+def has_file(repository: str, file: str, timeout_s: float = hub.TIMEOUT_S) -> bool:
     """Returns whether the hub's cache or, where it can be reached, the hub has a file of a repository."""
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 
@@ -79,7 +82,8 @@ def has_file(repository: str, file: str, timeout_s: float = 5.0) -> bool:
             return True
         if constants.HF_HUB_OFFLINE:
             return False
-        get_hf_file_metadata(hf_hub_url(repository, file, revision=revision or None), timeout=timeout_s)
+        url = hf_hub_url(repository, file, revision=revision or None)
+        hub.ask(lambda: get_hf_file_metadata(url), timeout_s)
     except Exception:  # no such file or repository, or nobody answers: the library that loads it tells which
         return False
     return True

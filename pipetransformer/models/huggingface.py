@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from pipetransformer.errors import UserError
+from pipetransformer.hub import TIMEOUT_S
 from pipetransformer.models.base import Head, ModelSpec
 from pipetransformer.models.files import check_code, check_inside, read_settings, refuse_pickle
 from pipetransformer.models.hub import CONFIG, check_folder, check_repository, has_file
@@ -62,7 +63,7 @@ class HuggingFaceModel(ModelSpec):
         if "trust_remote_code" in self.options:
             raise UserError("model.options.trust_remote_code is not an option: use model.trust_remote_code")
 
-    def check_exists(self, timeout_s: float = 5.0) -> None:
+    def check_exists(self, timeout_s: float = TIMEOUT_S) -> None:
         if Path(self.name).is_dir():
             check_folder(self.name, "give one that save_pretrained wrote")
             for file in (CONFIG, TOKENIZER):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pipetransformer.errors import UserError
+from pipetransformer.hub import TIMEOUT_S
 from pipetransformer.models.base import Head, ModelSpec
 from pipetransformer.models.files import PICKLES, SAFE, refuse_pickle
 from pipetransformer.models.hub import CONFIG, check_folder, check_repository, has_file
@@ -73,7 +74,7 @@ class TimmModel(ModelSpec):
                 "in what the cache may keep; leave it out, or use drop_path_rate to regularise"
             )
 
-    def check_exists(self, timeout_s: float = 5.0) -> None:
+    def check_exists(self, timeout_s: float = TIMEOUT_S) -> None:
         scheme, _, name = self._source().rpartition(":")
         if scheme == "local-dir":
             check_folder(name, "give one that timm.models.save_for_hf wrote")

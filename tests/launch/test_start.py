@@ -20,11 +20,15 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cores", "files", "limit"), [(2, 10000, 32), (64, 256, 32), (64, 100000, 125)], ids=["cores", "files", "message"]
+    ("cores", "memory_gib", "files", "limit"),
+    [(2, 64, 10000, 32), (64, 64, 256, 32), (64, 64, 100000, 125), (64, 2, 100000, 16)],
+    ids=["cores", "files", "message", "memory"],
 )
 def test_no_more_processes_than_the_machine_can_start(
-    cores: int, files: int, limit: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    cores: int, memory_gib: int, files: int, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pages = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": memory_gib * 2**18}
+    monkeypatch.setattr("os.sysconf", pages.__getitem__)
     monkeypatch.setattr("os.cpu_count", lambda: cores)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (files, files))
     start.check_world_size(limit)
