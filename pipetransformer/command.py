@@ -46,7 +46,7 @@ def compose_and_run(node: DictConfig) -> float | None:
         if sweep is None:
             _end(error)
         job = f"job {hydra_config.job.num} ({' '.join(hydra_config.overrides.task)})"
-        print(redact(f"{job} failed: {explain(error)}"), file=sys.stderr)
+        print(redact("\n".join([f"{job} failed: {explain(error)}", *notes(error)])), file=sys.stderr)
         raise  # the other jobs go on, and Hydra ends with this error
 
 
@@ -111,9 +111,10 @@ def main() -> None:
         sys.exit(_unwritable(error))
     except Stopped as stop:
         if _is_first_rank():
-            print(SAVED if stop.is_saved else NOT_SAVED, file=sys.stderr)
+            print(*notes(stop), SAVED if stop.is_saved else NOT_SAVED, sep="\n", file=sys.stderr)
         sys.exit(stop.exit_code)
-    except KeyboardInterrupt:  # before the first step, or a second time
+    except KeyboardInterrupt as error:  # before the first step, or a second time
+        print(*notes(error), sep="\n", end="\n" * bool(notes(error)), file=sys.stderr)
         sys.exit(Stopped(interrupt.requested() not in (None, interrupt.QUIT), is_saved=False).exit_code)
 
 
@@ -146,7 +147,12 @@ def _end(error: Exception) -> NoReturn:
         get_error_handler().record_exception(UserError(redact(explain(error))))
     if sys.stderr.isatty():
         erase_phase(sys.stderr)
-    sys.exit(redact(explain(error)) if _is_first_rank() else 1)
+    sys.exit(redact("\n".join([explain(error), *notes(error)])) if _is_first_rank() else 1)
+
+
+def notes(error: BaseException) -> list[str]:
+    """Returns the lines that were added to an error on its way: where the weights of the run are."""
+    return getattr(error, "__notes__", [])
 
 
 def _recorded(run: Callable[[], object]) -> Callable[[], object]:

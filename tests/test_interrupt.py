@@ -9,6 +9,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+import timm
 from support.command import TIMEOUT_S, TRAIN, processes, started
 from support.jobs import TINY, Job, run_job
 from support.pool import Pool
@@ -66,6 +67,8 @@ def test_an_interrupted_run_leaves_nothing_but_its_record(
     summary = Job(tmp_path / "run", error="").summary
     assert summary["status"] == "interrupted"
     assert summary["optimizer_steps"] == read_manifest(CheckpointFolder(tmp_path / "run" / FOLDER).published()[-1]).step
+    assert summary["model"] == {"folder": str(tmp_path / "run" / "model"), "step": summary["optimizer_steps"]}
+    assert timm.create_model(f"local-dir:{tmp_path / 'run' / 'model'}", pretrained=True) is not None
     assert [plan["num_frozen"] for plan in summary["plans"]][:2] == [0, 1]
 
 

@@ -27,6 +27,7 @@ from pipetransformer.config.schema import Config
 from pipetransformer.errors import RankFailed, RankLost, Stopped, UserError
 from pipetransformer.launch import failures, forkserver, rendezvous
 from pipetransformer.launch.restarts import Restarts
+from pipetransformer.launch.run_dir import tell_where_weights_are
 from pipetransformer.report.reporter import print_line
 from pipetransformer.report.run_folder import SUMMARY, write_json
 from pipetransformer.training.interrupt import QUIT, SAME_S, SIGNALS
@@ -54,10 +55,11 @@ def run_here(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | 
     from pipetransformer.training.run import run_job  # here, for the launcher needs none of it and starts sooner
 
     try:
-        summary = run_job(config, run_dir, plain, sweep)
-    except UserError as error:
-        raise UserError(in_options(error)) from error
-    return _unless_stopped(summary, run_dir)
+        return _unless_stopped(run_job(config, run_dir, plain, sweep), run_dir)
+    except BaseException as error:
+        told = UserError(in_options(error)) if isinstance(error, UserError) else error
+        tell_where_weights_are(told, run_dir)
+        raise told from (None if told is error else error)
 
 
 def run_workers(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | None) -> Summary:
@@ -77,8 +79,12 @@ def run_workers(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str
             return _run_once(restarts.config, restarts.num_ranks, run_dir, plain, sweep)
         except (RankLost, RankFailed) as error:
             if not restarts.next_after(error):
+                tell_where_weights_are(error, run_dir)
                 raise
             print_line(restarts.announcement(error))
+        except BaseException as error:
+            tell_where_weights_are(error, run_dir)
+            raise
 
 
 def _run_once(config: Config, num_ranks: int, run_dir: Path, plain: dict[str, Any], sweep: str | None) -> Summary:

@@ -1,17 +1,18 @@
 """The run folder before a run starts: whether it holds another run, and the arguments of the one to be resumed."""
 
 import json
+import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipetransformer.checkpoint.folder import FOLDER
+from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder
 from pipetransformer.config.schema import Config
-from pipetransformer.errors import UserError
+from pipetransformer.errors import RankLost, UserError
 from pipetransformer.launch.forkserver import remove_stale
 from pipetransformer.report.reporter import print_line
-from pipetransformer.report.run_folder import CONFIG, EVENT_LOG, MODEL, SUMMARY, read_overrides
+from pipetransformer.report.run_folder import CONFIG, EVENT_LOG, MODEL, SUMMARY, read_overrides, short_path
 
 RUN_DIR, RESUME = "hydra.run.dir", "resume.run"
 OWN_FILES = (CONFIG, EVENT_LOG, SUMMARY, MODEL, FOLDER)
@@ -64,6 +65,32 @@ def refuse_other_run(config: Config, run_dir: Path) -> None:
     for name in found:
         path = run_dir / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def tell_where_weights_are(error: BaseException, run_dir: Path) -> None:
+    """Adds a note to the error that ended a run without a saved model: how to get the weights of its last checkpoint.
+
+    A run that was refused before its first step gets none.
+    """
+    summary = _summary(run_dir)
+    is_refused = isinstance(error, UserError) and not isinstance(error, RankLost) and not summary.get("optimizer_steps")
+    if "model" in summary or is_refused or not _has_steps(run_dir):
+        return
+    step, run = CheckpointFolder(run_dir / FOLDER).newest_step, short_path(run_dir)
+    if step is None:
+        error.add_note("the run had no checkpoint yet, and its weights are lost")
+        return
+    command = shlex.join(["pipetransformer-export", f"run={run}", f"out={run / f'model-{step}'}"])
+    error.add_note(f"the weights of step {step:,} are in its last checkpoint; this saves them as a model:  {command}")
+
+
+def _has_steps(run_dir: Path) -> bool:
+    """Returns whether the run made a step, in this start of its ranks or in an earlier one."""
+    log = run_dir / EVENT_LOG
+    if not log.is_file():
+        return False
+    with log.open("rb") as lines:
+        return any(b'"event": "step"' in line for line in lines)
 
 
 def _summary(run_dir: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pipetransformer.report.secrets import redact
 CARD = "README.md"
 
 
-def write_card(run_dir: Path, model_dir: Path, step: int | None = None) -> None:
+def write_card(run_dir: Path, model_dir: Path, step: int | None) -> None:
     """Writes the card beside a saved model, from the record of its run.
 
     Args:

@@ -94,7 +94,7 @@ class PlainLog(Sink):
     def _summary(self, values: Values) -> Iterable[str]:
         yield from _lines(text.summary_rows(values))
         yield from map(text.plan_line, values.get("plans", []))
-        yield from _lines(next_steps(self._run_dir, values["status"]) if self._run_dir else [])
+        yield from _lines(next_steps(self._run_dir, values) if self._run_dir else [])
 
 
 def _lines(rows: Iterable[text.Row]) -> list[str]:

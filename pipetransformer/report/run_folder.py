@@ -79,31 +79,42 @@ def share_files(folder: Path) -> None:
             file.chmod(mode)
 
 
-def next_steps(folder: Path, status: str) -> list[tuple[str, str]]:
+def next_steps(folder: Path, summary: Values) -> list[tuple[str, str]]:
     """Returns what to do with a run that has ended, by what lies in its folder: a label and a command each.
 
     Args:
-        status: Of the summary. A model of a run that failed would be an earlier run's.
+        summary: Of the run; without a model of its own, that in the folder would be an earlier run's.
     """
-    here = _short_path(folder)
-    rows = [("model", _load_command(folder / MODEL))] if status in ("completed", "diverged") else []
+    here, model = short_path(folder), summary.get("model")
+    rows = [("model", _load_command(Path(model["folder"])))] if model else []
     rows = [row for row in rows if row[1]]
     if offline := sorted((folder / WANDB).glob("offline-run-*")):
-        rows.append(("W&B", f"wandb sync {shlex.quote(str(_short_path(offline[-1])))}"))
+        rows.append(("W&B", f"wandb sync {shlex.quote(str(short_path(offline[-1])))}"))
     return [*rows, ("figures", f"python -m pipetransformer.report {shlex.quote(str(here))}")] if rows else rows
+
+
+def saved_model(folder: Path) -> tuple[Path, int | None]:
+    """Returns the folder of the model that a run has saved, and the step of its weights.
+
+    The step is ``None`` where the run has not ended or saved none; an earlier run may have left the folder then.
+    """
+    summary = read_json(folder / SUMMARY) if (folder / SUMMARY).is_file() else {}
+    model = summary.get("model") or {}
+    elsewhere = Path(model.get("folder", folder / MODEL))  # the run folder may have been full, or moved since
+    return elsewhere if elsewhere.is_dir() else folder / MODEL, model.get("step")
 
 
 def _load_command(model: Path) -> str:
     """Returns the folder of a saved model and how its library loads it; empty where there is none."""
     if not (model / "config.json").is_file():
         return ""
-    config, path = read_json(model / "config.json"), _short_path(model)
+    config, path = read_json(model / "config.json"), short_path(model)
     if "architectures" in config:
         return f"{path}  (transformers.{config['architectures'][0]}.from_pretrained('{path}'))"
     return f"{path}  (timm.create_model('local-dir:{path}', pretrained=True))"
 
 
-def _short_path(path: Path) -> Path:
+def short_path(path: Path) -> Path:
     """Returns the path from the working directory, where it lies below."""
     path, here = path.resolve(), Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path

@@ -145,7 +145,7 @@ class Terminal(Sink):
             self._console.print(Panel(Group(*parts), title="summary", title_align="left"))
         else:
             self._console.print(_grid(text.summary_rows(values)))
-        for label, words in next_steps(self._run_dir, values["status"]) if self._run_dir else []:
+        for label, words in next_steps(self._run_dir, values) if self._run_dir else []:
             # not broken by the terminal's width, so that it can be copied
             self._console.print(f"[bold]{label}:[/] {escape(words)}", soft_wrap=True, highlight=False)
 

@@ -94,7 +94,7 @@ def run_rank(
 def _train(trainer: Trainer, run_dir: Path) -> dict[str, Any]:
     gc.freeze()  # what stands now stays, which the first plan does not; transitions collect the rest quickly
     trainer.start()
-    status, error = "failed", None
+    status, error, together = "failed", None, True
     try:
         _report_start(trainer, run_dir)
         trainer.freeze_at_start()
@@ -105,7 +105,7 @@ def _train(trainer: Trainer, run_dir: Path) -> dict[str, Any]:
     except Stopped as stop:
         status = "requeue" if stop.requeue else "interrupted"
     except KeyboardInterrupt:
-        status = "interrupted"
+        status, together = "interrupted", False
         raise
     except Diverged as diverged:
         status, error = "diverged", in_options(diverged)
@@ -114,12 +114,13 @@ def _train(trainer: Trainer, run_dir: Path) -> dict[str, Any]:
         status, error = "stopped", in_options(hurts)
         raise
     except BaseException as failure:
+        together = False
         error = f"{type(failure).__name__}: {in_options(failure)}"
         raise
     finally:
         trainer.checkpoints.close(give_up=status == "failed")
         trainer.cache_session.release()
-        summary = _finish(trainer, run_dir, status, error)
+        summary = _finish(trainer, run_dir, status, error, together)
     return summary or {"status": status}
 
 
@@ -153,9 +154,13 @@ def _report_start(trainer: Trainer, run_dir: Path) -> None:
     )
 
 
-def _finish(trainer: Trainer, run_dir: Path, status: str, error: str | None) -> dict[str, Any]:
-    """Writes the summary, and saves the weights where all ranks can still talk."""
-    state = trainer.runtime.weights() if status in ("completed", "diverged") else None
+def _finish(trainer: Trainer, run_dir: Path, status: str, error: str | None, together: bool) -> dict[str, Any]:
+    """Writes the summary and saves the weights of the last step.
+
+    Args:
+        together: All ranks ended at the same step, so that they can still gather the weights.
+    """
+    state = trainer.runtime.weights() if together else None
     if dist.get_rank() != 0:
         return {}
     summary = {"status": status} | ({"error": error} if error else {}) | trainer.summary()
@@ -178,6 +183,8 @@ def _save_weights(trainer: Trainer, run_dir: Path, state: dict[str, Tensor], sum
             trainer.report.write("summary", **summary)
             raise
     else:
+        summary["model"] = {"folder": str(folder), "step": trainer.state.step}
+        write_json(run_dir / SUMMARY, summary)
         if (run_dir / CONFIG).is_file():  # by the command
             _write_card(trainer, run_dir, folder)
         if folder.parent != run_dir:
@@ -186,7 +193,7 @@ def _save_weights(trainer: Trainer, run_dir: Path, state: dict[str, Tensor], sum
 
 def _write_card(trainer: Trainer, run_dir: Path, folder: Path) -> None:
     try:
-        write_card(run_dir, folder)
+        write_card(run_dir, folder, trainer.state.step)
     except (OSError, UserError) as error:
         trainer.report.write("warning", message=f"the saved model has no card: {error}")
 

@@ -21,7 +21,7 @@ from pipetransformer.data.base import Data, ImageFormat, Split, TextFormat
 from pipetransformer.errors import DamagedCheckpoint, UserError
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.report.card import write_card
-from pipetransformer.report.run_folder import MODEL, share_files, write_json
+from pipetransformer.report.run_folder import saved_model, share_files, write_json
 from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.runtime.groups import RankContext
 from pipetransformer.runtime.precision import PRECISIONS
@@ -39,7 +39,7 @@ class SavedRun:
     Attributes:
         data: The data of the configuration.
         stack: The model; its layers load their weights from the run.
-        step: Step of the checkpoint; ``None`` for the saved model of a run without checkpoints.
+        step: Step of the weights; ``None`` for a saved model of which no summary tells.
     """
 
     config: Config
@@ -54,26 +54,35 @@ def open_saved(run_dir: Path, config: Config, step: int | None = None) -> SavedR
     Args:
         run_dir: The run folder.
         config: Of the run; its data may be other data with the same classes.
-        step: Of the checkpoint; ``None`` takes the newest that is whole.
+        step: Of a checkpoint; ``None``: of the model that the run saved at its end, or else the newest that is whole.
 
     Raises:
         UserError: There is no such checkpoint and no model, or the data does not fit the model.
     """
-    found = _checkpoint(run_dir, step)
+    folder, own_step = saved_model(run_dir)
+    found = _checkpoint(run_dir, step, folder, own_step)
     if found is None:
-        config = replace(config, model=replace(config.model, name=str(run_dir / MODEL), pretrained=True))
+        config = replace(config, model=replace(config.model, name=str(folder), pretrained=True))
     wanted = config.model.input_format()
     data = config.dataset.load(TextFormat(**wanted) if config.model.modality == "text" else ImageFormat(**wanted))
     stack = config.model.build_meta(data.task.head, data.input_shape, config.seed)
     stack = stack.to(PRECISIONS[config.precision].param_dtype)
     if found is None:
-        return SavedRun(config, data, stack, None)
-    folder, manifest = found
-    stack.source = CheckpointLayers(folder, manifest, stack).weights
+        return SavedRun(config, data, stack, own_step)
+    path, manifest = found
+    stack.source = CheckpointLayers(path, manifest, stack).weights
     return SavedRun(config, data, stack, manifest.step)
 
 
-def _checkpoint(run_dir: Path, step: int | None) -> tuple[Path, Manifest] | None:
+def _checkpoint(run_dir: Path, step: int | None, model: Path, own_step: int | None) -> tuple[Path, Manifest] | None:
+    """Returns the checkpoint to read; ``None`` where the saved model is it.
+
+    Args:
+        step: That the user asks for.
+        model: Folder of the saved model, which need not be there.
+        own_step: Step of the model that the run saved at its end; ``None``: it has not ended, or saved none.
+    """
+    wanted = own_step if step is None else step
     problems: list[str] = []
     steps: list[str] = []
     for path, found in open_checkpoints(run_dir / FOLDER):
@@ -81,7 +90,7 @@ def _checkpoint(run_dir: Path, step: int | None) -> tuple[Path, Manifest] | None
             if isinstance(found, DamagedCheckpoint):
                 raise found
             steps.append(str(found.step))
-            if step in (None, found.step):
+            if wanted in (None, found.step):
                 check_files(path, found.layers)
                 return path, found
         except DamagedCheckpoint as error:
@@ -89,7 +98,7 @@ def _checkpoint(run_dir: Path, step: int | None) -> tuple[Path, Manifest] | None
     if step is not None:
         told = "; ".join([f"it has {', '.join(steps) or 'none'}", *problems])
         raise UserError(f"{run_dir} has no whole checkpoint of step={step}: {told}")
-    if (run_dir / MODEL).is_dir() and not problems:
+    if model.is_dir() and (own_step is not None or not problems):
         return None
     raise UserError("; ".join([f"{run_dir} has neither a whole checkpoint nor a saved model", *problems]))
 

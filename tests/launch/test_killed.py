@@ -7,6 +7,7 @@ from pathlib import Path
 from support.command import TIMEOUT_S, TRAIN, forked, started
 from support.jobs import TINY, Job
 
+from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder
 from pipetransformer.launch.failures import SERVER_KILLED, cause
 
 RUN = (
@@ -19,7 +20,8 @@ def killed(folder: Path, whom: int | None) -> tuple[str, Job]:
     """Kills a rank, or the fork server, of a run that trains; returns what the command prints and its record."""
     with started(folder, TRAIN, *RUN) as (process, mark):
         assert process.stdout is not None
-        assert any("] step " in line for line in process.stdout), "the run ended by itself"
+        saved = CheckpointFolder(folder / "run" / FOLDER)
+        assert any("] step " in line and saved.published() for line in process.stdout), "the run ended by itself"
         server, ranks = forked(mark)
         assert len(ranks) == 2
         os.kill(server if whom is None else ranks[whom], signal.SIGKILL)
@@ -32,8 +34,10 @@ def test_a_killed_rank_is_named_and_not_the_survivors_error(tmp_path: Path) -> N
     err, job = killed(tmp_path, 1)
     assert err.startswith("rank 1 was killed"), err
     assert "lower batch_size" in err
-    assert len(err.splitlines()) == 1, err
-    assert (job.summary["status"], job.summary["error"]) == ("failed", err.strip())
+    line, weights = err.splitlines()
+    assert (job.summary["status"], job.summary["error"]) == ("failed", line)
+    step = CheckpointFolder(job.folder / FOLDER).newest_step
+    assert weights.endswith(f"pipetransformer-export run=run out=run/model-{step}"), weights
 
 
 def test_ranks_that_left_no_record_beside_a_killed_fork_server_are_not_the_cause(tmp_path: Path) -> None:
@@ -43,5 +47,6 @@ def test_ranks_that_left_no_record_beside_a_killed_fork_server_are_not_the_cause
 def test_a_killed_fork_server_is_named(tmp_path: Path) -> None:
     err, job = killed(tmp_path, None)
     assert err.startswith("the process that the ranks are forked from was killed"), err
-    assert len(err.splitlines()) == 1, err
-    assert (job.summary["status"], job.summary["error"]) == ("failed", err.strip())
+    line, *weights = err.splitlines()
+    assert (job.summary["status"], job.summary["error"]) == ("failed", line)
+    assert "model" in job.summary or "pipetransformer-export run=run " in weights[0], "the ranks may have saved it"

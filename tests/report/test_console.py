@@ -218,6 +218,7 @@ def test_a_run_ends_with_its_model_and_what_to_do_next(
     (tmp_path / "run" / "model" / "config.json").write_text('{"architecture": "vit_tiny"}')
     (tmp_path / "run" / "wandb" / "offline-run-1").mkdir(parents=True)
     events[1] = "start", events[1][1] | {"run_dir": str(tmp_path / "run")}
+    events[-1] = "summary", events[-1][1] | {"model": {"folder": str(tmp_path / "run" / "model"), "step": 24}}
     expected = [
         "model: run/model  (timm.create_model('local-dir:run/model', pretrained=True))",
         "W&B: wandb sync run/wandb/offline-run-1",

@@ -169,7 +169,7 @@ def test_the_model_is_named_with_the_call_that_loads_it(tmp_path: Path, monkeypa
     model_folder(tmp_path, '{"architectures": ["BertForQuestionAnswering"]}')
     monkeypatch.chdir(tmp_path.parent)
     path = f"{tmp_path.name}/model"
-    assert next_steps(tmp_path, "completed") == [
+    assert next_steps(tmp_path, {"model": {"folder": str(tmp_path / "model"), "step": 8}}) == [
         ("model", f"{path}  (transformers.BertForQuestionAnswering.from_pretrained('{path}'))"),
         ("figures", f"python -m pipetransformer.report {tmp_path.name}"),
     ]
@@ -177,7 +177,7 @@ def test_the_model_is_named_with_the_call_that_loads_it(tmp_path: Path, monkeypa
 
 def test_a_model_of_an_earlier_run_is_not_offered_by_one_that_failed(tmp_path: Path) -> None:
     model_folder(tmp_path, "{}")
-    assert next_steps(tmp_path, "failed") == []
+    assert next_steps(tmp_path, {"status": "failed"}) == []
 
 
 def test_the_environment_names_versions_and_the_command() -> None:

@@ -72,9 +72,10 @@ def test_a_run_whose_model_finds_no_room_keeps_its_summary(
         components=SimpleNamespace(stack=STACK),
         report=Reporter(),
         summary=lambda: {"metric": 0.5},
+        state=SimpleNamespace(step=8),
     )
     with pytest.raises(NotSaved) if raised else nullcontext():
-        run._finish(trainer, tmp_path, status, None)
+        run._finish(trainer, tmp_path, status, None, True)
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert (summary["status"], summary["metric"]) == (status, 0.5)
     assert "could not be saved in" in summary["error"]

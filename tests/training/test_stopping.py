@@ -1,12 +1,18 @@
 """A signal ends a run in whatever it is, on all ranks alike, and the run goes on from there as if it had not come."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from support.faults import Fault
 from support.jobs import TINY, Job, play, run_job
 from support.pool import Pool
 from support.stopping import play_until_stopped
+
+from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder
+from pipetransformer.runtime.snapshot import WEIGHTS
 
 RUN = (
     *TINY, "precision=float64", "epochs=5", "freeze=schedule", "freeze.num_frozen=[1,3]", "freeze.interval=0.4",
@@ -29,6 +35,29 @@ STEPS = {
 }
 
 
+def weights_of_checkpoint(run_dir: Path) -> dict[str, torch.Tensor]:
+    """The weights of the newest checkpoint by their names in the model."""
+    tensors: dict[str, torch.Tensor] = {}
+    for file in CheckpointFolder(run_dir / FOLDER).published()[-1].glob("*.safetensors"):
+        tensors |= load_file(file)
+    return {path.removeprefix(WEIGHTS): each for path, each in tensors.items() if path.startswith(WEIGHTS)}
+
+
+def assert_equal(model: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert model.keys() == other.keys()
+    assert all(torch.equal(tensor, other[name]) for name, tensor in model.items())
+
+
+@pytest.mark.parametrize(("what", "status"), [("signal", "requeue"), ("Ctrl-C", "interrupted")])
+def test_a_run_without_checkpoints_that_is_stopped_saves_its_model(
+    pool: Pool, tmp_path: Path, what: str, status: str
+) -> None:
+    pool.run(2, play_until_stopped, replace(PLACES["a step"], what=what), 1, (*RUN, "checkpoint=off"), tmp_path)
+    job = Job(tmp_path, "")
+    assert (job.summary["status"], job.summary["model"]["step"]) == (status, STEPS["a step"])
+    assert load_file(tmp_path / "model" / "model.safetensors")
+
+
 @pytest.fixture(scope="module")
 def undisturbed(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> Job:
     return run_job(pool, 2, tmp_path_factory.mktemp("undisturbed") / "run", *RUN, made_up_times=True)
@@ -44,6 +73,8 @@ def test_a_signal_in_any_loop_saves_the_run(
     is_quit = PLACES[place].what == "Ctrl-C"
     assert stopped.summary["status"] == ("interrupted" if is_quit else "requeue")
     assert stopped.summary["optimizer_steps"] == STEPS[place]
+    assert stopped.summary["model"]["step"] == STEPS[place]
+    assert_equal(load_file(tmp_path / "run" / "model" / "model.safetensors"), weights_of_checkpoint(tmp_path / "run"))
     errors = pool.run(2, play, (*RUN, "resume=auto"), tmp_path / "run", True)
     job = Job(tmp_path / "run", errors[0])
     assert (job.error, job.summary["status"]) == ("", "completed")

@@ -1,0 +1,56 @@
+"""The last words of a run say where its weights are."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipetransformer.checkpoint.folder import FOLDER
+from pipetransformer.errors import RankFailed, RankLost, UserError
+from pipetransformer.launch.run_dir import tell_where_weights_are
+
+
+def notes(
+    error: BaseException, folder: Path, num_steps: int = 3, checkpoint: int | None = 2, **summary: object
+) -> list[str]:
+    (folder / "metrics.jsonl").write_text('{"event": "start"}\n' + num_steps * '{"event": "step", "loss": 1.0}\n')
+    if checkpoint is not None:
+        (folder / FOLDER / f"step-{checkpoint:08d}").mkdir(parents=True)
+    if summary:
+        (folder / "summary.json").write_text(json.dumps(summary))
+    tell_where_weights_are(error, folder)
+    return getattr(error, "__notes__", [])
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RankLost("killed"), RankFailed("trace", "line"), KeyboardInterrupt()],
+    ids=lambda error: type(error).__name__,
+)
+def test_the_command_that_saves_the_last_checkpoint_as_a_model_is_told(
+    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a run").mkdir()
+    (note,) = notes(error, tmp_path / "a run", status="failed")
+    assert note.endswith("pipetransformer-export 'run=a run' 'out=a run/model-2'")
+    assert note.startswith("the weights of step 2 are in its last checkpoint")
+
+
+def test_weights_that_are_lost_are_told(tmp_path: Path) -> None:
+    assert notes(RankLost("killed"), tmp_path, checkpoint=None) == [
+        "the run had no checkpoint yet, and its weights are lost"
+    ]
+
+
+def test_an_error_during_training_tells_them_and_a_refusal_does_not(tmp_path: Path) -> None:
+    assert notes(UserError("the disk is full"), tmp_path, status="failed", optimizer_steps=3)
+    (tmp_path / "resumed").mkdir()
+    assert not notes(UserError("other settings"), tmp_path / "resumed", status="failed")
+
+
+def test_nothing_is_told_of_a_run_that_saved_its_model_or_made_no_step(tmp_path: Path) -> None:
+    model = {"folder": str(tmp_path / "model"), "step": 3}
+    assert not notes(KeyboardInterrupt(), tmp_path, status="interrupted", model=model)
+    (tmp_path / "other").mkdir()
+    assert not notes(RankLost("killed"), tmp_path / "other", num_steps=0)
