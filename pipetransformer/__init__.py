@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pipetransformer.config.schema import Cache as Cache
     from pipetransformer.config.schema import Checkpointing as Checkpointing
     from pipetransformer.config.schema import Config as Config
+    from pipetransformer.config.schema import Evaluation as Evaluation
     from pipetransformer.config.schema import Guard as Guard
     from pipetransformer.config.schema import Launch as Launch
     from pipetransformer.config.schema import Parallel as Parallel
@@ -62,6 +63,7 @@ MODULES = {
     "train": "pipetransformer.launch.start",
     "Cache": "pipetransformer.config.schema",
     "Checkpointing": "pipetransformer.config.schema",
+    "Evaluation": "pipetransformer.config.schema",
     "Config": "pipetransformer.config.schema",
     "Guard": "pipetransformer.config.schema",
     "Launch": "pipetransformer.config.schema",

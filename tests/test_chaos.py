@@ -30,7 +30,7 @@ LONG = (
     "optim.lr=0.01",
     f"epochs={200 if NUM_KILLS >= 100 else 40}",
     "freeze.interval=0.3",
-    "eval_every_epochs=60",
+    "evaluate.every_epochs=60",
     "hydra.run.dir=run",
 )
 

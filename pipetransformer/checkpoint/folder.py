@@ -30,12 +30,12 @@ class Retention:
     Attributes:
         keep: Newest ones, at least 1.
         keep_best: Ones with the best metric, in addition.
-        pinned: Step of one that stays whatever its age.
+        pinned: Steps of those that stay whatever their age.
     """
 
     keep: int = 2
     keep_best: int = 1
-    pinned: int | None = None
+    pinned: frozenset[int] = frozenset()
 
 
 class CheckpointFolder:
@@ -101,7 +101,7 @@ class CheckpointFolder:
         newest = list(metrics)[-max(1, retention.keep) :]
         scored = [path for path, metric in metrics.items() if metric is not None]
         best = sorted(scored, key=lambda path: (metrics[path], path.name), reverse=True)[: retention.keep_best]
-        stays = {*newest, *best} | {path for path in metrics if _step_of(path) == retention.pinned}
+        stays = {*newest, *best} | {path for path in metrics if _step_of(path) in retention.pinned}
         removed = [path for path in metrics if path not in stays]
         for path in removed:
             self._remove(path)

@@ -15,7 +15,11 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandat
 from pipetransformer.config.schema import CONF
 from pipetransformer.errors import UserError
 
-RENAMED = {"parallel.checkpoint": "parallel.recompute", "parallel.num_chunks": "parallel.stages_per_rank"}
+RENAMED = {
+    "parallel.checkpoint": "parallel.recompute",
+    "parallel.num_chunks": "parallel.stages_per_rank",
+    "eval_every_epochs": "evaluate.every_epochs",
+}
 OPEN = ("options",)  # keys below take any name
 HEAD = """\
 Fine-tunes a Transformer on several devices. Blocks that have converged freeze from the bottom up; the others are

@@ -24,6 +24,7 @@ STORAGE = ("exact", "float32", "bfloat16", "float16", "int8")
 AUGMENTATIONS = ("off", "first_draw", "variants")
 STEP_ACTIONS = ("stop", "skip", "roll_back")
 FREEZE_ACTIONS = ("stop", "unfreeze", "roll_back")
+SAVED = ("last", "best")
 ARRANGEMENTS = ("elastic", "data", "sharded", "pipeline", "single")
 
 
@@ -109,6 +110,28 @@ class Checkpointing:
 
 
 @dataclass(frozen=True)
+class Evaluation:
+    """When a run is evaluated, by which metric it is judged, and what follows.
+
+    Attributes:
+        every_epochs: Epochs between two evaluations; ``None``: by steps alone. The end of the run is always evaluated.
+        every_steps: Evaluate after every so many steps, in addition; ``None``: by epochs alone.
+        metric: The main metric: ``name`` of the first split, or ``split/name``; ``None``: the first one of that split.
+            Of a loss, an error or a perplexity less is better, of all others more.
+        patience: Evaluations without a new best after which the run ends; ``None``: it never ends early.
+        min_delta: A new best is better than the last one by more than this.
+        save: One of :data:`SAVED`: the weights that end in ``model/``.
+    """
+
+    every_epochs: int | None = 1
+    every_steps: int | None = None
+    metric: str | None = None
+    patience: int | None = None
+    min_delta: float = 0.0
+    save: str = "last"
+
+
+@dataclass(frozen=True)
 class Resume:
     """The run to go on with.
 
@@ -177,7 +200,6 @@ class Config:
         batch_size: Samples of one optimizer step over all replicas, whatever the topology.
         precision: One of :data:`PRECISIONS`. The last two apply to matrix products, under autocast; weights, optimizer
             state, cached features and tensors between stages stay float32. float16 scales the loss.
-        eval_every_epochs: Epochs between two evaluations; the end of the run is always evaluated.
         log_every_s: Seconds between two step lines in a log that is no terminal.
         log_every_steps: Steps between two step lines there, in addition; ``None``: by time alone.
         verbose: Show all there is to know about each event on a terminal, as ``-v`` does.
@@ -193,6 +215,7 @@ class Config:
     parallel: Parallel = field(default_factory=Parallel)
     cache: Cache = field(default_factory=Cache)
     checkpoint: Checkpointing = field(default_factory=Checkpointing)
+    evaluate: Evaluation = field(default_factory=Evaluation)
     resume: Resume = field(default_factory=Resume)
     launch: Launch = field(default_factory=Launch)
     guard: Guard = field(default_factory=Guard)
@@ -202,7 +225,6 @@ class Config:
     epochs: int = 3
     batch_size: int = 32
     precision: str = "float32"
-    eval_every_epochs: int = 1
     log_every_s: float = 10.0
     log_every_steps: int | None = None
     verbose: bool = False
@@ -240,6 +262,7 @@ SECTIONS: dict[str, type] = {
     "parallel": Parallel,
     "cache": Cache,
     "checkpoint": Checkpointing,
+    "evaluate": Evaluation,
     "resume": Resume,
     "launch": Launch,
     "guard": Guard,

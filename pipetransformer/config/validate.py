@@ -17,6 +17,7 @@ from pipetransformer.config.schema import (
     CONF,
     FREEZE_ACTIONS,
     PRECISIONS,
+    SAVED,
     STEP_ACTIONS,
     STORAGE,
     Cache,
@@ -48,6 +49,7 @@ def validate(config: Config) -> None:
     _one_of("parallel.device", parallel.device, ("auto", "cpu", "cuda"))
     _check_cache(config.cache)
     _check_checkpoint(config.checkpoint)
+    _check_evaluate(config)
     _check_launch(config.launch)
     _check_guard(config)
     _check_arrangement(parallel)
@@ -122,6 +124,22 @@ def _check_checkpoint(checkpoint: Checkpointing) -> None:
         value = getattr(checkpoint, name)
         if value is not None and not value >= least:
             raise UserError(f"checkpoint.{name}={value} is below {least}; checkpoint=off writes no checkpoints")
+
+
+def _check_evaluate(config: Config) -> None:
+    evaluate = config.evaluate
+    _one_of("evaluate.save", evaluate.save, SAVED)
+    for name in ("every_epochs", "every_steps", "patience"):
+        value = getattr(evaluate, name)
+        if value is not None and value < 1:
+            raise UserError(f"evaluate.{name}={value} is below 1; give 1 or more, or null for none")
+    if not evaluate.min_delta >= 0:
+        raise UserError(f"evaluate.min_delta={evaluate.min_delta} is below 0; give the gain that a new best has")
+    if evaluate.save == "best" and not config.checkpoint.enabled:
+        raise UserError(
+            "evaluate.save=best takes the weights from a checkpoint, and none is written; drop checkpoint=off, or take "
+            "evaluate.save=last"
+        )
 
 
 def _check_launch(launch: Launch) -> None:
@@ -239,6 +257,8 @@ def warnings(config: Config) -> list[str]:
         texts.append("freeze.guard has no effect with freeze=none: nothing ever freezes")
     if config.guard.freeze != Guard().freeze and config.freeze.guard is None:
         texts.append(f"guard.freeze={config.guard.freeze} has no effect without freeze.guard=, the fall that is taken")
+    if config.evaluate.min_delta and config.evaluate.patience is None:
+        texts.append(f"evaluate.min_delta={config.evaluate.min_delta} has no effect without evaluate.patience=")
     if config.guard.exploding != Guard().exploding and config.guard.max_norm_ratio is None:
         texts.append(f"guard.exploding={config.guard.exploding} has no effect without guard.max_norm_ratio=")
     if not parallel.autopipe and config.cache.enabled and not config.freeze.never_freezes:

@@ -113,7 +113,7 @@ class TableSpec(DatasetSpec, ABC):
         if self.hub is not None:
             from pipetransformer.data.table_splits import LOCAL_TABLES
 
-            find_on_hub(self.hub, LOCAL_TABLES, self.revision)
+            find_on_hub(self.hub, LOCAL_TABLES, self.config, self.revision)
 
     def tables(self) -> Tables:
         """Reads the splits, and draws those that are limited or held out.

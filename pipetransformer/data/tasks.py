@@ -26,6 +26,7 @@ METRICS = {  # for each kind of targets those that there are
     "multi_label": MULTI_LABEL_METRICS,
     "regression": ("pearson", "spearman", *ERRORS),
 }
+ANSWER_METRICS = ("f1", "exact_match")
 
 
 def likeliest(output: Tensor) -> Tensor:
@@ -45,6 +46,7 @@ class Task:
         output_shape: Maps the shape (B, T, D) between layers to that of the head's output.
         score: Metrics from predictions and targets of all samples, the main one first; 1 is perfect.
         predict: Maps outputs (B, ...) to what ``score`` compares with the targets.
+        metrics: Names of the metrics, the main one first; empty where only ``score`` knows.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Task:
     output_shape: Callable[[Shape], Shape]
     score: Callable[[Any, Any], dict[str, float]]
     predict: Callable[[Tensor], Tensor] = likeliest
+    metrics: tuple[str, ...] = ()
 
 
 def text_classification(
@@ -87,6 +90,7 @@ def multi_label_classification(
         partial(_one_per_sample, num_classes),
         partial(compute_metrics, metrics),
         _above_one_half,
+        metrics,
     )
 
 
@@ -102,6 +106,7 @@ def _classification(head: Head, metrics: tuple[str, ...]) -> Task:
         cross_entropy,
         partial(_one_per_sample, head.num_outputs),
         partial(compute_metrics, metrics),
+        metrics=metrics,
     )
 
 
@@ -114,6 +119,7 @@ def regression(metrics: tuple[str, ...] = ("pearson", "spearman")) -> Task:
         partial(_one_per_sample, 1),
         partial(compute_metrics, metrics),
         _only_output,
+        metrics,
     )
 
 
@@ -122,7 +128,9 @@ def question_answering() -> Task:
 
     It scores texts (N) against the right answers of each question.
     """
-    return Task("question_answering", Head("span", 2), span_cross_entropy, _start_and_end, answer_scores)
+    return Task(
+        "question_answering", Head("span", 2), span_cross_entropy, _start_and_end, answer_scores, metrics=ANSWER_METRICS
+    )
 
 
 def cross_entropy(
@@ -216,7 +224,7 @@ def answer_scores(answers: Sequence[str], right: Sequence[Sequence[str]]) -> dic
         for row, texts in enumerate(right)
     ]
     percent = squad(given, wanted)
-    return {name: float(percent[name]) / 100 for name in ("f1", "exact_match")}
+    return {name: float(percent[name]) / 100 for name in ANSWER_METRICS}
 
 
 def _one_per_sample(num_outputs: int, hidden: Shape) -> Shape:

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pipetransformer.config.schema import Guard
+from pipetransformer.metric import sign_of
 
 NUM_WARMUP_NORMS = 10  # steps without an upper bound: the first norms tell little of those that come
 MEAN_STEPS = 50  # the mean norm is over about as many steps
@@ -124,12 +125,13 @@ def judge_freeze(options: Guard, max_fall: float, state: GuardState, name: str, 
     Args:
         max_fall: ``freeze.guard``.
         name: Of the main metric.
-        metric: Its value now; higher is better.
+        metric: Its value now.
     """
     watched = state.watched
-    if watched is None or metric >= watched.metric - max_fall:
+    if watched is None or sign_of(name) * (metric - watched.metric) >= -max_fall:
         return None
-    fell = f"{name} fell from {watched.metric:.4g} to {metric:.4g} after the freeze at step {watched.step:,}"
+    fell = "fell" if sign_of(name) > 0 else "rose"
+    fell = f"{name} {fell} from {watched.metric:.4g} to {metric:.4g} after the freeze at step {watched.step:,}"
     terms = {"metric_before": watched.metric, "metric": metric, "allowed_fall": max_fall}
     if options.freeze != "stop" and state.num_rollbacks >= options.max_rollbacks:
         reason = f"{fell}, and guard.max_rollbacks={options.max_rollbacks} are used up; the frozen blocks stay"

@@ -10,8 +10,9 @@ from pipetransformer.autopipe.plan import Plan
 from pipetransformer.errors import UserError
 from pipetransformer.planning.guard import GuardState
 from pipetransformer.planning.history import RunHistory
+from pipetransformer.planning.stopping import Patience
 
-VERSION = 3
+VERSION = 4
 
 
 class Stateful(Protocol):
@@ -49,6 +50,7 @@ class TrainState:
         num_steps_lost: Steps that were repeated for that, over all times.
         best_metrics: Best value so far of the main metric of each split: ``name``, ``value``, ``split``, ``step``.
         guard: Memory of the guard against numbers that go wrong.
+        patience: How long the run has waited for a new best, and whether it ends early.
     """
 
     seed: int
@@ -70,6 +72,7 @@ class TrainState:
     num_steps_lost: int = 0
     best_metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
     guard: GuardState = field(default_factory=GuardState)
+    patience: Patience = field(default_factory=Patience)
 
     @property
     def epoch(self) -> int:
@@ -127,6 +130,7 @@ class TrainState:
             "best_metrics": {split: dict(best) for split, best in self.best_metrics.items()},
             "loss_scale": self.loss_scale.state_dict(),
             "guard": self.guard.state_dict(),
+            "patience": self.patience.state_dict(),
             "history": self.history.state_dict(),
             "cache_level": self.plan.cache_level if self.history.entries else 0,
         }
@@ -142,7 +146,8 @@ class TrainState:
         """
         kept = {"guard", "num_resumes", "num_steps_lost", "overhead_s"}
         if not repeats:
-            kept |= {"step", "epoch", "step_in_epoch", "evaluation_due", "metrics", "best_metrics", "history"}
+            kept |= {"step", "epoch", "step_in_epoch", "evaluation_due", "metrics", "best_metrics", "patience"}
+            kept |= {"history"}
         return {**earlier, **{name: value for name, value in self.state_dict().items() if name in kept}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -176,4 +181,5 @@ class TrainState:
         self.best_metrics = {split: dict(best) for split, best in state["best_metrics"].items()}
         self.loss_scale.load_state_dict(state["loss_scale"])
         self.guard = GuardState.from_dict(state["guard"])
+        self.patience = Patience.from_dict(state["patience"])
         self.history.load_state_dict(state["history"])

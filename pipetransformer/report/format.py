@@ -5,6 +5,8 @@ from __future__ import annotations
 from math import floor, isnan, log10
 from typing import Any
 
+from pipetransformer.metric import sign_of
+
 Values = dict[str, Any]
 
 SMOOTHING = 0.1  # weight of the newest step in the time per step
@@ -62,7 +64,7 @@ def arrangement(plan: Values) -> str:
 
 
 class BestMetric:
-    """The best value so far of the main metric of each split: the first one that it names; higher is better.
+    """The best value so far of a metric of each split.
 
     Args:
         best: Where the values are kept, by split; ``None`` keeps them here.
@@ -71,11 +73,15 @@ class BestMetric:
     def __init__(self, best: dict[str, dict[str, Any]] | None = None) -> None:
         self._best = {} if best is None else best
 
-    def update(self, split: str, metrics: dict[str, float], step: int) -> bool:
-        """Takes an evaluation; returns True where it is the best so far."""
-        name, value = next(iter(metrics.items()))
-        known = self._best.get(split)
-        is_best = known is None or isnan(known["value"]) or value > known["value"]
+    def update(self, split: str, metrics: dict[str, float], step: int, name: str | None = None) -> bool:
+        """Takes an evaluation; returns True where it is the best so far.
+
+        Args:
+            name: Of the metric that counts; ``None``: the first one.
+        """
+        name = name or next(iter(metrics))
+        value, known = metrics[name], self._best.get(split)
+        is_best = known is None or isnan(known["value"]) or sign_of(name) * (value - known["value"]) > 0
         if is_best:
             self._best[split] = {"name": name, "value": value, "split": split, "step": step}
         return is_best

@@ -220,6 +220,8 @@ def summary_rows(values: Values) -> list[Row]:
     """Returns how the run ended; a run that failed knows less."""
     rows = [("status", values["status"])]
     rows += [("error", str(values["error"]))] if values.get("error") else []
+    if early := values.get("stopped_early"):
+        rows.append(("stopped early", f"at step {early['step']:,}: {early['reason']}"))
     rows += _results(values)
     rows += _work(values) if values.get("optimizer_steps") else []
     rows += _gain(values) if values.get("speedup_vs_static") is not None else []
@@ -259,6 +261,8 @@ def _results(values: Values) -> list[Row]:
     best = values.get("best")
     if metric and best and best["value"] != metric["value"]:
         rows.append(("best", f"{best['name']} {number(best['value'])} at step {best['step']:,}"))
+    if (model := values.get("model")) and model["step"] != values.get("last_step", model["step"]):
+        rows.append(("model", f"the weights of step {model['step']:,}"))
     return rows + ([("all metrics", named_values(others))] if len(others) > 1 else [])
 
 

@@ -84,17 +84,18 @@ class Checkpoints:
         is_multiple = options.every_steps is not None and step % options.every_steps == 0
         return options.enabled and (requested or is_multiple or step == self._timeline.num_steps)
 
-    def save(self, state: TrainState, metric: float | None) -> None:
+    def save(self, state: TrainState, metric: float | None, best_step: int | None = None) -> None:
         """Copies the layers of this rank, and begins to write them. Collective with FSDP.
 
         Args:
             state: Of the run; its step is between two steps.
-            metric: The main metric of the weights at this step, if they were evaluated.
+            metric: The main metric of the weights at this step, if they were evaluated; higher is better.
+            best_step: Step of the best evaluation, whose checkpoint stays where its weights are to be saved.
         """
         with inside("saving", state.step):
-            self._save(state, metric)
+            self._save(state, metric, best_step)
 
-    def _save(self, state: TrainState, metric: float | None) -> None:
+    def _save(self, state: TrainState, metric: float | None, best_step: int | None) -> None:
         start = time.perf_counter()
         self._writer.wait()  # at most one in flight
         self.report_written()
@@ -110,8 +111,9 @@ class Checkpoints:
             seconds=self._about["seconds"] + time.monotonic() - self._started_s,
             **{name: value for name, value in self._about.items() if name != "seconds"},
         )
-        watched = state.guard.watched
-        retention = Retention(self._options.keep, self._options.keep_best, None if watched is None else watched.step)
+        pinned = set() if state.guard.watched is None else {state.guard.watched.step}
+        pinned |= {best_step} if self._config.evaluate.save == "best" and best_step is not None else set()
+        retention = Retention(self._options.keep, self._options.keep_best, frozenset(pinned))
         named = {layer: (stack[layer].prefix, tensors) for layer, tensors in copies.items()}
         self._writer.start(named, manifest, retention)
         self._saved_s, self.saved_step = time.monotonic(), state.step

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pipetransformer.config.schema import Cache, Checkpointing, Config, Guard, Parallel, Resume
+from pipetransformer.config.schema import Cache, Checkpointing, Config, Evaluation, Guard, Parallel, Resume
 from pipetransformer.config.validate import validate
 from pipetransformer.data.map_style import Loss, MapStyleData, MapStyleSplit, Metrics
 from pipetransformer.errors import UserError
@@ -62,7 +62,8 @@ class ElasticTrainer(Trainer):
         cache: Budgets and folder of the frozen features.
         precision: ``float32``, ``float64``, or ``bfloat16`` and ``float16`` for matrix products.
         seed: Seed of the sample order and of dropout.
-        eval_every_epochs: Epochs between two evaluations inside the iteration; ``None`` leaves them to you.
+        evaluate: When to evaluate inside the iteration, when to end it early, and by which metric; ``None`` leaves
+            evaluations to you.
         callbacks: Hooks, called on every rank.
         run_dir: Folder for the event log, the summary and checkpoints; ``None`` writes none.
         checkpoint: When to write checkpoints, with a ``run_dir``; the defaults of
@@ -91,7 +92,7 @@ class ElasticTrainer(Trainer):
         cache: Cache | None = None,
         precision: str = "float32",
         seed: int = 1,
-        eval_every_epochs: int | None = None,
+        evaluate: Evaluation | None = None,
         callbacks: Sequence[Callback] = (),
         run_dir: str | Path | None = None,
         checkpoint: Checkpointing | None = None,
@@ -100,8 +101,10 @@ class ElasticTrainer(Trainer):
     ) -> None:
         if run_dir is None and (checkpoint is not None or resume):
             raise UserError("`checkpoint` and `resume` need a folder; give `run_dir`")
-        if freeze is not None and freeze.guard is not None and not (evaluation and eval_every_epochs):
-            raise UserError("`freeze.guard` judges by evaluations; give `evaluation` and `eval_every_epochs`")
+        if freeze is not None and freeze.guard is not None and not (evaluation and evaluate):
+            raise UserError("`freeze.guard` judges by evaluations; give `evaluation` and `evaluate`")
+        if evaluate is not None and evaluate.patience is not None and not evaluation:
+            raise UserError("`evaluate` has `patience`, and there is nothing to evaluate; give `evaluation`")
         spec = ModelInstance.of(model)
         samples = MapStyleSplit("train", [train[i % len(train)] for i in range(2)] if len(train) else [], loss)
         ids, num_tokens = [0, 1], None if samples.lengths is None else int(samples.lengths.max())
@@ -127,9 +130,9 @@ class ElasticTrainer(Trainer):
             epochs=epochs,
             batch_size=batch_size,
             precision=precision,
-            eval_every_epochs=eval_every_epochs or 1,
+            evaluate=evaluate or Evaluation(),
         )
-        self._evaluates = eval_every_epochs is not None
+        self._evaluates = evaluate is not None
         self._begin(config, None if run_dir is None else Path(run_dir), callbacks)
 
     @classmethod
@@ -243,8 +246,8 @@ class ElasticTrainer(Trainer):
                 give_back(spec.model, trained)
             _broadcast(own, self.runtime.device)
 
-    def _evaluates_after(self, num_epochs: int) -> bool:
-        return self._evaluates and super()._evaluates_after(num_epochs)
+    def _evaluates_after(self, step: int) -> bool:
+        return self._evaluates and super()._evaluates_after(step)
 
 
 def _broadcast(state: Mapping[str, Tensor], device: torch.device) -> None:

@@ -103,7 +103,7 @@ class RunGuard:
             return
         state.guard.watched = Watched(state.step, state.num_frozen, metric, dict(state.policy_state))
         if self._options.freeze == "roll_back" and trainer.checkpoints.saved_step != state.step:
-            trainer.checkpoints.save(state, None)
+            trainer.checkpoints.save(state, None, trainer.best_step)
 
     def judge_freeze(self) -> bool:
         """Judges the watched freeze by the evaluation that has just ended. Collective.
@@ -181,7 +181,7 @@ class RunGuard:
         trainer.runtime.load(*(layers.tensors() if dist.get_rank() == 0 else ({}, {})))
         trainer.state.history.entries[-1].transition_seconds = lost_s + time.perf_counter() - start
         trainer.cache_again()
-        trainer.checkpoints.save(trainer.state, None)
+        trainer.checkpoints.save(trainer.state, None, trainer.best_step)
 
     def _report(self, verdict: Verdict, before: int, after: int, num_steps_rolled_back: int = 0) -> None:
         trainer = self._trainer

@@ -24,12 +24,15 @@ from pipetransformer.runtime.groups import broadcast_from_rank0
 
 NUM_TARGETS = 1024  # of them the data's digest counts; its identity counts every input
 NEUTRAL = (
-    "parallel", "cache", "checkpoint", "resume", "launch", "logger", "log_every_s", "log_every_steps", "verbose",
-    "trace", "eval_every_epochs", "overwrite", "targets",
+    "parallel", "cache", "checkpoint", "evaluate", "resume", "launch", "logger", "log_every_s", "log_every_steps",
+    "verbose", "trace", "overwrite", "targets",
 )  # fmt: skip
 """Options and sections that do not change a result: topology, bookkeeping, and where things are kept."""
-COUNTED = ("cache.storage", "cache.augmentation", "cache.variants")
-"""Options of those sections that do, because features are stored in another precision or drawn less often."""
+COUNTED = (
+    "cache.storage", "cache.augmentation", "cache.variants", "evaluate.metric", "evaluate.patience",
+    "evaluate.min_delta",
+)  # fmt: skip
+"""Options of those sections that do: features are stored in another precision or drawn less often; a run ends early."""
 MOVABLE = ("dataset.path",)
 """Places of data whose digest is compared."""
 

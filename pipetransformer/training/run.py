@@ -15,9 +15,12 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from pipetransformer.autocache.buffer import GIB
+from pipetransformer.checkpoint.folder import open_checkpoints
+from pipetransformer.checkpoint.manifest import Manifest
+from pipetransformer.checkpoint.source import CheckpointLayers
 from pipetransformer.config.names import in_options
 from pipetransformer.config.schema import Config
-from pipetransformer.errors import Diverged, FreezeHurts, NotSaved, Stopped, UserError
+from pipetransformer.errors import DamagedCheckpoint, Diverged, FreezeHurts, NotSaved, Stopped, UserError
 from pipetransformer.models.base import ModelSpec
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.report.card import write_card
@@ -155,12 +158,12 @@ def _report_start(trainer: Trainer, run_dir: Path) -> None:
 
 
 def _finish(trainer: Trainer, run_dir: Path, status: str, error: str | None, together: bool) -> dict[str, Any]:
-    """Writes the summary and saves the weights of the last step.
+    """Writes the summary and saves the weights.
 
     Args:
         together: All ranks ended at the same step, so that they can still gather the weights.
     """
-    state = trainer.runtime.weights() if together else None
+    state, step = _weights_to_save(trainer) if together else (None, 0)
     if dist.get_rank() != 0:
         return {}
     summary = {"status": status} | ({"error": error} if error else {}) | trainer.summary()
@@ -168,12 +171,40 @@ def _finish(trainer: Trainer, run_dir: Path, status: str, error: str | None, tog
         summary |= json.loads((run_dir / SUMMARY).read_text(encoding="utf-8"))
     write_json(run_dir / SUMMARY, summary)  # first, so that a model that finds no room costs the model alone
     if state is not None:
-        _save_weights(trainer, run_dir, state, summary)
+        _save_weights(trainer, run_dir, state, step, summary)
     trainer.report.write("summary", **summary)
     return summary
 
 
-def _save_weights(trainer: Trainer, run_dir: Path, state: dict[str, Tensor], summary: dict[str, Any]) -> None:
+def _weights_to_save(trainer: Trainer) -> tuple[dict[str, Tensor] | None, int]:
+    """Returns on rank 0 the weights that ``evaluate.save`` asks for, and their step. Collective."""
+    now, best = trainer.state.step, trainer.best_step
+    if trainer.config.evaluate.save == "best" and best is not None and best != now:
+        state = _read_weights(trainer, best) if dist.get_rank() == 0 else None
+        if broadcast_from_rank0(state is not None):
+            return state, best
+    return trainer.runtime.weights(), now
+
+
+def _read_weights(trainer: Trainer, step: int) -> dict[str, Tensor] | None:
+    """Reads the weights of a checkpoint by their original names; ``None`` with a warning where it is lost."""
+    stack, problem = trainer.components.stack, "it is not there"
+    names = [name for index in range(len(stack)) for name in stack[index].original_state()]
+    for path, manifest in open_checkpoints(trainer.checkpoints.folder.path):
+        if isinstance(manifest, Manifest) and manifest.step == step:
+            try:
+                weights, _ = CheckpointLayers(path, manifest, stack).tensors()
+                return {name: weights[name] for name in names}
+            except DamagedCheckpoint as error:
+                problem = str(error)
+    message = f"the best checkpoint, of step {step:,}, cannot be read ({problem}); the last weights are saved"
+    trainer.report.write("warning", message=message)
+    return None
+
+
+def _save_weights(
+    trainer: Trainer, run_dir: Path, state: dict[str, Tensor], step: int, summary: dict[str, Any]
+) -> None:
     try:
         folder = save_model(trainer.config.model, trainer.components.stack, state, places(run_dir))
     except NotSaved as error:
@@ -183,17 +214,17 @@ def _save_weights(trainer: Trainer, run_dir: Path, state: dict[str, Tensor], sum
             trainer.report.write("summary", **summary)
             raise
     else:
-        summary["model"] = {"folder": str(folder), "step": trainer.state.step}
+        summary["model"] = {"folder": str(folder), "step": step}
         write_json(run_dir / SUMMARY, summary)
         if (run_dir / CONFIG).is_file():  # by the command
-            _write_card(trainer, run_dir, folder)
+            _write_card(trainer, run_dir, folder, step)
         if folder.parent != run_dir:
             trainer.report.write("warning", message=f"the model is in {folder}: {run_dir} has no room for it")
 
 
-def _write_card(trainer: Trainer, run_dir: Path, folder: Path) -> None:
+def _write_card(trainer: Trainer, run_dir: Path, folder: Path, step: int) -> None:
     try:
-        write_card(run_dir, folder, trainer.state.step)
+        write_card(run_dir, folder, step)
     except (OSError, UserError) as error:
         trainer.report.write("warning", message=f"the saved model has no card: {error}")
 

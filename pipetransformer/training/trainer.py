@@ -16,8 +16,10 @@ from pipetransformer.autopipe.plan import Plan
 from pipetransformer.config.schema import Config
 from pipetransformer.errors import LoopLeft, StepRefused, Stopped
 from pipetransformer.freeze.base import Decision, Signals
+from pipetransformer.metric import sign_of
 from pipetransformer.planning.history import RunHistory
 from pipetransformer.planning.state import TrainState
+from pipetransformer.planning.stopping import check_metric, wanted_metric
 from pipetransformer.planning.timeline import Timeline
 from pipetransformer.report.format import BestMetric
 from pipetransformer.report.reporter import Reporter
@@ -60,7 +62,7 @@ class Trainer:
     """One rank's training loop. Every rank runs it alike; only rank 0's report shows anything.
 
     Iterating runs one optimizer step at a time, from the state's step to the end of the run. Decisions, transitions
-    and the evaluations of ``eval_every_epochs`` happen inside.
+    and the evaluations of the section ``evaluate`` happen inside.
 
     Args:
         components: Data, model, planner, cache and runtime of this rank.
@@ -101,6 +103,10 @@ class Trainer:
             config, self.runtime, self.timeline, about_run(config, components, report, run_dir), report, run_dir
         )
         self.guard = RunGuard(self, run_dir)
+        splits = [loader.split.name for loader in components.evaluation] or [""]
+        self._main_split, self._main_name = wanted_metric(config.evaluate.metric, splits)
+        if known := components.data.task.metrics:
+            check_metric(config.evaluate.metric, self._main_split, known)
         self._run_dir, self.num_steps_lost = run_dir, 0
         self._last: StepResult | None = None  # the requests of its ranks hold after the next step
         self._order: tuple[int, np.ndarray] | None = None  # of the epoch that the loader is set to
@@ -162,9 +168,8 @@ class Trainer:
         with interrupt.deferred():
             try:
                 if self.state.evaluation_due:  # when the run was stopped
-                    self.evaluate_or_leave()
-                    self.guard.judge_freeze()
-                while self.state.step < self.timeline.num_steps:
+                    self._evaluate_and_judge()
+                while not self.is_over:
                     yield self._next_step()
             except LoopLeft:
                 self._save_and_stop()
@@ -182,24 +187,49 @@ class Trainer:
             result = self._train_step(batch_ids(order, state.step_in_epoch, self.config.batch_size))
         for callback in self._callbacks:
             callback.on_step(self, result)
-        evaluates = state.step_in_epoch == 0 and self._evaluates_after(state.epoch)
+        evaluates = self._evaluates_after(state.step)
         if evaluates:
             self.state.evaluation_due = True
-            self.evaluate_or_leave()
-            if self.guard.judge_freeze():
+            if self._evaluate_and_judge():
                 return result
         self._save_or_stop(result, evaluates)
         return result
+
+    @property
+    def is_over(self) -> bool:
+        """True after the last step, or where the run ends early."""
+        return self.state.step >= self.timeline.num_steps or bool(self.state.patience.reason)
+
+    def _evaluate_and_judge(self) -> bool:
+        """Evaluates, lets the guard judge a freeze, and counts how long there was no new best.
+
+        Returns:
+            True where the guard has rolled the run back.
+
+        Raises:
+            LoopLeft: On every rank.
+            FreezeHurts: The run ends.
+        """
+        self.evaluate_or_leave()
+        if self.guard.judge_freeze():
+            return True
+        metric = self.main_metric()
+        if metric is not None:
+            self.state.patience.count(self.config.evaluate, self.main_metric_name(), metric)
+        return False
 
     def _save_or_stop(self, result: StepResult, is_evaluated: bool) -> None:
         """Does what ranks asked for with the loss of the step before; ends the run where a signal asks for it."""
         asked = NO_REQUESTS if self._last is None else self._last.requests
         self._last, stops = result, asked.requeue or asked.quit
-        if self.checkpoints.is_due(self.state.step, asked.save or stops):
+        wants_best = self.config.evaluate.save == "best" and self.best_step == self.state.step
+        if self.checkpoints.is_due(self.state.step, asked.save or stops or wants_best or self.is_over):
             self._log.flush()
-            self.checkpoints.save(self.state, self.main_metric() if is_evaluated else None)
+            metric = self.main_metric() if is_evaluated else None
+            goodness = None if metric is None else sign_of(self.main_metric_name()) * metric
+            self.checkpoints.save(self.state, goodness, self.best_step)
         self.checkpoints.report_written()
-        if stops and self.state.step < self.timeline.num_steps:
+        if stops and not self.is_over:
             self.checkpoints.wait()
             raise Stopped(asked.requeue, self.checkpoints.folder.newest_step is not None)
 
@@ -213,20 +243,23 @@ class Trainer:
         quits = any_rank(signal == interrupt.QUIT, self.runtime.device)
         self._log.flush()
         if self.config.checkpoint.enabled:
-            self.checkpoints.save(self.state, None)
+            self.checkpoints.save(self.state, None, self.best_step)
         self.checkpoints.wait()
         raise Stopped(not quits, self.checkpoints.folder.newest_step is not None)
 
     def main_metric(self) -> float | None:
-        """Returns the main metric of the first evaluation split, as it was last measured."""
-        if not self.components.evaluation:
-            return None
-        metrics = self.state.metrics[self.components.evaluation[0].split.name]
-        return next(iter(metrics.values()), None)
+        """Returns ``evaluate.metric``, as it was last measured."""
+        metrics = self.state.metrics.get(self._main_split, {})
+        return metrics[self._main_name or next(iter(metrics))] if metrics else None
 
     def main_metric_name(self) -> str:
         """Returns the name of :meth:`main_metric`."""
-        return next(iter(self.state.metrics[self.components.evaluation[0].split.name]))
+        return self._main_name or next(iter(self.state.metrics[self._main_split]))
+
+    @property
+    def best_step(self) -> int | None:
+        """Step at which the main metric was best; ``None`` before the first evaluation."""
+        return self.state.best_metrics.get(self._main_split, {}).get("step")
 
     def _epoch_order(self) -> np.ndarray:
         """The order of the present epoch, shape (N,); sets the loader to it."""
@@ -237,8 +270,11 @@ class Trainer:
             self._prefetching = False
         return self._order[1]
 
-    def _evaluates_after(self, num_epochs: int) -> bool:
-        return num_epochs == self.config.epochs or num_epochs % self.config.eval_every_epochs == 0
+    def _evaluates_after(self, step: int) -> bool:
+        options, (num_epochs, rest) = self.config.evaluate, divmod(step, self.timeline.steps_per_epoch)
+        is_epoch = options.every_epochs is not None and rest == 0 and num_epochs % options.every_epochs == 0
+        is_multiple = options.every_steps is not None and step % options.every_steps == 0
+        return is_epoch or is_multiple or step == self.timeline.num_steps
 
     def _prefetch(self, order: np.ndarray, index: int) -> None:
         """Announces the batches from here to the end of the epoch, or to the next transition."""
@@ -351,8 +387,12 @@ class Trainer:
             start, split = time.perf_counter(), loader.split
             with inside(f"the evaluation of {split.name}", self.state.step):
                 metrics = evaluate(self.runtime, loader, min(self.config.batch_size, len(split)), stops)
+            is_main = split.name == self._main_split
+            check_metric(self.config.evaluate.metric if is_main else None, split.name, [*metrics])
             self.state.metrics[split.name] = metrics
-            BestMetric(self.state.best_metrics).update(split.name, metrics, self.state.step)
+            BestMetric(self.state.best_metrics).update(
+                split.name, metrics, self.state.step, self._main_name if is_main else None
+            )
             self.report.write(
                 "evaluate",
                 step=self.state.step,
@@ -365,18 +405,21 @@ class Trainer:
             for callback in self._callbacks:
                 callback.on_evaluate(self, split.name, metrics)
         self.state.evaluation_due = False
+        self._prefetching = False  # the cache may be in the middle of an epoch
         return self.state.metrics
 
     def summary(self) -> dict[str, Any]:
         """The run in figures, as far as it has come."""
         metrics = self.state.metrics
-        summary: dict[str, Any] = {"metric": None, "metrics": metrics} | self._log.scaling()
-        if metrics:
-            split = self.components.evaluation[0].split
-            name, value = next(iter(metrics[split.name].items()))
-            about = {"name": name, "value": value, "split": split.name, "num_samples": split.num_scored}
-            summary["metric"] = about | metrics[split.name]
+        summary: dict[str, Any] = {"metric": None, "metrics": metrics, "last_step": self.state.step}
+        summary |= self._log.scaling()
+        if metrics.get(self._main_split):
+            split = next(each.split for each in self.components.evaluation if each.split.name == self._main_split)
+            about = {"name": self.main_metric_name(), "value": self.main_metric(), "split": split.name}
+            summary["metric"] = about | {"num_samples": split.num_scored} | metrics[split.name]
             summary["best"] = self.state.best_metrics[split.name]
+        if self.state.patience.reason:
+            summary["stopped_early"] = {"step": self.state.step, "reason": self.state.patience.reason}
         if self.tracer.files:
             summary["traces"] = self.tracer.files
         if cache := self.cache_session.figures():

@@ -81,11 +81,15 @@ def train_guarded(
         at_most: Steps after which it is left.
     """
     seen, data = Guarded(), Points(factors)
-    given: dict[str, Any] = {"freeze": pt.NoFreezing(), "checkpoint": pt.Checkpointing(every_steps=5, keep=1)}
+    given: dict[str, Any] = {
+        "freeze": pt.NoFreezing(),
+        "checkpoint": pt.Checkpointing(every_steps=5, keep=1),
+        "evaluate": pt.Evaluation(),
+    }
     try:
         short = mock.patch("pipetransformer.planning.guard.NUM_WARMUP_NORMS", 3)
         with short, with_made_up_times(), _made_up(accuracy), pt.ElasticTrainer(
-            model(), loss=loss, train=data, evaluation={"dev": data}, eval_every_epochs=1, optimizer=OPTIMIZER,
+            model(), loss=loss, train=data, evaluation={"dev": data}, optimizer=OPTIMIZER,
             batch_size=BATCH_SIZE, epochs=EPOCHS, seed=SEED, parallel=parallel, precision="float64",
             run_dir=folder, **given | options,
         ) as trainer:  # fmt: skip

@@ -92,7 +92,7 @@ def test_a_library_loads_what_was_saved_of_its_model(pool: Pool, tmp_path: Path,
 
 
 def test_callbacks_are_called_on_every_rank(pool: Pool, tmp_path: Path) -> None:
-    for seen in pool.run(2, train_own, "sequential", tmp_path, pt.Parallel(), {"eval_every_epochs": 1}):
+    for seen in pool.run(2, train_own, "sequential", tmp_path, pt.Parallel(), {"evaluate": pt.Evaluation()}):
         assert [seen["calls"].count(name) for name in ("step", "decision", "transition")] == [12, 2, 2]
         assert seen["calls"].count("evaluate dev") == EPOCHS + 1
 

@@ -30,6 +30,6 @@ def test_every_arrangement_scores_each_of_an_odd_number_of_samples_once(
 
 
 def test_the_end_of_the_run_is_evaluated_whatever_the_interval(pool: Pool, tmp_path: Path) -> None:
-    job = evaluated(pool, tmp_path / "run", 1, "epochs=5", "eval_every_epochs=2")
+    job = evaluated(pool, tmp_path / "run", 1, "epochs=5", "evaluate.every_epochs=2")
     steps_per_epoch = job.events("start")[0]["steps_per_epoch"]
     assert [event["step"] / steps_per_epoch for event in job.events("evaluate")] == [2, 4, 5]

@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from support.jobs import TINY, Job, play
 from support.pool import Pool
 
+from pipetransformer.config.schema import Evaluation
 from pipetransformer.errors import NotSaved
 from pipetransformer.models.timm import TimmModel
 from pipetransformer.report.reporter import Reporter
@@ -68,11 +69,12 @@ def test_a_run_whose_model_finds_no_room_keeps_its_summary(
     monkeypatch.setattr(run.dist, "get_rank", lambda: 0)
     trainer: Any = SimpleNamespace(
         runtime=SimpleNamespace(weights=lambda: STATE),
-        config=SimpleNamespace(model=MODEL),
+        config=SimpleNamespace(model=MODEL, evaluate=Evaluation()),
         components=SimpleNamespace(stack=STACK),
         report=Reporter(),
         summary=lambda: {"metric": 0.5},
         state=SimpleNamespace(step=8),
+        best_step=None,
     )
     with pytest.raises(NotSaved) if raised else nullcontext():
         run._finish(trainer, tmp_path, status, None, True)
