@@ -1,4 +1,4 @@
-"""The commands ``pipetransformer-export`` and ``pipetransformer-evaluate``, for the folder of a run."""
+"""The commands ``pipetransformer-export``, ``-evaluate`` and ``-predict``, for the folder of a run."""
 
 import os
 import sys
@@ -22,7 +22,7 @@ Writes the model of a run, or of one of its checkpoints, as timm or transformers
   run=<folder>    the run folder
   step=<number>   step of a checkpoint; by default the newest one that is whole
   out=<folder>    where to, an empty or new folder; by default <run folder>/export
-  Further options are the run's, for data that has moved: dataset.path=..."""
+  The data of the run need not be there."""
 EVALUATE_HELP = """\
 Scores the model of a run, or of one of its checkpoints, in one process; prints the metrics and writes metrics.json.
 
@@ -36,6 +36,20 @@ Scores the model of a run, or of one of its checkpoints, in one process; prints 
   out=<folder>       where to; by default <run folder>/evaluation
   Further options are the run's: dataset.path=..., dataset.max_eval_samples=..., batch_size=..."""
 
+PREDICT_HELP = """\
+Predicts samples without labels by the model of a run, or of one of its checkpoints, in one process.
+
+  pipetransformer-predict run=outputs/2026-01-31/12-00-00 input=reviews.csv output=predicted.csv
+  pipetransformer-predict run=<folder> input=<folder with pictures> output=predicted.jsonl
+
+  run=<folder>    the run folder
+  input=<path>    texts: a .csv, .tsv or .jsonl file with the columns of the run's data, or a .txt file with a text in
+                  each line; questions: these with columns question and context, or SQuAD's .json; pictures: a folder,
+                  a file, or a .txt list of files
+  output=<file>   a new .csv or .jsonl file: for each sample its class with the probability of each, its value or its
+                  answer
+  step=<number>   step of a checkpoint; by default that of the saved model, or the newest one that is whole
+  Further options are the run's: batch_size=..., dataset.max_length=..."""
 
 OF_THE_RUN = {each.name for each in fields(Config)}
 
@@ -49,6 +63,8 @@ class Options:
     out: str = ""
     split: str = ""
     predictions: str = "false"
+    input: str = ""
+    output: str = ""
     overrides: list[str] = field(default_factory=list)
 
 
@@ -62,6 +78,11 @@ def evaluate() -> None:
     _run(EVALUATE_HELP, ("run", "step", "out", "split", "predictions"), _evaluate)
 
 
+def predict() -> None:
+    """Runs ``pipetransformer-predict``."""
+    _run(PREDICT_HELP, ("run", "step", "input", "output"), _predict)
+
+
 def _run(text: str, names: Sequence[str], do: Callable[[Options], None]) -> None:
     if {"-h", "--help"} & {*sys.argv}:
         sys.exit(print(text))
@@ -71,7 +92,7 @@ def _run(text: str, names: Sequence[str], do: Callable[[Options], None]) -> None
     except UserError as error:
         sys.exit(redact(explain(error)))
     except OSError as error:
-        sys.exit(redact(f"{error.filename}: {error.strerror}; name another folder by out="))
+        sys.exit(redact(f"{error.filename}: {error.strerror}; name another place by out= or output="))
 
 
 def _options(arguments: Sequence[str], names: Sequence[str]) -> Options:
@@ -98,11 +119,11 @@ def _options(arguments: Sequence[str], names: Sequence[str]) -> Options:
 
 
 def _export(options: Options) -> None:
-    from pipetransformer.training.saved_run import export, open_saved
+    from pipetransformer.training.saved_run import export, open_model
 
     run_dir = Path(options.run)
     folder = Path(options.out or run_dir / "export")
-    saved = open_saved(run_dir, read_config(run_dir / CONFIG, options.overrides), _step(options))
+    saved = open_model(run_dir, read_config(run_dir / CONFIG, options.overrides, with_data=False), _step(options))
     export(saved, run_dir, folder)
     print(f"{_named(saved.step)} is in {folder}")
 
@@ -118,6 +139,18 @@ def _evaluate(options: Options) -> None:
         shown = ", ".join(f"{name} {value:.6g}" for name, value in metrics.items() if name != "num_samples")
         print(f"{split}: {shown} ({metrics['num_samples']:,} samples), {_named(saved.step)}")
     print(f"written to {folder}")
+
+
+def _predict(options: Options) -> None:
+    for name in ("input", "output"):
+        if not getattr(options, name):
+            raise UserError(f"give {name}=<file>; --help says what it holds")
+    from pipetransformer.training.saved_run import predict
+
+    run_dir = Path(options.run)
+    config = read_config(run_dir / CONFIG, options.overrides, with_data=False)
+    num_rows, step = predict(run_dir, config, Path(options.input), Path(options.output), _step(options))
+    print(f"{num_rows:,} prediction{'s' * (num_rows != 1)} by {_named(step)}: {options.output}")
 
 
 def _step(options: Options) -> int | None:

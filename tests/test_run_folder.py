@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from PIL import Image
 from support.command import Ended, command, train
 from support.jobs import TINY, Job, loaded, run_job
 from support.pool import Pool
@@ -94,6 +95,7 @@ def test_the_saved_model_has_the_accuracy_of_the_run_in_timm(job: Job) -> None:
     config = loaded(*TINY)
     test = config.dataset.load(ImageFormat(**config.model.input_format())).evaluation[0]
     model = timm.create_model(f"local-dir:{job.folder / 'model'}", pretrained=True).eval()
+    assert json.loads((job.folder / "model" / "config.json").read_text())["label_names"] == [*"0123456789"]
     ids = list(range(len(test)))
     with torch.no_grad():
         predicted = model(test.inputs(ids, None)).argmax(1)
@@ -113,6 +115,7 @@ def test_the_saved_model_has_the_accuracy_of_the_run_in_transformers(pool: Pool,
     job = run_job(pool, 2, tmp_path / "run", *text_run(encoder, "sst2", tmp_path), *training)
     folder = tmp_path / "run" / "model"
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    assert model.config.id2label == {0: "negative", 1: "positive"}
     tokens = AutoTokenizer.from_pretrained(folder)(SENTENCES, padding=True, return_tensors="pt")
     with torch.no_grad():
         predicted = model(**tokens).logits.argmax(1)
@@ -132,6 +135,18 @@ def test_the_card_gives_the_command(job: Job) -> None:
     card = (job.folder / "model/README.md").read_text()
     assert "pipetransformer-train logger=none" in card
     assert "optim.lr=0.005" in card
+
+
+def test_pictures_are_predicted_by_a_command(folder: Path, job: Job, tmp_path: Path) -> None:
+    Image.fromarray(np.zeros((8, 8), dtype=np.uint8)).save(tmp_path / "black.png")
+    words = ("run=run", f"input={tmp_path}", f"output={tmp_path / 'out.csv'}")
+    ended = saved(folder, "predict", *words)
+    assert ended.code == 0, ended.err
+    assert ended.out == f"1 prediction by the model of step {NUM_STEPS}: {tmp_path / 'out.csv'}\n"
+    assert (tmp_path / "out.csv").read_text().startswith("file,prediction,scores_0,scores_1,")
+    ended = saved(folder, "predict", *words)
+    assert (ended.code, len(ended.err.splitlines())) == (1, 1)
+    assert "out.csv is there already" in ended.err
 
 
 def test_the_run_is_scored_by_a_command(folder: Path, job: Job, tmp_path: Path) -> None:

@@ -83,11 +83,12 @@ def build(node: DictConfig, **runtime: Any) -> Any:
     return instantiate(node, _convert_="all", _recursive_=False, **runtime)
 
 
-def load(node: DictConfig, kind: type[C] = Config) -> C:
+def load(node: DictConfig, kind: type[C] = Config, with_data: bool = True) -> C:
     """Checks a composed configuration and turns it into plain values, without importing torch.
 
     Args:
         kind: :class:`Config` for ``conf/config.yaml``, :class:`SimulationConfig` for ``conf/simulate.yaml``.
+        with_data: The data has to be there.
 
     Raises:
         UserError: A key that does not exist, a value of the wrong type, or values that do not fit together.
@@ -103,7 +104,7 @@ def load(node: DictConfig, kind: type[C] = Config) -> C:
         values = {key: general[key] for key in general if key not in groups}
         values |= {key: build_plain(SECTIONS[key], general[key]) for key in SECTIONS if key in values}
         config = kind(**specs, **values)
-        validate(config)
+        validate(config, with_data)
     except ValueError as error:  # one of our own, or of a spec of the user's
         raise UserError(in_options(error)) from None
     except OmegaConfBaseException as error:
@@ -113,12 +114,13 @@ def load(node: DictConfig, kind: type[C] = Config) -> C:
     return config
 
 
-def read_config(file: Path, overrides: Sequence[str] = ()) -> Config:
+def read_config(file: Path, overrides: Sequence[str] = (), with_data: bool = True) -> Config:
     """Reads the settings of a run, which :func:`~pipetransformer.config.schema.write_config` wrote.
 
     Args:
         file: ``config.yaml`` of the run folder.
         overrides: Other values for some of its options, as ``dataset.path=...``.
+        with_data: The data of the run has to be there.
 
     Raises:
         UserError: The file is damaged, or an option does not exist.
@@ -128,7 +130,7 @@ def read_config(file: Path, overrides: Sequence[str] = ()) -> Config:
         merged = OmegaConf.merge(node, OmegaConf.from_dotlist(list(overrides)))
     except (OmegaConfBaseException, YAMLError, ValueError) as error:
         raise UserError(f"{file} or an option cannot be read: {first_line(error)}") from None
-    return load(cast("DictConfig", merged))
+    return load(cast("DictConfig", merged), with_data=with_data)
 
 
 def build_plain(cls: type, node: DictConfig) -> Any:

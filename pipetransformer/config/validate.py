@@ -36,8 +36,11 @@ if TYPE_CHECKING:
 MANY = 10**9  # layers or devices, where their number is not known yet
 
 
-def validate(config: Config) -> None:
+def validate(config: Config, with_data: bool = True) -> None:
     """Refuses whatever is wrong by the options alone.
+
+    Args:
+        with_data: The options of the dataset count too, and what they name has to be there.
 
     Raises:
         UserError: With the option, the reason and the remedy.
@@ -65,7 +68,8 @@ def validate(config: Config) -> None:
     elif config.cache.enabled and config.cache.path is not None:
         check_writable(Path(config.cache.path))
     config.model.check()
-    config.dataset.check()
+    if with_data:
+        config.dataset.check()
 
 
 def check_batch(batch_size: int, num_samples: int) -> None:

@@ -17,6 +17,8 @@ from pipetransformer.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from pipetransformer.data.unlabelled import Unlabelled
+    from pipetransformer.models.base import Head
 
 Plain = str | int | float | None | tuple[int, ...]
 NUM_PROBED = 64  # samples that tell other data apart
@@ -216,6 +218,22 @@ class DatasetSpec(ABC):
             UserError: Nothing to train on, labels out of range, answers outside their context, images that do not
                 fit; the message says what was found and what to change.
         """
+
+    def unlabelled(self, source: Path, wanted: ImageFormat | TextFormat, head: Head) -> Unlabelled:
+        """Reads samples without targets that look as those of this data, for ``pipetransformer-predict``.
+
+        Args:
+            source: A file or folder, which is there.
+            wanted: Input of the model.
+            head: Of the run, with the names of its classes.
+
+        Raises:
+            UserError: They cannot be read, or this kind of data has no way to read them.
+        """
+        raise UserError(
+            f"{type(self).__name__} does not read samples without labels; give labelled ones by dataset.path= to "
+            "pipetransformer-evaluate with predictions=true"
+        )
 
 
 def subsample(num_samples: int, at_most: int | None) -> np.ndarray:

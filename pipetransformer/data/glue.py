@@ -13,7 +13,9 @@ from pipetransformer.data.hub import find_on_hub, load_hub
 from pipetransformer.data.tables import Table, class_labels, number_labels, read_tsv, text_columns
 from pipetransformer.data.tasks import Task, regression, text_classification
 from pipetransformer.data.text import MIN_LENGTH, LabelledTexts, check_tokens, encode
+from pipetransformer.data.unlabelled import ScoredSplit, Unlabelled, read_table
 from pipetransformer.errors import UserError
+from pipetransformer.models.base import Head
 
 HUB_NAME = "nyu-mll/glue"
 PAIR = ("sentence1", "sentence2")
@@ -45,16 +47,18 @@ class GlueTask:
     def read(self, table: Table) -> tuple[tuple[list[str], ...], np.ndarray]:
         """Returns the one or two texts of each row, and the labels, (N,) of int64 or float64.
 
-        Published files name the columns of a pair otherwise than the hub does.
-
         Raises:
             UserError: There are no rows, a column is missing, or some texts or labels are wrong.
         """
         if len(table) == 0:
             raise UserError(f"{table.name} has no texts; check dataset.path")
-        alternatives = [self.columns] + ([PAIR] if len(self.columns) == 2 else [])
         labels = class_labels(table, self.labels) if self.labels else number_labels(table, MAX_SIMILARITY)
-        return text_columns(table, alternatives), labels
+        return text_columns(table, self.text_columns), labels
+
+    @property
+    def text_columns(self) -> list[tuple[str, ...]]:
+        """Columns of the texts by falling preference: the hub's names, and those of published files of pairs."""
+        return [self.columns] + ([PAIR] if len(self.columns) == 2 else [])
 
 
 TASKS = {
@@ -140,6 +144,17 @@ class Glue(DatasetSpec):
             evaluation=tuple(self._split(*named, wanted, self.max_eval_samples) for named in evaluation.items()),
             task=TASKS[self.task].task,
         )
+
+    def unlabelled(self, source: Path, wanted: ImageFormat | TextFormat, head: Head) -> Unlabelled:
+        assert isinstance(wanted, TextFormat)
+        kind = TASKS[self.task]
+        table = read_table(source, kind.columns[0] if len(kind.columns) == 1 else None)
+        texts = text_columns(table, kind.text_columns)
+        tokens = encode(texts, wanted.tokenizer, min(self.max_length, wanted.max_length))
+        check_tokens(tokens, table.at)
+        split = LabelledTexts("input", tokens, np.zeros(len(table), dtype=np.int64), kind.task)
+        names = [{"row": row} for row in range(len(table))]
+        return Unlabelled(ScoredSplit(split, names, kind.labels), kind.task)
 
     def _hub(self) -> tuple[Table, dict[str, Table]]:
         names = TASKS[self.task].hub_splits if self.eval_split is None else (self.eval_split,)

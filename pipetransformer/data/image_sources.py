@@ -236,9 +236,40 @@ def _files(folder: Path, classes: tuple[str, ...]) -> ImageSource:
             )
         files += images
         labels += [label] * len(images)
+    return _of_files(files, np.array(labels, dtype=np.int64))
+
+
+def unlabelled_files(source: Path) -> tuple[list[str], ImageSource]:
+    """Takes all pictures in a folder and below it, or those that a text file lists, one path in each line.
+
+    Returns:
+        The path of each as it is listed, or from the folder; and the pictures, all of class 0.
+
+    Raises:
+        UserError: There are none, or a listed one is not there.
+    """
+    if source.is_dir():
+        found = sorted(file for file in _visible_files(source) if file.suffix.lower() in SUFFIXES)
+        names, files = [str(file.relative_to(source)) for file in found], found
+    elif source.suffix.lower() in SUFFIXES:
+        names, files = [source.name], [source]
+    else:
+        try:
+            names = [line.strip() for line in source.read_text(encoding="utf-8").splitlines() if line.strip()]
+        except (OSError, ValueError) as error:
+            raise UserError(f"input={source} is neither a folder nor a list of pictures ({error})") from error
+        files = [source.parent / name for name in names]  # a whole path stays what it is
+        if lost := [name for name, file in zip(names, files, strict=True) if not file.is_file()]:
+            raise UserError(f"input={source} lists {lost[0]}, which is not there (nor are {len(lost) - 1} others)")
+    if not files:
+        raise UserError(f"input={source} has no pictures; give files that end in one of {', '.join(SUFFIXES)}")
+    return names, _of_files(files, np.zeros(len(files), dtype=np.int64))
+
+
+def _of_files(files: Sequence[Path], labels: np.ndarray) -> ImageSource:
     return ImageSource(
         lambda indices: [read_file(files[index]) for index in indices],
-        np.array(labels, dtype=np.int64),
+        labels,
         lambda indices: 3,
         lambda index: _stamp(files[index]),
         lambda index: check_file(files[index]),

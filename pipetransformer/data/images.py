@@ -24,12 +24,18 @@ from pipetransformer.data.image_sources import (
     from_hub,
     packaged_folder,
     read_idx,
+    unlabelled_files,
 )
 from pipetransformer.data.image_split import ImageSplit, check_labels
 from pipetransformer.data.tasks import image_classification
+from pipetransformer.data.unlabelled import ScoredSplit, Unlabelled
 from pipetransformer.errors import UserError
+from pipetransformer.models.base import Head
 
 NUM_DIGITS, DIGITS_TEST_FRACTION = 1797, 0.2
+CLOTHES = (  # as the hub names them
+    "T - shirt / top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+)  # fmt: skip
 MAX_CHECKED = 50_000  # files of a split that are looked at before the start; each takes 0.1 to 0.7 ms
 
 
@@ -74,6 +80,15 @@ class ImageDataset(DatasetSpec):
             ImageSplit(source.evaluation_name, evaluation, wanted, task),
         )
         return Data(splits[0], splits[1:], task, splits[0].input_shape, self.augment)
+
+    def unlabelled(self, source: Path, wanted: ImageFormat | TextFormat, head: Head) -> Unlabelled:
+        assert isinstance(wanted, ImageFormat)
+        names, pictures = unlabelled_files(source)
+        if errors := pictures.errors():
+            raise UserError(errors[0])
+        task = image_classification(head.num_outputs, head.labels)
+        split = ImageSplit("input", pictures, wanted, task)
+        return Unlabelled(ScoredSplit(split, [{"file": name} for name in names], head.labels), task, split.input_shape)
 
     def _num_train(self, available: int) -> int:
         return super()._num_train(available - math.ceil(self.validation_fraction * available))
@@ -171,7 +186,7 @@ class IdxImages(ImageDataset):
             return ImageSplits(source.train.in_memory(), source.evaluation.in_memory(), "test", source.classes)
         images, labels, test_images, test_labels = map(read_idx, find_files(folder))
         train, test = _idx_pictures(folder, images, labels), _idx_pictures(folder, test_images, test_labels)
-        return ImageSplits(train, test, "test", _numbers(self.num_classes))
+        return ImageSplits(train, test, "test", CLOTHES if self.path is None else _numbers(self.num_classes))
 
 
 @dataclass(frozen=True, kw_only=True)

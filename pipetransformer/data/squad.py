@@ -10,11 +10,14 @@ from typing import Any, ClassVar
 
 from pipetransformer.data.base import Data, DatasetSpec, ImageFormat, TextFormat, subsample
 from pipetransformer.data.hub import find_on_hub, load_hub
-from pipetransformer.data.squad_split import SquadSplit
+from pipetransformer.data.squad_split import AnsweredSplit, SquadSplit
 from pipetransformer.data.squad_windows import Question, tokenize_windows
+from pipetransformer.data.tables import text_columns
 from pipetransformer.data.tasks import question_answering
 from pipetransformer.data.text import MIN_LENGTH, check_tokens
+from pipetransformer.data.unlabelled import Unlabelled, read_table
 from pipetransformer.errors import UserError
+from pipetransformer.models.base import Head
 
 SQUAD_FILES = "a SQuAD-format JSON file, or a folder with one train*.json and one dev*.json"
 FILE_PATTERNS = ("train*.json", "dev*.json")
@@ -82,6 +85,14 @@ class Squad(DatasetSpec):
             task=question_answering(),
         )
 
+    def unlabelled(self, source: Path, wanted: ImageFormat | TextFormat, head: Head) -> Unlabelled:
+        assert isinstance(wanted, TextFormat)
+        questions = _without_answers(source)
+        windows = tokenize_windows(questions, wanted.tokenizer, min(self.max_length, wanted.max_length), self.stride)
+        check_tokens(windows.tokens, lambda window: f"question {questions[windows.questions[window]].id}")
+        split = SquadSplit("input", questions, windows, self.max_answer_length, self.version_2)
+        return Unlabelled(AnsweredSplit(split), split.task)
+
     def _questions(self) -> tuple[list[Question], str, list[Question]]:
         if self.path is None:
             train, evaluation = (
@@ -119,18 +130,41 @@ class Squad(DatasetSpec):
         return SquadSplit(name, chosen, windows, self.max_answer_length, self.version_2)
 
 
+def _without_answers(source: Path) -> list[Question]:
+    """Reads questions and contexts, in SQuAD's format or as a table, without answers.
+
+    Raises:
+        UserError: There are none, or they cannot be read.
+    """
+    if source.suffix.lower() == ".json":
+        questions = _flat(read_articles(source, with_answers=False))
+    else:
+        table = read_table(source, None)
+        texts, contexts = text_columns(table, [("question", "context")])
+        ids = [str(each) for each in table.columns.get("id", range(len(table)))]
+        questions = [Question(*each, (), ()) for each in zip(ids, texts, contexts, strict=True)]
+    if not questions:
+        raise UserError(f"input={source} has no questions")
+    return questions
+
+
 def _flat(articles: list[list[Question]]) -> list[Question]:
     return [question for article in articles for question in article]
 
 
-def read_articles(file: Path) -> list[list[Question]]:
+def read_articles(file: Path, with_answers: bool = True) -> list[list[Question]]:
     """Reads the questions of each article.
+
+    Args:
+        with_answers: Of the questions; without, they need not be there.
 
     Raises:
         UserError: The file is not in SQuAD format, or an answer is not in its context.
     """
     try:
-        articles = [list(_questions(article)) for article in json.loads(file.read_text(encoding="utf-8"))["data"]]
+        articles = [
+            list(_questions(article, with_answers)) for article in json.loads(file.read_text(encoding="utf-8"))["data"]
+        ]
     except (ValueError, KeyError, TypeError, RecursionError, OSError) as error:
         raise UserError(f"{file} is not in SQuAD format ({type(error).__name__}: {error})") from error
     check_answers(question for article in articles for question in article)
@@ -168,10 +202,10 @@ def check_answers(questions: Iterable[Question]) -> None:
         )
 
 
-def _questions(article: dict[str, Any]) -> Iterator[Question]:
+def _questions(article: dict[str, Any], with_answers: bool) -> Iterator[Question]:
     for paragraph in article["paragraphs"]:
         for question in paragraph["qas"]:
-            answers = question["answers"]  # none where the question is impossible
+            answers = question["answers"] if with_answers else ()  # none where the question is impossible
             yield Question(
                 _text(str(question["id"])),
                 _text(question["question"]),

@@ -10,6 +10,7 @@ import numpy as np
 from pipetransformer.data.squad_windows import NULL_POSITION, Question, Windows, answer_tokens
 from pipetransformer.data.tasks import question_answering
 from pipetransformer.data.text import TextSplit
+from pipetransformer.data.unlabelled import ScoredSplit
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -121,6 +122,22 @@ class SquadSplit(TextSplit):
         return answer_tokens(
             self._windows.offsets[row], self._windows.contexts[row], start, start + len(answer.strip())
         )
+
+
+class AnsweredSplit(ScoredSplit):
+    """Questions without known answers; a row of its predictions is an answer."""
+
+    def __init__(self, split: SquadSplit) -> None:
+        super().__init__(split, [{}] * len(split), ())
+        self._questions = split
+
+    def predict(self, outputs: Tensor, ids: Sequence[int], num_tokens: int | None) -> Tensor:
+        return self._questions.predict(outputs, ids, num_tokens)
+
+    def rows(self, predictions: np.ndarray) -> Iterator[dict[str, Any]]:
+        """Yields the answer to each question, empty for none."""
+        for question, answer in zip(self._questions.questions, self._questions.answers(predictions), strict=True):
+            yield {"id": question.id, "prediction": answer}
 
 
 def best_spans(logits: Tensor, allowed: Tensor, max_answer_length: int, k: int) -> Tensor:

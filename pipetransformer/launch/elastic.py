@@ -56,10 +56,13 @@ def run_here(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | 
 
     try:
         return _unless_stopped(run_job(config, run_dir, plain, sweep), run_dir)
-    except BaseException as error:
-        told = UserError(in_options(error)) if isinstance(error, UserError) else error
+    except UserError as error:
+        told = UserError(in_options(error))
         tell_where_weights_are(told, run_dir)
-        raise told from (None if told is error else error)
+        raise told from error
+    except BaseException as error:
+        tell_where_weights_are(error, run_dir)
+        raise
 
 
 def run_workers(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | None) -> Summary:

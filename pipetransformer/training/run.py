@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,8 @@ def _report_start(trainer: Trainer, run_dir: Path) -> None:
         dataset=config.dataset.name,
         task=components.data.task.name,
         data_note=components.data.note,
+        head=asdict(components.data.task.head),
+        input_shape=list(components.data.input_shape),
         num_blocks=trainer.num_blocks,
         num_parameters=components.stack.num_parameters,
         world_size=dist.get_world_size(),

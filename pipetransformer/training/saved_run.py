@@ -18,10 +18,13 @@ from pipetransformer.checkpoint.manifest import Manifest
 from pipetransformer.checkpoint.source import CheckpointLayers
 from pipetransformer.config.schema import Config, Parallel
 from pipetransformer.data.base import Data, ImageFormat, Split, TextFormat
+from pipetransformer.data.tasks import Task
 from pipetransformer.errors import DamagedCheckpoint, UserError
+from pipetransformer.models.base import Head
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.report.card import write_card
-from pipetransformer.report.run_folder import saved_model, share_files, write_json
+from pipetransformer.report.rows import row_writer
+from pipetransformer.report.run_folder import read_run, saved_model, share_files, write_json
 from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.runtime.groups import RankContext
 from pipetransformer.runtime.precision import PRECISIONS
@@ -33,19 +36,24 @@ METRICS = "metrics.json"
 
 
 @dataclass(frozen=True)
-class SavedRun:
+class SavedModel:
     """A run folder with the weights that are asked for.
 
     Attributes:
-        data: The data of the configuration.
         stack: The model; its layers load their weights from the run.
         step: Step of the weights; ``None`` for a saved model of which no summary tells.
     """
 
     config: Config
-    data: Data
     stack: LayerStack
     step: int | None
+
+
+@dataclass(frozen=True)
+class SavedRun(SavedModel):
+    """The same with the data of its configuration."""
+
+    data: Data
 
 
 def open_saved(run_dir: Path, config: Config, step: int | None = None) -> SavedRun:
@@ -59,19 +67,50 @@ def open_saved(run_dir: Path, config: Config, step: int | None = None) -> SavedR
     Raises:
         UserError: There is no such checkpoint and no model, or the data does not fit the model.
     """
+    data = config.dataset.load(_wanted(config))
+    model = _open(run_dir, config, data.task.head, data.input_shape, step)
+    return SavedRun(model.config, model.stack, model.step, data)
+
+
+def open_model(run_dir: Path, config: Config, step: int | None = None) -> SavedModel:
+    """Opens the weights of a run as :func:`open_saved` does, by what the run has recorded: without its data.
+
+    Raises:
+        UserError: There are no such weights, or no record of the model's head.
+    """
+    head, input_shape = recorded_head(run_dir)
+    return _open(run_dir, config, head, input_shape, step)
+
+
+def recorded_head(run_dir: Path) -> tuple[Head, tuple[int, ...]]:
+    """Returns the head of a run's model with the names of its classes, and the shape of its input.
+
+    Raises:
+        UserError: The record is damaged, or of an earlier release.
+    """
+    start = read_run(run_dir).start
+    if "head" not in start:
+        raise UserError(f"{run_dir} has no record of its model's head: an earlier release wrote it")
+    head = start["head"]
+    return Head(**head | {"labels": tuple(head["labels"])}), tuple(start["input_shape"])
+
+
+def _wanted(config: Config) -> TextFormat | ImageFormat:
+    wanted = config.model.input_format()
+    return TextFormat(**wanted) if config.model.modality == "text" else ImageFormat(**wanted)
+
+
+def _open(run_dir: Path, config: Config, head: Head, input_shape: tuple[int, ...], step: int | None) -> SavedModel:
     folder, own_step = saved_model(run_dir)
     found = _checkpoint(run_dir, step, folder, own_step)
     if found is None:
         config = replace(config, model=replace(config.model, name=str(folder), pretrained=True))
-    wanted = config.model.input_format()
-    data = config.dataset.load(TextFormat(**wanted) if config.model.modality == "text" else ImageFormat(**wanted))
-    stack = config.model.build_meta(data.task.head, data.input_shape, config.seed)
-    stack = stack.to(PRECISIONS[config.precision].param_dtype)
+    stack = config.model.build_meta(head, input_shape, config.seed).to(PRECISIONS[config.precision].param_dtype)
     if found is None:
-        return SavedRun(config, data, stack, own_step)
+        return SavedModel(config, stack, own_step)
     path, manifest = found
     stack.source = CheckpointLayers(path, manifest, stack).weights
-    return SavedRun(config, data, stack, manifest.step)
+    return SavedModel(config, stack, manifest.step)
 
 
 def _checkpoint(run_dir: Path, step: int | None, model: Path, own_step: int | None) -> tuple[Path, Manifest] | None:
@@ -103,7 +142,7 @@ def _checkpoint(run_dir: Path, step: int | None, model: Path, own_step: int | No
     raise UserError("; ".join([f"{run_dir} has neither a whole checkpoint nor a saved model", *problems]))
 
 
-def export(saved: SavedRun, run_dir: Path, folder: Path) -> None:
+def export(saved: SavedModel, run_dir: Path, folder: Path) -> None:
     """Writes the model with its card to a folder, as its library loads it.
 
     Raises:
@@ -150,7 +189,7 @@ def score(saved: SavedRun, names: list[str], folder: Path, with_predictions: boo
     results: dict[str, dict[str, Any]] = {}
     chosen = splits(saved.data, names)
     folder.mkdir(parents=True, exist_ok=True)
-    with _runtime(saved) as runtime:
+    with _runtime(saved, saved.data.task) as runtime:
         for split in chosen:
             loader = BatchLoader.uncached(split, saved.stack.hidden_shape, saved.config.seed)
             predictions = predict_all(runtime, loader, min(saved.config.batch_size, len(split)))
@@ -169,14 +208,56 @@ def _with_label(row: dict[str, Any], labels: tuple[str, ...]) -> dict[str, Any]:
     return row | {"label": labels[row["prediction"]]} if labels and isinstance(row["prediction"], int) else row
 
 
+def predict(
+    run_dir: Path, config: Config, source: Path, output: Path, step: int | None = None
+) -> tuple[int, int | None]:
+    """Predicts samples without targets, and writes a row for each.
+
+    Args:
+        run_dir: The run folder.
+        config: Of the run; its data says how the samples are read, and need not be there.
+        source: A file or folder with the samples.
+        output: A new file that ends in ``.csv`` or ``.jsonl``.
+        step: Of a checkpoint; see :func:`open_saved`.
+
+    Returns:
+        The number of rows, and the step of the weights.
+
+    Raises:
+        UserError: The samples cannot be read or do not fit the model, or the output is there already.
+    """
+    write = row_writer(output)
+    if not source.exists():
+        raise UserError(f"input={source} does not exist")
+    head, input_shape = recorded_head(run_dir)
+    samples = config.dataset.unlabelled(source, _wanted_again(config, input_shape), head)
+    if samples.input_shape != input_shape:
+        raise UserError(
+            f"input={source} has pictures of shape {samples.input_shape} (channels, height, width), and the run was "
+            f"trained on {input_shape}; resize them"
+        )
+    saved = open_model(run_dir, config, step)
+    with _runtime(saved, samples.task) as runtime:
+        loader = BatchLoader.uncached(samples.split, saved.stack.hidden_shape, config.seed)
+        predictions = predict_all(runtime, loader, min(config.batch_size, len(samples.split)))
+    assert predictions is not None, "this process has all stages"
+    return write(samples.split.rows(predictions)), saved.step
+
+
+def _wanted_again(config: Config, input_shape: tuple[int, ...]) -> TextFormat | ImageFormat:
+    """Returns the model's input as the run had it, which may have taken the channels from its data."""
+    wanted = _wanted(config)
+    return replace(wanted, num_channels=input_shape[0]) if isinstance(wanted, ImageFormat) else wanted
+
+
 @contextmanager
-def _runtime(saved: SavedRun) -> Iterator[ElasticRuntime]:
+def _runtime(saved: SavedModel, task: Task) -> Iterator[ElasticRuntime]:
     """Yields the model on the one device of this process."""
     config, stack = saved.config, saved.stack
     parallel = Parallel(device=config.parallel.device)
     with open_world(parallel) as device, torch.no_grad():
         context = RankContext.create(device, PRECISIONS[config.precision], parallel.timeout_s)
-        with ElasticRuntime(stack, saved.data.task, config.optim, context) as runtime:
+        with ElasticRuntime(stack, task, config.optim, context) as runtime:
             frozen = stack.num_blocks  # without optimizer state or gradients
             runtime.apply_plan(Plan(frozen, 0, ((0, len(stack) - 1),), num_replicas=1, num_microbatches=1))
             yield runtime

@@ -107,6 +107,7 @@ def test_a_folder_without_idx_files_is_refused_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(packaged_folder() is None, reason="the package dataset-fashion-mnist is not installed")
 def test_the_packaged_fashion_mnist_is_found(image: ImageFormat) -> None:
+    assert IdxImages().read().classes[:2] == ("T - shirt / top", "Trouser")
     data = IdxImages().load(image)
     assert (len(data.train), len(data.evaluation[0]), data.input_shape) == (60_000, 10_000, (1, 28, 28))
 

@@ -5,11 +5,11 @@ from typing import Any
 
 from pipetransformer.config.compose import read_config
 from pipetransformer.config.schema import CONFIG
-from pipetransformer.training.saved_run import export, open_saved, score
+from pipetransformer.training.saved_run import export, open_model, open_saved, predict, score
 
 
 def exported(run_dir: Path, step: int | None, folder: Path) -> int | None:
-    saved = open_saved(run_dir, read_config(run_dir / CONFIG), step)
+    saved = open_model(run_dir, read_config(run_dir / CONFIG, with_data=False), step)
     export(saved, run_dir, folder)
     return saved.step
 
@@ -20,3 +20,7 @@ def scored(
 ) -> dict[str, dict[str, Any]]:  # fmt: skip
     saved = open_saved(run_dir, read_config(run_dir / CONFIG, overrides), step)
     return score(saved, names, folder, with_predictions)
+
+
+def predicted(run_dir: Path, source: Path, output: Path, overrides: tuple[str, ...] = ()) -> tuple[int, int | None]:
+    return predict(run_dir, read_config(run_dir / CONFIG, overrides, with_data=False), source, output)
