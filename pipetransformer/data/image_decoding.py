@@ -1,4 +1,20 @@
-"""Decoding of image files and of Pillow's images of any mode to uint8, and a check that mostly needs no decoding."""
+"""Decoding of image files and of Pillow's images of any mode to uint8, and a check that mostly needs no decoding.
+
+What a file may hold, and the pixels that it becomes, for training and evaluation alike:
+
+============================  =========================================================================================
+EXIF orientation              applied: the picture is upright, as viewers show it
+grey                          stays one channel where all pictures are grey, else is repeated over red, green and blue
+16 bits, grey or colour       scaled to 8 bits, never clipped: grey to the nearest, colour by its upper byte (Pillow's way)
+alpha (RGBA, LA, palettes)    dropped, without a background: the stored colours stay. torchvision's ``ImageFolder``, timm's
+                              ``ImageDataset`` and transformers' ``load_image`` do the same
+palette                       its colours
+CMYK, YCbCr, HSV, Lab         converted to RGB without a colour profile; the inverted CMYK of Adobe's JPEG is turned back
+several frames or pages       the first one (GIF, APNG, WebP, TIFF)
+floating-point numbers        refused: their range is not known
+more than 16 bits             refused where a value lies outside of 0 to 65,535
+============================  =========================================================================================
+"""
 
 from __future__ import annotations
 
@@ -63,7 +79,7 @@ def to_array(image: Image) -> np.ndarray:
     """Converts a Pillow image of any mode to uint8, (H, W, 1) of a grey one, else (H, W, 3).
 
     It is turned in place as the orientation in its EXIF data says, so that H and W are those of the upright picture.
-    Grey of 16 bits is divided by 257, which takes 65,535 to 255. Transparency is dropped.
+    Grey of 16 bits is divided by 257, which takes 65,535 to 255. The docstring of this module lists all modes.
 
     Raises:
         UserError: The pixels have no known range, or more than 16 bits.
@@ -74,6 +90,8 @@ def to_array(image: Image) -> np.ndarray:
     ImageOps.exif_transpose(image, in_place=True)
     if image.mode.startswith("I"):
         return _from_16_bits(np.asarray(image).astype(np.int64))[..., None]
+    if image.mode == "La":
+        image = image.convert("LA")  # Pillow knows no direct way
     if image.mode in GREY_MODES:
         return np.asarray(image.convert("L"))[..., None]
     if image.mode == "P" and "transparency" in image.info:

@@ -1,7 +1,9 @@
 """Pillow's modes, and files that are damaged in different ways."""
 
 import io
+import struct
 import warnings
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +37,7 @@ def test_a_16_bit_png_keeps_its_brightness(tmp_path: Path) -> None:
         ("1", 1, [255]),
         ("L", 7, [7]),
         ("LA", (7, 0), [7]),
+        ("La", (7, 255), [7]),
         ("RGB", (1, 2, 3), [1, 2, 3]),
         ("RGBA", (1, 2, 3, 0), [1, 2, 3]),
         ("CMYK", (0, 255, 255, 0), [255, 0, 0]),
@@ -45,6 +48,54 @@ def test_every_mode_becomes_8_bits_of_grey_or_colour(mode: str, colour: object, 
     found = to_array(Image.new(mode, (4, 3), colour))  # pyright: ignore[reportArgumentType]
     assert (found.dtype, found.shape) == (np.uint8, (3, 4, len(pixel)))
     assert found[1, 2].tolist() == pixel
+
+
+def stored(image: Image.Image, form: str, **options: object) -> Image.Image:
+    """The image as it comes back from a file."""
+    content = io.BytesIO()
+    image.save(content, form, **options)  # pyright: ignore[reportArgumentType]
+    return Image.open(content)
+
+
+def deep_png(colour_type: int, pixels: list[tuple[int, ...]]) -> Image.Image:
+    """One row of a PNG of 16 bits per channel, which Pillow reads and does not write."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    header = struct.pack(">IIBBBBB", len(pixels), 1, 16, colour_type, 0, 0, 0)
+    row = b"\0" + b"".join(struct.pack(f">{len(pixel)}H", *pixel) for pixel in pixels)
+    chunks = chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(row)), chunk(b"IEND", b"")
+    return Image.open(io.BytesIO(b"\x89PNG\r\n\x1a\n" + b"".join(chunks)))
+
+
+@pytest.mark.parametrize(("colour_type", "alpha"), [(2, ()), (6, (0,))])
+def test_colour_of_16_bits_is_scaled_to_8(colour_type: int, alpha: tuple[int, ...]) -> None:
+    image = deep_png(colour_type, [(0, 0x80FF, 0xFFFF, *alpha), (0x1234, 0x0100, 0x00FF, *alpha)])
+    assert to_array(image).tolist() == [[[0, 0x80, 255], [0x12, 1, 0]]]
+
+
+@pytest.mark.parametrize("form", ["PNG", "WEBP", "TIFF"])
+def test_colour_below_full_transparency_stays_as_it_is_stored(form: str) -> None:
+    options = {"lossless": True, "exact": True} if form == "WEBP" else {}
+    image = stored(Image.new("RGBA", (4, 3), (200, 100, 50, 0)), form, **options)
+    assert image.mode == "RGBA"
+    assert to_array(image)[1, 2].tolist() == [200, 100, 50], "neither black nor white"
+
+
+def test_the_inverted_cmyk_of_adobe_jpeg_is_turned_back() -> None:
+    image = stored(Image.new("CMYK", (16, 16), (0, 255, 255, 0)), "JPEG", quality=95)
+    assert (image.mode, "adobe" in image.info) == ("CMYK", True)
+    assert np.abs(to_array(image)[8, 8].astype(int) - [255, 0, 0]).max() <= 2, "no cyan: red"
+
+
+@pytest.mark.parametrize("form", ["GIF", "PNG", "WEBP", "TIFF"])
+def test_of_several_frames_the_first_is_read(form: str) -> None:
+    red, green = (Image.new("RGB", (8, 8), colour) for colour in ((255, 0, 0), (0, 255, 0)))
+    options = {"lossless": True} if form == "WEBP" else {}
+    image = stored(red, form, save_all=True, append_images=[green], **options)
+    assert getattr(image, "n_frames", 1) == 2
+    assert to_array(image)[4, 4].tolist() == [255, 0, 0]
 
 
 @pytest.mark.parametrize("transparency", [None, 0, b"\x00\x80"])
