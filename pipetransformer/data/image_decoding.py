@@ -2,18 +2,18 @@
 
 What a file may hold, and the pixels that it becomes, for training and evaluation alike:
 
-============================  =========================================================================================
-EXIF orientation              applied: the picture is upright, as viewers show it
-grey                          stays one channel where all pictures are grey, else is repeated over red, green and blue
-16 bits, grey or colour       scaled to 8 bits, never clipped: grey to the nearest, colour by its upper byte (Pillow's way)
-alpha (RGBA, LA, palettes)    dropped, without a background: the stored colours stay. torchvision's ``ImageFolder``, timm's
-                              ``ImageDataset`` and transformers' ``load_image`` do the same
-palette                       its colours
-CMYK, YCbCr, HSV, Lab         converted to RGB without a colour profile; the inverted CMYK of Adobe's JPEG is turned back
-several frames or pages       the first one (GIF, APNG, WebP, TIFF)
-floating-point numbers        refused: their range is not known
-more than 16 bits             refused where a value lies outside of 0 to 65,535
-============================  =========================================================================================
+==========================  ===========================================================================================
+EXIF orientation            applied: the picture is upright, as viewers show it
+grey                        stays one channel where all pictures are grey, else is repeated over red, green and blue
+16 bits, grey or colour     scaled to 8 bits, never clipped: colour by its upper byte, Pillow's way
+alpha (RGBA, LA, palettes)  dropped, without a background: the stored colours stay, as in torchvision's ``ImageFolder``,
+                            timm's ``ImageDataset`` and transformers' ``load_image``
+palette                     its colours
+CMYK, YCbCr, HSV, Lab       converted to RGB without a colour profile; Adobe's inverted CMYK JPEG is turned back
+several frames or pages     the first one (GIF, APNG, WebP, TIFF)
+floating-point numbers      refused: their range is not known
+more than 16 bits           refused where a value lies outside of 0 to 65,535
+==========================  ===========================================================================================
 """
 
 from __future__ import annotations

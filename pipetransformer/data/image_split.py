@@ -9,6 +9,7 @@ import numpy as np
 
 from pipetransformer.data.base import NUM_PROBED, Digest, ImageFormat, Split, evenly_spaced
 from pipetransformer.data.image_sources import ImageSource
+from pipetransformer.data.image_transforms import ImageTransforms
 from pipetransformer.data.tasks import Task
 from pipetransformer.errors import UserError
 
@@ -30,6 +31,7 @@ class ImageSplit(Split):
         wanted: Size, channels and normalisation of the model. Without channels it takes those of the source.
         task: The classification that the labels are for.
         augment: Crop and mirror at random, anew in each epoch.
+        transforms: Of the libraries, beside that.
 
     Attributes:
         input_shape: (C, H, W) of what :meth:`inputs` returns.
@@ -38,7 +40,10 @@ class ImageSplit(Split):
         UserError: No images, a label out of range, or channels that cannot be converted.
     """
 
-    def __init__(self, name: str, source: ImageSource, wanted: ImageFormat, task: Task, augment: bool = False) -> None:
+    def __init__(
+        self, name: str, source: ImageSource, wanted: ImageFormat, task: Task, augment: bool = False,
+        transforms: ImageTransforms | None = None,
+    ) -> None:  # fmt: skip
         if len(source) == 0:
             raise UserError(f"the {name} split has no pictures; check dataset.path")
         check_labels(name, source.labels, task.head.num_outputs)
@@ -47,7 +52,8 @@ class ImageSplit(Split):
         self.task = task
         self.augment = augment
         self._size = wanted.size
-        self.input_shape = _input_shape(source, wanted)
+        self._transforms = transforms or ImageTransforms((), wanted.size)
+        self.input_shape = _input_shape(self._pictures([0], 0)[0], wanted.num_channels or source.num_channels)
         self._mean, self._std = (_per_channel(values, self.input_shape[0]) for values in (wanted.mean, wanted.std))
 
     def __len__(self) -> int:
@@ -69,13 +75,15 @@ class ImageSplit(Split):
         digest.add(pictures, TRANSFORM, self.input_shape, self._size)
         digest.add(self._mean.numpy(), self._std.numpy())
         digest.add(AUGMENTATION if self.augment else None)
+        if (transforms := self._transforms.identity()) is not None:
+            digest.add(transforms)
         return digest.hex()
 
     def inputs(self, ids: Sequence[int], num_tokens: int | None, epoch: int = 0) -> Tensor:
-        images = self._read(ids)  # (B, C, H, W) in [0, 1]
+        images = self._read(ids, epoch)  # (B, C, H, W) in [0, 1]
         if self.augment:
             images = crop_and_flip(images, epoch, ids)
-        return (images - self._mean) / self._std
+        return self._transforms.erase((images - self._mean) / self._std, epoch, ids)
 
     def targets(self, ids: Sequence[int], num_tokens: int | None = None) -> Tensor:
         import torch
@@ -85,13 +93,15 @@ class ImageSplit(Split):
     def score(self, predictions: np.ndarray) -> dict[str, float]:
         return self.task.score(predictions, self.source.labels)
 
-    def _read(self, ids: Sequence[int]) -> Tensor:
+    def _pictures(self, ids: Sequence[int], epoch: int) -> Sequence[np.ndarray] | np.ndarray:
+        """Decodes, transforms and resizes pictures, each (H, W, C') of uint8."""
+        pictures = self._transforms.pictures(self.source.decode(np.asarray(ids)), epoch, ids)
+        return pictures if self._size is None else [_fit(picture, self._size) for picture in pictures]
+
+    def _read(self, ids: Sequence[int], epoch: int) -> Tensor:
         import torch
 
-        pictures = self.source.decode(np.asarray(ids))
-        if self._size is not None:
-            pictures = [_fit(picture, self._size) for picture in pictures]
-        batches = _stacked(pictures)
+        batches = _stacked(self._pictures(ids, epoch))
         images = [torch.from_numpy(batch).permute(0, 3, 1, 2).contiguous() for batch in batches]
         return torch.cat([self._convert(batch) for batch in images])
 
@@ -128,15 +138,15 @@ def check_labels(name: str, labels: np.ndarray, num_classes: int) -> None:
         )
 
 
-def _input_shape(source: ImageSource, wanted: ImageFormat) -> tuple[int, int, int]:
-    height, width, num_channels = source.decode(np.array([0]))[0].shape
-    target = wanted.num_channels or source.num_channels
-    if target != num_channels and {target, num_channels} != {1, 3}:
+def _input_shape(picture: np.ndarray, num_channels: int) -> tuple[int, int, int]:
+    """Returns (C, H, W) from a picture (H, W, C') in the model's size, and the channels that the model reads."""
+    height, width, found = picture.shape
+    if num_channels != found and {num_channels, found} != {1, 3}:
         raise UserError(
-            f"the pictures have {num_channels} channels and the model wants {target}; only 1 and 3 convert into each "
+            f"the pictures have {found} channels and the model wants {num_channels}; only 1 and 3 convert into each "
             "other, so choose another model or leave model.num_channels=null"
         )
-    return (target, height, width) if wanted.size is None else (target, wanted.size, wanted.size)
+    return (num_channels, height, width)
 
 
 def _per_channel(values: tuple[float, ...], num_channels: int) -> Tensor:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from pipetransformer.data.image_sources import (
     unlabelled_files,
 )
 from pipetransformer.data.image_split import ImageSplit, check_labels
+from pipetransformer.data.image_transforms import ImageTransforms, parse_transforms
 from pipetransformer.data.tasks import image_classification
 from pipetransformer.data.unlabelled import ScoredSplit, Unlabelled
 from pipetransformer.errors import UserError
@@ -47,10 +48,13 @@ class ImageDataset(DatasetSpec):
         validation_fraction: Above 0, evaluate on this fraction of the training data, split off by class with a fixed
             seed, *instead* of the test data, so that tuning never touches the test data.
         augment: Crop and mirror the training pictures at random, anew in each epoch.
+        transforms: Transforms of torchvision and timm by their names, see
+            :mod:`pipetransformer.data.image_transforms`. Those that draw apply to training alone.
     """
 
     validation_fraction: float = 0.0
     augment: bool = False
+    transforms: list[Any] = field(default_factory=list)
 
     def check(self) -> None:
         super().check()
@@ -59,6 +63,7 @@ class ImageDataset(DatasetSpec):
                 f"dataset.validation_fraction={self.validation_fraction} is not a fraction of the training data; "
                 "give 0 to evaluate on the test data, or a number between 0 and 1"
             )
+        parse_transforms(self.transforms)
 
     @abstractmethod
     def read(self) -> ImageSplits:
@@ -75,11 +80,14 @@ class ImageDataset(DatasetSpec):
         task = image_classification(len(source.classes), source.classes)
         train = self._limit(source.train, self.max_train_samples)
         evaluation = self._limit(source.evaluation, self.max_eval_samples)
+        specs = parse_transforms(self.transforms)
+        transforms = ImageTransforms(specs, wanted.size, wanted.mean)
         splits = (
-            ImageSplit("train", train, wanted, task, self.augment),
-            ImageSplit(source.evaluation_name, evaluation, wanted, task),
+            ImageSplit("train", train, wanted, task, self.augment, transforms),
+            ImageSplit(source.evaluation_name, evaluation, wanted, task, transforms=transforms.fixed()),
         )
-        return Data(splits[0], splits[1:], task, splits[0].input_shape, self.augment)
+        is_random = self.augment or any(spec.is_random for spec in specs)
+        return Data(splits[0], splits[1:], task, splits[0].input_shape, is_random)
 
     def unlabelled(self, source: Path, wanted: ImageFormat | TextFormat, head: Head) -> Unlabelled:
         assert isinstance(wanted, ImageFormat)
