@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from pipetransformer.data.unlabelled import Unlabelled
     from pipetransformer.models.base import Head
+    from pipetransformer.data.mixing import Mixing
+
 
 Plain = str | int | float | None | tuple[int, ...]
 NUM_PROBED = 64  # samples that tell other data apart
@@ -65,11 +67,13 @@ class Split(ABC):
         loss_weights: Divisor of each sample's loss, shape (N,) of float64: the loss of a global batch is the sum of its
             samples' losses over the sum of these. It is the number of tokens that count where the loss of a sample is a
             sum over tokens, or the weight of its class; ``None``: 1 each, so that the loss is a mean over samples.
+        mixing: Mixes the samples of a global batch with each other, in training; ``None``: they stay apart.
     """
 
     name: str
     lengths: np.ndarray | None = None
     loss_weights: np.ndarray | None = None
+    mixing: Mixing | None = None
 
     @abstractmethod
     def __len__(self) -> int: ...

@@ -136,11 +136,15 @@ def question_answering() -> Task:
 def cross_entropy(
     output: Tensor, targets: Tensor, class_weights: tuple[float, ...] = (), label_smoothing: float = 0.0
 ) -> Tensor:
-    """Returns the cross-entropy of each sample from logits (B, C) and classes (B,), times the weight of its class."""
+    """Returns the cross-entropy of each sample from logits (B, C), times the weight of its class.
+
+    Targets are classes (B,), or where samples are mixed their probabilities (B, C).
+    """
     from torch.nn import functional
 
     weight = output.new_tensor(class_weights) if class_weights else None
-    return functional.cross_entropy(output, targets.long(), weight, reduction="none", label_smoothing=label_smoothing)
+    wanted = targets.long() if targets.ndim == 1 else targets.to(output.dtype)
+    return functional.cross_entropy(output, wanted, weight, reduction="none", label_smoothing=label_smoothing)
 
 
 def binary_cross_entropy(output: Tensor, targets: Tensor) -> Tensor:

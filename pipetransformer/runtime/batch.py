@@ -73,6 +73,6 @@ class Loader(Protocol):
             ids: Sample ids of the global batch, the same on every rank.
             topology: This rank's view of the plan; not of an idle rank.
             step: The optimizer step, for the samples' random streams.
-            targets: Loads the labels on the last stage.
+            targets: Loads the labels on the last stage. Without them, in evaluation, samples are not mixed either.
         """
         ...

@@ -31,7 +31,12 @@ from pipetransformer.training.world import LocalRank
 RANDOM = (
     "the cache is off: the dataset's transform is random, and stored features would freeze it. "
     "cache.augmentation=first_draw keeps one draw of each sample, cache.augmentation=variants cache.variants=4 keeps "
-    "four and uses them in turn, dataset.augment=false draws nothing, and cache=off silences this"
+    "four and uses them in turn, dataset.augment=false without random dataset.transforms draws nothing, and cache=off "
+    "silences this"
+)
+MIXED = (
+    "the cache is off: dataset.mixup and dataset.cutmix mix each sample with another one in every step, and stored "
+    "features are of single samples. Both at 0 leave the cache on, and cache=off silences this"
 )
 Value = TypeVar("Value")
 
@@ -127,6 +132,8 @@ def set_up_cache(
     """
     if not (config.cache.enabled and config.parallel.autopipe) or config.freeze.never_freezes:
         return CacheSetup()
+    if data.train.mixing is not None:
+        return CacheSetup(notes=[MIXED])
     if data.random_transform and config.cache.num_draws == 0:
         return CacheSetup(notes=[RANDOM])
     setup, communicator = CacheSetup(), WorldCommunicator()

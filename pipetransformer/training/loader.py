@@ -11,6 +11,7 @@ from pipetransformer.autocache.source import SampleSource
 from pipetransformer.autodp.sampler import ReplicaBatch, home_nodes, reorder_for_locality, replica_batch
 from pipetransformer.autodp.topology import Topology
 from pipetransformer.data.base import Split
+from pipetransformer.data.mixing import Mix
 from pipetransformer.runtime.batch import Batch
 from pipetransformer.runtime.rng import sample_keys
 from pipetransformer.training.world import ONE_NODE, NodeLayout
@@ -115,11 +116,12 @@ class BatchLoader:
         """See :meth:`pipetransformer.runtime.batch.Loader.batch`."""
         part = self._replica_batch(ids, topology)
         own, padded, num_tokens = part.ids.tolist(), self.padded(ids), self._num_tokens(ids)
+        mix, level = self._mix(ids, topology, step) if targets else None, topology.plan.cache_level
         return Batch(
             ids=part.ids,
-            inputs=self._load_inputs(part.ids, num_tokens, topology.plan.cache_level) if topology.is_first else None,
+            inputs=self._load_inputs(part.ids, num_tokens, level, mix) if topology.is_first else None,
             context=self.split.context(own, padded),
-            targets=self.split.targets(own, padded) if topology.is_last and targets else None,
+            targets=self._load_targets(own, padded, mix) if topology.is_last and targets else None,
             weights=torch.from_numpy(part.weights.astype(np.float64)),
             keys=sample_keys(self._seed, step, part.ids),
             hidden_shape=(len(own), num_tokens, self.source.hidden_size),
@@ -134,8 +136,27 @@ class BatchLoader:
         """See :func:`padded_length`."""
         return padded_length(self.split, global_ids)
 
-    def _load_inputs(self, ids: np.ndarray, num_tokens: int, cache_level: int) -> Tensor:
+    def _mix(self, global_ids: np.ndarray, topology: Topology, step: int) -> Mix | None:
+        """Draws how this replica's rows of a global batch are mixed with their partners."""
+        if self.split.mixing is None:
+            return None
+        assert not topology.plan.cache_level, "stored features are of single samples"
+        rows = self._replica_batch(np.arange(len(global_ids)), topology).ids
+        return self.split.mixing.draw(self._seed, step, global_ids).take(rows)
+
+    def _load_inputs(self, ids: np.ndarray, num_tokens: int, cache_level: int, mix: Mix | None) -> Tensor:
         if cache_level:
             assert self._reader is not None, "a plan has a cache level and the loader has no cache"
             return self._reader.read(self._request_for(ids, num_tokens))
-        return _inputs(self.split, ids, num_tokens, self._epoch)
+        if mix is None:
+            return _inputs(self.split, ids, num_tokens, self._epoch)
+        wanted, rows = np.unique(np.concatenate([ids, mix.partners]), return_inverse=True)  # each is read once
+        inputs = _inputs(self.split, wanted, num_tokens, self._epoch)
+        return mix.inputs(inputs[rows[: len(ids)]], inputs[rows[len(ids) :]])
+
+    def _load_targets(self, ids: list[int], padded: int | None, mix: Mix | None) -> Tensor:
+        own = self.split.targets(ids, padded)
+        if mix is None:
+            return own
+        assert self.split.mixing is not None
+        return mix.targets(own, self.split.targets(mix.partners.tolist(), padded), self.split.mixing.num_outputs)

@@ -170,7 +170,9 @@ def splits(data: Data, names: list[str]) -> list[Split]:
     if unknown := [name for name in names if name not in there]:
         raise UserError(f"there is no split {unknown[0]}; choose of {', '.join(there)}")
     if data.random_transform and data.train.name in names:
-        raise UserError(f"the split {data.train.name} is transformed at random; give dataset.augment=false")
+        raise UserError(
+            f"the split {data.train.name} is transformed at random; give dataset.augment=false dataset.transforms=[]"
+        )
     return [there[name] for name in names] if names else list(data.evaluation)
 
 

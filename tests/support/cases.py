@@ -56,6 +56,7 @@ class Case:
         cache_shares: What of all features there is room for in memory and on disk.
         device: ``cpu`` or ``cuda``, each rank its own GPU.
         kernels: Key of :data:`support.kernels.KERNELS`, with which it is trained.
+        mixup: Mode of mixup and cutmix of the pictures; ``None``: they stay apart.
     """
 
     kind: str
@@ -71,6 +72,7 @@ class Case:
     cache_shares: tuple[float, float] = (1.0, 0.0)
     device: str = "cpu"
     kernels: str = "native"
+    mixup: str | None = None
 
     @property
     def task(self) -> Task:
@@ -115,7 +117,7 @@ class Case:
         if self.task is NEXT_TOKEN:
             return NextTokens(self.num_samples)
         if self.reads_images:
-            return RandomImages(self.num_samples)
+            return RandomImages(self.num_samples, mixup=self.mixup)
         weights = CLASS_WEIGHTS if self.kind == "bert_weighted" else ()
         return RandomText(
             self.num_samples, answers=self.kind == "bert_qa", sets=self.kind == "bert_sets", class_weights=weights

@@ -7,18 +7,21 @@ import torch
 from torch import Tensor
 
 from pipetransformer.data.base import Digest, Split
+from pipetransformer.data.mixing import Mixing
 
 VOCABULARY, NUM_CLASSES, IMAGE_SIZE = 50, 3, 8
 
 
 class RandomImages(Split):
-    """``num_samples`` pictures (3, 8, 8) with classes."""
+    """``num_samples`` pictures (3, 8, 8) with classes, mixed with each other where a mode of mixup is given."""
 
-    def __init__(self, num_samples: int, name: str = "train") -> None:
+    def __init__(self, num_samples: int, name: str = "train", mixup: str | None = None) -> None:
         generator = np.random.default_rng(0)
         self.name = name
         self._pixels = generator.normal(size=(num_samples, 3, IMAGE_SIZE, IMAGE_SIZE))
         self._labels = generator.integers(0, NUM_CLASSES, num_samples)
+        if mixup is not None:
+            self.mixing = Mixing(0.8, 1.0, 0.9, 0.5, mixup, self._pixels.shape[1:], NUM_CLASSES)
 
     def __len__(self) -> int:
         return len(self._labels)

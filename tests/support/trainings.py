@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
+from timm.data import Mixup
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -19,6 +20,8 @@ from pipetransformer.autocache.layout import Budgets, bytes_needed
 from pipetransformer.autodp.sampler import batch_ids, epoch_order, num_batches
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.data.base import Split
+from pipetransformer.data.library_rng import kept_generators, seed_generators
+from pipetransformer.data.mixing import MIXING, Mixing
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.planning.timeline import Timeline
 from pipetransformer.report.reporter import Reporter
@@ -227,6 +230,8 @@ def _plain(case: Case, frozen: dict[int, int], num_microbatches: int) -> Trace:
         inputs, context = _read(split, ids, precision.param_dtype)
         keys, targets = sample_keys(SEED, step, ids), split.targets(ids.tolist())
         divisor = len(ids) if split.loss_weights is None else split.loss_weights[ids].sum()
+        if split.mixing is not None:
+            inputs, targets = mixed_by_timm(split.mixing, step, inputs, targets)
         for rows in torch.arange(len(ids)).chunk(num_microbatches):
             output = forward(inputs[rows], {name: t[rows] for name, t in context.items()}, keys[rows], num_frozen)
             loss = case.task.loss(output, targets[rows]).sum() / divisor
@@ -244,6 +249,19 @@ def _plain(case: Case, frozen: dict[int, int], num_microbatches: int) -> Trace:
         f"{n}/{k}": torch.as_tensor(v).double() for n in names for k, v in optimizer.state[parameters[n]].items()
     }
     return trace
+
+
+def mixed_by_timm(mixing: Mixing, step: int, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Mixes a global batch by timm's own code in the state of its generator in which a run draws; float64."""
+    options = mixing.mixup, mixing.cutmix, None, mixing.prob, mixing.switch_prob, mixing.mode
+    mix = Mixup(*options, label_smoothing=0.0, num_classes=mixing.num_outputs)
+    torch.set_default_dtype(torch.float64)  # in which timm makes the targets
+    try:
+        with kept_generators():
+            seed_generators(SEED, step, MIXING)
+            return mix(inputs, targets)
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def _tie(stack: LayerStack) -> None:

@@ -44,6 +44,16 @@ def test_a_random_transform_keeps_the_cache_off_and_says_how_to_have_it() -> Non
     assert "cache.augmentation=first_draw" in note
 
 
+@pytest.mark.parametrize("augmentation", ["off", "first_draw"])
+def test_mixed_samples_keep_the_cache_off_whatever_is_kept_of_a_transform(augmentation: str) -> None:
+    mixed = RandomImages(4, mixup="batch")
+    setup = set_up(*FREEZES, f"cache.augmentation={augmentation}", data=replace(DATA, train=mixed))
+    assert setup.cache is None
+    (note,) = setup.notes
+    assert "dataset.mixup and dataset.cutmix" in note
+    assert set_up(*FREEZES, "cache=off", data=replace(DATA, train=mixed)) == CacheSetup()
+
+
 @pytest.mark.parametrize(
     ("memory_bytes", "arrangement", "message"),
     [

@@ -6,8 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.caches import make_cache
+from support.cases import SEED
 from support.plans import plan
 from support.samples import RandomImages, RandomText
+from support.trainings import mixed_by_timm
 from torch import Tensor
 
 from pipetransformer.autocache.capacity import FeatureFormat
@@ -16,6 +18,7 @@ from pipetransformer.autodp.topology import Topology
 from pipetransformer.data.base import ImageFormat, Split
 from pipetransformer.data.image_sources import from_arrays
 from pipetransformer.data.image_split import ImageSplit
+from pipetransformer.data.mixing import MODES
 from pipetransformer.data.tasks import image_classification
 from pipetransformer.training.loader import LENGTH_STEP, BatchLoader, sample_source
 from pipetransformer.training.world import NodeLayout
@@ -86,6 +89,44 @@ def test_the_keys_of_a_sample_depend_on_the_step_and_not_on_the_arrangement() ->
     two = [reader.batch(ids, Topology(halves, rank), step=3).keys for rank in (0, 1)]
     assert torch.equal(one, torch.cat(two))
     assert not torch.equal(one, reader.batch(ids, alone, step=4).keys)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("num_replicas", "num_microbatches"), [(1, 1), (1, 4), (2, 2), (3, 1), (4, 2)])
+def test_replicas_read_their_rows_of_the_mixed_global_batch(
+    num_replicas: int, num_microbatches: int, mode: str
+) -> None:
+    images, ids = RandomImages(NUM_SAMPLES, mixup=mode), np.array([3, 14, 1, 5, 9, 2, 6, 0])
+    reader, split_plan = loader(images), plan(0, 0, [3, 7], num_replicas, num_microbatches)
+    assert images.mixing is not None
+    reader._seed = SEED
+    for step in range(4):
+        own = images.inputs(ids.tolist(), None), images.targets(ids.tolist())
+        wanted = mixed_by_timm(images.mixing, step, *own)
+        ranks = [Topology(split_plan, rank) for rank in range(2 * num_replicas)]
+        batches = [reader.batch(ids, rank, step) for rank in ranks]
+        real = [batch.weights > 0 for batch in batches]
+        inputs = [batch.inputs[rows] for batch, rows in zip(batches, real, strict=True) if batch.inputs is not None]
+        targets = [batch.targets[rows] for batch, rows in zip(batches, real, strict=True) if batch.targets is not None]
+        torch.testing.assert_close(torch.cat(inputs), wanted[0], rtol=0, atol=1e-14)
+        torch.testing.assert_close(torch.cat(targets), wanted[1], rtol=0, atol=1e-14)
+
+
+def test_a_picture_is_decoded_once_though_it_is_a_partner_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    images, read = RandomImages(NUM_SAMPLES, mixup="batch"), []
+    pixels = images.inputs
+    monkeypatch.setattr(images, "inputs", lambda ids, *rest: read.append(len(ids)) or pixels(ids, *rest))
+    reader = loader(images)
+    read.clear()
+    reader.batch(np.arange(8), Topology(plan(0, 0, [7], 1, 1), 0))
+    assert read == [8]
+
+
+def test_evaluation_mixes_nothing() -> None:
+    reader, ids = loader(RandomImages(NUM_SAMPLES, mixup="batch")), np.arange(8)
+    inputs = reader.batch(ids, Topology(plan(0, 0, [7], 1, 1), 0), targets=False).inputs
+    assert inputs is not None
+    assert torch.equal(inputs, IMAGES.inputs(ids.tolist(), None))
 
 
 @pytest.mark.parametrize("split", [IMAGES, TEXT], ids=["images", "text"])
