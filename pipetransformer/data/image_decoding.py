@@ -4,7 +4,7 @@ What a file may hold, and the pixels that it becomes, for training and evaluatio
 
 ==========================  ===========================================================================================
 EXIF orientation            applied: the picture is upright, as viewers show it
-grey                        stays one channel where all pictures are grey, else is repeated over red, green and blue
+grey                        repeated over red, green and blue; one channel where built-in or published data is all grey
 16 bits, grey or colour     scaled to 8 bits, never clipped: colour by its upper byte, Pillow's way
 alpha (RGBA, LA, palettes)  dropped, without a background: the stored colours stay, as in torchvision's ``ImageFolder``,
                             timm's ``ImageDataset`` and transformers' ``load_image``
@@ -13,6 +13,7 @@ CMYK, YCbCr, HSV, Lab       converted to RGB without a colour profile; Adobe's i
 several frames or pages     the first one (GIF, APNG, WebP, TIFF)
 floating-point numbers      refused: their range is not known
 more than 16 bits           refused where a value lies outside of 0 to 65,535
+one pixel wide or high      refused: it shows nothing
 ==========================  ===========================================================================================
 """
 
@@ -36,34 +37,58 @@ DECODING = "16 bits to 8 by 257, upright by EXIF"  # part of every identity: cha
 JPEG_END = b"\xff\xd9"
 
 
-def check_file(file: Path) -> None:
-    """Raises UserError where a file is cut short, damaged or not an image, mostly without decoding it.
+def check_picture(stored: Path | bytes, name: str) -> None:
+    """Raises UserError where a picture is cut short, damaged or not one, mostly without decoding it.
 
     A PNG has checksums, and a JPEG that is whole has an end; other formats, and a JPEG without its end, are decoded.
-    """
-    from PIL import Image
 
-    with named(str(file)), Image.open(file) as image:
+    Args:
+        stored: The file, or its content.
+        name: Of the picture, for the message.
+    """
+    with named(name), _opened(stored) as image:
         _check_mode(image)
         if image.format == "PNG":
             image.verify()
-        elif image.format != "JPEG" or not _has_jpeg_end(file):
+        elif image.format != "JPEG" or not _has_jpeg_end(stored):
             image.load()
 
 
-def _has_jpeg_end(file: Path) -> bool:
-    with file.open("rb") as content:
-        content.seek(max(0, file.stat().st_size - 1024))
+def check_file(file: Path) -> None:
+    """Raises UserError where a file is cut short, damaged or not an image; see :func:`check_picture`."""
+    check_picture(file, str(file))
+
+
+@contextmanager
+def _opened(stored: Path | bytes) -> Iterator[Image]:
+    from PIL import Image
+
+    if not (len(stored) if isinstance(stored, bytes) else stored.stat().st_size):
+        raise UserError("it has 0 bytes")
+    with Image.open(BytesIO(stored) if isinstance(stored, bytes) else stored) as image:
+        if min(image.size) < 2:
+            raise UserError(f"it has {image.width}x{image.height} pixels and shows nothing")
+        yield image
+
+
+def _has_jpeg_end(stored: Path | bytes) -> bool:
+    if isinstance(stored, bytes):
+        return stored[-1024:].rstrip(b"\0").endswith(JPEG_END)
+    with stored.open("rb") as content:
+        content.seek(max(0, stored.stat().st_size - 1024))
         return content.read().rstrip(b"\0").endswith(JPEG_END)
+
+
+def read_picture(stored: Path | bytes, name: str) -> np.ndarray:
+    """Decodes a file or its content as colour and upright, (H, W, 3) of uint8."""
+    with named(name), _opened(stored) as image:
+        pixels = to_array(image)
+    return pixels if pixels.shape[2] == 3 else np.repeat(pixels, 3, axis=2)
 
 
 def read_file(file: Path) -> np.ndarray:
     """Decodes a file as colour and upright, (H, W, 3) of uint8."""
-    from PIL import Image
-
-    with named(str(file)), Image.open(file) as image:
-        pixels = to_array(image)
-    return pixels if pixels.shape[2] == 3 else np.repeat(pixels, 3, axis=2)
+    return read_picture(file, str(file))
 
 
 @contextmanager

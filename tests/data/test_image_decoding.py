@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from PIL.ExifTags import Base
 
-from pipetransformer.data.image_decoding import check_file, is_grey, read_file, to_array
+from pipetransformer.data.image_decoding import check_file, check_picture, is_grey, read_file, read_picture, to_array
 
 RAMP = np.linspace(0, 65_535, 12).round().astype(np.uint16).reshape(3, 4)
 NOISE = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
@@ -173,6 +173,36 @@ def test_a_file_that_is_no_picture_is_named(tmp_path: Path, content: bytes) -> N
     (tmp_path / "broken.png").write_bytes(content)
     with pytest.raises(ValueError, match=r"broken\.png cannot be read as a picture"):
         check_file(tmp_path / "broken.png")
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 9), (9, 1)])
+def test_a_picture_of_one_pixel_in_width_or_height_is_named(tmp_path: Path, size: tuple[int, int]) -> None:
+    Image.new("RGB", size).save(tmp_path / "dot.png")
+    for use in (check_file, read_file):
+        with pytest.raises(ValueError, match=rf"dot\.png cannot .* has {size[0]}x{size[1]} pixels and shows nothing"):
+            use(tmp_path / "dot.png")
+
+
+def test_a_file_of_no_bytes_is_named(tmp_path: Path) -> None:
+    (tmp_path / "empty.png").touch()
+    with pytest.raises(ValueError, match=r"empty\.png cannot be read as a picture \(it has 0 bytes\)"):
+        check_file(tmp_path / "empty.png")
+
+
+@pytest.mark.parametrize("cut", [1, 2])
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "GIF"])
+def test_the_content_of_a_file_is_checked_and_read_as_the_file(tmp_path: Path, form: str, cut: int) -> None:
+    file = tmp_path / f"picture.{form.lower()}"
+    Image.fromarray(NOISE).save(file)
+    content = file.read_bytes()[: file.stat().st_size // cut]
+    file.write_bytes(content)
+    if cut == 1:
+        check_picture(content, "row 3")
+        assert np.array_equal(read_picture(content, "row 3"), read_file(file))
+    else:
+        for use in (check_picture, read_picture):
+            with pytest.raises(ValueError, match="row 3 cannot be read as a picture"):
+                use(content, "row 3")
 
 
 def test_an_oversized_picture_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
