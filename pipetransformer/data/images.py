@@ -4,31 +4,28 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from pipetransformer.data.base import SPLIT_SEED, Data, DatasetSpec, ImageFormat, TextFormat, subsample
+from pipetransformer.data.base import SPLIT_SEED, Data, ImageFormat, TextFormat, subsample
 from pipetransformer.data.hub import find_on_hub
+from pipetransformer.data.image_folders import IMAGE_FOLDER, folder_classes, from_folder
 from pipetransformer.data.image_sources import (
     IDX_FOLDER,
-    IMAGE_FOLDER,
     ImageSource,
     ImageSplits,
     find_files,
-    folder_classes,
     from_arrays,
-    from_folder,
     from_hub,
     packaged_folder,
     read_idx,
     unlabelled_files,
 )
-from pipetransformer.data.image_split import ImageSplit, check_labels
-from pipetransformer.data.image_transforms import ImageTransforms, parse_transforms
-from pipetransformer.data.mixing import MODES, Mixing
+from pipetransformer.data.image_spec import PictureSpec
+from pipetransformer.data.image_split import check_labels
 from pipetransformer.data.tasks import image_classification
 from pipetransformer.data.unlabelled import ScoredSplit, Unlabelled
 from pipetransformer.errors import UserError
@@ -42,27 +39,15 @@ MAX_CHECKED = 50_000  # files of a split that are looked at before the start; ea
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageDataset(DatasetSpec):
+class ImageDataset(PictureSpec):
     """Labelled images.
 
     Attributes:
         validation_fraction: Above 0, evaluate on this fraction of the training data, split off by class with a fixed
             seed, *instead* of the test data, so that tuning never touches the test data.
-        augment: Crop and mirror the training pictures at random, anew in each epoch.
-        transforms: Transforms of torchvision and timm by their names, see
-            :mod:`pipetransformer.data.image_transforms`. Those that draw apply to training alone.
-        mixup, cutmix, mixup_prob, mixup_switch_prob, mixup_mode: Mixing of the training pictures of a batch as timm's
-            options of these names say, see :class:`~pipetransformer.data.mixing.Mixing`; off where the first two are 0.
     """
 
     validation_fraction: float = 0.0
-    augment: bool = False
-    transforms: list[Any] = field(default_factory=list)
-    mixup: float = 0.0
-    cutmix: float = 0.0
-    mixup_prob: float = 1.0
-    mixup_switch_prob: float = 0.5
-    mixup_mode: str = "batch"
 
     def check(self) -> None:
         super().check()
@@ -71,27 +56,6 @@ class ImageDataset(DatasetSpec):
                 f"dataset.validation_fraction={self.validation_fraction} is not a fraction of the training data; "
                 "give 0 to evaluate on the test data, or a number between 0 and 1"
             )
-        parse_transforms(self.transforms)
-        self._check_mixing()
-
-    def _check_mixing(self) -> None:
-        for option in ("mixup", "cutmix"):
-            if not 0 <= getattr(self, option) < math.inf:
-                raise UserError(
-                    f"dataset.{option}={getattr(self, option)} is no parameter of a Beta distribution; give a number "
-                    "above 0, as 0.8, or 0 to leave it off"
-                )
-        for option in ("mixup_prob", "mixup_switch_prob"):
-            if not 0 <= getattr(self, option) <= 1:
-                raise UserError(f"dataset.{option}={getattr(self, option)} is no probability; give 0 to 1")
-        if self.mixup_mode not in MODES:
-            raise UserError(f"dataset.mixup_mode={self.mixup_mode} is unknown; give one of {', '.join(MODES)}")
-
-    def _mixing(self, image_shape: tuple[int, ...], num_classes: int) -> Mixing | None:
-        if not (self.mixup or self.cutmix):
-            return None
-        how = self.mixup, self.cutmix, self.mixup_prob, self.mixup_switch_prob, self.mixup_mode
-        return Mixing(*how, image_shape, num_classes)
 
     @abstractmethod
     def read(self) -> ImageSplits:
@@ -108,15 +72,7 @@ class ImageDataset(DatasetSpec):
         task = image_classification(len(source.classes), source.classes)
         train = self._limit(source.train, self.max_train_samples)
         evaluation = self._limit(source.evaluation, self.max_eval_samples)
-        specs = parse_transforms(self.transforms)
-        transforms = ImageTransforms(specs, wanted.size, wanted.mean)
-        splits = (
-            ImageSplit("train", train, wanted, task, self.augment, transforms),
-            ImageSplit(source.evaluation_name, evaluation, wanted, task, transforms=transforms.fixed()),
-        )
-        splits[0].mixing = self._mixing(splits[0].input_shape, len(source.classes))
-        is_random = self.augment or any(spec.is_random for spec in specs)
-        return Data(splits[0], splits[1:], task, splits[0].input_shape, is_random)
+        return self._data(train, evaluation, source.evaluation_name, task, wanted)
 
     def unlabelled(self, source: Path, wanted: ImageFormat | TextFormat, head: Head) -> Unlabelled:
         assert isinstance(wanted, ImageFormat)

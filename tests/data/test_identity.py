@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipetransformer.data import image_sources, image_split
+from pipetransformer.data import image_folders, image_sources, image_split
 from pipetransformer.data.base import Data, DatasetSpec, ImageFormat, Split, TextFormat
 from pipetransformer.data.glue import Glue
 from pipetransformer.data.image_sources import IDX_FILES, from_arrays, from_list
@@ -283,7 +283,7 @@ def test_a_file_counts_by_name_size_and_time(tmp_path: Path) -> None:
 def test_files_are_told_apart_without_decoding_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_pictures(tmp_path, 1, 0)
     split = HubImages(path=str(tmp_path)).load(COLOUR).train
-    monkeypatch.setattr(image_sources, "read_file", None)
+    monkeypatch.setattr(image_folders, "read_file", None)
     assert split.identity()
 
 
