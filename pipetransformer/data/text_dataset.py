@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from pipetransformer.data.base import Data, ImageFormat, TextFormat
-from pipetransformer.data.table_spec import TableSpec
-from pipetransformer.data.tasks import (
-    ERRORS,
-    METRICS,
-    Task,
-    multi_label_classification,
-    regression,
-    text_classification,
-)
+from pipetransformer.data.labelled_table import LabelledTable, columns_of, listed
+from pipetransformer.data.tasks import Task
 from pipetransformer.data.text import MIN_LENGTH, LabelledTexts, check_tokens, encode_batches
 from pipetransformer.errors import UserError
 
@@ -25,87 +18,30 @@ if TYPE_CHECKING:
     from pipetransformer.data.labels import Labels
     from pipetransformer.data.table_rows import Rows
 
-TASKS = ("classification", "multi_label", "regression")
-CLASS_METRICS = ("accuracy", "macro_f1")
-
 
 @dataclass(frozen=True, kw_only=True)
-class TextDataset(TableSpec):
+class TextDataset(LabelledTable):
     """Texts, or pairs of texts, with labels.
-
-    With ``task="auto"`` lists, texts with separators and several columns of labels are classes of which a sample has
-    any number; numbers with a fraction are values; truth values, whole numbers (up to 20 different ones) and other
-    texts (up to 100) are classes. Whatever is none of these is asked for.
 
     Attributes:
         text: Column of the texts, or two for pairs.
-        label: Column of the labels, or several columns of 0 and 1, one for each class.
-        task: One of :data:`TASKS`, or ``auto``.
-        labels: Names of the classes in order; ``None``: those of the training split, sorted.
-        label_separator: Stands between the labels of a cell that has several, for example ``|``.
-        class_weights: ``balanced`` (the number of samples over that of classes and of the class's samples), or one
-            factor of the loss for each class, in their order or by their names.
-        label_smoothing: Of classification, from 0 to below 1; see :class:`torch.nn.CrossEntropyLoss`.
-        metrics: Of :data:`pipetransformer.data.tasks.METRICS`, the main one first; ``None``: those of the task.
         max_length: Tokens of a sample at most, special tokens included.
     """
 
     text: Any = "text"
-    label: Any = "label"
-    task: str = "auto"
-    labels: list[str] | None = None
-    label_separator: str | None = None
-    class_weights: Any = None
-    label_smoothing: float = 0.0
-    metrics: list[str] | None = None
     max_length: int = 256
 
     modality: ClassVar[str] = "text"
 
     def check(self) -> None:
         super().check()
-        texts, labels = _columns("text", self.text), _columns("label", self.label)
+        texts, labels = columns_of("text", self.text), columns_of("label", self.label)
         if len(texts) > 2:
-            raise UserError(f"dataset.text={_listed(texts)} names {len(texts)} columns; give one, or two for pairs")
+            raise UserError(f"dataset.text={listed(texts)} names {len(texts)} columns; give one, or two for pairs")
         if twice := {*texts} & {*labels}:
             raise UserError(f"dataset.label={twice.pop()} is a column of dataset.text= too; name the column of labels")
-        if self.task not in ("auto", *TASKS):
-            raise UserError(f"dataset.task={self.task} is no task; choose one of auto, {', '.join(TASKS)}")
         if self.max_length < MIN_LENGTH:
             raise UserError(f"dataset.max_length={self.max_length} is too short for a text; give {MIN_LENGTH} or more")
-        self._check_labels()
-        self._check_metrics(None if self.task == "auto" else self.task)
-
-    def _check_labels(self) -> None:
-        names = self.labels or []
-        if self.labels is not None and (len(names) < 2 or len({*names}) < len(names)):
-            raise UserError(f"dataset.labels={_listed(names)} has to name two classes or more, each once")
-        if self.label_separator == "":
-            raise UserError("dataset.label_separator= is empty; give what stands between two labels, or null")
-        if not 0 <= self.label_smoothing < 1:
-            raise UserError(f"dataset.label_smoothing={self.label_smoothing} must be 0 or more and below 1")
-        weights = self.class_weights
-        if weights is None or weights == "balanced":
-            return
-        given = [*weights.values()] if isinstance(weights, Mapping) else weights
-        if not isinstance(given, Sequence) or isinstance(given, str) or not all(map(_is_weight, given)):
-            raise UserError(
-                f"dataset.class_weights={weights} is none of null, balanced, a list of numbers above 0, and such "
-                "numbers by the names of classes, as {good: 1, bad: 2}"
-            )
-
-    def _check_metrics(self, task: str | None) -> None:
-        """Refuses metrics that the task does not have; those of no task before the data says which it is."""
-        known = METRICS[task] if task else tuple(dict.fromkeys(name for names in METRICS.values() for name in names))
-        for name in self.metrics or ():
-            if name not in known:
-                of = f"of dataset.task={task} " if task else ""
-                raise UserError(f"dataset.metrics: {name} is no metric {of}here; choose of {', '.join(known)}")
-        if self.metrics is not None and (not self.metrics or self.metrics[0] in ERRORS):
-            raise UserError(
-                f"dataset.metrics={_listed(self.metrics)} needs a main metric, the first one, of which more is better: "
-                f"not {' or '.join(ERRORS)}"
-            )
 
     def preflight(self) -> int | None:
         self.find()
@@ -130,67 +66,14 @@ class TextDataset(TableSpec):
         return Data(train, (evaluation,), task, note=labels.note)
 
     def _labels(self, rows: Rows) -> Labels:
-        from pipetransformer.data.labels import LabelOptions, Labels
-
-        for column in _columns("text", self.text):
+        for column in columns_of("text", self.text):
             rows.require("dataset.text", column)
-        options = LabelOptions(_columns("label", self.label), self.task, tuple(self.labels or ()), self.label_separator)
-        return Labels.of(rows, options)
-
-    def _task(self, labels: Labels, targets: np.ndarray) -> tuple[Task, np.ndarray | None]:
-        """Returns the task of labels, and the weight of each class where the user wants weights.
-
-        Args:
-            targets: Those of the training samples.
-        """
-        self._check_metrics(labels.task)
-        metrics = tuple(self.metrics or ())
-        if labels.task == "classification":
-            weights = self._weights(labels.names, targets)
-            factors = () if weights is None else tuple(weights.tolist())
-            task = text_classification(
-                len(labels.names), labels.names, metrics or CLASS_METRICS, factors, self.label_smoothing
-            )
-            return task, weights
-        for option in ("class_weights", "label_smoothing"):
-            if getattr(self, option):
-                raise UserError(
-                    f"dataset.{option}={getattr(self, option)} has no effect on dataset.task={labels.task}; drop it"
-                )
-        if labels.task == "multi_label":
-            return multi_label_classification(len(labels.names), labels.names, metrics or METRICS["multi_label"]), None
-        return regression(metrics or METRICS["regression"]), None
-
-    def _weights(self, names: tuple[str, ...], targets: np.ndarray) -> np.ndarray | None:
-        """Returns the weight of each class, (C,) of float64."""
-        given = self.class_weights
-        if given is None:
-            return None
-        if given == "balanced":
-            counts = np.bincount(targets, minlength=len(names))
-            if absent := [name for name, count in zip(names, counts, strict=True) if not count]:
-                raise UserError(
-                    f"dataset.class_weights=balanced: no training sample has the class {absent[0]}; give its weight "
-                    "with those of the others, by name"
-                )
-            return len(targets) / (len(names) * counts)
-        if not isinstance(given, Mapping):
-            if len(given) != len(names):
-                raise UserError(
-                    f"dataset.class_weights={_listed(given)} are {len(given)} weights, and there are {len(names)} "
-                    f"classes: {', '.join(names)}"
-                )
-            return np.array(given, dtype=np.float64)
-        by_name = {str(name): weight for name, weight in given.items()}
-        if wrong := [*({*names} ^ {*by_name})]:
-            what = "is no class" if wrong[0] in by_name else "has no weight"
-            raise UserError(f"dataset.class_weights: {wrong[0]} {what}; give one for each of {', '.join(names)}")
-        return np.array([by_name[name] for name in names], dtype=np.float64)
+        return self._find_labels(rows)
 
     def _texts(self, rows: Rows) -> Iterator[tuple[list[str], ...]]:
         from pipetransformer.data.text_cells import text_batches
 
-        return text_batches(rows, _columns("text", self.text))
+        return text_batches(rows, columns_of("text", self.text))
 
     def _split(
         self, name: str, rows: Rows, labels: Labels, task: Task, wanted: TextFormat, weights: np.ndarray | None
@@ -199,25 +82,3 @@ class TextDataset(TableSpec):
         tokens = encode_batches(self._texts(rows), wanted.tokenizer, min(self.max_length, wanted.max_length))
         check_tokens(tokens, rows.at)
         return LabelledTexts(name, tokens, targets, task, None if weights is None else weights[targets])
-
-
-def _columns(option: str, given: Any) -> tuple[str, ...]:
-    """Returns the columns that an option names: one, or a list.
-
-    Raises:
-        UserError: It is neither.
-    """
-    names = [given] if isinstance(given, str | int) else given
-    if not isinstance(names, Sequence) or not names or not all(isinstance(name, str | int) for name in names):
-        raise UserError(f"dataset.{option}={given} is no column; give its name, or several as [one,other]")
-    if len({*names}) < len(names):
-        raise UserError(f"dataset.{option}={_listed(names)} names a column twice; give each once")
-    return tuple(map(str, names))
-
-
-def _is_weight(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
-
-
-def _listed(values: Sequence[Any]) -> str:
-    return f"[{','.join(map(str, values))}]"
