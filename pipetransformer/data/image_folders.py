@@ -4,16 +4,74 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from pipetransformer.data.image_decoding import check_file, read_file
 from pipetransformer.data.image_sources import ImageSource, ImageSplits
+from pipetransformer.data.table_files import ENDINGS, FORMATS
+from pipetransformer.data.table_spec import EVAL_SPLITS
 from pipetransformer.errors import UserError
 
+SAVED = ("dataset_dict.json", "state.json")  # of datasets' save_to_disk
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".pgm", ".pbm", ".webp", ".tif", ".tiff", ".gif")
 IMAGE_FOLDER = "a folder with train/<class>/*.png and test/, val/ or validation/<class>/*.png"
+CLASS_FOLDERS = f"a table ({ENDINGS}), or a folder for each class: <class>/*.png, or train/<class>/*.png"
+
+
+@dataclass(frozen=True)
+class ClassFolders:
+    """Folders of pictures, one for each class.
+
+    Attributes:
+        train: Folder of the classes to train on.
+        evaluation: The same to evaluate on; ``None``: there is none.
+        classes: Their names.
+    """
+
+    train: Path
+    evaluation: Path | None
+    classes: tuple[str, ...]
+
+    def pictures(self, folder: Path) -> ImageSource:
+        """Returns the pictures of one of the two; see :func:`from_folder`."""
+        return _files(folder, self.classes)
+
+
+def class_folders(root: Path, train_split: str, eval_split: str | None) -> ClassFolders | None:
+    """Finds the folders of classes in a folder; ``None`` where it has tables, or is one.
+
+    Args:
+        root: The folder, with a folder for each split or for each class.
+        train_split: Name of the folder to train on, where there is one for each split.
+        eval_split: The same to evaluate on; ``None``: the first of :data:`EVAL_SPLITS` that there is.
+
+    Raises:
+        UserError: There are neither tables nor classes, a split is missing, or only evaluation has some class.
+    """
+    if not root.is_dir() or _has_tables(root):
+        return None
+    train = root / train_split if (root / train_split).is_dir() else root
+    evaluation = next((root / name for name in EVAL_SPLITS if (root / name).is_dir()), None)
+    if eval_split is not None:
+        evaluation = root / eval_split
+        if not evaluation.is_dir():
+            raise UserError(f"dataset.eval_split={eval_split}: there is no folder {evaluation}")
+    if train == root and evaluation is not None:
+        raise UserError(f"dataset.path={root} has {evaluation.name}/ and no {train_split}/; give dataset.train_split=")
+    classes = _classes(train)
+    if not classes:
+        raise UserError(f"dataset.path={root} has neither tables nor folders of classes; give {CLASS_FOLDERS}")
+    if evaluation is not None:
+        _refuse_unknown(evaluation, train, classes)
+    return ClassFolders(train, evaluation, classes)
+
+
+def _has_tables(folder: Path) -> bool:
+    names = [entry.name for entry in folder.iterdir() if entry.is_file()]
+    return any(Path(name).suffix.lower() in FORMATS or name in SAVED for name in names)
 
 
 def from_folder(root: Path) -> ImageSplits:
@@ -40,9 +98,13 @@ def folder_classes(root: Path) -> tuple[str, tuple[str, ...]]:
     classes = _classes(root / "train")
     if name is None or not classes:
         raise UserError(f"dataset.path={root} is not an image folder; give {IMAGE_FOLDER}")
-    if unknown := sorted({*_classes(root / name)} - {*classes}):
-        raise UserError(f"{root / name} has {len(unknown)} classes that train/ lacks: {', '.join(unknown[:5])}")
+    _refuse_unknown(root / name, root / "train", classes)
     return name, classes
+
+
+def _refuse_unknown(evaluation: Path, train: Path, classes: tuple[str, ...]) -> None:
+    if unknown := sorted({*_classes(evaluation)} - {*classes}):
+        raise UserError(f"{evaluation} has {len(unknown)} classes that {train.name}/ lacks: {', '.join(unknown[:5])}")
 
 
 def _classes(folder: Path) -> tuple[str, ...]:

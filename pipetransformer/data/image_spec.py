@@ -62,7 +62,7 @@ class PictureSpec(DatasetSpec, ABC):
 
     def _data(
         self, train: ImageSource, evaluation: ImageSource, evaluation_name: str, task: Task, wanted: ImageFormat,
-        class_weights: np.ndarray | None = None,
+        class_weights: np.ndarray | None = None, note: str = "",
     ) -> Data:  # fmt: skip
         """Fits the pictures of two splits to a model.
 
@@ -73,6 +73,7 @@ class PictureSpec(DatasetSpec, ABC):
             task: The task that their labels are for.
             wanted: What the model reads.
             class_weights: Weight of the loss of each class, (C,), as in the task.
+            note: See :class:`~pipetransformer.data.base.Data`.
         """
         specs = parse_transforms(self.transforms)
         transforms = ImageTransforms(specs, wanted.size, wanted.mean)
@@ -87,4 +88,4 @@ class PictureSpec(DatasetSpec, ABC):
             how = self.mixup, self.cutmix, self.mixup_prob, self.mixup_switch_prob, self.mixup_mode
             splits[0].mixing = Mixing(*how, splits[0].input_shape, task.head.num_outputs)
         is_random = self.augment or any(spec.is_random for spec in specs)
-        return Data(splits[0], splits[1:], task, splits[0].input_shape, is_random)
+        return Data(splits[0], splits[1:], task, splits[0].input_shape, is_random, note)
