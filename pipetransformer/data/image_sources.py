@@ -36,7 +36,7 @@ class ImageSource:
 
     Attributes:
         decode: Maps indices (B,) to their images of uint8, each (H, W, C), or all in one array (B, H, W, C).
-        labels: Class of each image, shape (N,) of int64.
+        labels: Of each image the class (N,) of int64, the value (N,) of float64, or 1 and 0 for each class (N, C).
         channels: Maps indices (B,) to the channels that hold all of these images: 3 where one has colour.
         stamp: Identifies an image without decoding it; ``None``: its pixels do, which takes decoding all.
         check: Raises UserError where an image cannot be decoded; ``None`` where all are known to be whole.

@@ -29,7 +29,7 @@ class ImageSplit(Split):
         name: Name of the split.
         source: The images and their labels.
         wanted: Size, channels and normalisation of the model. Without channels it takes those of the source.
-        task: The classification that the labels are for.
+        task: The task that the labels are for.
         augment: Crop and mirror at random, anew in each epoch.
         transforms: Of the libraries, beside that.
 
@@ -46,7 +46,8 @@ class ImageSplit(Split):
     ) -> None:  # fmt: skip
         if len(source) == 0:
             raise UserError(f"the {name} split has no pictures; check dataset.path")
-        check_labels(name, source.labels, task.head.num_outputs)
+        if task.name == "classification":
+            check_labels(name, source.labels, task.head.num_outputs)
         self.name = name
         self.source = source
         self.task = task

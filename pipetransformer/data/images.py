@@ -264,5 +264,7 @@ def hold_out(labels: np.ndarray, fraction: float, option: str) -> tuple[np.ndarr
             np.arange(len(labels)), test_size=fraction, stratify=labels, random_state=SPLIT_SEED
         )
     except ValueError as error:
-        raise UserError(f"{option}={fraction} cannot be split off {len(labels)} samples by class: {error}") from error
+        raise UserError(
+            f"{option}={fraction} cannot be split off {len(labels)} samples by class: {error}; choose another one"
+        ) from error
     return np.sort(kept), np.sort(held_out)
