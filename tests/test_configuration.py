@@ -39,6 +39,9 @@ WRONG = {
     "optim.schedule=step": "optim.schedule=step is unknown; choose one of linear, cosine, constant",
     "dataset=sst2": "choose a model for texts (model=bert, bert_large, distilbert, electra, gemma3, gpt2, ",
     "dataset=image_folder": "dataset.path= is missing",
+    "dataset=image": "give dataset.path=<file or folder> or dataset.hub=<owner/name>: neither is given",
+    "dataset.transforms=[RandAugmnt]": "dataset.transforms[0]=RandAugmnt is a transform neither",
+    "dataset.mixup=-1": "dataset.mixup=-1.0 is no parameter of a Beta distribution",
     "freeze.guard=-0.1": "freeze.guard=-0.1 is below 0; give the largest fall of the main metric",
     "guard.not_finite=ignore": "guard.not_finite=ignore is unknown; choose one of stop, skip, roll_back",
     "guard.freeze=skip": "guard.freeze=skip is unknown; choose one of stop, unfreeze, roll_back",
@@ -55,7 +58,7 @@ def test_every_option_of_every_group_composes(option: str, tmp_path: Path) -> No
     path = CONF / group / f"{name}.yaml"
     reads_text = "HuggingFaceModel" in path.read_text() or any(word in name for word in ("glue", "sst2", "squad"))
     pictures = f"dataset.path={_picture_folder(tmp_path)}"
-    extra = {"image_folder": [pictures], "schedule": ["freeze.num_frozen=[2,4]"]}.get(name, [])
+    extra = {"image_folder": [pictures], "image": [pictures], "schedule": ["freeze.num_frozen=[2,4]"]}.get(name, [])
     run_config = loaded(*(TEXT if reads_text else ()), option, *extra)
     assert dataclasses.is_dataclass(getattr(run_config, group))
     libraries = getattr(getattr(run_config, group), "libraries", ())

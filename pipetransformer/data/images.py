@@ -44,9 +44,11 @@ class ImageDataset(PictureSpec):
     Attributes:
         validation_fraction: Above 0, evaluate on this fraction of the training data, split off by class with a fixed
             seed, *instead* of the test data, so that tuning never touches the test data.
+        label_smoothing: From 0 to below 1; see :class:`torch.nn.CrossEntropyLoss`.
     """
 
     validation_fraction: float = 0.0
+    label_smoothing: float = 0.0
 
     def check(self) -> None:
         super().check()
@@ -55,6 +57,8 @@ class ImageDataset(PictureSpec):
                 f"dataset.validation_fraction={self.validation_fraction} is not a fraction of the training data; "
                 "give 0 to evaluate on the test data, or a number between 0 and 1"
             )
+        if not 0 <= self.label_smoothing < 1:
+            raise UserError(f"dataset.label_smoothing={self.label_smoothing} must be 0 or more and below 1")
 
     @abstractmethod
     def read(self) -> ImageSplits:
@@ -68,7 +72,7 @@ class ImageDataset(PictureSpec):
         num_channels = wanted.num_channels or max(source.train.num_channels, source.evaluation.num_channels)
         wanted = replace(wanted, num_channels=num_channels)
         source = self._hold_out(source)
-        task = image_classification(len(source.classes), source.classes)
+        task = image_classification(len(source.classes), source.classes, self.label_smoothing)
         train = self._limit(source.train, self.max_train_samples)
         evaluation = self._limit(source.evaluation, self.max_eval_samples)
         return self._data(train, evaluation, source.evaluation_name, task, wanted)

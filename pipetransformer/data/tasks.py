@@ -94,9 +94,10 @@ def multi_label_classification(
     )
 
 
-def image_classification(num_classes: int, labels: tuple[str, ...] = ()) -> Task:
+def image_classification(num_classes: int, labels: tuple[str, ...] = (), label_smoothing: float = 0.0) -> Task:
     """Returns the task of one class per image, scored by accuracy; targets (B,) are numbers of classes."""
-    return _classification(Head("image", num_classes, labels), ("accuracy",))
+    task = _classification(Head("image", num_classes, labels), ("accuracy",))
+    return replace(task, loss=partial(cross_entropy, label_smoothing=label_smoothing)) if label_smoothing else task
 
 
 def _classification(head: Head, metrics: tuple[str, ...]) -> Task:

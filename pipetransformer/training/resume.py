@@ -33,7 +33,7 @@ COUNTED = (
     "evaluate.min_delta",
 )  # fmt: skip
 """Options of those sections that do: features are stored in another precision or drawn less often; a run ends early."""
-MOVABLE = ("dataset.path",)
+MOVABLE = ("dataset.path", "dataset.root")
 """Places of data whose digest is compared."""
 
 

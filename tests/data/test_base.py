@@ -16,11 +16,12 @@ from support.command import TIMEOUT_S
 
 from pipetransformer.data.base import DatasetSpec, Digest, Plain, subsample
 from pipetransformer.data.glue import Glue
+from pipetransformer.data.image_dataset import TableImages
 from pipetransformer.data.images import Digits, HubImages, IdxImages
 from pipetransformer.data.squad import Squad
 
 VALUES = st.sampled_from([None, 0, 1, 11, 1.0, "", "1", "11", "None", (1,), (1, 1)])
-SPECS = [Digits, IdxImages, HubImages, Glue, Squad]
+SPECS = [Digits, IdxImages, HubImages, TableImages, Glue, Squad]
 HEAVY = ["torch", "torchvision", "torchmetrics", "transformers", "datasets", "sklearn", "PIL"]
 
 

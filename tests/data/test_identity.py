@@ -2,6 +2,7 @@
 
 import copy
 import gzip
+import io
 import json
 import os
 import struct
@@ -12,12 +13,14 @@ from typing import Any
 
 import datasets
 import numpy as np
+import pandas
 import pytest
 from PIL import Image
 
 from pipetransformer.data import image_folders, image_sources, image_split
 from pipetransformer.data.base import Data, DatasetSpec, ImageFormat, Split, TextFormat
 from pipetransformer.data.glue import Glue
+from pipetransformer.data.image_dataset import TableImages
 from pipetransformer.data.image_sources import IDX_FILES, from_arrays, from_list
 from pipetransformer.data.image_split import ImageSplit
 from pipetransformer.data.images import HubImages, IdxImages
@@ -62,6 +65,25 @@ def write_hub(folder: Path, changed: int, label: int) -> None:
     np.savez(folder / "hub.npz", images=random_pictures(changed), labels=np.full(NUM_TRAIN, label))
 
 
+def write_path_table(folder: Path, changed: int, label: int) -> None:
+    write_pictures(folder, changed, 0)
+    for name in ("train", "test"):
+        files = sorted(str(file.relative_to(folder)) for file in (folder / name).rglob("*.bmp"))
+        rows = [f"{file},{(label + number) % 2}" for number, file in enumerate(files)]
+        (folder / f"{name}.csv").write_text("\n".join(["image,label", *rows]) + "\n")
+
+
+def write_picture_table(folder: Path, changed: int, label: int) -> None:
+    """The pictures are in the table itself."""
+    for name, images in (("train", random_pictures(changed)), ("test", random_pictures(7))):
+        contents = [io.BytesIO() for _ in images]
+        for image, content in zip(images, contents, strict=True):
+            Image.fromarray(image).save(content, "PNG")
+        labels = (np.arange(len(images)) + label) % 2
+        frame = pandas.DataFrame({"image": [content.getvalue() for content in contents], "label": labels})
+        frame.to_parquet(folder / f"{name}.parquet")
+
+
 def write_texts(folder: Path, changed: int, label: int) -> None:
     texts = [f"it is {number} of a cat" for number in range(NUM_TRAIN)]
     texts[0] += str(changed)
@@ -99,6 +121,8 @@ KINDS = {
     ),
     "hub": Kind(write_hub, lambda folder: HubImages(hub_name=str(folder)), GREY, ImageSplit),
     "hub in memory": Kind(write_hub, lambda folder: HubImages(hub_name=str(folder), in_memory=True), GREY, ImageSplit),
+    "table of paths": Kind(write_path_table, lambda folder: TableImages(path=str(folder)), COLOUR, ImageSplit),
+    "table of pictures": Kind(write_picture_table, lambda folder: TableImages(path=str(folder)), COLOUR, ImageSplit),
     "glue": Kind(write_texts, lambda folder: Glue(path=str(folder), task="sst2"), None, LabelledTexts),
     "squad": Kind(
         write_questions, lambda folder: Squad(path=str(folder / "data.json"), eval_fraction=0.5), None, SquadSplit
@@ -179,7 +203,9 @@ def test_another_selection_of_samples_is_another(source: Source) -> None:
     assert len(identities) == 4
 
 
-@over(["idx", "hub in memory", "glue", "squad"])  # elsewhere the label is in the files' names or in the fingerprint
+@over(
+    ["idx", "hub in memory", "table of paths", "table of pictures", "glue", "squad"]
+)  # elsewhere the label is in the files' names or in the fingerprint
 def test_labels_have_no_part_in_it(source: Source) -> None:
     before, targets = source.identity(), source.load().train.targets([0, 1])
     source.write(label=1)
@@ -203,9 +229,10 @@ def test_a_normalisation_written_for_one_or_for_all_channels_is_the_same(source:
 
 
 @over(PICTURES)
-def test_a_random_transform_is_another(source: Source) -> None:
-    plain, augmented = source.load().train, source.load(augment=True).train
-    assert plain.identity() == source.identity() != augmented.identity()
+@pytest.mark.parametrize("option", [{"augment": True}, {"transforms": ["RandAugment"]}, {"transforms": ["Grayscale"]}])
+def test_another_transform_is_another(source: Source, option: dict[str, Any]) -> None:
+    plain, transformed = source.load().train, source.load(**option).train
+    assert plain.identity() == source.identity() != transformed.identity()
 
 
 @pytest.mark.parametrize("part", ["TRANSFORM", "AUGMENTATION"])

@@ -12,6 +12,7 @@ from pipetransformer.data.base import ImageFormat
 from pipetransformer.data.images import Digits
 from pipetransformer.data.library_rng import kept_generators, seed_generators
 from pipetransformer.data.mixing import MIXING, MODES, Mixing
+from pipetransformer.data.tasks import image_classification
 
 NUM_CLASSES, SHAPE = 5, (3, 10, 12)
 ALPHAS = [(0.8, 0.0), (0.0, 1.0), (0.8, 1.0)]
@@ -74,6 +75,23 @@ def test_a_vector_of_labels_is_mixed_as_it_is() -> None:
         seed_generators(1, 3, MIXING)
         _, wanted = Mixup(0.8, **options)(pictures.clone(), labels)
     torch.testing.assert_close(by_us(chosen, 3, ids, pictures, labels)[1], wanted.double(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_smoothed_loss_of_mixed_pictures_is_that_of_timm(mode: str) -> None:
+    from timm.loss import SoftTargetCrossEntropy
+
+    chosen, (ids, pictures, classes) = mixing(0.8, 1.0, mode), batch(8)
+    task = image_classification(NUM_CLASSES, label_smoothing=0.1)
+    output = torch.from_numpy(np.random.default_rng(2).normal(size=(8, NUM_CLASSES)))
+    for step in range(5):
+        options = chosen.mixup, chosen.cutmix, None, chosen.prob, chosen.switch_prob, chosen.mode
+        with kept_generators():
+            seed_generators(1, step, MIXING)
+            _, wanted = Mixup(*options, label_smoothing=0.1, num_classes=NUM_CLASSES)(pictures.clone(), classes)
+        _, targets = by_us(chosen, step, ids, pictures, classes)
+        expected = SoftTargetCrossEntropy()(output, wanted)
+        torch.testing.assert_close(task.loss(output, targets).mean(), expected.double(), rtol=0, atol=1e-6)
 
 
 def test_draws_follow_the_seed_and_the_step_and_leave_the_global_generators_alone() -> None:
