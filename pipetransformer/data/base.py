@@ -17,9 +17,9 @@ from pipetransformer.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from pipetransformer.data.mixing import Mixing
     from pipetransformer.data.unlabelled import Unlabelled
     from pipetransformer.models.base import Head
-    from pipetransformer.data.mixing import Mixing
 
 
 Plain = str | int | float | None | tuple[int, ...]

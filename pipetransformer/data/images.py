@@ -25,7 +25,7 @@ from pipetransformer.data.image_sources import (
     refuse_damaged,
 )
 from pipetransformer.data.image_spec import PictureSpec
-from pipetransformer.data.image_split import check_labels
+from pipetransformer.data.image_split import ImageSplit, check_labels
 from pipetransformer.data.tasks import image_classification
 from pipetransformer.data.unlabelled import ScoredSplit, Unlabelled
 from pipetransformer.errors import UserError
