@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -58,7 +58,31 @@ class TableFile(ABC):
         """Names the place of a row, numbered from 0, for a message; it may read the file."""
 
 
-class DelimitedFile(TableFile):
+class RecordFile(TableFile):
+    """A file that is read from its beginning, row by row."""
+
+    @property
+    def unit(self) -> str:
+        """The unit in which the rows are numbered."""
+        return "line"
+
+    @abstractmethod
+    def records(self) -> Iterator[Record]:
+        """Yields each row with the line that it begins in.
+
+        Raises:
+            UserError: A row cannot be read; the message names its line.
+        """
+
+    def batches(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        for records in _batched(self.records()):
+            yield _as_batch([row for _, row in records], schema)
+
+    def at(self, row: int) -> str:
+        return f"{self.path} {self.unit} {_nth(self.records(), row)[0]}"
+
+
+class DelimitedFile(RecordFile):
     """CSV with quoted cells (RFC 4180), or TSV, where a quote is an ordinary character. The first line is the header.
 
     A delimiter that is given makes it CSV.
@@ -67,14 +91,7 @@ class DelimitedFile(TableFile):
     def schema(self) -> pa.Schema:
         return pa.schema([(name, pa.string()) for name in self._header(self._cells())])
 
-    def batches(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        for records in _batched(self._records()):
-            yield _as_batch([row for _, row in records], schema)
-
-    def at(self, row: int) -> str:
-        return f"{self.path} line {_nth(self._records(), row)[0]}"
-
-    def _records(self) -> Iterator[Record]:
+    def records(self) -> Iterator[Record]:
         cells = self._cells()
         header = self._header(cells)
         for line, row in cells:
@@ -124,22 +141,15 @@ class DelimitedFile(TableFile):
         )
 
 
-class JsonFile(TableFile):
+class JsonFile(RecordFile):
     """Objects in JSON: one per line, or a list, which is read at once. Keys are columns; a missing one is null."""
 
     def schema(self) -> pa.Schema:
         seen = _Kinds(self.path)
-        schemas = [seen.schema(records) for records in _batched(self._records())]
+        schemas = [seen.schema(records) for records in _batched(self.records())]
         if not schemas:
             raise UserError(f"{self.path} has no rows; give one JSON object per line")
         return _unified(schemas, self.path)
-
-    def batches(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        for records in _batched(self._records()):
-            yield _as_batch([row for _, row in records], schema)
-
-    def at(self, row: int) -> str:
-        return f"{self.path} {self._unit} {_nth(self._records(), row)[0]}"
 
     @property
     def _is_list(self) -> bool:
@@ -147,11 +157,11 @@ class JsonFile(TableFile):
         return first.startswith("[")
 
     @property
-    def _unit(self) -> str:
+    def unit(self) -> str:
         return "row" if self._is_list else "line"
 
-    def _records(self) -> Iterator[Record]:
-        unit = self._unit
+    def records(self) -> Iterator[Record]:
+        unit = self.unit
         for number, row in self._listed() if unit == "row" else self._lines():
             if not isinstance(row, dict):
                 raise UserError(f'{self.path} {unit} {number} is {kind(row)}; give an object like {{"text": ...}}')
@@ -226,7 +236,9 @@ class _Reading:
             ) from None
 
 
-FORMATS: dict[str, Callable[[Path, str | None], TableFile]] = {
+Formats = Mapping[str, Callable[[Path, str | None], TableFile]]
+"""How files are read, by their ending."""
+FORMATS: Formats = {
     ".csv": DelimitedFile,
     ".tsv": DelimitedFile,
     ".jsonl": JsonFile,
@@ -235,18 +247,19 @@ FORMATS: dict[str, Callable[[Path, str | None], TableFile]] = {
     ".parquet": ArrowTable,
     ".arrow": ArrowTable,
 }
-ENDINGS = ", ".join(FORMATS)
 
 
-def open_table(path: Path, delimiter: str | None = None) -> TableFile:
+def open_table(path: Path, delimiter: str | None = None, formats: Formats = FORMATS) -> TableFile:
     """Returns the file by its ending. It is not opened yet.
 
     Raises:
-        UserError: The ending is none of :data:`FORMATS`.
+        UserError: The ending is none of the formats.
     """
-    make = FORMATS.get(path.suffix.lower())
+    make = formats.get(path.suffix.lower())
     if make is None:
-        raise UserError(f"{path} is no table: its name ends in {path.suffix or 'nothing'}; give one of {ENDINGS}")
+        raise UserError(
+            f"{path} is no table: its name ends in {path.suffix or 'nothing'}; give one of {', '.join(formats)}"
+        )
     return make(path, delimiter)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,15 @@ from filelock import FileLock, Timeout
 
 from pipetransformer.data.base import Digest
 from pipetransformer.data.hub import cache_folder
-from pipetransformer.data.table_files import ROWS_PER_BATCH, TableFile, common_schema, open_table, shown
+from pipetransformer.data.table_files import (
+    FORMATS,
+    ROWS_PER_BATCH,
+    Formats,
+    TableFile,
+    common_schema,
+    open_table,
+    shown,
+)
 from pipetransformer.data.table_spec import DELIMITERS
 from pipetransformer.errors import UserError
 
@@ -80,13 +89,13 @@ class Rows:
             yield first, chosen[first : first + ROWS_PER_BATCH]
 
 
-def read_files(files: tuple[Path, ...], delimiter: str | None = None) -> Rows:
+def read_files(files: tuple[Path, ...], delimiter: str | None = None, formats: Formats = FORMATS) -> Rows:
     """Reads the files of one split, in order.
 
     Raises:
         UserError: A file or a row cannot be read, or there are no rows.
     """
-    tables = [open_table(file, delimiter) for file in files]
+    tables = [open_table(file, delimiter, formats) for file in files]
     try:
         data = Dataset.from_file(str(_converted(tables)))
     except (NotImplementedError, pa.ArrowException) as error:
@@ -131,7 +140,7 @@ def _stamp(tables: list[TableFile]) -> str:
     digest = Digest("table")
     for table in tables:
         facts = table.path.stat()
-        digest.add(VERSION, str(table.path.resolve()), facts.st_size, facts.st_mtime_ns, table.delimiter)
+        digest.add(VERSION, repr(replace(table, path=table.path.resolve())), facts.st_size, facts.st_mtime_ns)
     return digest.hex()
 
 

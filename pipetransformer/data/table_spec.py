@@ -14,6 +14,7 @@ from pipetransformer.data.hub import find_on_hub
 from pipetransformer.errors import UserError
 
 if TYPE_CHECKING:
+    from pipetransformer.data.table_files import Formats
     from pipetransformer.data.table_rows import Rows
     from pipetransformer.data.table_splits import Splits
 
@@ -101,6 +102,13 @@ class TableSpec(DatasetSpec, ABC):
             raise UserError(f"dataset.eval_path={self.eval_path} is no file; give the table to evaluate on")
 
     @property
+    def formats(self) -> Formats:
+        """The files that it reads."""
+        from pipetransformer.data.table_files import FORMATS
+
+        return FORMATS
+
+    @property
     def _delimiter(self) -> str | None:
         return DELIMITERS.get(self.delimiter or "", self.delimiter)
 
@@ -133,7 +141,7 @@ class TableSpec(DatasetSpec, ABC):
         from pipetransformer.data.table_splits import hub_splits, local_splits
 
         if self.path is not None:
-            return local_splits(Path(self.path), self._delimiter)
+            return local_splits(Path(self.path), self._delimiter, self.formats)
         assert self.hub is not None
         return hub_splits(self.hub, self.config, self.revision)
 
@@ -148,7 +156,7 @@ class TableSpec(DatasetSpec, ABC):
             return _read(splits, "dataset.eval_split", name)
         from pipetransformer.data.table_splits import local_splits
 
-        return local_splits(Path(self.eval_path), self._delimiter)["train"]()
+        return local_splits(Path(self.eval_path), self._delimiter, self.formats)["train"]()
 
 
 def _read(splits: Splits, option: str, name: str) -> Rows:

@@ -11,19 +11,26 @@ from pathlib import Path
 from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
 
 from pipetransformer.data.hub import unreachable
-from pipetransformer.data.table_files import ENDINGS, FORMATS, shown
+from pipetransformer.data.table_files import FORMATS, Formats, shown
 from pipetransformer.data.table_rows import Rows, read_files
 from pipetransformer.errors import UserError
 
 SPLIT = re.compile(r"(train|validation|valid|val|dev|test)(?=[-_.]|$)")
 SHARD = re.compile(r"-\d{5}-of-(\d{5})$")
-LOCAL_TABLES = f"a table ({ENDINGS}), a folder of them named train and validation or test, or one of save_to_disk"
+
+
+def _local_tables(formats: Formats) -> str:
+    endings = ", ".join(formats)
+    return f"a table ({endings}), a folder of them named train and validation or test, or one of save_to_disk"
+
+
+LOCAL_TABLES = _local_tables(FORMATS)
 
 Splits = Mapping[str, Callable[[], Rows]]
 """The splits that there are; the rows of each are read when its function is called."""
 
 
-def local_splits(path: Path, delimiter: str | None = None) -> Splits:
+def local_splits(path: Path, delimiter: str | None = None, formats: Formats = FORMATS) -> Splits:
     """Finds the splits of a file, a folder of files, or a folder of ``save_to_disk``. A single file is ``train``.
 
     In a folder, the name of a file is that of its split (``train.csv``, ``dev_2024.csv``), and shards of one split are
@@ -32,17 +39,18 @@ def local_splits(path: Path, delimiter: str | None = None) -> Splits:
     Args:
         path: The file or folder.
         delimiter: Character between the cells of a delimited file; ``None``: by the file's ending.
+        formats: The files that are tables.
 
     Raises:
         UserError: There is no table, or a split has several.
     """
     if not path.is_dir():
-        return {"train": partial(read_files, (path,), delimiter)}
+        return {"train": partial(read_files, (path,), delimiter, formats)}
     if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
         return _saved_splits(path)
-    files = sorted(each for each in path.iterdir() if each.suffix.lower() in FORMATS and each.name[0] != ".")
+    files = sorted(each for each in path.iterdir() if each.suffix.lower() in formats and each.name[0] != ".")
     if not files:
-        raise UserError(f"dataset.path={path} has no tables; give {LOCAL_TABLES}")
+        raise UserError(f"dataset.path={path} has no tables; give {_local_tables(formats)}")
     splits: dict[str, list[Path]] = {}
     for file in files:
         splits.setdefault(_split_of(file), []).append(file)
@@ -50,7 +58,7 @@ def local_splits(path: Path, delimiter: str | None = None) -> Splits:
         _check_shards(path, name, members)
     if len(splits) == 1:
         splits = {"train": next(iter(splits.values()))}
-    return {name: partial(read_files, tuple(members), delimiter) for name, members in splits.items()}
+    return {name: partial(read_files, tuple(members), delimiter, formats) for name, members in splits.items()}
 
 
 def hub_splits(name: str, config: str | None, revision: str | None) -> Splits:
