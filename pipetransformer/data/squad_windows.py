@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pipetransformer.data.text import CHUNK, Ragged, Tokens, check_tokenizer
+from pipetransformer.data.text import CHUNK, Ragged, Tokens, padding_id
 from pipetransformer.errors import UserError
 
 NULL_POSITION = 0  # the CLS token; the span [0, 0] says that the window holds no answer
@@ -62,7 +62,7 @@ def tokenize_windows(questions: Sequence[Question], tokenizer: Any, max_length: 
     Raises:
         UserError: A question is so long that windows could not move on through the context.
     """
-    check_tokenizer(tokenizer)
+    pad_id = padding_id(tokenizer)
     ids, type_ids, offsets, contexts, owners = [], [], [], [], []
     for first in range(0, len(questions), CHUNK):
         chunk = questions[first : first + CHUNK]
@@ -81,7 +81,7 @@ def tokenize_windows(questions: Sequence[Question], tokenizer: Any, max_length: 
         offsets += [np.array(pairs, dtype=np.int32) for pairs in encoded["offset_mapping"]]
         contexts += [_context_tokens(encoded.sequence_ids(row)) for row in range(len(encoded["input_ids"]))]
         owners += [first + row for row in encoded["overflow_to_sample_mapping"]]
-    tokens = Tokens(Ragged.of(ids), Ragged.of(type_ids) if type_ids else None, tokenizer.pad_token_id)
+    tokens = Tokens(Ragged.of(ids), Ragged.of(type_ids) if type_ids else None, pad_id)
     return Windows(tokens, Ragged(np.concatenate(offsets), tokens.ids.starts), np.array(contexts), np.array(owners))
 
 

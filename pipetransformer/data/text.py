@@ -32,7 +32,7 @@ class Ragged:
     starts: np.ndarray
 
     @staticmethod
-    def of(rows: Iterable[Sequence[int]]) -> Ragged:
+    def of(rows: Iterable[Sequence[int] | np.ndarray]) -> Ragged:
         arrays = [np.asarray(row, dtype=np.int32) for row in rows]
         values = np.concatenate(arrays) if arrays else np.empty(0, dtype=np.int32)
         return Ragged(values, np.cumsum([0, *map(len, arrays)]))
@@ -149,12 +149,21 @@ class LabelledTexts(TextSplit):
         return self.task.score(predictions, self.labels)
 
 
-def check_tokenizer(tokenizer: Any) -> None:
-    """Raises UserError unless the tokenizer is a fast one that can pad."""
+def padding_id(tokenizer: Any) -> int:
+    """Returns the id that fills up short samples: where there is none for padding, that of the end of a text.
+
+    Any id would do, because layers see a mask over the padding and losses leave it out.
+
+    Raises:
+        UserError: The tokenizer is not a fast one, or has neither.
+    """
+    name = type(tokenizer).__name__
     if not tokenizer.is_fast:
-        raise UserError(f"{type(tokenizer).__name__} is not a fast tokenizer; choose a model.name that has one")
-    if tokenizer.pad_token_id is None:
-        raise UserError(f"{type(tokenizer).__name__} has no padding token; choose a model.name whose tokenizer has one")
+        raise UserError(f"{name} is not a fast tokenizer; choose a model.name that has one")
+    pad_id = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    if pad_id is None:
+        raise UserError(f"{name} has neither a padding nor an end token; choose a model.name whose tokenizer has one")
+    return pad_id
 
 
 def encode(texts: tuple[list[str], ...], tokenizer: Any, max_length: int) -> Tokens:
@@ -171,7 +180,7 @@ def encode(texts: tuple[list[str], ...], tokenizer: Any, max_length: int) -> Tok
 
 def encode_batches(batches: Iterable[tuple[list[str], ...]], tokenizer: Any, max_length: int) -> Tokens:
     """Tokenises texts as :func:`encode` does, batch by batch, so that only their tokens are ever whole in memory."""
-    check_tokenizer(tokenizer)
+    pad_id = padding_id(tokenizer)
     ids: list[Ragged] = []
     type_ids: list[Ragged] = []
     for batch in batches:
@@ -179,7 +188,7 @@ def encode_batches(batches: Iterable[tuple[list[str], ...]], tokenizer: Any, max
         ids.append(Ragged.of(encoded["input_ids"]))
         if "token_type_ids" in encoded:
             type_ids.append(Ragged.of(encoded["token_type_ids"]))
-    return Tokens(Ragged.joined(ids), Ragged.joined(type_ids) if type_ids else None, tokenizer.pad_token_id)
+    return Tokens(Ragged.joined(ids), Ragged.joined(type_ids) if type_ids else None, pad_id)
 
 
 def check_tokens(tokens: Tokens, name: Callable[[int], str]) -> None:

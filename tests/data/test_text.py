@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pipetransformer.data.text import CHUNK, Ragged, TextSplit, Tokens, check_tokenizer, encode
+from pipetransformer.data.text import CHUNK, Ragged, TextSplit, Tokens, encode, padding_id
 
 ROWS = st.lists(st.lists(st.integers(1, 1000), min_size=1, max_size=12), min_size=1, max_size=8)
 
@@ -87,8 +87,15 @@ def test_pairs_are_joined_and_cut_to_the_longest_length(tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fast", "pad", "message"), [(False, 0, "not a fast tokenizer"), (True, None, "no padding token")]
+    ("fast", "pad", "message"), [(False, 0, "not a fast tokenizer"), (True, None, "neither a padding nor an end token")]
 )
 def test_tokenizers_that_do_not_serve_are_refused(fast: bool, pad: int | None, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        check_tokenizer(SimpleNamespace(is_fast=fast, pad_token_id=pad))
+        padding_id(SimpleNamespace(is_fast=fast, pad_token_id=pad, eos_token_id=None))
+
+
+@pytest.mark.parametrize(("pad", "end", "used"), [(0, 9, 0), (None, 9, 9), (None, 0, 0), (7, None, 7)])
+def test_without_a_padding_token_short_samples_are_filled_up_with_the_end_token(
+    pad: int | None, end: int | None, used: int
+) -> None:
+    assert padding_id(SimpleNamespace(is_fast=True, pad_token_id=pad, eos_token_id=end)) == used
