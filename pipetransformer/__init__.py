@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pipetransformer.data.images import HubImages as HubImages
     from pipetransformer.data.images import IdxImages as IdxImages
     from pipetransformer.data.squad import Squad as Squad
+    from pipetransformer.data.token_classification import TokenClassification as TokenClassification
     from pipetransformer.errors import UserError as UserError
     from pipetransformer.freeze.base import FreezePolicy as FreezePolicy
     from pipetransformer.freeze.none import NoFreezing as NoFreezing
@@ -74,6 +75,7 @@ MODULES = {
     "HubImages": "pipetransformer.data.images",
     "IdxImages": "pipetransformer.data.images",
     "Squad": "pipetransformer.data.squad",
+    "TokenClassification": "pipetransformer.data.token_classification",
     "UserError": "pipetransformer.errors",
     "NoFreezing": "pipetransformer.freeze.none",
     "PaperRule": "pipetransformer.freeze.pipetransformer",

@@ -56,9 +56,11 @@ GROUPS = ("model", "dataset", "freeze", "parallel", "cache", "optim", "logger")
 def test_every_option_of_every_group_composes(option: str, tmp_path: Path) -> None:
     group, name = option.split("=")
     path = CONF / group / f"{name}.yaml"
-    reads_text = "HuggingFaceModel" in path.read_text() or any(word in name for word in ("glue", "sst2", "squad"))
-    pictures = f"dataset.path={_picture_folder(tmp_path)}"
-    extra = {"image_folder": [pictures], "image": [pictures], "schedule": ["freeze.num_frozen=[2,4]"]}.get(name, [])
+    of_text = ("glue", "sst2", "squad", "tokens", "text", "causal_lm")
+    reads_text = "HuggingFaceModel" in path.read_text() or any(word in name for word in of_text)
+    data = f"dataset.path={_picture_folder(tmp_path)}"
+    needed = {each: [data] for each in ("image_folder", "image", "tokens", "text", "causal_lm")}
+    extra = needed.get(name, ["freeze.num_frozen=[2,4]"] if name == "schedule" else [])
     run_config = loaded(*(TEXT if reads_text else ()), option, *extra)
     assert dataclasses.is_dataclass(getattr(run_config, group))
     libraries = getattr(getattr(run_config, group), "libraries", ())

@@ -147,6 +147,7 @@ class Data:
         input_shape: (C, H, W) of an image, () for text.
         random_transform: True when a training sample looks different in each epoch.
         note: What the data decided where the options left it the choice, for the user.
+        warnings: What the user should know of, such as samples that were cut.
     """
 
     train: Split
@@ -155,6 +156,7 @@ class Data:
     input_shape: tuple[int, ...] = ()
     random_transform: bool = False
     note: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

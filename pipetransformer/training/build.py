@@ -85,7 +85,7 @@ def prepare(
     feature_format = FeatureFormat(sources[0].hidden_size, precision.param_dtype, config.cache.storage)
     cache_setup = set_up_cache(config, stack, data, sources, feature_format, device, run_dir, closing)
     train, *evaluation = _loaders(config, data, sources, cache_setup, nodes)
-    for text in (*warnings(config), *cache_setup.notes):
+    for text in (*warnings(config), *data.warnings, *cache_setup.notes):
         report.write("warning", message=text)
     report.write("phase", message="measuring layers and links")
     planner = make_planner(

@@ -27,8 +27,10 @@ from pipetransformer.data.images import HubImages, IdxImages
 from pipetransformer.data.map_style import MapStyleSplit
 from pipetransformer.data.squad import Squad
 from pipetransformer.data.squad_split import SquadSplit
+from pipetransformer.data.tagged_split import TaggedSplit
 from pipetransformer.data.tasks import image_classification, text_classification
 from pipetransformer.data.text import LabelledTexts, Ragged, Tokens
+from pipetransformer.data.token_classification import TokenClassification
 
 SIDE, NUM_TRAIN = 6, 8
 GREY, COLOUR = ImageFormat(mean=(0.5,), std=(0.5,)), ImageFormat(size=4, num_channels=3)
@@ -103,6 +105,17 @@ def write_questions(folder: Path, changed: int, label: int) -> None:
     (folder / "data.json").write_text(json.dumps({"data": articles}))
 
 
+def write_tags(folder: Path, changed: int, label: int) -> None:
+    texts = [["it", "is", str(number), *["of", "a", "cat", "that", "is", "not"]] for number in range(NUM_TRAIN)]
+    texts[0][2] += str(changed)
+    for name in ("train", "dev"):
+        sentences = [
+            "".join(f"{word} {tag}\n" for word, tag in zip(text, "abcdabcda"[label:] + "d", strict=False))
+            for text in texts
+        ]
+        (folder / f"{name}.conll").write_text("\n".join([*sentences, f"{name} d\n"]))
+
+
 @dataclass(frozen=True)
 class Kind:
     """One way to get a split: ``write(folder, changed, label)`` makes the data, ``spec`` reads it."""
@@ -127,6 +140,7 @@ KINDS = {
     "squad": Kind(
         write_questions, lambda folder: Squad(path=str(folder / "data.json"), eval_fraction=0.5), None, SquadSplit
     ),
+    "tags": Kind(write_tags, lambda folder: TokenClassification(path=str(folder)), None, TaggedSplit),
 }
 PICTURES, TEXTS = (
     [name for name, kind in KINDS.items() if (kind.wanted is None) == reads_text] for reads_text in (False, True)
@@ -204,7 +218,7 @@ def test_another_selection_of_samples_is_another(source: Source) -> None:
 
 
 @over(
-    ["idx", "hub in memory", "table of paths", "table of pictures", "glue", "squad"]
+    ["idx", "hub in memory", "table of paths", "table of pictures", "glue", "squad", "tags"]
 )  # elsewhere the label is in the files' names or in the fingerprint
 def test_labels_have_no_part_in_it(source: Source) -> None:
     before, targets = source.identity(), source.load().train.targets([0, 1])
@@ -254,7 +268,9 @@ def test_pictures_in_another_order_are_others(source: Source) -> None:
     assert train.source.take(np.arange(NUM_TRAIN)[::-1]).identity() != before
 
 
-@pytest.mark.parametrize(("source", "options"), [("glue", {}), ("squad", {"stride": 2})], indirect=["source"])
+@pytest.mark.parametrize(
+    ("source", "options"), [("glue", {}), ("squad", {"stride": 2}), ("tags", {})], indirect=["source"]
+)
 def test_another_maximum_length_is_another_where_it_cuts(source: Source, options: dict[str, int]) -> None:
     assert source.identity(max_length=16, **options) != source.identity(max_length=14, **options)
     assert source.identity(max_length=200) == source.identity(max_length=201), "nothing is that long"
