@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pipetransformer.config.schema import Launch as Launch
     from pipetransformer.config.schema import Parallel as Parallel
     from pipetransformer.config.schema import Resume as Resume
+    from pipetransformer.data.causal_lm import CausalLM as CausalLM
     from pipetransformer.data.glue import Glue as Glue
     from pipetransformer.data.images import Digits as Digits
     from pipetransformer.data.images import HubImages as HubImages
@@ -70,6 +71,7 @@ MODULES = {
     "Launch": "pipetransformer.config.schema",
     "Resume": "pipetransformer.config.schema",
     "Parallel": "pipetransformer.config.schema",
+    "CausalLM": "pipetransformer.data.causal_lm",
     "Glue": "pipetransformer.data.glue",
     "Digits": "pipetransformer.data.images",
     "HubImages": "pipetransformer.data.images",

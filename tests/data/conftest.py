@@ -21,7 +21,7 @@ def tokenizer() -> Any:
     words = ["is", "it", "a", "of"]
     pieces = SPECIAL + words + characters + ["##" + character for character in characters]
     vocabulary = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
-    return BertTokenizer(vocab=vocabulary)
+    return BertTokenizer(vocab=vocabulary, eos_token="[SEP]")
 
 
 @pytest.fixture(scope="session")

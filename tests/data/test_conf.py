@@ -13,7 +13,7 @@ from pipetransformer.data.base import DatasetSpec
 
 NAMES = sorted(str(file.relative_to(CONF / "dataset").with_suffix("")) for file in (CONF / "dataset").rglob("*.yaml"))
 
-NEEDS_PATH = ("image_folder", "tokens")
+NEEDS_PATH = ("image_folder", "image", "text", "tokens", "causal_lm")
 
 
 def composed(name: str) -> DictConfig:

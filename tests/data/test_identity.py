@@ -19,6 +19,8 @@ from PIL import Image
 
 from pipetransformer.data import image_folders, image_sources, image_split
 from pipetransformer.data.base import Data, DatasetSpec, ImageFormat, Split, TextFormat
+from pipetransformer.data.causal_lm import CausalLM
+from pipetransformer.data.document_split import DocumentSplit
 from pipetransformer.data.glue import Glue
 from pipetransformer.data.image_dataset import TableImages
 from pipetransformer.data.image_sources import IDX_FILES, from_arrays, from_list
@@ -116,6 +118,15 @@ def write_tags(folder: Path, changed: int, label: int) -> None:
         (folder / f"{name}.conll").write_text("\n".join([*sentences, f"{name} d\n"]))
 
 
+def write_prompts(folder: Path, changed: int, label: int) -> None:
+    """Another label divides each text at another place."""
+    for name in ("train", "dev"):
+        texts = [f"it is {number} of a cat that is not {name}" for number in range(NUM_TRAIN)]
+        texts[0] = texts[0].replace("0", f"0{changed}")
+        rows = [{"prompt": text[: 6 + label], "completion": text[6 + label :]} for text in texts]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 @dataclass(frozen=True)
 class Kind:
     """One way to get a split: ``write(folder, changed, label)`` makes the data, ``spec`` reads it."""
@@ -141,6 +152,12 @@ KINDS = {
         write_questions, lambda folder: Squad(path=str(folder / "data.json"), eval_fraction=0.5), None, SquadSplit
     ),
     "tags": Kind(write_tags, lambda folder: TokenClassification(path=str(folder)), None, TaggedSplit),
+    "prompts": Kind(
+        write_prompts,
+        lambda folder: CausalLM(path=str(folder), prompt="prompt", completion="completion"),
+        None,
+        DocumentSplit,
+    ),
 }
 PICTURES, TEXTS = (
     [name for name, kind in KINDS.items() if (kind.wanted is None) == reads_text] for reads_text in (False, True)
@@ -269,7 +286,7 @@ def test_pictures_in_another_order_are_others(source: Source) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "options"), [("glue", {}), ("squad", {"stride": 2}), ("tags", {})], indirect=["source"]
+    ("source", "options"), [("glue", {}), ("squad", {"stride": 2}), ("tags", {}), ("prompts", {})], indirect=["source"]
 )
 def test_another_maximum_length_is_another_where_it_cuts(source: Source, options: dict[str, int]) -> None:
     assert source.identity(max_length=16, **options) != source.identity(max_length=14, **options)
