@@ -11,14 +11,14 @@ import numpy as np
 
 from pipetransformer.data.image_decoding import check_file, read_file
 from pipetransformer.data.image_sources import ImageSource, ImageSplits
-from pipetransformer.data.table_files import ENDINGS, FORMATS
+from pipetransformer.data.table_files import FORMATS
 from pipetransformer.data.table_spec import EVAL_SPLITS
 from pipetransformer.errors import UserError
 
 SAVED = ("dataset_dict.json", "state.json")  # of datasets' save_to_disk
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".pgm", ".pbm", ".webp", ".tif", ".tiff", ".gif")
 IMAGE_FOLDER = "a folder with train/<class>/*.png and test/, val/ or validation/<class>/*.png"
-CLASS_FOLDERS = f"a table ({ENDINGS}), or a folder for each class: <class>/*.png, or train/<class>/*.png"
+CLASS_FOLDERS = f"a table ({', '.join(FORMATS)}), or a folder for each class: <class>/*.png, or train/<class>/*.png"
 
 
 @dataclass(frozen=True)

@@ -55,14 +55,14 @@ def test_an_error_about_the_rate_names_the_rate_alone() -> None:
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("model=gpt2", "model=gpt2 is unknown; there are: bert, bert_large"),
+        ("model=t5", "model=t5 is unknown; there are: bert, bert_large"),
         ("model=BERT", "did you mean model=bert?"),
         ("dataset=mnist", "did you mean dataset=fashion_mnist?"),
         ("dataset=mnist", "glue/sst2"),
         ("dataset=glue/sst-2", "did you mean dataset=glue/sst2?"),
         ("experiment=all", "did you mean experiment=components/all?"),
         ("model=false", "model=false is unknown; there are: bert"),
-        ("dataset=null", "dataset=null is unknown; there are: cifar10"),
+        ("dataset=null", "dataset=null is unknown; there are: causal_lm, cifar10"),
     ],
 )
 def test_an_unknown_option_of_a_group_is_told_the_nearest_and_all_there_are(override: str, words: str) -> None:
