@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pipetransformer.data.images import HubImages as HubImages
     from pipetransformer.data.images import IdxImages as IdxImages
     from pipetransformer.data.squad import Squad as Squad
+    from pipetransformer.data.text_dataset import TextDataset as TextDataset
     from pipetransformer.data.token_classification import TokenClassification as TokenClassification
     from pipetransformer.errors import UserError as UserError
     from pipetransformer.freeze.base import FreezePolicy as FreezePolicy
@@ -78,6 +79,7 @@ MODULES = {
     "IdxImages": "pipetransformer.data.images",
     "Squad": "pipetransformer.data.squad",
     "TokenClassification": "pipetransformer.data.token_classification",
+    "TextDataset": "pipetransformer.data.text_dataset",
     "UserError": "pipetransformer.errors",
     "NoFreezing": "pipetransformer.freeze.none",
     "PaperRule": "pipetransformer.freeze.pipetransformer",

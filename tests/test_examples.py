@@ -28,6 +28,12 @@ def test_an_own_model_learns_in_one_process_while_its_blocks_freeze(tmp_path: Pa
     assert re.search(r"[1-4] blocks frozen", output)
 
 
+def test_a_dataset_of_the_datasets_library_is_learned(tmp_path: Path) -> None:
+    output = run(tmp_path, sys.executable, str(EXAMPLES / "own_dataset.py"))
+    assert accuracies(output)[-1] > 0.6, output  # of five classes
+    assert (tmp_path / "own_dataset_model" / "model.safetensors").is_file()
+
+
 def test_an_own_loop_trains_under_torchrun_and_saves_what_transformers_loads(tmp_path: Path) -> None:
     script = str(EXAMPLES / "own_loop.py")
     output = run(tmp_path, sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", script)

@@ -48,7 +48,7 @@ class MapStyleSplit(Split):
     """
 
     def __init__(self, name: str, dataset: Any, loss: Loss, metrics: Metrics | None = None) -> None:
-        self.name, self._dataset, self._loss, self._metrics = name, _readable(name, dataset), loss, metrics
+        self.name, self._dataset, self._loss, self._metrics = name, readable(name, dataset), loss, metrics
         self._last: tuple[tuple[int, ...], list[Sample]] = ((), [])
         if len(dataset) == 0:
             raise UserError(f"the data set {name} is empty; give at least one sample")
@@ -201,8 +201,12 @@ class Sample:
         return mine.shape == theirs.shape and bool((mine == theirs).all())
 
 
-def _readable(name: str, dataset: Any) -> Any:
-    """Returns the data set, or what is read of a ``datasets.Dataset``."""
+def readable(name: str, dataset: Any) -> Any:
+    """Returns the data set, or what is read of a ``datasets.Dataset``.
+
+    Raises:
+        UserError: It is no map-style data set.
+    """
     if isinstance(dataset, Mapping):
         raise UserError(f"the data set {name} holds several: {', '.join(map(str, dataset))}; give one of them")
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
@@ -235,7 +239,14 @@ def _sample(row: Any, index: int) -> Sample:
     sample = Sample(torch.as_tensor(pair[0]), torch.as_tensor(pair[1]))
     if not sample.is_text:
         return sample
-    per_token = {key: torch.as_tensor(value) for key, value in others.items()}
+    per_token: dict[str, Tensor] = {}
+    for key, value in others.items():
+        try:
+            per_token[key] = torch.as_tensor(value)
+        except (TypeError, ValueError, RuntimeError):
+            raise UserError(
+                f"{key} of sample {index} is a {type(value).__name__}; leave it out or give one value per token"
+            ) from None
     for key, values in per_token.items():
         if values.shape != sample.input.shape:
             raise UserError(

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 EVAL_SPLITS = ("validation", "valid", "val", "dev", "test")  # by falling preference
 HELD_OUT = "held_out"
+LOCAL_TABLES = (
+    "a .csv, .tsv, .jsonl, .json, .parquet or .arrow file, a folder of them named train and validation or test"
+)
 DELIMITERS = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "pipe": "|", "space": " "}
 
 
@@ -119,8 +122,6 @@ class TableSpec(DatasetSpec, ABC):
             UserError: It has not, or does not answer.
         """
         if self.hub is not None:
-            from pipetransformer.data.table_splits import LOCAL_TABLES
-
             find_on_hub(self.hub, LOCAL_TABLES, self.config, self.revision)
 
     def tables(self) -> Tables:

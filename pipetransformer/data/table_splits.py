@@ -13,6 +13,7 @@ from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
 from pipetransformer.data.hub import unreachable
 from pipetransformer.data.table_files import FORMATS, Formats, shown
 from pipetransformer.data.table_rows import Rows, read_files
+from pipetransformer.data.table_spec import LOCAL_TABLES
 from pipetransformer.errors import UserError
 
 SPLIT = re.compile(r"(train|validation|valid|val|dev|test)(?=[-_.]|$)")
@@ -23,8 +24,6 @@ def _local_tables(formats: Formats) -> str:
     endings = ", ".join(formats)
     return f"a table ({endings}), a folder of them named train and validation or test, or one of save_to_disk"
 
-
-LOCAL_TABLES = _local_tables(FORMATS)
 
 Splits = Mapping[str, Callable[[], Rows]]
 """The splits that there are; the rows of each are read when its function is called."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pipetransformer.config.schema import Cache, Checkpointing, Config, Evaluation, Guard, Parallel, Resume
 from pipetransformer.config.validate import validate
-from pipetransformer.data.map_style import Loss, MapStyleData, MapStyleSplit, Metrics
+from pipetransformer.data.map_style import Loss, MapStyleData, MapStyleSplit, Metrics, readable
 from pipetransformer.errors import UserError
 from pipetransformer.freeze.base import FreezePolicy
 from pipetransformer.freeze.pipetransformer import PaperRule
@@ -106,7 +106,8 @@ class ElasticTrainer(Trainer):
         if evaluate is not None and evaluate.patience is not None and not evaluation:
             raise UserError("`evaluate` has `patience`, and there is nothing to evaluate; give `evaluation`")
         spec = ModelInstance.of(model)
-        samples = MapStyleSplit("train", [train[i % len(train)] for i in range(2)] if len(train) else [], loss)
+        rows = readable("train", train)
+        samples = MapStyleSplit("train", [rows[i % len(rows)] for i in range(2)] if len(rows) else [], loss)
         ids, num_tokens = [0, 1], None if samples.lengths is None else int(samples.lengths.max())
         spec.check_on(samples.inputs(ids, num_tokens), samples.context(ids, num_tokens))
         data = MapStyleData(

@@ -19,9 +19,10 @@ from pipetransformer.data.glue import Glue
 from pipetransformer.data.image_dataset import TableImages
 from pipetransformer.data.images import Digits, HubImages, IdxImages
 from pipetransformer.data.squad import Squad
+from pipetransformer.data.text_dataset import TextDataset
 
 VALUES = st.sampled_from([None, 0, 1, 11, 1.0, "", "1", "11", "None", (1,), (1, 1)])
-SPECS = [Digits, IdxImages, HubImages, TableImages, Glue, Squad]
+SPECS = [Digits, IdxImages, HubImages, TableImages, Glue, Squad, TextDataset]
 HEAVY = ["torch", "torchvision", "torchmetrics", "transformers", "datasets", "sklearn", "PIL"]
 
 
@@ -54,7 +55,8 @@ import sys
 from pipetransformer.data.glue import Glue
 from pipetransformer.data.images import Digits, IdxImages
 from pipetransformer.data.squad import Squad
-for spec in (Glue(task="sst2"), Digits(), IdxImages(), Squad()):
+from pipetransformer.data.text_dataset import TextDataset
+for spec in (Glue(task="sst2"), Digits(), IdxImages(), Squad(), TextDataset(path=".")):
     spec.check()
 print([name for name in {HEAVY} if name in sys.modules])
 """
@@ -71,19 +73,24 @@ def test_the_launcher_looks_at_local_data_without_torch(tmp_path: Path) -> None:
         (tmp_path / f"{name}.tsv").write_text("sentence\tlabel\nit is\t1\n")
     qas = [{"id": "a", "question": "it?", "answers": [{"text": "it", "answer_start": 0}]}]
     articles = [{"title": "", "paragraphs": [{"context": "it is", "qas": qas}]}] * 2
+    (tmp_path / "reviews.csv").write_text("text,label\na,1\nb,2\nc,1\n")
     (tmp_path / "squad.json").write_text(json.dumps({"data": articles}))
     code = f"""
 import sys
 from pipetransformer.data.glue import Glue
 from pipetransformer.data.images import Digits, HubImages
 from pipetransformer.data.squad import Squad
+from pipetransformer.data.text_dataset import TextDataset
 folder = {str(tmp_path)!r}
 for spec in (Digits(), HubImages(path=folder), Glue(task="sst2", path=folder), Squad(path=folder + "/squad.json")):
     print(spec.preflight())
 print([name for name in {[name for name in HEAVY if name != "PIL"]} if name in sys.modules])
+file = folder + "/reviews.csv"
+print(TextDataset(path=file, eval_path=file).preflight())
+print([name for name in {[name for name in HEAVY if name not in ("PIL", "datasets")]} if name in sys.modules])
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
-    assert result.stdout.split("\n")[:-1] == ["1437", "2", "1", "None", "[]"]
+    assert result.stdout.split("\n")[:-1] == ["1437", "2", "1", "None", "[]", "3", "[]"]
 
 
 @given(st.integers(1, 200), st.integers(1, 250), st.integers(1, 250))

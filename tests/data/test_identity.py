@@ -28,11 +28,13 @@ from pipetransformer.data.image_split import ImageSplit
 from pipetransformer.data.images import HubImages, IdxImages
 from pipetransformer.data.map_style import MapStyleSplit
 from pipetransformer.data.squad import Squad
-from pipetransformer.data.squad_split import SquadSplit
+from pipetransformer.data.squad_split import AnsweredSplit, SquadSplit
 from pipetransformer.data.tagged_split import TaggedSplit
 from pipetransformer.data.tasks import image_classification, text_classification
 from pipetransformer.data.text import LabelledTexts, Ragged, Tokens
+from pipetransformer.data.text_dataset import TextDataset
 from pipetransformer.data.token_classification import TokenClassification
+from pipetransformer.data.unlabelled import ScoredSplit
 
 SIDE, NUM_TRAIN = 6, 8
 GREY, COLOUR = ImageFormat(mean=(0.5,), std=(0.5,)), ImageFormat(size=4, num_channels=3)
@@ -127,6 +129,15 @@ def write_prompts(folder: Path, changed: int, label: int) -> None:
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+def write_csv(folder: Path, changed: int, label: int) -> None:
+    texts = [f"it is {number} of a cat" for number in range(NUM_TRAIN)]
+    texts[0] += str(changed)
+    for name in ("train", "dev"):
+        rows = [f"{text} {name},{(label + number) % 2}" for number, text in enumerate(texts)]
+        (folder / f"{name}.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+        os.utime(folder / f"{name}.csv", ns=(0, 10**18 + 2 * changed + label))  # as for pictures
+
+
 @dataclass(frozen=True)
 class Kind:
     """One way to get a split: ``write(folder, changed, label)`` makes the data, ``spec`` reads it."""
@@ -148,6 +159,7 @@ KINDS = {
     "table of paths": Kind(write_path_table, lambda folder: TableImages(path=str(folder)), COLOUR, ImageSplit),
     "table of pictures": Kind(write_picture_table, lambda folder: TableImages(path=str(folder)), COLOUR, ImageSplit),
     "glue": Kind(write_texts, lambda folder: Glue(path=str(folder), task="sst2"), None, LabelledTexts),
+    "text": Kind(write_csv, lambda folder: TextDataset(path=str(folder)), None, LabelledTexts),
     "squad": Kind(
         write_questions, lambda folder: Squad(path=str(folder / "data.json"), eval_fraction=0.5), None, SquadSplit
     ),
@@ -208,6 +220,7 @@ def test_every_kind_of_split_is_here() -> None:
 
     ours = {kind for kind in final(Split) if kind.__module__.startswith("pipetransformer.")}
     ours.remove(MapStyleSplit)  # a script's own, whose samples are tensors already: test_map_style.py
+    ours -= {AnsweredSplit, ScoredSplit}  # of samples to predict, which no store keeps
     assert {kind for kind in ours if not kind.__abstractmethods__} == {kind.split for kind in KINDS.values()}
 
 
@@ -235,7 +248,7 @@ def test_another_selection_of_samples_is_another(source: Source) -> None:
 
 
 @over(
-    ["idx", "hub in memory", "table of paths", "table of pictures", "glue", "squad", "tags"]
+    ["idx", "hub in memory", "table of paths", "table of pictures", "glue", "text", "squad", "tags"]
 )  # elsewhere the label is in the files' names or in the fingerprint
 def test_labels_have_no_part_in_it(source: Source) -> None:
     before, targets = source.identity(), source.load().train.targets([0, 1])
@@ -286,7 +299,9 @@ def test_pictures_in_another_order_are_others(source: Source) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "options"), [("glue", {}), ("squad", {"stride": 2}), ("tags", {}), ("prompts", {})], indirect=["source"]
+    ("source", "options"),
+    [("glue", {}), ("text", {}), ("squad", {"stride": 2}), ("tags", {}), ("prompts", {})],
+    indirect=["source"],
 )
 def test_another_maximum_length_is_another_where_it_cuts(source: Source, options: dict[str, int]) -> None:
     assert source.identity(max_length=16, **options) != source.identity(max_length=14, **options)

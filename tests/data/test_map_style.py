@@ -90,6 +90,7 @@ def test_a_transform_that_draws_is_noticed() -> None:
         ([{"input_ids": [1], "pixel_values": [2], "labels": 0}], "give exactly one of input_ids"),
         ([{"input_ids": [1]}], "give exactly one of labels"),
         ([{"input_ids": [1, 2], "token_type_ids": [0], "labels": 0}], r"token_type_ids of sample 0 has shape \(1,\)"),
+        ([{"input_ids": [1, 2], "text": "it is", "labels": 0}], "text of sample 0 is a str; leave it out"),
     ],
 )
 def test_what_is_no_sample_is_refused(rows: list[Any], message: str) -> None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import datasets
 import timm
 import torch
 import torch.nn.functional as F
@@ -75,7 +76,7 @@ def with_batch_norm() -> nn.Sequential:
     return nn.Sequential(embedding, nn.BatchNorm1d(5), *blocks, head)
 
 
-def model_and_data(kind: str) -> tuple[nn.Module, Tokens]:
+def model_and_data(kind: str) -> tuple[nn.Module, Any]:
     torch.manual_seed(0)
     if kind == "sequential":
         return sequential(), Tokens()
@@ -93,7 +94,13 @@ def model_and_data(kind: str) -> tuple[nn.Module, Tokens]:
         vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=16,
         num_labels=NUM_CLASSES,
     )  # fmt: skip
-    return BertForSequenceClassification(config), Texts()
+    model, texts = BertForSequenceClassification(config), Texts()
+    if kind == "transformers":
+        return model, texts
+    rows = [texts[index] | {"text": "not tokenised", "idx": index} for index in range(len(texts))]
+    dataset = datasets.Dataset.from_list(rows)
+    dataset.set_format("torch" if kind == "dataset of tensors" else None)
+    return model, dataset
 
 
 def loss(output: Tensor, target: Tensor) -> Tensor:

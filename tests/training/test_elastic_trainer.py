@@ -91,6 +91,14 @@ def test_a_library_loads_what_was_saved_of_its_model(pool: Pool, tmp_path: Path,
     assert set(seen["metrics"]) == {"accuracy", "loss"}
 
 
+@pytest.mark.parametrize("kind", ["dataset", "dataset of tensors"])
+def test_a_dataset_of_the_datasets_library_trains_as_its_rows_do(pool: Pool, tmp_path: Path, kind: str) -> None:
+    expected = pool.run(1, train_own, "transformers", tmp_path / "rows", pt.Parallel())[0]
+    found = pool.run(2, train_own, kind, tmp_path / "dataset", pt.Parallel(arrangement="data"))[0]
+    assert found["losses"] == pytest.approx(expected["losses"], rel=0, abs=1e-10)
+    assert found["metrics"] == pytest.approx(expected["metrics"], rel=0, abs=1e-10)
+
+
 def test_callbacks_are_called_on_every_rank(pool: Pool, tmp_path: Path) -> None:
     for seen in pool.run(2, train_own, "sequential", tmp_path, pt.Parallel(), {"evaluate": pt.Evaluation()}):
         assert [seen["calls"].count(name) for name in ("step", "decision", "transition")] == [12, 2, 2]
