@@ -16,7 +16,7 @@ from support.plans import PlanShape, arrangements
 from support.pool import Pool
 from support.trainings import then, train_all_elastic, train_elastic, train_reference
 
-KINDS = ["vit", "bert_mlm", "bert_qa"]  # of the three with an encoder the one that ties weights, too
+KINDS = ["vit", "bert_mlm", "bert_qa", "bert_tags"]  # of the four with an encoder the one that ties weights, too
 LOSSES = ["bert_weighted", "bert_sets"]  # of a model that is there: on the arrangements in which losses are divided
 DIVIDING = [(1, 3), (2, 2)]
 OPTIMIZERS = ["adamw", "sgd", "lamb"]

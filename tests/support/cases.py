@@ -25,7 +25,8 @@ from pipetransformer.models.stack import LayerStack
 from pipetransformer.models.timm import TimmModel
 from pipetransformer.optim.base import SGD, AdamW, Lamb, OptimizerSpec
 from pipetransformer.runtime.precision import PRECISIONS
-from support.decoders import DROPOUTS, NEXT_TOKEN, NextTokens, write_configs
+from support.by_token import NEXT_TOKEN, TAGGING, prompted_texts, tagged_texts
+from support.decoders import DROPOUTS, write_configs
 from support.masked import MASKED_LM, MaskedLanguageModel, MaskedText
 from support.samples import IMAGE_SIZE, NUM_CLASSES, VOCABULARY, RandomImages, RandomText
 
@@ -45,10 +46,10 @@ class Case:
     """One training problem; the same on every process that builds it.
 
     Attributes:
-        kind: ``vit``, ``siglip`` (without class token; its layers return strided tensors), ``bert``, ``bert_qa``
-            or ``bert_mlm``, whose output layer is its word embeddings; ``bert_weighted`` (class weights and smoothed
-            labels) and ``bert_sets`` (any number of classes for a sample); of decoders ``gpt2`` and ``gemma3_text``,
-            whose output layers are their word embeddings, too, and ``llama``, which classifies.
+        kind: ``vit``, ``siglip`` (without class token; its layers return strided tensors), ``bert``, ``bert_qa``,
+            ``bert_tags``, or ``bert_mlm``, whose output layer is its word embeddings; ``bert_weighted`` (class weights
+            and smoothed labels) and ``bert_sets`` (any number of classes for a sample); of decoders ``gpt2`` and
+            ``gemma3_text``, whose output layers are their word embeddings, too, and ``llama``, which classifies.
         folder: Where the configurations lie, the same ones everywhere (see :func:`write_config`).
         num_samples: With ``batch_size`` not a divisor, the last batch of an epoch is smaller.
         width: Of the model.
@@ -81,6 +82,7 @@ class Case:
             "siglip": image_classification(NUM_CLASSES),
             "bert": text_classification(NUM_CLASSES),
             "bert_qa": question_answering(),
+            "bert_tags": TAGGING,
             "bert_mlm": MASKED_LM,
             "bert_weighted": text_classification(NUM_CLASSES, class_weights=CLASS_WEIGHTS, label_smoothing=0.1),
             "bert_sets": multi_label_classification(NUM_CLASSES),
@@ -115,7 +117,9 @@ class Case:
         if self.kind == "bert_mlm":
             return MaskedText(self.num_samples)
         if self.task is NEXT_TOKEN:
-            return NextTokens(self.num_samples)
+            return prompted_texts(self.num_samples)
+        if self.task is TAGGING:
+            return tagged_texts(self.num_samples)
         if self.reads_images:
             return RandomImages(self.num_samples, mixup=self.mixup)
         weights = CLASS_WEIGHTS if self.kind == "bert_weighted" else ()
@@ -153,6 +157,8 @@ class Case:
         if self.kind == "bert_mlm":
             return transformers.BertForMaskedLM(config)
         config.num_labels = NUM_CLASSES
+        if self.kind == "bert_tags":
+            return transformers.BertForTokenClassification(config)
         return transformers.BertForSequenceClassification(config)
 
 

@@ -4,12 +4,14 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from pipetransformer.autocache.cache import AutoCache, Filled
 from pipetransformer.autocache.reader import FeatureReader, Request
+from pipetransformer.autodp.topology import Topology
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.runtime import gradients
 from pipetransformer.runtime.batch import Batch
@@ -18,10 +20,12 @@ from pipetransformer.runtime.gradients import TiedWeights
 from pipetransformer.runtime.precision import LossScale, Precision
 from pipetransformer.runtime.resident import ResidentLayers
 from pipetransformer.runtime.stage import ParametersByLayer, Stage
+from pipetransformer.training.loader import BatchLoader
 from support.cases import Case
 from support.trainings import Plans, Trace, train_elastic
 
 _advance, _read, _loss_targets = AutoCache.advance, FeatureReader.read, Batch.loss_targets
+_batch = BatchLoader.batch
 _unpack = ResidentLayers.unpack
 _batch_to, _clip, _train, _run = Batch.to, gradients.unscale_and_clip, Stage.train, Precision.run_layer
 
@@ -94,6 +98,18 @@ def _all_parameters(self: LayerStack, layer: int, *_: int) -> list[torch.nn.Para
     return list(self[layer].parameters())
 
 
+def _number_of_samples(self: BatchLoader, global_ids: np.ndarray) -> float:
+    return float(len(global_ids))
+
+
+def _divided_by_own_tokens(self: BatchLoader, ids: np.ndarray, topology: Topology, *options: Any) -> Batch:
+    batch = _batch(self, ids, topology, *options)
+    assert self.split.loss_weights is not None
+    own = self.split.loss_weights[batch.ids] * batch.weights.numpy()
+    batch.loss_divisor = (float(own.sum()) or 1.0) * topology.plan.num_replicas
+    return batch
+
+
 MUTATIONS: dict[str, Callable[[], Any]] = {
     "each replica takes the mean of its own share": lambda: mock.patch.object(Engine, "_loss", _mean_of_the_share),
     "padded rows count in the loss": lambda: mock.patch.object(Batch, "loss_targets", _padding_counts),
@@ -127,6 +143,13 @@ TIED_MUTATIONS: dict[str, Callable[[], Any]] = {
 """Mutations that a model with shared weights notices."""
 
 
+TOKEN_MUTATIONS: dict[str, Callable[[], Any]] = {
+    "the loss is divided by samples": lambda: mock.patch.object(BatchLoader, "_loss_divisor", _number_of_samples),
+    "each replica divides by its own tokens": lambda: mock.patch.object(BatchLoader, "batch", _divided_by_own_tokens),
+}
+"""Mutations that a task with a target for each token notices."""
+
+
 MIXED_MUTATIONS: dict[str, tuple[str, Callable[[], Any]]] = {
     "products have the type of the weights": (
         "bfloat16", lambda: mock.patch.object(Precision, "run_layer", _run_in_param_dtype),
@@ -142,6 +165,7 @@ MIXED_MUTATIONS: dict[str, tuple[str, Callable[[], Any]]] = {
 
 
 def train_mutated(mutation: str, case: Case, plans: Plans, folder: str) -> Trace:
-    broken = MUTATIONS | CACHED_MUTATIONS | TIED_MUTATIONS | {name: way for name, (_, way) in MIXED_MUTATIONS.items()}
+    broken = MUTATIONS | CACHED_MUTATIONS | TIED_MUTATIONS | TOKEN_MUTATIONS
+    broken |= {name: way for name, (_, way) in MIXED_MUTATIONS.items()}
     with broken[mutation]():
         return train_elastic(case, plans, folder)

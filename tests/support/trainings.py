@@ -227,9 +227,8 @@ def _plain(case: Case, frozen: dict[int, int], num_microbatches: int) -> Trace:
             group["lr"] = rate(step)
         optimizer.zero_grad()
         trace.losses.append(0.0)
-        inputs, context = _read(split, ids, precision.param_dtype)
-        keys, targets = sample_keys(SEED, step, ids), split.targets(ids.tolist())
-        divisor = len(ids) if split.loss_weights is None else split.loss_weights[ids].sum()
+        inputs, context, targets = _read(split, ids, precision.param_dtype)
+        keys, divisor = sample_keys(SEED, step, ids), _divisor(split, ids)
         if split.mixing is not None:
             inputs, targets = mixed_by_timm(split.mixing, step, inputs, targets)
         for rows in torch.arange(len(ids)).chunk(num_microbatches):
@@ -275,11 +274,17 @@ def _tie(stack: LayerStack) -> None:
 Forward = Callable[..., Tensor]
 
 
-def _read(split: Split, ids: np.ndarray, dtype: torch.dtype) -> tuple[Tensor, dict[str, Tensor]]:
+def _divisor(split: Split, ids: np.ndarray) -> float:
+    """Samples of the batch, or of all their tokens those that count; where none does, the loss is zero."""
+    return len(ids) if split.loss_weights is None else split.loss_weights[ids].sum() or 1.0
+
+
+def _read(split: Split, ids: np.ndarray, dtype: torch.dtype) -> tuple[Tensor, dict[str, Tensor], Tensor]:
     lengths = split.lengths
     padded = None if lengths is None else min(-(-int(lengths[ids].max()) // 8) * 8, int(lengths.max()))
     inputs = split.inputs(ids.tolist(), padded)
-    return inputs.to(dtype) if inputs.is_floating_point() else inputs, split.context(ids.tolist(), padded)
+    inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs
+    return inputs, split.context(ids.tolist(), padded), split.targets(ids.tolist(), padded)
 
 
 def _by_original(model: nn.Module, case: Case) -> Forward:
