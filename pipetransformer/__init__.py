@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from pipetransformer.optim.base import SGD as SGD
     from pipetransformer.optim.base import AdamW as AdamW
     from pipetransformer.optim.base import Lamb as Lamb
+    from pipetransformer.report.tensorboard import TensorBoardLogger as TensorBoardLogger
     from pipetransformer.report.wandb import NoLogger as NoLogger
     from pipetransformer.report.wandb import WandbLogger as WandbLogger
     from pipetransformer.simulate.run import simulate as simulate
@@ -89,6 +90,7 @@ MODULES = {
     "SGD": "pipetransformer.optim.base",
     "AdamW": "pipetransformer.optim.base",
     "Lamb": "pipetransformer.optim.base",
+    "TensorBoardLogger": "pipetransformer.report.tensorboard",
     "NoLogger": "pipetransformer.report.wandb",
     "WandbLogger": "pipetransformer.report.wandb",
 }

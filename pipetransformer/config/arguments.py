@@ -90,6 +90,9 @@ def _option(argument: str, simulation: bool) -> str:
         return argument
     if group in SIMULATION_ONLY and not simulation:
         raise UserError(f"{argument} describes a simulation; give it to pipetransformer-simulate")
+    if group == "logger" and value.startswith("["):
+        value = "_".join(sorted({name.strip(" '\"") for name in value.strip("[]").split(",")}, reverse=True))
+        argument = f"{group}={value}"
     known = SWITCHES.get(group, {})
     if value.lower() in known:
         return f"{group}={known[value.lower()]}"

@@ -56,6 +56,30 @@ class NullSink(Sink):
         pass
 
 
+class Sinks(Sink):
+    """Several tracking services as one.
+
+    Args:
+        sinks: In the order in which they take an event.
+    """
+
+    def __init__(self, sinks: Sequence[Sink]) -> None:
+        self._sinks = tuple(sinks)
+
+    def write(self, event: EventName, values: Values) -> None:
+        for sink in self._sinks:
+            sink.write(event, values)
+
+    def identity(self) -> dict[str, Any]:
+        return {name: value for sink in self._sinks for name, value in sink.identity().items()}
+
+    def close(self) -> None:
+        """Closes all, also after one of them has failed; then raises that failure."""
+        with ExitStack() as stack:
+            for sink in reversed(self._sinks):
+                stack.callback(sink.close)
+
+
 class Reporter:
     """Hands every event to every sink. Without sinks it is silent: the reporter of all ranks but rank 0.
 
@@ -64,13 +88,12 @@ class Reporter:
     """
 
     def __init__(self, sinks: Sequence[Sink] = ()) -> None:
-        self._sinks = tuple(sinks)
+        self._sinks, self._is_silent = Sinks(sinks), not sinks
 
     def write(self, event: EventName, **values: Any) -> None:
         assert event in EVENTS, event
-        values = redact(values) if self._sinks else values
-        for sink in self._sinks:
-            sink.write(event, values)
+        if not self._is_silent:
+            self._sinks.write(event, redact(values))
 
     def phase(self, message: str) -> None:
         """Shows at once what the run is busy with before its first step, for example ``reading data``."""
@@ -78,13 +101,11 @@ class Reporter:
 
     def identity(self) -> dict[str, Any]:
         """Returns what the tracking service needs to go on with this run."""
-        return {name: value for sink in self._sinks for name, value in sink.identity().items()}
+        return self._sinks.identity()
 
     def close(self) -> None:
         """Closes all sinks, also after one of them has failed; then raises that failure."""
-        with ExitStack() as stack:
-            for sink in reversed(self._sinks):
-                stack.callback(sink.close)
+        self._sinks.close()
 
 
 @dataclass(frozen=True, kw_only=True)

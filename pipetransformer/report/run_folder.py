@@ -25,7 +25,7 @@ from pipetransformer.report.secrets import redact
 
 CONFIG, ENVIRONMENT, EVENT_LOG, SUMMARY = "config.yaml", "env.json", "metrics.jsonl", "summary.json"
 OVERRIDES = "overrides.json"
-MODEL, WANDB = "model", "wandb"
+MODEL, WANDB, TENSORBOARD = "model", "wandb", "tensorboard"
 PACKAGE = "pipetransformer"
 MAX_NUMBER = 2**63
 
@@ -90,6 +90,8 @@ def next_steps(folder: Path, summary: Values) -> list[tuple[str, str]]:
     rows = [row for row in rows if row[1]]
     if offline := sorted((folder / WANDB).glob("offline-run-*")):
         rows.append(("W&B", f"wandb sync {shlex.quote(str(short_path(offline[-1])))}"))
+    if (folder / TENSORBOARD).is_dir():
+        rows.append(("TensorBoard", f"tensorboard --logdir {shlex.quote(str(here / TENSORBOARD))}"))
     return [*rows, ("figures", f"python -m pipetransformer.report {shlex.quote(str(here))}")] if rows else rows
 
 

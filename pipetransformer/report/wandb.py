@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from pipetransformer.errors import UserError
+from pipetransformer.report.charts import charts
 from pipetransformer.report.reporter import EventName, LoggerSpec, NullSink, Sink, Values
 from pipetransformer.report.secrets import redact
 from pipetransformer.report.text import flatten
@@ -19,16 +20,6 @@ if TYPE_CHECKING:
 
 INIT_TIMEOUT_S = 30.0
 MODES = ("offline", "online")
-
-STEP_SECTIONS = {
-    "num_frozen": "topology",
-    "num_stages": "topology",
-    "num_replicas": "topology",
-    "cache_level": "topology",
-    "step_seconds": "throughput",
-    "samples_per_second": "throughput",
-    "cache_wait_seconds": "cache",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,8 +131,8 @@ class WandbSink(Sink):
         elif event == "summary":
             self._exit_code = 0 if values["status"] == "completed" else 1
             self._run.summary.update(dict(flatten(values)))
-        elif charts := _charts(event, values):
-            self._run.log({"step": values["step"], **charts}, step=values["step"] + self._num_rolled_back)
+        elif row := charts(event, values):
+            self._run.log({"step": values["step"], **row}, step=values["step"] + self._num_rolled_back)
 
     def identity(self) -> dict[str, Any]:
         return {"wandb_id": self._run.id}
@@ -149,27 +140,3 @@ class WandbSink(Sink):
     def close(self) -> None:
         """Marks the run as failed unless a summary said that it was completed."""
         self._run.finish(exit_code=self._exit_code)
-
-
-def _charts(event: EventName, values: Values) -> Values:
-    """Returns the values of one event under the names of their charts."""
-    if event == "step":
-        return {f"{STEP_SECTIONS.get(name, 'train')}/{name}": value for name, value in values.items() if name != "step"}
-    if event == "decision":
-        norms = {
-            f"gradient_norm/block_{block:02d}": norm
-            for block, norm in enumerate(values["gradient_norms"], start=1)
-            if norm
-        }
-        terms = {f"freeze/{name}": value for name, value in values["terms"].items()}
-        return {"freeze/num_frozen": values["num_frozen"], "freeze/bound": values["bound"], **terms, **norms}
-    if event == "transition":
-        names = ("seconds", "bytes_moved", "num_moves", "predicted_gain")
-        return {f"transition/{name}": values[name] for name in names}
-    if event == "cache_fill":
-        return {
-            f"cache_fill/{name}": values[name] for name in ("to_level", "num_samples", "num_found", "seconds", "bytes")
-        }
-    if event == "evaluate":
-        return {f"{values['split']}/{name}": value for name, value in values["metrics"].items()}
-    return {}
