@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from pipetransformer.optim.base import AdamW as AdamW
     from pipetransformer.optim.base import Lamb as Lamb
     from pipetransformer.report.tensorboard import TensorBoardLogger as TensorBoardLogger
+    from pipetransformer.optim.named import TimmOptimizer as TimmOptimizer
+    from pipetransformer.optim.named import TorchOptimizer as TorchOptimizer
     from pipetransformer.report.wandb import NoLogger as NoLogger
     from pipetransformer.report.wandb import WandbLogger as WandbLogger
     from pipetransformer.simulate.run import simulate as simulate
@@ -91,6 +93,8 @@ MODULES = {
     "AdamW": "pipetransformer.optim.base",
     "Lamb": "pipetransformer.optim.base",
     "TensorBoardLogger": "pipetransformer.report.tensorboard",
+    "TimmOptimizer": "pipetransformer.optim.named",
+    "TorchOptimizer": "pipetransformer.optim.named",
     "NoLogger": "pipetransformer.report.wandb",
     "WandbLogger": "pipetransformer.report.wandb",
 }

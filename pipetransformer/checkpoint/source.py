@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -81,7 +82,7 @@ class CheckpointLayers:
         shapes = self._shapes(layer)
         for path, tensor in _of_kind(tensors, OPTIMIZER).items():
             name, _, key = path.rpartition("/")
-            if name not in shapes or (tensor.ndim and tensor.shape != shapes[name]):
+            if name not in shapes or not _may_belong(tensor.shape, shapes[name]):
                 raise DamagedCheckpoint(
                     f"{self._folder}: layer {layer} has {key} of shape {tuple(tensor.shape)} for {name}, and the model "
                     f"has {tuple(shapes[name]) if name in shapes else 'no such parameter'}"
@@ -98,6 +99,14 @@ class CheckpointLayers:
             return load(read_file(self._folder, file))
         except SafetensorError as error:
             raise DamagedCheckpoint(f"{self._folder / file.name} is damaged ({error})") from None
+
+
+def _may_belong(state: torch.Size, parameter: torch.Size) -> bool:
+    """Returns whether optimizer state may be that of a parameter: it has no sizes but 1 and those of the parameter.
+
+    Factored moments have a part of them.
+    """
+    return not Counter(size for size in state if size != 1) - Counter(parameter)
 
 
 def _of_kind(tensors: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:

@@ -6,13 +6,16 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from pipetransformer.errors import UserError
 
 if TYPE_CHECKING:
     from torch.nn import Parameter
     from torch.optim import Optimizer
+
+    from pipetransformer.optim.traits import Traits
 
 SCHEDULES = ("linear", "cosine", "constant")
 
@@ -38,9 +41,6 @@ class OptimizerSpec(ABC):
     warmup: float = 0.0
     clip_norm: float | None = 1.0
 
-    is_elementwise: ClassVar[bool] = True
-    """True when the update of a number depends on no other number of its parameter."""
-
     def __post_init__(self) -> None:
         if self.schedule not in SCHEDULES:
             raise UserError(f"optim.schedule={self.schedule} is unknown; choose one of {', '.join(SCHEDULES)}")
@@ -57,6 +57,14 @@ class OptimizerSpec(ABC):
     @abstractmethod
     def state_factor(self) -> float:
         """Bytes of optimizer state per byte of parameters."""
+
+    @property
+    def is_elementwise(self) -> bool:
+        """True when the update of a number depends on no other number of its parameter."""
+        return True
+
+    def check_shards(self) -> None:  # noqa: B027 - most optimizers can
+        """Raises UserError where the optimizer cannot run on FSDP's shards."""
 
     @abstractmethod
     def _build(self, groups: list[dict[str, Any]]) -> Optimizer: ...
@@ -146,10 +154,23 @@ class Lamb(_TwoMoments):
 
     eps: float = 1e-6
 
-    is_elementwise: ClassVar[bool] = False
+    @property
+    def is_elementwise(self) -> bool:
+        return False
 
     def _build(self, groups: list[dict[str, Any]]) -> Optimizer:
-        from pipetransformer.optim.lamb import PortableLamb
+        from pipetransformer.optim.portable import PortableOptimizer
 
-        single = [group | {"params": [parameter]} for group in groups for parameter in group["params"]]
-        return PortableLamb(single, self.lr, (self.betas[0], self.betas[1]), self.eps)
+        return PortableOptimizer.wrap(self._plain, groups, self._traits)
+
+    @cached_property
+    def _traits(self) -> Traits:
+        from pipetransformer.optim.traits import measure
+
+        return measure(self._plain, "optim=lamb")
+
+    def _plain(self, groups: list[dict[str, Any]]) -> Optimizer:
+        from timm.optim import Lamb
+
+        # the runtime clips, because only it knows the norm over all ranks
+        return Lamb(groups, lr=self.lr, betas=(self.betas[0], self.betas[1]), eps=self.eps, max_grad_norm=None)

@@ -78,6 +78,8 @@ def prepare(
     precision = PRECISIONS[config.precision]
     stack = config.model.build_meta(data.task.head, data.input_shape, config.seed).to(precision.param_dtype)
     config.freeze.check(stack.num_blocks)
+    if config.parallel.arrangement == "sharded":
+        config.optim.check_shards()
     resumed = None if checkpoint is None else resume(checkpoint, config, data, stack)
     check_world(dist.get_world_size(), len(stack), config.batch_size)
     nodes = NodeLayout.here()

@@ -24,6 +24,7 @@ from pipetransformer.models.huggingface import HuggingFaceModel
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.models.timm import TimmModel
 from pipetransformer.optim.base import SGD, AdamW, Lamb, OptimizerSpec
+from pipetransformer.optim.named import TimmOptimizer, TorchOptimizer
 from pipetransformer.runtime.precision import PRECISIONS
 from support.by_token import NEXT_TOKEN, TAGGING, prompted_texts, tagged_texts
 from support.decoders import DROPOUTS, write_configs
@@ -38,6 +39,11 @@ OPTIMIZERS: dict[str, OptimizerSpec] = {
     "adamw": AdamW(lr=LEARNING_RATE, weight_decay=0.1, clip_norm=CLIP_NORM, eps=1e-6),
     "sgd": SGD(lr=LEARNING_RATE, weight_decay=0.1, clip_norm=CLIP_NORM),
     "lamb": Lamb(lr=LEARNING_RATE, weight_decay=0.1, clip_norm=CLIP_NORM),
+    "NAdam": TorchOptimizer(name="NAdam", lr=LEARNING_RATE, clip_norm=CLIP_NORM, options={"eps": 1e-6}),
+    "adan": TimmOptimizer(name="adan", lr=LEARNING_RATE, weight_decay=0.1, clip_norm=CLIP_NORM, options={"eps": 1e-6}),
+    "adafactor": TimmOptimizer(name="adafactor", lr=LEARNING_RATE, clip_norm=CLIP_NORM, options={"eps": 1e-12}),
+    "muon": TimmOptimizer(name="muon", lr=LEARNING_RATE, clip_norm=CLIP_NORM, options={"eps": 1e-6}),
+    "laprop": TimmOptimizer(name="laprop", lr=LEARNING_RATE, clip_norm=CLIP_NORM, options={"eps": 1e-6}),
 }
 
 
