@@ -36,7 +36,7 @@ WRONG = {
     "parallel.wrold_size=1": "did you mean parallel.world_size?",
     "parallel.schedule=zbv": "parallel.schedule=zbv is unknown; choose one of 1f1b, gpipe",
     "precision=half": "precision=half is unknown; choose one of float32, float64, bfloat16, float16",
-    "optim.schedule=step": "optim.schedule=step is unknown; choose one of linear, cosine, constant",
+    "optim.schedule=steps": "optim.schedule=steps is unknown; choose one of linear, cosine, constant",
     "dataset=sst2": "choose a model for texts (model=bert, bert_large, distilbert, electra, gemma3, gpt2, ",
     "dataset=image_folder": "dataset.path= is missing",
     "dataset=image": "give dataset.path=<file or folder> or dataset.hub=<owner/name>: neither is given",

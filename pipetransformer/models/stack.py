@@ -106,10 +106,14 @@ class LayerStack(nn.Module):
         """Returns a layer's parameters without those that belong to a lower layer."""
         return [p for name, p in self[index].by_name().items() if (index, name) not in self._lowest]
 
+    def owners(self, index: int) -> dict[nn.Parameter, int]:
+        """Returns for each parameter of a layer the layer that it belongs to: the lowest of those that share it."""
+        named, own = self[index].by_name().items(), ParamRef(index, "")
+        return {p: self._lowest.get(ParamRef(index, name), own).layer for name, p in named}
+
     def trainable(self, index: int, first_active: int) -> list[nn.Parameter]:
         """Returns a layer's parameters that train while the layers below ``first_active`` are frozen."""
-        named, own = self[index].by_name().items(), ParamRef(index, "")
-        return [p for name, p in named if self._lowest.get(ParamRef(index, name), own).layer >= first_active]
+        return [p for p, owner in self.owners(index).items() if owner >= first_active]
 
     def load(self, index: int, device: torch.device | str = "cpu") -> None:
         """Loads a layer's initial weights unless it has storage."""

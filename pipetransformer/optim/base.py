@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from pipetransformer.errors import UserError
+from pipetransformer.optim.schedules import SCHEDULES, falling, inverse_sqrt, steps_down
 
 if TYPE_CHECKING:
     from torch.nn import Parameter
     from torch.optim import Optimizer
 
     from pipetransformer.optim.traits import Traits
-
-SCHEDULES = ("linear", "cosine", "constant")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +27,15 @@ class OptimizerSpec(ABC):
     Attributes:
         lr: The peak learning rate.
         weight_decay: The decay of matrices; vectors (biases and normalization) have none.
-        schedule: One of :data:`SCHEDULES`, after the warm-up.
+        schedule: One of :data:`~pipetransformer.optim.schedules.SCHEDULES`, after the warm-up.
         warmup: Fraction of the steps over which the rate rises to its peak, at least 0 and below 1.
+        warmup_steps: Their number, in place of ``warmup``.
+        final_fraction: Rate at the end of ``linear``, ``cosine`` and ``polynomial``, as a fraction of the peak.
+        power: Of ``polynomial``.
+        milestones: Fractions of the run after which ``step`` lowers the rate, ascending.
+        gamma: Factor of ``step`` at each milestone.
+        layer_decay: Factor of the rate from each layer to the one below: the head has the rate itself, the embedding
+            of L blocks ``layer_decay ** (L + 1)`` times it (Clark et al., ICLR 2020; Bao et al., ICLR 2022).
         clip_norm: The largest norm of the whole gradient; ``None`` clips nothing.
 
     Raises:
@@ -39,6 +46,12 @@ class OptimizerSpec(ABC):
     weight_decay: float = 0.0
     schedule: str = "linear"
     warmup: float = 0.0
+    warmup_steps: int | None = None
+    final_fraction: float = 0.0
+    power: float = 1.0
+    milestones: list[float] = field(default_factory=list)
+    gamma: float = 0.1
+    layer_decay: float = 1.0
     clip_norm: float | None = 1.0
 
     def __post_init__(self) -> None:
@@ -46,12 +59,35 @@ class OptimizerSpec(ABC):
             raise UserError(f"optim.schedule={self.schedule} is unknown; choose one of {', '.join(SCHEDULES)}")
         if not 0 <= self.warmup < 1:
             raise UserError(f"optim.warmup={self.warmup} is not a fraction of the run; give 0 or more and less than 1")
+        self._check_schedule()
+        if not 0 < self.layer_decay <= 1:
+            raise UserError(f"optim.layer_decay={self.layer_decay} must be above 0 and at most 1, as 0.75; 1 for none")
         if not 0 < self.lr < math.inf:
             raise UserError(f"optim.lr={self.lr} must be a number above 0")
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise UserError(f"optim.clip_norm={self.clip_norm} must be above 0, or null for no clipping")
         if not 0 <= self.weight_decay < math.inf:
             raise UserError(f"optim.weight_decay={self.weight_decay} must be 0 or more")
+
+    def _check_schedule(self) -> None:
+        if self.warmup_steps is not None and self.warmup_steps < 0:
+            raise UserError(f"optim.warmup_steps={self.warmup_steps} must be 0 or more, or null for optim.warmup")
+        if not 0 <= self.final_fraction <= 1:
+            raise UserError(f"optim.final_fraction={self.final_fraction} is not from 0 to 1: it is a part of optim.lr")
+        if not self.power > 0:
+            raise UserError(f"optim.power={self.power} must be above 0")
+        if not 0 < self.gamma <= 1:
+            raise UserError(f"optim.gamma={self.gamma} must be above 0 and at most 1")
+        milestones = list(self.milestones)
+        if milestones != sorted(milestones) or not all(0 < each < 1 for each in milestones):
+            raise UserError(
+                f"optim.milestones={milestones} are not ascending fractions of the run; give them as [0.5,0.75]"
+            )
+        if (self.schedule == "step") != bool(milestones):
+            raise UserError(
+                f"optim.milestones={milestones} and optim.schedule={self.schedule} do not go together: the schedule "
+                "step needs milestones, as [0.5,0.75], and no other has them"
+            )
 
     @property
     @abstractmethod
@@ -70,34 +106,52 @@ class OptimizerSpec(ABC):
     def _build(self, groups: list[dict[str, Any]]) -> Optimizer: ...
 
     def build(self, parameters: Iterable[Parameter]) -> Optimizer | None:
-        """Builds the optimizer over the trainable parameters; ``None`` without any.
+        """Builds the optimizer over the trainable parameters of one layer; ``None`` without any."""
+        return self.build_layers({0: parameters})
 
-        Weight decay leaves out vectors (biases and normalization).
+    def build_layers(self, parameters: Mapping[int, Iterable[Parameter]]) -> Optimizer | None:
+        """Builds the optimizer over the trainable parameters of several layers; ``None`` without any.
+
+        Weight decay leaves out vectors (biases and normalization). Each group has a key ``layer``: its rate is that
+        of this layer. Layers have groups of their own only where their rates differ, because groups take their time.
         """
-        trainable = [p for p in parameters if p.requires_grad]
+        trainable = {layer: [p for p in own if p.requires_grad] for layer, own in parameters.items()}
+        if self.layer_decay == 1:
+            trainable = {0: list(chain.from_iterable(trainable.values()))}
         groups = [
-            {"params": [p for p in trainable if p.ndim > 1], "weight_decay": self.weight_decay},
-            {"params": [p for p in trainable if p.ndim <= 1], "weight_decay": 0.0},
+            {
+                "params": [p for p in own if (p.ndim > 1) == decays],
+                "weight_decay": decays * self.weight_decay,
+                "layer": n,
+            }
+            for n, own in trainable.items()
+            for decays in (True, False)
         ]
         groups = [group for group in groups if group["params"]]
         return self._build(groups) if groups else None
 
     def rate(self, step: int, num_steps: int) -> float:
-        """Computes the learning rate of a step.
+        """Computes the learning rate of a step, that of the head.
 
         Args:
             step: The step, from 0 on.
             num_steps: Steps of the run.
         """
-        num_warmup = int(self.warmup * num_steps)
+        num_warmup = int(self.warmup * num_steps) if self.warmup_steps is None else self.warmup_steps
         if step < num_warmup:
             return self.lr * (step + 1) / num_warmup
-        progress = (step - num_warmup) / max(1, num_steps - num_warmup)
         if self.schedule == "constant":
             return self.lr
-        if self.schedule == "linear":
-            return self.lr * (1 - progress)
-        return self.lr * (1 + math.cos(math.pi * progress)) / 2
+        if self.schedule == "inverse_sqrt":
+            return self.lr * inverse_sqrt(step, num_warmup)
+        if self.schedule == "step":
+            return self.lr * steps_down(step / num_steps, self.milestones, self.gamma)
+        progress = (step - num_warmup) / max(1, num_steps - num_warmup)
+        return self.lr * falling(self.schedule, progress, self.final_fraction, self.power)
+
+    def rates(self, rate: float, num_layers: int) -> list[float]:
+        """Computes the learning rate of each layer from that of the head."""
+        return [rate * self.layer_decay ** (num_layers - 1 - layer) for layer in range(num_layers)]
 
 
 @dataclass(frozen=True, kw_only=True)

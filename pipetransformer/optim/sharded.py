@@ -1,6 +1,6 @@
 """Runs an elementwise optimizer on local shards instead of DTensors."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -32,11 +32,12 @@ class LocalShardOptimizer(Optimizer):
         self.param_groups = plain.param_groups  # for the rate
 
     @classmethod
-    def build(cls, spec: OptimizerSpec, parameters: Iterable[Parameter]) -> Optimizer | None:
-        """Builds an elementwise optimizer over the trainable ones of sharded parameters; ``None`` without any."""
+    def build(cls, spec: OptimizerSpec, parameters: Mapping[int, Iterable[Parameter]]) -> Optimizer | None:
+        """Builds an elementwise optimizer over the trainable ones of the layers' sharded parameters, or ``None``."""
         assert spec.is_elementwise, f"{type(spec).__name__} needs whole parameters"
-        shards = {p: Parameter(_shard(p.detach())) for p in parameters if p.requires_grad}
-        plain = spec.build(shards.values())
+        trainable = {layer: [p for p in own if p.requires_grad] for layer, own in parameters.items()}
+        shards = {p: Parameter(_shard(p.detach())) for own in trainable.values() for p in own}
+        plain = spec.build_layers({layer: [shards[p] for p in own] for layer, own in trainable.items()})
         return None if plain is None else cls(shards, plain)
 
     @torch.no_grad()

@@ -3,9 +3,10 @@
 import gc
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import astuple, dataclass
+from itertools import chain
 
 import numpy as np
 import torch
@@ -215,7 +216,7 @@ class ElasticRuntime:
         if topology.stages is None:
             return
         stages = {index: self._stage(plan, index) for index in topology.stages}
-        self.optimizer = self._build_optimizer(p for stage in stages.values() for p in stage.parameters())
+        self.optimizer = self._build_optimizer(layer for stage in stages.values() for layer in stage.active_parameters)
         self.resident.restore_optimizer_state(self.optimizer)
         tied = gradients.TiedWeights(stack, resolved)
         self.engine = Engine(resolved, stages, tied, self._objective, self._context)
@@ -229,10 +230,14 @@ class ElasticRuntime:
             return ShardedStage(layers, active, self.precision, plan.recompute, self._shards)
         return Stage(layers, active, self.precision, plan.recompute)
 
-    def _build_optimizer(self, parameters: Iterator[nn.Parameter]) -> Optimizer | None:
+    def _build_optimizer(self, layers: Iterable[int]) -> Optimizer | None:
+        """Builds the optimizer over layers; a weight that layers share has the rate of the lowest."""
+        parameters: ParametersByLayer = {}
+        for parameter, owner in chain.from_iterable(self.resident.stack.owners(layer).items() for layer in layers):
+            parameters.setdefault(owner, []).append(parameter)
         if self._shards is not None:
             return self._shards.build_optimizer(self._spec, parameters)
-        return self._spec.build(parameters)
+        return self._spec.build_layers(parameters)
 
     def train_step(
         self, loader: Loader, ids: np.ndarray, step: int, rate: float, requests: Requests = NO_REQUESTS,
@@ -244,7 +249,7 @@ class ElasticRuntime:
             loader: Loads the samples.
             ids: Sample ids of the global batch, the same on every rank.
             step: The optimizer step, for the samples' random streams.
-            rate: The learning rate.
+            rate: The learning rate of the head; that of each layer follows from it.
             requests: This rank's.
             max_norm: Largest norm of the whole gradient, the same on every rank that has a part of it.
 
@@ -318,8 +323,9 @@ class ElasticRuntime:
             if not result.skipped:
                 parameters, clip_norm = self.engine.active_parameters, self._spec.clip_norm
                 gradients.unscale_and_clip(parameters, result.total_norm, clip_norm, result.loss_scale)
+                rates = self._spec.rates(rate, self.num_layers)
                 for group in self.optimizer.param_groups:
-                    group["lr"] = rate
+                    group["lr"] = rates[group["layer"]]
                 self.optimizer.step()
             self._clear_gradients()
 

@@ -8,7 +8,7 @@ A rank has a layer whole only while it runs; gradients and optimizer state are s
 FSDP reduce-scatters after each micro-batch, so no rank ever holds more of the gradient than its shard and two layers.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from typing import Any, cast
@@ -55,11 +55,11 @@ class FsdpLayers(nn.Module):
         """Runs layers."""
         return run(x, **context)
 
-    def build_optimizer(self, spec: OptimizerSpec, parameters: Iterable[nn.Parameter]) -> Optimizer | None:
+    def build_optimizer(self, spec: OptimizerSpec, parameters: ParametersByLayer) -> Optimizer | None:
         """Builds the optimizer over sharded parameters; an elementwise one updates local shards."""
         if spec.is_elementwise:
             return LocalShardOptimizer.build(spec, parameters)
-        return spec.build(parameters)
+        return spec.build_layers(parameters)
 
     @contextmanager
     def whole(self, layers: range) -> Iterator[None]:

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from pipetransformer.optim.base import SCHEDULES, SGD, AdamW, Lamb, OptimizerSpec
+from pipetransformer.optim.base import SGD, AdamW, Lamb, OptimizerSpec
+from pipetransformer.optim.schedules import SCHEDULES
 
 
 def rates(num_steps: int = 10, **options: object) -> list[float]:
@@ -34,7 +35,9 @@ def test_a_rate_is_above_zero_and_at_most_the_peak(
     num_steps: int, warmup: float, schedule: str, data: st.DataObject
 ) -> None:
     step = data.draw(st.integers(0, num_steps - 1))
-    assert 0 < AdamW(lr=3e-4, warmup=warmup, schedule=schedule).rate(step, num_steps) <= 3e-4
+    milestones = [0.3, 0.6] if schedule == "step" else []
+    spec = AdamW(lr=3e-4, warmup=warmup, schedule=schedule, milestones=milestones)
+    assert 0 < spec.rate(step, num_steps) <= 3e-4
 
 
 @pytest.mark.parametrize("spec", [kind(lr=0.1, weight_decay=0.5) for kind in (AdamW, SGD, Lamb)])
@@ -71,7 +74,13 @@ def test_the_state_takes_as_many_bytes_as_the_planner_is_told(spec: OptimizerSpe
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"schedule": "step"}, "optim.schedule=step is unknown; choose one of linear, cosine, constant"),
+        ({"schedule": "steps"}, "optim.schedule=steps is unknown; choose one of linear, cosine, constant"),
+        ({"schedule": "step"}, r"optim.milestones=\[\] and optim.schedule=step do not go together"),
+        ({"milestones": [0.5]}, r"optim.milestones=\[0.5\] and optim.schedule=linear do not go together"),
+        ({"schedule": "step", "milestones": [3, 5]}, "are not ascending fractions of the run"),
+        ({"final_fraction": 2.0}, "optim.final_fraction=2.0 is not from 0 to 1"),
+        ({"warmup_steps": -1}, "optim.warmup_steps=-1 must be 0 or more"),
+        ({"layer_decay": 0.0}, "optim.layer_decay=0.0 must be above 0"),
         ({"warmup": 1.0}, "optim.warmup=1.0 is not a fraction of the run"),
         ({"lr": 0.0}, "optim.lr=0.0 must be a number above 0"),
         ({"betas": [0.9]}, r"optim\.betas=\[0\.9\] are not two numbers"),

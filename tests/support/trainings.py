@@ -209,7 +209,7 @@ def _plain(case: Case, frozen: dict[int, int], num_microbatches: int) -> Trace:
         for name in names:
             lowest.setdefault(parameters[name], layer)
     used = list(lowest)
-    optimizer = spec.build(used)
+    optimizer = spec.build_layers({layer: [p for p in used if lowest[p] == layer] for layer in range(len(stack))})
     assert optimizer is not None
     scale = case.loss_scale if precision.scales_loss else 1.0
     trace, num_frozen, split = Trace(), 0, case.split()
@@ -224,7 +224,8 @@ def _plain(case: Case, frozen: dict[int, int], num_microbatches: int) -> Trace:
                     optimizer.state.pop(parameter, None)  # starts anew where a layer thaws
         ids = ids_of(case, step)
         for group in optimizer.param_groups:
-            group["lr"] = rate(step)
+            below_head = len(stack) - 1 - min(lowest[p] for p in group["params"])
+            group["lr"] = rate(step) * spec.layer_decay**below_head
         optimizer.zero_grad()
         trace.losses.append(0.0)
         inputs, context, targets = _read(split, ids, precision.param_dtype)

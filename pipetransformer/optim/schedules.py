@@ -1,0 +1,50 @@
+"""Learning rates after the warm-up, as fractions of the peak. Pure functions of the step, so they survive everything.
+
+The names and formulas are those of ``transformers.get_scheduler``, and ``step`` is torch's ``MultiStepLR``. All but
+``inverse_sqrt`` depend on the progress of the run alone, from 0 at the end of the warm-up to 1 at the end::
+
+    linear, cosine, polynomial    from 1 down to ``final_fraction``
+    constant                      1
+    inverse_sqrt                  1 / sqrt(s / t), s steps from the start, t of warm-up, or 10,000 without
+    step                          times ``gamma`` after each of the ``milestones``
+"""
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+
+SCHEDULES = ("linear", "cosine", "constant", "polynomial", "inverse_sqrt", "step")
+TIMESCALE = 10_000  # steps of inverse_sqrt without warm-up, as in transformers
+
+
+def falling(schedule: str, progress: float, final_fraction: float, power: float) -> float:
+    """Computes the fraction of the peak for the schedules that fall from it to ``final_fraction``.
+
+    Args:
+        schedule: ``linear``, ``cosine`` or ``polynomial``.
+        progress: Of the run after its warm-up, from 0 to 1.
+        final_fraction: At the end of the run.
+        power: Of ``polynomial``.
+    """
+    if schedule == "cosine":
+        left = (1 + math.cos(math.pi * progress)) / 2
+    else:
+        left = (1 - progress) ** (power if schedule == "polynomial" else 1.0)
+    return final_fraction + (1 - final_fraction) * left
+
+
+def inverse_sqrt(step: int, num_warmup: int) -> float:
+    """Computes the fraction of the peak at a step, from 0 on, at or after the warm-up."""
+    timescale = num_warmup or TIMESCALE
+    return 1 / math.sqrt((step + timescale - num_warmup) / timescale)
+
+
+def steps_down(progress: float, milestones: Sequence[float], gamma: float) -> float:
+    """Computes the fraction of the peak after the milestones that have passed.
+
+    Args:
+        progress: Of the whole run, from 0 to 1.
+        milestones: Fractions of the run, ascending.
+        gamma: Factor at each.
+    """
+    return gamma ** bisect_right(milestones, progress)
