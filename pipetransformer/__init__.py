@@ -37,15 +37,16 @@ if TYPE_CHECKING:
     from pipetransformer.freeze.pipetransformer import PaperRule as PaperRule
     from pipetransformer.freeze.schedule import FixedSchedule as FixedSchedule
     from pipetransformer.launch.start import train as train
+    from pipetransformer.models.adapters import Lora as Lora
     from pipetransformer.models.huggingface import HuggingFaceModel as HuggingFaceModel
     from pipetransformer.models.stack import LayerStack as LayerStack
     from pipetransformer.models.timm import TimmModel as TimmModel
     from pipetransformer.optim.base import SGD as SGD
     from pipetransformer.optim.base import AdamW as AdamW
     from pipetransformer.optim.base import Lamb as Lamb
-    from pipetransformer.report.tensorboard import TensorBoardLogger as TensorBoardLogger
     from pipetransformer.optim.named import TimmOptimizer as TimmOptimizer
     from pipetransformer.optim.named import TorchOptimizer as TorchOptimizer
+    from pipetransformer.report.tensorboard import TensorBoardLogger as TensorBoardLogger
     from pipetransformer.report.wandb import NoLogger as NoLogger
     from pipetransformer.report.wandb import WandbLogger as WandbLogger
     from pipetransformer.simulate.run import simulate as simulate
@@ -87,6 +88,7 @@ MODULES = {
     "NoFreezing": "pipetransformer.freeze.none",
     "PaperRule": "pipetransformer.freeze.pipetransformer",
     "FixedSchedule": "pipetransformer.freeze.schedule",
+    "Lora": "pipetransformer.models.adapters",
     "HuggingFaceModel": "pipetransformer.models.huggingface",
     "TimmModel": "pipetransformer.models.timm",
     "SGD": "pipetransformer.optim.base",

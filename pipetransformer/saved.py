@@ -22,6 +22,7 @@ Writes the model of a run, or of one of its checkpoints, as timm or transformers
   run=<folder>    the run folder
   step=<number>   step of a checkpoint; by default the newest one that is whole
   out=<folder>    where to, an empty or new folder; by default <run folder>/export
+  merge=true      add the adapters of peft=lora to the weights; by default they are written in peft's format
   The data of the run need not be there."""
 EVALUATE_HELP = """\
 Scores the model of a run, or of one of its checkpoints, in one process; prints the metrics and writes metrics.json.
@@ -65,12 +66,13 @@ class Options:
     predictions: str = "false"
     input: str = ""
     output: str = ""
+    merge: str = "false"
     overrides: list[str] = field(default_factory=list)
 
 
 def export() -> None:
     """Runs ``pipetransformer-export``."""
-    _run(EXPORT_HELP, ("run", "step", "out"), _export)
+    _run(EXPORT_HELP, ("run", "step", "out", "merge"), _export)
 
 
 def evaluate() -> None:
@@ -113,8 +115,9 @@ def _options(arguments: Sequence[str], names: Sequence[str]) -> Options:
         raise UserError(f"run={options.run} is no run folder: it has no {CONFIG}; give the folder of one run")
     if options.step and not options.step.isdecimal():
         raise UserError(f"step={options.step} is no number of a step")
-    if options.predictions not in ("true", "false"):
-        raise UserError(f"predictions={options.predictions} is neither true nor false")
+    for name in ("predictions", "merge"):
+        if getattr(options, name) not in ("true", "false"):
+            raise UserError(f"{name}={getattr(options, name)} is neither true nor false")
     return options
 
 
@@ -124,7 +127,7 @@ def _export(options: Options) -> None:
     run_dir = Path(options.run)
     folder = Path(options.out or run_dir / "export")
     saved = open_model(run_dir, read_config(run_dir / CONFIG, options.overrides, with_data=False), _step(options))
-    export(saved, run_dir, folder)
+    export(saved, run_dir, folder, options.merge == "true")
     print(f"{_named(saved.step)} is in {folder}")
 
 

@@ -107,7 +107,8 @@ def transfer_seconds(moves: Iterable[Move], profile: Profile, cluster: Cluster, 
     loads: Counter[tuple[Link, str, int]] = Counter()
     for move in moves:
         state_factor = profile.optimizer_state_factor if move.layer >= first_active else 0.0
-        num_bytes = profile.layers[move.layer].parameter_bytes * (1 + state_factor)
+        layer = profile.layers[move.layer]
+        num_bytes = layer.parameter_bytes + layer.trainable_bytes * state_factor
         for direction, rank in (("out", move.source), ("in", move.target)):
             if size is not None and cluster.node_link and move.source // size != move.target // size:
                 loads[cluster.node_link, direction, rank // size] += round(num_bytes)

@@ -99,12 +99,13 @@ def exchange_seconds(profile: Profile, cluster: Cluster, plan: Plan) -> tuple[fl
     (allreduce_link,) = allreduce_links(cluster, plan.devices)
     moved = allreduce_volume(plan.num_replicas)
     running = layers_with_grad(profile, plan.num_frozen)[plan.first_layer :]
-    halves = [
-        (allreduce_link.seconds(moved * layer.parameter_bytes) / 2, on)
-        for layer, on in running
-        if layer.parameter_bytes
-    ]
-    return sum(half for half, _ in halves), sum(2 * half for half, on in halves if on)
+
+    def half(num_bytes: int) -> float:
+        return allreduce_link.seconds(moved * num_bytes) / 2 if num_bytes else 0.0
+
+    gathers = [(half(layer.parameter_bytes), layer, on) for layer, on in running]
+    backward = (gather_s + half(layer.trainable_bytes) for gather_s, layer, on in gathers if on)
+    return sum(gather_s for gather_s, _, _ in gathers), sum(backward)
 
 
 def allreduce_volume(num_ranks: int) -> float:
@@ -127,7 +128,7 @@ class UpdateCosts:
         self._volume = 0.0 if fsdp else allreduce_volume(num_replicas)
         num_shards = num_replicas if fsdp else 1
         layers = layers_with_grad(profile, num_frozen)
-        self._bytes = PrefixSums(layer.parameter_bytes * on for layer, on in layers)
+        self._bytes = PrefixSums(layer.trainable_bytes * on for layer, on in layers)
         self._optimizer_s = PrefixSums(layer.optimizer_s * on / num_shards for layer, on in layers)
 
     def seconds(self, device: int, stages: Stages) -> float:

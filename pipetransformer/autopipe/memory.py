@@ -38,9 +38,11 @@ class MemoryCosts:
         inputs = [0, *(layer.output_bytes for layer in profile.layers[:-1])]
         saved = inputs if recompute else [layer.activation_bytes for layer in profile.layers]
         self._weights = [layer.parameter_bytes for layer in profile.layers]
-        self._lasting = PrefixSums(layer.parameter_bytes * (1 + state_factor * on) for layer, on in layers)
+        self._lasting = PrefixSums(
+            layer.parameter_bytes + layer.trainable_bytes * state_factor * on for layer, on in layers
+        )
         self._casts = PrefixSums(layer.autocast_bytes * on for layer, on in layers)
-        self._gradients = PrefixSums(layer.parameter_bytes * on for layer, on in layers)
+        self._gradients = PrefixSums(layer.trainable_bytes * on for layer, on in layers)
         self._first, self._first_active = layer_above(cache_level), layer_above(num_frozen)
         self._working = max([0, *(layer.peak_forward_bytes for layer, on in layers if not on)])
         self._saved = PrefixSums(num_bytes * on for num_bytes, (_, on) in zip(saved, layers, strict=True))

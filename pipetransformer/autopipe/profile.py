@@ -33,6 +33,7 @@ class LayerProfile:
         weight_grad: ``W``, the gradient of the layer's own parameters.
         optimizer_s: One optimizer update of the layer's parameters.
         parameter_bytes: All parameters; those that layers share count in each, because each has a copy.
+        fixed_bytes: Those of them that never train, such as the base weights of adapters.
         activation_bytes: Activations kept for backward, per sample.
         output_bytes: The output, per sample.
         peak_forward_bytes: The most that lives in a forward pass without gradient, output included, per sample.
@@ -49,6 +50,12 @@ class LayerProfile:
     output_bytes: int
     peak_forward_bytes: int = 0
     autocast_bytes: int = 0
+    fixed_bytes: int = 0
+
+    @property
+    def trainable_bytes(self) -> int:
+        """Parameters that get a gradient and optimizer state while the layer is active."""
+        return self.parameter_bytes - self.fixed_bytes
 
 
 @dataclass(frozen=True)

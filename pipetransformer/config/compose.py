@@ -1,8 +1,8 @@
 """Turns a configuration that Hydra composed into checked plain values.
 
 ``schema`` comes first in the defaults list, so that Hydra refuses unknown keys and wrong types of the general options.
-A group with a ``_target_`` (model, dataset, freeze, optim, logger) is checked against the dataclass that it names:
-adding one takes its file and its YAML, nothing here.
+A group with a ``_target_`` (model, dataset, freeze, optim, peft, logger) is checked against the dataclass that it
+names: adding one takes its file and its YAML, nothing here.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from pipetransformer.config.targets import check_targets, find_class
 from pipetransformer.config.validate import check_modality, validate
 from pipetransformer.errors import UserError
 
-SPEC_GROUPS = ("model", "dataset", "freeze", "optim", "logger")
+SPEC_GROUPS = ("model", "dataset", "freeze", "optim", "peft", "logger")
 SIMULATION_GROUPS = ("cluster", "shape")
 C = TypeVar("C", bound=Config)
 
@@ -96,9 +96,10 @@ def load(node: DictConfig, kind: type[C] = Config, with_data: bool = True) -> C:
     try:
         check_targets(node)
         groups = SPEC_GROUPS + (SIMULATION_GROUPS if issubclass(kind, SimulationConfig) else ())
-        specs = {group: build(_checked(group, node[group])) for group in SPEC_GROUPS}
+        given = [group for group in groups if group in node]  # an older run may lack one that has a default
+        specs = {group: build(_checked(group, node[group])) for group in given if group in SPEC_GROUPS}
         check_modality(specs["model"], specs["dataset"])  # a text model's shape asks the dataset for its length
-        specs |= {group: build(_checked(group, node[group])) for group in groups if group not in specs}
+        specs |= {group: build(_checked(group, node[group])) for group in given if group not in specs}
         others = {key: value for key, value in node.items() if key not in groups}
         general = cast("DictConfig", OmegaConf.merge(_schema(_general(kind)), others))
         values = {key: general[key] for key in general if key not in groups}

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from pipetransformer.models.adapters import NoAdapters
 from pipetransformer.report.run_folder import CONFIG
 from pipetransformer.report.secrets import redact
 from pipetransformer.report.wandb import NoLogger
@@ -13,6 +14,7 @@ from pipetransformer.report.wandb import NoLogger
 if TYPE_CHECKING:
     from pipetransformer.data.base import DatasetSpec
     from pipetransformer.freeze.base import FreezePolicy
+    from pipetransformer.models.adapters import AdapterSpec
     from pipetransformer.models.base import ModelSpec
     from pipetransformer.optim.base import OptimizerSpec
     from pipetransformer.report.reporter import LoggerSpec
@@ -196,7 +198,8 @@ class Config:
     """One run: the specs of the groups and the general options.
 
     Attributes:
-        model, dataset, freeze, optim, logger: A spec each; its class is what ``_target_`` names in the group's YAML.
+        model, dataset, freeze, optim, peft, logger: A spec each; its class is what ``_target_`` names in the group's
+            YAML.
         batch_size: Samples of one optimizer step over all replicas, whatever the topology.
         precision: One of :data:`PRECISIONS`. The last two apply to matrix products, under autocast; weights, optimizer
             state, cached features and tensors between stages stay float32. float16 scales the loss.
@@ -211,6 +214,7 @@ class Config:
     dataset: "DatasetSpec"
     freeze: "FreezePolicy"
     optim: "OptimizerSpec"
+    peft: "AdapterSpec" = field(default_factory=NoAdapters)
     logger: "LoggerSpec" = field(default_factory=NoLogger)
     parallel: Parallel = field(default_factory=Parallel)
     cache: Cache = field(default_factory=Cache)

@@ -76,7 +76,7 @@ def start(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | Non
 
         return run_here(config, run_dir, plain, sweep)
     forkserver.use_one_temporary_folder()
-    libraries = (*config.model.libraries, *config.dataset.libraries)
+    libraries = (*config.model.libraries, *config.dataset.libraries, *config.peft.libraries)
     forkserver.preload(config.parallel.device, config.parallel.world_size, libraries)
     _announce(config)
     from pipetransformer.launch.elastic import run_workers  # torch is imported from here on

@@ -42,6 +42,10 @@ class Layer(nn.Module):
         for name, buffer in self.module.named_buffers():
             yield self.prefix + name, buffer
 
+    def refresh_aliases(self) -> None:
+        """Looks again for parameters under several names, after a change of the module."""
+        self._aliases = aliases(self.module)
+
     @property
     def has_storage(self) -> bool:
         """False while the layer is on the meta device."""

@@ -32,12 +32,14 @@ class LayerStack(nn.Module):
     Attributes:
         source: Gives layers without storage their initial weights.
         ties: The copies of each shared parameter.
+        fixed: Parameters that never train, such as the base weights of adapters.
 
     Raises:
         UserError: There is no block, or a layer has no parameter of its own.
     """
 
     source: WeightSource | None = None
+    fixed: "frozenset[ParamRef]" = frozenset()
 
     def __init__(self, layers: list[Layer], hidden_shape: Callable[[Tensor], torch.Size], config: Any = None) -> None:
         super().__init__()
@@ -113,7 +115,14 @@ class LayerStack(nn.Module):
 
     def trainable(self, index: int, first_active: int) -> list[nn.Parameter]:
         """Returns a layer's parameters that train while the layers below ``first_active`` are frozen."""
-        return [p for p, owner in self.owners(index).items() if owner >= first_active]
+        refs = ((p, ParamRef(index, name)) for name, p in self[index].by_name().items())
+        owned = ((p, self._lowest.get(ref, ref)) for p, ref in refs)
+        return [p for p, ref in owned if ref.layer >= first_active and ref not in self.fixed]
+
+    def first_trained(self, first_active: int) -> int:
+        """Returns the lowest layer with a parameter that trains while the layers below ``first_active`` are frozen."""
+        layers = range(first_active, len(self))
+        return next((index for index in layers if self.trainable(index, first_active)), len(self))
 
     def load(self, index: int, device: torch.device | str = "cpu") -> None:
         """Loads a layer's initial weights unless it has storage."""

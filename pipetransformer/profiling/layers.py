@@ -50,6 +50,9 @@ def profile(
     for index, kind in enumerate(kinds):
         if kind not in known:
             layer = stack.loaded_copy(index, device).train()
+            own, trained = stack[index].by_name().values(), set(stack.trainable(index, 0))
+            for parameter, original in zip(layer.by_name().values(), own, strict=True):
+                parameter.requires_grad_(original in trained)
             known[kind] = _layer_profile(layer, index, xs, batches, optimizer, precision)
             # the layers above take inputs of this shape; the numbers in them do not matter for the time
             with torch.no_grad():
@@ -62,6 +65,10 @@ def profile(
 def _kind(layer: nn.Module) -> object:
     modules = tuple(type(module) for module in layer.modules())
     return modules, tuple(p.shape for p in layer.parameters())
+
+
+def _trainable(layer: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in layer.parameters() if parameter.requires_grad]
 
 
 def _layer_profile(
@@ -85,15 +92,17 @@ def _layer_profile(
         output_bytes=large.output_bytes // sizes[1],
         peak_forward_bytes=_peak_forward_bytes(layer, xs[1], batches[1], precision) // sizes[1],
         autocast_bytes=large.autocast_bytes,
+        fixed_bytes=sum(p.nbytes for p in layer.parameters() if not p.requires_grad),
     )
 
 
 def _measure(layer: nn.Module, index: int, x: Tensor, batch: Batch, precision: Precision) -> Measured:
     wants_grad = x.is_floating_point() and index > 0
-    copies = AutocastCopies(layer)
+    copies, trained = AutocastCopies(layer), _trainable(layer)
 
     def run(weight_grad: bool) -> tuple[float, float, Tensor, int]:
-        layer.requires_grad_(weight_grad)
+        for parameter in trained:
+            parameter.requires_grad_(weight_grad)
         leaf = x.detach().requires_grad_(wants_grad)
         with PerSampleRng(batch.keys, index), count_saved_bytes(layer, copies) as saved:
             forward_s, output = timed(lambda: precision.run_layer(layer, leaf, batch.context), x.device)
@@ -106,7 +115,8 @@ def _measure(layer: nn.Module, index: int, x: Tensor, batch: Batch, precision: P
             run(True)  # warm up
         full = [run(True) for _ in range(NUM_REPEATS)]
     inputs_only = [run(False)[1] for _ in range(NUM_REPEATS)] if wants_grad else [0.0]
-    layer.requires_grad_(True)
+    for parameter in trained:
+        parameter.requires_grad_(True)
     output, activation_bytes = full[-1][2:]
     backward_s, input_grad_s = statistics.median(f[1] for f in full), statistics.median(inputs_only)
     return Measured(
@@ -132,7 +142,7 @@ def _peak_forward_bytes(layer: nn.Module, x: Tensor, batch: Batch, precision: Pr
 
 
 def _optimizer_seconds(layer: nn.Module, spec: OptimizerSpec) -> float:
-    for parameter in layer.parameters():
+    for parameter in _trainable(layer):
         parameter.grad = torch.zeros_like(parameter)
     optimizer = spec.build(layer.parameters())
     device = next(layer.parameters()).device

@@ -219,7 +219,8 @@ class ElasticRuntime:
         self.optimizer = self._build_optimizer(layer for stage in stages.values() for layer in stage.active_parameters)
         self.resident.restore_optimizer_state(self.optimizer)
         tied = gradients.TiedWeights(stack, resolved)
-        self.engine = Engine(resolved, stages, tied, self._objective, self._context)
+        first_trained = stack.first_trained(plan.first_active_layer)
+        self.engine = Engine(resolved, stages, tied, self._objective, self._context, first_trained)
         self._measured = {layer: stack.own_parameters(layer) for layer in self.engine.active_parameters}
 
     def _stage(self, plan: Plan, index: int) -> Stage:

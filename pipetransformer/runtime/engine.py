@@ -44,6 +44,7 @@ class Engine:
         tied: The tied weights of these stages.
         objective: Loss and output shape of the last stage.
         context: Device, precision and recorder of this rank.
+        first_trained: The lowest layer of the model with a parameter that trains.
 
     Attributes:
         topology: This rank's view of the plan.
@@ -52,8 +53,9 @@ class Engine:
 
     def __init__(
         self, resolved: ResolvedTopology, stages: dict[int, Stage], tied: TiedWeights, objective: Objective,
-        context: RankContext,
+        context: RankContext, first_trained: int,
     ) -> None:  # fmt: skip
+        self._first_trained = first_trained
         self.topology, self.plan, self._resolved, self.stages = resolved.topology, resolved.plan, resolved, stages
         self._tied, self._objective = tied, objective
         self._device, self._precision, self._recorder = context.device, context.precision, context.recorder
@@ -158,8 +160,8 @@ class Engine:
         return torch.empty(shape, dtype=self._precision.param_dtype, device="meta")
 
     def _has_gradient(self, layer: int) -> bool:
-        """Returns ``True`` when the input of a layer takes a gradient: a layer below it is active."""
-        return layer > self.plan.first_active_layer
+        """Returns ``True`` when the input of a layer takes a gradient: a layer below it trains."""
+        return layer > self._first_trained
 
     def _loss(self, output: Tensor, loss_targets: Tensor) -> Tensor:
         """Computes the loss of a micro-batch: the weighted sum over its samples times the factor of the step.

@@ -98,7 +98,7 @@ def tied_layers(stack: LayerStack, plan: Plan) -> Iterator[list[int]]:
 
 
 def _active_ties(stack: LayerStack, plan: Plan) -> list[Tie]:
-    return [tie for tie in stack.ties if tie[0].layer >= plan.first_active_layer]
+    return [tie for tie in stack.ties if tie[0].layer >= plan.first_active_layer and tie[0] not in stack.fixed]
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:

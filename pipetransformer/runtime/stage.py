@@ -52,8 +52,8 @@ class Stage(nn.Module):
 
     @property
     def trains(self) -> bool:
-        """True when the stage has a layer that takes a gradient."""
-        return bool(self._active)
+        """True when the stage has a parameter that takes a gradient."""
+        return any(self.active_parameters.values())
 
     def train(self, mode: bool = True) -> "Stage":
         super().train(mode)

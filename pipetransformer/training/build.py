@@ -76,7 +76,9 @@ def prepare(
     check_batch(config.batch_size, len(data.train))
     report.write("phase", message="reading the model")
     precision = PRECISIONS[config.precision]
-    stack = config.model.build_meta(data.task.head, data.input_shape, config.seed).to(precision.param_dtype)
+    stack = config.model.build_meta(data.task.head, data.input_shape, config.seed)
+    config.peft.apply(stack, config.seed)
+    stack = stack.to(precision.param_dtype)
     config.freeze.check(stack.num_blocks)
     if config.parallel.arrangement == "sharded":
         config.optim.check_shards()

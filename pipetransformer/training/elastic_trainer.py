@@ -19,6 +19,7 @@ from pipetransformer.data.map_style import Loss, MapStyleData, MapStyleSplit, Me
 from pipetransformer.errors import UserError
 from pipetransformer.freeze.base import FreezePolicy
 from pipetransformer.freeze.pipetransformer import PaperRule
+from pipetransformer.models.adapters import AdapterSpec, NoAdapters
 from pipetransformer.models.instance import ModelInstance, give_back
 from pipetransformer.optim.base import OptimizerSpec
 from pipetransformer.report.reporter import Reporter
@@ -58,6 +59,8 @@ class ElasticTrainer(Trainer):
         batch_size: Samples of one optimizer step over all replicas, at every topology.
         epochs: Passes over ``train``.
         freeze: Freeze policy; the paper's rule by default.
+        peft: Adapters, as :class:`~pipetransformer.models.adapters.Lora`; ``save`` writes them in peft's format, and
+            at the end the model gets the sum. By default all weights train.
         parallel: Devices, and what is fixed of the plan.
         cache: Budgets and folder of the frozen features.
         precision: ``float32``, ``float64``, or ``bfloat16`` and ``float16`` for matrix products.
@@ -88,6 +91,7 @@ class ElasticTrainer(Trainer):
         batch_size: int,
         epochs: int,
         freeze: FreezePolicy | None = None,
+        peft: AdapterSpec | None = None,
         parallel: Parallel | None = None,
         cache: Cache | None = None,
         precision: str = "float32",
@@ -121,6 +125,7 @@ class ElasticTrainer(Trainer):
             model=spec,
             dataset=data,
             freeze=freeze or PaperRule(),
+            peft=peft or NoAdapters(),
             optim=optimizer,
             parallel=parallel or Parallel(),
             cache=cache or Cache(),
@@ -176,7 +181,7 @@ class ElasticTrainer(Trainer):
         """Writes the weights of rank 0 as the model's library loads them. Collective."""
         state = self.runtime.weights()
         if state is not None:
-            self.config.model.save(self.components.stack, state, Path(folder))
+            self.config.peft.save(self.config.model, self.components.stack, state, Path(folder))
         dist.barrier()  # the folder is whole when any rank goes on
 
     def save_checkpoint(self) -> Path:
@@ -244,7 +249,7 @@ class ElasticTrainer(Trainer):
         if isinstance(spec, ModelInstance) and spec.model is not spec.stack:
             trained, own = self.runtime.weights(), spec.model.state_dict()
             if trained is not None:
-                give_back(spec.model, trained)
+                give_back(spec.model, self.config.peft.merge(self.components.stack, trained))
             _broadcast(own, self.runtime.device)
 
     def _evaluates_after(self, step: int) -> bool:

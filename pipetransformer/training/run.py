@@ -4,9 +4,10 @@ import gc
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,6 @@ from pipetransformer.checkpoint.source import CheckpointLayers
 from pipetransformer.config.names import in_options
 from pipetransformer.config.schema import Config
 from pipetransformer.errors import DamagedCheckpoint, Diverged, FreezeHurts, NotSaved, Stopped, UserError
-from pipetransformer.models.base import ModelSpec
-from pipetransformer.models.stack import LayerStack
 from pipetransformer.report.card import write_card
 from pipetransformer.report.reporter import ConsoleOptions, EventName, Reporter, open_report
 from pipetransformer.report.run_folder import CONFIG, MODEL, SUMMARY, share_files, write_json
@@ -209,7 +208,8 @@ def _save_weights(
     trainer: Trainer, run_dir: Path, state: dict[str, Tensor], step: int, summary: dict[str, Any]
 ) -> None:
     try:
-        folder = save_model(trainer.config.model, trainer.components.stack, state, places(run_dir))
+        peft, model, stack = trainer.config.peft, trainer.config.model, trainer.components.stack
+        folder = save_model(partial(peft.save, model, stack, state), state, places(run_dir))
     except NotSaved as error:
         summary["error"] = "; ".join(filter(None, (summary.get("error"), str(error))))
         write_json(run_dir / SUMMARY, summary)
@@ -237,11 +237,13 @@ def places(run_dir: Path) -> list[Path]:
     return [run_dir / MODEL, SECOND_PLACE / f"pipetransformer-{run_dir.name}-{os.getpid()}"]
 
 
-def save_model(model: ModelSpec, stack: LayerStack, state: Mapping[str, Tensor], folders: Sequence[Path]) -> Path:
+def save_model(save: Callable[[Path], None], state: Mapping[str, Tensor], folders: Sequence[Path]) -> Path:
     """Saves a model to the first folder that takes it, replacing an older one there.
 
     Args:
+        save: Writes it to a folder.
         state: All weights, by their original names.
+        folders: In the order in which they are tried.
 
     Returns:
         The folder.
@@ -254,7 +256,7 @@ def save_model(model: ModelSpec, stack: LayerStack, state: Mapping[str, Tensor],
         try:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
-            model.save(stack, dict(state), folder)
+            save(folder)
             share_files(folder)
         except (OSError, SafetensorError) as error:
             reasons.append(f"{folder} ({str(error).strip().partition(chr(10))[0]}; {_free_gib(folder):.3g} GiB free)")

@@ -104,9 +104,12 @@ def _open(run_dir: Path, config: Config, head: Head, input_shape: tuple[int, ...
     folder, own_step = saved_model(run_dir)
     found = _checkpoint(run_dir, step, folder, own_step)
     if found is None:
-        config = replace(config, model=replace(config.model, name=str(folder), pretrained=True))
-    stack = config.model.build_meta(head, input_shape, config.seed).to(PRECISIONS[config.precision].param_dtype)
+        config = replace(config, model=config.peft.open_saved(config.model, folder))
+    stack = config.model.build_meta(head, input_shape, config.seed)
+    config.peft.apply(stack, config.seed)
+    stack = stack.to(PRECISIONS[config.precision].param_dtype)
     if found is None:
+        config.peft.load_saved(stack, folder)
         return SavedModel(config, stack, own_step)
     path, manifest = found
     stack.source = CheckpointLayers(path, manifest, stack).weights
@@ -142,8 +145,14 @@ def _checkpoint(run_dir: Path, step: int | None, model: Path, own_step: int | No
     raise UserError("; ".join([f"{run_dir} has neither a whole checkpoint nor a saved model", *problems]))
 
 
-def export(saved: SavedModel, run_dir: Path, folder: Path) -> None:
+def export(saved: SavedModel, run_dir: Path, folder: Path, merged: bool = False) -> None:
     """Writes the model with its card to a folder, as its library loads it.
+
+    Args:
+        saved: The weights.
+        run_dir: The run folder, for the card.
+        folder: Where to.
+        merged: Add adapters to the weights, so that the model's own library loads them.
 
     Raises:
         UserError: The folder has files in it.
@@ -155,7 +164,11 @@ def export(saved: SavedModel, run_dir: Path, folder: Path) -> None:
     for index in range(len(saved.stack)):
         saved.stack.load(index)
         state |= {name: tensor.detach() for name, tensor in saved.stack[index].original_state().items()}
-    saved.config.model.save(saved.stack, state, folder)
+    model, peft = saved.config.model, saved.config.peft
+    if merged:
+        model.save(saved.stack, peft.merge(saved.stack, state), folder)
+    else:
+        peft.save(model, saved.stack, state, folder)
     write_card(run_dir, folder, saved.step)
     share_files(folder)
 

@@ -2,11 +2,11 @@
 
 import copy
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -19,8 +19,11 @@ from pipetransformer.data.tasks import (
     question_answering,
     text_classification,
 )
+from pipetransformer.models.adapters import Lora
 from pipetransformer.models.base import ModelSpec
 from pipetransformer.models.huggingface import HuggingFaceModel
+from pipetransformer.models.layer import Layer
+from pipetransformer.models.lora import head_modules
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.models.timm import TimmModel
 from pipetransformer.optim.base import SGD, AdamW, Lamb, OptimizerSpec
@@ -40,6 +43,7 @@ OPTIMIZERS: dict[str, OptimizerSpec] = {
     "adamw_by_layer": AdamW(lr=LEARNING_RATE, weight_decay=0.1, clip_norm=CLIP_NORM, eps=1e-6, layer_decay=0.7),
     "sgd": SGD(lr=LEARNING_RATE, weight_decay=0.1, clip_norm=CLIP_NORM),
     "lamb": Lamb(lr=LEARNING_RATE, weight_decay=0.1, clip_norm=CLIP_NORM),
+    "Adafactor": TorchOptimizer(name="Adafactor", lr=LEARNING_RATE, weight_decay=0.1, clip_norm=CLIP_NORM),
     "NAdam": TorchOptimizer(name="NAdam", lr=LEARNING_RATE, clip_norm=CLIP_NORM, options={"eps": 1e-6}),
     "adan": TimmOptimizer(name="adan", lr=LEARNING_RATE, weight_decay=0.1, clip_norm=CLIP_NORM, options={"eps": 1e-6}),
     "adafactor": TimmOptimizer(name="adafactor", lr=LEARNING_RATE, clip_norm=CLIP_NORM, options={"eps": 1e-12}),
@@ -63,6 +67,7 @@ class Case:
         loss_scale: To begin with, in float16; small enough for its gradients to stay within its range.
         cache_shares: What of all features there is room for in memory and on disk.
         device: ``cpu`` or ``cuda``, each rank its own GPU.
+        lora: Adapters train, with dropout of their inputs where there is any, and the head.
         kernels: Key of :data:`support.kernels.KERNELS`, with which it is trained.
         mixup: Mode of mixup and cutmix of the pictures; ``None``: they stay apart.
     """
@@ -79,6 +84,7 @@ class Case:
     loss_scale: float = 2.0**12
     cache_shares: tuple[float, float] = (1.0, 0.0)
     device: str = "cpu"
+    lora: bool = False
     kernels: str = "native"
     mixup: str | None = None
 
@@ -118,7 +124,13 @@ class Case:
 
     def stack(self) -> LayerStack:
         stack = copy.deepcopy(_stack(Case(self.kind, self.folder, self.dropout, width=self.width)))
+        if self.lora:
+            self.adapters.apply(stack, SEED)
         return stack.to(PRECISIONS[self.precision].param_dtype)
+
+    @property
+    def adapters(self) -> Lora:
+        return Lora(r=3, alpha=5.0, dropout=self.dropout)
 
     def split(self) -> Split:
         if self.kind == "bert_mlm":
@@ -135,13 +147,14 @@ class Case:
         )
 
     def original(self) -> nn.Module:
-        """The original library's model with the stack's weights."""
-        state = {name: t for layer in self.stack().layers for name, t in layer.original_state().items()}
+        """The original library's model with the stack's weights, its parameters named as the stack's are."""
+        stack = replace(self, lora=False).stack()
+        state = {name: t for layer in stack.layers for name, t in layer.original_state().items()}
         model = self._original()
         missing, unexpected = model.load_state_dict(state, strict=False)
         assert not unexpected, unexpected
         assert all("pooler" in name or "position_ids" in name for name in missing), missing
-        return model.double()
+        return adapted(model.double(), self) if self.lora else model.double()
 
     def _original(self) -> nn.Module:
         if self.reads_images:
@@ -167,6 +180,30 @@ class Case:
         if self.kind == "bert_tags":
             return transformers.BertForTokenClassification(config)
         return transformers.BertForSequenceClassification(config)
+
+
+def adapted(model: nn.Module, case: Case) -> nn.Module:
+    """The model as peft's own users make it, with the stack's initial adapters."""
+    import peft
+
+    stack, spec = case.stack(), case.adapters
+    targets = ["query", "value"] if not case.reads_images else r"blocks\..*\.(qkv|proj|fc1|fc2)"
+    config = peft.LoraConfig(
+        r=spec.r, lora_alpha=spec.alpha, target_modules=targets, modules_to_save=head_modules(stack)
+    )  # fmt: skip
+    wrapped = peft.get_peft_model(cast("Any", model), config, autocast_adapter_dtype=False)
+    named = dict(wrapped.named_parameters(remove_duplicate=False))
+    for layer in stack.layers:
+        for name, tensor in cast("Layer", layer).by_name().items():
+            if ".lora_" in name:
+                named[f"base_model.model.{name}"].data.copy_(tensor.detach())
+    return wrapped
+
+
+def name_in_stack(name: str) -> str:
+    """The stack's name of a parameter of peft's model; empty for the weights that it keeps of the head before."""
+    name = name.removeprefix("base_model.model.").replace("modules_to_save.default.", "")
+    return "" if "original_module" in name else name
 
 
 @cache

@@ -15,6 +15,7 @@ LIBRARIES = (
     "support.observations",
     "support.trainings",
     "datasets",
+    "peft",
     "scipy.stats",
     "sklearn.datasets",
     "sklearn.metrics",

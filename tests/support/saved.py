@@ -8,9 +8,9 @@ from pipetransformer.config.schema import CONFIG
 from pipetransformer.training.saved_run import export, open_model, open_saved, predict, score
 
 
-def exported(run_dir: Path, step: int | None, folder: Path) -> int | None:
+def exported(run_dir: Path, step: int | None, folder: Path, merged: bool = False) -> int | None:
     saved = open_model(run_dir, read_config(run_dir / CONFIG, with_data=False), step)
-    export(saved, run_dir, folder)
+    export(saved, run_dir, folder, merged)
     return saved.step
 
 

@@ -33,7 +33,7 @@ from pipetransformer.runtime.rng import PerSampleRng, sample_keys
 from pipetransformer.training.cache_session import CacheSession
 from pipetransformer.training.cache_setup import WorldCommunicator
 from pipetransformer.training.loader import BatchLoader, sample_source
-from support.cases import CLIP_NORM, OPTIMIZERS, SEED, Case
+from support.cases import CLIP_NORM, OPTIMIZERS, SEED, Case, name_in_stack
 from support.kernels import KERNELS
 
 Plans = dict[int, Plan]
@@ -202,13 +202,17 @@ def _plain(case: Case, frozen: dict[int, int], num_microbatches: int) -> Trace:
         forward = _by_layers(stack, precision)
     else:
         original = case.original()
-        parameters = dict(original.named_parameters(remove_duplicate=False))
+        parameters = {name_in_stack(n): p for n, p in original.named_parameters(remove_duplicate=False)}
         forward = _by_original(original, case)
     lowest: dict[nn.Parameter, int] = {}  # a weight freezes with the lowest layer that has it
     for layer, names in enumerate(by_layer):
         for name in names:
             lowest.setdefault(parameters[name], layer)
+    for ref in stack.fixed:
+        lowest.pop(parameters[ref.name])
     used = list(lowest)
+    for name in parameters:
+        parameters[name].requires_grad_(parameters[name] in lowest)
     optimizer = spec.build_layers({layer: [p for p in used if lowest[p] == layer] for layer in range(len(stack))})
     assert optimizer is not None
     scale = case.loss_scale if precision.scales_loss else 1.0

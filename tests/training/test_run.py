@@ -5,6 +5,7 @@ import os
 import shutil
 import stat
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from support.pool import Pool
 
 from pipetransformer.config.schema import Evaluation
 from pipetransformer.errors import NotSaved
+from pipetransformer.models.adapters import NoAdapters
 from pipetransformer.models.timm import TimmModel
 from pipetransformer.report.reporter import Reporter
 from pipetransformer.training import run
@@ -36,18 +38,18 @@ class Full(TimmModel):
 
 
 MODEL = Full(name="full")
-STACK: Any = None
+SAVE = partial(MODEL.save, None, STATE)
 
 
 def test_a_model_that_finds_no_room_anywhere_is_told_with_its_size(tmp_path: Path) -> None:
     folders = [tmp_path / "small", tmp_path / "narrow"]
     with pytest.raises(NotSaved, match=r"takes 0\.000977 GiB .* in .*small \(.*No space.* GiB free\) nor in .*narrow"):
-        save_model(MODEL, STACK, STATE, folders)
+        save_model(SAVE, STATE, folders)
     assert not list(tmp_path.iterdir())
 
 
 def test_the_second_place_is_taken_where_the_first_is_full(tmp_path: Path) -> None:
-    folder = save_model(MODEL, STACK, STATE, [tmp_path / "small", tmp_path / "roomy"])
+    folder = save_model(SAVE, STATE, [tmp_path / "small", tmp_path / "roomy"])
     assert folder == tmp_path / "roomy"
     assert [path.name for path in tmp_path.iterdir()] == ["roomy"]
 
@@ -55,7 +57,7 @@ def test_the_second_place_is_taken_where_the_first_is_full(tmp_path: Path) -> No
 def test_others_may_read_what_new_files_let_them(tmp_path: Path) -> None:
     before = os.umask(0o022)
     try:
-        save_model(MODEL, STACK, STATE, [tmp_path / "roomy"])
+        save_model(SAVE, STATE, [tmp_path / "roomy"])
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "roomy" / "model.safetensors").stat().st_mode) == 0o644
@@ -69,8 +71,8 @@ def test_a_run_whose_model_finds_no_room_keeps_its_summary(
     monkeypatch.setattr(run.dist, "get_rank", lambda: 0)
     trainer: Any = SimpleNamespace(
         runtime=SimpleNamespace(weights=lambda: STATE),
-        config=SimpleNamespace(model=MODEL, evaluate=Evaluation()),
-        components=SimpleNamespace(stack=STACK),
+        config=SimpleNamespace(model=MODEL, evaluate=Evaluation(), peft=NoAdapters()),
+        components=SimpleNamespace(stack=None),
         report=Reporter(),
         summary=lambda: {"metric": 0.5},
         state=SimpleNamespace(step=8),

@@ -42,7 +42,7 @@ class LowerBounds:
             layer if on else None
             for layer, on in layers_with_grad(solver.profile, solver.num_frozen)[solver.layers.start :]
         ]
-        self._active_bytes = LoadBounds(layer.parameter_bytes if layer else 0 for layer in active)
+        self._active_bytes = LoadBounds(layer.trainable_bytes if layer else 0 for layer in active)
         self._optimizer_s = LoadBounds(layer.optimizer_s if layer else 0.0 for layer in active)
         self._runs_frozen = solver.num_frozen > solver.cache_level
         self._first_active = layer_above(solver.num_frozen) - solver.layers.start  # of those that run
