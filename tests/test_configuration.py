@@ -49,7 +49,7 @@ WRONG = {
     "guard.max_skips=0": "guard.max_skips=0 is below 1; take stop",
     "dataset.max_train_samples=0": "dataset.max_train_samples=0 leaves no samples",
 }
-GROUPS = ("model", "dataset", "freeze", "parallel", "cache", "optim", "logger")
+GROUPS = ("model", "dataset", "freeze", "parallel", "cache", "optim", "peft", "logger")
 
 
 @pytest.mark.parametrize("option", [f"{group}={name}" for group in GROUPS for name in options(group)])

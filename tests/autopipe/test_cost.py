@@ -72,6 +72,13 @@ def test_replicas_exchange_the_active_bytes_of_the_slowest_stage(num_frozen: int
     assert step_seconds(PROFILE, SLOW_LINKS, four, 4) == step_seconds(PROFILE, SLOW_LINKS, one, 1) + exchange_s
 
 
+def test_weights_that_never_train_are_not_exchanged() -> None:
+    profile = Profile((replace(LAYER, fixed_bytes=900),) * 4, optimizer_state_factor=2)
+    one, four = (Plan(0, 0, TWO_STAGES, replicas, 1) for replicas in (1, 4))
+    exchange_s = 0.25 + 2 * 3 / 4 * 2 * 100 / 4
+    assert step_seconds(profile, SLOW_LINKS, four, 4) == step_seconds(profile, SLOW_LINKS, one, 1) + exchange_s
+
+
 def test_layers_without_parameters_exchange_nothing() -> None:
     profile = Profile((replace(LAYER, parameter_bytes=0),) * 4, optimizer_state_factor=2)
     assert step_seconds(profile, SLOW_LINKS, Plan(0, 0, ((0, 3),), 4, 1), 4) == 434 + 4 * 0.5

@@ -60,3 +60,10 @@ def test_chunks_of_a_device_add_up() -> None:
     first = 8000 + 7 * 4 + 3 * (1 + 2) * 2  # all four stage passes of the first device wait for the last one's backward
     last = 8000 + 7 * 3 + 3 * (2 + 1) * 2
     assert device_memory_bytes(PROFILE, plan, batch_size=2) == (first, last)
+
+
+def test_weights_that_never_train_have_no_gradient_and_no_state() -> None:
+    """As the base weights of adapters: of 1,000 bytes 900 are fixed."""
+    adapted = Profile((replace(LAYER, fixed_bytes=900),) * 4, optimizer_state_factor=2)
+    plan = Plan(1, 0, TWO_STAGES, num_replicas=1, num_microbatches=1)
+    assert device_memory_bytes(adapted, plan, batch_size=1) == (2 * 1000 + 3, 2 * (1000 + 3 * 100 + 7) + 3)
