@@ -1,6 +1,6 @@
-"""Splits a decoder of transformers into layers that run its own modules.
+"""Splits a decoder of transformers, or a ModernBERT, into layers that run its own modules.
 
-A decoder's forward is one line per part::
+A decoder has one line of forward per part, as has a ModernBERT, whose tokens also see those after them::
 
     base model:  word embeddings -> blocks, each called with (hidden, mask, rotary embedding) -> norm
     task model:  base model -> output matrix, or classifier
@@ -42,6 +42,11 @@ def _embed_words_and_positions(
     return base.drop(embedded if token_type_ids is None else embedded + base.wte(token_type_ids))
 
 
+def _embed_normed_words(base: Any, ids: Tensor, **_: Any) -> Tensor:
+    """Maps ids (B, T) to (B, T, D) as ModernBERT does, with a norm."""
+    return base.embeddings(ids)
+
+
 @dataclass(frozen=True)
 class Parts:
     """Names of a decoder's modules in its base model.
@@ -52,6 +57,7 @@ class Parts:
         norm: The norm after the last block.
         rotary: What computes rotary embeddings; empty where positions are embedded.
         embed: Runs the embedding layer.
+        is_causal: Tokens see those before them alone.
     """
 
     embedding: tuple[str, ...]
@@ -59,16 +65,18 @@ class Parts:
     norm: str
     rotary: str
     embed: Callable[..., Tensor]
+    is_causal: bool = True
 
 
 _STRUCTURES = (
     Parts(("wte", "wpe", "drop"), "h", "ln_f", "", _embed_words_and_positions),  # GPT-2
     Parts(("embed_tokens",), "layers", "norm", "rotary_emb", _embed_words),  # Llama and those built like it
+    Parts(("embeddings",), "layers", "final_norm", "rotary_emb", _embed_normed_words, is_causal=False),  # ModernBERT
 )
 
 
 def find_parts(base: nn.Module) -> Parts | None:
-    """Returns the parts of a base model that is built as a decoder, or ``None``."""
+    """Returns the parts of a base model that is built as a decoder or a ModernBERT, or ``None``."""
     children = {name for name, _ in base.named_children()}
     return next((p for p in _STRUCTURES if children == {*p.embedding, p.blocks, p.norm, p.rotary} - {""}), None)
 
@@ -80,7 +88,8 @@ def split_decoder(model: PreTrainedModel, parts: Parts) -> list[Layer]:
         UserError: A block is of a kind that cannot be called from outside the model.
     """
     prefix, base, config = model.base_model_prefix, model.base_model, model.config
-    arguments = BlockArguments(config, type(base.get_submodule(parts.rotary)) if parts.rotary else None)
+    rotary = type(base.get_submodule(parts.rotary)) if parts.rotary else None
+    arguments = BlockArguments(config, rotary, parts.is_causal)
     blocks = base.get_submodule(parts.blocks)
     assert isinstance(blocks, nn.ModuleList)
     embedding = shallow_copy(base)
@@ -92,7 +101,7 @@ def split_decoder(model: PreTrainedModel, parts: Parts) -> list[Layer]:
             Layer(block, partial(_run_block, arguments, kind), f"{prefix}.{parts.blocks}.{index}.")
             for index, (block, kind) in enumerate(zip(blocks, block_kinds(config), strict=True))
         ),
-        Layer(head, run_on_last_token if pools_last_token(model) else run_head),
+        Layer(head, run_on_last_token if parts.is_causal and pools_last_token(model) else run_head),
     ]
 
 
@@ -126,10 +135,11 @@ class BlockArguments:
         config: Of the whole model.
         rotary: Class of the module that computes rotary embeddings, if there is one. It has no weights, and
             its buffers follow from the configuration.
+        is_causal: Tokens see those before them alone.
     """
 
-    def __init__(self, config: PretrainedConfig, rotary: type[nn.Module] | None) -> None:
-        self._config, self._rotary = config, rotary
+    def __init__(self, config: PretrainedConfig, rotary: type[nn.Module] | None, is_causal: bool) -> None:
+        self._config, self._rotary, self._is_causal = config, rotary, is_causal
         self._modules: dict[torch.device, nn.Module] = {}
         self._results = WeakTensorKeyDictionary()
 
@@ -160,7 +170,8 @@ class BlockArguments:
         self, kind: str, hidden: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None
     ) -> dict[str, Any]:
         window = self._config.sliding_window if kind == SLIDING else None
-        arguments: dict[str, Any] = {"attention_mask": visible_keys(hidden, attention_mask, position_ids, window)}
+        seen = visible_keys(hidden, attention_mask, position_ids, window, self._is_causal)
+        arguments: dict[str, Any] = {"attention_mask": seen}
         if self._rotary is not None:
             positions = torch.arange(hidden.shape[1], device=hidden.device)[None]
             of_kind = (kind,) if kind in self._config.rope_parameters else ()  # Gemma 3 has one for each kind
@@ -177,24 +188,33 @@ class BlockArguments:
 
 
 def visible_keys(
-    hidden: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, window: int | None
+    hidden: Tensor,
+    attention_mask: Tensor | None,
+    position_ids: Tensor | None,
+    window: int | None,
+    is_causal: bool = True,
 ) -> Tensor | None:
-    """Returns which keys each query sees: those before it that are no padding and are of its document.
+    """Returns which keys each query sees: those up to it, or all, that are no padding and are of its document.
 
     Args:
         hidden: Shape (B, T, D).
         attention_mask: Shape (B, T), true for tokens and false for padding.
         position_ids: Shape (B, T). A document of a packed row begins where they do not go on by one.
-        window: The nearest keys that a query sees, itself included; ``None`` for all.
+        window: The nearest keys that a query sees, itself included, or where it also sees those after it the keys on
+            each side; ``None`` for all.
+        is_causal: Queries see no keys after them.
 
     Returns:
-        Shape (B or 1, 1, T, T) of bool; ``None`` where queries see all keys before them, which attention then knows.
+        Shape (B or 1, 1, T, T) of bool; ``None`` where queries see all keys, or all up to them, which attention knows.
     """
     if attention_mask is None and position_ids is None and window is None:
         return None
     places = torch.arange(hidden.shape[1], device=hidden.device)
     distance = places[:, None] - places  # (T, T), of a query from a key
-    seen = (distance >= 0)[None] if window is None else ((distance >= 0) & (distance < window))[None]
+    farthest = hidden.shape[1] if window is None else window - is_causal
+    seen = (distance.abs() <= farthest)[None]
+    if is_causal:
+        seen = seen & (distance >= 0)
     if position_ids is not None:
         document = (position_ids.diff(prepend=position_ids[:, :1] - 1) != 1).cumsum(-1)  # (B, T)
         seen = seen & (document[:, :, None] == document[:, None, :])

@@ -18,8 +18,7 @@ class _Reached(nn.Module):
     """Replacement of the base model; takes the last block's output as ``inputs_embeds``.
 
     Args:
-        after: The base model's modules after the blocks, by their names: the final norm of a decoder, or the pooler of
-            an encoder.
+        after: The base model's modules after the blocks, by their names: the final norm, or the pooler of an encoder.
     """
 
     def __init__(self, after: dict[str, nn.Module]) -> None:
@@ -41,9 +40,9 @@ def make_head(model: PreTrainedModel, after: dict[str, nn.Module]) -> PreTrained
     return head
 
 
-def run_head(model: nn.Module, hidden: Tensor, **_: Any) -> Tensor:
-    """Maps the last block's output (B, T, D) to what :func:`logits` returns."""
-    return logits(model(inputs_embeds=hidden))
+def run_head(model: nn.Module, hidden: Tensor, attention_mask: Tensor | None = None, **_: Any) -> Tensor:
+    """Maps the last block's output (B, T, D) to what :func:`logits` returns; some heads take the mean of the tokens."""
+    return logits(model(inputs_embeds=hidden, attention_mask=attention_mask))
 
 
 def run_on_last_token(model: PreTrainedModel, hidden: Tensor, attention_mask: Tensor | None = None, **_: Any) -> Tensor:

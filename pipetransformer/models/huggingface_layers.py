@@ -25,8 +25,8 @@ from pipetransformer.models.layer import Layer, shallow_copy
 from pipetransformer.models.stack import LayerStack
 
 SUPPORTED = (
-    "encoders of the usual shape: BERT, RoBERTa, DistilBERT, ELECTRA, XLM-RoBERTa, CamemBERT, ERNIE; and the decoders "
-    "GPT-2, Llama, Qwen2, Qwen3 and the text model of Gemma 3"
+    "encoders of the usual shape: BERT, RoBERTa, DistilBERT, ELECTRA, XLM-RoBERTa, CamemBERT, ERNIE; ModernBERT; and "
+    "the decoders GPT-2, Llama, Qwen2, Qwen3 and the text model of Gemma 3"
 )
 _PARTS = {"embeddings", "embeddings_project", "pooler"}
 
@@ -148,8 +148,9 @@ def check_instance(model: PreTrainedModel) -> None:
 
 
 def is_decoder(model: PreTrainedModel) -> bool:
-    """Returns whether a model, with or without a head, is split as a decoder."""
-    return find_parts(model.base_model) is not None
+    """Returns whether each token of a model, with or without a head, sees those before it alone."""
+    parts = find_parts(model.base_model)
+    return parts is not None and parts.is_causal
 
 
 def num_positions(base: PreTrainedModel) -> int:
@@ -157,7 +158,7 @@ def num_positions(base: PreTrainedModel) -> int:
 
     Where padding has a position in the embedding (RoBERTa), the first token's comes after it.
     """
-    if is_decoder(base):
+    if find_parts(base) is not None:
         return base.config.max_position_embeddings
     positions = base.get_submodule("embeddings.position_embeddings")
     assert isinstance(positions, nn.Embedding)

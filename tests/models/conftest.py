@@ -35,6 +35,16 @@ ENCODERS: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 12,
         "pad_token_id": 0,
     },
+    "modernbert": {
+        **{name: value for name, value in BERT_LIKE.items() if name != "type_vocab_size"},
+        "local_attention": 4,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        "bos_token_id": 2,
+        "eos_token_id": 3,
+        "cls_token_id": 2,
+        "sep_token_id": 3,
+        "norm_bias": True,
+    },
 }
 LLAMA_LIKE: dict[str, Any] = {
     "vocab_size": len(WORDS),

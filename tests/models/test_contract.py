@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -53,15 +53,16 @@ class Images:
 
 @dataclass(frozen=True)
 class Text:
-    """A row for transformers: the kind of encoder or decoder and its head."""
+    """A row for transformers: the kind of encoder or decoder, its head and changes to its configuration."""
 
     name: str
     head: Head
     token_types: bool = False
     input_shape: tuple[int, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
 
     def spec(self, folder: Folder) -> ModelSpec:
-        return HuggingFaceModel(name=str(folder(self.name)), pretrained=False)
+        return HuggingFaceModel(name=str(folder(self.name)), pretrained=False, options=self.options)
 
     def batch(self) -> tuple[Tensor, dict[str, Tensor]]:
         mask = torch.arange(9) < torch.tensor([[9], [6]])
@@ -87,7 +88,7 @@ class Text:
 
 
 HEADS = [Head("sequence", 3), Head("sequence", 1), Head("token", 4), Head("span", 2)]
-ENCODERS = [("bert", True), ("roberta", False), ("distilbert", False), ("electra", True)]
+ENCODERS = [("bert", True), ("roberta", False), ("distilbert", False), ("electra", True), ("modernbert", False)]
 DECODERS = ["gpt2", "llama", "qwen2", "qwen3", "gemma3_text"]
 CAUSAL = Head("causal", 15)  # all words
 FAMILIES = [
@@ -98,6 +99,7 @@ FAMILIES = [
     Images("deit_tiny_patch16_224", {"global_pool": "avg", "qk_norm": True}),
     Images("deit_tiny_distilled_patch16_224", {}),
     *(Text(name, head, token_types) for name, token_types in ENCODERS for head in HEADS),
+    Text("modernbert", Head("sequence", 3), options={"classifier_pooling": "mean", "norm_bias": False}),
     *(Text(name, head) for name in DECODERS for head in (CAUSAL, Head("sequence", 3))),
     *(Text(name, head) for name in DECODERS[:-1] for head in (Head("token", 4), Head("span", 2))),
 ]
@@ -206,6 +208,21 @@ def test_hidden_shape_is_the_shape_between_all_layers(family: Family, encoder_fo
     for index in range(len(stack) - 1):
         hidden = stack[index](hidden, **context)
         assert hidden.shape == expected
+
+
+def test_a_stored_hidden_state_goes_on_bit_for_bit_from_every_depth(family: Family, encoder_folder: Folder) -> None:
+    stack = build(family, encoder_folder).double().eval()
+    hidden, context = family.batch()
+    expected = stack(hidden, **context)
+
+    for first in range(1, len(stack)):
+        hidden = stack[first - 1](hidden, **context).detach()
+        upper = deepcopy(stack)
+        upper.layers[:first].to("meta")
+        outputs = hidden.clone()
+        for layer in upper.layers[first:]:
+            outputs = layer(outputs, **{name: tensor.clone() for name, tensor in context.items()})
+        assert torch.equal(outputs, expected)
 
 
 def test_a_copy_stands_on_its_own(family: Family, encoder_folder: Folder) -> None:
