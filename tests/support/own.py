@@ -1,5 +1,6 @@
 """Trainings by ElasticTrainer in a world that is open, and the same by a plain loop."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,13 @@ import timm
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2ForSequenceClassification
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    GPT2Config,
+    GPT2ForSequenceClassification,
+    GPT2LMHeadModel,
+)
 
 import pipetransformer as pt
 from pipetransformer.autodp.sampler import batch_ids, epoch_order, num_batches
@@ -86,10 +93,10 @@ def model_and_data(kind: str) -> tuple[nn.Module, Any]:
     if kind == "timm":
         options = {"patch_size": 4, "embed_dim": 16, "depth": 3, "num_heads": 2, "img_size": 16}
         return timm.create_model("vit_tiny_patch16_224", num_classes=NUM_CLASSES, **options), Images()
-    if kind == "decoder":
+    if kind in ("decoder", "language model"):
         sizes = {"n_embd": 16, "n_layer": 3, "n_head": 2, "n_positions": 8, "bos_token_id": 1, "eos_token_id": 1}
         config = GPT2Config(vocab_size=VOCABULARY, num_labels=NUM_CLASSES, pad_token_id=0, **sizes)
-        return GPT2ForSequenceClassification(config), Texts()
+        return (GPT2ForSequenceClassification if kind == "decoder" else GPT2LMHeadModel)(config), Texts()
     config = BertConfig(
         vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=16,
         num_labels=NUM_CLASSES,
@@ -149,6 +156,19 @@ def train_own(kind: str, folder: Path, parallel: pt.Parallel, options: dict[str,
         "saved": {name: tensor.float() for name, tensor in state["model"].items()},
         "model": {name: tensor.clone() for name, tensor in model.state_dict().items()},
     }
+
+
+def warnings_of(kind: str, folder: Path) -> list[str]:
+    """The warnings of a training in which blocks freeze twice; a language model is told its loss on the first token."""
+    model, data = model_and_data(kind)
+    with pt.ElasticTrainer(
+        model, loss=lambda output, target: loss(output if output.ndim == 2 else output[:, 0], target), train=data,
+        optimizer=OPTIMIZER, batch_size=BATCH_SIZE, epochs=EPOCHS, run_dir=folder,
+        freeze=pt.FixedSchedule(num_frozen=[1, 2], interval=1 / 3),
+    ) as trainer:  # fmt: skip
+        assert len(list(trainer)) == EPOCHS * num_batches(len(data), BATCH_SIZE)
+    events = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [event["message"] for event in events if event["event"] == "warning"]
 
 
 def train_from_a_state(

@@ -1,7 +1,8 @@
-"""Text data and a text model as small as they can be, in files as users keep them."""
+"""Text data and text models as small as they can be, in files as users keep them."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 from support.cases import write_config
 
@@ -11,6 +12,23 @@ SENTENCES = ["a bird sings", "a bird sleeps", "bird sings", "bird sleeps"]
 
 def write_encoder(folder: Path) -> Path:
     """A tiny BERT without weights, and a tokenizer of a few words."""
+    special = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token"), WORDS, strict=False))
+    write_tokenizer(folder, **special)
+    return write_config(folder)
+
+
+def write_decoder(folder: Path) -> Path:
+    """A tiny GPT-2 without weights, and a tokenizer of a few words that has no token for padding."""
+    from transformers import GPT2Config
+
+    names = ["input_ids", "attention_mask"]
+    write_tokenizer(folder, eos_token=WORDS[0], unk_token=WORDS[1], model_input_names=names)
+    sizes = {"n_embd": 16, "n_layer": 4, "n_head": 2, "n_positions": 16, "vocab_size": len(WORDS)}
+    GPT2Config(**sizes, bos_token_id=0, eos_token_id=0).save_pretrained(folder)
+    return folder
+
+
+def write_tokenizer(folder: Path, **settings: Any) -> None:
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import Whitespace
@@ -18,15 +36,13 @@ def write_encoder(folder: Path) -> Path:
 
     tokenizer = Tokenizer(WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = Whitespace()
-    special = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token"), WORDS, strict=False))
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
-    return write_config(folder)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **settings).save_pretrained(folder)
 
 
-def text_run(encoder: Path, dataset: str, path: Path) -> list[str]:
+def text_run(folder: Path, dataset: str, path: Path, model: str = "bert") -> list[str]:
     """Overrides of a run on local files."""
-    model = ["model=bert", f"model.name={encoder}", "model.pretrained=false"]
-    return [*model, f"dataset={dataset}", f"dataset.path={path}", "logger=none", "batch_size=2"]
+    options = [f"model={model}", f"model.name={folder}", "model.pretrained=false"]
+    return [*options, f"dataset={dataset}", f"dataset.path={path}", "logger=none", "batch_size=2"]
 
 
 def write_table(file: Path, labels: list[object]) -> None:

@@ -8,7 +8,16 @@ import pytest
 import timm
 import torch
 from safetensors.torch import load_file
-from support.own import EPOCHS, model_and_data, refused, train_from_a_state, train_own, train_plainly, with_batch_norm
+from support.own import (
+    EPOCHS,
+    model_and_data,
+    refused,
+    train_from_a_state,
+    train_own,
+    train_plainly,
+    warnings_of,
+    with_batch_norm,
+)
 from support.pool import Pool
 from transformers import AutoModelForSequenceClassification
 
@@ -97,6 +106,15 @@ def test_a_dataset_of_the_datasets_library_trains_as_its_rows_do(pool: Pool, tmp
     found = pool.run(2, train_own, kind, tmp_path / "dataset", pt.Parallel(arrangement="data"))[0]
     assert found["losses"] == pytest.approx(expected["losses"], rel=0, abs=1e-10)
     assert found["metrics"] == pytest.approx(expected["metrics"], rel=0, abs=1e-10)
+
+
+def test_a_head_that_freezes_with_the_embedding_is_told_once(pool: Pool, tmp_path: Path) -> None:
+    (warning,) = pool.run(1, warnings_of, "language model", tmp_path / "tied")[0]
+    assert warning.startswith(
+        "lm_head.weight of layer 4 is transformer.wte.weight of layer 0, and stops training with it here; "
+    )
+    assert "model.untie=true" in warning
+    assert pool.run(1, warnings_of, "decoder", tmp_path / "free") == [[]]
 
 
 def test_callbacks_are_called_on_every_rank(pool: Pool, tmp_path: Path) -> None:

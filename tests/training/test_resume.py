@@ -11,6 +11,7 @@ from support.faults import Fault, run_with
 from support.jobs import TINY, Job, play, run_job
 from support.pool import Pool
 from support.resumes import Ran, run_on
+from support.texts import text_run, write_decoder, write_table
 
 from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder
 from pipetransformer.checkpoint.manifest import MANIFEST, layer_file, read_manifest
@@ -84,6 +85,32 @@ def check_end(found: Ran, expected: Ran) -> None:
     assert found.end["guard"] == expected.end["guard"] | {"mean_norm": mean_norm}
     assert found.end["policy_state"] == pytest.approx(expected.end["policy_state"], rel=1e-9)
     assert found.end["metrics"] == expected.end["metrics"]
+
+
+@pytest.fixture(scope="module")
+def decoder(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> tuple[tuple[str, ...], Path, Ran]:
+    """A decoder with dropout on a table of texts: the options, and the uninterrupted run with each checkpoint."""
+    folder = write_decoder(tmp_path_factory.mktemp("decoder"))
+    write_table(folder / "train.tsv", [0, 1, 0, 1] * 4)
+    write_table(folder / "dev.tsv", [0, 1, 0, 1])
+    options = (
+        *text_run(folder, "sst2", folder, "gpt2"), "epochs=5", "batch_size=4", "precision=float64", "optim.lr=0.01",
+        "freeze.interval=0.2",
+    )  # fmt: skip
+    return options, folder, pool.run(2, run_on, options, folder / "run", PREFIXES)[0]
+
+
+@pytest.mark.parametrize(("step", "world"), [(3, "pipeline"), (7, "sharded"), (14, "elastic of four")])
+def test_a_decoder_goes_on_in_any_world(
+    pool: Pool, tmp_path: Path, decoder: tuple[tuple[str, ...], Path, Ran], step: int, world: str
+) -> None:
+    options, folder, whole = decoder
+    num_ranks, arrangement = WORLDS[world]
+    run = stopped_at(folder / "run", step, tmp_path)
+    ranks = pool.run(num_ranks, run_on, (*options, *arrangement), run, PREFIXES, None, None)
+    assert [rank.differences for rank in ranks] == num_ranks * [[]]
+    assert ranks[0].losses == pytest.approx(whole.losses[step:], rel=0, abs=1e-10)
+    check_end(ranks[0], whole)
 
 
 def test_a_resumed_run_is_resumed_again(pool: Pool, tmp_path: Path, whole: tuple[Path, Ran]) -> None:
