@@ -1,9 +1,10 @@
-"""Encoders and decoders of Hugging Face transformers as a flat stack."""
+"""Models of Hugging Face transformers as a flat stack; here encoders and decoders of texts."""
 
 from __future__ import annotations
 
 import copy
 import warnings
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,36 +26,33 @@ if TYPE_CHECKING:
 TOKENIZER = "tokenizer_config.json"
 SAFE_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 PICKLED_WEIGHTS = ("pytorch_model.bin", "pytorch_model.bin.index.json")
-HEADS = {
-    "sequence": "AutoModelForSequenceClassification",
-    "token": "AutoModelForTokenClassification",
-    "causal": "AutoModelForCausalLM",
-    "span": "AutoModelForQuestionAnswering",
-}
-OLD_BUFFERS = (".attn.masked_bias",)  # constants that GPT-2 had among its weights
-_REMEDY = "Without network give model.name=<folder> with config.json, weights and tokenizer, or HF_HUB_OFFLINE=1"
+NOT_RUN = (".embeddings.mask_token", ".attn.masked_bias")  # DINOv2's in pretraining, a constant of old GPT-2s
+REMEDY = (
+    "Without network give model.name=<folder> with config.json, weights and tokenizer or image processor, or "
+    "HF_HUB_OFFLINE=1"
+)
 _BROKEN = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError)
 """Errors of a model that is built in another way."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class HuggingFaceModel(ModelSpec):
-    """An encoder or decoder with a head for the dataset's task.
+class TransformersSpec(ModelSpec):
+    """A model of transformers with a head for the dataset's task.
 
-    From scratch it takes the configuration and tokenizer of ``name``.
+    From scratch it takes the configuration of ``name``.
 
     Attributes:
         options: What to change in the model's config.json: hidden_dropout_prob, num_hidden_layers, ...
-        untie: Give an output matrix that is the word embeddings (GPT-2, Gemma, small Llama and Qwen) a copy of its own,
-            which starts equal and goes on training when the embeddings freeze; ``False`` keeps them one weight.
-        trust_remote_code: Run Python code that comes with the model or its tokenizer; ``False`` refuses such a model.
+        trust_remote_code: Run Python code that comes with the model or its preprocessing; ``False`` refuses that.
+        heads: For each kind of head the class of transformers that has it.
+        preprocessing: File with the settings of tokenizer or image processor.
     """
 
     options: dict[str, Any] = field(default_factory=dict)
-    untie: bool = False
     trust_remote_code: bool = False
 
-    modality: ClassVar[str] = "text"
+    heads: ClassVar[dict[str, str]]
+    preprocessing: ClassVar[str]
     libraries: ClassVar[tuple[str, ...]] = ("transformers.modeling_utils",)
 
     def check(self) -> None:
@@ -66,7 +64,7 @@ class HuggingFaceModel(ModelSpec):
     def check_exists(self, timeout_s: float = TIMEOUT_S) -> None:
         if Path(self.name).is_dir():
             check_folder(self.name, "give one that save_pretrained wrote")
-            for file in (CONFIG, TOKENIZER):
+            for file in (CONFIG, self.preprocessing):
                 check_code(self.name, file, read_settings(Path(self.name) / file), self.trust_remote_code)
             self._check_pickle()
         else:
@@ -81,23 +79,13 @@ class HuggingFaceModel(ModelSpec):
         if not any(map(has, SAFE_WEIGHTS)) and (pickled := next(filter(has, PICKLED_WEIGHTS), None)):
             raise refuse_pickle(self.name, pickled)
 
-    def input_format(self) -> dict[str, Any]:
-        """Returns keyword arguments of ``TextFormat``."""
-        return {
-            "tokenizer": self._tokenizer(),
-            "max_length": self._num_positions(),
-            "vocab_size": self._config().vocab_size,
-        }
-
     def build_meta(self, head: Head, input_shape: tuple[int, ...], seed: int) -> LayerStack:
         from pipetransformer.models.huggingface_layers import check_runs_by_layers, is_decoder, split_layers
         from pipetransformer.models.huggingface_weights import RandomInit
         from pipetransformer.models.stack import seeded
 
         self.check()
-        if input_shape:
-            raise UserError(f"model.name={self.name} reads text, the dataset has images {input_shape}; choose a ViT")
-        model = self._meta_model(head)
+        model = self._meta_model(head, self._config_for(input_shape))
         with seeded(seed):
             with self._refusing(type(model).__name__):
                 if head.kind == "causal" and not is_decoder(model):
@@ -105,60 +93,48 @@ class HuggingFaceModel(ModelSpec):
                 stack = split_layers(model).train()
                 check_runs_by_layers(model)
             if self.pretrained:
-                stack = self._published(stack, head.kind, seed)
-            else:
-                stack.source = RandomInit(model, stack, seed)
-        return self._untied(stack) if self.untie else stack
+                return self._published(stack, head.kind, seed)
+            stack.source = RandomInit(model, stack, seed)
+            return stack
 
-    def save(self, stack: LayerStack, state: dict[str, Tensor], folder: Path) -> None:
-        """Writes config.json, model.safetensors and the tokenizer for ``from_pretrained(folder)``."""
+    @abstractmethod
+    def _config_for(self, input_shape: tuple[int, ...]) -> PretrainedConfig:
+        """Returns the configuration of a model for inputs of a shape.
+
+        Raises:
+            UserError: It does not read such inputs.
+        """
+
+    def _filled(self, stack: LayerStack, state: dict[str, Tensor]) -> PreTrainedModel:
+        """Returns the task model with weights, those that the layers share once."""
         import torch
-
-        from pipetransformer.models.huggingface_layers import is_decoder
 
         _quiet()
         model_class, config = stack.config
-        tokenizer = self._tokenizer()
         with torch.device("meta"):
             model = model_class(config)
         model.load_state_dict({name: tensor.cpu() for name, tensor in state.items()}, assign=True)
         model.tie_weights()  # what the layers share is written once
-        if is_decoder(model):
-            model.config.pad_token_id = tokenizer.pad_token_id  # its classifier looks for the last token by it
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        return model
 
-    def _meta_model(self, head: Head) -> PreTrainedModel:
+    def _meta_model(self, head: Head, config: PretrainedConfig) -> PreTrainedModel:
         """Returns the task model without storage."""
         import torch
         import transformers
 
         from pipetransformer.models.huggingface_weights import WANTED
 
-        if head.kind not in HEADS:
+        if head.kind not in self.heads:
             raise UserError(
-                f"model.name={self.name} has no head for a task of kind {head.kind}; it has {', '.join(HEADS)}"
+                f"model.name={self.name} has no head for a task of kind {head.kind}; it has {', '.join(self.heads)}"
             )
-        family = getattr(transformers, HEADS[head.kind])
+        family = getattr(transformers, self.heads[head.kind])
         _quiet()
-        config = self._config()
         if head.kind != "causal":
             _name_labels(config, head.labels or [f"LABEL_{index}" for index in range(head.num_outputs)])
         config.problem_type = cast("Any", head.problem_type)
         with self._explained(head.kind), torch.device("meta"):
             return family.from_config(config, trust_remote_code=self.trust_remote_code, **WANTED)
-
-    def _untied(self, stack: LayerStack) -> LayerStack:
-        """Returns the stack with an output matrix of its own."""
-        if not stack.ties:
-            warnings.warn("model.untie=true changes nothing: the model shares no weights", stacklevel=2)
-            return stack
-        model_class, config = stack.config
-        config = copy.deepcopy(config)
-        config.tie_word_embeddings = False
-        stack.separate()
-        stack.config = (model_class, config)
-        return stack
 
     def _published(self, stack: LayerStack, kind: str, seed: int) -> LayerStack:
         """Returns the stack with pretrained weights as its source, or loaded if they cannot be read layer by layer."""
@@ -210,8 +186,8 @@ class HuggingFaceModel(ModelSpec):
             raise
         except (*_BROKEN, OSError, ImportError, SafetensorError, UnpicklingError) as error:
             raise UserError(
-                f"transformers could not load model.name={self.name} with a {kind} head: {_first_line(error)}. "
-                f"Supported are {SUPPORTED}. {_REMEDY}, or model.pretrained=false to draw the weights"
+                f"transformers could not load model.name={self.name} with a {kind} head: {first_line(error)}. "
+                f"Supported are {SUPPORTED}. {REMEDY}, or model.pretrained=false to draw the weights"
             ) from error
 
     @contextmanager
@@ -223,13 +199,16 @@ class HuggingFaceModel(ModelSpec):
             yield
         except _BROKEN as error:
             raise UserError(
-                f"model.name={self.name} ({kind}) does not run layer by layer: {_first_line(error)}; "
+                f"model.name={self.name} ({kind}) does not run layer by layer: {first_line(error)}; "
                 f"supported are {SUPPORTED}"
             ) from error
 
     def _check_complete(self, model: PreTrainedModel, report: dict[str, Any], stack: LayerStack) -> None:
         """Raises UserError for weights that lack tensors of the encoder, or have tensors that it has no place for."""
-        base, pooler = f"{model.base_model_prefix}.", f"{model.base_model_prefix}.pooler."
+        from pipetransformer.models.huggingface_heads import find_base
+
+        prefix, _ = find_base(model)
+        base, pooler = f"{prefix}.", f"{prefix}.pooler."
         lacking = sorted(key for key in _lacking(report) if key.startswith(base) and not key.startswith(pooler))
         if lacking:
             raise UserError(
@@ -248,8 +227,6 @@ class HuggingFaceModel(ModelSpec):
         from huggingface_hub.errors import StrictDataclassError
         from transformers import AutoConfig, PretrainedConfig
 
-        from pipetransformer.models.huggingface_layers import check_config
-
         self.check()
         try:
             check_code(self.name, CONFIG, PretrainedConfig.get_config_dict(self.name)[0], self.trust_remote_code)
@@ -260,7 +237,7 @@ class HuggingFaceModel(ModelSpec):
             raise
         except (*_BROKEN, OSError) as error:
             raise UserError(
-                f"transformers found no model under model.name={self.name}: {_first_line(error)}. {_REMEDY}"
+                f"transformers found no model under model.name={self.name}: {first_line(error)}. {REMEDY}"
             ) from error
         except StrictDataclassError as error:
             raise UserError(f"model.options={self.options} does not fit model.name={self.name}: {error}") from error
@@ -268,50 +245,21 @@ class HuggingFaceModel(ModelSpec):
         if unknown:
             raise UserError(f"model.options has {', '.join(unknown)}, the config.json of {config.model_type} does not")
         with self._refusing(config.model_type):
-            check_config(config)
+            self._check_config(config)
         return config
 
-    def _tokenizer(self) -> PreTrainedTokenizerBase:
-        from transformers import AutoTokenizer, PretrainedConfig
-        from transformers.models.auto.tokenization_auto import get_tokenizer_config
-
-        try:
-            check_code(self.name, CONFIG, PretrainedConfig.get_config_dict(self.name)[0], self.trust_remote_code)
-            settings = get_tokenizer_config(self.name)
-            check_code(self.name, TOKENIZER, settings, self.trust_remote_code)
-            for file in settings.get("fast_tokenizer_files") or ():
-                check_inside(self.name, TOKENIZER, str(file))
-            tokenizer = cast(
-                "PreTrainedTokenizerBase",
-                AutoTokenizer.from_pretrained(self.name, trust_remote_code=self.trust_remote_code),
-            )
-        except UserError:
-            raise
-        except (*_BROKEN, OSError) as error:
-            raise UserError(
-                f"transformers found no tokenizer under model.name={self.name}: {_first_line(error)}. {_REMEDY}"
-            ) from error
-        if tokenizer.pad_token is None:  # as of most decoders; padding is masked, so that any token will do
-            tokenizer.pad_token = tokenizer.eos_token
-        # without tokenizer files transformers makes one that takes every word for an unknown one
-        if len(tokenizer) <= len(tokenizer.all_special_ids):
-            raise UserError(f"transformers found no tokenizer under model.name={self.name}: no words in it. {_REMEDY}")
-        return tokenizer
-
-    def _num_positions(self) -> int:
-        import torch
-        from transformers import AutoModel
-
-        from pipetransformer.models.huggingface_layers import num_positions
-
-        with torch.device("meta"):
-            return num_positions(AutoModel.from_config(self._config(), trust_remote_code=self.trust_remote_code))
+    @abstractmethod
+    def _check_config(self, config: PretrainedConfig) -> None:
+        """Raises UserError for a configuration that no list of layers can hold, with the reason."""
 
 
 def _without_place(model: PreTrainedModel, unexpected: Iterable[str], stack: LayerStack) -> list[str]:
     """Returns unexpected keys of the encoder itself, without heads and without blocks above the wanted ones."""
-    base, blocks = f"{model.base_model_prefix}.", stack[1].prefix.removesuffix("0.")
-    parts = {name for name, _ in model.base_model.named_children()} - {"pooler"}
+    from pipetransformer.models.huggingface_heads import find_base
+
+    prefix, module = find_base(model)
+    base, blocks = f"{prefix}.", stack[1].prefix.removesuffix("0.")
+    parts = {name for name, _ in module.named_children()} - {"pooler"}
     buffers = {name for name, _ in model.named_buffers()}
     names = {base + key.removeprefix(base): key for key in unexpected}
     return sorted(
@@ -319,7 +267,7 @@ def _without_place(model: PreTrainedModel, unexpected: Iterable[str], stack: Lay
         for name, key in names.items()
         if name.split(".")[1] in parts
         and name not in buffers
-        and not name.endswith(OLD_BUFFERS)
+        and not name.endswith(NOT_RUN)
         and not (name.startswith(blocks) and int(name.removeprefix(blocks).split(".")[0]) >= stack.num_blocks)
     )
 
@@ -343,6 +291,110 @@ def _quiet() -> None:
     logging.disable_progress_bar()
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Returns the message of an error in one line, with its type where that is not told."""
     line = str(error).strip().partition("\n")[0].rstrip(".")
     return line if isinstance(error, OSError | ValueError) else f"{type(error).__name__} {line}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HuggingFaceModel(TransformersSpec):
+    """An encoder or decoder of texts.
+
+    From scratch it takes the configuration and tokenizer of ``name``.
+
+    Attributes:
+        untie: Give an output matrix that is the word embeddings (GPT-2, Gemma, small Llama and Qwen) a copy of its own,
+            which starts equal and goes on training when the embeddings freeze; ``False`` keeps them one weight.
+    """
+
+    untie: bool = False
+
+    modality: ClassVar[str] = "text"
+    preprocessing: ClassVar[str] = TOKENIZER
+    heads: ClassVar[dict[str, str]] = {
+        "sequence": "AutoModelForSequenceClassification",
+        "token": "AutoModelForTokenClassification",
+        "causal": "AutoModelForCausalLM",
+        "span": "AutoModelForQuestionAnswering",
+    }
+
+    def input_format(self) -> dict[str, Any]:
+        """Returns keyword arguments of ``TextFormat``."""
+        return {
+            "tokenizer": self._tokenizer(),
+            "max_length": self._num_positions(),
+            "vocab_size": self._config().vocab_size,
+        }
+
+    def build_meta(self, head: Head, input_shape: tuple[int, ...], seed: int) -> LayerStack:
+        stack = super().build_meta(head, input_shape, seed)
+        return self._untied(stack) if self.untie else stack
+
+    def _check_config(self, config: PretrainedConfig) -> None:
+        from pipetransformer.models.huggingface_layers import check_config
+
+        check_config(config)
+
+    def _config_for(self, input_shape: tuple[int, ...]) -> PretrainedConfig:
+        if input_shape:
+            raise UserError(f"model.name={self.name} reads text, the dataset has images {input_shape}; choose a ViT")
+        return self._config()
+
+    def save(self, stack: LayerStack, state: dict[str, Tensor], folder: Path) -> None:
+        """Writes config.json, model.safetensors and the tokenizer for ``from_pretrained(folder)``."""
+        from pipetransformer.models.huggingface_layers import is_decoder
+
+        model, tokenizer = self._filled(stack, state), self._tokenizer()
+        if is_decoder(model):
+            model.config.pad_token_id = tokenizer.pad_token_id  # its classifier looks for the last token by it
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+    def _untied(self, stack: LayerStack) -> LayerStack:
+        """Returns the stack with an output matrix of its own."""
+        if not stack.ties:
+            warnings.warn("model.untie=true changes nothing: the model shares no weights", stacklevel=2)
+            return stack
+        model_class, config = stack.config
+        config = copy.deepcopy(config)
+        config.tie_word_embeddings = False
+        stack.separate()
+        stack.config = (model_class, config)
+        return stack
+
+    def _tokenizer(self) -> PreTrainedTokenizerBase:
+        from transformers import AutoTokenizer, PretrainedConfig
+        from transformers.models.auto.tokenization_auto import get_tokenizer_config
+
+        try:
+            check_code(self.name, CONFIG, PretrainedConfig.get_config_dict(self.name)[0], self.trust_remote_code)
+            settings = get_tokenizer_config(self.name)
+            check_code(self.name, TOKENIZER, settings, self.trust_remote_code)
+            for file in settings.get("fast_tokenizer_files") or ():
+                check_inside(self.name, TOKENIZER, str(file))
+            tokenizer = cast(
+                "PreTrainedTokenizerBase",
+                AutoTokenizer.from_pretrained(self.name, trust_remote_code=self.trust_remote_code),
+            )
+        except UserError:
+            raise
+        except (*_BROKEN, OSError) as error:
+            raise UserError(
+                f"transformers found no tokenizer under model.name={self.name}: {first_line(error)}. {REMEDY}"
+            ) from error
+        if tokenizer.pad_token is None:  # as of most decoders; padding is masked, so that any token will do
+            tokenizer.pad_token = tokenizer.eos_token
+        # without tokenizer files transformers makes one that takes every word for an unknown one
+        if len(tokenizer) <= len(tokenizer.all_special_ids):
+            raise UserError(f"transformers found no tokenizer under model.name={self.name}: no words in it. {REMEDY}")
+        return tokenizer
+
+    def _num_positions(self) -> int:
+        import torch
+        from transformers import AutoModel
+
+        from pipetransformer.models.huggingface_layers import num_positions
+
+        with torch.device("meta"):
+            return num_positions(AutoModel.from_config(self._config(), trust_remote_code=self.trust_remote_code))

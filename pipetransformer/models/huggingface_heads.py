@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
 
+from pipetransformer.errors import UserError
 from pipetransformer.models.layer import shallow_copy
 
 
 class _Reached(nn.Module):
-    """Replacement of the base model; takes the last block's output as ``inputs_embeds``.
+    """Replacement of the base model; takes the last block's output in place of images or as ``inputs_embeds``.
 
     Args:
         after: The base model's modules after the blocks, by their names: the final norm, or the pooler of an encoder.
@@ -27,16 +28,30 @@ class _Reached(nn.Module):
         for name, module in after.items():
             self.add_module(name, module)
 
-    def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> BaseModelOutputWithPoolingAndCrossAttentions:
-        hidden = inputs_embeds if self._norm is None else self.get_submodule(self._norm)(inputs_embeds)
+    def forward(self, images: Any = None, *_: Any, **inputs: Any) -> BaseModelOutputWithPoolingAndCrossAttentions:
+        reached = inputs.get("inputs_embeds", images)
+        hidden = reached if self._norm is None else self.get_submodule(self._norm)(reached)
         pooled = self.get_submodule("pooler")(hidden) if "pooler" in self._modules else None
         return BaseModelOutputWithPoolingAndCrossAttentions(last_hidden_state=hidden, pooler_output=pooled)
+
+
+def find_base(model: PreTrainedModel) -> tuple[str, PreTrainedModel]:
+    """Returns a task model's base model and its name.
+
+    Raises:
+        UserError: It has none.
+    """
+    for name in (model.base_model_prefix, "vision_model"):  # SigLIP's prefix is that of its two towers
+        base = getattr(model, name, None)
+        if isinstance(base, PreTrainedModel):
+            return name, base
+    raise UserError("it has no head; take one of transformers' AutoModelFor classes")
 
 
 def make_head(model: PreTrainedModel, after: dict[str, nn.Module]) -> PreTrainedModel:
     """Returns a shallow copy of a task model without the layers below its head; see :class:`_Reached`."""
     head = shallow_copy(model)
-    setattr(head, model.base_model_prefix, _Reached(after))
+    setattr(head, find_base(model)[0], _Reached(after))
     return head
 
 

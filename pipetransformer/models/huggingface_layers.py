@@ -1,7 +1,7 @@
 """Splits a model of transformers into layers that run its own code, and checks that they compute what it computes.
 
-A decoder is split by :mod:`pipetransformer.models.huggingface_decoders`, an encoder here. The forward of
-an encoder is one line per part::
+A decoder is split by :mod:`pipetransformer.models.huggingface_decoders`, a vision tower by
+:mod:`pipetransformer.models.huggingface_vision_layers`, an encoder here. An encoder has one line of forward per part::
 
     base model:  embeddings (+ projection) -> encoder: blocks, each called with (hidden, mask) -> pooler, if it has one
     task model:  base model -> dropout, classifier, ...
@@ -20,7 +20,13 @@ from transformers import PretrainedConfig, PreTrainedModel
 from pipetransformer.errors import UserError
 from pipetransformer.models.checks import check_same_outputs, draw_all
 from pipetransformer.models.huggingface_decoders import find_parts, pools_last_token, split_decoder
-from pipetransformer.models.huggingface_heads import logits, make_head, run_head
+from pipetransformer.models.huggingface_heads import find_base, logits, make_head, run_head
+from pipetransformer.models.huggingface_vision_layers import (
+    check_vision,
+    reads_images,
+    split_vision,
+    tiny_vision_model,
+)
 from pipetransformer.models.layer import Layer, shallow_copy
 from pipetransformer.models.stack import LayerStack
 
@@ -37,10 +43,10 @@ def split_layers(model: PreTrainedModel) -> LayerStack:
     Raises:
         UserError: The model is built in another way.
     """
-    base = model.base_model
+    if reads_images(model):
+        return split_vision(model)
     check_config(model.config)
-    if base is model:
-        raise UserError("it has no head; take one of transformers' AutoModelFor classes")
+    _, base = find_base(model)
     if model.config._attn_implementation != "sdpa":
         raise UserError(
             f"its attention is {model.config._attn_implementation}; make it with attn_implementation='sdpa'"
@@ -121,7 +127,7 @@ def check_runs_by_layers(model: PreTrainedModel) -> None:
     Raises:
         UserError: It does not, with the reason.
     """
-    check_instance(tiny_model(model))
+    check_instance(tiny_vision_model(model) if reads_images(model) else tiny_model(model))
 
 
 def check_instance(model: PreTrainedModel) -> None:
@@ -130,6 +136,9 @@ def check_instance(model: PreTrainedModel) -> None:
     Raises:
         UserError: It cannot be trained layer by layer, with the reason.
     """
+    if reads_images(model):
+        check_vision(model)
+        return
     stack, pad_id = split_layers(model), model.config.pad_token_id
     if is_decoder(model) and pools_last_token(model) and pad_id is None:
         raise UserError("it finds the last token of a text by its config.pad_token_id, which is not set")

@@ -77,6 +77,21 @@ DECODERS: dict[str, dict[str, Any]] = {
 """Of three blocks; those of Qwen2 see all tokens, then only near ones, and those of Gemma 3 take turns."""
 
 
+VIT_LIKE: dict[str, Any] = {
+    "hidden_size": 16,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "image_size": 16,
+    "patch_size": 4,
+}
+TOWERS: dict[str, dict[str, Any]] = {
+    "vit": VIT_LIKE,
+    "dinov2": {**{name: value for name, value in VIT_LIKE.items() if name != "intermediate_size"}, "mlp_ratio": 2},
+    "siglip": {"vision_config": VIT_LIKE},
+}
+
+
 def write_tokenizer(folder: Path) -> None:
     tokenizer = Tokenizer(WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = Whitespace()
@@ -89,9 +104,9 @@ def encoder_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pa
 
     def write(model_type: str, **changes: Any) -> Path:
         folder = tmp_path_factory.mktemp(model_type)
-        AutoConfig.for_model(model_type, **{**(ENCODERS | DECODERS).get(model_type, {}), **changes}).save_pretrained(
-            folder
-        )
+        AutoConfig.for_model(
+            model_type, **{**(ENCODERS | DECODERS | TOWERS).get(model_type, {}), **changes}
+        ).save_pretrained(folder)
         write_tokenizer(folder)
         return folder
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForImageClassification,
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
@@ -19,6 +20,7 @@ from transformers import (
 
 from pipetransformer.models.base import Head, ModelSpec
 from pipetransformer.models.huggingface import HuggingFaceModel
+from pipetransformer.models.huggingface_vision import HuggingFaceVisionModel
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.models.timm import TimmModel
 
@@ -87,6 +89,28 @@ class Text:
         return outputs.logits
 
 
+@dataclass(frozen=True)
+class Tower:
+    """A row for vision towers of transformers: the kind and changes to its configuration."""
+
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+    head: Head = CLASSES
+    input_shape: tuple[int, ...] = (3, 16, 16)
+
+    def spec(self, folder: Folder) -> ModelSpec:
+        return HuggingFaceVisionModel(name=str(folder(self.name)), pretrained=False, options=self.options)
+
+    def batch(self) -> tuple[Tensor, dict[str, Tensor]]:
+        return torch.randn(2, *self.input_shape, dtype=torch.float64), {}
+
+    def original(self, folder: Path) -> nn.Module:
+        return AutoModelForImageClassification.from_pretrained(folder, dtype=torch.float64)
+
+    def run(self, original: nn.Module, images: Tensor) -> Tensor:
+        return original(images).logits
+
+
 HEADS = [Head("sequence", 3), Head("sequence", 1), Head("token", 4), Head("span", 2)]
 ENCODERS = [("bert", True), ("roberta", False), ("distilbert", False), ("electra", True), ("modernbert", False)]
 DECODERS = ["gpt2", "llama", "qwen2", "qwen3", "gemma3_text"]
@@ -102,12 +126,16 @@ FAMILIES = [
     Text("modernbert", Head("sequence", 3), options={"classifier_pooling": "mean", "norm_bias": False}),
     *(Text(name, head) for name in DECODERS for head in (CAUSAL, Head("sequence", 3))),
     *(Text(name, head) for name in DECODERS[:-1] for head in (Head("token", 4), Head("span", 2))),
+    Tower("vit"),
+    Tower("vit", input_shape=(1, 24, 24)),
+    Tower("dinov2"),
+    Tower("siglip"),
 ]
-Family = Images | Text
+Family = Images | Text | Tower
 
 
 def name_of(family: Family) -> str:
-    return f"{family.name}-{family.head.kind}-{family.head.num_outputs}-{getattr(family, 'options', '')}"
+    return f"{family.name}-{family.head.kind}-{family.head.num_outputs}-{family.options}-{family.input_shape}"
 
 
 @pytest.fixture(params=FAMILIES, ids=name_of)

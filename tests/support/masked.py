@@ -16,7 +16,7 @@ from pipetransformer.models.huggingface import HuggingFaceModel
 from support.samples import VOCABULARY, RandomText
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel
 
 MASK, NOT_MASKED = 4, -100
 
@@ -25,14 +25,14 @@ MASK, NOT_MASKED = 4, -100
 class MaskedLanguageModel(HuggingFaceModel):
     """The encoder with the head that it was trained with."""
 
-    def _meta_model(self, head: Head) -> "PreTrainedModel":
+    def _meta_model(self, head: Head, config: "PretrainedConfig") -> "PreTrainedModel":
         from transformers import AutoModelForMaskedLM
 
         from pipetransformer.models.huggingface_weights import WANTED
 
-        super()._meta_model(head)  # it quiets transformers
+        super()._meta_model(head, config)  # it quiets transformers
         with torch.device("meta"):
-            return AutoModelForMaskedLM.from_config(self._config(), **WANTED)
+            return AutoModelForMaskedLM.from_config(config, **WANTED)
 
 
 class MaskedText(RandomText):
