@@ -211,16 +211,21 @@ def score(saved: SavedRun, names: list[str], folder: Path, with_predictions: boo
             assert predictions is not None, "this process has all stages"
             results[split.name] = split.score(predictions) | {"num_samples": split.num_scored}
             if with_predictions:
-                rows = (_with_label(row, saved.data.task.head.labels) for row in split.rows(predictions))
+                rows = (with_names(row, saved.data.task.head.labels) for row in split.rows(predictions))
                 lines = (json.dumps(row, ensure_ascii=False) for row in rows)
                 (folder / f"{split.name}.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     write_json(folder / METRICS, {"step": saved.step, "dataset": saved.config.dataset.name, "splits": results})
     return results
 
 
-def _with_label(row: dict[str, Any], labels: tuple[str, ...]) -> dict[str, Any]:
-    """Adds the name of a predicted class, where classes have names."""
-    return row | {"label": labels[row["prediction"]]} if labels and isinstance(row["prediction"], int) else row
+def with_names(row: dict[str, Any], labels: tuple[str, ...]) -> dict[str, Any]:
+    """Adds the name of a predicted class, or those of several, where classes have names."""
+    prediction = row["prediction"]
+    if labels and isinstance(prediction, int):
+        return row | {"label": labels[prediction]}
+    if labels and isinstance(prediction, list):  # 1 or 0 for each class
+        return row | {"labels": [name for name, has in zip(labels, prediction, strict=True) if has]}
+    return row
 
 
 def predict(

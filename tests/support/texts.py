@@ -1,6 +1,7 @@
 """Text data and text models as small as they can be, in files as users keep them."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,10 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "bird", "sings", "sleeps"]
 SENTENCES = ["a bird sings", "a bird sleeps", "bird sings", "bird sleeps"]
 
 
-def write_encoder(folder: Path) -> Path:
-    """A tiny BERT without weights, and a tokenizer of a few words."""
+def write_encoder(folder: Path, words: Sequence[str] = WORDS) -> Path:
+    """A tiny BERT without weights, and a tokenizer of a few words, the special ones first."""
     special = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token"), WORDS, strict=False))
-    write_tokenizer(folder, **special)
+    write_tokenizer(folder, words, **special)
     return write_config(folder)
 
 
@@ -22,19 +23,19 @@ def write_decoder(folder: Path) -> Path:
     from transformers import GPT2Config
 
     names = ["input_ids", "attention_mask"]
-    write_tokenizer(folder, eos_token=WORDS[0], unk_token=WORDS[1], model_input_names=names)
+    write_tokenizer(folder, WORDS, eos_token=WORDS[0], unk_token=WORDS[1], model_input_names=names)
     sizes = {"n_embd": 16, "n_layer": 4, "n_head": 2, "n_positions": 16, "vocab_size": len(WORDS)}
     GPT2Config(**sizes, bos_token_id=0, eos_token_id=0).save_pretrained(folder)
     return folder
 
 
-def write_tokenizer(folder: Path, **settings: Any) -> None:
+def write_tokenizer(folder: Path, words: Sequence[str], **settings: Any) -> None:
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import Whitespace
     from transformers import PreTrainedTokenizerFast
 
-    tokenizer = Tokenizer(WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    tokenizer = Tokenizer(WordLevel({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **settings).save_pretrained(folder)
 
