@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from pipetransformer.data.base import Data, ImageFormat, TextFormat
 from pipetransformer.data.labelled_table import LabelledTable, columns_of, listed
-from pipetransformer.data.tasks import Task
+from pipetransformer.data.tasks import Task, multi_label_classification, text_classification
 from pipetransformer.data.text import MIN_LENGTH, LabelledTexts, check_tokens, encode_batches
+from pipetransformer.data.unlabelled import ScoredSets, ScoredSplit, Unlabelled
 from pipetransformer.errors import UserError
+from pipetransformer.models.base import Head
 
 if TYPE_CHECKING:
     from pipetransformer.data.labels import Labels
@@ -64,6 +67,19 @@ class TextDataset(LabelledTable):
         train = self._split("train", tables.train, labels, task, wanted, weights)
         evaluation = self._split(tables.eval_name, tables.evaluation, labels, task, wanted, weights)
         return Data(train, (evaluation,), task, note=labels.note)
+
+    def unlabelled(self, source: Path, wanted: ImageFormat | TextFormat, head: Head) -> Unlabelled:
+        from pipetransformer.data.table_rows import read_files
+
+        assert isinstance(wanted, TextFormat)
+        rows = read_files((source,), self._delimiter)
+        tokens = encode_batches(self._texts(rows), wanted.tokenizer, min(self.max_length, wanted.max_length))
+        check_tokens(tokens, rows.at)
+        num_classes, has_sets = head.num_outputs, head.problem_type == "multi_label_classification"
+        task = multi_label_classification(num_classes) if has_sets else text_classification(num_classes)
+        split = LabelledTexts("input", tokens, np.zeros(len(rows), dtype=np.int64), task)
+        scored = ScoredSets if has_sets else ScoredSplit
+        return Unlabelled(scored(split, [{"row": row} for row in range(len(rows))], head.labels), task)
 
     def _labels(self, rows: Rows) -> Labels:
         for column in columns_of("text", self.text):

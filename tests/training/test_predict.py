@@ -85,6 +85,36 @@ def test_texts_have_the_probabilities_that_transformers_gives_them(
     assert [float(row["scores_positive"]) for row in table] == scores[:, 1].tolist()
 
 
+@pytest.mark.parametrize(
+    ("labels", "options"),
+    [(["song", "sleep"] * 2, []), (["bird|song", "bird", "song", ""], ["dataset.label_separator='|'"])],
+    ids=["one class", "any classes"],
+)
+def test_rows_of_a_table_have_the_probabilities_that_transformers_gives_them(
+    pool: Pool, tmp_path: Path, labels: list[str], options: list[str]
+) -> None:
+    rows = [f"{text},{label}" for text, label in zip(SENTENCES * 3, labels * 3, strict=True)]
+    (tmp_path / "table.csv").write_text("\n".join(["text,label", *rows, ""]))
+    run = text_run(write_encoder(tmp_path / "encoder"), "text", tmp_path / "table.csv")
+    job = recorded(pool, tmp_path / "run", *run, *options, "epochs=1", "optim.lr=0.01")
+    (tmp_path / "table.csv").unlink()
+    (tmp_path / "input.csv").write_text("\n".join(["text", *SENTENCES, ""]))
+    pool.run(1, predicted, job.folder, tmp_path / "input.csv", tmp_path / "out.jsonl")
+    model = AutoModelForSequenceClassification.from_pretrained(job.folder / "model").eval()
+    tokens = AutoTokenizer.from_pretrained(job.folder / "model")(SENTENCES, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        logits = model(**tokens).logits
+    expected = logits.sigmoid() if options else logits.softmax(1)
+    found = lines(tmp_path / "out.jsonl")
+    names = [*model.config.id2label.values()]
+    assert [list(dict(row["scores"]).values()) for row in found] == [  # type: ignore[call-overload]
+        pytest.approx(each, abs=1e-6) for each in expected.tolist()
+    ]
+    classes = [[names[i] for i in (each > 0.5).nonzero().flatten()] for each in expected]
+    likeliest = [names[int(each.argmax())] for each in expected]
+    assert [row["prediction"] for row in found] == (classes if options else likeliest)
+
+
 def test_values_are_predicted_where_the_run_learned_values(pool: Pool, tmp_path: Path) -> None:
     rows = [f"{first}\t{SENTENCES[0]}\t{place}.5" for place, first in enumerate(SENTENCES)]
     for name in ("train", "dev"):
