@@ -87,6 +87,50 @@ def test_a_wrong_option_is_answered_in_one_line(tmp_path: Path, arguments: list[
     assert not list(tmp_path.iterdir()), "a refused command leaves no folder"
 
 
+@pytest.mark.parametrize(
+    ("content", "arguments", "words"),
+    [
+        (
+            "review,stars\na,1\nb,2\n",
+            ["dataset.text=reviw"],
+            "reviews.csv has no such column; it has review, stars",
+        ),
+        ("review,stars\na,1\nb\n", ["dataset.text=review"], "reviews.csv line 3 has 1 cells and the header has 2"),
+        ("review;stars\na;1\nb;2\n", ["dataset.text=review"], "give dataset.delimiter=semicolon"),
+        (
+            "review;stars\na;1\nb;1\nc;1\n",
+            [
+                "dataset.text=review",
+                "dataset.label=stars",
+                "dataset.delimiter=semicolon",
+                "dataset.label_smoothing=0.1",
+            ],
+            "reviews.csv has only the class 1",
+        ),
+        (
+            "review,stars\na,1\nb,2\n",
+            [
+                "dataset.text=review",
+                "dataset.label=stars",
+                "dataset.labels=[1,2,3]",
+                "dataset.class_weights={1: 2, 2: 1}",
+            ],
+            "dataset.class_weights: 3 has no weight; give one for each of 1, 2, 3",
+        ),
+    ],
+    ids=["column", "row", "delimiter", "classes", "weights"],
+)
+def test_a_table_that_does_not_fit_is_answered_in_one_line(
+    tmp_path: Path, content: str, arguments: list[str], words: str
+) -> None:
+    (tmp_path / "reviews.csv").write_text(content)
+    ended = train(tmp_path, "model=bert", "dataset=text", "dataset.path=reviews.csv", *arguments)
+    assert ended.code == 1
+    assert words in ended.err
+    assert len(ended.err.splitlines()) == 1, ended.err
+    assert [file.name for file in tmp_path.iterdir()] == ["reviews.csv"], "a refused command leaves no folder"
+
+
 def test_a_folder_for_the_cache_below_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     ended = train(tmp_path, "cache.path=file/features")
