@@ -15,7 +15,8 @@ from pipetransformer.config.compose import compose_simulation
 from pipetransformer.config.schema import SimulationConfig
 from pipetransformer.freeze.base import Signals
 from pipetransformer.freeze.pipetransformer import PaperRule
-from pipetransformer.simulate.run import falling_norms, make_planner
+from pipetransformer.planning.foresight import falling_norms
+from pipetransformer.simulate.run import make_planner
 
 HALVED_AT = {12: (5, 9, 11), 24: (9, 17, 21)}
 """Frozen blocks from which the paper's criterion allows 4, 2 and 1 stages, by the number of blocks."""

@@ -20,6 +20,13 @@ RENAMED = {
     "parallel.num_chunks": "parallel.stages_per_rank",
     "eval_every_epochs": "evaluate.every_epochs",
 }
+ACCUMULATION = (
+    "parallel.num_microbatches=<number> is gradient accumulation; batch_size is the global batch, which stays as it is"
+)
+ELSEWHERE = dict.fromkeys(  # names of other tools
+    ("accumulate", "accumulation", "gradient_accumulation", "gradient_accumulation_steps", "accumulate_grad_batches"),
+    ACCUMULATION,
+)
 OPEN = ("options",)  # keys below take any name
 HEAD = """\
 Fine-tunes a Transformer on several devices. Blocks that have converged freeze from the bottom up; the others are
@@ -192,6 +199,8 @@ def unknown_key(key: str, names: Sequence[str], elsewhere: list[str] | None = No
     if key in RENAMED:
         return f"{key} is now called {RENAMED[key]}"
     *parents, last = key.split(".")
+    if last in ELSEWHERE:
+        return f"{key} does not exist; {ELSEWHERE[last]}"
     near = elsewhere or [".".join([*parents, name]) for name in get_close_matches(last, names, n=1)]
     hint = f"did you mean {' or '.join(near)}?" if near else f"valid options: {', '.join(names)}"
     return f"{key} does not exist; {hint}"

@@ -207,6 +207,7 @@ class Config:
         log_every_steps: Steps between two step lines there, in addition; ``None``: by time alone.
         verbose: Show all there is to know about each event on a terminal, as ``-v`` does.
         overwrite: Start in a run folder that holds another run, which is removed.
+        dry_run: Stop before the first step, when layers are measured and time and memory of the run are estimated.
         trace: Write a trace of one step of each plan, over all ranks; that step is slower.
     """
 
@@ -232,6 +233,7 @@ class Config:
     log_every_s: float = 10.0
     log_every_steps: int | None = None
     verbose: bool = False
+    dry_run: bool = False
     trace: bool = False
 
 

@@ -56,6 +56,7 @@ def validate(config: Config, with_data: bool = True) -> None:
     _check_launch(config.launch)
     _check_guard(config)
     _check_arrangement(parallel)
+    _check_dry_run(config)
     if parallel.schedule in REFUSED:
         raise UserError(
             f"parallel.schedule={parallel.schedule} {REFUSED[parallel.schedule]}; choose one of {', '.join(SCHEDULES)}"
@@ -144,6 +145,13 @@ def _check_evaluate(config: Config) -> None:
             "evaluate.save=best takes the weights from a checkpoint, and none is written; drop checkpoint=off, or take "
             "evaluate.save=last"
         )
+
+
+def _check_dry_run(config: Config) -> None:
+    """Refuses a dry run in the folder of another run, whose record it would replace."""
+    if config.dry_run and (config.resume.run is not None or config.overwrite):
+        other = "overwrite=true" if config.overwrite else f"resume={config.resume.run}"
+        raise UserError(f"dry_run=true estimates a run that starts, and {other} is about another one; drop one of them")
 
 
 def _check_launch(launch: Launch) -> None:

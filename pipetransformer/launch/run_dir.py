@@ -12,7 +12,7 @@ from pipetransformer.config.schema import Config
 from pipetransformer.errors import RankLost, UserError
 from pipetransformer.launch.forkserver import remove_stale
 from pipetransformer.report.reporter import print_line
-from pipetransformer.report.run_folder import CONFIG, EVENT_LOG, MODEL, SUMMARY, read_overrides, short_path
+from pipetransformer.report.run_folder import CONFIG, DRY_RUN, EVENT_LOG, MODEL, SUMMARY, read_overrides, short_path
 
 RUN_DIR, RESUME = "hydra.run.dir", "resume.run"
 OWN_FILES = (CONFIG, EVENT_LOG, SUMMARY, MODEL, FOLDER)
@@ -48,7 +48,7 @@ def finished_summary(config: Config, run_dir: Path) -> dict[str, Any] | None:
 
 
 def refuse_other_run(config: Config, run_dir: Path) -> None:
-    """Keeps the run that a folder holds; with ``overwrite`` removes it.
+    """Keeps the run that a folder holds; with ``overwrite`` removes it, and a dry run in any case.
 
     Raises:
         UserError: There is one, and it is neither resumed nor to be overwritten.
@@ -56,8 +56,8 @@ def refuse_other_run(config: Config, run_dir: Path) -> None:
     found = [name for name in OWN_FILES if (run_dir / name).exists()]
     if config.resume.run is not None or not found:
         return
-    if not config.overwrite:
-        status = _summary(run_dir).get("status", "not finished")
+    status = _summary(run_dir).get("status", "not finished")
+    if not config.overwrite and status != DRY_RUN:
         raise UserError(
             f"{run_dir} holds a run already ({status}); give resume=auto to go on with it, overwrite=true to replace "
             "it, or another hydra.run.dir="

@@ -95,6 +95,8 @@ class RunHistory:
         speedup, bound = self._speedup(planner), self._limit(planner)
         return {
             "train_seconds": seconds,
+            "predicted_step_seconds": sum(e.plan.predicted_step_s * len(e.step_seconds) for e in self.entries),
+            "step_seconds": sum(sum(entry.step_seconds) for entry in self.entries),
             "optimizer_steps": sum(len(entry.step_seconds) for entry in self.entries),
             "samples_per_second": num_samples / seconds if seconds else 0.0,
             "num_blocks": self._num_blocks,

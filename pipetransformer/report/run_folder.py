@@ -27,6 +27,7 @@ CONFIG, ENVIRONMENT, EVENT_LOG, SUMMARY = "config.yaml", "env.json", "metrics.js
 OVERRIDES = "overrides.json"
 MODEL, WANDB, TENSORBOARD = "model", "wandb", "tensorboard"
 PACKAGE = "pipetransformer"
+DRY_RUN = "dry_run"  # status of a run that was only estimated
 MAX_NUMBER = 2**63
 
 

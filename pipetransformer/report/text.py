@@ -49,7 +49,7 @@ def start_rows(values: Values) -> list[Row]:
         ("batch", _batch(values["batch_size"], plan)),
         ("devices", f"{arrangement(plan)} = {plural(num_devices, 'device')}{idle}"),
         ("layers", f"{layers_per_stage(plan)}, schedule {plan['schedule']}"),
-        ("predicted", f"{duration(plan['predicted_step_s'])} per step"),
+        *_predicted(values),
         ("because", values["reason"]),
         *([("cache", _cache(values["cache"]))] if values.get("cache") else []),
         ("folder", values["run_dir"]),
@@ -59,12 +59,29 @@ def start_rows(values: Values) -> list[Row]:
 def start_lines(values: Values) -> list[str]:
     """Returns the start in short: model and data, work and devices, folder."""
     rows = dict(start_rows(values))
-    predicted = f"{duration(values['plan']['predicted_step_s'])} per step predicted"
+    predicted = "" if "memory" in rows else f", {rows['predicted']} predicted"
     return [
         f"{rows['model']}; {rows['data']}",
-        f"{rows['steps']} of {plural(values['batch_size'], 'sample')}; {rows['devices']}, {predicted}",
+        f"{rows['steps']} of {plural(values['batch_size'], 'sample')}; {rows['devices']}{predicted}",
+        *([f"predicted: {rows['predicted']}; {rows['memory'].removesuffix(' (predicted)')}"] if not predicted else []),
         f"folder: {values['run_dir']}",
     ]
+
+
+def _predicted(values: Values) -> list[Row]:
+    """Returns how long the run is predicted to train, and what its devices hold."""
+    found = values.get("estimate")
+    if not found:
+        return [("predicted", f"{duration(values['plan']['predicted_step_s'])} per step")]
+    step_s, epoch_s = duration(found["step_seconds"]), duration(found["epoch_seconds"])
+    times = f"{step_s} per step, {epoch_s} per epoch, {duration(found['train_seconds'])} in all"
+    if found["train_seconds_frozen"] is not None:
+        frozen = plural(found["num_frozen"], "block")
+        times += f", {duration(found['train_seconds_frozen'])} where up to {frozen} freeze as early as they may"
+    budget = found["device_budget"]
+    limit = "" if budget is None else f" of {byte_size(budget)}"
+    memory = f"{byte_size(max(found['device_bytes']))}{limit} on the fullest device"
+    return [("predicted", f"{times}, evaluations not counted"), ("memory", f"{memory} (predicted)")]
 
 
 def resume_line(values: Values) -> str:
@@ -218,7 +235,8 @@ def evaluation_line(values: Values) -> str:
 
 def summary_rows(values: Values) -> list[Row]:
     """Returns how the run ended; a run that failed knows less."""
-    rows = [("status", values["status"])]
+    is_dry = values["status"] == "dry_run"
+    rows = [("status", "dry run: it stopped before its first step, as asked" if is_dry else values["status"])]
     rows += [("error", str(values["error"]))] if values.get("error") else []
     if early := values.get("stopped_early"):
         rows.append(("stopped early", f"at step {early['step']:,}: {early['reason']}"))
@@ -270,7 +288,7 @@ def _work(values: Values) -> list[Row]:
     pace = f"{plural(values['optimizer_steps'], 'step')}, {number(values['samples_per_second'], 3)} samples/s"
     share = f"{values['mean_frozen_fraction']:.0%} on average"
     rows = [
-        ("training time", f"{duration(values['train_seconds'])}: {pace}"),
+        ("training time", f"{duration(values['train_seconds'])}: {pace}{_foreseen(values)}"),
         ("frozen", f"{values['num_frozen']} of {plural(values['num_blocks'], 'block')} at the end, {share}"),
     ]
     if "loss_scale" in values:
@@ -281,6 +299,14 @@ def _work(values: Values) -> list[Row]:
         back = f"rolled back {plural(guard['num_rollbacks'], 'time')}, {again} trained again"
         rows.append(("guard", f"{skipped} without an update; {back}"))
     return rows
+
+
+def _foreseen(values: Values) -> str:
+    """Returns how good the predicted times of the steps were."""
+    predicted_s = values.get("predicted_step_seconds")
+    if not predicted_s:
+        return ""
+    return f"; its steps took {two_digits(values['step_seconds'] / predicted_s)} times what was predicted"
 
 
 PLAN_COLUMNS = (

@@ -1,8 +1,4 @@
-"""Simulates a whole run without devices: the timeline, freeze policy, planner and history of a run, predicted times.
-
-There are no gradients, so policies are asked with made-up norms that fall from block to block: the topmost block
-always has the smallest one. The paper's rule is then bound by its cap alone.
-"""
+"""Simulates a whole run without devices: the timeline, freeze policy, planner and history of a run, predicted times."""
 
 from __future__ import annotations
 
@@ -13,9 +9,9 @@ from pipetransformer.autopipe.search.search import best_plan
 from pipetransformer.config.names import OPTIONS, in_options, of_section
 from pipetransformer.config.schema import SimulationConfig, StaticPipeline
 from pipetransformer.errors import InfeasiblePlan
-from pipetransformer.freeze.base import Decision, Signals
+from pipetransformer.planning.foresight import Foresight
 from pipetransformer.planning.history import PlanRecord, RunHistory
-from pipetransformer.planning.planner import Planner, RemainingRun
+from pipetransformer.planning.planner import Planner
 from pipetransformer.planning.timeline import Timeline
 from pipetransformer.report.format import plural
 from pipetransformer.report.trace import Event
@@ -79,56 +75,11 @@ def make_planner(config: SimulationConfig) -> Planner:
 
 def run_history(config: SimulationConfig, planner: Planner) -> RunHistory:
     """Returns the history of a run from its first step to its last."""
-    run = _SimulatedRun(config, planner)
-    for step in range(run.timeline.num_steps):
-        if run.timeline.is_decision_step(step) and not config.freeze.never_freezes:
-            run.decide(step)
-        run.step(step)
-    return run.history
-
-
-class _SimulatedRun:
-    def __init__(self, config: SimulationConfig, planner: Planner) -> None:
-        assert config.num_samples is not None
-        self.config, self.planner, self.num_samples = config, planner, config.num_samples
-        self.timeline = Timeline.of(config, config.num_samples)
-        self.num_blocks = config.shape.num_blocks
-        self._may_cache = config.cache.enabled and config.parallel.autopipe
-        self.history = RunHistory(self.num_blocks, self._may_cache)
-        self._last = planner.first
-        self.history.plan(PlanRecord(self._last.after, 0, self._last.reason))
-        self._policy_state = config.freeze.initial_state()
-        self._num_decisions = 0
-        self._step_s = planner.predict(self.plan)
-
-    @property
-    def plan(self) -> Plan:
-        return self.history.entries[-1].plan
-
-    def decide(self, step: int) -> None:
-        frozen = self.plan.num_frozen
-        signals = Signals(self._num_decisions, self.num_blocks, frozen, falling_norms(self.num_blocks, frozen))
-        decision, self._policy_state = self.config.freeze.decide(signals, self._policy_state)
-        self._num_decisions += 1
-        if decision.num_frozen != frozen:
-            self._transition(step, decision)
-
-    def step(self, step: int) -> None:
-        index, batch_size = step % self.timeline.steps_per_epoch, self.config.batch_size
-        self.history.step(min(batch_size, self.num_samples - index * batch_size), self._step_s)
-
-    def _transition(self, step: int, decision: Decision) -> None:
-        timeline, overhead_s = self.timeline, self.config.cluster.transition_s
-        remaining = RemainingRun(timeline.steps_left(step), timeline.samples_left(step), overhead_s, self._may_cache)
-        self._last = transition = self.planner.transition(self._last, decision.num_frozen, remaining)
-        plan, seconds, why = transition.after, transition.cost_s, transition.reason
-        self.history.plan(PlanRecord(plan, step, decision.reason, seconds, remaining.num_samples, why))
-        self._step_s = self.planner.predict(plan)
-
-
-def falling_norms(num_blocks: int, num_frozen: int) -> tuple[float, ...]:
-    """Returns norms with which the paper's rule is bound by its cap: zero where frozen, smallest at the top."""
-    return tuple(0.0 if block < num_frozen else float(num_blocks - block) for block in range(num_blocks))
+    assert config.num_samples is not None
+    timeline = Timeline.of(config, config.num_samples)
+    may_cache = config.cache.enabled and config.parallel.autopipe
+    overhead_s = config.cluster.transition_s
+    return Foresight(planner, timeline, config.freeze, config.shape.num_blocks, may_cache, overhead_s).history()
 
 
 def _setting(config: SimulationConfig, planner: Planner) -> tuple[tuple[str, str], ...]:

@@ -25,7 +25,8 @@ from pipetransformer.config.schema import Config
 from pipetransformer.errors import DamagedCheckpoint, Diverged, FreezeHurts, NotSaved, Stopped, UserError
 from pipetransformer.report.card import write_card
 from pipetransformer.report.reporter import ConsoleOptions, EventName, Reporter, open_report
-from pipetransformer.report.run_folder import CONFIG, MODEL, SUMMARY, share_files, write_json
+from pipetransformer.report.run_folder import CONFIG, DRY_RUN, MODEL, SUMMARY, share_files, write_json
+from pipetransformer.report.wandb import NoLogger
 from pipetransformer.runtime.groups import broadcast_from_rank0
 from pipetransformer.training import interrupt
 from pipetransformer.training.build import prepare
@@ -87,7 +88,8 @@ def run_rank(
         if dist.get_rank() == 0:
             logger = None if checkpoint is None else checkpoint.manifest.logger
             console = ConsoleOptions(config.log_every_s, config.log_every_steps, config.verbose)
-            report = open_report(config.logger, run_dir, plain, sweep, console, logger)
+            tracker = NoLogger() if config.dry_run else config.logger
+            report = open_report(tracker, run_dir, plain, sweep, console, logger)
         closing.callback(report.close)
         with inside("reading data and measuring", 0):
             components = prepare(config, device, run_dir, closing, report, checkpoint)
@@ -100,11 +102,12 @@ def _train(trainer: Trainer, run_dir: Path) -> dict[str, Any]:
     status, error, together = "failed", None, True
     try:
         _report_start(trainer, run_dir)
-        trainer.freeze_at_start()
-        trainer.cache_again()
-        for _ in trainer:
-            pass
-        status = "completed"
+        if not trainer.config.dry_run:
+            trainer.freeze_at_start()
+            trainer.cache_again()
+            for _ in trainer:
+                pass
+        status = DRY_RUN if trainer.config.dry_run else "completed"
     except Stopped as stop:
         status = "requeue" if stop.requeue else "interrupted"
     except KeyboardInterrupt:
@@ -155,6 +158,7 @@ def _report_start(trainer: Trainer, run_dir: Path) -> None:
         num_steps=trainer.timeline.num_steps,
         plan=record.as_dict(),
         reason=record.reason,
+        **({"estimate": trainer.estimate} if trainer.estimate else {}),
         cache=components.cache_setup.outlook(components.planner.profile, components.train.source),
     )
 
@@ -165,10 +169,12 @@ def _finish(trainer: Trainer, run_dir: Path, status: str, error: str | None, tog
     Args:
         together: All ranks ended at the same step, so that they can still gather the weights.
     """
-    state, step = _weights_to_save(trainer) if together else (None, 0)
+    state, step = _weights_to_save(trainer) if together and status != DRY_RUN else (None, 0)
     if dist.get_rank() != 0:
         return {}
     summary = {"status": status} | ({"error": error} if error else {}) | trainer.summary()
+    if estimate := trainer.estimate:
+        summary["estimate"] = estimate
     if status == "interrupted" and (run_dir / SUMMARY).is_file():  # by the launcher, which knows why
         summary |= json.loads((run_dir / SUMMARY).read_text(encoding="utf-8"))
     write_json(run_dir / SUMMARY, summary)  # first, so that a model that finds no room costs the model alone

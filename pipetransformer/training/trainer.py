@@ -17,6 +17,7 @@ from pipetransformer.config.schema import Config
 from pipetransformer.errors import LoopLeft, StepRefused, Stopped
 from pipetransformer.freeze.base import Decision, Signals
 from pipetransformer.metric import sign_of
+from pipetransformer.planning.foresight import Foresight
 from pipetransformer.planning.history import RunHistory
 from pipetransformer.planning.state import TrainState
 from pipetransformer.planning.stopping import check_metric, wanted_metric
@@ -73,6 +74,7 @@ class Trainer:
     Attributes:
         state: Everything that the run has to know to go on.
         num_steps_lost: Logged steps after the checkpoint from which the run went on.
+        estimate: Time and memory of a new run, predicted before its first step; empty on all ranks but 0.
     """
 
     def __init__(
@@ -108,6 +110,7 @@ class Trainer:
         if known := components.data.task.metrics:
             check_metric(config.evaluate.metric, self._main_split, known)
         self._run_dir, self.num_steps_lost = run_dir, 0
+        self.estimate: dict[str, Any] = {}
         self._last: StepResult | None = None  # the requests of its ranks hold after the next step
         self._order: tuple[int, np.ndarray] | None = None  # of the epoch that the loader is set to
         self._prefetching = False  # the cache knows which batches come
@@ -123,6 +126,7 @@ class Trainer:
         resumed = self.components.resumed
         if resumed is None:
             self._transitions.start(self.components.first)
+            self.estimate = self._foresee() if dist.get_rank() == 0 else {}
             return
         manifest = resumed.checkpoint.manifest
         self.state.load_state_dict(manifest.train)
@@ -136,6 +140,13 @@ class Trainer:
         self.state.num_steps_lost += self.num_steps_lost
         for note in resumed.checkpoint.notes:
             self.report.write("warning", message=f"a newer checkpoint is passed over: {note}")
+
+    def _foresee(self) -> dict[str, Any]:
+        """Returns time and memory of the run as they are predicted before its first step."""
+        policy, may_cache = self.config.freeze, self.cache_session.is_on
+        overhead_s = self.state.overhead_s
+        foresight = Foresight(self.planner, self.timeline, policy, self.num_blocks, may_cache, overhead_s)
+        return foresight.estimate(self.config.batch_size)
 
     def go_to(self, state: dict[str, Any], reason: str = "goes on from another step") -> None:
         """Takes over the state of another step, and goes to a plan for its frozen blocks without a cache."""

@@ -31,6 +31,7 @@ def refused(*overrides: str) -> str:
         (["num_stages=2"], "num_stages does not exist; did you mean parallel.num_stages?"),
         (["epoch=2"], "epoch does not exist; did you mean epochs?"),
         (["parallel.checkpoint=true"], "parallel.checkpoint is now called parallel.recompute"),
+        (["gradient_accumulation_steps=4"], "parallel.num_microbatches=<number> is gradient accumulation; batch_size"),
         (["eval_every_epochs=2"], "eval_every_epochs is now called evaluate.every_epochs"),
         (["parallel.num_chunks=2"], "parallel.num_chunks is now called parallel.stages_per_rank"),
         (["freeze=schedule"], "give a value to freeze.num_frozen"),

@@ -29,6 +29,32 @@ def test_a_run_that_ends_within_an_epoch_shows_no_false_equation(events: Events)
     assert rows["steps"] == "20 steps = 2.5 epochs of 8 steps"
 
 
+ESTIMATE = {
+    "step_seconds": 0.4, "epoch_seconds": 3.2, "train_seconds": 9.6, "train_seconds_frozen": 5.0, "num_frozen": 4,
+    "device_bytes": [2**20, 3 * 2**20], "device_budget": 2**22,
+}  # fmt: skip
+
+
+def test_time_and_memory_are_predicted_before_the_first_step(events: Events) -> None:
+    start = first(events, "start") | {"estimate": ESTIMATE}
+    rows = dict(text.start_rows(start))
+    assert rows["predicted"] == (
+        "400 ms per step, 3.2 s per epoch, 9.6 s in all, 5 s where up to 4 blocks freeze as early as they may, "
+        "evaluations not counted"
+    )
+    assert rows["memory"] == "3 MiB of 4 MiB on the fullest device (predicted)"
+    assert "predicted: 400 ms per step" in text.start_lines(start)[2]
+    unlimited = start | {"estimate": ESTIMATE | {"train_seconds_frozen": None, "device_budget": None}}
+    rows = dict(text.start_rows(unlimited))
+    assert rows["predicted"] == "400 ms per step, 3.2 s per epoch, 9.6 s in all, evaluations not counted"
+    assert rows["memory"] == "3 MiB on the fullest device (predicted)"
+
+
+def test_the_summary_says_how_good_the_prediction_was(events: Events) -> None:
+    summary = events[-1][1] | {"predicted_step_seconds": 600.0, "step_seconds": 720.0}
+    assert dict(text.summary_rows(summary))["training time"].endswith("; its steps took 1.2 times what was predicted")
+
+
 def test_devices_without_work_are_counted(events: Events) -> None:
     rows = dict(text.start_rows(first(events, "start") | {"world_size": 6}))
     assert rows["devices"] == "4 stages x 1 replica = 4 devices, 2 idle"

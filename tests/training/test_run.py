@@ -77,6 +77,7 @@ def test_a_run_whose_model_finds_no_room_keeps_its_summary(
         summary=lambda: {"metric": 0.5},
         state=SimpleNamespace(step=8),
         best_step=None,
+        estimate={},
     )
     with pytest.raises(NotSaved) if raised else nullcontext():
         run._finish(trainer, tmp_path, status, None, True)

@@ -126,8 +126,13 @@ class _Search:
             f"at least {gib_upwards(smallest):.4g} GiB per device (with {min_memory.num_stages} stages, "
             f"{min_memory.num_replicas} replicas{others} and {min_memory.num_microbatches} micro-batches) at "
             f"`batch_size`={self.batch_size}; raise `device_memory_gib` or `num_devices`, or lower "
-            "`batch_size`"
+            f"`batch_size`{self._accumulation_remedy()}"
         )
+
+    def _accumulation_remedy(self) -> str:
+        if self.constraints.num_microbatches is None:
+            return ""  # every number has been tried
+        return ", or leave `num_microbatches` out, so that gradients are accumulated over more micro-batches"
 
     def _explain_constraints(self) -> str:
         constraints = {name: value for name, value in vars(self.constraints).items() if value is not None}

@@ -1,0 +1,128 @@
+"""A run as it is predicted: its plans and times from the first step to the last, as far as its policy can be asked.
+
+There are no gradients yet, so policies are asked with made-up norms that fall from block to block: the topmost block
+always has the smallest one. The paper's rule is then bound by its cap alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pipetransformer.autopipe.memory import device_memory_bytes
+from pipetransformer.autopipe.plan import Plan
+from pipetransformer.errors import InfeasiblePlan
+from pipetransformer.freeze.base import Decision, FreezePolicy, Signals
+from pipetransformer.planning.history import PlanRecord, RunHistory
+from pipetransformer.planning.planner import Planner, RemainingRun
+from pipetransformer.planning.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class Foresight:
+    """A run that is predicted.
+
+    Attributes:
+        planner: Of the run, whose plans and times it takes.
+        timeline: Its steps.
+        policy: Decides what freezes.
+        num_blocks: Of the model.
+        may_cache: Frozen layers' output can be stored.
+        overhead_s: Seconds of a transition besides moving layers and filling the cache.
+    """
+
+    planner: Planner
+    timeline: Timeline
+    policy: FreezePolicy
+    num_blocks: int
+    may_cache: bool
+    overhead_s: float = 0.0
+
+    def history(self) -> RunHistory:
+        """Returns the history of the run from its first step to its last.
+
+        Raises:
+            InfeasiblePlan: Nothing fits the devices.
+        """
+        run = _PredictedRun(self)
+        if self.policy.frozen_at_start:
+            run.go_to(0, Decision(self.policy.frozen_at_start, "start", "frozen from the start"))
+        for step in range(self.timeline.num_steps):
+            if self.timeline.is_decision_step(step) and not self.policy.never_freezes:
+                run.decide(step)
+            run.step(step)
+        return run.history
+
+    def estimate(self, batch_size: int) -> dict[str, Any]:
+        """Returns time and memory of the run before its first step.
+
+        Returns:
+            Seconds of an optimizer step, an epoch and the run's training under the first plan, without evaluations;
+            of the run with the blocks frozen that the policy is predicted to freeze, and their number at the end, both
+            ``None`` where nothing freezes or nothing is found that fits; and the bytes of the devices of a pipeline
+            under the first plan, with the budget of each.
+        """
+        plan, step_s = self.planner.initial(), self.planner.predict(self.planner.initial())
+        frozen_s, num_frozen = None, None
+        if not self.policy.never_freezes:
+            try:
+                history = self.history()
+            except InfeasiblePlan:  # at a later decision, which may come out otherwise
+                pass
+            else:
+                frozen_s, num_frozen = history.train_seconds, history.entries[-1].plan.num_frozen
+        return {
+            "step_seconds": step_s,
+            "epoch_seconds": step_s * self.timeline.steps_per_epoch,
+            "train_seconds": step_s * self.timeline.num_steps,
+            "train_seconds_frozen": frozen_s,
+            "num_frozen": num_frozen,
+            "device_bytes": list(device_memory_bytes(self.planner.profile, plan, batch_size)),
+            "device_budget": self.planner.cluster.device_memory_bytes,
+        }
+
+
+class _PredictedRun:
+    """The state of a predicted run between two steps."""
+
+    def __init__(self, setting: Foresight) -> None:
+        self._setting = setting
+        self.history = RunHistory(setting.num_blocks, setting.may_cache)
+        self._last = setting.planner.first
+        self.history.plan(PlanRecord(self._last.after, 0, self._last.reason))
+        self._policy_state = setting.policy.initial_state()
+        self._num_decisions = 0
+        self._step_s = setting.planner.predict(self._plan)
+
+    @property
+    def _plan(self) -> Plan:
+        return self.history.entries[-1].plan
+
+    def decide(self, step: int) -> None:
+        frozen, num_blocks = self._plan.num_frozen, self._setting.num_blocks
+        signals = Signals(self._num_decisions, num_blocks, frozen, falling_norms(num_blocks, frozen))
+        decision, self._policy_state = self._setting.policy.decide(signals, self._policy_state)
+        self._num_decisions += 1
+        if decision.num_frozen != frozen:
+            self.go_to(step, decision)
+
+    def step(self, step: int) -> None:
+        timeline = self._setting.timeline
+        index = step % timeline.steps_per_epoch
+        self.history.step(min(timeline.batch_size, timeline.num_samples - index * timeline.batch_size), self._step_s)
+
+    def go_to(self, step: int, decision: Decision) -> None:
+        """Makes the transition that follows from a decision."""
+        setting, timeline = self._setting, self._setting.timeline
+        remaining = RemainingRun(
+            timeline.steps_left(step), timeline.samples_left(step), setting.overhead_s, setting.may_cache
+        )
+        self._last = transition = setting.planner.transition(self._last, decision.num_frozen, remaining)
+        plan, seconds, why = transition.after, transition.cost_s, transition.reason
+        self.history.plan(PlanRecord(plan, step, decision.reason, seconds, remaining.num_samples, why))
+        self._step_s = setting.planner.predict(plan)
+
+
+def falling_norms(num_blocks: int, num_frozen: int) -> tuple[float, ...]:
+    """Returns norms with which the paper's rule is bound by its cap: zero where frozen, smallest at the top."""
+    return tuple(0.0 if block < num_frozen else float(num_blocks - block) for block in range(num_blocks))
