@@ -98,12 +98,12 @@ class RunGuard:
             return
         if not state.metrics:
             trainer.evaluate_or_leave()
-        metric = trainer.main_metric()
+        metric = trainer.main_metric.value
         if metric is None or not math.isfinite(metric):
             return
         state.guard.watched = Watched(state.step, state.num_frozen, metric, dict(state.policy_state))
         if self._options.freeze == "roll_back" and trainer.checkpoints.saved_step != state.step:
-            trainer.checkpoints.save(state, None, trainer.best_step)
+            trainer.checkpoints.save(state, None, trainer.main_metric.best_step)
 
     def judge_freeze(self) -> bool:
         """Judges the watched freeze by the evaluation that has just ended. Collective.
@@ -115,10 +115,10 @@ class RunGuard:
             FreezeHurts: The run ends.
         """
         trainer, state = self._trainer, self._trainer.state
-        watched, metric = state.guard.watched, trainer.main_metric()
+        watched, metric = state.guard.watched, trainer.main_metric.value
         if self._max_fall is None or watched is None or metric is None:
             return False
-        verdict = judge_freeze(self._options, self._max_fall, state.guard, trainer.main_metric_name(), metric)
+        verdict = judge_freeze(self._options, self._max_fall, state.guard, trainer.main_metric.name, metric)
         state.guard.watched = None
         if verdict is None:
             return False
@@ -181,7 +181,7 @@ class RunGuard:
         trainer.runtime.load(*(layers.tensors() if dist.get_rank() == 0 else ({}, {})))
         trainer.state.history.entries[-1].transition_seconds = lost_s + time.perf_counter() - start
         trainer.cache_again()
-        trainer.checkpoints.save(trainer.state, None, trainer.best_step)
+        trainer.checkpoints.save(trainer.state, None, trainer.main_metric.best_step)
 
     def _report(self, verdict: Verdict, before: int, after: int, num_steps_rolled_back: int = 0) -> None:
         trainer = self._trainer

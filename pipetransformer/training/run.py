@@ -186,7 +186,7 @@ def _finish(trainer: Trainer, run_dir: Path, status: str, error: str | None, tog
 
 def _weights_to_save(trainer: Trainer) -> tuple[dict[str, Tensor] | None, int]:
     """Returns on rank 0 the weights that ``evaluate.save`` asks for, and their step. Collective."""
-    now, best = trainer.state.step, trainer.best_step
+    now, best = trainer.state.step, trainer.main_metric.best_step
     if trainer.config.evaluate.save == "best" and best is not None and best != now:
         state = _read_weights(trainer, best) if dist.get_rank() == 0 else None
         if broadcast_from_rank0(state is not None):

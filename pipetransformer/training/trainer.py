@@ -16,13 +16,10 @@ from pipetransformer.autopipe.plan import Plan
 from pipetransformer.config.schema import Config
 from pipetransformer.errors import LoopLeft, StepRefused, Stopped
 from pipetransformer.freeze.base import Decision, Signals
-from pipetransformer.metric import sign_of
 from pipetransformer.planning.foresight import Foresight
 from pipetransformer.planning.history import RunHistory
 from pipetransformer.planning.state import TrainState
-from pipetransformer.planning.stopping import check_metric, wanted_metric
 from pipetransformer.planning.timeline import Timeline
-from pipetransformer.report.format import BestMetric
 from pipetransformer.report.reporter import Reporter
 from pipetransformer.report.run_folder import EVENT_LOG
 from pipetransformer.runtime.groups import any_rank, broadcast_from_rank0
@@ -33,6 +30,7 @@ from pipetransformer.training.cache_session import CacheSession
 from pipetransformer.training.checkpoints import Checkpoints, about_run, next_batch_digest
 from pipetransformer.training.evaluate import evaluate
 from pipetransformer.training.guard import RunGuard
+from pipetransformer.training.main_metric import MainMetric
 from pipetransformer.training.position import inside
 from pipetransformer.training.resume import cut_log
 from pipetransformer.training.step_log import StepLog
@@ -105,10 +103,8 @@ class Trainer:
             config, self.runtime, self.timeline, about_run(config, components, report, run_dir), report, run_dir
         )
         self.guard = RunGuard(self, run_dir)
-        splits = [loader.split.name for loader in components.evaluation] or [""]
-        self._main_split, self._main_name = wanted_metric(config.evaluate.metric, splits)
-        if known := components.data.task.metrics:
-            check_metric(config.evaluate.metric, self._main_split, known)
+        splits = [loader.split for loader in components.evaluation]
+        self.main_metric = MainMetric(config.evaluate, splits, components.data.task.metrics, self.state)
         self._run_dir, self.num_steps_lost = run_dir, 0
         self.estimate: dict[str, Any] = {}
         self._last: StepResult | None = None  # the requests of its ranks hold after the next step
@@ -224,21 +220,18 @@ class Trainer:
         self.evaluate_or_leave()
         if self.guard.judge_freeze():
             return True
-        metric = self.main_metric()
-        if metric is not None:
-            self.state.patience.count(self.config.evaluate, self.main_metric_name(), metric)
+        self.main_metric.count_evaluation()
         return False
 
     def _save_or_stop(self, result: StepResult, is_evaluated: bool) -> None:
         """Does what ranks asked for with the loss of the step before; ends the run where a signal asks for it."""
         asked = NO_REQUESTS if self._last is None else self._last.requests
         self._last, stops = result, asked.requeue or asked.quit
-        wants_best = self.config.evaluate.save == "best" and self.best_step == self.state.step
+        best_step = self.main_metric.best_step
+        wants_best = self.config.evaluate.save == "best" and best_step == self.state.step
         if self.checkpoints.is_due(self.state.step, asked.save or stops or wants_best or self.is_over):
             self._log.flush()
-            metric = self.main_metric() if is_evaluated else None
-            goodness = None if metric is None else sign_of(self.main_metric_name()) * metric
-            self.checkpoints.save(self.state, goodness, self.best_step)
+            self.checkpoints.save(self.state, self.main_metric.goodness if is_evaluated else None, best_step)
         self.checkpoints.report_written()
         if stops and not self.is_over:
             self.checkpoints.wait()
@@ -254,23 +247,9 @@ class Trainer:
         quits = any_rank(signal == interrupt.QUIT, self.runtime.device)
         self._log.flush()
         if self.config.checkpoint.enabled:
-            self.checkpoints.save(self.state, None, self.best_step)
+            self.checkpoints.save(self.state, None, self.main_metric.best_step)
         self.checkpoints.wait()
         raise Stopped(not quits, self.checkpoints.folder.newest_step is not None)
-
-    def main_metric(self) -> float | None:
-        """Returns ``evaluate.metric``, as it was last measured."""
-        metrics = self.state.metrics.get(self._main_split, {})
-        return metrics[self._main_name or next(iter(metrics))] if metrics else None
-
-    def main_metric_name(self) -> str:
-        """Returns the name of :meth:`main_metric`."""
-        return self._main_name or next(iter(self.state.metrics[self._main_split]))
-
-    @property
-    def best_step(self) -> int | None:
-        """Step at which the main metric was best; ``None`` before the first evaluation."""
-        return self.state.best_metrics.get(self._main_split, {}).get("step")
 
     def _epoch_order(self) -> np.ndarray:
         """The order of the present epoch, shape (N,); sets the loader to it."""
@@ -398,12 +377,7 @@ class Trainer:
             start, split = time.perf_counter(), loader.split
             with inside(f"the evaluation of {split.name}", self.state.step):
                 metrics = evaluate(self.runtime, loader, min(self.config.batch_size, len(split)), stops)
-            is_main = split.name == self._main_split
-            check_metric(self.config.evaluate.metric if is_main else None, split.name, [*metrics])
-            self.state.metrics[split.name] = metrics
-            BestMetric(self.state.best_metrics).update(
-                split.name, metrics, self.state.step, self._main_name if is_main else None
-            )
+            self.main_metric.take(split.name, metrics)
             self.report.write(
                 "evaluate",
                 step=self.state.step,
@@ -421,16 +395,8 @@ class Trainer:
 
     def summary(self) -> dict[str, Any]:
         """The run in figures, as far as it has come."""
-        metrics = self.state.metrics
-        summary: dict[str, Any] = {"metric": None, "metrics": metrics, "last_step": self.state.step}
-        summary |= self._log.scaling()
-        if metrics.get(self._main_split):
-            split = next(each.split for each in self.components.evaluation if each.split.name == self._main_split)
-            about = {"name": self.main_metric_name(), "value": self.main_metric(), "split": split.name}
-            summary["metric"] = about | {"num_samples": split.num_scored} | metrics[split.name]
-            summary["best"] = self.state.best_metrics[split.name]
-        if self.state.patience.reason:
-            summary["stopped_early"] = {"step": self.state.step, "reason": self.state.patience.reason}
+        summary: dict[str, Any] = {"metrics": self.state.metrics, "last_step": self.state.step}
+        summary |= self.main_metric.figures() | self._log.scaling()
         if self.tracer.files:
             summary["traces"] = self.tracer.files
         if cache := self.cache_session.figures():

@@ -76,7 +76,7 @@ def test_a_run_whose_model_finds_no_room_keeps_its_summary(
         report=Reporter(),
         summary=lambda: {"metric": 0.5},
         state=SimpleNamespace(step=8),
-        best_step=None,
+        main_metric=SimpleNamespace(best_step=None),
         estimate={},
     )
     with pytest.raises(NotSaved) if raised else nullcontext():

@@ -1,0 +1,83 @@
+"""The main metric of a run: its value, when it was best, and whether the run has waited long enough for a new best."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pipetransformer.config.schema import Evaluation
+from pipetransformer.data.base import Split
+from pipetransformer.metric import sign_of
+from pipetransformer.planning.state import TrainState
+from pipetransformer.planning.stopping import check_metric, wanted_metric
+from pipetransformer.report.format import BestMetric
+
+
+class MainMetric:
+    """``evaluate.metric`` of a run, the same on every rank.
+
+    Args:
+        options: Name the metric and the patience.
+        splits: Those that are evaluated, the main one first.
+        known: Names of the task's metrics; empty where only an evaluation tells.
+        state: Of the run, which holds all values.
+
+    Raises:
+        UserError: There is no such split, or it is not scored by this metric.
+    """
+
+    def __init__(self, options: Evaluation, splits: Sequence[Split], known: Sequence[str], state: TrainState) -> None:
+        self._options, self._splits, self._state = options, splits, state
+        self._split, self._name = wanted_metric(options.metric, [split.name for split in splits] or [""])
+        if known:
+            check_metric(options.metric, self._split, known)
+
+    @property
+    def value(self) -> float | None:
+        """As it was last measured; ``None`` before the first evaluation."""
+        metrics = self._state.metrics.get(self._split, {})
+        return metrics[self.name] if metrics else None
+
+    @property
+    def goodness(self) -> float | None:
+        """The value with the sign by which more is better."""
+        return None if self.value is None else sign_of(self.name) * self.value
+
+    @property
+    def name(self) -> str:
+        """Its name, which is known from the first evaluation on."""
+        return self._name or next(iter(self._state.metrics[self._split]))
+
+    @property
+    def best_step(self) -> int | None:
+        """Step at which it was best; ``None`` before the first evaluation."""
+        return self._state.best_metrics.get(self._split, {}).get("step")
+
+    def take(self, split: str, metrics: dict[str, float]) -> None:
+        """Takes the metrics of an evaluated split into the state of the run.
+
+        Raises:
+            UserError: It is the main split and has no such metric.
+        """
+        is_main = split == self._split
+        check_metric(self._options.metric if is_main else None, split, [*metrics])
+        self._state.metrics[split] = metrics
+        name = self._name if is_main else None
+        BestMetric(self._state.best_metrics).update(split, metrics, self._state.step, name)
+
+    def count_evaluation(self) -> None:
+        """Counts an evaluation of all splits, after which the run may have waited long enough."""
+        if self.value is not None:
+            self._state.patience.count(self._options, self.name, self.value)
+
+    def figures(self) -> dict[str, Any]:
+        """Returns the metric, its best value, and why the run has ended early, for the summary."""
+        figures: dict[str, Any] = {"metric": None}
+        if self.value is not None:
+            split = next(split for split in self._splits if split.name == self._split)
+            about = {"name": self.name, "value": self.value, "split": split.name, "num_samples": split.num_scored}
+            figures["metric"] = about | self._state.metrics[split.name]
+            figures["best"] = self._state.best_metrics[split.name]
+        if self._state.patience.reason:
+            figures["stopped_early"] = {"step": self._state.step, "reason": self._state.patience.reason}
+        return figures
