@@ -91,6 +91,9 @@ class ImageSplit(Split):
 
         return torch.from_numpy(self.source.labels[np.asarray(ids)])
 
+    def predict(self, outputs: Tensor, ids: Sequence[int], num_tokens: int | None) -> Tensor:
+        return self.task.predict(outputs)
+
     def score(self, predictions: np.ndarray) -> dict[str, float]:
         return self.task.score(predictions, self.source.labels)
 

@@ -122,7 +122,7 @@ class PictureColumn:
     def _outside(self, row: int, path: str) -> UserError:
         return UserError(
             f"{self._rows.at(row)}: {self._column} is {path!r}, which leads out of {self._folders[0]}; give the folder "
-            "that holds all pictures by dataset.root="
+            "in which all paths begin and stay by dataset.root="
         )
 
     def _stamp(self, row: int) -> str:
