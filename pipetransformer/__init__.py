@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pipetransformer.config.schema import Resume as Resume
     from pipetransformer.data.causal_lm import CausalLM as CausalLM
     from pipetransformer.data.glue import Glue as Glue
+    from pipetransformer.data.image_dataset import TableImages as TableImages
     from pipetransformer.data.images import Digits as Digits
     from pipetransformer.data.images import HubImages as HubImages
     from pipetransformer.data.images import IdxImages as IdxImages
@@ -80,6 +81,7 @@ MODULES = {
     "Glue": "pipetransformer.data.glue",
     "Digits": "pipetransformer.data.images",
     "HubImages": "pipetransformer.data.images",
+    "TableImages": "pipetransformer.data.image_dataset",
     "IdxImages": "pipetransformer.data.images",
     "Squad": "pipetransformer.data.squad",
     "TokenClassification": "pipetransformer.data.token_classification",
