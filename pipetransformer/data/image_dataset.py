@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 OF_TABLES = ("image", "label", "root", "delimiter", "eval_path", "label_separator", "labels")  # not of class folders
 
+MAX_DECODED = 5_000  # pictures of a split that are opened before the start; of all others the file has to be there
+
 
 @dataclass(frozen=True, kw_only=True)
 class Pictures:
@@ -98,7 +100,7 @@ class TableImages(LabelledTable, PictureSpec):
         self._image_task(pictures)
         for column in pictures.columns:
             column.check_all()
-        refuse_damaged((pictures.train, pictures.evaluation))
+        refuse_damaged((pictures.train, pictures.evaluation), MAX_DECODED)
         return len(pictures.train)
 
     def load(self, wanted: ImageFormat | TextFormat) -> Data:
@@ -114,7 +116,7 @@ class TableImages(LabelledTable, PictureSpec):
         if pictures.labels.task == "regression" and self._mixes:
             raise UserError("dataset.mixup= and dataset.cutmix= mix classes, and the labels are values; set both to 0")
         task, weights = self._task(pictures.labels, pictures.train.labels)
-        return replace(task, head=replace(task.head, kind="image", problem_type=None)), weights
+        return replace(task, head=replace(task.head, kind="image")), weights
 
     def _pictures(self) -> Pictures:
         folders = self._folders()

@@ -95,9 +95,14 @@ class ImageSource:
         return ""
 
 
-def refuse_damaged(sources: Iterable[ImageSource]) -> None:
-    """Raises UserError where a picture cannot be decoded. Of more than :data:`MAX_CHECKED` it checks a fixed draw."""
-    errors = [error for source in sources for error in source.take(subsample(len(source), MAX_CHECKED)).errors()]
+def refuse_damaged(sources: Iterable[ImageSource], most: int = MAX_CHECKED) -> None:
+    """Raises UserError where a picture cannot be decoded. Of a source with more than ``most`` a fixed draw is checked.
+
+    Args:
+        sources: The pictures of each split.
+        most: Pictures of a split that are looked at.
+    """
+    errors = [error for source in sources for error in source.take(subsample(len(source), most)).errors()]
     if errors:
         raise UserError(errors[0] + (f"; {len(errors) - 1} more cannot be read" if len(errors) > 1 else ""))
 

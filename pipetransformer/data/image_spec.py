@@ -5,17 +5,21 @@ from __future__ import annotations
 import math
 from abc import ABC
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pipetransformer.data.base import Data, DatasetSpec, ImageFormat
+from pipetransformer.data.base import Data, DatasetSpec, ImageFormat, TextFormat
+from pipetransformer.data.image_folders import unlabelled_files
 from pipetransformer.data.image_sources import ImageSource
 from pipetransformer.data.image_split import ImageSplit
 from pipetransformer.data.image_transforms import ImageTransforms, parse_transforms
 from pipetransformer.data.mixing import MODES, Mixing
-from pipetransformer.data.tasks import Task
+from pipetransformer.data.tasks import MULTI_LABEL, Task, image_classification
+from pipetransformer.data.unlabelled import ScoredSplit, Unlabelled
 from pipetransformer.errors import UserError
+from pipetransformer.models.base import Head
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,3 +93,15 @@ class PictureSpec(DatasetSpec, ABC):
             splits[0].mixing = Mixing(*how, splits[0].input_shape, task.head.num_outputs)
         is_random = self.augment or any(spec.is_random for spec in specs)
         return Data(splits[0], splits[1:], task, splits[0].input_shape, is_random, note)
+
+    def unlabelled(self, source: Path, wanted: ImageFormat | TextFormat, head: Head) -> Unlabelled:
+        assert isinstance(wanted, ImageFormat)
+        names, pictures = unlabelled_files(source)
+        if errors := pictures.errors():
+            raise UserError(errors[0])
+        task = image_classification(head.num_outputs, head.labels)
+        transforms = ImageTransforms(parse_transforms(self.transforms), wanted.size, wanted.mean)
+        split = ImageSplit("input", pictures, wanted, task, transforms=transforms.fixed())
+        has_several = head.problem_type == MULTI_LABEL
+        scored = ScoredSplit(split, [{"file": name} for name in names], head.labels, has_several)
+        return Unlabelled(scored, task, split.input_shape)

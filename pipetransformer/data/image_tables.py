@@ -49,7 +49,8 @@ class PictureColumn:
             )
         self._rows, self._column = rows, column
         self._cells = rows.data.select_columns(column).with_format("arrow")
-        self._folders = tuple(folder.absolute() for folder in folders)
+        self._folders = tuple(os.path.abspath(folder) for folder in folders)
+        self._resolved = tuple(map(os.path.realpath, self._folders))
         self._published = f"{fingerprint(rows.data)} {column}" if is_published else None
 
     def source(self, labels: np.ndarray) -> ImageSource:
@@ -91,13 +92,13 @@ class PictureColumn:
     def _inside(self, row: int, cell: Any) -> Path | bytes:
         """Returns where a picture lies, with links resolved."""
         found = self._found(row, cell)
-        if isinstance(found, Path):
-            resolved = found.resolve()
-            if not any(resolved.is_relative_to(folder.resolve()) for folder in self._folders):
-                raise self._outside(row, str(found))
-        return found
+        if isinstance(found, bytes):
+            return found
+        if not _is_within(os.path.realpath(found), self._resolved):
+            raise self._outside(row, found)
+        return Path(found)
 
-    def _found(self, row: int, cell: Any) -> Path | bytes:
+    def _found(self, row: int, cell: Any) -> str | bytes:
         """Returns where a picture lies by its path alone."""
         path, content = _parts(cell)
         if content is not None:
@@ -108,11 +109,11 @@ class PictureColumn:
             raise UserError(
                 f"{self._rows.at(row)}: {self._column} is {path!r}, an address and no file; fetch the pictures first"
             )
-        file = Path(os.path.normpath(self._folders[0] / path))
-        if not any(file.is_relative_to(folder) for folder in self._folders):
+        file = os.path.normpath(os.path.join(self._folders[0], path))
+        if not _is_within(file, self._folders):
             raise self._outside(row, path)
-        if not file.is_file():
-            found = "is a folder" if file.is_dir() else "does not exist"
+        if not os.path.isfile(file):
+            found = "is a folder" if os.path.isdir(file) else "does not exist"
             raise UserError(
                 f"{self._rows.at(row)}: {self._column} is {path!r}, and {file} {found}; correct it, remove the row, or "
                 "give the folder that paths begin in by dataset.root="
@@ -131,6 +132,11 @@ class PictureColumn:
         (cell,) = self._at(np.array([row]))
         stored = self._inside(row, cell)
         return file_stamp(stored) if isinstance(stored, Path) else blake2b(stored, digest_size=16).hexdigest()
+
+
+def _is_within(file: str, folders: Sequence[str]) -> bool:
+    """Returns whether a file lies in one of the folders; strings, as a table may have millions."""
+    return any(file.startswith(os.path.join(folder, "")) for folder in folders)
 
 
 def _parts(cell: Any) -> tuple[str | None, bytes | None]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from pipetransformer.data.base import SPLIT_SEED, Data, ImageFormat, TextFormat, subsample
 from pipetransformer.data.hub import find_on_hub
-from pipetransformer.data.image_folders import IMAGE_FOLDER, folder_classes, from_folder, unlabelled_files
+from pipetransformer.data.image_folders import IMAGE_FOLDER, folder_classes, from_folder
 from pipetransformer.data.image_sources import (
     IDX_FOLDER,
     ImageSource,
@@ -25,11 +25,9 @@ from pipetransformer.data.image_sources import (
     refuse_damaged,
 )
 from pipetransformer.data.image_spec import PictureSpec
-from pipetransformer.data.image_split import ImageSplit, check_labels
+from pipetransformer.data.image_split import check_labels
 from pipetransformer.data.tasks import image_classification
-from pipetransformer.data.unlabelled import ScoredSplit, Unlabelled
 from pipetransformer.errors import UserError
-from pipetransformer.models.base import Head
 
 NUM_DIGITS, DIGITS_TEST_FRACTION = 1797, 0.2
 CLOTHES = (  # as the hub names them
@@ -76,15 +74,6 @@ class ImageDataset(PictureSpec):
         train = self._limit(source.train, self.max_train_samples)
         evaluation = self._limit(source.evaluation, self.max_eval_samples)
         return self._data(train, evaluation, source.evaluation_name, task, wanted)
-
-    def unlabelled(self, source: Path, wanted: ImageFormat | TextFormat, head: Head) -> Unlabelled:
-        assert isinstance(wanted, ImageFormat)
-        names, pictures = unlabelled_files(source)
-        if errors := pictures.errors():
-            raise UserError(errors[0])
-        task = image_classification(head.num_outputs, head.labels)
-        split = ImageSplit("input", pictures, wanted, task)
-        return Unlabelled(ScoredSplit(split, [{"file": name} for name in names], head.labels), task, split.input_shape)
 
     def _num_train(self, available: int) -> int:
         return super()._num_train(available - math.ceil(self.validation_fraction * available))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Shape = tuple[int, ...]
+MULTI_LABEL = "multi_label_classification"  # the problem type of a head
 MULTI_LABEL_METRICS = ("micro_f1", "macro_f1", "subset_accuracy")
 ERRORS = ("mse", "mae")  # metrics of which less is better, so that none is the main one
 METRICS = {  # for each kind of targets those that there are
@@ -86,7 +87,7 @@ def multi_label_classification(
     """Returns the task of any number of classes per text; targets (B, num_classes) are 1 or 0 for each."""
     return Task(
         "multi_label_classification",
-        Head("sequence", num_classes, labels, "multi_label_classification"),
+        Head("sequence", num_classes, labels, MULTI_LABEL),
         binary_cross_entropy,
         partial(_one_per_sample, num_classes),
         partial(compute_metrics, metrics),

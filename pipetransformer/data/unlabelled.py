@@ -44,12 +44,15 @@ class ScoredSplit(Split):
         split: Gives the inputs.
         names: What names each sample in its row.
         labels: Names of the classes; none for values.
+        has_several: A sample has any number of classes.
     """
 
-    def __init__(self, split: Split, names: Sequence[Mapping[str, Any]], labels: tuple[str, ...]) -> None:
+    def __init__(
+        self, split: Split, names: Sequence[Mapping[str, Any]], labels: tuple[str, ...], has_several: bool = False
+    ) -> None:
         assert len(names) == len(split), (len(names), len(split))
         self.name, self.lengths = split.name, split.lengths
-        self._split, self._names, self._labels = split, names, labels
+        self._split, self._names, self._labels, self._has_several = split, names, labels, has_several
 
     def __len__(self) -> int:
         return len(self._split)
@@ -68,19 +71,23 @@ class ScoredSplit(Split):
 
     def predict(self, outputs: Tensor, ids: Sequence[int], num_tokens: int | None) -> Tensor:
         """Returns probabilities (B, C), or values (B,)."""
-        return outputs.float().softmax(-1) if self._labels else outputs.squeeze(1)
+        if not self._labels:
+            return outputs.squeeze(1)
+        return outputs.float().sigmoid() if self._has_several else outputs.float().softmax(-1)
 
     def score(self, predictions: np.ndarray) -> dict[str, float]:
         raise TypeError("samples to predict have no targets")
 
     def rows(self, predictions: np.ndarray) -> Iterator[dict[str, Any]]:
-        """Yields the likeliest class with the probability of each, or the value."""
+        """Yields the likeliest class, or those above 1/2, with the probability of each; or the value."""
         for name, predicted in zip(self._names, predictions.tolist(), strict=True):
             if not self._labels:
                 yield {**name, "prediction": predicted}
             else:
                 scores = dict(zip(self._labels, predicted, strict=True))
-                yield {**name, "prediction": self._labels[int(np.argmax(predicted))], "scores": scores}
+                likeliest = self._labels[int(np.argmax(predicted))]
+                above = [label for label, score in scores.items() if score > 0.5]
+                yield {**name, "prediction": above if self._has_several else likeliest, "scores": scores}
 
 
 class ScoredSets(ScoredSplit):

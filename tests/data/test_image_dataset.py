@@ -281,6 +281,40 @@ def test_several_labels_are_mixed_with_those_of_the_partner(tmp_path: Path) -> N
     assert data.task.loss(logits, targets).item() == pytest.approx(np.log(2))
 
 
+def test_pictures_to_predict_are_transformed_as_those_of_evaluation(tmp_path: Path) -> None:
+    table = as_csv(tmp_path)
+    spec = TableImages(path=str(table), eval_path=str(table), transforms=["RandomVerticalFlip", "Grayscale"])
+    data = spec.load(WANTED)
+    samples = spec.unlabelled(tmp_path / "pictures", WANTED, data.task.head)
+    files = [row["file"] for row in samples.split.rows(np.eye(3)[[0] * NUM])]
+    order = [int(Path(file).stem) for file in files]
+    assert samples.input_shape == (3, SIDE, SIDE)
+    assert torch.equal(samples.split.inputs(range(NUM), None), data.evaluation[0].inputs(order, None))
+
+
+@pytest.mark.parametrize(
+    ("labels", "predicted", "expected"),
+    [
+        ([["a"], ["b"], ["a", "b"]], [0.9, 0.6], ["a", "b"]),
+        ([["a"], ["b"], ["a", "b"]], [0.2, 0.1], []),
+        (["a", "b", "a"], [0.2, 0.8], "b"),
+        ([0.5, 1.5, 2.5], 1.25, 1.25),
+    ],
+)
+def test_predictions_are_of_the_kind_of_the_labels(
+    labels: list[Any], predicted: Any, expected: Any, tmp_path: Path
+) -> None:
+    paths = write_pictures(tmp_path / "p")[:3]
+    table = str(write_lines(tmp_path / "t.jsonl", image=paths, label=labels))
+    spec = TableImages(path=table, eval_path=table)
+    head = spec.load(WANTED).task.head
+    split = spec.unlabelled(tmp_path / paths[0], WANTED, head).split
+    assert next(split.rows(np.array([predicted])))["prediction"] == expected
+    logits = torch.tensor([[0.0] * head.num_outputs])
+    found = split.predict(logits, [0], None).tolist()
+    assert found == ([0.0] if not head.labels else [[0.5, 0.5]])
+
+
 def test_the_launcher_looks_at_tables_of_pictures_without_torch(tmp_path: Path) -> None:
     code = f"""
 import sys
