@@ -15,6 +15,7 @@ from pipetransformer.checkpoint.folder import read_file
 from pipetransformer.checkpoint.manifest import Manifest
 from pipetransformer.errors import DamagedCheckpoint, UserError
 from pipetransformer.models.stack import LayerStack
+from pipetransformer.optim.averaging import AVERAGE
 from pipetransformer.runtime.resident import OptimizerState
 from pipetransformer.runtime.snapshot import OPTIMIZER, WEIGHTS, to_own_names
 
@@ -53,6 +54,15 @@ class CheckpointLayers:
                     f"{self._folder}: layer {layer} has {found} for {name}, and the model has {tuple(shapes[name])}"
                 )
             yield name, tensors[name]
+
+    def averages(self, layer: int) -> Iterator[tuple[str, Tensor]]:
+        """Yields the tensors of a layer as :meth:`weights`, with the average of each weight that has one in its place.
+
+        Raises:
+            DamagedCheckpoint: As :meth:`weights`.
+        """
+        state = self._original_state(layer, self._read(layer))
+        return ((name, state.get(name, {}).get(AVERAGE, tensor)) for name, tensor in self.weights(layer))
 
     def tensors(self) -> tuple[dict[str, Tensor], OptimizerState]:
         """Returns all weights and the optimizer's tensors, both by original names.

@@ -36,6 +36,8 @@ class OptimizerSpec(ABC):
         gamma: Factor of ``step`` at each milestone.
         layer_decay: Factor of the rate from each layer to the one below: the head has the rate itself, the embedding
             of L blocks ``layer_decay ** (L + 1)`` times it (Clark et al., ICLR 2020; Bao et al., ICLR 2022).
+        ema_decay: Decay of an exponential moving average of the weights, which evaluations and the saved model take;
+            ``None`` averages nothing. A frozen layer's average is the weights that it froze with.
         clip_norm: The largest norm of the whole gradient; ``None`` clips nothing.
 
     Raises:
@@ -52,6 +54,7 @@ class OptimizerSpec(ABC):
     milestones: list[float] = field(default_factory=list)
     gamma: float = 0.1
     layer_decay: float = 1.0
+    ema_decay: float | None = None
     clip_norm: float | None = 1.0
 
     def __post_init__(self) -> None:
@@ -62,6 +65,8 @@ class OptimizerSpec(ABC):
         self._check_schedule()
         if not 0 < self.layer_decay <= 1:
             raise UserError(f"optim.layer_decay={self.layer_decay} must be above 0 and at most 1, as 0.75; 1 for none")
+        if self.ema_decay is not None and not 0 < self.ema_decay < 1:
+            raise UserError(f"optim.ema_decay={self.ema_decay} must be above 0 and below 1, as 0.999; null for none")
         if not 0 < self.lr < math.inf:
             raise UserError(f"optim.lr={self.lr} must be a number above 0")
         if self.clip_norm is not None and not self.clip_norm > 0:
@@ -90,9 +95,13 @@ class OptimizerSpec(ABC):
             )
 
     @property
-    @abstractmethod
     def state_factor(self) -> float:
-        """Bytes of optimizer state per byte of parameters."""
+        """Bytes of optimizer state per byte of parameters, the average of the weights included."""
+        return self._own_state_factor + (self.ema_decay is not None)
+
+    @property
+    @abstractmethod
+    def _own_state_factor(self) -> float: ...
 
     @property
     def is_elementwise(self) -> bool:
@@ -128,7 +137,14 @@ class OptimizerSpec(ABC):
             for decays in (True, False)
         ]
         groups = [group for group in groups if group["params"]]
-        return self._build(groups) if groups else None
+        if not groups:
+            return None
+        return self._build(groups) if self.ema_decay is None else self._averaging(groups, self.ema_decay)
+
+    def _averaging(self, groups: list[dict[str, Any]], decay: float) -> Optimizer:
+        from pipetransformer.optim.averaging import AveragingOptimizer
+
+        return AveragingOptimizer(self._build(groups), decay)
 
     def rate(self, step: int, num_steps: int) -> float:
         """Computes the learning rate of a step, that of the head.
@@ -172,7 +188,7 @@ class _TwoMoments(OptimizerSpec):
             raise UserError(f"optim.betas={list(self.betas)} are not two numbers from 0 to below 1, as [0.9,0.999]")
 
     @property
-    def state_factor(self) -> float:
+    def _own_state_factor(self) -> float:
         return 2.0
 
 
@@ -193,7 +209,7 @@ class SGD(OptimizerSpec):
     momentum: float = 0.9
 
     @property
-    def state_factor(self) -> float:
+    def _own_state_factor(self) -> float:
         return 1.0 if self.momentum else 0.0
 
     def _build(self, groups: list[dict[str, Any]]) -> Optimizer:

@@ -72,7 +72,7 @@ class NamedOptimizer(OptimizerSpec):
         return self.traits.is_elementwise
 
     @property
-    def state_factor(self) -> float:
+    def _own_state_factor(self) -> float:
         return self.traits.state_factor
 
     def check_shards(self) -> None:

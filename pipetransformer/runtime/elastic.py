@@ -19,11 +19,12 @@ from pipetransformer.autodp.transition import Placement, Transition, first_trans
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.errors import Exploding, NotFinite, StepRefused
 from pipetransformer.models.stack import LayerStack
+from pipetransformer.optim.averaging import AVERAGE
 from pipetransformer.optim.base import OptimizerSpec
 from pipetransformer.runtime import gradients
 from pipetransformer.runtime.batch import Batch, Loader
 from pipetransformer.runtime.engine import Engine, Objective
-from pipetransformer.runtime.fsdp import FsdpLayers, ShardedStage
+from pipetransformer.runtime.fsdp import FsdpLayers, ShardedStage, local_part
 from pipetransformer.runtime.groups import RankContext, ResolvedTopology
 from pipetransformer.runtime.precision import LossScale
 from pipetransformer.runtime.resident import OptimizerState, ResidentLayers
@@ -373,6 +374,24 @@ class ElasticRuntime:
     def layer_state(self, layer: int) -> dict[str, Tensor]:
         """Returns the weights of a layer that this rank holds or borrows, by name."""
         return {name: tensor.detach() for name, tensor in self.resident.stack[layer].original_state().items()}
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Gives the parameters their average inside, where there is one, and their own numbers back at the end."""
+        self._swap_averages()
+        try:
+            yield
+        finally:
+            self._swap_averages()
+
+    @torch.no_grad()
+    def _swap_averages(self) -> None:
+        for parameter, state in self.optimizer.state.items() if self.optimizer else ():
+            if AVERAGE in state:
+                own, average = local_part(parameter), local_part(state[AVERAGE])
+                before = own.clone()
+                own.copy_(average)
+                average.copy_(before)
 
     def weights(self) -> dict[str, Tensor] | None:
         """Gathers all weights under their original names. All ranks call it.

@@ -179,7 +179,8 @@ class ElasticTrainer(Trainer):
 
     def save(self, folder: str | Path) -> None:
         """Writes the weights of rank 0 as the model's library loads them. Collective."""
-        state = self.runtime.weights()
+        with self.runtime.averaged():
+            state = self.runtime.weights()
         if state is not None:
             self.config.peft.save(self.config.model, self.components.stack, state, Path(folder))
         dist.barrier()  # the folder is whole when any rank goes on
@@ -247,7 +248,8 @@ class ElasticTrainer(Trainer):
         """Copies the trained weights into the user's model, on every rank. Collective."""
         spec = self.config.model
         if isinstance(spec, ModelInstance) and spec.model is not spec.stack:
-            trained, own = self.runtime.weights(), spec.model.state_dict()
+            with self.runtime.averaged():
+                trained, own = self.runtime.weights(), spec.model.state_dict()
             if trained is not None:
                 give_back(spec.model, self.config.peft.merge(self.components.stack, trained))
             _broadcast(own, self.runtime.device)

@@ -50,13 +50,14 @@ def _predictions(
     own = []
     batches = [batch_ids(order, index, batch_size) for index in range(num_batches(len(order), batch_size))]
     loader.prefetch(batches, runtime.topology)
-    for number, global_ids in enumerate(batches):
-        if stops is not None and number % ASK_EVERY == 0 and stops():
-            raise LoopLeft
-        evaluated = runtime.evaluate(loader, global_ids)
-        if evaluated is not None:
-            predicted = loader.split.predict(evaluated.outputs, evaluated.ids.tolist(), loader.padded(global_ids))
-            own.append((evaluated.ids, predicted.cpu().numpy()))
+    with runtime.averaged():
+        for number, global_ids in enumerate(batches):
+            if stops is not None and number % ASK_EVERY == 0 and stops():
+                raise LoopLeft
+            evaluated = runtime.evaluate(loader, global_ids)
+            if evaluated is not None:
+                predicted = loader.split.predict(evaluated.outputs, evaluated.ids.tolist(), loader.padded(global_ids))
+                own.append((evaluated.ids, predicted.cpu().numpy()))
     return own
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +170,8 @@ def _finish(trainer: Trainer, run_dir: Path, status: str, error: str | None, tog
     Args:
         together: All ranks ended at the same step, so that they can still gather the weights.
     """
-    state, step = _weights_to_save(trainer) if together and status != DRY_RUN else (None, 0)
+    with trainer.runtime.averaged():
+        state, step = _weights_to_save(trainer) if together and status != DRY_RUN else (None, 0)
     if dist.get_rank() != 0:
         return {}
     summary = {"status": status} | ({"error": error} if error else {}) | trainer.summary()
@@ -201,7 +203,9 @@ def _read_weights(trainer: Trainer, step: int) -> dict[str, Tensor] | None:
     for path, manifest in open_checkpoints(trainer.checkpoints.folder.path):
         if isinstance(manifest, Manifest) and manifest.step == step:
             try:
-                weights, _ = CheckpointLayers(path, manifest, stack).tensors()
+                layers = CheckpointLayers(path, manifest, stack)
+                weights = dict(chain.from_iterable(map(layers.averages, range(len(stack)))))
+                weights |= {copy.name: weights[lowest.name] for lowest, *copies in stack.ties for copy in copies}
                 return {name: weights[name] for name in names}
             except DamagedCheckpoint as error:
                 problem = str(error)

@@ -112,7 +112,7 @@ def _open(run_dir: Path, config: Config, head: Head, input_shape: tuple[int, ...
         config.peft.load_saved(stack, folder)
         return SavedModel(config, stack, own_step)
     path, manifest = found
-    stack.source = CheckpointLayers(path, manifest, stack).weights
+    stack.source = CheckpointLayers(path, manifest, stack).averages
     return SavedModel(config, stack, manifest.step)
 
 

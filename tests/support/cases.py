@@ -41,6 +41,8 @@ OPTIMIZERS: dict[str, OptimizerSpec] = {
     # eps: a gradient that cancels but for its rounding (of a key's bias, 1e-17) moves a weight by lr / eps times that
     "adamw": AdamW(lr=LEARNING_RATE, weight_decay=0.1, clip_norm=CLIP_NORM, eps=1e-6),
     "adamw_by_layer": AdamW(lr=LEARNING_RATE, weight_decay=0.1, clip_norm=CLIP_NORM, eps=1e-6, layer_decay=0.7),
+    "adamw_ema": AdamW(lr=LEARNING_RATE, weight_decay=0.1, clip_norm=CLIP_NORM, eps=1e-6, ema_decay=0.5),
+    "adan_ema": TimmOptimizer(name="adan", lr=LEARNING_RATE, clip_norm=CLIP_NORM, options={"eps": 1e-6}, ema_decay=0.5),
     "sgd": SGD(lr=LEARNING_RATE, weight_decay=0.1, clip_norm=CLIP_NORM),
     "lamb": Lamb(lr=LEARNING_RATE, weight_decay=0.1, clip_norm=CLIP_NORM),
     "Adafactor": TorchOptimizer(name="Adafactor", lr=LEARNING_RATE, weight_decay=0.1, clip_norm=CLIP_NORM),
