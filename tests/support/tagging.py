@@ -1,4 +1,4 @@
-"""A task that the package does not know: a class for each token, trained and scored over the tokens of a text."""
+"""A task that the package does not know: a class for each token of a text, where every word is a token."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,29 +13,25 @@ from torch import Tensor
 from pipetransformer.data.base import Data, DatasetSpec, ImageFormat, TextFormat
 from pipetransformer.data.tasks import Task
 from pipetransformer.data.text import TextSplit, Tokens, encode
+from pipetransformer.data.token_tasks import IGNORED, token_cross_entropy
 from pipetransformer.models.base import Head
 from pipetransformer.training.run import run_rank
 from support.jobs import loaded
 
 TAGS = {"bird": "noun", "sings": "verb", "sleeps": "verb"}
 LABELS = ("other", "noun", "verb")
-NO_TAG = -1
-
-
-def _loss(output: Tensor, targets: Tensor) -> Tensor:
-    """Mean over the tokens of a sample; output (B, T, C), targets (B, T or more)."""
-    wanted = targets[:, : output.shape[1]].long()
-    by_token = F.cross_entropy(output.transpose(1, 2), wanted, ignore_index=NO_TAG, reduction="none")
-    return by_token.sum(1) / (wanted != NO_TAG).sum(1)
+NO_TAG = IGNORED
 
 
 def _score(predictions: np.ndarray, targets: np.ndarray) -> dict[str, float]:
     return {"token_accuracy": float((predictions == targets)[targets != NO_TAG].mean())}
 
 
-TAGGING = Task(
-    "tagging", Head("token", len(LABELS), LABELS), _loss, lambda hidden: (*hidden[:2], len(LABELS)), _score
-)  # fmt: skip
+def _output_shape(hidden: tuple[int, ...]) -> tuple[int, ...]:
+    return (*hidden[:2], len(LABELS))
+
+
+TAGGING = Task("tagging", Head("token", len(LABELS), LABELS), token_cross_entropy, _output_shape, _score)
 
 
 class TaggedTexts(TextSplit):
@@ -44,9 +40,10 @@ class TaggedTexts(TextSplit):
     def __init__(self, name: str, tokens: Tokens, tags: np.ndarray) -> None:
         super().__init__(name, tokens)
         self._tags = tags
+        self.loss_weights = (tags != NO_TAG).sum(1).astype(np.float64)
 
     def targets(self, ids: Sequence[int], num_tokens: int | None = None) -> Tensor:
-        return torch.from_numpy(self._tags[list(ids)])
+        return torch.from_numpy(self._tags[list(ids), :num_tokens])
 
     def predict(self, outputs: Tensor, ids: Sequence[int], num_tokens: int | None) -> Tensor:
         tags = TAGGING.predict(outputs)
