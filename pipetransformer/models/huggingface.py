@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
@@ -258,7 +259,7 @@ def _without_place(model: PreTrainedModel, unexpected: Iterable[str], stack: Lay
     from pipetransformer.models.huggingface_heads import find_base
 
     prefix, module = find_base(model)
-    base, blocks = f"{prefix}.", stack[1].prefix.removesuffix("0.")
+    base, blocks = f"{prefix}.", _path_of_blocks(stack)
     parts = {name for name, _ in module.named_children()} - {"pooler"}
     buffers = {name for name, _ in model.named_buffers()}
     names = {base + key.removeprefix(base): key for key in unexpected}
@@ -270,6 +271,12 @@ def _without_place(model: PreTrainedModel, unexpected: Iterable[str], stack: Lay
         and not name.endswith(NOT_RUN)
         and not (name.startswith(blocks) and int(name.removeprefix(blocks).split(".")[0]) >= stack.num_blocks)
     )
+
+
+def _path_of_blocks(stack: LayerStack) -> str:
+    """Returns what the names of all blocks begin with, up to their numbers."""
+    first = next(iter(stack[1].by_name()))
+    return re.split(r"(?<=\.)\d+\.", first)[0]
 
 
 def _name_labels(config: PretrainedConfig, labels: Sequence[str]) -> None:
@@ -353,6 +360,12 @@ class HuggingFaceModel(TransformersSpec):
 
     def _untied(self, stack: LayerStack) -> LayerStack:
         """Returns the stack with an output matrix of its own."""
+        for lowest, *copies in stack.ties:
+            if lowest.name in {place.name for place in copies}:
+                raise UserError(
+                    f"model.untie=true: the blocks of model.name={self.name} have {lowest.name} in common, of which a "
+                    "saved model holds one; leave model.untie=false"
+                )
         if not stack.ties:
             warnings.warn("model.untie=true changes nothing: the model shares no weights", stacklevel=2)
             return stack

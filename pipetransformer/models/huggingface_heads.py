@@ -24,15 +24,23 @@ class _Reached(nn.Module):
 
     def __init__(self, after: dict[str, nn.Module]) -> None:
         super().__init__()
-        self._norm = next((name for name in after if name != "pooler"), None)
+        self._norm = next((name for name in after if not name.startswith("pooler")), None)
         for name, module in after.items():
             self.add_module(name, module)
 
     def forward(self, images: Any = None, *_: Any, **inputs: Any) -> BaseModelOutputWithPoolingAndCrossAttentions:
         reached = inputs.get("inputs_embeds", images)
         hidden = reached if self._norm is None else self.get_submodule(self._norm)(reached)
-        pooled = self.get_submodule("pooler")(hidden) if "pooler" in self._modules else None
-        return BaseModelOutputWithPoolingAndCrossAttentions(last_hidden_state=hidden, pooler_output=pooled)
+        return BaseModelOutputWithPoolingAndCrossAttentions(last_hidden_state=hidden, pooler_output=self._pool(hidden))
+
+    def _pool(self, hidden: Tensor) -> Tensor | None:
+        """Returns (B, D) of a model with a pooler; that of ALBERT is a matrix for the first token."""
+        if "pooler" not in self._modules:
+            return None
+        pooler = self.get_submodule("pooler")
+        if "pooler_activation" in self._modules:
+            return self.get_submodule("pooler_activation")(pooler(hidden[:, 0]))
+        return pooler(hidden)
 
 
 def find_base(model: PreTrainedModel) -> tuple[str, PreTrainedModel]:

@@ -1,7 +1,8 @@
 """Splits a model of transformers into layers that run its own code, and checks that they compute what it computes.
 
 A decoder is split by :mod:`pipetransformer.models.huggingface_decoders`, a vision tower by
-:mod:`pipetransformer.models.huggingface_vision_layers`, an encoder here. An encoder has one line of forward per part::
+:mod:`pipetransformer.models.huggingface_vision_layers`, an encoder whose blocks have weights in common by
+:mod:`pipetransformer.models.huggingface_encoders`, any other here. An encoder has one line of forward per part::
 
     base model:  embeddings (+ projection) -> encoder: blocks, each called with (hidden, mask) -> pooler, if it has one
     task model:  base model -> dropout, classifier, ...
@@ -20,6 +21,12 @@ from transformers import PretrainedConfig, PreTrainedModel
 from pipetransformer.errors import UserError
 from pipetransformer.models.checks import check_same_outputs, draw_all
 from pipetransformer.models.huggingface_decoders import find_parts, pools_last_token, split_decoder
+from pipetransformer.models.huggingface_encoders import (
+    find_shared_parts,
+    is_albert,
+    split_albert,
+    split_sharing_encoder,
+)
 from pipetransformer.models.huggingface_heads import find_base, logits, make_head, run_head
 from pipetransformer.models.huggingface_vision_layers import (
     check_vision,
@@ -31,8 +38,8 @@ from pipetransformer.models.layer import Layer, shallow_copy
 from pipetransformer.models.stack import LayerStack
 
 SUPPORTED = (
-    "encoders of the usual shape: BERT, RoBERTa, DistilBERT, ELECTRA, XLM-RoBERTa, CamemBERT, ERNIE; ModernBERT; and "
-    "the decoders GPT-2, Llama, Qwen2, Qwen3 and the text model of Gemma 3"
+    "encoders of the usual shape: BERT, RoBERTa, DistilBERT, ELECTRA, XLM-RoBERTa, CamemBERT, ERNIE; ModernBERT, "
+    "DeBERTa-v2 and v3, MPNet, ALBERT; and the decoders GPT-2, Llama, Qwen2, Qwen3 and the text model of Gemma 3"
 )
 _PARTS = {"embeddings", "embeddings_project", "pooler"}
 
@@ -47,16 +54,23 @@ def split_layers(model: PreTrainedModel) -> LayerStack:
         return split_vision(model)
     check_config(model.config)
     _, base = find_base(model)
-    if model.config._attn_implementation != "sdpa":
+    if model.config._attn_implementation != ("sdpa" if model._supports_sdpa else "eager"):
         raise UserError(
             f"its attention is {model.config._attn_implementation}; make it with attn_implementation='sdpa'"
         )
-    parts = find_parts(base)
     return LayerStack(
-        _split_encoder(model) if parts is None else split_decoder(model, parts),
+        _layers(model, base),
         lambda ids: torch.Size((*ids.shape, model.config.hidden_size)),
         config=(type(model), model.config),
     )
+
+
+def _layers(model: PreTrainedModel, base: PreTrainedModel) -> list[Layer]:
+    if parts := find_parts(base):
+        return split_decoder(model, parts)
+    if shared := find_shared_parts(base):
+        return split_sharing_encoder(model, shared)
+    return split_albert(model) if is_albert(base) else _split_encoder(model)
 
 
 def _split_encoder(model: PreTrainedModel) -> list[Layer]:
@@ -147,6 +161,7 @@ def check_instance(model: PreTrainedModel) -> None:
     types = {"token_type_ids": rows % 2} if _has_token_types(model) else {}
 
     def forward(ids: Tensor, **context: Tensor) -> Tensor:
+        context["attention_mask"] = context["attention_mask"].long()  # as the tokenizer gives it
         return logits(model(input_ids=ids, **context))
 
     for lengths in ([5, 3, 1, 0], [5, 5, 5, 5]):
@@ -169,8 +184,9 @@ def num_positions(base: PreTrainedModel) -> int:
     """
     if find_parts(base) is not None:
         return base.config.max_position_embeddings
-    positions = base.get_submodule("embeddings.position_embeddings")
-    assert isinstance(positions, nn.Embedding)
+    positions = base.get_submodule("embeddings")._modules.get("position_embeddings")
+    if not isinstance(positions, nn.Embedding):  # DeBERTa's are relative alone
+        return base.config.max_position_embeddings
     return positions.num_embeddings - (0 if positions.padding_idx is None else positions.padding_idx + 1)
 
 
@@ -184,6 +200,8 @@ def tiny_model(model: PreTrainedModel) -> PreTrainedModel:
     config.pad_token_id = min(config.pad_token_id or 0, 1)  # one that is among so few words
     config.vocab_size = min(config.vocab_size, 8 + config.pad_token_id)
     config.num_hidden_layers = min(2, config.num_hidden_layers)
+    if getattr(config, "num_hidden_groups", 1) > 1:  # ALBERT's
+        config.num_hidden_groups = config.num_hidden_layers
     if getattr(config, "layer_types", None):  # of each kind one
         config.layer_types = [*dict.fromkeys(config.layer_types), config.layer_types[0]][: config.num_hidden_layers]
     if getattr(config, "sliding_window", None):

@@ -18,7 +18,7 @@ from pipetransformer.models.files import check_index
 from pipetransformer.models.lazy_checkpoint import Checkpoint, named_tensors, placeholder
 from pipetransformer.models.stack import LayerStack, seeded
 
-WANTED: dict[str, Any] = {"attn_implementation": "sdpa", "dtype": torch.float32}
+WANTED: dict[str, Any] = {"dtype": torch.float32}
 
 
 def find_checkpoint(name: str) -> Checkpoint | None:

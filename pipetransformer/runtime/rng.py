@@ -5,6 +5,11 @@ inside a layer draws row b of its mask from the stream of sample b. So it makes 
 row, and with which others. A stream is a counter-based hash (like Philox and Threefry), so all rows are drawn at once::
 
     number i of a stream = hash(key of the stream xor word i of one fixed table)
+
+What all samples have in common (:mod:`pipetransformer.models.shared_dropout`) draws from a stream of the step,
+whose key comes with the key of each sample::
+
+    key    step, 32 bits | sample, 32 bits
 """
 
 import math
@@ -18,14 +23,20 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from pipetransformer.models import shared_dropout
+
 _MULTIPLIERS = (0x7FEB352D, 0x846CA68B - (1 << 32))  # of a 32-bit integer hash that mixes well, as signed numbers
 _SHIFT = torch.tensor(15, dtype=torch.int32)
 _MIN_TABLE = 1 << 12
+_LOWER_HALF = (1 << 32) - 1
+_NO_SAMPLE = np.uint64((1 << 64) - 1)  # in the place of a sample's id
 
 
 def sample_keys(seed: int, step: int, ids: np.ndarray) -> Tensor:
-    """Computes one key per sample from (seed, step, sample), shape (B,), int32."""
-    return torch.from_numpy(_words(np.asarray(ids, dtype=np.uint64) ^ _mix(np.uint64(step) ^ _mix(np.uint64(seed)))))
+    """Computes one key per sample from (seed, step, sample), shape (B,), int64: the upper half is that of the step."""
+    of_step = _mix(np.uint64(step) ^ _mix(np.uint64(seed)))
+    samples = _words(np.asarray(ids, dtype=np.uint64) ^ of_step).astype(np.int64) & _LOWER_HALF
+    return torch.from_numpy((_words(_NO_SAMPLE ^ of_step).astype(np.int64) << 32) | samples)
 
 
 def _mix(value: Any) -> Any:
@@ -61,17 +72,18 @@ class PerSampleRng:
     that this does not reach.
 
     Args:
-        keys: Shape (B,), one key per row of the batch.
+        keys: Shape (B,), one key per row of the batch, from :func:`sample_keys`.
         layer: Index of the layer that runs first.
     """
 
     def __init__(self, keys: Tensor, layer: int = 0) -> None:
-        self._samples = keys[:, None]
+        self._samples = (keys << 32 >> 32).int()[:, None]
+        self._step = (keys[:1] >> 32).int()[:, None]
         self.layer(layer)
 
     def layer(self, index: int) -> None:
         """Starts the streams of the layer that runs next."""
-        self._keys = self._samples ^ _layer_word(index)
+        self._keys, self._shared_key = self._samples ^ _layer_word(index), self._step ^ _layer_word(index)
         self._num_drawn = 0  # of each stream
 
     def __enter__(self) -> "PerSampleRng":
@@ -92,6 +104,14 @@ class PerSampleRng:
         if x.dtype.itemsize < 4:
             return x * mask * (1 / (1 - p))  # in a mask of this type the factor would be rounded, always the same way
         return x * mask.mul_(1 / (1 - p))
+
+    def _draw_once(self, x: Tensor, p: float, training: bool) -> Tensor:
+        """Dropout of a tensor without batch dimension, from the stream of the step."""
+        own, self._keys = self._keys, self._shared_key
+        try:
+            return self._dropout(x[None], p, training)[0]
+        finally:
+            self._keys = own
 
     def _attention(
         self,
@@ -161,6 +181,7 @@ _REPLACED: dict[tuple[Any, str], Callable[[PerSampleRng], Callable[..., Tensor]]
     (F, "dropout"): lambda streams: streams._dropout,
     (F, "scaled_dot_product_attention"): lambda streams: streams._attention,
     (Tensor, "bernoulli_"): _bernoulli,
+    (shared_dropout, "draw_once"): lambda streams: streams._draw_once,
 }
 _ORIGINAL = {(owner, name): getattr(owner, name) for owner, name in _REPLACED}
 

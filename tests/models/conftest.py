@@ -35,6 +35,18 @@ ENCODERS: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 12,
         "pad_token_id": 0,
     },
+    "deberta-v2": {
+        **BERT_LIKE,
+        "type_vocab_size": 0,
+        "relative_attention": True,
+        "position_buckets": 4,
+        "norm_rel_ebd": "layer_norm",
+        "share_att_key": True,
+        "pos_att_type": "p2c|c2p",
+        "position_biased_input": False,
+    },
+    "mpnet": {**{name: value for name, value in BERT_LIKE.items() if name != "type_vocab_size"}, "pad_token_id": 1},
+    "albert": {**BERT_LIKE, "embedding_size": 8},
     "modernbert": {
         **{name: value for name, value in BERT_LIKE.items() if name != "type_vocab_size"},
         "local_attention": 4,
@@ -45,6 +57,14 @@ ENCODERS: dict[str, dict[str, Any]] = {
         "sep_token_id": 3,
         "norm_bias": True,
     },
+}
+ENCODERS["deberta-v2 xlarge"] = {
+    **ENCODERS["deberta-v2"],
+    "conv_kernel_size": 3,
+    "share_att_key": False,
+    "position_biased_input": True,
+    "type_vocab_size": 2,
+    "norm_rel_ebd": "none",
 }
 LLAMA_LIKE: dict[str, Any] = {
     "vocab_size": len(WORDS),
@@ -100,13 +120,15 @@ def write_tokenizer(folder: Path) -> None:
 
 @pytest.fixture(scope="session")
 def encoder_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Writes config.json and a tokenizer: ``encoder_folder("bert", hidden_size=32)``."""
+    """Writes config.json and a tokenizer: ``encoder_folder("bert", hidden_size=32)``.
+
+    A word after the model type is one of its variants.
+    """
 
     def write(model_type: str, **changes: Any) -> Path:
         folder = tmp_path_factory.mktemp(model_type)
-        AutoConfig.for_model(
-            model_type, **{**(ENCODERS | DECODERS | TOWERS).get(model_type, {}), **changes}
-        ).save_pretrained(folder)
+        sizes = (ENCODERS | DECODERS | TOWERS).get(model_type, {})
+        AutoConfig.for_model(model_type.partition(" ")[0], **{**sizes, **changes}).save_pretrained(folder)
         write_tokenizer(folder)
         return folder
 

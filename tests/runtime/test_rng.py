@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pipetransformer.models import shared_dropout
 from pipetransformer.runtime.rng import PerSampleRng, RefuseOtherRandomness, sample_keys
 
 NUM_SAMPLES, NUM_NUMBERS = 256, 2048
@@ -51,6 +52,23 @@ def test_calls_within_a_layer_differ_and_start_anew_with_it() -> None:
         again = F.dropout(torch.ones(NUM_SAMPLES, 64), 0.5)
     assert not torch.equal(first, second)
     assert torch.equal(first, again)
+
+
+def test_what_samples_have_in_common_is_drawn_by_the_step_and_the_layer_alone() -> None:
+    def drawn(keys: Tensor, layer: int = 1) -> tuple[Tensor, Tensor]:
+        with PerSampleRng(keys, layer):
+            common = shared_dropout.draw_once(torch.ones(6, NUM_NUMBERS), 0.5, True)
+            return common, F.dropout(torch.ones(len(keys), NUM_NUMBERS), 0.5)
+
+    common, own = drawn(KEYS)
+    one_common, one_own = drawn(KEYS[7:8])
+
+    assert torch.equal(common, one_common)
+    assert torch.equal(own[7:8], one_own)
+    others = [drawn(KEYS, layer=2)[0], drawn(sample_keys(seed=1, step=4, ids=np.arange(3)))[0], own]
+    correlation = torch.corrcoef(torch.cat([common, *others])).fill_diagonal_(0) * NUM_NUMBERS**0.5
+    assert correlation.abs().max() < 6
+    assert torch.equal(shared_dropout.draw_once(common, 0.5, False), common)
 
 
 def test_the_expected_value_stays() -> None:

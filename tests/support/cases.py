@@ -29,8 +29,8 @@ from pipetransformer.models.timm import TimmModel
 from pipetransformer.optim.base import SGD, AdamW, Lamb, OptimizerSpec
 from pipetransformer.optim.named import TimmOptimizer, TorchOptimizer
 from pipetransformer.runtime.precision import PRECISIONS
+from support import decoders, encoders
 from support.by_token import NEXT_TOKEN, TAGGING, prompted_texts, tagged_texts
-from support.decoders import DROPOUTS, write_configs
 from support.masked import MASKED_LM, MaskedLanguageModel, MaskedText
 from support.samples import IMAGE_SIZE, NUM_CLASSES, VOCABULARY, RandomImages, RandomText
 
@@ -52,6 +52,7 @@ OPTIMIZERS: dict[str, OptimizerSpec] = {
     "muon": TimmOptimizer(name="muon", lr=LEARNING_RATE, clip_norm=CLIP_NORM, options={"eps": 1e-6}),
     "laprop": TimmOptimizer(name="laprop", lr=LEARNING_RATE, clip_norm=CLIP_NORM, options={"eps": 1e-6}),
 }
+DROPOUTS = decoders.DROPOUTS | encoders.DROPOUTS
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,8 @@ class Case:
         kind: ``vit``, ``siglip`` (without class token; its layers return strided tensors), ``bert``, ``bert_qa``,
             ``bert_tags``, or ``bert_mlm``, whose output layer is its word embeddings; ``bert_weighted`` (class weights
             and smoothed labels) and ``bert_sets`` (any number of classes for a sample); of decoders ``gpt2`` and
-            ``gemma3_text``, whose output layers are their word embeddings, too, and ``llama``, which classifies.
+            ``gemma3_text``, whose output layers are their word embeddings, too, and ``llama``, which classifies; and
+            the encoders of :mod:`support.encoders`.
         folder: Where the configurations lie, the same ones everywhere (see :func:`write_config`).
         num_samples: With ``batch_size`` not a divisor, the last batch of an epoch is smaller.
         width: Of the model.
@@ -102,6 +104,7 @@ class Case:
             "bert_weighted": text_classification(NUM_CLASSES, class_weights=CLASS_WEIGHTS, label_smoothing=0.1),
             "bert_sets": multi_label_classification(NUM_CLASSES),
             "llama": text_classification(NUM_CLASSES),
+            **dict.fromkeys(encoders.DROPOUTS, text_classification(NUM_CLASSES)),
             "gpt2": NEXT_TOKEN,
             "gemma3_text": NEXT_TOKEN,
         }[self.kind]
@@ -229,7 +232,8 @@ def write_config(folder: Path) -> Path:
     """A BERT of :data:`NUM_BLOCKS` tiny blocks, without weights, and decoders in folders of their own."""
     import transformers
 
-    write_configs(folder, NUM_BLOCKS)
+    decoders.write_configs(folder, NUM_BLOCKS)
+    encoders.write_configs(folder, NUM_BLOCKS)
 
     config = transformers.BertConfig(
         vocab_size=VOCABULARY,

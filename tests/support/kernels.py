@@ -68,18 +68,25 @@ def _in_place_of_the_machines(mode: TorchDispatchMode) -> AbstractContextManager
 
 
 def _wide_norms() -> AbstractContextManager[object]:
-    """Norms of Llama and Gemma in the type of the hidden state.
+    """Norms of Llama and Gemma, and rotary embeddings of ModernBERT, in the type of the hidden state.
 
     They round it to float32 themselves. So a difference in the last bit of float64, which another shape of a product
     may make, becomes one of float32 where it lies between two of its numbers.
     """
     from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
     from transformers.models.llama.modeling_llama import LlamaRMSNorm
+    from transformers.models.modernbert import modeling_modernbert
 
     def norm(x: Tensor, eps: float) -> Tensor:
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
 
+    def rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int) -> tuple[Tensor, Tensor]:
+        cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+        turn = modeling_modernbert.rotate_half
+        return q * cos + turn(q) * sin, k * cos + turn(k) * sin
+
     with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(modeling_modernbert, "apply_rotary_pos_emb", rotated))
         stack.enter_context(
             mock.patch.object(LlamaRMSNorm, "forward", lambda own, x: own.weight * norm(x, own.variance_epsilon))
         )
