@@ -37,7 +37,7 @@ WRONG = {
     "parallel.schedule=zbv": "parallel.schedule=zbv is unknown; choose one of 1f1b, gpipe",
     "precision=half": "precision=half is unknown; choose one of float32, float64, bfloat16, float16",
     "optim.schedule=steps": "optim.schedule=steps is unknown; choose one of linear, cosine, constant",
-    "dataset=sst2": "choose a model for texts (model=bert, bert_large, distilbert, electra, gemma3, gpt2, ",
+    "dataset=sst2": "choose a model for texts (model=albert, bert, bert_large, deberta, distilbert, ",
     "dataset=image_folder": "dataset.path= is missing",
     "dataset=image": "give dataset.path=<file or folder> or dataset.hub=<owner/name>: neither is given",
     "dataset.transforms=[RandAugmnt]": "dataset.transforms[0]=RandAugmnt is a transform neither",

@@ -70,6 +70,8 @@ def _layers(model: PreTrainedModel, base: PreTrainedModel) -> list[Layer]:
         return split_decoder(model, parts)
     if shared := find_shared_parts(base):
         return split_sharing_encoder(model, shared)
+    if not model._supports_sdpa:
+        raise UserError("its attention is not torch's scaled_dot_product_attention")
     return split_albert(model) if is_albert(base) else _split_encoder(model)
 
 

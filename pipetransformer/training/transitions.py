@@ -7,6 +7,7 @@ import torch
 from pipetransformer.autodp.transition import Transition, next_transition
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.freeze.base import Decision
+from pipetransformer.models.stack import ParamRef
 from pipetransformer.planning.history import PlanRecord, plan_dict
 from pipetransformer.planning.planner import Planner, RemainingRun
 from pipetransformer.planning.state import TrainState
@@ -121,8 +122,14 @@ class Transitions:
             return
         for lowest, *copies in self._runtime.resident.stack.ties:
             if lowest.layer < first_active <= copies[-1].layer:
-                self._report.write(
-                    "warning",
-                    message=f"{copies[-1].name} of layer {copies[-1].layer} is {lowest.name} of layer {lowest.layer}, "
-                    "and stops training with it here; model.untie=true gives a head a copy of its own, which goes on",
-                )
+                self._report.write("warning", message=frozen_tie(lowest, copies[-1]))
+
+
+def frozen_tie(lowest: ParamRef, highest: ParamRef) -> str:
+    """Returns what to say of a weight of several layers of which the lowest freezes."""
+    if lowest.name == highest.name:
+        return f"{lowest.name}, which layers {lowest.layer} to {highest.layer} have in common, stops training here"
+    return (
+        f"{highest.name} of layer {highest.layer} is {lowest.name} of layer {lowest.layer}, and stops training with it "
+        "here; model.untie=true gives a head a copy of its own, which goes on"
+    )

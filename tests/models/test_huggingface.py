@@ -227,3 +227,30 @@ def test_a_folder_without_tokenizer_is_reported(encoder_folder: Folder) -> None:
 
     with pytest.raises(ValueError, match=r"no tokenizer under .*no words"):
         HuggingFaceModel(name=str(folder)).input_format()
+
+
+def test_what_blocks_have_in_common_is_not_untied(encoder_folder: Folder) -> None:
+    spec = HuggingFaceModel(name=str(encoder_folder("deberta-v2")), pretrained=False, untie=True)
+
+    with pytest.raises(ValueError, match=r"model\.untie=true: the blocks .* have deberta\.encoder\.rel_embeddings"):
+        spec.build(Head("sequence", 2), (), seed=0)
+
+
+def test_a_part_that_blocks_have_in_common_freezes_with_the_lowest(encoder_folder: Folder) -> None:
+    spec = HuggingFaceModel(name=str(encoder_folder("deberta-v2")), pretrained=False)
+    stack = spec.build(Head("sequence", 2), (), seed=0)
+    common = "deberta.encoder.rel_embeddings.weight"
+
+    def trains(first_active: int) -> list[bool]:
+        layers = range(1, stack.num_blocks + 1)
+        named = {index: stack[index].by_name()[common] for index in layers}
+        return [any(p is named[index] for p in stack.trainable(index, first_active)) for index in layers]
+
+    assert trains(0) == trains(1) == [True, True, True]
+    assert trains(2) == [False, False, False]
+
+
+def test_the_blocks_of_albert_are_one_that_freezes_as_a_whole(encoder_folder: Folder) -> None:
+    spec = HuggingFaceModel(name=str(encoder_folder("albert")), pretrained=False)
+
+    assert spec.build(Head("sequence", 2), (), seed=0).num_blocks == 1

@@ -86,13 +86,20 @@ def test_no_layer_holds_what_another_layer_holds(encoder_folder: Folder) -> None
     }
 
 
-@pytest.mark.parametrize("model_type", ["albert", "opt"])
+@pytest.mark.parametrize("model_type", ["mobilebert", "opt"])
 def test_another_structure_is_refused_with_what_is_supported(model_type: str, encoder_folder: Folder) -> None:
     sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2, "vocab_size": 15}
     tokens = {"bos_token_id": 2, "eos_token_id": 3, "pad_token_id": 0, "intermediate_size": 24}
 
     with pytest.raises(ValueError, match=r"not made of embeddings and blocks alone; supported are .*BERT"):
         build(encoder_folder(model_type, **sizes, **tokens), Head("sequence", 2))
+
+
+def test_attention_of_its_own_is_refused(encoder_folder: Folder) -> None:
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2, "vocab_size": 15}
+
+    with pytest.raises(ValueError, match=r"MegatronBert.*its attention is not torch's scaled_dot_product_attention"):
+        build(encoder_folder("megatron-bert", **sizes, intermediate_size=24, pad_token_id=0), Head("sequence", 2))
 
 
 def test_a_model_that_calls_its_parts_otherwise_is_refused(
