@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -16,8 +16,6 @@ from pipetransformer.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from pipetransformer.data.tagged_rows import TaggedRows
 
 NO_TOKEN = -1
 
@@ -95,7 +93,8 @@ class TaggedSplit(TextSplit):
     Args:
         name: Name of the split.
         words: The sentences, tokenised, with the words that have a token.
-        rows: Their words and tags.
+        tags: Number of the tag of each word, by sentence.
+        sentences: Returns the words of each sentence, for :meth:`rows`.
         task: The task, whose head has the names of the tags.
 
     Attributes:
@@ -105,13 +104,15 @@ class TaggedSplit(TextSplit):
         UserError: No word has a token.
     """
 
-    def __init__(self, name: str, words: Words, rows: TaggedRows, task: Task) -> None:
+    def __init__(
+        self, name: str, words: Words, tags: Ragged, sentences: Callable[[], Iterable[list[str]]], task: Task
+    ) -> None:
         super().__init__(name, words.tokens)
-        self.task, self._words, self._rows = task, words, rows
+        self.task, self._words, self._sentences = task, words, sentences
         counts = words.numbers.lengths
-        places = np.repeat(rows.tags.starts[:-1], counts) + words.numbers.values
-        self._tags = Ragged(rows.tags.values[places], words.numbers.starts)
-        self.num_lost = len(rows.tags.values) - len(places)
+        places = np.repeat(tags.starts[:-1], counts) + words.numbers.values
+        self._tags = Ragged(tags.values[places], words.numbers.starts)
+        self.num_lost = len(tags.values) - len(places)
         if len(places) == 0:
             raise UserError(f"no word of the {name} split has a token; check dataset.tokens and dataset.max_length")
         self.loss_weights = counts.astype(np.float64)
@@ -141,7 +142,7 @@ class TaggedSplit(TextSplit):
 
     def rows(self, predictions: np.ndarray) -> Iterator[dict[str, Any]]:
         """Yields each sentence's words that have a token, with their tags."""
-        named = zip(self._rows.sentences(), self._named(predictions), strict=True)
+        named = zip(self._sentences(), self._named(predictions), strict=True)
         for index, (sentence, (guess, truth)) in enumerate(named):
             words = [sentence[number] for number in self._words.numbers[index]]
             yield {"id": index, "words": words, "prediction": guess, "target": truth}

@@ -94,7 +94,7 @@ class TokenClassification(TableSpec):
 
         words = align(rows.sentences(), wanted.tokenizer, min(self.max_length, wanted.max_length))
         check_tokens(words.tokens, rows.at)
-        return TaggedSplit(name, words, rows, task)
+        return TaggedSplit(name, words, rows.tags, rows.sentences, task)
 
 
 def mark_chunks(labels: Sequence[str]) -> bool:
