@@ -66,6 +66,32 @@ def replica_batch(global_ids: np.ndarray, replica: int, num_replicas: int, num_m
     return ReplicaBatch(ids, weights)
 
 
+def pack(lengths: np.ndarray, capacity: int) -> list[np.ndarray]:
+    """Distributes samples over rows by first-fit decreasing: the longest first, each into the first row with room.
+
+    It takes at most 11/9 of the rows of the best packing, and one (Dosa, 2007).
+
+    Args:
+        lengths: Tokens of each sample, shape (B,), at most ``capacity``.
+        capacity: Tokens of a row.
+
+    Returns:
+        The indices of the samples of each row.
+    """
+    rows: list[list[int]] = []
+    room: list[int] = []
+    for index in np.argsort(-lengths, kind="stable"):
+        length = int(lengths[index])
+        assert length <= capacity, (length, capacity)
+        row = next((row for row, free in enumerate(room) if free >= length), len(rows))
+        if row == len(rows):
+            rows.append([])
+            room.append(capacity)
+        rows[row].append(int(index))
+        room[row] -= length
+    return [np.array(row) for row in rows]
+
+
 def home_nodes(num_samples: int, num_nodes: int) -> np.ndarray:
     """Returns the node that caches each sample before others, (N,)."""
     return np.arange(num_samples) % num_nodes

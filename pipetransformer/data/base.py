@@ -64,6 +64,7 @@ class Split(ABC):
     Attributes:
         name: For example ``train``, ``test``, ``validation_matched``.
         lengths: Tokens of each sample before padding, shape (N,); ``None`` where all samples have the same shape.
+        row_length: Tokens of a row that several samples share in training; ``None``: each has a row of its own.
         loss_weights: Divisor of each sample's loss, shape (N,) of float64: the loss of a global batch is the sum of its
             samples' losses over the sum of these. It is the number of tokens that count where the loss of a sample is a
             sum over tokens, or the weight of its class; ``None``: 1 each, so that the loss is a mean over samples.
@@ -72,6 +73,7 @@ class Split(ABC):
 
     name: str
     lengths: np.ndarray | None = None
+    row_length: int | None = None
     loss_weights: np.ndarray | None = None
     mixing: Mixing | None = None
 

@@ -39,6 +39,8 @@ class CausalLM(TableSpec):
         long: ``truncate`` keeps the first ``max_length`` tokens of a longer document, ``split`` makes several samples
             of it. The first token of each sample follows nothing and is not learned.
         max_length: Tokens of a sample at most, that which ends a text included.
+        pack: Training puts several documents into a row of ``max_length`` tokens, each with positions of its own and
+            unseen by the others. ``batch_size`` still counts documents. Dropout draws by row.
     """
 
     text: str = "text"
@@ -48,6 +50,7 @@ class CausalLM(TableSpec):
     sample_by: str = "line"
     long: str = "truncate"
     max_length: int = 512
+    pack: bool = False
 
     modality: ClassVar[str] = "text"
 
@@ -108,6 +111,8 @@ class CausalLM(TableSpec):
         tables = self.tables()
         train, of_train = self._split("train", tables.train, wanted)
         evaluation, of_evaluation = self._split(tables.eval_name, tables.evaluation, wanted)
+        if self.pack:
+            train.row_length = min(self.max_length, wanted.max_length)
         return Data(train, (evaluation,), train.task, warnings=(*of_train, *of_evaluation))
 
     def _split(self, name: str, rows: Rows, wanted: TextFormat) -> tuple[DocumentSplit, list[str]]:

@@ -76,7 +76,7 @@ def _layer_profile(
     precision: Precision,
 ) -> LayerProfile:  # fmt: skip
     small, large = (_measure(layer, index, x, batch, precision) for x, batch in zip(xs, batches, strict=True))
-    sizes = len(batches[0]), len(batches[1])
+    sizes = len(batches[0].ids), len(batches[1].ids)  # samples, of which a packed row has several
     names = ("forward_s", "input_grad_s", "weight_grad_s")
     numbers = [getattr(measured, name) for measured in (small, large) for name in names]
     numbers = _mean_over_ranks([*numbers, _optimizer_seconds(layer, optimizer)], next(layer.parameters()).device)

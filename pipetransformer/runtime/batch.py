@@ -15,7 +15,7 @@ class Batch:
     """One replica's samples of a global batch, padded so that all replicas and micro-batches have one shape.
 
     Attributes:
-        ids: Sample ids (B,); those of padding rows repeat a sample.
+        ids: Sample ids (B,), or of packed rows all of their samples; those of padding rows repeat a sample.
         inputs: Input of the first stage (images, token ids or cached features), (B, ...); ``None`` on other stages.
         context: Tensors (B, ...) that every layer may need, such as the attention mask.
         targets: Labels (B,) or (B, k); ``None`` where they are not needed.

@@ -12,8 +12,10 @@ from pipetransformer.autodp.sampler import ReplicaBatch, home_nodes, reorder_for
 from pipetransformer.autodp.topology import Topology
 from pipetransformer.data.base import Split
 from pipetransformer.data.mixing import Mix
+from pipetransformer.data.token_tasks import IGNORED
 from pipetransformer.runtime.batch import Batch
 from pipetransformer.runtime.rng import sample_keys
+from pipetransformer.training.packing import PackedRows, packed_rows
 from pipetransformer.training.world import ONE_NODE, NodeLayout
 
 LENGTH_STEP = 8  # padded lengths are multiples of it, so that few shapes occur
@@ -97,7 +99,15 @@ class BatchLoader:
             self._reader.prefetch(self._request(ids, topology) for ids in batches)
 
     def _request(self, global_ids: np.ndarray, topology: Topology) -> Request:
-        return self._request_for(self._replica_batch(global_ids, topology).ids, self._num_tokens(global_ids))
+        packed = self._packed_rows(global_ids, topology)
+        ids = self._replica_batch(global_ids, topology).ids if packed is None else packed.documents
+        return self._request_for(ids, self._num_tokens(global_ids))
+
+    def _packed_rows(self, global_ids: np.ndarray, topology: Topology) -> PackedRows | None:
+        if self.split.row_length is None:
+            return None
+        assert self.split.lengths is not None
+        return packed_rows(global_ids, self.split.lengths, self.split.row_length, topology, LENGTH_STEP)
 
     def _request_for(self, ids: np.ndarray, num_tokens: int) -> Request:
         return Request(self.source, self.source.numbers(ids, self._epoch), num_tokens)
@@ -114,6 +124,9 @@ class BatchLoader:
 
     def batch(self, ids: np.ndarray, topology: Topology, step: int = 0, targets: bool = True) -> Batch:
         """See :meth:`pipetransformer.runtime.batch.Loader.batch`."""
+        packed = self._packed_rows(ids, topology)
+        if packed is not None:
+            return self._packed_batch(ids, packed, topology, step)
         part = self._replica_batch(ids, topology)
         own, padded, num_tokens = part.ids.tolist(), self.padded(ids), self._num_tokens(ids)
         mix, level = self._mix(ids, topology, step) if targets else None, topology.plan.cache_level
@@ -126,6 +139,22 @@ class BatchLoader:
             keys=sample_keys(self._seed, step, part.ids),
             hidden_shape=(len(own), num_tokens, self.source.hidden_size),
             loss_divisor=self._loss_divisor(ids),
+        )
+
+    def _packed_batch(self, global_ids: np.ndarray, rows: PackedRows, topology: Topology, step: int) -> Batch:
+        """Loads the documents of a replica's rows, each as if it were alone, and lays them out."""
+        num_tokens, level = self._num_tokens(global_ids), topology.plan.cache_level
+        inputs = self._load_inputs(rows.documents, num_tokens, level, None) if topology.is_first else None
+        targets = self.split.targets(rows.documents.tolist(), num_tokens) if topology.is_last else None
+        return Batch(
+            ids=rows.documents,
+            inputs=None if inputs is None else rows.scatter(inputs, 0),
+            context=rows.context(),
+            targets=None if targets is None else rows.scatter(targets, IGNORED),
+            weights=torch.from_numpy(rows.weights.astype(np.float64)),
+            keys=sample_keys(self._seed, step, rows.first_documents),
+            hidden_shape=(len(rows), rows.width, self.source.hidden_size),
+            loss_divisor=self._loss_divisor(global_ids),
         )
 
     def _loss_divisor(self, global_ids: np.ndarray) -> float:

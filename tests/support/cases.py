@@ -74,6 +74,7 @@ class Case:
         lora: Adapters train, with dropout of their inputs where there is any, and the head.
         kernels: Key of :data:`support.kernels.KERNELS`, with which it is trained.
         mixup: Mode of mixup and cutmix of the pictures; ``None``: they stay apart.
+        row_length: Tokens of a row that documents share; ``None``: each has its own.
     """
 
     kind: str
@@ -91,6 +92,7 @@ class Case:
     lora: bool = False
     kernels: str = "native"
     mixup: str | None = None
+    row_length: int | None = None
 
     @property
     def task(self) -> Task:
@@ -141,7 +143,9 @@ class Case:
         if self.kind == "bert_mlm":
             return MaskedText(self.num_samples)
         if self.task is NEXT_TOKEN:
-            return prompted_texts(self.num_samples)
+            split = prompted_texts(self.num_samples)
+            split.row_length = self.row_length
+            return split
         if self.task is TAGGING:
             return tagged_texts(self.num_samples)
         if self.reads_images:
