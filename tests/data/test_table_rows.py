@@ -3,7 +3,9 @@
 import json
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import datasets
@@ -180,6 +182,25 @@ def test_a_file_is_converted_once_and_again_when_it_has_changed(
     assert cells(read_files((file,)))[0]["review"] == "other"
     assert cells(first) == ROWS, "who reads the file before goes on with what it had"
     assert len(converted) == 2
+
+
+def test_those_that_start_together_convert_a_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    converted, convert, start = [], table_rows._convert, Barrier(4)
+
+    def counted(*args: Any) -> None:
+        converted.append(args)
+        convert(*args)
+
+    def read(_: int) -> int:
+        start.wait(timeout=60)
+        return len(read_files((tmp_path / "a.csv",)))
+
+    monkeypatch.setattr(table_rows, "_convert", counted)
+    many = ROWS * 2000  # which takes longer than a thread waits for its turn
+    write_csv(tmp_path / "a.csv", many)
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(read, range(4))) == [len(many)] * 4
+    assert len(converted) == 1
 
 
 def test_what_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
