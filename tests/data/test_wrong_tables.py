@@ -119,7 +119,7 @@ WRONG: dict[str, Wrong] = {
         ["cells of type timestamp", "cannot read"],
     ),
     # folders
-    "empty folder": Wrong({}, ["has no tables; give a .csv, .tsv"], path="."),
+    "empty folder": Wrong({}, ["has no tables; give a table (.csv, .tsv"], path="."),
     "folder without tables": Wrong({"a.txt": "x", "b.txt": "x"}, ["has no tables"], path="."),
     "two files for a split": Wrong(
         {"train.csv": GOOD, "train.jsonl": lines(*LINES)}, ["has 2 files for train: train.csv, train.jsonl"], path="."
