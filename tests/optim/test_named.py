@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,24 @@ def test_training_through_transitions_equals_one_process(
     trace = pool.run(2, train_elastic, case, PLANS, str(tmp_path))[0]
     assert_equal(trace, train_reference(case, {0: 0, 2: 2, 4: 1}))
     assert trace.moments, "what the optimizer remembers is compared, too"
+
+
+@pytest.mark.parametrize("spec", NAMED.values(), ids=NAMED)
+def test_an_optimizer_steps_as_its_library_has_it(spec: NamedOptimizer) -> None:
+    ours, theirs = (nn.Linear(24, 32).double() for _ in range(2))
+    theirs.load_state_dict(ours.state_dict())
+    optimizer = replace(spec, ema_decay=None).build(ours.parameters())
+    decays = ((theirs.weight, spec.weight_decay), (theirs.bias, 0.0))
+    original = spec._plain([{"params": [parameter], "weight_decay": decay} for parameter, decay in decays])
+    assert optimizer is not None
+    for step in range(5):
+        for module in (ours, theirs):
+            module.zero_grad()
+            module(torch.full((2, 24), step + 1.0, dtype=torch.float64).cos()).square().sum().backward()
+        optimizer.step()
+        original.step()
+    torch.testing.assert_close(ours.weight, theirs.weight, rtol=0, atol=1e-12)
+    torch.testing.assert_close(ours.bias, theirs.bias, rtol=0, atol=1e-12)
 
 
 RUN = (
