@@ -70,7 +70,7 @@ def test_a_run_whose_model_finds_no_room_keeps_its_summary(
     monkeypatch.setattr(run, "SECOND_PLACE", tmp_path / "second")
     monkeypatch.setattr(run.dist, "get_rank", lambda: 0)
     trainer: Any = SimpleNamespace(
-        runtime=SimpleNamespace(weights=lambda: STATE),
+        runtime=SimpleNamespace(weights=lambda: STATE, averaged=nullcontext),
         config=SimpleNamespace(model=MODEL, evaluate=Evaluation(), peft=NoAdapters()),
         components=SimpleNamespace(stack=None),
         report=Reporter(),
