@@ -1,5 +1,6 @@
 """What every model family keeps. A new family joins with one row."""
 
+import os
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -9,6 +10,8 @@ from typing import Any
 import pytest
 import timm
 import torch
+from support import families
+from support.jobs import ROOT
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
@@ -299,3 +302,15 @@ def test_a_meta_stack_has_no_storage_and_a_layer_loaded_alone_has_the_weights_th
         assert all(torch.equal(tensor, expected[name].to(tensor)) for name, tensor in meta[index].tensors())
     assert not meta[1].has_storage
     assert all(p.requires_grad and p.dtype == torch.float64 for p in meta[2].parameters())
+
+
+def test_the_readme_has_the_table_of_these_families() -> None:
+    """``WRITE_FAMILIES=1 python -m pytest tests/models/test_contract.py -k readme`` writes it anew."""
+    readme = ROOT / "README.md"
+    text = readme.read_text(encoding="utf-8")
+    before, _, rest = text.partition(families.BEGIN)
+    expected = f"{before}{families.BEGIN}\n{families.table(FAMILIES)}\n{families.END}{rest.partition(families.END)[2]}"
+    if families.WRITE in os.environ:
+        readme.write_text(expected, encoding="utf-8")
+    assert families.BEGIN in text
+    assert readme.read_text(encoding="utf-8") == expected
