@@ -107,10 +107,11 @@ def _split(model: nn.Module) -> LayerStack:
 def _split_timm(model: nn.Module) -> LayerStack:
     from timm.models.vision_transformer import VisionTransformer
 
+    from pipetransformer.models.timm import NAMES, why_not_flat
     from pipetransformer.models.timm_layers import check_instance, split_layers
 
     if not isinstance(model, VisionTransformer):
-        raise UserError("supported is what timm builds as a VisionTransformer: vit_*, deit_*, deit3_*")
+        raise UserError(f"it is a {type(model).__name__}{why_not_flat(model)}; {NAMES}")
     check_instance(model)
     return split_layers(without_storage(model))
 

@@ -21,13 +21,14 @@ from pipetransformer.models.hub import CONFIG, check_folder, check_repository, h
 
 if TYPE_CHECKING:
     from timm.models.vision_transformer import VisionTransformer
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from pipetransformer.models.stack import LayerStack
     from pipetransformer.models.timm_weights import Create, RandomInit
 
 
 _VISION_TRANSFORMERS = ("vit_", "deit")
+NAMES = "supported is what timm builds as a VisionTransformer: vit_*, deit_*, deit3_* and folders with one of these"
 _NOT_AN_OPTION = {
     "num_classes": "it follows from the data",
     "in_chans": "use model.num_channels",
@@ -225,10 +226,7 @@ class TimmModel(ModelSpec):
         with self._explained():
             model = timm.create_model(self._source(), pretrained=pretrained, **{**self.options, **arguments})
         if not isinstance(model, VisionTransformer):
-            raise UserError(
-                f"model.name={self.name} is a {type(model).__name__}; supported is what timm builds as a "
-                "VisionTransformer: vit_*, deit_*, deit3_* and folders with one of these"
-            )
+            raise UserError(f"model.name={self.name} is a {type(model).__name__}{why_not_flat(model)}; {NAMES}")
         return model
 
     @contextmanager
@@ -253,6 +251,15 @@ class TimmModel(ModelSpec):
         if Path(self.name).is_dir():
             return f"local-dir:{self.name}"
         return f"hf-hub:{self.name}" if "/" in self.name and ":" not in self.name else self.name
+
+
+def why_not_flat(model: nn.Module) -> str:
+    """Returns the reason why a model of timm is no flat list of layers, as far as it shows."""
+    if len({info["num_chs"] for info in getattr(model, "feature_info", ())}) > 1:
+        return ", whose hidden state changes its shape from stage to stage, where one shape goes between all layers"
+    if getattr(model, "rope", None) is not None:
+        return ", whose blocks are given rotary positions besides the hidden state"
+    return ""
 
 
 def find_pickle(published: Any) -> str | None:

@@ -146,8 +146,21 @@ def test_what_does_not_fit_is_refused(changes: dict[str, Any], shape: tuple[int,
 
 
 def test_another_architecture_is_refused_with_what_is_supported() -> None:
-    with pytest.raises(ValueError, match=r"is a ResNet; supported is .* vit_"):
+    with pytest.raises(ValueError, match=r"is a ResNet, .*; supported is .* vit_"):
         build(TimmModel(name="resnet18", pretrained=False), (3, 64, 64))
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("swin_tiny_patch4_window7_224", r"SwinTransformer, whose hidden state changes its shape from stage to stage"),
+        ("eva02_tiny_patch14_224", r"Eva, whose blocks are given rotary positions besides the hidden state"),
+    ],
+)
+def test_a_transformer_that_is_no_flat_list_is_refused_by_name_and_reason(name: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=rf"model\.name={name} is an? {reason}.*; supported is .* vit_") as refused:
+        TimmModel(name=name, pretrained=False).build_meta(Head("image", 5), (3, 224, 224), seed=0)
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
