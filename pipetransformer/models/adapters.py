@@ -25,9 +25,11 @@ class AdapterSpec(ABC):
 
     Attributes:
         libraries: Modules that :meth:`apply` imports; a fork server preloads them.
+        rate_factor: Of a recipe's learning rate: adapters begin at zero and take a larger one (Hu et al., ICLR 2022).
     """
 
     libraries: ClassVar[tuple[str, ...]] = ()
+    rate_factor: ClassVar[float] = 1.0
 
     @abstractmethod
     def apply(self, stack: LayerStack, seed: int) -> None:
@@ -105,6 +107,7 @@ class Lora(AdapterSpec):
     bias: str = "none"
 
     libraries: ClassVar[tuple[str, ...]] = ("peft",)
+    rate_factor: ClassVar[float] = 10.0
 
     def __post_init__(self) -> None:
         if self.r < 1:

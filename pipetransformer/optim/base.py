@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from pipetransformer.errors import UserError
-from pipetransformer.optim.schedules import SCHEDULES, falling, inverse_sqrt, steps_down
+from pipetransformer.optim.schedules import SCHEDULES, by_width, falling, inverse_sqrt, steps_down
 
 if TYPE_CHECKING:
     from torch.nn import Parameter
@@ -25,7 +25,8 @@ class OptimizerSpec(ABC):
     """An optimizer and its learning rates, as a user writes them.
 
     Attributes:
-        lr: The peak learning rate.
+        lr: The peak learning rate; ``None``: the recipe's, by the model's width, see :meth:`for_model`.
+        recipe_lr: The peak learning rate of the recipe, for AdamW and a pretrained model of width 768.
         weight_decay: The decay of matrices; vectors (biases and normalization) have none.
         schedule: One of :data:`~pipetransformer.optim.schedules.SCHEDULES`, after the warm-up.
         warmup: Fraction of the steps over which the rate rises to its peak, at least 0 and below 1.
@@ -44,7 +45,8 @@ class OptimizerSpec(ABC):
         UserError: A value is out of its range.
     """
 
-    lr: float
+    lr: float | None = None
+    recipe_lr: float = 2e-5
     weight_decay: float = 0.0
     schedule: str = "linear"
     warmup: float = 0.0
@@ -67,8 +69,10 @@ class OptimizerSpec(ABC):
             raise UserError(f"optim.layer_decay={self.layer_decay} must be above 0 and at most 1, as 0.75; 1 for none")
         if self.ema_decay is not None and not 0 < self.ema_decay < 1:
             raise UserError(f"optim.ema_decay={self.ema_decay} must be above 0 and below 1, as 0.999; null for none")
-        if not 0 < self.lr < math.inf:
-            raise UserError(f"optim.lr={self.lr} must be a number above 0")
+        for option in ("lr", "recipe_lr"):
+            rate = getattr(self, option)
+            if rate is not None and not 0 < rate < math.inf:
+                raise UserError(f"optim.{option}={rate} must be a number above 0")
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise UserError(f"optim.clip_norm={self.clip_norm} must be above 0, or null for no clipping")
         if not 0 <= self.weight_decay < math.inf:
@@ -93,6 +97,21 @@ class OptimizerSpec(ABC):
                 f"optim.milestones={milestones} and optim.schedule={self.schedule} do not go together: the schedule "
                 "step needs milestones, as [0.5,0.75], and no other has them"
             )
+
+    def for_model(self, width: int, factor: float = 1.0) -> Self:
+        """Returns the specification with a peak learning rate.
+
+        Args:
+            width: Numbers per token between the layers of the model.
+            factor: Of the recipe's rate, where other weights train than in the recipe.
+        """
+        return self if self.lr is not None else replace(self, lr=factor * by_width(self.recipe_lr, width))
+
+    @property
+    def peak(self) -> float:
+        """The peak learning rate of a specification that is :meth:`for_model`."""
+        assert self.lr is not None, "the rate follows from the model"
+        return self.lr
 
     @property
     def state_factor(self) -> float:
@@ -155,15 +174,15 @@ class OptimizerSpec(ABC):
         """
         num_warmup = int(self.warmup * num_steps) if self.warmup_steps is None else self.warmup_steps
         if step < num_warmup:
-            return self.lr * (step + 1) / num_warmup
+            return self.peak * (step + 1) / num_warmup
         if self.schedule == "constant":
-            return self.lr
+            return self.peak
         if self.schedule == "inverse_sqrt":
-            return self.lr * inverse_sqrt(step, num_warmup)
+            return self.peak * inverse_sqrt(step, num_warmup)
         if self.schedule == "step":
-            return self.lr * steps_down(step / num_steps, self.milestones, self.gamma)
+            return self.peak * steps_down(step / num_steps, self.milestones, self.gamma)
         progress = (step - num_warmup) / max(1, num_steps - num_warmup)
-        return self.lr * falling(self.schedule, progress, self.final_fraction, self.power)
+        return self.peak * falling(self.schedule, progress, self.final_fraction, self.power)
 
     def rates(self, rate: float, num_layers: int) -> list[float]:
         """Computes the learning rate of each layer from that of the head."""
@@ -199,7 +218,7 @@ class AdamW(_TwoMoments):
     def _build(self, groups: list[dict[str, Any]]) -> Optimizer:
         import torch
 
-        return torch.optim.AdamW(groups, lr=self.lr, betas=(self.betas[0], self.betas[1]), eps=self.eps)
+        return torch.optim.AdamW(groups, lr=self.peak, betas=(self.betas[0], self.betas[1]), eps=self.eps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,7 +234,7 @@ class SGD(OptimizerSpec):
     def _build(self, groups: list[dict[str, Any]]) -> Optimizer:
         import torch
 
-        return torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum)
+        return torch.optim.SGD(groups, lr=self.peak, momentum=self.momentum)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,4 +262,4 @@ class Lamb(_TwoMoments):
         from timm.optim import Lamb
 
         # the runtime clips, because only it knows the norm over all ranks
-        return Lamb(groups, lr=self.lr, betas=(self.betas[0], self.betas[1]), eps=self.eps, max_grad_norm=None)
+        return Lamb(groups, lr=self.peak, betas=(self.betas[0], self.betas[1]), eps=self.eps, max_grad_norm=None)

@@ -107,7 +107,7 @@ class TorchOptimizer(NamedOptimizer):
     def _plain(self, groups: list[dict[str, Any]]) -> Optimizer:
         import torch
 
-        return getattr(torch.optim, self.name)(groups, lr=self.lr, **self._arguments())
+        return getattr(torch.optim, self.name)(groups, lr=self.peak, **self._arguments())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,4 +122,4 @@ class TimmOptimizer(NamedOptimizer):
     def _plain(self, groups: list[dict[str, Any]]) -> Optimizer:
         from timm.optim import create_optimizer_v2
 
-        return create_optimizer_v2(groups, opt=self.name, lr=self.lr, weight_decay=0.0, **self._arguments())
+        return create_optimizer_v2(groups, opt=self.name, lr=self.peak, weight_decay=0.0, **self._arguments())

@@ -14,6 +14,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 SCHEDULES = ("linear", "cosine", "constant", "polynomial", "inverse_sqrt", "step")
+REFERENCE_WIDTH = 768  # of the models that recipes are written for
+WIDEST, NARROWEST = 0.5, 8.0  # factors of a recipe's rate, at most
 TIMESCALE = 10_000  # steps of inverse_sqrt without warm-up, as in transformers
 
 
@@ -48,3 +50,12 @@ def steps_down(progress: float, milestones: Sequence[float], gamma: float) -> fl
         gamma: Factor at each.
     """
     return gamma ** bisect_right(milestones, progress)
+
+
+def by_width(rate: float, width: int) -> float:
+    """Scales the peak rate of a recipe to a model of another width, by the square of the widths' ratio.
+
+    The recipes of the field are between 1e-5 for models of width 1,024 and above, 2e-5 to 5e-5 for BERT-base and 1e-4
+    for MiniLM of width 384; ``experiments/recipes`` has what was measured.
+    """
+    return rate * min(max((REFERENCE_WIDTH / width) ** 2, WIDEST), NARROWEST)

@@ -47,6 +47,7 @@ def start_rows(values: Values) -> list[Row]:
         ("data", f"{values['dataset']}, {values['task'].replace('_', ' ')}{note and f': {note}'}"),
         ("steps", _steps(values)),
         ("batch", _batch(values["batch_size"], plan)),
+        *([("rate", _rate(values))] if "lr" in values else []),  # not in logs of earlier releases
         ("devices", f"{arrangement(plan)} = {plural(num_devices, 'device')}{idle}"),
         ("layers", f"{layers_per_stage(plan)}, schedule {plan['schedule']}"),
         *_predicted(values),
@@ -60,9 +61,10 @@ def start_lines(values: Values) -> list[str]:
     """Returns the start in short: model and data, work and devices, folder."""
     rows = dict(start_rows(values))
     predicted = "" if "memory" in rows else f", {rows['predicted']} predicted"
+    rate = f", learning rate {rows['rate'].partition(',')[0]}" if "rate" in rows else ""
     return [
         f"{rows['model']}; {rows['data']}",
-        f"{rows['steps']} of {plural(values['batch_size'], 'sample')}; {rows['devices']}{predicted}",
+        f"{rows['steps']} of {plural(values['batch_size'], 'sample')}{rate}; {rows['devices']}{predicted}",
         *([f"predicted: {rows['predicted']}; {rows['memory'].removesuffix(' (predicted)')}"] if not predicted else []),
         f"folder: {values['run_dir']}",
     ]
@@ -96,6 +98,12 @@ def _steps(values: Values) -> str:
     if per_epoch * values["epochs"] == total:
         return f"{plural(per_epoch, 'step')} per epoch x {plural(values['epochs'], 'epoch')} = {plural(total, 'step')}"
     return f"{plural(total, 'step')} = {total / per_epoch:.3g} epochs of {per_epoch:,} steps"
+
+
+def _rate(values: Values) -> str:
+    """Returns the peak learning rate, and where it comes from if not from the user."""
+    source = ", the recipe's for a model of this width; optim.lr= gives another" if values["lr_by_model"] else ""
+    return f"up to {number(values['lr'], 2)}{source}"
 
 
 def _batch(batch_size: int, plan: Values) -> str:

@@ -35,6 +35,8 @@ from pipetransformer.training.loader import BatchLoader, sample_source
 from pipetransformer.training.resume import Checkpoint, Resumed, resume
 from pipetransformer.training.world import ONE_NODE, NodeLayout
 
+FROM_SCRATCH = 10.0  # times the learning rate of a recipe, where weights are drawn; so much lies between the field's
+
 
 @dataclass
 class RunComponents:
@@ -42,6 +44,7 @@ class RunComponents:
 
     Attributes:
         first: The transition to the first plan of a new run.
+        optim: The optimizer's specification with the peak learning rate.
         resumed: The checkpoint that the run goes on from.
     """
 
@@ -53,6 +56,7 @@ class RunComponents:
     first: Transition
     cache_setup: CacheSetup
     runtime: ElasticRuntime
+    optim: OptimizerSpec
     resumed: Resumed | None = None
 
 
@@ -86,6 +90,8 @@ def prepare(
     check_world(dist.get_world_size(), len(stack), config.batch_size)
     nodes = NodeLayout.here()
     sources = _sources(config, data, stack, nodes)
+    rate_factor = config.peft.rate_factor * (1 if config.model.pretrained else FROM_SCRATCH)
+    optim = config.optim.for_model(sources[0].hidden_size, rate_factor)
     feature_format = FeatureFormat(sources[0].hidden_size, precision.param_dtype, config.cache.storage)
     cache_setup = set_up_cache(config, stack, data, sources, feature_format, device, run_dir, closing)
     train, *evaluation = _loaders(config, data, sources, cache_setup, nodes)
@@ -93,10 +99,13 @@ def prepare(
         report.write("warning", message=text)
     report.write("phase", message="measuring layers and links")
     planner = make_planner(
-        stack, train, config.optim, config.parallel, config.batch_size, device, precision, nodes, cache_setup
+        stack, train, optim, config.parallel, config.batch_size, device, precision, nodes, cache_setup
     )  # fmt: skip
-    runtime = _make_runtime(config, data, stack, device, closing)
-    return RunComponents(data, stack, train, tuple(evaluation), planner, planner.first, cache_setup, runtime, resumed)
+    context = RankContext.create(device, precision, config.parallel.timeout_s)
+    runtime = closing.enter_context(ElasticRuntime(stack, data.task, optim, context))
+    return RunComponents(
+        data, stack, train, tuple(evaluation), planner, planner.first, cache_setup, runtime, optim, resumed
+    )
 
 
 def _sources(config: Config, data: Data, stack: LayerStack, nodes: NodeLayout) -> list[SampleSource]:
@@ -113,13 +122,6 @@ def _loaders(
     storing = nodes if cache_setup.is_partial else ONE_NODE  # each stores other samples, or all do the same
     splits = zip((data.train, *data.evaluation), sources, strict=True)
     return [BatchLoader(split, source, config.seed, cache_setup.reader, storing) for split, source in splits]
-
-
-def _make_runtime(
-    config: Config, data: Data, stack: LayerStack, device: torch.device, closing: ExitStack
-) -> ElasticRuntime:
-    context = RankContext.create(device, PRECISIONS[config.precision], config.parallel.timeout_s)
-    return closing.enter_context(ElasticRuntime(stack, data.task, config.optim, context))
 
 
 def make_planner(

@@ -154,6 +154,8 @@ def _report_start(trainer: Trainer, run_dir: Path) -> None:
         num_parameters=components.stack.num_parameters,
         world_size=dist.get_world_size(),
         batch_size=config.batch_size,
+        lr=components.optim.peak,
+        lr_by_model=config.optim.lr is None,
         epochs=config.epochs,
         steps_per_epoch=trainer.timeline.steps_per_epoch,
         num_steps=trainer.timeline.num_steps,

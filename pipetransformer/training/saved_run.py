@@ -22,6 +22,7 @@ from pipetransformer.data.tasks import Task
 from pipetransformer.errors import DamagedCheckpoint, UserError
 from pipetransformer.models.base import Head
 from pipetransformer.models.stack import LayerStack
+from pipetransformer.optim.schedules import REFERENCE_WIDTH
 from pipetransformer.report.card import write_card
 from pipetransformer.report.rows import row_writer
 from pipetransformer.report.run_folder import read_run, saved_model, share_files, write_json
@@ -277,7 +278,8 @@ def _runtime(saved: SavedModel, task: Task) -> Iterator[ElasticRuntime]:
     parallel = Parallel(device=config.parallel.device)
     with open_world(parallel) as device, torch.no_grad():
         context = RankContext.create(device, PRECISIONS[config.precision], parallel.timeout_s)
-        with ElasticRuntime(stack, task, config.optim, context) as runtime:
+        optim = config.optim.for_model(REFERENCE_WIDTH)  # it makes no step
+        with ElasticRuntime(stack, task, optim, context) as runtime:
             frozen = stack.num_blocks  # without optimizer state or gradients
             runtime.apply_plan(Plan(frozen, 0, ((0, len(stack) - 1),), num_replicas=1, num_microbatches=1))
             yield runtime

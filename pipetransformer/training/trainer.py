@@ -274,7 +274,7 @@ class Trainer:
 
     def _train_step(self, ids: np.ndarray) -> StepResult:
         state, start, waited_s = self.state, time.perf_counter(), self.cache_session.waited_s
-        rate = self.config.optim.rate(state.step, self.timeline.num_steps)
+        rate = self.components.optim.rate(state.step, self.timeline.num_steps)
         requests, max_norm, verdict = self._requests(), self.guard.max_norm, None
         try:
             result = self.runtime.train_step(self.components.train, ids, state.step, rate, requests, max_norm)

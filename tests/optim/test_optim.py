@@ -109,3 +109,15 @@ def test_lamb_is_timms_own_and_counts_the_steps_of_each_parameter() -> None:
         original.step()
     torch.testing.assert_close(ours.weight, theirs.weight)
     assert optimizer.state[ours.weight]["step"] == 3, "beside the moments, where a transition finds it"
+
+
+@pytest.mark.parametrize(
+    ("width", "rate"), [(768, 2e-5), (384, 8e-5), (1024, 1.125e-5), (4096, 1e-5), (192, 1.6e-4), (16, 1.6e-4)]
+)
+def test_the_rate_of_a_recipe_follows_the_models_width_within_bounds(width: int, rate: float) -> None:
+    assert AdamW(recipe_lr=2e-5).for_model(width).peak == pytest.approx(rate, rel=1e-12)
+    assert AdamW(recipe_lr=2e-5).for_model(width, factor=10).rate(0, 10) == pytest.approx(10 * rate, rel=1e-12)
+
+
+def test_a_rate_that_is_given_is_taken_as_it_is() -> None:
+    assert AdamW(lr=3e-4, recipe_lr=2e-5).for_model(384, factor=10).peak == 3e-4
