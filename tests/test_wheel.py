@@ -41,7 +41,9 @@ def test_its_commands_are_there(wheel: Path) -> None:
     file = next(name for name in zipfile.ZipFile(wheel).namelist() if name.endswith("entry_points.txt"))
     parser.read_string(zipfile.ZipFile(wheel).read(file).decode())
     commands = dict(parser["console_scripts"])
-    assert set(commands) == {f"pipetransformer-{name}" for name in ("train", "simulate", "export", "evaluate")}
+    assert set(commands) == {
+        f"pipetransformer-{name}" for name in ("train", "simulate", "export", "evaluate", "predict")
+    }
     for target in commands.values():
         module, _, name = target.partition(":")
         assert callable(getattr(import_module(module), name))

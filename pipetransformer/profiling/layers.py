@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pipetransformer.autopipe.profile import AffineTime, LayerProfile, Profile
+from pipetransformer.models.layer import Layer
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.base import OptimizerSpec
 from pipetransformer.profiling.memory import AutocastCopies, LiveBytes, count_saved_bytes
@@ -50,9 +51,7 @@ def profile(
     for index, kind in enumerate(kinds):
         if kind not in known:
             layer = stack.loaded_copy(index, device).train()
-            own, trained = stack[index].by_name().values(), set(stack.trainable(index, 0))
-            for parameter, original in zip(layer.by_name().values(), own, strict=True):
-                parameter.requires_grad_(original in trained)
+            _fix_weights(layer, stack, index)
             known[kind] = _layer_profile(layer, index, xs, batches, optimizer, precision)
             # the layers above take inputs of this shape; the numbers in them do not matter for the time
             with torch.no_grad():
@@ -60,6 +59,13 @@ def profile(
                 xs = [precision.run_layer(layer, x, b.context) for x, b in zip(xs, batches, strict=True)]
             del layer  # one at a time: the whole model may be larger than the device
     return Profile(layers=tuple(known[kind] for kind in kinds), optimizer_state_factor=optimizer.state_factor)
+
+
+def _fix_weights(layer: Layer, stack: LayerStack, index: int) -> None:
+    """Lets those parameters of a copy of a layer train that train in the stack."""
+    own, trained = stack[index].by_name().values(), set(stack.trainable(index, 0))
+    for parameter, original in zip(layer.by_name().values(), own, strict=True):
+        parameter.requires_grad_(original in trained)
 
 
 def _kind(layer: nn.Module) -> object:

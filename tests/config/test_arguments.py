@@ -56,13 +56,13 @@ def test_an_error_about_the_rate_names_the_rate_alone() -> None:
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("model=t5", "model=t5 is unknown; there are: bert, bert_large"),
+        ("model=t5", "model=t5 is unknown; there are: albert, bert, bert_large"),
         ("model=BERT", "did you mean model=bert?"),
         ("dataset=mnist", "did you mean dataset=fashion_mnist?"),
         ("dataset=mnist", "glue/sst2"),
         ("dataset=glue/sst-2", "did you mean dataset=glue/sst2?"),
         ("experiment=all", "did you mean experiment=components/all?"),
-        ("model=false", "model=false is unknown; there are: bert"),
+        ("model=false", "model=false is unknown; there are: albert, bert"),
         ("dataset=null", "dataset=null is unknown; there are: causal_lm, cifar10"),
     ],
 )

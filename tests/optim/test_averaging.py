@@ -89,6 +89,6 @@ def test_averages_are_evaluated_and_saved_at_any_topology(pool: Pool, tmp_path: 
 
 def test_evaluating_leaves_the_training_as_it_was(pool: Pool, tmp_path: Path) -> None:
     often, once = (
-        run_job(pool, 1, tmp_path / str(every), *RUN, f"eval_every_epochs={every}", "epochs=3") for every in (1, 3)
+        run_job(pool, 1, tmp_path / str(every), *RUN, f"evaluate.every_epochs={every}", "epochs=3") for every in (1, 3)
     )
     assert often.losses == once.losses

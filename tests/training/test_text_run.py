@@ -17,7 +17,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 REVIEWS = ROOT / "examples" / "reviews.csv"
 OPTIONS = (
     "precision=float64", "epochs=3", "batch_size=6", "optim.lr=0.01", "freeze=schedule", "freeze.num_frozen=[0,1]",
-    "freeze.interval=0.7", "eval_every_epochs=3",
+    "freeze.interval=0.7", "evaluate.every_epochs=3",
 )  # fmt: skip
 LABELS = {
     "classification": (["song", "sleep", "song", "sleep"], ["dataset.class_weights={song: 2, sleep: 1}"], "accuracy"),
