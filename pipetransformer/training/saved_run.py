@@ -70,7 +70,18 @@ def open_saved(run_dir: Path, config: Config, step: int | None = None) -> SavedR
     """
     data = config.dataset.load(_wanted(config))
     model = _open(run_dir, config, data.task.head, data.input_shape, step)
+    _check_labels(data.task.head, recorded_head(run_dir)[0])
     return SavedRun(model.config, model.stack, model.step, data)
+
+
+def _check_labels(found: Head, trained: Head) -> None:
+    """Raises UserError where other data has other classes, which would be scored by their numbers."""
+    if found.labels != trained.labels:
+        known, other = (", ".join(head.labels[:10]) or "no names" for head in (trained, found))
+        raise UserError(
+            f"the run has learned the classes {known}, and this data has {other}; give it the same ones, for a table "
+            f"as dataset.labels=[{','.join(trained.labels[:10])}]"
+        )
 
 
 def open_model(run_dir: Path, config: Config, step: int | None = None) -> SavedModel:

@@ -87,6 +87,17 @@ def test_texts_are_scored_on_other_data(pool: Pool, tmp_path: Path) -> None:
     assert np.mean([row["prediction"] == row["target"] for row in rows]) == results["dev"]["accuracy"]
 
 
+def test_data_with_other_classes_is_refused(pool: Pool, tmp_path: Path) -> None:
+    for folder, other in (("here", "good"), ("there", "worse")):
+        rows = [f"a bird sings,{label}" for label in ("bad", other) * 8]
+        (tmp_path / f"{folder}.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    options = text_run(write_encoder(tmp_path / "encoder"), "text", tmp_path / "here.csv")
+    job = recorded(pool, tmp_path / "run", 1, *options, "epochs=1", "freeze=none", "dataset.eval_fraction=0.5")
+    there = read_config(job.folder / CONFIG, [f"dataset.path={tmp_path / 'there.csv'}"])
+    with pytest.raises(UserError, match=r"has learned the classes bad, good, and this data has bad, worse; .*labels="):
+        open_saved(job.folder, there)
+
+
 def test_the_card_tells_data_scores_freezing_and_how_it_was_made(pool: Pool, job: Job, tmp_path: Path) -> None:
     pool.run(1, exported, job.folder, None, tmp_path / "out")
     card = (tmp_path / "out/README.md").read_text()
