@@ -55,7 +55,7 @@ def steps_down(progress: float, milestones: Sequence[float], gamma: float) -> fl
 def by_width(rate: float, width: int) -> float:
     """Scales the peak rate of a recipe to a model of another width, by the square of the widths' ratio.
 
-    The recipes of the field are between 1e-5 for models of width 1,024 and above, 2e-5 to 5e-5 for BERT-base and 1e-4
+    The recipes of the field lie at 1e-5 for models of width 1,024 and above, at 2e-5 to 5e-5 for BERT-base, and at 1e-4
     for MiniLM of width 384; ``experiments/recipes`` has what was measured.
     """
     return rate * min(max((REFERENCE_WIDTH / width) ** 2, WIDEST), NARROWEST)
