@@ -126,7 +126,7 @@ class Split(ABC):
 
     @abstractmethod
     def score(self, predictions: np.ndarray) -> dict[str, float]:
-        """Computes metrics from the predictions of all N samples in order, first the main one, of which 1 is perfect.
+        """Computes metrics from the predictions of all N samples in order, the main one first.
 
         Classes (N,), values (N,), or for question answering the best spans (N, k, 3) as [start, end, score].
         """

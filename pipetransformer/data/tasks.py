@@ -45,8 +45,8 @@ class Task:
         loss: Loss of each sample, ``loss(output, targets) -> (B,)``. It may depend neither on the other samples nor
             on how far the batch is padded. Targets of any type arrive as float64.
         output_shape: Maps the shape (B, T, D) between layers to that of the head's output.
-        score: Metrics from predictions and targets of all samples. Of the first one, the main metric, the higher of
-            two values is the better, and 1 is perfect.
+        score: Metrics from predictions and targets of all samples, the main one first. Of losses and errors less is
+            better, as their names tell (:func:`pipetransformer.metric.sign_of`), of others more, and 1 is perfect.
         predict: Maps outputs (B, ...) to what ``score`` compares with the targets.
         metrics: Names of the metrics, the main one first; empty where only ``score`` knows.
     """

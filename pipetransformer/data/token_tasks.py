@@ -50,8 +50,7 @@ def token_classification(labels: tuple[str, ...], is_chunked: bool) -> Task:
 def causal_language_modelling(vocab_size: int) -> Task:
     """Returns the task of the next token; targets (B, T) are the tokens that follow each one, or :data:`IGNORED`.
 
-    It scores the sums of :func:`token_sums`. The main metric is the accuracy: loss and perplexity, beside it, fall
-    where the model gets better, and the best step or the fall after a freeze is that of a metric that rises to 1.
+    It scores the sums of :func:`token_sums`. The main metric is the loss, of which less is better.
 
     Args:
         vocab_size: Rows of the model's embedding, of which the tokenizer may use fewer.
@@ -133,7 +132,7 @@ def _in_bioes(tag: str) -> str:
 
 
 def next_token_scores(sums: np.ndarray, targets: Any = None) -> dict[str, float]:
-    """Computes accuracy, loss and perplexity over the tokens of all samples.
+    """Computes loss, perplexity and accuracy over the tokens of all samples.
 
     Args:
         sums: Rows of :func:`token_sums`, (N, 3).
@@ -142,7 +141,7 @@ def next_token_scores(sums: np.ndarray, targets: Any = None) -> dict[str, float]
     loss, num_right, num_tokens = sums.sum(0).tolist()
     mean = loss / num_tokens
     perplexity = math.exp(mean) if mean < LARGEST_LOSS else math.inf
-    return {"token_accuracy": num_right / num_tokens, "loss": mean, "perplexity": perplexity}
+    return {"loss": mean, "perplexity": perplexity, "token_accuracy": num_right / num_tokens}
 
 
 def _one_per_token(num_outputs: int, hidden: Shape) -> Shape:

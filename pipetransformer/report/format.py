@@ -106,6 +106,7 @@ class Progress:
         self._plan: Values = start["plan"]
         self._step_s: float | None = None
         self._best = BestMetric()
+        self._main: dict[str, str | None] = start.get("main_metric", {})
         self._metric = ""
 
     def step(self, values: Values) -> None:
@@ -118,11 +119,12 @@ class Progress:
 
     def evaluation(self, values: Values) -> bool:
         """Takes up an evaluation; returns True where it is the best of its split so far."""
-        split = values["split"]
-        is_best = self._best.update(split, values["metrics"], values["step"])
-        name, value = next(iter(values["metrics"].items()))
+        split, metrics = values["split"], values["metrics"]
+        wanted = self._main.get("name") if split == self._main.get("split") else None
+        is_best = self._best.update(split, metrics, values["step"], wanted)
         best = self._best.of(split)
         assert best is not None
+        name, value = best["name"], metrics[best["name"]]
         earlier = "" if is_best else f" (best {number(best['value'])})"
         self._metric = f"{split} {name} {number(value)}{earlier}"
         return is_best

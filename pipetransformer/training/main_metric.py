@@ -33,6 +33,11 @@ class MainMetric:
             check_metric(options.metric, self._split, known)
 
     @property
+    def wanted(self) -> dict[str, str | None]:
+        """Split and name that the user asks for; no name for the first metric of the split."""
+        return {"split": self._split, "name": self._name}
+
+    @property
     def value(self) -> float | None:
         """As it was last measured; ``None`` before the first evaluation."""
         metrics = self._state.metrics.get(self._split, {})

@@ -148,6 +148,7 @@ def _report_start(trainer: Trainer, run_dir: Path) -> None:
         dataset=config.dataset.name,
         task=components.data.task.name,
         data_note=components.data.note,
+        main_metric=trainer.main_metric.wanted,
         head=asdict(components.data.task.head),
         input_shape=list(components.data.input_shape),
         num_blocks=trainer.num_blocks,

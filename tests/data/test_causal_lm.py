@@ -164,7 +164,7 @@ def test_the_loss_of_a_split_is_that_of_transformers_over_all_tokens(tmp_path: P
         )
     sums = [dev.predict(right.logits[part, :width], part, width) for part, width in (([0, 1], 16), ([2, 3], 12))]
     scores = dev.score(torch.cat(sums).numpy())
-    assert [*scores] == ["token_accuracy", "loss", "perplexity"]
+    assert [*scores] == ["loss", "perplexity", "token_accuracy"]
     assert scores["loss"] == pytest.approx(right.loss.item(), abs=1e-6)
     by_sample = [*dev.rows(torch.cat(sums).numpy())]
     assert [row["num_tokens"] for row in by_sample] == [12, 1, 3, 11]

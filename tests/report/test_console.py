@@ -158,6 +158,17 @@ def test_the_terminal_keeps_the_last_and_the_best_metric_in_its_live_lines(event
     assert "test accuracy 0.25 (best 0.5)" in drawn([events[1], *evaluations(0.5, 0.25), step])
 
 
+def test_the_terminal_follows_the_metric_that_is_asked_for(events: Events) -> None:
+    step = next((event, values) for event, values in events if event == "step")
+    start = ("start", events[1][1] | {"main_metric": {"split": "test", "name": "loss"}})
+    scores = [{"accuracy": 0.5, "loss": 1.0}, {"accuracy": 0.75, "loss": 2.0}]
+    both = [
+        (event, values | {"metrics": metrics})
+        for (event, values), metrics in zip(evaluations(0, 0), scores, strict=True)
+    ]
+    assert "test loss 2 (best 1)" in drawn([start, *both, step])
+
+
 def test_the_log_prints_every_evaluation(events: Events, capsys: pytest.CaptureFixture[str]) -> None:
     lines = [line for line in printed([events[1], *evaluations(0.5, 0.25, 0.75)], capsys) if "accuracy" in line]
     assert [line.endswith(", the best so far") for line in lines] == [True, False, True]

@@ -68,7 +68,7 @@ def test_a_decoder_learns_completions_alike_in_a_pipeline(
     from transformers import AutoModelForCausalLM
 
     _, pipeline = alone_and_in_a_pipeline(pool, tmp_path, *prompted)
-    assert [*pipeline.summary["metrics"]["dev"]] == ["token_accuracy", "loss", "perplexity"]
+    assert [*pipeline.summary["metrics"]["dev"]] == ["loss", "perplexity", "token_accuracy"]
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "pipeline" / "model").config.model_type == "gpt2"
 
 
