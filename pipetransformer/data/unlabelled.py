@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,14 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipetransformer.data.base import Split
-from pipetransformer.data.tables import Table, read_tsv
+from pipetransformer.data.tables import Table
 from pipetransformer.data.tasks import Task
 from pipetransformer.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-TABLES = ".csv, .tsv, .jsonl (a JSON object in each line) or .txt (a text in each line)"
 
 
 @dataclass(frozen=True)
@@ -105,42 +101,22 @@ class ScoredSets(ScoredSplit):
 
 
 def read_table(file: Path, text_column: str | None) -> Table:
-    """Reads a table by its ending.
+    """Reads a table by its ending, as those of ``dataset=text`` are read, or the lines of a ``.txt`` file.
 
     Args:
         text_column: Name of the only column of a ``.txt`` file; ``None``: the task takes more than one text.
 
     Raises:
-        UserError: It is none of :data:`TABLES`, is damaged, or has no rows.
+        UserError: It is no table, is damaged, or has no rows.
     """
-    try:
-        table = _read(file, text_column)
-    except (OSError, ValueError, csv.Error, RecursionError) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(f"input={file} cannot be read ({error}); give a {TABLES}") from error
-    if len(table) == 0:
-        raise UserError(f"input={file} has no rows")
-    return table
+    from pipetransformer.data.document_files import TEXT, TextFile
+    from pipetransformer.data.table_files import FORMATS
+    from pipetransformer.data.table_rows import read_files
 
-
-def _read(file: Path, text_column: str | None) -> Table:
-    match file.suffix.lower():
-        case ".tsv":
-            return read_tsv(file)
-        case ".csv":
-            with file.open(encoding="utf-8-sig", newline="") as lines:
-                header, *rows = csv.reader(lines, strict=True)
-            for row, cells in enumerate(rows):
-                if len(cells) != len(header):
-                    raise UserError(f"row {row} of {file} has {len(cells)} cells, and the header has {len(header)}")
-            return Table(str(file), {name: [row[i] for row in rows] for i, name in enumerate(header)})
-        case ".jsonl" | ".json":
-            records = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-            if wrong := [row for row, record in enumerate(records) if not isinstance(record, dict)]:
-                raise UserError(f"row {wrong[0]} of {file} is no JSON object; write one in each line")
-            names = dict.fromkeys(name for record in records for name in record)
-            return Table(str(file), {name: [record.get(name) for record in records] for name in names})
-        case ".txt" if text_column is not None:
-            return Table(str(file), {text_column: file.read_text(encoding="utf-8").splitlines()}, first_line=1)
-    raise UserError(f"input={file} is no table that this run's data takes; give a {TABLES}")
+    if not file.is_file():
+        raise UserError(f"input={file} is no file")
+    rows = read_files((file,), formats={**FORMATS, ".txt": TextFile} if text_column else FORMATS)
+    columns = {name: rows.column(name).to_pylist() for name in rows.features}
+    if text_column and file.suffix.lower() == ".txt":
+        columns = {text_column: columns[TEXT]}
+    return Table(str(file), columns)

@@ -180,13 +180,13 @@ def test_questions_are_answered_from_their_context(pool: Pool, tmp_path: Path) -
     [
         ("absent.csv", None, "does not exist"),
         ("in.csv", "text\na\n", "has the columns text; the task needs sentence"),
-        ("in.csv", "sentence,b\na\n", "row 0 of .* has 1 cells, and the header has 2"),
-        ("in.csv", "sentence\n", "has no rows"),
-        ("in.csv", "", "cannot be read"),
-        ("in.jsonl", "{\n", "cannot be read"),
-        ("in.jsonl", "[1]\n", "row 0 of .* is no JSON object"),
+        ("in.csv", "sentence,b\na\n", "in.csv line 2 has 1 cells and the header has 2"),
+        ("in.csv", "sentence\n", "has columns .sentence. and no rows"),
+        ("in.csv", "", "in.csv is empty"),
+        ("in.jsonl", "{\n", "in.jsonl line 1 is no JSON"),
+        ("in.jsonl", "[1]\n", "row 0 is a number; give an object"),
         ("in.jsonl", '{"sentence": "a"}\n{"other": 1}\n', "row 1 of .* has no sentence"),
-        ("in.xlsx", "x", "is no table that this run's data takes; give a .csv"),
+        ("in.xlsx", "x", "its name ends in .xlsx; give one of .csv"),
     ],
 )
 def test_what_cannot_be_read_is_refused(
