@@ -62,7 +62,7 @@ def profile(
 
 
 def _fix_weights(layer: Layer, stack: LayerStack, index: int) -> None:
-    """Lets those parameters of a copy of a layer train that train in the stack."""
+    """Fixes the parameters of a copy of a layer that are fixed in the stack."""
     own, trained = stack[index].by_name().values(), set(stack.trainable(index, 0))
     for parameter, original in zip(layer.by_name().values(), own, strict=True):
         parameter.requires_grad_(original in trained)
