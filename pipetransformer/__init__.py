@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from pipetransformer.config.schema import Launch as Launch
     from pipetransformer.config.schema import Parallel as Parallel
     from pipetransformer.config.schema import Resume as Resume
-    from pipetransformer.data.causal_lm import CausalLM as CausalLM
-    from pipetransformer.data.glue import Glue as Glue
-    from pipetransformer.data.image_dataset import TableImages as TableImages
-    from pipetransformer.data.images import Digits as Digits
-    from pipetransformer.data.images import HubImages as HubImages
-    from pipetransformer.data.images import IdxImages as IdxImages
-    from pipetransformer.data.squad import Squad as Squad
-    from pipetransformer.data.text_dataset import TextDataset as TextDataset
-    from pipetransformer.data.token_classification import TokenClassification as TokenClassification
+    from pipetransformer.data.images.datasets import Digits as Digits
+    from pipetransformer.data.images.datasets import HubImages as HubImages
+    from pipetransformer.data.images.datasets import IdxImages as IdxImages
+    from pipetransformer.data.images.table import TableImages as TableImages
+    from pipetransformer.data.text.causal_lm import CausalLM as CausalLM
+    from pipetransformer.data.text.glue import Glue as Glue
+    from pipetransformer.data.text.squad import Squad as Squad
+    from pipetransformer.data.text.table import TextDataset as TextDataset
+    from pipetransformer.data.text.token_classification import TokenClassification as TokenClassification
     from pipetransformer.errors import UserError as UserError
     from pipetransformer.freeze.base import FreezePolicy as FreezePolicy
     from pipetransformer.freeze.none import NoFreezing as NoFreezing
@@ -77,15 +77,15 @@ MODULES = {
     "Launch": "pipetransformer.config.schema",
     "Resume": "pipetransformer.config.schema",
     "Parallel": "pipetransformer.config.schema",
-    "CausalLM": "pipetransformer.data.causal_lm",
-    "Glue": "pipetransformer.data.glue",
-    "Digits": "pipetransformer.data.images",
-    "HubImages": "pipetransformer.data.images",
-    "TableImages": "pipetransformer.data.image_dataset",
-    "IdxImages": "pipetransformer.data.images",
-    "Squad": "pipetransformer.data.squad",
-    "TokenClassification": "pipetransformer.data.token_classification",
-    "TextDataset": "pipetransformer.data.text_dataset",
+    "CausalLM": "pipetransformer.data.text.causal_lm",
+    "Glue": "pipetransformer.data.text.glue",
+    "Digits": "pipetransformer.data.images.datasets",
+    "HubImages": "pipetransformer.data.images.datasets",
+    "TableImages": "pipetransformer.data.images.table",
+    "IdxImages": "pipetransformer.data.images.datasets",
+    "Squad": "pipetransformer.data.text.squad",
+    "TokenClassification": "pipetransformer.data.text.token_classification",
+    "TextDataset": "pipetransformer.data.text.table",
     "UserError": "pipetransformer.errors",
     "NoFreezing": "pipetransformer.freeze.none",
     "PaperRule": "pipetransformer.freeze.pipetransformer",

@@ -31,10 +31,10 @@ from pipetransformer.checkpoint.folder import CheckpointFolder, Retention, check
 from pipetransformer.checkpoint.manifest import MANIFEST, digest_of, layer_file
 from pipetransformer.checkpoint.source import CheckpointLayers
 from pipetransformer.checkpoint.writer import CheckpointWriter
-from pipetransformer.data.glue import Glue
-from pipetransformer.data.image_sources import IDX_FILES, read_idx
-from pipetransformer.data.images import IdxImages
-from pipetransformer.data.squad import Squad
+from pipetransformer.data.images.datasets import IdxImages
+from pipetransformer.data.images.sources import IDX_FILES, read_idx
+from pipetransformer.data.text.glue import Glue
+from pipetransformer.data.text.squad import Squad
 from pipetransformer.errors import DamagedCheckpoint, UserError
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.report import __main__ as report

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pipetransformer.config.compose import CONF
 from pipetransformer.data.base import Digest, ImageFormat, Split
-from pipetransformer.data.images import Digits
+from pipetransformer.data.images.datasets import Digits
 from pipetransformer.models.base import Head
 from pipetransformer.models.huggingface import HuggingFaceModel
 from pipetransformer.models.stack import LayerStack

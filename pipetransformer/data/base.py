@@ -17,7 +17,7 @@ from pipetransformer.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from pipetransformer.data.mixing import Mixing
+    from pipetransformer.data.images.mixing import Mixing
     from pipetransformer.data.unlabelled import Unlabelled
     from pipetransformer.models.base import Head
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipetransformer.data.base import Split
-from pipetransformer.data.tables import Table
+from pipetransformer.data.tables.published import Table
 from pipetransformer.data.tasks import Task
 from pipetransformer.errors import UserError
 
@@ -109,9 +109,9 @@ def read_table(file: Path, text_column: str | None) -> Table:
     Raises:
         UserError: It is no table, is damaged, or has no rows.
     """
-    from pipetransformer.data.document_files import TEXT, TextFile
-    from pipetransformer.data.table_files import FORMATS
-    from pipetransformer.data.table_rows import read_files
+    from pipetransformer.data.tables.files import FORMATS
+    from pipetransformer.data.tables.rows import read_files
+    from pipetransformer.data.text.document_files import TEXT, TextFile
 
     if not file.is_file():
         raise UserError(f"input={file} is no file")

@@ -11,7 +11,7 @@ from pipetransformer.autocache.source import SampleSource
 from pipetransformer.autodp.sampler import ReplicaBatch, home_nodes, reorder_for_locality, replica_batch
 from pipetransformer.autodp.topology import Topology
 from pipetransformer.data.base import Split
-from pipetransformer.data.mixing import Mix
+from pipetransformer.data.images.mixing import Mix
 from pipetransformer.data.token_tasks import IGNORED
 from pipetransformer.runtime.batch import Batch
 from pipetransformer.runtime.rng import sample_keys

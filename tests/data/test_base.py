@@ -15,11 +15,11 @@ from PIL import Image
 from support.command import TIMEOUT_S
 
 from pipetransformer.data.base import DatasetSpec, Digest, Plain, subsample
-from pipetransformer.data.glue import Glue
-from pipetransformer.data.image_dataset import TableImages
-from pipetransformer.data.images import Digits, HubImages, IdxImages
-from pipetransformer.data.squad import Squad
-from pipetransformer.data.text_dataset import TextDataset
+from pipetransformer.data.images.datasets import Digits, HubImages, IdxImages
+from pipetransformer.data.images.table import TableImages
+from pipetransformer.data.text.glue import Glue
+from pipetransformer.data.text.squad import Squad
+from pipetransformer.data.text.table import TextDataset
 
 VALUES = st.sampled_from([None, 0, 1, 11, 1.0, "", "1", "11", "None", (1,), (1, 1)])
 SPECS = [Digits, IdxImages, HubImages, TableImages, Glue, Squad, TextDataset]
@@ -52,10 +52,10 @@ def test_a_spec_is_its_own_schema(spec: type[DatasetSpec]) -> None:
 def test_checking_a_dataset_loads_nothing_heavy() -> None:
     code = f"""
 import sys
-from pipetransformer.data.glue import Glue
-from pipetransformer.data.images import Digits, IdxImages
-from pipetransformer.data.squad import Squad
-from pipetransformer.data.text_dataset import TextDataset
+from pipetransformer.data.text.glue import Glue
+from pipetransformer.data.images.datasets import Digits, IdxImages
+from pipetransformer.data.text.squad import Squad
+from pipetransformer.data.text.table import TextDataset
 for spec in (Glue(task="sst2"), Digits(), IdxImages(), Squad(), TextDataset(path=".")):
     spec.check()
 print([name for name in {HEAVY} if name in sys.modules])
@@ -77,10 +77,10 @@ def test_the_launcher_looks_at_local_data_without_torch(tmp_path: Path) -> None:
     (tmp_path / "squad.json").write_text(json.dumps({"data": articles}))
     code = f"""
 import sys
-from pipetransformer.data.glue import Glue
-from pipetransformer.data.images import Digits, HubImages
-from pipetransformer.data.squad import Squad
-from pipetransformer.data.text_dataset import TextDataset
+from pipetransformer.data.text.glue import Glue
+from pipetransformer.data.images.datasets import Digits, HubImages
+from pipetransformer.data.text.squad import Squad
+from pipetransformer.data.text.table import TextDataset
 folder = {str(tmp_path)!r}
 for spec in (Digits(), HubImages(path=folder), Glue(task="sst2", path=folder), Squad(path=folder + "/squad.json")):
     print(spec.preflight())

@@ -17,23 +17,24 @@ import pandas
 import pytest
 from PIL import Image
 
-from pipetransformer.data import image_folders, image_sources, image_split
 from pipetransformer.data.base import Data, DatasetSpec, ImageFormat, Split, TextFormat
-from pipetransformer.data.causal_lm import CausalLM
-from pipetransformer.data.document_split import DocumentSplit
-from pipetransformer.data.glue import Glue
-from pipetransformer.data.image_dataset import TableImages
-from pipetransformer.data.image_sources import IDX_FILES, from_arrays, from_list
-from pipetransformer.data.image_split import ImageSplit
-from pipetransformer.data.images import HubImages, IdxImages
+from pipetransformer.data.images import folders, sources
+from pipetransformer.data.images import split as image_split
+from pipetransformer.data.images.datasets import HubImages, IdxImages
+from pipetransformer.data.images.sources import IDX_FILES, from_arrays, from_list
+from pipetransformer.data.images.split import ImageSplit
+from pipetransformer.data.images.table import TableImages
 from pipetransformer.data.map_style import MapStyleSplit
-from pipetransformer.data.squad import Squad
-from pipetransformer.data.squad_split import AnsweredSplit, SquadSplit
-from pipetransformer.data.tagged_split import TaggedSplit
 from pipetransformer.data.tasks import image_classification, text_classification
-from pipetransformer.data.text import LabelledTexts, Ragged, Tokens
-from pipetransformer.data.text_dataset import TextDataset
-from pipetransformer.data.token_classification import TokenClassification
+from pipetransformer.data.text.causal_lm import CausalLM
+from pipetransformer.data.text.document_split import DocumentSplit
+from pipetransformer.data.text.glue import Glue
+from pipetransformer.data.text.split import LabelledTexts, Ragged, Tokens
+from pipetransformer.data.text.squad import Squad
+from pipetransformer.data.text.squad_split import AnsweredSplit, SquadSplit
+from pipetransformer.data.text.table import TextDataset
+from pipetransformer.data.text.tagged_split import TaggedSplit
+from pipetransformer.data.text.token_classification import TokenClassification
 from pipetransformer.data.unlabelled import ScoredSets, ScoredSplit
 
 SIDE, NUM_TRAIN = 6, 8
@@ -198,7 +199,7 @@ class Source:
 
 @pytest.fixture
 def source(request: pytest.FixtureRequest, tmp_path: Path, text: TextFormat, monkeypatch: pytest.MonkeyPatch) -> Source:
-    monkeypatch.setattr(image_sources, "load_hub", from_disk)
+    monkeypatch.setattr(sources, "load_hub", from_disk)
     return Source(KINDS[request.param], tmp_path, text)
 
 
@@ -358,7 +359,7 @@ def test_a_file_counts_by_name_size_and_time(tmp_path: Path) -> None:
 def test_files_are_told_apart_without_decoding_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_pictures(tmp_path, 1, 0)
     split = HubImages(path=str(tmp_path)).load(COLOUR).train
-    monkeypatch.setattr(image_folders, "read_file", None)
+    monkeypatch.setattr(folders, "read_file", None)
     assert split.identity()
 
 

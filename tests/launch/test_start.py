@@ -8,7 +8,7 @@ import pytest
 import torch
 from support.jobs import loaded
 
-from pipetransformer.data.images import Digits
+from pipetransformer.data.images.datasets import Digits
 from pipetransformer.errors import UserError
 from pipetransformer.launch import elastic, forkserver, start
 

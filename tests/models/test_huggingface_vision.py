@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import AutoImageProcessor, AutoModelForImageClassification, SiglipConfig, SiglipModel
 
 from pipetransformer.data.base import ImageFormat
-from pipetransformer.data.image_sources import from_arrays
-from pipetransformer.data.image_split import ImageSplit
+from pipetransformer.data.images.sources import from_arrays
+from pipetransformer.data.images.split import ImageSplit
 from pipetransformer.data.tasks import image_classification
 from pipetransformer.models.base import Head
 from pipetransformer.models.huggingface_vision import HuggingFaceVisionModel

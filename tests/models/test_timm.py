@@ -13,8 +13,8 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from pipetransformer.data.base import ImageFormat
-from pipetransformer.data.image_sources import from_arrays
-from pipetransformer.data.image_split import ImageSplit
+from pipetransformer.data.images.sources import from_arrays
+from pipetransformer.data.images.split import ImageSplit
 from pipetransformer.data.tasks import image_classification
 from pipetransformer.models.base import Head
 from pipetransformer.models.stack import LayerStack

@@ -4,9 +4,9 @@ from functools import cache
 
 import numpy as np
 
-from pipetransformer.data.document_split import Documents, DocumentSplit
-from pipetransformer.data.tagged_split import TaggedSplit, Words
-from pipetransformer.data.text import Ragged, Tokens
+from pipetransformer.data.text.document_split import Documents, DocumentSplit
+from pipetransformer.data.text.split import Ragged, Tokens
+from pipetransformer.data.text.tagged_split import TaggedSplit, Words
 from pipetransformer.data.token_tasks import causal_language_modelling, token_classification
 from support.samples import NUM_CLASSES, VOCABULARY
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pipetransformer.data.base import Digest, Split
-from pipetransformer.data.mixing import Mixing
+from pipetransformer.data.images.mixing import Mixing
 
 VOCABULARY, NUM_CLASSES, IMAGE_SIZE = 50, 3, 8
 

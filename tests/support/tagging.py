@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pipetransformer.data.base import Data, DatasetSpec, ImageFormat, TextFormat
 from pipetransformer.data.tasks import Task
-from pipetransformer.data.text import TextSplit, Tokens, encode
+from pipetransformer.data.text.split import TextSplit, Tokens, encode
 from pipetransformer.data.token_tasks import IGNORED, token_cross_entropy
 from pipetransformer.models.base import Head
 from pipetransformer.training.run import run_rank

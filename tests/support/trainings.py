@@ -20,8 +20,8 @@ from pipetransformer.autocache.layout import Budgets, bytes_needed
 from pipetransformer.autodp.sampler import batch_ids, epoch_order, num_batches
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.data.base import Split
-from pipetransformer.data.library_rng import kept_generators, seed_generators
-from pipetransformer.data.mixing import MIXING, Mixing
+from pipetransformer.data.images.library_rng import kept_generators, seed_generators
+from pipetransformer.data.images.mixing import MIXING, Mixing
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.planning.timeline import Timeline
 from pipetransformer.report.reporter import Reporter

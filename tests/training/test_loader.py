@@ -16,9 +16,9 @@ from pipetransformer.autocache.capacity import FeatureFormat
 from pipetransformer.autocache.reader import FeatureReader
 from pipetransformer.autodp.topology import Topology
 from pipetransformer.data.base import ImageFormat, Split
-from pipetransformer.data.image_sources import from_arrays
-from pipetransformer.data.image_split import ImageSplit
-from pipetransformer.data.mixing import MODES
+from pipetransformer.data.images.mixing import MODES
+from pipetransformer.data.images.sources import from_arrays
+from pipetransformer.data.images.split import ImageSplit
 from pipetransformer.data.tasks import image_classification
 from pipetransformer.training.loader import LENGTH_STEP, BatchLoader, sample_source
 from pipetransformer.training.world import NodeLayout

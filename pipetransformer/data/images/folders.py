@@ -1,0 +1,183 @@
+"""Labelled images from folders: each class is a folder of files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from pipetransformer.data.images.decoding import check_file, read_file
+from pipetransformer.data.images.sources import ImageSource, ImageSplits
+from pipetransformer.data.tables.files import FORMATS
+from pipetransformer.data.tables.spec import EVAL_SPLITS
+from pipetransformer.errors import UserError
+
+SAVED = ("dataset_dict.json", "state.json")  # of datasets' save_to_disk
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".pgm", ".pbm", ".webp", ".tif", ".tiff", ".gif")
+IMAGE_FOLDER = "a folder with train/<class>/*.png and test/, val/ or validation/<class>/*.png"
+CLASS_FOLDERS = f"a table ({', '.join(FORMATS)}), or a folder for each class: <class>/*.png, or train/<class>/*.png"
+
+
+@dataclass(frozen=True)
+class ClassFolders:
+    """Folders of pictures, one for each class.
+
+    Attributes:
+        train: Folder of the classes to train on.
+        evaluation: The same to evaluate on; ``None``: there is none.
+        classes: Their names.
+    """
+
+    train: Path
+    evaluation: Path | None
+    classes: tuple[str, ...]
+
+    def pictures(self, folder: Path) -> ImageSource:
+        """Returns the pictures of one of the two; see :func:`from_folder`."""
+        return _files(folder, self.classes)
+
+
+def class_folders(root: Path, train_split: str, eval_split: str | None) -> ClassFolders | None:
+    """Finds the folders of classes in a folder; ``None`` where it has tables, or is one.
+
+    Args:
+        root: The folder, with a folder for each split or for each class.
+        train_split: Name of the folder to train on, where there is one for each split.
+        eval_split: The same to evaluate on; ``None``: the first of :data:`EVAL_SPLITS` that there is.
+
+    Raises:
+        UserError: There are neither tables nor classes, a split is missing, or only evaluation has some class.
+    """
+    if not root.is_dir() or _has_tables(root):
+        return None
+    train = root / train_split if (root / train_split).is_dir() else root
+    evaluation = next((root / name for name in EVAL_SPLITS if (root / name).is_dir()), None)
+    if eval_split is not None:
+        evaluation = root / eval_split
+        if not evaluation.is_dir():
+            raise UserError(f"dataset.eval_split={eval_split}: there is no folder {evaluation}")
+    if train == root and evaluation is not None:
+        raise UserError(f"dataset.path={root} has {evaluation.name}/ and no {train_split}/; give dataset.train_split=")
+    classes = _classes(train)
+    if not classes:
+        raise UserError(f"dataset.path={root} has neither tables nor folders of classes; give {CLASS_FOLDERS}")
+    if evaluation is not None:
+        _refuse_unknown(evaluation, train, classes)
+    return ClassFolders(train, evaluation, classes)
+
+
+def _has_tables(folder: Path) -> bool:
+    names = [entry.name for entry in folder.iterdir() if entry.is_file()]
+    return any(Path(name).suffix.lower() in FORMATS or name in SAVED for name in names)
+
+
+def from_folder(root: Path) -> ImageSplits:
+    """Takes ``train/<class>/**`` and the first of ``test``, ``val`` and ``validation`` beside it.
+
+    A folder may mix grey and colour, and all of its images are read as colour, upright by their EXIF orientation.
+    Files and folders whose names begin with a dot are left out, and so are files that do not end in one of
+    :data:`SUFFIXES`.
+
+    Raises:
+        UserError: A folder is missing, or a class has files of which none is an image.
+    """
+    name, classes = folder_classes(root)
+    return ImageSplits(_files(root / "train", classes), _files(root / name, classes), name, classes)
+
+
+def folder_classes(root: Path) -> tuple[str, tuple[str, ...]]:
+    """Returns the name of the evaluation folder, and the names of the classes; a folder without files is none.
+
+    Raises:
+        UserError: A folder is missing, or the evaluation folder has classes that training lacks.
+    """
+    name = next((name for name in ("test", "val", "validation") if (root / name).is_dir()), None)
+    classes = _classes(root / "train")
+    if name is None or not classes:
+        raise UserError(f"dataset.path={root} is not an image folder; give {IMAGE_FOLDER}")
+    _refuse_unknown(root / name, root / "train", classes)
+    return name, classes
+
+
+def _refuse_unknown(evaluation: Path, train: Path, classes: tuple[str, ...]) -> None:
+    if unknown := sorted({*_classes(evaluation)} - {*classes}):
+        raise UserError(f"{evaluation} has {len(unknown)} classes that {train.name}/ lacks: {', '.join(unknown[:5])}")
+
+
+def _classes(folder: Path) -> tuple[str, ...]:
+    if not folder.is_dir():
+        return ()
+    inside = [entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+    return tuple(sorted(entry.name for entry in inside if any(_visible_files(entry))))
+
+
+def _visible_files(folder: Path) -> Iterator[Path]:
+    """Yields the files in a folder and below it."""
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = (name for name in folders if not name.startswith("."))  # os.walk does not enter the others
+        yield from (Path(parent, name) for name in names if not name.startswith("."))
+
+
+def _files(folder: Path, classes: tuple[str, ...]) -> ImageSource:
+    files: list[Path] = []
+    labels: list[int] = []
+    for label, name in enumerate(classes):
+        found = sorted(_visible_files(folder / name))
+        images = [file for file in found if file.suffix.lower() in SUFFIXES]
+        if found and not images:
+            raise UserError(
+                f"{folder / name} has {len(found)} files and no pictures, the first is {found[0].name}; give pictures "
+                f"that end in one of {', '.join(SUFFIXES)}, or remove the folder"
+            )
+        files += images
+        labels += [label] * len(images)
+    return _of_files(files, np.array(labels, dtype=np.int64))
+
+
+def unlabelled_files(source: Path) -> tuple[list[str], ImageSource]:
+    """Takes all pictures in a folder and below it, or those that a text file lists, one path in each line.
+
+    Returns:
+        The path of each as it is listed, or from the folder; and the pictures, all of class 0.
+
+    Raises:
+        UserError: There are none, or a listed one is not there.
+    """
+    if source.is_dir():
+        found = sorted(file for file in _visible_files(source) if file.suffix.lower() in SUFFIXES)
+        names, files = [str(file.relative_to(source)) for file in found], found
+    elif source.suffix.lower() in SUFFIXES:
+        names, files = [source.name], [source]
+    else:
+        try:
+            names = [line.strip() for line in source.read_text(encoding="utf-8").splitlines() if line.strip()]
+        except (OSError, ValueError) as error:
+            raise UserError(f"input={source} is neither a folder nor a list of pictures ({error})") from error
+        files = [source.parent / name for name in names]  # a whole path stays what it is
+        if lost := [name for name, file in zip(names, files, strict=True) if not file.is_file()]:
+            raise UserError(f"input={source} lists {lost[0]}, which is not there (nor are {len(lost) - 1} others)")
+    if not files:
+        raise UserError(f"input={source} has no pictures; give files that end in one of {', '.join(SUFFIXES)}")
+    return names, _of_files(files, np.zeros(len(files), dtype=np.int64))
+
+
+def _of_files(files: Sequence[Path], labels: np.ndarray) -> ImageSource:
+    return ImageSource(
+        lambda indices: [read_file(files[index]) for index in indices],
+        labels,
+        lambda indices: 3,
+        lambda index: file_stamp(files[index]),
+        lambda index: check_file(files[index]),
+    )
+
+
+def file_stamp(file: Path) -> str:
+    """Returns the whole name, the size and the time of the last change; while all three stay, so does the image."""
+    try:
+        facts = file.stat()
+    except OSError as error:
+        raise UserError(f"{file} cannot be looked at ({error}); repair or remove it") from error
+    return f"{file.absolute()} {facts.st_size} {facts.st_mtime_ns}"

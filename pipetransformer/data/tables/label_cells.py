@@ -1,0 +1,152 @@
+"""Cells of a column of labels, whatever their type in the file: which differ, which are missing, and their names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+
+from pipetransformer.errors import UserError
+
+if TYPE_CHECKING:
+    from pipetransformer.data.tables.rows import Rows
+
+pc: Any = pyarrow.compute  # its functions are made on import, where no type checker sees them
+WHOLE = re.compile(r"[+-]?\d+")
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(nan|inf|infinity)", re.IGNORECASE)
+NO_LABEL = -1  # of rows of the hub that are not labelled
+
+
+def column_of(rows: Rows, column: str) -> pa.Array:
+    """Returns a whole column in one piece."""
+    combined = rows.column(column).combine_chunks()
+    return pa.concat_arrays(combined.chunks) if isinstance(combined, pa.ChunkedArray) else combined
+
+
+def distinct(cells: pa.Array) -> tuple[list[Any], np.ndarray]:
+    """Returns the different cells, and for each cell which of them it is, (N,)."""
+    encoded = pc.dictionary_encode(cells, null_encoding="encode")
+    return encoded.dictionary.to_pylist(), encoded.indices.to_numpy(zero_copy_only=False)
+
+
+def present(rows: Rows, column: str) -> pa.Array:
+    """Returns a column in which each row has a label.
+
+    Raises:
+        UserError: A cell is null, blank, or the -1 of a class that is not known.
+    """
+    cells = column_of(rows, column)
+    absent = pc.is_null(cells)
+    if is_text(cells.type):
+        absent = pc.or_kleene(absent, pc.equal(pc.utf8_trim_whitespace(cells), ""))
+    if class_names(rows.features[column]):
+        absent = pc.or_kleene(absent, pc.equal(cells, NO_LABEL))
+    refuse_missing(rows, column, absent)
+    return cells
+
+
+def refuse_missing(rows: Rows, column: str, absent: pa.Array, remedy: str = "write a label there") -> None:
+    """Raises UserError with the first row that has no label, and the number of them.
+
+    Args:
+        absent: For each row whether it has none.
+        remedy: What to do, beside removing the row.
+    """
+    count = pc.sum(absent).as_py() or 0
+    if count:
+        others = f", and {count} rows have none" if count > 1 else ""
+        raise UserError(f"{rows.at(first(absent))} has no {column}{others}; {remedy} or remove the row")
+
+
+def flat_lists(rows: Rows, column: str, separator: str | None) -> tuple[pa.Array, np.ndarray]:
+    """Returns the labels of all rows one after the other, and the row of each; an empty text has none.
+
+    Args:
+        separator: Stands between two labels of a cell that is text.
+
+    Raises:
+        UserError: A cell, or a label in a list, is null.
+    """
+    cells = column_of(rows, column)
+    refuse_missing(rows, column, pc.is_null(cells), "write an empty list there")
+    lists = cells if holds_lists(cells.type) else separated(cells, separator)
+    flat, parents = pc.list_flatten(lists), pc.list_parent_indices(lists).to_numpy(zero_copy_only=False)
+    if flat.null_count:
+        row = int(parents[first(pc.is_null(flat))])
+        raise UserError(f"{rows.at(row)} has a null among its {column}; write a class there or remove it")
+    if lists is not cells:  # nothing may stand between two separators
+        is_label = pc.not_equal(flat, "")
+        flat, parents = flat.filter(is_label), parents[is_label.to_numpy(zero_copy_only=False)]
+    return flat, parents
+
+
+def separated(cells: pa.Array, separator: str | None) -> pa.Array:
+    """Returns texts as lists of what stands between the separators, without spaces around it."""
+    assert separator is not None
+    lists = pc.split_pattern(cells, separator)
+    return type(lists).from_arrays(lists.offsets, pc.utf8_trim_whitespace(lists.values))
+
+
+def first(flags: pa.Array) -> int:
+    """Returns the index of the first that is true."""
+    return pc.index(flags, True).as_py()
+
+
+def class_names(feature: Any) -> tuple[str, ...]:
+    """Returns the names that the ``datasets`` library has for the numbers of a column, or of its lists."""
+    inner = getattr(feature, "feature", feature)
+    return tuple(getattr(inner, "names", None) or ())
+
+
+def named(cells: Sequence[Any], feature: Any) -> list[str]:
+    """Returns labels as names of classes."""
+    names = class_names(feature)
+    return [names[cell] if names and 0 <= cell < len(names) else name(cell) for cell in cells]
+
+
+def name(cell: Any) -> str:
+    """Returns a label as a name: without spaces around it, true or false, and whole numbers without a point."""
+    if isinstance(cell, bool):
+        return str(cell).lower()
+    return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell).strip()
+
+
+def number(cell: Any) -> float:
+    """Returns a label as a number; not a number where it is none."""
+    return float(cell) if not isinstance(cell, str) or NUMBER.fullmatch(cell.strip()) else np.nan
+
+
+def holds_lists(kind: pa.DataType) -> bool:
+    """Returns whether each cell is a list."""
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+
+
+def is_multi_hot(kind: Any) -> bool:
+    """Returns whether cells are lists with a number for each class, which are of a floating type as in transformers."""
+    is_switch = holds_lists(kind) and (pa.types.is_floating(kind.value_type) or pa.types.is_boolean(kind.value_type))
+    return bool(is_switch)
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Returns whether cells are texts."""
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+
+def is_fraction(kind: pa.DataType) -> bool:
+    """Returns whether cells are numbers that need not be whole."""
+    return pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+
+
+def is_plain(kind: pa.DataType) -> bool:
+    """Returns whether a cell is one text, number or truth value."""
+    return is_text(kind) or is_fraction(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind)
+
+
+def short(value: Any) -> str:
+    """Returns a value for a message."""
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

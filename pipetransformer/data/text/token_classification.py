@@ -1,0 +1,126 @@
+"""A tag for each word of a sentence, from CoNLL's files or from tables with lists of words and of tags."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from pipetransformer.data.base import Data, ImageFormat, TextFormat
+from pipetransformer.data.tables.spec import TableSpec
+from pipetransformer.data.tasks import Task
+from pipetransformer.data.text.split import MIN_LENGTH, check_tokens
+from pipetransformer.data.token_tasks import token_classification
+from pipetransformer.errors import UserError
+
+if TYPE_CHECKING:
+    from pipetransformer.data.tables.files import Formats
+    from pipetransformer.data.text.tagged_rows import TaggedRows
+    from pipetransformer.data.text.tagged_split import TaggedSplit
+
+OUTSIDE = "O"  # tag of a word in no chunk
+IN_CHUNK = re.compile(r"[BIESLUMW]-.+")
+BARE = {*"BIESLUMW"}  # where all chunks are of one type
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenClassification(TableSpec):
+    """Named entities, chunks, parts of speech: a tag for each word.
+
+    The first token of a word carries its tag, and its other tokens do not count. Words that do not fit ``max_length``
+    count neither in the loss nor in the scores, as in transformers' example; the run says how many.
+
+    Attributes:
+        tokens: Column with the list of a sentence's words; in CoNLL's files the first one, which is called so.
+        tags: Column with the list of their tags; in CoNLL's files the last one is called so, and those between by
+            their number, from ``1``.
+        labels: All tags, in the order of the model's outputs; ``None``: those of the training data by the alphabet, or
+            in the order that the data has for them.
+        chunks: The tags mark chunks by prefixes, as in B-PER, and F1 over chunks is the main metric; ``False``: the
+            accuracy is. ``None``: by the tags.
+        max_length: Tokens of a sentence at most, special tokens included.
+    """
+
+    tokens: str = "tokens"
+    tags: str = "tags"
+    labels: list[str] | None = None
+    chunks: bool | None = None
+    max_length: int = 128
+
+    modality: ClassVar[str] = "text"
+    libraries: ClassVar[tuple[str, ...]] = ("datasets", "seqeval.metrics.sequence_labeling")
+
+    @property
+    def formats(self) -> Formats:
+        from pipetransformer.data.text.conll_files import CONLL_FORMATS
+
+        return CONLL_FORMATS
+
+    def check(self) -> None:
+        super().check()
+        if self.max_length < MIN_LENGTH:
+            raise UserError(f"dataset.max_length={self.max_length} is too short for a text; give {MIN_LENGTH} or more")
+        if self.labels is not None and len({*self.labels}) != max(2, len(self.labels)):
+            raise UserError(f"dataset.labels={list(self.labels)} must be two or more tags, each of them once")
+
+    def preflight(self) -> int | None:
+        if self.path is None:
+            self.find()
+            return None
+        _, train, _, _ = self._tagged()
+        return len(train)
+
+    def load(self, wanted: ImageFormat | TextFormat) -> Data:
+        assert isinstance(wanted, TextFormat)
+        task, train, name, evaluation = self._tagged()
+        splits = [self._split("train", train, task, wanted), self._split(name, evaluation, task, wanted)]
+        return Data(splits[0], (splits[1],), task, warnings=tuple(filter(None, map(_cut, splits))))
+
+    def _tagged(self) -> tuple[Task, TaggedRows, str, TaggedRows]:
+        """Returns the task, the training data, the name of the evaluation split and its data, all tags checked."""
+        from pipetransformer.data.text.tagged_rows import TaggedRows, find_labels
+
+        tables = self.tables()
+        labels = self.labels or find_labels(tables.known, self.tags)
+        train, evaluation = (
+            TaggedRows(rows, self.tokens, self.tags, labels) for rows in (tables.train, tables.evaluation)
+        )
+        chunks = mark_chunks(labels) if self.chunks is None else self.chunks
+        return token_classification(tuple(labels), chunks), train, tables.eval_name, evaluation
+
+    def _split(self, name: str, rows: TaggedRows, task: Task, wanted: TextFormat) -> TaggedSplit:
+        from pipetransformer.data.text.tagged_split import TaggedSplit, align
+
+        words = align(rows.sentences(), wanted.tokenizer, min(self.max_length, wanted.max_length))
+        check_tokens(words.tokens, rows.at)
+        return TaggedSplit(name, words, rows.tags, rows.sentences, task)
+
+
+def mark_chunks(labels: Sequence[str]) -> bool:
+    """Returns whether tags mark chunks by their prefixes, as B-PER does; else each stands for itself, as NOUN does.
+
+    Raises:
+        UserError: Some do and some do not.
+    """
+    inside = [label for label in labels if label != OUTSIDE]
+    if BARE.issuperset(inside) and "B" in inside:
+        return True
+    chunks = [label for label in inside if IN_CHUNK.fullmatch(label)]
+    if len(chunks) not in (0, len(inside)):
+        other = next(label for label in inside if label not in chunks)
+        raise UserError(
+            f"the tag {chunks[0]} is one of a chunk and {other} is not; give each tag but {OUTSIDE} a prefix as in "
+            "B-PER, or dataset.chunks=false if they do not mark chunks"
+        )
+    return bool(chunks)
+
+
+def _cut(split: TaggedSplit) -> str | None:
+    """Returns what is said of words without a token; ``None`` where all have one."""
+    if not split.num_lost:
+        return None
+    return (
+        f"{split.num_lost} words of the {split.name} split count neither in the loss nor in the scores, because they "
+        "have no token; raise dataset.max_length if their sentences were cut"
+    )
