@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pipetransformer.errors import UserError
 from pipetransformer.models.base import Head
 from pipetransformer.models.files import check_code, read_settings
-from pipetransformer.models.huggingface import REMEDY, TransformersSpec, first_line
+from pipetransformer.models.huggingface_base import REMEDY, TransformersSpec, first_line
 
 if TYPE_CHECKING:
     from torch import Tensor

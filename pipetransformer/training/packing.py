@@ -12,7 +12,6 @@ Attention finds the documents of a row by their positions: a document begins whe
 goes on with the last document, so that it sees something; nothing sees padding.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,8 +53,9 @@ class PackedRows:
     def scatter(self, values: Tensor, fill: float) -> Tensor:
         """Lays out values of documents, (N, T of a document, ...), in rows (B, T, ...); ``fill`` stands beside them."""
         rows = values.new_full((len(self), self.width, *values.shape[2:]), fill)
-        for value, row, start, length in zip(values, self.row, self.start, self.num_tokens, strict=True):
-            rows[row, start : start + length] = value[:length]
+        document = np.repeat(np.arange(len(self.row)), self.num_tokens)  # of each token, (M,)
+        position = np.arange(len(document)) - _starts(self.num_tokens)[document]
+        rows[self.row[document], self.start[document] + position] = values[document, position]
         return rows
 
     def context(self) -> dict[str, Tensor]:
@@ -100,5 +100,5 @@ def packed_rows(
     )
 
 
-def _starts(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
-    return np.cumsum([0, *lengths[:-1]])
+def _starts(lengths: np.ndarray) -> np.ndarray:
+    return np.cumsum(lengths) - lengths
