@@ -50,6 +50,7 @@ def test_a_recipe_fits_the_schema_of_its_spec(name: str) -> None:
         ("glue/cola", "cola"),
         ("cifar100", "cifar100"),
         ("fashion_mnist", "fashion_mnist"),
+        ("imdb", "imdb"),
     ],
 )
 def test_reports_call_the_data_by_the_name_that_it_is_known_by(recipe: str, name: str) -> None:
