@@ -43,6 +43,21 @@ def test_an_own_model_trains_as_by_a_plain_loop(pool: Pool, tmp_path: Path, worl
             torch.testing.assert_close(tensor, weights[name].float(), rtol=0, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # peft asks for it
+def test_adapters_are_merged_into_an_own_model_by_every_rank(pool: Pool, tmp_path: Path) -> None:
+    options = {"peft": pt.Lora(r=2)}
+    before = {name: tensor.clone() for name, tensor in model_and_data("transformers")[0].state_dict().items()}
+    (alone,) = pool.run(1, train_own, "transformers", tmp_path / "one", pt.Parallel(), options)
+    for seen in pool.run(2, train_own, "transformers", tmp_path / "two", ARRANGEMENTS["two stages"][1], options):
+        assert seen["losses"] == pytest.approx(alone["losses"], rel=0, abs=1e-10)
+        assert seen["model"].keys() == before.keys()
+        for name, tensor in seen["model"].items():
+            torch.testing.assert_close(tensor, alone["model"][name], rtol=0, atol=1e-6)
+            has_moved = name.endswith(("query.weight", "value.weight")) or "pooler" in name or "classifier" in name
+            assert torch.equal(tensor, before[name]) != has_moved, name
+    assert (tmp_path / "two" / "saved" / "adapter_model.safetensors").is_file()
+
+
 @pytest.mark.parametrize(
     ("step", "first", "second"),
     [
