@@ -1,6 +1,7 @@
 # make train [ARGS="model=bert dataset=squad"]   trains; make test   runs the suite; both install what they need first.
 # make fuzz   damages the files that are read back, a thousand times each.
 # make chaos [KILLS=100]   kills ranks and whole runs at random; make resume-matrix   resumes from 60 steps in 16 worlds.
+# make matrix   compares every kind of plan on up to eight processes with one process.
 # make test-isa   runs the tests of rounding as on older x86 processors: oneDNN and ATen keep to fewer instructions.
 PYTHON ?= python3
 VENV   ?= .venv
@@ -11,7 +12,7 @@ ISAS   ?= SSE41:default AVX:default AVX2:avx2 AVX512_CORE:avx2 DEFAULT:avx2
 ROUNDS ?= tests/models/test_contract.py tests/runtime/test_precision.py tests/runtime/test_elastic.py \
           tests/runtime/test_fsdp.py tests/runtime/test_tied.py tests/runtime/test_devices.py
 
-.PHONY: train test test-isa fuzz chaos resume-matrix check clean
+.PHONY: train test test-isa fuzz chaos matrix resume-matrix check clean
 
 train: $(VENV)/.train
 	$(VENV)/bin/python train.py $(ARGS)
@@ -28,6 +29,9 @@ test-isa: $(VENV)/.dev
 
 fuzz: $(VENV)/.dev
 	FUZZ_EXAMPLES=1000 $(VENV)/bin/python -m pytest --timeout 0 tests/test_fuzz.py $(ARGS)
+
+matrix: $(VENV)/.dev
+	MATRIX=1 $(VENV)/bin/python -m pytest --numprocesses 2 tests/runtime/test_matrix.py $(ARGS)
 
 resume-matrix: $(VENV)/.dev
 	RESUME_MATRIX=1 $(VENV)/bin/python -m pytest --numprocesses 2 tests/training/test_resume.py -k in_any_world $(ARGS)

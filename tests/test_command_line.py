@@ -59,13 +59,7 @@ def test_help_shows_the_options_that_are_chosen(tmp_path: Path) -> None:
     [
         (["freeze.alhpa=0.5"], "freeze.alhpa does not exist; did you mean freeze.alpha?"),
         (["+freeze.beta=1"], "freeze.beta does not exist; valid options: interval, guard, alpha"),
-        (["seed=one"], "seed: Value 'one' of type 'str' could not be converted to Integer"),
-        (["seed=-1"], "seed=-1 is below 0"),
-        (["cache.path=''"], "cache.path= is empty; give a folder, or null"),
-        (["optim.betas=0.9"], "optim.betas: expected a list such as [1,2]"),
         (["freeze=schedule", "freeze.num_frozen=[1,x]"], "freeze.num_frozen[1]: Value 'x' of type 'str'"),
-        (["optim.betas=[0.9]"], "optim.betas=[0.9] are not two numbers"),
-        (["parallel.world_size=0"], "parallel.world_size=0 must be above 0"),
         (
             ["model=bert"],
             "choose a model for images (model=deit, dinov2, siglip, vit, vit_hf, vit_tiny) or another dataset",
@@ -76,7 +70,6 @@ def test_help_shows_the_options_that_are_chosen(tmp_path: Path) -> None:
         (["dataset=null"], "dataset=null is unknown; there are: causal_lm, cifar10"),
         (["parallel.world_size=999"], "parallel.world_size=999 is more than the"),
         (["hydra.run.dir=/proc/run"], "the run folder cannot be written"),
-        (["hydra.run.dir=/proc/sys"], "the run folder cannot be written"),
         (["cache.path=/proc/features"], "the cache's folder /proc/features cannot be written"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

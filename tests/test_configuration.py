@@ -48,6 +48,12 @@ WRONG = {
     "guard.max_norm_ratio=1": "guard.max_norm_ratio=1.0 must be above 1",
     "guard.max_skips=0": "guard.max_skips=0 is below 1; take stop",
     "dataset.max_train_samples=0": "dataset.max_train_samples=0 leaves no samples",
+    "seed=one": "seed: Value 'one' of type 'str' could not be converted to Integer",
+    "seed=-1": "seed=-1 is below 0",
+    "cache.path=''": "cache.path= is empty; give a folder, or null",
+    "optim.betas=0.9": "optim.betas: expected a list such as [1,2]",
+    "optim.betas=[0.9]": "optim.betas=[0.9] are not two numbers",
+    "parallel.world_size=0": "parallel.world_size=0 must be above 0",
 }
 GROUPS = ("model", "dataset", "freeze", "parallel", "cache", "optim", "peft", "logger")
 
@@ -56,7 +62,7 @@ GROUPS = ("model", "dataset", "freeze", "parallel", "cache", "optim", "peft", "l
 def test_every_option_of_every_group_composes(option: str, tmp_path: Path) -> None:
     group, name = option.split("=")
     path = CONF / group / f"{name}.yaml"
-    of_text = ("glue", "sst2", "squad", "tokens", "text", "causal_lm")
+    of_text = ("glue", "imdb", "sst2", "squad", "tokens", "text", "causal_lm")
     reads_text = "HuggingFaceModel" in path.read_text() or any(word in name for word in of_text)
     data = f"dataset.path={_picture_folder(tmp_path)}"
     needed = {each: [data] for each in ("image_folder", "image", "tokens", "text", "causal_lm")}

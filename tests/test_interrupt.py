@@ -107,10 +107,6 @@ def test_a_stopped_run_goes_on_by_the_same_command_with_another_number_of_proces
     job = Job(tmp_path / "run", error="")
     assert [event["step"] for event in job.events("step")] == list(range(1, 49)), "no gap and no duplicate"
     assert (job.summary["status"], job.summary["optimizer_steps"]) == ("completed", 48)
-    with started(tmp_path, TRAIN, *arguments) as (process, _):
-        out, err = process.communicate(timeout=TIMEOUT_S)
-    assert process.returncode == 0, err
-    assert "nothing to resume: the run in" in out
 
 
 def test_the_workers_of_a_killed_command_end_too(tmp_path: Path) -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from pipetransformer.checkpoint.folder import FOLDER
+from pipetransformer.config.compose import compose_training
 from pipetransformer.errors import RankFailed, RankLost, UserError
-from pipetransformer.launch.run_dir import tell_where_weights_are
+from pipetransformer.launch.run_dir import finished_summary, tell_where_weights_are
 
 
 def notes(
@@ -54,3 +55,16 @@ def test_nothing_is_told_of_a_run_that_saved_its_model_or_made_no_step(tmp_path:
     assert not notes(KeyboardInterrupt(), tmp_path, status="interrupted", model=model)
     (tmp_path / "other").mkdir()
     assert not notes(RankLost("killed"), tmp_path / "other", num_steps=0)
+
+
+@pytest.mark.parametrize(
+    ("status", "resume", "is_over"),
+    [("completed", ("resume=auto",), True), ("completed", (), False), ("interrupted", ("resume=auto",), False)],
+)
+def test_a_run_that_is_complete_is_not_resumed(
+    status: str, resume: tuple[str, ...], is_over: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "summary.json").write_text(json.dumps({"status": status}))
+    summary = finished_summary(compose_training(resume), tmp_path)
+    assert summary == ({"status": status} if is_over else None)
+    assert ("nothing to resume: the run in" in capsys.readouterr().out) == is_over

@@ -114,7 +114,7 @@ class Tower:
         return original(images).logits
 
 
-HEADS = [Head("sequence", 3), Head("sequence", 1), Head("token", 4), Head("span", 2)]
+HEADS = [Head("sequence", 3), Head("token", 4), Head("span", 2)]
 ENCODERS = [
     ("bert", True),
     ("roberta", False),

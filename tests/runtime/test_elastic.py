@@ -40,7 +40,7 @@ def run_both(pool: Pool, case: Case, world: int, plans: Plans, folder: Path) -> 
 
 
 @pytest.mark.parametrize("sequence", SEQUENCES)
-@pytest.mark.parametrize("kind", ["vit", "bert", "bert_qa"])
+@pytest.mark.parametrize("kind", ["vit", "bert"])
 def test_every_topology_trains_as_one_process_does(
     kind: str, sequence: str, pool: Pool, bert_config: Path, tmp_path: Path
 ) -> None:

@@ -26,8 +26,7 @@ PLANS = {
 }
 
 
-@pytest.mark.parametrize("kind", ["vit", "bert"])
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize(("name", "kind"), [(name, ("vit", "bert")[number % 2]) for number, name in enumerate(PLANS)])
 def test_a_rank_takes_the_memory_that_the_planner_reckons_with(
     name: str, kind: str, pool: Pool, bert_config: Path, tmp_path: Path
 ) -> None:
