@@ -62,7 +62,7 @@ def test_help_shows_the_options_that_are_chosen(tmp_path: Path) -> None:
         (["freeze=schedule", "freeze.num_frozen=[1,x]"], "freeze.num_frozen[1]: Value 'x' of type 'str'"),
         (
             ["model=bert"],
-            "choose a model for images (model=deit, dinov2, siglip, vit, vit_hf, vit_tiny) or another dataset",
+            "choose a model for images (model=deit, dinov2, eva02, siglip, vit, vit_hf, vit_tiny) or another dataset",
         ),
         (["model=brt"], "model=brt is unknown; did you mean model=bert? there are: albert, bert, bert_large"),
         (["--epochs", "3"], "--epochs is not an option; write epochs=3"),

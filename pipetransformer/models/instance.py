@@ -21,15 +21,17 @@ from pipetransformer.errors import UserError
 from pipetransformer.models.base import Head, ModelSpec
 from pipetransformer.models.stack import LayerStack, seeded, without_storage
 
-SUPPORTED = "timm's VisionTransformer, an encoder or decoder of transformers with a head, nn.Sequential and LayerStack"
+SUPPORTED = (
+    "timm's VisionTransformer and Eva, an encoder or decoder of transformers with a head, nn.Sequential and LayerStack"
+)
 
 
 def stack_of(model: nn.Module) -> LayerStack:
     """Makes a stack without storage whose layers get the weights of an instance when they are loaded.
 
     Args:
-        model: A VisionTransformer of timm, an encoder or decoder of transformers, or an ``nn.Sequential``, with the
-            head that is to be trained. It stays as it is. A LayerStack is returned itself.
+        model: A VisionTransformer or Eva of timm, an encoder or decoder of transformers, or an ``nn.Sequential``,
+            with the head that is to be trained. It stays as it is. A LayerStack is returned itself.
 
     Raises:
         UserError: The model is of another kind, cannot be trained layer by layer, or has parameters without gradient.
@@ -105,12 +107,10 @@ def _split(model: nn.Module) -> LayerStack:
 
 
 def _split_timm(model: nn.Module) -> LayerStack:
-    from timm.models.vision_transformer import VisionTransformer
-
     from pipetransformer.models.timm import NAMES, why_not_flat
-    from pipetransformer.models.timm_layers import check_instance, split_layers
+    from pipetransformer.models.timm_layers import FlatModel, check_instance, split_layers
 
-    if not isinstance(model, VisionTransformer):
+    if not isinstance(model, FlatModel):
         raise UserError(f"it is a {type(model).__name__}{why_not_flat(model)}; {NAMES}")
     check_instance(model)
     return split_layers(without_storage(model))

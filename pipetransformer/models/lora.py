@@ -72,8 +72,22 @@ def _of_family(stack: LayerStack) -> list[str]:
 
 
 def _linear_layers(block: Layer) -> list[str]:
-    named = block.module.named_modules()
-    return [name for name, module in named if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"]
+    named = dict(block.module.named_modules())
+    only_read = {f"{name}.qkv" for name, module in named.items() if _reads_qkv(module)}
+    linear = (name for name, module in named.items() if isinstance(module, nn.Linear) or _is_conv1d(module))
+    return [name for name in linear if name not in only_read]
+
+
+def _is_conv1d(module: nn.Module) -> bool:
+    return type(module).__name__ == "Conv1D"
+
+
+def _reads_qkv(attention: nn.Module) -> bool:
+    """Returns whether an attention multiplies with the weight of its ``qkv`` itself, past an adapter beside it.
+
+    timm's EVA does where the bias has a part for queries and one for values.
+    """
+    return getattr(attention, "q_bias", None) is not None and not getattr(attention, "qkv_bias_separate", False)
 
 
 def _is_wanted(name: str, wanted: list[str]) -> bool:
@@ -82,7 +96,7 @@ def _is_wanted(name: str, wanted: list[str]) -> bool:
 
 def _inject(spec: Lora, block: Layer, names: list[str]) -> None:
     on_meta = not block.has_storage
-    is_transposed = type(block.module.get_submodule(names[0])).__name__ == "Conv1D"
+    is_transposed = _is_conv1d(block.module.get_submodule(names[0]))
     config = _config(spec, names, fan_in_fan_out=is_transposed)
     inject_adapter_in_model(config, block.module, low_cpu_mem_usage=on_meta)
     block.refresh_aliases()

@@ -1,4 +1,4 @@
-"""timm's Vision Transformers (ViT, DeiT and their kin) as a flat stack, and whether timm has one of a name."""
+"""timm's Vision Transformers (ViT, DeiT, EVA and their kin) as a flat stack, and whether timm has one of a name."""
 
 from __future__ import annotations
 
@@ -20,15 +20,18 @@ from pipetransformer.models.files import PICKLES, SAFE, refuse_pickle
 from pipetransformer.models.hub import CONFIG, check_folder, check_repository, has_file
 
 if TYPE_CHECKING:
-    from timm.models.vision_transformer import VisionTransformer
     from torch import Tensor, nn
 
     from pipetransformer.models.stack import LayerStack
+    from pipetransformer.models.timm_layers import FlatModel
     from pipetransformer.models.timm_weights import Create, RandomInit
 
 
-_VISION_TRANSFORMERS = ("vit_", "deit")
-NAMES = "supported is what timm builds as a VisionTransformer: vit_*, deit_*, deit3_* and folders with one of these"
+_VISION_TRANSFORMERS = ("vit_", "deit", "eva")
+NAMES = (
+    "supported is what timm builds as a VisionTransformer or an Eva: vit_*, deit_*, deit3_*, eva_*, eva02_* and "
+    "folders with one of these"
+)
 _NOT_AN_OPTION = {
     "num_classes": "it follows from the data",
     "in_chans": "use model.num_channels",
@@ -120,9 +123,9 @@ class TimmModel(ModelSpec):
         arguments = {"num_classes": head.num_outputs, "in_chans": num_channels, "img_size": size}
         create = partial(self._create, **arguments)
         model = create(pretrained=False, device="meta")
-        stack = split_layers(model, (arguments, head.labels))
         with seeded(seed):
             self._check_layers(model, head.num_outputs, num_channels)
+        stack = split_layers(model, (arguments, head.labels))
         drawn = RandomInit(model, stack, create, seed)
         if self.pretrained:
             return self._published(stack, create, drawn, seed)
@@ -182,7 +185,7 @@ class TimmModel(ModelSpec):
         )
         return whole
 
-    def _check_layers(self, model: VisionTransformer, num_outputs: int, num_channels: int) -> None:
+    def _check_layers(self, model: FlatModel, num_outputs: int, num_channels: int) -> None:
         from pipetransformer.models.timm_layers import check_runs_by_layers
 
         create = partial(self._create, num_classes=num_outputs, in_chans=num_channels)
@@ -199,7 +202,8 @@ class TimmModel(ModelSpec):
         num_channels, height, width = input_shape
         if height != width:
             raise UserError(f"images of {height}x{width} pixels are not square; give model.image_size=<pixels>")
-        pixels_per_patch = self._meta_model().patch_embed.feat_ratio()
+        patches: Any = self._meta_model().patch_embed
+        pixels_per_patch = patches.feat_ratio()
         if height % pixels_per_patch:
             raise UserError(
                 f"images of {height}x{width} pixels do not divide into patches of {pixels_per_patch}; give "
@@ -212,20 +216,21 @@ class TimmModel(ModelSpec):
                 f"give model.num_channels={num_channels}"
             )
 
-    def _meta_model(self) -> VisionTransformer:
+    def _meta_model(self) -> FlatModel:
         """Returns the model as published, without storage, to read its sizes and its preprocessing."""
         import torch
 
         with torch.device("meta"):
             return self._create(pretrained=False)
 
-    def _create(self, pretrained: bool, **arguments: Any) -> VisionTransformer:
+    def _create(self, pretrained: bool, **arguments: Any) -> FlatModel:
         import timm
-        from timm.models.vision_transformer import VisionTransformer
+
+        from pipetransformer.models.timm_layers import FlatModel
 
         with self._explained():
             model = timm.create_model(self._source(), pretrained=pretrained, **{**self.options, **arguments})
-        if not isinstance(model, VisionTransformer):
+        if not isinstance(model, FlatModel):
             raise UserError(f"model.name={self.name} is a {type(model).__name__}{why_not_flat(model)}; {NAMES}")
         return model
 
@@ -257,8 +262,8 @@ def why_not_flat(model: nn.Module) -> str:
     """Returns the reason why a model of timm is no flat list of layers, as far as it shows."""
     if len({info["num_chs"] for info in getattr(model, "feature_info", ())}) > 1:
         return ", whose hidden state changes its shape from stage to stage, where one shape goes between all layers"
-    if getattr(model, "rope", None) is not None:
-        return ", whose blocks are given rotary positions besides the hidden state"
+    if type(model).__name__ == "NaFlexVit":
+        return ", whose images differ in their number of patches, where all samples have one shape"
     return ""
 
 

@@ -1,40 +1,51 @@
-"""Splits a timm Vision Transformer into layers that run its own code.
+"""Splits a timm Vision Transformer or Eva into layers that run its own code.
 
 The embedding is the original model without blocks, the head is what stands behind them::
 
     model:  patch embedding, positions, norm_pre -> blocks -> norm -> pooling, fc_norm, head
     stack:  embedding                               blocks    head
+
+The blocks of an Eva are also given rotary positions (:mod:`pipetransformer.models.timm_rotary`).
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from timm.layers import PatchEmbed
+from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from pipetransformer.errors import UserError
 from pipetransformer.models.checks import check_same_outputs, draw_all
-from pipetransformer.models.layer import Layer, shallow_copy
+from pipetransformer.models.layer import Forward, Layer, shallow_copy
 from pipetransformer.models.stack import LayerStack
+from pipetransformer.models.timm_rotary import RotaryPositions
 
+FlatModel = VisionTransformer | Eva
+"""Classes of timm whose blocks are a flat list."""
 BLOCKS = "blocks."
 _BEHIND_THE_BLOCKS = ("norm", "attn_pool", "fc_norm", "head_drop", "head", "head_dist")
 
 
-def split_layers(model: VisionTransformer, config: Any = None) -> LayerStack:
+def split_layers(model: FlatModel, config: Any = None) -> LayerStack:
     """Returns the model as a flat stack that shares its parameters.
 
     Args:
         model: With or without storage.
         config: Kept for :meth:`TimmModel.save`.
+
+    Raises:
+        UserError: It has an ingredient that no list of layers can hold.
     """
-    num_tokens, width = model.patch_embed.num_patches + model.num_prefix_tokens, model.embed_dim
+    patches: Any = model.patch_embed
+    num_tokens, width = patches.num_patches + model.num_prefix_tokens, model.embed_dim
     return LayerStack(_layers(model), lambda images: torch.Size((len(images), num_tokens, width)), config)
 
 
-def check_runs_by_layers(model: VisionTransformer, create: Callable[..., VisionTransformer], num_outputs: int) -> None:
+def check_runs_by_layers(model: FlatModel, create: Callable[..., FlatModel], num_outputs: int) -> None:
     """Checks on a two-block copy that the stack computes what the model computes, and trains in any micro-batches.
 
     Args:
@@ -45,8 +56,9 @@ def check_runs_by_layers(model: VisionTransformer, create: Callable[..., VisionT
     Raises:
         UserError: It does not, with the reason.
     """
-    side = 2 * model.patch_embed.feat_ratio()
-    tiny = create(pretrained=False, depth=min(2, len(model.blocks)), img_size=side, **_narrow(model))
+    patches: Any = model.patch_embed
+    side = 2 * patches.feat_ratio()
+    tiny = create(pretrained=False, img_size=side, **_short(model), **_narrow(model))
     draw_all(tiny)
     outputs = _check(tiny, (side, side))
     if outputs.shape[1:] != (num_outputs,):
@@ -56,18 +68,18 @@ def check_runs_by_layers(model: VisionTransformer, create: Callable[..., VisionT
         )
 
 
-def check_instance(model: VisionTransformer) -> None:
+def check_instance(model: FlatModel) -> None:
     """Checks a model with weights, without most of its blocks, as :func:`check_runs_by_layers` does.
 
     Raises:
         UserError: It cannot be trained layer by layer, with the reason.
     """
-    short = shallow_copy(model)
+    short: Any = shallow_copy(model)
     short.blocks = nn.Sequential(*list(model.blocks)[:2])
-    _check(short, model.patch_embed.img_size)
+    _check(short, short.patch_embed.img_size)
 
 
-def _check(model: VisionTransformer, size: tuple[int, int]) -> Tensor:
+def _check(model: FlatModel, size: tuple[int, int]) -> Tensor:
     """Returns the outputs for four images of noise."""
     stack = split_layers(model)
     first = next(weight for weight in model.patch_embed.parameters() if weight.dim() == 4)  # (D, C, height, width)
@@ -78,24 +90,39 @@ def _check(model: VisionTransformer, size: tuple[int, int]) -> Tensor:
         return stack(images)
 
 
-def _narrow(model: VisionTransformer) -> dict[str, int]:
+def _short(model: FlatModel) -> dict[str, Any]:
+    """Returns arguments that make the model one of two blocks."""
+    depth = min(2, len(model.blocks))
+    attentions: list[Any] = [block.attn for block in model.blocks][:depth] if isinstance(model, Eva) else []
+    grouped = [each.num_kv_heads for each in attentions if hasattr(each, "num_kv_heads")]
+    return {"depth": depth, **({"num_kv_heads": grouped} if grouped else {})}
+
+
+def _narrow(model: FlatModel) -> dict[str, int]:
     """Returns arguments that make the model narrow, where its patch embedding allows any width."""
     heads: list[Any] = [part.num_heads for part in model.blocks.modules() if hasattr(part, "num_heads")]
     return {"embed_dim": 8 * int(heads[0])} if heads and type(model.patch_embed) is PatchEmbed else {}
 
 
-def _layers(model: VisionTransformer) -> list[Layer]:
-    embedding, head = shallow_copy(model), shallow_copy(model)
+def _layers(model: FlatModel) -> list[Layer]:
+    if getattr(model, "patch_drop", None) is not None and not isinstance(model.patch_drop, nn.Identity):
+        raise UserError("its patch_drop leaves out other patches of each image in each step; make it without")
+    embedding: Any = shallow_copy(model)
+    head = shallow_copy(model)
     for name in _BEHIND_THE_BLOCKS:
         embedding._modules.pop(name, None)
     embedding.blocks, embedding.norm = nn.Sequential(), nn.Identity()
+    run_block: Forward = _run_block
+    if isinstance(model, Eva) and model.rope is not None:
+        embedding.rope = None
+        run_block = partial(_run_rotary_block, RotaryPositions(model))
     head._modules = {name: part for name, part in head._modules.items() if name in _BEHIND_THE_BLOCKS}
     head._parameters = {}
-    blocks = [Layer(block, _run_block, f"{BLOCKS}{index}.") for index, block in enumerate(model.blocks)]
+    blocks = [Layer(block, run_block, f"{BLOCKS}{index}.") for index, block in enumerate(model.blocks)]
     return [Layer(embedding, _run_embedding), *blocks, Layer(head, _run_head)]
 
 
-def _run_embedding(model: VisionTransformer, images: Tensor, **_: Any) -> Tensor:
+def _run_embedding(model: FlatModel, images: Tensor, **_: Any) -> Tensor:
     return model.forward_features(images)  # the copy has no blocks: (B, C, H, W) -> (B, T, D)
 
 
@@ -103,5 +130,9 @@ def _run_block(block: nn.Module, hidden: Tensor, **_: Any) -> Tensor:
     return block(hidden)
 
 
-def _run_head(model: VisionTransformer, hidden: Tensor, **_: Any) -> Tensor:
+def _run_rotary_block(positions: RotaryPositions, block: nn.Module, hidden: Tensor, **_: Any) -> Tensor:
+    return block(hidden, rope=positions(hidden))
+
+
+def _run_head(model: FlatModel, hidden: Tensor, **_: Any) -> Tensor:
     return model.forward_head(model.norm(hidden))  # (B, T, D) -> (B, num_outputs)

@@ -15,14 +15,15 @@ from typing import Any
 
 import torch
 from huggingface_hub import hf_hub_download
-from timm.models.vision_transformer import VisionTransformer
+from timm.models.eva import Eva
 from torch import Tensor, nn
 
 from pipetransformer.models.layer import shallow_copy
 from pipetransformer.models.lazy_checkpoint import Checkpoint, named_tensors
 from pipetransformer.models.stack import LayerStack, seeded
+from pipetransformer.models.timm_layers import FlatModel
 
-Create = Callable[..., VisionTransformer]
+Create = Callable[..., FlatModel]
 """Makes the model: ``create(pretrained=...)``, with further arguments of ``timm.create_model``."""
 _FILE = "model.safetensors"
 
@@ -50,7 +51,7 @@ class RandomInit:
         names: For each layer the names of its tensors.
     """
 
-    def __init__(self, model: VisionTransformer, stack: LayerStack, create: Create, seed: int) -> None:
+    def __init__(self, model: FlatModel, stack: LayerStack, create: Create, seed: int) -> None:
         self.model, self._create, self._seed = copy.deepcopy(model), create, seed
         self.names = stack.names()
 
@@ -63,10 +64,10 @@ class RandomInit:
         for name in names:
             _give_storage(whole, name)
         model = _with_blocks_of(whole, names)
-        model.fix_init = False  # it would scale the only block as the first one
+        model.fix_init_weight = lambda: None  # it would scale the only block as the first one
         with seeded(self._seed * len(self.names) + index):
             model.init_weights()  # without storage nothing is drawn
-        if getattr(whole, "fix_init", False):
+        if getattr(whole, "fix_init", isinstance(whole, Eva)):  # an Eva's init_weights always does
             whole.fix_init_weight()  # divides by the root of each block's number
         drawn = named_tensors(model)
         left = [name for name in names if not drawn[name].is_floating_point() or drawn[name].isnan().any()]
@@ -108,27 +109,27 @@ class Pretrained:
             loaded = named_tensors(self._load(self._checkpoint.placeholders() | dict(self._checkpoint.read(unplaced))))
             yield from ((name, loaded[name]) for name in converted)
 
-    def _load(self, state: dict[str, Tensor]) -> VisionTransformer:
+    def _load(self, state: dict[str, Tensor]) -> FlatModel:
         """Returns the model that timm makes of a state; tensors that the state lacks have no storage."""
         instead = {"source": "", "file": None, "hf_hub_id": None, "url": None, "custom_load": False}
-        with _as_they_are():
+        with _as_they_are(type(self._drawn.model)):
             return self._create(pretrained=True, device="meta", pretrained_cfg_overlay={**instead, "state_dict": state})
 
 
 @contextmanager
-def _as_they_are() -> Iterator[None]:
-    """Makes ``load_state_dict`` assign the tensors themselves, for which timm has no argument."""
-    VisionTransformer.load_state_dict = partialmethod(nn.Module.load_state_dict, assign=True)  # type: ignore
+def _as_they_are(kind: type[FlatModel]) -> Iterator[None]:
+    """Makes ``load_state_dict`` of a class assign the tensors themselves, for which timm has no argument."""
+    kind.load_state_dict = partialmethod(nn.Module.load_state_dict, assign=True)  # type: ignore
     try:
         yield
     finally:
-        del VisionTransformer.load_state_dict
+        del kind.load_state_dict
 
 
-def _with_blocks_of(model: VisionTransformer, names: list[str]) -> VisionTransformer:
+def _with_blocks_of(model: FlatModel, names: list[str]) -> FlatModel:
     """Returns the model without the blocks that have none of these tensors: timm is slow on the meta device."""
     twin = shallow_copy(model)
-    twin.blocks = nn.Sequential(
+    twin._modules["blocks"] = nn.Sequential(
         OrderedDict(
             (index, block)
             for index, block in model.blocks.named_children()

@@ -4,6 +4,7 @@ import inspect
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType
@@ -64,6 +65,8 @@ def _plain(value: object) -> object:
         return [_plain(item) for item in value]
     if isinstance(value, FunctionType | BuiltinFunctionType):
         return value.__qualname__
+    if isinstance(value, partial):  # calls a block with more than its input
+        return [_plain(value.func), *map(_plain, value.args)]
     if hasattr(value, "to_dict"):  # a configuration of transformers, whose dict lacks the attention implementation
         config = value.to_dict() | {"attention": getattr(value, "_attn_implementation", "")}
         return {name: config[name] for name in sorted(config) if name not in OF_THE_HEAD}

@@ -107,7 +107,7 @@ def test_a_name_that_timm_does_not_know_is_answered_with_near_ones() -> None:
 def test_names_and_places_are_those_of_timm() -> None:
     import timm
 
-    assert {name for name in timm.list_models() if name.startswith("vit_")} <= set(architectures())
+    assert {name for name in timm.list_models() if name.startswith(("vit_", "eva"))} <= set(architectures())
     for name in ("vit_base_patch16_224", "deit_small_patch16_224", "vit_base_patch16_siglip_224.webli"):
         assert repository(name) == timm.get_pretrained_cfg(name).hf_hub_id
     for name in ("vit_tiny_patch16_224_in21k", "resnet18"):  # an old name, and another architecture, refused later

@@ -53,9 +53,14 @@ def vision_transformer() -> nn.Module:
     return timm.create_model("vit_tiny_patch16_224", **TINY)
 
 
+def eva() -> nn.Module:
+    return timm.create_model("eva02_tiny_patch14_224", **TINY)
+
+
 INSTANCES: dict[str, Any] = {
     "sequential": (sequential, torch.randn(4, 5, 4)),
     "timm": (vision_transformer, torch.randn(4, 3, 16, 16)),
+    "rotary positions": (eva, torch.randn(4, 3, 16, 16)),
     "token classification": (lambda: BertForTokenClassification(CONFIG), torch.arange(20).reshape(4, 5)),
     "shared weights": (lambda: BertForMaskedLM(CONFIG), torch.arange(20).reshape(4, 5)),
     "decoder": (lambda: GPT2ForSequenceClassification(GPT2), torch.arange(5, 25).reshape(4, 5)),
@@ -162,10 +167,14 @@ def frozen_embedding() -> nn.Module:
     [
         (
             lambda: nn.Linear(2, 2),
-            r"a Linear cannot be trained .*; supported are timm's VisionTransformer, .*Sequential",
+            r"a Linear cannot be trained .*; supported are timm's VisionTransformer and Eva, .*Sequential",
         ),
         (lambda: timm.create_model("resnet18"), r"a ResNet cannot be trained .* vit_"),
         (lambda: timm.create_model("vit_small_resnet26d_224"), r"conv1\.1 \(BatchNorm2d\) changes its buffer"),
+        (
+            lambda: timm.create_model("eva02_tiny_patch14_224", **TINY, patch_drop_rate=0.1),
+            r"an? Eva cannot be trained layer by layer: its patch_drop leaves out other patches",
+        ),
         (lambda: BertModel(CONFIG), r"it has no head; take .* AutoModelFor"),
         (lambda: BertForPreTraining(CONFIG), r"a BertForPreTraining cannot be trained .* no attribute 'logits'"),
         (lambda: BertForMaskedLM._from_config(CONFIG, attn_implementation="eager"), "attn_implementation='sdpa'"),

@@ -17,7 +17,9 @@ from torch import Tensor
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.errors import UserError
 from pipetransformer.models.adapters import Lora
+from pipetransformer.models.base import Head
 from pipetransformer.models.stack import LayerStack
+from pipetransformer.models.timm import TimmModel
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # peft asks for it
 PLANS = {
@@ -104,6 +106,21 @@ def test_peft_loads_what_is_saved_and_the_sum_is_the_model(
     for index in range(len(again)):
         again.load_again(index)
     tensors_equal(state_of(again), state_of(stack), 0.0)
+
+
+def test_every_adapter_of_an_eva_trains() -> None:
+    tiny = {"patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2}
+    spec = TimmModel(name="eva02_tiny_patch14_224", pretrained=False, options=tiny)
+    stack = spec.build(Head("image", 5), (3, 8, 8), SEED)
+    with pytest.raises(UserError, match=r"target_modules=\['qkv'\]: .*; it has attn\.proj, mlp\.fc1, mlp\.fc2, or"):
+        Lora(target_modules=("qkv",)).apply(stack, SEED)  # whose adapter timm would not call
+
+    Lora().apply(stack, SEED)
+    stack(torch.randn(2, 3, 8, 8)).square().sum().backward()
+
+    adapters = {name: p for layer in stack.layers for name, p in layer.by_name().items() if ".lora_B" in name}
+    assert len(adapters) == 6
+    assert all(p.grad is not None and p.grad.any() for p in adapters.values())
 
 
 def test_the_seed_and_the_name_alone_decide_the_adapters(bert_config: Path) -> None:

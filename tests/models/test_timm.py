@@ -17,8 +17,10 @@ from pipetransformer.data.images.sources import from_arrays
 from pipetransformer.data.images.split import ImageSplit
 from pipetransformer.data.tasks import image_classification
 from pipetransformer.models.base import Head
-from pipetransformer.models.stack import LayerStack
+from pipetransformer.models.stack import LayerStack, without_storage
 from pipetransformer.models.timm import TimmModel
+from pipetransformer.models.timm_layers import split_layers
+from pipetransformer.models.timm_rotary import RotaryPositions
 
 TINY = {"patch_size": 4, "embed_dim": 24, "depth": 2, "num_heads": 2}
 
@@ -154,13 +156,72 @@ def test_another_architecture_is_refused_with_what_is_supported() -> None:
     ("name", "reason"),
     [
         ("swin_tiny_patch4_window7_224", r"SwinTransformer, whose hidden state changes its shape from stage to stage"),
-        ("eva02_tiny_patch14_224", r"Eva, whose blocks are given rotary positions besides the hidden state"),
     ],
 )
 def test_a_transformer_that_is_no_flat_list_is_refused_by_name_and_reason(name: str, reason: str) -> None:
     with pytest.raises(ValueError, match=rf"model\.name={name} is an? {reason}.*; supported is .* vit_") as refused:
         TimmModel(name=name, pretrained=False).build_meta(Head("image", 5), (3, 224, 224), seed=0)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"rope_type": "mixed"}, r"learned, .* \(rope_type=mixed\) .*; choose a model with fixed ones"),
+        (
+            {"rope_type": "dinov3", "rope_rescale_coords": 2.0},
+            r"drawn anew in each step, .*; give model\.options\.rope_rescale_coords=1$",
+        ),
+    ],
+)
+def test_an_eva_whose_rotary_positions_are_not_fixed_is_refused_by_reason(options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=rf"eva02_tiny_patch14_224 cannot .* layer: its rotary positions are {reason}"):
+        build(tiny(name="eva02_tiny_patch14_224", options=options))
+
+
+def test_an_eva_whose_rotary_positions_are_drawn_without_effect_is_that_with_fixed_ones() -> None:
+    drawn = {"rope_type": "dinov3", "rope_rescale_coords": 1.0, "rope_shift_coords": 0.0}
+    images = torch.randn(2, 3, 16, 16)
+    one, other = (
+        build(tiny(name="eva02_tiny_patch14_224", options=options)) for options in (drawn, {"rope_type": "dinov3"})
+    )
+
+    assert torch.equal(one(images), other(images))
+
+
+def test_images_that_differ_in_patches_are_refused_by_reason() -> None:
+    with pytest.raises(ValueError, match=r"is a NaFlexVit, whose images differ in their number of patches"):
+        build(tiny(name="eva02_tiny_patch14_224", options={"use_naflex": True}))
+
+
+def test_rotary_positions_are_of_the_size_of_the_images(tmp_path: Path) -> None:
+    spec = tiny(name="eva02_tiny_patch14_224")
+    saved(tmp_path, spec)
+    stack = TimmModel(name=str(tmp_path), image_size=32).build(Head("image", 5), (3, 32, 32), seed=0)
+    state = {name: t for layer in stack.layers for name, t in layer.original_state().items()}
+    spec.save(stack, state, tmp_path / "larger")
+    images = torch.randn(2, 3, 32, 32)
+
+    original = timm.create_model(f"local-dir:{tmp_path / 'larger'}", pretrained=True)
+
+    torch.testing.assert_close(stack.eval()(images), original.eval()(images))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("rope_type", ["cat", "dinov3", "mrope"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_rotary_positions_are_no_tensors_and_bit_for_bit_those_of_timm(
+    dynamic: bool, rope_type: str, dtype: torch.dtype
+) -> None:
+    options = {"rope_type": rope_type, "dynamic_img_size": dynamic, "img_size": 16, "num_classes": 5}
+    model = timm.create_model("eva02_tiny_patch14_224", **TINY, **options).to(dtype)
+    stack = split_layers(without_storage(model))
+    positions = RotaryPositions(model)(torch.empty(1, dtype=dtype))
+    shape = () if hasattr(model.rope, "feat_shape") and not dynamic else ((4, 4),)
+
+    assert positions.dtype == model.rope.get_embed(*shape).dtype
+    assert torch.equal(positions, model.rope.get_embed(*shape))
+    assert not [name for layer in stack.layers for name, _ in layer.tensors() if "rope" in name]
 
 
 @pytest.mark.parametrize(
@@ -180,6 +241,18 @@ def test_a_hybrid_without_batch_statistics_is_accepted() -> None:
     spec = TimmModel(name="vit_tiny_r_s16_p8_224", pretrained=False)
 
     assert spec.build_meta(Head("image", 5), (3, 64, 64), seed=0).num_blocks == 12
+
+
+def test_each_block_of_an_eva_is_scaled_by_its_own_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    scaled = build(tiny(name="eva02_tiny_patch14_224"))
+    monkeypatch.setattr("timm.models.eva.Eva.fix_init_weight", lambda _: None)
+    plain = build(tiny(name="eva02_tiny_patch14_224"))
+
+    for number in (1, 2):
+        for path in ("attn.proj", "mlp.fc2"):
+            one, other = (stack[number].module.get_submodule(path).weight for stack in (plain, scaled))
+            torch.testing.assert_close(other, one / (2 * number) ** 0.5)
+        assert torch.equal(plain[number].module.mlp.fc1.weight, scaled[number].module.mlp.fc1.weight)
 
 
 def test_each_block_is_scaled_by_its_own_number() -> None:

@@ -46,6 +46,13 @@ _ONE_SIZE = "positions for one image size"
 _TIED = "a head for the next token that is the word embeddings freezes with them; `model.untie=true`"
 FAMILIES = (
     Family("ViT, DeiT (timm)", ("vit_tiny", "vit", "deit"), ("vit_tiny", "deit"), "`vit_*`, `deit_*`, `deit3_*`"),
+    Family(
+        "EVA, EVA-02 (timm)",
+        ("eva02",),
+        ("eva02", "vit_small"),
+        "`eva_*`, `eva02_*`, `vit_*_rope_*`, `vit_pe_*`, `vit_*_dinov3`",
+        "rotary positions for one image size, computed on each device",
+    ),
     Family("ViT", ("vit_hf",), ("vit",), note=_ONE_SIZE),
     Family("DINOv2", ("dinov2",), ("dinov2",), note="images of any multiple of 14 pixels; its mask token is left out"),
     Family("SigLIP", ("siglip",), ("siglip",), note=f"vision tower without pooling; {_ONE_SIZE}"),

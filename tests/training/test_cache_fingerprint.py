@@ -54,6 +54,13 @@ def test_an_image_model_with_other_settings_has_features_of_its_own(changed: dic
     assert identity([], **VIT).model != identity([], **VIT | changed).model
 
 
+@pytest.mark.parametrize("changed", [{"rope_temperature": 100.0}, {"ref_feat_shape": 8}], ids=str)
+def test_rotary_positions_of_another_kind_have_features_of_their_own(changed: dict[str, object]) -> None:
+    run = ["model=eva02", "model.pretrained=false"]
+    assert identity(run, **VIT) == identity(run, **VIT)
+    assert identity(run, **VIT).model != identity(run, **VIT | changed).model
+
+
 @pytest.mark.parametrize(
     "changed",
     [{"num_attention_heads": 4}, {"layer_norm_eps": 1e-5}, {"hidden_act": "relu"}],
