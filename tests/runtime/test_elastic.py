@@ -52,7 +52,7 @@ def test_every_topology_trains_as_one_process_does(
 def test_a_model_whose_layers_return_strided_tensors_trains_in_a_pipeline(
     sequence: str, pool: Pool, bert_config: Path, tmp_path: Path
 ) -> None:
-    case, (world, plans) = Case("siglip", bert_config), SEQUENCES[sequence]
+    case, (world, plans) = Case("vit_pooled", bert_config), SEQUENCES[sequence]
     first = case.stack()[0]
     assert not first(case.split().inputs([0, 1], None)).is_contiguous()
     assert_equal(*run_both(pool, case, world, plans, tmp_path))

@@ -1,5 +1,6 @@
-"""Design promises 1, 3 and 6 for encoders whose blocks take more than a mask, or have weights in common."""
+"""Design promises 1, 3 and 6 for vision models, and encoders whose blocks take more than a mask or share weights."""
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from support.encoders import DROPOUTS
 from support.exactness import assert_equal
 from support.plans import HEAD, plan
 from support.pool import Pool
+from support.towers import KINDS
 from support.trainings import Plans, train_elastic, train_reference
 
 PLANS: Plans = {
@@ -17,10 +19,10 @@ PLANS: Plans = {
     4: plan(5, 5, [HEAD], 3, 1),
     5: plan(0, 0, [3, 6, HEAD], 1, 4),
 }
+TOWERS = [*product(KINDS, (0.0,)), ("vit_hf", 0.2), ("eva02", 0.2)]  # dropout of transformers, and timm's drop path
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
-@pytest.mark.parametrize("kind", DROPOUTS)
+@pytest.mark.parametrize(("kind", "dropout"), [*product(DROPOUTS, (0.0, 0.2)), *TOWERS])
 def test_transitions_train_as_one_process_does(
     kind: str, dropout: float, pool: Pool, bert_config: Path, tmp_path: Path
 ) -> None:

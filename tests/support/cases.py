@@ -22,6 +22,7 @@ from pipetransformer.data.tasks import (
 from pipetransformer.models.adapters import Lora
 from pipetransformer.models.base import ModelSpec
 from pipetransformer.models.huggingface import HuggingFaceModel
+from pipetransformer.models.huggingface_vision import HuggingFaceVisionModel
 from pipetransformer.models.layer import Layer
 from pipetransformer.models.lora import head_modules
 from pipetransformer.models.stack import LayerStack
@@ -29,7 +30,7 @@ from pipetransformer.models.timm import TimmModel
 from pipetransformer.optim.base import SGD, AdamW, Lamb, OptimizerSpec
 from pipetransformer.optim.named import TimmOptimizer, TorchOptimizer
 from pipetransformer.runtime.precision import PRECISIONS
-from support import decoders, encoders
+from support import decoders, encoders, towers
 from support.by_token import NEXT_TOKEN, TAGGING, prompted_texts, tagged_texts
 from support.masked import MASKED_LM, MaskedLanguageModel, MaskedText
 from support.samples import IMAGE_SIZE, NUM_CLASSES, VOCABULARY, RandomImages, RandomText
@@ -60,11 +61,11 @@ class Case:
     """One training problem; the same on every process that builds it.
 
     Attributes:
-        kind: ``vit``, ``siglip`` (without class token; its layers return strided tensors), ``bert``, ``bert_qa``,
+        kind: ``vit``, ``vit_pooled`` (without class token; its layers return strided tensors), ``bert``, ``bert_qa``,
             ``bert_tags``, or ``bert_mlm``, whose output layer is its word embeddings; ``bert_weighted`` (class weights
             and smoothed labels) and ``bert_sets`` (any number of classes for a sample); of decoders ``gpt2`` and
             ``gemma3_text``, whose output layers are their word embeddings, too, and ``llama``, which classifies; and
-            the encoders of :mod:`support.encoders`.
+            the encoders of :mod:`support.encoders` and :mod:`support.towers`.
         folder: Where the configurations lie, the same ones everywhere (see :func:`write_config`).
         num_samples: With ``batch_size`` not a divisor, the last batch of an epoch is smaller.
         width: Of the model.
@@ -98,7 +99,8 @@ class Case:
     def task(self) -> Task:
         return {
             "vit": image_classification(NUM_CLASSES),
-            "siglip": image_classification(NUM_CLASSES),
+            "vit_pooled": image_classification(NUM_CLASSES),
+            **dict.fromkeys(towers.KINDS, image_classification(NUM_CLASSES)),
             "bert": text_classification(NUM_CLASSES),
             "bert_qa": question_answering(),
             "bert_tags": TAGGING,
@@ -113,13 +115,19 @@ class Case:
 
     @property
     def reads_images(self) -> bool:
-        return self.kind in ("vit", "siglip")
+        return self.kind in ("vit", "vit_pooled", *towers.KINDS)
 
     def spec(self) -> ModelSpec:
+        if self.kind in towers.CONFIGS:
+            rates = dict.fromkeys(towers.DROPOUTS.get(self.kind, ()), self.dropout)
+            return HuggingFaceVisionModel(name=str(self.folder / self.kind), pretrained=False, options=rates)
         if self.reads_images:
             options = {"patch_size": 4, "embed_dim": self.width, "depth": NUM_BLOCKS, "num_heads": 2}
-            options |= {"class_token": False, "global_pool": "avg"} if self.kind == "siglip" else {}
+            options |= {"class_token": False, "global_pool": "avg"} if self.kind == "vit_pooled" else {}
             rates = {"proj_drop_rate": self.dropout, "attn_drop_rate": self.dropout, "drop_path_rate": self.dropout}
+            if self.kind == "eva02":  # whose head begins so small that the loss would hardly tell what the blocks do
+                rates["head_init_scale"] = 1.0
+                return TimmModel(name="eva02_tiny_patch14_224", pretrained=False, options=options | rates)
             return TimmModel(name="vit_tiny_patch16_224", pretrained=False, options=options | rates)
         if self.kind in DROPOUTS:
             rates = dict.fromkeys(DROPOUTS[self.kind], self.dropout)
@@ -166,15 +174,16 @@ class Case:
         return adapted(model.double(), self) if self.lora else model.double()
 
     def _original(self) -> nn.Module:
-        if self.reads_images:
+        spec = self.spec()
+        if isinstance(spec, TimmModel):
             import timm
 
-            spec = self.spec()
-            assert isinstance(spec, TimmModel)
             sizes: dict[str, Any] = {"img_size": IMAGE_SIZE, "num_classes": NUM_CLASSES}
             return timm.create_model(spec.name, **sizes, **spec.options)
         import transformers
 
+        if self.kind in towers.CONFIGS:
+            return transformers.AutoModelForImageClassification.from_config(self.stack().config[1])
         if self.kind in DROPOUTS:
             config = transformers.AutoConfig.from_pretrained(self.folder / self.kind, num_labels=NUM_CLASSES)
             is_causal = self.task is NEXT_TOKEN
@@ -238,6 +247,7 @@ def write_config(folder: Path) -> Path:
 
     decoders.write_configs(folder, NUM_BLOCKS)
     encoders.write_configs(folder, NUM_BLOCKS)
+    towers.write_configs(folder, NUM_BLOCKS)
 
     config = transformers.BertConfig(
         vocab_size=VOCABULARY,

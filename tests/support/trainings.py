@@ -295,7 +295,8 @@ def _read(split: Split, ids: np.ndarray, dtype: torch.dtype) -> tuple[Tensor, di
 def _by_original(model: nn.Module, case: Case) -> Forward:
     def forward(inputs: Tensor, context: dict[str, Tensor], keys: Tensor, num_frozen: int) -> Tensor:
         if case.reads_images:
-            return model(inputs)
+            output = model(inputs)
+            return output if isinstance(output, Tensor) else output.logits
         output = model(inputs, **context)
         if case.task.head.kind == "span":
             return torch.stack([output.start_logits, output.end_logits], dim=-1)
