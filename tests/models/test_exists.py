@@ -99,9 +99,13 @@ def test_what_is_neither_a_folder_nor_a_name_is_refused(name: str) -> None:
         HuggingFaceModel(name=name).check_exists()
 
 
-def test_a_name_that_timm_does_not_know_is_answered_with_near_ones() -> None:
-    with pytest.raises(UserError, match=r"no model\.name=vit_tiny_patch16_244; did you mean .*vit_tiny_patch16_224"):
-        TimmModel(name="vit_tiny_patch16_244", pretrained=False).check_exists()
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("vit_tiny_patch16_244", "vit_tiny_patch16_224"), ("eva02_tiny_patch14_244", "eva02_tiny_patch14_224")],
+)
+def test_a_name_that_timm_does_not_know_is_answered_with_near_ones(name: str, near: str) -> None:
+    with pytest.raises(UserError, match=rf"no model\.name={name}; did you mean .*{near}"):
+        TimmModel(name=name, pretrained=False).check_exists()
 
 
 def test_names_and_places_are_those_of_timm() -> None:
