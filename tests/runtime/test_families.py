@@ -1,34 +1,41 @@
-"""Design promises 1, 3 and 6 for decoders, whose blocks take more than a mask."""
+"""Design promises 1, 3 and 6 for every family whose blocks take more than a mask or share weights, and for adapters.
+
+The factors are covered pairwise; those of which this says nothing new are in test_matrix.py.
+"""
 
 import random
 from pathlib import Path
 
 import pytest
+from support import decoders, encoders, towers
 from support.cases import NUM_BLOCKS, Case
-from support.decoders import DROPOUTS
 from support.exactness import assert_equal
 from support.pairwise import pairwise
-from support.plans import HEAD, PlanShape, arrangements, plan
+from support.plans import HEAD, PlanShape, plan
 from support.pool import Pool
 from support.trainings import Plans, then, train_elastic, train_reference
 
+# peft asks for it
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
 KERNELS = "wide norms"
+KINDS = [*decoders.DROPOUTS, *encoders.DROPOUTS, *towers.KINDS]
+ADAPTED = {"vit with adapters": "vit", "bert with adapters": "bert"}
 FACTORS = {
-    "arrangement": [pair for world in (1, 2, 4) for pair in arrangements(world)],
+    "arrangement": [(1, 2), (2, 1), (2, 2)],
     "schedule": ["gpipe", "1f1b", "interleaved1f1b"],
     "num_microbatches": [1, 8],
     "num_frozen": [0, 3, NUM_BLOCKS],
     "cached": [False, True],
     "checkpoint": [False, True],
     "rank_order": ["pipeline-first", "replica-first"],
-    "kind": [*DROPOUTS],
+    "kind": [*KINDS, *ADAPTED],
     "optimizer": ["adamw", "lamb"],
     "dropout": [0.0, 0.2],
 }
 NUM_SHAPE = 7  # the first factors make the shape of the plan, the others the case
 ROWS = pairwise(list(FACTORS.values()), lambda row: PlanShape(*row[:NUM_SHAPE]).is_possible)  # type: ignore[arg-type]
 ODD_DEPTHS: Plans = {  # stages and the cache begin at blocks whose kind depends on their place in the whole model
-    0: plan(0, 0, [1, 2, 4, HEAD], 1, 4, "gpipe"),
+    0: plan(0, 0, [1, 2, 4, HEAD], 1, 4, "gpipe"),  # what blocks have in common is on all four devices
     2: plan(1, 1, [3, HEAD], 2, 2),
     3: plan(4, 1, [5, HEAD], 1, 2),
     4: plan(5, 5, [HEAD], 3, 1),
@@ -41,16 +48,20 @@ def test_a_plan_trains_as_one_process_does(
     row: tuple[object, ...], pool: Pool, bert_config: Path, tmp_path: Path
 ) -> None:
     shape, (kind, optimizer, dropout) = PlanShape(*row[:NUM_SHAPE]), row[NUM_SHAPE:]  # type: ignore[arg-type]
-    case = Case(str(kind), bert_config, float(str(dropout)), str(optimizer), num_steps=3, kernels=KERNELS)
+    case = Case(
+        ADAPTED.get(str(kind), str(kind)), bert_config, float(str(dropout)), str(optimizer), num_steps=3,
+        kernels=KERNELS, lora=kind in ADAPTED,
+    )  # fmt: skip
     wanted = shape.plan(random.Random(str(row)))
     trace = pool.run(wanted.num_devices, train_elastic, case, then(wanted), str(tmp_path))[0]
     assert_equal(trace, train_reference(case, {1: wanted.num_frozen}))
 
 
-@pytest.mark.parametrize("kind", DROPOUTS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_transitions_through_odd_depths_train_as_the_original_does(
     kind: str, pool: Pool, bert_config: Path, tmp_path: Path
 ) -> None:
-    case = Case(kind, bert_config, cache_shares=(1 / 2, 1 / 4), kernels=KERNELS)  # and a fourth is computed again
+    dropout = 0.2 if kind in encoders.DROPOUTS else 0.0
+    case = Case(kind, bert_config, dropout, cache_shares=(1 / 2, 1 / 4), kernels=KERNELS)  # a fourth is computed again
     trace = pool.run(4, train_elastic, case, ODD_DEPTHS, str(tmp_path))[0]
     assert_equal(trace, train_reference(case, {step: wanted.num_frozen for step, wanted in ODD_DEPTHS.items()}))
