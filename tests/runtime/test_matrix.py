@@ -1,7 +1,7 @@
 """Design promise 1 over the whole space: every kind of plan trains as one process does (float64, 1e-10).
 
 The factors are covered pairwise: every two settings of two factors meet in a row; by ``make matrix`` on worlds of up to
-eight processes. On one process, where nothing depends on timing between ranks, they are covered fully. The other families
+eight processes. On one process, where nothing depends on timing between ranks, they are covered fully. Other families
 have their rows in test_families.py.
 """
 
