@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -150,6 +150,15 @@ def check_files(folder: Path, layers: Iterable[LayerFile]) -> None:
         read_file(folder, layer)
 
 
+def problem_with(folder: Path, layers: Iterable[LayerFile]) -> str | None:
+    """Returns what is wrong with files of a checkpoint, see :func:`check_files`; ``None`` where they are whole."""
+    try:
+        check_files(folder, layers)
+    except DamagedCheckpoint as error:
+        return str(error)
+    return None
+
+
 def read_file(folder: Path, layer: LayerFile) -> bytes:
     """Reads a layer's file and compares it with its digest.
 
@@ -168,12 +177,41 @@ def read_file(folder: Path, layer: LayerFile) -> bytes:
     return content
 
 
-def open_checkpoints(folder: Path) -> Sequence[tuple[Path, Manifest | DamagedCheckpoint]]:
-    """Returns the published checkpoints of a run, the newest first, each with its manifest or why it has none."""
-    found: list[tuple[Path, Manifest | DamagedCheckpoint]] = []
+Opened = tuple[Path, Manifest | DamagedCheckpoint]
+"""A published checkpoint with its manifest, or why it has none."""
+
+
+def open_checkpoints(folder: Path) -> Sequence[Opened]:
+    """Returns the published checkpoints of a run, the newest first."""
+    found: list[Opened] = []
     for path in reversed(CheckpointFolder(folder).published()):
         try:
             found.append((path, read_manifest(path)))
         except DamagedCheckpoint as error:
             found.append((path, error))
     return found
+
+
+def newest_whole(
+    opened: Iterable[Opened], step: int | None, problem: Callable[[Path, Sequence[LayerFile]], str | None]
+) -> tuple[tuple[Path, Manifest] | None, list[str]]:
+    """Finds the newest checkpoint with which nothing is wrong.
+
+    Args:
+        opened: Checkpoints, the newest first.
+        step: Only that of this step; ``None``: of any.
+        problem: Returns what is wrong with the files of one, as :func:`problem_with` does.
+
+    Returns:
+        The checkpoint, ``None`` where there is none; and what is wrong with each that was passed over.
+    """
+    problems: list[str] = []
+    for path, found in opened:
+        if isinstance(found, DamagedCheckpoint):
+            problems.append(str(found))
+        elif step in (None, found.step):
+            told = problem(path, found.layers)
+            if told is None:
+                return (path, found), problems
+            problems.append(told)
+    return None, problems

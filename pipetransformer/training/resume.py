@@ -12,12 +12,12 @@ from typing import Any
 
 import torch.distributed as dist
 
-from pipetransformer.checkpoint.folder import FOLDER, check_files, open_checkpoints
+from pipetransformer.checkpoint.folder import FOLDER, newest_whole, open_checkpoints, problem_with
 from pipetransformer.checkpoint.manifest import LayerFile, Manifest
 from pipetransformer.checkpoint.source import CheckpointLayers
 from pipetransformer.config.schema import Config
 from pipetransformer.data.base import Data, Split, evenly_spaced
-from pipetransformer.errors import DamagedCheckpoint, UserError
+from pipetransformer.errors import UserError
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.report.secrets import redact
 from pipetransformer.runtime.groups import broadcast_from_rank0
@@ -111,17 +111,9 @@ def find_checkpoint(run_dir: Path, step: int | None = None) -> Checkpoint | None
         UserError: There are checkpoints, and every one is damaged.
     """
     published = broadcast_from_rank0(open_checkpoints(run_dir / FOLDER))  # the folder may change while ranks look
-    notes: list[str] = []
-    for path, found in published:
-        if isinstance(found, Manifest):
-            if step not in (None, found.step):
-                continue
-            problem = _problem(path, found.layers)
-            if problem is None:
-                return Checkpoint(path, found, tuple(notes))
-            notes.append(problem)
-        else:
-            notes.append(str(found))
+    found, notes = newest_whole(published, step, _problem)
+    if found is not None:
+        return Checkpoint(*found, tuple(notes))
     if notes:
         raise UserError(f"{run_dir} has no whole checkpoint: {'; '.join(notes)}; start the run anew in another folder")
     return None
@@ -129,11 +121,7 @@ def find_checkpoint(run_dir: Path, step: int | None = None) -> Checkpoint | None
 
 def _problem(folder: Path, layers: Sequence[LayerFile]) -> str | None:
     """Returns what is wrong with the files of a checkpoint, or ``None``; equal on every rank. Collective."""
-    own: str | None = None
-    try:
-        check_files(folder, layers[dist.get_rank() :: dist.get_world_size()])
-    except DamagedCheckpoint as error:
-        own = str(error)
+    own = problem_with(folder, layers[dist.get_rank() :: dist.get_world_size()])
     problems: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(problems, own)
     return next((problem for problem in problems if problem is not None), None)

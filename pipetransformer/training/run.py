@@ -18,12 +18,11 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from pipetransformer.autocache.buffer import GIB
-from pipetransformer.checkpoint.folder import open_checkpoints
-from pipetransformer.checkpoint.manifest import Manifest
+from pipetransformer.checkpoint.folder import newest_whole, open_checkpoints, problem_with
 from pipetransformer.checkpoint.source import CheckpointLayers
 from pipetransformer.config.names import in_options
 from pipetransformer.config.schema import Config
-from pipetransformer.errors import DamagedCheckpoint, Diverged, FreezeHurts, NotSaved, Stopped, UserError
+from pipetransformer.errors import Diverged, FreezeHurts, NotSaved, Stopped, UserError
 from pipetransformer.report.card import write_card
 from pipetransformer.report.reporter import ConsoleOptions, EventName, Reporter, open_report
 from pipetransformer.report.run_folder import CONFIG, DRY_RUN, MODEL, SUMMARY, share_files, write_json
@@ -34,7 +33,7 @@ from pipetransformer.training.build import prepare
 from pipetransformer.training.position import inside, naming_hangs
 from pipetransformer.training.resume import wanted_checkpoint
 from pipetransformer.training.trainer import Trainer
-from pipetransformer.training.world import LocalRank, open_world
+from pipetransformer.training.world import limit_threads, open_world
 
 SECOND_PLACE = Path("/var/tmp")
 
@@ -46,7 +45,7 @@ def run_job(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | N
         The summary on rank 0, its status on the others.
     """
     interrupt.listen()
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // LocalRank.here().local_world_size))
+    limit_threads()
     with open_world(config.parallel) as device:
         return _run(config, run_dir, device, plain, sweep)
 
@@ -201,20 +200,17 @@ def _weights_to_save(trainer: Trainer) -> tuple[dict[str, Tensor] | None, int]:
 
 def _read_weights(trainer: Trainer, step: int) -> dict[str, Tensor] | None:
     """Reads the weights of a checkpoint by their original names; ``None`` with a warning where it is lost."""
-    stack, problem = trainer.components.stack, "it is not there"
-    names = [name for index in range(len(stack)) for name in stack[index].original_state()]
-    for path, manifest in open_checkpoints(trainer.checkpoints.folder.path):
-        if isinstance(manifest, Manifest) and manifest.step == step:
-            try:
-                layers = CheckpointLayers(path, manifest, stack)
-                weights = dict(chain.from_iterable(map(layers.averages, range(len(stack)))))
-                weights |= {copy.name: weights[lowest.name] for lowest, *copies in stack.ties for copy in copies}
-                return {name: weights[name] for name in names}
-            except DamagedCheckpoint as error:
-                problem = str(error)
-    message = f"the best checkpoint, of step {step:,}, cannot be read ({problem}); the last weights are saved"
-    trainer.report.write("warning", message=message)
-    return None
+    stack = trainer.components.stack
+    found, problems = newest_whole(open_checkpoints(trainer.checkpoints.folder.path), step, problem_with)
+    if found is None:
+        why = "; ".join(problems) or "it is not there"
+        message = f"the best checkpoint, of step {step:,}, cannot be read ({why}); the last weights are saved"
+        trainer.report.write("warning", message=message)
+        return None
+    layers = CheckpointLayers(*found, stack)
+    weights = dict(chain.from_iterable(map(layers.averages, range(len(stack)))))
+    weights |= {copy.name: weights[lowest.name] for lowest, *copies in stack.ties for copy in copies}
+    return {name: weights[name] for index in range(len(stack)) for name in stack[index].original_state()}
 
 
 def _save_weights(

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from pipetransformer.autopipe.plan import Plan
-from pipetransformer.checkpoint.folder import FOLDER, check_files, open_checkpoints
+from pipetransformer.checkpoint.folder import FOLDER, newest_whole, open_checkpoints, problem_with
 from pipetransformer.checkpoint.manifest import Manifest
 from pipetransformer.checkpoint.source import CheckpointLayers
 from pipetransformer.config.schema import Config, Parallel
 from pipetransformer.data.base import Data, ImageFormat, Split, TextFormat
 from pipetransformer.data.tasks import Task
-from pipetransformer.errors import DamagedCheckpoint, UserError
+from pipetransformer.errors import UserError
 from pipetransformer.models.base import Head
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.schedules import REFERENCE_WIDTH
@@ -136,20 +136,12 @@ def _checkpoint(run_dir: Path, step: int | None, model: Path, own_step: int | No
         model: Folder of the saved model, which need not be there.
         own_step: Step of the model that the run saved at its end; ``None``: it has not ended, or saved none.
     """
-    wanted = own_step if step is None else step
-    problems: list[str] = []
-    steps: list[str] = []
-    for path, found in open_checkpoints(run_dir / FOLDER):
-        try:
-            if isinstance(found, DamagedCheckpoint):
-                raise found
-            steps.append(str(found.step))
-            if wanted in (None, found.step):
-                check_files(path, found.layers)
-                return path, found
-        except DamagedCheckpoint as error:
-            problems.append(str(error))
+    opened = open_checkpoints(run_dir / FOLDER)
+    found, problems = newest_whole(opened, own_step if step is None else step, problem_with)
+    if found is not None:
+        return found
     if step is not None:
+        steps = [str(manifest.step) for _, manifest in opened if isinstance(manifest, Manifest)]
         told = "; ".join([f"it has {', '.join(steps) or 'none'}", *problems])
         raise UserError(f"{run_dir} has no whole checkpoint of step={step}: {told}")
     if model.is_dir() and (own_step is not None or not problems):

@@ -143,3 +143,12 @@ class NodeLayout:
 
 
 ONE_NODE = NodeLayout((1,), 0)
+
+
+def limit_threads() -> None:
+    """Gives this process its share of the node's cores, unless ``OMP_NUM_THREADS`` says how many threads it has.
+
+    More threads than cores wait for each other in busy loops, and take the cores from the one that is waited for.
+    """
+    if "OMP_NUM_THREADS" not in os.environ:  # our launcher, torchrun or the user have set it
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // LocalRank.here().local_world_size))

@@ -4,11 +4,12 @@ import contextlib
 import os
 
 import pytest
+import torch
 from support.links import node_size
 from support.pool import Pool
 
 from pipetransformer.config.schema import Parallel
-from pipetransformer.training.world import open_world
+from pipetransformer.training.world import limit_threads, open_world
 
 
 @pytest.mark.parametrize(("local_world_sizes", "expected"), [([2, 2], 2), ([1, 1, 1], 1), ([4, 4, 4, 4], 4)])
@@ -41,3 +42,19 @@ def test_a_world_on_one_node_keeps_to_loopback(
     with contextlib.suppress(RuntimeError), open_world(Parallel(device="cpu", world_size=1)):
         pass  # gloo may not know the user's interface
     assert os.environ.get("GLOO_SOCKET_IFNAME") == expected
+
+
+@pytest.mark.parametrize(("variable", "expected"), [(None, [4]), ("1", []), ("3", [])])
+def test_a_rank_takes_its_share_of_the_cores_unless_told_otherwise(
+    variable: str | None, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(torch, "set_num_threads", taken.append)
+    for name, value in {"GROUP_RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("OMP_NUM_THREADS", variable or "")
+    if variable is None:
+        monkeypatch.delenv("OMP_NUM_THREADS")
+    limit_threads()
+    assert taken == expected
