@@ -8,6 +8,7 @@ import pytest
 import torch
 from support.cases import NUM_BLOCKS, SEED, Case, tensors_equal
 from support.exactness import assert_equal
+from support.messages import num_received
 from support.plans import HEAD, plan, sharded
 from support.pool import Pool
 from support.samples import IMAGE_SIZE
@@ -48,6 +49,14 @@ def test_training_equals_a_plain_loop_with_peft(
     moved = {key.rpartition("/")[0] for key in trace.moments}
     assert moved, "something trains"
     assert all(".lora_" in key or not key.startswith(("blocks.", "bert.encoder")) for key in moved)
+
+
+@pytest.mark.parametrize(("first_stage", "expected"), [(0, [0, 4]), (1, [4, 4])])
+def test_a_stage_in_which_nothing_trains_is_sent_no_gradient(
+    first_stage: int, expected: list[int], pool: Pool, bert_config: Path, tmp_path: Path
+) -> None:
+    case, wanted = Case("vit", bert_config, lora=True), plan(0, 0, [first_stage, HEAD], 1, 4)
+    assert pool.run(2, num_received, case, wanted, str(tmp_path)) == expected
 
 
 @pytest.mark.parametrize("kind", ["vit", "bert_mlm"])
