@@ -18,7 +18,7 @@ NEEDS_PATH = ("image_folder", "image", "text", "tokens", "causal_lm")
 
 def composed(name: str) -> DictConfig:
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose(overrides=[f"+dataset={name}"])
+        return compose(overrides=["+freeze=pipetransformer", f"+dataset={name}"])
 
 
 def spec_of(recipe: DictConfig) -> DatasetSpec:
