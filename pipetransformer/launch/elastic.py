@@ -113,6 +113,7 @@ def _run_once(config: Config, num_ranks: int, run_dir: Path, plain: dict[str, An
             summaries = elastic_launch(settings, _run_rank)(config, run_dir, plain, sweep, Path(name))
             return _unless_stopped(summaries[0], run_dir)
         except ChildFailedError as error:
+            failures.wait_for_ranks(Path(name), config.parallel.timeout_s)
             if came:  # before the first step
                 stop = Stopped(came[0] != QUIT, CheckpointFolder(run_dir / FOLDER).newest_step is not None)
                 ending["status"] = "requeue" if stop.requeue else "interrupted"
@@ -182,17 +183,18 @@ def _num_ranks(config: Config) -> int:
 
 def _run_rank(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | None, folder: Path) -> Summary:
     """Runs one rank in a process that torch's launcher has started; records why it fails."""
-    parent = os.getppid()
+    parent, rank = os.getppid(), int(os.environ["RANK"])
     forkserver.restore_signals()
     from pipetransformer.training.run import run_job
 
     try:
-        summary = run_job(config, run_dir, plain, sweep)
+        with failures.alive(folder, rank):
+            summary = run_job(config, run_dir, plain, sweep)
         forkserver.restore_signals()  # torch's launcher has the rank wait for the others
     except BaseException as error:
         if os.getppid() != parent:
             os._exit(1)  # the launcher has ended, with the folder for records
-        failures.record(folder, int(os.environ["RANK"]), error)
+        failures.record(folder, rank, error)
         raise
     if os.getppid() != parent:
         os._exit(1)

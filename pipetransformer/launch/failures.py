@@ -4,12 +4,17 @@ When one rank fails, the others soon fail too: their connection to it closes, or
 the cause is the earliest error that is neither of both; if no rank has one, a rank that left no record was killed.
 """
 
+import fcntl
 import json
+import os
 import signal
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import IO
 
 from torch.distributed import DistError
 
@@ -43,6 +48,39 @@ class Failure:
     text: str
     trace: str
     time_s: float
+
+
+@contextmanager
+def alive(folder: Path, rank: int) -> Iterator[None]:
+    """Holds a lock as long as this rank lives, however it ends."""
+    with (folder / f"{rank}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        yield
+
+
+def wait_for_ranks(folder: Path, timeout_s: float) -> None:
+    """Waits until no rank is :func:`alive`; ends those that still are after ``timeout_s``.
+
+    When the fork server is killed, its ranks count as ended, and yet save the run. What comes next must not meet them.
+    """
+    end = time.monotonic() + timeout_s
+    for file in folder.glob("*.lock"):
+        with file.open() as lock:
+            while not _is_free(lock):
+                time.sleep(0.05)
+                if time.monotonic() > end:
+                    with suppress(ProcessLookupError):
+                        os.kill(int(file.read_text()), signal.SIGKILL)
+
+
+def _is_free(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def record(folder: Path, rank: int, error: BaseException) -> None:

@@ -3,11 +3,13 @@
 import errno
 import json
 import signal
+import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.jobs import loaded
+from support.jobs import ROOT, loaded
 
 from pipetransformer.errors import Diverged, InfeasiblePlan, StaleStore, Stopped, StoreFailed, Unwritable, UserError
 from pipetransformer.launch import elastic, failures
@@ -151,3 +153,25 @@ def test_a_run_that_was_stopped_is_saved_where_it_has_a_checkpoint(tmp_path: Pat
         (tmp_path / "checkpoints/step-00000008").mkdir(parents=True, exist_ok=True)
     assert found == [False, True]
     assert elastic._unless_stopped({"status": "completed"}, tmp_path) == {"status": "completed"}
+
+
+def test_a_launcher_waits_for_ranks_that_are_not_its_own_any_more(tmp_path: Path) -> None:
+    code = f"""
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from pipetransformer.launch.failures import alive
+with alive(Path({str(tmp_path)!r}), 0):
+    print("here", flush=True)
+    sys.stdin.read()
+"""
+    words = [sys.executable, "-c", code]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(words, cwd=ROOT, **pipes) as rank, ThreadPoolExecutor() as pool:
+        assert rank.stdout is not None
+        assert rank.stdout.readline() == b"here\n"
+        waits = pool.submit(failures.wait_for_ranks, tmp_path, 60)
+        assert not waits.done()
+        failures.wait_for_ranks(tmp_path, 0)  # no longer: the rank is ended
+        assert rank.wait(60) == -signal.SIGKILL
+        waits.result(60)
