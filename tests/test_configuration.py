@@ -155,6 +155,13 @@ def test_a_dataset_brings_its_recipe_and_the_command_line_has_the_last_word() ->
     assert loaded(*TEXT, "batch_size=8").batch_size == 8
 
 
+def test_language_modelling_freezes_nothing_unless_asked(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a bird sings\n" * 20)
+    texts = ("model=gpt2", "dataset=causal_lm", f"dataset.path={tmp_path / 'a.txt'}")
+    assert type(loaded(*texts).freeze).__name__ == "NoFreezing"
+    assert loaded(*texts, "freeze=pipetransformer", "freeze.alpha=0.5").freeze.alpha == 0.5
+
+
 def test_the_record_composes_the_same_run(tmp_path: Path) -> None:
     config = loaded(*TEXT, "+model.options.num_hidden_layers=2", "freeze=schedule", "freeze.num_frozen=[1,2]")
     write_config(config, tmp_path)
