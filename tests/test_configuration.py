@@ -50,6 +50,8 @@ WRONG = {
     "dataset.max_train_samples=0": "dataset.max_train_samples=0 leaves no samples",
     "seed=one": "seed: Value 'one' of type 'str' could not be converted to Integer",
     "seed=-1": "seed=-1 is below 0",
+    "freeze.num_frozen=[1]": "freeze.num_frozen does not exist; freeze=schedule has it; valid options: interval, alpha",
+    "optim.momentum=0.9": "optim.momentum does not exist; optim=sgd has it; valid options: lr, recipe_lr",
     "cache.path=''": "cache.path= is empty; give a folder, or null",
     "optim.betas=0.9": "optim.betas: expected a list such as [1,2]",
     "optim.betas=[0.9]": "optim.betas=[0.9] are not two numbers",

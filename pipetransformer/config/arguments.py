@@ -202,8 +202,19 @@ def unknown_key(key: str, names: Sequence[str], elsewhere: list[str] | None = No
     if last in ELSEWHERE:
         return f"{key} does not exist; {ELSEWHERE[last]}"
     near = elsewhere or [".".join([*parents, name]) for name in get_close_matches(last, names, n=1)]
-    hint = f"did you mean {' or '.join(near)}?" if near else f"valid options: {', '.join(names)}"
-    return f"{key} does not exist; {hint}"
+    if near:
+        return f"{key} does not exist; did you mean {' or '.join(near)}?"
+    having = _options_with(parents[0], last) if len(parents) == 1 else []
+    hint = f"{' and '.join(having)} has it; " if having else ""
+    return f"{key} does not exist; {hint}valid options: {', '.join(names)}"
+
+
+def _options_with(group: str, name: str) -> list[str]:
+    """Returns the first options of a group that have a setting of this name, such as ``freeze=schedule``."""
+    indent = "  " if group == "dataset" else ""  # a recipe also has settings outside its group
+    has_it = re.compile(rf"^{indent}{re.escape(name)}:", re.MULTILINE)
+    files = {option: CONF / group / f"{option}.yaml" for option in choices(group)}
+    return [f"{group}={option}" for option, file in files.items() if has_it.search(file.read_text())][:2]
 
 
 def first_line(error: Exception) -> str:
