@@ -183,18 +183,18 @@ def _num_ranks(config: Config) -> int:
 
 def _run_rank(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | None, folder: Path) -> Summary:
     """Runs one rank in a process that torch's launcher has started; records why it fails."""
-    parent, rank = os.getppid(), int(os.environ["RANK"])
+    parent = os.getppid()
     forkserver.restore_signals()
     from pipetransformer.training.run import run_job
 
     try:
-        with failures.alive(folder, rank):
+        with failures.alive(folder):
             summary = run_job(config, run_dir, plain, sweep)
         forkserver.restore_signals()  # torch's launcher has the rank wait for the others
     except BaseException as error:
         if os.getppid() != parent:
             os._exit(1)  # the launcher has ended, with the folder for records
-        failures.record(folder, rank, error)
+        failures.record(folder, int(os.environ["RANK"]), error)
         raise
     if os.getppid() != parent:
         os._exit(1)

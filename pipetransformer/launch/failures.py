@@ -4,18 +4,16 @@ When one rank fails, the others soon fail too: their connection to it closes, or
 the cause is the earliest error that is neither of both; if no rank has one, a rank that left no record was killed.
 """
 
-import fcntl
 import json
 import os
 import signal
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO
 
+from filelock import FileLock, Timeout
 from torch.distributed import DistError
 
 from pipetransformer.config.names import in_options
@@ -50,14 +48,9 @@ class Failure:
     time_s: float
 
 
-@contextmanager
-def alive(folder: Path, rank: int) -> Iterator[None]:
-    """Holds a lock as long as this rank lives, however it ends."""
-    with (folder / f"{rank}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        lock.write(str(os.getpid()))
-        lock.flush()
-        yield
+def alive(folder: Path) -> FileLock:
+    """Returns a lock for a rank to hold as long as it lives; it is free when the process has ended, however it did."""
+    return FileLock(folder / f"{os.getpid()}.lock")
 
 
 def wait_for_ranks(folder: Path, timeout_s: float) -> None:
@@ -67,20 +60,14 @@ def wait_for_ranks(folder: Path, timeout_s: float) -> None:
     """
     end = time.monotonic() + timeout_s
     for file in folder.glob("*.lock"):
-        with file.open() as lock:
-            while not _is_free(lock):
-                time.sleep(0.05)
-                if time.monotonic() > end:
-                    with suppress(ProcessLookupError):
-                        os.kill(int(file.read_text()), signal.SIGKILL)
-
-
-def _is_free(lock: IO[str]) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+        lock = FileLock(file)
+        try:
+            lock.acquire(timeout=max(0.0, end - time.monotonic()))
+        except Timeout:
+            with suppress(ProcessLookupError):
+                os.kill(int(file.stem), signal.SIGKILL)
+            lock.acquire()
+        lock.release()
 
 
 def record(folder: Path, rank: int, error: BaseException) -> None:

@@ -161,7 +161,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from pipetransformer.launch.failures import alive
-with alive(Path({str(tmp_path)!r}), 0):
+with alive(Path({str(tmp_path)!r})):
     print("here", flush=True)
     sys.stdin.read()
 """
