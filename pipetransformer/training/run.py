@@ -18,11 +18,11 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from pipetransformer.autocache.buffer import GIB
-from pipetransformer.checkpoint.folder import newest_whole, open_checkpoints, problem_with
+from pipetransformer.checkpoint.folder import newest_whole, open_checkpoints
 from pipetransformer.checkpoint.source import CheckpointLayers
 from pipetransformer.config.names import in_options
 from pipetransformer.config.schema import Config
-from pipetransformer.errors import Diverged, FreezeHurts, NotSaved, Stopped, UserError
+from pipetransformer.errors import DamagedCheckpoint, Diverged, FreezeHurts, NotSaved, Stopped, UserError
 from pipetransformer.report.card import write_card
 from pipetransformer.report.reporter import ConsoleOptions, EventName, Reporter, open_report
 from pipetransformer.report.run_folder import CONFIG, DRY_RUN, MODEL, SUMMARY, share_files, write_json
@@ -201,16 +201,22 @@ def _weights_to_save(trainer: Trainer) -> tuple[dict[str, Tensor] | None, int]:
 def _read_weights(trainer: Trainer, step: int) -> dict[str, Tensor] | None:
     """Reads the weights of a checkpoint by their original names; ``None`` with a warning where it is lost."""
     stack = trainer.components.stack
-    found, problems = newest_whole(open_checkpoints(trainer.checkpoints.folder.path), step, problem_with)
-    if found is None:
-        why = "; ".join(problems) or "it is not there"
-        message = f"the best checkpoint, of step {step:,}, cannot be read ({why}); the last weights are saved"
-        trainer.report.write("warning", message=message)
-        return None
-    layers = CheckpointLayers(*found, stack)
-    weights = dict(chain.from_iterable(map(layers.averages, range(len(stack)))))
-    weights |= {copy.name: weights[lowest.name] for lowest, *copies in stack.ties for copy in copies}
-    return {name: weights[name] for index in range(len(stack)) for name in stack[index].original_state()}
+    opened = open_checkpoints(trainer.checkpoints.folder.path)
+    found, problems = newest_whole(
+        opened, step, lambda *_: None
+    )  # files are compared with their digests as they are read
+    try:
+        if found is not None:
+            layers = CheckpointLayers(*found, stack)
+            weights = dict(chain.from_iterable(map(layers.averages, range(len(stack)))))
+            weights |= {copy.name: weights[lowest.name] for lowest, *copies in stack.ties for copy in copies}
+            return {name: weights[name] for index in range(len(stack)) for name in stack[index].original_state()}
+    except DamagedCheckpoint as error:
+        problems.append(str(error))
+    why = "; ".join(problems) or "it is not there"
+    message = f"the best checkpoint, of step {step:,}, cannot be read ({why}); the last weights are saved"
+    trainer.report.write("warning", message=message)
+    return None
 
 
 def _save_weights(
