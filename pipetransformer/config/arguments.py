@@ -205,7 +205,7 @@ def unknown_key(key: str, names: Sequence[str], elsewhere: list[str] | None = No
     if near:
         return f"{key} does not exist; did you mean {' or '.join(near)}?"
     having = _options_with(parents[0], last) if len(parents) == 1 else []
-    hint = f"{' and '.join(having)} has it; " if having else ""
+    hint = f"{' or '.join(having)} has it; " if having else ""
     return f"{key} does not exist; {hint}valid options: {', '.join(names)}"
 
 

@@ -30,7 +30,6 @@ from pipetransformer.autopipe.plan import Plan
 from pipetransformer.runtime.rng import PerSampleRng
 from pipetransformer.simulate.analytic import WIDTHS, DeviceSpeed, TransformerShape, analytic_profile
 
-MIXED = ["bfloat16", "float16"]
 CHECKPOINTED: Plans = {  # from the first plan on with micro-batches of two samples; frozen blocks run, uncached
     0: Plan(0, 0, ((0, 3), (4, HEAD)), 1, 4, "gpipe", recompute=True),
     2: Plan(2, 0, ((0, 1), (2, 4), (5, 6), (HEAD, HEAD)), 1, 4, "interleaved1f1b", stages_per_rank=2, recompute=True),
