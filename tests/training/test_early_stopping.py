@@ -75,6 +75,18 @@ def test_the_best_weights_are_saved_and_their_checkpoint_stays(pool: Pool, tmp_p
     assert "accuracy 0.9000 at step 6" in (tmp_path / "model" / "README.md").read_text()
 
 
+@pytest.mark.parametrize("file", ["layer-002.safetensors", "manifest.json"])
+def test_the_last_weights_are_saved_where_the_best_checkpoint_is_damaged(pool: Pool, tmp_path: Path, file: str) -> None:
+    damaged = f"{FOLDER}/step-00000006/{file}"
+    assert pool.run(2, play_with_scores, SCORES, BEST, tmp_path, damaged) == ["", ""]
+    job = Job(tmp_path, "")
+    (message,) = job.messages
+    assert message.startswith("the best checkpoint, of step 6, cannot be read (")
+    assert damaged in message
+    assert message.endswith("; the last weights are saved")
+    assert job.summary["model"]["step"] == 12
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
