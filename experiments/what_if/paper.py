@@ -99,7 +99,9 @@ class Replay:
         state = policy.initial_state()
         for epoch in range(self.epochs):
             yield num_frozen
-            signals = Signals(epoch, self.num_blocks, num_frozen, falling_norms(self.num_blocks, num_frozen))
+            signals = Signals(
+                epoch, self.num_blocks, num_frozen, {"gradient_norm": falling_norms(self.num_blocks, num_frozen)}
+            )
             decision, state = policy.decide(signals, state)
             num_frozen = decision.num_frozen
 

@@ -1,9 +1,14 @@
 """The interface of a freeze policy: signals in, a decision out."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import isfinite
+from typing import Any
 
 from pipetransformer.errors import UserError
+
+ON_UNFREEZE = ("keep", "reset")
 
 
 @dataclass(frozen=True)
@@ -14,14 +19,36 @@ class Signals:
         decision: Decisions before this one.
         num_blocks: Blocks of the model, ``L``.
         num_frozen: Blocks frozen so far, ``n(T-1)``.
-        gradient_norms: For each block the norm of its gradient over the global batch, before clipping, averaged over
-            the steps since the last decision. Zero for frozen blocks.
+        measured: Each signal that the policy asks for by name, and always ``gradient_norm``. All but ``step_share``
+            have one number per block, shape (L,), that of a frozen block being 0. The collectors in ``runtime/signals``
+            say what each is.
+        progress: Fraction of the run's optimizer steps that are done.
+        rate: Learning rate of the next step.
     """
 
     decision: int
     num_blocks: int
     num_frozen: int
-    gradient_norms: tuple[float, ...]
+    measured: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    progress: float = 0.0
+    rate: float = 1.0
+
+    def __getitem__(self, name: str) -> tuple[float, ...]:
+        """Returns a signal that the policy asks for."""
+        return self.measured[name]
+
+    def check_finite(self, name: str) -> None:
+        """Raises an error where an active block's signal is no finite number.
+
+        Raises:
+            UserError: With the block and its number.
+        """
+        for block in range(self.num_frozen, self.num_blocks):
+            if not isfinite(self[name][block]):
+                raise UserError(
+                    f"the {name.replace('_', ' ')} of block {block + 1} is {self[name][block]} at freeze decision "
+                    f"{self.decision}: training has diverged; lower the learning rate (optim.lr=)"
+                )
 
 
 @dataclass(frozen=True)
@@ -41,7 +68,8 @@ class Decision:
     terms: dict[str, float] = field(default_factory=dict)
 
 
-State = dict[str, float]
+State = dict[str, Any]
+"""Memory of a policy: plain values that JSON can hold without loss."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,10 +80,17 @@ class FreezePolicy(ABC):
         interval: Fraction of the run's optimizer steps between two decisions; ``None`` decides once per epoch.
         guard: Largest fall of the main metric after a freeze; a larger one is answered as ``guard.freeze`` says.
             ``None``: any fall is taken.
+        on_unfreeze: Optimizer state of a block that trains again: ``keep`` gives it the one that it froze with, which
+            waits in host memory; ``reset`` starts anew.
+        target_fraction: Mean frozen fraction of the blocks over the run, to which the decisions are scaled.
+        target_seconds: Predicted seconds of training, to which they are scaled instead.
     """
 
     interval: float | None = None
     guard: float | None = None
+    on_unfreeze: str = "keep"
+    target_fraction: float | None = None
+    target_seconds: float | None = None
 
     def __post_init__(self) -> None:
         if self.interval is not None and not 0 < self.interval <= 1:
@@ -68,6 +103,22 @@ class FreezePolicy(ABC):
                 f"freeze.guard={self.guard} is below 0; give the largest fall of the main metric that is taken, as "
                 "0.01, or null for any"
             )
+        if self.on_unfreeze not in ON_UNFREEZE:
+            raise UserError(f"freeze.on_unfreeze={self.on_unfreeze} is unknown; choose one of {', '.join(ON_UNFREEZE)}")
+        self._check_targets()
+
+    def _check_targets(self) -> None:
+        fraction, seconds = self.target_fraction, self.target_seconds
+        if fraction is not None and seconds is not None:
+            raise UserError(
+                f"freeze.target_fraction={fraction} and freeze.target_seconds={seconds} are two targets; give one"
+            )
+        if fraction is not None and not 0 <= fraction < 1:
+            raise UserError(
+                f"freeze.target_fraction={fraction} is not a mean frozen fraction; give 0 or more and less than 1"
+            )
+        if seconds is not None and not seconds > 0:
+            raise UserError(f"freeze.target_seconds={seconds} must be above 0: the seconds of training, as predicted")
 
     @property
     def never_freezes(self) -> bool:
@@ -75,9 +126,28 @@ class FreezePolicy(ABC):
         return False
 
     @property
+    def may_unfreeze(self) -> bool:
+        """True when a decision may be smaller than the one before."""
+        return False
+
+    @property
+    def signals(self) -> tuple[str, ...]:
+        """Names of the signals that :meth:`decide` reads; no others are measured."""
+        return ()
+
+    @property
     def frozen_at_start(self) -> int:
         """Blocks that are frozen before the first step."""
         return 0
+
+    @property
+    def has_own_rates(self) -> bool:
+        """True when blocks have learning rates of their own, see :meth:`rate_factors`."""
+        return False
+
+    def rate_factors(self, progress: float, num_blocks: int) -> tuple[float, ...]:
+        """Returns the factor of each block's learning rate at a fraction of the run, shape (L,)."""
+        return (1.0,) * num_blocks
 
     def check(self, num_blocks: int) -> None:
         """Raises an error where the policy asks for more blocks than the model has."""

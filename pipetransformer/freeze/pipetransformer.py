@@ -1,7 +1,7 @@
 """The freeze rule of the paper: a cap on what may freeze at once, and the block whose gradient is smallest."""
 
 from dataclasses import dataclass
-from math import ceil, isfinite
+from math import ceil
 
 from pipetransformer.errors import UserError
 from pipetransformer.freeze.base import Decision, FreezePolicy, Signals, State
@@ -36,6 +36,10 @@ class PaperRule(FreezePolicy):
                 f"freeze.alpha={self.alpha} is not a fraction of the active blocks; give a number between 0 and 1"
             )
 
+    @property
+    def signals(self) -> tuple[str, ...]:
+        return ("gradient_norm",)
+
     def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
         """Returns the decision and, where the cap bound, its real value as ``{"cap": blocks}``.
 
@@ -63,18 +67,13 @@ def _reason(alpha: float, cap: float, signals: Signals, block: int) -> str:
     if cap <= block + 1:
         limit = f"at most {alpha:.0%} of the active blocks at once, a cap of {cap:.3g}"
         return f"{limit}; the gradients would allow {block + 1}"
-    norm = signals.gradient_norms[block]
+    norm = signals["gradient_norm"][block]
     return f"block {block + 1} has the smallest gradient norm, {norm:.3g}; alpha={alpha:.3g} would allow {cap:.3g}"
 
 
 def _smallest_gradient(signals: Signals) -> int:
     """Returns the active block, counted from 0, whose gradient norm is smallest."""
-    assert len(signals.gradient_norms) == signals.num_blocks, signals
-    active = range(signals.num_frozen, signals.num_blocks)
-    for block in active:
-        if not isfinite(signals.gradient_norms[block]):
-            raise UserError(
-                f"the gradient norm of block {block + 1} is {signals.gradient_norms[block]} at freeze decision "
-                f"{signals.decision}: training has diverged; lower the learning rate (optim.lr=)"
-            )
-    return min(active, key=lambda block: signals.gradient_norms[block])
+    norms = signals["gradient_norm"]
+    assert len(norms) == signals.num_blocks, signals
+    signals.check_finite("gradient_norm")
+    return min(range(signals.num_frozen, signals.num_blocks), key=lambda block: norms[block])

@@ -1,7 +1,8 @@
 """A run as it is predicted: its plans and times from the first step to the last, as far as its policy can be asked.
 
-There are no gradients yet, so policies are asked with made-up norms that fall from block to block: the topmost block
-always has the smallest one. The paper's rule is then bound by its cap alone.
+There are no gradients yet, so policies are asked with made-up signals under which they freeze as early as they may:
+gradient norms that fall from block to block, so that the topmost block always has the smallest one and the paper's rule
+is bound by its cap alone, and zero for every other signal, as if nothing changed any more.
 """
 
 from __future__ import annotations
@@ -99,8 +100,14 @@ class _PredictedRun:
         return self.history.entries[-1].plan
 
     def decide(self, step: int) -> None:
-        frozen, num_blocks = self._plan.num_frozen, self._setting.num_blocks
-        signals = Signals(self._num_decisions, num_blocks, frozen, falling_norms(num_blocks, frozen))
+        frozen, setting = self._plan.num_frozen, self._setting
+        signals = Signals(
+            self._num_decisions,
+            setting.num_blocks,
+            frozen,
+            made_up_signals(setting.policy, setting.num_blocks, frozen),
+            step / setting.timeline.num_steps,
+        )
         decision, self._policy_state = self._setting.policy.decide(signals, self._policy_state)
         self._num_decisions += 1
         if decision.num_frozen != frozen:
@@ -121,6 +128,12 @@ class _PredictedRun:
         plan, seconds, why = transition.after, transition.cost_s, transition.reason
         self.history.plan(PlanRecord(plan, step, decision.reason, seconds, remaining.num_samples, why))
         self._step_s = setting.planner.predict(plan)
+
+
+def made_up_signals(policy: FreezePolicy, num_blocks: int, num_frozen: int) -> dict[str, tuple[float, ...]]:
+    """Returns signals under which a policy freezes as early as it may."""
+    nothing = dict.fromkeys(policy.signals, (0.0,) * num_blocks)
+    return nothing | {"gradient_norm": falling_norms(num_blocks, num_frozen)}
 
 
 def falling_norms(num_blocks: int, num_frozen: int) -> tuple[float, ...]:

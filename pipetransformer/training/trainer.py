@@ -308,7 +308,14 @@ class Trainer:
         state, before = self.state, self.plan.num_frozen
         means = torch.tensor(state.mean_norms(), dtype=torch.float64)
         norms = tuple(broadcast_from_rank0(means).tolist())
-        signals = Signals(state.num_decisions, self.num_blocks, before, norms)
+        signals = Signals(
+            state.num_decisions,
+            self.num_blocks,
+            before,
+            {"gradient_norm": norms},
+            state.step / self.timeline.num_steps,
+            self.components.optim.rate(state.step, self.timeline.num_steps),
+        )
         decision, policy_state = self.config.freeze.decide(signals, state.policy_state)
         if decision.num_frozen > before:
             self.guard.watch()

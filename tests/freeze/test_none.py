@@ -3,7 +3,7 @@ from pipetransformer.freeze.none import NoFreezing
 
 
 def test_nothing_freezes_whatever_the_gradients() -> None:
-    decision, state = NoFreezing().decide(Signals(5, 3, 0, (0.0, 0.0, 0.0)), {})
+    decision, state = NoFreezing().decide(Signals(5, 3, 0, {"gradient_norm": (0.0, 0.0, 0.0)}), {})
     assert (decision.num_frozen, state) == (0, {})
 
 

@@ -10,7 +10,7 @@ from pipetransformer.freeze.pipetransformer import PaperRule
 
 
 def signals(norms: list[float], num_frozen: int = 0, decision: int = 0) -> Signals:
-    return Signals(decision, len(norms), num_frozen, tuple(norms))
+    return Signals(decision, len(norms), num_frozen, {"gradient_norm": tuple(norms)})
 
 
 def test_the_block_with_the_smallest_norm_freezes_with_all_below_it() -> None:

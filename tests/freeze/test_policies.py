@@ -47,18 +47,29 @@ def test_every_key_is_explained(file: Path) -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 @settings(deadline=None)
-@given(steps=st.lists(st.lists(st.floats(0, 10), min_size=NUM_BLOCKS, max_size=NUM_BLOCKS), max_size=8))
-def test_the_prefix_grows_within_the_model_and_equal_signals_give_equal_decisions(
-    path: Path, steps: list[list[float]]
+@given(data=st.data())
+def test_a_prefix_stays_within_the_model_and_equal_signals_give_equal_decisions(
+    path: Path, data: st.DataObject
 ) -> None:
     policy = policy_of(path)
-    num_frozen, state = 0, policy.initial_state()
-    for count, norms in enumerate(steps):
-        measured = Signals(count, NUM_BLOCKS, num_frozen, tuple(norms))
-        decision, new_state = policy.decide(measured, state)
-        assert (decision, new_state) == policy.decide(measured, json.loads(json.dumps(state)))
-        assert num_frozen <= decision.num_frozen <= NUM_BLOCKS
+    num_frozen, state, num_decisions = policy.frozen_at_start, policy.initial_state(), data.draw(st.integers(0, 8))
+    for count in range(num_decisions):
+        signals = Signals(
+            count, NUM_BLOCKS, num_frozen, drawn_signals(policy, data), (count + 1) / 10, data.draw(st.floats(1e-6, 1))
+        )
+        decision, new_state = policy.decide(signals, state)
+        assert (decision, new_state) == policy.decide(signals, json.loads(json.dumps(state)))
+        assert (0 if policy.may_unfreeze else num_frozen) <= decision.num_frozen <= NUM_BLOCKS
         assert decision.bound
         assert decision.reason
         num_frozen, state = decision.num_frozen, new_state
     assert not (policy.never_freezes and num_frozen)
+
+
+def drawn_signals(policy: FreezePolicy, data: st.DataObject) -> dict[str, tuple[float, ...]]:
+    """Any numbers for the signals that a policy asks for."""
+    numbers = st.lists(st.floats(0, 10), min_size=NUM_BLOCKS, max_size=NUM_BLOCKS).map(tuple)
+    drawn = {name: data.draw(numbers) for name in dict.fromkeys((*policy.signals, "gradient_norm"))}
+    if "step_share" in drawn:  # of a step with n blocks frozen
+        drawn["step_share"] = tuple((NUM_BLOCKS + 1 - n) / (NUM_BLOCKS + 1) for n in range(NUM_BLOCKS + 1))
+    return drawn

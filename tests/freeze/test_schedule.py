@@ -5,7 +5,9 @@ from pipetransformer.freeze.schedule import FixedSchedule
 
 
 def frozen(policy: FixedSchedule, decision: int, num_frozen: int = 0, num_blocks: int = 6) -> int:
-    return policy.decide(Signals(decision, num_blocks, num_frozen, (1.0,) * num_blocks), {})[0].num_frozen
+    return policy.decide(Signals(decision, num_blocks, num_frozen, {"gradient_norm": (1.0,) * num_blocks}), {})[
+        0
+    ].num_frozen
 
 
 def test_each_decision_takes_its_entry_and_the_last_one_stays() -> None:
@@ -18,7 +20,7 @@ def test_a_frozen_block_stays_frozen() -> None:
 
 
 def test_the_reason_names_the_entry() -> None:
-    decision, _ = FixedSchedule(num_frozen=[1, 3]).decide(Signals(1, 6, 1, (1.0,) * 6), {})
+    decision, _ = FixedSchedule(num_frozen=[1, 3]).decide(Signals(1, 6, 1, {"gradient_norm": (1.0,) * 6}), {})
     assert decision.bound == "schedule"
     assert "3 of 6 blocks at entry 2 of 2; 1 were frozen before" in decision.reason
 

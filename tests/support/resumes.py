@@ -30,7 +30,7 @@ class FreezeAndUnfreeze(FreezePolicy):
     prefixes: list[int] = field(default_factory=list)
 
     def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
-        total = state.get("sum", 0.0) + sum(signals.gradient_norms)
+        total = state.get("sum", 0.0) + sum(signals["gradient_norm"])
         prefix = self.prefixes[min(signals.decision, len(self.prefixes) - 1)]
         return Decision(prefix, "list", f"sum of norms {total:.17g}"), {"sum": total}
 
