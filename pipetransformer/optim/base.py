@@ -137,14 +137,18 @@ class OptimizerSpec(ABC):
         """Builds the optimizer over the trainable parameters of one layer; ``None`` without any."""
         return self.build_layers({0: parameters})
 
-    def build_layers(self, parameters: Mapping[int, Iterable[Parameter]]) -> Optimizer | None:
+    def build_layers(self, parameters: Mapping[int, Iterable[Parameter]], own_rates: bool = False) -> Optimizer | None:
         """Builds the optimizer over the trainable parameters of several layers; ``None`` without any.
 
         Weight decay leaves out vectors (biases and normalization). Each group has a key ``layer``: its rate is that
         of this layer. Layers have groups of their own only where their rates differ, because groups take their time.
+
+        Args:
+            parameters: By layer.
+            own_rates: Layers have rates of their own, whatever ``layer_decay`` is.
         """
         trainable = {layer: [p for p in own if p.requires_grad] for layer, own in parameters.items()}
-        if self.layer_decay == 1:
+        if self.layer_decay == 1 and not own_rates:
             trainable = {0: list(chain.from_iterable(trainable.values()))}
         groups = [
             {

@@ -32,12 +32,14 @@ class LocalShardOptimizer(Optimizer):
         self.param_groups = plain.param_groups  # for the rate
 
     @classmethod
-    def build(cls, spec: OptimizerSpec, parameters: Mapping[int, Iterable[Parameter]]) -> Optimizer | None:
+    def build(
+        cls, spec: OptimizerSpec, parameters: Mapping[int, Iterable[Parameter]], own_rates: bool = False
+    ) -> Optimizer | None:
         """Builds an elementwise optimizer over the trainable ones of the layers' sharded parameters, or ``None``."""
         assert spec.is_elementwise, f"{type(spec).__name__} needs whole parameters"
         trainable = {layer: [p for p in own if p.requires_grad] for layer, own in parameters.items()}
         shards = {p: Parameter(_shard(p.detach())) for own in trainable.values() for p in own}
-        plain = spec.build_layers({layer: [shards[p] for p in own] for layer, own in trainable.items()})
+        plain = spec.build_layers({layer: [shards[p] for p in own] for layer, own in trainable.items()}, own_rates)
         return None if plain is None else cls(shards, plain)
 
     @torch.no_grad()

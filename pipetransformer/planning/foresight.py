@@ -105,13 +105,20 @@ class _PredictedRun:
             self._num_decisions,
             setting.num_blocks,
             frozen,
-            made_up_signals(setting.policy, setting.num_blocks, frozen),
+            self._signals(frozen),
             step / setting.timeline.num_steps,
         )
         decision, self._policy_state = self._setting.policy.decide(signals, self._policy_state)
         self._num_decisions += 1
         if decision.num_frozen != frozen:
             self.go_to(step, decision)
+
+    def _signals(self, num_frozen: int) -> dict[str, tuple[float, ...]]:
+        setting = self._setting
+        signals = made_up_signals(setting.policy, setting.num_blocks, num_frozen)
+        if "step_share" in signals:  # is known
+            signals["step_share"] = setting.planner.step_shares(setting.may_cache)
+        return signals
 
     def step(self, step: int) -> None:
         timeline = self._setting.timeline

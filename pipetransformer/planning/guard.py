@@ -35,7 +35,7 @@ class Watched:
     step: int
     num_frozen: int
     metric: float
-    policy_state: dict[str, float]
+    policy_state: dict[str, Any]
 
 
 @dataclass

@@ -14,7 +14,7 @@ from pipetransformer.autodp.transition import (
 from pipetransformer.autopipe.cluster import Cluster
 from pipetransformer.autopipe.constraints import UNCONSTRAINED, PlanConstraints
 from pipetransformer.autopipe.cost import step_seconds
-from pipetransformer.autopipe.limit import efficiency, fill_seconds, spread_overhead
+from pipetransformer.autopipe.limit import efficiency, fill_seconds, spread_overhead, work_seconds
 from pipetransformer.autopipe.plan import Plan, layer_above
 from pipetransformer.autopipe.profile import Profile
 from pipetransformer.autopipe.search.search import best_plan, fsdp_plan
@@ -176,6 +176,17 @@ class Planner:
         """Returns the fraction of the devices' time that the best static plan spends on ideal work."""
         step_s = self.predict(self.static)
         return efficiency(self.without_overhead(), self._batch_size, self.cluster.num_devices, step_s)
+
+    def step_shares(self, may_cache: bool) -> tuple[float, ...]:
+        """Returns the work of a step with 0 to L blocks frozen over that with none, shape (L + 1,).
+
+        Args:
+            may_cache: The frozen blocks' output comes from the cache; else they are computed.
+        """
+        profile = self.without_overhead()
+        prefixes = range(len(profile.layers) - 1)  # the head never freezes
+        work_s = [work_seconds(profile, num_frozen, num_frozen * may_cache, 1) for num_frozen in prefixes]
+        return tuple(seconds / work_s[0] for seconds in work_s)
 
     def predict(self, plan: Plan) -> float:
         """Returns the seconds of one optimizer step."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -12,7 +12,7 @@ from pipetransformer.planning.guard import GuardState
 from pipetransformer.planning.history import RunHistory
 from pipetransformer.planning.stopping import Patience
 
-VERSION = 4
+VERSION = 5
 
 
 class Stateful(Protocol):
@@ -34,14 +34,14 @@ class TrainState:
         seed: Seed of the run.
         history: Plans in force so far, with their steps and times.
         loss_scale: Loss scale of the runtime, shared with it.
+        signals: What was measured since the last decision, shared with the collectors.
         steps_per_epoch: Optimizer steps of an epoch.
         step: Optimizer steps done so far; the index of the next one.
         policy_state: Memory of the freeze policy.
         num_decisions: Decisions taken so far.
         decided_at: Step before which the last decision was taken; -1 before the first.
         decision_due: A decision was put off because every step since the last one was skipped.
-        norm_sums: For each block the sum of its gradient norms over the steps since the last decision, shape (L,).
-        num_norms: Steps in ``norm_sums``.
+        num_updates: Steps since the last decision that changed the weights.
         metrics: Latest metrics of each evaluation split.
         num_frozen: Frozen prefix by the last decision. The plan follows in the transition after it.
         evaluation_due: The evaluation after the last step has begun and has not ended.
@@ -56,14 +56,14 @@ class TrainState:
     seed: int
     history: RunHistory
     loss_scale: Stateful
+    signals: Stateful
     steps_per_epoch: int
     step: int = 0
-    policy_state: dict[str, float] = field(default_factory=dict)
+    policy_state: dict[str, Any] = field(default_factory=dict)
     num_decisions: int = 0
     decided_at: int = -1
     decision_due: bool = False
-    norm_sums: list[float] = field(default_factory=list)
-    num_norms: int = 0
+    num_updates: int = 0
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
     num_frozen: int = 0
     evaluation_due: bool = False
@@ -89,20 +89,9 @@ class TrainState:
         """Plan in force, with the frozen prefix and the cache level."""
         return self.history.entries[-1].plan
 
-    def add_norms(self, layer_norms: Sequence[float]) -> None:
-        """Adds the gradient norms of a step, one per layer; embedding and head do not count."""
-        blocks = layer_norms[1:-1]
-        sums = self.norm_sums or [0.0] * len(blocks)
-        self.norm_sums = [total + norm for total, norm in zip(sums, blocks, strict=True)]
-        self.num_norms += 1
-
-    def mean_norms(self) -> tuple[float, ...]:
-        """Returns the mean norm of each block since the last decision."""
-        return tuple(total / self.num_norms for total in self.norm_sums)
-
-    def count_decision(self, num_frozen: int, policy_state: dict[str, float]) -> None:
-        """Takes over a decision of the freeze policy, and starts its norms anew."""
-        self.norm_sums, self.num_norms, self.decision_due = [], 0, False
+    def count_decision(self, num_frozen: int, policy_state: dict[str, Any]) -> None:
+        """Takes over a decision of the freeze policy."""
+        self.num_updates, self.decision_due = 0, False
         self.num_decisions += 1
         self.decided_at = self.step
         self.num_frozen, self.policy_state = num_frozen, policy_state
@@ -119,8 +108,7 @@ class TrainState:
             "num_decisions": self.num_decisions,
             "decided_at": self.decided_at,
             "decision_due": self.decision_due,
-            "norm_sums": list(self.norm_sums),
-            "num_norms": self.num_norms,
+            "num_updates": self.num_updates,
             "num_frozen": self.num_frozen,
             "evaluation_due": self.evaluation_due,
             "overhead_s": self.overhead_s,
@@ -129,6 +117,7 @@ class TrainState:
             "metrics": {split: dict(values) for split, values in self.metrics.items()},
             "best_metrics": {split: dict(best) for split, best in self.best_metrics.items()},
             "loss_scale": self.loss_scale.state_dict(),
+            "signals": self.signals.state_dict(),
             "guard": self.guard.state_dict(),
             "patience": self.patience.state_dict(),
             "history": self.history.state_dict(),
@@ -173,13 +162,14 @@ class TrainState:
                 f"step {state['step']} is step {state['step_in_epoch']} of epoch {state['epoch']} in the state, and "
                 f"this run has {self.steps_per_epoch} steps per epoch; give the same data and batch_size"
             )
-        plain = "step", "num_decisions", "decided_at", "decision_due", "num_norms", "num_frozen", "evaluation_due"
+        plain = "step", "num_decisions", "decided_at", "decision_due", "num_updates", "num_frozen", "evaluation_due"
         for name in (*plain, "overhead_s", "num_resumes", "num_steps_lost"):
             setattr(self, name, state[name])
-        self.policy_state, self.norm_sums = dict(state["policy_state"]), list(state["norm_sums"])
+        self.policy_state = dict(state["policy_state"])
         self.metrics = {split: dict(values) for split, values in state["metrics"].items()}
         self.best_metrics = {split: dict(best) for split, best in state["best_metrics"].items()}
         self.loss_scale.load_state_dict(state["loss_scale"])
+        self.signals.load_state_dict(state["signals"])
         self.guard = GuardState.from_dict(state["guard"])
         self.patience = Patience.from_dict(state["patience"])
         self.history.load_state_dict(state["history"])

@@ -3,10 +3,11 @@
 import gc
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import astuple, dataclass
 from itertools import chain
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -65,6 +66,19 @@ class TransitionReport:
     bytes_moved: int
 
 
+class UpdateObserver(Protocol):
+    """Measures updates of the weights."""
+
+    def around(self, runtime: "ElasticRuntime", factor: float, update: Callable[[], None]) -> None:
+        """Runs an update, and looks at what is before and after it.
+
+        Args:
+            factor: By which clipping has multiplied the gradients.
+            update: Changes the weights.
+        """
+        ...
+
+
 class ElasticRuntime:
     """Holds this rank's layers, optimizer and engine. Every rank of the world makes the same calls.
 
@@ -75,15 +89,22 @@ class ElasticRuntime:
         objective: Loss and output shape of the head.
         optimizer: Builds the optimizer over a rank's parameters.
         context: Device, precision, process groups and recorder of this rank.
+        own_rates: Layers have learning rates of their own, which the steps are given.
 
     Attributes:
         loss_scale: The scale of the loss; it survives transitions.
+        measured: For each active layer of this rank the parameters that train, each weight once, also one that layers
+            share.
+        observer: Measures updates; ``None`` where nobody asks for them.
         transition: The last transition; ``None`` before the first plan.
         topology: This rank's view of the plan in force; ``None`` before the first plan.
         engine: Runs the plan; ``None`` on an idle rank.
     """
 
-    def __init__(self, stack: LayerStack, objective: Objective, optimizer: OptimizerSpec, context: RankContext) -> None:
+    def __init__(
+        self, stack: LayerStack, objective: Objective, optimizer: OptimizerSpec, context: RankContext,
+        own_rates: bool = False,
+    ) -> None:  # fmt: skip
         self.device, self.precision, self.recorder = context.device, context.precision, context.recorder
         self.loss_scale = LossScale(context.precision)
         self.resident = ResidentLayers(stack, context.device)
@@ -92,7 +113,9 @@ class ElasticRuntime:
         self.topology: Topology | None = None
         self.engine: Engine | None = None
         self.optimizer: Optimizer | None = None
-        self._measured: ParametersByLayer = {}  # each weight once, also one that layers share
+        self.measured: ParametersByLayer = {}
+        self.observer: UpdateObserver | None = None
+        self._own_rates = own_rates
         self._shards: FsdpLayers | None = None
 
     def __enter__(self) -> "ElasticRuntime":
@@ -203,7 +226,7 @@ class ElasticRuntime:
         return snapshot(self.resident, state, self.placement, self._shards is not None)
 
     def _drop_engine(self) -> None:
-        self.engine, self.optimizer, self._measured = None, None, {}
+        self.engine, self.optimizer, self.measured = None, None, {}
         for parameter in self.resident.stack.parameters():
             parameter.grad = None
         gc.collect()  # DDP sits in reference cycles, and its hooks would still fire on the parameters
@@ -222,7 +245,7 @@ class ElasticRuntime:
         tied = gradients.TiedWeights(stack, resolved)
         first_trained = stack.first_trained(plan.first_active_layer)
         self.engine = Engine(resolved, stages, tied, self._objective, self._context, first_trained)
-        self._measured = {layer: stack.own_parameters(layer) for layer in self.engine.active_parameters}
+        self.measured = {layer: stack.own_parameters(layer) for layer in self.engine.active_parameters}
 
     def _stage(self, plan: Plan, index: int) -> Stage:
         stack, first_active = self.resident.stack, plan.first_active_layer
@@ -238,12 +261,12 @@ class ElasticRuntime:
         for parameter, owner in chain.from_iterable(self.resident.stack.owners(layer).items() for layer in layers):
             parameters.setdefault(owner, []).append(parameter)
         if self._shards is not None:
-            return self._shards.build_optimizer(self._spec, parameters)
-        return self._spec.build_layers(parameters)
+            return self._shards.build_optimizer(self._spec, parameters, self._own_rates)
+        return self._spec.build_layers(parameters, self._own_rates)
 
     def train_step(
-        self, loader: Loader, ids: np.ndarray, step: int, rate: float, requests: Requests = NO_REQUESTS,
-        max_norm: float = math.inf,
+        self, loader: Loader, ids: np.ndarray, step: int, rate: float | Sequence[float],
+        requests: Requests = NO_REQUESTS, max_norm: float = math.inf,
     ) -> StepResult:  # fmt: skip
         """Loads this rank's part of a global batch and takes one optimizer step.
 
@@ -251,7 +274,7 @@ class ElasticRuntime:
             loader: Loads the samples.
             ids: Sample ids of the global batch, the same on every rank.
             step: The optimizer step, for the samples' random streams.
-            rate: The learning rate of the head; that of each layer follows from it.
+            rate: The learning rate of the head, from which that of each layer follows; or one of each layer.
             requests: This rank's.
             max_norm: Largest norm of the whole gradient, the same on every rank that has a part of it.
 
@@ -264,13 +287,14 @@ class ElasticRuntime:
         return self.step(batch, rate, requests, max_norm)
 
     def step(
-        self, batch: Batch | None, rate: float, requests: Requests = NO_REQUESTS, max_norm: float = math.inf
-    ) -> StepResult:
+        self, batch: Batch | None, rate: float | Sequence[float], requests: Requests = NO_REQUESTS,
+        max_norm: float = math.inf,
+    ) -> StepResult:  # fmt: skip
         """Takes one optimizer step over the global batch.
 
         Args:
             batch: This replica's part; ``None`` on an idle rank.
-            rate: The learning rate.
+            rate: As for :meth:`train_step`.
             requests: This rank's.
             max_norm: Largest norm of the whole gradient, the same on every rank that has a part of it.
 
@@ -280,7 +304,7 @@ class ElasticRuntime:
         if self.engine is None or batch is None:
             return self._idle_step(requests)
         loss = self.engine.step(batch, self.loss_scale.value)
-        own = gradients.squared_gradient_norms(self._measured, self.num_layers, self.device)
+        own = gradients.squared_gradient_norms(self.measured, self.num_layers, self.device)
         squared = self.loss_scale.unscaled(gradients.all_reduce_squared_norms(own, self.engine.norm_group))
         overflowed, exploding = not math.isfinite(sum(squared)), math.sqrt(sum(squared)) > max_norm
         flags = overflowed, exploding, *astuple(requests)
@@ -317,19 +341,45 @@ class ElasticRuntime:
             self.loss_scale.grow()
         return result
 
-    def _update(self, result: StepResult, rate: float) -> None:
+    def _update(self, result: StepResult, rate: float | Sequence[float]) -> None:
         assert self.engine is not None
-        if self.optimizer is None:
+        # with an observer, a rank without an optimizer still joins the sums over the ranks
+        if self.optimizer is None and self.observer is None:
             return
         with self.recorder.span("optimizer"):
             if not result.skipped:
                 parameters, clip_norm = self.engine.active_parameters, self._spec.clip_norm
-                gradients.unscale_and_clip(parameters, result.total_norm, clip_norm, result.loss_scale)
-                rates = self._spec.rates(rate, self.num_layers)
-                for group in self.optimizer.param_groups:
-                    group["lr"] = rates[group["layer"]]
-                self.optimizer.step()
+                factor = gradients.unscale_and_clip(parameters, result.total_norm, clip_norm, result.loss_scale)
+                self._set_rates(rate)
+                if self.observer is None:
+                    self._step_optimizer()
+                else:
+                    self.observer.around(self, factor, self._step_optimizer)
             self._clear_gradients()
+
+    def _set_rates(self, rate: float | Sequence[float]) -> None:
+        rates = self._spec.rates(rate, self.num_layers) if isinstance(rate, float | int) else rate
+        for group in self.optimizer.param_groups if self.optimizer else ():
+            group["lr"] = rates[group["layer"]]
+
+    def _step_optimizer(self) -> None:
+        if self.optimizer is not None:
+            self.optimizer.step()
+
+    def sum_over_parts(self, values: Tensor) -> Tensor:
+        """Sums values over the ranks that have the model between them, each another part. All of them call it.
+
+        Args:
+            values: Of this rank's part.
+        """
+        if self.engine is not None and self.engine.norm_group.size() > 1:
+            dist.all_reduce(values, group=self.engine.norm_group)
+        return values
+
+    @property
+    def is_stateless(self) -> bool:
+        """True when the optimizer keeps nothing from step to step."""
+        return self._spec.state_factor == 0
 
     def _clear_gradients(self) -> None:
         if self.optimizer is not None:

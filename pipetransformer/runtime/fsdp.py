@@ -55,11 +55,11 @@ class FsdpLayers(nn.Module):
         """Runs layers."""
         return run(x, **context)
 
-    def build_optimizer(self, spec: OptimizerSpec, parameters: ParametersByLayer) -> Optimizer | None:
+    def build_optimizer(self, spec: OptimizerSpec, parameters: ParametersByLayer, own_rates: bool) -> Optimizer | None:
         """Builds the optimizer over sharded parameters; an elementwise one updates local shards."""
         if spec.is_elementwise:
-            return LocalShardOptimizer.build(spec, parameters)
-        return spec.build_layers(parameters)
+            return LocalShardOptimizer.build(spec, parameters, own_rates)
+        return spec.build_layers(parameters, own_rates)
 
     @contextmanager
     def whole(self, layers: range) -> Iterator[None]:

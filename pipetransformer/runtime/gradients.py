@@ -136,7 +136,7 @@ def all_reduce_squared_norms(squared_norms: Tensor, norm_group: ProcessGroup) ->
 
 def unscale_and_clip(
     parameters: ParametersByLayer, total_norm: float, clip_norm: float | None, loss_scale: float
-) -> None:
+) -> float:
     """Divides the gradients by the loss scale, and clips them where the total norm exceeds ``clip_norm``.
 
     Args:
@@ -144,13 +144,17 @@ def unscale_and_clip(
         total_norm: The norm of the whole gradient without the scale, over all ranks.
         clip_norm: The largest norm allowed; ``None`` clips nothing.
         loss_scale: The factor of the loss in backward.
+
+    Returns:
+        The factor by which they were clipped, 1 where they were not.
     """
-    factor = 1.0 if clip_norm is None else min(1.0, clip_norm / (total_norm + 1e-6))  # as torch's clip_grad_norm_ does
-    factor /= loss_scale
+    clipped = 1.0 if clip_norm is None else min(1.0, clip_norm / (total_norm + 1e-6))  # as torch's clip_grad_norm_ does
+    factor = clipped / loss_scale
     if factor != 1:
         gradients = [local_part(p.grad) for own in parameters.values() for p in own if p.grad is not None]
         if gradients:
             torch._foreach_mul_(gradients, factor)
+    return clipped
 
 
 class AsyncSum:

@@ -10,6 +10,8 @@ from pipetransformer.models.stack import Layer, LayerStack
 
 Manifest = tuple[tuple[str, str, torch.Size, torch.dtype], ...]
 OptimizerState = dict[str, dict[str, Tensor]]
+REFERENCE = "reference"
+"""Key of earlier weights that lie in host memory beside the optimizer state, to be compared with."""
 
 
 class ResidentLayers:
@@ -105,7 +107,7 @@ class ResidentLayers:
             start += num_bytes
             if key:
                 # A step count is a scalar and stays on the host, as torch's optimizers make it.
-                state.setdefault(name, {})[key] = tensor if shape else tensor.cpu()
+                state.setdefault(name, {})[key] = tensor if shape and key != REFERENCE else tensor.cpu()
             else:
                 with torch.no_grad():
                     own[name].copy_(tensor)

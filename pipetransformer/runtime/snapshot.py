@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from pipetransformer.autodp.transition import Placement
 from pipetransformer.models.stack import Layer
 from pipetransformer.runtime.fsdp import gather
-from pipetransformer.runtime.resident import OptimizerState, ResidentLayers
+from pipetransformer.runtime.resident import REFERENCE, OptimizerState, ResidentLayers
 
 WEIGHTS, OPTIMIZER = "weights/", "optimizer/"
 State = Mapping[Tensor, Mapping[str, Tensor]]
@@ -140,7 +140,7 @@ def to_own_names(layer: Layer, state: OptimizerState) -> OptimizerState:
 def on_device(state: OptimizerState, device: torch.device) -> OptimizerState:
     """Returns optimizer state on a device; step counts are scalars and stay on the host, as torch makes them."""
     return {
-        name: {key: value.to(device) if value.ndim else value for key, value in tensors.items()}
+        name: {key: value.to(device) if value.ndim and key != REFERENCE else value for key, value in tensors.items()}
         for name, tensors in state.items()
     }
 

@@ -189,7 +189,7 @@ class RunGuard:
         trainer.report_decision(
             Decision(after, "guard", verdict.reason, verdict.terms),
             before,
-            [0.0] * trainer.num_blocks,
+            {},
             trainer.state.step - num_steps_rolled_back,
             num_steps_rolled_back=num_steps_rolled_back,
         )

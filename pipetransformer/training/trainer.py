@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
-import torch
 import torch.distributed as dist
 
 from pipetransformer.autodp.sampler import batch_ids, epoch_order
@@ -24,6 +23,8 @@ from pipetransformer.report.reporter import Reporter
 from pipetransformer.report.run_folder import EVENT_LOG
 from pipetransformer.runtime.groups import any_rank, broadcast_from_rank0
 from pipetransformer.runtime.result import NO_REQUESTS, Requests, StepResult
+from pipetransformer.runtime.signals.base import SignalContext
+from pipetransformer.runtime.signals.collect import SignalCollectors
 from pipetransformer.training import interrupt
 from pipetransformer.training.build import RunComponents
 from pipetransformer.training.cache_session import CacheSession
@@ -86,10 +87,15 @@ class Trainer:
         self.cache_session = CacheSession(
             cache, components.train, components.evaluation, self.runtime, report, self.timeline, config.seed
         )
+        self.signals = SignalCollectors(
+            config.freeze.signals, SignalContext(self.runtime, components.train.source, self._step_shares)
+        )
+        self.runtime.observer = self.signals.observer
         self.state = TrainState(
             seed=config.seed,
             history=RunHistory(self.num_blocks, may_cache=self.cache_session.is_on),
             loss_scale=self.runtime.loss_scale,
+            signals=self.signals,
             steps_per_epoch=self.timeline.steps_per_epoch,
             policy_state=config.freeze.initial_state(),
         )
@@ -186,7 +192,7 @@ class Trainer:
         state, order = self.state, self._epoch_order()
         if self.timeline.is_decision_step(state.step) and state.decided_at != state.step:
             state.decision_due |= not (self.config.freeze.never_freezes or state.guard.holds)
-        if state.decision_due and state.num_norms:  # put off where all steps since the last one were skipped
+        if state.decision_due and state.num_updates:  # put off where all steps since the last one were skipped
             self._decide()
         if not self._prefetching:
             self._prefetch(order, state.step_in_epoch)
@@ -276,13 +282,17 @@ class Trainer:
         state, start, waited_s = self.state, time.perf_counter(), self.cache_session.waited_s
         rate = self.components.optim.rate(state.step, self.timeline.num_steps)
         requests, max_norm, verdict = self._requests(), self.guard.max_norm, None
+        self.signals.set_due(state.num_updates)
         try:
-            result = self.runtime.train_step(self.components.train, ids, state.step, rate, requests, max_norm)
+            result = self.runtime.train_step(
+                self.components.train, ids, state.step, self._layer_rates(rate), requests, max_norm
+            )
         except StepRefused as error:
             self._log.flush()
             result, verdict = error.result, self.guard.judge_step(error, rate)
         if not result.skipped:
-            state.add_norms(result.layer_norms)
+            state.num_updates += 1
+            self.signals.add_step(result)
             state.guard.add_norm(result.total_norm)
         state.step += 1
         self._log.flush()
@@ -302,38 +312,57 @@ class Trainer:
             quit=signal == interrupt.QUIT,
         )
 
+    def _layer_rates(self, rate: float) -> float | list[float]:
+        """Returns the rate of the head, or where the policy anneals blocks, that of each layer."""
+        policy = self.config.freeze
+        if not policy.has_own_rates:
+            return rate
+        blocks = policy.rate_factors(self.state.step / self.timeline.num_steps, self.num_blocks)
+        rates = self.components.optim.rates(rate, self.num_blocks + 2)
+        # the embedding freezes with the first block
+        return [own * factor for own, factor in zip(rates, (blocks[0], *blocks, 1.0), strict=True)]
+
+    def _step_shares(self) -> tuple[float, ...]:
+        return self.planner.step_shares(self.cache_session.is_on)
+
+    def _read_signals(self) -> Signals:
+        """Returns what the policy sees. Collective."""
+        state, num_steps = self.state, self.timeline.num_steps
+        with inside("the measuring of signals", state.step):
+            measured = self.signals.read()
+        return Signals(
+            decision=state.num_decisions,
+            num_blocks=self.num_blocks,
+            num_frozen=self.plan.num_frozen,
+            measured=measured,
+            progress=state.step / num_steps,
+            rate=self.components.optim.rate(state.step, num_steps),
+        )
+
     def _decide(self) -> None:
         """Asks the freeze policy, and goes to the plan that follows from its answer."""
         self._log.flush()
         state, before = self.state, self.plan.num_frozen
-        means = torch.tensor(state.mean_norms(), dtype=torch.float64)
-        norms = tuple(broadcast_from_rank0(means).tolist())
-        signals = Signals(
-            state.num_decisions,
-            self.num_blocks,
-            before,
-            {"gradient_norm": norms},
-            state.step / self.timeline.num_steps,
-            self.components.optim.rate(state.step, self.timeline.num_steps),
-        )
+        signals = self._read_signals()
         decision, policy_state = self.config.freeze.decide(signals, state.policy_state)
         if decision.num_frozen > before:
             self.guard.watch()
         state.count_decision(decision.num_frozen, policy_state)
-        self.report_decision(decision, before, norms, state.step)
+        self.signals.start_anew()
+        self.report_decision(decision, before, signals.measured, state.step, signal_seconds=self.signals.seconds)
         for callback in self._callbacks:
             callback.on_decision(self, signals, decision)
         if decision.num_frozen != before:
             self.follow(decision)
 
     def report_decision(
-        self, decision: Decision, before: int, gradient_norms: Sequence[float], step: int, **more: int
+        self, decision: Decision, before: int, measured: Mapping[str, Sequence[float]], step: int, **more: Any
     ) -> None:
         """Reports a decision of the policy or of the guard.
 
         Args:
             before: Blocks that were frozen before it.
-            gradient_norms: Of each block, zero where there is none.
+            measured: The signals that it saw, by name; none of the guard's.
             step: Optimizer steps before it.
         """
         self.report.write(
@@ -345,7 +374,8 @@ class Trainer:
             bound=decision.bound,
             reason=decision.reason,
             terms=decision.terms,
-            gradient_norms=list(gradient_norms),
+            gradient_norms=list(measured.get("gradient_norm", [0.0] * self.num_blocks)),
+            signals={name: list(values) for name, values in measured.items() if name != "gradient_norm"},
             **more,
         )
 

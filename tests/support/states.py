@@ -12,6 +12,7 @@ from pipetransformer.planning.history import RunHistory
 from pipetransformer.planning.state import TrainState
 from pipetransformer.report.reporter import Reporter, Sink, Values
 from pipetransformer.runtime.precision import LossScale
+from pipetransformer.runtime.signals.collect import SignalCollectors
 from pipetransformer.training.build import prepare
 from pipetransformer.training.trainer import Trainer
 from support.jobs import loaded
@@ -69,6 +70,7 @@ def restore(trainer: Trainer, forgotten: str | None) -> None:
         seed=state.seed,
         history=RunHistory(trainer.num_blocks, may_cache=False),
         loss_scale=LossScale(trainer.runtime.precision),
+        signals=SignalCollectors(trainer.config.freeze.signals, trainer.signals.context),
         steps_per_epoch=state.steps_per_epoch,
     )
     blank: dict[str, Any] = json.loads(json.dumps(fresh.state_dict()))

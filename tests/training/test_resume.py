@@ -76,7 +76,7 @@ def test_a_run_goes_on_in_any_world_as_if_it_had_never_stopped(
 
 
 def check_end(found: Ran, expected: Ran) -> None:
-    approx = ("norm_sums", "policy_state", "metrics", "best_metrics", "guard")
+    approx = ("signals", "policy_state", "metrics", "best_metrics", "guard")
     assert {k: v for k, v in found.end.items() if k not in approx} == {
         k: v for k, v in expected.end.items() if k not in approx
     }
@@ -84,6 +84,8 @@ def check_end(found: Ran, expected: Ran) -> None:
     assert found.end["guard"] == expected.end["guard"] | {"mean_norm": mean_norm}
     assert found.end["policy_state"] == pytest.approx(expected.end["policy_state"], rel=1e-9)
     assert found.end["metrics"] == expected.end["metrics"]
+    sums = expected.end["signals"]["gradient_norm"]
+    assert found.end["signals"] == {"gradient_norm": sums | {"sums": pytest.approx(sums["sums"], rel=1e-9)}}
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """The state of a run holds everything that it has to know to go on."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.jobs import TINY
@@ -41,8 +42,7 @@ def test_a_run_goes_on_from_its_state_as_if_nothing_had_happened(
         ("step", RUN),
         ("policy_state", RUN),
         ("num_decisions", SCHEDULE),
-        ("norm_sums", RUN),
-        ("num_norms", RUN),
+        ("signals", RUN),
         ("loss_scale", RUN),
         ("history", RUN),
     ],
@@ -64,8 +64,21 @@ def test_a_decision_that_was_put_off_is_still_due() -> None:
     assert restored.best_metrics == saved.best_metrics
 
 
+class Sums:
+    """What was measured, in place of collectors."""
+
+    def __init__(self) -> None:
+        self.sums = [1.5]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"sums": list(self.sums)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.sums = list(state["sums"])
+
+
 def state(seed: int = 1, steps_per_epoch: int = 4) -> TrainState:
-    return TrainState(seed, RunHistory(5, may_cache=False), LossScale(PRECISIONS["float32"]), steps_per_epoch)
+    return TrainState(seed, RunHistory(5, may_cache=False), LossScale(PRECISIONS["float32"]), Sums(), steps_per_epoch)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +110,7 @@ def test_a_state_that_lacks_any_of_its_values_is_refused() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"history": 3}, {"guard": {"more": 1}}, {"loss_scale": []}, {"metrics": [1]}, {"norm_sums": None}, {"step": "x"}],
+    [{"history": 3}, {"guard": {"more": 1}}, {"loss_scale": []}, {"metrics": [1]}, {"signals": None}, {"step": "x"}],
     ids=str,
 )
 def test_a_state_with_values_of_other_types_is_refused(wrong: dict[str, object]) -> None:
