@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -186,6 +187,28 @@ def train_reference(case: Case, frozen: dict[int, int], num_microbatches: int = 
     )
 
 
+class Watch(Protocol):
+    """Looks at a training in one process."""
+
+    def begin(self, stack: LayerStack, owners: dict[nn.Parameter, int]) -> None:
+        """Takes the model before the first step, and the layer that each weight belongs to."""
+
+    def before_step(self, step: int, num_frozen: int) -> None:
+        """Is called before a step, and before blocks freeze there."""
+
+    def before_update(self) -> None:
+        """Is called when the gradient is whole, before clipping."""
+
+    def after_update(self) -> None:
+        """Is called when the weights have changed."""
+
+
+def watch_reference(case: Case, frozen: dict[int, int], watch: Watch) -> Trace:
+    """The same, with somebody who looks at it."""
+    assert case.dropout, "the layers of the stack run, and not the original model"
+    return _plain(case, frozen, 1, watch)
+
+
 @cache
 def _reference(case: Case, frozen_from: tuple[tuple[int, int], ...], num_microbatches: int) -> Trace:
     """Trained once: many tests compare with the same one."""
@@ -193,7 +216,7 @@ def _reference(case: Case, frozen_from: tuple[tuple[int, int], ...], num_microba
         return _plain(case, dict(frozen_from), num_microbatches)
 
 
-def _plain(case: Case, frozen: dict[int, int], num_microbatches: int) -> Trace:
+def _plain(case: Case, frozen: dict[int, int], num_microbatches: int, watch: Watch | None = None) -> Trace:
     stack, spec, precision = case.stack(), OPTIMIZERS[case.optimizer], PRECISIONS[case.precision]
     by_layer = [list(stack[index].by_name()) for index in range(len(stack))]
     if case.dropout or precision.compute_dtype:
@@ -217,7 +240,11 @@ def _plain(case: Case, frozen: dict[int, int], num_microbatches: int) -> Trace:
     assert optimizer is not None
     scale = case.loss_scale if precision.scales_loss else 1.0
     trace, num_frozen, split = Trace(), 0, case.split()
+    if watch is not None:
+        watch.begin(stack, lowest)
     for step in range(case.num_steps):
+        if watch is not None:
+            watch.before_step(step, num_frozen)
         if step in frozen:
             num_frozen = frozen[step]
             for parameter, layer in lowest.items():
@@ -245,8 +272,12 @@ def _plain(case: Case, frozen: dict[int, int], num_microbatches: int) -> Trace:
         for parameter in active:
             assert parameter.grad is not None
             parameter.grad /= scale
+        if watch is not None:
+            watch.before_update()
         trace.norms.append(nn.utils.clip_grad_norm_(active, CLIP_NORM).item())
         optimizer.step()
+        if watch is not None:
+            watch.after_update()
     trace.weights = {name: parameters[name].detach() for names in by_layer for name in names}
     names = [name for names in by_layer for name in names if parameters[name].requires_grad]
     trace.moments = {

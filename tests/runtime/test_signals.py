@@ -1,0 +1,97 @@
+"""Signals are the same at any topology, cached or not, and equal their formulas in one process (float64, 1e-10)."""
+
+from pathlib import Path
+
+import pytest
+from support.cases import Case
+from support.plans import HEAD, plan, sharded
+from support.pool import Pool
+from support.signalling import MEASURED, MUTATIONS, SignalReference, measure
+from support.trainings import Plans, train_elastic, watch_reference
+
+from pipetransformer.errors import UserError
+from pipetransformer.runtime.signals.collect import SignalCollectors
+
+# two freezes and a thaw, over as many ranks
+ALONE: Plans = {
+    0: plan(0, 0, [HEAD], 1, 2),
+    2: plan(2, 2, [HEAD], 1, 3),
+    4: plan(4, 4, [HEAD], 1, 1),
+    5: plan(1, 0, [HEAD], 1, 2),
+}
+TWO: Plans = {
+    0: plan(0, 0, [3, HEAD], 1, 2),
+    2: plan(2, 1, [4, HEAD], 1, 3),
+    4: plan(4, 4, [HEAD], 2, 2),
+    5: plan(1, 1, [4, HEAD], 1, 2),
+}
+FOUR: Plans = {
+    0: plan(0, 0, [1, 3, 5, HEAD], 1, 4),
+    2: plan(2, 2, [4, 5, HEAD], 1, 3),  # the fourth rank is idle
+    4: plan(4, 0, [5, HEAD], 2, 2),
+    5: plan(1, 1, [5, HEAD], 2, 2),
+}
+SHARDED: Plans = {0: sharded(0, 0, 2, 1), 2: sharded(2, 2, 2, 1), 4: sharded(4, 4, 2, 2), 5: sharded(1, 0, 2, 1)}
+SEQUENCES = {"1": (1, ALONE), "2": (2, TWO), "4": (4, FOUR), "2, sharded": (2, SHARDED)}
+
+
+def expected(case: Case, plans: Plans) -> SignalReference:
+    reference = SignalReference(case)
+    watch_reference(case, {step: one.num_frozen for step, one in plans.items()}, reference)
+    return reference
+
+
+def assert_same(found: list[dict[str, tuple[float, ...]]], reference: SignalReference) -> None:
+    assert len(found) == len(reference.found) == 3
+    for own, other in zip(found, reference.found, strict=True):
+        assert own.keys() == other.keys()
+        for name, values in own.items():
+            assert values == pytest.approx(other[name], rel=0, abs=1e-10), name
+
+
+@pytest.mark.parametrize(
+    ("sequence", "kind", "optimizer"),
+    [
+        ("1", "vit", "adamw"),
+        ("2", "bert_qa", "adamw_ema"),
+        ("4", "bert_mlm", "sgd"),
+        ("4", "vit", "lamb"),
+        ("2, sharded", "bert_qa", "adamw"),
+        ("2, sharded", "vit", "lamb"),
+    ],
+)
+def test_every_signal_is_what_its_formula_gives_in_one_process(
+    sequence: str, kind: str, optimizer: str, pool: Pool, bert_config: Path, tmp_path: Path
+) -> None:
+    world, plans = SEQUENCES[sequence]
+    case = Case(kind, bert_config, dropout=0.1, optimizer=optimizer)
+    ranks = pool.run(world, measure, case, plans, str(tmp_path))
+    assert_same(ranks[0][0], expected(case, plans))
+    assert all(rank == ranks[0] for rank in ranks), "every rank decides alike"
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS)
+def test_a_broken_measurement_is_noticed(mutation: str, pool: Pool, bert_config: Path, tmp_path: Path) -> None:
+    world, plans = SEQUENCES["2"]
+    case = Case("bert_qa", bert_config, dropout=0.1)
+    found, _ = pool.run(world, measure, case, plans, str(tmp_path), (), mutation)[0]
+    with pytest.raises(AssertionError):
+        assert_same(found, expected(case, plans))
+
+
+def test_measuring_changes_nothing(pool: Pool, bert_config: Path, tmp_path: Path) -> None:
+    case = Case("bert_qa", bert_config, dropout=0.1)
+    _, losses = pool.run(2, measure, case, TWO, str(tmp_path))[0]
+    assert losses == pool.run(2, train_elastic, case, TWO, str(tmp_path))[0].losses
+
+
+def test_signals_that_nobody_asks_for_are_not_measured(pool: Pool, bert_config: Path, tmp_path: Path) -> None:
+    case = Case("vit", bert_config, dropout=0.1)
+    found, _ = pool.run(1, measure, case, ALONE, str(tmp_path), ("loss_drop",))[0]
+    assert {name for one in found for name in one} == {"gradient_norm", "loss_drop"}
+    assert set(MEASURED) > {"gradient_norm", "loss_drop"}
+
+
+def test_a_signal_that_nobody_measures_is_refused_by_name() -> None:
+    with pytest.raises(UserError, match=r"nobody measures: temperature; there are gradient_norm, .*plasticity"):
+        SignalCollectors(("gradient_norm", "temperature"), None)  # type: ignore[arg-type]
