@@ -8,6 +8,7 @@ is bound by its cap alone, and zero for every other signal, as if nothing change
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pipetransformer.autopipe.memory import device_memory_bytes
@@ -16,6 +17,7 @@ from pipetransformer.errors import InfeasiblePlan
 from pipetransformer.freeze.base import Decision, FreezePolicy, Signals
 from pipetransformer.planning.history import PlanRecord, RunHistory
 from pipetransformer.planning.planner import Planner, RemainingRun
+from pipetransformer.planning.target import Target, TargetState
 from pipetransformer.planning.timeline import Timeline
 
 
@@ -51,6 +53,7 @@ class Foresight:
         for step in range(self.timeline.num_steps):
             if self.timeline.is_decision_step(step) and not self.policy.never_freezes:
                 run.decide(step)
+            run.hold_to_target(step)
             run.step(step)
         return run.history
 
@@ -94,6 +97,9 @@ class _PredictedRun:
         self._policy_state = setting.policy.initial_state()
         self._num_decisions = 0
         self._step_s = setting.planner.predict(self._plan)
+        seconds = partial(setting.planner.frozen_step_seconds, setting.may_cache)
+        self._target = Target.of(setting.policy, setting.num_blocks, seconds, setting.timeline.num_steps)
+        self._spent = TargetState(proposal=setting.policy.frozen_at_start)
 
     @property
     def _plan(self) -> Plan:
@@ -110,7 +116,21 @@ class _PredictedRun:
         )
         decision, self._policy_state = self._setting.policy.decide(signals, self._policy_state)
         self._num_decisions += 1
+        if self._target is not None:
+            self._spent.proposal = decision.num_frozen
+            decision = self._target.scaled(decision, self._spent, setting.timeline.progress(step), frozen)
+            self._spent.take(decision.num_frozen)
         if decision.num_frozen != frozen:
+            self.go_to(step, decision)
+
+    def hold_to_target(self, step: int) -> None:
+        """Freezes what a target asks for between the decisions of the policy."""
+        if self._target is None:
+            return
+        done, num_frozen = self._setting.timeline.progress(step), self._plan.num_frozen
+        decision = self._target.decision(self._spent, done, num_frozen)
+        if decision is not None:
+            self._spent.take(decision.num_frozen)
             self.go_to(step, decision)
 
     def _signals(self, num_frozen: int) -> dict[str, tuple[float, ...]]:
@@ -123,7 +143,11 @@ class _PredictedRun:
     def step(self, step: int) -> None:
         timeline = self._setting.timeline
         index = step % timeline.steps_per_epoch
-        self.history.step(min(timeline.batch_size, timeline.num_samples - index * timeline.batch_size), self._step_s)
+        num_samples = min(timeline.batch_size, timeline.num_samples - index * timeline.batch_size)
+        self.history.step(num_samples, self._step_s)
+        if self._target is not None:
+            run_seconds = self._step_s * timeline.num_steps
+            self._target.spend(self._spent, self._plan.num_frozen, run_seconds, timeline.progress(step))
 
     def go_to(self, step: int, decision: Decision) -> None:
         """Makes the transition that follows from a decision."""
@@ -135,6 +159,8 @@ class _PredictedRun:
         plan, seconds, why = transition.after, transition.cost_s, transition.reason
         self.history.plan(PlanRecord(plan, step, decision.reason, seconds, remaining.num_samples, why))
         self._step_s = setting.planner.predict(plan)
+        if self._target is not None:
+            self._target.spend_transition(self._spent, transition.cost_s)
 
 
 def made_up_signals(policy: FreezePolicy, num_blocks: int, num_frozen: int) -> dict[str, tuple[float, ...]]:

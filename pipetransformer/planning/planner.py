@@ -188,6 +188,23 @@ class Planner:
         work_s = [work_seconds(profile, num_frozen, num_frozen * may_cache, 1) for num_frozen in prefixes]
         return tuple(seconds / work_s[0] for seconds in work_s)
 
+    def frozen_step_seconds(self, may_cache: bool) -> tuple[float, ...]:
+        """Returns the predicted seconds of a step with 0 to L blocks frozen, shape (L + 1,).
+
+        Args:
+            may_cache: The frozen blocks' output may come from the cache.
+        """
+        first = self.initial()
+        seconds = [first.predicted_step_s]
+        for num_frozen in range(1, len(self.profile.layers) - 1):
+            levels = sorted({0, num_frozen * may_cache}, reverse=True)
+            if self._parallel.autopipe:
+                plans = self._feasible(first, num_frozen, levels, may_be_none=True)
+            else:
+                plans = [self.keep(first, num_frozen)]
+            seconds.append(min((plan.predicted_step_s for plan in plans), default=seconds[-1]))
+        return tuple(seconds)
+
     def predict(self, plan: Plan) -> float:
         """Returns the seconds of one optimizer step."""
         return step_seconds(self.profile, self.cluster, plan, self._batch_size)

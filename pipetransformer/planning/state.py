@@ -11,6 +11,7 @@ from pipetransformer.errors import UserError
 from pipetransformer.planning.guard import GuardState
 from pipetransformer.planning.history import RunHistory
 from pipetransformer.planning.stopping import Patience
+from pipetransformer.planning.target import TargetState
 
 VERSION = 5
 
@@ -50,6 +51,7 @@ class TrainState:
         num_steps_lost: Steps that were repeated for that, over all times.
         best_metrics: Best value so far of the main metric of each split: ``name``, ``value``, ``split``, ``step``.
         guard: Memory of the guard against numbers that go wrong.
+        target: What the run has spent of the policy's target.
         patience: How long the run has waited for a new best, and whether it ends early.
     """
 
@@ -73,6 +75,7 @@ class TrainState:
     best_metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
     guard: GuardState = field(default_factory=GuardState)
     patience: Patience = field(default_factory=Patience)
+    target: TargetState = field(default_factory=TargetState)
 
     @property
     def epoch(self) -> int:
@@ -120,6 +123,7 @@ class TrainState:
             "signals": self.signals.state_dict(),
             "guard": self.guard.state_dict(),
             "patience": self.patience.state_dict(),
+            "target": self.target.state_dict(),
             "history": self.history.state_dict(),
             "cache_level": self.plan.cache_level if self.history.entries else 0,
         }
@@ -172,4 +176,5 @@ class TrainState:
         self.signals.load_state_dict(state["signals"])
         self.guard = GuardState.from_dict(state["guard"])
         self.patience = Patience.from_dict(state["patience"])
+        self.target = TargetState.from_dict(state["target"])
         self.history.load_state_dict(state["history"])

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from pipetransformer.autodp.sampler import num_batches
 from pipetransformer.config.schema import Config
+from pipetransformer.planning.target import Progress
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,16 @@ class Timeline:
     def steps_left(self, step: int) -> int:
         """Returns the optimizer steps until the run ends."""
         return self.num_steps - step
+
+    def progress(self, step: int) -> Progress:
+        """Returns how far the run has come before a step, counted in samples."""
+        before = self._fraction_before(step)
+        return Progress(before, self._fraction_before(step + 1) - before)
+
+    def _fraction_before(self, step: int) -> float:
+        epoch, index = divmod(step, self.steps_per_epoch)
+        done = epoch * self.num_samples + min(index * self.batch_size, self.num_samples)
+        return done / (self.num_epochs * self.num_samples)
 
     def samples_read(self, step: int) -> int:
         """Returns the samples of the last epoch that have already been consumed; 0 in earlier epochs."""

@@ -143,6 +143,7 @@ class RunGuard:
         missing = "; the checkpoint before it is lost, so that its blocks are unfrozen as they are"
         reason = verdict.reason + missing * (verdict.action == "roll_back")
         before, state.num_frozen, state.policy_state = state.num_frozen, watched.num_frozen, watched.policy_state
+        state.target.proposal = state.num_frozen
         state.guard.num_rollbacks += 1
         state.decided_at = state.step  # not frozen at this step again
         self._report(Verdict("unfreeze", reason, verdict.terms), before, state.num_frozen)
@@ -186,7 +187,7 @@ class RunGuard:
     def _report(self, verdict: Verdict, before: int, after: int, num_steps_rolled_back: int = 0) -> None:
         trainer = self._trainer
         trainer.flush_log()
-        trainer.report_decision(
+        trainer.decisions.report(
             Decision(after, "guard", verdict.reason, verdict.terms),
             before,
             {},

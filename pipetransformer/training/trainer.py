@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,6 +30,7 @@ from pipetransformer.training import interrupt
 from pipetransformer.training.build import RunComponents
 from pipetransformer.training.cache_session import CacheSession
 from pipetransformer.training.checkpoints import Checkpoints, about_run, next_batch_digest
+from pipetransformer.training.decisions import RunDecisions
 from pipetransformer.training.evaluate import evaluate
 from pipetransformer.training.guard import RunGuard
 from pipetransformer.training.main_metric import MainMetric
@@ -87,8 +89,9 @@ class Trainer:
         self.cache_session = CacheSession(
             cache, components.train, components.evaluation, self.runtime, report, self.timeline, config.seed
         )
+        shares = partial(self.planner.step_shares, self.cache_session.is_on)
         self.signals = SignalCollectors(
-            config.freeze.signals, SignalContext(self.runtime, components.train.source, self._step_shares)
+            config.freeze.signals, SignalContext(self.runtime, components.train.source, shares)
         )
         self.runtime.observer = self.signals.observer
         self.state = TrainState(
@@ -109,6 +112,7 @@ class Trainer:
             config, self.runtime, self.timeline, about_run(config, components, report, run_dir), report, run_dir
         )
         self.guard = RunGuard(self, run_dir)
+        self.decisions = RunDecisions(self)
         splits = [loader.split for loader in components.evaluation]
         self.main_metric = MainMetric(config.evaluate, splits, components.data.task.metrics, self.state)
         self._run_dir, self.num_steps_lost = run_dir, 0
@@ -169,6 +173,7 @@ class Trainer:
         if num_frozen and self.state.step == 0:
             reason = f"{num_frozen} of {self.num_blocks} blocks are frozen from the start"
             self.state.num_frozen = num_frozen
+            self.state.target.take(num_frozen)
             self.follow(Decision(num_frozen, "start", reason))
 
     def __iter__(self) -> Iterator[StepResult]:
@@ -190,10 +195,7 @@ class Trainer:
 
     def _next_step(self) -> StepResult:
         state, order = self.state, self._epoch_order()
-        if self.timeline.is_decision_step(state.step) and state.decided_at != state.step:
-            state.decision_due |= not (self.config.freeze.never_freezes or state.guard.holds)
-        if state.decision_due and state.num_updates:  # put off where all steps since the last one were skipped
-            self._decide()
+        self.decisions.decide_if_due()
         if not self._prefetching:
             self._prefetch(order, state.step_in_epoch)
         with self.tracer.step(state.step), inside("a training step", state.step):
@@ -285,7 +287,7 @@ class Trainer:
         self.signals.set_due(state.num_updates)
         try:
             result = self.runtime.train_step(
-                self.components.train, ids, state.step, self._layer_rates(rate), requests, max_norm
+                self.components.train, ids, state.step, self.decisions.layer_rates(rate), requests, max_norm
             )
         except StepRefused as error:
             self._log.flush()
@@ -294,6 +296,7 @@ class Trainer:
             state.num_updates += 1
             self.signals.add_step(result)
             state.guard.add_norm(result.total_norm)
+        self.decisions.count_step()
         state.step += 1
         self._log.flush()
         seconds = time.perf_counter() - start
@@ -312,72 +315,10 @@ class Trainer:
             quit=signal == interrupt.QUIT,
         )
 
-    def _layer_rates(self, rate: float) -> float | list[float]:
-        """Returns the rate of the head, or where the policy anneals blocks, that of each layer."""
-        policy = self.config.freeze
-        if not policy.has_own_rates:
-            return rate
-        blocks = policy.rate_factors(self.state.step / self.timeline.num_steps, self.num_blocks)
-        rates = self.components.optim.rates(rate, self.num_blocks + 2)
-        # the embedding freezes with the first block
-        return [own * factor for own, factor in zip(rates, (blocks[0], *blocks, 1.0), strict=True)]
-
-    def _step_shares(self) -> tuple[float, ...]:
-        return self.planner.step_shares(self.cache_session.is_on)
-
-    def _read_signals(self) -> Signals:
-        """Returns what the policy sees. Collective."""
-        state, num_steps = self.state, self.timeline.num_steps
-        with inside("the measuring of signals", state.step):
-            measured = self.signals.read()
-        return Signals(
-            decision=state.num_decisions,
-            num_blocks=self.num_blocks,
-            num_frozen=self.plan.num_frozen,
-            measured=measured,
-            progress=state.step / num_steps,
-            rate=self.components.optim.rate(state.step, num_steps),
-        )
-
-    def _decide(self) -> None:
-        """Asks the freeze policy, and goes to the plan that follows from its answer."""
-        self._log.flush()
-        state, before = self.state, self.plan.num_frozen
-        signals = self._read_signals()
-        decision, policy_state = self.config.freeze.decide(signals, state.policy_state)
-        if decision.num_frozen > before:
-            self.guard.watch()
-        state.count_decision(decision.num_frozen, policy_state)
-        self.signals.start_anew()
-        self.report_decision(decision, before, signals.measured, state.step, signal_seconds=self.signals.seconds)
-        for callback in self._callbacks:
-            callback.on_decision(self, signals, decision)
-        if decision.num_frozen != before:
-            self.follow(decision)
-
-    def report_decision(
-        self, decision: Decision, before: int, measured: Mapping[str, Sequence[float]], step: int, **more: Any
-    ) -> None:
-        """Reports a decision of the policy or of the guard.
-
-        Args:
-            before: Blocks that were frozen before it.
-            measured: The signals that it saw, by name; none of the guard's.
-            step: Optimizer steps before it.
-        """
-        self.report.write(
-            "decision",
-            step=step,
-            epoch=step / self.timeline.steps_per_epoch,
-            num_frozen_before=before,
-            num_frozen=decision.num_frozen,
-            bound=decision.bound,
-            reason=decision.reason,
-            terms=decision.terms,
-            gradient_norms=list(measured.get("gradient_norm", [0.0] * self.num_blocks)),
-            signals={name: list(values) for name, values in measured.items() if name != "gradient_norm"},
-            **more,
-        )
+    @property
+    def callbacks(self) -> tuple[Callback, ...]:
+        """Hooks of the user."""
+        return self._callbacks
 
     def follow(self, decision: Decision) -> None:
         """Makes the transition that follows from a decision. Collective."""
