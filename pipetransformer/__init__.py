@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from pipetransformer.freeze.base import FreezePolicy as FreezePolicy
     from pipetransformer.freeze.none import NoFreezing as NoFreezing
     from pipetransformer.freeze.pipetransformer import PaperRule as PaperRule
+    from pipetransformer.freeze.prefix import Prefix as Prefix
     from pipetransformer.freeze.schedule import FixedSchedule as FixedSchedule
     from pipetransformer.launch.start import train as train
     from pipetransformer.models.adapters import Lora as Lora
@@ -89,6 +90,7 @@ MODULES = {
     "UserError": "pipetransformer.errors",
     "NoFreezing": "pipetransformer.freeze.none",
     "PaperRule": "pipetransformer.freeze.pipetransformer",
+    "Prefix": "pipetransformer.freeze.prefix",
     "FixedSchedule": "pipetransformer.freeze.schedule",
     "Lora": "pipetransformer.models.adapters",
     "HuggingFaceModel": "pipetransformer.models.huggingface",

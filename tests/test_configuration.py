@@ -50,6 +50,7 @@ WRONG = {
     "dataset.max_train_samples=0": "dataset.max_train_samples=0 leaves no samples",
     "seed=one": "seed: Value 'one' of type 'str' could not be converted to Integer",
     "seed=-1": "seed=-1 is below 0",
+    "freeze.num_blocks=1": "freeze.num_blocks does not exist; freeze=prefix has it; valid options: interval, alpha",
     "freeze.num_frozen=[1]": "freeze.num_frozen does not exist; freeze=schedule has it; valid options: interval, alpha",
     "optim.momentum=0.9": "optim.momentum does not exist; optim=sgd has it; valid options: lr, recipe_lr",
     "cache.path=''": "cache.path= is empty; give a folder, or null",
@@ -68,7 +69,8 @@ def test_every_option_of_every_group_composes(option: str, tmp_path: Path) -> No
     reads_text = "HuggingFaceModel" in path.read_text() or any(word in name for word in of_text)
     data = f"dataset.path={_picture_folder(tmp_path)}"
     needed = {each: [data] for each in ("image_folder", "image", "tokens", "text", "causal_lm")}
-    extra = needed.get(name, ["freeze.num_frozen=[2,4]"] if name == "schedule" else [])
+    needed |= {"schedule": ["freeze.num_frozen=[2,4]"], "prefix": ["freeze.num_blocks=2"]}
+    extra = needed.get(name, [])
     run_config = loaded(*(TEXT if reads_text else ()), option, *extra)
     assert dataclasses.is_dataclass(getattr(run_config, group))
     libraries = getattr(getattr(run_config, group), "libraries", ())
@@ -182,6 +184,10 @@ def test_the_record_composes_the_same_run(tmp_path: Path) -> None:
         (["parallel.autopipe=false", "cache=off", "parallel.autodp=false"], []),
         (["cache.path=features", "cache.disk_gib=0"], ["cache.path has no effect"]),
         (["freeze=none", "freeze.guard=0.1"], ["freeze.guard has no effect"]),
+        (
+            ["freeze=prefix", "freeze.num_blocks=1", "freeze.guard=0.1"],
+            ["freeze.guard has no effect with freeze=prefix"],
+        ),
         (["guard.freeze=stop", "guard.exploding=stop"], ["guard.freeze=stop has no", "guard.exploding=stop has no"]),
     ],
     ids=lambda value: " ".join(value),

@@ -267,9 +267,11 @@ def warnings(config: Config) -> list[str]:
         texts.append("cache.path has no effect with cache.disk_gib=0: only what lies on disk outlives the run")
     if config.freeze.guard is not None and config.freeze.never_freezes:
         texts.append("freeze.guard has no effect with freeze=none: nothing ever freezes")
+    elif config.freeze.guard is not None and config.freeze.is_static:
+        texts.append("freeze.guard has no effect with freeze=prefix: nothing freezes after the start")
     for name in ("target_fraction", "target_seconds"):
-        if getattr(config.freeze, name) is not None and config.freeze.never_freezes:
-            texts.append(f"freeze.{name} has no effect with freeze=none: nothing ever freezes")
+        if getattr(config.freeze, name) is not None and config.freeze.is_static:
+            texts.append(f"freeze.{name} has no effect: this policy decides nothing after the start")
     if config.guard.freeze != Guard().freeze and config.freeze.guard is None:
         texts.append(f"guard.freeze={config.guard.freeze} has no effect without freeze.guard=, the fall that is taken")
     if config.evaluate.min_delta and config.evaluate.patience is None:

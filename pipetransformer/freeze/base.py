@@ -136,6 +136,11 @@ class FreezePolicy(ABC):
         return ()
 
     @property
+    def is_static(self) -> bool:
+        """True when nothing is decided after the start, so that the frozen prefix stays."""
+        return self.never_freezes
+
+    @property
     def frozen_at_start(self) -> int:
         """Blocks that are frozen before the first step."""
         return 0

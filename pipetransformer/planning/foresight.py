@@ -51,7 +51,7 @@ class Foresight:
         if self.policy.frozen_at_start:
             run.go_to(0, Decision(self.policy.frozen_at_start, "start", "frozen from the start"))
         for step in range(self.timeline.num_steps):
-            if self.timeline.is_decision_step(step) and not self.policy.never_freezes:
+            if self.timeline.is_decision_step(step) and not self.policy.is_static:
                 run.decide(step)
             run.hold_to_target(step)
             run.step(step)

@@ -97,7 +97,7 @@ class Target:
         Raises:
             UserError: No freezing, or all of it, would still miss the target.
         """
-        if policy.never_freezes:
+        if policy.is_static:
             return None
         if policy.target_fraction is not None:
             at_start = policy.frozen_at_start / num_blocks

@@ -33,7 +33,7 @@ class RunDecisions:
         """Decides before a step at which that is due. Collective."""
         trainer, state = self._trainer, self._trainer.state
         if trainer.timeline.is_decision_step(state.step) and state.decided_at != state.step:
-            state.decision_due |= not (self._policy.never_freezes or state.guard.holds)
+            state.decision_due |= not (self._policy.is_static or state.guard.holds)
         if state.decision_due and state.num_updates:  # put off where all steps since the last one were skipped
             self._decide()
         elif self._target is not None and not state.guard.holds:

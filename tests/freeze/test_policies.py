@@ -15,7 +15,7 @@ from pipetransformer.freeze.base import FreezePolicy, Signals
 
 FILES = sorted((CONF / "freeze").glob("*.yaml"))
 NUM_BLOCKS = 6
-GIVEN = {"schedule": {"num_frozen": [2, 4]}}
+GIVEN = {"schedule": {"num_frozen": [2, 4]}, "prefix": {"num_blocks": 2}}
 
 
 @pytest.fixture(params=FILES, ids=lambda file: file.stem)
