@@ -34,10 +34,15 @@ if TYPE_CHECKING:
     from pipetransformer.data.text.token_classification import TokenClassification as TokenClassification
     from pipetransformer.errors import UserError as UserError
     from pipetransformer.freeze.base import FreezePolicy as FreezePolicy
+    from pipetransformer.freeze.alpha import AlphaCap as AlphaCap
+    from pipetransformer.freeze.autofreeze import AutoFreeze as AutoFreeze
+    from pipetransformer.freeze.cka import CkaRule as CkaRule
+    from pipetransformer.freeze.linear import LinearSchedule as LinearSchedule
     from pipetransformer.freeze.none import NoFreezing as NoFreezing
     from pipetransformer.freeze.pipetransformer import PaperRule as PaperRule
     from pipetransformer.freeze.prefix import Prefix as Prefix
     from pipetransformer.freeze.schedule import FixedSchedule as FixedSchedule
+    from pipetransformer.freeze.threshold import ThresholdRule as ThresholdRule
     from pipetransformer.launch.start import train as train
     from pipetransformer.models.adapters import Lora as Lora
     from pipetransformer.models.huggingface import HuggingFaceModel as HuggingFaceModel
@@ -92,6 +97,11 @@ MODULES = {
     "PaperRule": "pipetransformer.freeze.pipetransformer",
     "Prefix": "pipetransformer.freeze.prefix",
     "FixedSchedule": "pipetransformer.freeze.schedule",
+    "AlphaCap": "pipetransformer.freeze.alpha",
+    "AutoFreeze": "pipetransformer.freeze.autofreeze",
+    "CkaRule": "pipetransformer.freeze.cka",
+    "LinearSchedule": "pipetransformer.freeze.linear",
+    "ThresholdRule": "pipetransformer.freeze.threshold",
     "Lora": "pipetransformer.models.adapters",
     "HuggingFaceModel": "pipetransformer.models.huggingface",
     "TimmModel": "pipetransformer.models.timm",
