@@ -37,10 +37,12 @@ if TYPE_CHECKING:
     from pipetransformer.freeze.alpha import AlphaCap as AlphaCap
     from pipetransformer.freeze.autofreeze import AutoFreeze as AutoFreeze
     from pipetransformer.freeze.cka import CkaRule as CkaRule
+    from pipetransformer.freeze.freezeout import FreezeOut as FreezeOut
     from pipetransformer.freeze.linear import LinearSchedule as LinearSchedule
     from pipetransformer.freeze.none import NoFreezing as NoFreezing
     from pipetransformer.freeze.pipetransformer import PaperRule as PaperRule
     from pipetransformer.freeze.prefix import Prefix as Prefix
+    from pipetransformer.freeze.random import RandomSchedule as RandomSchedule
     from pipetransformer.freeze.schedule import FixedSchedule as FixedSchedule
     from pipetransformer.freeze.threshold import ThresholdRule as ThresholdRule
     from pipetransformer.launch.start import train as train
@@ -100,7 +102,9 @@ MODULES = {
     "AlphaCap": "pipetransformer.freeze.alpha",
     "AutoFreeze": "pipetransformer.freeze.autofreeze",
     "CkaRule": "pipetransformer.freeze.cka",
+    "FreezeOut": "pipetransformer.freeze.freezeout",
     "LinearSchedule": "pipetransformer.freeze.linear",
+    "RandomSchedule": "pipetransformer.freeze.random",
     "ThresholdRule": "pipetransformer.freeze.threshold",
     "Lora": "pipetransformer.models.adapters",
     "HuggingFaceModel": "pipetransformer.models.huggingface",

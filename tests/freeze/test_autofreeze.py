@@ -73,8 +73,8 @@ def test_a_broken_rule_leaves_the_table(mutation: AbstractContextManager[object]
 
 def test_another_percentile_decides_by_itself() -> None:
     # 20 % of the way through .1 .125 .25 .25 .5 .6 lies .125: block 1 alone
-    check_table(AutoFreeze(percentile=20), 6, [TABLE[0], Row(measured=TABLE[1].measured, num_frozen=1,
-                                                             bound="percentile", terms={"percentile": 0.125})])  # fmt: skip
+    row = Row(measured=TABLE[1].measured, num_frozen=1, bound="percentile", terms={"percentile": 0.125})
+    check_table(AutoFreeze(percentile=20), 6, [TABLE[0], row])
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=30), st.floats(0, 99.9))
