@@ -36,7 +36,10 @@ if TYPE_CHECKING:
     from pipetransformer.freeze.base import FreezePolicy as FreezePolicy
     from pipetransformer.freeze.alpha import AlphaCap as AlphaCap
     from pipetransformer.freeze.autofreeze import AutoFreeze as AutoFreeze
+    from pipetransformer.freeze.base import FreezePolicy as FreezePolicy
+    from pipetransformer.freeze.budget import BudgetRule as BudgetRule
     from pipetransformer.freeze.cka import CkaRule as CkaRule
+    from pipetransformer.freeze.egeria import Egeria as Egeria
     from pipetransformer.freeze.freezeout import FreezeOut as FreezeOut
     from pipetransformer.freeze.linear import LinearSchedule as LinearSchedule
     from pipetransformer.freeze.none import NoFreezing as NoFreezing
@@ -101,7 +104,9 @@ MODULES = {
     "FixedSchedule": "pipetransformer.freeze.schedule",
     "AlphaCap": "pipetransformer.freeze.alpha",
     "AutoFreeze": "pipetransformer.freeze.autofreeze",
+    "BudgetRule": "pipetransformer.freeze.budget",
     "CkaRule": "pipetransformer.freeze.cka",
+    "Egeria": "pipetransformer.freeze.egeria",
     "FreezeOut": "pipetransformer.freeze.freezeout",
     "LinearSchedule": "pipetransformer.freeze.linear",
     "RandomSchedule": "pipetransformer.freeze.random",
