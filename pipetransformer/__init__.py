@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pipetransformer.data.text.table import TextDataset as TextDataset
     from pipetransformer.data.text.token_classification import TokenClassification as TokenClassification
     from pipetransformer.errors import UserError as UserError
+    from pipetransformer.freeze.alpha import AlphaCap as AlphaCap
     from pipetransformer.freeze.base import FreezePolicy as FreezePolicy
     from pipetransformer.freeze.alpha import AlphaCap as AlphaCap
     from pipetransformer.freeze.autofreeze import AutoFreeze as AutoFreeze

@@ -1,12 +1,10 @@
 """The freeze rule of the paper: a cap on what may freeze at once, and the block whose gradient is smallest."""
 
 from dataclasses import dataclass
-from math import ceil
 
-from pipetransformer.errors import UserError
+from pipetransformer.freeze.alpha import check_alpha, next_cap, whole_blocks
 from pipetransformer.freeze.base import Decision, FreezePolicy, Signals, State
-
-_NOISE = 1e-9  # in blocks: keeps a cap of 4.0000000000000004 from freezing a fifth block
+from pipetransformer.freeze.common import all_frozen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,10 +29,7 @@ class PaperRule(FreezePolicy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.alpha < 1:
-            raise UserError(
-                f"freeze.alpha={self.alpha} is not a fraction of the active blocks; give a number between 0 and 1"
-            )
+        check_alpha(self.alpha)
 
     @property
     def signals(self) -> tuple[str, ...]:
@@ -47,13 +42,11 @@ class PaperRule(FreezePolicy):
             UserError: A gradient norm is not finite.
         """
         if signals.num_frozen == signals.num_blocks:
-            reason = f"all {signals.num_blocks} blocks are frozen"
-            return Decision(signals.num_frozen, "all frozen", reason), state
-        start = state.get("cap", float(signals.num_frozen))
-        cap = start + self.alpha * (signals.num_blocks - start)
+            return all_frozen(signals), state
+        cap = next_cap(self.alpha, signals, state)
         block = _smallest_gradient(signals)
         cap_binds = cap <= block + 1
-        num_frozen = max(signals.num_frozen, ceil(min(cap, block + 1) - _NOISE))
+        num_frozen = max(signals.num_frozen, whole_blocks(min(cap, block + 1)))
         decision = Decision(
             num_frozen,
             bound="cap" if cap_binds else "gradient",
