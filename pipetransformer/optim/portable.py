@@ -59,7 +59,7 @@ class PortableOptimizer(Optimizer):
         for key in self._group_keys:
             group.pop(key, None)
         group.update(fresh)
-        group.update({key: state.pop(key) for key in self._group_keys if key in state})
+        group.update({key: _copy(state.pop(key)) for key in self._group_keys if key in state})
         self._plain.state.pop(parameter, None)
         if state:
             self._plain.state[parameter] = state
@@ -73,3 +73,8 @@ class PortableOptimizer(Optimizer):
 
     def _as_tensor(self, key: str, value: Any) -> Tensor:
         return torch.tensor(value, dtype=_DTYPES[self._numbers[key]]) if key in self._numbers else value
+
+
+def _copy(count: Any) -> Any:
+    """Returns a count that may be raised in place, also for a parameter without a gradient, which does not count."""
+    return count.clone() if isinstance(count, Tensor) else count

@@ -93,6 +93,18 @@ def test_a_wrong_option_is_named(options: dict[str, object], words: str) -> None
         AdamW(**{"lr": 0.1, **options})  # type: ignore[arg-type]
 
 
+def test_a_parameter_without_a_gradient_does_not_count_a_step() -> None:
+    """Where it trains again it goes on with its own count, which the optimizer raises in place."""
+    trained, frozen = (torch.nn.Parameter(torch.ones(2, 2)) for _ in range(2))
+    optimizer = Lamb(lr=0.1).build([trained, frozen])
+    assert optimizer is not None
+    for parameters in ([trained, frozen], [trained], [trained]):
+        optimizer.zero_grad()
+        sum(parameter.sum() for parameter in parameters).backward()  # type: ignore[union-attr]
+        optimizer.step()
+    assert [int(optimizer.state[parameter]["step"]) for parameter in (trained, frozen)] == [3, 1]
+
+
 def test_lamb_is_timms_own_and_counts_the_steps_of_each_parameter() -> None:
     import timm.optim
 
