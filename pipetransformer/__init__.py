@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from pipetransformer.data.text.token_classification import TokenClassification as TokenClassification
     from pipetransformer.errors import UserError as UserError
     from pipetransformer.freeze.alpha import AlphaCap as AlphaCap
-    from pipetransformer.freeze.base import FreezePolicy as FreezePolicy
-    from pipetransformer.freeze.alpha import AlphaCap as AlphaCap
     from pipetransformer.freeze.autofreeze import AutoFreeze as AutoFreeze
     from pipetransformer.freeze.base import FreezePolicy as FreezePolicy
     from pipetransformer.freeze.budget import BudgetRule as BudgetRule

@@ -188,6 +188,12 @@ def test_the_record_composes_the_same_run(tmp_path: Path) -> None:
             ["freeze=prefix", "freeze.num_blocks=1", "freeze.guard=0.1"],
             ["freeze.guard has no effect with freeze=prefix"],
         ),
+        (["freeze.on_unfreeze=reset"], ["freeze.on_unfreeze=reset has no effect"]),
+        (["freeze.on_unfreeze=reset", "freeze.guard=0.1"], []),
+        (
+            ["freeze.on_unfreeze=reset", "freeze.guard=0.1", "guard.freeze=stop"],
+            ["freeze.on_unfreeze=reset has no effect"],
+        ),
         (["guard.freeze=stop", "guard.exploding=stop"], ["guard.freeze=stop has no", "guard.exploding=stop has no"]),
     ],
     ids=lambda value: " ".join(value),

@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
+from pipetransformer.autopipe.plan import layer_above
 from pipetransformer.checkpoint.folder import read_file
 from pipetransformer.checkpoint.manifest import Manifest
 from pipetransformer.errors import DamagedCheckpoint, UserError
@@ -58,10 +59,13 @@ class CheckpointLayers:
     def averages(self, layer: int) -> Iterator[tuple[str, Tensor]]:
         """Yields the tensors of a layer as :meth:`weights`, with the average of each weight that has one in its place.
 
+        A frozen layer has none: what is parked for it is where its average goes on when it trains again.
+
         Raises:
             DamagedCheckpoint: As :meth:`weights`.
         """
-        state = self._original_state(layer, self._read(layer))
+        is_frozen = layer < layer_above(self._manifest.train.get("num_frozen", 0))
+        state = {} if is_frozen else self._original_state(layer, self._read(layer))
         return ((name, state.get(name, {}).get(AVERAGE, tensor)) for name, tensor in self.weights(layer))
 
     def tensors(self) -> tuple[dict[str, Tensor], OptimizerState]:

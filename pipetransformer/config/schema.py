@@ -236,6 +236,19 @@ class Config:
     dry_run: bool = False
     trace: bool = False
 
+    @property
+    def may_unfreeze(self) -> bool:
+        """True where frozen blocks may train again: by the policy, or by the guard, which also does it in place of a
+        roll-back whose checkpoint is lost.
+        """
+        is_guarded = self.freeze.guard is not None and not self.freeze.never_freezes
+        return self.freeze.may_unfreeze or (is_guarded and self.guard.freeze != "stop")
+
+    @property
+    def parks(self) -> bool:
+        """True where the optimizer state of blocks that freeze is kept until they train again."""
+        return self.may_unfreeze and self.freeze.on_unfreeze == "keep"
+
 
 @dataclass(frozen=True)
 class StaticPipeline:

@@ -29,6 +29,7 @@ from pipetransformer.config.schema import (
     SimulationConfig,
 )
 from pipetransformer.errors import InfeasiblePlan, UserError
+from pipetransformer.freeze.base import ON_UNFREEZE
 
 if TYPE_CHECKING:
     from pipetransformer.data.base import DatasetSpec
@@ -274,6 +275,11 @@ def warnings(config: Config) -> list[str]:
             texts.append(f"freeze.{name} has no effect: this policy decides nothing after the start")
     if config.guard.freeze != Guard().freeze and config.freeze.guard is None:
         texts.append(f"guard.freeze={config.guard.freeze} has no effect without freeze.guard=, the fall that is taken")
+    if config.freeze.on_unfreeze != ON_UNFREEZE[0] and not config.may_unfreeze:
+        texts.append(
+            f"freeze.on_unfreeze={config.freeze.on_unfreeze} has no effect: neither the policy nor the guard of a "
+            "freeze (freeze.guard=) ever unfreezes a block"
+        )
     if config.evaluate.min_delta and config.evaluate.patience is None:
         texts.append(f"evaluate.min_delta={config.evaluate.min_delta} has no effect without evaluate.patience=")
     if config.guard.exploding != Guard().exploding and config.guard.max_norm_ratio is None:

@@ -1,7 +1,8 @@
 """An exponential moving average of the weights (EMA), kept as optimizer state.
 
-So it moves, is sharded and saved with what it belongs to, and a frozen layer has none: its average is the weights that
-it froze with, of which cached features are made. A layer that thaws begins anew.
+So it moves, is sharded and saved with what it belongs to. A frozen layer is evaluated and saved with the weights that
+it froze with, of which cached features are made. Where the layer trains again, its average goes on from where it stood
+at the freeze, or begins anew, as ``freeze.on_unfreeze`` says.
 """
 
 from collections.abc import Iterator

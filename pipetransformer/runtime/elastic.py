@@ -34,7 +34,6 @@ from pipetransformer.runtime.snapshot import (
     LayerSource,
     gather_optimizer_state,
     load_layers,
-    on_device,
     shard_state,
     snapshot,
 )
@@ -90,6 +89,7 @@ class ElasticRuntime:
         optimizer: Builds the optimizer over a rank's parameters.
         context: Device, precision, process groups and recorder of this rank.
         own_rates: Layers have learning rates of their own, which the steps are given.
+        parks: Optimizer state of layers that freeze waits in host memory until they train again; else it is dropped.
 
     Attributes:
         loss_scale: The scale of the loss; it survives transitions.
@@ -103,11 +103,11 @@ class ElasticRuntime:
 
     def __init__(
         self, stack: LayerStack, objective: Objective, optimizer: OptimizerSpec, context: RankContext,
-        own_rates: bool = False,
+        own_rates: bool = False, parks: bool = False,
     ) -> None:  # fmt: skip
         self.device, self.precision, self.recorder = context.device, context.precision, context.recorder
         self.loss_scale = LossScale(context.precision)
-        self.resident = ResidentLayers(stack, context.device)
+        self.resident = ResidentLayers(stack, context.device, parks)
         self._objective, self._spec, self._context = objective, optimizer, context
         self.transition: Transition | None = None
         self.topology: Topology | None = None
@@ -150,8 +150,8 @@ class ElasticRuntime:
     def apply(self, transition: Transition, source: LayerSource | None = None) -> TransitionReport:
         """Carries out a transition; nothing but the arrangement changes (design promise 3).
 
-        Layers and the optimizer state of active ones move from a rank that holds them to the ranks that need them; all
-        others stay where they are::
+        Layers and the optimizer state of active ones, with that of frozen ones where it is parked, move from a rank
+        that holds them to the ranks that need them; all others stay where they are::
 
             4 stages x 1                   2 stages x 2 (blocks 1-4 frozen and cached: offloaded on rank 0)
             rank 0  E 1 2 3                rank 0  [E 1 2 3] 5 6 7  <- 5 6 from 1, 7 from 2
@@ -195,15 +195,18 @@ class ElasticRuntime:
         else:
             self.resident.load(layer for layer, ranks in enumerate(placement) if dist.get_rank() in ranks)
         if source is not None:
-            for layer in resolved.topology.layers:
-                if layer >= resolved.plan.first_active_layer:
+            for layer in self.resident.held():
+                if self._has_state(layer, resolved.plan):
                     self._keep_state(layer, source.optimizer_state(layer))
+
+    def _has_state(self, layer: int, plan: Plan) -> bool:
+        return self.resident.parks or layer >= plan.first_active_layer
 
     def _keep_state(self, layer: int, whole: OptimizerState) -> None:
         """Keeps the optimizer state of a layer for the next optimizer, this rank's shard of it with FSDP."""
-        state = on_device(whole, self.device)
+        state = whole
         if self._shards is not None:
-            state = shard_state(self.resident.stack[layer], state, not self._spec.is_elementwise)
+            state = shard_state(self.resident.stack[layer], whole, not self._spec.is_elementwise)
         self.resident.optimizer_state[layer] = state
 
     def gather_optimizer_state(self) -> OptimizerState:
@@ -213,17 +216,19 @@ class ElasticRuntime:
     def load(self, weights: Mapping[str, Tensor], state: OptimizerState) -> None:
         """Gives the layers where they are the weights and the optimizer state that rank 0 has. Every rank calls it."""
         assert self.topology is not None, "apply a plan first"
+        plan = self.topology.plan
+        self.resident.optimizer_state.clear()
         if self.optimizer is not None:
             self.optimizer.state.clear()
         for layer, own in load_layers(self.resident, weights, state):
-            if layer in self.topology.layers and layer >= self.topology.plan.first_active_layer:
+            if self._has_state(layer, plan):
                 self._keep_state(layer, own)
-        self.resident.restore_optimizer_state(self.optimizer)
+        self.resident.restore_optimizer_state(self.optimizer, plan.first_active_layer)
 
     def snapshot(self) -> dict[int, dict[str, Tensor]]:
         """Copies the layers that this rank writes to a checkpoint to host memory, by name. Every rank calls it."""
         state = {} if self.optimizer is None else self.optimizer.state
-        return snapshot(self.resident, state, self.placement, self._shards is not None)
+        return snapshot(self.resident, {**state, **self.resident.parked()}, self.placement, self._shards is not None)
 
     def _drop_engine(self) -> None:
         self.engine, self.optimizer, self.measured = None, None, {}
@@ -238,10 +243,11 @@ class ElasticRuntime:
         if not plan.fsdp:
             self.resident.keep(own, offloaded)
         if topology.stages is None:
+            self.resident.restore_optimizer_state(None, plan.first_active_layer)
             return
         stages = {index: self._stage(plan, index) for index in topology.stages}
         self.optimizer = self._build_optimizer(layer for stage in stages.values() for layer in stage.active_parameters)
-        self.resident.restore_optimizer_state(self.optimizer)
+        self.resident.restore_optimizer_state(self.optimizer, plan.first_active_layer)
         tied = gradients.TiedWeights(stack, resolved)
         first_trained = stack.first_trained(plan.first_active_layer)
         self.engine = Engine(resolved, stages, tied, self._objective, self._context, first_trained)

@@ -1,9 +1,14 @@
-"""The layers that a rank holds, with their optimizer state; every other layer is a shape on the meta device."""
+"""The layers that a rank holds, with their optimizer state; every other layer is a shape on the meta device.
+
+Where a run may unfreeze, the optimizer state of frozen weights waits in host memory of each rank that holds them. It
+moves with its layer, and goes to the next optimizer when the layer trains again.
+"""
 
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from pipetransformer.models.stack import Layer, LayerStack
@@ -20,14 +25,16 @@ class ResidentLayers:
     Args:
         stack: The whole model.
         device: The device that the rank computes on.
+        parks: Optimizer state of frozen weights is parked in host memory; otherwise it is dropped.
 
     Attributes:
         stack: The whole model; layers that the rank does not hold have no storage.
-        optimizer_state: For each held layer the optimizer's tensors by parameter name and key, between two optimizers.
+        optimizer_state: For each held layer the optimizer's tensors by parameter name and key: between two optimizers
+            those of all weights, and while one runs the parked ones.
     """
 
-    def __init__(self, stack: LayerStack, device: torch.device) -> None:
-        self.stack, self.device = stack, device
+    def __init__(self, stack: LayerStack, device: torch.device, parks: bool = False) -> None:
+        self.stack, self.device, self.parks = stack, device, parks
         self.optimizer_state: dict[int, OptimizerState] = {}
 
     def holds(self, layer: int) -> bool:
@@ -54,38 +61,66 @@ class ResidentLayers:
                 self.stack[index].to("cpu" if index in offloaded else self.device)
 
     def stash_optimizer_state(self, optimizer: Optimizer | None, first_active: int) -> None:
-        """Moves the optimizer's tensors of weights that train on to ``optimizer_state``, and drops the others.
+        """Moves the optimizer's tensors to ``optimizer_state``; drops those of weights that freeze, unless it parks.
 
         Args:
             optimizer: The optimizer of the plan before; ``None`` without active parameters.
             first_active: The first layer that takes a gradient in the next plan.
         """
-        self.optimizer_state.clear()
         if optimizer is None:
             return
         for index in self.held():
-            if index >= first_active:
-                kept = optimizer.state.keys() & set(self.stack.trainable(index, first_active))
-                named = self.stack[index].named_parameters()
-                self.optimizer_state[index] = {name: dict(optimizer.state[p]) for name, p in named if p in kept}
+            kept = optimizer.state.keys() & set(self._kept(index, first_active))
+            named = self.stack[index].named_parameters()
+            state = {name: dict(optimizer.state[p]) for name, p in named if p in kept}
+            if state:
+                self.optimizer_state[index] = self.optimizer_state.get(index, {}) | state
 
-    def restore_optimizer_state(self, optimizer: Optimizer | None) -> None:
-        """Moves the tensors to a new optimizer over the same layers."""
-        if optimizer is not None:
-            for index, state in self.optimizer_state.items():
-                parameters = dict(self.stack[index].named_parameters())
-                for name, tensors in state.items():
-                    optimizer.state[parameters[name]] = dict(tensors)
-        self.optimizer_state.clear()
+    def _kept(self, layer: int, first_active: int) -> Iterable[Parameter]:
+        return self.stack[layer].parameters() if self.parks else self.stack.trainable(layer, first_active)
 
-    def manifest(self, layer: int) -> Manifest:
-        """Returns names, shapes and types of a held layer's tensors in the order of :meth:`pack`."""
-        return tuple((name, key, tensor.shape, tensor.dtype) for name, key, tensor in self._tensors(layer))
+    def restore_optimizer_state(self, optimizer: Optimizer | None, first_active: int) -> None:
+        """Moves the tensors of weights that train to a new optimizer; the others are parked, or dropped.
 
-    def pack(self, layer: int) -> Tensor:
-        """Returns all tensors of a held layer as one tensor of bytes (num_bytes,)."""
+        Args:
+            optimizer: The optimizer over the active layers that this rank runs; ``None`` without active parameters.
+            first_active: The first layer that takes a gradient.
+        """
+        parked: dict[int, OptimizerState] = {}
+        for index, state in self.optimizer_state.items():
+            training, parameters = set(self.stack.trainable(index, first_active)), self._parameters(index)
+            going_on = {name: tensors for name, tensors in state.items() if parameters[name] in training}
+            if optimizer is not None:
+                for name, tensors in on_device(going_on, self.device).items():
+                    optimizer.state[parameters[name]] = tensors
+            frozen = {name: tensors for name, tensors in state.items() if name not in going_on}
+            if self.parks and frozen:
+                parked[index] = on_device(frozen, torch.device("cpu"))
+        self.optimizer_state = parked
+
+    def parked(self) -> dict[Tensor, dict[str, Tensor]]:
+        """Returns the parked optimizer state by parameter."""
+        return {
+            self._parameters(index)[name]: tensors
+            for index, state in self.optimizer_state.items()
+            for name, tensors in state.items()
+        }
+
+    def _parameters(self, layer: int) -> dict[str, Parameter]:
+        return dict(self.stack[layer].named_parameters())
+
+    def manifest(self, layer: int, with_state: bool = True) -> Manifest:
+        """Returns names, shapes and types of a held layer's tensors in the order of :meth:`pack`.
+
+        Args:
+            with_state: Optimizer state counts; a layer that is only borrowed comes without it.
+        """
+        return tuple((name, key, tensor.shape, tensor.dtype) for name, key, tensor in self._tensors(layer, with_state))
+
+    def pack(self, layer: int, with_state: bool = True) -> Tensor:
+        """Returns the tensors of a held layer's :meth:`manifest` as one tensor of bytes (num_bytes,)."""
         with torch.no_grad():
-            return torch.cat([_as_bytes(tensor, self.device) for _, _, tensor in self._tensors(layer)])
+            return torch.cat([_as_bytes(tensor, self.device) for _, _, tensor in self._tensors(layer, with_state)])
 
     def unpack(self, layer: int, manifest: Manifest, data: Tensor) -> None:
         """Fills a layer with the tensors that :meth:`pack` packed on another rank.
@@ -114,16 +149,24 @@ class ResidentLayers:
         if state:
             self.optimizer_state[layer] = state
 
-    def _tensors(self, layer: int) -> Iterable[tuple[str, str, Tensor]]:
+    def _tensors(self, layer: int, with_state: bool) -> Iterable[tuple[str, str, Tensor]]:
         for name, tensor in _module_tensors(self.stack[layer]):
             yield name, "", tensor
-        for name, tensors in self.optimizer_state.get(layer, {}).items():
+        for name, tensors in self.optimizer_state.get(layer, {}).items() if with_state else ():
             for key, tensor in tensors.items():
                 yield name, key, tensor
 
 
 def _module_tensors(module: Layer) -> list[tuple[str, Tensor]]:
     return [*module.named_parameters(), *module.named_buffers()]
+
+
+def on_device(state: OptimizerState, device: torch.device) -> OptimizerState:
+    """Returns optimizer state on a device; step counts, as torch makes them, and references stay on the host."""
+    return {
+        name: {key: value.to(device) if value.ndim and key != REFERENCE else value for key, value in tensors.items()}
+        for name, tensors in state.items()
+    }
 
 
 def _as_bytes(tensor: Tensor, device: torch.device) -> Tensor:

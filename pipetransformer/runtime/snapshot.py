@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from pipetransformer.autodp.transition import Placement
 from pipetransformer.models.stack import Layer
 from pipetransformer.runtime.fsdp import gather
-from pipetransformer.runtime.resident import REFERENCE, OptimizerState, ResidentLayers
+from pipetransformer.runtime.resident import OptimizerState, ResidentLayers
 
 WEIGHTS, OPTIMIZER = "weights/", "optimizer/"
 State = Mapping[Tensor, Mapping[str, Tensor]]
@@ -124,8 +124,11 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 def _as_sharded(parameter: Tensor, value: Tensor) -> Tensor:
-    """Returns optimizer state of a shard as a DTensor like its parameter; any other state as it is."""
-    if not isinstance(parameter, DTensor) or isinstance(value, DTensor) or not value.ndim:
+    """Returns optimizer state of a shard as a DTensor like its parameter and beside it; any other state as it is."""
+    if not isinstance(parameter, DTensor) or not value.ndim:
+        return value
+    value = value.to(parameter.device)  # what is parked is in host memory
+    if isinstance(value, DTensor):
         return value
     mesh, placements = parameter.device_mesh, parameter.placements
     return DTensor.from_local(value, mesh, placements, shape=parameter.shape, stride=parameter.stride())
@@ -135,14 +138,6 @@ def to_own_names(layer: Layer, state: OptimizerState) -> OptimizerState:
     """Renames optimizer state from names of the original model to those of a layer's own parameters."""
     own = {layer.prefix + name.removeprefix("module."): name for name, _ in layer.named_parameters()}
     return {own[name]: tensors for name, tensors in state.items()}
-
-
-def on_device(state: OptimizerState, device: torch.device) -> OptimizerState:
-    """Returns optimizer state on a device; step counts are scalars and stay on the host, as torch makes them."""
-    return {
-        name: {key: value.to(device) if value.ndim and key != REFERENCE else value for key, value in tensors.items()}
-        for name, tensors in state.items()
-    }
 
 
 @torch.no_grad()

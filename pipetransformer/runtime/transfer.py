@@ -74,20 +74,20 @@ def borrowed(resident: ResidentLayers, placement: Placement, layers: range) -> I
 
 
 def _broadcast_layers(resident: ResidentLayers, placement: Placement, layers: range) -> list[int]:
-    """Broadcasts layers from their lowest holder to every rank that lacks them.
+    """Broadcasts the weights of layers from their lowest holder to every rank that lacks them.
 
     Returns:
         The layers that this rank borrowed.
     """
     rank = dist.get_rank()
     owned = [layer for layer in layers if min(placement[layer]) == rank]
-    manifests = _gather_manifests({layer: resident.manifest(layer) for layer in owned})
+    manifests = _gather_manifests({layer: resident.manifest(layer, with_state=False) for layer in owned})
     borrowed = []
     for layer in layers:
         if len(placement[layer]) == dist.get_world_size():
             continue
         source = min(placement[layer])
-        data = resident.pack(layer) if rank == source else torch.empty(
+        data = resident.pack(layer, with_state=False) if rank == source else torch.empty(
             _num_bytes(manifests[layer]), dtype=torch.uint8, device=resident.device
         )  # fmt: skip
         dist.broadcast(data, source)
@@ -108,12 +108,12 @@ def gather_state_dict(resident: ResidentLayers, placement: Placement) -> dict[st
     rank = dist.get_rank()
     owners = [min(ranks) for ranks in placement]
     manifests = _gather_manifests(
-        {layer: resident.manifest(layer) for layer in range(len(owners)) if owners[layer] == rank}
+        {layer: resident.manifest(layer, with_state=False) for layer in range(len(owners)) if owners[layer] == rank}
     )
     state: dict[str, torch.Tensor] = {}
     for layer, owner in enumerate(owners):
         if owner == rank and rank != 0:
-            dist.send(resident.pack(layer), 0)
+            dist.send(resident.pack(layer, with_state=False), 0)
         elif rank == 0 and owner != 0:
             data = torch.empty(_num_bytes(manifests[layer]), dtype=torch.uint8, device=resident.device)
             dist.recv(data, owner)

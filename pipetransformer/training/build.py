@@ -102,7 +102,9 @@ def prepare(
         stack, train, optim, config.parallel, config.batch_size, device, precision, nodes, cache_setup
     )  # fmt: skip
     context = RankContext.create(device, precision, config.parallel.timeout_s)
-    runtime = closing.enter_context(ElasticRuntime(stack, data.task, optim, context, config.freeze.has_own_rates))
+    runtime = closing.enter_context(
+        ElasticRuntime(stack, data.task, optim, context, config.freeze.has_own_rates, config.parks)
+    )
     return RunComponents(
         data, stack, train, tuple(evaluation), planner, planner.first, cache_setup, runtime, optim, resumed
     )

@@ -15,7 +15,11 @@ from support.trainings import train_elastic, train_reference
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
+from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder
+from pipetransformer.checkpoint.manifest import read_manifest
+from pipetransformer.checkpoint.source import CheckpointLayers
 from pipetransformer.config.schema import write_config
+from pipetransformer.models.base import Head
 from pipetransformer.optim.averaging import AVERAGE, decay_at
 from pipetransformer.optim.base import AdamW
 
@@ -85,6 +89,22 @@ def test_averages_are_evaluated_and_saved_at_any_topology(pool: Pool, tmp_path: 
     write_config(loaded(*RUN), jobs[0].folder)
     (results,) = pool.run(1, scored, jobs[0].folder, None, [], tmp_path / "scores", False)
     assert results["test"] == {**jobs[0].summary["metrics"]["test"], "num_samples": 40}
+
+
+def test_the_parked_average_of_a_frozen_block_is_not_its_model(pool: Pool, tmp_path: Path) -> None:
+    """It is where the average goes on, should the guard unfreeze the block."""
+    job = run_job(pool, 2, tmp_path / "run", *RUN, "freeze.guard=1", "guard.freeze=unfreeze")
+    assert (job.error, job.summary["num_frozen"]) == ("", 1)
+    path = CheckpointFolder(job.folder / FOLDER).published()[-1]
+    config, start = loaded(*RUN), job.events("start")[0]
+    head = Head(**start["head"] | {"labels": tuple(start["head"]["labels"])})
+    stack = config.model.build_meta(head, tuple(start["input_shape"]), config.seed).double()
+    layers = CheckpointLayers(path, read_manifest(path), stack)
+    model = load_file(job.folder / "model" / "model.safetensors")
+    parked = {name for state in map(layers.optimizer_state, (0, 1)) for name in state if AVERAGE in state[name]}
+    assert parked, "the checkpoint has averages of the frozen layers"
+    for layer in range(len(stack)):
+        assert all(torch.equal(tensor, model[name]) for name, tensor in layers.averages(layer))
 
 
 def test_evaluating_leaves_the_training_as_it_was(pool: Pool, tmp_path: Path) -> None:

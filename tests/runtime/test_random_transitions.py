@@ -34,12 +34,13 @@ EXHAUSTED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
     sequence=SEQUENCES,
     kind=st.sampled_from(["vit", "bert", "bert_mlm"]),
     optimizer=st.sampled_from(["adamw", "sgd", "lamb"]),
+    parks=st.booleans(),
 )
 def test_any_sequence_of_plans_trains_as_one_process_does(
-    sequence: dict[int, PlanShape], kind: str, optimizer: str, pool: Pool, bert_config: Path
+    sequence: dict[int, PlanShape], kind: str, optimizer: str, parks: bool, pool: Pool, bert_config: Path
 ) -> None:
     """Freezing more, thawing, more or fewer stages, wider, narrower, idle ranks, with and without the cache."""
-    case = Case(kind, bert_config, 0.2, optimizer)
+    case = Case(kind, bert_config, 0.2, optimizer, parks=parks)
     plans = {0: Plan(0, 0, ((0, HEAD),), WORLD, num_microbatches=1)}
     plans |= {step: sequence[step].plan(Random(step)) for step in sorted(sequence)}
     with tempfile.TemporaryDirectory() as folder:

@@ -76,6 +76,7 @@ class Case:
         kernels: Key of :data:`support.kernels.KERNELS`, with which it is trained.
         mixup: Mode of mixup and cutmix of the pictures; ``None``: they stay apart.
         row_length: Tokens of a row that documents share; ``None``: each has its own.
+        parks: Blocks that train again go on with the optimizer state that they froze with.
     """
 
     kind: str
@@ -94,6 +95,7 @@ class Case:
     kernels: str = "native"
     mixup: str | None = None
     row_length: int | None = None
+    parks: bool = False
 
     @property
     def task(self) -> Task:

@@ -1,5 +1,6 @@
 """Features of the runtime, each broken on purpose, to see that the comparison with one process notices."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -8,6 +9,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from pipetransformer.autocache.cache import AutoCache, Filled
 from pipetransformer.autocache.reader import FeatureReader, Request
@@ -26,7 +28,8 @@ from support.trainings import Plans, Trace, train_elastic
 
 _advance, _read, _loss_targets = AutoCache.advance, FeatureReader.read, Batch.loss_targets
 _batch = BatchLoader.batch
-_unpack = ResidentLayers.unpack
+_unpack, _stash = ResidentLayers.unpack, ResidentLayers.stash_optimizer_state
+_restore = ResidentLayers.restore_optimizer_state
 _batch_to, _clip, _train, _run = Batch.to, gradients.unscale_and_clip, Stage.train, Precision.run_layer
 
 
@@ -61,6 +64,46 @@ def _weights_drift(self: ResidentLayers, layer: int, manifest: Any, data: Tensor
     with torch.no_grad():
         for parameter in self.stack[layer].parameters():
             parameter *= 1 + 1e-6
+
+
+def _without_state(self: ResidentLayers, layer: int, manifest: Any, data: Tensor) -> None:
+    _unpack(self, layer, manifest, data)
+    self.optimizer_state.pop(layer, None)
+
+
+def _forgets(self: ResidentLayers, optimizer: Optimizer | None, first_active: int) -> None:
+    self.parks = False
+    _stash(self, optimizer, first_active)
+
+
+def _remembers(self: ResidentLayers, optimizer: Optimizer | None, first_active: int) -> None:
+    self.parks = True
+    _stash(self, optimizer, first_active)
+
+
+def _of_the_layer_above(self: ResidentLayers, optimizer: Optimizer | None, first_active: int) -> None:
+    """Blocks get what the block above them froze with."""
+    blocks = sorted(index for index in self.optimizer_state if 0 < index < first_active)
+    states = [self.optimizer_state[index] for index in blocks]
+    self.optimizer_state |= dict(zip(blocks, states[1:] + states[:1], strict=True))
+    _restore(self, optimizer, first_active)
+
+
+def _of_the_first_freeze(self: ResidentLayers, optimizer: Optimizer | None, first_active: int) -> None:
+    """What was parked once is taken for what freezes later, too."""
+    known = self.__dict__.setdefault("known", {})
+    for index, state in self.optimizer_state.items():
+        known.setdefault(index, copy.deepcopy(state))
+    _stash(self, optimizer, first_active)
+    for index in known.keys() & self.optimizer_state.keys() & set(range(first_active)):
+        self.optimizer_state[index] = copy.deepcopy(known[index])
+
+
+def _copies_lose_theirs(self: ResidentLayers, optimizer: Optimizer | None, first_active: int) -> None:
+    """State of frozen weights of layers that train on is dropped."""
+    _restore(self, optimizer, first_active)
+    for index in range(first_active, len(self.stack)):
+        self.optimizer_state.pop(index, None)
 
 
 def _half_precision(self: FeatureReader, request: Request) -> Tensor:
@@ -143,6 +186,29 @@ TIED_MUTATIONS: dict[str, Callable[[], Any]] = {
 """Mutations that a model with shared weights notices."""
 
 
+UNFREEZE_MUTATIONS: dict[str, Callable[[], Any]] = {
+    "state stays behind when its frozen layer moves": lambda: mock.patch.object(
+        ResidentLayers, "unpack", _without_state
+    ),
+    "state is forgotten where it is to be kept": lambda: mock.patch.object(
+        ResidentLayers, "stash_optimizer_state", _forgets
+    ),
+    "state is kept where it is to be forgotten": lambda: mock.patch.object(
+        ResidentLayers, "stash_optimizer_state", _remembers
+    ),
+    "blocks get the state of another one": lambda: mock.patch.object(
+        ResidentLayers, "restore_optimizer_state", _of_the_layer_above
+    ),
+    "a second freeze brings the state of the first": lambda: mock.patch.object(
+        ResidentLayers, "stash_optimizer_state", _of_the_first_freeze
+    ),
+    "copies of a shared weight lose their state": lambda: mock.patch.object(
+        ResidentLayers, "restore_optimizer_state", _copies_lose_theirs
+    ),
+}
+"""Mutations that a training notices whose blocks train again."""
+
+
 TOKEN_MUTATIONS: dict[str, Callable[[], Any]] = {
     "the loss is divided by samples": lambda: mock.patch.object(BatchLoader, "_loss_divisor", _number_of_samples),
     "each replica divides by its own tokens": lambda: mock.patch.object(BatchLoader, "batch", _divided_by_own_tokens),
@@ -165,7 +231,7 @@ MIXED_MUTATIONS: dict[str, tuple[str, Callable[[], Any]]] = {
 
 
 def train_mutated(mutation: str, case: Case, plans: Plans, folder: str) -> Trace:
-    broken = MUTATIONS | CACHED_MUTATIONS | TIED_MUTATIONS | TOKEN_MUTATIONS
+    broken = MUTATIONS | CACHED_MUTATIONS | TIED_MUTATIONS | TOKEN_MUTATIONS | UNFREEZE_MUTATIONS
     broken |= {name: way for name, (_, way) in MIXED_MUTATIONS.items()}
     with broken[mutation]():
         return train_elastic(case, plans, folder)

@@ -113,3 +113,42 @@ def _resources(groups: ProcessGroups) -> Resources:
         len(list(own.glob("fd/*"))),
         pages * os.sysconf("SC_PAGE_SIZE") / 2**20,
     )
+
+
+@dataclass
+class Parked:
+    """Optimizer state that waits with a rank after a step under each plan and after all weights were gathered.
+
+    Attributes:
+        parked: Layers that have it.
+        devices: Types of the devices of its tensors.
+        bytes_moved: Bytes that the transition to each plan sent.
+        bytes_borrowed: Bytes that this rank packed to lend its layers or to gather them.
+    """
+
+    parked: list[list[int]] = field(default_factory=list)
+    devices: list[set[str]] = field(default_factory=list)
+    bytes_moved: list[int] = field(default_factory=list)
+    bytes_borrowed: int = 0
+
+
+def parked_layers(case: Case, plans: Plans, folder: str) -> Parked:
+    runtime, loader, groups = build(case, folder)
+    resident, seen, pack = runtime.resident, Parked(), runtime.resident.pack
+
+    def counted(layer: int, with_state: bool = True) -> torch.Tensor:
+        data = pack(layer, with_state)
+        seen.bytes_borrowed += 0 if with_state else len(data)
+        return data
+
+    resident.pack = counted  # type: ignore[method-assign]
+    for step, plan in plans.items():
+        seen.bytes_moved.append(go(runtime, loader, plan, step).bytes_moved)
+        one_step(runtime, loader, case, step)
+        runtime.weights()
+        seen.parked.append(sorted(resident.optimizer_state))
+        states = (tensors for state in resident.optimizer_state.values() for tensors in state.values())
+        seen.devices.append({tensor.device.type for tensors in states for tensor in tensors.values()})
+    loader.close()
+    groups.close()
+    return seen

@@ -29,6 +29,10 @@ class FreezeAndUnfreeze(FreezePolicy):
 
     prefixes: list[int] = field(default_factory=list)
 
+    @property
+    def may_unfreeze(self) -> bool:
+        return True
+
     def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
         total = state.get("sum", 0.0) + sum(signals["gradient_norm"])
         prefix = self.prefixes[min(signals.decision, len(self.prefixes) - 1)]

@@ -88,7 +88,7 @@ def build(case: Case, folder: str) -> tuple[ElasticRuntime, CachedLoader, Proces
     if device.type == "cuda":
         torch.cuda.set_device(device)
     context = RankContext.create(device, precision, timeout_s=60)
-    runtime = ElasticRuntime(case.stack(), case.task, spec, context)
+    runtime = ElasticRuntime(case.stack(), case.task, spec, context, case.parks)
     if precision.scales_loss:
         runtime.loss_scale.value = case.loss_scale
     loader = CachedLoader(case, runtime, Path(folder))
@@ -151,12 +151,16 @@ def copies_are_equal(runtime: ElasticRuntime) -> bool:
 
 
 def moments(runtime: ElasticRuntime) -> dict[str, Tensor]:
-    """On rank 0 the optimizer state of all ranks by original parameter name and key; whole, and equal on replicas."""
+    """On rank 0 the optimizer state of all ranks by original parameter name and key; whole, and equal on replicas.
+
+    What is parked counts.
+    """
+    known = {**(runtime.optimizer.state if runtime.optimizer else {}), **runtime.resident.parked()}
     own: dict[str, np.ndarray] = {}
     for index in runtime.resident.held():
         layer = runtime.resident.stack[index]
         for name, parameter in layer.module.named_parameters():
-            state = runtime.optimizer.state.get(parameter, {}) if runtime.optimizer else {}
+            state = known.get(parameter, {})
             whole = {key: gather(like(parameter, torch.as_tensor(value))) for key, value in state.items()}
             own |= {f"{layer.prefix}{name}/{key}": value.double().cpu().numpy() for key, value in whole.items()}
     gathered: list[dict[str, np.ndarray]] | None = [{}] * dist.get_world_size() if dist.get_rank() == 0 else None
@@ -178,6 +182,8 @@ def like(parameter: Tensor, value: Tensor) -> Tensor:
 
 def train_reference(case: Case, frozen: dict[int, int], num_microbatches: int = 1) -> Trace:
     """One process, no part of the runtime: the original model, whole batches, ``frozen[step]`` blocks from a step on.
+
+    The optimizer makes no step with frozen weights. It keeps their state where the case parks it, and else forgets it.
 
     With dropout the layers of the stack run one by one, because the original model does not draw by sample; in mixed
     precision too, because each is to give numbers of the type of the weights.
@@ -252,7 +258,8 @@ def _plain(case: Case, frozen: dict[int, int], num_microbatches: int, watch: Wat
                 parameter.requires_grad_(not is_frozen)
                 if is_frozen:
                     parameter.grad = None
-                    optimizer.state.pop(parameter, None)  # starts anew where a layer thaws
+                    if not case.parks:
+                        optimizer.state.pop(parameter, None)
         ids = ids_of(case, step)
         for group in optimizer.param_groups:
             below_head = len(stack) - 1 - min(lowest[p] for p in group["params"])
@@ -279,9 +286,11 @@ def _plain(case: Case, frozen: dict[int, int], num_microbatches: int, watch: Wat
         if watch is not None:
             watch.after_update()
     trace.weights = {name: parameters[name].detach() for names in by_layer for name in names}
-    names = [name for names in by_layer for name in names if parameters[name].requires_grad]
     trace.moments = {
-        f"{n}/{k}": torch.as_tensor(v).double() for n in names for k, v in optimizer.state[parameters[n]].items()
+        f"{n}/{k}": torch.as_tensor(v).double()
+        for names in by_layer
+        for n in names
+        for k, v in optimizer.state.get(parameters[n], {}).items()
     }
     return trace
 

@@ -1,6 +1,7 @@
 """A bad batch or a freeze that hurts is answered as configured, with the same numbers on any number of ranks."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,6 @@ WORLDS = {
 NAN, HUGE = {8: math.nan}, {8: 1e6}
 BAD = [5, 10, 13, 18]  # steps with that sample
 FREEZE = pt.FixedSchedule(num_frozen=[2], interval=0.25, guard=0.1)  # at steps 5, 10 and 15, the ends of epochs
-UNFREEZES = FreezeAndUnfreeze(prefixes=[2, 0, 2], interval=0.25)
 HURTS = {0: 0.9, 2: 0.5}
 
 
@@ -128,10 +128,15 @@ def test_a_freeze_that_does_not_hurt_stays(pool: Pool, tmp_path: Path) -> None:
     assert (seen.num_frozen, seen.decisions, len(seen.losses)) == (2, [], STEPS)
 
 
-@pytest.mark.parametrize("lost", [False, True], ids=["as asked", "without its checkpoint"])
-def test_a_freeze_that_hurts_is_unfrozen(pool: Pool, tmp_path: Path, lost: bool) -> None:
-    expected = pool.run(1, train_guarded, tmp_path / "list", pt.Parallel(), {}, {"freeze": UNFREEZES})[0]
-    options = {"freeze": FREEZE, "guard": pt.Guard(freeze="roll_back" if lost else "unfreeze")}
+@pytest.mark.parametrize(
+    ("lost", "on_unfreeze"), [(False, "keep"), (False, "reset"), (True, "keep")],
+    ids=["as asked", "begun anew", "without its checkpoint"],
+)  # fmt: skip
+def test_a_freeze_that_hurts_is_unfrozen(pool: Pool, tmp_path: Path, lost: bool, on_unfreeze: str) -> None:
+    listed = FreezeAndUnfreeze(prefixes=[2, 0, 2], interval=0.25, on_unfreeze=on_unfreeze)
+    expected = pool.run(1, train_guarded, tmp_path / "list", pt.Parallel(), {}, {"freeze": listed})[0]
+    freeze = replace(FREEZE, on_unfreeze=on_unfreeze)
+    options = {"freeze": freeze, "guard": pt.Guard(freeze="roll_back" if lost else "unfreeze")}
     if lost:
         options["callbacks"] = [LosesCheckpoints()]
     for seen in pool.run(2, train_guarded, tmp_path / "run", pt.Parallel(), {}, options, HURTS):
