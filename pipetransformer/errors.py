@@ -5,7 +5,7 @@ an error drops the backticks; :func:`pipetransformer.config.names.in_options` pu
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 _FIELD = re.compile(r"`([a-z_]+)`")
@@ -122,7 +122,15 @@ class StaleStore(UserError):
 
 
 class StoreInUse(UserError):
-    """Another run has locked the store."""
+    """Another run has locked the store.
+
+    Attributes:
+        holders: Name, use and features of each run that has it.
+    """
+
+    def __init__(self, message: str, holders: Sequence[tuple[str, str, str]] = ()) -> None:
+        super().__init__(message)
+        self.holders = tuple(holders)
 
 
 class StoreFailed(OSError, UserError):  # in this order, so that OSError takes the errno

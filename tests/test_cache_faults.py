@@ -75,7 +75,7 @@ def short_lived_pool(tmp_path: Path) -> Iterator[Pool]:
 
 MOMENTS: dict[str, tuple[Fault, range]] = {
     "the identity": (
-        Fault("pathlib.Path.replace", since="pipetransformer.training.cache_setup.lock_store_dir"),
+        Fault("pathlib.Path.replace", since="pipetransformer.training.kept_stores.lock_store_dir"),
         range(1),
     ),
     "the measuring": (Fault(f"{CACHE}.tier.Tier.gather"), range(1)),
@@ -100,7 +100,8 @@ def test_a_run_killed_in_the_middle_stops_no_other(
     assert first["num_found"] in found
     assert first["num_samples"] + first["num_found"] == second["num_samples"] == ALL
     assert not job.messages
-    assert files(tmp_path / "features") == sorted(2 * ["identity.json", "lock"] + ["train.features", "test.features"])
+    beside = ["gate", "identity.json", "lock"]
+    assert files(tmp_path / "features") == sorted(2 * beside + ["train.features", "test.features"])
 
 
 def command(fault: Fault, *overrides: str) -> tuple[str, ...]:

@@ -54,6 +54,7 @@ WRONG = {
     "freeze.num_frozen=[1]": "freeze.num_frozen does not exist; freeze=schedule has it; valid options: interval, alpha",
     "optim.momentum=0.9": "optim.momentum does not exist; optim=sgd has it; valid options: lr, recipe_lr",
     "cache.path=''": "cache.path= is empty; give a folder, or null",
+    "cache.wait_s=-1": "cache.wait_s=-1.0 is below 0; give the longest wait for another run, or 0 for none",
     "optim.betas=0.9": "optim.betas: expected a list such as [1,2]",
     "optim.betas=[0.9]": "optim.betas=[0.9] are not two numbers",
     "parallel.world_size=0": "parallel.world_size=0 must be above 0",
@@ -202,6 +203,20 @@ def test_a_setting_without_effect_is_named(overrides: list[str], words: list[str
     texts = warnings(loaded(*overrides))
     assert len(texts) == len(words)
     assert all(word in text for word, text in zip(words, texts, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [
+        ("freeze=none", "freeze=none, which freezes nothing to store"),
+        ("cache=off", "cache=off"),
+        ("parallel.autopipe=false", "parallel.autopipe=false, which keeps the stages"),
+    ],
+)
+def test_a_cache_that_is_required_cannot_be_switched_off(option: str, reason: str) -> None:
+    assert loaded("cache.require=true").cache.require
+    with pytest.raises(UserError, match=rf"cache\.require=true is not possible with {reason}; drop one of them"):
+        loaded(option, "cache.require=true")
 
 
 def test_a_run_names_a_setting_without_effect_once(pool: Pool, tmp_path: Path) -> None:

@@ -92,6 +92,24 @@ def forward_seconds(profile: Profile, level: int) -> float:
     return fill_seconds(profile, 0, level, 1)
 
 
+def passes_to_pay_back(profile: Profile, from_level: int, to_level: int, missing: float = 1.0) -> float | None:
+    """Returns the passes over the samples after which a fill has saved as much time as it took.
+
+    Args:
+        profile: The measured layers.
+        from_level: Block whose output is read now; 0: the frozen layers compute from the input.
+        to_level: Block whose output is to be stored.
+        missing: Fraction of the samples that the fill computes.
+
+    Returns:
+        At least one where all are missing; ``None`` where reading takes as long as computing, and nothing pays back.
+    """
+    computed_s = fill_seconds(profile, from_level, to_level, 1)
+    before_s = computed_s + (read_seconds(profile, from_level) if from_level else 0.0)
+    saved_s = before_s - read_seconds(profile, to_level)
+    return missing * computed_s / saved_s if saved_s > 0 else None
+
+
 def break_even_level(profile: Profile) -> int | None:
     """Returns the lowest level that pays, or ``None``. All higher ones pay too where outputs are equally wide."""
     levels = range(1, len(profile.layers) - 1)

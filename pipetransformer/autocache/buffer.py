@@ -42,10 +42,11 @@ class SharedBuffer:
             :meth:`close`. Pages of a file that are touched count as memory of this process: use :meth:`read` for rows.
     """
 
-    def __init__(self, descriptor: int, address: str, is_file: bool) -> None:
+    def __init__(self, descriptor: int, address: str, is_file: bool, reads_only: bool = False) -> None:
         self._descriptor, self.address, self.is_file = descriptor, address, is_file
         self.num_bytes = os.fstat(descriptor).st_size
-        self._map = mmap.mmap(descriptor, self.num_bytes)
+        # flags that a reader turns off are off for this process alone: its pages of the file are copied on write
+        self._map = mmap.mmap(descriptor, self.num_bytes, access=mmap.ACCESS_COPY if reads_only else mmap.ACCESS_WRITE)
         self.bytes = torch.frombuffer(self._map, dtype=torch.uint8)
         self._array = self.bytes.numpy()
 
@@ -124,17 +125,21 @@ class SharedBuffer:
             raise
 
     @classmethod
-    def attach(cls, address: str) -> "SharedBuffer":
+    def attach(cls, address: str, reads_only: bool = False) -> "SharedBuffer":
         """Opens the buffer of another process, or a file of an earlier one.
+
+        Args:
+            address: Of the buffer.
+            reads_only: Nothing that this process does changes the bytes of the others.
 
         Raises:
             OSError: Nothing is there, or it belongs to another user.
             UserError: It is empty.
         """
-        descriptor = os.open(address, os.O_RDWR)
+        descriptor = os.open(address, os.O_RDONLY if reads_only else os.O_RDWR)
         try:
             is_memory = os.readlink(f"/proc/self/fd/{descriptor}").startswith("/memfd:")
-            return cls(descriptor, address, is_file=not is_memory)
+            return cls(descriptor, address, not is_memory, reads_only)
         except (OSError, ValueError) as error:
             os.close(descriptor)
             if isinstance(error, OSError):

@@ -17,7 +17,8 @@ from pipetransformer.autocache.fingerprint import level_key
 from pipetransformer.autocache.reader import FeatureReader
 from pipetransformer.autocache.source import Compute, SampleSource
 from pipetransformer.autocache.store import FeatureStore, StoreSpec
-from pipetransformer.errors import FeatureOverflow, FillFailed, LoopLeft, StoreFailed, UserError
+from pipetransformer.autocache.store_lock import StoreLock, in_use
+from pipetransformer.errors import FeatureOverflow, FillFailed, LoopLeft, StoreFailed, StoreInUse, UserError
 
 Wanted = list[tuple[SampleSource, np.ndarray]]
 Value = TypeVar("Value")
@@ -99,6 +100,7 @@ class AutoCache:
         capacity: Budgets and layout of the stores.
         folders: Folder of each split's file.
         communicator: The ranks that share the stores.
+        locks: Of persistent stores by split, in local rank 0 of a node; none elsewhere.
 
     Attributes:
         level: Block whose output is stored; 0 for none.
@@ -106,9 +108,19 @@ class AutoCache:
         fill_s: Seconds of filling, at all levels.
     """
 
-    def __init__(self, capacity: CacheCapacity, folders: Mapping[str, Path], communicator: Communicator) -> None:
-        self.capacity, self._folders, self._communicator = capacity, folders, communicator
+    def __init__(
+        self, capacity: CacheCapacity, folders: Mapping[str, Path], communicator: Communicator,
+        locks: Mapping[str, StoreLock] | None = None,
+    ) -> None:  # fmt: skip
+        self.capacity, self.folders, self._communicator, self._locks = (
+            capacity,
+            dict(folders),
+            communicator,
+            locks or {},
+        )
         self._stores: dict[str, FeatureStore] = {}
+        self._shared: frozenset[str] = frozenset()  # splits whose files other runs read, on any node
+        self._num_damaged = 0
         self.reader = FeatureReader()
         self._may_be_read = False  # by some rank, at the present level
         self._key, self._num_keys = 0, 0
@@ -123,14 +135,22 @@ class AutoCache:
         """
         if self._stores:
             return Opened()
+        self._note_shared()
         problem, own = self._open_stores()
         problem = self._communicator.first_not_none(problem)
         opened = Opened(*self._communicator.all_reduce_sum(own.num_intact, own.num_damaged))
         if problem is not None:
             self.close()
             raise StoreFailed(problem)
-        self._num_unclaimed = opened.num_intact
+        self._num_unclaimed, self._num_damaged = opened.num_intact, opened.num_damaged
         return opened
+
+    def _note_shared(self) -> None:
+        """Tells all ranks which files other runs may read. Collective where stores are persistent."""
+        if self.capacity.persistent:
+            own = (name in self._locks and self._locks[name].is_shared for name in self.folders)
+            counts = self._communicator.all_reduce_sum(*map(int, own))
+            self._shared = frozenset(name for name, count in zip(self.folders, counts, strict=True) if count)
 
     def _open_stores(self) -> tuple[str | None, Opened]:
         """Opens the stores on local rank 0 of each node, and attaches the other ranks to them."""
@@ -138,7 +158,7 @@ class AutoCache:
         problem, opened = None, Opened()
         if self._communicator.local_rank == 0:
             try:
-                self._stores, num_damaged = self.capacity.open_stores(self._folders)
+                self._stores, num_damaged = self.capacity.open_stores(self.folders, self._shared)
                 opened = Opened(sum(store.num_stored for store in self._stores.values()), num_damaged)
                 specs = {name: store.spec for name, store in self._stores.items()}
             except (OSError, ValueError) as error:
@@ -154,7 +174,7 @@ class AutoCache:
 
     def advance(
         self, level: int, wanted: Wanted, compute: Compute, layers: Iterator[Mapping[str, Tensor]] | None = None,
-        stops: Callable[[], bool] = lambda: False,
+        stops: Callable[[], bool] = lambda: False, announce: Callable[[Filled], None] | None = None,
     ) -> Filled:  # fmt: skip
         """Stores the output of block ``level`` for the wanted samples, as far as the capacity allows. Collective.
 
@@ -167,8 +187,10 @@ class AutoCache:
             compute: Runs the newly frozen layers, those above the present level, without gradient.
             layers: Their weights, for a key by which a later run finds the features; ``None`` where none shall.
             stops: Returns whether this rank asks all to leave the fill.
+            announce: Is told what the fill is about to do, on every rank.
 
         Raises:
+            StoreInUse: Other runs read a store, which lacks some of the features and cannot take them.
             FillFailed: On every rank alike; the level before may be lost.
             LoopLeft: The same, where a rank asked for it.
         """
@@ -179,11 +201,72 @@ class AutoCache:
         key = self._num_keys if layers is None else level_key(self._key, self._with_origin(layers))
         if self._may_be_read:
             self._communicator.all_reduce_sum(0)  # barrier: all readers finish before any rank overwrites
+        if self._shared or announce is not None:
+            coming = self._look_ahead(wanted, key)
+            if announce is not None:
+                announce(coming)
         num_computed, num_found = self._fill(self._own_batches(wanted), compute, key, stops)
         self.level, self._key, self._may_be_read = level, key, False
         num_replaced, self._num_unclaimed = 0 if num_found else self._num_unclaimed, 0
         self.fill_s += time.perf_counter() - start
         return Filled(num_computed, num_found, num_replaced)
+
+    def _look_ahead(self, wanted: Wanted, key: int) -> Filled:
+        """Returns what a fill would do, over all nodes; claims shared stores that it would write to. Collective."""
+        num_computed, num_found, num_lacking = self._communicator.all_reduce_sum(*self._count(wanted, key))
+        if self._shared and num_lacking + self._num_damaged:
+            self._claim()
+            return self._look_ahead(wanted, key)
+        return Filled(num_computed, num_found, 0 if num_found else self._num_unclaimed)
+
+    def _count(self, wanted: Wanted, key: int) -> tuple[int, int, int]:
+        """Counts this rank's samples that have to be computed, those that are found, and those that files lack."""
+        num_wanted = num_missing = num_lacking = 0
+        for batch in self._own_batches(wanted):
+            missing = incomplete(batch, key)
+            lacking = [one for one in missing if one.source.name in self._shared and one.store.is_on_disk(one.shard)]
+            num_wanted += sum(len(one.ids) for one in batch)
+            num_missing += sum(len(one.ids) for one in missing)
+            num_lacking += sum(len(one.ids) for one in lacking)
+        return num_missing, num_wanted - num_missing, num_lacking
+
+    def _claim(self) -> None:
+        """Opens shared stores again to write to them. Collective.
+
+        Raises:
+            StoreInUse: Other runs read one of them, on some node; raised on every rank.
+        """
+        assert not self.level, "a run that shares its stores has one level"
+        problem: str | None = None
+        for lock in self._locks.values():
+            if problem is None and lock.is_shared and not lock.claim():
+                problem = in_use(lock.path).message
+        problem = self._communicator.first_not_none(problem)
+        if problem is not None:
+            self.share()
+            raise StoreInUse(problem)
+        self._close_stores()
+        self.open()
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the files of all splits."""
+        folder = next(iter(self.folders.values()))
+        return folder.parents[2] if self.capacity.persistent else folder
+
+    def share(self) -> None:
+        """Writes no more to persistent stores, and lets other runs read them from here on. Collective."""
+        for lock in self._locks.values():
+            if not lock.is_shared:
+                lock.share()
+        self._note_shared()
+
+    def keep_for_this_run(self, folder: Path) -> None:
+        """Gives persistent stores back, and takes others in their place that end with the run. Collective."""
+        self.close()
+        self._locks, self._shared, self._num_damaged = {}, frozenset(), 0
+        self.capacity = self.capacity.for_this_run()
+        self.folders = dict.fromkeys(self.folders, folder)
 
     def _fill(
         self, own_batches: list[list[ShardSlice]], compute: Compute, key: int, stops: Callable[[], bool]
@@ -254,7 +337,12 @@ class AutoCache:
         self.level, self._key = 0, 0
 
     def close(self) -> None:
-        """Closes the stores in this process."""
+        """Closes the stores in this process, and gives them back to other runs."""
+        self._close_stores()
+        for lock in self._locks.values():
+            lock.release()
+
+    def _close_stores(self) -> None:
         self.clear()
         for store in self._stores.values():
             store.close()

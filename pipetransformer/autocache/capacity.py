@@ -1,7 +1,7 @@
 """The capacity of a node: how much of each split fits, in which tier, and the stores themselves."""
 
 import errno
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,6 +48,7 @@ class CacheCapacity:
         self, sources: Sequence[SampleSource], feature_format: FeatureFormat, budgets: Budgets, persistent: bool
     ) -> None:
         self.feature_format, self.persistent = feature_format, persistent
+        self._given = sources, feature_format, budgets
         row_bytes = feature_format.codec().row_bytes
         self._sources = {source.name: source for source in sources}
         needed = [bytes_needed(source.lengths, row_bytes, SHARD_SIZE) for source in sources]
@@ -62,6 +63,10 @@ class CacheCapacity:
     def _layout(self, source: SampleSource, row_bytes: int) -> StoreLayout:
         budgets, persistent, is_local = self.budgets[source.name], self.persistent, source.is_local
         return assign_tiers(source.lengths, row_bytes, budgets, SHARD_SIZE, SEED, persistent, is_local)
+
+    def for_this_run(self) -> "CacheCapacity":
+        """Returns the capacity with the same budgets of stores that end with the run."""
+        return CacheCapacity(*self._given, persistent=False)
 
     def miss_rate(self, name: str) -> float:
         """Returns the fraction of a split's samples that do not fit."""
@@ -79,11 +84,14 @@ class CacheCapacity:
         names = dict.fromkeys(name for own in tiers for name in own)
         return {name: sum(own[name].num_bytes for own in tiers if name in own) for name in names}
 
-    def open_stores(self, folders: Mapping[str, Path]) -> tuple[dict[str, FeatureStore], int]:
+    def open_stores(
+        self, folders: Mapping[str, Path], shared: Collection[str] = ()
+    ) -> tuple[dict[str, FeatureStore], int]:
         """Makes the stores in one process of a node, or reopens persistent ones; the other processes attach.
 
         Args:
             folders: Folder of each split's file.
+            shared: Splits whose files other runs read at the same time; nothing in them is changed.
 
         Returns:
             The stores, and the number of samples of reopened files that were damaged and are invalid now.
@@ -98,10 +106,10 @@ class CacheCapacity:
         num_damaged = 0
         try:
             for name in self.budgets:
-                spec = self._spec(name, folders[name])
+                spec = self._spec(name, folders[name], name in shared)
                 if self.persistent and not folders[name].is_dir():  # a new one would have neither identity nor lock
                     raise StoreFailed(errno.ENOENT, f"{folders[name]} was removed during the run")
-                exists = self.persistent and spec.path.exists()
+                exists = self.persistent and (spec.path.exists() or spec.reads_only)
                 stores[name] = FeatureStore.reopen(spec) if exists else FeatureStore.create(spec)
                 if not exists:
                     created.append(spec.path)
@@ -116,7 +124,7 @@ class CacheCapacity:
             raise
         return stores, num_damaged
 
-    def _spec(self, name: str, folder: Path) -> StoreSpec:
+    def _spec(self, name: str, folder: Path, reads_only: bool) -> StoreSpec:
         return StoreSpec(
             lengths=self._sources[name].lengths,
             hidden_size=self.feature_format.hidden_size,
@@ -128,4 +136,5 @@ class CacheCapacity:
             seed=SEED,
             persistent=self.persistent,
             is_local=self._sources[name].is_local,
+            reads_only=reads_only,
         )

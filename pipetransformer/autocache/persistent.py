@@ -1,20 +1,17 @@
 """Directories whose stores outlive a run, each with a fingerprint of its features and a lock of its user."""
 
-import fcntl
-import json
-import os
 import re
-import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipetransformer.autocache.fingerprint import StoreFingerprint
+from pipetransformer.autocache.store_lock import FILLS, GATE, KEEPS, LOCK, Holder, StoreLock
 from pipetransformer.autocache.writable import unwritable
-from pipetransformer.errors import StaleStore, StoreInUse
+from pipetransformer.errors import StaleStore
 
-IDENTITY, UNFINISHED, LOCK = "identity.json", "identity.json.tmp", "lock"
+IDENTITY, UNFINISHED = "identity.json", "identity.json.tmp"
 NAME_LENGTH = 32
 OTHER_SAMPLES = "split identity ("  # part of a difference between fingerprints of other samples
 
@@ -24,16 +21,20 @@ class StoreDir:
     """A locked directory.
 
     Attributes:
-        path: The directory; all entries but ``identity.json`` and ``lock`` belong to the holder.
+        path: The directory; all entries but ``identity.json``, ``lock`` and ``gate`` belong to the holder.
         is_new: It was empty; otherwise an earlier run may have stored something.
+        lock: Exclusive, or shared with other runs that only read.
     """
 
     path: Path
     is_new: bool
+    lock: StoreLock
 
 
 @contextmanager
-def lock_store_dir(root: Path, fingerprint: StoreFingerprint, owner: str, node: int = 0) -> Iterator[StoreDir]:
+def lock_store_dir(
+    root: Path, fingerprint: StoreFingerprint, owner: str, node: int = 0, shares: str | None = None
+) -> Iterator[StoreDir]:
     """Locks ``<root>/<model>-<digest>/node<node>/<split>``, making it if needed; one process of a node does it for all.
 
     The kernel releases the lock when the process ends, however it ends. Forked processes that outlive a killed one keep
@@ -44,6 +45,8 @@ def lock_store_dir(root: Path, fingerprint: StoreFingerprint, owner: str, node: 
         fingerprint: Of the features that the store holds or will hold.
         owner: Name by which another user recognizes the holder: the run folder.
         node: Index within the run; nodes that share a disk each have their own store.
+        shares: The features in words, of a run that writes no more once they are stored: it shares a store that others
+            only read. ``None``: it may write to its end, and shares none.
 
     Yields:
         The directory, locked until the context ends.
@@ -60,8 +63,9 @@ def lock_store_dir(root: Path, fingerprint: StoreFingerprint, owner: str, node: 
             path.mkdir(parents=True, exist_ok=True)
             for entry in path.iterdir():
                 _check_inside(path, entry)
-            locked.enter_context(_lock(path, owner))
-            store_dir = StoreDir(path, is_new=_claim(path, fingerprint))
+            holder = Holder.here(owner, KEEPS if shares is None else FILLS, shares or "")
+            lock = locked.enter_context(_locked(path, holder))
+            store_dir = StoreDir(path, _claim(path, fingerprint), lock)
         except OSError as error:
             raise unwritable(path, error) from error
         yield store_dir
@@ -92,29 +96,17 @@ def _slug(name: str) -> str:
 
 
 @contextmanager
-def _lock(path: Path, owner: str) -> Iterator[None]:
-    with open(path / LOCK, "a", encoding="utf-8") as file:  # appending keeps the text of another holder
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise StoreInUse(
-                f"{path} is in use by {_holder(path)}; wait until that ends, or take another `path`"
-            ) from None
-        file.truncate(0)
-        json.dump({"owner": owner, "pid": os.getpid(), "host": socket.gethostname()}, file)
-        file.flush()
-        try:
-            yield
-        finally:
-            fcntl.flock(file, fcntl.LOCK_UN)  # else forked processes that still have it open would keep it
-
-
-def _holder(path: Path) -> str:
+def _locked(path: Path, holder: Holder) -> Iterator[StoreLock]:
+    lock = StoreLock(path, holder)
     try:
-        holder = json.loads((path / LOCK).read_text(encoding="utf-8"))
-        return f"{holder['owner']} (process {holder['pid']} on {holder['host']})"
-    except (ValueError, KeyError, TypeError, RecursionError, OSError):
-        return "a process that has not written its name yet"
+        lock.take()
+    except BaseException:
+        lock.close()
+        raise
+    try:
+        yield lock
+    finally:
+        lock.release()
 
 
 def _claim(path: Path, fingerprint: StoreFingerprint) -> bool:
@@ -126,7 +118,7 @@ def _claim(path: Path, fingerprint: StoreFingerprint) -> bool:
     Raises:
         StaleStore: It holds anything else.
     """
-    held = sorted({entry.name for entry in path.iterdir()} - {LOCK, UNFINISHED})
+    held = sorted({entry.name for entry in path.iterdir()} - {LOCK, GATE, UNFINISHED})
     if not held:
         (path / UNFINISHED).write_text(fingerprint.to_json(), encoding="utf-8")
         (path / UNFINISHED).replace(path / IDENTITY)  # atomic: a reader sees all of it or nothing

@@ -32,6 +32,7 @@ class StoreSpec:
         seed: Of the order in which samples fill the tiers.
         persistent: The file outlives the run.
         is_local: Samples that are stored before the others, bool (N,); none by default.
+        reads_only: Other runs read the file at the same time, so that no process may change it.
         addresses: Of the buffer of each tier, set when the store is made.
     """
 
@@ -45,6 +46,7 @@ class StoreSpec:
     seed: int
     persistent: bool = False
     is_local: np.ndarray | None = None
+    reads_only: bool = False
     addresses: Mapping[str, str] = field(default_factory=dict)
 
     def layout(self) -> StoreLayout:
@@ -112,7 +114,7 @@ class FeatureStore:
         buffers: dict[str, SharedBuffer] = {}
         try:
             for name in layout.tiers:
-                buffers[name] = SharedBuffer.attach(spec.addresses[name])
+                buffers[name] = SharedBuffer.attach(spec.addresses[name], spec.reads_only and name == "disk")
             if "disk" in buffers:
                 buffers["disk"].lock(shared=True)
             return cls(spec, layout, buffers)
@@ -127,7 +129,8 @@ class FeatureStore:
         try:
             if layout.disk is not None:
                 buffers["disk"] = _disk_buffer(spec, layout.disk.num_bytes, new_file, reserve_bytes)
-                buffers["disk"].lock()  # fails if any other run holds it
+                if not spec.reads_only:
+                    buffers["disk"].lock()  # fails if any other run holds it
                 buffers["disk"].lock(shared=True)
             if layout.memory is not None:
                 buffers["memory"] = SharedBuffer.memory(layout.memory.num_bytes)
@@ -203,6 +206,10 @@ class FeatureStore:
         for tier in self._tiers.values():
             found |= tier.valid(ids, key)
         return ids[~found]
+
+    def is_on_disk(self, shard: int) -> bool:
+        """Returns whether a shard is written to the file."""
+        return "disk" in self._tiers and shard in self._tiers["disk"].layout.shards
 
     @property
     def num_stored(self) -> int:
@@ -289,4 +296,6 @@ class FeatureStore:
 def _disk_buffer(spec: StoreSpec, num_bytes: int, new_file: bool, reserve_bytes: int) -> SharedBuffer:
     if not spec.persistent:
         return SharedBuffer.anonymous_file(spec.path.parent, num_bytes, reserve_bytes)
-    return SharedBuffer.file(spec.path, num_bytes, reserve_bytes) if new_file else SharedBuffer.attach(str(spec.path))
+    if new_file:
+        return SharedBuffer.file(spec.path, num_bytes, reserve_bytes)
+    return SharedBuffer.attach(str(spec.path), spec.reads_only)

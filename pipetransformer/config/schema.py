@@ -74,12 +74,17 @@ class Cache:
         memory_gib: Largest shared memory of a node.
         disk_gib: Largest disk space of a node.
         storage: One of :data:`STORAGE`.
+        require: Train only where the output of frozen layers is read from the cache: the run ends with an error where
+            the cache is off, has too little room, or is not in ``path``. The fill itself is allowed.
+        wait_s: Longest wait for a store that another run fills with the features of this one.
         augmentation: One of :data:`AUGMENTATIONS`: the treatment of a random transform.
         variants: Random draws of each sample, with ``augmentation=variants``.
     """
 
     enabled: bool = True
     path: str | None = None
+    require: bool = False
+    wait_s: float = 3600.0
     memory_gib: float = 2.0
     disk_gib: float = 20.0
     storage: str = "exact"

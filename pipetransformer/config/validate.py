@@ -52,6 +52,7 @@ def validate(config: Config, with_data: bool = True) -> None:
     _one_of("precision", config.precision, PRECISIONS)
     _one_of("parallel.device", parallel.device, ("auto", "cpu", "cuda"))
     _check_cache(config.cache)
+    _check_require(config)
     _check_checkpoint(config.checkpoint)
     _check_evaluate(config)
     _check_launch(config.launch)
@@ -117,12 +118,26 @@ def _check_cache(cache: Cache) -> None:
     for name, value in (("memory_gib", cache.memory_gib), ("disk_gib", cache.disk_gib)):
         if value < 0:
             raise UserError(f"cache.{name}={value} is below 0; give the most that it may take, or 0 for none")
+    if not cache.wait_s >= 0:
+        raise UserError(f"cache.wait_s={cache.wait_s} is below 0; give the longest wait for another run, or 0 for none")
     if cache.variants < 1:
         raise UserError(f"cache.variants={cache.variants} must be at least 1: the random draws of each sample")
     if cache.path is not None and not cache.path.strip():
         raise UserError("cache.path= is empty; give a folder, or null for a cache that ends with the run")
     if cache.enabled and cache.memory_gib == cache.disk_gib == 0:
         raise UserError("cache.memory_gib=0 and cache.disk_gib=0 leave no room; raise one of them, or give cache=off")
+
+
+def _check_require(config: Config) -> None:
+    """Refuses a run that requires a cache and never has one."""
+    reasons = (
+        ("cache=off", not config.cache.enabled),
+        ("freeze=none, which freezes nothing to store", config.freeze.never_freezes),
+        ("parallel.autopipe=false, which keeps the stages", not config.parallel.autopipe),
+    )
+    for reason, is_so in reasons:
+        if config.cache.require and is_so:
+            raise UserError(f"cache.require=true is not possible with {reason}; drop one of them")
 
 
 def _check_checkpoint(checkpoint: Checkpointing) -> None:

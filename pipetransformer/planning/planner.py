@@ -31,12 +31,14 @@ class RemainingRun:
         num_samples: Training samples that a fill of the cache computes.
         overhead_s: Seconds of a transition besides moving layers and filling the cache.
         may_cache: Frozen layers' output can be stored.
+        must_cache: No plan is taken that computes the output of a frozen layer.
     """
 
     num_steps: int
     num_samples: int
     overhead_s: float
     may_cache: bool
+    must_cache: bool = False
 
 
 class Planner:
@@ -114,12 +116,14 @@ class Planner:
         """
         plan = last.after
         can_stay = num_frozen >= plan.num_frozen and (remaining.may_cache or plan.cache_level == 0)
+        can_stay &= not remaining.must_cache or plan.cache_level == num_frozen
         stay = None
         if can_stay or not self._parallel.autopipe:
             stay = next_transition(last, self.keep(plan, num_frozen))
         plans: list[Plan] = []
         if self._parallel.autopipe:
             levels = {num_frozen, min(plan.cache_level, num_frozen)} if remaining.may_cache else {0}
+            levels = {num_frozen} if remaining.must_cache else levels
             plans = self._feasible(plan, num_frozen, sorted(levels, reverse=True), can_stay)
         others = (next_transition(last, new) for new in plans if stay is None or new != stay.after)
         options = [self._costed(other, remaining) for other in others]

@@ -75,6 +75,9 @@ class PlainLog(Sink):
             yield f"  {label}: {words}"
         self._progress.transition(values)
 
+    def _cache_plan(self, values: Values) -> Iterable[str]:
+        return [text.cache_plan_line(values)]
+
     def _cache_fill(self, values: Values) -> Iterable[str]:
         return [text.cache_fill_line(values)]
 

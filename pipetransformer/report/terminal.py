@@ -115,6 +115,10 @@ class Terminal(Sink):
         parts.append(_grid(text.transition_rows(values, self._progress.world_size)))
         self._console.print(Panel(Group(*parts), title=text.transition_title(values), title_align="left"))
 
+    def _cache_plan(self, values: Values) -> None:
+        if self._verbose or not values["from_level"]:
+            self._console.print(escape(text.cache_plan_line(values)), highlight=False)
+
     def _cache_fill(self, values: Values) -> None:
         if self._verbose:
             self._console.print(escape(text.cache_fill_line(values)))

@@ -228,6 +228,16 @@ def _time_taken(values: Values) -> str:
     return f"{duration(seconds)} ({', '.join(shown)})" if shown else duration(seconds)
 
 
+def cache_plan_line(values: Values) -> str:
+    """Returns what a fill of the cache is about to take, where its bytes go, and when it has paid back."""
+    room = " and ".join(f"{byte_size(size)} of {tier}" for tier, size in values["bytes_by_tier"].items())
+    where = f" in {values['folder']}" if values["folder"] else ""
+    passes = values["passes"]
+    back = "reading is no faster" if passes is None else f"paid back after {number(passes, 2)} passes over them"
+    work = f"{plural(values['num_samples'], 'sample')} in about {duration(values['seconds'])}"
+    return f"cache: stores the output of block {values['to_level']}, {room}{where}: {work}, {back}"
+
+
 def cache_fill_line(values: Values) -> str:
     source = f"block {values['from_level']} (cached)" if values["from_level"] else "the input"
     work = f"{plural(values['num_samples'], 'sample')}, {byte_size(values['bytes'])}, {duration(values['seconds'])}"

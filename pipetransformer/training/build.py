@@ -93,7 +93,7 @@ def prepare(
     rate_factor = config.peft.rate_factor * (1 if config.model.pretrained else FROM_SCRATCH)
     optim = config.optim.for_model(sources[0].hidden_size, rate_factor)
     feature_format = FeatureFormat(sources[0].hidden_size, precision.param_dtype, config.cache.storage)
-    cache_setup = set_up_cache(config, stack, data, sources, feature_format, device, run_dir, closing)
+    cache_setup = set_up_cache(config, stack, data, sources, feature_format, device, run_dir, closing, report)
     train, *evaluation = _loaders(config, data, sources, cache_setup, nodes)
     for text in (*warnings(config), *data.warnings, *cache_setup.notes):
         report.write("warning", message=text)

@@ -3,22 +3,45 @@
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from pipetransformer.autocache.bandwidth import passes_to_pay_back
 from pipetransformer.autocache.cache import AutoCache, Filled
 from pipetransformer.autocache.reader import ReadStats
 from pipetransformer.autodp.sampler import epoch_order
+from pipetransformer.autopipe.limit import fill_seconds
 from pipetransformer.autopipe.plan import layer_above
 from pipetransformer.config.names import in_options
-from pipetransformer.errors import FillFailed, StoreFailed
+from pipetransformer.errors import FillFailed, StoreFailed, StoreInUse
+from pipetransformer.planning.planner import Planner
 from pipetransformer.planning.timeline import Timeline
 from pipetransformer.report.reporter import Reporter
 from pipetransformer.runtime.elastic import ElasticRuntime
+from pipetransformer.training.cache_setup import refused
 from pipetransformer.training.interrupt import is_requested
 from pipetransformer.training.loader import BatchLoader
 from pipetransformer.training.position import inside
+
+
+@dataclass(frozen=True)
+class CacheTerms:
+    """Terms on which a run uses its cache.
+
+    Attributes:
+        run_dir: Folder of stores that end with the run.
+        shares: The frozen prefix stays, so that other runs may read a persistent store once it is filled.
+        required: The run ends where frozen layers' output is not read from the cache.
+        planner: Predicts the time of a fill.
+    """
+
+    run_dir: Path
+    shares: bool = False
+    required: bool = False
+    planner: Planner | None = None
 
 
 class CacheSession:
@@ -32,15 +55,17 @@ class CacheSession:
         report: Receives fills and warnings.
         timeline: Tells which samples are still to come.
         seed: Of the order of the samples.
+        terms: What the run asks of it.
     """
 
     def __init__(
         self, cache: AutoCache | None, train: BatchLoader, evaluation: tuple[BatchLoader, ...], runtime: ElasticRuntime,
-        report: Reporter, timeline: Timeline, seed: int,
+        report: Reporter, timeline: Timeline, seed: int, terms: CacheTerms,
     ) -> None:  # fmt: skip
         self._cache, self._train, self._evaluation = cache, train, evaluation
         self._runtime, self._report, self._timeline, self._seed = runtime, report, timeline, seed
         self._stats = ReadStats() if cache is None else cache.reader.stats  # outlives a cache that is turned off
+        self._terms = terms
         self._stored: dict[str, Any] = {}  # figures of the fills so far
         self._borrowed = ExitStack()  # frozen layers, for misses
 
@@ -49,10 +74,20 @@ class CacheSession:
         """True as long as frozen layers' output can be stored and read."""
         return self._cache is not None
 
+    @property
+    def is_required(self) -> bool:
+        """True where the run ends if frozen layers' output is not read from the cache."""
+        return self._terms.required
+
     def num_samples(self, step: int) -> int:
-        """Returns the number of training samples that a fill would compute."""
+        """Returns the number of training samples that this run has to get back from a fill.
+
+        None where later runs read what is stored: that is what it is stored for, and it may be there already.
+        """
         if self._cache is None:
             return self._timeline.samples_left(step)
+        if self._terms.shares and self._cache.capacity.persistent:
+            return 0
         return round(len(self._remaining(step)) * (1 - self._cache.capacity.miss_rate(self._train.source.name)))
 
     def advance_to(self, level: int, step: int) -> bool:
@@ -60,6 +95,9 @@ class CacheSession:
 
         Returns:
             True if it is at that level. Otherwise the cache is off from here on, on all ranks.
+
+        Raises:
+            UserError: It cannot be brought there, and the run requires it.
         """
         self.release()
         if self._cache is None:
@@ -69,12 +107,32 @@ class CacheSession:
         if level == self._cache.level:
             return True
         with inside("the filling of the cache", step):
-            problem = self._open(self._cache) or self._fill(self._cache, level, step)
+            problem = self._open_and_fill(self._cache, level, step)
         if problem is not None:
-            self._report.write("warning", message=f"the cache is off from here on: {problem}")
+            message = f"the cache is off from here on: {problem}"
+            self._refuse_without(message)
+            self._report.write("warning", message=message)
             self._cache.close()
             self._cache = None
         return problem is None
+
+    def _open_and_fill(self, cache: AutoCache, level: int, step: int) -> str | None:
+        """Returns why it failed, or ``None``. Beside a store that others read it keeps its own."""
+        try:
+            problem = self._open(cache) or self._fill(cache, level, step)
+        except StoreInUse as error:
+            message = f"the cache is kept for this run only: {in_options(error)}"
+            self._refuse_without(message)
+            self._report.write("warning", message=message)
+            cache.keep_for_this_run(self._terms.run_dir)
+            problem = self._open(cache) or self._fill(cache, level, step)
+        if problem is None and self._terms.shares and cache.capacity.persistent:
+            cache.share()
+        return problem
+
+    def _refuse_without(self, message: str) -> None:
+        if self._terms.required:
+            raise refused(message)
 
     def _open(self, cache: AutoCache) -> str | None:
         """Returns why it failed, or ``None``."""
@@ -97,12 +155,38 @@ class CacheSession:
             layers = (self._runtime.layer_state(layer) for layer in range(first, level + 1))
             try:
                 filled = cache.advance(
-                    level, wanted, compute, layers if cache.capacity.persistent else None, is_requested
+                    level,
+                    wanted,
+                    compute,
+                    layers if cache.capacity.persistent else None,
+                    is_requested,
+                    lambda coming: self._report_plan(cache, coming, level, step),
                 )
-            except FillFailed as error:
+            except (FillFailed, StoreFailed) as error:
                 return in_options(error)
         self._report_fill(cache, filled, from_level, step, time.perf_counter() - start)
         return None
+
+    def _report_plan(self, cache: AutoCache, coming: Filled, level: int, step: int) -> None:
+        """Reports what a fill is about to take, and after how many passes over the samples it has paid back."""
+        planner = self._terms.planner
+        if planner is None or not coming.num_computed:
+            return
+        profile, bytes_by_tier = planner.without_overhead(), cache.capacity.bytes_by_tier
+        missing = coming.num_computed / (coming.num_computed + coming.num_found)
+        self._report.write(
+            "cache_plan",
+            step=step,
+            from_level=cache.level,
+            to_level=level,
+            num_samples=coming.num_computed,
+            num_found=coming.num_found,
+            bytes_by_tier=bytes_by_tier,
+            folder=str(cache.folder) if "disk" in bytes_by_tier else None,
+            outlives_run=cache.capacity.persistent,
+            seconds=fill_seconds(profile, cache.level, level, coming.num_computed) / planner.cluster.num_devices,
+            passes=passes_to_pay_back(profile, cache.level, level, missing),
+        )
 
     def _report_fill(self, cache: AutoCache, filled: Filled, from_level: int, step: int, seconds: float) -> None:
         bytes_by_tier = cache.capacity.bytes_by_tier

@@ -1,32 +1,31 @@
 """Sets up the cache of a run: whether there is one, how large, in which folders, and how fast it reads."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from pipetransformer.autocache.bandwidth import break_even_level, forward_seconds, read_seconds, seconds_per_byte
 from pipetransformer.autocache.buffer import GIB
 from pipetransformer.autocache.cache import AutoCache, describe_os_error
 from pipetransformer.autocache.capacity import CacheCapacity, FeatureFormat
-from pipetransformer.autocache.fingerprint import StoreFingerprint
 from pipetransformer.autocache.layout import Budgets
-from pipetransformer.autocache.persistent import lock_store_dir, other_stores
 from pipetransformer.autocache.reader import FeatureReader
 from pipetransformer.autocache.source import SampleSource
 from pipetransformer.autopipe.profile import Profile
 from pipetransformer.config.names import in_options
 from pipetransformer.config.schema import Cache, Config
 from pipetransformer.data.base import Data
-from pipetransformer.errors import StaleStore, StoreInUse, Unwritable
+from pipetransformer.errors import UserError
 from pipetransformer.models.stack import LayerStack
+from pipetransformer.report.reporter import Reporter
 from pipetransformer.training.cache_fingerprint import fingerprint
-from pipetransformer.training.world import LocalRank
+from pipetransformer.training.cache_world import WorldCommunicator
+from pipetransformer.training.kept_stores import KeptStores, lock_stores
 
 RANDOM = (
     "the cache is off: the dataset's transform is random, and stored features would freeze it. "
@@ -38,7 +37,6 @@ MIXED = (
     "the cache is off: dataset.mixup and dataset.cutmix mix each sample with another one in every step, and stored "
     "features are of single samples. Both at 0 leave the cache on, and cache=off silences this"
 )
-Value = TypeVar("Value")
 
 
 @dataclass
@@ -87,36 +85,14 @@ class CacheSetup:
         }
 
 
-class WorldCommunicator:
-    """All ranks of the run; see :class:`~pipetransformer.autocache.cache.Communicator`."""
-
-    def __init__(self) -> None:
-        self._node = LocalRank.here()
-        self.local_rank, self.local_world_size = self._node.local_rank, self._node.local_world_size
-        self._device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
-
-    def broadcast_from_local_leader(self, value: Value) -> Value:
-        gathered = self.all_gather((self._node.index, self.local_rank, value))
-        return next(given for node, local_rank, given in gathered if (node, local_rank) == (self._node.index, 0))
-
-    def first_not_none(self, value: Value | None) -> Value | None:
-        return next((given for given in self.all_gather(value) if given is not None), None)
-
-    def all_reduce_sum(self, *numbers: int) -> tuple[int, ...]:
-        sums = torch.tensor(numbers, dtype=torch.int64, device=self._device)
-        dist.all_reduce(sums)  # a tenth of the time of gathering objects
-        return tuple(sums.tolist())
-
-    def all_gather(self, value: Value) -> list[Value]:
-        """Returns each rank's value."""
-        gathered = [value] * dist.get_world_size()
-        dist.all_gather_object(gathered, value)
-        return gathered
+def refused(note: str) -> UserError:
+    """Returns the error of a run that requires the cache and cannot have it."""
+    return UserError(f"cache.require=true trains only with the cache, and {note}; cache.require=false trains without")
 
 
 def set_up_cache(
     config: Config, stack: LayerStack, data: Data, sources: Sequence[SampleSource], feature_format: FeatureFormat,
-    device: torch.device, run_dir: Path, closing: ExitStack,
+    device: torch.device, run_dir: Path, closing: ExitStack, report: Reporter | None = None,
 ) -> CacheSetup:  # fmt: skip
     """Decides whether the run has a cache, and divides its budgets among the splits. Collective.
 
@@ -129,7 +105,26 @@ def set_up_cache(
         device: Device that computes them.
         run_dir: Folder on the disk of files that end with the run.
         closing: Receives what has to be closed when the run ends.
+        report: Is told where the run waits for another one.
+
+    Raises:
+        UserError: ``cache.require`` asks for a cache of all samples, in the folder that is named, and there is none.
     """
+    setup = _set_up(config, stack, data, sources, feature_format, device, run_dir, closing, report)
+    if config.cache.require:
+        if config.cache.path is not None and setup.cache is not None and not setup.cache.capacity.persistent:
+            raise refused(setup.notes[-1])
+        if setup.cache is None:
+            raise refused(setup.notes[-1])
+        if setup.is_partial:
+            raise refused(_too_small(config, setup.cache.capacity))
+    return setup
+
+
+def _set_up(
+    config: Config, stack: LayerStack, data: Data, sources: Sequence[SampleSource], feature_format: FeatureFormat,
+    device: torch.device, run_dir: Path, closing: ExitStack, report: Reporter | None,
+) -> CacheSetup:  # fmt: skip
     if not (config.cache.enabled and config.parallel.autopipe) or config.freeze.never_freezes:
         return CacheSetup()
     if data.train.mixing is not None:
@@ -137,20 +132,21 @@ def set_up_cache(
     if data.random_transform and config.cache.num_draws == 0:
         return CacheSetup(notes=[RANDOM])
     setup, communicator = CacheSetup(), WorldCommunicator()
-    folders: dict[str, Path] = {}
+    kept = KeptStores()
     if config.cache.path is not None:
         splits = zip((data.train, *data.evaluation), sources, strict=True)
         fingerprints = (fingerprint(config, stack, *one, feature_format, device) for one in splits)
-        folders = _lock_folders(Path(config.cache.path), fingerprints, run_dir, closing, setup.notes, communicator)
-    capacity = CacheCapacity(sources, feature_format, _budgets(config.cache), persistent=bool(folders))
-    folders = folders or {source.name: run_dir for source in sources}
+        kept = lock_stores(config, fingerprints, run_dir, closing, communicator, report)
+        setup.notes += kept.notes
+    capacity = CacheCapacity(sources, feature_format, _budgets(config.cache), persistent=bool(kept.folders))
+    folders = kept.folders or {source.name: run_dir for source in sources}
     problem = _shortage(config, capacity)
     if problem is None:
         problem, setup.read_s_per_byte = _measure_reads(capacity, sources[0], folders, communicator)
     if problem is not None:
         setup.notes.append(f"the cache is off: {problem}")
         return setup
-    setup.cache = AutoCache(capacity, folders, communicator)
+    setup.cache = AutoCache(capacity, folders, communicator, kept.locks)
     closing.callback(setup.cache.close)
     return setup
 
@@ -175,6 +171,11 @@ def _budgets(cache: Cache) -> Budgets:
     return Budgets(int(cache.memory_gib * GIB), int(cache.disk_gib * GIB))
 
 
+def _too_small(config: Config, capacity: CacheCapacity) -> str:
+    given = f"cache.memory_gib={config.cache.memory_gib:g} and cache.disk_gib={config.cache.disk_gib:g}"
+    return f"{given} do not fit all features, which take {capacity.whole_bytes / GIB:.3g} GiB: raise one of them"
+
+
 def _shortage(config: Config, capacity: CacheCapacity) -> str | None:
     """Returns why the capacity is too small to be of use, or ``None``."""
     given = f"cache.memory_gib={config.cache.memory_gib:g} and cache.disk_gib={config.cache.disk_gib:g}"
@@ -187,40 +188,3 @@ def _shortage(config: Config, capacity: CacheCapacity) -> str | None:
             f"recompute the others; {whole}: raise one of them"
         )
     return None
-
-
-def _lock_folders(
-    root: Path, fingerprints: Iterable[StoreFingerprint], run_dir: Path, closing: ExitStack, notes: list[str],
-    communicator: WorldCommunicator,
-) -> dict[str, Path]:  # fmt: skip
-    """Locks the folders of persistent stores, in local rank 0 of each node for all of its ranks.
-
-    Returns:
-        Folders by split; none, with a note, where one of them cannot be had.
-    """
-    folders: dict[str, Path] = {}
-    problem, held, node = None, ExitStack(), LocalRank.here().index
-    if communicator.local_rank == 0:
-        try:
-            for one in fingerprints:
-                store_dir = held.enter_context(lock_store_dir(root, one, str(run_dir), node))
-                folders[one.split_name] = store_dir.path
-                if store_dir.is_new:
-                    notes += _unused(root, other_stores(root, one, node))
-        except (StaleStore, StoreInUse, Unwritable) as error:
-            problem = in_options(error)
-    problem = communicator.first_not_none(problem)
-    if problem is not None:
-        held.close()
-        notes.append(f"the cache is kept for this run only: {problem}")
-        return {}
-    closing.enter_context(held)
-    return communicator.broadcast_from_local_leader(folders)
-
-
-def _unused(root: Path, found: Sequence[str]) -> list[str]:
-    """Explains to a user who expects stored features why there are none."""
-    if not found:
-        return []
-    more = f", and {len(found) - 1} more" if len(found) > 1 else ""
-    return [f"cache.path={root} has other features of the same samples, which are not used: {found[0]}{more}"]

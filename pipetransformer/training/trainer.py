@@ -28,7 +28,7 @@ from pipetransformer.runtime.signals.base import SignalContext
 from pipetransformer.runtime.signals.collect import SignalCollectors
 from pipetransformer.training import interrupt
 from pipetransformer.training.build import RunComponents
-from pipetransformer.training.cache_session import CacheSession
+from pipetransformer.training.cache_session import CacheSession, CacheTerms
 from pipetransformer.training.checkpoints import Checkpoints, about_run, next_batch_digest
 from pipetransformer.training.decisions import RunDecisions
 from pipetransformer.training.evaluate import evaluate
@@ -86,8 +86,9 @@ class Trainer:
         self.runtime, self.planner, cache = components.runtime, components.planner, components.cache_setup.cache
         self.num_blocks = components.stack.num_blocks
         self.timeline = Timeline.of(config, len(components.data.train))
+        terms = CacheTerms(run_dir, config.freeze.is_static, config.cache.require, self.planner)
         self.cache_session = CacheSession(
-            cache, components.train, components.evaluation, self.runtime, report, self.timeline, config.seed
+            cache, components.train, components.evaluation, self.runtime, report, self.timeline, config.seed, terms
         )
         shares = partial(self.planner.step_shares, self.cache_session.is_on)
         self.signals = SignalCollectors(

@@ -100,8 +100,14 @@ class Transitions:
         """Returns the transition, and the rest of the run by which the planner chose it."""
         last = self._runtime.transition
         assert last is not None, "a run has a plan before its first decision"
-        steps_left, num_samples = self._timeline.steps_left(step), self._cache_session.num_samples(step)
-        remaining = RemainingRun(steps_left, num_samples, self._state.overhead_s, self._cache_session.is_on)
+        cache = self._cache_session
+        remaining = RemainingRun(
+            self._timeline.steps_left(step),
+            cache.num_samples(step),
+            self._state.overhead_s,
+            may_cache=cache.is_on,
+            must_cache=cache.is_required,
+        )
         return remaining, self._planner.transition(last, decision.num_frozen, remaining)
 
     def _apply(self, transition: Transition, source: LayerSource | None = None) -> TransitionReport:

@@ -1,13 +1,16 @@
 """Measuring a tier takes no more of it than the cache may."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from planning.test_planner import planner
 
-from pipetransformer.autocache.bandwidth import NUM_BYTES, seconds_per_byte
+from pipetransformer.autocache.bandwidth import NUM_BYTES, passes_to_pay_back, read_seconds, seconds_per_byte
 from pipetransformer.autocache.buffer import SharedBuffer
 from pipetransformer.autocache.capacity import FeatureFormat
+from pipetransformer.autopipe.limit import fill_seconds
 
 FORMAT = FeatureFormat(16, torch.float32)
 SAMPLE_BYTES = 8 * 16 * 4
@@ -30,3 +33,19 @@ def test_measuring_keeps_the_budget_and_leaves_nothing(
     assert len(taken) == 2
     assert all(each <= min(num_bytes, 1.1 * NUM_BYTES) for each in taken)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_fill_pays_back_by_what_each_later_pass_saves() -> None:
+    layers = tuple(replace(layer, output_bytes=64) for layer in planner().profile.layers)
+    measured = replace(planner().profile, layers=layers, cache_read_s_per_byte=0.0)
+    forward_s = fill_seconds(measured, 0, 4, 1)
+    assert passes_to_pay_back(measured, 0, 4) == 1, "reading takes no time, so that one pass saves what it took"
+    half = replace(measured, cache_read_s_per_byte=forward_s / 2 / measured.layers[4].output_bytes)
+    assert passes_to_pay_back(half, 0, 4) == pytest.approx(2)
+    assert passes_to_pay_back(half, 0, 4, missing=0.25) == pytest.approx(0.5)
+    above_s = fill_seconds(half, 2, 4, 1)
+    assert passes_to_pay_back(half, 2, 4) == pytest.approx(
+        above_s / (above_s + read_seconds(half, 2) - read_seconds(half, 4))
+    )
+    slow = replace(measured, cache_read_s_per_byte=2 * forward_s / measured.layers[4].output_bytes)
+    assert passes_to_pay_back(slow, 0, 4) is None

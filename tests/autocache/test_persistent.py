@@ -15,7 +15,8 @@ import pytest
 from support.caches import OURS
 
 from pipetransformer.autocache.fingerprint import StoreFingerprint
-from pipetransformer.autocache.persistent import IDENTITY, LOCK, lock_store_dir, other_stores
+from pipetransformer.autocache.persistent import IDENTITY, lock_store_dir, other_stores
+from pipetransformer.autocache.store_lock import GATE, LOCK
 from pipetransformer.errors import StaleStore, StoreInUse, Unwritable
 
 OPEN = f"""
@@ -135,7 +136,7 @@ def test_a_run_that_died_before_it_had_written_its_identity_stops_no_other(
     assert not list(tmp_path.rglob(IDENTITY)), "a reader sees all of it or nothing"
     with lock_store_dir(tmp_path, OURS, "a run") as store_dir:
         assert store_dir.is_new
-        assert sorted(path.name for path in store_dir.path.iterdir()) == [IDENTITY, LOCK]
+        assert sorted(path.name for path in store_dir.path.iterdir()) == [GATE, IDENTITY, LOCK]
 
 
 def test_a_place_in_use_is_refused_with_who_has_it(tmp_path: Path) -> None:

@@ -148,6 +148,9 @@ def run_events() -> Events:
                 "bytes": 2**24,
                 "bytes_by_tier": {"memory": 2**24},
             }
+            room = {"bytes_by_tier": {"memory": 2**20, "disk": 2**21}, "folder": "features", "outlives_run": True}
+            coming = {**room, "num_samples": 512, "num_found": 0, "seconds": 1.5, "passes": 1.25}
+            events.append(("cache_plan", {"step": held["step"], "from_level": 0, "to_level": 4, **coming}))
             events.append(("cache_fill", {"step": held["step"], **fill}))
         steps = range(held["step"] + 1, held["step"] + STEPS_PER_EPOCH + 1)
         events += [("step", _step(step, held)) for step in steps]

@@ -139,6 +139,14 @@ def test_devices_that_a_transition_leaves_idle_are_counted(events: Events) -> No
     assert rows["idle"] == "1 of 5 devices: no plan with more devices is predicted to be faster"
 
 
+def test_what_a_fill_is_about_to_take_is_one_line(events: Events) -> None:
+    plan = first(events, "cache_plan")
+    line = text.cache_plan_line(plan)
+    assert line.startswith("cache: stores the output of block 4, 1 MiB of memory and 2 MiB of disk in features: ")
+    assert line.endswith("512 samples in about 1.5 s, paid back after 1.2 passes over them")
+    assert text.cache_plan_line(plan | {"passes": None, "folder": None}).endswith("reading is no faster")
+
+
 def test_a_cache_fill_says_from_where_it_was_computed(events: Events) -> None:
     fill = first(events, "cache_fill")
     assert text.cache_fill_line(fill).startswith("cache at step 16: output of block 4 from the input: 512 samples")

@@ -93,7 +93,16 @@ def _hang(_: str) -> None:
         HAS_HUNG.set()
 
 
+def _meet(path: str) -> None:
+    """Tells the test, by a named pipe, that the place is reached, and waits until it answers, the first time."""
+    if path not in HAVE_MET:
+        HAVE_MET.add(path)
+        Path(path).write_text("here")
+        Path(f"{path}.go").read_text()
+
+
 HANG_S = 8.0  # longer than the time-out of a run that is tested with it, and than its ranks take to give up
+HAVE_MET = set[str]()
 HAS_HUNG = threading.Event()  # a process hangs once
 
 HAPPENINGS: dict[str, Callable[[str], Any]] = {
@@ -105,6 +114,7 @@ HAPPENINGS: dict[str, Callable[[str], Any]] = {
     "little is free": lambda _: 2**25,
     "remove": _remove,
     "hang": _hang,
+    "meet": _meet,
     "signal": lambda _: os.kill(os.getpid(), signal.SIGTERM),
     "Ctrl-C": lambda _: os.kill(os.getpid(), signal.SIGINT),
 }

@@ -31,7 +31,7 @@ from pipetransformer.runtime.fsdp import gather
 from pipetransformer.runtime.groups import ProcessGroups, RankContext
 from pipetransformer.runtime.precision import PRECISIONS, Precision
 from pipetransformer.runtime.rng import PerSampleRng, sample_keys
-from pipetransformer.training.cache_session import CacheSession
+from pipetransformer.training.cache_session import CacheSession, CacheTerms
 from pipetransformer.training.cache_setup import WorldCommunicator
 from pipetransformer.training.loader import BatchLoader, sample_source
 from support.cases import CLIP_NORM, OPTIMIZERS, SEED, Case, name_in_stack
@@ -75,7 +75,7 @@ class CachedLoader(BatchLoader):
         super().__init__(split, source, SEED, self.cache.reader)
         per_epoch = num_batches(case.num_samples, case.batch_size)
         timeline = Timeline(case.num_samples, case.batch_size, per_epoch, case.num_steps, decision_every=1)
-        self.cache_session = CacheSession(self.cache, self, (), runtime, Reporter(), timeline, SEED)
+        self.cache_session = CacheSession(self.cache, self, (), runtime, Reporter(), timeline, SEED, CacheTerms(folder))
 
     def close(self) -> None:
         self.cache_session.release()

@@ -15,6 +15,7 @@ from pipetransformer.autocache.capacity import CacheCapacity
 from pipetransformer.autocache.layout import Budgets
 from pipetransformer.data.base import Data
 from pipetransformer.data.tasks import image_classification
+from pipetransformer.errors import UserError
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.training import cache_setup
 from pipetransformer.training.cache_setup import CacheSetup, set_up_cache
@@ -42,6 +43,19 @@ def test_a_random_transform_keeps_the_cache_off_and_says_how_to_have_it() -> Non
     assert setup.cache is None
     (note,) = setup.notes
     assert "cache.augmentation=first_draw" in note
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (replace(DATA, random_transform=True), "the cache is off: the dataset's transform is random"),
+        (replace(DATA, train=RandomImages(4, mixup="batch")), "the cache is off: dataset.mixup and dataset.cutmix"),
+    ],
+    ids=["random", "mixed"],
+)
+def test_a_run_that_requires_the_cache_is_refused_with_what_keeps_it_off(data: Data, reason: str) -> None:
+    with pytest.raises(UserError, match=f"cache.require=true trains only with the cache, and {reason}"):
+        set_up(*FREEZES, "cache.require=true", data=data)
 
 
 @pytest.mark.parametrize("augmentation", ["off", "first_draw"])
