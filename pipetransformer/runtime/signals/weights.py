@@ -15,8 +15,8 @@ from pipetransformer.runtime.signals.base import Collector
 class WeightChange(Collector):
     """The distance of a block's weights from those at the last decision: ``|w - w_ref| / |w_ref|``.
 
-    The reference lies in host memory beside the optimizer state, so that it moves, is sharded and saved with it. A
-    block without one, at the first decision or where it was unfrozen with ``on_unfreeze=reset``, has changed infinitely.
+    The reference lies in host memory beside the optimizer state, so that it moves, is sharded, parked and saved with
+    it. A block without one, at the first decision or where its state began anew, has changed infinitely.
     """
 
     @torch.no_grad()
