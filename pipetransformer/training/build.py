@@ -103,7 +103,7 @@ def prepare(
     )  # fmt: skip
     context = RankContext.create(device, precision, config.parallel.timeout_s)
     runtime = closing.enter_context(
-        ElasticRuntime(stack, data.task, optim, context, config.freeze.has_own_rates, config.parks)
+        ElasticRuntime(stack, data.task, optim, context, own_rates=config.freeze.has_own_rates, parks=config.parks)
     )
     return RunComponents(
         data, stack, train, tuple(evaluation), planner, planner.first, cache_setup, runtime, optim, resumed

@@ -88,7 +88,7 @@ def build(case: Case, folder: str) -> tuple[ElasticRuntime, CachedLoader, Proces
     if device.type == "cuda":
         torch.cuda.set_device(device)
     context = RankContext.create(device, precision, timeout_s=60)
-    runtime = ElasticRuntime(case.stack(), case.task, spec, context, case.parks)
+    runtime = ElasticRuntime(case.stack(), case.task, spec, context, parks=case.parks)
     if precision.scales_loss:
         runtime.loss_scale.value = case.loss_scale
     loader = CachedLoader(case, runtime, Path(folder))
