@@ -19,7 +19,7 @@ from pipetransformer.report.run_folder import Run, read_run
 PAGE = "report.html"
 MAX_LAYERS = 10_000
 FIGURES: tuple[Callable[[Run], Figure], ...] = (
-    plots.gradient_norms,
+    plots.signals,
     plots.stages_over_time,
     plots.throughput,
     plots.loss,

@@ -25,8 +25,14 @@ def charts(event: EventName, values: Values) -> Values:
             for block, norm in enumerate(values["gradient_norms"], start=1)
             if norm
         }
+        signals = {
+            f"{name}/block_{block:02d}": number
+            for name, numbers in values.get("signals", {}).items()
+            for block, number in enumerate(numbers, start=1)
+        }
         terms = {f"freeze/{name}": value for name, value in values["terms"].items()}
-        return {"freeze/num_frozen": values["num_frozen"], "freeze/bound": values["bound"], **terms, **norms}
+        frozen = {"freeze/num_frozen": values["num_frozen"], "freeze/bound": values["bound"]}
+        return frozen | terms | norms | signals
     if event == "transition":
         names = ("seconds", "bytes_moved", "num_moves", "predicted_gain")
         return {f"transition/{name}": values[name] for name in names}

@@ -67,6 +67,7 @@ class PlainLog(Sink):
         yield text.decision_line(values)
         if any(values["gradient_norms"]):
             yield f"gradient norms per block: {' '.join(text.gradient_norms(values['gradient_norms']))}"
+        yield from text.signal_lines(values)
 
     def _transition(self, values: Values) -> Iterable[str]:
         changes = [f"{label} {before} -> {after}" for label, before, after in text.transition_changes(values)]

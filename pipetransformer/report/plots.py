@@ -7,7 +7,7 @@ from itertools import groupby
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import LogNorm
+from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
@@ -22,23 +22,62 @@ STEP_LABEL = "optimizer step"
 SMOOTHING_STEPS = 25
 
 
-def gradient_norms(run: Run) -> Figure:
-    """Draws the gradient norm of each block at each freeze decision; frozen blocks are blank."""
-    figure, axes = _figure("Gradient norms at the freeze decisions", "freeze decision at step", "block")
-    decisions = [decision for decision in run.events["decision"] if decision["bound"] != "guard"]
-    norms = _floats([decision["gradient_norms"] for decision in decisions])
-    norms[norms == 0] = np.nan
-    if np.isnan(norms).all():
-        return _nothing_to_draw(figure, axes, "no gradient norms: the run made no freeze decision")
-    edges = np.arange(len(decisions) + 1) - 0.5
-    mesh = axes.pcolormesh(edges, np.arange(norms.shape[1] + 1) + 0.5, norms.T, cmap="cividis", norm=LogNorm())
-    frozen = [decision["num_frozen"] + 0.5 for decision in decisions]
-    axes.stairs(frozen, edges, baseline=None, color=COLOURS[5], linewidth=2.5, label="frozen below, after the decision")
-    shown = range(0, len(decisions), -(-len(decisions) // 12))
-    axes.set_xticks(shown, [str(decisions[index]["step"]) for index in shown])
-    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.15), frameon=False)
-    figure.colorbar(mesh, ax=axes, label="gradient norm before clipping")
+def signals(run: Run) -> Figure:
+    """Draws what the freeze policy saw, block by block over the steps, a panel per signal; on it, all decisions.
+
+    Each column has the numbers measured between two decisions, frozen blocks are blank. The line is the frozen prefix,
+    whoever decided; crosses are decisions that the guard took back.
+    """
+    measured = [decision for decision in run.events["decision"] if decision["bound"] not in ("guard", "target")]
+    panels = _signal_panels(measured)
+    figure = Figure(figsize=(9, 0.8 + 3.4 * max(1, len(panels))), layout="constrained")
+    if not panels:
+        return _nothing_to_draw(figure, figure.subplots(), "the run made no freeze decision")
+    edges = np.array([0, *(decision["step"] for decision in measured)])
+    subplots = np.atleast_1d(figure.subplots(len(panels), sharex=True))
+    for axes, (name, values) in zip(subplots, panels.items(), strict=True):
+        mesh = axes.pcolormesh(
+            edges, np.arange(values.shape[1] + 1) + 0.5, values.T, cmap="cividis", norm=_colour_scale(values)
+        )
+        _draw_decisions(axes, run)
+        axes.set(ylabel="block")
+        axes.set_title(name.replace("_", " "), loc="left", fontweight="bold")
+        figure.colorbar(mesh, ax=axes)
+    axes.set(xlabel=STEP_LABEL)
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.2), frameon=False, ncols=2)
     return figure
+
+
+def _signal_panels(decisions: Sequence[Values]) -> dict[str, np.ndarray]:
+    """Returns each signal with a number per block, shape (decisions, L), NaN where there is none."""
+    panels: dict[str, np.ndarray] = {}
+    for name in dict.fromkeys(("gradient_norm", *(name for each in decisions for name in each.get("signals", {})))):
+        rows = [each["gradient_norms"] if name == "gradient_norm" else each["signals"][name] for each in decisions]
+        if name == "gradient_norm" or all(len(row) == len(decisions[0]["gradient_norms"]) for row in rows):
+            values = _floats(rows)
+            values[~np.isfinite(values) | (values == 0)] = np.nan
+            if values.size and not np.isnan(values).all():
+                panels[name] = values
+    return panels
+
+
+def _colour_scale(values: np.ndarray) -> Normalize:
+    """Returns a logarithmic scale, or a linear one where numbers are negative."""
+    return Normalize() if np.nanmin(values) < 0 else LogNorm()
+
+
+def _draw_decisions(axes: Axes, run: Run) -> None:
+    """Draws the frozen prefix after each decision, and what the guard took back."""
+    decisions = run.events["decision"]
+    last = max([each["step"] for each in (*run.events["step"], *decisions)], default=1)
+    edges = [0, *(each["step"] for each in decisions), last]
+    begin = decisions[0]["num_frozen_before"] if decisions else 0
+    frozen = [begin + 0.5, *(each["num_frozen"] + 0.5 for each in decisions)]
+    axes.stairs(frozen, edges, baseline=None, color=COLOURS[5], linewidth=2.5, label="frozen below")
+    taken_back = [each for each in decisions if each["bound"] == "guard"]
+    points = [(each["step"], each["num_frozen"] + 0.5) for each in taken_back]
+    label = "taken back or held by the guard" if points else "_nolegend_"
+    axes.plot(*np.array(points).reshape(-1, 2).T, linestyle="", marker="X", color="black", markersize=9, label=label)
 
 
 def stages_over_time(run: Run) -> Figure:

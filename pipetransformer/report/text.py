@@ -139,6 +139,15 @@ def gradient_norms(norms: Sequence[float | None]) -> list[str]:
     return [f"{norm:.2g}" if norm else "-" for norm in norms]
 
 
+def signal_lines(values: Values) -> Iterator[str]:
+    """Yields a line for each signal that the policy asked for besides the gradient norm, and what measuring took."""
+    for name, numbers in values.get("signals", {}).items():
+        yield f"{name.replace('_', ' ')}: {' '.join(gradient_norms(numbers))}"
+    if seconds := values.get("signal_seconds"):
+        took = ", ".join(f"{name.replace('_', ' ')} {duration(each)}" for name, each in seconds.items())
+        yield f"measuring took: {took}"
+
+
 def transition_title(values: Values) -> str:
     """Returns ``freeze at step 243: 4 -> 5 blocks, arrangement kept``."""
     before, after = values["before"]["num_frozen"], values["after"]["num_frozen"]

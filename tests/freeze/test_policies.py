@@ -46,7 +46,7 @@ def test_every_key_is_explained(file: Path) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(data=st.data())
 def test_a_prefix_stays_within_the_model_and_equal_signals_give_equal_decisions(
     path: Path, data: st.DataObject

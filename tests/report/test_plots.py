@@ -10,12 +10,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection, QuadMesh
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
+from matplotlib.patches import Rectangle, StepPatch
 
 from pipetransformer.report import plots
 from pipetransformer.report.run_folder import EVENT_LOG, Run, read_run
 
-PLOTS = [plots.gradient_norms, plots.stages_over_time, plots.throughput, plots.loss, plots.accuracy]
+PLOTS = [plots.signals, plots.stages_over_time, plots.throughput, plots.loss, plots.accuracy]
 
 
 @pytest.fixture
@@ -56,10 +56,37 @@ def test_each_figure_draws_for_a_run_that_has_only_begun(run_folder: Path, plot:
     draw(plot(read_run(run_folder)))
 
 
-def test_frozen_blocks_are_blank_in_the_gradient_norms(run: Run) -> None:
-    (mesh,) = [artist for artist in plots.gradient_norms(run).axes[0].collections if isinstance(artist, QuadMesh)]
-    norms = np.ma.masked_invalid(np.ma.asarray(mesh.get_array()))
-    assert norms.T.tolist() == [[0.1, 0.2, 0.4, 0.8, 1.6, 3.2], [None, None, 0.4, 0.8, 1.6, 3.2]]
+def drawn(axes: Axes) -> list[list[float | None]]:
+    """What a panel shows of each block at each decision."""
+    (mesh,) = [artist for artist in axes.collections if isinstance(artist, QuadMesh)]
+    return np.ma.masked_invalid(np.ma.asarray(mesh.get_array())).T.tolist()
+
+
+def test_frozen_blocks_are_blank_in_the_signals(run: Run) -> None:
+    found = drawn(plots.signals(run).axes[0])
+    assert found == [[0.1, 0.2, 0.4, 0.8, 1.6, 3.2], [None, None, 0.4, 0.8, 1.6, 3.2]]
+
+
+def test_each_signal_has_a_panel_with_the_decisions_on_it(run: Run) -> None:
+    for decision in run.events["decision"]:
+        decision["signals"] = {"loss_drop": [-0.5, *[0.25] * 5], "step_share": [1.0] * 7}
+    figure = plots.signals(run)
+    panels = [axes for axes in figure.axes if axes.get_title(loc="left")]
+    assert [axes.get_title(loc="left") for axes in panels] == ["gradient norm", "loss drop"]
+    assert drawn(panels[1])[0] == [-0.5, *[0.25] * 5]
+    for axes in panels:
+        (stairs,) = [artist for artist in axes.patches if isinstance(artist, StepPatch)]
+        values, edges, _ = stairs.get_data()
+        assert (list(values), list(edges)) == ([0.5, 2.5, 4.5], [0, 8, 16, 24])
+
+
+def test_a_decision_that_the_guard_took_back_is_marked(run: Run) -> None:
+    taken_back = run.events["decision"][-1] | {"bound": "guard", "step": 20, "num_frozen": 2, "num_frozen_before": 4}
+    run.events["decision"].append(taken_back)
+    axes = plots.signals(run).axes[0]
+    (cross,) = [line for line in axes.lines if line.get_marker() == "X"]
+    assert (list(cross.get_xdata()), list(cross.get_ydata())) == ([20], [2.5])
+    assert "taken back or held by the guard" in [text.get_text() for text in axes.get_legend().get_texts()]
 
 
 def test_a_layer_has_the_colour_of_its_stage_until_it_is_frozen_and_then_cached(run: Run) -> None:
