@@ -378,6 +378,8 @@ class Trainer:
         summary |= self.main_metric.figures() | self._log.scaling()
         if self.tracer.files:
             summary["traces"] = self.tracer.files
+        if self.signals.totals:
+            summary["signals"] = self.signals.totals  # seconds that measuring took on this rank
         if cache := self.cache_session.figures():
             summary["cache"] = cache
         if guarded := self.guard.figures():

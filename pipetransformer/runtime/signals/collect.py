@@ -47,7 +47,7 @@ class SignalCollectors:
         context: What there is to measure.
         seconds: Time that each signal took on this rank since the last decision, by name; updates together as
             ``updates``.
-        total_s: Time that all took so far.
+        totals: The same of the whole run so far.
 
     Raises:
         UserError: There is no such signal.
@@ -62,7 +62,8 @@ class SignalCollectors:
         self._collectors = {name: COLLECTORS[name](context) for name in wanted}
         self._meter = UpdateMeter([each for each in self._collectors.values() if isinstance(each, UpdateCollector)])
         self.seconds: dict[str, float] = {}
-        self._metered_s, self.total_s = 0.0, 0.0
+        self.totals: dict[str, float] = {}
+        self._metered_s = 0.0
 
     @property
     def observer(self) -> UpdateMeter | None:
@@ -83,7 +84,7 @@ class SignalCollectors:
         self.seconds = {"updates": self._meter.seconds - self._metered_s} if self._meter.seconds else {}
         self._metered_s = self._meter.seconds
         values = {name: self._read(name, collector) for name, collector in self._collectors.items()}
-        self.total_s += sum(self.seconds.values())
+        self.totals |= {name: self.totals.get(name, 0.0) + each for name, each in self.seconds.items()}
         return broadcast_from_rank0(values)
 
     def _read(self, name: str, collector: Collector) -> tuple[float, ...]:
