@@ -131,7 +131,12 @@ def decision_line(values: Values) -> str:
         return (
             f"guard at step {values['step']:,}: {values['reason']} ({frozen} of {plural(num_blocks, 'block')} frozen)"
         )
-    return f"freeze at step {values['step']:,}: {frozen} of {plural(num_blocks, 'block')} ({values['reason']})"
+    where = f"{_freezes(before, after)} at step {values['step']:,}"
+    return f"{where}: {frozen} of {plural(num_blocks, 'block')} ({values['reason']})"
+
+
+def _freezes(before: int, after: int) -> str:
+    return "unfreeze" if after < before else "freeze"
 
 
 def gradient_norms(norms: Sequence[float | None]) -> list[str]:
@@ -153,7 +158,8 @@ def transition_title(values: Values) -> str:
     before, after = values["before"]["num_frozen"], values["after"]["num_frozen"]
     frozen = f"{before} -> {plural(after, 'block')}" if before != after else f"still {plural(after, 'block')}"
     is_kept = arrangement(values["before"]) == arrangement(values["after"])
-    return f"freeze at step {values['step']:,}: {frozen}, {'arrangement kept' if is_kept else 'new arrangement'}"
+    where = f"{_freezes(before, after)} at step {values['step']:,}"
+    return f"{where}: {frozen}, {'arrangement kept' if is_kept else 'new arrangement'}"
 
 
 def transition_changes(values: Values) -> list[Change]:
@@ -178,10 +184,21 @@ def transition_line(values: Values) -> str:
     before, after = values["before"], values["after"]
     is_kept = arrangement(before) == arrangement(after)
     parts = ["arrangement kept" if is_kept else arrangement(after)]
+    if state := _returned_state(values):
+        parts.append(state)
     if before["cache_level"] != after["cache_level"]:
-        parts.append(f"{_cached(after)} from the cache")
+        falls_back = 0 < after["cache_level"] < before["cache_level"]
+        parts.append(f"the cache falls back to {_cached(after)}" if falls_back else f"{_cached(after)} from the cache")
     old, new = duration(before["predicted_step_s"]), duration(after["predicted_step_s"])
     return f"{', '.join(parts)}: {old} -> {new} per step predicted, took {duration(values['seconds'])}"
+
+
+def _returned_state(values: Values) -> str:
+    """Returns where the optimizer state of blocks that train again comes from; empty where there are none."""
+    is_unfrozen = values["after"]["num_frozen"] < values["before"]["num_frozen"]
+    if not is_unfrozen or "parks" not in values:  # not in logs of earlier releases
+        return ""
+    return "optimizer state as it was at the freeze" if values["parks"] else "optimizer state anew"
 
 
 def transition_rows(values: Values, world_size: int) -> list[Row]:
@@ -196,6 +213,8 @@ def transition_rows(values: Values, world_size: int) -> list[Row]:
         rows.append(("worth it", f"saves {gain} until the end of the run, takes {cost} (predicted)"))
     else:
         rows.append(("choice", values["choice"]))
+    if state := _returned_state(values):
+        rows.append(("trains again", state))
     rows.append(("took", _time_taken(values)))
     if values["bytes_moved"]:
         rows.append(("moved", f"{byte_size(values['bytes_moved'])} in {plural(values['num_moves'], 'move')}"))

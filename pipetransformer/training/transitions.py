@@ -94,6 +94,7 @@ class Transitions:
             predicted_cost_s=transition.cost_s,
             num_steps_left=remaining.num_steps,
             choice=transition.reason,
+            parks=self._runtime.resident.parks,
         )
 
     def _choose(self, decision: Decision, step: int) -> tuple[RemainingRun, Transition]:

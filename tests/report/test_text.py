@@ -75,6 +75,34 @@ def test_a_decision_that_changes_nothing_says_so(events: Events) -> None:
     assert text.decision_line(decision).startswith("freeze at step 8: still 2 of 6 blocks (")
 
 
+def test_a_decision_that_unfreezes_says_so(events: Events) -> None:
+    decision = first(events, "decision") | {"num_frozen_before": 4}
+    assert (
+        text.decision_line(decision) == "unfreeze at step 8: 4 -> 2 of 6 blocks (at most a third of the active blocks)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("level", "parks", "words"),
+    [
+        (2, True, ", optimizer state as it was at the freeze, the cache falls back to block 2: "),
+        (0, False, ", optimizer state anew, nothing from the cache: "),
+    ],
+)
+def test_a_transition_that_unfreezes_tells_of_optimizer_state_and_cache(
+    level: int, parks: bool, words: str, events: Events
+) -> None:
+    transition = first(events, "transition")
+    before = transition["after"] | {"num_frozen": 4, "cache_level": 4, "stages": [[5, 7]]}
+    after = transition["after"] | {"cache_level": level}
+    unfrozen = transition | {"before": before, "after": after, "parks": parks}
+    assert text.transition_title(unfrozen).startswith("unfreeze at step 8: 4 -> 2 blocks, ")
+    assert words in text.transition_line(unfrozen)
+    rows = dict(text.transition_rows(unfrozen, world_size=4))
+    assert rows["trains again"] == words.split(", ")[1]
+    assert "trains again" not in dict(text.transition_rows(transition | {"parks": parks}, world_size=4))
+
+
 def test_frozen_blocks_have_no_gradient_norm() -> None:
     assert text.gradient_norms([0.0, None, 0.1234, 12.0]) == ["-", "-", "0.12", "12"]
 
