@@ -94,19 +94,22 @@ def moves_between(old: Placement, new: Placement) -> tuple[Move, ...]:
     return tuple(planned)
 
 
-def transfer_seconds(moves: Iterable[Move], profile: Profile, cluster: Cluster, num_frozen: int) -> float:
+def transfer_seconds(
+    moves: Iterable[Move], profile: Profile, cluster: Cluster, num_frozen: int, parks: bool = False
+) -> float:
     """Returns the seconds of moves that are all made at once: those of the busiest rank or node, in one direction.
 
     Args:
         moves: Layers that move.
         profile: Bytes of the layers.
         cluster: Links between the ranks.
-        num_frozen: Blocks that the next plan freezes; frozen layers bring no optimizer state along.
+        num_frozen: Blocks that the next plan freezes.
+        parks: Frozen layers bring their optimizer state along, too.
     """
     first_active, size = layer_above(num_frozen), cluster.node_size
     loads: Counter[tuple[Link, str, int]] = Counter()
     for move in moves:
-        state_factor = profile.optimizer_state_factor if move.layer >= first_active else 0.0
+        state_factor = profile.optimizer_state_factor if parks or move.layer >= first_active else 0.0
         layer = profile.layers[move.layer]
         num_bytes = layer.parameter_bytes + layer.trainable_bytes * state_factor
         for direction, rank in (("out", move.source), ("in", move.target)):
@@ -117,20 +120,28 @@ def transfer_seconds(moves: Iterable[Move], profile: Profile, cluster: Cluster, 
     return max((link.seconds(num_bytes) for (link, _, _), num_bytes in loads.items()), default=0.0)
 
 
-def choose_transition(stay: Transition | None, options: Sequence[Transition], num_steps_left: int) -> Transition:
+def choose_transition(
+    stay: Transition | None, options: Sequence[Transition], num_steps_left: int, why_not_stay: str = ""
+) -> Transition:
     """Returns the transition with which the run ends first, with its gain and its reason.
 
     Args:
         stay: The transition that keeps the stages, at no cost; ``None`` where the current plan is no longer valid.
         options: Other transitions with their cost, the preferred one first; empty only where the plan can stay.
         num_steps_left: Steps until the run ends.
+        why_not_stay: Why the current plan is no longer valid, for the reason.
     """
     if not options:
         assert stay is not None
         return replace(stay, reason="no other plan is faster")
-    best = min(options, key=lambda option: option.cost_s + num_steps_left * option.after.predicted_step_s)
+    best, *others = sorted(options, key=lambda option: _seconds_left(option, num_steps_left))
     if stay is None:
-        return replace(best, reason="the current plan is no longer valid: blocks are unfrozen or the cache is off")
+        reason = f"the current plan is no longer valid: {why_not_stay}"
+        if others:
+            level, sooner_s = best.after.cache_level, _seconds_left(others[0], num_steps_left)
+            how = f"caching block {level}" if level else "caching nothing"
+            reason += f"; {how} ends the run {sooner_s - _seconds_left(best, num_steps_left):.3g} s sooner"
+        return replace(best, reason=reason)
     stay_s, best_s = stay.after.predicted_step_s, best.after.predicted_step_s
     gain_s = (stay_s - best_s) * num_steps_left
     steps = f"{num_steps_left} steps at {best_s:.4g} s instead of {stay_s:.4g} s"
@@ -140,3 +151,7 @@ def choose_transition(stay: Transition | None, options: Sequence[Transition], nu
     effect = f"save {gain_s:.3g} s" if gain_s >= 0 else f"lose {-gain_s:.3g} s"
     reason = f"{steps} would {effect}, and the transition costs {best.cost_s:.3g} s"
     return replace(stay, reason=f"keeps the current stages: {reason}")
+
+
+def _seconds_left(option: Transition, num_steps_left: int) -> float:
+    return option.cost_s + num_steps_left * option.after.predicted_step_s

@@ -62,9 +62,9 @@ class Foresight:
 
         Returns:
             Seconds of an optimizer step, an epoch and the run's training under the first plan, without evaluations;
-            of the run with the blocks frozen that the policy is predicted to freeze, and their number at the end, both
-            ``None`` where nothing freezes or nothing is found that fits; and the bytes of the devices of a pipeline
-            under the first plan, with the budget of each.
+            of the run with the blocks frozen that the policy is predicted to freeze, and how many are frozen at most,
+            both ``None`` where nothing freezes or nothing is found that fits; and the bytes of the devices of a
+            pipeline under the first plan, with the budget of each.
         """
         plan, step_s = self.planner.initial(), self.planner.predict(self.planner.initial())
         frozen_s, num_frozen = None, None
@@ -74,7 +74,8 @@ class Foresight:
             except InfeasiblePlan:  # at a later decision, which may come out otherwise
                 pass
             else:
-                frozen_s, num_frozen = history.train_seconds, history.entries[-1].plan.num_frozen
+                frozen_s = history.train_seconds
+                num_frozen = max(entry.plan.num_frozen for entry in history.entries)
         return {
             "step_seconds": step_s,
             "epoch_seconds": step_s * self.timeline.steps_per_epoch,

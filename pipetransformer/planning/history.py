@@ -135,7 +135,7 @@ class RunHistory:
         fills = [
             Fill(before if before <= level else 0, level, entry.num_samples_left)
             for entry, before, level in zip(self.entries, [0, *levels], levels, strict=False)
-            if level != before
+            if level not in (before, 0)
         ]
         return limit(planner.without_overhead(), phases, fills, planner.static_efficiency())
 

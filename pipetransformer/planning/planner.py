@@ -49,11 +49,14 @@ class Planner:
         cluster: The devices and their links.
         parallel: Options that the user fixed.
         batch_size: Samples of the global batch.
+        parks: Frozen layers keep their optimizer state, and bring it along where they move.
     """
 
-    def __init__(self, profile: Profile, cluster: Cluster, parallel: Parallel, batch_size: int) -> None:
+    def __init__(
+        self, profile: Profile, cluster: Cluster, parallel: Parallel, batch_size: int, parks: bool = False
+    ) -> None:
         self.profile, self.cluster = profile, cluster
-        self._parallel, self._batch_size = parallel, batch_size
+        self._parallel, self._batch_size, self._parks = parallel, batch_size, parks
         num_stages, num_replicas = {
             "elastic": (parallel.num_stages, parallel.num_replicas),
             "data": (1, cluster.num_devices),
@@ -107,9 +110,10 @@ class Planner:
     def transition(self, last: Transition, num_frozen: int, remaining: RemainingRun) -> Transition:
         """Returns the transition for another frozen prefix, from where the last one ended.
 
-        Considers three options: cache all frozen blocks, keep the cache level, keep the stages. Takes the one with
-        which the run ends first. Evaluation samples do not count: filling the cache for them takes as long as the next
-        evaluation saves.
+        Considers three options: cache all frozen blocks, keep the cache level, keep the stages. Where blocks below the
+        cache level are unfrozen, what is stored is void: then the options are to fill the cache from the input up to
+        the frozen prefix, and to cache nothing. Takes the one with which the run ends first. Evaluation samples do not
+        count: filling the cache for them takes as long as the next evaluation saves.
 
         Raises:
             InfeasiblePlan: It cannot stay, and nothing else fits.
@@ -122,12 +126,12 @@ class Planner:
             stay = next_transition(last, self.keep(plan, num_frozen))
         plans: list[Plan] = []
         if self._parallel.autopipe:
-            levels = {num_frozen, min(plan.cache_level, num_frozen)} if remaining.may_cache else {0}
+            levels = {num_frozen, _valid_level(plan, num_frozen)} if remaining.may_cache else {0}
             levels = {num_frozen} if remaining.must_cache else levels
             plans = self._feasible(plan, num_frozen, sorted(levels, reverse=True), can_stay)
         others = (next_transition(last, new) for new in plans if stay is None or new != stay.after)
         options = [self._costed(other, remaining) for other in others]
-        return choose_transition(stay, options, remaining.num_steps)
+        return choose_transition(stay, options, remaining.num_steps, _why_invalid(plan, num_frozen))
 
     def _feasible(self, plan: Plan, num_frozen: int, levels: Sequence[int], may_be_none: bool) -> list[Plan]:
         """Returns the fastest plan for each level of the cache, where there is one."""
@@ -142,8 +146,9 @@ class Planner:
 
     def _costed(self, transition: Transition, remaining: RemainingRun) -> Transition:
         """Returns the transition with its cost: moving layers, filling the cache, and the rest as last measured."""
-        new, level = transition.after, transition.before.cache_level if transition.before else 0
-        move_s = transfer_seconds(transition.moves, self.profile, self.cluster, new.num_frozen)
+        new = transition.after
+        level = _valid_level(transition.before, new.num_frozen) if transition.before else 0
+        move_s = transfer_seconds(transition.moves, self.profile, self.cluster, new.num_frozen, self._parks)
         work_s = 0.0
         if new.cache_level > level:
             work_s = fill_seconds(self.without_overhead(), level, new.cache_level, remaining.num_samples)
@@ -212,3 +217,18 @@ class Planner:
     def predict(self, plan: Plan) -> float:
         """Returns the seconds of one optimizer step."""
         return step_seconds(self.profile, self.cluster, plan, self._batch_size)
+
+
+def _valid_level(plan: Plan, num_frozen: int) -> int:
+    """Returns the cache level of a plan under another frozen prefix: none where blocks below it train again."""
+    return plan.cache_level if plan.cache_level <= num_frozen else 0
+
+
+def _why_invalid(plan: Plan, num_frozen: int) -> str:
+    """Returns why a plan does not hold for another frozen prefix."""
+    first, last = num_frozen + 1, plan.num_frozen
+    if first > last:
+        return "the cache is off"
+    again = f"block {last} trains again" if first == last else f"blocks {first} to {last} train again"
+    is_void = _valid_level(plan, num_frozen) != plan.cache_level
+    return again + f", which voids the stored output of block {plan.cache_level}" * is_void

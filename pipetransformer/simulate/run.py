@@ -70,7 +70,7 @@ def make_planner(config: SimulationConfig) -> Planner:
     speed, widths = config.cluster.speed(config.precision), WIDTHS[config.precision]
     profile = analytic_profile(config.shape, speed, config.optim.state_factor, widths)
     cluster = config.cluster.cluster(config.parallel.device_memory_gib)
-    return Planner(profile, cluster, config.parallel, config.batch_size)
+    return Planner(profile, cluster, config.parallel, config.batch_size, config.parks)
 
 
 def run_history(config: SimulationConfig, planner: Planner) -> RunHistory:

@@ -99,7 +99,7 @@ def prepare(
         report.write("warning", message=text)
     report.write("phase", message="measuring layers and links")
     planner = make_planner(
-        stack, train, optim, config.parallel, config.batch_size, device, precision, nodes, cache_setup
+        stack, train, optim, config.parallel, config.batch_size, device, precision, nodes, cache_setup, config.parks
     )  # fmt: skip
     context = RankContext.create(device, precision, config.parallel.timeout_s)
     runtime = closing.enter_context(
@@ -129,13 +129,14 @@ def _loaders(
 def make_planner(
     stack: LayerStack, loader: BatchLoader, optim: OptimizerSpec, parallel: Parallel, batch_size: int,
     device: torch.device,
-    precision: Precision, nodes: NodeLayout, cache_setup: CacheSetup | None = None,
+    precision: Precision, nodes: NodeLayout, cache_setup: CacheSetup | None = None, parks: bool = False,
 ) -> Planner:  # fmt: skip
     """Measures the layers on the first samples of a feed, and the links; every rank calls it.
 
     Args:
         nodes: The nodes of all ranks; links are measured within and between them.
         cache_setup: With which the cache's time is counted; else reading takes none.
+        parks: Frozen layers keep their optimizer state.
     """
     share = max(2, -(-batch_size // dist.get_world_size()))
     sizes = max(1, share // 4), share
@@ -148,7 +149,7 @@ def make_planner(
     schedule_overhead_s = max(
         0.0, measure_schedule_overhead(device) - 2 * cluster.link.latency_s
     )  # a message up and one back, counted elsewhere
-    return Planner(replace(measured, schedule_overhead_s=schedule_overhead_s), cluster, parallel, batch_size)
+    return Planner(replace(measured, schedule_overhead_s=schedule_overhead_s), cluster, parallel, batch_size, parks)
 
 
 def _cluster(budget_gib: float | None, device: torch.device, devices_per_node: int) -> Cluster:

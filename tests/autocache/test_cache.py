@@ -163,6 +163,29 @@ def test_after_unfreezing_nothing_old_is_read(cache: AutoCache) -> None:
         values(cache, source, [3])
 
 
+def test_after_unfreezing_a_store_that_outlives_the_run_is_asked_by_the_weights_of_each_level(tmp_path: Path) -> None:
+    """Two blocks are stored; the upper one trains again and freezes again, changed or as it was."""
+    source, weights = make_source([]), {index: {"weight": torch.tensor([float(index)])} for index in range(3)}
+    cache = make_cache(tmp_path, source, disk_bytes=1 << 20, persistent=True)
+
+    def fill(level: int, changed: float = 0.0) -> Filled:
+        cache.clear()
+        layers = [weights[index] for index in range(level)] + [{"weight": weights[level]["weight"] + changed}]
+        filled = cache.advance(level, [(source, ALL)], lambda x, _: x + 10 * level + changed, iter(layers))
+        cache.start_reading(None)
+        assert values(cache, source, [1]) == [1 + 10 * level + changed]
+        return filled
+
+    num = len(ALL)
+    assert cache.open() == Opened()
+    assert fill(2) == Filled(num, 0)
+    assert fill(2) == Filled(0, num), "nothing has changed: the guard has taken back what it did"
+    assert fill(1) == Filled(num, 0), "a store holds one level"
+    assert fill(2, changed=3.0) == Filled(num, 0), "what is stored is of other weights"
+    assert fill(2) == Filled(num, 0)
+    cache.close()
+
+
 def test_what_has_no_room_is_computed_when_it_is_read(tmp_path: Path) -> None:
     reads: list[int] = []
     source = make_source(reads)

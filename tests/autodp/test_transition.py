@@ -115,8 +115,8 @@ NODE = Cluster(4, None, Link(0.0, 100.0))
 NODES = Cluster(4, None, Link(0.0, 100.0), node_link=Link(0.0, 10.0), devices_per_node=2)
 
 
-def seconds(*moves: tuple[int, int, int], cluster: Cluster = NODE, num_frozen: int = 0) -> float:
-    return transfer_seconds([Move(*move) for move in moves], PROFILE, cluster, num_frozen)
+def seconds(*moves: tuple[int, int, int], cluster: Cluster = NODE, num_frozen: int = 0, parks: bool = False) -> float:
+    return transfer_seconds([Move(*move) for move in moves], PROFILE, cluster, num_frozen, parks)
 
 
 def test_nothing_to_move_takes_no_time() -> None:
@@ -126,6 +126,7 @@ def test_nothing_to_move_takes_no_time() -> None:
 def test_active_layers_bring_their_optimizer_state_and_frozen_ones_do_not() -> None:
     assert seconds((3, 0, 1)) == pytest.approx(3)
     assert seconds((3, 0, 1), num_frozen=3) == pytest.approx(1)
+    assert seconds((3, 0, 1), num_frozen=3, parks=True) == pytest.approx(3), "unless theirs is parked"
 
 
 def test_ranks_send_and_receive_at_once_and_the_busiest_counts() -> None:
@@ -173,9 +174,16 @@ def test_of_several_the_one_with_which_the_run_ends_soonest(num_steps_left: int,
 
 
 def test_without_a_way_to_stay_it_goes_whatever_it_takes() -> None:
-    choice = choose_transition(None, [replace(SLOW, cost_s=9.0)], 1)
+    choice = choose_transition(None, [replace(SLOW, cost_s=9.0)], 1, "block 2 trains again")
     assert (choice.after, choice.cost_s) == (SLOW.after, 9.0)
-    assert "no longer valid" in choice.reason
+    assert choice.reason == "the current plan is no longer valid: block 2 trains again"
+
+
+def test_without_a_way_to_stay_the_run_ends_soonest() -> None:
+    options = [replace(FAST, cost_s=3.0), replace(SLOW, cost_s=1.0)]
+    soon, late = (choose_transition(None, options, num_steps, "so it is") for num_steps in (10, 100))
+    assert (soon.after, late.after) == (SLOW.after, FAST.after)
+    assert soon.reason.endswith("so it is; caching nothing ends the run 1 s sooner")
 
 
 def test_with_nowhere_to_go_it_stays() -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from planning.test_planner import BATCH_SIZE, MIB, planner
+from support.resumes import FreezeAndUnfreeze
 
 from pipetransformer.autopipe.memory import device_memory_bytes
 from pipetransformer.errors import InfeasiblePlan
@@ -63,6 +64,15 @@ def test_a_later_plan_that_fits_nothing_leaves_the_rest_of_the_estimate(monkeypa
     found = setting.estimate(BATCH_SIZE)
     assert found["train_seconds"] > 0
     assert found["train_seconds_frozen"] is None
+
+
+def test_a_policy_that_unfreezes_is_foreseen_with_the_most_that_it_freezes() -> None:
+    """Its plans are those of the run: the cache is filled again at the lower level, which takes its time."""
+    setting = replace(foresight(FreezeAndUnfreeze(prefixes=[6, 2])), may_cache=True)
+    entries = setting.history().entries
+    assert [(entry.plan.num_frozen, entry.plan.cache_level) for entry in entries] == [(0, 0), (6, 6), (2, 2)]
+    assert entries[2].transition_seconds > 0
+    assert setting.estimate(BATCH_SIZE)["num_frozen"] == 6
 
 
 def test_the_last_batch_of_an_epoch_may_be_smaller() -> None:

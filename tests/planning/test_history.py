@@ -15,12 +15,8 @@ BATCH_SIZE = 8
 NOTHING, SECOND = AffineTime(0.0, 0.0), AffineTime(0.0, 1.0)
 UNCONSTRAINED = LayerProfile("free", NOTHING, NOTHING, NOTHING, 0.0, 0, 0, 0)
 BLOCK = LayerProfile("block", SECOND, SECOND, SECOND, 0.0, 0, 0, 0)
-PLANNER = Planner(
-    Profile((UNCONSTRAINED, BLOCK, BLOCK, UNCONSTRAINED), 0.0),
-    Cluster(1, None, Link(0.0, 1e12)),
-    Parallel(),
-    BATCH_SIZE,
-)
+SETTING = Cluster(1, None, Link(0.0, 1e12)), Parallel(), BATCH_SIZE
+PLANNER = Planner(Profile((UNCONSTRAINED, BLOCK, BLOCK, UNCONSTRAINED), 0.0), *SETTING)
 WHOLE = Plan(0, 0, ((0, 3),), 1, 1)
 CACHED = Plan(1, 1, ((2, 3),), 1, 1)
 
@@ -89,6 +85,24 @@ def test_a_cache_that_was_not_used_counts_where_it_would_have_paid(
     summary = booked((PlanRecord(WHOLE, 0, "first"), [2.0] * 2), (later, [1.0] * 2), may_cache=may_cache)
     one_block, prefix = 2 * BATCH_SIZE, num_samples_left if filled else 2 * BATCH_SIZE
     assert summary["limit"] == pytest.approx(4 * 6 * BATCH_SIZE / (2 * 6 * BATCH_SIZE + 2 * one_block + prefix))
+
+
+def test_a_limit_counts_what_is_filled_again_after_unfreezing_and_nothing_for_no_cache() -> None:
+    loaded = replace(UNCONSTRAINED, forward=SECOND)  # an embedding that takes a second per sample
+    planner = Planner(replace(PLANNER.profile, layers=(loaded, BLOCK, BLOCK, loaded)), *SETTING)
+    history = RunHistory(num_blocks=2, may_cache=False)
+    for entry in (
+        PlanRecord(CACHED, 0, "", 0.0, 16),
+        PlanRecord(WHOLE, 1, "", 0.0, 12),
+        PlanRecord(CACHED, 2, "", 0.0, 8),
+    ):
+        history.plan(entry)
+        history.step(BATCH_SIZE, 1.0)
+    whole, one_block, head = 8 * BATCH_SIZE, 2 * BATCH_SIZE, BATCH_SIZE
+    work = 2 * (one_block + head) + whole
+    filled = 2 * (16 + 8)  # the embedding and a block, twice; none before the step without a cache
+    expected = 3 * whole / (work + filled) / planner.static_efficiency()
+    assert history.summary(planner)["limit"] == pytest.approx(expected)
 
 
 def test_the_frozen_fraction_is_a_mean_over_the_samples_seen() -> None:

@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -86,11 +87,35 @@ def test_moving_layers_over_a_slow_link_counts() -> None:
     assert transition(slow, 4, remaining(num_steps=20)).after.num_replicas == 1
 
 
-def test_layers_that_unfreeze_leave_no_choice() -> None:
+FILL_S = 3 * 160 / 4  # the embedding and two blocks of all samples on four devices
+
+
+@pytest.mark.parametrize(("num_steps", "level"), [(1000, 2), (1, 0)])
+def test_after_unfreezing_the_cache_is_filled_from_the_input_where_that_pays(num_steps: int, level: int) -> None:
     elastic = planner(memory_mib=115)
     frozen = elastic.next(elastic.initial(), 6, 6)
-    choice = transition(elastic, 2, remaining(num_steps=1), frozen)
-    assert (choice.after.num_frozen, choice.after.cache_level) == (2, 2)
+    choice = transition(elastic, 2, remaining(num_steps=num_steps), frozen)
+    assert (choice.after.num_frozen, choice.after.cache_level) == (2, level)
+    assert (choice.cost_s >= FILL_S) == bool(level), "what was stored is void, so that it begins at the input"
+    assert choice.reason.startswith(
+        "the current plan is no longer valid: blocks 3 to 6 train again, which voids the stored output of block 6; "
+        f"caching {'block 2' if level else 'nothing'} ends the run "
+    )
+
+
+def test_a_level_below_the_blocks_that_train_again_stays() -> None:
+    elastic = planner(memory_mib=115)
+    frozen = replace(elastic.next(elastic.initial(), 2, 2), num_frozen=6)  # reading more did not pay
+    choice = transition(elastic, 5, remaining(num_steps=1), frozen)
+    assert (choice.after.num_frozen, choice.after.cache_level) == (5, 2)
+    assert choice.cost_s < 1, "nothing is filled"
+    assert "block 6 trains again; caching block 2 ends the run" in choice.reason
+
+
+def test_what_unfreezes_altogether_caches_nothing() -> None:
+    elastic = planner(memory_mib=115)
+    choice = transition(elastic, 0, remaining(), elastic.next(elastic.initial(), 6, 6))
+    assert (choice.after.num_frozen, choice.after.cache_level, choice.after.stages) == (0, 0, elastic.initial().stages)
 
 
 def test_without_autodp_the_replicas_stay() -> None:
@@ -152,7 +177,7 @@ def test_a_run_that_loses_its_cache_computes_what_was_cached() -> None:
     assert cached.cache_level == 3
     lost = transition(elastic, 4, remaining(may_cache=False), cached)
     assert (lost.after.num_frozen, lost.after.cache_level) == (4, 0)
-    assert lost.reason == "the current plan is no longer valid: blocks are unfrozen or the cache is off"
+    assert lost.reason == "the current plan is no longer valid: the cache is off"
 
 
 def test_shards_stay_on_all_devices_and_keep_the_budget() -> None:

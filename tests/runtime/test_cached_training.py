@@ -10,13 +10,14 @@ from support.plans import HEAD, plan, sharded
 from support.pool import Pool
 from support.trainings import Plans, Trace, train_elastic, train_reference
 
-# three advances and a thaw, over as many ranks
+# three advances, a thaw to a lower level and one to none, over as many ranks
 ALONE: Plans = {
     0: plan(0, 0, [HEAD], 1, 2),
     1: plan(1, 1, [HEAD], 1, 2),
     2: plan(3, 3, [HEAD], 1, 3),
     4: plan(5, 5, [HEAD], 1, 1),
     5: plan(2, 2, [HEAD], 1, 2),
+    6: plan(1, 0, [HEAD], 1, 3),
 }
 TWO: Plans = {
     0: plan(0, 0, [3, HEAD], 1, 2),
@@ -24,6 +25,7 @@ TWO: Plans = {
     2: plan(3, 3, [5, HEAD], 1, 2, "gpipe"),
     4: plan(5, 5, [HEAD], 2, 2),
     5: plan(2, 2, [4, HEAD], 1, 2),
+    6: plan(1, 0, [3, HEAD], 1, 2),
 }
 FOUR: Plans = {
     0: plan(0, 0, [1, 3, 5, HEAD], 1, 4),
@@ -31,6 +33,7 @@ FOUR: Plans = {
     2: plan(3, 3, [5, HEAD], 2, 2),
     4: plan(5, 5, [HEAD], 4, 1),
     5: plan(2, 2, [5, HEAD], 2, 2),
+    6: plan(1, 0, [3, HEAD], 2, 2),
 }
 SHARDED: Plans = {
     0: sharded(0, 0, 2, 1),
@@ -38,6 +41,7 @@ SHARDED: Plans = {
     2: sharded(3, 3, 2, 2),
     4: sharded(5, 5, 2, 1),
     5: sharded(2, 2, 2, 2),
+    6: sharded(1, 0, 2, 1),
 }
 SEQUENCES = {"1": (1, ALONE), "2": (2, TWO), "4": (4, FOUR), "2, sharded": (2, SHARDED)}
 SHARES = {"memory": (1.0, 0.0), "disk": (0.0, 1.0), "a third each, and none": (1 / 3, 1 / 3)}
