@@ -138,7 +138,7 @@ class _PredictedRun:
         setting = self._setting
         signals = made_up_signals(setting.policy, setting.num_blocks, num_frozen)
         if "step_share" in signals:  # is known
-            signals["step_share"] = setting.planner.step_shares(setting.may_cache)
+            signals["step_share"] = setting.planner.step_shares()
         return signals
 
     def step(self, step: int) -> None:

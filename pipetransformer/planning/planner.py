@@ -186,15 +186,14 @@ class Planner:
         step_s = self.predict(self.static)
         return efficiency(self.without_overhead(), self._batch_size, self.cluster.num_devices, step_s)
 
-    def step_shares(self, may_cache: bool) -> tuple[float, ...]:
+    def step_shares(self) -> tuple[float, ...]:
         """Returns the work of a step with 0 to L blocks frozen over that with none, shape (L + 1,).
 
-        Args:
-            may_cache: The frozen blocks' output comes from the cache; else they are computed.
+        The forward pass of frozen blocks counts, so that a rule decides alike with a cache and without.
         """
         profile = self.without_overhead()
         prefixes = range(len(profile.layers) - 1)  # the head never freezes
-        work_s = [work_seconds(profile, num_frozen, num_frozen * may_cache, 1) for num_frozen in prefixes]
+        work_s = [work_seconds(profile, num_frozen, 0, 1) for num_frozen in prefixes]
         return tuple(seconds / work_s[0] for seconds in work_s)
 
     def frozen_step_seconds(self, may_cache: bool) -> tuple[float, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -90,10 +89,8 @@ class Trainer:
         self.cache_session = CacheSession(
             cache, components.train, components.evaluation, self.runtime, report, self.timeline, config.seed, terms
         )
-        shares = partial(self.planner.step_shares, self.cache_session.is_on)
-        self.signals = SignalCollectors(
-            config.freeze.signals, SignalContext(self.runtime, components.train.source, shares)
-        )
+        measured = SignalContext(self.runtime, components.train.source, self.planner.step_shares)
+        self.signals = SignalCollectors(config.freeze.signals, measured)
         self.runtime.observer = self.signals.observer
         self.state = TrainState(
             seed=config.seed,

@@ -17,7 +17,10 @@ from pipetransformer.runtime.signals.weights import WeightChange
 
 
 class StepShare(Collector):
-    """The seconds of a step with 0 to L blocks frozen over those with none, by the profile, shape (L + 1,)."""
+    """The seconds of a step with 0 to L blocks frozen over those with none, by the profile, shape (L + 1,).
+
+    Frozen blocks are computed, so that it is the same with a cache and without.
+    """
 
     def read(self) -> Sequence[float]:
         return self.context.step_shares()

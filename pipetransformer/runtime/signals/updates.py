@@ -81,7 +81,8 @@ class UpdateMeter:
         self.seconds += time.perf_counter() - start
         update()
         start = time.perf_counter()
-        torch._foreach_div_(gradients, factor)
+        if gradients:  # else all that trains is in other stages
+            torch._foreach_div_(gradients, factor)
         after = [local_part(parameter.detach()).reshape(-1) for _, parameter, _ in parts]
         self._measure(runtime, layers, before, after, gradients)
         self.seconds += time.perf_counter() - start

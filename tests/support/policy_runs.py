@@ -1,0 +1,30 @@
+"""Runs of a freeze policy, whole or in two parts, with the decisions that they took."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pipetransformer as pt
+from pipetransformer.config.schema import Checkpointing, Resume
+from support.jobs import loaded, with_made_up_times
+
+
+def run_policy(overrides: tuple[str, ...], folder: Path, at_most: int | None = None) -> list[float]:
+    """One rank of a run that starts, or goes on from its newest checkpoint; ends after ``at_most`` of its steps."""
+    checkpoint = Checkpointing(every_steps=at_most, every_minutes=None, keep=1, keep_best=0)
+    config = replace(loaded(*overrides), checkpoint=checkpoint, resume=Resume(run="auto"))
+    with with_made_up_times():
+        trainer = pt.ElasticTrainer.from_config(config, folder)
+    with trainer:
+        losses = []
+        for result in trainer:
+            losses.append(result.loss)
+            if len(losses) == at_most:
+                break
+        trainer.checkpoints.wait()
+        return losses
+
+
+def plain(decision: dict[str, Any]) -> tuple[Any, ...]:
+    """Returns what must be the same whatever the arrangement is."""
+    return tuple(decision[name] for name in ("step", "num_frozen_before", "num_frozen", "bound"))
