@@ -100,7 +100,7 @@ def test_a_run_killed_in_the_middle_stops_no_other(
     assert first["num_found"] in found
     assert first["num_samples"] + first["num_found"] == second["num_samples"] == ALL
     assert not job.messages
-    beside = ["gate", "identity.json", "lock"]
+    beside = ["about.json", "gate", "identity.json", "lock"]
     assert files(tmp_path / "features") == sorted(2 * beside + ["train.features", "test.features"])
 
 

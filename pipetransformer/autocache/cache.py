@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pipetransformer.autocache.about import ABOUT, About, changed_parts, read_about
 from pipetransformer.autocache.capacity import CacheCapacity
 from pipetransformer.autocache.fill import ShardSlice, batches, incomplete, wanted_shards
 from pipetransformer.autocache.fingerprint import level_key
@@ -121,6 +123,7 @@ class AutoCache:
         self._stores: dict[str, FeatureStore] = {}
         self._shared: frozenset[str] = frozenset()  # splits whose files other runs read, on any node
         self._num_damaged = 0
+        self.changed: list[str] = []  # parts by which the samples of replaced features differ, as far as known
         self.reader = FeatureReader()
         self._may_be_read = False  # by some rank, at the present level
         self._key, self._num_keys = 0, 0
@@ -205,11 +208,31 @@ class AutoCache:
             coming = self._look_ahead(wanted, key)
             if announce is not None:
                 announce(coming)
+        self._note_changes()
         num_computed, num_found = self._fill(self._own_batches(wanted), compute, key, stops)
+        self._describe(level, key, num_computed)
         self.level, self._key, self._may_be_read = level, key, False
         num_replaced, self._num_unclaimed = 0 if num_found else self._num_unclaimed, 0
         self.fill_s += time.perf_counter() - start
         return Filled(num_computed, num_found, num_replaced)
+
+    def _note_changes(self) -> None:
+        """Remembers by which parts earlier features in these stores differ."""
+        abouts = ((read_about(lock.path), lock.parts) for lock in self._locks.values())
+        changes = [each for about, parts in abouts if about is not None for each in changed_parts(about.parts, parts)]
+        self.changed = list(dict.fromkeys(changes))
+
+    def _describe(self, level: int, key: int, num_computed: int) -> None:
+        """Writes beside each store what it holds now, for people."""
+        for name, lock in self._locks.items():
+            store, is_known = self._stores[name], (lock.path / ABOUT).is_file()
+            if not lock.is_shared and (num_computed or not is_known):
+                about = About(
+                    owner=lock.owner, made=time.time(), level=level, key=f"{key:016x}", num_stored=store.num_stored,
+                    num_samples=len(store.spec.lengths), parts=lock.parts,
+                )  # fmt: skip
+                with suppress(OSError):  # a disk that is full or gone costs the description alone
+                    about.write(lock.path)
 
     def _look_ahead(self, wanted: Wanted, key: int) -> Filled:
         """Returns what a fill would do, over all nodes; claims shared stores that it would write to. Collective."""

@@ -1,11 +1,12 @@
 """Directories whose stores outlive a run, each with a fingerprint of its features and a lock of its user."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipetransformer.autocache.about import ABOUT, DATASET, UNFINISHED_ABOUT, changed_parts, read_about
 from pipetransformer.autocache.fingerprint import StoreFingerprint
 from pipetransformer.autocache.store_lock import FILLS, GATE, KEEPS, LOCK, Holder, StoreLock
 from pipetransformer.autocache.writable import unwritable
@@ -33,7 +34,12 @@ class StoreDir:
 
 @contextmanager
 def lock_store_dir(
-    root: Path, fingerprint: StoreFingerprint, owner: str, node: int = 0, shares: str | None = None
+    root: Path,
+    fingerprint: StoreFingerprint,
+    owner: str,
+    node: int = 0,
+    shares: str | None = None,
+    parts: Mapping[str, str] | None = None,
 ) -> Iterator[StoreDir]:
     """Locks ``<root>/<model>-<digest>/node<node>/<split>``, making it if needed; one process of a node does it for all.
 
@@ -47,6 +53,7 @@ def lock_store_dir(
         node: Index within the run; nodes that share a disk each have their own store.
         shares: The features in words, of a run that writes no more once they are stored: it shares a store that others
             only read. ``None``: it may write to its end, and shares none.
+        parts: All that the samples depend on, by name, for those who ask later what has changed.
 
     Yields:
         The directory, locked until the context ends.
@@ -64,19 +71,35 @@ def lock_store_dir(
             for entry in path.iterdir():
                 _check_inside(path, entry)
             holder = Holder.here(owner, KEEPS if shares is None else FILLS, shares or "")
-            lock = locked.enter_context(_locked(path, holder))
+            lock = locked.enter_context(_locked(path, holder, parts))
             store_dir = StoreDir(path, _claim(path, fingerprint), lock)
         except OSError as error:
             raise unwritable(path, error) from error
         yield store_dir
 
 
-def other_stores(root: Path, fingerprint: StoreFingerprint, node: int = 0) -> list[str]:
-    """Lists the other stores of this node that may hold the same samples, each by its name and how it differs."""
+def other_stores(
+    root: Path, fingerprint: StoreFingerprint, node: int = 0, parts: Mapping[str, str] | None = None
+) -> list[str]:
+    """Lists the other stores of this node that may hold the same samples, each by its name and how it differs.
+
+    Stores of other samples count where they are of the same dataset and a part of it that has changed can be named.
+    """
     own = _path(root, fingerprint, node)
     found = sorted(path.parent for path in root.glob(f"*/{own.parent.name}/{own.name}/{IDENTITY}"))
     differences = {path: _difference(path, fingerprint) for path in found if path != own}
-    return [f"{path.relative_to(root)} {how}" for path, how in differences.items() if OTHER_SAMPLES not in how]
+    named = {path: _named(path, how, parts or {}) for path, how in differences.items()}
+    return [f"{path.relative_to(root)} {how}" for path, how in named.items() if how]
+
+
+def _named(path: Path, difference: str, parts: Mapping[str, str]) -> str:
+    """Describes a difference by the names that a user knows; empty for samples of another dataset."""
+    about = read_about(path)
+    known = about.parts if about is not None else {}
+    changed = changed_parts(known, parts) if parts and known.get(DATASET) == parts.get(DATASET) else []
+    if OTHER_SAMPLES not in difference:
+        return difference
+    return f"is stale: {', '.join(changed)}" if changed else ""
 
 
 def _path(root: Path, fingerprint: StoreFingerprint, node: int) -> Path:
@@ -96,8 +119,8 @@ def _slug(name: str) -> str:
 
 
 @contextmanager
-def _locked(path: Path, holder: Holder) -> Iterator[StoreLock]:
-    lock = StoreLock(path, holder)
+def _locked(path: Path, holder: Holder, parts: Mapping[str, str] | None) -> Iterator[StoreLock]:
+    lock = StoreLock(path, holder, parts)
     try:
         lock.take()
     except BaseException:
@@ -118,7 +141,7 @@ def _claim(path: Path, fingerprint: StoreFingerprint) -> bool:
     Raises:
         StaleStore: It holds anything else.
     """
-    held = sorted({entry.name for entry in path.iterdir()} - {LOCK, GATE, UNFINISHED})
+    held = sorted({entry.name for entry in path.iterdir()} - {LOCK, GATE, UNFINISHED, ABOUT, UNFINISHED_ABOUT})
     if not held:
         (path / UNFINISHED).write_text(fingerprint.to_json(), encoding="utf-8")
         (path / UNFINISHED).replace(path / IDENTITY)  # atomic: a reader sees all of it or nothing

@@ -22,6 +22,7 @@ class SampleSource:
         inputs: ``inputs(numbers, num_tokens)`` reads the model's inputs.
         context: ``context(numbers, num_tokens)`` returns the other arguments of every layer, at little cost.
         num_draws: Random draws that are stored of each sample, used in turn; 1 where nothing is random.
+        draws: ``draws(ids, epoch)`` tells which draw of each sample an epoch uses, (B,); by default all in turn.
         is_local: Numbers that this node stores before the others, bool (num_draws N,); no preference by default.
     """
 
@@ -32,7 +33,9 @@ class SampleSource:
     context: Context
     num_draws: int = 1
     is_local: np.ndarray | None = None
+    draws: Callable[[np.ndarray, int], np.ndarray] | None = None
 
     def numbers(self, ids: np.ndarray, epoch: int) -> np.ndarray:
         """Returns the numbers of samples (B,) in the draw that an epoch uses."""
-        return ids + epoch % self.num_draws * (len(self.lengths) // self.num_draws)
+        draw = epoch % self.num_draws if self.draws is None else self.draws(ids, epoch)
+        return ids + draw * (len(self.lengths) // self.num_draws)

@@ -13,7 +13,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -66,15 +66,21 @@ class StoreLock:
     Args:
         path: The directory.
         holder: This run.
+        parts: All that the samples of this run depend on, by name.
 
     Attributes:
         is_shared: Other runs may read too, and nobody writes.
     """
 
-    def __init__(self, path: Path, holder: Holder) -> None:
-        self.path, self._holder = path, holder
+    def __init__(self, path: Path, holder: Holder, parts: Mapping[str, str] | None = None) -> None:
+        self.path, self._holder, self.parts = path, holder, parts or {}
         self.is_shared = False
         self._file = open(path / LOCK, "a+", encoding="utf-8")  # noqa: SIM115 - open as long as it is locked
+
+    @property
+    def owner(self) -> str:
+        """Name of this run."""
+        return self._holder.owner
 
     def take(self) -> None:
         """Takes the exclusive lock, or where runs only read, and this one is to read in the end, the shared one.
@@ -200,6 +206,9 @@ def _are_free(path: Path) -> bool:
 
 @contextmanager
 def _gate(path: Path) -> Iterator[None]:
+    if not path.is_dir():  # removed while it was locked, so that nobody can come
+        yield
+        return
     with open(path / GATE, "a", encoding="utf-8") as file:
         _enter(file, path)
         try:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 CONF = Path(__file__).resolve().parents[1] / "conf"
 PRECISIONS = ("float32", "float64", "bfloat16", "float16")
 STORAGE = ("exact", "float32", "bfloat16", "float16", "int8")
-AUGMENTATIONS = ("off", "first_draw", "variants")
+AUGMENTATIONS = ("off", "first_draw", "variants", "flip_pair")
 STEP_ACTIONS = ("stop", "skip", "roll_back")
 FREEZE_ACTIONS = ("stop", "unfreeze", "roll_back")
 SAVED = ("last", "best")
@@ -94,7 +94,7 @@ class Cache:
     @property
     def num_draws(self) -> int:
         """Cached draws of each sample under a random transform; 0 if such a transform turns the cache off."""
-        return {"off": 0, "first_draw": 1, "variants": self.variants}[self.augmentation]
+        return {"off": 0, "first_draw": 1, "variants": self.variants, "flip_pair": 2}[self.augmentation]
 
 
 @dataclass(frozen=True)

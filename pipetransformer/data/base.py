@@ -17,6 +17,7 @@ from pipetransformer.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from pipetransformer.data.images.flip_pair import FlipPair
     from pipetransformer.data.images.mixing import Mixing
     from pipetransformer.data.unlabelled import Unlabelled
     from pipetransformer.models.base import Head
@@ -68,6 +69,7 @@ class Split(ABC):
         loss_weights: Divisor of each sample's loss, shape (N,) of float64: the loss of a global batch is the sum of its
             samples' losses over the sum of these. It is the number of tokens that count where the loss of a sample is a
             sum over tokens, or the weight of its class; ``None``: 1 each, so that the loss is a mean over samples.
+        flip_pair: Both pictures of each sample, where all that is random is whether it is mirrored; ``None`` elsewhere.
         mixing: Mixes the samples of a global batch with each other, in training; ``None``: they stay apart.
     """
 
@@ -75,6 +77,7 @@ class Split(ABC):
     lengths: np.ndarray | None = None
     row_length: int | None = None
     loss_weights: np.ndarray | None = None
+    flip_pair: FlipPair | None = None
     mixing: Mixing | None = None
 
     @abstractmethod

@@ -93,7 +93,10 @@ def prepare(
     rate_factor = config.peft.rate_factor * (1 if config.model.pretrained else FROM_SCRATCH)
     optim = config.optim.for_model(sources[0].hidden_size, rate_factor)
     feature_format = FeatureFormat(sources[0].hidden_size, precision.param_dtype, config.cache.storage)
-    cache_setup = set_up_cache(config, stack, data, sources, feature_format, device, run_dir, closing, report)
+    tokenizer = wanted.get("tokenizer")
+    cache_setup = set_up_cache(
+        config, stack, data, sources, feature_format, device, run_dir, closing, report, tokenizer
+    )
     train, *evaluation = _loaders(config, data, sources, cache_setup, nodes)
     for text in (*warnings(config), *data.warnings, *cache_setup.notes):
         report.write("warning", message=text)
@@ -112,8 +115,10 @@ def prepare(
 
 def _sources(config: Config, data: Data, stack: LayerStack, nodes: NodeLayout) -> list[SampleSource]:
     """Describes each split to the cache, the training split first."""
-    num_draws = max(1, config.cache.num_draws) if data.random_transform else 1
-    train = sample_source(data.train, stack.hidden_shape, num_draws, nodes)
+    pair = data.train.flip_pair if config.cache.augmentation == "flip_pair" else None
+    is_drawn = data.random_transform and (pair is not None or config.cache.augmentation != "flip_pair")
+    num_draws = max(1, config.cache.num_draws) if is_drawn else 1
+    train = sample_source(data.train, stack.hidden_shape, num_draws, nodes, pair)
     return [train, *(sample_source(split, stack.hidden_shape, nodes=nodes) for split in data.evaluation)]
 
 

@@ -38,7 +38,7 @@ def fingerprint(
     digest = blake2b(outline.encode(), digest_size=8).hexdigest()
     return StoreFingerprint(
         split_name=split.name,
-        split_identity=split.identity(),
+        split_identity=split.identity() + " flip_pair" * (source.draws is not None),
         num_samples=len(source.lengths),
         num_tokens=int(source.lengths.sum()),
         hidden_size=feature_format.hidden_size,

@@ -192,7 +192,8 @@ class CacheSession:
         bytes_by_tier = cache.capacity.bytes_by_tier
         self._stored = {"bytes_by_tier": bytes_by_tier, "fill_seconds": cache.fill_s}
         if filled.num_replaced:
-            others = f"{filled.num_replaced} stored samples were of other weights or another level"
+            changed = f" ({', '.join(cache.changed)})" if cache.changed else ""
+            others = f"{filled.num_replaced} stored samples were of other weights or another level{changed}"
             self._report.write("warning", message=f"the cache: {others}, and these take their place")
         self._report.write(
             "cache_fill",

@@ -33,6 +33,11 @@ RANDOM = (
     "four and uses them in turn, dataset.augment=false without random dataset.transforms draws nothing, and cache=off "
     "silences this"
 )
+NO_PAIR = (
+    "the cache is off: cache.augmentation=flip_pair keeps a picture and its mirror image, and the dataset's transforms "
+    "draw more than that. dataset.transforms=[RandomHorizontalFlip], with none that is random beside it and without "
+    "dataset.augment, has such a pair; cache.augmentation=variants keeps several draws of any transform"
+)
 MIXED = (
     "the cache is off: dataset.mixup and dataset.cutmix mix each sample with another one in every step, and stored "
     "features are of single samples. Both at 0 leave the cache on, and cache=off silences this"
@@ -92,7 +97,7 @@ def refused(note: str) -> UserError:
 
 def set_up_cache(
     config: Config, stack: LayerStack, data: Data, sources: Sequence[SampleSource], feature_format: FeatureFormat,
-    device: torch.device, run_dir: Path, closing: ExitStack, report: Reporter | None = None,
+    device: torch.device, run_dir: Path, closing: ExitStack, report: Reporter | None = None, tokenizer: Any = None,
 ) -> CacheSetup:  # fmt: skip
     """Decides whether the run has a cache, and divides its budgets among the splits. Collective.
 
@@ -106,11 +111,12 @@ def set_up_cache(
         run_dir: Folder on the disk of files that end with the run.
         closing: Receives what has to be closed when the run ends.
         report: Is told where the run waits for another one.
+        tokenizer: Of the model, to name it where another one makes a store stale.
 
     Raises:
         UserError: ``cache.require`` asks for a cache of all samples, in the folder that is named, and there is none.
     """
-    setup = _set_up(config, stack, data, sources, feature_format, device, run_dir, closing, report)
+    setup = _set_up(config, stack, data, sources, feature_format, device, run_dir, closing, report, tokenizer)
     if config.cache.require:
         if config.cache.path is not None and setup.cache is not None and not setup.cache.capacity.persistent:
             raise refused(setup.notes[-1])
@@ -123,7 +129,7 @@ def set_up_cache(
 
 def _set_up(
     config: Config, stack: LayerStack, data: Data, sources: Sequence[SampleSource], feature_format: FeatureFormat,
-    device: torch.device, run_dir: Path, closing: ExitStack, report: Reporter | None,
+    device: torch.device, run_dir: Path, closing: ExitStack, report: Reporter | None, tokenizer: Any,
 ) -> CacheSetup:  # fmt: skip
     if not (config.cache.enabled and config.parallel.autopipe) or config.freeze.never_freezes:
         return CacheSetup()
@@ -131,12 +137,17 @@ def _set_up(
         return CacheSetup(notes=[MIXED])
     if data.random_transform and config.cache.num_draws == 0:
         return CacheSetup(notes=[RANDOM])
+    is_pair = config.cache.augmentation == "flip_pair"
+    if is_pair and data.random_transform and data.train.flip_pair is None:
+        return CacheSetup(notes=[NO_PAIR])
     setup, communicator = CacheSetup(), WorldCommunicator()
+    if is_pair and not data.random_transform:
+        setup.notes.append("cache.augmentation=flip_pair has no effect: no transform of the dataset is random")
     kept = KeptStores()
     if config.cache.path is not None:
         splits = zip((data.train, *data.evaluation), sources, strict=True)
         fingerprints = (fingerprint(config, stack, *one, feature_format, device) for one in splits)
-        kept = lock_stores(config, fingerprints, run_dir, closing, communicator, report)
+        kept = lock_stores(config, fingerprints, run_dir, closing, communicator, report, tokenizer)
         setup.notes += kept.notes
     capacity = CacheCapacity(sources, feature_format, _budgets(config.cache), persistent=bool(kept.folders))
     folders = kept.folders or {source.name: run_dir for source in sources}

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pipetransformer.autocache.fingerprint import StoreFingerprint
 from pipetransformer.autocache.persistent import lock_store_dir, other_stores
@@ -24,6 +25,7 @@ from pipetransformer.config.schema import Config
 from pipetransformer.errors import StaleStore, StoreInUse, Unwritable
 from pipetransformer.report.reporter import Reporter
 from pipetransformer.training.cache_world import WorldCommunicator
+from pipetransformer.training.store_parts import named_parts
 from pipetransformer.training.world import LocalRank
 
 POLL_S = 0.5  # between two looks at a store that another run fills
@@ -59,7 +61,7 @@ class _Refusal:
 
 def lock_stores(
     config: Config, fingerprints: Iterable[StoreFingerprint], run_dir: Path, closing: ExitStack,
-    communicator: WorldCommunicator, report: Reporter | None = None,
+    communicator: WorldCommunicator, report: Reporter | None = None, tokenizer: Any = None,
 ) -> KeptStores:  # fmt: skip
     """Locks the stores of all splits, in local rank 0 of each node for all of its ranks. Collective.
 
@@ -70,11 +72,12 @@ def lock_stores(
         closing: Gives the locks back.
         communicator: The ranks.
         report: Is told of a wait.
+        tokenizer: Of the model, to name it where another one makes a store stale.
 
     Returns:
         The stores; none, with a note, where one of them cannot be had.
     """
-    attempt, is_told = _Attempt(config, fingerprints, run_dir, communicator.local_rank == 0), False
+    attempt, is_told = _Attempt(config, fingerprints, run_dir, communicator.local_rank == 0, tokenizer), False
     while True:
         with ExitStack() as held:
             kept, refusal = attempt.make(held)
@@ -101,8 +104,9 @@ class _Attempt:
     """Locks the stores of this node, in local rank 0; the other ranks have nothing to lock."""
 
     def __init__(
-        self, config: Config, fingerprints: Iterable[StoreFingerprint], run_dir: Path, is_leader: bool
+        self, config: Config, fingerprints: Iterable[StoreFingerprint], run_dir: Path, is_leader: bool, tokenizer: Any
     ) -> None:
+        self._tokenizer, self._parts = tokenizer, dict[str, str]()
         self._config, self._run_dir, self._is_leader = config, run_dir, is_leader
         self._fingerprints, self._wanted = fingerprints, list[StoreFingerprint]()
         self._end = time.monotonic() + config.cache.wait_s
@@ -126,11 +130,12 @@ class _Attempt:
         assert self._config.cache.path is not None
         root, node = Path(self._config.cache.path), LocalRank.here().index
         self._wanted = self._wanted or sorted(self._fingerprints, key=lambda one: one.split_name)  # all in one order
+        self._parts = self._parts or named_parts(self._config, self._tokenizer)
         for one in self._wanted:
-            store_dir = held.enter_context(lock_store_dir(root, one, str(self._run_dir), node, shares))
+            store_dir = held.enter_context(lock_store_dir(root, one, str(self._run_dir), node, shares, self._parts))
             kept.folders[one.split_name], kept.locks[one.split_name] = store_dir.path, store_dir.lock
             if store_dir.is_new:
-                kept.notes += _unused(root, other_stores(root, one, node))
+                kept.notes += _unused(root, other_stores(root, one, node, self._parts))
 
 
 def stored_features(config: Config) -> str | None:
@@ -156,4 +161,4 @@ def _unused(root: Path, found: Sequence[str]) -> list[str]:
     if not found:
         return []
     more = f", and {len(found) - 1} more" if len(found) > 1 else ""
-    return [f"cache.path={root} has other features of the same samples, which are not used: {found[0]}{more}"]
+    return [f"cache.path={root} has other features of this data, which are not used: {found[0]}{more}"]

@@ -11,6 +11,7 @@ from pipetransformer.autocache.source import SampleSource
 from pipetransformer.autodp.sampler import ReplicaBatch, home_nodes, reorder_for_locality, replica_batch
 from pipetransformer.autodp.topology import Topology
 from pipetransformer.data.base import Split
+from pipetransformer.data.images.flip_pair import FlipPair
 from pipetransformer.data.images.mixing import Mix
 from pipetransformer.data.token_tasks import IGNORED
 from pipetransformer.runtime.batch import Batch
@@ -22,7 +23,11 @@ LENGTH_STEP = 8  # padded lengths are multiples of it, so that few shapes occur
 
 
 def sample_source(
-    split: Split, hidden_shape: Callable[[Tensor], torch.Size], num_draws: int = 1, nodes: NodeLayout = ONE_NODE
+    split: Split,
+    hidden_shape: Callable[[Tensor], torch.Size],
+    num_draws: int = 1,
+    nodes: NodeLayout = ONE_NODE,
+    pair: FlipPair | None = None,
 ) -> SampleSource:
     """Describes a split to the cache.
 
@@ -31,6 +36,7 @@ def sample_source(
         hidden_shape: Maps an input batch to the shape (B, T, D) between layers.
         num_draws: Random draws of each sample that the cache stores.
         nodes: The nodes of the run, which divide the samples that they store first.
+        pair: Both pictures of each sample, which are the two draws that are stored.
     """
     first = np.zeros(1, dtype=np.int64)
     _, num_tokens, hidden_size = hidden_shape(split.inputs([0], padded_length(split, first)))
@@ -40,14 +46,24 @@ def sample_source(
     def inputs(numbers: np.ndarray, num_tokens: int) -> Tensor:
         draws, ids = np.divmod(numbers, len(split))
         order = np.argsort(draws, kind="stable")
-        parts = [_inputs(split, ids[draws == draw], num_tokens, int(draw)) for draw in np.unique(draws)]
+        parts = [drawn(ids[draws == draw], num_tokens, int(draw)) for draw in np.unique(draws)]
         return torch.cat(parts)[np.argsort(order)]
+
+    def drawn(ids: np.ndarray, num_tokens: int, draw: int) -> Tensor:
+        return _inputs(split, ids, num_tokens, draw) if pair is None else pair.inputs(ids.tolist(), bool(draw))
 
     def context(numbers: np.ndarray, num_tokens: int) -> dict[str, Tensor]:
         return split.context((numbers % len(split)).tolist(), None if split.lengths is None else num_tokens)
 
     return SampleSource(
-        split.name, np.tile(lengths, num_draws), hidden_size, inputs, context, num_draws, np.tile(is_local, num_draws)
+        split.name,
+        np.tile(lengths, num_draws),
+        hidden_size,
+        inputs,
+        context,
+        num_draws,
+        np.tile(is_local, num_draws),
+        None if pair is None else pair.draws,
     )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipetransformer.data.base import NUM_PROBED, Digest, ImageFormat, Split, evenly_spaced
+from pipetransformer.data.images.flip_pair import FlipPair
 from pipetransformer.data.images.sources import ImageSource
 from pipetransformer.data.images.transforms import ImageTransforms
 from pipetransformer.data.tasks import Task
@@ -54,6 +55,8 @@ class ImageSplit(Split):
         self.augment = augment
         self._size = wanted.size
         self._transforms = transforms or ImageTransforms((), wanted.size)
+        if self._transforms.mirrors_alone and not augment:
+            self.flip_pair = self._flip_pair()
         self.input_shape = _input_shape(self._pictures([0], 0)[0], wanted.num_channels or source.num_channels)
         self._mean, self._std = (_per_channel(values, self.input_shape[0]) for values in (wanted.mean, wanted.std))
 
@@ -86,6 +89,14 @@ class ImageSplit(Split):
             images = crop_and_flip(images, epoch, ids)
         return self._transforms.erase((images - self._mean) / self._std, epoch, ids)
 
+    def _flip_pair(self) -> FlipPair:
+        pair = {mirrored: self._transforms.always(mirrored) for mirrored in (False, True)}
+
+        def inputs(ids: Sequence[int], mirrored: bool) -> Tensor:
+            return (self._read(ids, 0, pair[mirrored]) - self._mean) / self._std
+
+        return FlipPair(lambda ids, epoch: self._transforms.mirrored(ids.tolist(), epoch), inputs)
+
     def targets(self, ids: Sequence[int], num_tokens: int | None = None) -> Tensor:
         import torch
 
@@ -97,15 +108,17 @@ class ImageSplit(Split):
     def score(self, predictions: np.ndarray) -> dict[str, float]:
         return self.task.score(predictions, self.source.labels)
 
-    def _pictures(self, ids: Sequence[int], epoch: int) -> Sequence[np.ndarray] | np.ndarray:
+    def _pictures(
+        self, ids: Sequence[int], epoch: int, transforms: ImageTransforms | None = None
+    ) -> Sequence[np.ndarray] | np.ndarray:
         """Decodes, transforms and resizes pictures, each (H, W, C') of uint8."""
-        pictures = self._transforms.pictures(self.source.decode(np.asarray(ids)), epoch, ids)
+        pictures = (transforms or self._transforms).pictures(self.source.decode(np.asarray(ids)), epoch, ids)
         return pictures if self._size is None else [_fit(picture, self._size) for picture in pictures]
 
-    def _read(self, ids: Sequence[int], epoch: int) -> Tensor:
+    def _read(self, ids: Sequence[int], epoch: int, transforms: ImageTransforms | None = None) -> Tensor:
         import torch
 
-        batches = _stacked(self._pictures(ids, epoch))
+        batches = _stacked(self._pictures(ids, epoch, transforms))
         images = [torch.from_numpy(batch).permute(0, 3, 1, 2).contiguous() for batch in batches]
         return torch.cat([self._convert(batch) for batch in images])
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from importlib import metadata
 from itertools import pairwise
@@ -41,6 +41,7 @@ DRAWN = (
 )  # fmt: skip
 ERASING = ("RandomErasing", "timm.RandomErasing")
 NAMES = (*FIXED, *DRAWN, *ERASING)
+FLIP = "RandomHorizontalFlip"
 TIMM = "timm."
 TIMM_POLICY = re.compile(
     r"timm\.(rand|augmix|v0|v0r|original|originalr|3a)(-((m|n|p|w|d|a|b|mstd|mmax|inc)\d[\d.]*|t[\w]+))*"
@@ -131,6 +132,30 @@ class ImageTransforms:
     def fixed(self) -> ImageTransforms:
         """Returns those that draw nothing, for evaluation."""
         return ImageTransforms((spec for spec in self.specs if not spec.is_random), self._size, self._mean, self._seed)
+
+    @property
+    def mirrors_alone(self) -> bool:
+        """True where the only draw is whether a picture is mirrored from left to right."""
+        return [spec.name for spec in self.specs if spec.is_random] == [FLIP]
+
+    def always(self, mirrored: bool) -> ImageTransforms:
+        """Returns these transforms with every picture mirrored, or none, in place of the draw."""
+        specs = (replace(one, arguments={"p": float(mirrored)}) if one.name == FLIP else one for one in self.specs)
+        return ImageTransforms(specs, self._size, self._mean, self._seed)
+
+    def mirrored(self, ids: Sequence[int], epoch: int) -> np.ndarray:
+        """Returns which samples an epoch mirrors, bool (B,), by the draws of :meth:`pictures`."""
+        from PIL import Image
+
+        from pipetransformer.data.images.library_rng import kept_generators, seed_generators
+
+        (flip,) = (transform for spec, transform in self._on_picture if spec.name == FLIP)
+        marker, found = Image.fromarray(np.array([[0, 1]], dtype=np.uint8)), np.zeros(len(ids), dtype=bool)
+        with kept_generators():
+            for index, sample in enumerate(ids):
+                seed_generators(self._seed, epoch, int(sample), ON_PICTURE)  # what is fixed draws nothing before
+                found[index] = np.asarray(flip(marker))[0, 0] == 1
+        return found
 
     def identity(self) -> str | None:
         """Returns all that determines what they make of a picture in an epoch; ``None`` where there are none."""
