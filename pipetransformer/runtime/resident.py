@@ -152,9 +152,10 @@ class ResidentLayers:
     def _tensors(self, layer: int, with_state: bool) -> Iterable[tuple[str, str, Tensor]]:
         for name, tensor in _module_tensors(self.stack[layer]):
             yield name, "", tensor
-        for name, tensors in self.optimizer_state.get(layer, {}).items() if with_state else ():
-            for key, tensor in tensors.items():
-                yield name, key, tensor
+        state = self.optimizer_state.get(layer, {}) if with_state else {}
+        for name in sorted(state):  # alike on all ranks that send the layer; a file gives them in any order
+            for key in sorted(state[name]):
+                yield name, key, state[name][key]
 
 
 def _module_tensors(module: Layer) -> list[tuple[str, Tensor]]:

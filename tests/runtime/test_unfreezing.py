@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from support.cases import Case
 from support.exactness import assert_equal
 from support.mutations import UNFREEZE_MUTATIONS, train_mutated
@@ -11,9 +12,11 @@ from support.observations import parked_layers
 from support.pairwise import pairwise
 from support.plans import HEAD, plan, sharded
 from support.pool import Pool
+from support.ties import stack
 from support.trainings import Plans, Trace, train_elastic, train_reference
 
 from pipetransformer.autopipe.plan import Plan
+from pipetransformer.runtime.resident import ResidentLayers
 
 
 def sequence(world: int, cached: bool, schedule: str) -> Plans:
@@ -123,3 +126,20 @@ def test_state_is_parked_where_the_frozen_layers_are_and_nowhere_else(
     assert [one.parked for one in dropped] == 2 * [5 * [[]]]
     assert seen[0].bytes_moved[2] > dropped[0].bytes_moved[2], "the state moves with its layer"
     assert seen[0].bytes_borrowed == dropped[0].bytes_borrowed, "and is not borrowed"
+
+
+def test_the_order_of_optimizer_state_does_not_count_when_a_layer_is_sent() -> None:
+    """Ranks that read it from a file have it in any order, and one manifest holds for all that send a layer."""
+    state = {name: {"exp_avg": torch.zeros(2), "step": torch.tensor(3.0)} for name in ("module.weight", "module.bias")}
+    turned = {name: dict(reversed(tensors.items())) for name, tensors in reversed(state.items())}
+    senders = []
+    for own in (state, turned):
+        resident = ResidentLayers(stack(), torch.device("cpu"), parks=True)
+        resident.optimizer_state[1] = own
+        senders.append(resident)
+    one, other = senders
+    assert one.manifest(1) == other.manifest(1)
+    other.unpack(1, one.manifest(1), other.pack(1))
+    assert all(
+        torch.equal(other.optimizer_state[1][name][key], state[name][key]) for name in state for key in state[name]
+    )
