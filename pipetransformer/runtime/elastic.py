@@ -372,6 +372,11 @@ class ElasticRuntime:
         if self.optimizer is not None:
             self.optimizer.step()
 
+    @property
+    def measured_blocks(self) -> ParametersByLayer:
+        """The part of :attr:`measured` that belongs to blocks, without embedding and head."""
+        return {layer: own for layer, own in self.measured.items() if 0 < layer < self.num_layers - 1}
+
     def sum_over_parts(self, values: Tensor) -> Tensor:
         """Sums values over the ranks that have the model between them, each another part. All of them call it.
 

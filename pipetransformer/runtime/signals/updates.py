@@ -74,7 +74,7 @@ class UpdateMeter:
             update()
             return
         start = time.perf_counter()
-        parts = [(n, p, p.grad) for n, own in runtime.measured.items() for p in own if p.grad is not None]
+        parts = [(n, p, p.grad) for n, own in runtime.measured_blocks.items() for p in own if p.grad is not None]
         layers = [layer for layer, _, _ in parts]
         gradients = [local_part(gradient).reshape(-1).clone() for _, _, gradient in parts]
         before = [local_part(parameter.detach()).reshape(-1).clone() for _, parameter, _ in parts]

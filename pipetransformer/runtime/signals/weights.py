@@ -23,7 +23,7 @@ class WeightChange(Collector):
     def read(self) -> Sequence[float]:
         runtime = self.context.runtime
         sums = torch.zeros(3, runtime.num_layers, dtype=torch.float64)  # of changes, of references, without one
-        for layer, own in runtime.measured.items():
+        for layer, own in runtime.measured_blocks.items():
             for parameter in own:
                 sums[:, layer] += self._sums(parameter)
         changes, references, missing = runtime.sum_over_parts(sums.to(runtime.device)).tolist()
