@@ -118,6 +118,9 @@ class RunGuard:
         watched, metric = state.guard.watched, trainer.main_metric.value
         if self._max_fall is None or watched is None or metric is None:
             return False
+        if state.num_frozen <= watched.num_frozen:  # the policy has unfrozen by itself
+            state.guard.watched = None
+            return False
         verdict = judge_freeze(self._options, self._max_fall, state.guard, trainer.main_metric.name, metric)
         state.guard.watched = None
         if verdict is None:

@@ -146,6 +146,14 @@ def test_a_freeze_that_hurts_is_unfrozen(pool: Pool, tmp_path: Path, lost: bool,
         assert (first["step"], first["num_frozen"], last["step"]) == (10, 0, 20)
 
 
+def test_a_freeze_that_the_policy_has_taken_back_itself_is_not_judged(pool: Pool, tmp_path: Path) -> None:
+    """Before the evaluation at step 10 three blocks freeze at step 6, and train again from step 9 on."""
+    listed = FreezeAndUnfreeze(prefixes=[1, 3, 0], interval=0.15, guard=0.1)
+    options = {"freeze": listed, "guard": pt.Guard(freeze="unfreeze")}
+    seen = pool.run(1, train_guarded, tmp_path, pt.Parallel(), {}, options, {0: 0.5, 1: 0.9, 3: 0.9})[0]
+    assert (seen.decisions, seen.num_frozen, len(seen.losses)) == ([], 0, STEPS)
+
+
 def test_a_freeze_that_hurts_ends_the_run(pool: Pool, tmp_path: Path) -> None:
     options = {"freeze": FREEZE, "guard": pt.Guard(freeze="stop")}
     for seen in pool.run(2, train_guarded, tmp_path, pt.Parallel(), {}, options, HURTS):
