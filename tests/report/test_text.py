@@ -77,9 +77,7 @@ def test_a_decision_that_changes_nothing_says_so(events: Events) -> None:
 
 def test_a_decision_that_unfreezes_says_so(events: Events) -> None:
     decision = first(events, "decision") | {"num_frozen_before": 4}
-    assert (
-        text.decision_line(decision) == "unfreeze at step 8: 4 -> 2 of 6 blocks (at most a third of the active blocks)"
-    )
+    assert text.decision_line(decision).startswith("unfreeze at step 8: 4 -> 2 of 6 blocks (")
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ FACTORS = {
     "cached": [False, True],
     "schedule": ["gpipe", "1f1b"],
     "kind": ["vit", "bert_mlm"],  # the head of the second is its embedding
-    "optimizer": ["adamw", "lamb", "sgd", "adan_ema"],
+    "optimizer": ["adamw_ema", "lamb", "sgd"],
     "parks": [True, False],
 }
 ROWS = pairwise(list(FACTORS.values()), lambda row: row[1] == "elastic" or row[3] == "1f1b")

@@ -1,10 +1,13 @@
 """Runs that stop after a number of steps and go on in another world, with what is restored compared bit for bit."""
 
+import shutil
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
 
 import pipetransformer as pt
@@ -12,6 +15,7 @@ from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder
 from pipetransformer.checkpoint.manifest import layer_file, read_manifest
 from pipetransformer.config.schema import Checkpointing, Config, Resume
 from pipetransformer.freeze.base import Decision, FreezePolicy, Signals, State
+from pipetransformer.runtime.elastic import ElasticRuntime
 from support.jobs import loaded, with_made_up_times
 
 CHANGES = {
@@ -59,11 +63,12 @@ class Ran:
 
 
 def run_on(
-    overrides: tuple[str, ...], folder: Path, prefixes: list[int], at_most: int | None = None, every: int | None = 1
-) -> Ran:
+    overrides: tuple[str, ...], folder: Path, prefixes: list[int], at_most: int | None = None, every: int | None = 1,
+    on_unfreeze: str = "keep",
+) -> Ran:  # fmt: skip
     """One rank of a run that starts, or goes on from its newest checkpoint; ends after ``at_most`` of its steps."""
     with with_made_up_times():
-        trainer = pt.ElasticTrainer.from_config(_config(overrides, prefixes, every), folder)
+        trainer = pt.ElasticTrainer.from_config(_config(overrides, prefixes, every, on_unfreeze), folder)
     with trainer:
         first, differences = trainer.state.step, []
         if first:
@@ -79,9 +84,30 @@ def run_on(
         return Ran(first, losses, shapes, differences, _comparable(trainer.state.state_dict()))
 
 
-def _config(overrides: tuple[str, ...], prefixes: list[int], every: int | None) -> Config:
+def run_on_from(
+    overrides: tuple[str, ...], whole: Path, folder: Path, steps: list[int], prefixes: list[int], on_unfreeze: str
+) -> list[Ran]:
+    """One rank of several runs, each of which goes on from another step of a whole one."""
+    ran = []
+    for step in steps:
+        own = folder / str(step)
+        if dist.get_rank() == 0:
+            name = f"step-{step:08d}"
+            shutil.copytree(whole / FOLDER / name, own / FOLDER / name)
+        dist.barrier()
+        ran.append(run_on(overrides, own, prefixes, None, None, on_unfreeze))
+    return ran
+
+
+def run_on_forgetting(*arguments: Any) -> list[Ran]:
+    """Runs that go on without what is parked in their checkpoints."""
+    with mock.patch.object(ElasticRuntime, "_has_state", lambda _, layer, plan: layer >= plan.first_active_layer):
+        return run_on_from(*arguments)
+
+
+def _config(overrides: tuple[str, ...], prefixes: list[int], every: int | None, on_unfreeze: str) -> Config:
     config = loaded(*overrides)
-    policy = FreezeAndUnfreeze(interval=config.freeze.interval, prefixes=prefixes)
+    policy = FreezeAndUnfreeze(interval=config.freeze.interval, prefixes=prefixes, on_unfreeze=on_unfreeze)
     checkpoint = Checkpointing(every_steps=every, every_minutes=None, keep=1000, keep_best=0)
     return replace(config, freeze=policy, checkpoint=checkpoint, resume=Resume(run="auto"))
 
