@@ -102,7 +102,8 @@ class Egeria(FreezePolicy):
     def _reason(self, lowest: int, num_frozen: int, histories: list[dict[str, Any]]) -> tuple[str, str]:
         if num_frozen > lowest:
             level = f"the plasticity of {blocks(lowest, num_frozen)} has a slope below {self.tolerance:g} of its peak"
-            return "slope", f"{level} for {self.patience} decisions or more"
+            times = "1 decision" if self.patience == 1 else f"{self.patience} decisions"
+            return "slope", f"{level} for {times} or more"
         history = histories[lowest]
         if len(history["smoothed"]) < self.window:
             seen = f"block {lowest + 1} has {len(history['smoothed'])} of {self.window} plasticities"

@@ -260,8 +260,9 @@ def cache_plan_line(values: Values) -> str:
     """Returns what a fill of the cache is about to take, where its bytes go, and when it has paid back."""
     room = " and ".join(f"{byte_size(size)} of {tier}" for tier, size in values["bytes_by_tier"].items())
     where = f" in {values['folder']}" if values["folder"] else ""
-    passes = values["passes"]
-    back = "reading is no faster" if passes is None else f"paid back after {number(passes, 2)} passes over them"
+    passes = "" if values["passes"] is None else number(values["passes"], 2)
+    over = f"paid back after {passes} {'pass' if passes == '1' else 'passes'} over them"
+    back = over if passes else "reading is no faster"
     work = f"{plural(values['num_samples'], 'sample')} in about {duration(values['seconds'])}"
     return f"cache: stores the output of block {values['to_level']}, {room}{where}: {work}, {back}"
 
