@@ -96,6 +96,7 @@ def test_samples_of_another_dataset_are_not_called_stale(tmp_path: Path) -> None
     with lock_store_dir(tmp_path, replace(OURS, split_identity="cd" * 16), "a run") as store:
         about.write(store.path)
     assert other_stores(tmp_path, OURS, parts={"dataset": "two", "file a.csv": "1"}) == []
+    assert other_stores(tmp_path, OURS, parts={"dataset": "one", "model.name": "other"}) == []
     (stale,) = other_stores(tmp_path, OURS, parts={"dataset": "one", "file a.csv": "1"})
     assert stale.endswith("is stale: a.csv was added")
 

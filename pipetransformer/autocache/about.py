@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 ABOUT, UNFINISHED_ABOUT = "about.json", "about.json.tmp"
-DATASET = "dataset"  # the part that tells whether two stores are of one dataset
+DATASET, MODEL = "dataset", "model.name"  # the parts that tell whether a store can be an older state of another
 MAX_SHOWN = 60  # characters of a value in a message
 
 
@@ -53,6 +53,11 @@ def read_about(folder: Path) -> About | None:
         return None
     is_whole = all(type(one) is str for one in texts) and all(type(one) is int for one in numbers)
     return found if is_whole and isinstance(found.made, int | float) else None
+
+
+def origin(parts: Mapping[str, str]) -> tuple[str | None, str]:
+    """Returns the dataset and the model, of whatever revision."""
+    return parts.get(DATASET), parts.get(MODEL, "").partition("@")[0]
 
 
 def changed_parts(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:

@@ -219,7 +219,8 @@ class AutoCache:
     def _note_changes(self) -> None:
         """Remembers by which parts earlier features in these stores differ."""
         abouts = ((read_about(lock.path), lock.parts) for lock in self._locks.values())
-        changes = [each for about, parts in abouts if about is not None for each in changed_parts(about.parts, parts)]
+        known = [(about.parts, parts) for about, parts in abouts if about is not None]
+        changes = [each for before, parts in known for each in changed_parts(before, parts)]
         self.changed = list(dict.fromkeys(changes))
 
     def _describe(self, level: int, key: int, num_computed: int) -> None:
@@ -262,11 +263,10 @@ class AutoCache:
         assert not self.level, "a run that shares its stores has one level"
         problem: str | None = None
         for lock in self._locks.values():
-            if problem is None and lock.is_shared and not lock.claim():
-                problem = in_use(lock.path).message
+            if problem is None and lock.is_shared:
+                problem = self._problem_of(lock, lock.claim)
         problem = self._communicator.first_not_none(problem)
         if problem is not None:
-            self.share()
             raise StoreInUse(problem)
         self._close_stores()
         self.open()
@@ -277,12 +277,23 @@ class AutoCache:
         folder = next(iter(self.folders.values()))
         return folder.parents[2] if self.capacity.persistent else folder
 
-    def share(self) -> None:
-        """Writes no more to persistent stores, and lets other runs read them from here on. Collective."""
-        for lock in self._locks.values():
-            if not lock.is_shared:
-                lock.share()
+    @staticmethod
+    def _problem_of(lock: StoreLock, change: Callable[[], bool]) -> str | None:
+        try:
+            return None if change() else in_use(lock.path).message
+        except (StoreInUse, OSError) as error:  # other ranks still enter the next collective
+            return describe_os_error(error)
+
+    def share(self) -> str | None:
+        """Writes no more to persistent stores, and lets other runs read them from here on. Collective.
+
+        Returns:
+            Why that failed, on every rank alike, or ``None``.
+        """
+        mine = (lock for lock in self._locks.values() if not lock.is_shared)
+        problems = [self._problem_of(lock, lock.share) for lock in mine]
         self._note_shared()
+        return self._communicator.first_not_none(next(filter(None, problems), None))
 
     def keep_for_this_run(self, folder: Path) -> None:
         """Gives persistent stores back, and takes others in their place that end with the run. Collective."""

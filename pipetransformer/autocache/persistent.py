@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipetransformer.autocache.about import ABOUT, DATASET, UNFINISHED_ABOUT, changed_parts, read_about
+from pipetransformer.autocache.about import ABOUT, UNFINISHED_ABOUT, changed_parts, origin, read_about
 from pipetransformer.autocache.fingerprint import StoreFingerprint
 from pipetransformer.autocache.store_lock import FILLS, GATE, KEEPS, LOCK, Holder, StoreLock
 from pipetransformer.autocache.writable import unwritable
@@ -93,10 +93,10 @@ def other_stores(
 
 
 def _named(path: Path, difference: str, parts: Mapping[str, str]) -> str:
-    """Describes a difference by the names that a user knows; empty for samples of another dataset."""
+    """Describes a difference by the names that a user knows; empty for samples of another dataset or model."""
     about = read_about(path)
     known = about.parts if about is not None else {}
-    changed = changed_parts(known, parts) if parts and known.get(DATASET) == parts.get(DATASET) else []
+    changed = changed_parts(known, parts) if parts and origin(known) == origin(parts) else []
     if OTHER_SAMPLES not in difference:
         return difference
     return f"is stale: {', '.join(changed)}" if changed else ""

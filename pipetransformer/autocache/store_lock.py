@@ -14,7 +14,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO
@@ -98,13 +98,14 @@ class StoreLock:
                 raise in_use(self.path)
             self._write_line()
 
-    def share(self) -> None:
-        """Makes the lock shared: other runs may read too, and this one writes no more."""
+    def share(self) -> bool:
+        """Makes the lock shared: other runs may read too, and this one writes no more. Returns whether it is."""
         with _gate(self.path):
             if not self._try(fcntl.LOCK_SH):
                 raise in_use(self.path)  # by a process that does not know the gate
             self.is_shared = True
             self._write_line()
+            return True
 
     def claim(self) -> bool:
         """Makes a shared lock exclusive where nobody else reads; otherwise it stays shared."""
@@ -148,9 +149,10 @@ class StoreLock:
         return [one for one in holders(self.path) if (one.owner, one.pid, one.host) != me]
 
     def _write_lines(self, lines: list[Holder]) -> None:
-        self._file.truncate(0)
-        self._file.write("".join(json.dumps(asdict(one)) + "\n" for one in lines))
-        self._file.flush()
+        text = "".join(json.dumps(asdict(one)) + "\n" for one in lines)
+        with suppress(OSError):  # a full disk costs the names alone
+            os.ftruncate(self._file.fileno(), 0)
+            os.write(self._file.fileno(), text.encode())
 
 
 def holders(path: Path) -> list[Holder]:

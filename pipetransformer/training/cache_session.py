@@ -127,7 +127,8 @@ class CacheSession:
             cache.keep_for_this_run(self._terms.run_dir)
             problem = self._open(cache) or self._fill(cache, level, step)
         if problem is None and self._terms.shares and cache.capacity.persistent:
-            cache.share()
+            problem = cache.share()
+            problem = None if problem is None else in_options(problem)
         return problem
 
     def _refuse_without(self, message: str) -> None:

@@ -109,7 +109,7 @@ class _Attempt:
         self._tokenizer, self._parts = tokenizer, dict[str, str]()
         self._config, self._run_dir, self._is_leader = config, run_dir, is_leader
         self._fingerprints, self._wanted = fingerprints, list[StoreFingerprint]()
-        self._end = time.monotonic() + config.cache.wait_s
+        self._end = time.monotonic() + (0 if config.dry_run else config.cache.wait_s)
 
     def make(self, held: ExitStack) -> tuple[KeptStores, _Refusal | None]:
         """Locks all stores, or returns why one of them cannot be had."""
