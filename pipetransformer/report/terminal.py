@@ -101,6 +101,8 @@ class Terminal(Sink):
         if values["bound"] != "guard":
             self._decision_values = values
         self._console.print(escape(text.decision_line(values)))
+        for line in text.signal_lines(values) if self._verbose else ():
+            self._console.print(f"  {escape(line)}", highlight=False)
 
     def _transition(self, values: Values) -> None:
         self._progress.transition(values)

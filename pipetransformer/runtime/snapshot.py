@@ -116,7 +116,8 @@ def load_layers(
             for name, tensor in layer.tensors():
                 if name in given:  # the others are buffers that do not change
                     tensor.copy_(_shard(tensor, given[name], keep_dtensor=True))
-            yield index, to_own_names(layer, state_of_layer)
+            copies = {name: {key: value.clone() for key, value in own.items()} for name, own in state_of_layer.items()}
+            yield index, to_own_names(layer, copies)  # what was given stays as it is when training goes on
 
 
 def _copy(tensor: Tensor) -> Tensor:

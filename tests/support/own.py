@@ -1,5 +1,6 @@
 """Trainings by ElasticTrainer in a world that is open, and the same by a plain loop."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -180,7 +181,7 @@ def train_from_a_state(
         The losses, and the state after them.
     """
     model, data = model_and_data(kind)
-    losses = []
+    losses, given = [], copy.deepcopy(before)
     with pt.ElasticTrainer(
         model, loss=loss, train=data, evaluation={"dev": data}, optimizer=OPTIMIZER, batch_size=BATCH_SIZE,
         epochs=EPOCHS, seed=SEED, parallel=parallel, precision="float64",
@@ -197,6 +198,8 @@ def train_from_a_state(
             after = trainer.state_dict()
             if again:
                 trainer.load_state_dict(begun)
+    if before is not None and given is not None:
+        torch.testing.assert_close(before["optimizer"], given["optimizer"], rtol=0, atol=0)  # training left it alone
     return losses, after
 
 
