@@ -165,12 +165,19 @@ def test_nobody_comes_in_while_a_lock_changes_its_kind(tmp_path: Path) -> None:
     assert [process.wait(timeout=60) for process in running] == [0, 0, 0]
 
 
-NUMBER_AS_NAME = json.dumps({"owner": 1, "pid": os.getpid(), "host": ""})
+TEXTS = {  # <pid> stands for a process that lives
+    "empty": "",
+    "cut": "{",
+    "a list": "[]",
+    "fields missing": '{"owner": 1}',
+    "a number as name": '{"owner": 1, "pid": <pid>, "host": ""}',
+    "nested": "[" * 100_000,
+}
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"owner": 1}', NUMBER_AS_NAME, "[" * 100_000])
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS.keys())
 def test_a_damaged_lock_file_names_nobody_and_harms_nobody(tmp_path: Path, text: str) -> None:
-    (tmp_path / LOCK).write_text(text)
+    (tmp_path / LOCK).write_text(text.replace("<pid>", str(os.getpid())))
     assert holders(tmp_path) == []
     second = lock(tmp_path)
     with open(tmp_path / LOCK) as raw:
