@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.record import markdown, publish
-from pipetransformer.report.run_folder import SUMMARY, read_run, write_json
+from pipetransformer.report.run_folder import SUMMARY, write_json
 
 ARMS: dict[str, tuple[str, ...]] = {
     "none": (),
@@ -58,8 +58,7 @@ def is_complete(run_dir: Path) -> bool:
 
 def figures(arm: str, run_dir: Path) -> dict[str, Any]:
     """Returns what a run shows of its policy."""
-    summary = read_run(run_dir).summary
-    assert summary is not None, run_dir
+    summary = json.loads((run_dir / SUMMARY).read_text(encoding="utf-8"))
     signals = summary.get("signals", {})
     return {
         "policy": arm,

@@ -1,7 +1,6 @@
 """One run writes a store and nobody else sees it meanwhile; then any number read it, and nobody writes."""
 
 import fcntl
-import json
 import os
 import subprocess
 import sys
