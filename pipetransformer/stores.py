@@ -5,12 +5,13 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 
 from pipetransformer.autocache.about import About, read_about
 from pipetransformer.autocache.persistent import IDENTITY
-from pipetransformer.autocache.store_lock import LOCK, holders, is_locked
+from pipetransformer.autocache.store_lock import LOCK, Holder, StoreLock, holders, is_locked
 from pipetransformer.errors import StoreInUse, UserError
 from pipetransformer.report.format import byte_size
 
@@ -129,21 +130,31 @@ def _facts(path: Path, about: About | None) -> list[tuple[str, object]]:
     return facts + [(f"made of {name}", value) for name, value in about.parts.items()]
 
 
+def _lock(path: Path, locked: ExitStack) -> None:
+    lock = StoreLock(path, Holder.here("pipetransformer-cache remove"))
+    locked.callback(lock.close)
+    try:
+        lock.take()
+    except StoreInUse:
+        names = ", ".join(map(str, holders(path))) or "a run"
+        raise StoreInUse(f"{path} is in use by {names}; wait until that ends. Nothing was removed") from None
+    locked.callback(lock.release)
+
+
 def remove_stores(folder: Path) -> None:
     """Removes all stores of a folder, and the folders that are empty then.
 
     Raises:
         StoreInUse: A run uses one of them; nothing is removed.
     """
-    found = find_stores(folder)
+    found, freed = find_stores(folder), 0
+    with ExitStack() as locked:  # no run comes in between
+        for path in found:
+            _lock(path, locked)
+        for path in found:
+            freed += size_on_disk(path)
+            shutil.rmtree(path)
     for path in found:
-        if is_locked(path):
-            names = ", ".join(map(str, holders(path))) or "a run"
-            raise StoreInUse(f"{path} is in use by {names}; wait until that ends. Nothing was removed")
-    freed = 0
-    for path in found:
-        freed += size_on_disk(path)
-        shutil.rmtree(path)
         for parent in path.parents[:2]:
             if parent != folder and parent.is_dir() and not any(parent.iterdir()):
                 parent.rmdir()

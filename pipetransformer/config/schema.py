@@ -246,7 +246,7 @@ class Config:
         """True where frozen blocks may train again: by the policy, or by the guard, which also does it in place of a
         roll-back whose checkpoint is lost.
         """
-        is_guarded = self.freeze.guard is not None and not self.freeze.never_freezes
+        is_guarded = self.freeze.guard is not None and not self.freeze.is_static
         return self.freeze.may_unfreeze or (is_guarded and self.guard.freeze != "stop")
 
     @property

@@ -33,6 +33,7 @@ from pipetransformer.freeze.base import ON_UNFREEZE
 
 if TYPE_CHECKING:
     from pipetransformer.data.base import DatasetSpec
+    from pipetransformer.freeze.base import FreezePolicy
     from pipetransformer.models.base import ModelSpec
 MANY = 10**9  # layers or devices, where their number is not known yet
 
@@ -284,10 +285,16 @@ def warnings(config: Config) -> list[str]:
     if config.freeze.guard is not None and config.freeze.never_freezes:
         texts.append("freeze.guard has no effect with freeze=none: nothing ever freezes")
     elif config.freeze.guard is not None and config.freeze.is_static:
-        texts.append("freeze.guard has no effect with freeze=prefix: nothing freezes after the start")
+        texts.append("freeze.guard has no effect with this policy: nothing freezes after the start")
     for name in ("target_fraction", "target_seconds"):
         if getattr(config.freeze, name) is not None and config.freeze.is_static:
             texts.append(f"freeze.{name} has no effect: this policy decides nothing after the start")
+    texts += _own_rates(config.freeze)
+    if config.cache.wait_s != Cache().wait_s and not (config.cache.path and config.freeze.is_static):
+        texts.append(
+            f"cache.wait_s={config.cache.wait_s:g} has no effect without cache.path= and a policy that freezes no more "
+            "after the start, as freeze=prefix: no other run waits for a store"
+        )
     if config.guard.freeze != Guard().freeze and config.freeze.guard is None:
         texts.append(f"guard.freeze={config.guard.freeze} has no effect without freeze.guard=, the fall that is taken")
     if config.freeze.on_unfreeze != ON_UNFREEZE[0] and not config.may_unfreeze:
@@ -304,3 +311,14 @@ def warnings(config: Config) -> list[str]:
     if not parallel.autopipe and parallel.autodp and not config.freeze.never_freezes:
         texts.append("parallel.autodp has no effect with parallel.autopipe=false: no device becomes free")
     return texts
+
+
+def _own_rates(freeze: "FreezePolicy") -> list[str]:
+    """Tells that learning rates do not follow a prefix that somebody else holds."""
+    given = [name for name in ("guard", "target_fraction", "target_seconds") if getattr(freeze, name) is not None]
+    if not (freeze.has_own_rates and given):
+        return []
+    return [
+        f"freeze.{given[0]} changes what freezes, and not the rates of this policy: a block whose rate is zero by then "
+        "learns no more, frozen or not"
+    ]

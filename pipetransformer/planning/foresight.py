@@ -2,11 +2,13 @@
 
 There are no gradients yet, so policies are asked with made-up signals under which they freeze as early as they may:
 gradient norms that fall from block to block, so that the topmost block always has the smallest one and the paper's rule
-is bound by its cap alone, and zero for every other signal, as if nothing changed any more.
+is bound by its cap alone, and zero for every other signal, as if nothing changed any more. At the first decision what
+compares with the last one is infinite, as it is in a run.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,6 +21,9 @@ from pipetransformer.planning.history import PlanRecord, RunHistory
 from pipetransformer.planning.planner import Planner, RemainingRun
 from pipetransformer.planning.target import Target, TargetState
 from pipetransformer.planning.timeline import Timeline
+
+REFERENCED = {"weight_change", "feature_change", "plasticity"}
+"""Signals that compare with the last decision."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,8 @@ class Foresight:
         for step in range(self.timeline.num_steps):
             if self.timeline.is_decision_step(step) and not self.policy.is_static:
                 run.decide(step)
-            run.hold_to_target(step)
+            else:
+                run.hold_to_target(step)
             run.step(step)
         return run.history
 
@@ -139,6 +145,8 @@ class _PredictedRun:
         signals = made_up_signals(setting.policy, setting.num_blocks, num_frozen)
         if "step_share" in signals:  # is known
             signals["step_share"] = setting.planner.step_shares()
+        if self._num_decisions == 0:
+            signals |= dict.fromkeys(REFERENCED & signals.keys(), (math.inf,) * setting.num_blocks)
         return signals
 
     def step(self, step: int) -> None:

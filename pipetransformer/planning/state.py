@@ -141,7 +141,10 @@ class TrainState:
         if not repeats:
             kept |= {"step", "epoch", "step_in_epoch", "evaluation_due", "metrics", "best_metrics", "patience"}
             kept |= {"history"}
-        return {**earlier, **{name: value for name, value in self.state_dict().items() if name in kept}}
+        back = {**earlier, **{name: value for name, value in self.state_dict().items() if name in kept}}
+        if not repeats:  # steps that count as done have cost what they cost
+            back["target"] = earlier["target"] | {"spent": self.target.spent}
+        return back
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over the values of :meth:`state_dict`.

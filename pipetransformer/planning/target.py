@@ -49,14 +49,20 @@ class TargetState:
     Attributes:
         spent: Cost of the run so far.
         proposal: The frozen prefix that the policy last asked for.
+        is_paused: The guard has unfrozen, and nothing freezes before the policy decides again.
     """
 
     spent: float = 0.0
     proposal: int = 0
+    is_paused: bool = False
 
     def take(self, held: int) -> None:
         """Takes over a prefix that was led to; the policy has not asked to unfreeze it."""
         self.proposal = max(self.proposal, held)
+
+    def pause(self, num_frozen: int) -> None:
+        """Takes over a prefix to which the guard went back."""
+        self.proposal, self.is_paused = num_frozen, True
 
     def state_dict(self) -> dict[str, Any]:
         """Returns plain values that JSON can hold without loss."""
@@ -65,7 +71,7 @@ class TargetState:
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> TargetState:
         """Returns the state of :meth:`state_dict`."""
-        return cls(spent=float(state["spent"]), proposal=int(state["proposal"]))
+        return cls(spent=float(state["spent"]), proposal=int(state["proposal"]), is_paused=bool(state["is_paused"]))
 
 
 @dataclass(frozen=True)
@@ -87,12 +93,14 @@ class Target:
 
     @classmethod
     def of(
-        cls, policy: FreezePolicy, num_blocks: int, step_seconds: Callable[[], Sequence[float]], num_steps: int
-    ) -> Target | None:
+        cls, policy: FreezePolicy, num_blocks: int, step_seconds: Callable[[], Sequence[float]], num_steps: int,
+        is_new: bool = True,
+    ) -> Target | None:  # fmt: skip
         """Returns the target of a policy; ``None`` where it has none.
 
         Args:
             step_seconds: Returns the predicted seconds of a step with 0 to L blocks frozen.
+            is_new: The run begins, and has to be able to meet it; one that goes on does what it can.
 
         Raises:
             UserError: No freezing, or all of it, would still miss the target.
@@ -111,7 +119,7 @@ class Target:
         if policy.target_seconds is None:
             return None
         costs = _falling([seconds * num_steps for seconds in step_seconds()])
-        if not costs[-1] <= policy.target_seconds <= costs[0]:
+        if is_new and not costs[-1] <= policy.target_seconds <= costs[0]:
             raise UserError(
                 f"freeze.target_seconds={policy.target_seconds:g} is not between the {costs[-1]:.3g} s that the run is "
                 f"predicted to take with all blocks frozen and the {costs[0]:.3g} s without freezing"

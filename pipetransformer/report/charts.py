@@ -28,6 +28,7 @@ def charts(event: EventName, values: Values) -> Values:
         signals = {
             f"{name}/block_{block:02d}": number
             for name, numbers in values.get("signals", {}).items()
+            if len(numbers) == len(values["gradient_norms"])  # not the shares of prefixes
             for block, number in enumerate(numbers, start=1)
         }
         terms = {f"freeze/{name}": value for name, value in values["terms"].items()}

@@ -28,7 +28,7 @@ def signals(run: Run) -> Figure:
     Each column has the numbers measured between two decisions, frozen blocks are blank. The line is the frozen prefix,
     whoever decided; crosses are decisions that the guard took back.
     """
-    measured = [decision for decision in run.events["decision"] if decision["bound"] not in ("guard", "target")]
+    measured = [each for each in run.events["decision"] if any(each["gradient_norms"]) or each.get("signals")]
     panels = _signal_panels(measured)
     figure = Figure(figsize=(9, 0.8 + 3.4 * max(1, len(panels))), layout="constrained")
     if not panels:

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from pipetransformer.autodp.transition import Placement
 from pipetransformer.models.stack import Layer
 from pipetransformer.runtime.fsdp import gather
-from pipetransformer.runtime.resident import OptimizerState, ResidentLayers
+from pipetransformer.runtime.resident import REFERENCE, OptimizerState, ResidentLayers
 
 WEIGHTS, OPTIMIZER = "weights/", "optimizer/"
 State = Mapping[Tensor, Mapping[str, Tensor]]
@@ -132,6 +132,7 @@ def _as_sharded(parameter: Tensor, value: Tensor) -> Tensor:
     if isinstance(value, DTensor):
         return value
     mesh, placements = parameter.device_mesh, parameter.placements
+    value = value.to(parameter.device)  # references are in host memory
     return DTensor.from_local(value, mesh, placements, shape=parameter.shape, stride=parameter.stride())
 
 
@@ -150,7 +151,12 @@ def shard_state(layer: Layer, state: OptimizerState, keep_dtensors: bool) -> Opt
     """
     parameters = dict(layer.named_parameters())
     return {
-        name: {key: _shard(parameters[name], value, keep_dtensors) for key, value in tensors.items()}
+        name: {
+            key: _shard(parameters[name], value, keep_dtensors)
+            if key != REFERENCE
+            else _shard(parameters[name], value, keep_dtensor=False).cpu()
+            for key, value in tensors.items()
+        }
         for name, tensors in state.items()
     }
 

@@ -27,7 +27,8 @@ class RunDecisions:
     def __init__(self, trainer: Trainer) -> None:
         self._trainer, self._policy = trainer, trainer.config.freeze
         seconds = partial(trainer.planner.frozen_step_seconds, trainer.cache_session.is_on)
-        self._target = Target.of(self._policy, trainer.num_blocks, seconds, trainer.timeline.num_steps)
+        num_steps, is_new = trainer.timeline.num_steps, trainer.components.resumed is None
+        self._target = Target.of(self._policy, trainer.num_blocks, seconds, num_steps, is_new)
 
     def decide_if_due(self) -> None:
         """Decides before a step at which that is due. Collective."""
@@ -36,7 +37,7 @@ class RunDecisions:
             state.decision_due |= not (self._policy.is_static or state.guard.holds)
         if state.decision_due and state.num_updates:  # put off where all steps since the last one were skipped
             self._decide()
-        elif self._target is not None and not state.guard.holds:
+        elif self._target is not None and not (state.guard.holds or state.target.is_paused):
             decision = self._target.decision(state.target, self._done, trainer.plan.num_frozen)
             if decision is not None:
                 self._take(decision, {}, trainer.plan.num_frozen)
@@ -52,7 +53,7 @@ class RunDecisions:
         signals = self._read_signals()
         decision, policy_state = self._policy.decide(signals, state.policy_state)
         if self._target is not None:
-            state.target.proposal = decision.num_frozen
+            state.target.proposal, state.target.is_paused = decision.num_frozen, False
             decision = self._target.scaled(decision, state.target, self._done, before)
         if decision.num_frozen > before:
             trainer.guard.watch()
@@ -76,8 +77,6 @@ class RunDecisions:
                 callback.on_decision(trainer, signals, decision)
         if decision.num_frozen != before:
             trainer.follow(decision)
-            if self._target is not None and trainer.runtime.transition is not None:
-                self._target.spend_transition(state.target, trainer.runtime.transition.cost_s)
 
     def _read_signals(self) -> Signals:
         """Returns what the policy sees. Collective."""
@@ -125,6 +124,12 @@ class RunDecisions:
         if self._target is not None:
             run_seconds = plan.predicted_step_s * trainer.timeline.num_steps
             self._target.spend(trainer.state.target, plan.num_frozen, run_seconds, trainer.timeline.progress(step))
+
+    def count_transition(self) -> None:
+        """Counts the last transition towards the target."""
+        trainer = self._trainer
+        if self._target is not None and trainer.runtime.transition is not None:
+            self._target.spend_transition(trainer.state.target, trainer.runtime.transition.cost_s)
 
     def layer_rates(self, rate: float) -> float | list[float]:
         """Returns the rate of the head, or where the policy anneals blocks, that of each layer."""

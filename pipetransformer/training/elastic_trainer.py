@@ -223,6 +223,7 @@ class ElasticTrainer(Trainer):
         """
         self.go_to(broadcast_from_rank0(state["train"]))
         self.runtime.load(state["model"], state["optimizer"])
+        self.freeze_at_start()
         self.cache_again()
 
     def close(self) -> None:

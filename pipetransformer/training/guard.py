@@ -146,7 +146,9 @@ class RunGuard:
         missing = "; the checkpoint before it is lost, so that its blocks are unfrozen as they are"
         reason = verdict.reason + missing * (verdict.action == "roll_back")
         before, state.num_frozen, state.policy_state = state.num_frozen, watched.num_frozen, watched.policy_state
-        state.target.proposal = state.num_frozen
+        state.target.pause(state.num_frozen)
+        trainer.signals.start_anew()  # frozen blocks have counted as zeros
+        state.num_updates = 0
         state.guard.num_rollbacks += 1
         state.decided_at = state.step  # not frozen at this step again
         self._report(Verdict("unfreeze", reason, verdict.terms), before, state.num_frozen)
@@ -161,6 +163,7 @@ class RunGuard:
         state.guard.num_steps_lost += num_lost
         back = state.rolled_back(manifest.train, repeats=True)
         back |= {"decided_at": manifest.step, "decision_due": False}  # not frozen at this step again
+        back["target"] = back["target"] | {"proposal": back["num_frozen"], "is_paused": True}
         trainer.flush_log()
         if dist.get_rank() == 0:
             trainer.checkpoints.folder.remove_after(manifest.step)

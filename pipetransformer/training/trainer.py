@@ -323,6 +323,7 @@ class Trainer:
         before = self.plan
         with inside("a transition", self.state.step):
             self._transitions.follow(decision, self.state.step)
+        self.decisions.count_transition()
         self._prefetching = False
         for callback in self._callbacks:
             callback.on_transition(self, before, self.plan)
@@ -375,8 +376,8 @@ class Trainer:
         summary |= self.main_metric.figures() | self._log.scaling()
         if self.tracer.files:
             summary["traces"] = self.tracer.files
-        if self.signals.totals:
-            summary["signals"] = self.signals.totals  # seconds that measuring took on this rank
+        if measuring := self.signals.figures():
+            summary["signals"] = measuring
         if cache := self.cache_session.figures():
             summary["cache"] = cache
         if guarded := self.guard.figures():

@@ -172,5 +172,11 @@ def test_options_that_are_no_target_are_refused(options: dict[str, float], messa
         PaperRule(**options)
 
 
+def test_a_run_that_goes_on_does_what_it_can_for_its_target() -> None:
+    target = Target.of(PaperRule(target_seconds=10.0), 3, seconds, 50, is_new=False)
+    assert target is not None
+    assert target.bounds(TargetState(spent=5.0), Progress(0.5, 0.02)) == (3, 3)
+
+
 def test_the_state_comes_back_from_its_plain_values() -> None:
     assert TargetState.from_dict(TargetState(0.25, 3).state_dict()) == TargetState(0.25, 3)

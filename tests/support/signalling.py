@@ -58,7 +58,9 @@ def _measure(case: Case, plans: Plans, folder: str | None, names: tuple[str, ...
             values = [saved]
             dist.broadcast_object_list(values)  # as a checkpoint does, whose state is that of rank 0
             signals.load_state_dict(values[0])
+            first = signals.read()
             found.append(signals.read())
+            assert found[-1] == first, "a run that is stopped before its decision measures again"
             signals.start_anew()
             num_updates = 0
         if step in plans:
@@ -112,7 +114,8 @@ class SignalReference:
             drops.append(-sum(((p.detach() - self._before[p][0]) * self._before[p][1]).sum().item() for p in own))
         self._steps.append((norms, relative, drops))
         if self._last_norms is not None:
-            self._changes.append(([abs(a - b) for a, b in zip(norms, self._last_norms, strict=True)], norms))
+            both = [(a, b) if a and b else (0.0, 0.0) for a, b in zip(norms, self._last_norms, strict=True)]
+            self._changes.append(([abs(a - b) for a, b in both], [a for a, _ in both]))
         self._last_norms = norms
 
     def before_step(self, step: int, num_frozen: int) -> None:

@@ -146,6 +146,22 @@ def test_a_freeze_that_hurts_is_unfrozen(pool: Pool, tmp_path: Path, lost: bool,
         assert (first["step"], first["num_frozen"], last["step"]) == (10, 0, 20)
 
 
+@pytest.mark.parametrize("action", ["unfreeze", "roll_back"])
+def test_a_target_does_not_freeze_again_what_the_guard_has_taken_back(action: str, pool: Pool, tmp_path: Path) -> None:
+    """A block freezes at step 5, as the target allows; it trains again at least until the policy decides again."""
+    listed = FreezeAndUnfreeze(prefixes=[1, 0, 0], interval=0.25)
+    expected = pool.run(1, train_guarded, tmp_path / "list", pt.Parallel(), {}, {"freeze": listed})[0]
+    none = pool.run(1, train_guarded, tmp_path / "none", pt.Parallel(), {}, {})[0]
+    options = {"freeze": replace(FREEZE, target_fraction=0.3), "guard": pt.Guard(freeze=action, max_rollbacks=1)}
+    hurts = {0: 0.9, 1: 0.5, 2: 0.5, 3: 0.5}
+    seen = pool.run(1, train_guarded, tmp_path / "run", pt.Parallel(), {}, options, hurts)[0]
+    assert seen.losses[:10] == pytest.approx(expected.losses[:10], rel=0, abs=1e-10)
+    if action == "unfreeze":
+        assert seen.losses[10:15] == pytest.approx(expected.losses[10:15], rel=0, abs=1e-10)
+    else:
+        assert seen.losses[10:15] == pytest.approx(none.losses[5:10], rel=0, abs=1e-10)
+
+
 def test_a_freeze_that_the_policy_has_taken_back_itself_is_not_judged(pool: Pool, tmp_path: Path) -> None:
     """Before the evaluation at step 10 three blocks freeze at step 6, and train again from step 9 on."""
     listed = FreezeAndUnfreeze(prefixes=[1, 3, 0], interval=0.15, guard=0.1)

@@ -33,6 +33,7 @@ MORE = {  # what the rows of the policies leave out
     "threshold by gradients": ("freeze=threshold", "freeze.signal=gradient_norm", "freeze.tau=0.5", "freeze.warmup=0"),
     "threshold by steps": ("freeze=threshold", "freeze.signal=gradient_change", "freeze.tau=0.9", "freeze.warmup=0"),
     "threshold by updates": ("freeze=threshold", "freeze.signal=relative_update", "freeze.tau=0.05"),
+    "threshold with Lamb": ("freeze=threshold", *OPTIONS["threshold"], "optim=lamb", "optim.lr=0.01"),
     "egeria anew": ("freeze=egeria", *OPTIONS["egeria"], "freeze.on_unfreeze=reset"),
     "a target": ("freeze.target_fraction=0.4",),
 }
@@ -84,6 +85,7 @@ def test_a_policy_decides_alike_in_any_world(
 @pytest.mark.parametrize(
     ("name", "world", "step"),
     [(name, "two, cached", 3 + index % 14) for index, name in enumerate(sorted(RUNS))]
+    + [("threshold with Lamb", "two, sharded", 7), ("threshold", "two, sharded", 9)]
     + [(name, world, step) for step in STOPPED_AT for name, world in rows()],
 )
 def test_a_policy_goes_on_after_a_stop_as_if_there_had_been_none(

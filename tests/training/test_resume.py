@@ -84,8 +84,9 @@ def check_end(found: Ran, expected: Ran) -> None:
     assert found.end["guard"] == expected.end["guard"] | {"mean_norm": mean_norm}
     assert found.end["policy_state"] == pytest.approx(expected.end["policy_state"], rel=1e-9)
     assert found.end["metrics"] == expected.end["metrics"]
-    sums = expected.end["signals"]["gradient_norm"]
-    assert found.end["signals"] == {"gradient_norm": sums | {"sums": pytest.approx(sums["sums"], rel=1e-9)}}
+    sums = expected.end["signals"]["collectors"]["gradient_norm"]
+    found_sums = found.end["signals"]["collectors"]
+    assert found_sums == {"gradient_norm": sums | {"sums": pytest.approx(sums["sums"], rel=1e-9)}}
 
 
 @pytest.fixture(scope="module")

@@ -118,6 +118,16 @@ def test_a_state_with_values_of_other_types_is_refused(wrong: dict[str, object])
         state().load_state_dict(state().state_dict() | wrong)
 
 
+def test_steps_that_are_passed_over_stay_spent() -> None:
+    earlier, now = state(), state()
+    earlier.step, earlier.target.spent, earlier.target.proposal = 5, 0.25, 1
+    now.step, now.target.spent, now.target.proposal = 9, 0.5, 2
+    assert now.rolled_back(earlier.state_dict(), repeats=True)["target"]["spent"] == 0.25
+    assert now.rolled_back(earlier.state_dict(), repeats=False)["target"] == earlier.target.state_dict() | {
+        "spent": 0.5
+    }
+
+
 def test_a_state_is_rolled_back_without_what_cannot_be_taken_back() -> None:
     earlier, now = state(), state()
     earlier.step, earlier.num_frozen = 5, 1

@@ -57,7 +57,11 @@ class Collector(ABC):
 
     @abstractmethod
     def read(self) -> Sequence[float]:
-        """Returns the signal, one number per block (L,) and 0 for frozen ones. Collective; rank 0's numbers count."""
+        """Returns the signal, one number per block (L,) and 0 for frozen ones. Collective; rank 0's numbers count.
+
+        It changes nothing: a run that is stopped before its decision measures again. ``step_share`` alone has other
+        numbers.
+        """
 
     def start_anew(self) -> None:  # noqa: B027 - some have nothing to forget
         """Forgets what belongs to the time before a decision."""
@@ -105,9 +109,11 @@ class UpdateCollector(MeanCollector):
 
     Attributes:
         num_sums: Numbers of :meth:`sums`.
+        needs_gradient: They are made of the gradient, which is copied then.
     """
 
     num_sums: ClassVar[int] = 1
+    needs_gradient: ClassVar[bool] = False
 
     @abstractmethod
     def sums(self, before: Tensor, update: Tensor, gradient: Tensor) -> Sequence[Tensor]:
@@ -116,7 +122,7 @@ class UpdateCollector(MeanCollector):
         Args:
             before: A part of a block's weights before the update.
             update: Weights after it minus those before.
-            gradient: Of the mean loss over the global batch, before clipping.
+            gradient: Of the mean loss over the global batch, before clipping; empty where no collector needs it.
         """
 
     @abstractmethod

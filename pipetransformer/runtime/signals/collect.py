@@ -102,11 +102,20 @@ class SignalCollectors:
         for collector in self._collectors.values():
             collector.start_anew()
 
+    def figures(self) -> dict[str, float]:
+        """Returns the seconds that measuring has taken on this rank so far, by name."""
+        rest_s = self._meter.seconds - self._metered_s
+        return self.totals | ({"updates": self.totals.get("updates", 0.0) + rest_s} if rest_s else {})
+
     def state_dict(self) -> dict[str, Any]:
         """Returns plain values that JSON can hold without loss."""
-        return {name: collector.state_dict() for name, collector in self._collectors.items()}
+        states = {name: collector.state_dict() for name, collector in self._collectors.items()}
+        return {"collectors": states, "seconds": self.figures()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over the values of :meth:`state_dict`."""
+        """Takes over the values of :meth:`state_dict`; signals that its policy did not ask for begin anew."""
+        self.totals = {name: float(seconds) for name, seconds in state["seconds"].items()}
+        self._metered_s = self._meter.seconds
         for name, collector in self._collectors.items():
-            collector.load_state_dict(state[name])
+            if name in state["collectors"]:
+                collector.load_state_dict(state["collectors"][name])

@@ -29,8 +29,10 @@ class GradientChange(MeanCollector):
 
     def add_norms(self, norms: Sequence[float]) -> None:
         if self._last is not None:
-            self.add([abs(norm - last) for norm, last in zip(norms, self._last, strict=True)])
-            self._norms = [total + norm for total, norm in zip(self._norms, norms, strict=True)]
+            both = zip(norms, self._last, strict=True)
+            pairs = [(norm, last) if norm and last else (0.0, 0.0) for norm, last in both]  # not of a thaw
+            self.add([abs(norm - last) for norm, last in pairs])
+            self._norms = [total + norm for total, (norm, _) in zip(self._norms, pairs, strict=True)]
         self._last = list(norms)
 
     def read(self) -> Sequence[float]:

@@ -84,6 +84,10 @@ class _ProbeCollector(Collector):
     def __init__(self, context: SignalContext) -> None:
         super().__init__(context)
         self._references: list[Tensor] = []
+        self._next: list[Tensor] = []  # those from the decision on that is being taken
+
+    def start_anew(self) -> None:
+        self._references, self._next = self._next or self._references, []
 
     def state_dict(self) -> dict[str, Any]:
         return {"references": [each.tolist() for each in self._references]}
@@ -103,7 +107,7 @@ class FeatureChange(_ProbeCollector):
     def read(self) -> Sequence[float]:
         grams = list(probe_grams(self.context))
         changes = [max(0.0, 1 - cka(now, last)) for now, last in zip(grams, self._references, strict=False)]
-        self._references = grams
+        self._next = grams
         return self._unless_frozen(changes or [math.inf] * len(grams))
 
 
@@ -120,5 +124,5 @@ class Plasticity(_ProbeCollector):
         known = self._references
         distances = [float((now - last).square().mean()) for now, last in zip(grams, known, strict=False)]
         blended = [last.lerp(now, 1 - REFERENCE_DECAY) for now, last in zip(grams, known, strict=False)]
-        self._references = blended or grams
+        self._next = blended or grams
         return self._unless_frozen(distances or [math.inf] * len(grams))

@@ -40,6 +40,8 @@ class LossDrop(UpdateCollector):
     section 3) of a whole block.
     """
 
+    needs_gradient = True
+
     def sums(self, before: Tensor, update: Tensor, gradient: Tensor) -> Sequence[Tensor]:
         return (-torch.dot(update, gradient),)
 
@@ -73,19 +75,23 @@ class UpdateMeter:
         if not self.is_due:
             update()
             return
-        start = time.perf_counter()
+        start = _now(runtime.device)
         parts = [(n, p, p.grad) for n, own in runtime.measured_blocks.items() for p in own if p.grad is not None]
         layers = [layer for layer, _, _ in parts]
-        gradients = [local_part(gradient).reshape(-1).clone() for _, _, gradient in parts]
         before = [local_part(parameter.detach()).reshape(-1).clone() for _, parameter, _ in parts]
-        self.seconds += time.perf_counter() - start
+        gradients = self._gradients([gradient for _, _, gradient in parts], factor)
+        self.seconds += _now(runtime.device) - start
         update()
-        start = time.perf_counter()
-        if gradients:  # else all that trains is in other stages
-            torch._foreach_div_(gradients, factor)
+        start = _now(runtime.device)
         after = [local_part(parameter.detach()).reshape(-1) for _, parameter, _ in parts]
         self._measure(runtime, layers, before, after, gradients)
-        self.seconds += time.perf_counter() - start
+        self.seconds += _now(runtime.device) - start
+
+    def _gradients(self, clipped: list[Tensor], factor: float) -> list[Tensor]:
+        """Returns copies of gradients as they were before clipping; empty ones where nobody needs them."""
+        if not any(collector.needs_gradient for collector in self.collectors):
+            return [gradient.new_empty(0) for gradient in map(local_part, clipped)]
+        return [local_part(gradient).reshape(-1) / factor for gradient in clipped]
 
     def _measure(
         self, runtime: ElasticRuntime, layers: list[int], before: list[Tensor], after: list[Tensor],
@@ -101,3 +107,10 @@ class UpdateMeter:
         for collector in self.collectors:
             collector.add_sums(rows[: collector.num_sums])
             rows = rows[collector.num_sums :]
+
+
+def _now(device: torch.device) -> float:
+    """Returns the time when the device has done what it was asked to."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

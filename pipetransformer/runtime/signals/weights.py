@@ -34,14 +34,30 @@ class WeightChange(Collector):
         return list(values)[1:-1]
 
     def _sums(self, parameter: torch.nn.Parameter) -> torch.Tensor:
-        """Compares a parameter with its reference (3,), and takes its weights for the next one."""
-        optimizer = self.context.runtime.optimizer
-        assert optimizer is not None, "a rank has an optimizer where it has weights that train"
-        now, state = local_part(parameter.detach()).cpu(), optimizer.state[parameter]
-        if not state and not self.context.runtime.is_stateless:
-            return torch.zeros(3, dtype=torch.float64)  # has had no gradient yet
-        reference, state[REFERENCE] = state.get(REFERENCE), now.clone()
-        if reference is None:
+        """Compares a parameter with its reference (3,)."""
+        state = self._state(parameter)
+        if state is None:
+            return torch.zeros(3, dtype=torch.float64)
+        if REFERENCE not in state:
             return torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64)
-        change, own = now - reference, reference.reshape(-1)
-        return torch.stack([change.square().sum().double(), torch.dot(own, own).double(), torch.zeros(()).double()])
+        reference = state[REFERENCE].reshape(-1)
+        change = local_part(parameter.detach()).cpu().reshape(-1) - reference
+        squares = torch.dot(change, change), torch.dot(reference, reference)
+        return torch.stack([*squares, reference.new_zeros(())]).double()
+
+    def _state(self, parameter: torch.nn.Parameter) -> dict[str, torch.Tensor] | None:
+        """Returns what the optimizer keeps of a parameter; ``None`` where it does not train or had no gradient yet."""
+        runtime = self.context.runtime
+        if not parameter.requires_grad or runtime.optimizer is None:
+            return None
+        if runtime.is_stateless:
+            return runtime.optimizer.state[parameter]
+        return runtime.optimizer.state.get(parameter) or None
+
+    @torch.no_grad()
+    def start_anew(self) -> None:
+        for own in self.context.runtime.measured_blocks.values():
+            for parameter in own:
+                state = self._state(parameter)
+                if state is not None:
+                    state[REFERENCE] = local_part(parameter.detach()).to("cpu", copy=True)
