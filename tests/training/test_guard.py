@@ -153,7 +153,7 @@ def test_a_target_does_not_freeze_again_what_the_guard_has_taken_back(action: st
     expected = pool.run(1, train_guarded, tmp_path / "list", pt.Parallel(), {}, {"freeze": listed})[0]
     none = pool.run(1, train_guarded, tmp_path / "none", pt.Parallel(), {}, {})[0]
     options = {"freeze": replace(FREEZE, target_fraction=0.3), "guard": pt.Guard(freeze=action, max_rollbacks=1)}
-    hurts = {0: 0.9, 1: 0.5, 2: 0.5, 3: 0.5}
+    hurts = {0: 0.9, 1: 0.5, 2: 0.5, 3: 0.5, 4: 0.5}
     seen = pool.run(1, train_guarded, tmp_path / "run", pt.Parallel(), {}, options, hurts)[0]
     assert seen.losses[:10] == pytest.approx(expected.losses[:10], rel=0, abs=1e-10)
     if action == "unfreeze":
