@@ -58,7 +58,10 @@ def test_help_shows_the_options_that_are_chosen(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (["freeze.alhpa=0.5"], "freeze.alhpa does not exist; did you mean freeze.alpha?"),
-        (["+freeze.beta=1"], "freeze.beta does not exist; valid options: interval, guard, alpha"),
+        (
+            ["+freeze.beta=1"],
+            "freeze.beta does not exist; valid options: interval, guard, on_unfreeze, target",
+        ),
         (["freeze=schedule", "freeze.num_frozen=[1,x]"], "freeze.num_frozen[1]: Value 'x' of type 'str'"),
         (
             ["model=bert"],

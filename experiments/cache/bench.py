@@ -21,7 +21,7 @@ from pipetransformer.autopipe.plan import Plan, layer_above
 from pipetransformer.planning.timeline import Timeline
 from pipetransformer.report.reporter import Reporter
 from pipetransformer.runtime.precision import PRECISIONS
-from pipetransformer.training.cache_session import CacheSession
+from pipetransformer.training.cache_session import CacheSession, CacheTerms
 from pipetransformer.training.cache_setup import WorldCommunicator
 from pipetransformer.training.loader import BatchLoader, sample_source
 
@@ -91,7 +91,8 @@ class Bench:
         """Caches the frozen prefix with these fractions of all features in memory and on disk, or not at all."""
         cache = None if budgets is None else self.cache(name, *budgets)
         loader = BatchLoader(self.split, self.source, SEED, None if cache is None else cache.reader)
-        cache_session = CacheSession(cache, loader, (), self.runtime, Reporter(), self.timeline, SEED)
+        terms = CacheTerms(self._shared)
+        cache_session = CacheSession(cache, loader, (), self.runtime, Reporter(), self.timeline, SEED, terms)
         plan = self.plan(num_frozen, 0 if cache is None else num_frozen)
         self.runtime.apply_plan(self.plan(num_frozen, 0))
         cache_session.advance_to(plan.cache_level, step=0)

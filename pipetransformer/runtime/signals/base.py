@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from pipetransformer.autocache.source import SampleSource
+from pipetransformer.errors import UserError
 from pipetransformer.runtime.elastic import ElasticRuntime
 
 
@@ -100,7 +101,7 @@ class MeanCollector(Collector):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         sums, self._count = [float(each) for each in state["sums"]], int(state["count"])
         if len(sums) != len(self._sums):
-            raise ValueError(f"sums of {len(sums)} blocks for a model of {len(self._sums)}")
+            raise UserError(f"it was measured of {len(sums)} blocks, and this model has {len(self._sums)}")
         self._sums = sums
 
 
