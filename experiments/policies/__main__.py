@@ -1,13 +1,12 @@
 """Trains with every freeze policy, one run after the other: ``python -m experiments.policies <folder> <options>``.
 
 ``<options>`` are those of ``train.py``: model, data, epochs. A run that is complete in the folder is not repeated, so
-that the same command goes on where it was stopped; ``<folder>`` also keeps the CPU seconds of each.
+that the same command goes on where it was stopped.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.record import markdown, publish
-from pipetransformer.report.run_folder import SUMMARY, write_json
+from pipetransformer.report.run_folder import SUMMARY
 
 ARMS: dict[str, tuple[str, ...]] = {
     "none": (),
@@ -33,8 +32,7 @@ ARMS: dict[str, tuple[str, ...]] = {
     "budget": (),
 }
 """Each policy, with the knobs that it leaves to the user; all others are defaults."""
-HEADER = ("policy", "frozen blocks from step", "mean frozen", "accuracy", "training", "CPU of the rank", "signals")
-CPU = "cpu.json"
+HEADER = ("policy", "frozen blocks from step", "mean frozen", "accuracy", "training", "CPU", "signals")
 
 
 def train(arm: str, folder: Path, options: Sequence[str]) -> None:
@@ -43,17 +41,13 @@ def train(arm: str, folder: Path, options: Sequence[str]) -> None:
     if is_complete(run_dir):
         return
     command = [sys.executable, "train.py", f"freeze={arm}", *ARMS[arm], *options, f"hydra.run.dir={run_dir}"]
-    before = os.times()
     subprocess.run([*command, "overwrite=true", "logger=none"], check=True, stdout=subprocess.DEVNULL)
-    after = os.times()
-    children = after.children_user + after.children_system - before.children_user - before.children_system
-    write_json(run_dir / CPU, {"seconds": children})
 
 
 def is_complete(run_dir: Path) -> bool:
     """Returns whether a run has come to its end here."""
-    summary, cpu = run_dir / SUMMARY, run_dir / CPU
-    return cpu.is_file() and json.loads(summary.read_text(encoding="utf-8"))["status"] == "completed"
+    summary = run_dir / SUMMARY
+    return summary.is_file() and json.loads(summary.read_text(encoding="utf-8"))["status"] == "completed"
 
 
 def figures(arm: str, run_dir: Path) -> dict[str, Any]:
@@ -67,7 +61,7 @@ def figures(arm: str, run_dir: Path) -> dict[str, Any]:
         "mean_frozen_fraction": summary["mean_frozen_fraction"],
         "metric": summary["metric"]["value"],
         "train_seconds": summary["train_seconds"],
-        "cpu_seconds": json.loads((run_dir / CPU).read_text(encoding="utf-8"))["seconds"],
+        "cpu_seconds": summary["cpu_seconds"],
         "signal_seconds": signals,
         "signal_share": sum(signals.values()) / summary["step_seconds"],
     }

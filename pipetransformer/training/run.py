@@ -4,6 +4,7 @@ import gc
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -177,6 +178,7 @@ def _finish(trainer: Trainer, run_dir: Path, status: str, error: str | None, tog
     if dist.get_rank() != 0:
         return {}
     summary = {"status": status} | ({"error": error} if error else {}) | trainer.summary()
+    summary["cpu_seconds"] = time.process_time()  # of rank 0 since it started
     if estimate := trainer.estimate:
         summary["estimate"] = estimate
     if status == "interrupted" and (run_dir / SUMMARY).is_file():  # by the launcher, which knows why

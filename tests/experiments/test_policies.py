@@ -1,6 +1,5 @@
 """The experiment trains with every policy there is, and shows what each froze and what measuring took."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +23,6 @@ def test_a_row_shows_what_froze_when_and_what_measuring_took(pool: Pool, tmp_pat
     options = ("freeze=threshold", "freeze.tau=1", "freeze.warmup=0", "freeze.interval=0.25", "checkpoint=off")
     job = run_job(pool, 1, tmp_path / "threshold", *TINY, *options)
     assert not job.error
-    write_json(job.folder / experiment.CPU, {"seconds": 12.0})
     found = experiment.figures("threshold", job.folder)
     assert found["prefixes"] == [[0, 0], [4, 2]]  # the first decision has no weights to compare with
     assert found["mean_frozen_fraction"] == 0.5
@@ -32,7 +30,7 @@ def test_a_row_shows_what_froze_when_and_what_measuring_took(pool: Pool, tmp_pat
     assert 0 < found["signal_share"] < 1
     row = experiment.table([found]).splitlines()[-1]
     assert "| `threshold` | 2 from 4 | 50% |" in row
-    assert "| 12 s |" in row
+    assert found["cpu_seconds"] > 0
 
 
 def test_a_run_that_is_complete_is_not_repeated(tmp_path: Path) -> None:
@@ -54,5 +52,4 @@ def test_a_run_that_is_complete_is_not_repeated(tmp_path: Path) -> None:
 @pytest.mark.parametrize("status", ["failed", "interrupted"])
 def test_a_run_that_did_not_end_is_no_result(status: str, tmp_path: Path) -> None:
     write_json(tmp_path / "summary.json", {"status": status})
-    write_json(tmp_path / experiment.CPU, {"seconds": os.times().user})
     assert not experiment.is_complete(tmp_path)
