@@ -96,8 +96,11 @@ def _age(about: About) -> str:
 
 
 def _use(path: Path) -> str:
-    if not is_locked(path):
-        return "no"
+    try:
+        if not is_locked(path):
+            return "no"
+    except OSError:
+        return UNKNOWN  # it belongs to another user
     return ", ".join(f"{one.use} for {one}" for one in holders(path)) or "yes"
 
 

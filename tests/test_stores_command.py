@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support.caches import OURS
 
+from pipetransformer import stores
 from pipetransformer.autocache.about import ABOUT, About
 from pipetransformer.autocache.persistent import IDENTITY, lock_store_dir
 from pipetransformer.stores import HEADER, main
@@ -50,6 +51,16 @@ def test_a_store_in_use_is_shown_with_its_run_and_not_removed(root: Path, capsys
         with pytest.raises(SystemExit, match=r"error: .*/train is in use by outputs/2 \(process .*Nothing was removed"):
             main(["remove", str(root)])
     assert len(list(root.rglob("*.features"))) == 2
+
+
+def test_whether_a_store_of_another_user_is_in_use_may_stay_unknown(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(path: Path) -> bool:
+        raise PermissionError
+
+    monkeypatch.setattr(stores, "is_locked", denied)
+    assert [line.split()[-1] for line in output(capsys, "list", str(root))] == ["use", "?", "?"]
 
 
 def test_inspect_names_all_that_a_store_depends_on(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ Two files of the directory are locked by ``flock``, so that the kernel gives bac
 Linux changes the kind of a lock by giving it back and taking it again. Under the gate nobody comes in between.
 """
 
+import errno
 import fcntl
 import json
 import os
@@ -185,9 +186,13 @@ def in_use(path: Path) -> StoreInUse:
 
 
 def is_locked(path: Path) -> bool:
-    """Returns whether any run has locked a directory."""
+    """Returns whether any run has locked a directory, also to a user who may only read it.
+
+    Raises:
+        OSError: This user may not even do that.
+    """
     try:
-        with _gate(path), open(path / LOCK, "a", encoding="utf-8") as file:
+        with _gate(path), _opened(path / LOCK) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return not _are_free(path)
     except BlockingIOError:
@@ -211,12 +216,22 @@ def _gate(path: Path) -> Iterator[None]:
     if not path.is_dir():  # removed while it was locked, so that nobody can come
         yield
         return
-    with open(path / GATE, "a", encoding="utf-8") as file:
+    with _opened(path / GATE) as file:
         _enter(file, path)
         try:
             yield
         finally:
             fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def _opened(file: Path) -> IO[str]:
+    """Opens a file to lock it, for reading alone where this user may not write it."""
+    try:
+        return open(file, "a", encoding="utf-8")
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        return open(file, encoding="utf-8")
 
 
 def _enter(file: IO[str], path: Path) -> None:

@@ -1,5 +1,6 @@
 """One run writes a store and nobody else sees it meanwhile; then any number read it, and nobody writes."""
 
+import errno
 import fcntl
 import os
 import subprocess
@@ -7,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 
@@ -195,3 +197,22 @@ def test_a_gate_that_stays_shut_is_named(tmp_path: Path, monkeypatch: pytest.Mon
         with pytest.raises(StoreInUse, match="gate stays locked"):
             second.take()
     second.close()
+
+
+def test_a_user_who_may_only_read_learns_whether_a_run_has_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = lock(tmp_path)
+    own.take()
+
+    def denied(file: Path, mode: str = "r", **options: Any) -> IO[Any]:
+        if mode != "r":
+            raise PermissionError(errno.EACCES, "denied")
+        return open(file, mode, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store_lock, "open", denied, raising=False)
+        assert is_locked(tmp_path)
+    own.release()
+    monkeypatch.setattr(store_lock, "open", denied, raising=False)
+    assert not is_locked(tmp_path)

@@ -70,6 +70,13 @@ def test_every_signal_is_what_its_formula_gives_in_one_process(
     assert all(rank == ranks[0] for rank in ranks), "every rank decides alike"
 
 
+def test_signals_of_adapters_are_those_of_what_trains(pool: Pool, bert_config: Path, tmp_path: Path) -> None:
+    world, plans = SEQUENCES["2"]
+    case = Case("bert_qa", bert_config, dropout=0.1, lora=True)
+    ranks = pool.run(world, measure, case, plans, str(tmp_path))
+    assert_same(ranks[0][0], expected(case, plans))
+
+
 @pytest.mark.parametrize("mutation", MUTATIONS)
 def test_a_broken_measurement_is_noticed(mutation: str, pool: Pool, bert_config: Path, tmp_path: Path) -> None:
     world, plans = SEQUENCES["2"]
