@@ -146,9 +146,11 @@ def gradient_norms(norms: Sequence[float | None]) -> list[str]:
 
 def signal_lines(values: Values) -> Iterator[str]:
     """Yields a line for each signal that the policy asked for besides the gradient norm, and what measuring took."""
-    for name, numbers in values.get("signals", {}).items():
+    signals = values.get("signals", {})
+    shown = {name: numbers for name, numbers in signals.items() if any(numbers)}  # else all blocks are frozen
+    for name, numbers in shown.items():
         yield f"{name.replace('_', ' ')}: {' '.join(gradient_norms(numbers))}"
-    if seconds := values.get("signal_seconds"):
+    if (seconds := values.get("signal_seconds")) and (shown or not signals):
         took = ", ".join(f"{name.replace('_', ' ')} {duration(each)}" for name, each in seconds.items())
         yield f"measuring took: {took}"
 

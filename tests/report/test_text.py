@@ -105,6 +105,12 @@ def test_frozen_blocks_have_no_gradient_norm() -> None:
     assert text.gradient_norms([0.0, None, 0.1234, 12.0]) == ["-", "-", "0.12", "12"]
 
 
+def test_signals_are_shown_as_long_as_a_block_trains() -> None:
+    values = {"signals": {"plasticity": [0.0, 0.5]}, "signal_seconds": {"plasticity": 0.02}}
+    assert list(text.signal_lines(values)) == ["plasticity: - 0.5", "measuring took: plasticity 20 ms"]
+    assert list(text.signal_lines(values | {"signals": {"plasticity": [0.0, 0.0]}})) == []
+
+
 def test_a_transition_shows_what_changes_of_the_plan(events: Events) -> None:
     transition = first(events, "transition")
     assert text.transition_title(transition) == "freeze at step 8: 0 -> 2 blocks, new arrangement"

@@ -1,6 +1,9 @@
 """Signals are the same at any topology, cached or not, and equal their formulas in one process (float64, 1e-10)."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+from unittest import mock
 
 import pytest
 from support.cases import Case
@@ -10,7 +13,9 @@ from support.signalling import MEASURED, MUTATIONS, SignalReference, measure
 from support.trainings import Plans, train_elastic, watch_reference
 
 from pipetransformer.errors import UserError
-from pipetransformer.runtime.signals.collect import SignalCollectors
+from pipetransformer.runtime.signals import probe
+from pipetransformer.runtime.signals.base import SignalContext
+from pipetransformer.runtime.signals.collect import COLLECTORS, SignalCollectors
 
 # two freezes and a thaw, over as many ranks
 ALONE: Plans = {
@@ -97,6 +102,21 @@ def test_signals_that_nobody_asks_for_are_not_measured(pool: Pool, bert_config: 
     found, _ = pool.run(1, measure, case, ALONE, str(tmp_path), ("loss_drop",))[0]
     assert {name for one in found for name in one} == {"gradient_norm", "loss_drop"}
     assert set(MEASURED) > {"gradient_norm", "loss_drop"}
+
+
+@pytest.mark.parametrize("name", ["feature_change", "plasticity"])
+def test_nothing_is_probed_where_all_blocks_are_frozen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = SimpleNamespace(plan=SimpleNamespace(num_frozen=2), num_layers=4)
+    collector = COLLECTORS[name](cast("SignalContext", SimpleNamespace(runtime=runtime)))
+    references = {"references": [[[1.0]], [[2.0]]]}
+    collector.load_state_dict(references)
+    monkeypatch.setattr(probe, "probe_grams", mock.Mock(side_effect=AssertionError))
+    assert collector.read() == [0.0, 0.0]
+    collector.start_anew()
+    assert collector.state_dict() == references
+    runtime.plan.num_frozen = 1
+    with pytest.raises(AssertionError):
+        collector.read()
 
 
 def test_a_signal_that_nobody_measures_is_refused_by_name() -> None:

@@ -10,6 +10,7 @@ memory, and no copy of the model::
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -95,20 +96,25 @@ class _ProbeCollector(Collector):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._references = [torch.tensor(each, dtype=torch.float64) for each in state["references"]]
 
-    def _unless_frozen(self, values: Sequence[float]) -> list[float]:
-        plan = self.context.runtime.plan
+    def read(self) -> Sequence[float]:
+        plan, num_blocks = self.context.runtime.plan, self.context.runtime.num_layers - 2
         num_frozen = 0 if plan is None else plan.num_frozen
+        if num_frozen == num_blocks:  # there is nothing to compare; the references stay
+            return [0.0] * num_blocks
+        values = self._compare(list(probe_grams(self.context))) or [math.inf] * num_blocks
         return [0.0 if block < num_frozen else value for block, value in enumerate(values)]
+
+    @abstractmethod
+    def _compare(self, grams: list[Tensor]) -> list[float]:
+        """Compares the Gram matrix of each block with its reference, and sets the next one; empty without any."""
 
 
 class FeatureChange(_ProbeCollector):
     """The change of a block's output since the last decision: ``1 - CKA``; infinite at the first."""
 
-    def read(self) -> Sequence[float]:
-        grams = list(probe_grams(self.context))
-        changes = [max(0.0, 1 - cka(now, last)) for now, last in zip(grams, self._references, strict=False)]
+    def _compare(self, grams: list[Tensor]) -> list[float]:
         self._next = grams
-        return self._unless_frozen(changes or [math.inf] * len(grams))
+        return [max(0.0, 1 - cka(now, last)) for now, last in zip(grams, self._references, strict=False)]
 
 
 class Plasticity(_ProbeCollector):
@@ -119,10 +125,7 @@ class Plasticity(_ProbeCollector):
     model; on a fixed probe batch a copy of what it makes of the batch says the same.
     """
 
-    def read(self) -> Sequence[float]:
-        grams = [similarity(each) for each in probe_grams(self.context)]
-        known = self._references
-        distances = [float((now - last).square().mean()) for now, last in zip(grams, known, strict=False)]
-        blended = [last.lerp(now, 1 - REFERENCE_DECAY) for now, last in zip(grams, known, strict=False)]
-        self._next = blended or grams
-        return self._unless_frozen(distances or [math.inf] * len(grams))
+    def _compare(self, grams: list[Tensor]) -> list[float]:
+        own, known = [similarity(each) for each in grams], self._references
+        self._next = [last.lerp(now, 1 - REFERENCE_DECAY) for now, last in zip(own, known, strict=False)] or own
+        return [float((now - last).square().mean()) for now, last in zip(own, known, strict=False)]
