@@ -37,7 +37,7 @@ from pipetransformer.data.text.glue import Glue
 from pipetransformer.data.text.squad import Squad
 from pipetransformer.errors import DamagedCheckpoint, UserError
 from pipetransformer.models.stack import LayerStack
-from pipetransformer.report import __main__ as report
+from pipetransformer.report import page as pages
 from pipetransformer.report.run_folder import CONFIG, ENVIRONMENT, EVENT_LOG, SUMMARY
 from pipetransformer.runtime.snapshot import OPTIMIZER, WEIGHTS
 
@@ -129,10 +129,10 @@ def run_files() -> dict[str, bytes]:
 @settings(max_examples=NUM_EXAMPLES)
 @given(data=st.data())
 def test_a_run_folder_is_shown_or_refused(run_files: dict[str, bytes], data: st.DataObject) -> None:
-    figures = report.FIGURES if NUM_EXAMPLES >= 1000 and data.draw(st.integers(0, 19)) == 0 else ()
-    drawn = mock.patch.object(report, "FIGURES", figures)
+    figures = pages.FIGURES if NUM_EXAMPLES >= 1000 and data.draw(st.integers(0, 19)) == 0 else ()
+    drawn = mock.patch.object(pages, "FIGURES", figures)
     with damaged(run_files, data) as (folder, is_whole), drawn, one_line(is_whole):
-        page = report.read_page(folder)
+        page = pages.read_page(folder)
         assert page.startswith("<!doctype html>")
         assert "<script" not in page
 

@@ -42,7 +42,7 @@ def test_its_commands_are_there(wheel: Path) -> None:
     parser.read_string(zipfile.ZipFile(wheel).read(file).decode())
     commands = dict(parser["console_scripts"])
     assert set(commands) == {
-        f"pipetransformer-{name}" for name in ("train", "simulate", "export", "evaluate", "predict", "cache")
+        f"pipetransformer-{name}" for name in ("train", "simulate", "export", "evaluate", "predict", "cache", "report")
     }
     for target in commands.values():
         module, _, name = target.partition(":")

@@ -1,98 +1,95 @@
-"""Writes a run folder as one page of HTML: ``python -m pipetransformer.report <run folder>``."""
+"""The command ``pipetransformer-report``: one run as a page of HTML, or several side by side."""
 
 from __future__ import annotations
 
-import argparse
-import base64
-import io
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from html import escape
+from collections.abc import Sequence
 from pathlib import Path
 
-from matplotlib.figure import Figure
-
 from pipetransformer.errors import UserError
-from pipetransformer.report import plots, text
-from pipetransformer.report.run_folder import Run, read_run
+from pipetransformer.report.comparison import COLUMNS, find_runs, read_arms, write_csv
+from pipetransformer.report.page import check_layers, comparison_page, read_page, undamaged
+from pipetransformer.report.sweep import print_table
 
-PAGE = "report.html"
-MAX_LAYERS = 10_000
-FIGURES: tuple[Callable[[Run], Figure], ...] = (
-    plots.signals,
-    plots.stages_over_time,
-    plots.throughput,
-    plots.loss,
-    plots.accuracy,
-)
-STYLE = (
-    "body { font-family: sans-serif; max-width: 62rem; margin: 2rem auto; } img { max-width: 100%; } "
-    "td, th { padding-right: 1.5rem; text-align: left; vertical-align: top; }"
-)
+PAGE, COMPARISON, CSV = "report.html", "comparison.html", "comparison.csv"
+HELP = f"""\
+Writes one run as a page of HTML, or compares several: a table here, and the same with figures as a page and a CSV file.
 
+  pipetransformer-report outputs/2026-01-31/12-00-00
+  pipetransformer-report runs=multirun/2026-01-31/12-00-00
+  pipetransformer-report runs=outputs/a,'outputs/2026-01-*' out=comparison
 
-def page(run: Run) -> str:
-    """Returns a page with settings, figures, decisions, transitions and summary, without links to other files."""
-    title = escape(f"{run.start['model']} on {run.start['dataset']}")
-    parts = [f"<h1>{title}</h1>", _table(text.start_rows(run.start))]
-    parts += [_image(figure(run)) for figure in FIGURES]
-    for transition in run.events["transition"]:
-        changes = [(label, f"{old} -> {new}") for label, old, new in text.transition_changes(transition)]
-        rows = [*changes, *text.transition_rows(transition, run.start["world_size"])]
-        parts.append(f"<h2>{escape(text.transition_title(transition))}</h2>{_table(rows)}")
-    if run.summary:
-        plans = [text.PLAN_COLUMNS, *map(text.plan_row, run.summary.get("plans", []))]
-        parts.append(f"<h2>summary</h2>{_table(text.summary_rows(run.summary))}<h2>plans</h2>{_table(plans)}")
-    body = "\n".join(parts)
-    return f'<!doctype html><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>\n{body}\n'
-
-
-def read_page(folder: Path) -> str:
-    """Reads a run folder and returns its page.
-
-    Raises:
-        UserError: The folder holds no run, or values that a run does not write.
-    """
-    run = read_run(folder)
-    try:
-        _check_layers(run)
-        return page(run)
-    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise UserError(f"{folder} holds values that a run does not write ({reason}); its files are damaged") from error
-
-
-def _check_layers(run: Run) -> None:
-    """Raises UserError for plans with more layers, each of which is drawn, than a model has."""
-    for step, plan in run.plans:
-        if not all(0 <= layer < MAX_LAYERS for stage in plan["stages"] for layer in stage):
-            raise UserError(f"the plan from step {step} has layers beyond {MAX_LAYERS}")
-
-
-def _table(rows: Iterable[Sequence[str]]) -> str:
-    cells = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
-    return "<table>" + "".join(f"<tr>{row}</tr>" for row in cells) + "</table>"
-
-
-def _image(figure: Figure) -> str:
-    """Returns a figure as an image inside the page."""
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=110)
-    return f'<p><img src="data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"></p>'
+  <folder>        the folder of one run; the page is <folder>/{PAGE}
+  runs=<folders>  folders that hold runs, at any depth, or globs, separated by commas; runs that differ by their seed
+                  alone are one row, with the mean and its interval
+  out=<path>      the page of one run; of several the folder of {COMPARISON} and {CSV}, by default the first of runs="""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m pipetransformer.report", description=__doc__)
-    parser.add_argument("folder", type=Path, help="the folder of one run, for example outputs/2026-01-31/12-00-00")
-    parser.add_argument("--into", type=Path, help=f"the page; {PAGE} in the folder by default")
-    options = parser.parse_args(arguments)
+    """Runs ``pipetransformer-report``."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if not given or {"-h", "--help"} & {*given}:
+        print(HELP)
+        return
     try:
-        content = read_page(options.folder)
+        _run(given)
     except UserError as error:
         sys.exit(str(error))
-    file = options.into or options.folder / PAGE
+    except OSError as error:
+        sys.exit(f"{error.filename}: {error.strerror}; name another place by out=")
+
+
+def _run(given: Sequence[str]) -> None:
+    options = dict(each.split("=", 1) for each in given if each.startswith(("runs=", "out=")))
+    folders = [each for each in given if not each.startswith(("runs=", "out="))]
+    if len(folders) + ("runs" in options) != 1:
+        raise UserError(f"{' '.join(given)}: give the folder of one run, or runs=<folders or globs> (--help)")
+    out = Path(options["out"]) if options.get("out") else None
+    if "runs" in options:
+        compare(options["runs"], out)
+    else:
+        write_page(Path(folders[0]), out)
+
+
+def write_page(folder: Path, out: Path | None = None) -> None:
+    """Writes a run as a page.
+
+    Args:
+        folder: Of the run.
+        out: The page; by default a file in the folder.
+
+    Raises:
+        UserError: See :func:`~pipetransformer.report.page.read_page`.
+    """
+    content, file = read_page(folder), out or folder / PAGE
     file.write_text(content, encoding="utf-8")
     print(file)
+
+
+def compare(runs: str, out: Path | None = None) -> None:
+    """Prints the table of several runs, and writes it as a page and as a CSV file.
+
+    Args:
+        runs: Folders and globs, separated by commas.
+        out: A folder; by default the first one that holds runs.
+
+    Raises:
+        UserError: No run can be read.
+    """
+    folders = find_runs(runs)
+    arms, problems = read_arms(folders)
+    first = Path(runs.split(",")[0])
+    folder = out or (first if first.is_dir() else folders[0].parent)
+    with undamaged(runs):
+        for arm in arms:
+            for run in arm.runs:
+                check_layers(run)
+        print_table(COLUMNS, [arm.row() for arm in arms])
+        content = comparison_page(arms)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_csv(arms, folder / CSV)
+    (folder / COMPARISON).write_text(content, encoding="utf-8")
+    print(*(f"left out: {problem}" for problem in problems), folder / CSV, folder / COMPARISON, sep="\n")
 
 
 if __name__ == "__main__":

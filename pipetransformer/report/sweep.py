@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipetransformer.report.format import duration, number, two_digits
-from pipetransformer.report.run_folder import SUMMARY, read_json, read_overrides
+from pipetransformer.report.run_folder import SUMMARY, read_json, read_overrides, short_path
 
 WIDTH_OF_A_LOG = 200
 
@@ -25,11 +25,27 @@ def print_sweep(folder: Path) -> None:
     jobs = sorted((path.parent for path in folder.glob(f"*/{SUMMARY}")), key=_number)
     if not jobs:
         return
+    console = _console()
+    console.print(sweep_table(jobs), highlight=False)
+    console.print(Text(f"folders: {folder}/<job>"), soft_wrap=True)
+    console.print(Text(f"side by side, with figures: pipetransformer-report runs={short_path(folder)}"), soft_wrap=True)
+
+
+def _console() -> rich.console.Console:
     console = rich.console.Console(emoji=False)
     if not console.is_terminal:
         console.width = WIDTH_OF_A_LOG
-    console.print(sweep_table(jobs), highlight=False)
-    console.print(Text(f"folders: {folder}/<job>"), soft_wrap=True)
+    return console
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Prints a table, which wraps its first column alone."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in columns:
+        table.add_column(column, no_wrap=column != columns[0])
+    for row in rows:
+        table.add_row(*map(Text, row))
+    _console().print(table, highlight=False)
 
 
 def sweep_table(jobs: Sequence[Path]) -> Table:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pipetransformer.report.__main__ import main, page
+from pipetransformer.report.__main__ import main
+from pipetransformer.report.page import page
 from pipetransformer.report.run_folder import EVENT_LOG, SUMMARY, read_run
 
 
@@ -26,7 +27,7 @@ def test_the_page_of_a_run_that_goes_on_has_no_summary(run_folder: Path) -> None
 
 
 def test_the_page_goes_where_it_is_asked_for(run_folder: Path, tmp_path: Path) -> None:
-    main([str(run_folder), "--into", str(tmp_path / "elsewhere.html")])
+    main([str(run_folder), f"out={tmp_path / 'elsewhere.html'}"])
     assert (tmp_path / "elsewhere.html").is_file()
 
 
