@@ -16,7 +16,7 @@ from experiments.step_time.loops import make_runtime
 from pipetransformer.autocache.cache import AutoCache
 from pipetransformer.autocache.capacity import CacheCapacity, FeatureFormat
 from pipetransformer.autocache.layout import Budgets
-from pipetransformer.autodp.sampler import batch_ids, epoch_order
+from pipetransformer.autodp.sampler import SampleOrder, batch_ids, epoch_order
 from pipetransformer.autopipe.plan import Plan, layer_above
 from pipetransformer.planning.timeline import Timeline
 from pipetransformer.report.reporter import Reporter
@@ -91,8 +91,9 @@ class Bench:
         """Caches the frozen prefix with these fractions of all features in memory and on disk, or not at all."""
         cache = None if budgets is None else self.cache(name, *budgets)
         loader = BatchLoader(self.split, self.source, SEED, None if cache is None else cache.reader)
+        order = SampleOrder(len(self.split), SEED, self.case.batch_size)
         terms = CacheTerms(self._shared)
-        cache_session = CacheSession(cache, loader, (), self.runtime, Reporter(), self.timeline, SEED, terms)
+        cache_session = CacheSession(cache, loader, (), self.runtime, Reporter(), self.timeline, order, terms)
         plan = self.plan(num_frozen, 0 if cache is None else num_frozen)
         self.runtime.apply_plan(self.plan(num_frozen, 0))
         cache_session.advance_to(plan.cache_level, step=0)

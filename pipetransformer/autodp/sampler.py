@@ -31,6 +31,57 @@ class ReplicaBatch:
     weights: np.ndarray
 
 
+WINDOW = 50
+"""Global batches among which samples are grouped by length."""
+
+
+@dataclass(frozen=True, eq=False)
+class SampleOrder:
+    """The order of the samples in each epoch, the same on every rank and at any topology.
+
+    Grouped by length, a batch has samples of about one length, and little padding::
+
+        uniform       7 2 | 9 4 | 3 8 | 5         batches of 2, the digit is the sample's length
+        by length     4 7 | 8 9 | 2 3 | 5         sorted within a window, whose batches come in a random order
+
+    Attributes:
+        num_samples: Samples of an epoch.
+        seed: Of the draws.
+        batch_size: Samples of a global batch.
+        lengths: Tokens of each sample, shape (N,), by which batches are grouped; ``None``: the order is uniform.
+    """
+
+    num_samples: int
+    seed: int
+    batch_size: int
+    lengths: np.ndarray | None = None
+
+    def epoch(self, epoch: int) -> np.ndarray:
+        """Returns the ids ``0 .. num_samples - 1`` in the order of an epoch, shape (N,)."""
+        order = epoch_order(self.num_samples, epoch, self.seed)
+        if self.lengths is None:
+            return order
+        num_whole = len(order) // self.batch_size * self.batch_size  # the smaller last batch is drawn from all
+        generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([self.seed, epoch, 1])))
+        size = WINDOW * self.batch_size
+        windows = (order[first : min(first + size, num_whole)] for first in range(0, num_whole, size))
+        return np.concatenate([*(self._grouped(ids, generator) for ids in windows), order[num_whole:]])
+
+    def _grouped(self, ids: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        """Sorts the samples of a window by length, and draws the order of its batches."""
+        assert self.lengths is not None
+        batches = ids[np.argsort(self.lengths[ids], kind="stable")].reshape(-1, self.batch_size)
+        return generator.permutation(batches).reshape(-1)
+
+    def typical(self, size: int) -> np.ndarray:
+        """Returns the ids of a batch that takes about as long as most, shape (size,)."""
+        if self.lengths is None:
+            return np.arange(size) % self.num_samples
+        by_length = np.argsort(self.lengths, kind="stable")
+        first = max(0, (self.num_samples - size) // 2)
+        return by_length[(first + np.arange(size)) % self.num_samples]
+
+
 def epoch_order(num_samples: int, epoch: int, seed: int) -> np.ndarray:
     """Returns the ids ``0 .. num_samples - 1`` in the order of an epoch, shape (N,), the same on every rank."""
     generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, epoch])))

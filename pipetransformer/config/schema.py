@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 PRECISIONS = ("float32", "float64", "bfloat16", "float16")
+BATCHINGS = ("uniform", "bucketed")
 STORAGE = ("exact", "float32", "bfloat16", "float16", "int8")
 AUGMENTATIONS = ("off", "first_draw", "variants", "flip_pair")
 STEP_ACTIONS = ("stop", "skip", "roll_back")
@@ -206,6 +207,7 @@ class Config:
         model, dataset, freeze, optim, peft, logger: A spec each; its class is what ``_target_`` names in the group's
             YAML.
         batch_size: Samples of one optimizer step over all replicas, whatever the topology.
+        batching: One of :data:`BATCHINGS`: batches are drawn from all samples, or from samples of about one length.
         precision: One of :data:`PRECISIONS`. The last two apply to matrix products, under autocast; weights, optimizer
             state, cached features and tensors between stages stay float32. float16 scales the loss.
         log_every_s: Seconds between two step lines in a log that is no terminal.
@@ -234,6 +236,7 @@ class Config:
     seed: int = 1
     epochs: int = 3
     batch_size: int = 32
+    batching: str = "uniform"
     precision: str = "float32"
     log_every_s: float = 10.0
     log_every_steps: int | None = None

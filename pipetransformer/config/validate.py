@@ -14,6 +14,7 @@ from pipetransformer.config.names import in_options
 from pipetransformer.config.schema import (
     ARRANGEMENTS,
     AUGMENTATIONS,
+    BATCHINGS,
     CONF,
     FREEZE_ACTIONS,
     PRECISIONS,
@@ -51,6 +52,7 @@ def validate(config: Config, with_data: bool = True) -> None:
     _check_numbers(config)
     parallel = config.parallel
     _one_of("precision", config.precision, PRECISIONS)
+    _one_of("batching", config.batching, BATCHINGS)
     _one_of("parallel.device", parallel.device, ("auto", "cpu", "cuda"))
     _check_cache(config.cache)
     _check_require(config)

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from pipetransformer.autocache.buffer import GIB
 from pipetransformer.autocache.capacity import FeatureFormat
 from pipetransformer.autocache.source import SampleSource
+from pipetransformer.autodp.sampler import SampleOrder
 from pipetransformer.autodp.topology import Topology
 from pipetransformer.autodp.transition import Transition
 from pipetransformer.autopipe.cluster import Cluster, Link
@@ -45,6 +46,7 @@ class RunComponents:
     Attributes:
         first: The transition to the first plan of a new run.
         optim: The optimizer's specification with the peak learning rate.
+        order: Of the training samples.
         resumed: The checkpoint that the run goes on from.
     """
 
@@ -57,6 +59,7 @@ class RunComponents:
     cache_setup: CacheSetup
     runtime: ElasticRuntime
     optim: OptimizerSpec
+    order: SampleOrder
     resumed: Resumed | None = None
 
 
@@ -98,18 +101,20 @@ def prepare(
         config, stack, data, sources, feature_format, device, run_dir, closing, report, tokenizer
     )
     train, *evaluation = _loaders(config, data, sources, cache_setup, nodes)
-    for text in (*warnings(config), *data.warnings, *cache_setup.notes):
+    order, order_notes = _sample_order(config, data)
+    for text in (*warnings(config), *data.warnings, *cache_setup.notes, *order_notes):
         report.write("warning", message=text)
     report.write("phase", message="measuring layers and links")
     planner = make_planner(
-        stack, train, optim, config.parallel, config.batch_size, device, precision, nodes, cache_setup, config.parks
+        stack, train, optim, config.parallel, config.batch_size, device, precision, nodes, cache_setup, config.parks,
+        order,
     )  # fmt: skip
     context = RankContext.create(device, precision, config.parallel.timeout_s)
     runtime = closing.enter_context(
         ElasticRuntime(stack, data.task, optim, context, own_rates=config.freeze.has_own_rates, parks=config.parks)
     )
     return RunComponents(
-        data, stack, train, tuple(evaluation), planner, planner.first, cache_setup, runtime, optim, resumed
+        data, stack, train, tuple(evaluation), planner, planner.first, cache_setup, runtime, optim, order, resumed
     )
 
 
@@ -131,21 +136,38 @@ def _loaders(
     return [BatchLoader(split, source, config.seed, cache_setup.reader, storing) for split, source in splits]
 
 
+def _sample_order(config: Config, data: Data) -> tuple[SampleOrder, list[str]]:
+    """Makes the order of the training samples; with a note where ``batching`` has no effect."""
+    train, lengths, notes = data.train, None, []
+    if config.batching == "bucketed" and train.lengths is None:
+        notes.append("batching=bucketed has no effect: pictures have no lengths")
+    elif config.batching == "bucketed" and train.row_length is not None:
+        notes.append("batching=bucketed has no effect: texts share rows, which are full")
+    elif config.batching == "bucketed":
+        lengths = train.lengths
+    return SampleOrder(len(train), config.seed, config.batch_size, lengths), notes
+
+
 def make_planner(
     stack: LayerStack, loader: BatchLoader, optim: OptimizerSpec, parallel: Parallel, batch_size: int,
     device: torch.device,
     precision: Precision, nodes: NodeLayout, cache_setup: CacheSetup | None = None, parks: bool = False,
+    order: SampleOrder | None = None,
 ) -> Planner:  # fmt: skip
-    """Measures the layers on the first samples of a feed, and the links; every rank calls it.
+    """Measures the layers on a typical batch of a feed, and the links; every rank calls it.
 
     Args:
         nodes: The nodes of all ranks; links are measured within and between them.
         cache_setup: With which the cache's time is counted; else reading takes none.
         parks: Frozen layers keep their optimizer state.
+        order: Of the samples; ``None``: uniform.
     """
+    order = order or SampleOrder(len(loader.split), 0, batch_size)
     share = max(2, -(-batch_size // dist.get_world_size()))
     sizes = max(1, share // 4), share
-    small, large = (_whole_batch(loader, len(stack), size).to(device, precision.param_dtype) for size in sizes)
+    small, large = (
+        _whole_batch(loader, len(stack), order.typical(size)).to(device, precision.param_dtype) for size in sizes
+    )
     measured = profile(stack, (small, large), optim, device, precision)
     if cache_setup is not None and cache_setup.cache is not None:
         miss_rate = cache_setup.cache.capacity.miss_rate(loader.source.name)
@@ -167,8 +189,7 @@ def _cluster(budget_gib: float | None, device: torch.device, devices_per_node: i
     )
 
 
-def _whole_batch(loader: BatchLoader, num_layers: int, size: int) -> Batch:
-    """The first samples on one device, as a plan with one stage would see them."""
+def _whole_batch(loader: BatchLoader, num_layers: int, ids: np.ndarray) -> Batch:
+    """Samples on one device, as a plan with one stage would see them."""
     whole = Plan(num_frozen=0, cache_level=0, stages=((0, num_layers - 1),), num_replicas=1, num_microbatches=1)
-    ids = np.arange(size) % len(loader.split)
     return loader.batch(ids, Topology(whole, rank=0))

@@ -12,7 +12,7 @@ import numpy as np
 from pipetransformer.autocache.bandwidth import passes_to_pay_back
 from pipetransformer.autocache.cache import AutoCache, Filled
 from pipetransformer.autocache.reader import ReadStats
-from pipetransformer.autodp.sampler import epoch_order
+from pipetransformer.autodp.sampler import SampleOrder
 from pipetransformer.autopipe.limit import fill_seconds
 from pipetransformer.autopipe.plan import layer_above
 from pipetransformer.config.names import in_options
@@ -54,16 +54,16 @@ class CacheSession:
         runtime: Runs the frozen layers.
         report: Receives fills and warnings.
         timeline: Tells which samples are still to come.
-        seed: Of the order of the samples.
+        order: Of the training samples.
         terms: What the run asks of it.
     """
 
     def __init__(
         self, cache: AutoCache | None, train: BatchLoader, evaluation: tuple[BatchLoader, ...], runtime: ElasticRuntime,
-        report: Reporter, timeline: Timeline, seed: int, terms: CacheTerms,
+        report: Reporter, timeline: Timeline, order: SampleOrder, terms: CacheTerms,
     ) -> None:  # fmt: skip
         self._cache, self._train, self._evaluation = cache, train, evaluation
-        self._runtime, self._report, self._timeline, self._seed = runtime, report, timeline, seed
+        self._runtime, self._report, self._timeline, self._order = runtime, report, timeline, order
         self._stats = ReadStats() if cache is None else cache.reader.stats  # outlives a cache that is turned off
         self._terms = terms
         self._stored: dict[str, Any] = {}  # figures of the fills so far
@@ -214,8 +214,7 @@ class CacheSession:
         if num_read == 0:
             return np.arange(len(source.lengths))
         last = self._timeline.num_epochs - 1
-        order = epoch_order(self._timeline.num_samples, last, self._seed)
-        return source.numbers(np.sort(order[num_read:]), last)
+        return source.numbers(np.sort(self._order.epoch(last)[num_read:]), last)
 
     def start_reading(self, level: int) -> None:
         """Reads a stored level from here on. Collective where samples have to be recomputed."""

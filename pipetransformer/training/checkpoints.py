@@ -18,7 +18,7 @@ from uuid import uuid4
 import torch.distributed as dist
 from torch.distributed import PrefixStore
 
-from pipetransformer.autodp.sampler import batch_ids, epoch_order
+from pipetransformer.autodp.sampler import SampleOrder, batch_ids
 from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder, Retention
 from pipetransformer.checkpoint.manifest import Manifest
 from pipetransformer.checkpoint.writer import CheckpointWriter, Written
@@ -43,6 +43,7 @@ class Checkpoints:
         config: Gives the intervals and what stays.
         runtime: Gives the layers.
         timeline: Steps of the run.
+        order: Of the training samples.
         about: Entries of the manifest that stay the same during the run.
         report: Receives each checkpoint, and a warning for one that could not be written.
         run_dir: The run folder.
@@ -53,10 +54,10 @@ class Checkpoints:
     """
 
     def __init__(
-        self, config: Config, runtime: ElasticRuntime, timeline: Timeline, about: dict[str, Any], report: Reporter,
-        run_dir: Path,
+        self, config: Config, runtime: ElasticRuntime, timeline: Timeline, order: SampleOrder, about: dict[str, Any],
+        report: Reporter, run_dir: Path,
     ) -> None:  # fmt: skip
-        self._options, self._config, self._timeline = config.checkpoint, config, timeline
+        self._options, self._config, self._timeline, self._order = config.checkpoint, config, timeline, order
         self._runtime, self._about, self._report, self._run_dir = runtime, about, report, run_dir
         token = broadcast_from_rank0(uuid4().hex[:8])
         store = PrefixStore(f"checkpoints/{token}", own_store())
@@ -106,7 +107,7 @@ class Checkpoints:
             layers=(),
             train=state.state_dict(),
             log_bytes=log.stat().st_size if log.is_file() else 0,
-            sample_ids=next_batch_digest(state, self._timeline, self._config.seed),
+            sample_ids=next_batch_digest(state, self._timeline, self._order),
             metric=metric if metric is not None and math.isfinite(metric) else None,
             seconds=self._about["seconds"] + time.monotonic() - self._started_s,
             **{name: value for name, value in self._about.items() if name != "seconds"},
@@ -191,10 +192,9 @@ def about_run(config: Config, components: RunComponents, report: Reporter, run_d
     }
 
 
-def next_batch_digest(state: TrainState, timeline: Timeline, seed: int) -> str:
+def next_batch_digest(state: TrainState, timeline: Timeline, order: SampleOrder) -> str:
     """Returns a digest of the sample ids of the next global batch; empty at the end of the run."""
     if state.step >= timeline.num_steps:
         return ""
-    order = epoch_order(timeline.num_samples, state.epoch, seed)
-    ids = batch_ids(order, state.step_in_epoch, timeline.batch_size)
+    ids = batch_ids(order.epoch(state.epoch), state.step_in_epoch, timeline.batch_size)
     return blake2b(ids.astype("<i8").tobytes(), digest_size=16).hexdigest()

@@ -58,6 +58,7 @@ class ElasticTrainer(Trainer):
         optimizer: The optimizer and its learning-rate schedule.
         batch_size: Samples of one optimizer step over all replicas, at every topology.
         epochs: Passes over ``train``.
+        batching: ``bucketed`` takes batches of about one length from inputs of different lengths.
         freeze: Freeze policy; the paper's rule by default.
         peft: Adapters, as :class:`~pipetransformer.models.adapters.Lora`; ``save`` writes them in peft's format, and
             at the end the model gets the sum. By default all weights train.
@@ -90,6 +91,7 @@ class ElasticTrainer(Trainer):
         optimizer: OptimizerSpec,
         batch_size: int,
         epochs: int,
+        batching: str = "uniform",
         freeze: FreezePolicy | None = None,
         peft: AdapterSpec | None = None,
         parallel: Parallel | None = None,
@@ -135,6 +137,7 @@ class ElasticTrainer(Trainer):
             seed=seed,
             epochs=epochs,
             batch_size=batch_size,
+            batching=batching,
             precision=precision,
             evaluate=evaluate or Evaluation(),
         )

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch.distributed as dist
 
-from pipetransformer.autodp.sampler import batch_ids, epoch_order
+from pipetransformer.autodp.sampler import batch_ids
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.config.schema import Config
 from pipetransformer.errors import LoopLeft, StepRefused, Stopped
@@ -87,7 +87,7 @@ class Trainer:
         self.timeline = Timeline.of(config, len(components.data.train))
         terms = CacheTerms(run_dir, config.freeze.is_static, config.cache.require, self.planner)
         self.cache_session = CacheSession(
-            cache, components.train, components.evaluation, self.runtime, report, self.timeline, config.seed, terms
+            cache, components.train, components.evaluation, self.runtime, report, self.timeline, components.order, terms
         )
         measured = SignalContext(self.runtime, components.train.source, self.planner.step_shares)
         self.signals = SignalCollectors(config.freeze.signals, measured)
@@ -106,9 +106,8 @@ class Trainer:
         self._log = StepLog(report, self.runtime, self.timeline)
         trace_dir = run_dir if config.trace else None
         self.tracer = Tracer(trace_dir, self.runtime.recorder, self.timeline, self.state.history)
-        self.checkpoints = Checkpoints(
-            config, self.runtime, self.timeline, about_run(config, components, report, run_dir), report, run_dir
-        )
+        about = about_run(config, components, report, run_dir)
+        self.checkpoints = Checkpoints(config, self.runtime, self.timeline, components.order, about, report, run_dir)
         self.guard = RunGuard(self, run_dir)
         self.decisions = RunDecisions(self)
         splits = [loader.split for loader in components.evaluation]
@@ -135,7 +134,7 @@ class Trainer:
         manifest = resumed.checkpoint.manifest
         self.state.load_state_dict(manifest.train)
         self._transitions.start(self.planner.resumed(self.state.num_frozen), resumed.layers)
-        expected = next_batch_digest(self.state, self.timeline, self.config.seed)
+        expected = next_batch_digest(self.state, self.timeline, self.components.order)
         is_allowed = bool(self.config.resume.allow)  # for example another batch size
         assert is_allowed or manifest.sample_ids == expected, "the next batch is the one that would have followed"
         lost = cut_log(self._run_dir / EVENT_LOG, manifest.log_bytes) if dist.get_rank() == 0 else 0
@@ -261,7 +260,7 @@ class Trainer:
         """The order of the present epoch, shape (N,); sets the loader to it."""
         epoch = self.state.epoch
         if self._order is None or self._order[0] != epoch:
-            self._order = epoch, epoch_order(len(self.components.data.train), epoch, self.config.seed)
+            self._order = epoch, self.components.order.epoch(epoch)
             self.components.train.set_epoch(epoch)
             self._prefetching = False
         return self._order[1]

@@ -1,10 +1,11 @@
+from itertools import pairwise
 from math import ceil
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipetransformer.autodp.sampler import batch_ids, epoch_order, num_batches, replica_batch
+from pipetransformer.autodp.sampler import WINDOW, SampleOrder, batch_ids, epoch_order, num_batches, replica_batch
 
 COUNTS = st.integers(1, 9)
 
@@ -62,3 +63,48 @@ def test_the_order_depends_on_seed_and_epoch_alone() -> None:
 
 def test_the_order_is_the_same_on_every_machine_and_numpy() -> None:
     assert epoch_order(8, epoch=0, seed=1).tolist() == [5, 0, 1, 4, 2, 6, 3, 7]
+
+
+def batches_of(order: SampleOrder, epoch: int) -> list[np.ndarray]:
+    ids = order.epoch(epoch)
+    count = num_batches(order.num_samples, order.batch_size)
+    return [batch_ids(ids, index, order.batch_size) for index in range(count)]
+
+
+@given(num_samples=st.integers(0, 700), batch_size=st.integers(1, 16), epoch=st.integers(0, 3), data=st.data())
+def test_batches_by_length_hold_every_sample_once_and_do_not_overlap_in_length(
+    num_samples: int, batch_size: int, epoch: int, data: st.DataObject
+) -> None:
+    lengths = np.random.default_rng(data.draw(st.integers(0, 9))).integers(1, 50, num_samples)
+    order = SampleOrder(num_samples, 1, batch_size, lengths)
+    batches = batches_of(order, epoch)
+    assert sorted(int(sample) for batch in batches for sample in batch) == list(range(num_samples))
+    whole = [batch for batch in batches if len(batch) == batch_size]
+    for first in range(0, len(whole), WINDOW):
+        ranges = sorted((lengths[batch].min(), lengths[batch].max()) for batch in whole[first : first + WINDOW])
+        assert all(one[1] <= other[0] for one, other in pairwise(ranges))
+    uniform = SampleOrder(num_samples, 1, batch_size).epoch(epoch)
+    rest = num_samples % batch_size
+    assert rest == 0 or batches[-1].tolist() == uniform[-rest:].tolist()
+
+
+def test_batches_by_length_come_in_another_order_in_each_epoch_and_not_by_length() -> None:
+    lengths = np.arange(320) % 40
+    order = SampleOrder(320, 1, 4, lengths)
+    first, second = (order.epoch(epoch).tolist() for epoch in (0, 1))
+    assert first != second
+    assert first == SampleOrder(320, 1, 4, lengths).epoch(0).tolist()
+    longest = [lengths[batch].max() for batch in batches_of(order, 0)]
+    assert longest != sorted(longest)
+
+
+def test_batches_by_length_are_the_same_on_every_machine_and_numpy() -> None:
+    lengths = np.array([4, 1, 3, 2, 4, 1, 2, 3, 9])
+    assert SampleOrder(9, 1, 2, lengths).epoch(0).tolist() == [2, 0, 1, 5, 6, 7, 4, 8, 3]
+
+
+def test_a_typical_batch_by_length_has_middle_lengths() -> None:
+    lengths = np.arange(100)[::-1]
+    assert lengths[SampleOrder(100, 1, 8, lengths).typical(4)].tolist() == [48, 49, 50, 51]
+    assert SampleOrder(3, 1, 2).typical(5).tolist() == [0, 1, 2, 0, 1]
+    assert len(SampleOrder(3, 1, 2, lengths[:3]).typical(5)) == 5

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from pipetransformer.autocache.cache import AutoCache
 from pipetransformer.autocache.capacity import SHARD_SIZE, CacheCapacity, FeatureFormat
 from pipetransformer.autocache.layout import Budgets, bytes_needed
-from pipetransformer.autodp.sampler import batch_ids, epoch_order, num_batches
+from pipetransformer.autodp.sampler import SampleOrder, batch_ids, epoch_order, num_batches
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.data.base import Split
 from pipetransformer.data.images.library_rng import kept_generators, seed_generators
@@ -75,7 +75,9 @@ class CachedLoader(BatchLoader):
         super().__init__(split, source, SEED, self.cache.reader)
         per_epoch = num_batches(case.num_samples, case.batch_size)
         timeline = Timeline(case.num_samples, case.batch_size, per_epoch, case.num_steps, decision_every=1)
-        self.cache_session = CacheSession(self.cache, self, (), runtime, Reporter(), timeline, SEED, CacheTerms(folder))
+        order = SampleOrder(case.num_samples, SEED, case.batch_size)
+        terms = CacheTerms(folder)
+        self.cache_session = CacheSession(self.cache, self, (), runtime, Reporter(), timeline, order, terms)
 
     def close(self) -> None:
         self.cache_session.release()
