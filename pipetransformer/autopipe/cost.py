@@ -14,10 +14,11 @@ these collectives with computing, nor the all-reduce of other plans.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from pipetransformer.autopipe.cluster import Cluster, Link, allreduce_links, boundary_links
-from pipetransformer.autopipe.plan import Plan, Stages, layer_above
-from pipetransformer.autopipe.profile import AffineTime, LayerProfile, PrefixSums, Profile
+from pipetransformer.autopipe.plan import DeviceLayout, Plan, Stages, layer_above, microbatch_size
+from pipetransformer.autopipe.profile import AffineTime, Kind, LayerProfile, PrefixSums, Profile
 from pipetransformer.autopipe.schedules import SCHEDULES
 
 
@@ -143,8 +144,55 @@ class UpdateCosts:
         return sum(self._optimizer_s(first, last) for first, last in stages)
 
 
+class StepScale(NamedTuple):
+    """Seconds of a step as a line in those of its pipeline and its update.
+
+    ``factor`` has what the busy devices take from each other and what steps so far have shown of the predictions;
+    ``fixed_s`` has reading and all else that depends on the number of replicas alone.
+    """
+
+    factor: float
+    fixed_s: float
+
+    def seconds(self, busy_s: float) -> float:
+        """Returns the seconds of a step."""
+        return self.factor * busy_s + self.fixed_s
+
+    def busy_seconds(self, step_s: float) -> float:
+        """Returns the seconds of pipeline and update that make a step of ``step_s``."""
+        return (step_s - self.fixed_s) / self.factor
+
+
+def kind_of(devices: DeviceLayout, fsdp: bool = False) -> Kind:
+    """Returns the kind of a layout by its grid of devices."""
+    if fsdp:
+        return "sharded"
+    if devices.pipeline_size == 1:
+        return "single" if devices.num_replicas == 1 else "data"
+    return "pipeline" if devices.num_replicas == 1 else "hybrid"
+
+
+def step_scale(
+    profile: Profile, cluster: Cluster, devices: DeviceLayout, cache_level: int, batch_size: int, fsdp: bool = False
+) -> StepScale:
+    """Returns the scale of all steps on a grid of devices, whatever its stages and micro-batches."""
+    correction = profile.correction(kind_of(devices, fsdp))
+    num_rows = microbatch_size(batch_size, devices.num_replicas, num_microbatches=1)
+    read_s = 0.0 if cache_level else profile.read.at(num_rows)  # otherwise the lowest layer's time has it
+    node_size = min(cluster.devices_per_node or cluster.num_devices, cluster.num_devices)
+    relief = profile.relief(devices.pipeline_size * devices.num_replicas, node_size)
+    fixed_s = correction.factor * (profile.step_overhead_s + read_s) + correction.extra_s
+    return StepScale(correction.factor * relief, fixed_s)
+
+
 def step_seconds(profile: Profile, cluster: Cluster, plan: Plan, batch_size: int) -> float:
-    """Returns the seconds of one optimizer step.
+    """Returns the seconds of one optimizer step, as all that has been measured predicts them."""
+    scale = step_scale(profile, cluster, plan.devices, plan.cache_level, batch_size, plan.fsdp)
+    return scale.seconds(busy_seconds(profile, cluster, plan, batch_size))
+
+
+def busy_seconds(profile: Profile, cluster: Cluster, plan: Plan, batch_size: int) -> float:
+    """Returns the seconds of a step's pipeline and update while all devices are busy.
 
     After the pipeline each device all-reduces its gradients over the replicas and updates its layers. The slowest of
     them ends the step.

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import accumulate
+from statistics import geometric_mean
+from typing import Literal, NamedTuple
+
+Kind = Literal["single", "data", "pipeline", "hybrid", "sharded"]
+"""Layouts whose predictions err alike: one device, replicas of one, one pipeline, replicas of pipelines, FSDP."""
 
 
 @dataclass(frozen=True)
@@ -14,12 +20,78 @@ class AffineTime:
     fixed_s: float
     per_sample_s: float
 
+    @classmethod
+    def through(cls, sizes: tuple[int, int], seconds: tuple[float, float]) -> AffineTime:
+        """Returns the line through two measurements; noise must not make either part negative.
+
+        Args:
+            sizes: Samples of the smaller and of the larger one, which may be equal.
+            seconds: Of both.
+        """
+        (small, large), (small_s, large_s) = sizes, seconds
+        per_sample_s = max((large_s - small_s) / (large - small), 0.0) if large > small else 0.0
+        fixed_s = max(large_s - per_sample_s * large, 0.0)
+        return cls(fixed_s, (large_s - fixed_s) / large)
+
     def at(self, num_samples: float) -> float:
         """Returns the seconds of one micro-batch of ``num_samples``."""
         return self.fixed_s + self.per_sample_s * num_samples
 
     def __add__(self, other: AffineTime) -> AffineTime:
         return AffineTime(self.fixed_s + other.fixed_s, self.per_sample_s + other.per_sample_s)
+
+
+class TimedPlan(NamedTuple):
+    """The first steps of a plan beside their prediction.
+
+    Attributes:
+        kind, num_frozen, cache_level: Of the plan.
+        predicted_s: Seconds of a step without any correction.
+        measured_s: Seconds that a step took.
+    """
+
+    kind: Kind
+    num_frozen: int
+    cache_level: int
+    predicted_s: float
+    measured_s: float
+
+
+class Correction(NamedTuple):
+    """A line from predicted to measured seconds of a step."""
+
+    factor: float
+    extra_s: float
+
+
+NO_CORRECTION = Correction(1.0, 0.0)
+EXTRA_S = 0.005  # error of a step's fixed part that is as likely as an error of the whole by a factor of 2
+RIDGE, AGEING, LEAST_FACTOR = 1e-6, 0.5, 0.01
+
+
+@lru_cache(maxsize=256)
+def corrected_by(timed: tuple[TimedPlan, ...]) -> Correction:
+    """Returns the line nearest to no correction that goes through what was measured of one kind of plan.
+
+    One plan does not tell whether its layers are slower or whether the step has more of what no layer takes. So the
+    line has the least ``(factor - 1)^2 + (extra_s / EXTRA_S)^2``: a short step is held to be longer by more seconds, a
+    long one by a factor. Several plans tell both, by least squares of relative errors, the last one counting most.
+
+    Args:
+        timed: The oldest first.
+    """
+    if not timed:
+        return NO_CORRECTION
+    rows = [(p.predicted_s / p.measured_s, EXTRA_S / p.measured_s, 1 - p.predicted_s / p.measured_s) for p in timed]
+    weights = [AGEING**age for age in reversed(range(len(rows)))]
+    xx, xy, yy, xr, yr = (
+        sum(weight * row[i] * row[j] for weight, row in zip(weights, rows, strict=True))
+        for i, j in ((0, 0), (0, 1), (1, 1), (0, 2), (1, 2))
+    )
+    ridge = RIDGE * (xx + yy)
+    extra_s = max(0.0, EXTRA_S * ((xx + ridge) * yr - xy * xr) / ((xx + ridge) * (yy + ridge) - xy * xy))
+    factor = 1 + (xr - xy * extra_s / EXTRA_S) / (xx + (ridge if extra_s else 0.0))
+    return Correction(max(LEAST_FACTOR, factor), extra_s)
 
 
 @dataclass(frozen=True)
@@ -69,6 +141,11 @@ class Profile:
         cache_miss_rate: Fraction of the samples that the cache cannot hold; they go through the frozen layers.
         schedule_overhead_s: Seconds of the schedule itself, per micro-batch and stage of a pipeline, besides layers
             and transfers.
+        step_overhead_s: Seconds of a step that no plan changes: norms, clipping, sums over the ranks, bookkeeping.
+        read: Reading a replica's batch where no cache is read, before the first layer.
+        contention: Seconds of a layer while all devices of a node compute, over those while one does, at least 1: they
+            may share cores and memory. The layers' times are those while all do.
+        timed: Plans whose first steps have been compared with their prediction, the last one at the end.
     """
 
     layers: tuple[LayerProfile, ...]
@@ -76,6 +153,38 @@ class Profile:
     cache_read_s_per_byte: float = 0.0
     cache_miss_rate: float = 0.0
     schedule_overhead_s: float = 0.0
+    step_overhead_s: float = 0.0
+    read: AffineTime = AffineTime(0.0, 0.0)
+    contention: float = 1.0
+    timed: tuple[TimedPlan, ...] = ()
+
+    def relief(self, num_busy: int, node_size: int) -> float:
+        """Returns the seconds of a layer while fewer devices compute, over those while all of a node do; at most 1.
+
+        It is a line from one device to all those of a node.
+        """
+        if node_size == 1 or num_busy >= node_size:
+            return 1.0
+        return (1 + (self.contention - 1) * (num_busy - 1) / (node_size - 1)) / self.contention
+
+    def with_timed(self, plan: TimedPlan) -> Profile:
+        """Returns the profile that knows of a timed plan, in place of an older time of one alike."""
+        others = (known for known in self.timed if known[:3] != plan[:3])
+        return replace(self, timed=(*others, plan))
+
+    def correction(self, kind: Kind) -> Correction:
+        """Returns the correction of the predictions for a kind of layout.
+
+        A kind that has not been timed takes what those that have been have in common: what slows all of them is the
+        machine, or a disturbed profile. It is held for no slower than predicted otherwise, so that a kind that might be
+        faster than all timed ones is tried.
+        """
+        kinds = dict.fromkeys(plan.kind for plan in self.timed)
+        known = {each: corrected_by(tuple(plan for plan in self.timed if plan.kind == each)) for each in kinds}
+        if kind in known or not known:
+            return known.get(kind, NO_CORRECTION)
+        factor = min(1.0, geometric_mean(own.factor for own in known.values()))
+        return Correction(factor, min(own.extra_s for own in known.values()))
 
 
 class PrefixSums:

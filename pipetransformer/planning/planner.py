@@ -1,6 +1,7 @@
 """The planner of a run: its first plan, and at each decision the transition that pays most."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -13,10 +14,10 @@ from pipetransformer.autodp.transition import (
 )
 from pipetransformer.autopipe.cluster import Cluster
 from pipetransformer.autopipe.constraints import UNCONSTRAINED, PlanConstraints
-from pipetransformer.autopipe.cost import step_seconds
+from pipetransformer.autopipe.cost import kind_of, step_seconds
 from pipetransformer.autopipe.limit import efficiency, fill_seconds, spread_overhead, work_seconds
 from pipetransformer.autopipe.plan import Plan, layer_above
-from pipetransformer.autopipe.profile import Profile
+from pipetransformer.autopipe.profile import Kind, Profile, TimedPlan
 from pipetransformer.autopipe.search.search import best_plan, fsdp_plan
 from pipetransformer.config.schema import Parallel
 from pipetransformer.errors import InfeasiblePlan
@@ -42,7 +43,7 @@ class RemainingRun:
 
 
 class Planner:
-    """The plans of one run. It is pure, so that every rank finds the same.
+    """The plans of one run. All ranks find the same: only :meth:`correct` changes anything, and all call it alike.
 
     Args:
         profile: The measured layers.
@@ -86,8 +87,12 @@ class Planner:
         return first_transition(plan, f"fastest plan with {num_frozen} blocks frozen, of which none is cached yet")
 
     def initial(self) -> Plan:
-        """Returns the fastest plan with nothing frozen."""
+        """Returns the fastest plan with nothing frozen, as it was found first."""
         return self.first.after
+
+    def fastest(self) -> Plan:
+        """Returns the fastest plan with nothing frozen by all that is known."""
+        return self._best(self._constraints)
 
     def _best(self, constraints: PlanConstraints, num_frozen: int = 0, cache_level: int = 0) -> Plan:
         find = fsdp_plan if self._parallel.arrangement == "sharded" else best_plan
@@ -152,6 +157,7 @@ class Planner:
         work_s = 0.0
         if new.cache_level > level:
             work_s = fill_seconds(self.without_overhead(), level, new.cache_level, remaining.num_samples)
+            work_s *= self.profile.correction(kind_of(new.devices, new.fsdp)).factor
         return replace(transition, cost_s=remaining.overhead_s + move_s + work_s / self.cluster.num_devices)
 
     def keep(self, plan: Plan, num_frozen: int) -> Plan:
@@ -182,9 +188,12 @@ class Planner:
         return spread_overhead(self.profile, -(-self._batch_size // self.cluster.num_devices))
 
     def static_efficiency(self) -> float:
-        """Returns the fraction of the devices' time that the best static plan spends on ideal work."""
-        step_s = self.predict(self.static)
-        return efficiency(self.without_overhead(), self._batch_size, self.cluster.num_devices, step_s)
+        """Returns the fraction of the devices' time that the best static plan spends on ideal work.
+
+        Both by the profile alone: corrections are of steps, and there are none of the work.
+        """
+        step_s = self._predict_by(self._uncorrected, self.static)
+        return min(1.0, efficiency(self.without_overhead(), self._batch_size, self.cluster.num_devices, step_s))
 
     def step_shares(self) -> tuple[float, ...]:
         """Returns the work of a step with 0 to L blocks frozen over that with none, shape (L + 1,).
@@ -215,7 +224,47 @@ class Planner:
 
     def predict(self, plan: Plan) -> float:
         """Returns the seconds of one optimizer step."""
-        return step_seconds(self.profile, self.cluster, plan, self._batch_size)
+        return self._predict_by(self.profile, plan)
+
+    def _predict_by(self, profile: Profile, plan: Plan) -> float:
+        return step_seconds(profile, self.cluster, plan, self._batch_size)
+
+    def correct(self, plan: Plan, measured_s: float) -> float:
+        """Lets later predictions for plans of one kind follow a measured step of one of them.
+
+        Args:
+            plan: Of the kind.
+            measured_s: Seconds of its steps, equal on every rank.
+
+        Returns:
+            What was predicted for it.
+        """
+        predicted_s, kind = self.predict(plan), kind_of(plan.devices, plan.fsdp)
+        uncorrected_s = self._predict_by(self._uncorrected, plan)
+        timed = TimedPlan(kind, plan.num_frozen, plan.cache_level, uncorrected_s, measured_s)
+        self.profile = self.profile.with_timed(timed)
+        self.__dict__.pop("static", None)  # may be another one now
+        return predicted_s
+
+    @property
+    def _uncorrected(self) -> Profile:
+        return replace(self.profile, timed=())
+
+    def static_candidates(self) -> list[Plan]:
+        """Returns the fastest plan with nothing frozen of each kind that the devices can have, the fastest one first.
+
+        One device, replicas of one device, and pipelines, as far as they fit the memory.
+        """
+        num_devices, plans = self.cluster.num_devices, list[Plan]()
+        for num_stages in range(1, min(num_devices, len(self.profile.layers)) + 1):
+            for num_replicas in {1, max(1, num_devices // num_stages)}:
+                with suppress(InfeasiblePlan):
+                    fixed = PlanConstraints(num_stages=num_stages, num_replicas=num_replicas)
+                    plans.append(best_plan(self.profile, self.cluster, self._batch_size, constraints=fixed))
+        fastest: dict[Kind, Plan] = {}
+        for plan in sorted(plans, key=lambda plan: plan.predicted_step_s):
+            fastest.setdefault(kind_of(plan.devices), plan)
+        return list(fastest.values())
 
 
 def _valid_level(plan: Plan, num_frozen: int) -> int:

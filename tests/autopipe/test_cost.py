@@ -5,9 +5,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipetransformer.autopipe.cluster import Cluster, Link
-from pipetransformer.autopipe.cost import layer_time, stage_seconds, step_seconds
-from pipetransformer.autopipe.plan import Layout, Plan, microbatch_size
-from pipetransformer.autopipe.profile import AffineTime, LayerProfile, PrefixSums, Profile
+from pipetransformer.autopipe.cost import kind_of, layer_time, stage_seconds, step_scale, step_seconds
+from pipetransformer.autopipe.plan import DeviceLayout, Layout, Plan, microbatch_size
+from pipetransformer.autopipe.profile import (
+    NO_CORRECTION,
+    AffineTime,
+    Kind,
+    LayerProfile,
+    PrefixSums,
+    Profile,
+    TimedPlan,
+)
 from pipetransformer.autopipe.schedules import INTERLEAVED, ONE_F_ONE_B
 
 # forward 1 s, input gradient 10 s, weight gradient 100 s per sample; no overhead
@@ -151,3 +159,98 @@ def test_boundaries_and_rings_between_nodes_take_the_node_link() -> None:
     # two rings leave each node; side by side only one does, and both pipelines cross it
     assert step_seconds(PROFILE, nodes, inside, 4) == 212 + 222 + 1 + ring_bytes / 50 + update_s
     assert step_seconds(PROFILE, nodes, across, 4) == 212 + 222 + 2 * (1 + 3 / 50) + 1 + ring_bytes / 100 + update_s
+
+
+SCALED = replace(PROFILE, step_overhead_s=5.0, read=AffineTime(2.0, 3.0), contention=2.0)
+ON_TWO = Cluster(2, None, Link(0, float("inf")))
+
+
+def test_a_step_has_its_fixed_part_and_reading_once_however_many_micro_batches_it_has() -> None:
+    plan = Plan(0, 0, ((0, 3),), num_replicas=2, num_microbatches=3)
+    plain = step_seconds(PROFILE, ON_TWO, plan, batch_size=12)
+    assert step_seconds(SCALED, ON_TWO, plan, batch_size=12) == plain + 5 + 2 + 3 * 6
+
+
+def test_what_is_read_from_the_cache_is_not_read_again() -> None:
+    plan = Plan(1, 1, ((2, 3),), num_replicas=2, num_microbatches=1)
+    plain = step_seconds(PROFILE, ON_TWO, plan, batch_size=12)
+    assert step_seconds(SCALED, ON_TWO, plan, batch_size=12) == plain + 5
+
+
+@pytest.mark.parametrize(("num_busy", "factor"), [(1, 1 / 2), (2, 2 / 3), (3, 5 / 6), (4, 1), (8, 1)])
+def test_a_device_is_faster_while_others_of_its_node_are_idle(num_busy: int, factor: float) -> None:
+    assert SCALED.relief(num_busy, node_size=4) == pytest.approx(factor)
+    assert SCALED.relief(num_busy, node_size=1) == 1
+
+
+def test_one_device_of_two_is_predicted_as_if_it_were_alone() -> None:
+    plan = Plan(0, 0, ((0, 3),), num_replicas=1, num_microbatches=1)
+    plain = step_seconds(PROFILE, ON_TWO, plan, batch_size=4)
+    assert step_seconds(SCALED, ON_TWO, plan, batch_size=4) == plain / 2 + 5 + 2 + 3 * 4
+
+
+@pytest.mark.parametrize(
+    ("devices", "fsdp", "kind"),
+    [
+        (DeviceLayout(1, 1), False, "single"),
+        (DeviceLayout(1, 4), False, "data"),
+        (DeviceLayout(1, 4), True, "sharded"),
+        (DeviceLayout(4, 1), False, "pipeline"),
+        (DeviceLayout(2, 2), False, "hybrid"),
+    ],
+)
+def test_a_correction_counts_for_its_kind_of_layout(devices: DeviceLayout, fsdp: bool, kind: Kind) -> None:
+    assert kind_of(devices, fsdp) == kind
+    slow = SCALED.with_timed(TimedPlan(kind, 0, 0, 1e3, 3e3))
+    assert step_scale(slow, FREE_LINKS, devices, 1, 8, fsdp).fixed_s == pytest.approx(3 * 5, rel=0.01)
+
+
+def timed(profile: Profile, kind: Kind, predicted_s: float, measured_s: float, num_frozen: int = 0) -> Profile:
+    return profile.with_timed(TimedPlan(kind, num_frozen, 0, predicted_s, measured_s))
+
+
+def test_a_kind_that_was_not_timed_is_taken_for_no_slower_than_predicted() -> None:
+    slow = timed(PROFILE, "pipeline", 100.0, 150.0)
+    assert slow.correction("pipeline").factor == pytest.approx(1.5, rel=0.01)
+    assert slow.correction("data").factor == 1
+    fast = timed(timed(PROFILE, "pipeline", 100.0, 25.0), "single", 100.0, 50.0)
+    assert fast.correction("data").factor == pytest.approx((0.25 * 0.5) ** 0.5, rel=0.02)
+    assert PROFILE.correction("data") == NO_CORRECTION
+
+
+@pytest.mark.parametrize("predicted_s", [1e-4, 1e-3, 1e-2, 1e-1, 10.0])
+@pytest.mark.parametrize("ratio", [0.03, 0.5, 0.9, 1.0, 1.1, 2.0, 28.0])
+def test_a_correction_gives_what_was_measured(predicted_s: float, ratio: float) -> None:
+    factor, extra_s = timed(PROFILE, "data", predicted_s, ratio * predicted_s).correction("data")
+    assert factor * predicted_s + extra_s == pytest.approx(ratio * predicted_s, rel=0.03)
+
+
+def test_a_short_step_is_longer_by_seconds_and_a_long_one_by_a_factor() -> None:
+    short = timed(PROFILE, "data", 0.001, 0.004).correction("data")
+    assert short.factor < 1.2
+    assert short.extra_s > 0.0025
+    long = timed(PROFILE, "data", 1.0, 2.0).correction("data")
+    assert long.factor == pytest.approx(2, rel=0.01)
+    assert long.extra_s < 0.001
+
+
+def test_two_plans_of_a_kind_tell_the_factor_and_the_seconds() -> None:
+    both = timed(timed(PROFILE, "data", 0.1, 0.14), "data", 0.01, 0.032, num_frozen=4)
+    factor, extra_s = both.correction("data")
+    assert (factor, extra_s) == pytest.approx((1.2, 0.02), rel=0.06)
+
+
+def test_the_last_time_of_a_plan_takes_the_place_of_an_older_one() -> None:
+    again = timed(timed(PROFILE, "data", 100.0, 900.0), "data", 100.0, 110.0)
+    assert len(again.timed) == 1
+    assert again.correction("data").factor == pytest.approx(1.1, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "line"),
+    [((3.0, 9.0), AffineTime(1, 2)), ((3.0, 2.0), AffineTime(2, 0)), ((1.0, 8.0), AffineTime(0, 2))],
+    ids=["a line", "more samples took less", "no part is negative"],
+)
+def test_a_line_goes_through_two_measurements(seconds: tuple[float, float], line: AffineTime) -> None:
+    assert AffineTime.through((1, 4), seconds) == line
+    assert AffineTime.through((4, 4), (1.0, seconds[1])).at(4) == seconds[1]

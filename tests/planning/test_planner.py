@@ -202,3 +202,53 @@ def test_shards_are_compared_with_shards_where_nothing_else_fits() -> None:
 
 def test_the_static_plan_ignores_what_is_fixed() -> None:
     assert shape(planner(num_stages=4).static) == shape(planner().initial())
+
+
+def test_a_measured_step_corrects_the_predictions_of_its_kind() -> None:
+    elastic = planner(memory_mib=115)
+    first = elastic.initial()
+    before = elastic.predict(first)
+    assert elastic.correct(first, 3 * before) == before
+    assert elastic.predict(first) == pytest.approx(3 * before, rel=0.01)
+    assert elastic.correct(first, 2 * before) == pytest.approx(3 * before, rel=0.01)
+    assert elastic.predict(first) == pytest.approx(2 * before, rel=0.01), "the last measurement counts"
+
+
+def test_a_kind_that_turns_out_slow_gives_way_to_another() -> None:
+    elastic = planner(bandwidth=1e12)
+    assert shape(elastic.initial()) == (1, 4)
+    elastic.correct(elastic.initial(), 100 * elastic.predict(elastic.initial()))
+    assert shape(elastic.fastest()) != (1, 4)
+    assert shape(elastic.static) != (1, 4), "the run is compared with what is now the best static plan"
+    after = transition(elastic, 0, remaining()).after
+    assert shape(after) == shape(elastic.fastest())
+
+
+def test_a_machine_that_is_slow_for_all_kinds_changes_no_plan() -> None:
+    elastic = planner()
+    first = elastic.initial()
+    for plan in elastic.static_candidates():
+        elastic.correct(plan, 7 * elastic.predict(plan))
+    assert shape(elastic.fastest()) == shape(first)
+    assert elastic.predict(first) == pytest.approx(7 * planner().predict(first), rel=0.01)
+
+
+def test_a_fill_costs_as_much_more_as_steps_do() -> None:
+    cost = transition(planner(), 4, remaining()).cost_s
+    slow = planner()
+    slow.correct(slow.initial(), 10 * slow.predict(slow.initial()))
+    fill_s, slow_fill_s = cost, slow._costed(transition(planner(), 4, remaining()), remaining()).cost_s
+    assert slow_fill_s > 5 * fill_s
+
+
+def test_the_static_candidates_are_the_fastest_of_each_kind() -> None:
+    candidates = planner().static_candidates()
+    assert shape(candidates[0]) == (1, 4)
+    assert {shape(plan) for plan in candidates} == {(1, 1), (1, 4), (2, 2), (4, 1)}
+    seconds = [plan.predicted_step_s for plan in candidates]
+    assert seconds == sorted(seconds)
+    assert all(plan.num_frozen == plan.cache_level == 0 for plan in candidates)
+
+
+def test_what_does_not_fit_the_memory_is_no_static_candidate() -> None:
+    assert all(shape(plan)[0] > 1 for plan in planner(memory_mib=115).static_candidates())

@@ -11,7 +11,7 @@ from math import ceil, floor, inf, log10
 
 from pipetransformer.autopipe.cluster import Cluster
 from pipetransformer.autopipe.constraints import UNCONSTRAINED, PlanConstraints, check_constraints
-from pipetransformer.autopipe.cost import step_seconds
+from pipetransformer.autopipe.cost import StepScale, step_scale, step_seconds
 from pipetransformer.autopipe.memory import device_memory_bytes
 from pipetransformer.autopipe.plan import DeviceLayout, Layout, Plan, layer_above
 from pipetransformer.autopipe.profile import Profile
@@ -68,13 +68,18 @@ class _Search:
         for devices_s, devices in self._devices():
             if best and devices_s * RELATIVE_TOLERANCE >= best.predicted_step_s:
                 break
-            update_s = self.bounds.update_seconds(devices)
+            update_s, scale = self.bounds.update_seconds(devices), self._scale(devices)
             for layout_s, layout in self._layouts(devices, update_s):
-                limit_s = _limit(layout, best)
+                limit_s = scale.busy_seconds(_limit(layout, best))
                 if layout_s >= limit_s or self.bounds.frozen_below_seconds(layout) >= limit_s:
                     continue
-                best = self.solver.fastest(layout, limit_s, update_s) or best
+                if found := self.solver.fastest(layout, limit_s, update_s):
+                    best = replace(found, predicted_step_s=scale.seconds(found.predicted_step_s))
         return best
+
+    def _scale(self, devices: DeviceLayout) -> StepScale:
+        solver = self.solver
+        return step_scale(solver.profile, self.cluster, devices, solver.cache_level, self.batch_size)
 
     def _devices(self) -> Iterator[tuple[float, DeviceLayout]]:
         """Yields the grids that may fit the memory, in the order of their bounds.
@@ -83,7 +88,7 @@ class _Search:
         """
         budget = self.cluster.device_memory_bytes
         waiting = [
-            (self.bounds.work_seconds(devices), False, devices)
+            (self._scale(devices).seconds(self.bounds.work_seconds(devices)), False, devices)
             for devices in device_layouts(self.cluster, len(self.solver.layers), self.batch_size, self.constraints)
             if budget is None or self.bounds.least_bytes(devices.pipeline_size) <= budget
         ]
@@ -93,10 +98,14 @@ class _Search:
             if is_final:
                 yield least_s, devices
             else:
-                heappush(waiting, (self.bounds.devices_seconds(devices), True, devices))
+                bound_s = self._scale(devices).seconds(self.bounds.devices_seconds(devices))
+                heappush(waiting, (bound_s, True, devices))
 
     def _layouts(self, devices: DeviceLayout, update_s: float) -> list[tuple[float, Layout]]:
-        """Returns the layouts of a grid that may fit the memory, each with its bound, in the order of the bounds."""
+        """Returns the layouts of a grid that may fit the memory, each with its bound, in the order of the bounds.
+
+        The bounds are of pipeline and update, which all have one scale.
+        """
         budget = self.cluster.device_memory_bytes
         limited = budget is not None
         every = candidates(devices, len(self.solver.layers), self.batch_size, self.constraints, may_recompute=limited)

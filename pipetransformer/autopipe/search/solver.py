@@ -11,9 +11,9 @@ from pipetransformer.autopipe.cluster import Cluster, Link, allreduce_links, bou
 from pipetransformer.autopipe.cost import (
     UpdateCosts,
     boundary_seconds,
+    busy_seconds,
     running_times,
     schedule_overhead_seconds,
-    step_seconds,
 )
 from pipetransformer.autopipe.memory import MemoryCosts
 from pipetransformer.autopipe.plan import Layout, Plan, Stages, layer_above
@@ -55,6 +55,7 @@ class PartitionSolver:
     def fastest(self, layout: Layout, limit_s: float, least_update_s: float) -> Plan | None:
         """Returns the fastest plan of a layout, if it fits and takes less than ``limit_s``.
 
+        Seconds are those of pipeline and update here, without the scale of a step, the plan's too.
         ``least_update_s`` is a bound on what the devices need after the pipeline.
         """
         costs = LayoutCosts(self, layout, self.cluster.device_memory_bytes)
@@ -116,7 +117,7 @@ class PartitionSolver:
     def _plan(self, layout: Layout, stages: Stages) -> Plan:
         stages = _shifted(stages, self.layers.start)
         plan = Plan.laid_out(layout, self.num_frozen, self.cache_level, stages)
-        return replace(plan, predicted_step_s=step_seconds(self.profile, self.cluster, plan, self.batch_size))
+        return replace(plan, predicted_step_s=busy_seconds(self.profile, self.cluster, plan, self.batch_size))
 
 
 class LayoutCosts:

@@ -13,7 +13,7 @@ from pipetransformer.autopipe.constraints import PlanConstraints
 from pipetransformer.autopipe.cost import step_seconds
 from pipetransformer.autopipe.memory import device_memory_bytes
 from pipetransformer.autopipe.plan import Layout, Plan, RankOrder
-from pipetransformer.autopipe.profile import AffineTime, LayerProfile, Profile
+from pipetransformer.autopipe.profile import AffineTime, LayerProfile, Profile, TimedPlan
 from pipetransformer.autopipe.search.bounds import LowerBounds
 from pipetransformer.autopipe.search.search import best_plan
 from pipetransformer.autopipe.search.solver import PartitionSolver
@@ -81,7 +81,14 @@ def profiles(draw: st.DrawFn) -> Profile:
     layers = [replace(each, output_bytes=output_bytes) for each in layers]
     layers[-1] = replace(layers[-1], activation_bytes=draw(st.sampled_from([0, 2 * MIB])))
     schedule_overhead_s, missing = draw(st.sampled_from([0.0, 0.05])), draw(st.sampled_from([0.0, 0.5]))
-    return Profile(tuple(layers), 2, 1e-9, missing, schedule_overhead_s)
+    read = AffineTime(*draw(st.sampled_from([(0.0, 0.0), (0.01, 0.002)])))
+    kinds = st.sampled_from(["single", "data", "pipeline", "hybrid"])
+    times = draw(st.dictionaries(kinds, st.tuples(*[st.sampled_from([0.01, 0.1, 1.0])] * 2)))
+    timed = tuple(TimedPlan(kind, 0, 0, *seconds) for kind, seconds in times.items())
+    return Profile(
+        tuple(layers), 2, 1e-9, missing, schedule_overhead_s, step_overhead_s=draw(st.sampled_from([0.0, 0.02])),
+        read=read, contention=draw(st.sampled_from([1.0, 1.8])), timed=timed,
+    )  # fmt: skip
 
 
 PROFILES = profiles()
