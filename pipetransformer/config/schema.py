@@ -140,6 +140,18 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
+class Profiling:
+    """The measuring of layers and links at the start.
+
+    Attributes:
+        path: Folder in which the measurements are kept, so that of several equal jobs the first one measures; ``None``:
+            every run measures.
+    """
+
+    path: str | None = None
+
+
+@dataclass(frozen=True)
 class Resume:
     """The run to go on with.
 
@@ -215,6 +227,8 @@ class Config:
         verbose: Show all there is to know about each event on a terminal, as ``-v`` does.
         overwrite: Start in a run folder that holds another run, which is removed.
         dry_run: Stop before the first step, when layers are measured and time and memory of the run are estimated.
+        baseline: Begin with a few steps under the best static plan of each kind, with which the run then compares its
+            time as measured. They are steps of the training like any others.
         trace: Write a trace of one step of each plan, over all ranks; that step is slower.
     """
 
@@ -228,6 +242,7 @@ class Config:
     cache: Cache = field(default_factory=Cache)
     checkpoint: Checkpointing = field(default_factory=Checkpointing)
     evaluate: Evaluation = field(default_factory=Evaluation)
+    profile: Profiling = field(default_factory=Profiling)
     resume: Resume = field(default_factory=Resume)
     launch: Launch = field(default_factory=Launch)
     guard: Guard = field(default_factory=Guard)
@@ -242,6 +257,7 @@ class Config:
     log_every_steps: int | None = None
     verbose: bool = False
     dry_run: bool = False
+    baseline: bool = False
     trace: bool = False
 
     @property
@@ -290,6 +306,7 @@ SECTIONS: dict[str, type] = {
     "cache": Cache,
     "checkpoint": Checkpointing,
     "evaluate": Evaluation,
+    "profile": Profiling,
     "resume": Resume,
     "launch": Launch,
     "guard": Guard,

@@ -308,6 +308,10 @@ def warnings(config: Config) -> list[str]:
         texts.append(f"evaluate.min_delta={config.evaluate.min_delta} has no effect without evaluate.patience=")
     if config.guard.exploding != Guard().exploding and config.guard.max_norm_ratio is None:
         texts.append(f"guard.exploding={config.guard.exploding} has no effect without guard.max_norm_ratio=")
+    if config.baseline and parallel.arrangement == "sharded":
+        texts.append("baseline=true has no effect with parallel=sharded: no sharded run goes to another arrangement")
+    elif config.baseline and config.freeze.frozen_at_start:
+        texts.append("baseline=true has no effect: static plans freeze nothing, and blocks are frozen from the start")
     if not parallel.autopipe and config.cache.enabled and not config.freeze.never_freezes:
         texts.append("the cache has no effect with parallel.autopipe=false: the stages keep all their layers")
     if not parallel.autopipe and parallel.autodp and not config.freeze.never_freezes:

@@ -1,6 +1,6 @@
 """Measures the layers once, before the first plan."""
 
-import statistics
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -12,12 +12,12 @@ from pipetransformer.models.layer import Layer
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.base import OptimizerSpec
 from pipetransformer.profiling.memory import AutocastCopies, LiveBytes, count_saved_bytes
-from pipetransformer.profiling.timing import timed
+from pipetransformer.profiling.overhead import measure_contention
+from pipetransformer.profiling.timing import timed, typical, until_settled
 from pipetransformer.runtime.batch import Batch
+from pipetransformer.runtime.gradients import squared_gradient_norms, unscale_and_clip
 from pipetransformer.runtime.precision import Precision
 from pipetransformer.runtime.rng import PerSampleRng, RefuseOtherRandomness
-
-NUM_REPEATS = 5
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,11 @@ class Measured:
 
 def profile(
     stack: LayerStack, batches: tuple[Batch, Batch], optimizer: OptimizerSpec, device: torch.device,
-    precision: Precision,
+    precision: Precision, devices_per_node: int = 1,
 ) -> Profile:  # fmt: skip
     """Measures every kind of layer once (blocks of one shape are alike) and averages over the ranks. All ranks call it.
+
+    All ranks measure at the same time, as they compute in a step; what one takes by itself is measured on a block.
 
     Args:
         stack: The model; layers without storage are loaded one at a time.
@@ -44,21 +46,28 @@ def profile(
         optimizer: Builds the optimizer whose update is timed.
         device: The device that computes.
         precision: The types in which the layers compute.
+        devices_per_node: Ranks that may share cores and memory.
     """
     known: dict[object, LayerProfile] = {}
-    kinds = [_kind(stack[index]) for index in range(len(stack))]
+    contention, update_s = 1.0, _update_seconds([nn.Parameter(torch.zeros(1, device=device))], optimizer)
+    kinds = [kind_of_layer(stack[index]) for index in range(len(stack))]
     xs = [batch.inputs for batch in batches if batch.inputs is not None]
     for index, kind in enumerate(kinds):
         if kind not in known:
             layer = stack.loaded_copy(index, device).train()
             _fix_weights(layer, stack, index)
-            known[kind] = _layer_profile(layer, index, xs, batches, optimizer, precision)
+            known[kind] = _layer_profile(layer, index, xs, batches, optimizer, precision, update_s)
+            if index == 1:
+                contention = measure_contention(
+                    _passes(layer, index, xs[0], batches[0], precision), device, devices_per_node
+                )
             # the layers above take inputs of this shape; the numbers in them do not matter for the time
             with torch.no_grad():
                 layer.eval()
                 xs = [precision.run_layer(layer, x, b.context) for x, b in zip(xs, batches, strict=True)]
             del layer  # one at a time: the whole model may be larger than the device
-    return Profile(layers=tuple(known[kind] for kind in kinds), optimizer_state_factor=optimizer.state_factor)
+    layers = tuple(known[kind] for kind in kinds)
+    return Profile(layers, optimizer_state_factor=optimizer.state_factor, contention=contention)
 
 
 def _fix_weights(layer: Layer, stack: LayerStack, index: int) -> None:
@@ -68,7 +77,8 @@ def _fix_weights(layer: Layer, stack: LayerStack, index: int) -> None:
         parameter.requires_grad_(original in trained)
 
 
-def _kind(layer: nn.Module) -> object:
+def kind_of_layer(layer: nn.Module) -> object:
+    """Returns what layers have in common that take the same time: their modules and the shapes of their parameters."""
     modules = tuple(type(module) for module in layer.modules())
     return modules, tuple(p.shape for p in layer.parameters())
 
@@ -79,14 +89,15 @@ def _trainable(layer: nn.Module) -> list[nn.Parameter]:
 
 def _layer_profile(
     layer: nn.Module, index: int, xs: list[Tensor], batches: tuple[Batch, Batch], optimizer: OptimizerSpec,
-    precision: Precision,
+    precision: Precision, idle_update_s: float,
 ) -> LayerProfile:  # fmt: skip
     small, large = (_measure(layer, index, x, batch, precision) for x, batch in zip(xs, batches, strict=True))
     sizes = len(batches[0].ids), len(batches[1].ids)  # samples, of which a packed row has several
     names = ("forward_s", "input_grad_s", "weight_grad_s")
-    numbers = [getattr(measured, name) for measured in (small, large) for name in names]
-    numbers = _mean_over_ranks([*numbers, _optimizer_seconds(layer, optimizer)], next(layer.parameters()).device)
-    forward, input_grad, weight_grad = (_affine_time(sizes, numbers[i], numbers[i + 3]) for i in range(3))
+    update_s = max(0.0, _update_seconds(_trainable(layer), optimizer) - idle_update_s)
+    numbers = [getattr(measured, name) for measured in (small, large) for name in names] + [update_s]
+    numbers = _mean_over_ranks(numbers, next(layer.parameters()).device)
+    forward, input_grad, weight_grad = (AffineTime.through(sizes, (numbers[i], numbers[i + 3])) for i in range(3))
     return LayerProfile(
         name=type(layer).__name__,
         forward=forward,
@@ -102,34 +113,58 @@ def _layer_profile(
     )
 
 
-def _measure(layer: nn.Module, index: int, x: Tensor, batch: Batch, precision: Precision) -> Measured:
-    wants_grad = x.is_floating_point() and index > 0
-    copies, trained = AutocastCopies(layer), _trainable(layer)
+@dataclass(frozen=True)
+class _Passes:
+    """Seconds of a forward and a backward pass, their output, and the bytes that forward saved for backward."""
 
-    def run(weight_grad: bool) -> tuple[float, float, Tensor, int]:
-        for parameter in trained:
-            parameter.requires_grad_(weight_grad)
+    forward_s: float
+    backward_s: float
+    output: Tensor
+    saved_bytes: int
+
+    @property
+    def seconds(self) -> float:
+        return self.forward_s + self.backward_s
+
+
+def _passes(
+    layer: nn.Module, index: int, x: Tensor, batch: Batch, precision: Precision, copies: AutocastCopies | None = None
+) -> Callable[[], _Passes]:
+    """Returns a function that runs a layer forward, and backward as far as a gradient is asked for."""
+    copies = copies or AutocastCopies(layer)
+    wants_grad = x.is_floating_point() and index > 0
+
+    def run() -> _Passes:
         leaf = x.detach().requires_grad_(wants_grad)
         with PerSampleRng(batch.keys, index), count_saved_bytes(layer, copies) as saved:
             forward_s, output = timed(lambda: precision.run_layer(layer, leaf, batch.context), x.device)
         backward_s = timed(lambda: output.sum().backward(), x.device)[0] if output.requires_grad else 0.0
         layer.zero_grad(set_to_none=True)
-        return forward_s, backward_s, output, saved[0]
+        return _Passes(forward_s, backward_s, output, saved[0])
 
+    return run
+
+
+def _measure(layer: nn.Module, index: int, x: Tensor, batch: Batch, precision: Precision) -> Measured:
+    copies, trained = AutocastCopies(layer), _trainable(layer)
+    run = _passes(layer, index, x, batch, precision, copies)
     with precision.cached_autocast(x.device):  # as all but the first micro-batch of a step find them
         with RefuseOtherRandomness(), copies:
-            run(True)  # warm up
-        full = [run(True) for _ in range(NUM_REPEATS)]
-    inputs_only = [run(False)[1] for _ in range(NUM_REPEATS)] if wants_grad else [0.0]
+            run()  # warm up
+        full = until_settled(run, lambda passes: passes.seconds)
+    for parameter in trained:
+        parameter.requires_grad_(False)
+    inputs_only = until_settled(run, lambda passes: passes.backward_s) if x.is_floating_point() and index > 0 else []
     for parameter in trained:
         parameter.requires_grad_(True)
-    output, activation_bytes = full[-1][2:]
-    backward_s, input_grad_s = statistics.median(f[1] for f in full), statistics.median(inputs_only)
+    backward_s = typical([passes.backward_s for passes in full])
+    input_grad_s = min(typical([passes.backward_s for passes in inputs_only] or [0.0]), backward_s)
+    output = full[-1].output
     return Measured(
-        statistics.median(f[0] for f in full),
-        min(input_grad_s, backward_s),
-        max(backward_s - input_grad_s, 0.0),
-        activation_bytes,
+        typical([passes.forward_s for passes in full]),
+        input_grad_s,
+        backward_s - input_grad_s,
+        full[-1].saved_bytes,
         sum(copies.bytes_at.values()),
         output.numel() * output.element_size(),
     )
@@ -147,21 +182,25 @@ def _peak_forward_bytes(layer: nn.Module, x: Tensor, batch: Batch, precision: Pr
     return live.peak - num_bytes
 
 
-def _optimizer_seconds(layer: nn.Module, spec: OptimizerSpec) -> float:
-    for parameter in _trainable(layer):
+def _update_seconds(parameters: list[nn.Parameter], spec: OptimizerSpec) -> float:
+    """Measures norms, clipping and the optimizer's step; their bookkeeping included, which is one for all layers."""
+    optimizer = spec.build(parameters)
+    if optimizer is None:
+        return 0.0
+    own, device, total_norm = {0: parameters}, parameters[0].device, 2 * (spec.clip_norm or 1.0)
+    for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
-    optimizer = spec.build(layer.parameters())
-    device = next(layer.parameters()).device
-    seconds = [timed(optimizer.step, device)[0] for _ in range(3)] if optimizer else [0.0]
-    layer.zero_grad(set_to_none=True)
-    return statistics.median(seconds)
 
+    def update() -> None:
+        squared_gradient_norms(own, 1, device).tolist()
+        unscale_and_clip(own, total_norm, spec.clip_norm, loss_scale=1.0)
+        optimizer.step()
 
-def _affine_time(sizes: tuple[int, int], small_s: float, large_s: float) -> AffineTime:
-    """Fits a line through two measurements; noise must not make either part negative."""
-    per_sample_s = max((large_s - small_s) / (sizes[1] - sizes[0]), 0.0) if sizes[1] > sizes[0] else 0.0
-    fixed_s = max(large_s - per_sample_s * sizes[1], 0.0)
-    return AffineTime(fixed_s, (large_s - fixed_s) / sizes[1])
+    update()  # makes the optimizer's state
+    measured = until_settled(lambda: timed(update, device)[0], lambda seconds: seconds)
+    for parameter in parameters:
+        parameter.grad = None
+    return typical(measured)
 
 
 def _mean_over_ranks(values: list[float], device: torch.device) -> list[float]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-from pipetransformer.profiling.timing import median_seconds
+from pipetransformer.profiling.timing import typical_seconds
 from pipetransformer.runtime.groups import broadcast_from_rank0
 
 NUM_REPEATS = 9
@@ -102,7 +102,7 @@ def _message(other: int, device: torch.device) -> Pair:
             for step in steps:
                 step(message, other - dist.get_rank())
 
-        return median_seconds(there_and_back, device, NUM_REPEATS) / 2
+        return typical_seconds(there_and_back, device, NUM_REPEATS) / 2
 
     return _latency_and_bandwidth(one_way_seconds, 1.0)
 
@@ -110,7 +110,7 @@ def _message(other: int, device: torch.device) -> Pair:
 def _all_reduce(num_ranks: int, group: ProcessGroup | None, device: torch.device) -> Pair:
     def seconds(num_bytes: int) -> float:
         tensor = torch.zeros(-(-num_bytes // 4), device=device)
-        return median_seconds(lambda: dist.all_reduce(tensor, group=group), device, NUM_REPEATS)
+        return typical_seconds(lambda: dist.all_reduce(tensor, group=group), device, NUM_REPEATS)
 
     return _latency_and_bandwidth(seconds, 2 * (num_ranks - 1) / num_ranks)
 
@@ -137,7 +137,7 @@ def _step_seconds(num_microbatches: int, device: torch.device, group: ProcessGro
     schedule = Schedule1F1B(stage, num_microbatches, loss_fn=_loss)
     inputs = (torch.ones(num_microbatches, 1, device=device),) if rank == 0 else ()
     target: dict[str, Any] = {"target": torch.ones(num_microbatches, 1, device=device)} if rank == 1 else {}
-    return median_seconds(lambda: schedule.step(*inputs, **target), device, NUM_STEPS)
+    return typical_seconds(lambda: schedule.step(*inputs, **target), device, NUM_STEPS)
 
 
 def _loss(output: Tensor, _: Tensor) -> Tensor:

@@ -24,8 +24,10 @@ from pipetransformer.data.base import Data, ImageFormat, TextFormat
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.base import OptimizerSpec
 from pipetransformer.planning.planner import Planner
+from pipetransformer.profiling.kept import Measurement, kept_or_measured, profile_key
 from pipetransformer.profiling.layers import profile
 from pipetransformer.profiling.network import measure_all_reduces, measure_messages, measure_schedule_overhead
+from pipetransformer.profiling.overhead import measure_reading, measure_step_overhead
 from pipetransformer.report.reporter import Reporter
 from pipetransformer.runtime.batch import Batch
 from pipetransformer.runtime.elastic import ElasticRuntime
@@ -107,7 +109,7 @@ def prepare(
     report.write("phase", message="measuring layers and links")
     planner = make_planner(
         stack, train, optim, config.parallel, config.batch_size, device, precision, nodes, cache_setup, config.parks,
-        order,
+        order, None if config.profile.path is None else Path(config.profile.path),
     )  # fmt: skip
     context = RankContext.create(device, precision, config.parallel.timeout_s)
     runtime = closing.enter_context(
@@ -152,7 +154,7 @@ def make_planner(
     stack: LayerStack, loader: BatchLoader, optim: OptimizerSpec, parallel: Parallel, batch_size: int,
     device: torch.device,
     precision: Precision, nodes: NodeLayout, cache_setup: CacheSetup | None = None, parks: bool = False,
-    order: SampleOrder | None = None,
+    order: SampleOrder | None = None, kept: Path | None = None,
 ) -> Planner:  # fmt: skip
     """Measures the layers on a typical batch of a feed, and the links; every rank calls it.
 
@@ -161,32 +163,40 @@ def make_planner(
         cache_setup: With which the cache's time is counted; else reading takes none.
         parks: Frozen layers keep their optimizer state.
         order: Of the samples; ``None``: uniform.
+        kept: Folder of the measurements of other runs; ``None`` measures.
     """
     order = order or SampleOrder(len(loader.split), 0, batch_size)
     share = max(2, -(-batch_size // dist.get_world_size()))
     sizes = max(1, share // 4), share
-    small, large = (
-        _whole_batch(loader, len(stack), order.typical(size)).to(device, precision.param_dtype) for size in sizes
-    )
-    measured = profile(stack, (small, large), optim, device, precision)
+    read = [lambda size=size: _whole_batch(loader, len(stack), order.typical(size)) for size in sizes]
+    small, large = (each().to(device, precision.param_dtype) for each in read)
+
+    def measure() -> Measurement:
+        layers = profile(stack, (small, large), optim, device, precision, nodes.devices_per_node)
+        cluster = _measured_cluster(device, nodes.devices_per_node)
+        overhead_s = measure_step_overhead(optim, RankContext.create(device, precision, parallel.timeout_s))
+        # a message up and one back are counted elsewhere
+        schedule_overhead_s = max(0.0, measure_schedule_overhead(device) - 2 * cluster.link.latency_s)
+        reading = measure_reading((read[0], read[1]), sizes)
+        overheads = {"step_overhead_s": overhead_s, "schedule_overhead_s": schedule_overhead_s}
+        return replace(layers, read=reading, **overheads), cluster
+
+    key = profile_key(stack, (small, large), optim, device, precision, nodes.devices_per_node)
+    (measured, cluster), _ = kept_or_measured(kept, key, measure)
     if cache_setup is not None and cache_setup.cache is not None:
         miss_rate = cache_setup.cache.capacity.miss_rate(loader.source.name)
         measured = replace(measured, cache_read_s_per_byte=cache_setup.mean_read_s_per_byte, cache_miss_rate=miss_rate)
-    cluster = _cluster(parallel.device_memory_gib, device, nodes.devices_per_node)
-    schedule_overhead_s = max(
-        0.0, measure_schedule_overhead(device) - 2 * cluster.link.latency_s
-    )  # a message up and one back, counted elsewhere
-    return Planner(replace(measured, schedule_overhead_s=schedule_overhead_s), cluster, parallel, batch_size, parks)
+    budget_gib = parallel.device_memory_gib
+    cluster = replace(cluster, device_memory_bytes=None if budget_gib is None else int(budget_gib * GIB))
+    return Planner(measured, cluster, parallel, batch_size, parks)
 
 
-def _cluster(budget_gib: float | None, device: torch.device, devices_per_node: int) -> Cluster:
-    memory = None if budget_gib is None else int(budget_gib * GIB)
+def _measured_cluster(device: torch.device, devices_per_node: int) -> Cluster:
+    """Measures the links; memory has no limit here."""
     pairs = *measure_messages(device, devices_per_node), *measure_all_reduces(device, devices_per_node)
     link, node_link, allreduce_link, node_allreduce_link = (Link(*pair) if pair else None for pair in pairs)
     assert link is not None
-    return Cluster(
-        dist.get_world_size(), memory, link, node_link, devices_per_node, allreduce_link, node_allreduce_link
-    )
+    return Cluster(dist.get_world_size(), None, link, node_link, devices_per_node, allreduce_link, node_allreduce_link)
 
 
 def _whole_batch(loader: BatchLoader, num_layers: int, ids: np.ndarray) -> Batch:

@@ -1,0 +1,132 @@
+"""Measured profiles that outlive a run: of several equal jobs the first one measures, and the others read.
+
+A profile is kept under the digest of all that it depends on: kinds and shapes of the layers, batches, types, optimizer,
+ranks, machine and libraries. A kept one is wrong where the machine is busier or idler than it was; the first steps of
+each plan correct that.
+"""
+
+import json
+import os
+import platform
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict
+from hashlib import blake2b
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from filelock import FileLock, Timeout
+
+from pipetransformer.autopipe.cluster import Cluster, Link
+from pipetransformer.autopipe.profile import AffineTime, LayerProfile, Profile
+from pipetransformer.errors import UserError
+from pipetransformer.models.stack import LayerStack
+from pipetransformer.optim.base import OptimizerSpec
+from pipetransformer.profiling.layers import kind_of_layer
+from pipetransformer.runtime.batch import Batch
+from pipetransformer.runtime.groups import broadcast_from_rank0
+from pipetransformer.runtime.precision import Precision
+
+WAIT_S = 120.0  # for another job that measures the same; after that this one measures too
+FORMAT = 1
+TIMES = ("forward", "input_grad", "weight_grad")
+LINKS = ("link", "node_link", "allreduce_link", "node_allreduce_link")
+Measurement = tuple[Profile, Cluster]
+
+
+def profile_key(
+    stack: LayerStack, batches: Sequence[Batch], optimizer: OptimizerSpec, device: torch.device, precision: Precision,
+    devices_per_node: int,
+) -> str:  # fmt: skip
+    """Returns a digest of all that determines a measurement, the same in equal jobs on one machine."""
+    plain = {name: value for name, value in vars(optimizer).items() if name not in ("lr", "recipe_lr")}
+    parts = (
+        FORMAT,
+        [kind_of_layer(stack[index]) for index in range(len(stack))],
+        [[None if batch.inputs is None else tuple(batch.inputs.shape), len(batch)] for batch in batches],
+        type(optimizer).__qualname__,
+        plain,
+        precision,
+        (dist.get_world_size(), devices_per_node),
+        (platform.node(), platform.processor(), os.cpu_count(), torch.get_num_threads()),
+        torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        [version(name) for name in ("pipetransformer", "torch", "timm", "transformers")],
+    )
+    return blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+
+
+def kept_or_measured(folder: Path | None, key: str, measure: Callable[[], Measurement]) -> tuple[Measurement, bool]:
+    """Returns a kept measurement, or measures and keeps it. All ranks call it.
+
+    Args:
+        folder: Where measurements are kept; ``None`` measures.
+        key: See :func:`profile_key`.
+        measure: Measures; all ranks call it at the same time.
+
+    Returns:
+        The measurement, equal on every rank; whether it was kept.
+
+    Raises:
+        UserError: The folder cannot be written.
+    """
+    if folder is None:
+        return measure(), False
+    with ExitStack() as closing:
+        found: Measurement | UserError | None = None
+        file = folder / f"{key}.json"
+        if dist.get_rank() == 0:
+            found = _lock_and_read(file, closing)
+        found = broadcast_from_rank0(found)
+        if isinstance(found, UserError):
+            raise found
+        if found is not None:
+            return found, True
+        measured = measure()
+        if dist.get_rank() == 0:
+            _write(file, measured)
+        return measured, False
+
+
+def _lock_and_read(file: Path, closing: ExitStack) -> Measurement | UserError | None:
+    """Takes the lock of a measurement, waits for another job that has it, and reads what there is."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(file.with_suffix(".lock"))
+        with suppress(Timeout):
+            closing.enter_context(lock.acquire(timeout=WAIT_S))
+    except OSError as error:
+        return UserError(f"profile.path={file.parent} cannot be written ({error.strerror}); name another folder")
+    return _read(file)
+
+
+def _read(file: Path) -> Measurement | None:
+    """Reads a measurement; ``None`` where there is none, or none that can be read."""
+    try:
+        return from_plain(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _write(file: Path, measured: Measurement) -> None:
+    """Writes a measurement at once; without room for it the next job measures again."""
+    temporary = file.with_suffix(f".{os.getpid()}")
+    with suppress(OSError):
+        temporary.write_text(json.dumps(to_plain(measured), indent=1), encoding="utf-8")
+        temporary.replace(file)
+
+
+def to_plain(measured: Measurement) -> dict[str, Any]:
+    """Returns a measurement as plain values."""
+    return {"profile": asdict(measured[0]), "cluster": asdict(measured[1])}
+
+
+def from_plain(values: dict[str, Any]) -> Measurement:
+    """Returns the measurement that :func:`to_plain` turned into plain values, also after a way through JSON."""
+    profile, cluster = values["profile"], values["cluster"]
+    layers = tuple(LayerProfile(**layer | {n: AffineTime(**layer[n]) for n in TIMES}) for layer in profile["layers"])
+    links = {name: None if cluster[name] is None else Link(**cluster[name]) for name in LINKS}
+    known = {"layers": layers, "read": AffineTime(**profile["read"]), "timed": ()}
+    return Profile(**profile | known), Cluster(**cluster | links)

@@ -1,0 +1,136 @@
+"""Measures what a step takes besides its layers: its fixed part, reading, and what busy ranks take from each other."""
+
+import statistics
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from pipetransformer.autodp.topology import Topology
+from pipetransformer.autopipe.plan import Plan
+from pipetransformer.autopipe.profile import AffineTime
+from pipetransformer.models.layer import Layer
+from pipetransformer.models.stack import LayerStack
+from pipetransformer.optim.base import OptimizerSpec
+from pipetransformer.profiling.timing import timed, typical, typical_seconds, until_settled
+from pipetransformer.runtime.batch import Batch
+from pipetransformer.runtime.elastic import ElasticRuntime
+from pipetransformer.runtime.groups import RankContext, broadcast_from_rank0
+from pipetransformer.runtime.rng import sample_keys
+
+NUM_ROUNDS, NUM_STEPS = 5, 11
+Value = TypeVar("Value")
+Pair = tuple[Value, Value]
+
+
+def measure_contention(work: Callable[[], object], device: torch.device, devices_per_node: int) -> float:
+    """Measures how much slower a rank computes while all others do, too. All ranks call it.
+
+    All ranks of the world work, then rank 0 alone, in turns.
+
+    Args:
+        work: Computes for a while.
+        devices_per_node: Ranks of a node; a rank alone on its node shares nothing.
+
+    Returns:
+        The seconds together over those alone, at least 1, equal on every rank.
+    """
+    if devices_per_node == 1 or dist.get_world_size() == 1:
+        return 1.0
+    together, alone = list[float](), list[float]()
+    for _ in range(NUM_ROUNDS):
+        _meet(device)
+        together.append(timed(work, device)[0])
+        _meet(device)
+        if dist.get_rank() == 0:
+            alone.append(timed(work, device)[0])
+    _meet(device)
+    return broadcast_from_rank0(max(1.0, typical(together) / typical(alone)) if alone else 1.0)
+
+
+def _meet(device: torch.device) -> None:
+    """Waits until all ranks have come as far."""
+    dist.all_reduce(torch.zeros((), device=device))
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def measure_reading(batches: Pair[Callable[[], object]], sizes: Pair[int]) -> AffineTime:
+    """Measures reading batches of a small and of a large size, on all ranks at once. All ranks call it.
+
+    Args:
+        batches: Read a batch of each size.
+        sizes: Samples of both.
+
+    Returns:
+        The seconds as a line in the samples, by the mean over the ranks.
+    """
+    host = torch.device("cpu")
+    measured = [until_settled(lambda read=read: timed(read, host)[0], lambda seconds: seconds) for read in batches]
+    seconds = [typical(each) for each in measured]
+    gathered: list[list[float]] = [seconds] * dist.get_world_size()
+    if len(gathered) > 1:
+        dist.all_gather_object(gathered, seconds)
+    small_s, large_s = (statistics.mean(column) for column in zip(*gathered, strict=True))
+    return AffineTime.through(sizes, (small_s, large_s))
+
+
+def measure_step_overhead(optimizer: OptimizerSpec, context: RankContext) -> float:
+    """Measures an optimizer step of a model in which there is nothing to compute. All ranks call it.
+
+    It has a replica on each rank. What it takes is what every step does besides its layers: bookkeeping, norms and
+    clipping, the optimizer's own, and the sums over the ranks, waiting included.
+
+    Returns:
+        Seconds as rank 0 measured them, equal on every rank.
+    """
+    stack = LayerStack([Layer(_Nothing(), _call, f"{n}.") for n in range(3)], lambda x: torch.Size((len(x), 1, 1)))
+    plan = Plan(0, 0, ((0, 2),), dist.get_world_size(), num_microbatches=1)
+    ids, step = np.arange(dist.get_world_size()), iter(range(NUM_STEPS + 1))
+    with ElasticRuntime(stack.to(context.precision.param_dtype), _NoTask(), optimizer, context) as runtime:
+        runtime.apply_plan(plan)
+
+        def train() -> float:
+            return runtime.train_step(_NoData(), ids, next(step), 0.0).loss
+
+        return broadcast_from_rank0(typical_seconds(train, context.device, NUM_STEPS))
+
+
+class _Nothing(nn.Module):
+    """A layer of one number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+def _call(module: nn.Module, x: Tensor, **_: Tensor) -> Tensor:
+    return module(x)
+
+
+class _NoTask:
+    """A loss of the output itself."""
+
+    @staticmethod
+    def loss(output: Tensor, _: Tensor) -> Tensor:
+        return output.flatten()
+
+    @staticmethod
+    def output_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+        return shape
+
+
+class _NoData:
+    """A sample of one number for each replica."""
+
+    def batch(self, ids: np.ndarray, topology: Topology, step: int = 0, targets: bool = True) -> Batch:
+        own = ids[topology.replica : topology.replica + 1]
+        one = torch.ones(1, 1, 1)
+        keys = sample_keys(0, step, own)
+        return Batch(own, one, {}, torch.zeros(1), torch.ones(1), keys, (1, 1, 1), float(len(ids)))

@@ -1,0 +1,45 @@
+"""Of equal jobs one measures, and the others read the same numbers."""
+
+import json
+from pathlib import Path
+
+import pytest
+from support.jobs import TINY, run_job
+from support.overheads import MEASUREMENT, kept
+from support.pool import Pool
+
+from pipetransformer.profiling.kept import from_plain, to_plain
+
+
+def test_a_measurement_survives_its_way_through_a_file() -> None:
+    assert from_plain(json.loads(json.dumps(to_plain(MEASUREMENT)))) == MEASUREMENT
+
+
+def test_the_second_of_two_equal_jobs_does_not_measure(pool: Pool, tmp_path: Path) -> None:
+    assert pool.run(2, kept, tmp_path / "profiles", "a") == [(MEASUREMENT, False, 1)] * 2
+    assert pool.run(2, kept, tmp_path / "profiles", "a") == [(MEASUREMENT, True, 0)] * 2
+    assert pool.run(2, kept, tmp_path / "profiles", "b") == [(MEASUREMENT, False, 1)] * 2, "another model measures"
+    assert pool.run(2, kept, None, "a") == [(MEASUREMENT, False, 1)] * 2
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"profile": {"layers": [{}]}}'])
+def test_what_cannot_be_read_is_measured_again(pool: Pool, tmp_path: Path, content: str) -> None:
+    (tmp_path / "a.json").write_text(content)
+    assert pool.run(1, kept, tmp_path, "a") == [(MEASUREMENT, False, 1)]
+    assert pool.run(1, kept, tmp_path, "a") == [(MEASUREMENT, True, 0)]
+
+
+def test_a_folder_that_cannot_be_written_is_named(pool: Pool, tmp_path: Path) -> None:
+    job = run_job(pool, 1, tmp_path / "run", *TINY, "profile.path=/proc/profiles")
+    assert job.error.startswith("profile.path=/proc/profiles cannot be written (")
+
+
+def test_jobs_that_differ_in_rate_and_seed_alone_share_a_profile(pool: Pool, tmp_path: Path) -> None:
+    options = (*TINY, f"profile.path={tmp_path / 'profiles'}", "epochs=1", "freeze=none")
+    run_job(pool, 1, tmp_path / "first", *options, "seed=1")
+    (file,) = (tmp_path / "profiles").glob("*.json")
+    written = file.read_bytes()
+    run_job(pool, 1, tmp_path / "second", *options, "seed=2", "optim.lr=0.01")
+    assert [path.read_bytes() for path in (tmp_path / "profiles").glob("*.json")] == [written]
+    run_job(pool, 1, tmp_path / "third", *options, "batch_size=8")
+    assert len(list((tmp_path / "profiles").glob("*.json"))) == 2

@@ -1,0 +1,31 @@
+"""The parts of a step besides its layers are measured alike on every rank, and leave nothing behind."""
+
+import pytest
+from support.overheads import contention, reading, step_overhead
+from support.pool import Pool
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_every_rank_hears_the_same_overhead_of_a_step(pool: Pool, world: int) -> None:
+    measured = pool.run(world, step_overhead)
+    assert len({seconds for seconds, _ in measured}) == 1
+    assert measured[0][0] > 0
+    assert all(num_groups == 0 for _, num_groups in measured), "process groups are destroyed"
+
+
+def test_contention_is_the_time_together_over_that_alone(pool: Pool) -> None:
+    measured = pool.run(2, contention, 2)
+    assert [seconds for seconds, _ in measured] == [1.5, 1.5]
+    (_, first), (_, second) = measured
+    assert first == 2 * second, "rank 0 works alone as often as together"
+
+
+@pytest.mark.parametrize(("world", "devices_per_node"), [(1, 1), (2, 1)])
+def test_ranks_that_share_nothing_have_no_contention(pool: Pool, world: int, devices_per_node: int) -> None:
+    assert pool.run(world, contention, devices_per_node) == [(1.0, 0)] * world
+
+
+def test_every_rank_hears_the_same_time_of_reading(pool: Pool) -> None:
+    lines = pool.run(2, reading)
+    assert lines[0] == lines[1]
+    assert min(lines[0].fixed_s, lines[0].per_sample_s) >= 0
