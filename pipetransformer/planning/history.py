@@ -10,6 +10,7 @@ from pipetransformer.autopipe.plan import Plan
 from pipetransformer.planning.planner import Planner
 
 NUM_WARMUP_STEPS = 2  # the first steps of a plan allocate and connect
+NUM_TIMED_STEPS = 6  # after them, by which a plan is compared with its prediction
 
 
 @dataclass
@@ -58,10 +59,11 @@ class RunHistory:
 
     Args:
         may_cache: The run may read frozen layers' output from a cache, even if that never pays.
+        baseline: The run begins with steps under the best static plan of each kind, with which it is compared.
     """
 
-    def __init__(self, num_blocks: int, may_cache: bool) -> None:
-        self._num_blocks, self._may_cache = num_blocks, may_cache
+    def __init__(self, num_blocks: int, may_cache: bool, baseline: bool = False) -> None:
+        self._num_blocks, self._may_cache, self._baseline = num_blocks, may_cache, baseline
         self.entries: list[PlanRecord] = []
 
     def plan(self, entry: PlanRecord) -> None:
@@ -78,6 +80,22 @@ class RunHistory:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over the values of :meth:`state_dict`."""
         self.entries = [PlanRecord(**entry | {"plan": plan_from_dict(entry["plan"])}) for entry in state["entries"]]
+
+    def is_timed(self) -> bool:
+        """Returns True when the plan in force has just made as many steps as tell its time."""
+        return len(self.entries[-1].step_seconds) == NUM_WARMUP_STEPS + NUM_TIMED_STEPS
+
+    def static_steps(self) -> list[tuple[Plan, float, int]]:
+        """Returns each plan with nothing frozen that was timed, its median step in seconds and its number of steps."""
+        timed = [entry for entry in self.entries if not entry.plan.num_frozen]
+        timed = [entry for entry in timed if len(entry.step_seconds) >= NUM_WARMUP_STEPS + NUM_TIMED_STEPS]
+        pooled: list[tuple[Plan, list[float]]] = []
+        for entry in timed:
+            known = next((own for plan, own in pooled if same_arrangement(plan, entry.plan)), None)
+            if known is None:
+                pooled.append((entry.plan, known := []))
+            known += entry.step_seconds[NUM_WARMUP_STEPS:]
+        return [(plan, statistics.median(seconds), len(seconds)) for plan, seconds in pooled]
 
     @property
     def num_samples(self) -> int:
@@ -103,23 +121,42 @@ class RunHistory:
             "num_frozen": self.entries[-1].plan.num_frozen if self.entries else 0,
             "mean_frozen_fraction": frozen / (num_samples * self._num_blocks) if num_samples else 0.0,
             "speedup_vs_static": speedup,
+            "speedup_is": self._source,
+            "static_plans": [
+                plan_dict(plan) | {"median_step_s": seconds, "num_steps": number}
+                for plan, seconds, number in self.static_steps()
+            ],
             "limit": bound,
             "share_of_limit": speedup / bound if speedup and bound else None,
             "is_static": all(same_arrangement(entry.plan, planner.static) for entry in self.entries),
             "plans": [entry.as_dict() for entry in self.entries],
         }
 
-    def _speedup(self, planner: Planner) -> float | None:
-        """Returns the time that the best static plan would have taken, over the time taken.
+    @property
+    def _source(self) -> str:
+        """Whether the static step of the speed-up was ``measured`` in this run, or ``predicted``."""
+        return "measured" if self._baseline and self.static_steps() else "predicted"
 
-        The static step is the measured step of the first plan under which this run made one, times the ratio of the
-        best static plan to it by the cost model. The factor is 1 where that plan is the best static one.
-        """
-        first = next((entry for entry in self.entries if entry.typical_step_s is not None), None)
-        if first is None or first.typical_step_s is None or not self.train_seconds:
+    def _speedup(self, planner: Planner) -> float | None:
+        """Returns the time that the best static plan would have taken, over the time taken; ``None`` without steps."""
+        static_step_s = self._static_step_s(planner)
+        if static_step_s is None or not self.train_seconds:
             return None
-        static_step_s = first.typical_step_s * planner.predict(planner.static) / planner.predict(first.plan)
         return static_step_s * sum(len(entry.step_seconds) for entry in self.entries) / self.train_seconds
+
+    def _static_step_s(self, planner: Planner) -> float | None:
+        """Returns the seconds of a step under the best static plan.
+
+        With a baseline it is the fastest of those that were timed. Otherwise it is the measured step of the first plan
+        under which this run made one, times the ratio of the best static plan to it by the cost model. The factor is 1
+        where that plan is the best static one.
+        """
+        if self._source == "measured":
+            return min(seconds for _, seconds, _ in self.static_steps())
+        first = next((entry for entry in self.entries if entry.typical_step_s is not None), None)
+        if first is None or first.typical_step_s is None:
+            return None
+        return first.typical_step_s * planner.predict(planner.static) / planner.predict(first.plan)
 
     def _limit(self, planner: Planner) -> float | None:
         """Returns the higher one of two limits: with the run's cache levels, and with all frozen blocks cached."""

@@ -37,6 +37,8 @@ def charts(event: EventName, values: Values) -> Values:
     if event == "transition":
         names = ("seconds", "bytes_moved", "num_moves", "predicted_gain")
         return {f"transition/{name}": values[name] for name in names}
+    if event == "plan_timed":
+        return {f"plan/{name}": values[name] for name in ("predicted_step_s", "measured_step_s")}
     if event == "cache_fill":
         return {
             f"cache_fill/{name}": values[name] for name in ("to_level", "num_samples", "num_found", "seconds", "bytes")

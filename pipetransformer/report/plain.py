@@ -63,6 +63,9 @@ class PlainLog(Sink):
         is_multiple = self._log_every_steps is not None and step % self._log_every_steps == 0
         return is_quiet or is_multiple or step == self._progress.num_steps
 
+    def _plan_timed(self, values: Values) -> Iterable[str]:
+        return [text.timed_line(values)]
+
     def _decision(self, values: Values) -> Iterable[str]:
         yield text.decision_line(values)
         if any(values["gradient_norms"]):
@@ -71,6 +74,8 @@ class PlainLog(Sink):
 
     def _transition(self, values: Values) -> Iterable[str]:
         changes = [f"{label} {before} -> {after}" for label, before, after in text.transition_changes(values)]
+        if why := text.new_plan_line(values):
+            yield why
         yield f"transition at step {values['step']:,}: {'; '.join(changes) or 'arrangement kept'}"
         for label, words in text.transition_rows(values, self._progress.world_size):
             yield f"  {label}: {words}"

@@ -16,8 +16,8 @@ from pipetransformer.report.secrets import redact
 
 Values = dict[str, Any]
 EventName = Literal[
-    "phase", "start", "resume", "step", "decision", "transition", "cache_plan", "cache_fill", "evaluate", "checkpoint",
-    "warning", "summary",
+    "phase", "start", "resume", "step", "plan_timed", "decision", "transition", "cache_plan", "cache_fill", "evaluate",
+    "checkpoint", "warning", "summary",
 ]  # fmt: skip
 EVENTS: tuple[EventName, ...] = get_args(EventName)
 Shown = TypeVar("Shown")

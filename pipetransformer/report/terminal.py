@@ -97,6 +97,10 @@ class Terminal(Sink):
         ]
         self._live.update(Group(self._bar, *status))
 
+    def _plan_timed(self, values: Values) -> None:
+        if self._verbose:
+            self._console.print(escape(text.timed_line(values)), highlight=False)
+
     def _decision(self, values: Values) -> None:
         if values["bound"] != "guard":
             self._decision_values = values
@@ -106,6 +110,8 @@ class Terminal(Sink):
 
     def _transition(self, values: Values) -> None:
         self._progress.transition(values)
+        if why := text.new_plan_line(values):
+            self._console.print(escape(why), highlight=False)
         if not self._verbose:
             self._console.print(f"  {escape(text.transition_line(values))}", highlight=False)
             return

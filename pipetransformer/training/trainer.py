@@ -33,6 +33,7 @@ from pipetransformer.training.decisions import RunDecisions
 from pipetransformer.training.evaluate import evaluate
 from pipetransformer.training.guard import RunGuard
 from pipetransformer.training.main_metric import MainMetric
+from pipetransformer.training.plan_timing import PlanTiming
 from pipetransformer.training.position import inside
 from pipetransformer.training.resume import cut_log
 from pipetransformer.training.step_log import StepLog
@@ -94,7 +95,7 @@ class Trainer:
         self.runtime.observer = self.signals.observer
         self.state = TrainState(
             seed=config.seed,
-            history=RunHistory(self.num_blocks, may_cache=self.cache_session.is_on),
+            history=RunHistory(self.num_blocks, self.cache_session.is_on, config.baseline),
             loss_scale=self.runtime.loss_scale,
             signals=self.signals,
             steps_per_epoch=self.timeline.steps_per_epoch,
@@ -110,6 +111,7 @@ class Trainer:
         self.checkpoints = Checkpoints(config, self.runtime, self.timeline, components.order, about, report, run_dir)
         self.guard = RunGuard(self, run_dir)
         self.decisions = RunDecisions(self)
+        self._plan_timing = PlanTiming(self)
         splits = [loader.split for loader in components.evaluation]
         self.main_metric = MainMetric(config.evaluate, splits, components.data.task.metrics, self.state)
         self._run_dir, self.num_steps_lost = run_dir, 0
@@ -130,6 +132,7 @@ class Trainer:
         if resumed is None:
             self._transitions.start(self.components.first)
             self.estimate = self._foresee() if dist.get_rank() == 0 else {}
+            self._plan_timing.start()
             return
         manifest = resumed.checkpoint.manifest
         self.state.load_state_dict(manifest.train)
@@ -192,6 +195,7 @@ class Trainer:
 
     def _next_step(self) -> StepResult:
         state, order = self.state, self._epoch_order()
+        self._plan_timing.look()
         self.decisions.decide_if_due()
         if not self._prefetching:
             self._prefetch(order, state.step_in_epoch)
@@ -319,9 +323,23 @@ class Trainer:
 
     def follow(self, decision: Decision) -> None:
         """Makes the transition that follows from a decision. Collective."""
-        before = self.plan
+        self._go(lambda: self._transitions.follow(decision, self.state.step))
+
+    def improve_plan(self, reason: str) -> None:
+        """Goes to a plan that is faster by what has been measured since the last transition, if any is. Collective."""
+        self._go(lambda: self._transitions.improve(self.state.step, reason))
+
+    def try_plan(self, plan: Plan, reason: str) -> None:
+        """Goes to a plan with nothing frozen, whether it is faster or not. Collective."""
+        self._go(lambda: self._transitions.try_plan(plan, self.state.step, reason))
+
+    def _go(self, transition: Callable[[], object]) -> None:
+        """Makes a transition, if one is made, and tells those who want to know of it."""
+        before, last = self.plan, self.runtime.transition
         with inside("a transition", self.state.step):
-            self._transitions.follow(decision, self.state.step)
+            transition()
+        if self.runtime.transition is last:
+            return
         self.decisions.count_transition()
         self._prefetching = False
         for callback in self._callbacks:

@@ -8,7 +8,7 @@ from pipetransformer.autodp.transition import Transition, next_transition
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.freeze.base import Decision
 from pipetransformer.models.stack import ParamRef
-from pipetransformer.planning.history import PlanRecord, plan_dict
+from pipetransformer.planning.history import PlanRecord, plan_dict, same_arrangement
 from pipetransformer.planning.planner import Planner, RemainingRun
 from pipetransformer.planning.state import TrainState
 from pipetransformer.planning.timeline import Timeline
@@ -17,6 +17,8 @@ from pipetransformer.runtime.elastic import ElasticRuntime, TransitionReport
 from pipetransformer.runtime.groups import broadcast_from_rank0
 from pipetransformer.runtime.snapshot import LayerSource
 from pipetransformer.training.cache_session import CacheSession
+
+WORTH_IT = 0.05  # of a step; less is within what steps differ by
 
 
 class Transitions:
@@ -62,23 +64,54 @@ class Transitions:
             step: Optimizer steps so far.
         """
         start = time.perf_counter()
-        remaining, transition = self._choose(decision, step)
+        remaining, transition = self._choose(decision.num_frozen, step)
         planned = time.perf_counter()
         while not self._cache_session.advance_to(transition.after.cache_level, step):
-            remaining, transition = self._choose(decision, step)  # without the cache
+            remaining, transition = self._choose(decision.num_frozen, step)  # without the cache
+        self._carry_out(transition, remaining, decision.reason, step, start, planned)
+
+    def improve(self, step: int, reason: str) -> bool:
+        """Makes the transition to a plan that is faster by what has been measured since the last one, if there is one.
+
+        Returns:
+            Whether there is one.
+        """
+        plan = self._runtime.plan
+        assert plan is not None, "a plan has been timed"
+        _, transition = self._choose(plan.num_frozen, step)
+        gains = transition.after.predicted_step_s < (1 - WORTH_IT) * self._planner.predict(plan)
+        if same_arrangement(transition.after, plan) or not gains:
+            return False
+        self.follow(Decision(plan.num_frozen, "measured", reason), step)
+        return True
+
+    def try_plan(self, plan: Plan, step: int, reason: str) -> None:
+        """Goes to a plan that caches nothing, whether it is faster or not."""
+        start, last = time.perf_counter(), self._runtime.transition
+        assert last is not None, "a run has a plan"
+        remaining = self._remaining(step)
+        self._cache_session.advance_to(0, step)
+        self._carry_out(next_transition(last, plan), remaining, reason, step, start, time.perf_counter())
+
+    def _carry_out(
+        self, transition: Transition, remaining: RemainingRun, reason: str, step: int, start: float, planned: float
+    ) -> None:
+        """Moves the layers, remembers the plan, and reports.
+
+        Args:
+            start, planned: When the transition began, and when the planner had chosen it.
+        """
         before, plan = transition.before, transition.after
         assert before is not None, "a run has a plan before its first decision"
         filled = time.perf_counter()
         moved = self._apply(transition)
         self._cache_session.start_reading(plan.cache_level)
         seconds = time.perf_counter() - start
-        self._state.history.plan(
-            PlanRecord(plan, step, decision.reason, seconds, remaining.num_samples, transition.reason)
-        )
+        self._state.history.plan(PlanRecord(plan, step, reason, seconds, remaining.num_samples, transition.reason))
         self._report.write(
             "transition",
             step=step,
-            reason=decision.reason,
+            reason=reason,
             before=plan_dict(before),
             after=plan_dict(plan),
             seconds=seconds,
@@ -97,19 +130,21 @@ class Transitions:
             parks=self._runtime.resident.parks,
         )
 
-    def _choose(self, decision: Decision, step: int) -> tuple[RemainingRun, Transition]:
+    def _choose(self, num_frozen: int, step: int) -> tuple[RemainingRun, Transition]:
         """Returns the transition, and the rest of the run by which the planner chose it."""
-        last = self._runtime.transition
+        last, remaining = self._runtime.transition, self._remaining(step)
         assert last is not None, "a run has a plan before its first decision"
+        return remaining, self._planner.transition(last, num_frozen, remaining)
+
+    def _remaining(self, step: int) -> RemainingRun:
         cache = self._cache_session
-        remaining = RemainingRun(
+        return RemainingRun(
             self._timeline.steps_left(step),
             cache.num_samples(step),
             self._state.overhead_s,
             may_cache=cache.is_on,
             must_cache=cache.is_required,
         )
-        return remaining, self._planner.transition(last, decision.num_frozen, remaining)
 
     def _apply(self, transition: Transition, source: LayerSource | None = None) -> TransitionReport:
         """Carries out a transition, and remembers the seconds that it takes besides moving layers.

@@ -12,11 +12,13 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
+from pipetransformer.autopipe.plan import Plan
 from pipetransformer.autopipe.profile import AffineTime, Profile
 from pipetransformer.config.compose import compose_training
 from pipetransformer.config.names import in_options
 from pipetransformer.config.schema import Config
 from pipetransformer.errors import UserError
+from pipetransformer.planning.planner import Planner
 from pipetransformer.profiling.layers import profile
 from pipetransformer.runtime import precision
 from pipetransformer.runtime.groups import broadcast_from_rank0
@@ -123,15 +125,23 @@ def _measured_times() -> Iterator[None]:
     yield
 
 
+def corrected_by(planner: Planner, plan: Plan, measured_s: float) -> float:
+    """Corrects nothing: measured steps do not take what was made up."""
+    return planner.predict(plan)
+
+
 @contextmanager
 def with_made_up_times() -> Iterator[None]:
     """Plans follow from bytes alone."""
     with (
         mock.patch.object(setup, "profile", made_up_profile),
-        mock.patch("pipetransformer.profiling.layers.NUM_REPEATS", 1),
+        mock.patch("pipetransformer.profiling.timing.MOST", 1),
         mock.patch.object(setup, "measure_messages", return_value=((1e-3, 1e12), None)),
         mock.patch.object(setup, "measure_all_reduces", return_value=((1e-3, 1e12), None)),
         mock.patch.object(setup, "measure_schedule_overhead", return_value=0.0),
+        mock.patch.object(setup, "measure_step_overhead", return_value=0.0),
+        mock.patch.object(setup, "measure_reading", return_value=AffineTime(0.0, 0.0)),
+        mock.patch.object(Planner, "correct", corrected_by),
     ):
         yield
 
@@ -141,4 +151,4 @@ def made_up_profile(*args: Any) -> Profile:
     measured = profile(*args)
     second = {name: AffineTime(0.0, 1.0) for name in ("forward", "input_grad", "weight_grad")}
     layers = tuple(replace(layer, optimizer_s=0.0, **second) for layer in measured.layers)
-    return replace(measured, layers=layers)
+    return replace(measured, layers=layers, contention=1.0)

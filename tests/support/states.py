@@ -45,7 +45,7 @@ def run_through_json(
 
 def _run(overrides: tuple[str, ...], folder: Path, at_step: int | None, forgotten: str | None) -> Run | str:
     config, decisions = loaded(*overrides), Decisions()
-    with ExitStack() as closing, mock.patch("pipetransformer.profiling.layers.NUM_REPEATS", 1):
+    with ExitStack() as closing, mock.patch("pipetransformer.profiling.timing.MOST", 1):
         report = Reporter([decisions])
         trainer = Trainer(config, prepare(config, torch.device("cpu"), folder, closing, report), report, folder)
         trainer.start()

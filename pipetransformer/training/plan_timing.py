@@ -1,0 +1,88 @@
+"""Compares the first steps of each plan with the prediction, and goes to another plan where that shows a faster one.
+
+With ``baseline=true`` the run begins with a few steps under the best static plan of each kind. They are steps of the
+training like any others, because every arrangement gives the same mathematics; so the comparison costs no step::
+
+    step         0 .. 7          8 .. 15         16 .. 23              24 ..
+    plan         1 x 2           2 stages        1 device              the fastest of them
+                 [2 warm, 6 timed] each
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pipetransformer.autopipe.cost import kind_of
+from pipetransformer.autopipe.plan import Plan
+from pipetransformer.autopipe.profile import Kind
+from pipetransformer.planning.history import NUM_TIMED_STEPS, same_arrangement
+from pipetransformer.runtime.groups import broadcast_from_rank0
+
+if TYPE_CHECKING:
+    from pipetransformer.training.trainer import Trainer
+
+
+class PlanTiming:
+    """Times the plans of one rank's training loop. Every rank makes the same calls.
+
+    A kind of plan is tried once for a frozen prefix and cache level, so that plans whose times are close do not
+    alternate.
+
+    Args:
+        trainer: The loop, whose planner learns what is measured.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._timed: set[tuple[Kind, int, int]] = set()
+        self._untried: list[Plan] | None = None
+
+    def start(self) -> None:
+        """Looks for the static plans with which a new run compares itself, if it is asked to."""
+        trainer, freeze = self._trainer, self._trainer.config.freeze
+        if trainer.config.baseline and not (trainer.plan.fsdp or freeze.frozen_at_start):
+            candidates = trainer.planner.static_candidates()
+            self._untried = [plan for plan in candidates if not same_arrangement(plan, trainer.plan)]
+
+    def look(self) -> None:
+        """Once the plan in force has been timed, goes to the next static plan, or to a faster plan. Collective."""
+        trainer = self._trainer
+        if trainer.is_over or not trainer.state.history.is_timed():
+            return
+        self._correct(trainer.plan)
+        if self._untried is not None and not trainer.plan.num_frozen:
+            self._try_next(self._untried)
+            return
+        key = kind_of(trainer.plan.devices, trainer.plan.fsdp), trainer.plan.num_frozen, trainer.plan.cache_level
+        if key not in self._timed:
+            self._timed.add(key)
+            trainer.improve_plan("its first steps have shown that another plan is faster")
+
+    def _correct(self, plan: Plan) -> None:
+        """Tells the planner what steps under a plan take, by rank 0's clock, and reports it."""
+        trainer = self._trainer
+        measured_s = broadcast_from_rank0(trainer.state.history.entries[-1].typical_step_s)
+        assert measured_s is not None, "the plan has been timed"
+        predicted_s = trainer.planner.correct(plan, measured_s)
+        trainer.flush_log()
+        trainer.report.write(
+            "plan_timed",
+            step=trainer.state.step,
+            num_stages=plan.num_stages,
+            num_replicas=plan.num_replicas,
+            num_frozen=plan.num_frozen,
+            cache_level=plan.cache_level,
+            num_steps=NUM_TIMED_STEPS,
+            predicted_step_s=predicted_s,
+            measured_step_s=measured_s,
+        )
+
+    def _try_next(self, untried: list[Plan]) -> None:
+        """Goes to the next static plan; after the last one to the fastest that the options allow."""
+        trainer = self._trainer
+        if untried:
+            trainer.try_plan(untried.pop(0), "baseline: times the best static plan of another kind")
+            return
+        self._untried, fastest = None, trainer.planner.fastest()
+        if not same_arrangement(fastest, trainer.plan):
+            trainer.try_plan(fastest, "baseline: all static plans are timed; the fastest plan goes on")

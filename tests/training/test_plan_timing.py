@@ -1,0 +1,100 @@
+"""The first steps of each plan are held against the prediction, and against static plans where a run is asked to."""
+
+from pathlib import Path
+from statistics import median
+
+import pytest
+from support.jobs import TINY, Job, run_job
+from support.plan_times import play_with_step_times
+from support.pool import Pool
+
+RUN = (*TINY, "precision=float64", "epochs=12", "cache=off", "freeze=none")  # 48 steps of 16 samples
+AS_PREDICTED = {"data": 24.0, "single": 48.0, "pipeline": 40.0, "hybrid": 40.0}  # a second per layer and sample
+
+
+@pytest.fixture(scope="module")
+def on_one_device(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    return run_job(pool, 1, tmp_path_factory.mktemp("jobs") / "reference", *RUN)
+
+
+def run_with_times(pool: Pool, folder: Path, seconds: dict[str, float], *overrides: str) -> Job:
+    folder.mkdir()
+    assert set(pool.run(2, play_with_step_times, (*RUN, *overrides), folder, seconds)) == {""}
+    return Job(folder, "")
+
+
+def kinds(job: Job) -> list[tuple[int, int, int]]:
+    """Returns the first step, stages and replicas of each plan."""
+    return [(plan["step"], len(plan["stages"]), plan["num_replicas"]) for plan in job.summary["plans"]]
+
+
+def test_a_plan_that_is_slower_than_predicted_gives_way_and_the_losses_stay(
+    pool: Pool, tmp_path: Path, on_one_device: Job
+) -> None:
+    job = run_with_times(pool, tmp_path / "run", AS_PREDICTED | {"data": 1e4})
+    (first, second, *_) = kinds(job)
+    assert first == (0, 1, 2)
+    assert second[0] == 8, "two steps of warm-up and six that count"
+    assert second[1:] != (1, 2)
+    timed = job.events("plan_timed")
+    assert (timed[0]["step"], timed[0]["measured_step_s"]) == (8, 1e4)
+    assert timed[0]["predicted_step_s"] < 100
+    assert job.events("transition")[0]["reason"] == "its first steps have shown that another plan is faster"
+    assert job.losses == pytest.approx(on_one_device.losses, rel=0, abs=1e-10)
+
+
+def test_plans_do_not_alternate(pool: Pool, tmp_path: Path) -> None:
+    """All are far slower than predicted, and each is tried once; then the run stays where it was fastest."""
+    job = run_with_times(pool, tmp_path / "run", {"data": 3e4, "single": 4e4, "pipeline": 2e4, "hybrid": 5e4})
+    plans = kinds(job)
+    assert len({plan[1:] for plan in plans[:3]}) == 3
+    assert plans[-1][1:] == (2, 1)
+    assert len(plans) <= 4
+
+
+def test_a_fixed_arrangement_stays_however_slow_it_is(pool: Pool, tmp_path: Path) -> None:
+    job = run_with_times(pool, tmp_path / "run", AS_PREDICTED | {"data": 1e4}, "parallel=data")
+    assert kinds(job) == [(0, 1, 2)]
+
+
+def test_a_small_difference_changes_nothing(pool: Pool, tmp_path: Path) -> None:
+    steady = run_with_times(pool, tmp_path / "steady", AS_PREDICTED)
+    (timed,) = steady.events("plan_timed")
+    slower = timed["predicted_step_s"] * 1.02
+    job = run_with_times(pool, tmp_path / "run", AS_PREDICTED | {"data": slower})
+    assert kinds(job) == kinds(steady) == [(0, 1, 2)]
+
+
+def test_a_baseline_times_each_kind_by_steps_of_the_training(pool: Pool, tmp_path: Path, on_one_device: Job) -> None:
+    job = run_with_times(pool, tmp_path / "run", AS_PREDICTED, "baseline=true")
+    plans = kinds(job)
+    assert [step for step, *_ in plans] == [0, 8, 16, 24]
+    assert {plan[1:] for plan in plans[:3]} == {(1, 1), (1, 2), (2, 1)}
+    assert plans[3][1:] == (1, 2), "the fastest goes on"
+    assert job.losses == pytest.approx(on_one_device.losses, rel=0, abs=1e-10)
+    summary, seconds = job.summary, [step["step_seconds"] for step in job.events("step")]
+    assert summary["speedup_is"] == "measured"
+    timed = {(len(plan["stages"]), plan["num_replicas"]): plan for plan in summary["static_plans"]}
+    assert timed[1, 1]["num_steps"] == timed[2, 1]["num_steps"] == 6
+    first = plans[0][1:]
+    own = seconds[2:8] + (seconds[26:] if first == (1, 2) else [])
+    assert timed[first]["median_step_s"] == pytest.approx(median(own))
+    fastest = min(plan["median_step_s"] for plan in timed.values())
+    assert summary["speedup_vs_static"] == pytest.approx(fastest * 48 / summary["train_seconds"])
+
+
+def test_a_baseline_goes_back_to_the_arrangement_that_was_asked_for(pool: Pool, tmp_path: Path) -> None:
+    job = run_with_times(pool, tmp_path / "run", AS_PREDICTED | {"data": 1e4}, "baseline=true", "parallel=data")
+    assert kinds(job)[-1][1:] == (1, 2)
+    assert len(job.summary["static_plans"]) == 3
+
+
+def test_without_a_baseline_the_comparison_is_said_to_be_predicted(on_one_device: Job) -> None:
+    assert on_one_device.summary["speedup_is"] == "predicted"
+
+
+def test_a_freeze_ends_the_trial_of_static_plans(pool: Pool, tmp_path: Path) -> None:
+    frozen = ("freeze=schedule", "freeze.num_frozen=[1]", "freeze.interval=0.25")
+    job = run_with_times(pool, tmp_path / "run", AS_PREDICTED, "baseline=true", *frozen)
+    assert [plan["num_frozen"] for plan in job.summary["plans"]][-1] == 1
+    assert len(job.summary["static_plans"]) == 1, "the second kind had made four steps by then"
