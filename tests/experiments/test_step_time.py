@@ -9,6 +9,7 @@ import pytest
 from support.pool import Pool
 
 from experiments.record import BEGIN, END
+from experiments.step_time.frozen import __main__ as frozen
 from experiments.step_time.cases import CASES, Case, write_bert
 from experiments.step_time.loops import ElasticLoop
 from experiments.step_time.step_time import CPU, WALL, Times, measure, row
@@ -29,6 +30,16 @@ def test_every_round_times_both_loops_on_the_same_training(case: Case, pool: Poo
     times = pool.run(2, measure, case, tmp_path, 0.0, 3)[0]
     assert len(times.plain) == len(times.elastic) == 2
     assert all(seconds > 0 for turn in times.plain + times.elastic for seconds in turn)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize(("num_frozen", "cached"), [(0, False), (1, False), (2, True)])
+def test_a_frozen_level_is_timed_on_the_same_training(world: int, num_frozen: int, cached: bool, pool: Pool) -> None:
+    case = Case("small", "vit", 8, VIT.options | {"depth": 2, "proj_drop_rate": 0.0})
+    level = pool.run(world, frozen.measure, case, num_frozen, cached, 0.0, 3)[0]
+    assert (level.num_ranks, level.num_frozen, level.cached) == (world, num_frozen, cached)
+    assert len(level.plain) == len(level.elastic) == 2
+    assert len(level.row()) == len(frozen.HEADER)
 
 
 def losses(case: Case, folder: Path, replicas: tuple[int, ...]) -> list[float]:
