@@ -9,8 +9,8 @@ import pytest
 from support.pool import Pool
 
 from experiments.record import BEGIN, END
-from experiments.step_time.frozen import __main__ as frozen
 from experiments.step_time.cases import CASES, Case, write_bert
+from experiments.step_time.frozen import __main__ as frozen
 from experiments.step_time.loops import ElasticLoop
 from experiments.step_time.step_time import CPU, WALL, Times, measure, row
 from pipetransformer.autopipe.plan import Plan

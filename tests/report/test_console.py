@@ -114,6 +114,9 @@ def test_every_kind_of_event_is_shown(view: str, events: Events, capsys: pytest.
     resumed = {"step": 24, "checkpoint": "checkpoints/step-00000024", "num_steps_lost": 3}
     events.insert(-1, ("checkpoint", {"step": 24, "path": resumed["checkpoint"], "seconds": 0.2, "bytes": 2**20}))
     events.insert(-1, ("resume", dict(events[1][1]) | resumed))
+    plan = {"num_stages": 2, "num_replicas": 1, "num_frozen": 0, "cache_level": 0}
+    times = {"measured_step_s": 0.054, "predicted_step_s": 0.036, "num_steps": 6}
+    events.insert(-1, ("plan_timed", {"step": 8, **plan, **times}))
     lines = drawn(events) if view == "terminal" else "\n".join(printed(events, capsys))
     shown = " ".join(lines.split())
     assert {event for event, _ in events} == set(EVENTS)
@@ -126,6 +129,7 @@ def test_every_kind_of_event_is_shown(view: str, events: Events, capsys: pytest.
         "test at step 24: accuracy 0.74, f1 0.64",
         "the cache is off: random crops",
         "resumed at step 24 from checkpoints/step-00000024; 3 steps after it are repeated",
+        "timed at step 8: 54 ms per step, 36 ms predicted (2 stages x 1 replica)",
         "2.0 times the best static plan",
         "embedding-4 | 5-head",
     ):

@@ -198,9 +198,26 @@ def test_the_summary_compares_with_the_static_plan_and_the_limit(events: Events)
         "all metrics": "test/accuracy 0.74, test/f1 0.64",
         "training time": "12m23s: 24 steps, 412 samples/s",
         "frozen": "4 of 6 blocks at the end, 33% on average",
-        "speed-up": "2.0 times the best static plan (measured over predicted)",
+        "speed-up": "2.0 times the best static plan (predicted; baseline=true measures it)",
         "limit": ("2.4 times with the same freeze decisions, no communication and no waiting; 84% of it reached"),
     }
+
+
+def test_a_speed_up_over_timed_plans_says_what_they_took(events: Events) -> None:
+    plan = {"stages": [[0, 7]], "num_replicas": 2, "num_microbatches": 1, "schedule": "1f1b", "sharded": False}
+    timed = [plan | {"median_step_s": 0.044}, plan | {"num_replicas": 1, "median_step_s": 0.04}]
+    rows = dict(text.summary_rows(first(events, "summary") | {"speedup_is": "measured", "static_plans": timed}))
+    assert rows["speed-up"] == (
+        "2.0 times the best static plan (measured at the start: 1 stage x 1 replica 40 ms, 1 stage x 2 replicas 44 ms "
+        "per step)"
+    )
+
+
+def test_a_plan_that_is_changed_without_a_freeze_says_why(events: Events) -> None:
+    frozen = first(events, "transition")
+    assert text.new_plan_line(frozen) is None
+    same = frozen | {"before": frozen["before"] | {"num_frozen": frozen["after"]["num_frozen"]}, "reason": "it is slow"}
+    assert text.new_plan_line(same) == f"new plan at step {frozen['step']}: it is slow"
 
 
 def test_a_run_that_ends_with_its_best_metric_names_it_once(events: Events) -> None:
