@@ -26,6 +26,7 @@ from pipetransformer.simulate.hardware import Hardware
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+SITE = [*PAGES, *sorted(ROOT.glob("experiments/*/README.md"))]
 TRAIN = re.compile(
     r"^(?:python train\.py|pipetransformer-train|torchrun .*train\.py|sbatch examples/slurm\.sbatch) (.*)"
 )
@@ -52,7 +53,7 @@ def anchors(page: Path) -> set[str]:
 # Links
 
 
-@pytest.mark.parametrize("page", PAGES, ids=ids)
+@pytest.mark.parametrize("page", SITE, ids=ids)
 def test_every_link_leads_somewhere(page: Path) -> None:
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
     for link in re.findall(r"\]\(([^)\s]+)\)", text):
@@ -104,7 +105,7 @@ def _schema_names() -> set[str]:
     return sections | {each.name for each in fields(SimulationConfig)}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=ids)
+@pytest.mark.parametrize("page", SITE, ids=ids)
 def test_every_option_that_a_page_names_exists(page: Path) -> None:
     for option in OPTION.findall(page.read_text(encoding="utf-8")):
         is_open = ".options." in option or option.startswith("hydra.")
