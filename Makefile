@@ -1,4 +1,5 @@
 # make train [ARGS="model=bert dataset=squad"]   trains; make test   runs the suite; both install what they need first.
+# make docs   builds the site into site/; make docs SERVE=1 serves it at http://127.0.0.1:8000 while you write.
 # make fuzz   damages the files that are read back, a thousand times each.
 # make chaos [KILLS=100]   kills ranks and whole runs at random; make resume-matrix   resumes from 60 steps in 16 worlds.
 # make matrix   compares every kind of plan on up to eight processes with one process.
@@ -7,12 +8,13 @@ PYTHON ?= python3
 VENV   ?= .venv
 ARGS   ?=
 KILLS  ?= 100
+SERVE  ?=
 
 ISAS   ?= SSE41:default AVX:default AVX2:avx2 AVX512_CORE:avx2 DEFAULT:avx2
 ROUNDS ?= tests/models/test_contract.py tests/runtime/test_precision.py tests/runtime/test_elastic.py \
           tests/runtime/test_fsdp.py tests/runtime/test_tied.py tests/runtime/test_devices.py
 
-.PHONY: train test test-isa fuzz chaos matrix resume-matrix check clean
+.PHONY: train test test-isa fuzz chaos matrix resume-matrix check docs clean
 
 train: $(VENV)/.train
 	$(VENV)/bin/python train.py $(ARGS)
@@ -44,6 +46,10 @@ check: $(VENV)/.dev
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/pyrefly check --python-interpreter-path $(VENV)/bin/python
 	$(VENV)/bin/lint-imports
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
+
+docs: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs $(if $(SERVE),serve --livereload,build --strict)
 
 $(VENV)/.train: pyproject.toml constraints.txt | $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable .
@@ -59,4 +65,4 @@ $(VENV):
 	$(PYTHON) -m venv $(VENV)
 
 clean:
-	rm -rf $(VENV) outputs multirun
+	rm -rf $(VENV) outputs multirun site
