@@ -140,6 +140,11 @@ class Run:
     events: dict[str, list[Values]]
 
     @property
+    def has_started(self) -> bool:
+        """Returns whether the run has come to its first plan."""
+        return bool(self.events["start"])
+
+    @property
     def start(self) -> Values:
         return self.events["start"][0]
 
@@ -161,22 +166,26 @@ def find_run(name: str | Path) -> Path:
     return next((place / name for place in places if (place / name / EVENT_LOG).is_file()), Path(name))
 
 
-def read_run(folder: str | Path) -> Run:
+def read_run(folder: str | Path, may_have_failed: bool = False) -> Run:
     """Reads a run folder, of a run that goes on as well.
+
+    Args:
+        may_have_failed: Reads one that has ended before its first plan too; only its summary says something then.
 
     Raises:
         UserError: The folder holds no run, or a file of it is damaged.
     """
     folder = Path(folder)
+    has_ended = may_have_failed and (folder / SUMMARY).is_file()
     missing = [name for name in (CONFIG, EVENT_LOG) if not (folder / name).is_file()]
-    if missing:
+    if missing and not (has_ended and missing == [EVENT_LOG]):
         raise UserError(
             f"{folder} is not a run folder: it has no {' and no '.join(missing)}; give the folder of one run"
         )
     events: dict[str, list[Values]] = {name: [] for name in EVENTS}
-    for line in _read_lines(folder / EVENT_LOG):
+    for line in [] if missing else _read_lines(folder / EVENT_LOG):
         events[line["event"]].append({name: value for name, value in line.items() if name != "event"})
-    if not events["start"]:
+    if not events["start"] and not has_ended:
         raise UserError(f"{folder / EVENT_LOG} has no start event: the run ended before its first plan")
     summary = read_json(folder / SUMMARY) if (folder / SUMMARY).is_file() else {}
     return Run(folder, _read_config(folder / CONFIG), summary, events)
