@@ -14,7 +14,7 @@ from typing import Any
 
 from pipetransformer.errors import UserError
 from pipetransformer.report.format import duration, number, two_digits
-from pipetransformer.report.run_folder import CONFIG, EVENT_LOG, SUMMARY, Run, read_overrides, read_run
+from pipetransformer.report.run_folder import CONFIG, EVENT_LOG, SUMMARY, Run, makes_arm, read_overrides, read_run
 from pipetransformer.report.text import flatten
 
 CONFIDENCE = 0.95
@@ -29,8 +29,6 @@ FIGURES = (
 )  # fmt: skip
 CACHE_FIGURES = ("hit_rate", "fill_seconds", "read_seconds", "wait_seconds")
 """Figures of a run's summary in the CSV file, as they are and with ``cache_`` before them."""
-NO_ARM = ("seed", "hydra", "logger", "resume", "overwrite", "verbose", "log_every_s", "log_every_steps", "trace")
-"""Options that make no other arm: they change neither what is learned nor how fast."""
 
 
 @dataclass(frozen=True)
@@ -117,18 +115,18 @@ def half_width(values: Sequence[float]) -> float | None:
     """Returns half the width of the mean's interval by Student's t at :data:`CONFIDENCE`; ``None`` for one value."""
     if len(values) < 2:
         return None
-    from scipy.stats import t  # takes its time
+    from scipy.special import stdtrit  # takes its time
 
-    return float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * stdev(values) / sqrt(len(values))
+    return float(stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2)) * stdev(values) / sqrt(len(values))
 
 
 def share_interval(share: float, num_samples: int) -> tuple[float, float]:
     """Returns the ends of Wilson's interval at :data:`CONFIDENCE` for a share of independent samples."""
     if num_samples < 1:
         return share, share
-    from scipy.stats import norm  # takes its time
+    from scipy.special import ndtri  # takes its time
 
-    z = float(norm.ppf((1 + CONFIDENCE) / 2))
+    z = float(ndtri((1 + CONFIDENCE) / 2))
     middle, weight = share + z * z / (2 * num_samples), 1 + z * z / num_samples
     half = z * sqrt(share * (1 - share) / num_samples + (z / (2 * num_samples)) ** 2)
     return (middle - half) / weight, (middle + half) / weight
@@ -185,13 +183,8 @@ def _names(runs: Sequence[Run]) -> list[str]:
     given = [read_overrides(run.folder) for run in runs]
     settings = [_settings(run) if None in given else set(one or ()) for run, one in zip(runs, given, strict=True)]
     common = set.intersection(*settings)
-    names = [" ".join(sorted(filter(_is_shown, own - common))) for own in settings]
+    names = [" ".join(sorted(filter(makes_arm, own - common))) for own in settings]
     return [name or ("default" if any(names) else "all alike") for name in names]
-
-
-def _is_shown(option: str) -> bool:
-    """Returns True for an option that makes another arm."""
-    return option.lstrip("+~").partition("=")[0].partition(".")[0] not in NO_ARM
 
 
 def _settings(run: Run) -> set[str]:

@@ -60,11 +60,15 @@ def _draw_metric(axes: Axes, arm: Arm, look: Look, split: str, name: str) -> Non
     axes.plot(seconds, values, **style, label=_label(arm))
     if len(points) > 1:
         widths = np.array([half_width(row.tolist()) for row in found[:, :, 1]])
-        axes.fill_between(seconds, values - widths, values + widths, color=look.colour, alpha=0.15, hatch=look.hatch)
+        low, high = values - widths, values + widths
+        axes.fill_between(seconds, low, high, color=look.colour, alpha=0.15)
     elif name in SHARES:
-        ends = np.array([share_interval(value, count) for value, count in found[:, 0, 1:]])
-        around = np.abs(ends.T - values)
-        axes.errorbar(seconds, values, around, fmt="none", ecolor=look.colour, elinewidth=1, capsize=3)
+        low, high = np.array([share_interval(value, count) for value, count in found[:, 0, 1:]]).T
+    else:
+        return
+    axes.errorbar(
+        seconds, values, [values - low, high - values], fmt="none", ecolor=look.colour, elinewidth=1, capsize=3
+    )
 
 
 def _label(arm: Arm) -> str:
@@ -77,7 +81,7 @@ def plans_over_steps(arms: Sequence[Arm]) -> Figure | None:
     if not shown:
         return None
     labels = ["frozen part\nof the blocks", "stages of\na replica", "replicas", "idle devices"]
-    figure, panels = new_panels("Plans (first run of each arm)", STEP_LABEL, labels, 7.6)
+    figure, panels = new_panels("Plans (first run of each arm)", STEP_LABEL, labels, 6.8)
     for number, (arm, look) in enumerate(looks(shown)):
         run, width = arm.started[0], max(1.4, 4.5 - number)  # equal numbers lie on each other
         plans, edges = _plans(run)
@@ -94,7 +98,7 @@ def plans_over_steps(arms: Sequence[Arm]) -> Figure | None:
         for axes, values in zip(panels, zip(*numbers, strict=True), strict=True):
             axes.stairs(values, edges, baseline=None, **style)
     for axes in panels[1:]:
-        axes.set_ylim(bottom=-0.2)
+        axes.set_ylim(-0.2, axes.get_ylim()[1] + 0.4)
         whole_numbers(axes, x=True, y=True)
     panels[0].set_ylim(-0.05, 1.05)
     legend_below(panels[0], num_columns=2)
@@ -113,7 +117,7 @@ def gain(arms: Sequence[Arm]) -> Figure | None:
     if limits:
         style = {"marker": "|", "markersize": 20, "markeredgewidth": 2.5, "color": COLOURS[5]}
         speed.plot(*np.array(limits).T, linestyle="", label="limit", **style)
-        speed.set_xlim(right=max(speed.get_xlim()[1], 1.1 * max(limit for limit, _ in limits)))
+        speed.set_xlim(right=max(speed.get_xlim()[1], 1.1 * float(max(limit for limit, _ in limits))))
     speed.axvline(1, color="black", linestyle=":", label="best static plan")
     share.axvline(100, color="black", linestyle=":")
     legend_below(speed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import inf
 from typing import Any
 
@@ -16,7 +16,7 @@ TRANSITION_COLUMNS = (
     "step", "num_frozen_before", "num_frozen", "num_stages", "num_replicas", "num_devices", "cache_level", "num_moves",
     "bytes_moved", "seconds", *(f"{part}_seconds" for part in PARTS), "predicted_gain_s", "predicted_cost_s",
 )  # fmt: skip
-Row = tuple[Any, ...]
+Row = Iterable[Any]
 
 
 def is_of_the_guard(decision: Values) -> bool:

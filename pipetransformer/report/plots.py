@@ -15,7 +15,7 @@ from matplotlib.collections import QuadMesh
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
-from matplotlib.patheffects import Normal, Stroke
+from matplotlib.patheffects import AbstractPathEffect, Normal, Stroke
 
 from pipetransformer.report.decisions import is_of_the_guard
 from pipetransformer.report.format import num_devices
@@ -36,7 +36,7 @@ from pipetransformer.report.style import (
 )
 
 SMOOTHING_STEPS, NUM_TICKS = 25, 4
-OUTLINE = [Stroke(linewidth=4.5, foreground="white"), Normal()]
+OUTLINE: list[AbstractPathEffect] = [Stroke(linewidth=4.5, foreground="white"), Normal()]
 """Around a line on colours, so that it is seen on dark ones in a grey print too."""
 MIN_WIDTH_OF_NAME = 0.04  # of a plan, as a part of all steps
 

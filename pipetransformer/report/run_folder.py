@@ -29,6 +29,8 @@ MODEL, WANDB, TENSORBOARD = "model", "wandb", "tensorboard"
 PACKAGE = "pipetransformer"
 DRY_RUN = "dry_run"  # status of a run that was only estimated
 MAX_NUMBER = 2**63
+NO_ARM = ("seed", "hydra", "logger", "resume", "overwrite", "verbose", "log_every_s", "log_every_steps", "trace")
+"""Options and sections of which runs that are compared as alike may have different values."""
 
 
 class JsonLines(Sink):
@@ -191,6 +193,15 @@ def read_run(folder: str | Path, may_have_failed: bool = False) -> Run:
     return Run(folder, _read_config(folder / CONFIG), summary, events)
 
 
+def read_events(log: Path, name: EventName) -> list[Values]:
+    """Reads the events of one name from an event log.
+
+    Raises:
+        UserError: The log is damaged.
+    """
+    return [line for line in _read_lines(log) if line["event"] == name]
+
+
 def _read_config(path: Path) -> dict[str, Any]:
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -275,6 +286,11 @@ def read_overrides(folder: Path) -> list[str] | None:
     if not (isinstance(overrides, list) and all(isinstance(one, str) for one in overrides)):
         raise UserError(f"{path} is damaged: it is no list of arguments")
     return overrides
+
+
+def makes_arm(override: str) -> bool:
+    """Returns False for an option that changes neither what a run learns nor how fast, and for the seed."""
+    return override.lstrip("+~").partition("=")[0].partition(".")[0] not in NO_ARM
 
 
 def library_versions() -> dict[str, str]:

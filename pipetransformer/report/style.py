@@ -72,7 +72,7 @@ def new_row(title: str, x_labels: Sequence[str], num_rows: int) -> tuple[Figure,
         axes.set_xlabel(label)
         axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
         strip(axes)
-    panels[0].invert_yaxis()  # shared by all
+    panels[0].set_ylim(num_rows - 0.4, -0.6)  # shared by all
     set_title(panels[0], title)
     return figure, panels
 
