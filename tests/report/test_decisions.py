@@ -47,7 +47,11 @@ def test_what_the_policy_has_unfrozen_itself_the_guard_does_not_take_back() -> N
 
 def test_decisions_of_steps_that_are_trained_again_are_taken_back() -> None:
     back = decision(8, 2, 0, "guard", num_steps_rolled_back=8)
-    assert taken_back(decision(8, 0, 2), decision(12, 2, 2), decision(16, 2, 2), back, decision(12, 0, 0)) == [8, 12, 16]
+    assert taken_back(decision(8, 0, 2), decision(12, 2, 2), decision(16, 2, 2), back, decision(12, 0, 0)) == [
+        8,
+        12,
+        16,
+    ]
 
 
 def test_a_transition_is_told_with_what_it_moved_and_took(events: Events) -> None:

@@ -11,9 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle, StepPatch
 
 from pipetransformer.report import plots
-from pipetransformer.report.style import CACHED, COLOURS, FROZEN
 from pipetransformer.report.run_folder import Run, read_run
-
+from pipetransformer.report.style import CACHED, COLOURS, FROZEN
 
 
 @pytest.fixture
