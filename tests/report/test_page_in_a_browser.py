@@ -41,10 +41,8 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is install
 
 def opened(page: str, folder: Path) -> tuple[dict[str, Any], list[str]]:
     """Opens a page in a browser of its own; gives what its probe found, and the lines of its console."""
-    page = page.replace(pages.POLICY, f"{pages.POLICY}; script-src 'unsafe-inline'").replace(
-        "</head>", f"{PROBE}</head>"
-    )
-    (folder / "page.html").write_text(page)
+    page = page.replace(pages.POLICY, f"{pages.POLICY}; script-src 'unsafe-inline'")
+    (folder / "page.html").write_text(page.replace("</head>", f"{PROBE}</head>"))
     profile, url = f"--user-data-dir={folder / 'profile'}", (folder / "page.html").as_uri()
     command = [str(CHROMIUM), *FLAGS, profile, f"--window-size={WIDTH},900", "--dump-dom", url]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)

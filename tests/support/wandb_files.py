@@ -26,7 +26,7 @@ class OfflineRun:
 
     Attributes:
         about: Its name, group, job type and identity.
-        history: The rows that were logged, in their order, by the names of charts.
+        history: The rows that were logged, in their order, by the names of charts; of a table its file and size.
         summary: The last value of each chart, and what the run wrote there itself.
     """
 
@@ -35,13 +35,9 @@ class OfflineRun:
     history: list[dict[str, Any]] = field(default_factory=list)
     summary: dict[str, Any] = field(default_factory=dict)
 
-    def chart(self, name: str) -> dict[int, Any]:
-        """The values of a chart by step."""
-        return {row["step"]: row[name] for row in self.history if name in row}
-
     def tables(self, name: str) -> list[list[dict[str, Any]]]:
         """The rows of each state in which a table was logged."""
-        return [[*self._rows(row[name]["path"])] for row in self.history if name in row]
+        return [[*self._rows(row[f"{name}/path"])] for row in self.history if f"{name}/path" in row]
 
     def _rows(self, path: str) -> Iterator[dict[str, Any]]:
         table = json.loads((self.folder / "files" / path).read_text())
