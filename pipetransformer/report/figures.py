@@ -62,7 +62,7 @@ OF_A_RUN: tuple[Drawing[Run], ...] = (
     Drawing("devices", PLANS, plots.devices, "Equal numbers lie on each other.", ""),
     Drawing(
         "transitions", TRANSITIONS, system_plots.transitions,
-        "What each transition took, and what it moved in how many messages.", "The run made no transition.",
+        "What each transition took, and what it moved.", "The run made no transition.",
     ),
     Drawing(
         "throughput", SPEED, plots.throughput,

@@ -43,7 +43,7 @@ summary { cursor: pointer; padding: 0.3rem 0; overflow-wrap: anywhere; }
 INTERVAL = f"Runs of an arm differ by their seed alone: the mean, ± half its {CONFIDENCE:.0%} interval (Student's t)."
 TRANSITION_COLUMNS = (
     "step", "frozen", "stages x replicas", "cached", "moved", "took", "choosing", "filling", "groups", "moving",
-    "rebuilding", "gain (predicted)", "cost (predicted)",
+    "rebuilding", "gain", "cost",
 )  # fmt: skip
 FILL_COLUMNS = ("step", "block", "from block", "samples", "found", "stored", "took")
 
@@ -153,7 +153,8 @@ def _transitions(run: Run) -> str:
         changes = [(label, f"{old} -> {new}") for label, old, new in text.transition_changes(each)]
         rows = [*changes, *text.transition_rows(each, run.start["world_size"])]
         words.append(_details(text.transition_title(each), _table(rows)))
-    return _grid([TRANSITION_COLUMNS, *map(_transition_row, transitions)]) + "".join(words)
+    note = '<p class="note">Gain until the end of the run, and cost, as they were predicted.</p>'
+    return _grid([TRANSITION_COLUMNS, *map(_transition_row, transitions)]) + note + "".join(words)
 
 
 def _transition_row(each: dict[str, Any]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import math
 import os
@@ -163,9 +164,20 @@ def find_run(name: str | Path) -> Path:
 
     The working directory comes first, then the one of the shell, then the folders above (a repository's root).
     """
+    return next((place / name for place in _places() if (place / name / EVENT_LOG).is_file()), Path(name))
+
+
+def find_pattern(runs: str) -> str:
+    """Returns folders and globs, separated by commas, from the place where a user means them; see :func:`find_run`."""
+    patterns = filter(None, runs.split(","))
+    return ",".join(
+        next((str(place / each) for place in _places() if glob.glob(str(place / each))), each) for each in patterns
+    )
+
+
+def _places() -> list[Path]:
     here = Path.cwd()
-    places = [here, Path(os.environ.get("PWD", here)), *here.parents]
-    return next((place / name for place in places if (place / name / EVENT_LOG).is_file()), Path(name))
+    return [here, Path(os.environ.get("PWD", here)), *here.parents]
 
 
 def read_run(folder: str | Path, may_have_failed: bool = False) -> Run:

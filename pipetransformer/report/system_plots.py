@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from pipetransformer.report.decisions import PARTS
-from pipetransformer.report.format import arrangement, two_digits
+from pipetransformer.report.format import arrangement, plural, two_digits
 from pipetransformer.report.reporter import Values
 from pipetransformer.report.run_folder import Run
 from pipetransformer.report.style import (
@@ -50,7 +50,7 @@ def transitions(run: Run) -> Figure | None:
     _draw_parts(seconds, shown)
     for moved in others:
         moved.barh(rows, sizes, height=0.6, color=COLOURS[0])
-        counts = [f"{each['num_moves']:,}" for each in shown]
+        counts = [plural(each["num_moves"], "move") for each in shown]
         words = [f"{two_digits(size)} in {count}" if size else "0" for size, count in zip(sizes, counts, strict=True)]
         _name_bars(moved, sizes, words)
     names = [f"step {t['step']:,}: {t['before']['num_frozen']} to {t['after']['num_frozen']} frozen" for t in shown]

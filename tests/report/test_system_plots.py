@@ -38,7 +38,7 @@ def test_the_parts_of_a_transition_lie_behind_each_other_beside_what_it_moved(ru
         np.array([(0, 0.02), (0.02, 0), (0.02, 0.11), (0.13, 1.2), (1.33, 0.6)])
     )
     assert widths(moved) == [3, 3]
-    assert [text.get_text() for text in moved.texts] == ["3.0 in 5", "3.0 in 5"]
+    assert [text.get_text() for text in moved.texts] == ["3.0 in 5 moves", "3.0 in 5 moves"]
     assert [text.get_text() for text in seconds.texts] == ["1.9 s", "1.9 s"]
     assert [label.get_text() for label in seconds.get_yticklabels()] == [
         "step 8: 0 to 2 frozen",
