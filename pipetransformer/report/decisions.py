@@ -11,7 +11,7 @@ from pipetransformer.report.reporter import Values
 
 DECISION_COLUMNS = ("step", "decision", "bound", "reason", "num_frozen_before", "num_frozen", "taken_back")
 PARTS = ("plan", "fill", "group", "move", "rebuild")
-"""What the seconds of a transition go to: choosing it, filling the cache, process groups, moves, and the new engine."""
+"""Parts of the seconds of a transition: choosing it, filling the cache, process groups, moves, and the new engine."""
 TRANSITION_COLUMNS = (
     "step", "num_frozen_before", "num_frozen", "num_stages", "num_replicas", "num_devices", "cache_level", "num_moves",
     "bytes_moved", "seconds", *(f"{part}_seconds" for part in PARTS), "predicted_gain_s", "predicted_cost_s",

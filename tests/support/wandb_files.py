@@ -22,7 +22,7 @@ WHOLE, LAST = 1, 4
 
 @dataclass
 class OfflineRun:
-    """What an offline run would show after ``wandb sync``.
+    """An offline run as it would be shown after ``wandb sync``.
 
     Attributes:
         about: Its name, group, job type and identity.
