@@ -8,6 +8,9 @@ import yaml
 from support.command import Ended, train
 from support.jobs import TINY
 
+from pipetransformer.report import page
+from pipetransformer.report.__main__ import main
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -36,12 +39,27 @@ def test_a_job_that_fails_does_not_stop_the_others(folder: Path, ended: Ended) -
 def test_the_sweep_ends_with_a_table_of_its_jobs(ended: Ended) -> None:
     lines = ended.out.splitlines()
     begin = next(row for row, line in enumerate(lines) if line.startswith("jobs of the sweep"))
-    header, failed, completed, folders = lines[begin + 1 : begin + 5]
-    assert header.split() == ["job", "options", "result", "best", "training", "time", "speed-up", "frozen", "status"]
-    assert failed.split() == ["1", "parallel.device_memory_gib=1e-06", *["-"] * 5, "failed"]
-    assert completed.split()[:3] == ["2", "parallel.device_memory_gib=1", "accuracy"]
+    header, failed, completed, folders, command = lines[begin + 1 : begin + 6]
+    assert header.split()[:4] == ["arm", "runs", "result", "best"]
+    assert failed.split() == ["parallel.device_memory_gib=1e-06", "1", "(1)", *["-"] * 8, "failed"]
+    assert completed.split()[:4] == ["parallel.device_memory_gib=1", "1", "(2)", "accuracy"]
     assert completed.split()[-1] == "completed"
     assert folders.endswith("sweep/<job>")
+    assert command.endswith("pipetransformer-report runs=sweep")
+
+
+def test_the_command_that_it_names_prints_the_same_table(
+    folder: Path, ended: Ended, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = ended.out.splitlines()
+    begin = next(row for row, line in enumerate(lines) if line.startswith("jobs of the sweep"))
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(page, "FIGURES", ())
+    monkeypatch.setattr(page, "COMPARISONS", ())
+    main([lines[begin + 5].rpartition(" ")[2]])
+    *table, csv, html = capsys.readouterr().out.splitlines()
+    assert table == lines[begin + 1 : begin + 4]
+    assert (csv, html) == ("sweep/comparison.csv", "sweep/comparison.html")
 
 
 def test_the_sweep_fails_and_names_the_jobs_with_the_reasons(ended: Ended) -> None:

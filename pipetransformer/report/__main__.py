@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pipetransformer.errors import UserError
-from pipetransformer.report.comparison import COLUMNS, find_runs, read_arms, write_csv
+from pipetransformer.report.comparison import COLUMNS, Arm, find_runs, read_arms, write_csv
+from pipetransformer.report.figures import OF_A_RUN, OF_ARMS, save_all
 from pipetransformer.report.page import check_layers, comparison_page, read_page, undamaged
+from pipetransformer.report.run_folder import read_run
 from pipetransformer.report.sweep import print_table
 
 PAGE, COMPARISON, CSV = "report.html", "comparison.html", "comparison.csv"
@@ -17,12 +19,14 @@ Writes one run as a page of HTML, or compares several: a table here, and the sam
 
   pipetransformer-report outputs/2026-01-31/12-00-00
   pipetransformer-report runs=multirun/2026-01-31/12-00-00
-  pipetransformer-report runs=outputs/a,'outputs/2026-01-*' out=comparison
+  pipetransformer-report runs=outputs/a,'outputs/2026-01-*' out=comparison figures=comparison/figures
 
   <folder>        the folder of one run; the page is <folder>/{PAGE}
   runs=<folders>  folders that hold runs, at any depth, or globs, separated by commas; runs that differ by their seed
                   alone are one row, with the mean and its interval
-  out=<path>      the page of one run; of several the folder of {COMPARISON} and {CSV}, by default the first of runs="""
+  out=<path>      the page of one run; of several the folder of {COMPARISON} and {CSV}, by default the first of runs=
+  figures=<path>  a folder for every figure of the page, each as PNG and as SVG"""
+OPTIONS = ("runs", "out", "figures")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -40,23 +44,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(given: Sequence[str]) -> None:
-    options = dict(each.split("=", 1) for each in given if each.startswith(("runs=", "out=")))
-    folders = [each for each in given if not each.startswith(("runs=", "out="))]
+    options, folders = dict[str, str](), list[str]()
+    for each in given:
+        name, is_option, value = each.partition("=")
+        if is_option and name in OPTIONS:
+            options[name] = value
+        else:
+            folders.append(each)
     if len(folders) + ("runs" in options) != 1:
         raise UserError(f"{' '.join(given)}: give the folder of one run, or runs=<folders or globs> (--help)")
-    out = Path(options["out"]) if options.get("out") else None
+    out, figures = (Path(options[name]) if options.get(name) else None for name in ("out", "figures"))
     if "runs" in options:
-        compare(options["runs"], out)
+        compare(options["runs"], out, figures)
     else:
-        write_page(Path(folders[0]), out)
+        write_page(Path(folders[0]), out, figures)
 
 
-def write_page(folder: Path, out: Path | None = None) -> None:
+def write_page(folder: Path, out: Path | None = None, figures: Path | None = None) -> None:
     """Writes a run as a page.
 
     Args:
         folder: Of the run.
         out: The page; by default a file in the folder.
+        figures: A folder for its figures as files; ``None`` writes none.
 
     Raises:
         UserError: See :func:`~pipetransformer.report.page.read_page`.
@@ -64,14 +74,17 @@ def write_page(folder: Path, out: Path | None = None) -> None:
     content, file = read_page(folder), out or folder / PAGE
     file.write_text(content, encoding="utf-8")
     print(file)
+    if figures is not None:
+        print(*save_all(OF_A_RUN, read_run(folder), figures), sep="\n")
 
 
-def compare(runs: str, out: Path | None = None) -> None:
+def compare(runs: str, out: Path | None = None, figures: Path | None = None) -> None:
     """Prints the table of several runs, and writes it as a page and as a CSV file.
 
     Args:
         runs: Folders and globs, separated by commas.
         out: A folder; by default the first one that holds runs.
+        figures: A folder for the figures as files, each arm's first run below; ``None`` writes none.
 
     Raises:
         UserError: No run can be read.
@@ -82,7 +95,7 @@ def compare(runs: str, out: Path | None = None) -> None:
     folder = out or (first if first.is_dir() else folders[0].parent)
     with undamaged(runs):
         for arm in arms:
-            for run in arm.runs:
+            for run in arm.started:
                 check_layers(run)
         print_table(COLUMNS, [arm.row() for arm in arms])
         content = comparison_page(arms)
@@ -90,6 +103,15 @@ def compare(runs: str, out: Path | None = None) -> None:
     write_csv(arms, folder / CSV)
     (folder / COMPARISON).write_text(content, encoding="utf-8")
     print(*(f"left out: {problem}" for problem in problems), folder / CSV, folder / COMPARISON, sep="\n")
+    if figures is not None:
+        print(*_save_figures(arms, figures), sep="\n")
+
+
+def _save_figures(arms: Sequence[Arm], folder: Path) -> Iterator[Path]:
+    yield from save_all(OF_ARMS, arms, folder)
+    for number, arm in enumerate(arms, start=1):
+        for run in arm.started[:1]:
+            yield from save_all(OF_A_RUN, run, folder / f"arm_{number}")
 
 
 if __name__ == "__main__":

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from pipetransformer.report.decisions import PARTS
 from pipetransformer.report.reporter import EventName, Values
 
 STEP_SECTIONS = {
     "num_frozen": "topology",
     "num_stages": "topology",
     "num_replicas": "topology",
+    "num_idle_devices": "topology",
     "cache_level": "topology",
     "step_seconds": "throughput",
     "samples_per_second": "throughput",
     "cache_wait_seconds": "cache",
 }
+
+
+RESULTS = ("speedup_vs_static", "limit", "share_of_limit", "mean_frozen_fraction", "train_seconds")
+
+
+def step_of(values: Values) -> int:
+    """Returns the step of an event; the summary counts as the last one."""
+    return values["step"] if "step" in values else values.get("last_step", 0)
 
 
 def charts(event: EventName, values: Values) -> Values:
@@ -35,8 +45,8 @@ def charts(event: EventName, values: Values) -> Values:
         frozen = {"freeze/num_frozen": values["num_frozen"], "freeze/bound": values["bound"]}
         return frozen | terms | norms | signals
     if event == "transition":
-        names = ("seconds", "bytes_moved", "num_moves", "predicted_gain")
-        return {f"transition/{name}": values[name] for name in names}
+        names = ("seconds", *(f"{part}_seconds" for part in PARTS), "bytes_moved", "num_moves", "predicted_gain")
+        return {f"transition/{name}": values[name] for name in names if name in values}
     if event == "plan_timed":
         return {f"plan/{name}": values[name] for name in ("predicted_step_s", "measured_step_s")}
     if event == "cache_fill":
@@ -45,4 +55,15 @@ def charts(event: EventName, values: Values) -> Values:
         }
     if event == "evaluate":
         return {f"{values['split']}/{name}": value for name, value in values["metrics"].items()}
+    if event == "summary":
+        return _result(values)
     return {}
+
+
+def _result(summary: Values) -> Values:
+    """Returns how a run ended, in the figures by which runs are compared; without those that it has not."""
+    metric, cache = summary.get("metric") or {}, summary.get("cache") or {}
+    found = {name: summary.get(name) for name in RESULTS} | {"cache_hit_rate": cache.get("hit_rate")}
+    if metric:
+        found[metric["name"]] = metric["value"]
+    return {f"result/{name}": value for name, value in found.items() if value is not None}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import glob
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
@@ -13,19 +14,21 @@ from typing import Any
 
 from pipetransformer.errors import UserError
 from pipetransformer.report.format import duration, number, two_digits
-from pipetransformer.report.run_folder import EVENT_LOG, Run, read_overrides, read_run
+from pipetransformer.report.run_folder import CONFIG, EVENT_LOG, SUMMARY, Run, makes_arm, read_overrides, read_run
 from pipetransformer.report.text import flatten
 
 CONFIDENCE = 0.95
+MAX_NAMES = 4  # of the folders of an arm
 COLUMNS = (
-    "arm", "runs", "result", "training time", "CPU of rank 0", "speed-up, predicted", "limit reached", "frozen",
+    "arm", "runs", "result", "best", "training time", "CPU of rank 0", "speed-up", "limit reached", "frozen",
     "cache hits", "status",
 )  # fmt: skip
 FIGURES = (
     "train_seconds", "cpu_seconds", "speedup_vs_static", "limit", "share_of_limit", "mean_frozen_fraction",
-    "samples_per_second", "optimizer_steps", "last_step",
+    "samples_per_second", "optimizer_steps", "last_step", "speedup_is",
 )  # fmt: skip
-"""Figures of a run's summary in the CSV file."""
+CACHE_FIGURES = ("hit_rate", "fill_seconds", "read_seconds", "wait_seconds")
+"""Figures of a run's summary in the CSV file, as they are and with ``cache_`` before them."""
 
 
 @dataclass(frozen=True)
@@ -34,15 +37,26 @@ class Arm:
 
     Attributes:
         name: The options by which it differs from other arms.
+        runs: All of them, those that failed before their first plan included.
     """
 
     name: str
     runs: tuple[Run, ...]
 
+    @property
+    def started(self) -> list[Run]:
+        """Returns the runs that have come to their first plan, which figures show."""
+        return [run for run in self.runs if run.has_started]
+
     def figures(self, *names: str) -> list[float]:
         """Returns a figure of each run's summary, by its keys; of no run that has not written it."""
         found = (_figure(run.summary, names) for run in self.runs)
         return [value for value in found if value is not None]
+
+    def stored_bytes(self) -> list[float]:
+        """Returns the bytes of each run's cache, of all tiers."""
+        caches = [run.summary.get("cache") or {} for run in self.runs]
+        return [sum(cache["bytes_by_tier"].values()) for cache in caches if cache.get("bytes_by_tier")]
 
     def row(self) -> tuple[str, ...]:
         """Returns a cell for each of :data:`COLUMNS`; several runs by their mean."""
@@ -50,16 +64,36 @@ class Arm:
         result = with_interval(self.figures("metric", "value"))
         return (
             self.name,
-            str(len(self.runs)),
+            f"{len(self.runs)} ({_folder_names(self.runs)})",
             f"{', '.join(metrics)} {result}" if metrics else "-",
+            with_interval(self.figures("best", "value")),
             _mean(self.figures("train_seconds"), duration),
             _mean(self.figures("cpu_seconds"), duration),
-            _mean(self.figures("speedup_vs_static"), two_digits),
+            self._speedup(),
             _mean(self.figures("share_of_limit"), _percent),
             _mean(self.figures("mean_frozen_fraction"), _percent),
             _mean(self.figures("cache", "hit_rate"), _percent),
-            ", ".join(dict.fromkeys(run.summary.get("status", "goes on") for run in self.runs)),
+            _status(self.runs),
         )
+
+    def _speedup(self) -> str:
+        """Returns the mean speed-up, and where the time of the best static plan comes from."""
+        values = self.figures("speedup_vs_static")
+        if not values:
+            return "-"
+        sources = {run.summary.get("speedup_is", "predicted") for run in self.runs}
+        return f"{two_digits(mean(values))} {'measured' if sources == {'measured'} else 'predicted'}"
+
+
+def _folder_names(runs: Sequence[Run]) -> str:
+    names = [run.folder.resolve().name for run in runs]
+    return ", ".join(names if len(names) <= MAX_NAMES else [*names[: MAX_NAMES - 1], "..."])
+
+
+def _status(runs: Sequence[Run]) -> str:
+    """Returns ``completed``, or with the numbers of runs where they ended differently."""
+    counts = Counter(run.summary.get("status", "goes on") for run in runs)
+    return ", ".join(status if len(counts) == 1 else f"{count} {status}" for status, count in counts.items())
 
 
 def _figure(summary: Mapping[str, Any], names: Sequence[str]) -> float | None:
@@ -89,9 +123,21 @@ def half_width(values: Sequence[float]) -> float | None:
     """Returns half the width of the mean's interval by Student's t at :data:`CONFIDENCE`; ``None`` for one value."""
     if len(values) < 2:
         return None
-    from scipy.stats import t  # takes its time
+    from scipy.special import stdtrit  # takes its time
 
-    return float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * stdev(values) / sqrt(len(values))
+    return float(stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2)) * stdev(values) / sqrt(len(values))
+
+
+def share_interval(share: float, num_samples: int) -> tuple[float, float]:
+    """Returns the ends of Wilson's interval at :data:`CONFIDENCE` for a share of independent samples."""
+    if num_samples < 1:
+        return share, share
+    from scipy.special import ndtri  # takes its time
+
+    z = float(ndtri((1 + CONFIDENCE) / 2))
+    middle, weight = share + z * z / (2 * num_samples), 1 + z * z / num_samples
+    half = z * sqrt(share * (1 - share) / num_samples + (z / (2 * num_samples)) ** 2)
+    return (middle - half) / weight, (middle + half) / weight
 
 
 def find_runs(runs: str) -> list[Path]:
@@ -103,9 +149,11 @@ def find_runs(runs: str) -> list[Path]:
     found: dict[Path, None] = {}
     for pattern in filter(None, runs.split(",")):
         folders = [Path(name) for name in glob.glob(pattern)]
-        own = sorted((log.parent for folder in folders for log in folder.rglob(EVENT_LOG)), key=_by_numbers)
+        files = (file for folder in folders for name in (EVENT_LOG, SUMMARY) for file in folder.rglob(name))
+        own = sorted({file.parent for file in files if (file.parent / CONFIG).is_file()}, key=_by_numbers)
         if not own:
-            raise UserError(f"runs={pattern} holds no run: no folder there has {EVENT_LOG}; give folders or a glob")
+            missing = f"no folder there has {CONFIG} and {EVENT_LOG} or {SUMMARY}"
+            raise UserError(f"runs={pattern} holds no run: {missing}; give folders or a glob")
         found |= dict.fromkeys(own)
     return list(found)
 
@@ -127,7 +175,7 @@ def read_arms(folders: Iterable[Path]) -> tuple[list[Arm], list[str]]:
     runs, problems = list[Run](), list[str]()
     for folder in folders:
         try:
-            runs.append(read_run(folder))
+            runs.append(read_run(folder, may_have_failed=True))
         except UserError as error:
             problems.append(str(error))
     if not runs:
@@ -143,12 +191,8 @@ def _names(runs: Sequence[Run]) -> list[str]:
     given = [read_overrides(run.folder) for run in runs]
     settings = [_settings(run) if None in given else set(one or ()) for run, one in zip(runs, given, strict=True)]
     common = set.intersection(*settings)
-    return [" ".join(sorted(filter(_is_shown, own - common))) or "all alike" for own in settings]
-
-
-def _is_shown(option: str) -> bool:
-    """Returns True for an option that makes another arm."""
-    return not option.lstrip("+").startswith(("seed=", "hydra."))
+    names = [" ".join(sorted(filter(makes_arm, own - common))) for own in settings]
+    return [name or ("default" if any(names) else "all alike") for name in names]
 
 
 def _settings(run: Run) -> set[str]:
@@ -159,10 +203,12 @@ def write_csv(arms: Sequence[Arm], file: Path) -> None:
     """Writes a row for each run with its figures as they are."""
     with file.open("w", newline="", encoding="utf-8") as lines:
         writer = csv.writer(lines)
-        writer.writerow(["arm", "seed", "folder", "status", "metric", "value", *FIGURES])
+        names = [*FIGURES, *(f"cache_{name}" for name in CACHE_FIGURES)]
+        writer.writerow(["arm", "seed", "folder", "status", "metric", "value", *names])
         for arm in arms:
             for run in arm.runs:
                 metric = run.summary.get("metric") or {}
                 own = [arm.name, run.config.get("seed"), run.folder, run.summary.get("status")]
-                figures = [run.summary.get(name) for name in FIGURES]
+                cache = run.summary.get("cache") or {}
+                figures = [*(run.summary.get(name) for name in FIGURES), *(cache.get(name) for name in CACHE_FIGURES)]
                 writer.writerow([*own, metric.get("name"), metric.get("value"), *figures])

@@ -1,64 +1,153 @@
-"""Figures of several runs side by side, a line for each arm. Each function returns a new figure."""
+"""Figures of several runs side by side, a line or a bar for each arm.
+
+Each function returns a new figure, or ``None`` where no run has something to show.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import cycle
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from pipetransformer.report.comparison import Arm, half_width
-from pipetransformer.report.plots import COLOURS, STEP_LABEL
+from pipetransformer.report.comparison import Arm, half_width, share_interval
+from pipetransformer.report.format import num_devices, two_digits
 from pipetransformer.report.run_folder import Run
+from pipetransformer.report.style import (
+    COLOURS,
+    STEP_LABEL,
+    Look,
+    legend_below,
+    looks,
+    new_figure,
+    new_panels,
+    new_row,
+    shortened,
+    whole_numbers,
+)
 
-STYLES = ("-", "--", "-.", ":")
-"""Arms differ in them too, so that a grey print can be read."""
+MIB = 2**20
+SHARES = ("accuracy",)
+"""Metrics that are a share of the samples, so that their number gives an interval."""
 
 
-def metric_over_time(arms: Sequence[Arm]) -> Figure:
+def metric_over_time(arms: Sequence[Arm]) -> Figure | None:
     """Draws the main metric over the seconds of training, transitions and fills included, not evaluations.
 
-    Of several runs the mean, with a band for its interval (see :func:`~comparison.half_width`).
+    Of several runs the mean, with a band for its interval (:func:`~comparison.half_width`). Of a single one, a share
+    such as accuracy has bars for the interval that its number of samples gives (:func:`~comparison.share_interval`).
     """
     name, split = _main_metric(arms)
-    figure, axes = _figure("Result over time", "training, s", f"{split} {name}".strip())
-    for arm, colour, style in _looks(arms):
-        means, widths = _evaluations(arm, split, name)
-        if not len(means):
-            continue
-        axes.plot(*means.T, color=colour, linestyle=style, marker="o", label=arm.name)
-        axes.fill_between(means[:, 0], means[:, 1] - widths, means[:, 1] + widths, color=colour, alpha=0.15)
-    _legend(axes)
+    figure, axes = new_figure("Result over time", "training time, s", f"{split} {name}".strip(), height=4.6)
+    for arm, look in looks(arms):
+        _draw_metric(axes, arm, look, split, name)
+    if not axes.lines:
+        return None
+    if len(arms) > 1:
+        legend_below(axes, num_columns=2)
     return figure
 
 
-def frozen_over_steps(arms: Sequence[Arm]) -> Figure:
-    """Draws the frozen part of the blocks over the steps, of the first run of each arm."""
-    figure, axes = _figure("Frozen blocks (first run of each arm)", STEP_LABEL, "part of the blocks")
-    for arm, colour, style in _looks(arms):
-        steps, frozen = _frozen(arm.runs[0])
-        axes.stairs(frozen, steps, baseline=None, color=colour, linestyle=style, linewidth=2, label=arm.name)
-    axes.set_ylim(-0.03, 1.03)
-    _legend(axes)
+def _draw_metric(axes: Axes, arm: Arm, look: Look, split: str, name: str) -> None:
+    points = [dict(_points(run, split, name)) for run in arm.started]
+    steps = sorted(set.intersection(*map(set, points))) if points else []  # that all of them evaluated
+    if not steps:
+        return
+    found = np.array([[own[step] for own in points] for step in steps])  # (E, runs, 3)
+    seconds, values = found[:, :, 0].mean(1), found[:, :, 1].mean(1)
+    style = {"color": look.colour, "linestyle": look.style, "marker": look.marker}
+    axes.plot(seconds, values, **style, label=_label(arm))
+    if len(points) > 1:
+        widths = np.array([half_width(row.tolist()) for row in found[:, :, 1]])
+        low, high = values - widths, values + widths
+        axes.fill_between(seconds, low, high, color=look.colour, alpha=0.15)
+    elif name in SHARES:
+        low, high = np.array([share_interval(value, count) for value, count in found[:, 0, 1:]]).T
+    else:
+        return
+    axes.errorbar(
+        seconds, values, [values - low, high - values], fmt="none", ecolor=look.colour, elinewidth=1, capsize=3
+    )
+
+
+def _label(arm: Arm) -> str:
+    return f"{arm.name} ({len(arm.started)} runs)" if len(arm.started) > 1 else arm.name
+
+
+def plans_over_steps(arms: Sequence[Arm]) -> Figure | None:
+    """Draws frozen blocks, stages, replicas and idle devices over the steps, of each arm's first run."""
+    shown = [arm for arm in arms if arm.started]
+    if not shown:
+        return None
+    labels = ["frozen part\nof the blocks", "stages of\na replica", "replicas", "idle devices"]
+    figure, panels = new_panels("Plans (first run of each arm)", STEP_LABEL, labels, 6.8)
+    for number, (arm, look) in enumerate(looks(shown)):
+        run, width = arm.started[0], max(1.4, 4.5 - number)  # equal numbers lie on each other
+        plans, edges = _plans(run)
+        numbers = [
+            (
+                plan["num_frozen"] / run.start["num_blocks"],
+                len(plan["stages"]),
+                plan["num_replicas"],
+                run.start["world_size"] - num_devices(plan),
+            )
+            for plan in plans
+        ]
+        style = {"color": look.colour, "linestyle": look.style, "linewidth": width, "label": arm.name}
+        for axes, values in zip(panels, zip(*numbers, strict=True), strict=True):
+            axes.stairs(values, edges, baseline=None, **style)
+    for axes in panels[1:]:
+        axes.set_ylim(-0.2, axes.get_ylim()[1] + 0.4)
+        whole_numbers(axes, x=True, y=True)
+    panels[0].set_ylim(-0.05, 1.05)
+    legend_below(panels[0], num_columns=2)
     return figure
 
 
-def share_of_limit(arms: Sequence[Arm]) -> Figure:
-    """Draws the share of the limit that each arm reached; of several runs the mean, with a mark for each."""
-    figure, axes = _figure("Share of the limit (predicted)", "share", "")
-    figure.set_size_inches(9, 1.4 + 0.45 * len(arms))
-    axes.invert_yaxis()  # the first arm on top
-    for row, arm in enumerate(arms):
-        shares = arm.figures("share_of_limit")
-        if shares:
-            axes.barh(row, np.mean(shares), color=COLOURS[0], height=0.6)
-            axes.plot(shares, [row] * len(shares), linestyle="", marker="|", markersize=14, color="black")
-    axes.axvline(1, color="black", linestyle=":")
-    axes.set_yticks(range(len(arms)), [arm.name for arm in arms])
-    axes.set_xlim(left=0)
+def gain(arms: Sequence[Arm]) -> Figure | None:
+    """Draws speed-up, its limit as a mark, and the share of the limit that each arm reached; a mark for each run."""
+    labels = ["speed-up over the best static plan, times", "share of the limit, %"]
+    if not any(arm.figures("speedup_vs_static") for arm in arms):
+        return None
+    figure, (speed, share) = new_row("Speed-up and share of the limit", labels, len(arms))
+    _bars(speed, arms, [arm.figures("speedup_vs_static") for arm in arms])
+    _bars(share, arms, [[100 * value for value in arm.figures("share_of_limit")] for arm in arms])
+    limits = [(np.mean(arm.figures("limit")), row) for row, arm in enumerate(arms) if arm.figures("limit")]
+    if limits:
+        style = {"marker": "|", "markersize": 20, "markeredgewidth": 2.5, "color": COLOURS[5]}
+        speed.plot(*np.array(limits).T, linestyle="", label="limit", **style)
+        speed.set_xlim(right=max(speed.get_xlim()[1], 1.1 * float(max(limit for limit, _ in limits))))
+    speed.axvline(1, color="black", linestyle=":", label="best static plan")
+    share.axvline(100, color="black", linestyle=":")
+    legend_below(speed)
     return figure
+
+
+def cache(arms: Sequence[Arm]) -> Figure | None:
+    """Draws hits, stored bytes and waiting of the cache, a bar for each arm and a mark for each run."""
+    shown = [arm for arm in arms if arm.figures("cache", "wait_seconds")]
+    if not shown:
+        return None
+    figure, (hits, stored, waited) = new_row("Cache", ["hits, %", "stored, MiB", "waited for it, s"], len(shown))
+    _bars(hits, shown, [[100 * value for value in arm.figures("cache", "hit_rate")] for arm in shown])
+    _bars(stored, shown, [[size / MIB for size in arm.stored_bytes()] for arm in shown])
+    _bars(waited, shown, [arm.figures("cache", "wait_seconds") for arm in shown])
+    return figure
+
+
+def _bars(axes: Axes, arms: Sequence[Arm], values: Sequence[Sequence[float]]) -> None:
+    """Draws the mean of each arm as a bar with its number, and where there are several values a mark for each."""
+    for row, own in enumerate(values):
+        if own:
+            axes.barh(row, np.mean(own), color=COLOURS[4], height=0.6)
+            style = {"va": "center", "fontsize": 9}
+            axes.annotate(two_digits(float(np.mean(own))), (0, row), xytext=(4, 0), textcoords="offset points", **style)
+        if len(own) > 1:
+            axes.plot(own, [row] * len(own), linestyle="", marker="|", markersize=14, color="black")
+    highest = max((value for own in values for value in own), default=0.0)
+    axes.set_xlim(0, 1.1 * highest or 1.0)
+    axes.set_yticks(range(len(arms)), [shortened(arm.name) for arm in arms])
 
 
 def _main_metric(arms: Sequence[Arm]) -> tuple[str, str]:
@@ -71,20 +160,12 @@ def _main_metric(arms: Sequence[Arm]) -> tuple[str, str]:
     return (next(iter(event["metrics"])), event["split"]) if event else ("", "")
 
 
-def _evaluations(arm: Arm, split: str, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns mean seconds and metric at each step that all runs evaluated, shape (E, 2), and half widths (E,)."""
-    points = [dict(_points(run, split, name)) for run in arm.runs]
-    steps = sorted(set.intersection(*(set(own) for own in points)))
-    found = np.array([[own[step] for own in points] for step in steps]).reshape(len(steps), len(points), 2)
-    return found.mean(1), np.array([half_width(row[:, 1].tolist()) or 0.0 for row in found])
-
-
-def _points(run: Run, split: str, name: str) -> Iterator[tuple[int, tuple[float, float]]]:
-    """Yields for each evaluated step its seconds of training and its metric."""
+def _points(run: Run, split: str, name: str) -> Iterator[tuple[int, tuple[float, float, int]]]:
+    """Yields for each evaluated step its seconds of training, its metric and its number of samples."""
     for event in run.events["evaluate"]:
         value = event["metrics"].get(name)
         if event["split"] == split and value is not None:
-            yield event["step"], (seconds_until(run, event["step"]), value)
+            yield event["step"], (seconds_until(run, event["step"]), value, event.get("num_samples", 0))
 
 
 def seconds_until(run: Run, step: int) -> float:
@@ -93,27 +174,8 @@ def seconds_until(run: Run, step: int) -> float:
     return steps + sum(event["seconds"] for event in run.events["transition"] if event["step"] < step)
 
 
-def _frozen(run: Run) -> tuple[list[int], list[float]]:
-    """Returns the edges of the plans over the steps, and the frozen part of the blocks between them."""
+def _plans(run: Run) -> tuple[list[dict], list[int]]:
+    """Returns the plans of a run, and the edges of each over the steps."""
     plans = dict(run.plans)  # the last of each step
     last = max((event["step"] for event in run.events["step"]), default=0)
-    edges = [*plans, max(last, [*plans][-1] + 1)]
-    return edges, [plan["num_frozen"] / run.start["num_blocks"] for plan in plans.values()]
-
-
-def _looks(arms: Sequence[Arm]) -> Iterator[tuple[Arm, str, str]]:
-    return zip(arms, cycle(COLOURS), cycle(STYLES), strict=False)
-
-
-def _figure(title: str, x_label: str, y_label: str) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(9, 4.6), layout="constrained")
-    axes = figure.subplots()
-    axes.set(xlabel=x_label, ylabel=y_label)
-    axes.set_title(title, loc="left", fontweight="bold")
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes
-
-
-def _legend(axes: Axes) -> None:
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(0, -0.16))
+    return [*plans.values()], [*plans, max(last, [*plans][-1] + 1)]

@@ -63,6 +63,11 @@ def arrangement(plan: Values) -> str:
     return f"{plural(len(plan['stages']), 'stage')} x {plural(plan['num_replicas'], 'replica')}{sharded}"
 
 
+def num_devices(plan: Values) -> int:
+    """Returns the devices that a plan uses."""
+    return len(plan["stages"]) // plan.get("stages_per_rank", 1) * plan["num_replicas"]
+
+
 class BestMetric:
     """The best value so far of a metric of each split.
 

@@ -4,76 +4,194 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
 
 from pipetransformer.errors import UserError
-from pipetransformer.report import comparison_plots, plots, text
+from pipetransformer.report import figures, text
 from pipetransformer.report.comparison import COLUMNS, CONFIDENCE, Arm
+from pipetransformer.report.decisions import DECISION_COLUMNS, decision_rows
+from pipetransformer.report.figures import Drawing, Subject
+from pipetransformer.report.format import byte_size, duration, plural
 from pipetransformer.report.run_folder import Run, read_run
+from pipetransformer.report.style import DPI
 
 MAX_LAYERS = 10_000
-FIGURES: tuple[Callable[[Run], Figure], ...] = (
-    plots.signals,
-    plots.stages_over_time,
-    plots.throughput,
-    plots.loss,
-    plots.accuracy,
-)
-COMPARISONS: tuple[Callable[[Sequence[Arm]], Figure], ...] = (
-    comparison_plots.metric_over_time,
-    comparison_plots.frozen_over_steps,
-    comparison_plots.share_of_limit,
-)
-STYLE = (
-    "body { font-family: sans-serif; max-width: 62rem; margin: 2rem auto; } img { max-width: 100%; } "
-    "td, th { padding-right: 1.5rem; text-align: left; vertical-align: top; } summary { cursor: pointer; }"
-)
+MAX_UNWRAPPED = 32  # characters of a cell
+FIGURES, COMPARISONS = figures.OF_A_RUN, figures.OF_ARMS
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+"""Content security policy: a browser refuses whatever would come from anywhere but the page."""
+STYLE = """
+body { font-family: system-ui, sans-serif; line-height: 1.45; max-width: 62rem; margin: 2rem auto; padding: 0 1rem;
+  color: #1a1a1a; background: white; }
+h1 { margin-bottom: 0.3rem; } h2 { margin: 2.2rem 0 0.6rem; border-bottom: 1px solid #ddd; padding-bottom: 0.2rem; }
+nav a { margin-right: 1rem; white-space: nowrap; } figure { margin: 1rem 0; overflow-x: auto; }
+img { display: block; width: 100%; min-width: 34rem; height: auto; }
+figcaption, .note { color: #555; font-size: 0.9rem; }
+.wide { overflow-x: auto; } table { border-collapse: collapse; font-size: 0.9rem; margin: 0.5rem 0; }
+th, td { padding: 0.2rem 1.2rem 0.2rem 0; text-align: left; vertical-align: top; }
+td { overflow-wrap: anywhere; } th { font-weight: 600; } th[scope=row] { white-space: nowrap; }
+.grid th, .grid td { border-bottom: 1px solid #e5e5e5; padding-right: 0.9rem; } .grid td { white-space: nowrap; }
+.grid td.words { white-space: normal; min-width: 14rem; }
+summary { cursor: pointer; padding: 0.3rem 0; overflow-wrap: anywhere; }
+"""
 INTERVAL = f"Runs of an arm differ by their seed alone: the mean, ± half its {CONFIDENCE:.0%} interval (Student's t)."
+TRANSITION_COLUMNS = (
+    "step", "frozen", "stages x replicas", "cached", "moved", "took", "choosing", "filling", "groups", "moving",
+    "rebuilding", "gain", "cost",
+)  # fmt: skip
+FILL_COLUMNS = ("step", "block", "from block", "samples", "found", "stored", "took")
 
 
 def page(run: Run) -> str:
     """Returns a page with settings, figures, decisions, transitions and summary, without links to other files."""
     title = _title(run)
-    return _document(title, [f"<h1>{escape(title)}</h1>", *_parts(run)])
+    return _document(title, [*_sections(run)])
 
 
 def comparison_page(arms: Sequence[Arm]) -> str:
     """Returns a page with the table and figures of several runs, and the parts of each arm's first run to unfold."""
-    title = ", ".join(dict.fromkeys(_title(run) for arm in arms for run in arm.runs))
-    parts = [f"<h1>{escape(title)}</h1>", _table([COLUMNS, *(arm.row() for arm in arms)]), f"<p>{INTERVAL}</p>"]
-    parts += [_image(figure(arms)) for figure in COMPARISONS]
-    for arm in arms:
-        label = escape(f"{arm.name}: {arm.runs[0].folder}")
-        parts.append(f"<details><summary>{label}</summary>{''.join(_parts(arm.runs[0]))}</details>")
-    return _document(title, parts)
+    titles = dict.fromkeys(_title(run) for arm in arms for run in arm.started)
+    table = _grid([COLUMNS, *(arm.row() for arm in arms)]) + f'<p class="note">{INTERVAL}</p>'
+    parts = [("Runs", table), *_drawn_sections(COMPARISONS, arms)]
+    details = [_details(f"{arm.name}: {arm.started[0].folder}", _of_one(arm.started[0])) for arm in arms if arm.started]
+    return _document(", ".join(titles) or "runs", [*parts, ("First run of each arm", "".join(details))])
 
 
 def _title(run: Run) -> str:
     return f"{run.start['model']} on {run.start['dataset']}"
 
 
-def _document(title: str, parts: Iterable[str]) -> str:
-    body = "\n".join(parts)
-    head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>'
-    return f"<!doctype html>{head}\n{body}\n"
+def _document(title: str, sections: Sequence[tuple[str, str]]) -> str:
+    links = " ".join(f'<a href="#{_anchor(heading)}">{escape(heading)}</a>' for heading, _ in sections)
+    body = "\n".join(
+        f'<section><h2 id="{_anchor(heading)}">{escape(heading)}</h2>\n{content}</section>'
+        for heading, content in sections
+    )
+    head = (
+        f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style>"
+    )
+    return (
+        f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body><h1>{escape(title)}</h1>\n'
+        f"<nav>{links}</nav>\n{body}\n</body></html>\n"
+    )
 
 
-def _parts(run: Run) -> list[str]:
-    """Returns settings, figures, transitions and summary of a run."""
-    parts = [_table(text.start_rows(run.start)), *(_image(figure(run)) for figure in FIGURES)]
-    for transition in run.events["transition"]:
-        changes = [(label, f"{old} -> {new}") for label, old, new in text.transition_changes(transition)]
-        rows = [*changes, *text.transition_rows(transition, run.start["world_size"])]
-        parts.append(f"<h2>{escape(text.transition_title(transition))}</h2>{_table(rows)}")
+def _anchor(heading: str) -> str:
+    return "-".join(heading.lower().split())
+
+
+def _of_one(run: Run) -> str:
+    """Returns the parts of a run among several, below smaller headings."""
+    return "".join(f"<h3>{escape(heading)}</h3>\n{content}" for heading, content in _sections(run))
+
+
+def _sections(run: Run) -> Iterator[tuple[str, str]]:
+    """Yields the headings of a run's page, each with its content."""
     if run.summary:
-        plans = [text.PLAN_COLUMNS, *map(text.plan_row, run.summary.get("plans", []))]
-        parts.append(f"<h2>summary</h2>{_table(text.summary_rows(run.summary))}<h2>plans</h2>{_table(plans)}")
-    return parts
+        yield "In short", _table(text.summary_rows(run.summary))
+    yield "Setting", _table(text.start_rows(run.start))
+    tables = {
+        figures.DECISIONS: _decisions(run),
+        figures.TRANSITIONS: _transitions(run),
+        figures.CACHE: _cache(run),
+        figures.SPEED: _plans(run),
+    }
+    drawn = dict(_drawn_sections(FIGURES, run))
+    for heading in dict.fromkeys([*drawn, *tables]):
+        yield heading, drawn.get(heading, "") + tables.get(heading, "")
+
+
+def _drawn_sections(drawings: Sequence[Drawing[Subject]], subject: Subject) -> Iterator[tuple[str, str]]:
+    for section in dict.fromkeys(drawing.section for drawing in drawings):
+        own = [drawing for drawing in drawings if drawing.section == section]
+        yield section, "".join(_figure(drawing, subject) for drawing in own)
+
+
+def _figure(drawing: Drawing[Subject], subject: Subject) -> str:
+    """Returns a figure as an image inside the page, or why there is none."""
+    figure = drawing.draw(subject)
+    if figure is None:
+        return f'<p class="note">{escape(drawing.absent)}</p>'
+    caption = f"<figcaption>{escape(drawing.caption)}</figcaption>" if drawing.caption else ""
+    return f"<figure>{_image(figure, drawing.name.replace('_', ' '))}{caption}</figure>"
+
+
+def _image(figure: Figure, name: str) -> str:
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=1.5 * DPI)  # sharp on dense screens
+    width, height = (round(DPI * inches) for inches in figure.get_size_inches())
+    source = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    return f'<img alt="{escape(name)}" width="{width}" height="{height}" src="{source}">'
+
+
+def _decisions(run: Run) -> str:
+    if not run.events["decision"]:
+        return ""
+    rows = [[*map(_cell, row)] for row in decision_rows(run.events["decision"])]
+    return _grid([[name.replace("_", " ").replace("num ", "") for name in DECISION_COLUMNS], *rows])
+
+
+def _cell(value: Any) -> str:
+    return {True: "yes", False: ""}.get(value, str(value)) if isinstance(value, bool) else str(value)
+
+
+def _transitions(run: Run) -> str:
+    """Returns the transitions in a table, and each in words to unfold."""
+    transitions = run.events["transition"]
+    if not transitions:
+        return ""
+    words = []
+    for each in transitions:
+        changes = [(label, f"{old} -> {new}") for label, old, new in text.transition_changes(each)]
+        rows = [*changes, *text.transition_rows(each, run.start["world_size"])]
+        words.append(_details(text.transition_title(each), _table(rows)))
+    note = '<p class="note">Gain until the end of the run, and cost, as they were predicted.</p>'
+    return _grid([TRANSITION_COLUMNS, *map(_transition_row, transitions)]) + note + "".join(words)
+
+
+def _transition_row(each: dict[str, Any]) -> list[str]:
+    before, after = each["before"], each["after"]
+    parts = [each.get(f"{part}_seconds") for part in ("plan", "fill", "group", "move", "rebuild")]
+    return [
+        f"{each['step']:,}",
+        f"{before['num_frozen']} -> {after['num_frozen']}",
+        f"{len(after['stages'])} x {after['num_replicas']}",
+        str(after["cache_level"] or "-"),
+        f"{byte_size(each['bytes_moved'])} in {plural(each['num_moves'], 'move')}" if each["bytes_moved"] else "-",
+        *map(duration, [each["seconds"], *parts, each.get("predicted_gain_s"), each.get("predicted_cost_s")]),
+    ]
+
+
+def _cache(run: Run) -> str:
+    """Returns hits and waiting of the cache, and its fills in a table."""
+    found, fills = run.summary.get("cache"), run.events["cache_fill"]
+    rows = [
+        [
+            f"{each['step']:,}",
+            str(each["to_level"]),
+            str(each["from_level"] or "-"),
+            f"{each['num_samples']:,}",
+            f"{each['num_found']:,}",
+            byte_size(each["bytes"]),
+            duration(each["seconds"]),
+        ]
+        for each in fills
+    ]
+    in_all = _table([("in all", text.cache_reads(found))]) if found else ""
+    return in_all + (_grid([FILL_COLUMNS, *rows]) if rows else "")
+
+
+def _plans(run: Run) -> str:
+    plans = run.summary.get("plans", [])
+    return _grid([text.PLAN_COLUMNS, *map(text.plan_row, plans)]) if plans else ""
 
 
 def read_page(folder: Path) -> str:
@@ -94,6 +212,8 @@ def undamaged(name: object) -> Iterator[None]:
     try:
         yield
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+        if isinstance(error, UserError):
+            raise
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise UserError(f"{name} holds values that a run does not write ({reason}); its files are damaged") from error
 
@@ -105,13 +225,28 @@ def check_layers(run: Run) -> None:
             raise UserError(f"the plan from step {step} has layers beyond {MAX_LAYERS}")
 
 
+def _details(label: str, content: str) -> str:
+    return f"<details><summary>{escape(label)}</summary>\n{content}</details>\n"
+
+
 def _table(rows: Iterable[Sequence[str]]) -> str:
-    cells = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
-    return "<table>" + "".join(f"<tr>{row}</tr>" for row in cells) + "</table>"
+    """Returns a table of labels, each with its words."""
+    cells = (f'<th scope="row">{escape(label)}</th><td>{escape(words)}</td>' for label, words in rows)
+    return _wide("<table>" + "".join(f"<tr>{row}</tr>" for row in cells) + "</table>")
 
 
-def _image(figure: Figure) -> str:
-    """Returns a figure as an image inside the page."""
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=110)
-    return f'<p><img src="data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"></p>'
+def _grid(rows: Sequence[Sequence[str]]) -> str:
+    """Returns a table whose first row names its columns."""
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in rows[0])
+    cells = ("".join(map(_grid_cell, row)) for row in rows[1:])
+    body = "".join(f"<tr>{row}</tr>" for row in cells)
+    return _wide(f'<table class="grid"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>')
+
+
+def _grid_cell(cell: str) -> str:
+    """Returns a cell, which wraps where it holds many words."""
+    return f'<td class="words">{escape(cell)}</td>' if len(cell) > MAX_UNWRAPPED else f"<td>{escape(cell)}</td>"
+
+
+def _wide(table: str) -> str:
+    return f'<div class="wide">{table}</div>\n'

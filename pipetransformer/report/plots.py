@@ -1,50 +1,68 @@
-"""Figures of a run folder. Each function returns a new figure, which needs no closing."""
+"""Figures of a run over its steps: what was decided, what followed, what was learned.
+
+Each function returns a new figure, which needs no closing, or ``None`` where the run has nothing to show.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.collections import QuadMesh
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
-from matplotlib.ticker import MaxNLocator
+from matplotlib.patheffects import AbstractPathEffect, Normal, Stroke
 
+from pipetransformer.report.decisions import is_of_the_guard
+from pipetransformer.report.format import num_devices
 from pipetransformer.report.reporter import Values
 from pipetransformer.report.run_folder import Run
+from pipetransformer.report.style import (
+    CACHED,
+    COLOURS,
+    FROZEN,
+    HATCHES,
+    STEP_LABEL,
+    legend_below,
+    looks,
+    new_figure,
+    new_panels,
+    set_title,
+    whole_numbers,
+)
 
-# Okabe and Ito's palette: its colours stay apart for every kind of colour vision.
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
-FROZEN, CACHED = "#BBBBBB", "#EEEEEE"
-STEP_LABEL = "optimizer step"
-SMOOTHING_STEPS = 25
+SMOOTHING_STEPS, NUM_TICKS = 25, 4
+OUTLINE: list[AbstractPathEffect] = [Stroke(linewidth=4.5, foreground="white"), Normal()]
+"""Around a line on colours, so that it is seen on dark ones in a grey print too."""
+MIN_WIDTH_OF_NAME = 0.04  # of a plan, as a part of all steps
 
 
-def signals(run: Run) -> Figure:
+def signals(run: Run) -> Figure | None:
     """Draws what the freeze policy saw, block by block over the steps, a panel per signal; on it, all decisions.
 
     Each column has the numbers measured between two decisions, frozen blocks are blank. The line is the frozen prefix,
-    whoever decided; crosses are decisions that the guard took back.
+    whoever decided; crosses are decisions of the guard.
     """
     measured = [each for each in run.events["decision"] if any(each["gradient_norms"]) or each.get("signals")]
     panels = _signal_panels(measured)
-    figure = Figure(figsize=(9, 0.8 + 3.4 * max(1, len(panels))), layout="constrained")
     if not panels:
-        return _nothing_to_draw(figure, figure.subplots(), "the run made no freeze decision")
+        return None
     edges = np.array([0, *(decision["step"] for decision in measured)])
-    subplots = np.atleast_1d(figure.subplots(len(panels), sharex=True))
+    height = 1.0 + 3.2 * len(panels)
+    figure, subplots = new_panels("", STEP_LABEL, ["block"] * len(panels), height)
     for axes, (name, values) in zip(subplots, panels.items(), strict=True):
         mesh = axes.pcolormesh(
             edges, np.arange(values.shape[1] + 1) + 0.5, values.T, cmap="cividis", norm=_colour_scale(values)
         )
         _draw_decisions(axes, run)
-        axes.set(ylabel="block")
-        axes.set_title(name.replace("_", " "), loc="left", fontweight="bold")
-        figure.colorbar(mesh, ax=axes)
-    axes.set(xlabel=STEP_LABEL)
-    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.2), frameon=False, ncols=2)
+        set_title(axes, name.replace("_", " "))
+        _add_scale(figure, mesh, axes, name.replace("_", " "))
+        whole_numbers(axes, x=True, y=True)
+    legend_below(subplots[0])
     return figure
 
 
@@ -61,6 +79,14 @@ def _signal_panels(decisions: Sequence[Values]) -> dict[str, np.ndarray]:
     return panels
 
 
+def _add_scale(figure: Figure, mesh: QuadMesh, axes: Axes, label: str) -> None:
+    """Adds the scale of the colours, with a few plain numbers on it."""
+    low, high = mesh.get_clim()
+    space = np.geomspace if isinstance(mesh.norm, LogNorm) else np.linspace
+    bar = figure.colorbar(mesh, ax=axes, label=label, ticks=space(low, high, NUM_TICKS), format="%.2g")
+    bar.ax.minorticks_off()
+
+
 def _colour_scale(values: np.ndarray) -> Normalize:
     """Returns a logarithmic scale, or a linear one where numbers are negative."""
     return Normalize() if np.nanmin(values) < 0 else LogNorm()
@@ -73,38 +99,80 @@ def _draw_decisions(axes: Axes, run: Run) -> None:
     edges = [0, *(each["step"] for each in decisions), last]
     begin = decisions[0]["num_frozen_before"] if decisions else 0
     frozen = [begin + 0.5, *(each["num_frozen"] + 0.5 for each in decisions)]
-    axes.stairs(frozen, edges, baseline=None, color=COLOURS[5], linewidth=2.5, label="frozen below")
-    taken_back = [each for each in decisions if each["bound"] == "guard"]
-    points = [(each["step"], each["num_frozen"] + 0.5) for each in taken_back]
-    label = "taken back or held by the guard" if points else "_nolegend_"
-    axes.plot(*np.array(points).reshape(-1, 2).T, linestyle="", marker="X", color="black", markersize=9, label=label)
+    line = axes.stairs(frozen, edges, baseline=None, color=COLOURS[5], linewidth=2.5, label="frozen below")
+    line.set_path_effects(OUTLINE)
+    points = [(each["step"], each["num_frozen"] + 0.5) for each in decisions if is_of_the_guard(each)]
+    if points:
+        looks_of_it = {"color": "black", "markeredgecolor": "white", "label": "taken back or held by the guard"}
+        axes.plot(*np.array(points).T, linestyle="", marker="X", markersize=10, **looks_of_it)
 
 
 def stages_over_time(run: Run) -> Figure:
     """Draws the stage of each layer over the steps; above, the number of stages x replicas."""
-    figure, axes = _figure("Stages of the layers (above: stages x replicas)", STEP_LABEL, "layer")
     spans = list(_spans(run))
-    num_layers = run.start["num_blocks"] + 2
+    num_layers, num_stages = run.start["num_blocks"] + 2, max(len(plan["stages"]) for _, _, plan in spans)
+    figure, axes = new_figure("Stages of the layers (above: stages x replicas)", STEP_LABEL, "layer")
+    axes.set_title(axes.get_title(loc="left"), loc="left", fontweight="bold", pad=20)  # above the words on the axes
     for begin, end, plan in spans:
         for layer in range(num_layers):
             axes.add_patch(_layer_patch(layer, begin, end, plan))
+        _name_stages(axes, begin, end, plan, spans[-1][1] - spans[0][0])
     _annotate_arrangements(axes, spans, num_layers)
     axes.set(xlim=(spans[0][0], spans[-1][1]), ylim=(-0.5, num_layers - 0.5))
     shown = [0, *range(1, num_layers - 1, -(-num_layers // 14)), num_layers - 1]
     axes.set_yticks(shown, ["embedding", *map(str, shown[1:-1]), "head"])
-    num_stages = max(len(plan["stages"]) for _, _, plan in spans)
-    handles = [Patch(color=COLOURS[stage % len(COLOURS)], label=f"stage {stage + 1}") for stage in range(num_stages)]
-    handles += [
-        Patch(color=FROZEN, label="frozen"),
-        Patch(facecolor=CACHED, edgecolor=FROZEN, hatch="//", label="cached"),
-    ]
-    axes.legend(handles=handles, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+    whole_numbers(axes, x=True)
+    handles = [Patch(**_stage_look(stage), label=f"stage {stage + 1}") for stage in range(num_stages)]
+    handles += [Patch(**FROZEN_LOOK, label="frozen"), Patch(**CACHED_LOOK, label="cached")]
+    axes.legend(handles=handles, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, handleheight=1.4)
+    return figure
+
+
+FROZEN_LOOK = {"facecolor": FROZEN, "edgecolor": "white", "linewidth": 0.8}
+CACHED_LOOK = {"facecolor": CACHED, "edgecolor": FROZEN, "hatch": "//", "linewidth": 0}
+
+
+def _stage_look(stage: int) -> dict[str, Any]:
+    hatch = HATCHES[stage % len(HATCHES)]
+    return {"facecolor": COLOURS[stage % len(COLOURS)], "edgecolor": "white", "hatch": hatch, "linewidth": 0.8}
+
+
+def _name_stages(axes: Axes, begin: int, end: int, plan: Values, num_steps: int) -> None:
+    """Writes the number of each stage on it, where there is room."""
+    if (end - begin) < MIN_WIDTH_OF_NAME * num_steps:
+        return
+    lowest = max(plan["cache_level"], plan["num_frozen"])
+    lowest = lowest + 1 if lowest else 0
+    box = {"boxstyle": "round,pad=0.2", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
+    for stage, (first, last) in enumerate(plan["stages"], start=1):
+        if last >= lowest:
+            middle = (max(first, lowest) + last) / 2
+            axes.text((begin + end) / 2, middle, str(stage), ha="center", va="center", fontsize=9, bbox=box)
+
+
+def devices(run: Run) -> Figure:
+    """Draws the numbers of stages, replicas and idle devices over the steps."""
+    figure, axes = new_figure("Stages, replicas and idle devices", STEP_LABEL, "number", height=3.2)
+    spans = list(_spans(run))
+    edges = [spans[0][0], *(end for _, end, _ in spans)]
+    world_size = run.start["world_size"]
+    lines = {
+        "stages of a replica": [len(plan["stages"]) for _, _, plan in spans],
+        "replicas": [plan["num_replicas"] for _, _, plan in spans],
+        "idle devices": [world_size - num_devices(plan) for _, _, plan in spans],
+    }
+    for number, ((label, values), look) in enumerate(looks([*lines.items()])):
+        width = 4.5 - 1.5 * number  # equal numbers lie on each other
+        axes.stairs(values, edges, baseline=None, color=look.colour, linestyle=look.style, linewidth=width, label=label)
+    axes.set_ylim(-0.2, max(map(max, lines.values())) + 0.4)
+    whole_numbers(axes, x=True, y=True)
+    legend_below(axes)
     return figure
 
 
 def throughput(run: Run) -> Figure:
     """Draws samples per second of each step, and the median under each plan."""
-    figure, axes = _figure("Throughput", STEP_LABEL, "samples per second")
+    figure, axes = new_figure("Throughput", STEP_LABEL, "samples per second")
     steps, rates = _series(run.events["step"], "samples_per_second")
     axes.plot(steps, rates, color=COLOURS[4], linewidth=0.8, label="each step")
     for number, (begin, end, _) in enumerate(_spans(run)):
@@ -115,13 +183,14 @@ def throughput(run: Run) -> Figure:
         if number:
             axes.axvline(begin, color=FROZEN, linestyle=":", zorder=0)
     axes.set_ylim(bottom=0)
-    axes.legend(frameon=False)
+    whole_numbers(axes, x=True)
+    legend_below(axes)
     return figure
 
 
 def loss(run: Run) -> Figure:
     """Draws the training loss of each step, and its mean over a moving window; dotted lines are transitions."""
-    figure, axes = _figure("Training loss", STEP_LABEL, "loss")
+    figure, axes = new_figure("Training loss", STEP_LABEL, "mean loss of a sample")
     steps, losses = _series(run.events["step"], "loss")
     axes.plot(steps, losses, color=COLOURS[4], linewidth=0.8, label="each step")
     window = min(SMOOTHING_STEPS, len(losses) // 4)
@@ -130,59 +199,32 @@ def loss(run: Run) -> Figure:
         axes.plot(steps[window - 1 :], mean, color=COLOURS[0], linewidth=2, label=f"mean of the last {window} steps")
     for transition in run.events["transition"]:
         axes.axvline(transition["step"], color=FROZEN, linestyle=":", zorder=0)
-    axes.legend(frameon=False)
+    whole_numbers(axes, x=True)
+    legend_below(axes)
     return figure
 
 
-def accuracy(run: Run) -> Figure:
-    """Draws every metric of every evaluated split over the steps."""
-    figure, axes = _figure("Evaluation", STEP_LABEL, "metric (0 to 1)")
+def metrics(run: Run) -> Figure | None:
+    """Draws every metric of every evaluated split over the steps; metrics above 1 in a panel of their own."""
     evaluations = run.events["evaluate"]
     lines = dict.fromkeys((e["split"], name) for e in evaluations for name in e["metrics"])
-    if not lines:
-        return _nothing_to_draw(figure, axes, "the run was not evaluated")
-    for number, (split, name) in enumerate(lines):
-        points = [(e["step"], e["metrics"][name]) for e in evaluations if e["split"] == split and name in e["metrics"]]
-        axes.plot(*_floats(points).T, marker="o", color=COLOURS[number % len(COLOURS)], label=f"{split} {name}")
-    axes.legend(frameon=False)
-    return figure
-
-
-def compare(runs: Mapping[str, Run]) -> Figure:
-    """Draws speed-up over the best static plan (its limit as a mark) and main metric of several runs by name."""
-    figure = Figure(figsize=(9, 1.2 + 0.45 * len(runs)), layout="constrained")
-    speed, quality = figure.subplots(1, 2, sharey=True)
-    names, summaries = list(runs), [run.summary for run in runs.values()]
-    metrics = [summary.get("metric") or {} for summary in summaries]
-    speed.invert_yaxis()  # the first run on top
-    _bars(speed, names, [summary.get("speedup_vs_static") for summary in summaries], COLOURS[0])
-    limits = _floats([summary.get("limit") for summary in summaries])
-    speed.plot(
-        limits, names, linestyle="", marker="|", markersize=16, markeredgewidth=2.5, color=COLOURS[5], label="limit"
-    )
-    speed.axvline(1, color="black", linestyle=":", label="best static plan")
-    speed.set(xlabel="speed-up (times)", title="Speed-up")
-    speed.legend(frameon=False, loc="upper left", bbox_to_anchor=(0, -0.25), ncols=2)
-    _bars(quality, names, [metric.get("value") for metric in metrics], COLOURS[2])
-    metric_names = dict.fromkeys(metric["name"] for metric in metrics if metric)
-    quality.set(xlabel=", ".join(metric_names), title="Result")
-    quality.set_xlim(right=1.15)
-    return figure
-
-
-def _figure(title: str, x_label: str, y_label: str) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(9, 4.2), layout="constrained")
-    axes = figure.subplots()
-    axes.set(xlabel=x_label, ylabel=y_label)
-    axes.set_title(title, loc="left", fontweight="bold", pad=20)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes
-
-
-def _nothing_to_draw(figure: Figure, axes: Axes, why: str) -> Figure:
-    axes.text(0.5, 0.5, why, ha="center", va="center", transform=axes.transAxes)
-    axes.set(xticks=[], yticks=[])
+    points = {
+        line: _floats([(e["step"], e["metrics"].get(line[1])) for e in evaluations if e["split"] == line[0]])
+        for line in lines
+    }
+    if not points:
+        return None
+    panels = {"metric, 0 to 1": [], "metric": []}
+    for (line, values), look in looks([*points.items()]):
+        panels["metric" if np.nanmax(values[:, 1], initial=0) > 1 else "metric, 0 to 1"].append((line, values, look))
+    shown = {label: own for label, own in panels.items() if own}
+    figure, subplots = new_panels("Evaluation", STEP_LABEL, [*shown], 1.4 + 2.8 * len(shown))
+    for axes, own in zip(subplots, shown.values(), strict=True):
+        for (split, name), values, look in own:
+            style = {"color": look.colour, "linestyle": look.style, "marker": look.marker}
+            axes.plot(*values.T, **style, label=f"{split} {name}")
+        whole_numbers(axes, x=True)
+        axes.legend(frameon=False, handlelength=3.2, loc="center left", bbox_to_anchor=(1.01, 0.5))
     return figure
 
 
@@ -207,11 +249,10 @@ def _spans(run: Run) -> Iterator[tuple[int, int, Values]]:
 def _layer_patch(layer: int, begin: int, end: int, plan: Values) -> Rectangle:
     place = ((begin, layer - 0.5), end - begin, 1)
     if plan["cache_level"] and layer <= plan["cache_level"]:
-        return Rectangle(*place, facecolor=CACHED, edgecolor=FROZEN, hatch="//", linewidth=0)
+        return Rectangle(*place, **CACHED_LOOK)
     if plan["num_frozen"] and layer <= plan["num_frozen"]:
-        return Rectangle(*place, facecolor=FROZEN, edgecolor="white", linewidth=0.8)
-    stage = next(stage for stage, (_, last) in enumerate(plan["stages"]) if layer <= last)
-    return Rectangle(*place, facecolor=COLOURS[stage % len(COLOURS)], edgecolor="white", linewidth=0.8)
+        return Rectangle(*place, **FROZEN_LOOK)
+    return Rectangle(*place, **_stage_look(next(n for n, (_, last) in enumerate(plan["stages"]) if layer <= last)))
 
 
 def _annotate_arrangements(axes: Axes, spans: list[tuple[int, int, Values]], num_layers: int) -> None:
@@ -220,9 +261,3 @@ def _annotate_arrangements(axes: Axes, spans: list[tuple[int, int, Values]], num
         stretch = list(group)
         middle = (stretch[0][0] + stretch[-1][1]) / 2
         axes.text(middle, num_layers - 0.35, f"{stages} x {replicas}", ha="center", va="bottom", fontsize=9)
-
-
-def _bars(axes: Axes, names: list[str], values: list[float | None], colour: str) -> None:
-    bars = axes.barh(names, np.nan_to_num(_floats(values)), color=colour, height=0.6)
-    axes.bar_label(bars, ["-" if value is None else f"{value:.3g}" for value in values], padding=4)
-    axes.spines[["top", "right"]].set_visible(False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import math
 import os
@@ -29,6 +30,8 @@ MODEL, WANDB, TENSORBOARD = "model", "wandb", "tensorboard"
 PACKAGE = "pipetransformer"
 DRY_RUN = "dry_run"  # status of a run that was only estimated
 MAX_NUMBER = 2**63
+NO_ARM = ("seed", "hydra", "logger", "resume", "overwrite", "verbose", "log_every_s", "log_every_steps", "trace")
+"""Options and sections of which runs that are compared as alike may have different values."""
 
 
 class JsonLines(Sink):
@@ -140,6 +143,11 @@ class Run:
     events: dict[str, list[Values]]
 
     @property
+    def has_started(self) -> bool:
+        """Returns whether the run has come to its first plan."""
+        return bool(self.events["start"])
+
+    @property
     def start(self) -> Values:
         return self.events["start"][0]
 
@@ -156,30 +164,54 @@ def find_run(name: str | Path) -> Path:
 
     The working directory comes first, then the one of the shell, then the folders above (a repository's root).
     """
+    return next((place / name for place in _places() if (place / name / EVENT_LOG).is_file()), Path(name))
+
+
+def find_pattern(runs: str) -> str:
+    """Returns folders and globs, separated by commas, from the place where a user means them; see :func:`find_run`."""
+    patterns = filter(None, runs.split(","))
+    return ",".join(
+        next((str(place / each) for place in _places() if glob.glob(str(place / each))), each) for each in patterns
+    )
+
+
+def _places() -> list[Path]:
     here = Path.cwd()
-    places = [here, Path(os.environ.get("PWD", here)), *here.parents]
-    return next((place / name for place in places if (place / name / EVENT_LOG).is_file()), Path(name))
+    return [here, Path(os.environ.get("PWD", here)), *here.parents]
 
 
-def read_run(folder: str | Path) -> Run:
+def read_run(folder: str | Path, may_have_failed: bool = False) -> Run:
     """Reads a run folder, of a run that goes on as well.
+
+    Args:
+        may_have_failed: Reads one that has ended before its first plan too; only its summary says something then.
 
     Raises:
         UserError: The folder holds no run, or a file of it is damaged.
     """
     folder = Path(folder)
+    has_ended = may_have_failed and (folder / SUMMARY).is_file()
     missing = [name for name in (CONFIG, EVENT_LOG) if not (folder / name).is_file()]
-    if missing:
+    if missing and not (has_ended and missing == [EVENT_LOG]):
         raise UserError(
             f"{folder} is not a run folder: it has no {' and no '.join(missing)}; give the folder of one run"
         )
     events: dict[str, list[Values]] = {name: [] for name in EVENTS}
-    for line in _read_lines(folder / EVENT_LOG):
+    for line in [] if missing else _read_lines(folder / EVENT_LOG):
         events[line["event"]].append({name: value for name, value in line.items() if name != "event"})
-    if not events["start"]:
+    if not events["start"] and not has_ended:
         raise UserError(f"{folder / EVENT_LOG} has no start event: the run ended before its first plan")
     summary = read_json(folder / SUMMARY) if (folder / SUMMARY).is_file() else {}
     return Run(folder, _read_config(folder / CONFIG), summary, events)
+
+
+def read_events(log: Path, name: EventName) -> list[Values]:
+    """Reads the events of one name from an event log.
+
+    Raises:
+        UserError: The log is damaged.
+    """
+    return [line for line in _read_lines(log) if line["event"] == name]
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -266,6 +298,11 @@ def read_overrides(folder: Path) -> list[str] | None:
     if not (isinstance(overrides, list) and all(isinstance(one, str) for one in overrides)):
         raise UserError(f"{path} is damaged: it is no list of arguments")
     return overrides
+
+
+def makes_arm(override: str) -> bool:
+    """Returns False for an option that changes neither what a run learns nor how fast, and for the seed."""
+    return override.lstrip("+~").partition("=")[0].partition(".")[0] not in NO_ARM
 
 
 def library_versions() -> dict[str, str]:

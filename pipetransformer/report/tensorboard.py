@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipetransformer.errors import UserError
-from pipetransformer.report.charts import charts
+from pipetransformer.report.charts import charts, step_of
 from pipetransformer.report.reporter import EventName, LoggerSpec, Sink, Sinks, Values
 from pipetransformer.report.run_folder import TENSORBOARD
 from pipetransformer.report.text import flatten
@@ -87,10 +87,10 @@ class TensorBoardSink(Sink):
         if self._writer is None:  # before the first step
             return
         if event == "summary":
-            self._add_text("summary", dict(flatten(values)), values.get("last_step", 0))
+            self._add_text("summary", dict(flatten(values)), step_of(values))
         for name, value in charts(event, values).items():
             if isinstance(value, int | float):
-                self._writer.add_scalar(name, value, values["step"])
+                self._writer.add_scalar(name, value, step_of(values))
 
     def _begin(self, purge_step: int | None) -> None:
         from torch.utils.tensorboard import SummaryWriter

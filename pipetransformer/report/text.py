@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pipetransformer.report.format import arrangement, byte_size, duration, number, plural, two_digits
+from pipetransformer.report.format import arrangement, byte_size, duration, num_devices, number, plural, two_digits
 from pipetransformer.report.reporter import Values
 
 Row = tuple[str, str]
@@ -37,8 +37,8 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 def start_rows(values: Values) -> list[Row]:
     plan, note = values["plan"], values.get("data_note", "")  # runs of earlier versions have none
-    num_devices = _num_devices(plan)
-    idle = f", {values['world_size'] - num_devices} idle" if num_devices < values["world_size"] else ""
+    num_used = num_devices(plan)
+    idle = f", {values['world_size'] - num_used} idle" if num_used < values["world_size"] else ""
     return [
         (
             "model",
@@ -48,7 +48,7 @@ def start_rows(values: Values) -> list[Row]:
         ("steps", _steps(values)),
         ("batch", _batch(values["batch_size"], plan)),
         *([("rate", _rate(values))] if "lr" in values else []),  # not in logs of earlier releases
-        ("devices", f"{arrangement(plan)} = {plural(num_devices, 'device')}{idle}"),
+        ("devices", f"{arrangement(plan)} = {plural(num_used, 'device')}{idle}"),
         ("layers", f"{layers_per_stage(plan)}, schedule {plan['schedule']}"),
         *_predicted(values),
         ("because", values["reason"]),
@@ -236,15 +236,11 @@ def transition_rows(values: Values, world_size: int) -> list[Row]:
     rows.append(("took", _time_taken(values)))
     if values["bytes_moved"]:
         rows.append(("moved", f"{byte_size(values['bytes_moved'])} in {plural(values['num_moves'], 'move')}"))
-    num_idle = world_size - _num_devices(values["after"])
+    num_idle = world_size - num_devices(values["after"])
     if num_idle and arrangement(values["before"]) != arrangement(values["after"]):
         why = "no plan with more devices is predicted to be faster"
         rows.append(("idle", f"{num_idle} of {plural(world_size, 'device')}: {why}"))
     return rows
-
-
-def _num_devices(plan: Values) -> int:
-    return len(plan["stages"]) // plan.get("stages_per_rank", 1) * plan["num_replicas"]
 
 
 def _step_times(values: Values) -> str:
@@ -309,7 +305,7 @@ def summary_rows(values: Values) -> list[Row]:
     rows += _work(values) if values.get("optimizer_steps") else []
     rows += _gain(values) if values.get("speedup_vs_static") is not None else []
     if values.get("cache"):
-        rows.append(("cache", _reads(values["cache"])))
+        rows.append(("cache", cache_reads(values["cache"])))
     if values.get("traces"):
         rows.append(("traces", f"{', '.join(values['traces'])}: one step of each plan, for ui.perfetto.dev"))
     return rows
@@ -339,7 +335,8 @@ def _static_step(values: Values) -> str:
     return f" (measured at the start: {steps} per step)"
 
 
-def _reads(values: Values) -> str:
+def cache_reads(values: Values) -> str:
+    """Returns what the cache held, how often it had a sample, and how long it was filled, read and waited for."""
     sizes = " and ".join(f"{byte_size(size)} of {tier}" for tier, size in values["bytes_by_tier"].items())
     hits = f", {values['hit_rate']:.1%} hits" if values["hit_rate"] is not None else ""
     read, waited = duration(values["read_seconds"]), duration(values["wait_seconds"])

@@ -1,9 +1,12 @@
 """The timeline of a step on every device, as a file for chrome://tracing or ui.perfetto.dev."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from pipetransformer.report.run_folder import read_json
 
 COMPUTE = ("forward", "backward", "optimizer")
 COMMUNICATION = ("transfer", "all-reduce")
@@ -49,6 +52,28 @@ def write_trace(events: Sequence[Event], folder: Path, number: int) -> Path:
     rows = [*_names(event.rank for event in events), *map(_row, events)]
     file.write_text(json.dumps({"traceEvents": rows, "displayTimeUnit": "ms"}), encoding="utf-8")
     return file
+
+
+def read_traces(folder: Path) -> dict[int, list[Event]]:
+    """Reads the traces of a run, by the number of the plan, without what is no span of a step.
+
+    Raises:
+        UserError: A file is damaged.
+    """
+    files = {_number(file): file for file in folder.glob("trace_*.json")}
+    return {number: [*_events(read_json(files[number]))] for number in sorted(files) if number >= 0}
+
+
+def _number(file: Path) -> int:
+    """Returns the number of the plan; -1 for a file of another name."""
+    number = file.stem.removeprefix("trace_")
+    return int(number) if number.isdecimal() else -1
+
+
+def _events(trace: dict[str, Any]) -> Iterator[Event]:
+    for row in trace["traceEvents"]:
+        if row["ph"] == "X" and row["cat"] in CATEGORIES:
+            yield Event(row["name"], row["ts"] / 1e6, max(0.0, row["dur"] / 1e6), row["pid"], row["cat"])
 
 
 def _row(event: Event) -> dict[str, object]:

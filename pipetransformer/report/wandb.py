@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from pipetransformer.errors import UserError
-from pipetransformer.report.charts import charts
+from pipetransformer.report.charts import charts, step_of
+from pipetransformer.report.decisions import (
+    DECISION_COLUMNS,
+    TRANSITION_COLUMNS,
+    decision_rows,
+    is_of_the_guard,
+    transition_rows,
+)
 from pipetransformer.report.reporter import EventName, LoggerSpec, NullSink, Sink, Values
+from pipetransformer.report.run_folder import EVENT_LOG, makes_arm, read_events, read_overrides
 from pipetransformer.report.secrets import redact
 from pipetransformer.report.text import flatten
 
@@ -19,6 +27,7 @@ if TYPE_CHECKING:
     from wandb import Run
 
 INIT_TIMEOUT_S = 30.0
+MAX_NAME = 128  # characters that wandb takes
 MODES = ("offline", "online")
 
 
@@ -45,7 +54,7 @@ class WandbLogger(LoggerSpec):
         mode: ``offline`` keeps the files under ``<run folder>/wandb``, ``online`` also sends them.
         entity: User or team; ``None`` takes the account's own.
         group: Runs shown together; ``None`` takes the sweep, if there is one.
-        name: Name of the run; ``None`` lets wandb find one.
+        name: Name of the run; ``None`` takes the options of a sweep's job, and lets wandb find one for other runs.
         tags: Labels to filter by.
     """
 
@@ -70,6 +79,7 @@ class WandbLogger(LoggerSpec):
         import wandb
 
         run_id = (resumed or {}).get("wandb_id")
+        job, arm = _names(run_dir) if group_default else (None, None)
 
         settings = wandb.Settings(silent=True, console="off", init_timeout=INIT_TIMEOUT_S)
         wandb.setup(settings=settings)
@@ -82,7 +92,8 @@ class WandbLogger(LoggerSpec):
                     mode=cast("Any", self.mode),
                     entity=redact(self.entity),
                     group=redact(self.group or group_default),
-                    name=redact(self.name),
+                    job_type=arm,
+                    name=redact(self.name) or job,
                     tags=redact(self.tags),
                     dir=run_dir,
                     config=config,
@@ -92,11 +103,19 @@ class WandbLogger(LoggerSpec):
                 )
         except (wandb.Error, OSError) as error:
             raise self._refused(str(error)) from error
-        return WandbSink(run)
+        return WandbSink(run, run_dir / EVENT_LOG)
 
     def _refused(self, why: str) -> UserError:
         remedy = "logger.mode=offline keeps the data in the run folder, logger=none does without wandb"
         return UserError(f"wandb could not start with logger.mode={self.mode}: {why} ({remedy})")
+
+
+def _names(run_dir: Path) -> tuple[str | None, str | None]:
+    """Returns the options of a sweep's job as its name, and without the seed as that of its arm."""
+    options = [one for one in redact(read_overrides(run_dir) or []) if makes_arm(one) or one.startswith("seed=")]
+    arm = [one for one in options if makes_arm(one)]
+    job_name, arm_name = (" ".join(own)[:MAX_NAME] or None for own in (options, arm))
+    return job_name, arm_name
 
 
 @contextmanager
@@ -111,15 +130,20 @@ def _redacted_command() -> Iterator[None]:
 
 
 class WandbSink(Sink):
-    """Sends events to a wandb run as charts over the optimizer steps.
+    """Sends events to a wandb run as charts over the optimizer steps, and its decisions and transitions as two tables.
+
+    A table is logged whole whenever a transition or the guard has something new, so that a run shows its last state. A
+    resumed run takes the rows before it from the event log, which has been cut to the step from which it goes on.
 
     Args:
         run: A started run.
+        event_log: The events of the run, which a resumed one reads.
     """
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
+    def __init__(self, run: Run, event_log: Path) -> None:
+        self._run, self._event_log = run, event_log
         self._exit_code, self._num_rolled_back = 1, 0
+        self._decisions, self._transitions = list[Values](), list[Values]()
         run.define_metric("*", step_metric="step")
 
     def write(self, event: EventName, values: Values) -> None:
@@ -131,8 +155,33 @@ class WandbSink(Sink):
         elif event == "summary":
             self._exit_code = 0 if values["status"] == "completed" else 1
             self._run.summary.update(dict(flatten(values)))
-        elif row := charts(event, values):
-            self._run.log({"step": values["step"], **row}, step=values["step"] + self._num_rolled_back)
+        self._keep(event, values)
+        if row := charts(event, values) | self._tables(event, values):
+            step = step_of(values)
+            self._run.log({"step": step, **row}, step=step + self._num_rolled_back)
+
+    def _keep(self, event: EventName, values: Values) -> None:
+        """Keeps what becomes a row of a table."""
+        if event == "decision":
+            self._decisions.append(values)
+        elif event == "transition":
+            self._transitions.append(values)
+        elif event == "resume":
+            with suppress(UserError, OSError):  # a damaged log costs the rows before, not the run
+                self._decisions = read_events(self._event_log, "decision")
+                self._transitions = read_events(self._event_log, "transition")
+
+    def _tables(self, event: EventName, values: Values) -> Values:
+        """Returns the tables where they say something new, not at each decision: there may be thousands."""
+        is_news = event in ("transition", "summary") or (event == "decision" and is_of_the_guard(values))
+        if not is_news or not self._decisions:
+            return {}
+        from wandb import Table
+
+        return {
+            "tables/decisions": Table([*DECISION_COLUMNS], decision_rows(self._decisions)),
+            "tables/transitions": Table([*TRANSITION_COLUMNS], [*transition_rows(self._transitions)]),
+        }
 
     def identity(self) -> dict[str, Any]:
         return {"wandb_id": self._run.id}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch.distributed as dist
+
 from pipetransformer.planning.timeline import Timeline
 from pipetransformer.report.reporter import Reporter
 from pipetransformer.runtime.elastic import ElasticRuntime
@@ -40,6 +42,7 @@ class StepLog:
             "num_frozen": plan.num_frozen,
             "num_stages": plan.num_stages,
             "num_replicas": plan.num_replicas,
+            "num_idle_devices": dist.get_world_size() - plan.num_devices,
             "cache_level": plan.cache_level,
         }
         waiting = {"cache_wait_seconds": wait_s} if plan.cache_level else {}

@@ -7,6 +7,7 @@ import pytest
 
 from pipetransformer.report.reporter import EventName
 from pipetransformer.report.run_folder import CONFIG, EVENT_LOG, SUMMARY, JsonLines, write_json
+from pipetransformer.report.trace import Event, write_trace
 
 Events = list[tuple[EventName, dict[str, Any]]]
 
@@ -68,8 +69,9 @@ def _step(step: int, held: dict[str, Any]) -> dict[str, Any]:
         "num_frozen": held["num_frozen"],
         "num_stages": len(held["stages"]),
         "num_replicas": held["num_replicas"],
+        "num_idle_devices": 0,
         "cache_level": held["cache_level"],
-    }
+    } | ({"cache_wait_seconds": 0.004} if held["cache_level"] else {})
 
 
 def _decision(step: int, before: int, after: int) -> dict[str, Any]:
@@ -119,6 +121,7 @@ def _summary() -> dict[str, Any]:
         "metrics": {"test": {"accuracy": 0.74, "f1": 0.64}},
         "train_seconds": 743.2,
         "optimizer_steps": NUM_STEPS,
+        "last_step": NUM_STEPS,
         "samples_per_second": 412.3,
         "num_blocks": NUM_BLOCKS,
         "num_frozen": 4,
@@ -127,6 +130,14 @@ def _summary() -> dict[str, Any]:
         "limit": 2.42,
         "share_of_limit": 0.843,
         "is_static": False,
+        "cache": {
+            "hit_rate": 0.95,
+            "bytes_by_tier": {"memory": 2**24},
+            "fill_seconds": 3.2,
+            "read_seconds": 0.3,
+            "wait_seconds": 0.03,
+            "recompute_seconds": 0.0,
+        },
         "plans": PLANS,
     }
 
@@ -158,6 +169,14 @@ def run_events() -> Events:
     return [*events, ("warning", {"message": "the cache is off: random crops"}), ("summary", _summary())]
 
 
+def trace_of(held: dict[str, Any]) -> list[Event]:
+    """A step of a plan with a forward and a backward pass of each stage, one after the other."""
+    ranks = [*range(len(held["stages"]))]
+    order = [*(("forward", rank) for rank in ranks), *(("backward", rank) for rank in reversed(ranks))]
+    passes = [Event(f"{kind[0].upper()}0", at * 0.01, 0.01, rank, kind) for at, (kind, rank) in enumerate(order)]
+    return [*passes, Event("all-reduce", len(order) * 0.01, 0.002, 0, "all-reduce")]
+
+
 @pytest.fixture
 def events() -> Events:
     return run_events()
@@ -165,10 +184,17 @@ def events() -> Events:
 
 @pytest.fixture
 def run_folder(tmp_path: Path, events: Events) -> Path:
-    log = JsonLines(tmp_path / EVENT_LOG)
+    write_run(tmp_path, events)
+    return tmp_path
+
+
+def write_run(folder: Path, events: Events) -> None:
+    """Writes a run folder, with a trace of each plan."""
+    log = JsonLines(folder / EVENT_LOG)
     for event, values in events:
         log.write(event, values)
     log.close()
-    (tmp_path / CONFIG).write_text("seed: 1\nfreeze:\n  alpha: 0.33\n")
-    write_json(tmp_path / SUMMARY, events[-1][1])
-    return tmp_path
+    (folder / CONFIG).write_text("seed: 1\nfreeze:\n  alpha: 0.33\n")
+    write_json(folder / SUMMARY, events[-1][1])
+    for number, held in enumerate(PLANS):
+        write_trace(trace_of(held), folder, number)

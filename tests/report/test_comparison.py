@@ -9,12 +9,24 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.collections import LineCollection, PolyCollection
 
 from pipetransformer.errors import UserError
-from pipetransformer.report import comparison_plots
+from pipetransformer.report import __main__, comparison_plots
+from pipetransformer.report import page as pages
 from pipetransformer.report.__main__ import COMPARISON, CSV, main
-from pipetransformer.report.comparison import COLUMNS, Arm, find_runs, half_width, read_arms, with_interval
+from pipetransformer.report.comparison import (
+    COLUMNS,
+    Arm,
+    find_runs,
+    half_width,
+    read_arms,
+    share_interval,
+    with_interval,
+)
+from pipetransformer.report.figures import OF_A_RUN, OF_ARMS
 from pipetransformer.report.run_folder import CONFIG, EVENT_LOG, SUMMARY, write_overrides
+from pipetransformer.report.sweep import print_sweep
 
 RESULTS = {("freeze=none", 1): 0.75, ("freeze=none", 2): 0.85, ("freeze=alpha", 1): 0.7}
 
@@ -31,6 +43,13 @@ def sweep(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.fixture
+def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves the figures out of pages: they take longest."""
+    monkeypatch.setattr(pages, "FIGURES", ())
+    monkeypatch.setattr(pages, "COMPARISONS", ())
+
+
 def change(job: Path, **values: Any) -> None:
     summary = json.loads((job / SUMMARY).read_text())
     (job / SUMMARY).write_text(json.dumps(summary | values))
@@ -45,17 +64,29 @@ def arms_of(folder: Path) -> list[Arm]:
 def test_seeds_are_one_row_with_their_mean_and_its_interval(sweep: Path) -> None:
     rows = [dict(zip(COLUMNS, arm.row(), strict=True)) for arm in arms_of(sweep)]
     assert [(row["arm"], row["runs"], row["result"]) for row in rows] == [
-        ("freeze=none", "2", "accuracy 0.8 ± 0.64"),  # t(0.975, 1) = 12.71, s / sqrt(2) = 0.05
-        ("freeze=alpha", "1", "accuracy 0.7"),
+        ("freeze=none", "2 (0, 1)", "accuracy 0.8 ± 0.64"),  # t(0.975, 1) = 12.71, s / sqrt(2) = 0.05
+        ("freeze=alpha", "1 (2)", "accuracy 0.7"),
     ]
     assert rows[0]["training time"] == "12m23s"
-    assert (rows[0]["limit reached"], rows[0]["frozen"], rows[0]["cache hits"]) == ("84%", "33%", "-")
+    assert (rows[0]["limit reached"], rows[0]["frozen"], rows[0]["cache hits"]) == ("84%", "33%", "95%")
 
 
 def test_an_interval_is_that_of_students_t() -> None:
     assert half_width([1.0]) is None
     assert half_width([1.0, 2.0, 3.0]) == pytest.approx(4.30265 / np.sqrt(3), abs=1e-5)
     assert with_interval([]) == "-"
+
+
+def test_a_share_has_the_interval_of_wilson() -> None:
+    assert share_interval(0.9, 100) == pytest.approx((0.8256, 0.9448), abs=1e-4)
+    assert share_interval(1.0, 10) == pytest.approx((0.7225, 1.0), abs=1e-4)
+    assert share_interval(0.5, 0) == (0.5, 0.5)
+
+
+def test_options_that_change_no_result_make_no_arm(sweep: Path) -> None:
+    write_overrides(sweep / "1", ["epochs=3", "freeze=none", "seed=2", "logger.mode=online", "+hydra.verbose=true"])
+    write_overrides(sweep / "2", ["epochs=3"])
+    assert [arm.name for arm in arms_of(sweep)] == ["freeze=none", "default"]
 
 
 def test_runs_of_python_are_told_apart_by_their_settings(sweep: Path) -> None:
@@ -71,16 +102,20 @@ def test_runs_are_found_at_any_depth_by_globs_and_once(sweep: Path) -> None:
         find_runs(str(sweep / "nothing"))
 
 
-def test_the_command_writes_table_page_and_csv(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_table_page_and_csv(
+    sweep: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "FIGURES", OF_A_RUN[2:4])
+    monkeypatch.setattr(pages, "COMPARISONS", OF_ARMS[:3])
     main([f"runs={sweep}"])
     out = capsys.readouterr().out.splitlines()
     assert out[0].split()[:3] == ["arm", "runs", "result"]
-    assert out[1].split()[:5] == ["freeze=none", "2", "accuracy", "0.8", "±"]
+    assert out[1].split()[:6] == ["freeze=none", "2", "(0,", "1)", "accuracy", "0.8"]
     assert out[-2:] == [str(sweep / CSV), str(sweep / COMPARISON)]
     html = (sweep / COMPARISON).read_text()
-    assert html.count("data:image/png;base64,") == 3 + 2 * 5, "of all arms, and of a run of each"
-    assert html.count("<details>") == 2
-    assert not re.search(r"(href|src)=\"(?!data:)", html), "it needs no other file"
+    assert html.count("data:image/png;base64,") == 3 + 2 * 2, "of all arms, and of a run of each"
+    assert len(re.findall(f"<summary>freeze=(none|alpha): {sweep}", html)) == 2
+    assert not re.search(r"(href|src)=\"(?!data:|#)", html), "it needs no other file"
     with (sweep / CSV).open() as lines:
         rows = list(csv.DictReader(lines))
     assert [(row["arm"], int(row["seed"]), float(row["value"])) for row in rows] == [
@@ -88,8 +123,50 @@ def test_the_command_writes_table_page_and_csv(sweep: Path, capsys: pytest.Captu
     ]
 
 
-def test_a_run_that_cannot_be_read_is_left_out_aloud(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_at_the_end_of_a_sweep_is_that_of_the_command(
+    sweep: Path, capsys: pytest.CaptureFixture[str], without_figures: None
+) -> None:
+    print_sweep(sweep)
+    first, *table, folders, command = capsys.readouterr().out.splitlines()
+    main([f"runs={sweep}"])
+    assert capsys.readouterr().out.splitlines()[: len(table)] == table
+    assert first == "jobs of the sweep: 3 runs in 2 arms"
+    assert folders == f"folders: {sweep}/<job>"
+    assert command == f"as a page with figures: pipetransformer-report runs={sweep}"
+
+
+def test_figures_of_all_arms_and_of_a_run_of_each_become_files(
+    sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_figures: None
+) -> None:
+    monkeypatch.setattr(__main__, "OF_A_RUN", OF_A_RUN[3:4])
+    monkeypatch.setattr(__main__, "OF_ARMS", OF_ARMS[1:2])
+    main([f"runs={sweep}", f"figures={tmp_path / 'figures'}"])
+    found = sorted(str(file.relative_to(tmp_path / "figures")) for file in (tmp_path / "figures").rglob("*.svg"))
+    assert found == ["arm_1/devices.svg", "arm_2/devices.svg", "gain.svg"]
+
+
+def test_a_run_that_failed_before_its_first_plan_is_in_the_table(
+    sweep: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(sweep / "0")
     (sweep / "1" / EVENT_LOG).write_text("")
+    (sweep / "1" / SUMMARY).write_text('{"status": "failed", "error": "no plan fits"}')
+    (sweep / "2" / EVENT_LOG).unlink()
+    (sweep / "2" / SUMMARY).write_text('{"status": "interrupted"}')
+    main([f"runs={sweep}"])
+    rows = capsys.readouterr().out.splitlines()[1:3]
+    assert [row.split() for row in rows] == [
+        ["freeze=none", "1", "(1)", *["-"] * 8, "failed"],
+        ["freeze=alpha", "1", "(2)", *["-"] * 8, "interrupted"],
+    ]
+    assert all(drawing.absent in (sweep / COMPARISON).read_text() for drawing in OF_ARMS)
+
+
+def test_a_run_that_cannot_be_read_is_left_out_aloud(
+    sweep: Path, capsys: pytest.CaptureFixture[str], without_figures: None
+) -> None:
+    (sweep / "1" / EVENT_LOG).write_text("")
+    (sweep / "1" / SUMMARY).unlink()
     main([f"runs={sweep}", f"out={sweep / 'out'}"])
     assert f"left out: {sweep / '1' / EVENT_LOG} has no start event" in capsys.readouterr().out
     assert (sweep / "out" / COMPARISON).is_file()
@@ -114,24 +191,44 @@ def test_a_wrong_call_is_answered_in_one_line(arguments: list[str], words: str) 
 def test_the_metric_is_drawn_over_the_seconds_of_training_with_the_interval(sweep: Path) -> None:
     arms = arms_of(sweep)
     run = arms[0].runs[0]
-    axes = comparison_plots.metric_over_time(arms).axes[0]
-    line = axes.lines[0]
+    figure = comparison_plots.metric_over_time(arms)
+    assert figure is not None
+    axes = figure.axes[0]
+    line, other = [line for line in axes.lines if not str(line.get_label()).startswith("_")]
     seconds = [sum(step["step_seconds"] for step in run.events["step"][:until]) for until in (8, 16, 24)]
     spent = np.cumsum([0, *(transition["seconds"] for transition in run.events["transition"])])
     assert np.asarray(line.get_xdata()) == pytest.approx(np.add(seconds, spent))
     assert np.asarray(line.get_ydata()) == pytest.approx([0.58, 0.66, 0.74])
-    assert len({(line.get_color(), line.get_linestyle()) for line in axes.lines}) == 2
-    assert axes.get_xlabel() == "training, s"
+    for part in ("color", "linestyle", "marker"):
+        assert getattr(line, f"get_{part}")() != getattr(other, f"get_{part}")()
+    band = next(each for each in axes.collections if isinstance(each, PolyCollection)).get_paths()[0].vertices
+    assert np.asarray(band)[:, 1].min() == pytest.approx(0.58), "both runs have the same evaluations"
+    bars = [each for each in axes.collections if isinstance(each, LineCollection)]
+    ends = [np.asarray(segment)[:, 1].tolist() for segment in bars[-1].get_segments()]
+    assert ends == [pytest.approx(share_interval(value, 1000)) for value in (0.58, 0.66, 0.74)], "of a single run"
 
 
-def test_the_frozen_part_is_drawn_over_the_steps(sweep: Path) -> None:
-    stairs = comparison_plots.frozen_over_steps(arms_of(sweep)).axes[0].patches[0]
-    data = stairs.get_data()  # type: ignore[attr-defined]
-    assert data.edges.tolist() == [0, 8, 16, 24]
-    assert data.values.tolist() == pytest.approx([0, 2 / 6, 4 / 6])
+def test_plans_are_drawn_over_the_steps(sweep: Path) -> None:
+    figure = comparison_plots.plans_over_steps(arms_of(sweep))
+    assert figure is not None
+    found = [axes.patches[0].get_data() for axes in figure.axes]  # type: ignore[attr-defined]
+    assert all(data.edges.tolist() == [0, 8, 16, 24] for data in found)
+    frozen, stages, replicas, idle = (data.values.tolist() for data in found)
+    assert frozen == pytest.approx([0, 2 / 6, 4 / 6])
+    assert (stages, replicas, idle) == ([4, 2, 1], [1, 2, 4], [0, 0, 0])
 
 
-def test_runs_without_evaluations_are_compared_too(sweep: Path) -> None:
+def test_caches_are_compared_by_hits_bytes_and_waiting(sweep: Path) -> None:
+    change(sweep / "2", cache={})
+    arms = arms_of(sweep)
+    figure = comparison_plots.cache(arms)
+    assert figure is not None
+    widths = [[patch.get_width() for patch in axes.patches] for axes in figure.axes]  # type: ignore[attr-defined]
+    assert widths == [[95], [16], [pytest.approx(0.03)]], "of the one arm that has a cache"
+    assert comparison_plots.cache(arms[1:]) is None
+
+
+def test_runs_without_evaluations_are_compared_too(sweep: Path, without_figures: None) -> None:
     for job in sweep.iterdir():
         lines = [line for line in (job / EVENT_LOG).read_text().splitlines() if '"evaluate"' not in line]
         (job / EVENT_LOG).write_text("\n".join(lines) + "\n")

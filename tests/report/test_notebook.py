@@ -1,5 +1,6 @@
-"""The notebook runs on a run folder, and explains itself without one."""
+"""The notebooks run on run folders, and explain themselves without them."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,15 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from support.command import TIMEOUT_S
 
-NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "run.ipynb"
+from pipetransformer.report.figures import OF_ARMS
+from pipetransformer.report.run_folder import write_overrides
+
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+RUN, COMPARE = NOTEBOOKS / "run.ipynb", NOTEBOOKS / "compare.ipynb"
 
 
-def execute(folder: Path) -> nbformat.NotebookNode:
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
+def execute(folder: Path, file: Path = RUN) -> nbformat.NotebookNode:
+    notebook = nbformat.read(file, as_version=4)
     NotebookClient(notebook, timeout=TIMEOUT_S, resources={"metadata": {"path": str(folder)}}).execute()
     return notebook
 
@@ -22,8 +27,13 @@ def outputs(notebook: nbformat.NotebookNode) -> list[dict[str, Any]]:
     return [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
 
 
-def test_the_notebook_is_kept_without_outputs() -> None:
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
+def num_images(made: list[dict[str, Any]]) -> int:
+    return sum("image/png" in output.get("data", {}) for output in made)
+
+
+@pytest.mark.parametrize("file", [RUN, COMPARE], ids=lambda file: file.name)
+def test_a_notebook_is_kept_without_outputs(file: Path) -> None:
+    notebook = nbformat.read(file, as_version=4)
     nbformat.validate(notebook)
     assert outputs(notebook) == []
     assert all(cell.execution_count is None for cell in notebook.cells if cell.cell_type == "code")
@@ -32,7 +42,7 @@ def test_the_notebook_is_kept_without_outputs() -> None:
 def test_the_notebook_draws_a_run(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUN_FOLDER", str(run_folder))
     made = outputs(execute(run_folder))
-    assert sum("image/png" in output.get("data", {}) for output in made) == 5
+    assert num_images(made) == 10
     printed = "".join(output.get("text", "") for output in made)
     assert "freeze at step 8: 0 -> 2 of 6 blocks (at most a third of the active blocks)" in printed
     assert "2.0 times the best static plan" in printed
@@ -52,3 +62,24 @@ def test_the_notebook_without_a_run_folder_says_what_to_set(tmp_path: Path, monk
     monkeypatch.delenv("RUN_FOLDER", raising=False)
     with pytest.raises(CellExecutionError, match="set the environment variable RUN_FOLDER"):
         execute(tmp_path)
+
+
+def test_the_other_notebook_compares_runs_by_a_relative_glob(
+    run_folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path_factory.mktemp("root")
+    (root / "notebooks").mkdir()
+    for name in ("none", "alpha"):
+        write_overrides(Path(shutil.copytree(run_folder, root / "sweep" / name)), [f"freeze={name}"])
+    monkeypatch.setenv("RUN_FOLDERS", "sweep/*")
+    made = outputs(execute(root / "notebooks", COMPARE))
+    assert num_images(made) == len(OF_ARMS)
+    printed = "".join(output.get("text", "") or output.get("data", {}).get("text/plain", "") for output in made)
+    assert "freeze=none   1 (none)   accuracy 0.74" in printed
+    assert "2.0 times the best static plan" in printed
+
+
+def test_the_other_notebook_without_folders_says_what_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RUN_FOLDERS", raising=False)
+    with pytest.raises(CellExecutionError, match="set the environment variable RUN_FOLDERS"):
+        execute(tmp_path, COMPARE)

@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from pipetransformer.errors import UserError
+from pipetransformer.report import __main__
+from pipetransformer.report import page as pages
 from pipetransformer.report.__main__ import main
-from pipetransformer.report.page import page
+from pipetransformer.report.figures import OF_A_RUN
 from pipetransformer.report.run_folder import EVENT_LOG, SUMMARY, read_run
 
 
@@ -15,20 +18,70 @@ def test_the_page_holds_figures_transitions_and_summary(run_folder: Path, capsys
     file = run_folder / "report.html"
     assert capsys.readouterr().out == f"{file}\n"
     html = file.read_text()
-    assert html.count("data:image/png;base64,") == 5
+    assert html.count("data:image/png;base64,") == len(OF_A_RUN)
     assert "freeze at step 16: 2 -&gt; 4 blocks, new arrangement" in html
     assert "2.0 times the best static plan" in html
-    assert not re.search(r"(href|src)=\"(?!data:)", html), "it needs no other file"
+    assert not re.search(r"(href|src)=\"(?!data:|#)", html), "it needs no other file"
+    links, anchors = re.findall(r'href="#([^"]*)"', html), re.findall(r'<h2 id="([^"]*)"', html)
+    assert links == anchors
 
 
-def test_the_page_of_a_run_that_goes_on_has_no_summary(run_folder: Path) -> None:
+def rows_of(html: str, *columns: str) -> list[list[str]]:
+    """The rows of the table whose first columns these are."""
+    head = "".join(f'<th scope="col">{column}</th>' for column in columns)
+    body = html.partition(head)[2].partition("<tbody>")[2].partition("</tbody>")[0]
+    return [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", body)]
+
+
+def test_decisions_transitions_and_fills_stand_in_tables(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "FIGURES", ())
+    html = pages.page(read_run(run_folder))
+    reason = "at most a third of the active blocks"
+    assert rows_of(html, "step", "decision", "bound") == [
+        ["8", "freeze", "cap", reason, "0", "2", ""],
+        ["16", "freeze", "cap", reason, "2", "4", ""],
+    ]
+    assert [row[:6] for row in rows_of(html, "step", "frozen", "stages x replicas")] == [
+        ["8", "0 -&gt; 2", "2 x 2", "-", "3 MiB in 5 moves", "1.9 s"],
+        ["16", "2 -&gt; 4", "1 x 4", "4", "3 MiB in 5 moves", "1.9 s"],
+    ]
+    assert rows_of(html, "step", "block", "from block") == [["16", "4", "-", "512", "0", "16 MiB", "3.2 s"]]
+
+
+def test_what_a_run_does_not_have_is_said_in_words(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = [drawing for drawing in OF_A_RUN if drawing.name in ("signals", "timeline")]
+    monkeypatch.setattr(pages, "FIGURES", missing)
+    for trace in run_folder.glob("trace_*.json"):
+        trace.unlink()
+    run = read_run(run_folder)
+    run.events["decision"].clear()
+    html = pages.page(run)
+    assert "<img" not in html
+    assert all(drawing.absent in html for drawing in missing)
+
+
+def test_a_damaged_trace_ends_in_one_line(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "FIGURES", [drawing for drawing in OF_A_RUN if drawing.name == "timeline"])
+    (run_folder / "trace_1.json").write_text('{"traceEvents": [{"ph": "X", "cat": "forward"}]}')
+    with pytest.raises(UserError, match="its files are damaged"):
+        pages.read_page(run_folder)
+
+
+def test_the_page_of_a_run_that_goes_on_has_no_summary(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "FIGURES", ())
+    assert "In short" in pages.page(read_run(run_folder))
     (run_folder / SUMMARY).unlink()
-    assert "<h2>summary</h2>" not in page(read_run(run_folder))
+    assert "In short" not in pages.page(read_run(run_folder))
 
 
-def test_the_page_goes_where_it_is_asked_for(run_folder: Path, tmp_path: Path) -> None:
-    main([str(run_folder), f"out={tmp_path / 'elsewhere.html'}"])
+def test_page_and_figures_go_where_they_are_asked_for(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "FIGURES", ())
+    monkeypatch.setattr(__main__, "OF_A_RUN", OF_A_RUN[3:4])
+    main([str(run_folder), f"out={tmp_path / 'elsewhere.html'}", f"figures={tmp_path / 'figures'}"])
     assert (tmp_path / "elsewhere.html").is_file()
+    assert sorted(file.name for file in (tmp_path / "figures").iterdir()) == ["devices.png", "devices.svg"]
 
 
 def test_a_folder_without_a_run_ends_in_one_line(run_folder: Path) -> None:
@@ -37,7 +90,8 @@ def test_a_folder_without_a_run_ends_in_one_line(run_folder: Path) -> None:
         main([str(run_folder)])
 
 
-def test_names_of_the_user_are_no_markup(run_folder: Path) -> None:
+def test_names_of_the_user_are_no_markup(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "FIGURES", ())
     run = read_run(run_folder)
     run.start["dataset"] = "<b>birds</b>"
-    assert "<b>birds" not in page(run)
+    assert "<b>birds" not in pages.page(run)

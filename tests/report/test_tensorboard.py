@@ -39,6 +39,9 @@ def test_every_number_arrives_under_the_name_that_weights_and_biases_has(events:
     expected = {name for event in events for name, value in charts(*event).items() if isinstance(value, int | float)}
     assert found.keys() == expected
     assert {"train/loss", "test/accuracy", "freeze/num_frozen", "transition/seconds"} <= expected
+    assert found["topology/num_idle_devices"] == [(step, 0) for step in range(1, 25)]
+    assert found["result/speedup_vs_static"] == [(24, pytest.approx(2.04))]
+    assert found["result/share_of_limit"] == [(24, pytest.approx(0.843))]
     assert found["train/loss"][1] == (2, pytest.approx(1.15))
     assert [step for step, _ in found["train/loss"]] == list(range(1, 25))
     assert [step for step, _ in found["test/accuracy"]] == [8, 16, 24]

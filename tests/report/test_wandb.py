@@ -1,17 +1,28 @@
+"""Weights & Biases receives all events, once each; an offline run is read back."""
+
+import json
+import os
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import wandb
 from omegaconf import OmegaConf
+from support.wandb_files import OfflineRun, read_offline_runs
 from wandb.errors import CommError
 
 from pipetransformer.config.compose import CONF
+from pipetransformer.report.charts import charts as charts_of
+from pipetransformer.report.charts import step_of
+from pipetransformer.report.decisions import DECISION_COLUMNS, TRANSITION_COLUMNS, decision_rows, transition_rows
 from pipetransformer.report.reporter import EventName, NullSink
+from pipetransformer.report.run_folder import EVENT_LOG, write_overrides
 from pipetransformer.report.wandb import NoLogger, WandbLogger, WandbSink
+
+from .conftest import run_events
 
 LOGGERS = CONF / "logger"
 
@@ -72,7 +83,7 @@ def test_every_kind_of_value_arrives_under_its_chart(events: Events, fake: FakeR
 
 
 def test_steps_that_a_resumed_run_repeats_have_the_rows_that_they_had(events: Events, fake: FakeRun) -> None:
-    sink = WandbSink(fake)  # pyright: ignore[reportArgumentType]
+    sink = WandbSink(fake, Path(EVENT_LOG))  # pyright: ignore[reportArgumentType]
     steps = [values for event, values in events if event == "step"]
     for values in (*steps[:4], *steps[2:]):
         sink.write("step", values)
@@ -82,7 +93,7 @@ def test_steps_that_a_resumed_run_repeats_have_the_rows_that_they_had(events: Ev
 def test_steps_that_a_run_trains_otherwise_have_rows_of_their_own(events: Events, fake: FakeRun) -> None:
     steps = [values for event, values in events if event == "step"]
     decision = next(values for event, values in events if event == "decision")
-    sink = WandbSink(fake)  # pyright: ignore[reportArgumentType]
+    sink = WandbSink(fake, Path(EVENT_LOG))  # pyright: ignore[reportArgumentType]
     for values in steps[:4]:
         sink.write("step", values)
     sink.write("decision", decision | {"step": 2, "bound": "guard", "num_steps_rolled_back": 2})
@@ -90,15 +101,39 @@ def test_steps_that_a_run_trains_otherwise_have_rows_of_their_own(events: Events
         sink.write("step", values)
     assert fake.rows == [1, 2, 3, 4, 4, *range(5, 27)]
     assert [values["step"] for values in fake.logged][3:6] == [4, 2, 3]
-    resumed = WandbSink(fake)  # pyright: ignore[reportArgumentType]
+    resumed = WandbSink(fake, Path(EVENT_LOG))  # pyright: ignore[reportArgumentType]
     resumed.write("resume", {"step": 24, "num_steps_rolled_back": 2})
     resumed.write("step", steps[-1] | {"step": 25})
     assert fake.rows[-1] == 27
 
 
+def test_the_table_says_what_the_guard_took_back(events: Events, fake: FakeRun) -> None:
+    decision, transition = (
+        next(values for event, values in events if event == name) for name in ("decision", "transition")
+    )
+    sink = WandbSink(fake, Path(EVENT_LOG))  # pyright: ignore[reportArgumentType]
+    back = decision | {"step": 12, "num_frozen_before": 2, "num_frozen": 0, "bound": "guard"}
+    for event, values in (("decision", decision), ("transition", transition), ("decision", back)):
+        sink.write(event, values)
+    states = [
+        [row[-1] for row in row_of["tables/decisions"].data] for row_of in fake.logged if "tables/decisions" in row_of
+    ]
+    assert states == [[False], [True, False]]
+
+
+def test_decisions_that_change_nothing_log_no_table(events: Events, fake: FakeRun) -> None:
+    decision = next(values for event, values in events if event == "decision")
+    sink = WandbSink(fake, Path(EVENT_LOG))  # pyright: ignore[reportArgumentType]
+    for step in range(100):
+        sink.write("decision", decision | {"step": step, "num_frozen": 0})
+    assert not any("tables/decisions" in row for row in fake.logged)
+    sink.write("summary", {"status": "completed", "last_step": 100})
+    assert len(fake.logged[-1]["tables/decisions"].data) == 100
+
+
 @pytest.mark.parametrize(("status", "exit_code"), [("completed", 0), ("diverged", 1), ("interrupted", 1), (None, 1)])
 def test_only_a_completed_run_is_marked_as_a_success(fake: FakeRun, status: str | None, exit_code: int) -> None:
-    sink = WandbSink(fake)  # pyright: ignore[reportArgumentType]
+    sink = WandbSink(fake, Path(EVENT_LOG))  # pyright: ignore[reportArgumentType]
     if status:
         sink.write("summary", {"status": status})
     sink.close()
@@ -145,27 +180,117 @@ def test_no_logger_opens_a_sink_that_does_nothing(tmp_path: Path) -> None:
 
 
 REAL_RUN = """
-import sys
-from dataclasses import asdict
+import json, sys
 from pathlib import Path
+from pipetransformer.report.run_folder import EVENT_LOG, JsonLines
 from pipetransformer.report.wandb import WandbLogger
 
-sink = WandbLogger(tags=["test"]).open(Path(sys.argv[1]), {"seed": 1})
-sink.write("evaluate", {"step": 1, "split": "test", "metrics": {"accuracy": float("nan")}})
-sink.write("summary", {"status": "completed", "metric": {"value": 0.5}, "plans": [{"stages": [[0, 1]]}]})
-sink.close()
+folder = Path(sys.argv[1])
+
+def play(events, resumed=None):
+    log = JsonLines(folder / EVENT_LOG, goes_on=resumed is not None)
+    sink = WandbLogger(tags=["test"]).open(folder, {"seed": 1}, "sweep", resumed)
+    for name, values in events:
+        log.write(name, values)
+        sink.write(name, values)
+    log.close()
+    sink.close()
+    return sink.identity()
+
+first, second = json.loads((folder / "starts.json").read_text())
+identity = play(first)
+lines = (folder / EVENT_LOG).read_text().splitlines(keepends=True)
+is_kept = lambda line: json.loads(line).get("step", 0) <= second[0][1]["step"]
+(folder / EVENT_LOG).write_text("".join(filter(is_kept, lines)))  # as a run does that goes on from a checkpoint
+play(second, identity)
 """
+CHECKPOINT, STOPPED = 12, 20  # steps
 
 
-def test_an_offline_run_leaves_its_files_in_the_run_folder_and_is_quiet(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    (tmp_path / "home").mkdir()
-    command = [sys.executable, "-W", "error", "-c", REAL_RUN, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert len(list(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))) == 1
+@dataclass(frozen=True)
+class Real:
+    """An offline run that was stopped and went on."""
+
+    events: Events
+    ended: subprocess.CompletedProcess[str]
+    starts: list[OfflineRun]
+
+    def expected(self, step: int) -> dict[str, Any]:
+        """All charts of a step."""
+        rows = [charts_of(event, values) for event, values in self.events if step_of(values) == step]
+        return {name: value for row in rows for name, value in row.items()}
+
+    def rows(self, event: EventName) -> list[dict[str, Any]]:
+        return [values for name, values in self.events if name == event]
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Real:
+    """Stops after a decision whose steps are trained again: step 16 happens twice."""
+    folder, events = tmp_path_factory.mktemp("wandb"), run_events()
+    write_overrides(folder, ["freeze=alpha", "seed=2", "logger.project=mine", "hydra.sweep.dir=here"])
+    events.insert(-1, ("evaluate", {"step": 24, "split": "test", "metrics": {"diverged": float("nan")}}))
+    numbered = [(event, values) for event, values in events if "step" in values or event == "summary"]
+    start = next(values for event, values in events if event == "start")
+    first = [each for each in numbered if each[0] != "summary" and each[1]["step"] <= STOPPED]
+    second = [each for each in numbered if each[0] == "summary" or each[1]["step"] > CHECKPOINT]
+    starts = [[("start", start), *first], [("resume", start | {"step": CHECKPOINT}), *second]]
+    (folder / "starts.json").write_text(json.dumps(starts))
+    (folder / "home").mkdir()
+    own_of_wandb = "ignore:Implicitly cleaning up:ResourceWarning"  # the folder in which it makes tables
+    command = [sys.executable, "-W", "error", "-W", own_of_wandb, "-c", REAL_RUN, str(folder)]
+    env = {**os.environ, "HOME": str(folder / "home")}
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, env=env)
+    return Real(events, ended, read_offline_runs(folder))
+
+
+def test_an_offline_run_leaves_its_files_in_the_run_folder_and_is_quiet(real: Real) -> None:
+    assert (real.ended.returncode, real.ended.stdout, real.ended.stderr) == (0, "", "")
+    assert len(real.starts) == 2
+
+
+def test_a_job_of_a_sweep_is_named_by_its_options_and_grouped(real: Real) -> None:
+    one, other = real.starts
+    assert (
+        one.about
+        == other.about
+        == {
+            "group": "sweep",
+            "name": "freeze=alpha seed=2",
+            "job_type": "freeze=alpha",
+            "id": one.about["id"],
+        }
+    )
+
+
+def test_what_is_read_back_says_at_each_step_what_the_events_say(real: Real) -> None:
+    first, second = ({row["step"]: row for row in start.history} for start in real.starts)
+    assert [*first] == [row["step"] for row in real.starts[0].history] == [*range(1, STOPPED + 1)], "no row twice"
+    assert [*second] == [row["step"] for row in real.starts[1].history] == [*range(CHECKPOINT + 1, 25)]
+    for step in range(1, 25):
+        row, expected = (first | second)[step], real.expected(step)
+        found = {name: value for name, value in row.items() if not name.startswith(("_", "tables/")) and name != "step"}
+        assert found == pytest.approx(expected, nan_ok=True)
+    names = {name for row in (first | second).values() for name in row}
+    assert {
+        "topology/num_idle_devices",
+        "topology/num_stages",
+        "topology/cache_level",
+        "result/share_of_limit",
+    } <= names
+    assert {"result/speedup_vs_static", "result/accuracy", "test/accuracy"} <= names
+
+
+def test_decisions_and_transitions_are_one_table_each_without_doubled_rows(real: Real) -> None:
+    decisions = [dict(zip(DECISION_COLUMNS, row, strict=True)) for row in decision_rows(real.rows("decision"))]
+    transitions = [dict(zip(TRANSITION_COLUMNS, row, strict=True)) for row in transition_rows(real.rows("transition"))]
+    assert len(decisions) == len(transitions) == 2
+    for start, num_states in zip(real.starts, (2, 2), strict=True):  # steps 8 and 16; step 16 again, and the end
+        for name, rows in (("tables/decisions", decisions), ("tables/transitions", transitions)):
+            states = start.tables(name)
+            assert len(states) == num_states
+            assert states[-1] == rows
+    assert real.starts[1].summary["tables/decisions/nrows"] == 2, "the run shows the last state"
 
 
 @pytest.mark.parametrize(("name", "spec"), [("wandb", WandbLogger), ("none", NoLogger)])
