@@ -134,7 +134,7 @@ class RunHistory:
 
     @property
     def _source(self) -> str:
-        """Whether the static step of the speed-up was ``measured`` in this run, or ``predicted``."""
+        """Source of the static step of the speed-up: ``measured`` in this run, or ``predicted``."""
         return "measured" if self._baseline and self.static_steps() else "predicted"
 
     def _speedup(self, planner: Planner) -> float | None:

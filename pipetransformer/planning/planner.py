@@ -230,7 +230,7 @@ class Planner:
         return step_seconds(profile, self.cluster, plan, self._batch_size)
 
     def correct(self, plan: Plan, measured_s: float) -> float:
-        """Lets later predictions for plans of one kind follow a measured step of one of them.
+        """Corrects later predictions for plans of one kind by a measured step of one of them.
 
         Args:
             plan: Of the kind.
