@@ -12,6 +12,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from pipetransformer.models.stack import Layer, LayerStack
+from pipetransformer.optim.fused import place_state
 
 Manifest = tuple[tuple[str, str, torch.Size, torch.dtype], ...]
 OptimizerState = dict[str, dict[str, Tensor]]
@@ -92,7 +93,7 @@ class ResidentLayers:
             going_on = {name: tensors for name, tensors in state.items() if parameters[name] in training}
             if optimizer is not None:
                 for name, tensors in on_device(going_on, self.device).items():
-                    optimizer.state[parameters[name]] = tensors
+                    optimizer.state[parameters[name]] = place_state(optimizer, tensors, self.device)
             frozen = {name: tensors for name, tensors in state.items() if name not in going_on}
             if self.parks and frozen:
                 parked[index] = on_device(frozen, torch.device("cpu"))
@@ -163,9 +164,10 @@ def _module_tensors(module: Layer) -> list[tuple[str, Tensor]]:
 
 
 def on_device(state: OptimizerState, device: torch.device) -> OptimizerState:
-    """Returns optimizer state on a device; step counts, as torch makes them, and references stay on the host."""
+    """Returns optimizer state on a device; step counts and references on the host."""
+    host = torch.device("cpu")
     return {
-        name: {key: value.to(device) if value.ndim and key != REFERENCE else value for key, value in tensors.items()}
+        name: {key: value.to(device if value.ndim and key != REFERENCE else host) for key, value in tensors.items()}
         for name, tensors in state.items()
     }
 
