@@ -30,6 +30,7 @@ from pipetransformer.runtime.groups import RankContext, ResolvedTopology
 from pipetransformer.runtime.precision import LossScale
 from pipetransformer.runtime.resident import OptimizerState, ResidentLayers
 from pipetransformer.runtime.result import NO_REQUESTS, Requests, StepResult
+from pipetransformer.runtime.rng import make_randomness
 from pipetransformer.runtime.snapshot import (
     LayerSource,
     gather_optimizer_state,
@@ -257,9 +258,10 @@ class ElasticRuntime:
         stack, first_active = self.resident.stack, plan.first_active_layer
         layers: dict[int, nn.Module] = {layer: stack[layer] for layer in plan.stage_layers(index)}
         active = {layer: stack.trainable(layer, first_active) for layer in layers if layer >= first_active}
+        randomness = make_randomness(self._context.randomness, self.device)
         if self._shards is not None:
-            return ShardedStage(layers, active, self.precision, plan.recompute, self._shards)
-        return Stage(layers, active, self.precision, plan.recompute)
+            return ShardedStage(layers, active, self.precision, plan.recompute, randomness, shards=self._shards)
+        return Stage(layers, active, self.precision, plan.recompute, randomness)
 
     def _build_optimizer(self, layers: Iterable[int]) -> Optimizer | None:
         """Builds the optimizer over layers; a weight that layers share has the rate of the lowest."""

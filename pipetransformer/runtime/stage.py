@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pipetransformer.models.stack import Layer
 from pipetransformer.runtime.precision import Precision
-from pipetransformer.runtime.rng import PerSampleRng
+from pipetransformer.runtime.rng import MakeRandomness, PerSampleRng
 
 ParametersByLayer = dict[int, list[nn.Parameter]]
 """The active parameters of a rank's layers."""
@@ -28,6 +28,7 @@ class Stage(nn.Module):
         active_parameters: For each layer that takes a gradient the parameters that train.
         precision: The types in which the layers compute.
         recompute: Recomputes each active layer in backward instead of keeping its activations.
+        randomness: Makes the random numbers of a micro-batch.
     """
 
     def __init__(
@@ -36,9 +37,10 @@ class Stage(nn.Module):
         active_parameters: ParametersByLayer,
         precision: Precision,
         recompute: bool = False,
+        randomness: MakeRandomness = PerSampleRng,
     ) -> None:
         super().__init__()
-        self._precision = precision
+        self._precision, self._randomness = precision, randomness
         self.layers = nn.ModuleDict({str(index): layer for index, layer in layers.items()})
         self.active_parameters = active_parameters
         self._frozen = [index for index in layers if index not in active_parameters]
@@ -80,8 +82,8 @@ class Stage(nn.Module):
         """Runs layers; running them again draws the same random numbers again."""
         if not (self.training and self._is_random):
             return self._run_all(layers, x, context, _ignore)
-        with PerSampleRng(keys) as streams:
-            return self._run_all(layers, x, context, streams.layer)
+        with self._randomness(keys) as numbers:
+            return self._run_all(layers, x, context, numbers.layer)
 
     def _run_all(
         self, layers: list[int], x: Tensor, context: dict[str, Tensor], begin: Callable[[int], None]

@@ -77,6 +77,7 @@ class Case:
         mixup: Mode of mixup and cutmix of the pictures; ``None``: they stay apart.
         row_length: Tokens of a row that documents share; ``None``: each has its own.
         parks: Blocks that train again go on with the optimizer state that they froze with.
+        randomness: Of dropout.
     """
 
     kind: str
@@ -96,6 +97,7 @@ class Case:
     mixup: str | None = None
     row_length: int | None = None
     parks: bool = False
+    randomness: str = "sample"
 
     @property
     def task(self) -> Task:
