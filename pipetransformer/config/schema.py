@@ -213,6 +213,7 @@ class Config:
             state, cached features and tensors between stages stay float32. float16 scales the loss.
         randomness: One of :data:`RANDOMNESS`: dropout draws by sample, the same at any topology, or by the device's own
             generator, with other results at another one.
+        compile: Blocks run as graphs of ``torch.compile``.
         log_every_s: Seconds between two step lines in a log that is no terminal.
         log_every_steps: Steps between two step lines there, in addition; ``None``: by time alone.
         verbose: Show all there is to know about each event on a terminal, as ``-v`` does.
@@ -242,6 +243,7 @@ class Config:
     batching: str = "uniform"
     precision: str = "float32"
     randomness: str = "sample"
+    compile: bool = False
     log_every_s: float = 10.0
     log_every_steps: int | None = None
     verbose: bool = False

@@ -63,6 +63,7 @@ def validate(config: Config, with_data: bool = True) -> None:
     _check_launch(config.launch)
     _check_guard(config)
     _check_arrangement(parallel)
+    _check_compile(config)
     _check_dry_run(config)
     if parallel.schedule in REFUSED:
         raise UserError(
@@ -261,6 +262,14 @@ def _check_arrangement(parallel: Parallel) -> None:
         raise UserError(
             f"parallel=single is one process, not parallel.world_size={parallel.world_size}; drop it or take "
             "parallel=data"
+        )
+
+
+def _check_compile(config: Config) -> None:
+    if config.compile and config.parallel.arrangement == "sharded":
+        raise UserError(
+            "compile=true does not go with parallel=sharded, which all-gathers a layer between the calls of its "
+            "modules; drop one of them"
         )
 
 

@@ -24,6 +24,7 @@ from pipetransformer.optim.averaging import AVERAGE
 from pipetransformer.optim.base import OptimizerSpec
 from pipetransformer.runtime import gradients
 from pipetransformer.runtime.batch import Batch, Loader
+from pipetransformer.runtime.compiled import BlockCompiler
 from pipetransformer.runtime.engine import Engine, Objective
 from pipetransformer.runtime.fsdp import FsdpLayers, ShardedStage, local_part
 from pipetransformer.runtime.groups import RankContext, ResolvedTopology
@@ -117,6 +118,7 @@ class ElasticRuntime:
         self.measured: ParametersByLayer = {}
         self.observer: UpdateObserver | None = None
         self._own_rates = own_rates
+        self._compiler = BlockCompiler(len(stack)) if context.compiles else None
         self._shards: FsdpLayers | None = None
 
     def __enter__(self) -> "ElasticRuntime":
@@ -261,7 +263,7 @@ class ElasticRuntime:
         randomness = make_randomness(self._context.randomness, self.device)
         if self._shards is not None:
             return ShardedStage(layers, active, self.precision, plan.recompute, randomness, shards=self._shards)
-        return Stage(layers, active, self.precision, plan.recompute, randomness)
+        return Stage(layers, active, self.precision, plan.recompute, randomness, self._compiler)
 
     def _build_optimizer(self, layers: Iterable[int]) -> Optimizer | None:
         """Builds the optimizer over layers; a weight that layers share has the rate of the lowest."""
@@ -425,8 +427,9 @@ class ElasticRuntime:
             ``forward(inputs, context)``: runs them in evaluation mode without gradient.
         """
         numbers = range(first, last + 1)
-        layers = [self.resident.stack[number] for number in numbers]
-        with self._borrowed(numbers), eval_forward(layers, self.precision, self.device) as forward:
+        layers = {number: self.resident.stack[number] for number in numbers}
+        compiler = self._compiler if self._shards is None else None
+        with self._borrowed(numbers), eval_forward(layers, self.precision, self.device, compiler) as forward:
             yield forward
 
     def _borrowed(self, layers: range) -> AbstractContextManager[None]:

@@ -109,7 +109,7 @@ def prepare(
         stack, train, optim, config.parallel, config.batch_size, device, precision, nodes, cache_setup, config.parks,
         order,
     )  # fmt: skip
-    context = RankContext.create(device, precision, config.parallel.timeout_s, config.randomness)
+    context = RankContext.create(device, precision, config.parallel.timeout_s, config.randomness, config.compile)
     runtime = closing.enter_context(
         ElasticRuntime(stack, data.task, optim, context, own_rates=config.freeze.has_own_rates, parks=config.parks)
     )

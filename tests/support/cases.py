@@ -78,6 +78,7 @@ class Case:
         row_length: Tokens of a row that documents share; ``None``: each has its own.
         parks: Blocks that train again go on with the optimizer state that they froze with.
         randomness: Of dropout.
+        compiles: Blocks are compiled.
     """
 
     kind: str
@@ -98,6 +99,7 @@ class Case:
     row_length: int | None = None
     parks: bool = False
     randomness: str = "sample"
+    compiles: bool = False
 
     @property
     def task(self) -> Task:
