@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from pipetransformer.host_copies import to_device
 from pipetransformer.models.stack import Layer
 from pipetransformer.runtime.compiled import BlockCompiler, LayerCall
 from pipetransformer.runtime.precision import Precision
@@ -146,8 +147,8 @@ def eval_forward(
 
     @torch.no_grad()
     def forward(inputs: Tensor, context: dict[str, Tensor]) -> Tensor:
-        x = inputs.to(device, precision.param_dtype if inputs.is_floating_point() else inputs.dtype)
-        context = {name: tensor.to(device) for name, tensor in context.items()}
+        x = to_device(inputs, device, precision.param_dtype if inputs.is_floating_point() else None)
+        context = {name: to_device(tensor, device) for name, tensor in context.items()}
         for call in calls:
             x = precision.run_layer(call, x, context)
         return x

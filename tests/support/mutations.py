@@ -43,9 +43,9 @@ def _padding_counts(self: Batch, factor: float) -> Tensor | None:
     return _loss_targets(self, factor)
 
 
-def _keys_by_rank(self: Batch, device: torch.device, dtype: torch.dtype) -> Batch:
+def _keys_by_rank(self: Batch, device: torch.device, dtype: torch.dtype, keys_on_host: bool = False) -> Batch:
     self.keys = self.keys + dist.get_rank()
-    return _batch_to(self, device, dtype)
+    return _batch_to(self, device, dtype, keys_on_host)
 
 
 def _clip_by_stage(
