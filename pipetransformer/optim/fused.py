@@ -9,6 +9,7 @@ host does not have to read::
 
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ DEVICES = frozenset({"cuda"})
 """Device types whose fused kernels are used. Those of the CPU round otherwise than its plain ones, by a unit in the
 last place, and win little there."""
 _BUFFER = "momentum_buffer"
+_begin_at_zero: WeakSet[Optimizer] = WeakSet()
 
 
 def may_fuse(groups: list[dict[str, Any]]) -> bool:
@@ -30,7 +32,7 @@ def may_fuse(groups: list[dict[str, Any]]) -> bool:
 
 
 def begin_buffers_at_zero(optimizer: SGD) -> None:
-    """Lets momentum of a fused SGD begin at zero, before each step in which a parameter has none yet.
+    """Makes momentum of a fused SGD begin at zero, before each step in which a parameter has none yet.
 
     The first step then adds the gradient to zero, which is what torch does without dampening. Torch's own fused kernel
     takes either all parameters at their first step or none, and leaves memory as it finds it in a step that is
@@ -44,6 +46,7 @@ def begin_buffers_at_zero(optimizer: SGD) -> None:
                     own.state[parameter][_BUFFER] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
 
     optimizer.register_step_pre_hook(fill)
+    _begin_at_zero.add(optimizer)
 
 
 def droppable(optimizer: Optimizer | None) -> Optimizer | None:
@@ -51,7 +54,7 @@ def droppable(optimizer: Optimizer | None) -> Optimizer | None:
     if isinstance(optimizer, LocalShardOptimizer):
         optimizer = optimizer.plain
     is_fused = optimizer is not None and all(group.get("fused") for group in optimizer.param_groups)
-    return optimizer if is_fused and type(optimizer) in (AdamW, SGD) else None
+    return optimizer if is_fused and (type(optimizer) is AdamW or optimizer in _begin_at_zero) else None
 
 
 def place_state(optimizer: Optimizer, tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:

@@ -35,10 +35,10 @@ class BlockCompiler:
     """
 
     def __init__(self, num_layers: int) -> None:
-        import torch._dynamo
+        from torch import _dynamo  # takes its time
 
-        torch._dynamo.config.optimize_ddp = False  # it would cut the graph of a block into buckets
-        torch._dynamo.config.recompile_limit = MAX_GRAPHS
+        _dynamo.config.optimize_ddp = False  # it would cut the graph of a block into buckets
+        _dynamo.config.recompile_limit = MAX_GRAPHS
         # torch looks at the gradient of a block's input while it traces, and says so
         warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
         self._head = num_layers - 1

@@ -95,6 +95,12 @@ def test_a_flag_drops_a_step_and_leaves_nothing_of_it(spec: OptimizerSpec) -> No
         assert all(torch.allclose(optimizer.state[one][key], value) for key, value in expected.state[two].items())
 
 
+def test_an_optimizer_whose_first_step_cannot_be_dropped_is_not_taken_for_one() -> None:
+    assert droppable(torch.optim.SGD(parameters(), lr=0.1, momentum=0.9, fused=True)) is None
+    assert droppable(torch.optim.Adam(parameters(), lr=0.1, fused=True)) is None
+    assert droppable(None) is None
+
+
 def late(begin: Callable[[Sequence[Parameter]], Optimizer]) -> list[Parameter]:
     """A parameter has its first gradient when the other has had two."""
     own = parameters()

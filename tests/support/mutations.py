@@ -55,8 +55,8 @@ def _clip_by_stage(
     _clip(parameters, float(own), clip_norm, loss_scale)
 
 
-def _norms_of_the_own_part(squared_norms: Tensor, parts: dist.ProcessGroup) -> list[float]:
-    return squared_norms.tolist()
+def _norms_of_the_own_part(squared_norms: Tensor, parts: dist.ProcessGroup) -> Tensor:
+    return squared_norms
 
 
 def _weights_drift(self: ResidentLayers, layer: int, manifest: Any, data: Tensor) -> None:
