@@ -1,4 +1,4 @@
-"""The read path: prefetches features in a thread, and recomputes misses."""
+"""The read path: prefetches features in a thread, copies them to the device, and recomputes misses."""
 
 import time
 from collections import deque
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pipetransformer.autocache.source import Compute, SampleSource
 from pipetransformer.autocache.store import FeatureStore
+from pipetransformer.host_copies import Upload, empty_for, to_device
 
 DEPTH = 2  # batches that are prefetched
 NUM_BUFFERS = DEPTH + 2  # the previous batch may still be on its way to the device
@@ -58,17 +59,20 @@ class FeatureReader:
     """Reads features of one level after another, in the process that runs the first stage.
 
     Attributes:
+        device: Gets what is read. To a GPU the thread copies beside its kernels, from pinned buffers.
         stats: Of all reads so far, at all levels.
     """
 
     def __init__(self) -> None:
+        self.device = torch.device("cpu")
         self.stats = ReadStats()
         self._stores: Mapping[str, FeatureStore] = {}
         self._key = 0
         self._compute: Compute | None = None
         self._buffers: list[Tensor] = [torch.empty(0)] * NUM_BUFFERS
+        self._uploads: list[Upload | None] = [None] * NUM_BUFFERS  # the last one from each buffer
         self._num_read = 0
-        self._prefetcher: Prefetcher[Request, tuple[Tensor, Tensor]] | None = None
+        self._prefetcher: Prefetcher[Request, tuple[Upload, Tensor]] | None = None
 
     def start(self, stores: Mapping[str, FeatureStore], key: int, compute: Compute | None) -> None:
         """Reads a level from here on.
@@ -93,14 +97,18 @@ class FeatureReader:
             self._prefetcher = None
 
     def read(self, request: Request) -> Tensor:
-        """Reads features (B, num_tokens, D). Their memory is used again after ``NUM_BUFFERS`` more reads."""
+        """Reads features (B, num_tokens, D) to the device.
+
+        On the CPU their memory is used again after ``NUM_BUFFERS`` more reads.
+        """
         start = time.perf_counter()
         coming = self._prefetcher.next_request if self._prefetcher is not None else None
         if self._prefetcher is not None and coming is not None and coming.equals(request):
-            features, found = self._prefetcher.take()
+            upload, found = self._prefetcher.take()
         else:
             self.stop_prefetching()  # the buffers belong to its thread while it runs
-            features, found = self._fetch(request)
+            upload, found = self._fetch(request)
+        features = upload.take()
         self.stats.waited_s += time.perf_counter() - start
         num_found = int(found.sum())
         self.stats.hits += num_found
@@ -108,21 +116,25 @@ class FeatureReader:
             self._recompute(request, features, ~found)
         return features
 
-    def _fetch(self, request: Request) -> tuple[Tensor, Tensor]:
+    def _fetch(self, request: Request) -> tuple[Upload, Tensor]:
         start = time.perf_counter()
         assert self._stores, "no level is stored"
         store = self._stores[request.source.name]
-        out = self._buffer((len(request.ids), request.num_tokens, store.spec.hidden_size), store.spec.dtype)
-        features, found = store.read(request.ids, request.num_tokens, self._key, out)
-        self.stats.read_s += time.perf_counter() - start
-        return features, found
-
-    def _buffer(self, shape: tuple[int, int, int], dtype: torch.dtype) -> Tensor:
-        """Returns memory that was written before: page faults of fresh memory take longer than the copy."""
-        size, index = shape[0] * shape[1] * shape[2], self._num_read % NUM_BUFFERS
+        index = self._num_read % NUM_BUFFERS
         self._num_read += 1
+        out = self._buffer(index, (len(request.ids), request.num_tokens, store.spec.hidden_size), store.spec.dtype)
+        features, found = store.read(request.ids, request.num_tokens, self._key, out)
+        upload = self._uploads[index] = Upload(features, self.device)
+        self.stats.read_s += time.perf_counter() - start
+        return upload, found
+
+    def _buffer(self, index: int, shape: tuple[int, int, int], dtype: torch.dtype) -> Tensor:
+        """Returns memory that was written before: page faults of fresh memory take longer than the copy."""
+        size, last = shape[0] * shape[1] * shape[2], self._uploads[index]
+        if last is not None:
+            last.wait()
         if self._buffers[index].numel() < size or self._buffers[index].dtype != dtype:
-            self._buffers[index] = torch.empty(size, dtype=dtype)
+            self._buffers[index] = empty_for(self.device, size, dtype)
         return self._buffers[index][:size].view(shape)
 
     def _recompute(self, request: Request, features: Tensor, is_missing: Tensor) -> None:
@@ -135,7 +147,7 @@ class FeatureReader:
             )
         source, num_tokens = request.source, request.num_tokens
         computed = self._compute(source.inputs(ids, num_tokens), source.context(ids, num_tokens))
-        features[is_missing] = computed.to(features)
+        features[to_device(is_missing.nonzero()[:, 0], features.device)] = computed.to(features)
         self.stats.misses += len(ids)
         self.stats.compute_s += time.perf_counter() - start
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 CONF = Path(__file__).resolve().parents[1] / "conf"
 PRECISIONS = ("float32", "float64", "bfloat16", "float16")
 BATCHINGS = ("uniform", "bucketed")
+RANDOMNESS = ("sample", "device")
 STORAGE = ("exact", "float32", "bfloat16", "float16", "int8")
 AUGMENTATIONS = ("off", "first_draw", "variants", "flip_pair")
 STEP_ACTIONS = ("stop", "skip", "roll_back")
@@ -222,6 +223,9 @@ class Config:
         batching: One of :data:`BATCHINGS`: batches are drawn from all samples, or from samples of about one length.
         precision: One of :data:`PRECISIONS`. The last two apply to matrix products, under autocast; weights, optimizer
             state, cached features and tensors between stages stay float32. float16 scales the loss.
+        randomness: One of :data:`RANDOMNESS`: dropout draws by sample, the same at any topology, or by the device's own
+            generator, with other results at another one.
+        compile: Blocks run as graphs of ``torch.compile``.
         log_every_s: Seconds between two step lines in a log that is no terminal.
         log_every_steps: Steps between two step lines there, in addition; ``None``: by time alone.
         verbose: Show all there is to know about each event on a terminal, as ``-v`` does.
@@ -253,6 +257,8 @@ class Config:
     batch_size: int = 32
     batching: str = "uniform"
     precision: str = "float32"
+    randomness: str = "sample"
+    compile: bool = False
     log_every_s: float = 10.0
     log_every_steps: int | None = None
     verbose: bool = False

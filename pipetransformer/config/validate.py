@@ -18,6 +18,7 @@ from pipetransformer.config.schema import (
     CONF,
     FREEZE_ACTIONS,
     PRECISIONS,
+    RANDOMNESS,
     SAVED,
     STEP_ACTIONS,
     STORAGE,
@@ -53,6 +54,7 @@ def validate(config: Config, with_data: bool = True) -> None:
     parallel = config.parallel
     _one_of("precision", config.precision, PRECISIONS)
     _one_of("batching", config.batching, BATCHINGS)
+    _one_of("randomness", config.randomness, RANDOMNESS)
     _one_of("parallel.device", parallel.device, ("auto", "cpu", "cuda"))
     _check_cache(config.cache)
     _check_require(config)
@@ -61,6 +63,7 @@ def validate(config: Config, with_data: bool = True) -> None:
     _check_launch(config.launch)
     _check_guard(config)
     _check_arrangement(parallel)
+    _check_compile(config)
     _check_dry_run(config)
     if parallel.schedule in REFUSED:
         raise UserError(
@@ -262,6 +265,14 @@ def _check_arrangement(parallel: Parallel) -> None:
         )
 
 
+def _check_compile(config: Config) -> None:
+    if config.compile and config.parallel.arrangement == "sharded":
+        raise UserError(
+            "compile=true does not go with parallel=sharded, which all-gathers a layer between the calls of its "
+            "modules; drop one of them"
+        )
+
+
 def _check_sharded(parallel: Parallel) -> None:
     for name, given in (("schedule", parallel.schedule), ("stages_per_rank", parallel.stages_per_rank)):
         if given not in (None, 1):
@@ -277,9 +288,14 @@ def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
 
 
 def warnings(config: Config) -> list[str]:
-    """Settings that have no effect, each with the reason."""
+    """Settings that have no effect or make a run depend on its plans, each with the reason."""
     parallel = config.parallel
     texts = []
+    if config.randomness == "device" and parallel.arrangement == "elastic":
+        texts.append(
+            "randomness=device lets dropout follow the division of batches into replicas and micro-batches, so the "
+            "result depends on the plans; parallel=data keeps one division"
+        )
     if config.cache.variants != 1 and config.cache.augmentation != "variants":
         texts.append(f"cache.variants={config.cache.variants} has no effect without cache.augmentation=variants")
     if config.cache.path is not None and config.cache.enabled and config.cache.disk_gib == 0:

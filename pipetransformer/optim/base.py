@@ -222,7 +222,10 @@ class AdamW(_TwoMoments):
     def _build(self, groups: list[dict[str, Any]]) -> Optimizer:
         import torch
 
-        return torch.optim.AdamW(groups, lr=self.peak, betas=(self.betas[0], self.betas[1]), eps=self.eps)
+        from pipetransformer.optim.fused import may_fuse
+
+        betas, fused = (self.betas[0], self.betas[1]), may_fuse(groups) or None
+        return torch.optim.AdamW(groups, lr=self.peak, betas=betas, eps=self.eps, fused=fused)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,7 +241,13 @@ class SGD(OptimizerSpec):
     def _build(self, groups: list[dict[str, Any]]) -> Optimizer:
         import torch
 
-        return torch.optim.SGD(groups, lr=self.peak, momentum=self.momentum)
+        from pipetransformer.optim.fused import begin_buffers_at_zero, may_fuse
+
+        fused = may_fuse(groups) or None
+        optimizer = torch.optim.SGD(groups, lr=self.peak, momentum=self.momentum, fused=fused)
+        if fused:
+            begin_buffers_at_zero(optimizer)
+        return optimizer
 
 
 @dataclass(frozen=True, kw_only=True)

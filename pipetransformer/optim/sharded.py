@@ -23,12 +23,13 @@ class LocalShardOptimizer(Optimizer):
         plain: The optimizer over the shards.
 
     Attributes:
+        plain: The optimizer over the shards.
         state: By sharded parameter, as that of any optimizer; its tensors are those of this rank's shard.
     """
 
     def __init__(self, shards: dict[Parameter, Parameter], plain: Optimizer) -> None:
         super().__init__([{"params": list(shards)}], {})
-        self._shards, self._plain = shards, plain
+        self._shards, self.plain = shards, plain
         self.param_groups = plain.param_groups  # for the rate
 
     @classmethod
@@ -48,10 +49,10 @@ class LocalShardOptimizer(Optimizer):
             shard.data = _shard(parameter)
             shard.grad = None if parameter.grad is None else _shard(parameter.grad)
             if parameter in self.state:
-                self._plain.state[shard] = self.state[parameter]
-        loss = self._plain.step(closure)
+                self.plain.state[shard] = self.state[parameter]
+        loss = self.plain.step(closure)
         for parameter, shard in self._shards.items():
-            self.state[parameter] = self._plain.state[shard]
+            self.state[parameter] = self.plain.state[shard]
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:

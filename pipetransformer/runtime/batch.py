@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pipetransformer.autodp.topology import Topology
+from pipetransformer.host_copies import to_device
 
 
 @dataclass
@@ -38,14 +39,25 @@ class Batch:
     def __len__(self) -> int:
         return len(self.weights)
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> "Batch":
-        """Moves the tensors; floating-point inputs take the given dtype."""
+    def to(self, device: torch.device, dtype: torch.dtype, keys_on_host: bool = False) -> "Batch":
+        """Moves the tensors; the host waits for none of the copies.
+
+        Args:
+            device: The target.
+            dtype: Of floating-point inputs there.
+            keys_on_host: The keys stay where the host can read them.
+        """
         inputs = self.inputs
         if inputs is not None:
-            inputs = inputs.to(device, dtype if inputs.is_floating_point() else inputs.dtype, non_blocking=True)
-        context = {name: tensor.to(device, non_blocking=True) for name, tensor in self.context.items()}
-        targets = None if self.targets is None else self.targets.to(device, non_blocking=True)
-        return replace(self, inputs=inputs, context=context, targets=targets, weights=self.weights.to(device))
+            inputs = to_device(inputs, device, dtype if inputs.is_floating_point() else None)
+        return replace(
+            self,
+            inputs=inputs,
+            context={name: to_device(tensor, device) for name, tensor in self.context.items()},
+            targets=None if self.targets is None else to_device(self.targets, device),
+            weights=to_device(self.weights, device),
+            keys=self.keys if keys_on_host else to_device(self.keys, device),
+        )
 
     def loss_targets(self, factor: float) -> Tensor | None:
         """Packs targets, weights and the factor of the loss into one tensor, because a schedule splits one tensor.

@@ -19,17 +19,22 @@ from pipetransformer.autodp.topology import Topology
 from pipetransformer.autodp.transition import Placement, Transition, first_transition, next_transition
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.errors import Exploding, NotFinite, StepRefused
+from pipetransformer.host_copies import to_device
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.averaging import AVERAGE
 from pipetransformer.optim.base import OptimizerSpec
+from pipetransformer.optim.fused import droppable
 from pipetransformer.runtime import gradients
 from pipetransformer.runtime.batch import Batch, Loader
+from pipetransformer.runtime.compiled import BlockCompiler
+from pipetransformer.runtime.device_update import NormVerdict
 from pipetransformer.runtime.engine import Engine, Objective
 from pipetransformer.runtime.fsdp import FsdpLayers, ShardedStage, local_part
 from pipetransformer.runtime.groups import RankContext, ResolvedTopology
 from pipetransformer.runtime.precision import LossScale
 from pipetransformer.runtime.resident import OptimizerState, ResidentLayers
 from pipetransformer.runtime.result import NO_REQUESTS, Requests, StepResult
+from pipetransformer.runtime.rng import make_randomness
 from pipetransformer.runtime.snapshot import (
     LayerSource,
     gather_optimizer_state,
@@ -66,7 +71,13 @@ class TransitionReport:
 
 
 class UpdateObserver(Protocol):
-    """Measures updates of the weights."""
+    """Measures updates of the weights.
+
+    Attributes:
+        is_due: The next update is measured.
+    """
+
+    is_due: bool
 
     def around(self, runtime: "ElasticRuntime", factor: float, update: Callable[[], None]) -> None:
         """Runs an update, and looks at what is before and after it.
@@ -116,6 +127,7 @@ class ElasticRuntime:
         self.measured: ParametersByLayer = {}
         self.observer: UpdateObserver | None = None
         self._own_rates = own_rates
+        self._compiler = BlockCompiler(len(stack)) if context.compiles else None
         self._shards: FsdpLayers | None = None
 
     def __enter__(self) -> "ElasticRuntime":
@@ -257,9 +269,10 @@ class ElasticRuntime:
         stack, first_active = self.resident.stack, plan.first_active_layer
         layers: dict[int, nn.Module] = {layer: stack[layer] for layer in plan.stage_layers(index)}
         active = {layer: stack.trainable(layer, first_active) for layer in layers if layer >= first_active}
+        randomness = make_randomness(self._context.randomness, self.device)
         if self._shards is not None:
-            return ShardedStage(layers, active, self.precision, plan.recompute, self._shards)
-        return Stage(layers, active, self.precision, plan.recompute)
+            return ShardedStage(layers, active, self.precision, plan.recompute, randomness, shards=self._shards)
+        return Stage(layers, active, self.precision, plan.recompute, randomness, self._compiler)
 
     def _build_optimizer(self, layers: Iterable[int]) -> Optimizer | None:
         """Builds the optimizer over layers; a weight that layers share has the rate of the lowest."""
@@ -311,23 +324,41 @@ class ElasticRuntime:
             return self._idle_step(requests)
         loss = self.engine.step(batch, self.loss_scale.value)
         own = gradients.squared_gradient_norms(self.measured, self.num_layers, self.device)
-        squared = self.loss_scale.unscaled(gradients.all_reduce_squared_norms(own, self.engine.norm_group))
-        overflowed, exploding = not math.isfinite(sum(squared)), math.sqrt(sum(squared)) > max_norm
-        flags = overflowed, exploding, *astuple(requests)
-        sums = gradients.AsyncSum(loss, *(torch.full_like(loss, flag) for flag in flags))
+        squared = gradients.all_reduce_squared_norms(own, self.engine.norm_group)
+        verdict = NormVerdict(self.loss_scale.unscaled(squared), self.loss_scale.value, max_norm)
+        sums = self._sums(loss, verdict.flags, requests)
+        fused = None if self.observer is not None and self.observer.is_due else droppable(self.optimizer)
+        if fused is not None:
+            self._update_on_device(fused, verdict, rate)
+            return self._judge(sums, *verdict.read())
         try:
-            result = self._judge(sums, squared, overflowed, exploding)
+            result = self._judge(sums, *verdict.read())
         except StepRefused:
             self._clear_gradients()
             raise
         self._update(result, rate)
         return result
 
+    def _update_on_device(self, fused: Optimizer, verdict: NormVerdict, rate: float | Sequence[float]) -> None:
+        """Updates where the device finds the gradient good; the host does not know yet."""
+        assert self.engine is not None
+        with self.recorder.span("optimizer"), verdict.dropping(fused):
+            verdict.clip(self.engine.active_parameters, self._spec.clip_norm)
+            self._set_rates(rate)
+            self._step_optimizer()
+            self._clear_gradients()
+
+    def _numbers(self, *values: float) -> Tensor:
+        return to_device(torch.tensor(values, dtype=torch.float64), self.device)
+
+    def _sums(self, loss: Tensor, flags: Tensor, requests: Requests) -> gradients.AsyncSum:
+        """Starts to sum the loss, the flags of the gradient (2,) and the requests over all ranks of the world."""
+        return gradients.AsyncSum(torch.cat([loss[None], flags, self._numbers(*astuple(requests))]))
+
     def _idle_step(self, requests: Requests) -> StepResult:
         """Joins the loss all-reduce, so that idle ranks stay in step and learn of a skipped step or an abort."""
-        nothing = torch.zeros((), dtype=torch.float64, device=self.device)
-        flags = (torch.full_like(nothing, flag) for flag in astuple(requests))
-        sums = gradients.AsyncSum(nothing, nothing, nothing, *flags)
+        nothing = self._numbers(0, 0, 0)
+        sums = self._sums(nothing[0], nothing[1:], requests)
         overflowed, exploding = (count != 0 for count in sums.values()[1:3])
         return self._judge(sums, [math.inf if overflowed else 0.0] * self.num_layers, overflowed, exploding)
 
@@ -423,8 +454,9 @@ class ElasticRuntime:
             ``forward(inputs, context)``: runs them in evaluation mode without gradient.
         """
         numbers = range(first, last + 1)
-        layers = [self.resident.stack[number] for number in numbers]
-        with self._borrowed(numbers), eval_forward(layers, self.precision, self.device) as forward:
+        layers = {number: self.resident.stack[number] for number in numbers}
+        compiler = self._compiler if self._shards is None else None
+        with self._borrowed(numbers), eval_forward(layers, self.precision, self.device, compiler) as forward:
             yield forward
 
     def _borrowed(self, layers: range) -> AbstractContextManager[None]:

@@ -59,6 +59,7 @@ class Engine:
         self.topology, self.plan, self._resolved, self.stages = resolved.topology, resolved.plan, resolved, stages
         self._tied, self._objective = tied, objective
         self._device, self._precision, self._recorder = context.device, context.precision, context.recorder
+        self._keys_on_host = context.randomness == "device"  # it seeds by them
         # FSDP averages in its reduce-scatter; pipelines all-reduce after the last backward
         is_whole = self.plan.num_stages == 1 and not self.plan.fsdp
         self._modules = {
@@ -83,7 +84,7 @@ class Engine:
             This replica's part of the global batch's mean loss, zero on all but its last stage. The gradients of the
             stage's parameters are those of the global mean times the scale.
         """
-        batch = batch.to(self._device, self._precision.param_dtype)
+        batch = self._on_device(batch)
         self._set_mode(train=True)
         losses: list[Tensor] = []
         schedule = self._schedule(batch, train=True)
@@ -109,9 +110,12 @@ class Engine:
         Returns:
             Outputs (B, ...) on the last stage, ``None`` on the others.
         """
-        batch = batch.to(self._device, self._precision.param_dtype)
+        batch = self._on_device(batch)
         self._set_mode(train=False)
         return self._schedule(batch, train=False).step(*self._inputs(batch), **self._context(batch))
+
+    def _on_device(self, batch: Batch) -> Batch:
+        return batch.to(self._device, self._precision.param_dtype, self._keys_on_host)
 
     def _set_mode(self, train: bool) -> None:
         for stage in self.stages.values():

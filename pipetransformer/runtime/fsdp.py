@@ -24,7 +24,6 @@ from torch.optim import Optimizer
 
 from pipetransformer.optim.base import OptimizerSpec
 from pipetransformer.optim.sharded import LocalShardOptimizer
-from pipetransformer.runtime.precision import Precision
 from pipetransformer.runtime.resident import ResidentLayers
 from pipetransformer.runtime.stage import ParametersByLayer, Stage
 
@@ -98,11 +97,8 @@ class ShardedStage(Stage):
         shards: All layers of the model; the other arguments are those of :class:`Stage`.
     """
 
-    def __init__(
-        self, layers: dict[int, nn.Module], active_parameters: ParametersByLayer, precision: Precision,
-        recompute: bool, shards: FsdpLayers,
-    ) -> None:  # fmt: skip
-        super().__init__(layers, active_parameters, precision, recompute)
+    def __init__(self, *arguments: Any, shards: FsdpLayers) -> None:
+        super().__init__(*arguments)
         self._under_shards: Callable[..., Tensor] = shards.__call__
 
     def forward(self, x: Tensor, **context: Any) -> Tensor:

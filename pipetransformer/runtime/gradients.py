@@ -8,6 +8,7 @@ last pass of each stage, and the stage below would get its own gradient only aft
 """
 
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,7 @@ from torch.distributed import ProcessGroup
 
 from pipetransformer.autopipe.memory import BUCKET_BYTES
 from pipetransformer.autopipe.plan import Plan
+from pipetransformer.host_copies import Download, copy_stream
 from pipetransformer.models.stack import LayerStack, Tie
 from pipetransformer.runtime.fsdp import local_part
 from pipetransformer.runtime.groups import ResolvedTopology
@@ -118,11 +120,17 @@ def squared_gradient_norms(parameters: ParametersByLayer, num_layers: int, devic
     norms = torch.zeros(num_layers, dtype=torch.float64, device=device)
     if gradients:
         squared = torch.stack(torch._foreach_norm([gradient for _, gradient in gradients])).double().square()
-        norms.index_add_(0, torch.tensor([layer for layer, _ in gradients], device=device), squared)
+        norms.index_add_(0, _on_device(tuple(layer for layer, _ in gradients), device), squared)
     return norms
 
 
-def all_reduce_squared_norms(squared_norms: Tensor, norm_group: ProcessGroup) -> list[float]:
+@lru_cache(maxsize=16)
+def _on_device(numbers: tuple[int, ...], device: torch.device) -> Tensor:
+    """Returns numbers (N,) on a device; copied once, because every step of a plan has the same ones."""
+    return torch.tensor(numbers, device=device)
+
+
+def all_reduce_squared_norms(squared_norms: Tensor, norm_group: ProcessGroup) -> Tensor:
     """Sums squared norms (num_layers,) over the ranks that have the whole gradient between them.
 
     Args:
@@ -131,7 +139,7 @@ def all_reduce_squared_norms(squared_norms: Tensor, norm_group: ProcessGroup) ->
     """
     if norm_group.size() > 1:
         dist.all_reduce(squared_norms, group=norm_group)
-    return squared_norms.tolist()
+    return squared_norms
 
 
 def unscale_and_clip(
@@ -160,16 +168,31 @@ def unscale_and_clip(
 class AsyncSum:
     """Sums over all ranks of the world that run while this rank goes on.
 
+    From a GPU they are on their way to the host as soon as they are there, beside the kernels of later steps: to read
+    them waits for nothing else.
+
     Args:
-        values: This rank's value of each sum, scalars.
+        values: This rank's value of each sum, (N,).
     """
 
-    def __init__(self, *values: Tensor) -> None:
-        self._total = torch.stack(values).detach()
+    def __init__(self, values: Tensor) -> None:
+        self._total = values.detach()
         self._work = dist.all_reduce(self._total, async_op=True) if dist.get_world_size() > 1 else None
+        self._download = self._start_download() if self._total.is_cuda else None
+
+    def _start_download(self) -> Download:
+        stream = copy_stream(self._total.device, "down")
+        stream.wait_stream(torch.cuda.current_stream(self._total.device))
+        with torch.cuda.stream(stream):
+            if self._work is not None:
+                self._work.wait()  # the stream waits, and not the host
+            self._total.record_stream(stream)
+            return Download(self._total)
 
     def values(self) -> list[float]:
         """Waits for the sums; equal on every rank."""
+        if self._download is not None:
+            return self._download.values()
         if self._work is not None:
             self._work.wait()
             self._work = None

@@ -154,14 +154,21 @@ class RankContext:
         precision: The types in which it computes.
         groups: The process groups of all plans so far.
         recorder: Records when passes begin and end, in the steps in which it is asked to.
+        randomness: ``sample`` or ``device``: where dropout gets its numbers, see :mod:`pipetransformer.runtime.rng`.
+        compiles: Blocks run as compiled graphs.
     """
 
     device: torch.device
     precision: Precision
     groups: ProcessGroups
     recorder: Recorder
+    randomness: str = "sample"
+    compiles: bool = False
 
     @classmethod
-    def create(cls, device: torch.device, precision: Precision, timeout_s: float) -> "RankContext":
+    def create(
+        cls, device: torch.device, precision: Precision, timeout_s: float, randomness: str = "sample",
+        compiles: bool = False,
+    ) -> "RankContext":  # fmt: skip
         """Creates the context of a rank whose collectives fail after ``timeout_s`` seconds."""
-        return cls(device, precision, ProcessGroups(timeout_s), Recorder(device))
+        return cls(device, precision, ProcessGroups(timeout_s), Recorder(device), randomness, compiles)

@@ -81,9 +81,9 @@ class LossScale:
         """True when the scale cannot be what makes a gradient overflow."""
         return self.value <= 1
 
-    def unscaled(self, squared_norms: list[float]) -> list[float]:
+    def unscaled(self, squared_norms: Tensor) -> Tensor:
         """Computes squared norms of the gradient from those of the scaled loss's gradient."""
-        return [squared / self.value**2 for squared in squared_norms]
+        return squared_norms / self.value**2
 
     def grow(self) -> None:
         """Counts a good step. The scale doubles after :data:`GROWTH_INTERVAL` of them in a row."""

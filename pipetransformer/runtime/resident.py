@@ -11,7 +11,9 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from pipetransformer.host_copies import HostCopies, to_device
 from pipetransformer.models.stack import Layer, LayerStack
+from pipetransformer.optim.fused import place_state
 
 Manifest = tuple[tuple[str, str, torch.Size, torch.dtype], ...]
 OptimizerState = dict[str, dict[str, Tensor]]
@@ -86,16 +88,17 @@ class ResidentLayers:
             optimizer: The optimizer over the active layers that this rank runs; ``None`` without active parameters.
             first_active: The first layer that takes a gradient.
         """
-        parked: dict[int, OptimizerState] = {}
+        parked, host = dict[int, OptimizerState](), HostCopies(self.device)
         for index, state in self.optimizer_state.items():
             training, parameters = set(self.stack.trainable(index, first_active)), self._parameters(index)
             going_on = {name: tensors for name, tensors in state.items() if parameters[name] in training}
             if optimizer is not None:
                 for name, tensors in on_device(going_on, self.device).items():
-                    optimizer.state[parameters[name]] = tensors
+                    optimizer.state[parameters[name]] = place_state(optimizer, tensors, self.device)
             frozen = {name: tensors for name, tensors in state.items() if name not in going_on}
             if self.parks and frozen:
-                parked[index] = on_device(frozen, torch.device("cpu"))
+                parked[index] = {name: {key: host.move(t) for key, t in own.items()} for name, own in frozen.items()}
+        host.wait()
         self.optimizer_state = parked
 
     def parked(self) -> dict[Tensor, dict[str, Tensor]]:
@@ -163,9 +166,9 @@ def _module_tensors(module: Layer) -> list[tuple[str, Tensor]]:
 
 
 def on_device(state: OptimizerState, device: torch.device) -> OptimizerState:
-    """Returns optimizer state on a device; step counts, as torch makes them, and references stay on the host."""
+    """Returns optimizer state on a device; step counts and references where they are."""
     return {
-        name: {key: value.to(device) if value.ndim and key != REFERENCE else value for key, value in tensors.items()}
+        name: {key: to_device(t, device) if t.ndim and key != REFERENCE else t for key, t in tensors.items()}
         for name, tensors in state.items()
     }
 

@@ -10,12 +10,15 @@ What all samples have in common (:mod:`pipetransformer.models.shared_dropout`) d
 whose key comes with the key of each sample::
 
     key    step, 32 bits | sample, 32 bits
+
+Where a run asks for the device's own numbers instead (``randomness=device``), :class:`DeviceRng` seeds the device's
+generator. What a sample draws then depends on the micro-batch that it is in.
 """
 
 import math
 from collections.abc import Callable
-from functools import cache
-from typing import Any
+from functools import cache, partial
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
@@ -30,6 +33,32 @@ _SHIFT = torch.tensor(15, dtype=torch.int32)
 _MIN_TABLE = 1 << 12
 _LOWER_HALF = (1 << 32) - 1
 _NO_SAMPLE = np.uint64((1 << 64) - 1)  # in the place of a sample's id
+
+
+class Randomness(Protocol):
+    """A context in which layers draw random numbers, and which is told the layer that runs next."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def layer(self, index: int) -> None:
+        """Begins the numbers of a layer."""
+        ...
+
+
+MakeRandomness = Callable[[Tensor], Randomness]
+"""Makes the context of a micro-batch from its samples' keys (B,)."""
+
+
+def make_randomness(kind: str, device: torch.device) -> MakeRandomness:
+    """Returns what makes the random numbers of a micro-batch.
+
+    Args:
+        kind: ``sample`` or ``device``, see :class:`PerSampleRng` and :class:`DeviceRng`.
+        device: Computes the layers.
+    """
+    return PerSampleRng if kind == "sample" else partial(DeviceRng, device=device)
 
 
 def sample_keys(seed: int, step: int, ids: np.ndarray) -> Tensor:
@@ -86,7 +115,7 @@ class PerSampleRng:
         self._keys, self._shared_key = self._samples ^ _layer_word(index), self._step ^ _layer_word(index)
         self._num_drawn = 0  # of each stream
 
-    def __enter__(self) -> "PerSampleRng":
+    def __enter__(self) -> Self:
         for (owner, name), replacement in _REPLACED.items():
             setattr(owner, name, replacement(self))
         return self
@@ -151,6 +180,40 @@ class PerSampleRng:
             words ^= words >> _SHIFT  # fills up with the sign: the bit that this loses, the product makes up for
             words *= multiplier
         return words
+
+
+class DeviceRng:
+    """A context in which layers draw from the device's own generator, seeded for each layer.
+
+    Nothing of torch is replaced, so that the fast kernels of attention run also where it drops out, and a compiled
+    block draws as well. The seed follows from (seed, step, first sample of the micro-batch, layer). So the numbers are
+    the same in another run and after a resume whose micro-batches hold the same samples, whatever else their topology
+    is, and others where batches are divided otherwise. The generator's own state comes back at the end.
+
+    Args:
+        keys: As for :class:`PerSampleRng`, in host memory, where reading one waits for no device.
+        device: Its generator draws.
+    """
+
+    def __init__(self, keys: Tensor, device: torch.device) -> None:
+        assert not keys.is_cuda, "reading a key would wait for the device"
+        self._key, self._generator = np.int64(keys[0].item()).view(np.uint64), _generator(device)
+
+    def layer(self, index: int) -> None:
+        self._generator.manual_seed(int(_mix(self._key ^ _mix(np.uint64(index)))))
+
+    def __enter__(self) -> Self:
+        self._state = self._generator.get_state()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._generator.set_state(self._state)
+
+
+def _generator(device: torch.device) -> torch.Generator:
+    if device.type != "cuda":
+        return torch.default_generator
+    return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
 
 
 def _attention_weights(scores: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from pipetransformer.autodp.transition import Placement
+from pipetransformer.host_copies import HostCopies
 from pipetransformer.models.stack import Layer
 from pipetransformer.runtime.fsdp import gather
 from pipetransformer.runtime.resident import REFERENCE, OptimizerState, ResidentLayers
@@ -48,15 +49,16 @@ def writers(placement: Placement, fsdp: bool) -> list[int]:
 def snapshot(resident: ResidentLayers, state: State, placement: Placement, fsdp: bool) -> dict[int, dict[str, Tensor]]:
     """Copies weights and optimizer state of the layers that this rank writes to host memory. Collective with FSDP.
 
-    One layer is all-gathered at a time.
+    One layer is all-gathered at a time. The device copies while the host goes on to the next one.
     """
-    copies: dict[int, dict[str, Tensor]] = {}
+    copies, host = dict[int, dict[str, Tensor]](), HostCopies(resident.device)
     for layer, writer in enumerate(writers(placement, fsdp)):
         if writer == dist.get_rank():
-            copies[layer] = {name: _copy(gather(tensor)) for name, tensor in _tensors(resident.stack[layer], state)}
+            copies[layer] = {name: host.copy(gather(tensor)) for name, tensor in _tensors(resident.stack[layer], state)}
         elif fsdp:
             for _, tensor in _tensors(resident.stack[layer], state):
                 gather(tensor)
+    host.wait()
     return copies
 
 
@@ -118,10 +120,6 @@ def load_layers(
                     tensor.copy_(_shard(tensor, given[name], keep_dtensor=True))
             copies = {name: {key: value.clone() for key, value in own.items()} for name, own in state_of_layer.items()}
             yield index, to_own_names(layer, copies)  # what was given stays as it is when training goes on
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True).contiguous()
 
 
 def _as_sharded(parameter: Tensor, value: Tensor) -> Tensor:

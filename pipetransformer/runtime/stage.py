@@ -1,6 +1,6 @@
 """The layers of one stage as the module that a rank runs, and frozen layers as a function."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 
@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from pipetransformer.host_copies import to_device
 from pipetransformer.models.stack import Layer
+from pipetransformer.runtime.compiled import BlockCompiler, LayerCall
 from pipetransformer.runtime.precision import Precision
-from pipetransformer.runtime.rng import PerSampleRng
+from pipetransformer.runtime.rng import MakeRandomness, PerSampleRng
 
 ParametersByLayer = dict[int, list[nn.Parameter]]
 """The active parameters of a rank's layers."""
@@ -28,6 +30,8 @@ class Stage(nn.Module):
         active_parameters: For each layer that takes a gradient the parameters that train.
         precision: The types in which the layers compute.
         recompute: Recomputes each active layer in backward instead of keeping its activations.
+        randomness: Makes the random numbers of a micro-batch.
+        compiler: Compiles the blocks; not of sharded layers, which are all-gathered by hooks.
     """
 
     def __init__(
@@ -36,9 +40,11 @@ class Stage(nn.Module):
         active_parameters: ParametersByLayer,
         precision: Precision,
         recompute: bool = False,
+        randomness: MakeRandomness = PerSampleRng,
+        compiler: BlockCompiler | None = None,
     ) -> None:
         super().__init__()
-        self._precision = precision
+        self._precision, self._randomness = precision, randomness
         self.layers = nn.ModuleDict({str(index): layer for index, layer in layers.items()})
         self.active_parameters = active_parameters
         self._frozen = [index for index in layers if index not in active_parameters]
@@ -49,6 +55,8 @@ class Stage(nn.Module):
         for parameter in chain.from_iterable(active_parameters.values()):
             parameter.requires_grad_(True)
         self.train()
+        self._plain: dict[int, LayerCall] = dict(layers)
+        self._calls = self._plain if compiler is None else _compiled(compiler, layers)
 
     @property
     def trains(self) -> bool:
@@ -66,7 +74,7 @@ class Stage(nn.Module):
         received = x
         with torch.no_grad():
             for index in self._frozen:
-                x = self._precision.run_layer(self.layers[str(index)], x, context)
+                x = self._precision.run_layer(self._calls[index], x, context)
         if self._frozen and received.requires_grad:
             x = _with_zero_gradient(x, received)
         if self._recompute and self.training:
@@ -79,17 +87,24 @@ class Stage(nn.Module):
     def _run(self, layers: list[int], x: Tensor, keys: Tensor, context: dict[str, Tensor]) -> Tensor:
         """Runs layers; running them again draws the same random numbers again."""
         if not (self.training and self._is_random):
-            return self._run_all(layers, x, context, _ignore)
-        with PerSampleRng(keys) as streams:
-            return self._run_all(layers, x, context, streams.layer)
+            return self._run_all(layers, self._calls, x, context, _ignore)
+        # a compiled graph has torch's own functions in it, and not those that draw by sample
+        calls = self._plain if self._randomness is PerSampleRng else self._calls
+        with self._randomness(keys) as numbers:
+            return self._run_all(layers, calls, x, context, numbers.layer)
 
     def _run_all(
-        self, layers: list[int], x: Tensor, context: dict[str, Tensor], begin: Callable[[int], None]
-    ) -> Tensor:
+        self, layers: list[int], calls: dict[int, LayerCall], x: Tensor, context: dict[str, Tensor],
+        begin: Callable[[int], None],
+    ) -> Tensor:  # fmt: skip
         for index in layers:
             begin(index)
-            x = self._precision.run_layer(self.layers[str(index)], x, context)
+            x = self._precision.run_layer(calls[index], x, context)
         return x
+
+
+def _compiled(compiler: BlockCompiler, layers: dict[int, nn.Module]) -> dict[int, LayerCall]:
+    return {index: compiler.call(index, layer) for index, layer in layers.items() if isinstance(layer, Layer)}
 
 
 def _ignore(_: int) -> None:
@@ -115,8 +130,16 @@ def _may_draw_numbers(layer: nn.Module) -> bool:
 
 
 @contextmanager
-def eval_forward(layers: Sequence[Layer], precision: Precision, device: torch.device) -> Iterator[FrozenForward]:
+def eval_forward(
+    layers: dict[int, Layer], precision: Precision, device: torch.device, compiler: BlockCompiler | None = None
+) -> Iterator[FrozenForward]:
     """Puts layers into evaluation mode, and back at the end.
+
+    Args:
+        layers: By their index in the model; they run in this order.
+        precision: The types in which they compute.
+        device: Computes them.
+        compiler: Compiles the blocks.
 
     Yields:
         A function that runs them one after the other without gradient.
@@ -124,17 +147,18 @@ def eval_forward(layers: Sequence[Layer], precision: Precision, device: torch.de
 
     @torch.no_grad()
     def forward(inputs: Tensor, context: dict[str, Tensor]) -> Tensor:
-        x = inputs.to(device, precision.param_dtype if inputs.is_floating_point() else inputs.dtype)
-        context = {name: tensor.to(device) for name, tensor in context.items()}
-        for layer in layers:
-            x = precision.run_layer(layer.forward, x, context)
+        x = to_device(inputs, device, precision.param_dtype if inputs.is_floating_point() else None)
+        context = {name: to_device(tensor, device) for name, tensor in context.items()}
+        for call in calls:
+            x = precision.run_layer(call, x, context)
         return x
 
-    modes = [layer.training for layer in layers]
+    calls = [each.forward if compiler is None else compiler.call(index, each) for index, each in layers.items()]
+    modes = {layer: layer.training for layer in layers.values()}
     try:
-        for layer in layers:
+        for layer in modes:
             layer.eval()
         yield forward
     finally:
-        for layer, mode in zip(layers, modes, strict=True):
+        for layer, mode in modes.items():
             layer.train(mode)

@@ -111,7 +111,7 @@ def prepare(
         stack, train, optim, config.parallel, config.batch_size, device, precision, nodes, cache_setup, config.parks,
         order, None if config.profile.path is None else Path(config.profile.path),
     )  # fmt: skip
-    context = RankContext.create(device, precision, config.parallel.timeout_s)
+    context = RankContext.create(device, precision, config.parallel.timeout_s, config.randomness, config.compile)
     runtime = closing.enter_context(
         ElasticRuntime(stack, data.task, optim, context, own_rates=config.freeze.has_own_rates, parks=config.parks)
     )

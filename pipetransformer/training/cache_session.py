@@ -64,6 +64,8 @@ class CacheSession:
     ) -> None:  # fmt: skip
         self._cache, self._train, self._evaluation = cache, train, evaluation
         self._runtime, self._report, self._timeline, self._order = runtime, report, timeline, order
+        if cache is not None:
+            cache.reader.device = runtime.device
         self._stats = ReadStats() if cache is None else cache.reader.stats  # outlives a cache that is turned off
         self._terms = terms
         self._stored: dict[str, Any] = {}  # figures of the fills so far

@@ -65,6 +65,9 @@ class ElasticTrainer(Trainer):
         parallel: Devices, and what is fixed of the plan.
         cache: Budgets and folder of the frozen features.
         precision: ``float32``, ``float64``, or ``bfloat16`` and ``float16`` for matrix products.
+        randomness: ``device`` lets dropout draw by the device's own kernels: faster where attention drops out, with
+            other results at another topology.
+        compile: Run blocks as graphs of ``torch.compile``.
         seed: Seed of the sample order and of dropout.
         evaluate: When to evaluate inside the iteration, when to end it early, and by which metric; ``None`` leaves
             evaluations to you.
@@ -97,6 +100,8 @@ class ElasticTrainer(Trainer):
         parallel: Parallel | None = None,
         cache: Cache | None = None,
         precision: str = "float32",
+        randomness: str = "sample",
+        compile: bool = False,
         seed: int = 1,
         evaluate: Evaluation | None = None,
         callbacks: Sequence[Callback] = (),
@@ -139,6 +144,8 @@ class ElasticTrainer(Trainer):
             batch_size=batch_size,
             batching=batching,
             precision=precision,
+            randomness=randomness,
+            compile=compile,
             evaluate=evaluate or Evaluation(),
         )
         self._evaluates = evaluate is not None

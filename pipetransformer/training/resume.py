@@ -15,7 +15,7 @@ import torch.distributed as dist
 from pipetransformer.checkpoint.folder import FOLDER, newest_whole, open_checkpoints, problem_with
 from pipetransformer.checkpoint.manifest import LayerFile, Manifest
 from pipetransformer.checkpoint.source import CheckpointLayers
-from pipetransformer.config.schema import Config
+from pipetransformer.config.schema import Config, Parallel
 from pipetransformer.data.base import Data, Split, evenly_spaced
 from pipetransformer.errors import UserError
 from pipetransformer.models.stack import LayerStack
@@ -25,7 +25,7 @@ from pipetransformer.runtime.groups import broadcast_from_rank0
 NUM_TARGETS = 1024  # of them the data's digest counts; its identity counts every input
 NEUTRAL = (
     "parallel", "cache", "checkpoint", "evaluate", "resume", "launch", "logger", "log_every_s", "log_every_steps",
-    "verbose", "trace", "overwrite", "targets", "dry_run", "baseline", "profile",
+    "verbose", "trace", "overwrite", "targets", "dry_run", "baseline", "profile", "compile",
 )  # fmt: skip
 """Options and sections that do not change a result: topology, bookkeeping, and where things are kept."""
 COUNTED = (
@@ -138,7 +138,15 @@ def settings_of(config: Config) -> dict[str, Any]:
         settings[each.name] = f"{type(value).__module__}.{type(value).__qualname__}"
         members = {member.name: getattr(value, member.name) for member in fields(value)}
         settings |= {f"{each.name}.{name}": _plain(member) for name, member in members.items()}
+    if config.randomness == "device":
+        settings["randomness.topology"] = _division(config.parallel)
     return redact(settings)
+
+
+def _division(parallel: Parallel) -> str:
+    """Describes what decides how batches are divided, on which the device's own random numbers depend."""
+    fixed = (f"{name}={getattr(parallel, name)}" for name in ("num_stages", "num_replicas", "num_microbatches"))
+    return ", ".join((f"{dist.get_world_size()} ranks", f"parallel={parallel.arrangement}", *fixed))
 
 
 def _plain(value: Any) -> Any:

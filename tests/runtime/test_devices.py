@@ -1,11 +1,13 @@
 """The same mathematics on every kind of device, in all arrangements that its number allows."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from support.cases import MEASURED_WIDTH, Case
 from support.exactness import SAME_ROUNDING, assert_as_near_as_one_process, assert_equal, assert_near
+from support.fusing import steps_without_waiting
 from support.memory_use import predicted_and_measured
 from support.mixed import Step, steps_with_overflow
 from support.plans import HEAD, plan
@@ -75,6 +77,44 @@ def test_the_loss_scale_survives_transitions(device: str, pool: Pool, bert_confi
     assert [step.skipped for step in steps] == [number in (1, 3) for number in range(case.num_steps)]
     assert [step.scale for step in steps] == [case.loss_scale / 2**halved for halved in (0, 0, 1, 1, 2, 2, 2)]
     assert [step.changed for step in steps] == [not step.skipped for step in steps]
+
+
+@GPU
+@pytest.mark.parametrize("options", [{}, {"randomness": "device"}, {"optimizer": "sgd"}], ids=str)
+@pytest.mark.parametrize("kind", ["vit", "bert"])
+def test_the_host_waits_for_a_gpu_once_in_a_step(
+    kind: str, options: dict[str, Any], pool: Pool, bert_config: Path, tmp_path: Path
+) -> None:
+    case = Case(kind, bert_config, 0.2, precision="bfloat16", device="cuda", **options)
+    assert pool.run(1, steps_without_waiting, case, ALONE, str(tmp_path)) == [case.num_steps]
+
+
+@GPU
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "lamb", "adamw_ema"])
+def test_every_optimizer_trains_on_a_gpu_as_on_the_cpu(
+    optimizer: str, pool: Pool, bert_config: Path, tmp_path: Path
+) -> None:
+    case = Case("vit", bert_config, optimizer=optimizer, device="cuda", parks=True)
+    plans = {step: plan(num_frozen, 0, [HEAD], 1, 2) for step, num_frozen in ((0, 0), (2, 2), (4, 1))}
+    (trace,) = pool.run(1, train_elastic, case, plans, str(tmp_path))
+    assert_equal(trace, train_reference(case, {0: 0, 2: 2, 4: 1}))
+
+
+@GPU
+def test_a_gpu_draws_the_same_again(pool: Pool, bert_config: Path, tmp_path: Path) -> None:
+    case = Case("bert", bert_config, 0.2, device="cuda", randomness="device")
+    first, again = (pool.run(1, train_elastic, case, ALONE, str(tmp_path))[0] for _ in range(2))
+    assert_equal(again, first)
+
+
+@GPU
+@pytest.mark.parametrize("kind", ["vit", "bert"])
+def test_compiled_blocks_train_on_a_gpu_as_the_original_model_does(
+    kind: str, pool: Pool, bert_config: Path, tmp_path: Path
+) -> None:
+    case = Case(kind, bert_config, device="cuda", compiles=True)
+    (trace,) = pool.run(1, train_elastic, case, ALONE, str(tmp_path))
+    assert_equal(trace, train_reference(case, {0: 0, 2: 2, 4: 4}))
 
 
 @pytest.mark.parametrize("kind", ["vit", "bert"])

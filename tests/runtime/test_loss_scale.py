@@ -1,4 +1,5 @@
 import pytest
+import torch
 
 from pipetransformer.runtime.precision import GROWTH_INTERVAL, INITIAL_SCALE, MAX_SCALE, PRECISIONS, LossScale
 
@@ -36,4 +37,5 @@ def test_other_precisions_are_not_scaled(name: str) -> None:
 
 
 def test_norms_are_those_of_the_loss_without_the_scale() -> None:
-    assert LossScale(PRECISIONS["float16"]).unscaled([INITIAL_SCALE**2 * 9.0, 0.0]) == [9.0, 0.0]
+    scaled = torch.tensor([INITIAL_SCALE**2 * 9.0, 0.0], dtype=torch.float64)
+    assert LossScale(PRECISIONS["float16"]).unscaled(scaled).tolist() == [9.0, 0.0]

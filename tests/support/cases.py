@@ -77,6 +77,8 @@ class Case:
         mixup: Mode of mixup and cutmix of the pictures; ``None``: they stay apart.
         row_length: Tokens of a row that documents share; ``None``: each has its own.
         parks: Blocks that train again go on with the optimizer state that they froze with.
+        randomness: Of dropout.
+        compiles: Blocks are compiled.
     """
 
     kind: str
@@ -96,6 +98,8 @@ class Case:
     mixup: str | None = None
     row_length: int | None = None
     parks: bool = False
+    randomness: str = "sample"
+    compiles: bool = False
 
     @property
     def task(self) -> Task:

@@ -52,7 +52,7 @@ def steps_with_overflow(case: Case, plans: Plans, folder: str, ranks: dict[int, 
 
 def steps_alone(case: Case, plans: Plans, folder: str, ranks: dict[int, int]) -> list[Step]:
     """The same, with ranks that hear nothing of each other's gradients."""
-    with mock.patch.object(gradients, "all_reduce_squared_norms", lambda squared, pipeline: squared.tolist()):
+    with mock.patch.object(gradients, "all_reduce_squared_norms", lambda squared, pipeline: squared):
         return steps_with_overflow(case, plans, folder, ranks)
 
 

@@ -43,9 +43,9 @@ def _padding_counts(self: Batch, factor: float) -> Tensor | None:
     return _loss_targets(self, factor)
 
 
-def _keys_by_rank(self: Batch, device: torch.device, dtype: torch.dtype) -> Batch:
+def _keys_by_rank(self: Batch, device: torch.device, dtype: torch.dtype, keys_on_host: bool = False) -> Batch:
     self.keys = self.keys + dist.get_rank()
-    return _batch_to(self, device, dtype)
+    return _batch_to(self, device, dtype, keys_on_host)
 
 
 def _clip_by_stage(
@@ -55,8 +55,8 @@ def _clip_by_stage(
     _clip(parameters, float(own), clip_norm, loss_scale)
 
 
-def _norms_of_the_own_part(squared_norms: Tensor, parts: dist.ProcessGroup) -> list[float]:
-    return squared_norms.tolist()
+def _norms_of_the_own_part(squared_norms: Tensor, parts: dist.ProcessGroup) -> Tensor:
+    return squared_norms
 
 
 def _weights_drift(self: ResidentLayers, layer: int, manifest: Any, data: Tensor) -> None:

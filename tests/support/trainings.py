@@ -89,7 +89,7 @@ def build(case: Case, folder: str, own_rates: bool = False) -> tuple[ElasticRunt
     device = torch.device(case.device, dist.get_rank() if case.device == "cuda" else None)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    context = RankContext.create(device, precision, timeout_s=60)
+    context = RankContext.create(device, precision, 60, case.randomness, case.compiles)
     runtime = ElasticRuntime(case.stack(), case.task, spec, context, own_rates=own_rates, parks=case.parks)
     if precision.scales_loss:
         runtime.loss_scale.value = case.loss_scale

@@ -1,0 +1,62 @@
+"""The GPU benchmark runs with small models on the CPU, trains alike in all loops, and says where there is no GPU."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from experiments.gpu.__main__ import CACHED, NO_GPU, PLAIN, RUNTIME, Measured, main, warm_up
+from experiments.gpu.cases import CASES, SMALL
+from experiments.gpu.loops import Loop
+from experiments.record import BEGIN, END
+
+TINY = ["--device", "cpu", "--small", "--precision", "float32", "--seconds", "0", "--steps", "1"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so_and_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    main([])
+    assert capsys.readouterr().out.strip() == NO_GPU
+
+
+def test_every_prefix_of_every_model_is_timed_with_the_same_training_in_all_loops(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "README.md").write_text(f"{BEGIN}\n{END}\n")
+    main([*TINY, "--into", str(tmp_path)])
+    results = json.loads((tmp_path / "results.json").read_text())["results"]
+    assert [(each["name"], each["num_frozen"]) for each in results] == [(c.name, n) for c in SMALL for n in c.prefixes]
+    for each in results:
+        assert list(each["step_s"]) == [PLAIN, RUNTIME, *([CACHED] if each["num_frozen"] else [])]
+        assert all(seconds > 0 for turns in each["step_s"].values() for seconds in turns)
+    assert f"| {SMALL[0].name} | 2 |" in (tmp_path / "README.md").read_text()
+    assert "On one CPU, float32" in capsys.readouterr().out
+
+
+def test_loops_that_train_otherwise_are_noticed() -> None:
+    class Other(Loop):
+        def __init__(self, loss: float) -> None:
+            self._loss = loss
+
+        def _train(self, index: int) -> None:
+            self._loss -= 0.1
+
+        def loss(self) -> float:
+            return self._loss
+
+    warm_up([Other(1.0), Other(1.0)], same_losses=True, exact=True)
+    warm_up([Other(1.0), Other(2.0)], same_losses=False, exact=True)
+    with pytest.raises(ValueError, match="do not train the same"):
+        warm_up([Other(1.0), Other(1.001)], same_losses=True, exact=True)
+
+
+def test_a_ratio_is_taken_within_its_round() -> None:
+    steps = {PLAIN: (0.1, 0.2, 0.4), RUNTIME: (0.1, 0.22, 0.8), CACHED: (0.05, 0.1, 0.2)}
+    measured = Measured("a", 3, steps, {PLAIN: 2**30, RUNTIME: 2**31, CACHED: None})
+    assert measured.row() == ("a", "3", "200.0", "220.0", "1.100", "100.0", "0.500", "1.00", "2.00", "", "3")
+
+
+def test_the_real_models_are_those_of_the_question() -> None:
+    assert [(case.size, case.batch_size) for case in CASES] == [(224, 128), (384, 32), (384, 32), (384, 32)]
+    assert [case.draws for case in CASES] == [False, False, True, True]

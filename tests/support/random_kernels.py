@@ -1,0 +1,34 @@
+"""Trainings in which dropout draws by the device's own generator."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.nn.functional as F
+
+from support.cases import Case
+from support.trainings import Plans, Trace, train_elastic
+
+
+@contextmanager
+def counting_attention(counts: dict[str, int]) -> Iterator[None]:
+    """Counts the calls of torch's own attention that drops out."""
+    own = F.scaled_dot_product_attention
+
+    def call(*args: Any, **options: Any) -> torch.Tensor:
+        counts["dropping"] = counts.get("dropping", 0) + (options.get("dropout_p", 0.0) > 0)
+        return own(*args, **options)
+
+    with mock.patch.object(F, "scaled_dot_product_attention", call):
+        yield
+
+
+def train_and_count(case: Case, plans: Plans, folder: str) -> tuple[Trace, int, bool]:
+    """The training, the calls of torch's own attention with dropout, and whether the generator is as it was."""
+    torch.manual_seed(11)
+    before, counts = torch.get_rng_state(), dict[str, int]()
+    with counting_attention(counts):
+        trace = train_elastic(case, plans, folder)
+    return trace, counts.get("dropping", 0), torch.equal(torch.get_rng_state(), before)
