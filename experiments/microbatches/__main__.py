@@ -1,4 +1,4 @@
-"""Trains a pipeline with several numbers of micro-batches: ``python -m experiments.microbatches <folder> <options>``."""
+"""Trains a pipeline with 1 to 16 micro-batches: ``python -m experiments.microbatches <folder> <options>``."""
 
 from pathlib import Path
 

@@ -51,7 +51,8 @@ class Machine:
         (file.parent / "metrics.jsonl").write_text(json.dumps({"event": "start", "plan": PLAN}) + "\n")
         summary = {
             "status": "completed", "metric": {"name": "accuracy", "value": 0.5 + int(given["seed"]) / 100},
-            "train_seconds": 9.0, "step_seconds": 8.0, "predicted_step_seconds": 4.0, "mean_frozen_fraction": frozen / 3,
+            "train_seconds": 9.0, "step_seconds": 8.0, "predicted_step_seconds": 4.0,
+            "mean_frozen_fraction": frozen / 3,
             "plans": [PLAN, PLAN | {"num_frozen": 2, "step": 188}] if frozen else [PLAN], "signals": {"cka": 0.08},
         }  # fmt: skip
         write_json(file.parent / "summary.json", summary)

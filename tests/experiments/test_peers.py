@@ -54,20 +54,15 @@ def reference(workers: Pool, options: list[str], way: str) -> list[float]:
     return workers.run(1, losses, [PLAIN], options, FREEZES[way])[0][PLAIN]
 
 
-@pytest.fixture(scope="module")
-def found(workers: Pool, options: list[str], way: str) -> dict[str, list[float]]:
-    """The losses of each peer on two ranks."""
-    return workers.run(2, losses, INSTALLED, options, FREEZES[way])[0]
-
-
 @pytest.mark.parametrize("name", PEERS)
 def test_the_losses_of_a_peer_on_two_ranks_are_those_of_one_process(
-    name: str, found: dict[str, list[float]], reference: list[float]
+    name: str, workers: Pool, options: list[str], way: str, reference: list[float]
 ) -> None:
     if name not in INSTALLED:
         pytest.skip(f"pip install {PEERS[name].library}")
     assert len(reference) == NUM_STEPS
-    assert found[name] == pytest.approx(reference, rel=0, abs=1e-10)
+    found = workers.run(2, losses, [name], options, FREEZES[way])[0][name]
+    assert found == pytest.approx(reference, rel=0, abs=1e-10)
 
 
 @pytest.mark.parametrize("arrangement", ["data", "pipeline"])

@@ -1,10 +1,11 @@
-"""Trains with every freeze policy at one mean frozen fraction: ``python -m experiments.policies.equal <folder> ...``."""
+"""Trains with every freeze policy at one mean fraction: ``python -m experiments.policies.equal <folder> ...``."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from experiments.arms import ACCURACY, ARM, CPU, FASTER_CPU, FROZEN, FROZEN_FROM, SIGNALS, TRAINING, Arm, as_long_as, main
+from experiments.arms import FASTER_CPU, Arm, as_long_as, main
+from experiments.policies.__main__ import COLUMNS as SHOWN
 from experiments.policies.__main__ import KNOBS
 
 FRACTION = 1 / 3
@@ -19,7 +20,7 @@ def _arm(policy: str) -> Arm:
 
 SHORTER = Arm("none, shorter", as_long_as("pipetransformer", baseline="none"))
 ARMS = (*map(_arm, KNOBS), SHORTER)
-COLUMNS = (ARM, FROZEN_FROM, FROZEN, ACCURACY, TRAINING, CPU, FASTER_CPU, SIGNALS)
+COLUMNS = (*SHOWN, FASTER_CPU)
 
 if __name__ == "__main__":
     main(ARMS, Path(__file__).parent, COLUMNS)
