@@ -46,7 +46,7 @@ ARMS = {
 FROZEN = (1 / 4, 1 / 2, 3 / 4)
 HEADER = (
     "model", "interconnect", "devices", "first plan", "last plan", *ARMS, "share of limit", "all / freeze only",
-    *(f"pays back with {share:.0%} frozen" for share in FROZEN),
+    *(f"{share:.0%} frozen: pays back after" for share in FROZEN),
 )  # fmt: skip
 
 
@@ -84,7 +84,7 @@ def _payback(fraction: float | None) -> str:
     """Returns it in percent of the run; what takes longer than the run never pays."""
     if fraction is None:
         return "no gain"
-    return f"{fraction:.2%} of the run" if fraction <= 1 else f"never ({fraction:.0f} runs)"
+    return f"{fraction:.1%}" if fraction <= 1 else "never"
 
 
 def simulate_case(model: str, interconnect: str, num_nodes: int) -> Case:
