@@ -55,7 +55,7 @@ MADE_UP = Case("ViT-B/16, ImageNet", "NVLink, InfiniBand", 8, "1 x 8 m1", "1 x 8
 
 @pytest.mark.parametrize(
     ("fraction", "words"),
-    [(None, "no gain"), (0.01234, "1.23% of the run"), (1.0, "100.00% of the run"), (7.2, "never")],
+    [(None, "no gain"), (0.0123, "1.2%"), (1.0, "100.0%"), (7.2, "never")],
 )
 def test_a_transition_pays_back_within_the_run_or_never(fraction: float | None, words: str) -> None:
     assert elasticity._payback(fraction) == words
