@@ -6,6 +6,7 @@ each step, and go on all-reducing zeros for what is frozen.
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from typing import Any
 
@@ -56,6 +57,8 @@ def lightning(problem: Problem, watch: Watch) -> None:
     """Trains with the Trainer of Lightning."""
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.strategies import DDPStrategy
+
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # its import asks for more
 
     class Training(LightningModule):
         def __init__(self) -> None:

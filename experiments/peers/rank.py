@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import logging
 import time
 import warnings
 from collections.abc import Callable
@@ -75,7 +74,6 @@ def main() -> None:
     parser.add_argument("--freezes", type=json.loads, default=[], help="[[step, blocks], ...]")
     parser.add_argument("options", nargs="*")
     given = parser.parse_intermixed_args()
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     config = compose_training(given.options)
     with open_world(config.parallel):
         began = time.perf_counter()
