@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from experiments.peers.rank import PEERS
 from experiments.peers.tables import Result, table
 from experiments.peers.workloads import WORKLOADS, Workload
 from experiments.record import publish
+from pipetransformer.report.run_folder import Run
 
 NUM_RANKS = 2
 COMMON = (f"parallel.world_size={NUM_RANKS}", "parallel.device=cpu", "checkpoint=off")
@@ -59,13 +61,21 @@ def run_seed(workload: Workload, seed: int, folder: Path, options: Sequence[str]
         if arm.name == EVERYTHING:
             freezes = outcome.prefixes
         is_static = arm.name not in (EVERYTHING, HALF)
-        yield Result(arm.name, seed, outcome.metric, outcome.seconds, outcome.cpu_seconds, is_static, outcome.prefixes)
+        times = outcome.seconds, outcome.cpu_seconds, after_loading(outcome.run)
+        yield Result(arm.name, seed, outcome.metric, *times, is_static, outcome.prefixes)
     for arm in PEER_ARMS:
         if not PEERS[arm.peer].is_installed:
             print(f"{arm.name} is left out: pip install {PEERS[arm.peer].library}", flush=True)
             continue
         own = (*given, f"epochs={workload.epochs}", f"seed={seed}")
         yield run_peer(arm, seed, folder, own, freezes if arm.freezes else [])
+
+
+def after_loading(run: Run) -> float:
+    """Returns the seconds of our run from where data and model are there to its last evaluation, measuring included."""
+    began = next(event["time"] for event in run.events["phase"] if event["message"].startswith("measuring"))
+    ended = run.events["evaluate"][-1]["time"]
+    return (datetime.fromisoformat(ended) - datetime.fromisoformat(began)).total_seconds()
 
 
 def run_peer(
@@ -81,7 +91,8 @@ def run_peer(
         run_measured([*launch, *rank], run_dir / TOOK, env)
     took, found = Took.read(run_dir / TOOK), json.loads(file.read_text(encoding="utf-8"))
     metric = next(iter(found["metrics"][-1].values()))
-    return Result(arm.name, seed, metric, took.seconds, took.cpu_seconds, not arm.freezes, list(freezes))
+    times = took.seconds, took.cpu_seconds, found["train_seconds"]
+    return Result(arm.name, seed, metric, *times, not arm.freezes, list(freezes))
 
 
 def run_workload(name: str, folder: Path, options: Sequence[str], seeds: Sequence[int]) -> list[Result]:

@@ -11,7 +11,7 @@ from pipetransformer.report.comparison import half_width, with_interval
 
 FULL, HALF, TRAINER = "ours, parallel=data", "ours, parallel=data, half the epochs", "HF Trainer"
 FEWEST_SEEDS = 3
-HEADER = ("arm", "main metric", "seconds", "CPU, s", "times best static", "in CPU time", "times HF Trainer", "in CPU")
+HEADER = ("arm", "main metric", "command, s", "CPU, s", "after loading, s", "times best static", "times HF Trainer")
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class Result:
     Attributes:
         seconds: Of the command, start-up and evaluations included.
         cpu_seconds: Of all its processes.
+        loop_seconds: From where data and model are there to the last evaluation.
         is_static: It neither freezes nor changes its arrangement for less than the full schedule.
         freezes: Steps before which a prefix froze, with its blocks.
     """
@@ -30,12 +31,13 @@ class Result:
     metric: float
     seconds: float
     cpu_seconds: float
+    loop_seconds: float
     is_static: bool
     freezes: list[tuple[int, int]] = field(default_factory=list)
 
 
 Figure = Callable[[Result], float]
-FIGURES: tuple[Figure, Figure] = (lambda result: result.seconds, lambda result: result.cpu_seconds)
+FIGURES: tuple[Figure, ...] = (lambda one: one.seconds, lambda one: one.cpu_seconds, lambda one: one.loop_seconds)
 
 
 def table(results: Sequence[Result]) -> str:
@@ -47,10 +49,10 @@ def table(results: Sequence[Result]) -> str:
 
 def _row(arm: str, results: Sequence[Result]) -> tuple[str, ...]:
     own = [result for result in results if result.arm == arm]
-    best = [_ratio(own, [one for one in results if one.is_static], figure) for figure in FIGURES]
-    trainer = [_ratio(own, [one for one in results if one.arm == TRAINER], figure) for figure in FIGURES]
+    static, trainer = [one for one in results if one.is_static], [one for one in results if one.arm == TRAINER]
+    ratios = (" · ".join(_ratio(own, others, figure) for figure in FIGURES) for others in (static, trainer))
     seconds = (f"{median(figure(one) for one in own):.0f}" for figure in FIGURES)
-    return (arm, with_interval([one.metric for one in own]), *seconds, *best, *trainer)
+    return (arm, with_interval([one.metric for one in own]), *seconds, *ratios)
 
 
 def _ratio(own: Sequence[Result], others: Sequence[Result], figure: Figure) -> str:

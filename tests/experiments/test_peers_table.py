@@ -22,6 +22,13 @@ from pipetransformer.data.images.sources import read_idx
 from pipetransformer.report.run_folder import write_json
 
 FREEZES = [(100, 2), (200, 4)]
+LOG = [
+    {"event": "phase", "time": "2026-01-01T00:00:01.000+00:00", "message": "reading data"},
+    {"event": "phase", "time": "2026-01-01T00:00:04.000+00:00", "message": "measuring layers and links"},
+    {"event": "start", "time": "2026-01-01T00:00:05.000+00:00"},
+    {"event": "evaluate", "time": "2026-01-01T00:00:30.000+00:00"},
+    {"event": "evaluate", "time": "2026-01-01T00:00:54.500+00:00"},
+]
 
 
 class Machine:
@@ -39,9 +46,9 @@ class Machine:
             summary = {"status": "completed", "metric": metric, "plans": plans}
             write_json(file.parent / "summary.json", summary)
             (file.parent / "config.yaml").write_text("seed: 1\n")
-            (file.parent / "metrics.jsonl").write_text(json.dumps({"event": "start", "plan": plans[0]}) + "\n")
+            (file.parent / "metrics.jsonl").write_text("\n".join(map(json.dumps, LOG)) + "\n")
         else:
-            write_json(file.parent / "result.json", {"metrics": [{"f1": 0.1}, {"f1": 0.85}], "losses": []})
+            write_json(file.parent / "result.json", {"metrics": [{"f1": 0.1}, {"f1": 0.85}], "train_seconds": 40.0})
         took = Took(60.0, 100.0)
         write_json(file, vars(took))
         return took
@@ -76,7 +83,10 @@ def test_what_is_complete_is_not_repeated(machine: Machine, tmp_path: Path) -> N
     num_arms = len(machine.commands)
     run(tmp_path, "1,2")
     assert len(machine.commands) == 2 * num_arms
-    assert len(json.loads((tmp_path / "results.json").read_text())["results"]["sst2"]) == 2 * num_arms
+    kept = json.loads((tmp_path / "results.json").read_text())["results"]["sst2"]
+    assert len(kept) == 2 * num_arms
+    ours = next(one for one in kept if one["arm"] == EVERYTHING)
+    assert (ours["seconds"], ours["cpu_seconds"], ours["loop_seconds"]) == (60.0, 100.0, 50.5)
 
 
 def test_a_peer_that_is_not_installed_is_left_out_with_the_remedy(
@@ -99,19 +109,22 @@ def test_the_options_of_every_arm_compose(workload: str) -> None:
 
 
 def result(arm: str, seed: int, seconds: float, metric: float = 0.9, is_static: bool = True) -> Result:
-    return Result(arm, seed, metric, seconds, 2 * seconds, is_static)
+    return Result(arm, seed, metric, seconds, 2 * seconds, seconds - 20, is_static)
 
 
 def test_ratios_are_to_the_fastest_static_arm_and_to_the_trainer_of_the_same_seed() -> None:
     """The machine was ten times as slow during the second seed."""
     fast = [result(TRAINER, 1, 100.0), result(STATIC, 1, 80.0), result(EVERYTHING, 1, 40.0, is_static=False)]
-    slow = [Result(one.arm, 2, one.metric, 10 * one.seconds, 10 * one.cpu_seconds, one.is_static) for one in fast]
-    rows = [line.split(" | ") for line in table([*fast, *slow]).splitlines()[2:5]]
+    slow = [
+        Result(one.arm, 2, one.metric, 10 * one.seconds, 10 * one.cpu_seconds, 10 * one.loop_seconds, one.is_static)
+        for one in fast
+    ]
+    rows = [line.removesuffix(" |").split(" | ") for line in table([*fast, *slow]).splitlines()[2:5]]
     cells = {row[0].removeprefix("| "): dict(zip(HEADER, row, strict=True)) for row in rows}
-    assert cells[EVERYTHING]["times best static"] == "2.00"
-    assert cells[EVERYTHING]["times HF Trainer"] == "2.50"
-    assert cells[STATIC]["times best static"] == "1.00"
-    assert cells[TRAINER]["times best static"] == "0.80"
+    assert cells[EVERYTHING]["times best static"] == "2.00 · 2.00 · 3.00"
+    assert cells[EVERYTHING]["times HF Trainer"] == "2.50 · 2.50 · 4.00"
+    assert cells[STATIC]["times best static"] == "1.00 · 1.00 · 1.00"
+    assert cells[TRAINER]["times best static"] == "0.80 · 0.80 · 0.75"
 
 
 @pytest.mark.parametrize(
