@@ -40,7 +40,7 @@ def hugging_face(problem: Problem, watch: Watch) -> None:
             max_steps=problem.num_steps,
             per_device_train_batch_size=problem.config.batch_size // dist.get_world_size(),
             max_grad_norm=problem.clip_norm,
-            # on two ranks the default doubles loss and gradient of a model whose loss is a mean over its own samples
+            # the default multiplies the loss by the ranks where a model takes the number of items, as this one could
             average_tokens_across_devices=False,
             seed=problem.config.seed,
             remove_unused_columns=False,
