@@ -1,14 +1,15 @@
 """The ablation as a table: ``python -m experiments.components.table <sweep folder>``."""
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, median
+from typing import Any
 
 import yaml
 
-from experiments.record import markdown, publish
+from experiments.arms import FROZEN, Column, Outcome, Row, table
+from experiments.record import publish
 from pipetransformer.report.run_folder import CONFIG, read_run
 
 GROUP = "experiment=components/"
@@ -26,56 +27,52 @@ ARMS = {  # in the order of the table, as the paper names them
 PAPER = {BASELINE: 1.00, "freeze": 0.95, "autopipe_autocache": 1.26, "autopipe_autodp": 2.27, "all": 2.83}
 """Throughput relative to no freezing, ViT-B/16 on ImageNet: the paper's ablation."""
 
-HEADER = (
-    "arm",
-    "accuracy, mean (min-max)",
-    "training, s",
-    "times as fast as no freezing",
-    "in the paper",
-    "speed-up over best static plan",
-    "limit",
-    "share of limit",
-    "mean frozen",
+
+def _accuracy(row: Row) -> str:
+    values = row.values(lambda run: run.metric)
+    return f"{mean(values):.3f} ({min(values):.3f}-{max(values):.3f})"
+
+
+def _median(name: str, form: str) -> Column:
+    """Returns a column with the median of a figure of the summary."""
+    header = {"train_seconds": "training, s", "speedup_vs_static": "speed-up over best static plan"}.get(name, name)
+    return header.replace("_", " "), lambda row: format(median(row.values(lambda run: run.summary[name])), form)
+
+
+COLUMNS: tuple[Column, ...] = (
+    ("arm", lambda row: ARMS[row.first.arm]),
+    ("accuracy, mean (min-max)", _accuracy),
+    _median("train_seconds", ".1f"),
+    ("times as fast as no freezing", lambda row: f"{row.ratio(lambda run: run.summary['train_seconds']):.2f}"),
+    ("in the paper", lambda row: f"{PAPER[row.first.arm]:.2f}" if row.first.arm in PAPER else ""),
+    _median("speedup_vs_static", ".2f"),
+    _median("limit", ".2f"),
+    _median("share_of_limit", ".0%"),
+    FROZEN,
 )
 
 
-@dataclass(frozen=True)
-class Job:
-    """One run of the sweep; the figures are those of its ``summary.json``."""
-
-    arm: str
-    seed: int
-    accuracy: float
-    train_seconds: float
-    speedup_vs_static: float
-    limit: float
-    share_of_limit: float
-    mean_frozen_fraction: float
-    plans: tuple[str, ...]
-
-
-def read_sweep(folder: Path) -> list[Job]:
-    """Returns all jobs of a sweep.
+def read_sweep(folder: Path) -> list[Outcome]:
+    """Returns all runs of a sweep, in the order of the arms.
 
     Raises:
         ValueError: The folder holds no job of this experiment, a job has not completed, or an arm has no baseline.
     """
-    jobs = [_read_job(config.parent) for config in sorted(folder.glob(f"*/{CONFIG}"))]
-    if not jobs:
+    runs = [_read_job(config.parent) for config in sorted(folder.glob(f"*/{CONFIG}"))]
+    if not runs:
         raise ValueError(f"{folder} holds no run; give the hydra.sweep.dir of the sweep")
-    alone = {job.seed for job in jobs} - {job.seed for job in jobs if job.arm == BASELINE}
+    alone = {run.seed for run in runs} - {run.seed for run in runs if run.arm == BASELINE}
     if alone:
         raise ValueError(f"{folder} has no {GROUP}{BASELINE} with seed {sorted(alone)} to compare with; run it as well")
-    return jobs
+    order = list(ARMS)
+    return sorted(runs, key=lambda run: order.index(run.arm))
 
 
-def _read_job(folder: Path) -> Job:
+def _read_job(folder: Path) -> Outcome:
     run, arm = read_run(folder), _arm(folder)
     if run.summary.get("status") != "completed":
         raise ValueError(f"{folder} ({arm}) is {run.summary.get('status', 'unfinished')}; run it again")
-    copied = {name: run.summary[name] for name in Job.__annotations__ if name in run.summary and name != "plans"}
-    plans = tuple(_plan(plan) for _, plan in run.plans)
-    return Job(arm=arm, seed=run.config["seed"], accuracy=run.summary["metric"]["value"], plans=plans, **copied)
+    return Outcome(arm, run.config["seed"], (f"{GROUP}{arm}",), run)
 
 
 def _arm(folder: Path) -> str:
@@ -97,36 +94,16 @@ def _plan(plan: dict[str, int | list[list[int]]]) -> str:
     return f"{plan['num_frozen']}f {plan['cache_level']}c {grid}"
 
 
-def rows(jobs: Sequence[Job]) -> Iterator[tuple[str, ...]]:
-    """Returns a row of cells for each arm that the sweep has; ratios are taken within a seed, then their median."""
-    baseline_s = {job.seed: job.train_seconds for job in jobs if job.arm == BASELINE}
-    for arm, name in ARMS.items():
-        own = [job for job in jobs if job.arm == arm]
-        if own:
-            ratio = median(baseline_s[job.seed] / job.train_seconds for job in own)
-            paper = f"{PAPER[arm]:.2f}" if arm in PAPER else ""
-            yield (
-                name,
-                _accuracy(own),
-                _median(own, lambda job: job.train_seconds, ".1f"),
-                f"{ratio:.2f}",
-                paper,
-                *(
-                    _median(own, lambda job: job.speedup_vs_static, ".2f"),
-                    _median(own, lambda job: job.limit, ".2f"),
-                    _median(own, lambda job: job.share_of_limit, ".0%"),
-                    _median(own, lambda job: job.mean_frozen_fraction, ".0%"),
-                ),
-            )
+def plans(outcome: Outcome) -> tuple[str, ...]:
+    """Returns the plans of a run in short."""
+    return tuple(_plan(plan) for _, plan in outcome.run.plans)
 
 
-def _accuracy(jobs: Sequence[Job]) -> str:
-    values = [job.accuracy for job in jobs]
-    return f"{mean(values):.3f} ({min(values):.3f}-{max(values):.3f})"
-
-
-def _median(jobs: Sequence[Job], value: Callable[[Job], float], form: str) -> str:
-    return format(median(value(job) for job in jobs), form)
+def figures(outcome: Outcome) -> dict[str, Any]:
+    """Returns what ``results.json`` keeps of a run."""
+    names = ("train_seconds", "speedup_vs_static", "limit", "share_of_limit", "mean_frozen_fraction")
+    known = {"arm": outcome.arm, "seed": outcome.seed, "accuracy": outcome.metric}
+    return known | {name: outcome.summary[name] for name in names} | {"plans": plans(outcome)}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -135,9 +112,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--into", type=Path, help="folder whose results.json and README.md take the results")
     options = parser.parse_args(arguments)
     try:
-        jobs = read_sweep(options.sweep)
-        table = markdown(HEADER, rows(jobs))
-        publish(table, [asdict(job) for job in jobs], options.into)
+        runs = read_sweep(options.sweep)
+        publish(table(runs, COLUMNS, BASELINE), [figures(run) for run in runs], options.into)
     except ValueError as error:
         parser.error(str(error))
 

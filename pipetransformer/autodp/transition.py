@@ -13,6 +13,7 @@ With FSDP every rank keeps its shard of every layer, cached or not, so nothing e
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from heapq import heapify, heapreplace
 
 from pipetransformer.autodp.topology import Topology
 from pipetransformer.autopipe.cluster import Cluster, Link
@@ -87,8 +88,11 @@ def moves_between(old: Placement, new: Placement) -> tuple[Move, ...]:
     num_sent: Counter[int] = Counter()
     planned: list[Move] = []
     for layer, (holders, wanted) in enumerate(zip(old, new, strict=True)):
+        senders = [(num_sent[rank], rank) for rank in holders]
+        heapify(senders)  # thousands of holders may send to thousands of targets
         for target in sorted(set(wanted) - set(holders)):
-            source = min(holders, key=lambda rank: (num_sent[rank], rank))
+            count, source = senders[0]
+            heapreplace(senders, (count + 1, source))
             num_sent[source] += 1
             planned.append(Move(layer, source, target))
     return tuple(planned)
