@@ -57,11 +57,17 @@ class ImageSplit(Split):
         self._transforms = transforms or ImageTransforms((), wanted.size)
         if self._transforms.mirrors_alone and not augment:
             self.flip_pair = self._flip_pair()
+        self.read_ahead = ("inputs",)  # a label lies in memory
+        self.is_slow = source.stamp is not None or augment or bool(self._transforms.specs) or self._resizes()
         self.input_shape = _input_shape(self._pictures([0], 0)[0], wanted.num_channels or source.num_channels)
         self._mean, self._std = (_per_channel(values, self.input_shape[0]) for values in (wanted.mean, wanted.std))
 
     def __len__(self) -> int:
         return len(self.source)
+
+    def _resizes(self) -> bool:
+        """Returns whether the first picture has another size than the model's."""
+        return self._size is not None and self.source.decode(np.array([0]))[0].shape[:2] != (self._size, self._size)
 
     def identity(self) -> str:
         return self._identity(self.source.identity())
