@@ -272,13 +272,15 @@ class Digest:
         self._hash = blake2b(digest_size=16)
         self.add(kind)
 
-    def add(self, *values: Plain | np.ndarray) -> None:
+    def add(self, *values: Plain | bytes | np.ndarray) -> None:
         """Adds values by their type and content. Arrays are read where they lie, unless their memory has gaps."""
         for value in values:
             if isinstance(value, np.ndarray):
                 assert not value.dtype.hasobject, "addresses of objects say nothing"
                 self._frame(b"array", f"{value.dtype.str} {value.shape}".encode())
                 self._hash.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
+            elif isinstance(value, bytes):
+                self._frame(b"bytes", value)
             else:
                 self._frame(b"value", repr(value).encode())
 
