@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from experiments.input.pictures import CLASSES, SIZE, Ours, Torchvision, pictures, write_pictures
+from experiments.input.pictures import SIZE, Ours, Torchvision, pictures, write_pictures
 from experiments.ranks import SEED, run_ranks
 from experiments.record import markdown, publish, spread
 from experiments.step_time.cases import VIT_TINY
@@ -33,7 +34,7 @@ from pipetransformer.training.input_reader import InputReader
 from pipetransformer.training.loader import BatchLoader, ComingBatch
 from pipetransformer.training.step_log import SHORT_WAIT
 
-NUM_CLASSES, FEWEST_ROUNDS, MAX_STEPS_OF_TURN = 10, 2, 10
+NUM_CLASSES, FEWEST_ROUNDS, MAX_STEPS_OF_TURN = 10, 2, 8
 WAIT_HEADER = (
     "input", "workers", "step, ms", "waits for input, median", "steps that wait less than 5 %", "step / without",
     "range", "steps",
@@ -147,10 +148,10 @@ def rounds(turns: Sequence[Callable[[], None]], seconds: float) -> None:
 
 
 def measure_waiting(
-    name: str, stack: LayerStack, split: Split, batch_size: int, workers: Sequence[int], seconds: float
+    name: str, make: Callable[[], tuple[LayerStack, Split]], batch_size: int, workers: Sequence[int], seconds: float
 ) -> Waiting:
     """Times steps on this rank with each number of workers."""
-    arms = tuple(map(Arm, workers))
+    arms, (stack, split) = tuple(map(Arm, workers)), make()
     with ExitStack() as closing:
         readers = [closing.enter_context(InputReader([split], arm.num_workers)) for arm in arms]
         trained = Trained(stack, split, batch_size)
@@ -189,10 +190,10 @@ def measure_reading(folder: Path, order: Sequence[int], batch_size: int, num_wor
     return Reading(num_workers, tuple(rates[0][1:]), tuple(rates[1][1:]))
 
 
-def vit(options: dict[str, Any]) -> LayerStack:
-    """Returns ViT-Ti/16 at 224 pixels, with some options changed."""
+def photographs(folder: Path, options: dict[str, Any]) -> tuple[LayerStack, Split]:
+    """Returns ViT-Ti/16 at 224 pixels with some options changed, and the pictures of a folder."""
     model = TimmModel(name="vit_tiny_patch16_224", pretrained=False, options=options)
-    return model.build(Head("image", NUM_CLASSES), (3, SIZE, SIZE), SEED)
+    return model.build(Head("image", NUM_CLASSES), (3, SIZE, SIZE), SEED), pictures(folder)
 
 
 def digits() -> tuple[LayerStack, Split]:
@@ -207,12 +208,11 @@ def measure(options: argparse.Namespace) -> tuple[list[Waiting], list[Reading]]:
     """Measures everything on this rank."""
     with tempfile.TemporaryDirectory() as name:
         folder = write_pictures(Path(name), options.pictures)
-        split, order = pictures(folder), np.random.default_rng(SEED).permutation(options.pictures).tolist()
-        stack = vit({"depth": options.depth})
-        name = f"{len(CLASSES)} folders of JPEG"
+        order = np.random.default_rng(SEED).permutation(options.pictures).tolist()
+        make = partial(photographs, folder, {"depth": options.depth})
         waiting = [
-            measure_waiting(name, stack, split, options.batch_size, options.workers, options.seconds),
-            measure_waiting("digits, in memory", *digits(), 32, options.workers[:2], options.seconds / 4),
+            measure_waiting("JPEG files", make, options.batch_size, options.workers, options.seconds),
+            measure_waiting("digits, in memory", digits, 32, options.workers[:2], options.seconds / 4),
         ]
         reading = [
             measure_reading(folder, order, options.batch_size, num_workers, options.seconds / 4)
@@ -223,11 +223,11 @@ def measure(options: argparse.Namespace) -> tuple[list[Waiting], list[Reading]]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pictures", type=int, default=80)
-    parser.add_argument("--batch-size", type=int, default=8)
-    parser.add_argument("--depth", type=int, default=12, help="blocks of the ViT")
+    parser.add_argument("--pictures", type=int, default=32)
+    parser.add_argument("--batch-size", type=int, default=4)
+    parser.add_argument("--depth", type=int, default=4, help="blocks of the ViT")
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 1], help="0 first, with which others compare")
-    parser.add_argument("--seconds", type=float, default=40, help="of the comparison of steps; others take a quarter")
+    parser.add_argument("--seconds", type=float, default=20, help="of the comparison of steps; others take a quarter")
     parser.add_argument("--into", type=Path, help="folder whose results.json and README.md take the results")
     options = parser.parse_args(arguments)
     waiting, reading = run_ranks(1, measure, options)

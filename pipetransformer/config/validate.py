@@ -150,7 +150,7 @@ def _check_loader(loader: Loading) -> None:
         raise UserError(f"loader.num_workers={loader.num_workers} is below 0; give 0 for none, or null for a choice")
     if loader.prefetch_factor < 1:
         raise UserError(
-            f"loader.prefetch_factor={loader.prefetch_factor} is below 1; loader.num_workers=0 reads none ahead"
+            f"loader.prefetch_factor={loader.prefetch_factor} is below 1; loader.num_workers=0 reads nothing ahead"
         )
 
 

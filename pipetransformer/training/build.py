@@ -84,7 +84,7 @@ def prepare(
     wanted = config.model.input_format()
     data: Data = config.dataset.load(TextFormat(**wanted) if config.model.modality == "text" else ImageFormat(**wanted))
     check_batch(config.batch_size, len(data.train))
-    inputs, input_notes = open_inputs(config, data, device)
+    inputs, input_notes = open_inputs(config, (data.train, *data.evaluation), device)
     closing.enter_context(inputs)
     report.write("phase", message="reading the model")
     precision = PRECISIONS[config.precision]

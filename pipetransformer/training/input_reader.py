@@ -36,7 +36,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from pipetransformer.config.schema import Config, Loading
-from pipetransformer.data.base import PARTS, Data, Split
+from pipetransformer.data.base import PARTS, Split
 from pipetransformer.data.images.mixing import Mix
 from pipetransformer.training.interrupt import SIGNALS
 from pipetransformer.training.world import LocalRank
@@ -120,9 +120,9 @@ def _targets(split: Split, request: InputRequest) -> Tensor:
     return request.mix.targets(own, partners, split.mixing.num_outputs)
 
 
-def open_inputs(config: Config, data: Data, device: torch.device) -> tuple[InputReader, list[str]]:
+def open_inputs(config: Config, splits: Sequence[Split], device: torch.device) -> tuple[InputReader, list[str]]:
     """Starts what reads the samples of a run ahead; with a note for each option that has no effect."""
-    options, splits, notes = config.loader, (data.train, *data.evaluation), []
+    options, notes = config.loader, []
     num_workers = options.num_workers
     if num_workers is None:
         num_workers = default_num_workers(splits, device, LocalRank.here().local_world_size)

@@ -1,9 +1,10 @@
 """Runs whose ranks start workers that read their input ahead."""
 
 import multiprocessing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from pipetransformer.training.input_reader import InputReader, Samples
@@ -24,15 +25,20 @@ def counting_answers() -> Iterator[list[Samples]]:
         yield taken
 
 
+def with_children(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls a function that starts processes, as ranks may, in contrast to the pool's."""
+    process = multiprocessing.current_process()
+    process.daemon = False
+    try:
+        return function(*arguments)
+    finally:
+        process.daemon = True
+
+
 def run_ahead(
     overrides: tuple[str, ...], folder: Path, prefixes: list[int], at_most: int | None = None
 ) -> tuple[Ran, int, int]:
-    """One rank of a run that may start processes; gives also the batches that workers read, and the workers left."""
-    process = multiprocessing.current_process()
-    process.daemon = False  # as ranks are, in contrast to the pool's processes
-    try:
-        with counting_answers() as taken:
-            ran = run_on(overrides, folder, prefixes, at_most)
-    finally:
-        process.daemon = True
+    """One rank of a run that may start workers; gives also the batches that they read, and the workers left."""
+    with counting_answers() as taken:
+        ran = with_children(run_on, overrides, folder, prefixes, at_most)
     return ran, len(taken), len(multiprocessing.active_children())

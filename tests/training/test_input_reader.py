@@ -28,7 +28,7 @@ from torch import Tensor
 from pipetransformer.autodp.topology import Topology
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.config.schema import Config, Loading, Parallel
-from pipetransformer.data.base import Data, ImageFormat, Split
+from pipetransformer.data.base import ImageFormat, Split
 from pipetransformer.data.images.folders import from_folder
 from pipetransformer.data.images.sources import from_arrays
 from pipetransformer.data.images.split import ImageSplit
@@ -336,10 +336,9 @@ def test_an_option_without_effect_is_named(
     options: Loading, is_daemon: bool, note: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = RandomText(NUM)
-    data = Data(text, (text,), image_classification(3))
     config = mock.Mock(spec=Config, loader=options, parallel=Parallel())
     monkeypatch.setattr(multiprocessing.current_process(), "_config", {"daemon": is_daemon})
-    reader, notes = open_inputs(config, data, torch.device("cpu"))
+    reader, notes = open_inputs(config, [text], torch.device("cpu"))
     assert (reader.num_workers, notes) == (0, [note] * bool(note))
 
 
