@@ -226,7 +226,7 @@ class CacheSession:
         self._cache.start_reading(compute)
 
     def prefetch(self, batches: Iterable[ComingBatch]) -> None:
-        """Has the global training batches that come read ahead, in their order, cached or not."""
+        """Announces the global training batches that come, in their order, which are read ahead, cached or not."""
         if self._runtime.topology is not None:
             self._train.prefetch(batches, self._runtime.topology)
 

@@ -203,7 +203,7 @@ class InputReader:
         return Finalize(self, _end_workers, args=(self._answers, workers), exitpriority=10)
 
     def prefetch(self, requests: Iterator[InputRequest]) -> None:
-        """Has workers read the coming requests in their order, in place of those announced before."""
+        """Gives workers the coming requests in their order, in place of those announced before."""
         if self.num_workers:
             self._coming.announce(self._only_slow(request) for request in requests)
             self._answers = iter(self._loader)  # waits for what workers are reading, and drops it

@@ -129,7 +129,7 @@ class BatchLoader:
         self._epoch = epoch
 
     def prefetch(self, batches: Iterable[ComingBatch], topology: Topology, targets: bool = True) -> None:
-        """Has the global batches that come read ahead, from the cache or else by workers.
+        """Announces the global batches that come, which are read ahead from the cache, or else by workers.
 
         Args:
             batches: In their order, up to the next transition or beyond; one that comes otherwise is read then.
