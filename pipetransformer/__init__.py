@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pipetransformer.config.schema import Evaluation as Evaluation
     from pipetransformer.config.schema import Guard as Guard
     from pipetransformer.config.schema import Launch as Launch
+    from pipetransformer.config.schema import Loading as Loading
     from pipetransformer.config.schema import Parallel as Parallel
     from pipetransformer.config.schema import Resume as Resume
     from pipetransformer.data.images.datasets import Digits as Digits
@@ -84,6 +85,7 @@ MODULES = {
     "Evaluation": "pipetransformer.config.schema",
     "Config": "pipetransformer.config.schema",
     "Guard": "pipetransformer.config.schema",
+    "Loading": "pipetransformer.config.schema",
     "Launch": "pipetransformer.config.schema",
     "Resume": "pipetransformer.config.schema",
     "Parallel": "pipetransformer.config.schema",

@@ -55,6 +55,8 @@ WRONG = {
     "optim.momentum=0.9": "optim.momentum does not exist; optim=sgd has it; valid options: lr, recipe_lr",
     "cache.path=''": "cache.path= is empty; give a folder, or null",
     "cache.wait_s=-1": "cache.wait_s=-1.0 is below 0; give the longest wait for another run, or 0 for none",
+    "loader.num_workers=-1": "loader.num_workers=-1 is below 0; give 0 for none, or null for a choice",
+    "loader.prefetch_factor=0": "loader.prefetch_factor=0 is below 1; loader.num_workers=0 reads nothing ahead",
     "optim.betas=0.9": "optim.betas: expected a list such as [1,2]",
     "optim.betas=[0.9]": "optim.betas=[0.9] are not two numbers",
     "parallel.world_size=0": "parallel.world_size=0 must be above 0",

@@ -15,6 +15,7 @@ from experiments.record import spread
 from experiments.step_time.cases import Case
 from pipetransformer.autopipe.plan import layer_above
 from pipetransformer.training.cache_setup import WorldCommunicator
+from pipetransformer.training.loader import ComingBatch
 
 NUM_STEPS = 4  # which take about as long as the fill
 HEADER = (
@@ -104,7 +105,7 @@ class Ways:
 
     def _train(self, variant: Variant) -> None:
         batches = self._bench.batches(epoch=0)[:NUM_STEPS]
-        variant.cache_session.prefetch(batches)
+        variant.cache_session.prefetch(map(ComingBatch, batches))
         for ids in batches:
             self._bench.step(variant, ids)
         variant.cache_session.release()

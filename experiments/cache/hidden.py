@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from experiments.cache.bench import Bench, Variant
 from experiments.step_time.cases import Case
+from pipetransformer.training.loader import ComingBatch
 
 WAITED, NUM_WARMUP_STEPS = 0.05, 2  # fraction of a step that may be spent waiting
 BUDGETS = {"memory": (1.0, 0.0), "disk, ten times the memory": (0.1, 1.0), "half in memory, half computed": (0.5, 0.0)}
@@ -108,7 +109,7 @@ class Loop:
             own.cache.drop_page_cache()
         before = self._figures()
         dist.barrier()
-        own.cache_session.prefetch(batches)
+        own.cache_session.prefetch(map(ComingBatch, batches))
         first = len(self._seconds)
         for ids in batches:
             waited_s, start = own.cache_session.waited_s, time.perf_counter()

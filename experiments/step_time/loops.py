@@ -21,7 +21,7 @@ from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.runtime.groups import RankContext
 from pipetransformer.runtime.precision import PRECISIONS
 from pipetransformer.runtime.result import StepResult
-from pipetransformer.training.loader import BatchLoader
+from pipetransformer.training.loader import BatchLoader, ComingBatch
 
 OPTIMIZER = AdamW(lr=1e-4, weight_decay=0.01, schedule="constant", clip_norm=1.0)
 
@@ -113,7 +113,7 @@ class ElasticLoop(Loop):
     def read_ahead(self) -> None:
         """Prefetches from here on, as the trainer does."""
         assert self.runtime.topology is not None
-        self.loader.prefetch((self._batch(step) for step in count(self._step)), self.runtime.topology)
+        self.loader.prefetch((ComingBatch(self._batch(step)) for step in count(self._step)), self.runtime.topology)
 
     def close(self) -> None:
         self.runtime.close()

@@ -100,6 +100,21 @@ class Cache:
 
 
 @dataclass(frozen=True)
+class Loading:
+    """Reading ahead of samples that the cache does not hold, by the names of torch's ``DataLoader``.
+
+    Attributes:
+        num_workers: Processes of each rank that decode and transform the samples of coming steps; 0: the rank does it
+            when the step begins; ``None``: for pictures that are decoded or transformed as many as the cores leave,
+            else 0.
+        prefetch_factor: Batches that each of them has ready at most.
+    """
+
+    num_workers: int | None = None
+    prefetch_factor: int = 2
+
+
+@dataclass(frozen=True)
 class Checkpointing:
     """When the run is saved so that it can be resumed, and how many checkpoints stay in ``<run folder>/checkpoints``.
 
@@ -244,6 +259,7 @@ class Config:
     logger: "LoggerSpec" = field(default_factory=NoLogger)
     parallel: Parallel = field(default_factory=Parallel)
     cache: Cache = field(default_factory=Cache)
+    loader: Loading = field(default_factory=Loading)
     checkpoint: Checkpointing = field(default_factory=Checkpointing)
     evaluate: Evaluation = field(default_factory=Evaluation)
     profile: Profiling = field(default_factory=Profiling)
@@ -310,6 +326,7 @@ class SimulationConfig(Config):
 SECTIONS: dict[str, type] = {
     "parallel": Parallel,
     "cache": Cache,
+    "loader": Loading,
     "checkpoint": Checkpointing,
     "evaluate": Evaluation,
     "profile": Profiling,

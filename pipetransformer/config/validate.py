@@ -27,6 +27,7 @@ from pipetransformer.config.schema import (
     Config,
     Guard,
     Launch,
+    Loading,
     Parallel,
     SimulationConfig,
 )
@@ -58,6 +59,7 @@ def validate(config: Config, with_data: bool = True) -> None:
     _one_of("parallel.device", parallel.device, ("auto", "cpu", "cuda"))
     _check_cache(config.cache)
     _check_require(config)
+    _check_loader(config.loader)
     _check_checkpoint(config.checkpoint)
     _check_evaluate(config)
     _check_launch(config.launch)
@@ -144,6 +146,15 @@ def _check_require(config: Config) -> None:
     for reason, is_so in reasons:
         if config.cache.require and is_so:
             raise UserError(f"cache.require=true is not possible with {reason}; drop one of them")
+
+
+def _check_loader(loader: Loading) -> None:
+    if loader.num_workers is not None and loader.num_workers < 0:
+        raise UserError(f"loader.num_workers={loader.num_workers} is below 0; give 0 for none, or null for a choice")
+    if loader.prefetch_factor < 1:
+        raise UserError(
+            f"loader.prefetch_factor={loader.prefetch_factor} is below 1; loader.num_workers=0 reads nothing ahead"
+        )
 
 
 def _check_checkpoint(checkpoint: Checkpointing) -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 Plain = str | int | float | None | tuple[int, ...]
 NUM_PROBED = 64  # samples that tell other data apart
+PARTS = ("inputs", "context", "targets")  # of a batch
 SPLIT_SEED = 0  # of draws that do not follow the run's seed: runs with other seeds see the same data
 
 
@@ -71,6 +72,8 @@ class Split(ABC):
             sum over tokens, or the weight of its class; ``None``: 1 each, so that the loss is a mean over samples.
         flip_pair: Both pictures of each sample, where all that is random is whether it is mirrored; ``None`` elsewhere.
         mixing: Mixes the samples of a global batch with each other, in training; ``None``: they stay apart.
+        is_slow: Reading samples takes long enough that processes should do it ahead, as decoding pictures does.
+        read_ahead: Parts of a batch that such processes read, of :data:`PARTS`; the others take no time.
     """
 
     name: str
@@ -79,6 +82,8 @@ class Split(ABC):
     loss_weights: np.ndarray | None = None
     flip_pair: FlipPair | None = None
     mixing: Mixing | None = None
+    is_slow: bool = False
+    read_ahead: tuple[str, ...] = PARTS
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -267,13 +272,15 @@ class Digest:
         self._hash = blake2b(digest_size=16)
         self.add(kind)
 
-    def add(self, *values: Plain | np.ndarray) -> None:
+    def add(self, *values: Plain | bytes | np.ndarray) -> None:
         """Adds values by their type and content. Arrays are read where they lie, unless their memory has gaps."""
         for value in values:
             if isinstance(value, np.ndarray):
                 assert not value.dtype.hasobject, "addresses of objects say nothing"
                 self._frame(b"array", f"{value.dtype.str} {value.shape}".encode())
                 self._hash.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
+            elif isinstance(value, bytes):
+                self._frame(b"bytes", value)
             else:
                 self._frame(b"value", repr(value).encode())
 

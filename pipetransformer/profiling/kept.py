@@ -38,15 +38,20 @@ Measurement = tuple[Profile, Cluster]
 
 
 def profile_key(
-    stack: LayerStack, batches: Sequence[Batch], optimizer: OptimizerSpec, device: torch.device, precision: Precision,
-    devices_per_node: int,
+    stack: LayerStack, batches: Sequence[Batch], samples: str, optimizer: OptimizerSpec, device: torch.device,
+    precision: Precision, devices_per_node: int,
 ) -> str:  # fmt: skip
-    """Returns a digest of all that determines a measurement, the same in equal jobs on one machine."""
+    """Returns a digest of all that determines a measurement, the same in equal jobs on one machine.
+
+    Args:
+        samples: Where the samples come from.
+    """
     plain = {name: value for name, value in vars(optimizer).items() if name not in ("lr", "recipe_lr")}
     parts = (
         FORMAT,
         [kind_of_layer(stack[index]) for index in range(len(stack))],
         [[None if batch.inputs is None else tuple(batch.inputs.shape), len(batch)] for batch in batches],
+        samples,
         type(optimizer).__qualname__,
         plain,
         precision,

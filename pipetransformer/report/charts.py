@@ -14,6 +14,7 @@ STEP_SECTIONS = {
     "step_seconds": "throughput",
     "samples_per_second": "throughput",
     "cache_wait_seconds": "cache",
+    "input_wait_seconds": "throughput",
 }
 
 

@@ -11,6 +11,7 @@ from pipetransformer.report.reporter import Values
 Row = tuple[str, str]
 Change = tuple[str, str, str]
 
+LONG_WAIT = 0.05  # part of the steps' time; a shorter wait for input is not worth a line
 SMALL_SHARE = 0.05  # parts of a transition's time below it are left out
 
 
@@ -306,6 +307,8 @@ def summary_rows(values: Values) -> list[Row]:
     rows += _gain(values) if values.get("speedup_vs_static") is not None else []
     if values.get("cache"):
         rows.append(("cache", cache_reads(values["cache"])))
+    if waited := _input_wait(values):
+        rows.append(("input", waited))
     if values.get("traces"):
         rows.append(("traces", f"{', '.join(values['traces'])}: one step of each plan, for ui.perfetto.dev"))
     return rows
@@ -341,6 +344,15 @@ def cache_reads(values: Values) -> str:
     hits = f", {values['hit_rate']:.1%} hits" if values["hit_rate"] is not None else ""
     read, waited = duration(values["read_seconds"]), duration(values["wait_seconds"])
     return f"{sizes}{hits}; filled in {duration(values['fill_seconds'])}, read for {read}, waited for {waited}"
+
+
+def _input_wait(values: Values) -> str:
+    """Returns how long steps waited for samples, where that is worth a change."""
+    reading, step_s = values.get("input"), values.get("step_seconds")
+    if not reading or not step_s or reading["wait_seconds"] < LONG_WAIT * step_s:
+        return ""
+    share, workers = reading["wait_seconds"] / step_s, plural(reading["num_workers"], "worker")
+    return f"steps waited for it for {share:.0%} of their time, with {workers} per rank; raise loader.num_workers="
 
 
 def _results(values: Values) -> list[Row]:

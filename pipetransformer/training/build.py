@@ -18,6 +18,7 @@ from pipetransformer.autodp.transition import Transition
 from pipetransformer.autopipe.cluster import Cluster, Link
 from pipetransformer.autopipe.constraints import check_world
 from pipetransformer.autopipe.plan import Plan
+from pipetransformer.autopipe.profile import AffineTime
 from pipetransformer.config.schema import Config, Parallel
 from pipetransformer.config.validate import check_batch, warnings
 from pipetransformer.data.base import Data, ImageFormat, TextFormat
@@ -34,6 +35,7 @@ from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.runtime.groups import RankContext
 from pipetransformer.runtime.precision import PRECISIONS, Precision
 from pipetransformer.training.cache_setup import CacheSetup, set_up_cache
+from pipetransformer.training.input_reader import InputReader, open_inputs
 from pipetransformer.training.loader import BatchLoader, sample_source
 from pipetransformer.training.resume import Checkpoint, Resumed, resume
 from pipetransformer.training.world import ONE_NODE, NodeLayout
@@ -48,6 +50,7 @@ class RunComponents:
     Attributes:
         first: The transition to the first plan of a new run.
         optim: The optimizer's specification with the peak learning rate.
+        inputs: Reads the samples of all splits, ahead of the steps.
         order: Of the training samples.
         resumed: The checkpoint that the run goes on from.
     """
@@ -60,6 +63,7 @@ class RunComponents:
     first: Transition
     cache_setup: CacheSetup
     runtime: ElasticRuntime
+    inputs: InputReader
     optim: OptimizerSpec
     order: SampleOrder
     resumed: Resumed | None = None
@@ -83,6 +87,8 @@ def prepare(
     wanted = config.model.input_format()
     data: Data = config.dataset.load(TextFormat(**wanted) if config.model.modality == "text" else ImageFormat(**wanted))
     check_batch(config.batch_size, len(data.train))
+    inputs, input_notes = open_inputs(config, (data.train, *data.evaluation), device)
+    closing.enter_context(inputs)
     report.write("phase", message="reading the model")
     precision = PRECISIONS[config.precision]
     stack = config.model.build_meta(data.task.head, data.input_shape, config.seed)
@@ -102,9 +108,9 @@ def prepare(
     cache_setup = set_up_cache(
         config, stack, data, sources, feature_format, device, run_dir, closing, report, tokenizer
     )
-    train, *evaluation = _loaders(config, data, sources, cache_setup, nodes)
+    train, *evaluation = _loaders(config, data, sources, cache_setup, nodes, inputs)
     order, order_notes = _sample_order(config, data)
-    for text in (*warnings(config), *data.warnings, *cache_setup.notes, *order_notes):
+    for text in (*warnings(config), *data.warnings, *cache_setup.notes, *order_notes, *input_notes):
         report.write("warning", message=text)
     report.write("phase", message="measuring layers and links")
     planner = make_planner(
@@ -115,8 +121,9 @@ def prepare(
     runtime = closing.enter_context(
         ElasticRuntime(stack, data.task, optim, context, own_rates=config.freeze.has_own_rates, parks=config.parks)
     )
+    loaders = train, tuple(evaluation)
     return RunComponents(
-        data, stack, train, tuple(evaluation), planner, planner.first, cache_setup, runtime, optim, order, resumed
+        data, stack, *loaders, planner, planner.first, cache_setup, runtime, inputs, optim, order, resumed
     )
 
 
@@ -130,12 +137,13 @@ def _sources(config: Config, data: Data, stack: LayerStack, nodes: NodeLayout) -
 
 
 def _loaders(
-    config: Config, data: Data, sources: Sequence[SampleSource], cache_setup: CacheSetup, nodes: NodeLayout
+    config: Config, data: Data, sources: Sequence[SampleSource], cache_setup: CacheSetup, nodes: NodeLayout,
+    inputs: InputReader,
 ) -> list[BatchLoader]:  # fmt: skip
     """Makes the loader of each split, the training split first."""
     storing = nodes if cache_setup.is_partial else ONE_NODE  # each stores other samples, or all do the same
     splits = zip((data.train, *data.evaluation), sources, strict=True)
-    return [BatchLoader(split, source, config.seed, cache_setup.reader, storing) for split, source in splits]
+    return [BatchLoader(split, source, config.seed, cache_setup.reader, storing, inputs) for split, source in splits]
 
 
 def _sample_order(config: Config, data: Data) -> tuple[SampleOrder, list[str]]:
@@ -181,8 +189,11 @@ def make_planner(
         overheads = {"step_overhead_s": overhead_s, "schedule_overhead_s": schedule_overhead_s}
         return replace(layers, read=reading, **overheads), cluster
 
-    key = profile_key(stack, (small, large), optim, device, precision, nodes.devices_per_node)
+    samples = f"{type(loader.split).__qualname__}, slow={loader.split.is_slow}"
+    key = profile_key(stack, (small, large), samples, optim, device, precision, nodes.devices_per_node)
     (measured, cluster), _ = kept_or_measured(kept, key, measure)
+    if loader.reads_ahead:
+        measured = replace(measured, read=AffineTime(0.0, 0.0))  # by workers, while the rank computes
     if cache_setup is not None and cache_setup.cache is not None:
         miss_rate = cache_setup.cache.capacity.miss_rate(loader.source.name)
         measured = replace(measured, cache_read_s_per_byte=cache_setup.mean_read_s_per_byte, cache_miss_rate=miss_rate)

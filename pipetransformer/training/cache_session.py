@@ -23,7 +23,7 @@ from pipetransformer.report.reporter import Reporter
 from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.training.cache_setup import refused
 from pipetransformer.training.interrupt import is_requested
-from pipetransformer.training.loader import BatchLoader
+from pipetransformer.training.loader import BatchLoader, ComingBatch
 from pipetransformer.training.position import inside
 
 
@@ -227,9 +227,9 @@ class CacheSession:
             compute = self._borrowed.enter_context(self._runtime.frozen_forward(0, level))
         self._cache.start_reading(compute)
 
-    def prefetch(self, batches: Iterable[np.ndarray]) -> None:
-        """Prefetches the global training batches that come, in their order."""
-        if self._cache is not None and self._runtime.topology is not None:
+    def prefetch(self, batches: Iterable[ComingBatch]) -> None:
+        """Announces the global training batches that come, in their order, which are read ahead, cached or not."""
+        if self._runtime.topology is not None:
             self._train.prefetch(batches, self._runtime.topology)
 
     def release(self) -> None:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pipetransformer.config.schema import Cache, Checkpointing, Config, Evaluation, Guard, Parallel, Resume
+from pipetransformer.config.schema import Cache, Checkpointing, Config, Evaluation, Guard, Loading, Parallel, Resume
 from pipetransformer.config.validate import validate
 from pipetransformer.data.map_style import Loss, MapStyleData, MapStyleSplit, Metrics, readable
 from pipetransformer.errors import UserError
@@ -64,6 +64,7 @@ class ElasticTrainer(Trainer):
             at the end the model gets the sum. By default all weights train.
         parallel: Devices, and what is fixed of the plan.
         cache: Budgets and folder of the frozen features.
+        loader: Processes that read samples ahead; by default none.
         precision: ``float32``, ``float64``, or ``bfloat16`` and ``float16`` for matrix products.
         randomness: ``device`` lets dropout draw by the device's own kernels: faster where attention drops out, with
             other results at another topology.
@@ -99,6 +100,7 @@ class ElasticTrainer(Trainer):
         peft: AdapterSpec | None = None,
         parallel: Parallel | None = None,
         cache: Cache | None = None,
+        loader: Loading | None = None,
         precision: str = "float32",
         randomness: str = "sample",
         compile: bool = False,
@@ -136,6 +138,7 @@ class ElasticTrainer(Trainer):
             optim=optimizer,
             parallel=parallel or Parallel(),
             cache=cache or Cache(),
+            loader=loader or Loading(),
             checkpoint=checkpoint or Checkpointing(enabled=run_dir is not None),
             guard=guard or Guard(),
             resume=Resume(run="auto" if resume else None),

@@ -9,7 +9,7 @@ from pipetransformer.autodp.sampler import batch_ids, num_batches
 from pipetransformer.errors import LoopLeft
 from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.runtime.groups import broadcast_from_rank0
-from pipetransformer.training.loader import BatchLoader
+from pipetransformer.training.loader import BatchLoader, ComingBatch
 
 ASK_EVERY = 16  # batches between two questions whether to leave, each of which is an all-reduce
 Predictions = list[tuple[np.ndarray, np.ndarray]]
@@ -49,7 +49,7 @@ def _predictions(
     order = np.arange(len(loader.split))
     own = []
     batches = [batch_ids(order, index, batch_size) for index in range(num_batches(len(order), batch_size))]
-    loader.prefetch(batches, runtime.topology)
+    loader.prefetch(map(ComingBatch, batches), runtime.topology, targets=False)
     with runtime.averaged():
         for number, global_ids in enumerate(batches):
             if stops is not None and number % ASK_EVERY == 0 and stops():

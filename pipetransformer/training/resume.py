@@ -24,8 +24,8 @@ from pipetransformer.runtime.groups import broadcast_from_rank0
 
 NUM_TARGETS = 1024  # of them the data's digest counts; its identity counts every input
 NEUTRAL = (
-    "parallel", "cache", "checkpoint", "evaluate", "resume", "launch", "logger", "log_every_s", "log_every_steps",
-    "verbose", "trace", "overwrite", "targets", "dry_run", "baseline", "profile", "compile",
+    "parallel", "cache", "loader", "checkpoint", "evaluate", "resume", "launch", "logger", "log_every_s",
+    "log_every_steps", "verbose", "trace", "overwrite", "targets", "dry_run", "baseline", "profile", "compile",
 )  # fmt: skip
 """Options and sections that do not change a result: topology, bookkeeping, and where things are kept."""
 COUNTED = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.runtime.groups import RankContext
 from pipetransformer.runtime.precision import PRECISIONS
 from pipetransformer.training.evaluate import predict_all
+from pipetransformer.training.input_reader import open_inputs
 from pipetransformer.training.loader import BatchLoader
 from pipetransformer.training.world import open_world
 
@@ -208,9 +209,11 @@ def score(saved: SavedRun, names: list[str], folder: Path, with_predictions: boo
     results: dict[str, dict[str, Any]] = {}
     chosen = splits(saved.data, names)
     folder.mkdir(parents=True, exist_ok=True)
-    with _runtime(saved, saved.data.task) as runtime:
+    with ExitStack() as closing:
+        runtime = closing.enter_context(_runtime(saved, saved.data.task))
+        inputs = closing.enter_context(open_inputs(saved.config, chosen, runtime.device)[0])
         for split in chosen:
-            loader = BatchLoader.uncached(split, saved.stack.hidden_shape, saved.config.seed)
+            loader = BatchLoader.uncached(split, saved.stack.hidden_shape, saved.config.seed, inputs)
             predictions = predict_all(runtime, loader, min(saved.config.batch_size, len(split)))
             assert predictions is not None, "this process has all stages"
             results[split.name] = split.score(predictions) | {"num_samples": split.num_scored}
@@ -261,8 +264,10 @@ def predict(
             f"trained on {input_shape}; resize them"
         )
     saved = open_model(run_dir, config, step)
-    with _runtime(saved, samples.task) as runtime:
-        loader = BatchLoader.uncached(samples.split, saved.stack.hidden_shape, config.seed)
+    with ExitStack() as closing:
+        runtime = closing.enter_context(_runtime(saved, samples.task))
+        inputs = closing.enter_context(open_inputs(config, [samples.split], runtime.device)[0])
+        loader = BatchLoader.uncached(samples.split, saved.stack.hidden_shape, config.seed, inputs)
         predictions = predict_all(runtime, loader, min(config.batch_size, len(samples.split)))
     assert predictions is not None, "this process has all stages"
     return write(samples.split.rows(predictions)), saved.step

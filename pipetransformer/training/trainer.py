@@ -32,6 +32,7 @@ from pipetransformer.training.checkpoints import Checkpoints, about_run, next_ba
 from pipetransformer.training.decisions import RunDecisions
 from pipetransformer.training.evaluate import evaluate
 from pipetransformer.training.guard import RunGuard
+from pipetransformer.training.loader import ComingBatch
 from pipetransformer.training.main_metric import MainMetric
 from pipetransformer.training.plan_timing import PlanTiming
 from pipetransformer.training.position import inside
@@ -118,7 +119,7 @@ class Trainer:
         self.estimate: dict[str, Any] = {}
         self._last: StepResult | None = None  # the requests of its ranks hold after the next step
         self._order: tuple[int, np.ndarray] | None = None  # of the epoch that the loader is set to
-        self._prefetching = False  # the cache knows which batches come
+        self._prefetching = False  # it is announced which batches come
 
     @property
     def plan(self) -> Plan:
@@ -198,7 +199,8 @@ class Trainer:
         self._plan_timing.look()
         self.decisions.decide_if_due()
         if not self._prefetching:
-            self._prefetch(order, state.step_in_epoch)
+            self.cache_session.prefetch(self._coming())
+            self._prefetching = True
         with self.tracer.step(state.step), inside("a training step", state.step):
             result = self._train_step(batch_ids(order, state.step_in_epoch, self.config.batch_size))
         for callback in self._callbacks:
@@ -266,7 +268,6 @@ class Trainer:
         if self._order is None or self._order[0] != epoch:
             self._order = epoch, self.components.order.epoch(epoch)
             self.components.train.set_epoch(epoch)
-            self._prefetching = False
         return self._order[1]
 
     def _evaluates_after(self, step: int) -> bool:
@@ -275,14 +276,21 @@ class Trainer:
         is_multiple = options.every_steps is not None and step % options.every_steps == 0
         return is_epoch or is_multiple or step == self.timeline.num_steps
 
-    def _prefetch(self, order: np.ndarray, index: int) -> None:
-        """Announces the batches from here to the end of the epoch, or to the next transition."""
-        coming = range(index, self.timeline.steps_per_epoch)
-        self.cache_session.prefetch(batch_ids(order, later, self.config.batch_size) for later in coming)
-        self._prefetching = True
+    def _coming(self) -> Iterator[ComingBatch]:
+        """Yields the batches from here to the next evaluation, which has its own read ahead."""
+        epoch, order = -1, np.empty(0)
+        for step in range(self.state.step, self.timeline.num_steps):
+            if step // self.timeline.steps_per_epoch != epoch:
+                epoch = step // self.timeline.steps_per_epoch
+                order = self.components.order.epoch(epoch)
+            ids = batch_ids(order, step % self.timeline.steps_per_epoch, self.config.batch_size)
+            yield ComingBatch(ids, step, epoch)
+            if self._evaluates_after(step + 1):
+                return
 
     def _train_step(self, ids: np.ndarray) -> StepResult:
-        state, start, waited_s = self.state, time.perf_counter(), self.cache_session.waited_s
+        state, start = self.state, time.perf_counter()
+        waited_s, input_waited_s = self.cache_session.waited_s, self.components.train.waited_s
         rate = self.components.optim.rate(state.step, self.timeline.num_steps)
         requests, max_norm, verdict = self._requests(), self.guard.max_norm, None
         self.signals.set_due(state.num_updates)
@@ -302,7 +310,8 @@ class Trainer:
         self._log.flush()
         seconds = time.perf_counter() - start
         state.history.step(len(ids), seconds)
-        self._log.note(state.step, result, rate, len(ids), seconds, self.cache_session.waited_s - waited_s)
+        waits_s = self.cache_session.waited_s - waited_s, self.components.train.waited_s - input_waited_s
+        self._log.note(state.step, result, rate, len(ids), seconds, *waits_s)
         if verdict is not None:
             self.guard.follow(verdict)
         return result
@@ -395,6 +404,7 @@ class Trainer:
             summary["traces"] = self.tracer.files
         if measuring := self.signals.figures():
             summary["signals"] = measuring
+        summary["input"] = {"num_workers": self.components.inputs.num_workers} | self._log.input_figures()
         if cache := self.cache_session.figures():
             summary["cache"] = cache
         if guarded := self.guard.figures():

@@ -200,3 +200,12 @@ def test_the_reason_has_the_numbers() -> None:
     assert choose_transition(FAST, [replace(SLOW, cost_s=3.0)], 20).reason == (
         "keeps the current stages: 20 steps at 0.5 s instead of 0.4 s would lose 2 s, and the transition costs 3 s"
     )
+
+
+@given(plans(), plans())
+def test_each_move_comes_from_the_holder_that_has_sent_least_so_far(one: Plan, other: Plan) -> None:
+    old, new = first_transition(one).placement, first_transition(other).placement
+    num_sent: Counter[int] = Counter()
+    for move in moves_between(old, new):
+        assert move.source == min(old[move.layer], key=lambda rank: (num_sent[rank], rank))
+        num_sent[move.source] += 1

@@ -242,6 +242,14 @@ def test_the_summary_of_a_scaled_loss_counts_the_steps_that_changed_nothing(even
     assert dict(text.summary_rows(summary))["loss scale"] == "32,768 at the end, 1 step skipped for overflow"
 
 
+def test_the_summary_names_input_that_steps_wait_for_and_none_that_is_ready(events: Events) -> None:
+    summary = first(events, "summary") | {"step_seconds": 200.0}
+    waiting = {"num_workers": 1, "wait_seconds": 50.0, "ready_fraction": 0.1}
+    row = dict(text.summary_rows(summary | {"input": waiting}))["input"]
+    assert row == "steps waited for it for 25% of their time, with 1 worker per rank; raise loader.num_workers="
+    assert "input" not in dict(text.summary_rows(summary | {"input": waiting | {"wait_seconds": 9.0}}))
+
+
 @pytest.mark.parametrize(
     "known", [{}, {"metric": None, "metrics": {}, "speedup_vs_static": None, "limit": None, "share_of_limit": None}]
 )

@@ -29,6 +29,7 @@ from experiments.step_time.step_time import CPU, WALL, Turn, goes_on
 from pipetransformer.autopipe.plan import layer_above
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.runtime.result import StepResult
+from pipetransformer.training.loader import ComingBatch
 
 MINILM = {"hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1536}
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -137,7 +138,7 @@ class RuntimeLoop:
         self._variant.cache_session.start_reading(self._variant.plan.cache_level)
 
     def prefetch(self, batches: Sequence[np.ndarray]) -> None:
-        self._variant.cache_session.prefetch(batches)
+        self._variant.cache_session.prefetch(map(ComingBatch, batches))
 
     def release(self) -> None:
         self._variant.cache_session.release()

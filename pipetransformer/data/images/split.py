@@ -57,11 +57,17 @@ class ImageSplit(Split):
         self._transforms = transforms or ImageTransforms((), wanted.size)
         if self._transforms.mirrors_alone and not augment:
             self.flip_pair = self._flip_pair()
+        self.read_ahead = ("inputs",)  # a label lies in memory
+        self.is_slow = source.stamp is not None or augment or bool(self._transforms.specs) or self._resizes()
         self.input_shape = _input_shape(self._pictures([0], 0)[0], wanted.num_channels or source.num_channels)
         self._mean, self._std = (_per_channel(values, self.input_shape[0]) for values in (wanted.mean, wanted.std))
 
     def __len__(self) -> int:
         return len(self.source)
+
+    def _resizes(self) -> bool:
+        """Returns whether the first picture has another size than the model's."""
+        return self._size is not None and self.source.decode(np.array([0]))[0].shape[:2] != (self._size, self._size)
 
     def identity(self) -> str:
         return self._identity(self.source.identity())
@@ -87,13 +93,16 @@ class ImageSplit(Split):
         images = self._read(ids, epoch)  # (B, C, H, W) in [0, 1]
         if self.augment:
             images = crop_and_flip(images, epoch, ids)
-        return self._transforms.erase((images - self._mean) / self._std, epoch, ids)
+        return self._transforms.erase(self._normalised(images), epoch, ids)
+
+    def _normalised(self, images: Tensor) -> Tensor:
+        return (images - self._mean).div_(self._std)
 
     def _flip_pair(self) -> FlipPair:
         pair = {mirrored: self._transforms.always(mirrored) for mirrored in (False, True)}
 
         def inputs(ids: Sequence[int], mirrored: bool) -> Tensor:
-            return (self._read(ids, 0, pair[mirrored]) - self._mean) / self._std
+            return self._normalised(self._read(ids, 0, pair[mirrored]))
 
         return FlipPair(lambda ids, epoch: self._transforms.mirrored(ids.tolist(), epoch), inputs)
 
@@ -120,7 +129,8 @@ class ImageSplit(Split):
 
         batches = _stacked(self._pictures(ids, epoch, transforms))
         images = [torch.from_numpy(batch).permute(0, 3, 1, 2).contiguous() for batch in batches]
-        return torch.cat([self._convert(batch) for batch in images])
+        converted = [self._convert(batch) for batch in images]
+        return converted[0] if len(converted) == 1 else torch.cat(converted)
 
     def _convert(self, pixels: Tensor) -> Tensor:
         """Converts (B, C', H, W) of uint8 to (B, C, H, W) in [0, 1]."""
@@ -130,7 +140,7 @@ class ImageSplit(Split):
                 f"a picture of {pixels.shape[2]}x{pixels.shape[3]} pixels in the {self.name} split does not fit the "
                 f"others of {height}x{width}; have them resized with model.image_size="
             )
-        images = pixels.float() / 255
+        images = pixels.float().div_(255)
         if num_channels == 1:
             return images.mean(1, keepdim=True)
         return images.expand(-1, num_channels, -1, -1)

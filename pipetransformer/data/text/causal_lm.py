@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pipetransformer.data.base import Data, ImageFormat, TextFormat
 from pipetransformer.data.tables.spec import TableSpec
+from pipetransformer.data.text.kept import kept
 from pipetransformer.data.text.split import MIN_LENGTH
 from pipetransformer.data.token_tasks import causal_language_modelling
 from pipetransformer.errors import UserError
@@ -120,7 +121,8 @@ class CausalLM(TableSpec):
         from pipetransformer.data.text.document_split import DocumentSplit, tokenize_documents
 
         max_length = min(self.max_length, wanted.max_length)
-        documents = tokenize_documents(self._texts(rows), wanted.tokenizer, max_length, self.long == "split")
+        splits = self.long == "split"
+        documents = kept(tokenize_documents, lambda: self._texts(rows), wanted.tokenizer, max_length, splits)
         left_out = _left_out(name, documents, rows)
         if len(documents.first) == 0:
             raise UserError(left_out)

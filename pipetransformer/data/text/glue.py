@@ -12,6 +12,7 @@ from pipetransformer.data.base import Data, DatasetSpec, ImageFormat, TextFormat
 from pipetransformer.data.hub import find_on_hub, load_hub
 from pipetransformer.data.tables.published import Table, class_labels, number_labels, read_tsv, text_columns
 from pipetransformer.data.tasks import Task, regression, text_classification
+from pipetransformer.data.text.kept import kept
 from pipetransformer.data.text.split import MIN_LENGTH, LabelledTexts, check_tokens, encode
 from pipetransformer.data.unlabelled import ScoredSplit, Unlabelled, read_table
 from pipetransformer.errors import UserError
@@ -180,7 +181,7 @@ class Glue(DatasetSpec):
         texts, labels = TASKS[self.task].read(table)
         rows = subsample(len(labels), at_most)
         chosen = tuple([column[row] for row in rows] for column in texts)
-        tokens = encode(chosen, wanted.tokenizer, min(self.max_length, wanted.max_length))
+        tokens = kept(encode, lambda: chosen, wanted.tokenizer, min(self.max_length, wanted.max_length))
         check_tokens(tokens, lambda sample: table.at(int(rows[sample])))
         return LabelledTexts(name, tokens, labels[rows], TASKS[self.task].task)
 

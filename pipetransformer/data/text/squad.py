@@ -12,6 +12,7 @@ from pipetransformer.data.base import Data, DatasetSpec, ImageFormat, TextFormat
 from pipetransformer.data.hub import find_on_hub, load_hub
 from pipetransformer.data.tables.published import text_columns
 from pipetransformer.data.tasks import question_answering
+from pipetransformer.data.text.kept import kept
 from pipetransformer.data.text.split import MIN_LENGTH, check_tokens
 from pipetransformer.data.text.squad_split import AnsweredSplit, SquadSplit
 from pipetransformer.data.text.squad_windows import Question, tokenize_windows
@@ -125,7 +126,8 @@ class Squad(DatasetSpec):
     def _split(self, name: str, questions: list[Question], wanted: TextFormat, at_most: int | None) -> SquadSplit:
         self._check_questions(name, questions)
         chosen = [questions[row] for row in subsample(len(questions), at_most)]
-        windows = tokenize_windows(chosen, wanted.tokenizer, min(self.max_length, wanted.max_length), self.stride)
+        max_length = min(self.max_length, wanted.max_length)
+        windows = kept(tokenize_windows, lambda: chosen, wanted.tokenizer, max_length, self.stride)
         check_tokens(windows.tokens, lambda window: f"question {chosen[windows.questions[window]].id}")
         return SquadSplit(name, chosen, windows, self.max_answer_length, self.version_2)
 

@@ -12,6 +12,7 @@ import numpy as np
 from pipetransformer.data.base import Data, ImageFormat, TextFormat
 from pipetransformer.data.tables.labelled import LabelledTable, columns_of, listed
 from pipetransformer.data.tasks import Task, multi_label_classification, text_classification
+from pipetransformer.data.text.kept import kept
 from pipetransformer.data.text.split import MIN_LENGTH, LabelledTexts, check_tokens, encode_batches
 from pipetransformer.data.unlabelled import ScoredSets, ScoredSplit, Unlabelled
 from pipetransformer.errors import UserError
@@ -94,7 +95,7 @@ class TextDataset(LabelledTable):
     def _split(
         self, name: str, rows: Rows, labels: Labels, task: Task, wanted: TextFormat, weights: np.ndarray | None
     ) -> LabelledTexts:
-        targets = labels.targets(rows)
-        tokens = encode_batches(self._texts(rows), wanted.tokenizer, min(self.max_length, wanted.max_length))
+        targets, max_length = labels.targets(rows), min(self.max_length, wanted.max_length)
+        tokens = kept(encode_batches, lambda: self._texts(rows), wanted.tokenizer, max_length)
         check_tokens(tokens, rows.at)
         return LabelledTexts(name, tokens, targets, task, None if weights is None else weights[targets])

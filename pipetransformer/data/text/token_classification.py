@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pipetransformer.data.base import Data, ImageFormat, TextFormat
 from pipetransformer.data.tables.spec import TableSpec
 from pipetransformer.data.tasks import Task
+from pipetransformer.data.text.kept import kept
 from pipetransformer.data.text.split import MIN_LENGTH, check_tokens
 from pipetransformer.data.token_tasks import token_classification
 from pipetransformer.errors import UserError
@@ -92,7 +93,7 @@ class TokenClassification(TableSpec):
     def _split(self, name: str, rows: TaggedRows, task: Task, wanted: TextFormat) -> TaggedSplit:
         from pipetransformer.data.text.tagged_split import TaggedSplit, align
 
-        words = align(rows.sentences(), wanted.tokenizer, min(self.max_length, wanted.max_length))
+        words = kept(align, rows.sentences, wanted.tokenizer, min(self.max_length, wanted.max_length))
         check_tokens(words.tokens, rows.at)
         return TaggedSplit(name, words, rows.tags, rows.sentences, task)
 
