@@ -1,7 +1,9 @@
 """What tests of every room share."""
 
 import os
+import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +16,9 @@ from support.pool import Pool
 # threads that wait for each other spin, and take the cores from the ranks of the test beside this one
 os.environ["OMP_NUM_THREADS"] = "1"  # of started processes
 torch.set_num_threads(1)
+# hundreds of processes start here: each would compile the whole package again
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 TABLES = tempfile.TemporaryDirectory(prefix="tables-")  # what is converted, also in started processes; gone at the end
 os.environ["HF_DATASETS_CACHE"] = TABLES.name
@@ -21,6 +26,19 @@ os.environ["HF_DATASETS_CACHE"] = TABLES.name
 SLOW = [HealthCheck.too_slow]
 settings.register_profile("patient", deadline=None, suppress_health_check=SLOW)  # time is the machine's affair
 settings.load_profile("patient")
+
+# A slow machine is given so many minutes; after that only the first row of each test runs. By default all of them do.
+MINUTES, STARTED_S = float(os.environ.get("SUITE_MINUTES", "inf")), time.monotonic()
+_begun: set[str] = set()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Leaves out further rows of a test that has run when the time is up, and says so."""
+    test = item.nodeid.partition("[")[0]  # its rows are in one file, which one worker runs
+    is_row = test in _begun
+    _begun.add(test)
+    if is_row and time.monotonic() - STARTED_S > 60 * MINUTES:
+        pytest.skip(f"one row of this test has run, and SUITE_MINUTES={MINUTES:g} are over")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -28,7 +28,7 @@ from pipetransformer.runtime.precision import PRECISIONS
 from pipetransformer.runtime.result import StepResult
 from pipetransformer.training.cache_session import CacheSession, CacheTerms
 from pipetransformer.training.cache_setup import WorldCommunicator
-from pipetransformer.training.loader import BatchLoader, sample_source
+from pipetransformer.training.loader import BatchLoader, ComingBatch, sample_source
 
 RATE, DECAY, CLIP_NORM, TIMEOUT_S = 1e-4, 0.01, 1.0, 600.0
 OPTIMIZER = AdamW(lr=RATE, weight_decay=DECAY, schedule="constant", clip_norm=CLIP_NORM)
@@ -137,7 +137,7 @@ class ElasticLoop(Loop):
         self._batches: list[Batch] = []
         if cached:
             self._session.start_reading(level)
-            self._session.prefetch(cycle(self._ids))
+            self._session.prefetch(map(ComingBatch, cycle(self._ids)))
         else:
             topology, on_host = Topology(self._plan, 0), case.randomness == "device"
             batches = (self._loader.batch(own, topology, index) for index, own in enumerate(self._ids))
