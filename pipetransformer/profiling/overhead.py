@@ -89,12 +89,14 @@ def measure_step_overhead(optimizer: OptimizerSpec, context: RankContext) -> flo
     """
     stack = LayerStack([Layer(_Nothing(), _call, f"{n}.") for n in range(3)], lambda x: torch.Size((len(x), 1, 1)))
     plan = Plan(0, 0, ((0, 2),), dist.get_world_size(), num_microbatches=1)
-    ids, step = np.arange(dist.get_world_size()), iter(range(NUM_STEPS + 1))
+    ids = np.arange(dist.get_world_size())
     with ElasticRuntime(stack.to(context.precision.param_dtype), _NoTask(), optimizer, context) as runtime:
         runtime.apply_plan(plan)
+        assert runtime.topology is not None
+        batch = _sample(ids, runtime.topology)
 
         def train() -> float:
-            return runtime.train_step(_NoData(), ids, next(step), 0.0).loss
+            return runtime.step(batch, 0.0).loss
 
         return broadcast_from_rank0(typical_seconds(train, context.device, NUM_STEPS))
 
@@ -126,11 +128,8 @@ class _NoTask:
         return shape
 
 
-class _NoData:
-    """A sample of one number for each replica."""
-
-    def batch(self, ids: np.ndarray, topology: Topology, step: int = 0, targets: bool = True) -> Batch:
-        own = ids[topology.replica : topology.replica + 1]
-        one = torch.ones(1, 1, 1)
-        keys = sample_keys(0, step, own)
-        return Batch(own, one, {}, torch.zeros(1), torch.ones(1), keys, (1, 1, 1), float(len(ids)))
+def _sample(ids: np.ndarray, topology: Topology) -> Batch:
+    """Returns a sample of one number for each replica."""
+    own = ids[topology.replica : topology.replica + 1]
+    keys = sample_keys(0, 0, own)
+    return Batch(own, torch.ones(1, 1, 1), {}, torch.zeros(1), torch.ones(1), keys, (1, 1, 1), float(len(ids)))
