@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-TIMEOUT_S = 120
+TIMEOUT_S = 300  # a slow machine hangs no earlier
 
 
 class Pool:
