@@ -20,9 +20,11 @@ def log() -> tuple[StepLog, mock.Mock]:
 def test_a_step_says_how_long_it_waited_and_the_run_how_many_found_their_input_ready() -> None:
     steps, report = log()
     result = mock.Mock(loss=1.0, total_norm=2.0)
-    for number, wait_s in enumerate((0.5, 0.0, 0.04, 0.06), 1):
-        steps.note(number, result, 0.1, 8, seconds=1.0, wait_s=0.0, input_wait_s=wait_s)
-        steps.flush()
+    with mock.patch("torch.distributed.get_world_size", return_value=3):
+        for number, wait_s in enumerate((0.5, 0.0, 0.04, 0.06), 1):
+            steps.note(number, result, 0.1, 8, seconds=1.0, wait_s=0.0, input_wait_s=wait_s)
+            steps.flush()
+    assert report.write.call_args.kwargs["num_idle_devices"] == 2
     assert [call.kwargs["input_wait_seconds"] for call in report.write.call_args_list] == [0.5, 0.0, 0.04, 0.06]
     assert "cache_wait_seconds" not in report.write.call_args.kwargs
     assert steps.input_figures() == {"wait_seconds": pytest.approx(0.6), "ready_fraction": 0.5}
