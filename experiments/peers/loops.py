@@ -5,11 +5,14 @@ from __future__ import annotations
 import gc
 
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
 from experiments.peers.problem import Problem, Watch
 
@@ -29,11 +32,7 @@ def data_parallel(problem: Problem, watch: Watch) -> None:
             del model
             gc.collect()  # it sits in reference cycles, and its hooks would go on
             model = DistributedDataParallel(problem.model, gradient_as_bucket_view=True)
-        model(**batch)["loss"].backward()
-        clip_grad_norm_(problem.model.parameters(), problem.clip_norm)
-        optimizer.step()
-        scheduler.step()
-        optimizer.zero_grad()
+        _update(problem, model(**batch)["loss"], optimizer, scheduler)
         watch.after_step(step)
 
 
@@ -50,12 +49,16 @@ def _train(problem: Problem, watch: Watch, model: Module) -> None:
     optimizer, scheduler = problem.optimizer()
     for step, batch in enumerate(problem.loader()):
         watch.before_step(step)
-        model(**batch)["loss"].backward()
-        clip_grad_norm_(problem.model.parameters(), problem.clip_norm)
-        optimizer.step()
-        scheduler.step()
-        optimizer.zero_grad()
+        _update(problem, model(**batch)["loss"], optimizer, scheduler)
         watch.after_step(step)
+
+
+def _update(problem: Problem, loss: Tensor, optimizer: Optimizer, scheduler: LambdaLR) -> None:
+    loss.backward()
+    clip_grad_norm_(problem.model.parameters(), problem.clip_norm)
+    optimizer.step()
+    scheduler.step()
+    optimizer.zero_grad()
 
 
 def accelerated(problem: Problem, watch: Watch) -> None:
