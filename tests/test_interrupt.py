@@ -69,7 +69,8 @@ def test_an_interrupted_run_leaves_nothing_but_its_record(
     assert summary["optimizer_steps"] == read_manifest(CheckpointFolder(tmp_path / "run" / FOLDER).published()[-1]).step
     assert summary["model"] == {"folder": str(tmp_path / "run" / "model"), "step": summary["optimizer_steps"]}
     assert timm.create_model(f"local-dir:{tmp_path / 'run' / 'model'}", pretrained=True) is not None
-    assert [plan["num_frozen"] for plan in summary["plans"]][:2] == [0, 1]
+    frozen = [plan["num_frozen"] for plan in summary["plans"]]  # the first steps of a plan may lead to another one
+    assert list(dict.fromkeys(frozen))[:2] == [0, 1]
 
 
 @pytest.mark.parametrize(

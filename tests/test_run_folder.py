@@ -83,7 +83,8 @@ def test_the_summary_is_complete(job: Job) -> None:
     assert summary["optimizer_steps"] == len(job.losses) == NUM_STEPS
     assert (summary["num_frozen"], summary["num_blocks"]) == (1, 2)
     assert all(plan.keys() >= PLAN for plan in summary["plans"])
-    assert [plan["num_frozen"] for plan in summary["plans"]] == [0, 1]
+    frozen = [plan["num_frozen"] for plan in summary["plans"]]  # the first steps of a plan may lead to another one
+    assert (list(dict.fromkeys(frozen)), frozen) == ([0, 1], sorted(frozen))
     assert all(summary[name] > 0 for name in ("speedup_vs_static", "limit", "share_of_limit"))
 
 
