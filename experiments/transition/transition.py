@@ -19,7 +19,7 @@ from pipetransformer.autopipe.plan import Plan
 from pipetransformer.data.tasks import text_classification
 from pipetransformer.models.huggingface import HuggingFaceModel
 from pipetransformer.models.stack import LayerStack
-from pipetransformer.runtime.elastic import TransitionReport
+from pipetransformer.runtime.result import TransitionReport
 from pipetransformer.training.loader import BatchLoader
 
 NUM_ROUNDS, BATCH_SIZE = 3, 4

@@ -3,11 +3,9 @@
 import gc
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import astuple, dataclass
 from itertools import chain
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,13 +16,13 @@ from torch.optim import Optimizer
 from pipetransformer.autodp.topology import Topology
 from pipetransformer.autodp.transition import Placement, Transition, first_transition, next_transition
 from pipetransformer.autopipe.plan import Plan
-from pipetransformer.errors import Exploding, NotFinite, StepRefused
-from pipetransformer.host_copies import to_device
+from pipetransformer.errors import StepRefused
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.averaging import AVERAGE
 from pipetransformer.optim.base import OptimizerSpec
 from pipetransformer.optim.fused import droppable
 from pipetransformer.runtime import gradients
+from pipetransformer.runtime.agreement import Agreement
 from pipetransformer.runtime.batch import Batch, Loader
 from pipetransformer.runtime.compiled import BlockCompiler
 from pipetransformer.runtime.device_update import NormVerdict
@@ -33,7 +31,14 @@ from pipetransformer.runtime.fsdp import FsdpLayers, ShardedStage, local_part
 from pipetransformer.runtime.groups import RankContext, ResolvedTopology
 from pipetransformer.runtime.precision import LossScale
 from pipetransformer.runtime.resident import OptimizerState, ResidentLayers
-from pipetransformer.runtime.result import NO_REQUESTS, Requests, StepResult
+from pipetransformer.runtime.result import (
+    NO_REQUESTS,
+    Evaluated,
+    Requests,
+    StepResult,
+    TransitionReport,
+    UpdateObserver,
+)
 from pipetransformer.runtime.rng import make_randomness
 from pipetransformer.runtime.snapshot import (
     LayerSource,
@@ -44,49 +49,6 @@ from pipetransformer.runtime.snapshot import (
 )
 from pipetransformer.runtime.stage import FrozenForward, ParametersByLayer, Stage, eval_forward
 from pipetransformer.runtime.transfer import borrowed, gather_state_dict, send_layers
-
-
-@dataclass(frozen=True)
-class Evaluated:
-    """Outputs of the samples that this rank's last stage computed.
-
-    Attributes:
-        ids: Sample ids (N,), without padding.
-        outputs: The head's outputs (N, ...).
-    """
-
-    ids: np.ndarray
-    outputs: Tensor
-
-
-@dataclass(frozen=True)
-class TransitionReport:
-    """Seconds that a transition took on this rank, and the layers that it moved over all ranks."""
-
-    group_s: float
-    move_s: float
-    rebuild_s: float
-    num_moves: int
-    bytes_moved: int
-
-
-class UpdateObserver(Protocol):
-    """Measures updates of the weights.
-
-    Attributes:
-        is_due: The next update is measured.
-    """
-
-    is_due: bool
-
-    def around(self, runtime: "ElasticRuntime", factor: float, update: Callable[[], None]) -> None:
-        """Runs an update, and looks at what is before and after it.
-
-        Args:
-            factor: By which clipping has multiplied the gradients.
-            update: Changes the weights.
-        """
-        ...
 
 
 class ElasticRuntime:
@@ -118,6 +80,7 @@ class ElasticRuntime:
     ) -> None:  # fmt: skip
         self.device, self.precision, self.recorder = context.device, context.precision, context.recorder
         self.loss_scale = LossScale(context.precision)
+        self._agreement = Agreement(len(stack), context.device, self.loss_scale)
         self.resident = ResidentLayers(stack, context.device, parks)
         self._objective, self._spec, self._context = objective, optimizer, context
         self.transition: Transition | None = None
@@ -321,18 +284,18 @@ class ElasticRuntime:
             StepRefused: On every rank alike, before any weight changes.
         """
         if self.engine is None or batch is None:
-            return self._idle_step(requests)
+            return self._agreement.idle(requests)
         loss = self.engine.step(batch, self.loss_scale.value)
         own = gradients.squared_gradient_norms(self.measured, self.num_layers, self.device)
         squared = gradients.all_reduce_squared_norms(own, self.engine.norm_group)
         verdict = NormVerdict(self.loss_scale.unscaled(squared), self.loss_scale.value, max_norm)
-        sums = self._sums(loss, verdict.flags, requests)
+        sums = self._agreement.sums(loss, verdict.flags, requests)
         fused = None if self.observer is not None and self.observer.is_due else droppable(self.optimizer)
         if fused is not None:
             self._update_on_device(fused, verdict, rate)
-            return self._judge(sums, *verdict.read())
+            return self._agreement.judge(sums, *verdict.read())
         try:
-            result = self._judge(sums, *verdict.read())
+            result = self._agreement.judge(sums, *verdict.read())
         except StepRefused:
             self._clear_gradients()
             raise
@@ -347,36 +310,6 @@ class ElasticRuntime:
             self._set_rates(rate)
             self._step_optimizer()
             self._clear_gradients()
-
-    def _numbers(self, *values: float) -> Tensor:
-        return to_device(torch.tensor(values, dtype=torch.float64), self.device)
-
-    def _sums(self, loss: Tensor, flags: Tensor, requests: Requests) -> gradients.AsyncSum:
-        """Starts to sum the loss, the flags of the gradient (2,) and the requests over all ranks of the world."""
-        return gradients.AsyncSum(torch.cat([loss[None], flags, self._numbers(*astuple(requests))]))
-
-    def _idle_step(self, requests: Requests) -> StepResult:
-        """Joins the loss all-reduce, so that idle ranks stay in step and learn of a skipped step or an abort."""
-        nothing = self._numbers(0, 0, 0)
-        sums = self._sums(nothing[0], nothing[1:], requests)
-        overflowed, exploding = (count != 0 for count in sums.values()[1:3])
-        return self._judge(sums, [math.inf if overflowed else 0.0] * self.num_layers, overflowed, exploding)
-
-    def _judge(
-        self, sums: gradients.AsyncSum, squared_norms: list[float], overflowed: bool, exploding: bool
-    ) -> StepResult:
-        """Adapts the loss scale. All ranks know of a bad gradient, and only then wait for the loss."""
-        result = StepResult(sums, squared_norms, self.loss_scale.value, skipped=overflowed or exploding)
-        if overflowed:
-            if not math.isfinite(result.loss) or self.loss_scale.is_lowest:
-                problem = f"the loss ({result.loss:g}) or its gradient (norm {result.total_norm:g}) is not finite"
-                raise NotFinite(problem, result)
-            self.loss_scale.shrink()
-        elif exploding:
-            raise Exploding(f"the gradient has norm {result.total_norm:.4g}", result)
-        else:
-            self.loss_scale.grow()
-        return result
 
     def _update(self, result: StepResult, rate: float | Sequence[float]) -> None:
         assert self.engine is not None

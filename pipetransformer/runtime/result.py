@@ -1,9 +1,19 @@
-"""The result of an optimizer step, and what ranks ask of each other along with its loss."""
+"""Results of the elastic runtime, and what ranks ask of each other along with the loss of a step."""
+
+from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from torch import Tensor
 
 from pipetransformer.runtime.gradients import AsyncSum
+
+if TYPE_CHECKING:
+    from pipetransformer.runtime.elastic import ElasticRuntime
 
 
 @dataclass(frozen=True)
@@ -54,3 +64,46 @@ class StepResult:
     def requests(self) -> Requests:
         """The requests of all ranks together. Waits for the loss."""
         return Requests(*(count != 0 for count in self._sums.values()[3:]))
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """Outputs of the samples that this rank's last stage computed.
+
+    Attributes:
+        ids: Sample ids (N,), without padding.
+        outputs: The head's outputs (N, ...).
+    """
+
+    ids: np.ndarray
+    outputs: Tensor
+
+
+@dataclass(frozen=True)
+class TransitionReport:
+    """Seconds that a transition took on this rank, and the layers that it moved over all ranks."""
+
+    group_s: float
+    move_s: float
+    rebuild_s: float
+    num_moves: int
+    bytes_moved: int
+
+
+class UpdateObserver(Protocol):
+    """Measures updates of the weights.
+
+    Attributes:
+        is_due: The next update is measured.
+    """
+
+    is_due: bool
+
+    def around(self, runtime: ElasticRuntime, factor: float, update: Callable[[], None]) -> None:
+        """Runs an update, and looks at what is before and after it.
+
+        Args:
+            factor: By which clipping has multiplied the gradients.
+            update: Changes the weights.
+        """
+        ...

@@ -13,8 +13,9 @@ from pipetransformer.planning.planner import Planner, RemainingRun
 from pipetransformer.planning.state import TrainState
 from pipetransformer.planning.timeline import Timeline
 from pipetransformer.report.reporter import Reporter
-from pipetransformer.runtime.elastic import ElasticRuntime, TransitionReport
+from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.runtime.groups import broadcast_from_rank0
+from pipetransformer.runtime.result import TransitionReport
 from pipetransformer.runtime.snapshot import LayerSource
 from pipetransformer.training.cache_session import CacheSession
 

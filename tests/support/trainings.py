@@ -26,10 +26,11 @@ from pipetransformer.data.images.mixing import MIXING, Mixing
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.planning.timeline import Timeline
 from pipetransformer.report.reporter import Reporter
-from pipetransformer.runtime.elastic import ElasticRuntime, TransitionReport
+from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.runtime.fsdp import gather
 from pipetransformer.runtime.groups import ProcessGroups, RankContext
 from pipetransformer.runtime.precision import PRECISIONS, Precision
+from pipetransformer.runtime.result import TransitionReport
 from pipetransformer.runtime.rng import PerSampleRng, sample_keys
 from pipetransformer.training.cache_session import CacheSession, CacheTerms
 from pipetransformer.training.cache_setup import WorldCommunicator
