@@ -1,6 +1,6 @@
 """Builds the components of a run in the order of their dependencies: data, model, cache, planner, runtime."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -116,6 +116,7 @@ def prepare(
     planner = make_planner(
         stack, train, optim, config.parallel, config.batch_size, device, precision, nodes, cache_setup, config.parks,
         order, None if config.profile.path is None else Path(config.profile.path),
+        lambda message: report.write("phase", message=message),
     )  # fmt: skip
     context = RankContext.create(device, precision, config.parallel.timeout_s, config.randomness, config.compile)
     runtime = closing.enter_context(
@@ -162,7 +163,7 @@ def make_planner(
     stack: LayerStack, loader: BatchLoader, optim: OptimizerSpec, parallel: Parallel, batch_size: int,
     device: torch.device,
     precision: Precision, nodes: NodeLayout, cache_setup: CacheSetup | None = None, parks: bool = False,
-    order: SampleOrder | None = None, kept: Path | None = None,
+    order: SampleOrder | None = None, kept: Path | None = None, tell: Callable[[str], object] = str,
 ) -> Planner:  # fmt: skip
     """Measures the layers on a typical batch of a feed, and the links; every rank calls it.
 
@@ -172,6 +173,7 @@ def make_planner(
         parks: Frozen layers keep their optimizer state.
         order: Of the samples; ``None``: uniform.
         kept: Folder of the measurements of other runs; ``None`` measures.
+        tell: Receives a line where measurements of another run are used.
     """
     order = order or SampleOrder(len(loader.split), 0, batch_size)
     share = max(2, -(-batch_size // dist.get_world_size()))
@@ -191,7 +193,9 @@ def make_planner(
 
     samples = f"{type(loader.split).__qualname__}, slow={loader.split.is_slow}"
     key = profile_key(stack, (small, large), samples, optim, device, precision, nodes.devices_per_node)
-    (measured, cluster), _ = kept_or_measured(kept, key, measure)
+    (measured, cluster), is_kept = kept_or_measured(kept, key, measure)
+    if is_kept:
+        tell(f"planning by what an equal job has measured: {kept}/{key}.json")
     if loader.reads_ahead:
         measured = replace(measured, read=AffineTime(0.0, 0.0))  # by workers, while the rank computes
     if cache_setup is not None and cache_setup.cache is not None:

@@ -36,10 +36,14 @@ def test_a_folder_that_cannot_be_written_is_named(pool: Pool, tmp_path: Path) ->
 
 def test_jobs_that_differ_in_rate_and_seed_alone_share_a_profile(pool: Pool, tmp_path: Path) -> None:
     options = (*TINY, f"profile.path={tmp_path / 'profiles'}", "epochs=1", "freeze=none")
-    run_job(pool, 1, tmp_path / "first", *options, "seed=1")
+    first = run_job(pool, 1, tmp_path / "first", *options, "seed=1")
     (file,) = (tmp_path / "profiles").glob("*.json")
     written = file.read_bytes()
-    run_job(pool, 1, tmp_path / "second", *options, "seed=2", "optim.lr=0.01")
+    second = run_job(pool, 1, tmp_path / "second", *options, "seed=2", "optim.lr=0.01")
+    told = [
+        [phase["message"] for phase in job.events("phase") if str(file) in phase["message"]] for job in (first, second)
+    ]
+    assert told == [[], [f"planning by what an equal job has measured: {file}"]]
     assert [path.read_bytes() for path in (tmp_path / "profiles").glob("*.json")] == [written]
     run_job(pool, 1, tmp_path / "third", *options, "batch_size=8")
     assert len(list((tmp_path / "profiles").glob("*.json"))) == 2
