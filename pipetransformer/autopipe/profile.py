@@ -66,7 +66,7 @@ class Correction(NamedTuple):
 
 NO_CORRECTION = Correction(1.0, 0.0)
 EXTRA_S = 0.005  # error of a step's fixed part that is as likely as an error of the whole by a factor of 2
-RIDGE, AGEING, LEAST_FACTOR = 1e-6, 0.5, 0.01
+RIDGE, AGEING = 1e-6, 0.5
 
 
 @lru_cache(maxsize=256)
@@ -76,6 +76,9 @@ def corrected_by(timed: tuple[TimedPlan, ...]) -> Correction:
     One plan does not tell whether its layers are slower or whether the step has more of what no layer takes. So the
     line has the least ``(factor - 1)^2 + (extra_s / EXTRA_S)^2``: a short step is held to be longer by more seconds, a
     long one by a factor. Several plans tell both, by least squares of relative errors, the last one counting most.
+
+    Plans that contradict each other, as on a machine that is busy at times, would give a line that falls. The factor is
+    at least 1, or that of the plan which was overestimated most.
 
     Args:
         timed: The oldest first.
@@ -91,7 +94,10 @@ def corrected_by(timed: tuple[TimedPlan, ...]) -> Correction:
     ridge = RIDGE * (xx + yy)
     extra_s = max(0.0, EXTRA_S * ((xx + ridge) * yr - xy * xr) / ((xx + ridge) * (yy + ridge) - xy * xy))
     factor = 1 + (xr - xy * extra_s / EXTRA_S) / (xx + (ridge if extra_s else 0.0))
-    return Correction(max(LEAST_FACTOR, factor), extra_s)
+    least = min(1.0, *(p.measured_s / p.predicted_s for p in timed))
+    if factor < least:
+        factor, extra_s = least, max(0.0, EXTRA_S * (yr - (least - 1) * xy) / yy)
+    return Correction(factor, extra_s)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Transitions of a run: asks the planner, fills the cache, moves the layers, and reports."""
 
 import time
+from dataclasses import replace
 
 import torch
 
@@ -104,6 +105,7 @@ class Transitions:
         """
         before, plan = transition.before, transition.after
         assert before is not None, "a run has a plan before its first decision"
+        before = replace(before, predicted_step_s=self._planner.predict(before))  # by what is known now
         filled = time.perf_counter()
         moved = self._apply(transition)
         self._cache_session.start_reading(plan.cache_level)

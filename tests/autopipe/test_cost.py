@@ -240,6 +240,24 @@ def test_two_plans_of_a_kind_tell_the_factor_and_the_seconds() -> None:
     assert (factor, extra_s) == pytest.approx((1.2, 0.02), rel=0.06)
 
 
+def test_plans_that_contradict_each_other_give_no_line_that_falls() -> None:
+    """The longer step was overestimated by half, and the shorter one, on a busier machine, took longer than it."""
+    both = timed(timed(PROFILE, "data", 0.08, 0.04), "data", 0.03, 0.05, num_frozen=2)
+    factor, extra_s = both.correction("data")
+    assert factor == pytest.approx(0.5)
+    assert 0.05 > factor * 0.03 + extra_s > 0.03
+
+
+@given(st.lists(st.tuples(st.floats(1e-3, 10), st.floats(1e-3, 10)), min_size=1, max_size=4))
+def test_a_longer_step_is_predicted_to_be_longer_after_any_correction(times: list[tuple[float, float]]) -> None:
+    profile = PROFILE
+    for num_frozen, (predicted_s, measured_s) in enumerate(times):
+        profile = timed(profile, "data", predicted_s, measured_s, num_frozen)
+    factor, extra_s = profile.correction("data")
+    assert factor >= min(1, *(measured_s / predicted_s for predicted_s, measured_s in times)) * 0.999
+    assert extra_s >= 0
+
+
 def test_the_last_time_of_a_plan_takes_the_place_of_an_older_one() -> None:
     again = timed(timed(PROFILE, "data", 100.0, 900.0), "data", 100.0, 110.0)
     assert len(again.timed) == 1

@@ -36,7 +36,7 @@ def test_every_round_times_both_loops_on_the_same_training(case: Case, pool: Poo
 @pytest.mark.parametrize(("num_frozen", "cached"), [(0, False), (1, False), (2, True)])
 def test_a_frozen_level_is_timed_on_the_same_training(world: int, num_frozen: int, cached: bool, pool: Pool) -> None:
     case = Case("small", "vit", 8, VIT.options | {"depth": 2, "proj_drop_rate": 0.0})
-    level = pool.run(world, frozen.measure, case, num_frozen, cached, 0.0, 3)[0]
+    level = pool.run(world, frozen.measure, case, num_frozen, cached, 0.0)[0]
     assert (level.num_ranks, level.num_frozen, level.cached) == (world, num_frozen, cached)
     assert len(level.plain) == len(level.elastic) == 2
     assert len(level.row()) == len(frozen.HEADER)

@@ -34,10 +34,11 @@ from pipetransformer.training.loader import ComingBatch
 MINILM = {"hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1536}
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 CASES = (
-    Case("BERT of MiniLM's size, 6 blocks, 32 tokens", "bert", 32, MINILM | NO_DROPOUT),
-    Case("ViT 192 wide, 6 blocks, 16 tokens", "vit", 64, {**WIDE, "depth": 6, "proj_drop_rate": 0.0}),
+    Case("BERT of MiniLM's size, 6 blocks, 32 tokens", "bert", 8, MINILM | NO_DROPOUT),
+    Case("ViT 192 wide, 6 blocks, 16 tokens", "vit", 16, {**WIDE, "depth": 6, "proj_drop_rate": 0.0}),
 )
 NUM_WARMUP_STEPS, FILL_BATCH = 3, 64
+TURN_S, MOST_STEPS = 0.3, 10  # of a turn
 HEADER = (
     "model", "ranks", "frozen", "cached", "by hand, ms", "runtime, ms", "more, ms", "runtime / by hand", "quartiles",
     "in CPU time", "rounds",
@@ -155,8 +156,11 @@ class RuntimeLoop:
             _ = before.loss
 
 
-def measure(case: Case, num_frozen: int, cached: bool, seconds: float, num_steps: int) -> Level:
-    """Times both loops at one level on this rank, in rounds; every other round the other goes first."""
+def measure(case: Case, num_frozen: int, cached: bool, seconds: float) -> Level:
+    """Times both loops at one level on this rank, in rounds; every other round the other goes first.
+
+    Turns are short, so that a slow second falls on both loops.
+    """
     with ExitStack() as closing:
         bench = Bench(case, closing)
         folder = Path(closing.enter_context(TemporaryDirectory()))
@@ -166,7 +170,7 @@ def measure(case: Case, num_frozen: int, cached: bool, seconds: float, num_steps
         closing.callback(runtime.release)
         turns: dict[object, list[Turn]] = {hand: [], runtime: []}
         batches = bench.batches(0)
-        _warm_up(hand, runtime, batches)
+        num_steps = _steps_of_a_turn(_warm_up(hand, runtime, batches))
         end_s = time.perf_counter() + seconds
         while goes_on(len(turns[hand]), end_s):
             for loop in (hand, runtime) if len(turns[hand]) % 2 else (runtime, hand):
@@ -174,17 +178,32 @@ def measure(case: Case, num_frozen: int, cached: bool, seconds: float, num_steps
         return Level(case.name, dist.get_world_size(), num_frozen, cached, tuple(turns[hand]), tuple(turns[runtime]))
 
 
-def _warm_up(hand: HandLoop, runtime: RuntimeLoop, batches: Sequence[np.ndarray]) -> None:
-    """Takes the first steps, which allocate; their losses show that both loops do the same training."""
+def _warm_up(hand: HandLoop, runtime: RuntimeLoop, batches: Sequence[np.ndarray]) -> float:
+    """Takes the first steps, which allocate; their losses show that both loops do the same training.
+
+    Returns:
+        Seconds of the last step by hand.
+    """
+    seconds = 0.0
     runtime.prefetch(batches[:NUM_WARMUP_STEPS])
     for ids in batches[:NUM_WARMUP_STEPS]:
+        start = time.perf_counter()
         hand.step(ids)
+        seconds = time.perf_counter() - start
         runtime.step(ids)
         mean = torch.tensor(hand.loss, dtype=torch.float64)
         dist.all_reduce(mean)
         mean /= dist.get_world_size()
         assert abs(mean.item() - runtime.loss) < 1e-3 * abs(runtime.loss), (mean.item(), runtime.loss)
     runtime.release()
+    return seconds
+
+
+def _steps_of_a_turn(step_s: float) -> int:
+    """Returns the same number on every rank."""
+    slowest = torch.tensor(step_s)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return max(1, min(MOST_STEPS, round(TURN_S / slowest.item())))
 
 
 def _turn(loop: HandLoop | RuntimeLoop, batches: Sequence[np.ndarray], num_steps: int) -> Turn:
@@ -203,17 +222,16 @@ def _turn(loop: HandLoop | RuntimeLoop, batches: Sequence[np.ndarray], num_steps
     return median(wall_s), median(cpu_s)
 
 
-def measure_all(cases: Sequence[Case], levels: Sequence[int], seconds: float, num_steps: int) -> list[Level]:
+def measure_all(cases: Sequence[Case], levels: Sequence[int], seconds: float) -> list[Level]:
     """Times all levels of all cases, cached and not, on this rank."""
     torch.manual_seed(SEED)
     pairs = [(level, cached) for level in levels for cached in ((False, True) if level else (False,))]
-    return [measure(case, *pair, seconds, num_steps) for case in cases for pair in pairs]
+    return [measure(case, *pair, seconds) for case in cases for pair in pairs]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=20, help="of each level")
-    parser.add_argument("--steps", type=int, default=10, help="steps of a turn")
     parser.add_argument("--levels", type=int, nargs="+", default=[0, 2, 4, 5, BERT["num_hidden_layers"]])
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--cases", type=int, nargs="+", default=range(len(CASES)))
@@ -222,7 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     cases = [CASES[index] for index in options.cases]
     levels: list[Level] = []
     for num_ranks in options.ranks:
-        levels += run_ranks(num_ranks, measure_all, cases, options.levels, options.seconds, options.steps)
+        levels += run_ranks(num_ranks, measure_all, cases, options.levels, options.seconds)
     publish(markdown(HEADER, (level.row() for level in levels)), [asdict(level) for level in levels], options.into)
 
 
