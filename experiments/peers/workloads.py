@@ -16,6 +16,7 @@ import numpy as np
 
 NUM_TEST, SEED = 1000, 0
 VIT, DIGITS = "vit", "mnist5k"
+FEW_DIGITS = ("dataset.max_train_samples=1500", "batch_size=32", "optim.lr=3e-4")
 
 
 @dataclass(frozen=True)
@@ -43,10 +44,7 @@ WORKLOADS = {
     ),
     "images": Workload(
         "ViT pretrained on Fashion-MNIST, on 1,500 digits of MNIST",
-        (
-            "model=vit_tiny", "model.pretrained=true", "dataset=fashion_mnist", "dataset.max_train_samples=1500",
-            "batch_size=32", "optim.lr=3e-4",
-        ),  # fmt: skip
+        ("model=vit_tiny", "model.pretrained=true", "dataset=fashion_mnist", *FEW_DIGITS),
         epochs=4,
     ),
 }
