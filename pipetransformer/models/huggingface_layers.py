@@ -36,12 +36,23 @@ from pipetransformer.models.huggingface_vision_layers import (
 )
 from pipetransformer.models.layer import Layer, shallow_copy
 from pipetransformer.models.stack import LayerStack
+from pipetransformer.models.tp_plan import TpPlan
 
 SUPPORTED = (
     "encoders of the usual shape: BERT, RoBERTa, DistilBERT, ELECTRA, XLM-RoBERTa, CamemBERT, ERNIE; ModernBERT, "
     "DeBERTa-v2 and v3, MPNet, ALBERT; and the decoders GPT-2, Llama, Qwen2, Qwen3 and the text model of Gemma 3"
 )
 _PARTS = {"embeddings", "embeddings_project", "pooler"}
+EMBEDDING_PLAN: TpPlan = {"embeddings.*_embeddings": "embedding", "embeddings.LayerNorm": "column_norm"}
+BLOCK_PLAN: TpPlan = {
+    **dict.fromkeys(("*.query", "*.key", "*.value", "intermediate.dense"), "colwise"),
+    **dict.fromkeys(("attention.output.dense", "output.dense"), "rowwise"),
+    "*LayerNorm": "norm",
+    # DistilBERT
+    **dict.fromkeys(("*.q_lin", "*.k_lin", "*.v_lin", "ffn.lin1"), "colwise"),
+    **dict.fromkeys(("*.out_lin", "ffn.lin2"), "rowwise"),
+    "*layer_norm": "norm",
+}
 
 
 def split_layers(model: PreTrainedModel) -> LayerStack:
@@ -90,8 +101,8 @@ def _split_encoder(model: PreTrainedModel) -> list[Layer]:
     if pooler is not None:
         embedding.pooler = nn.Identity()
     return [
-        Layer(embedding, _run_embedding, f"{prefix}."),
-        *(Layer(block, _run_block, f"{prefix}.{container}.{name}.{i}.") for i, block in enumerate(blocks)),
+        Layer(embedding, _run_embedding, f"{prefix}.", EMBEDDING_PLAN),
+        *(Layer(block, _run_block, f"{prefix}.{container}.{name}.{i}.", BLOCK_PLAN) for i, block in enumerate(blocks)),
         Layer(make_head(model, {} if pooler is None else {"pooler": pooler}), run_head),
     ]
 

@@ -7,6 +7,8 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
+from pipetransformer.models.tp_plan import TpPlan
+
 Forward = Callable[..., Tensor]
 """Calls a layer's module: ``forward(module, x, **context) -> Tensor``."""
 Module = TypeVar("Module", bound=nn.Module)
@@ -20,12 +22,14 @@ class Layer(nn.Module):
         forward: Calls it: ``forward(module, x, **context) -> Tensor``. Takes what it needs of the context and ignores
             the rest.
         prefix: The module's path in the original model, with a trailing dot, or empty.
+        tp_plan: How the ranks of a mesh split its parameters; ``None``: they cannot, or each has them whole (a head).
     """
 
-    def __init__(self, module: nn.Module, forward: Forward, prefix: str = "") -> None:
+    def __init__(self, module: nn.Module, forward: Forward, prefix: str = "", tp_plan: TpPlan | None = None) -> None:
         super().__init__()
         self.module = module
         self.prefix = prefix
+        self.tp_plan = tp_plan
         self._forward = forward
         self._aliases = aliases(module)
 

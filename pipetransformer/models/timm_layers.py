@@ -23,10 +23,29 @@ from pipetransformer.models.checks import check_same_outputs, draw_all
 from pipetransformer.models.layer import Forward, Layer, shallow_copy
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.models.timm_rotary import RotaryPositions
+from pipetransformer.models.tp_plan import Column, Heads, TpPlan
 
 FlatModel = VisionTransformer | Eva
 """Classes of timm whose blocks are a flat list."""
 BLOCKS = "blocks."
+EMBEDDING_PLAN: TpPlan = {
+    "": Column({"cls_token": 2, "reg_token": 2, "dist_token": 2, "pos_embed": 2}),
+    "patch_embed.proj": Column({"weight": 0, "bias": 0}),
+    "norm_pre": "column_norm",
+}
+BLOCK_PLAN: TpPlan = {
+    "norm1": "norm",
+    "attn": Heads(("num_heads", "attn_dim")),
+    "attn.qkv": "packed_colwise:3",
+    "attn.q_norm": "replicated",
+    "attn.k_norm": "replicated",
+    "attn.proj": "rowwise",
+    "ls1": "hidden",
+    "norm2": "norm",
+    "mlp.fc1": "colwise",
+    "mlp.fc2": "rowwise",
+    "ls2": "hidden",
+}
 _BEHIND_THE_BLOCKS = ("norm", "attn_pool", "fc_norm", "head_drop", "head", "head_dist")
 
 
@@ -118,8 +137,9 @@ def _layers(model: FlatModel) -> list[Layer]:
         run_block = partial(_run_rotary_block, RotaryPositions(model))
     head._modules = {name: part for name, part in head._modules.items() if name in _BEHIND_THE_BLOCKS}
     head._parameters = {}
-    blocks = [Layer(block, run_block, f"{BLOCKS}{index}.") for index, block in enumerate(model.blocks)]
-    return [Layer(embedding, _run_embedding), *blocks, Layer(head, _run_head)]
+    plans = (EMBEDDING_PLAN, BLOCK_PLAN) if isinstance(model, VisionTransformer) else (None, None)
+    blocks = [Layer(block, run_block, f"{BLOCKS}{index}.", plans[1]) for index, block in enumerate(model.blocks)]
+    return [Layer(embedding, _run_embedding, tp_plan=plans[0]), *blocks, Layer(head, _run_head)]
 
 
 def _run_embedding(model: FlatModel, images: Tensor, **_: Any) -> Tensor:

@@ -33,7 +33,7 @@ def all_reduce_gradients(parameters: Iterable[nn.Parameter], replicas: ProcessGr
     torch._foreach_div_(gradients, replicas.size())
     in_place = [each for each in gradients if _is_reduced_in_place(each)]
     pending = [dist.all_reduce(each, group=replicas, async_op=True) for each in in_place]
-    for bucket in _buckets(each for each in gradients if not _is_reduced_in_place(each)):
+    for bucket in buckets(each for each in gradients if not _is_reduced_in_place(each)):
         flat = torch.cat([each.reshape(-1) for each in bucket])
         dist.all_reduce(flat, group=replicas)
         parts = flat.split([each.numel() for each in bucket])
@@ -47,7 +47,7 @@ def _is_reduced_in_place(gradient: Tensor) -> bool:
     return gradient.nbytes >= BUCKET_BYTES and gradient.is_contiguous()
 
 
-def _buckets(gradients: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+def buckets(gradients: Iterable[Tensor]) -> Iterator[list[Tensor]]:
     """Yields gradients in order, as many at a time as fit a bucket, and at least one."""
     bucket: list[Tensor] = []
     for gradient in gradients:

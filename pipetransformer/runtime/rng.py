@@ -161,25 +161,28 @@ class PerSampleRng:
             repeats = query.shape[-3] // key.shape[-3]
             key, value = key.repeat_interleave(repeats, -3), value.repeat_interleave(repeats, -3)
         scores = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
-        return self._dropout(_attention_weights(scores, attn_mask, is_causal), dropout_p) @ value
+        return self._dropout(attention_weights(scores, attn_mask, is_causal), dropout_p) @ value
 
     def _fill(self, mask: Tensor, p: float) -> Tensor:
         """Fills row b of a mask (B, ...) with Bernoulli(p) numbers of sample b."""
         num_rows = len(self._keys)
         assert mask.shape[0] == num_rows, f"{tuple(mask.shape)} does not begin with the batch of {num_rows}"
-        words = self._draw(mask.numel() // num_rows, mask.device).view(mask.shape)
+        words = self._draw(mask.shape[1:], mask.device).view(mask.shape)
         # written as numbers: a mask of booleans takes three times as long to make and to multiply with
         return torch.lt(words, min(round(p * 2**32) - 2**31, 2**31 - 1), out=mask)
 
-    def _draw(self, num_words: int, device: torch.device) -> Tensor:
-        """Draws the next numbers of each stream, (B, num_words), int32, uniform."""
-        first, self._num_drawn = self._num_drawn, self._num_drawn + num_words
-        table = _table(max(_MIN_TABLE, 1 << (self._num_drawn - 1).bit_length()), device)
-        words = self._keys.to(device) ^ table[first : self._num_drawn]
+    def _draw(self, shape: torch.Size, device: torch.device) -> Tensor:
+        """Draws the next numbers of each stream, (B, numbers of the shape), int32, uniform."""
+        words = self._keys.to(device) ^ self._next_words(shape, device)
         for multiplier in _MULTIPLIERS:
             words ^= words >> _SHIFT  # fills up with the sign: the bit that this loses, the product makes up for
             words *= multiplier
         return words
+
+    def _next_words(self, shape: torch.Size, device: torch.device) -> Tensor:
+        """Returns the words of the next numbers of a stream, in a row, int32."""
+        first, self._num_drawn = self._num_drawn, self._num_drawn + shape.numel()
+        return _table(max(_MIN_TABLE, 1 << (self._num_drawn - 1).bit_length()), device)[first : self._num_drawn]
 
 
 class DeviceRng:
@@ -216,7 +219,7 @@ def _generator(device: torch.device) -> torch.Generator:
     return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
 
 
-def _attention_weights(scores: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
+def attention_weights(scores: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
     """Returns the softmax of scores (B, ..., L, S) under a mask as torch defines it.
 
     Args:

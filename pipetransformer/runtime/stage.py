@@ -73,8 +73,7 @@ class Stage(nn.Module):
         """Runs the stage on a micro-batch: ``x`` (B, ...), ``keys`` (B,), context tensors (B, ...)."""
         received = x
         with torch.no_grad():
-            for index in self._frozen:
-                x = self._precision.run_layer(self._calls[index], x, context)
+            x = self._run_frozen(x, keys, context)
         if self._frozen and received.requires_grad:
             x = _with_zero_gradient(x, received)
         if self._recompute and self.training:
@@ -83,6 +82,10 @@ class Stage(nn.Module):
         else:
             x = self._run(self._active, x, keys, context)
         return x.contiguous()  # a pipeline sends it; a gradient takes the strides of what was received
+
+    def _run_frozen(self, x: Tensor, keys: Tensor, context: dict[str, Tensor]) -> Tensor:
+        """Runs the frozen layers, which draw no random numbers."""
+        return self._run_all(self._frozen, self._calls, x, context, _ignore)
 
     def _run(self, layers: list[int], x: Tensor, keys: Tensor, context: dict[str, Tensor]) -> Tensor:
         """Runs layers; running them again draws the same random numbers again."""

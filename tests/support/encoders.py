@@ -18,6 +18,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "share_att_key": True, "pos_att_type": "p2c|c2p", "position_biased_input": False, "type_vocab_size": 0,
     },
     "mpnet": BERT_LIKE,
+    "distilbert": {
+        "dim": 16, "n_heads": 2, "hidden_dim": 24, "max_position_embeddings": 16, "vocab_size": VOCABULARY,
+        "pad_token_id": 0,
+    },
     "albert": {**BERT_LIKE, "embedding_size": 8},  # each block runs twice
 }  # fmt: skip
 _OF_BERT = ("hidden_dropout_prob", "attention_probs_dropout_prob")
@@ -25,6 +29,7 @@ DROPOUTS = {
     "modernbert": ("embedding_dropout", "attention_dropout", "mlp_dropout", "classifier_dropout"),
     "deberta-v2": _OF_BERT,
     "mpnet": _OF_BERT,
+    "distilbert": ("dropout", "attention_dropout", "seq_classif_dropout"),
     "albert": (*_OF_BERT, "classifier_dropout_prob"),
 }
 
@@ -35,6 +40,8 @@ def write_configs(folder: Path, num_blocks: int) -> None:
 
     for name, sizes in CONFIGS.items():
         blocks = {"num_hidden_layers": num_blocks}
+        if name == "distilbert":
+            blocks = {"n_layers": num_blocks}
         if name == "albert":
             blocks = {"num_hidden_layers": 2 * num_blocks, "num_hidden_groups": num_blocks}
         rates = dict.fromkeys(DROPOUTS[name], 0.0)

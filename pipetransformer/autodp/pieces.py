@@ -1,0 +1,86 @@
+"""Pieces of parameters that move where the mesh of a stage changes: each rank receives what it lacks, and nothing else.
+
+A layer's matrices of one style, from ``tp=4`` to ``tp=2`` with two replicas::
+
+    before   rank 0 [a]   rank 1 [b]   rank 2 [c]   rank 3 [d]
+    after    rank 0 [a b] rank 1 [c d] rank 2 [a b] rank 3 [c d]
+    pieces   b: 1 -> 0    c: 2 -> 1    a: 0 -> 2    c: 2 -> 3       not the whole layer to everyone
+                          d: 3 -> 1    b: 1 -> 2
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+
+from pipetransformer.autopipe.mesh import STYLES, Box, StageMesh, Style, area, intersection, lacking
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The part of a layer that a rank holds: that of a rank of a mesh."""
+
+    mesh: StageMesh
+    rank: int
+
+    def box(self, style: Style) -> Box:
+        """Returns what it has of each parameter of a style."""
+        return self.mesh.box(style, self.rank)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A box of all parameters of a style, from one rank to another."""
+
+    style: Style
+    box: Box
+    source: int
+    target: int
+
+
+def pieces_between(old: Mapping[int, Shard], new: Mapping[int, Shard]) -> list[Piece]:
+    """Returns the pieces of a layer that lead from its old holders to its new ones.
+
+    Args:
+        old, new: The shard of each rank that holds a part of the layer; the old ones together hold all of it.
+
+    Returns:
+        By style and target. Of several holders of a box, the one that has sent least sends.
+    """
+    sent: defaultdict[int, Fraction] = defaultdict(Fraction)
+    found: list[Piece] = []
+    for style in STYLES:
+        holders: defaultdict[Box, list[int]] = defaultdict(list)
+        for rank in sorted(old):
+            holders[old[rank].box(style)].append(rank)
+        for target in sorted(new):
+            held = old[target].box(style) if target in old else None
+            for piece in lacking(new[target].box(style), held):
+                found += _from_holders(piece, style, target, holders, sent)
+    return found
+
+
+def _from_holders(
+    wanted: Box, style: Style, target: int, holders: Mapping[Box, list[int]], sent: defaultdict[int, Fraction]
+) -> list[Piece]:
+    """Divides a piece between those who hold it."""
+    found, left = list[Piece](), [wanted]
+    for box, ranks in sorted(holders.items()):
+        rest: list[Box] = []
+        for part in left:
+            common = intersection(part, box)
+            if common is None:
+                rest.append(part)
+                continue
+            source = min(ranks, key=lambda rank: (sent[rank], rank))
+            sent[source] += area(common)
+            found.append(Piece(style, common, source, target))
+            rest += lacking(part, box)
+        left = rest
+    assert not left, f"nobody holds {left} of the {style} parameters"
+    return found
+
+
+def share_moved(pieces: list[Piece], style: Style) -> Fraction:
+    """Returns how many times the parameters of a style move, over all ranks."""
+    return sum((area(piece.box) for piece in pieces if piece.style == style), Fraction(0))

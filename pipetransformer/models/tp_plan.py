@@ -1,0 +1,119 @@
+"""How the parameters of a layer are split over the ranks of a mesh: rules by the names of its modules.
+
+The words are those of transformers' ``base_model_tp_plan``. A plan names every module that has parameters of its own;
+one that is not named is refused, so that a new kind of block cannot slip through::
+
+    {"attention.self.query": "colwise", "attention.output.dense": "rowwise", "*.LayerNorm": "norm"}
+
+A name may have ``*`` for any part of it. The first rule that fits counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from torch import Tensor, nn
+
+from pipetransformer.autopipe.mesh import Box, Style
+from pipetransformer.errors import UserError
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Integer attributes of an attention module that count its heads or their width: each rank has its part."""
+
+    attributes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Column:
+    """Parameters of the embedding that add to its output, and the dimension of each that is the model's width."""
+
+    dims: Mapping[str, int]
+
+
+Rule = str | Heads | Column
+"""``colwise``, ``rowwise``, ``packed_colwise:3`` (three matrices in one), ``norm``, ``column_norm`` (in the embedding),
+``embedding``, ``hidden`` (a vector as wide as the model), ``replicated``; or one of the classes above."""
+TpPlan = Mapping[str, Rule]
+
+
+@dataclass(frozen=True)
+class Part:
+    """The part of a parameter that a rank has.
+
+    Attributes:
+        style: By which the mesh splits it.
+        dims: The dimensions of the two spans of a box; ``None`` for one that the parameter lacks.
+        groups: Matrices that are packed in the first of them; each is cut by itself.
+    """
+
+    style: Style
+    dims: tuple[int | None, int | None] = (0, 1)
+    groups: int = 1
+
+    def cut(self, whole: Tensor, box: Box) -> Tensor:
+        """Returns the part of a whole tensor that is in a box, as a view or a copy."""
+        for (first, last), dim, groups in zip(box, self.dims, (self.groups, 1), strict=True):
+            if dim is None or last - first == 1:
+                continue
+            size = whole.shape[dim] // groups
+            start, end = first * size, last * size
+            assert start.denominator == end.denominator == 1, (tuple(whole.shape), box)
+            parts = whole.unflatten(dim, (groups, size)).narrow(dim + 1, int(start), int(end - start))
+            whole = parts.flatten(dim, dim + 1)
+        return whole
+
+
+_LINEAR: dict[str, tuple[Style, Style]] = {"colwise": ("colwise", "inner"), "rowwise": ("rowwise", "hidden")}
+_VECTORS: dict[str, Style] = {"norm": "hidden", "hidden": "hidden", "column_norm": "column", "replicated": "whole"}
+
+
+def parts(module: nn.Module, plan: TpPlan) -> dict[str, Part]:
+    """Returns the part of each parameter of a layer's module, by name.
+
+    Raises:
+        UserError: A parameter has no rule.
+    """
+    return {name: part for path, rule in ruled(module, plan) for name, part in _parts(module, path, rule)}
+
+
+def ruled(module: nn.Module, plan: TpPlan) -> Iterator[tuple[str, Rule]]:
+    """Yields the path of each module that has a rule, with the rule.
+
+    Raises:
+        UserError: A module with parameters of its own has none.
+    """
+    for path, child in module.named_modules():
+        rule = next((rule for pattern, rule in plan.items() if fnmatchcase(path, pattern)), None)
+        own = [name for name, _ in child.named_parameters(recurse=False)]
+        if rule is not None and bool(own) != isinstance(rule, Heads):
+            yield path, rule
+        elif own:
+            raise UserError(
+                f"{type(child).__name__} ({path or 'the layer itself'}, parameters {', '.join(own)}) has no rule for "
+                "tensor parallelism; run with parallel.tp=1 parallel.dp_shard=1, or name it in its layer's tp_plan"
+            )
+
+
+def _parts(module: nn.Module, path: str, rule: Rule) -> Iterator[tuple[str, Part]]:
+    child, prefix = module.get_submodule(path), f"{path}." if path else ""
+    for name, parameter in child.named_parameters(recurse=False):
+        yield prefix + name, _part(name, parameter, rule)
+
+
+def _part(name: str, parameter: Tensor, rule: Rule) -> Part:
+    if isinstance(rule, Column):
+        return Part("column", (rule.dims[name], None))
+    assert isinstance(rule, str), "modules that count heads have no parameters"
+    kind, _, groups = rule.partition(":")
+    kind = kind.removeprefix("packed_")
+    if kind in _LINEAR:
+        matrix, vector = _LINEAR[kind]
+        packed = int(groups or 1)
+        return Part(matrix, groups=packed) if name == "weight" else Part(vector, (0, None), packed)
+    if kind == "embedding":
+        return Part("embedding")
+    return Part(_VECTORS[kind], (0, None))

@@ -1,0 +1,144 @@
+"""One rank's view of a stage mesh: its axes with their process groups, and exchanges of plain tensors along them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from pipetransformer.autopipe.mesh import STYLES, Exchange, StageMesh, Style
+
+Axes = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class MeshAxis:
+    """The ranks along one axis of a mesh.
+
+    Attributes:
+        group: Their process group; ``None`` where this rank is alone.
+        index: Of this rank.
+    """
+
+    size: int
+    index: int
+    group: ProcessGroup | None = None
+
+    def all_gather(self, x: Tensor, dim: int) -> Tensor:
+        """Concatenates the ranks' parts along a dimension."""
+        if self.size == 1:
+            return x
+        x = x.movedim(dim, 0).contiguous()
+        gathered = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
+        dist.all_gather_into_tensor(gathered, x, group=self.group)
+        return gathered.movedim(0, dim)
+
+    def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
+        """Sums over the ranks, of which each gets its part of a dimension."""
+        if self.size == 1:
+            return x
+        x = x.movedim(dim, 0).contiguous()
+        own = x.new_empty((x.shape[0] // self.size, *x.shape[1:]))
+        dist.reduce_scatter_tensor(own, x, group=self.group)
+        return own.movedim(0, dim)
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """Sums over the ranks; the argument stays as it is."""
+        if self.size == 1:
+            return x
+        total = x.contiguous().clone()
+        dist.all_reduce(total, group=self.group)
+        return total
+
+
+class RankMesh:
+    """The mesh as one of its ranks sees it.
+
+    Args:
+        mesh: The ranks that run a stage together.
+        rank: This one, counted in the mesh.
+        groups: The process groups of :func:`mesh_groups` that this rank belongs to, by axes.
+
+    Attributes:
+        place: Where in a layer the computation is: ``embed``, ``hidden``, ``inner`` or ``whole``. It says how a tensor
+            is split from which a mask is drawn.
+    """
+
+    def __init__(self, mesh: StageMesh, rank: int, groups: Mapping[Axes, ProcessGroup]) -> None:
+        self.mesh, self.rank, self.groups, self.place = mesh, rank, groups, "hidden"
+        coordinate = mesh.coordinate(rank)
+        self.axes = {name: MeshAxis(size, coordinate[name], groups.get((name,))) for name, size in mesh.shape.items()}
+
+    def axis(self, name: str) -> MeshAxis:
+        return self.axes[name]
+
+    @property
+    def hidden(self) -> MeshAxis:
+        """The axis along which the width of the hidden state is split, where it is."""
+        return self.axes[self.mesh.hidden_axis]
+
+    @property
+    def inner(self) -> MeshAxis:
+        """The axis along which heads are split."""
+        return self.axes[self.mesh.inner_axis]
+
+    @cached_property
+    def tokens(self) -> MeshAxis:
+        """The axis along which tokens are split."""
+        return self.axes.get("cp", MeshAxis(1, 0))
+
+    def token_sizes(self, num_tokens: int) -> list[int]:
+        """Returns the tokens of each rank along the token axis, which differ by one at most."""
+        return [len(part) for part in torch.arange(num_tokens).tensor_split(self.tokens.size)]
+
+    def rows(self, x: Tensor) -> Tensor:
+        """Returns this rank's rows of the hidden state, of those of its part of the batch.
+
+        Only 3d splits them further than the batch itself is: dp_shard or x is what the loader divides by.
+        """
+        return _rows(x, [self.axes[name] for name in self.mesh.row_axes[1:]])
+
+    def inner_rows(self, x: Tensor) -> Tensor:
+        """Returns this rank's rows inside attention and MLP, of those of its part of the batch."""
+        return _rows(x, [self.axes[name] for name in self.mesh.inner_row_axes[1:]])
+
+    def copies(self, style: Style) -> ProcessGroup | None:
+        """Returns the group of the ranks that have the same part of a style's parameters; ``None`` for one alone."""
+        return self.groups.get(self.mesh.copy_axes(style))
+
+    def is_first_copy(self, style: Style) -> bool:
+        """Returns True on one rank of those that have the same part."""
+        return all(self.axes[axis].index == 0 for axis in self.mesh.copy_axes(style))
+
+    def along(self, exchange: Exchange | None) -> tuple[MeshAxis, int | None] | None:
+        """Returns the axis and the dimension of an exchange; ``None`` where this rank is alone along it."""
+        if exchange is None or self.axes[exchange.axis].size == 1:
+            return None
+        return self.axes[exchange.axis], exchange.dim
+
+
+def _rows(x: Tensor, axes: Sequence[MeshAxis]) -> Tensor:
+    for axis in axes:
+        x = x.chunk(axis.size)[axis.index]
+    return x
+
+
+def mesh_groups(mesh: StageMesh, first_rank: int = 0) -> Iterator[tuple[Axes, tuple[int, ...]]]:
+    """Yields the ranks of each group of a mesh, with its axes, in an order that is the same on every rank.
+
+    They are those along each axis, and those that have the same part of the parameters of some style.
+
+    Args:
+        first_rank: Rank of the world that is the mesh's rank 0.
+    """
+    wanted = dict.fromkeys([*((axis,) for axis in mesh.shape), *(mesh.copy_axes(style) for style in STYLES)])
+    for axes in wanted:
+        seen: set[tuple[int, ...]] = set()
+        for rank in range(mesh.num_ranks):
+            ranks = tuple(first_rank + each for each in mesh.ranks_along(axes, rank))
+            if len(ranks) > 1 and ranks not in seen:
+                seen.add(ranks)
+                yield axes, ranks

@@ -1,0 +1,239 @@
+"""Layers whose parameters the ranks of a mesh have in parts: the library's own modules with other leaves.
+
+A rank runs timm's or transformers' modules unmodified, as if the model were narrower; only products, norms over a
+split width and embeddings know that other ranks exist. The distributed program is differentiated as one program: each
+exchange has its true adjoint. So a copy of a parameter has its own part of the gradient, and copies get the sum::
+
+    forward     x --all-gather--> X --product with all-gathered W--> Y --reduce-scatter--> y
+    backward   dx <-reduce-scatter- dX                               dY <--all-gather---- dy
+               dw <-reduce-scatter- dY^T X
+
+Activations and weights stay in parts, so backward all-gathers them again, as that of SUMMA does.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from pipetransformer.errors import UserError
+from pipetransformer.models.layer import Layer
+from pipetransformer.models.tp_plan import Column, Heads, Part, Rule, parts, ruled
+from pipetransformer.runtime.mesh import MeshAxis, RankMesh
+
+Place = tuple[MeshAxis, int | None] | None
+
+
+class _Product(Function):
+    """``leave(enter(x) @ gather(weight).T)``, of which backward keeps the parts only."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, enter: Place, gather: Place, leave: Place) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.exchanges = enter, gather, leave
+        y = F.linear(_gathered(x, enter), _gathered(weight, gather))
+        if leave is None:
+            return y
+        axis, dim = leave
+        return axis.all_reduce(y) if dim is None else axis.reduce_scatter(y, dim)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (gradient,) = gradients
+        (x, weight), (enter, gather, leave) = ctx.saved_tensors, ctx.exchanges
+        if leave is not None:
+            axis, dim = leave
+            gradient = axis.all_reduce(gradient) if dim is None else axis.all_gather(gradient, dim)
+        of_x = of_weight = None
+        if ctx.needs_input_grad[0]:
+            of_x = _scattered(gradient @ _gathered(weight, gather), enter)
+        if ctx.needs_input_grad[1]:
+            whole_x = _gathered(x, enter)
+            of_weight = _scattered(gradient.flatten(0, -2).T @ whole_x.flatten(0, -2), gather)
+        return of_x, of_weight, None, None, None
+
+
+def _gathered(x: Tensor, place: Place) -> Tensor:
+    if place is None:
+        return x
+    axis, dim = place
+    assert dim is not None, "parts have a dimension"
+    return axis.all_gather(x, dim)
+
+
+def _scattered(x: Tensor, place: Place) -> Tensor:
+    if place is None:
+        return x
+    axis, dim = place
+    assert dim is not None, "parts have a dimension"
+    return axis.reduce_scatter(x, dim)
+
+
+class _Gather(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: MeshAxis, dim: int) -> Tensor:
+        ctx.place = axis, dim
+        return axis.all_gather(x, dim)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        axis, dim = ctx.place
+        return axis.reduce_scatter(gradients[0], dim), None, None
+
+
+class _Slice(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, first: int, size: int) -> Tensor:
+        ctx.place = dim, first, x.shape[dim]
+        return x.narrow(dim, first, size).contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (gradient,), (dim, first, size) = gradients, ctx.place
+        shape = list(gradient.shape)
+        shape[dim] = size
+        whole = gradient.new_zeros(shape)
+        whole.narrow(dim, first, gradient.shape[dim]).copy_(gradient)
+        return whole, None, None, None
+
+
+def all_gather(x: Tensor, axis: MeshAxis, dim: int) -> Tensor:
+    """All-gathers a tensor that goes on alike on all ranks of the axis; its gradient is summed and scattered."""
+    return x if axis.size == 1 else _Gather.apply(x, axis, dim)
+
+
+def own_slice(x: Tensor, dim: int, first: int, size: int) -> Tensor:
+    """Returns a slice of a tensor that all ranks have; the gradient outside of it is zero."""
+    return _Slice.apply(x, dim, first, size)
+
+
+class ShardedLinear(nn.Linear):
+    """A product whose weight the ranks of a mesh have in parts.
+
+    Args:
+        whole: The module that it stands for; with its parameters, which are cut later.
+        style: ``colwise`` or ``rowwise``.
+        mesh: Told where the output is.
+    """
+
+    def __init__(self, whole: nn.Linear, style: str, mesh: RankMesh) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = whole.in_features, whole.out_features
+        self.weight, self.bias = whole.weight, whole.bias
+        exchanges = mesh.mesh.exchanges("colwise" if style == "colwise" else "rowwise")
+        self._exchanges = tuple(mesh.along(exchange) for exchange in exchanges)
+        self._mesh, self._place_after = mesh, "inner" if style == "colwise" else "hidden"
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Multiplies this rank's part of the input; returns its part of the output."""
+        y = _Product.apply(input, self.weight, *self._exchanges)
+        self._mesh.place = self._place_after
+        return y if self.bias is None else y + self.bias
+
+
+class ShardedLayerNorm(nn.LayerNorm):
+    """A norm over a width of which each rank along an axis has a part.
+
+    The ranks all-gather mean and squared deviations of each row, and combine them by the parallel variance of Chan et
+    al. (1979): a difference of squares would lose digits.
+    """
+
+    def __init__(self, whole: nn.LayerNorm, axis: MeshAxis) -> None:
+        nn.Module.__init__(self)
+        self.normalized_shape, self.eps, self.elementwise_affine = whole.normalized_shape, whole.eps, True
+        self.weight, self.bias = whole.weight, whole.bias
+        self._axis = axis
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalizes (..., D / size)."""
+        width = input.shape[-1]
+        mean = input.mean(-1)
+        deviations = (input - mean[..., None]).square().sum(-1)
+        means, squares = all_gather(torch.stack([mean, deviations])[None], self._axis, 0).unbind(1)  # (size, ...)
+        mean = means.mean(0)
+        variance = (squares + width * (means - mean).square()).sum(0) / (width * self._axis.size)
+        x = (input - mean[..., None]) * torch.rsqrt(variance + self.eps)[..., None]
+        return x * self.weight + self.bias
+
+
+class ShardedEmbedding(nn.Embedding):
+    """A table of which each rank has a part of the width, and where rows of the batch are split a part of that."""
+
+    def __init__(self, whole: nn.Embedding, rows: MeshAxis) -> None:
+        nn.Module.__init__(self)
+        self.num_embeddings, self.embedding_dim = whole.num_embeddings, whole.embedding_dim
+        self.padding_idx, self.weight, self._rows = whole.padding_idx, whole.weight, rows
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Looks up (B, T) in the table's part of this rank's width, (B, T, D / tp)."""
+        return F.embedding(input, all_gather(self.weight, self._rows, 1), self.padding_idx)
+
+
+def shard_layer(layer: Layer, mesh: RankMesh, is_head: bool = False) -> dict[str, Part]:
+    """Replaces the leaves of a layer that the plan names, and cuts its parameters to the parts of this rank.
+
+    Names stay as they are, so optimizers, freezing and checkpoints go on by name.
+
+    Args:
+        layer: Changed in place.
+        is_head: The layer stays whole: it works on one token of each sample, or has a few columns.
+
+    Returns:
+        The part of each parameter, by its name in the layer's module.
+
+    Raises:
+        UserError: A parameter has no rule.
+    """
+    module, plan = layer.module, layer.tp_plan
+    if is_head:
+        return {name: Part("whole", (None, None)) for name, _ in module.named_parameters()}
+    if plan is None:
+        raise UserError(
+            f"no tp_plan says how a {type(module).__name__} is split; run with parallel.tp=1 parallel.dp_shard=1, or "
+            "give its layer a tp_plan"
+        )
+    found = parts(module, plan)
+    for path, rule in list(ruled(module, plan)):
+        replace_leaf(module, path, rule, mesh)
+    for name, part in found.items():
+        path, _, leaf = name.rpartition(".")
+        owner = module.get_submodule(path)
+        whole = getattr(owner, leaf)
+        own = part.cut(whole.detach(), mesh.mesh.box(part.style, mesh.rank))
+        setattr(owner, leaf, nn.Parameter(own.clone(), whole.requires_grad))
+    return found
+
+
+def replace_leaf(module: nn.Module, path: str, rule: Rule, mesh: RankMesh) -> None:
+    """Replaces one module by the one that stands for it on a mesh."""
+    child = module.get_submodule(path)
+    if isinstance(rule, Heads):
+        for name in filter(partial(hasattr, child), rule.attributes):  # older versions lack some
+            setattr(child, name, getattr(child, name) // mesh.inner.size)
+        return
+    if isinstance(rule, Column):
+        return
+    kind = rule.partition(":")[0].removeprefix("packed_")
+    replacement: nn.Module | None = None
+    if kind in ("colwise", "rowwise"):
+        assert isinstance(child, nn.Linear), _unlike(path, child, "nn.Linear")
+        replacement = ShardedLinear(child, kind, mesh)
+    elif kind == "embedding":
+        assert isinstance(child, nn.Embedding), _unlike(path, child, "nn.Embedding")
+        replacement = ShardedEmbedding(child, mesh.axes.get("dp_shard", MeshAxis(1, 0)))
+    elif kind == "column_norm" or (kind == "norm" and mesh.mesh.splits_hidden):
+        if not isinstance(child, nn.LayerNorm):
+            raise UserError(f"{_unlike(path, child, 'nn.LayerNorm')}; its width cannot be split")
+        replacement = ShardedLayerNorm(child, mesh.hidden)
+    if replacement is not None:
+        parent, _, leaf = path.rpartition(".")
+        setattr(module.get_submodule(parent), leaf, replacement.train(child.training))
+
+
+def _unlike(path: str, module: nn.Module, expected: str) -> str:
+    return f"{path} is a {type(module).__name__} and not an {expected}"

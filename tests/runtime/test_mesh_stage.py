@@ -1,0 +1,154 @@
+"""A stage on a mesh of ranks trains as one process does: 1, 2 and 3 dimensions, and around a ring (float64, 1e-10)."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support.cases import Case
+from support.exactness import assert_equal
+from support.mesh_mutations import MUTATIONS, is_equal_when_mutated, masks
+from support.mesh_training import bytes_of_a_step, held_fraction, train_on_mesh
+from support.pool import Pool
+from support.trainings import train_reference
+from torch import Tensor, nn
+
+from pipetransformer.autopipe.mesh import SINGLE, StageMesh
+from pipetransformer.errors import UserError
+from pipetransformer.models.layer import Layer
+from pipetransformer.models.tp_plan import parts
+from pipetransformer.runtime.mesh import RankMesh
+from pipetransformer.runtime.rng import sample_keys
+from pipetransformer.runtime.tensor_parallel import shard_layer
+
+MESHES = {
+    "tp 2": StageMesh(tp=2),
+    "dp_shard 2": StageMesh(dp_shard=2),
+    "2d 1x2": StageMesh(tp=2, algorithm="2d"),
+    "cp 2": StageMesh(cp=2),
+    "cp 3": StageMesh(cp=3),
+    "dp_shard 2 x tp 2": StageMesh(dp_shard=2, tp=2),
+    "2d 2x2": StageMesh(dp_shard=2, tp=2, algorithm="2d"),
+    "3d 1x2x2": StageMesh(tp=2, algorithm="3d"),
+    "cp 2 x tp 2": StageMesh(cp=2, tp=2),
+    "2d, cp 2 x tp 2": StageMesh(cp=2, tp=2, algorithm="2d"),
+    "3d 2x2x2": StageMesh(dp_shard=2, tp=2, algorithm="3d"),
+    "dp_shard 2 x cp 2 x tp 2": StageMesh(2, 2, 2),
+}
+OF_OTHERS = ["tp 2", "dp_shard 2 x tp 2", "3d 1x2x2", "cp 2"]
+NUM_STEPS = 3  # the last one has a smaller batch
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        *(("vit", name) for name in MESHES),
+        *(("bert", name) for name in MESHES),
+        *((kind, name) for kind in ("bert_qa", "distilbert") for name in OF_OTHERS),
+    ],
+)
+def test_a_mesh_trains_as_one_process_does(kind: str, name: str, pool: Pool, bert_config: Path) -> None:
+    case, mesh = Case(kind, bert_config, dropout=0.2, num_steps=NUM_STEPS), MESHES[name]
+    trace = pool.run(mesh.num_ranks, train_on_mesh, case, mesh)[0]
+    assert_equal(trace, train_reference(case, {}))
+
+
+@pytest.mark.parametrize("name", ["dp_shard 2 x tp 2", "2d 2x2", "3d 1x2x2", "cp 2"])
+def test_so_it_does_with_frozen_blocks_and_recomputed_activations(name: str, pool: Pool, bert_config: Path) -> None:
+    case, mesh = Case("bert", bert_config, dropout=0.2, num_steps=NUM_STEPS), MESHES[name]
+    trace = pool.run(mesh.num_ranks, train_on_mesh, case, mesh, 3, True)[0]
+    assert_equal(trace, train_reference(case, {0: 3}))
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS)
+def test_a_broken_mesh_is_noticed(mutation: str, pool: Pool, bert_config: Path) -> None:
+    mesh, _ = MUTATIONS[mutation]
+    case = Case("vit", bert_config, dropout=0.2, num_steps=NUM_STEPS)
+    reference = train_reference(case, {})
+    assert not pool.run(mesh.num_ranks, is_equal_when_mutated, case, mutation, reference)[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "forward", "backward"),
+    [
+        ("tp 2", 64_000, 64_000),
+        ("dp_shard 2", 73_728, 147_456),
+        ("dp_shard 2 x tp 2", 68_864, 105_728),
+        ("2d 2x2", 95_744, 186_368),
+        ("3d 2x2x2", 82_432, 127_744),
+        ("3d 1x2x2", 128_000, 181_760),
+        ("cp 2", 27_648, 64_512),
+        ("cp 3", 40_960, 90_112),
+    ],
+)
+def test_a_rank_receives_the_bytes_of_the_formulas(
+    name: str, forward: int, backward: int, pool: Pool, bert_config: Path
+) -> None:
+    mesh = MESHES[name]
+    assert pool.run(mesh.num_ranks, bytes_of_a_step, Case("vit", bert_config), mesh)[0] == (forward, backward)
+
+
+@pytest.mark.parametrize(
+    ("name", "fraction"), [("tp 2", 0.515), ("dp_shard 2 x tp 2", 0.280), ("2d 2x2", 0.266), ("3d 2x2x2", 0.149)]
+)
+def test_a_rank_holds_its_part_of_the_blocks(name: str, fraction: float, pool: Pool, bert_config: Path) -> None:
+    mesh = MESHES[name]
+    held = pool.run(mesh.num_ranks, held_fraction, Case("vit", bert_config), mesh)
+    assert held == pytest.approx([fraction] * mesh.num_ranks, abs=5e-4)
+
+
+KEYS = sample_keys(1, 2, np.arange(4))
+
+
+@pytest.mark.parametrize("algorithm", ["1d", "2d"])
+def test_the_masks_of_a_mesh_are_the_whole_mask(algorithm: str) -> None:
+    """(B, heads, queries, keys), (B, tokens, width) inside, and (B, tokens, width) between products."""
+    mesh = StageMesh(cp=2, tp=2, algorithm=algorithm)  # type: ignore[arg-type]
+    (whole,) = masks(SINGLE, KEYS, "inner", lambda tokens: (4, 4, tokens, 5), [5])
+    own = masks(mesh, KEYS, "inner", lambda tokens: (4, 2, tokens, 5), [3, 2])
+    rows = [torch.cat([own[2 * cp], own[2 * cp + 1]], 1) for cp in range(2)]
+    assert torch.equal(torch.cat(rows, 2), whole)
+    width = 8 if algorithm == "1d" else 4
+    (whole,) = masks(SINGLE, KEYS, "hidden", lambda tokens: (4, tokens, 8), [5])
+    own = masks(mesh, KEYS, "hidden", lambda tokens: (4, tokens, width), [3, 2])
+    rows = [own[2 * cp] if algorithm == "1d" else torch.cat([own[2 * cp], own[2 * cp + 1]], -1) for cp in range(2)]
+    assert torch.equal(torch.cat(rows, 1), whole)
+
+
+def test_in_three_dimensions_each_side_of_a_product_draws_for_its_own_rows() -> None:
+    mesh = StageMesh(tp=2, algorithm="3d")
+    (whole,) = masks(SINGLE, KEYS, "hidden", lambda _: (4, 6, 8), [6])
+    own = masks(mesh, KEYS, "hidden", lambda _: (2, 6, 4), [6])
+    assert torch.equal(torch.cat([torch.cat([own[2 * y + z] for z in range(2)], -1) for y in range(2)]), whole)
+    (whole,) = masks(SINGLE, KEYS, "inner", lambda _: (4, 2, 5, 5), [5])
+    own = masks(mesh, KEYS, "inner", lambda _: (2, 1, 5, 5), [5])
+    assert torch.equal(torch.cat([torch.cat([own[2 * y + z] for y in range(2)], 1) for z in range(2)]), whole)
+
+
+def test_a_path_that_is_dropped_is_dropped_on_all_ranks() -> None:
+    mesh = StageMesh(cp=2, tp=2)
+    (whole,) = masks(SINGLE, KEYS, "hidden", lambda _: (4, 1, 1), [6])
+    assert all(torch.equal(own, whole) for own in masks(mesh, KEYS, "hidden", lambda _: (4, 1, 1), [3, 3]))
+
+
+def test_a_module_without_a_rule_is_refused_by_name(bert_config: Path) -> None:
+    block = Case("vit", bert_config).stack()[1]
+    block.module.attn.extra = nn.Linear(2, 2)  # type: ignore[union-attr]
+    with pytest.raises(UserError, match=r"Linear \(attn.extra, parameters weight, bias\) has no rule"):
+        parts(block.module, block.tp_plan or {})
+    other = Layer(nn.Linear(2, 2), _call)
+    with pytest.raises(UserError, match=r"no tp_plan says how a Linear is split; run with parallel.tp=1"):
+        shard_layer(other, RankMesh(SINGLE, 0, {}))
+
+
+def _call(module: nn.Module, x: Tensor) -> Tensor:
+    return module(x)
+
+
+@pytest.mark.parametrize("kind", ["vit", "bert", "distilbert"])
+def test_every_parameter_of_a_block_and_an_embedding_has_a_part(kind: str, bert_config: Path) -> None:
+    stack = replace(Case(kind, bert_config)).stack()
+    for index in range(len(stack) - 1):
+        layer = stack[index]
+        assert parts(layer.module, layer.tp_plan or {}).keys() == dict(layer.module.named_parameters()).keys()

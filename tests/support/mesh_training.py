@@ -1,0 +1,168 @@
+"""The training of a case by one mesh: all layers as one stage, of which each rank has its part."""
+
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from pipetransformer.autopipe.mesh import StageMesh
+from pipetransformer.models.tp_plan import Part
+from pipetransformer.runtime.gradients import squared_gradient_norms, unscale_and_clip
+from pipetransformer.runtime.mesh import Axes, RankMesh, mesh_groups
+from pipetransformer.runtime.mesh_gradients import CopiedGradients
+from pipetransformer.runtime.mesh_stage import MeshStage
+from pipetransformer.runtime.precision import PRECISIONS
+from pipetransformer.runtime.rng import sample_keys
+from pipetransformer.runtime.tensor_parallel import shard_layer
+from support.cases import CLIP_NORM, OPTIMIZERS, SEED, Case
+from support.comm_meter import comm_meter
+from support.trainings import Trace, _divisor, _read, ids_of, rate
+
+Parts = dict[str, tuple[Part, nn.Parameter]]
+
+
+class MeshTrainer:
+    """One rank of it.
+
+    Args:
+        case: In float64.
+        num_frozen: Blocks that are frozen from the start.
+        recompute: Activations are recomputed in backward.
+    """
+
+    def __init__(
+        self, case: Case, mesh: StageMesh, closing: ExitStack, num_frozen: int = 0, recompute: bool = False
+    ) -> None:
+        assert mesh.num_ranks == dist.get_world_size()
+        self.case, self.mesh, self.checks_copies = case, make_mesh(mesh, closing), True
+        self.stack, self.split = case.stack(), case.split()
+        self.parts: Parts = {}
+        layers: dict[int, nn.Module] = {}
+        self.active: dict[int, list[nn.Parameter]] = {}
+        for index in range(len(self.stack)):
+            layer = layers[index] = self.stack[index]
+            own = shard_layer(layer, self.mesh, is_head=index == len(self.stack) - 1)
+            named = {name: (own[name.removeprefix(layer.prefix)], p) for name, p in layer.by_name().items()}
+            self.parts |= named
+            if not num_frozen or index > num_frozen:
+                self.active[index] = [parameter for _, parameter in named.values()]
+        self.stage = MeshStage(layers, self.active, PRECISIONS[case.precision], recompute, self.mesh, len(self.stack))
+        trained = {
+            p: part for part, p in self.parts.values() if any(p is q for own in self.active.values() for q in own)
+        }
+        self.gradients = CopiedGradients(self.mesh, trained)
+        optimizer = OPTIMIZERS[case.optimizer].build(trained)
+        assert optimizer is not None
+        self.optimizer = optimizer
+
+    def forward(self, step: int) -> Tensor:
+        """Computes this rank's part of the loss of the global batch."""
+        ids = ids_of(self.case, step)
+        rows = np.array_split(ids, self.mesh.mesh.dp_shard)[self._row_part]
+        inputs, context, _ = _read(self.split, ids, torch.float64)
+        own = np.array([int(np.flatnonzero(ids == row)[0]) for row in rows])
+        self.stage.num_tokens = self.stack.hidden_shape(inputs)[1]
+        keys = sample_keys(SEED, step, rows)
+        output = self.stage(inputs[own], keys=keys, **{name: t[own] for name, t in context.items()})
+        targets = self.mesh.rows(_read(self.split, ids, torch.float64)[2][own])
+        return self.case.task.loss(output, targets).sum() / _divisor(self.split, ids) / self.mesh.mesh.loss_copies
+
+    @property
+    def _row_part(self) -> int:
+        return self.mesh.axes["x" if self.mesh.mesh.algorithm == "3d" else "dp_shard"].index
+
+    def step(self, step: int) -> tuple[float, float]:
+        """Takes one; returns the loss and the norm of the gradient."""
+        self.optimizer.zero_grad()
+        loss = self.forward(step)
+        loss.backward()
+        self.gradients.all_reduce()
+        squared = squared_gradient_norms(self.gradients.counted(self.active), len(self.stack), torch.device("cpu"))
+        sums = torch.cat([squared, loss.detach()[None]])
+        dist.all_reduce(sums)
+        norm = sums[:-1].sum().sqrt().item()
+        unscale_and_clip(self.active, norm, CLIP_NORM, 1.0)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate(step)
+        self.optimizer.step()
+        return sums[-1].item(), norm
+
+    def whole(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Puts the parts of all ranks together on every rank; asserts that copies are equal bit for bit."""
+        original = {name: p.shape for layer in self.case.stack().layers for name, p in layer.by_name().items()}  # type: ignore[operator, union-attr]
+        own = {name: (self._places(name, original[name]), value.detach()) for name, value in values.items()}
+        gathered: list[dict[str, Any]] = [{}] * dist.get_world_size()
+        dist.all_gather_object(gathered, own)
+        found: dict[str, Tensor] = {}
+        for name in own:
+            whole = torch.full((original[name].numel(),), torch.nan, dtype=torch.float64)
+            for part in gathered:
+                places, value = part[name]
+                is_first = bool(whole[places].isnan().all())
+                is_equal = is_first or torch.equal(whole[places], value.flatten())
+                assert is_equal or not self.checks_copies, f"copies of {name} differ"
+                whole[places] = value.flatten().double()
+            assert not whole.isnan().any(), name
+            found[name] = whole.view(original[name])
+        return found
+
+    def _places(self, name: str, shape: torch.Size) -> Tensor:
+        part, _ = self.parts[name]
+        numbers = torch.arange(shape.numel()).view(shape)
+        return part.cut(numbers, self.mesh.mesh.box(part.style, self.mesh.rank)).flatten()
+
+
+def make_mesh(mesh: StageMesh, closing: ExitStack) -> RankMesh:
+    rank, groups = dist.get_rank(), dict[Axes, Any]()
+    for axes, ranks in mesh_groups(mesh):
+        group = dist.new_group(list(ranks))
+        if rank in ranks:
+            groups[axes] = group
+            closing.callback(dist.destroy_process_group, group)
+    return RankMesh(mesh, rank, groups)
+
+
+def train_on_mesh(
+    case: Case, mesh: StageMesh, num_frozen: int = 0, recompute: bool = False, checks_copies: bool = True
+) -> Trace:
+    """Every rank calls it."""
+    with ExitStack() as closing:
+        trainer, trace = MeshTrainer(case, mesh, closing, num_frozen, recompute), Trace()
+        trainer.checks_copies = checks_copies
+        for step in range(case.num_steps):
+            loss, norm = trainer.step(step)
+            trace.losses.append(loss)
+            trace.norms.append(norm)
+        trace.weights = trainer.whole({name: parameter for name, (_, parameter) in trainer.parts.items()})
+        states = {
+            name: trainer.optimizer.state[p] for name, (_, p) in trainer.parts.items() if p in trainer.optimizer.state
+        }
+        for key in sorted({key for state in states.values() for key in state}):
+            values = {name: torch.as_tensor(state[key]) for name, state in states.items()}
+            whole = values if not next(iter(values.values())).ndim else trainer.whole(values)
+            trace.moments |= {f"{name}/{key}": value.double() for name, value in whole.items()}
+        return trace
+
+
+def bytes_of_a_step(case: Case, mesh: StageMesh) -> tuple[int, int]:
+    """Bytes that this rank receives in forward and backward of one step, without the sums at its end."""
+    with ExitStack() as closing, comm_meter() as received:
+        trainer = MeshTrainer(case, mesh, closing)
+        loss = trainer.forward(0)
+        forward = received.num_bytes
+        loss.backward()
+        return forward, received.num_bytes - forward
+
+
+def held_fraction(case: Case, mesh: StageMesh) -> float:
+    """The share of the blocks' numbers that this rank holds."""
+    with ExitStack() as closing:
+        trainer, whole = MeshTrainer(case, mesh, closing), case.stack()
+        blocks = range(1, len(whole) - 1)
+        own, all_ = (
+            sum(p.numel() for index in blocks for p in stack[index].parameters()) for stack in (trainer.stack, whole)
+        )
+        return own / all_
