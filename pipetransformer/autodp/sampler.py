@@ -98,7 +98,9 @@ def batch_ids(order: np.ndarray, index: int, batch_size: int) -> np.ndarray:
     return order[index * batch_size : (index + 1) * batch_size]
 
 
-def replica_batch(global_ids: np.ndarray, replica: int, num_replicas: int, num_microbatches: int) -> ReplicaBatch:
+def replica_batch(
+    global_ids: np.ndarray, replica: int, num_replicas: int, num_microbatches: int, multiple: int = 1
+) -> ReplicaBatch:
     """Returns a replica's rows, padded so that all replicas and micro-batches have equal shapes.
 
     Args:
@@ -106,10 +108,11 @@ def replica_batch(global_ids: np.ndarray, replica: int, num_replicas: int, num_m
         replica: The replica's number.
         num_replicas: Replicas that split the batch, contiguously and evenly to one sample.
         num_microbatches: Micro-batches of each replica.
+        multiple: Of the samples of a micro-batch.
     """
     num_samples = len(global_ids)
     first, end = (num_samples * bound // num_replicas for bound in (replica, replica + 1))
-    num_rows = microbatch_size(num_samples, num_replicas, num_microbatches) * num_microbatches
+    num_rows = microbatch_size(num_samples, num_replicas, num_microbatches, multiple) * num_microbatches
     ids = np.full(num_rows, global_ids[0])  # (N,)
     weights = np.zeros(num_rows)  # (N,)
     ids[: end - first] = global_ids[first:end]

@@ -1,4 +1,4 @@
-"""A mesh of ranks with named axes: the pipelines (``pp``) and replicas (``dp``) of a plan.
+"""A mesh of ranks with named axes: the pipelines (``pp``) and replicas (``dp``) of a plan, and the ranks of a stage.
 
 Either the ranks of a pipeline are contiguous, so that it stays inside a node, or those that hold the same layers are.
 Ranks beyond the plan are idle::
@@ -6,6 +6,9 @@ Ranks beyond the plan are idle::
     2 replicas x 3 devices, 8 ranks     device 0  device 1  device 2        replica-first   0   1   2
                           replica 0        0         1         2                            0   2   4
                           replica 1        3         4         5        idle: 6, 7          1   3   5
+
+Where several ranks run a stage together, they are neighbors, and ``mesh`` is the last axis. Its own axes are those of
+:class:`~pipetransformer.autopipe.mesh.StageMesh`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,7 +21,7 @@ from pipetransformer.autopipe.plan import Plan
 
 Ranks = tuple[int, ...]
 
-PIPELINE_AXIS, REPLICA_AXIS = "pp", "dp"
+PIPELINE_AXIS, REPLICA_AXIS, MESH_AXIS = "pp", "dp", "mesh"
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,10 @@ class Topology:
     def mesh_shape(self) -> dict[str, int]:
         """The size of each axis. Ranks fill the mesh in row-major order, so neighbours lie along the last axis."""
         axes = {REPLICA_AXIS: self.plan.num_replicas, PIPELINE_AXIS: self.plan.pipeline_size}
-        return dict(reversed(axes.items())) if self.plan.rank_order == "replica-first" else axes
+        if self.plan.rank_order == "replica-first":
+            axes = dict(reversed(axes.items()))
+        size = self.plan.mesh.num_ranks
+        return axes if size == 1 else {**axes, MESH_AXIS: size}
 
     @cached_property
     def _strides(self) -> dict[str, int]:
@@ -72,6 +78,17 @@ class Topology:
         return self._own[PIPELINE_AXIS]
 
     @property
+    def mesh_rank(self) -> int:
+        """The place among those that run its stage together of a rank that is not idle."""
+        return self._own.get(MESH_AXIS, 0)
+
+    @property
+    def share(self) -> int:
+        """The part of the global batch that a rank that is not idle reads, of ``plan.num_shares``."""
+        mesh = self.plan.mesh
+        return self.replica * mesh.dp_shard + mesh.coordinate(self.mesh_rank)[mesh.row_axes[0]]
+
+    @property
     def is_first(self) -> bool:
         """True on the device of the lowest stage, which reads the samples."""
         return not self.is_idle and self.device == 0
@@ -103,8 +120,29 @@ class Topology:
 
     @property
     def reading_ranks(self) -> Ranks:
-        """The rank that reads each replica's samples: that of its first stage, by replica."""
-        return self.ranks_along(REPLICA_AXIS, {PIPELINE_AXIS: 0})
+        """A rank that reads the samples of each share of the batch, of the first stage, by share."""
+        mesh = self.plan.mesh
+        rows = [mesh.rank_of(dict.fromkeys(mesh.shape, 0) | {mesh.row_axes[0]: row}) for row in range(mesh.dp_shard)]
+        first_ranks = self.ranks_along(REPLICA_AXIS, {PIPELINE_AXIS: 0})
+        return tuple(rank + row for rank in first_ranks for row in rows)
+
+    @property
+    def sharing_ranks(self) -> Ranks:
+        """The ranks that run this rank's stage together, it included, by their place in the mesh."""
+        return self._together(self.rank)
+
+    def _together(self, rank: int) -> Ranks:
+        size = self.plan.mesh.num_ranks
+        return tuple(range(rank // size * size, (rank // size + 1) * size))
+
+    @property
+    def model_ranks(self) -> Ranks:
+        """The ranks that have the model of this rank's replica between them."""
+        return self._model_ranks(self.replica)
+
+    def _model_ranks(self, replica: int) -> Ranks:
+        pipeline = self.ranks_along(PIPELINE_AXIS, {REPLICA_AXIS: replica})
+        return tuple(sorted(other for rank in pipeline for other in self._together(rank)))
 
     def ranks_along(self, axis: str, coordinates: Mapping[str, int]) -> Ranks:
         """Returns the ranks along one axis that have the given coordinates on the others."""
@@ -113,11 +151,18 @@ class Topology:
         return tuple(range(first, first + stride * self.mesh_shape[axis], stride))
 
     def all_groups(self) -> Iterator[Ranks]:
-        """Yields all groups along an axis, pipelines first, in an order that is the same on every rank."""
+        """Yields all groups along an axis, pipelines first, in an order that is the same on every rank.
+
+        With a mesh also those inside of it, and those of the ranks that have a model between them.
+        """
         for axis in (PIPELINE_AXIS, *(axis for axis in self.mesh_shape if axis != PIPELINE_AXIS)):
             others = {other: range(size) for other, size in self.mesh_shape.items() if other != axis}
             for indices in product(*others.values()):
                 yield self.ranks_along(axis, dict(zip(others, indices, strict=True)))
+        if self.plan.mesh.num_ranks > 1:
+            for first in range(0, self.num_ranks, self.plan.mesh.num_ranks):
+                yield from (ranks for _, ranks in self.plan.mesh.groups(first))
+            yield from (self._model_ranks(replica) for replica in range(self.plan.num_replicas))
 
     def holders(self, layers: Iterable[int], replica: int | None = None) -> Ranks:
         """Returns the ranks of one pipeline that run at least one of the layers, by device.
@@ -133,8 +178,9 @@ class Topology:
         )
 
     def replicas_of(self, stage: int) -> Ranks:
-        """Returns the ranks that run a stage, by replica."""
-        return self.ranks_along(REPLICA_AXIS, {PIPELINE_AXIS: stage % self.plan.pipeline_size})
+        """Returns the ranks that run a stage, by replica and place in the mesh."""
+        first_ranks = self.ranks_along(REPLICA_AXIS, {PIPELINE_AXIS: stage % self.plan.pipeline_size})
+        return tuple(other for rank in first_ranks for other in self._together(rank))
 
     @property
     def _own(self) -> dict[str, int]:

@@ -59,18 +59,25 @@ class Transition:
 def first_transition(plan: Plan, reason: str = "") -> Transition:
     """Returns the transition to the first plan: ranks load their layers, those below the cache are on rank 0 alone."""
     everyone = tuple(range(plan.num_devices))
-    cached = (everyone if plan.fsdp else (0,),) * plan.first_layer
+    cached = (everyone if plan.fsdp else everyone[: plan.mesh.num_ranks],) * plan.first_layer
     return Transition(None, plan, cached + _stage_placement(plan), reason=reason)
 
 
 def next_transition(last: Transition, plan: Plan) -> Transition:
     """Returns the transition from where another one ends.
 
-    A cached layer, which is in no stage, stays with the lowest rank that held it.
+    A cached layer, which is in no stage, stays with the lowest rank that held it, or that held each part of it.
     """
+    size = plan.mesh.num_ranks
+    assert last.after.mesh == plan.mesh, "a run keeps its mesh"
     cached = last.placement[: plan.first_layer]
-    placement = (cached if plan.fsdp else tuple((min(ranks),) for ranks in cached)) + _stage_placement(plan)
-    return Transition(last.after, plan, placement, moves_between(last.placement, placement))
+    kept = cached if plan.fsdp else tuple(_lowest_of_each_part(ranks, size) for ranks in cached)
+    placement = kept + _stage_placement(plan)
+    return Transition(last.after, plan, placement, moves_between(last.placement, placement, size))
+
+
+def _lowest_of_each_part(ranks: tuple[int, ...], num_parts: int) -> tuple[int, ...]:
+    return tuple(min(rank for rank in ranks if rank % num_parts == part) for part in range(num_parts))
 
 
 def _stage_placement(plan: Plan) -> Placement:
@@ -83,16 +90,23 @@ def _stage_placement(plan: Plan) -> Placement:
     )
 
 
-def moves_between(old: Placement, new: Placement) -> tuple[Move, ...]:
-    """Returns the moves that lead from one placement to another, by layer and target, the senders evenly loaded."""
+def moves_between(old: Placement, new: Placement, num_parts: int = 1) -> tuple[Move, ...]:
+    """Returns the moves that lead from one placement to another, by layer and target, the senders evenly loaded.
+
+    Args:
+        num_parts: Ranks of a mesh, each of which has another part of a layer: part ``rank % num_parts``.
+    """
     num_sent: Counter[int] = Counter()
     planned: list[Move] = []
     for layer, (holders, wanted) in enumerate(zip(old, new, strict=True)):
-        senders = [(num_sent[rank], rank) for rank in holders]
-        heapify(senders)  # thousands of holders may send to thousands of targets
+        senders = [
+            [(num_sent[rank], rank) for rank in holders if rank % num_parts == part] for part in range(num_parts)
+        ]
+        for each in senders:
+            heapify(each)  # thousands of holders may send to thousands of targets
         for target in sorted(set(wanted) - set(holders)):
-            count, source = senders[0]
-            heapreplace(senders, (count + 1, source))
+            count, source = senders[target % num_parts][0]
+            heapreplace(senders[target % num_parts], (count + 1, source))
             num_sent[source] += 1
             planned.append(Move(layer, source, target))
     return tuple(planned)

@@ -23,7 +23,7 @@ replicas is Tesseract's 2.5d (Wang et al., 2022), 3d the algorithm of Agarwal et
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -38,6 +38,8 @@ Span = tuple[Fraction, Fraction]
 """From and to, as fractions of a dimension."""
 Box = tuple[Span, Span]
 """The part of a matrix (out, in) that a rank holds; of a vector the first span counts."""
+
+Axes = tuple[str, ...]
 
 WHOLE_SPAN: Span = (Fraction(0), Fraction(1))
 WHOLE: Box = (WHOLE_SPAN, WHOLE_SPAN)
@@ -173,6 +175,11 @@ class StageMesh:
         return prod(self.shape[axis] for axis in self.row_axes)
 
     @property
+    def rows_multiple(self) -> int:
+        """The parts into which the rows of a share of the batch are split once more."""
+        return self.batch_ways // self.dp_shard
+
+    @property
     def loss_copies(self) -> int:
         """The ranks that compute the loss of the same rows."""
         return self.num_ranks // self.batch_ways
@@ -199,6 +206,23 @@ class StageMesh:
             for other in range(self.num_ranks)
             if all(index == own[axis] or axis in axes for axis, index in self.coordinate(other).items())
         )
+
+    def groups(self, first_rank: int = 0) -> Iterator[tuple[Axes, tuple[int, ...]]]:
+        """Yields the ranks of each group of the mesh, with its axes, in an order that is the same on every rank.
+
+        They are those along each axis, those that have the same part of the parameters of some style, and all.
+
+        Args:
+            first_rank: Rank of the world that is the mesh's rank 0.
+        """
+        wanted = [*((axis,) for axis in self.shape), *(self.copy_axes(style) for style in STYLES), tuple(self.shape)]
+        for axes in dict.fromkeys(wanted):
+            seen: set[tuple[int, ...]] = set()
+            for rank in range(self.num_ranks):
+                ranks = tuple(first_rank + each for each in self.ranks_along(axes, rank))
+                if len(ranks) > 1 and ranks not in seen:
+                    seen.add(ranks)
+                    yield axes, ranks
 
     def splits(self, style: Style) -> tuple[tuple[int, str], ...]:
         """Returns what splits a parameter: dimension and axis, of one dimension the major axis first."""

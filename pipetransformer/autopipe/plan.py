@@ -6,6 +6,7 @@ Layers are numbered over the whole model: 0 is the embedding, ``1 .. L`` are the
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from pipetransformer.autopipe.mesh import SINGLE, StageMesh
 from pipetransformer.autopipe.schedules import SCHEDULES
 
 RankOrder = Literal["pipeline-first", "replica-first"]
@@ -14,10 +15,15 @@ Stages = tuple[tuple[int, int], ...]
 """The layers ``(first, last)`` of each stage, both included, from the lowest stage up."""
 
 
-def microbatch_size(batch_size: int, num_replicas: int, num_microbatches: int) -> int:
-    """Returns the samples per micro-batch; the replicas' rows are padded up to it."""
-    num_rows = -(-batch_size // num_replicas)
-    return -(-num_rows // num_microbatches)
+def microbatch_size(batch_size: int, num_shares: int, num_microbatches: int, multiple: int = 1) -> int:
+    """Returns the samples per micro-batch; the rows of each share of the batch are padded up to it.
+
+    Args:
+        num_shares: Parts of the batch: of the replicas, and of the ranks of a mesh that splits rows.
+        multiple: Of the samples, where a mesh splits a micro-batch further.
+    """
+    num_rows = -(-batch_size // num_shares)
+    return -(-num_rows // (num_microbatches * multiple)) * multiple
 
 
 class DeviceLayout(NamedTuple):
@@ -50,6 +56,7 @@ class Layout:
         recompute: Keep only each active layer's input for backward, and recompute the rest of it.
         rank_order: The axis along which neighbouring ranks lie.
         fsdp: Each device keeps a shard of every layer, and has a layer whole only while it runs.
+        mesh: Ranks that run each stage together.
     """
 
     num_stages: int
@@ -60,6 +67,7 @@ class Layout:
     recompute: bool = False
     rank_order: RankOrder = "pipeline-first"
     fsdp: bool = False
+    mesh: StageMesh = SINGLE
 
     @property
     def pipeline_size(self) -> int:
@@ -68,7 +76,12 @@ class Layout:
 
     @property
     def num_devices(self) -> int:
-        return self.pipeline_size * self.num_replicas
+        return self.pipeline_size * self.num_replicas * self.mesh.num_ranks
+
+    @property
+    def num_shares(self) -> int:
+        """Parts of the global batch that ranks read: of each replica, and of each of a mesh that splits rows."""
+        return self.num_replicas * self.mesh.dp_shard
 
     @property
     def devices(self) -> DeviceLayout:
@@ -76,7 +89,7 @@ class Layout:
 
     def microbatch_size(self, batch_size: int) -> int:
         """Returns the samples per micro-batch at a global batch size."""
-        return microbatch_size(batch_size, self.num_replicas, self.num_microbatches)
+        return microbatch_size(batch_size, self.num_shares, self.num_microbatches, self.mesh.rows_multiple)
 
     def device_stages(self, device: int) -> range:
         """Returns the stages of a pipeline's device, ascending."""
@@ -141,7 +154,7 @@ class Plan(Layout, Partition):  # the fields of the last base come first
         assert self.schedule in SCHEDULES, self
         assert len(self.stages) % self.stages_per_rank == 0, self
         assert self.stages_per_rank == 1 or SCHEDULES[self.schedule].multi_stage, self
-        assert not self.fsdp or len(self.stages) == 1, self
+        assert not self.fsdp or (len(self.stages) == 1 and self.mesh == SINGLE), self
         assert self.stages[0][0] == layer_above(self.cache_level), self
         assert all(first <= last for first, last in self.stages), self
         assert all(a[1] + 1 == b[0] for a, b in zip(self.stages, self.stages[1:], strict=False)), self

@@ -7,7 +7,8 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from pipetransformer.models.tp_plan import TpPlan
+from pipetransformer.autopipe.mesh import Box
+from pipetransformer.models.tp_plan import Part, TpPlan
 
 Forward = Callable[..., Tensor]
 """Calls a layer's module: ``forward(module, x, **context) -> Tensor``."""
@@ -23,6 +24,10 @@ class Layer(nn.Module):
             the rest.
         prefix: The module's path in the original model, with a trailing dot, or empty.
         tp_plan: How the ranks of a mesh split its parameters; ``None``: they cannot, or each has them whole (a head).
+
+    Attributes:
+        cuts: The part and the box of each parameter that this rank has in part, by original name.
+        whole_shapes: The shapes of these parameters in one piece.
     """
 
     def __init__(self, module: nn.Module, forward: Forward, prefix: str = "", tp_plan: TpPlan | None = None) -> None:
@@ -30,6 +35,8 @@ class Layer(nn.Module):
         self.module = module
         self.prefix = prefix
         self.tp_plan = tp_plan
+        self.cuts: dict[str, tuple[Part, Box]] = {}
+        self.whole_shapes: dict[str, torch.Size] = {}
         self._forward = forward
         self._aliases = aliases(module)
 
@@ -57,12 +64,23 @@ class Layer(nn.Module):
 
     @torch.no_grad()
     def fill(self, values: Iterable[tuple[str, Tensor]], device: torch.device | str) -> None:
-        """Allocates a layer without storage and copies its tensors into it, converted to the layer's dtypes."""
+        """Allocates a layer without storage and copies its tensors into it, converted to the layer's dtypes.
+
+        Args:
+            values: Whole tensors by original name, of which a sharded layer takes its part.
+        """
         self.to_empty(device=device)
         missing = dict(self.tensors())
         for name, value in values:
-            missing.pop(name).copy_(value)
+            missing.pop(name).copy_(self.own_part(name, value))
         assert not missing, f"no initial weights for {sorted(missing)}"
+
+    def own_part(self, name: str, whole: Tensor) -> Tensor:
+        """Returns this rank's part of a parameter, or of a tensor of its shape; the whole of it without a mesh."""
+        if name not in self.cuts or not whole.ndim:
+            return whole
+        part, box = self.cuts[name]
+        return part.cut(whole, box)
 
     def original_state(self) -> dict[str, Tensor]:
         """Returns the layer's part of the original model's ``state_dict``."""

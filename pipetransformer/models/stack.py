@@ -134,7 +134,7 @@ class LayerStack(nn.Module):
         """Copies a layer's tensors from its source into a layer that has storage."""
         own = dict(self[index].tensors())
         for name, value in self._initial(index):
-            own[name].copy_(value)
+            own[name].copy_(self[index].own_part(name, value))
 
     def loaded_copy(self, index: int, device: torch.device | str) -> Layer:
         """Returns a copy of a layer with weights; the stack's own layer stays as it is."""

@@ -56,14 +56,27 @@ class Part:
 
     def cut(self, whole: Tensor, box: Box) -> Tensor:
         """Returns the part of a whole tensor that is in a box, as a view or a copy."""
-        for (first, last), dim, groups in zip(box, self.dims, (self.groups, 1), strict=True):
+        shape = list(whole.shape)
+        for (first, last), dim in zip(box, self.dims, strict=True):
+            if dim is not None:
+                shape[dim] = int(shape[dim] * (last - first))
+        return self._view(whole, box).reshape(shape)
+
+    def paste(self, whole: Tensor, box: Box, own: Tensor) -> None:
+        """Copies a part to its place in the whole tensor."""
+        view = self._view(whole, box)
+        view.copy_(own.reshape(view.shape))
+
+    def _view(self, whole: Tensor, box: Box) -> Tensor:
+        """Returns the part as a view, in which a packed dimension is two."""
+        # the last dimension first: those before it keep their numbers
+        for (first, last), dim, groups in reversed([*zip(box, self.dims, (self.groups, 1), strict=True)]):
             if dim is None or last - first == 1:
                 continue
             size = whole.shape[dim] // groups
             start, end = first * size, last * size
             assert start.denominator == end.denominator == 1, (tuple(whole.shape), box)
-            parts = whole.unflatten(dim, (groups, size)).narrow(dim + 1, int(start), int(end - start))
-            whole = parts.flatten(dim, dim + 1)
+            whole = whole.unflatten(dim, (groups, size)).narrow(dim + 1, int(start), int(end - start))
         return whole
 
 

@@ -14,6 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 from pipetransformer.runtime.batch import Batch
 from pipetransformer.runtime.gradients import TiedWeights, all_reduce_gradients
 from pipetransformer.runtime.groups import RankContext, ResolvedTopology
+from pipetransformer.runtime.mesh import RankMesh
+from pipetransformer.runtime.mesh_gradients import CopiedGradients
 from pipetransformer.runtime.schedules import Schedule, SingleStageSchedule, TracedStage, pipeline_schedule
 from pipetransformer.runtime.stage import Stage
 
@@ -45,6 +47,8 @@ class Engine:
         objective: Loss and output shape of the last stage.
         context: Device, precision and recorder of this rank.
         first_trained: The lowest layer of the model with a parameter that trains.
+        mesh: This rank's view of the ranks that run its stages together; ``None`` where it runs them alone.
+        copied: The gradients of what ranks of the mesh have copies of.
 
     Attributes:
         topology: This rank's view of the plan.
@@ -53,15 +57,17 @@ class Engine:
 
     def __init__(
         self, resolved: ResolvedTopology, stages: dict[int, Stage], tied: TiedWeights, objective: Objective,
-        context: RankContext, first_trained: int,
+        context: RankContext, first_trained: int, mesh: RankMesh | None = None, copied: CopiedGradients | None = None,
     ) -> None:  # fmt: skip
+        self._mesh, self._copied = mesh, copied
         self._first_trained = first_trained
         self.topology, self.plan, self._resolved, self.stages = resolved.topology, resolved.plan, resolved, stages
         self._tied, self._objective = tied, objective
         self._device, self._precision, self._recorder = context.device, context.precision, context.recorder
         self._keys_on_host = context.randomness == "device"  # it seeds by them
         # FSDP averages in its reduce-scatter; pipelines all-reduce after the last backward
-        is_whole = self.plan.num_stages == 1 and not self.plan.fsdp
+        is_whole = self.plan.num_stages == 1 and not self.plan.fsdp and mesh is None
+        self._has_ddp = is_whole
         self._modules = {
             index: _data_parallel(stage, resolved.replicas) if is_whole else stage for index, stage in stages.items()
         }
@@ -89,12 +95,16 @@ class Engine:
         losses: list[Tensor] = []
         schedule = self._schedule(batch, train=True)
         # the mean over the replicas is taken later
-        factor = self.plan.num_replicas / batch.loss_divisor * loss_scale
+        copies = self.plan.mesh.loss_copies
+        factor = self.plan.num_replicas / batch.loss_divisor * loss_scale / copies
         target = batch.loss_targets(factor) if self.topology.is_last else None
         options = {"target": target, "losses": losses, "return_outputs": False}
         with nullcontext() if self.plan.fsdp else self._precision.cached_autocast(self._device):
             schedule.step(*self._inputs(batch), **options, **self._context(batch))
-        if self.plan.num_stages > 1 and self.plan.num_replicas > 1 and self.active_parameters:
+        if self._copied is not None:
+            with self._recorder.span("all-reduce"):
+                self._copied.all_reduce()
+        if not self._has_ddp and not self.plan.fsdp and self.plan.num_replicas > 1 and self.active_parameters:
             with self._recorder.span("all-reduce"):
                 all_reduce_gradients(chain.from_iterable(self.active_parameters.values()), self._resolved.replicas)
         self._tied.all_reduce()
@@ -115,6 +125,8 @@ class Engine:
         return self._schedule(batch, train=False).step(*self._inputs(batch), **self._context(batch))
 
     def _on_device(self, batch: Batch) -> Batch:
+        for stage in self.stages.values():
+            stage.num_tokens = batch.hidden_shape[1]
         return batch.to(self._device, self._precision.param_dtype, self._keys_on_host)
 
     def _set_mode(self, train: bool) -> None:
@@ -145,8 +157,10 @@ class Engine:
 
     def _pipeline_stage(self, index: int, batch: Batch, train: bool) -> TracedStage:
         size = len(batch) // self.plan.num_microbatches
-        shape = (size, *batch.hidden_shape[1:])  # (B / M, T, D)
-        output = self._objective.output_shape(shape) if index == self.plan.num_stages - 1 else shape
+        whole = (size, *batch.hidden_shape[1:])  # (B / M, T, D)
+        shape = whole if self._mesh is None else self._mesh.hidden_shape(whole)
+        is_last = index == self.plan.num_stages - 1
+        output = self._objective.output_shape((shape[0], *whole[1:])) if is_last else shape
         first, last = self.plan.stages[index]
         inputs = batch.inputs[:size].to("meta") if index == 0 and batch.inputs is not None else self._meta(shape)
         return TracedStage(
@@ -167,6 +181,12 @@ class Engine:
         """Returns ``True`` when the input of a layer takes a gradient: a layer below it trains."""
         return layer > self._first_trained
 
+    def rows_of_outputs(self, values: Tensor) -> Tensor:
+        """Returns of one value for each row of a batch (B, ...) those of the rows whose outputs this rank has."""
+        if self._mesh is None:
+            return values
+        return torch.cat([self._mesh.rows(chunk) for chunk in values.chunk(self.plan.num_microbatches)])
+
     def _loss(self, output: Tensor, loss_targets: Tensor) -> Tensor:
         """Computes the loss of a micro-batch: the weighted sum over its samples times the factor of the step.
 
@@ -177,6 +197,8 @@ class Engine:
             output: The head's output (B / M, ...).
             loss_targets: Rows of :meth:`Batch.loss_targets`, (B / M, k + 2).
         """
+        if self._mesh is not None:
+            loss_targets = self._mesh.rows(loss_targets)
         targets, weights, factor = loss_targets[:, :-2], loss_targets[:, -2], loss_targets[0, -1]
         per_sample = self._objective.loss(output, targets.squeeze(1))  # (B / M,)
         total = (per_sample * weights.to(per_sample.dtype)).sum()

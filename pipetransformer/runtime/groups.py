@@ -18,6 +18,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from pipetransformer.autodp.topology import PIPELINE_AXIS, REPLICA_AXIS, Ranks, Topology
 from pipetransformer.autopipe.plan import Plan
+from pipetransformer.runtime.mesh import RankMesh
 from pipetransformer.runtime.precision import Precision
 from pipetransformer.runtime.tracing import Recorder
 
@@ -124,7 +125,17 @@ class ResolvedTopology:
     @property
     def norm_group(self) -> ProcessGroup:
         """The ranks over which squared gradient norms are summed: each has another part of the whole gradient."""
+        if self.plan.mesh.num_ranks > 1:
+            return self._groups[self.topology.model_ranks]
         return self.replicas if self.plan.fsdp else self.pipeline
+
+    def rank_mesh(self) -> RankMesh | None:
+        """Returns this rank's view of the ranks that run its stage together; ``None`` where it runs it alone."""
+        mesh, ranks = self.plan.mesh, self.topology.sharing_ranks
+        if len(ranks) == 1:
+            return None
+        own = (found for found in mesh.groups(ranks[0]) if self.topology.rank in found[1])
+        return RankMesh(mesh, self.topology.mesh_rank, {axes: self._groups[members] for axes, members in own})
 
     def holders(self, layers: Iterable[int]) -> ProcessGroup:
         """Returns the group of this pipeline's ranks that run at least one of the layers, for a member."""

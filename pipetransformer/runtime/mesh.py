@@ -1,6 +1,6 @@
 """One rank's view of a stage mesh: its axes with their process groups, and exchanges of plain tensors along them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -9,9 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from pipetransformer.autopipe.mesh import STYLES, Exchange, StageMesh, Style
-
-Axes = tuple[str, ...]
+from pipetransformer.autopipe.mesh import Axes, Exchange, StageMesh, Style
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ class RankMesh:
     Args:
         mesh: The ranks that run a stage together.
         rank: This one, counted in the mesh.
-        groups: The process groups of :func:`mesh_groups` that this rank belongs to, by axes.
+        groups: The process groups of :meth:`StageMesh.groups` that this rank belongs to, by axes.
 
     Attributes:
         place: Where in a layer the computation is: ``embed``, ``hidden``, ``inner`` or ``whole``. It says how a tensor
@@ -113,6 +111,23 @@ class RankMesh:
         """Returns True on one rank of those that have the same part."""
         return all(self.axes[axis].index == 0 for axis in self.mesh.copy_axes(style))
 
+    @property
+    def is_first_copy_of_rows(self) -> bool:
+        """True on one rank of those that compute the outputs of the same rows."""
+        return all(axis.index == 0 for name, axis in self.axes.items() if name not in self.mesh.row_axes)
+
+    def hidden_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Returns the shape of this rank's part of the hidden state.
+
+        Args:
+            shape: (B, T, D) of the whole of it, with the rows that the mesh shares out.
+        """
+        num_rows, num_tokens, width = shape
+        for axis in self.mesh.row_axes[1:]:
+            num_rows //= self.axes[axis].size
+        own_tokens = self.token_sizes(num_tokens)[self.tokens.index]
+        return num_rows, own_tokens, width // self.hidden.size if self.mesh.splits_hidden else width
+
     def along(self, exchange: Exchange | None) -> tuple[MeshAxis, int | None] | None:
         """Returns the axis and the dimension of an exchange; ``None`` where this rank is alone along it."""
         if exchange is None or self.axes[exchange.axis].size == 1:
@@ -124,21 +139,3 @@ def _rows(x: Tensor, axes: Sequence[MeshAxis]) -> Tensor:
     for axis in axes:
         x = x.chunk(axis.size)[axis.index]
     return x
-
-
-def mesh_groups(mesh: StageMesh, first_rank: int = 0) -> Iterator[tuple[Axes, tuple[int, ...]]]:
-    """Yields the ranks of each group of a mesh, with its axes, in an order that is the same on every rank.
-
-    They are those along each axis, and those that have the same part of the parameters of some style.
-
-    Args:
-        first_rank: Rank of the world that is the mesh's rank 0.
-    """
-    wanted = dict.fromkeys([*((axis,) for axis in mesh.shape), *(mesh.copy_axes(style) for style in STYLES)])
-    for axes in wanted:
-        seen: set[tuple[int, ...]] = set()
-        for rank in range(mesh.num_ranks):
-            ranks = tuple(first_rank + each for each in mesh.ranks_along(axes, rank))
-            if len(ranks) > 1 and ranks not in seen:
-                seen.add(ranks)
-                yield axes, ranks

@@ -37,12 +37,7 @@ class MeshStage(Stage):
         mesh: This rank's view.
         num_layers: Of the whole model; the last one is the head.
         reads_features: The stage gets whole features (B, T, D) of cached layers, and not what a stage below sends.
-
-    Attributes:
-        num_tokens: T of the batches that come next.
     """
-
-    num_tokens: int
 
     def __init__(
         self, layers: dict[int, nn.Module], active_parameters: ParametersByLayer, precision: Precision, recompute: bool,

@@ -11,9 +11,12 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from pipetransformer.errors import UserError
 from pipetransformer.host_copies import HostCopies, to_device
-from pipetransformer.models.stack import Layer, LayerStack
+from pipetransformer.models.stack import Layer, LayerStack, without_storage
 from pipetransformer.optim.fused import place_state
+from pipetransformer.runtime.mesh import RankMesh
+from pipetransformer.runtime.tensor_parallel import shard_layer
 
 Manifest = tuple[tuple[str, str, torch.Size, torch.dtype], ...]
 OptimizerState = dict[str, dict[str, Tensor]]
@@ -33,11 +36,46 @@ class ResidentLayers:
         stack: The whole model; layers that the rank does not hold have no storage.
         optimizer_state: For each held layer the optimizer's tensors by parameter name and key: between two optimizers
             those of all weights, and while one runs the parked ones.
+        mesh: This rank's view of the ranks that have parts of the same layers; ``None`` where layers are whole.
     """
 
     def __init__(self, stack: LayerStack, device: torch.device, parks: bool = False) -> None:
         self.stack, self.device, self.parks = stack, device, parks
         self.optimizer_state: dict[int, OptimizerState] = {}
+        self.mesh: RankMesh | None = None
+        self._whole: list[Layer] = []
+
+    def shard(self, mesh: RankMesh) -> None:
+        """Gives every layer the shape of this rank's part of it, and those with storage their part.
+
+        Raises:
+            UserError: The model has a layer that cannot be split, or weights that layers share.
+        """
+        if self.stack.ties:
+            lowest, *copies = self.stack.ties[0]
+            raise UserError(
+                f"{copies[-1].name} of layer {copies[-1].layer} is {lowest.name} of layer {lowest.layer}, and a mesh "
+                "splits no weights that layers share; run with parallel.tp=1 parallel.cp=1 parallel.dp_shard=1"
+            )
+        self.mesh, head = mesh, len(self.stack) - 1
+        for index in range(len(self.stack)):
+            self._whole.append(without_storage(self.stack[index]))
+            shard_layer(self.stack[index], mesh, is_head=index == head)
+
+    def whole_twin(self, layer: int) -> Layer:
+        """Returns a sharded layer as it was, without storage; a copy each time."""
+        return without_storage(self._whole[layer])
+
+    def own_state(self, layer: int, whole: OptimizerState) -> OptimizerState:
+        """Returns this rank's part of whole optimizer state by the names of a layer's own parameters."""
+        module = self.stack[layer]
+        if not module.cuts:
+            return whole
+        names = {own: module.prefix + own.removeprefix("module.") for own in whole}
+        return {
+            own: {key: module.own_part(names[own], value).clone() for key, value in tensors.items()}
+            for own, tensors in whole.items()
+        }
 
     def holds(self, layer: int) -> bool:
         """Returns ``True`` when a layer has storage on this rank."""

@@ -18,6 +18,7 @@ from pipetransformer.autodp.transition import Placement
 from pipetransformer.host_copies import HostCopies
 from pipetransformer.models.stack import Layer
 from pipetransformer.runtime.fsdp import gather
+from pipetransformer.runtime.mesh_transfer import gather_layer
 from pipetransformer.runtime.resident import REFERENCE, OptimizerState, ResidentLayers
 
 WEIGHTS, OPTIMIZER = "weights/", "optimizer/"
@@ -51,6 +52,8 @@ def snapshot(resident: ResidentLayers, state: State, placement: Placement, fsdp:
 
     One layer is all-gathered at a time. The device copies while the host goes on to the next one.
     """
+    if resident.mesh is not None:
+        return _snapshot_of_parts(resident, state, placement)
     copies, host = dict[int, dict[str, Tensor]](), HostCopies(resident.device)
     for layer, writer in enumerate(writers(placement, fsdp)):
         if writer == dist.get_rank():
@@ -59,6 +62,19 @@ def snapshot(resident: ResidentLayers, state: State, placement: Placement, fsdp:
             for _, tensor in _tensors(resident.stack[layer], state):
                 gather(tensor)
     host.wait()
+    return copies
+
+
+def _snapshot_of_parts(resident: ResidentLayers, state: State, placement: Placement) -> dict[int, dict[str, Tensor]]:
+    """Gathers each layer on the rank that writes it, from those that have a part of it. Collective."""
+    copies = dict[int, dict[str, Tensor]]()
+    for layer, writer in enumerate(writers(placement, fsdp=False)):
+        own: dict[str, Tensor] = {}
+        if resident.holds(layer):
+            own = {name: tensor.cpu() for name, tensor in _tensors(resident.stack[layer], state)}
+        found = gather_layer(resident, placement, layer, own, writer)
+        if found is not None:
+            copies[layer] = found
     return copies
 
 
@@ -117,7 +133,7 @@ def load_layers(
             given, state_of_layer = part[0]
             for name, tensor in layer.tensors():
                 if name in given:  # the others are buffers that do not change
-                    tensor.copy_(_shard(tensor, given[name], keep_dtensor=True))
+                    tensor.copy_(_shard(tensor, layer.own_part(name, given[name]), keep_dtensor=True))
             copies = {name: {key: value.clone() for key, value in own.items()} for name, own in state_of_layer.items()}
             yield index, to_own_names(layer, copies)  # what was given stays as it is when training goes on
 

@@ -32,7 +32,12 @@ class Stage(nn.Module):
         recompute: Recomputes each active layer in backward instead of keeping its activations.
         randomness: Makes the random numbers of a micro-batch.
         compiler: Compiles the blocks; not of sharded layers, which are all-gathered by hooks.
+
+    Attributes:
+        num_tokens: T of the batches that come next, (B, T, D) between the layers.
     """
+
+    num_tokens: int = 0
 
     def __init__(
         self,

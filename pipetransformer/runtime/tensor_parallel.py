@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
+from pipetransformer.autopipe.mesh import WHOLE
 from pipetransformer.errors import UserError
 from pipetransformer.models.layer import Layer
 from pipetransformer.models.tp_plan import Column, Heads, Part, Rule, parts, ruled
@@ -174,24 +175,24 @@ class ShardedEmbedding(nn.Embedding):
         return F.embedding(input, all_gather(self.weight, self._rows, 1), self.padding_idx)
 
 
-def shard_layer(layer: Layer, mesh: RankMesh, is_head: bool = False) -> dict[str, Part]:
+def shard_layer(layer: Layer, mesh: RankMesh, is_head: bool = False) -> None:
     """Replaces the leaves of a layer that the plan names, and cuts its parameters to the parts of this rank.
 
     Names stay as they are, so optimizers, freezing and checkpoints go on by name.
 
     Args:
-        layer: Changed in place.
+        layer: Changed in place, with storage or without.
         is_head: The layer stays whole: it works on one token of each sample, or has a few columns.
-
-    Returns:
-        The part of each parameter, by its name in the layer's module.
 
     Raises:
         UserError: A parameter has no rule.
     """
     module, plan = layer.module, layer.tp_plan
+    layer.whole_shapes = {name: parameter.shape for name, parameter in layer.by_name().items()}
     if is_head:
-        return {name: Part("whole", (None, None)) for name, _ in module.named_parameters()}
+        whole = Part("whole", (None, None)), WHOLE
+        layer.cuts = {layer.prefix + name: whole for name, _ in module.named_parameters()}
+        return
     if plan is None:
         raise UserError(
             f"no tp_plan says how a {type(module).__name__} is split; run with parallel.tp=1 parallel.dp_shard=1, or "
@@ -201,12 +202,12 @@ def shard_layer(layer: Layer, mesh: RankMesh, is_head: bool = False) -> dict[str
     for path, rule in list(ruled(module, plan)):
         replace_leaf(module, path, rule, mesh)
     for name, part in found.items():
+        box = mesh.mesh.box(part.style, mesh.rank)
+        layer.cuts[layer.prefix + name] = part, box
         path, _, leaf = name.rpartition(".")
         owner = module.get_submodule(path)
         whole = getattr(owner, leaf)
-        own = part.cut(whole.detach(), mesh.mesh.box(part.style, mesh.rank))
-        setattr(owner, leaf, nn.Parameter(own.clone(), whole.requires_grad))
-    return found
+        setattr(owner, leaf, nn.Parameter(part.cut(whole.detach(), box).clone(), whole.requires_grad))
 
 
 def replace_leaf(module: nn.Module, path: str, rule: Rule, mesh: RankMesh) -> None:

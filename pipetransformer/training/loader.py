@@ -189,7 +189,8 @@ class BatchLoader:
         if plan.cache_level and self._nodes.count > 1:
             nodes = [self._nodes.of_rank(rank) for rank in topology.reading_ranks]
             global_ids = reorder_for_locality(global_ids, self._homes[global_ids], nodes)
-        return replica_batch(global_ids, topology.replica, plan.num_replicas, plan.num_microbatches)
+        multiple = plan.mesh.rows_multiple
+        return replica_batch(global_ids, topology.share, plan.num_shares, plan.num_microbatches, multiple)
 
     def _num_tokens(self, global_ids: np.ndarray) -> int:
         return self.padded(global_ids) or int(self.source.lengths[0])

@@ -87,7 +87,9 @@ def packed_rows(
     plan = topology.plan
     packs = [global_ids[members] for members in pack(lengths[global_ids], capacity)]
     longest = max(int(lengths[members].sum()) for members in packs)
-    own = replica_batch(np.arange(len(packs)), topology.replica, plan.num_replicas, plan.num_microbatches)
+    own = replica_batch(
+        np.arange(len(packs)), topology.share, plan.num_shares, plan.num_microbatches, plan.mesh.rows_multiple
+    )
     rows = [packs[index] for index in own.ids]
     documents = np.concatenate(rows)
     return PackedRows(

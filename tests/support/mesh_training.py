@@ -8,10 +8,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pipetransformer.autopipe.mesh import StageMesh
+from pipetransformer.autopipe.mesh import Axes, StageMesh
 from pipetransformer.models.tp_plan import Part
 from pipetransformer.runtime.gradients import squared_gradient_norms, unscale_and_clip
-from pipetransformer.runtime.mesh import Axes, RankMesh, mesh_groups
+from pipetransformer.runtime.mesh import RankMesh
 from pipetransformer.runtime.mesh_gradients import CopiedGradients
 from pipetransformer.runtime.mesh_stage import MeshStage
 from pipetransformer.runtime.precision import PRECISIONS
@@ -44,8 +44,8 @@ class MeshTrainer:
         self.active: dict[int, list[nn.Parameter]] = {}
         for index in range(len(self.stack)):
             layer = layers[index] = self.stack[index]
-            own = shard_layer(layer, self.mesh, is_head=index == len(self.stack) - 1)
-            named = {name: (own[name.removeprefix(layer.prefix)], p) for name, p in layer.by_name().items()}
+            shard_layer(layer, self.mesh, is_head=index == len(self.stack) - 1)
+            named = {name: (layer.cuts[name][0], parameter) for name, parameter in layer.by_name().items()}
             self.parts |= named
             if not num_frozen or index > num_frozen:
                 self.active[index] = [parameter for _, parameter in named.values()]
@@ -117,7 +117,7 @@ class MeshTrainer:
 
 def make_mesh(mesh: StageMesh, closing: ExitStack) -> RankMesh:
     rank, groups = dist.get_rank(), dict[Axes, Any]()
-    for axes, ranks in mesh_groups(mesh):
+    for axes, ranks in mesh.groups():
         group = dist.new_group(list(ranks))
         if rank in ranks:
             groups[axes] = group

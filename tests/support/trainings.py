@@ -158,6 +158,9 @@ def moments(runtime: ElasticRuntime) -> dict[str, Tensor]:
 
     What is parked counts.
     """
+    if runtime.resident.mesh is not None:
+        gathered_parts = runtime.gather_optimizer_state()
+        return {f"{name}/{key}": t.double() for name, own in gathered_parts.items() for key, t in own.items()}
     known = {**(runtime.optimizer.state if runtime.optimizer else {}), **runtime.resident.parked()}
     own: dict[str, np.ndarray] = {}
     for index in runtime.resident.held():
