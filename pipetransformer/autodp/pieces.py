@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from pipetransformer.autopipe.mesh import STYLES, Box, StageMesh, Style, area, intersection, lacking
+from pipetransformer.mesh import STYLES, Box, StageMesh, Style, area, intersection, lacking
 
 
 @dataclass(frozen=True)

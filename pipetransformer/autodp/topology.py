@@ -8,7 +8,7 @@ Ranks beyond the plan are idle::
                           replica 1        3         4         5        idle: 6, 7          1   3   5
 
 Where several ranks run a stage together, they are neighbors, and ``mesh`` is the last axis. Its own axes are those of
-:class:`~pipetransformer.autopipe.mesh.StageMesh`.
+:class:`~pipetransformer.mesh.StageMesh`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

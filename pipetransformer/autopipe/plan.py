@@ -6,8 +6,8 @@ Layers are numbered over the whole model: 0 is the embedding, ``1 .. L`` are the
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from pipetransformer.autopipe.mesh import SINGLE, StageMesh
 from pipetransformer.autopipe.schedules import SCHEDULES
+from pipetransformer.mesh import SINGLE, StageMesh
 
 RankOrder = Literal["pipeline-first", "replica-first"]
 """Neighbouring ranks belong to one pipeline, or hold the same layers."""

@@ -7,7 +7,7 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from pipetransformer.autopipe.mesh import Box
+from pipetransformer.mesh import Box
 from pipetransformer.models.tp_plan import Part, TpPlan
 
 Forward = Callable[..., Tensor]

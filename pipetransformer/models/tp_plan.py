@@ -16,8 +16,8 @@ from fnmatch import fnmatchcase
 
 from torch import Tensor, nn
 
-from pipetransformer.autopipe.mesh import Box, Style
 from pipetransformer.errors import UserError
+from pipetransformer.mesh import Box, Style
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 from pipetransformer.autodp.topology import Topology
 from pipetransformer.autodp.transition import Placement, Transition, first_transition, next_transition
 from pipetransformer.autopipe.plan import Plan
-from pipetransformer.errors import StepRefused
-from pipetransformer.models.stack import Layer, LayerStack
+from pipetransformer.errors import StepRefused, UserError
+from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.averaging import AVERAGE
 from pipetransformer.optim.base import OptimizerSpec
 from pipetransformer.optim.fused import droppable
@@ -29,10 +29,8 @@ from pipetransformer.runtime.device_update import NormVerdict
 from pipetransformer.runtime.engine import Engine, Objective
 from pipetransformer.runtime.fsdp import FsdpLayers, ShardedStage, local_part
 from pipetransformer.runtime.groups import RankContext, ResolvedTopology
-from pipetransformer.runtime.mesh import RankMesh
-from pipetransformer.runtime.mesh_gradients import CopiedGradients
-from pipetransformer.runtime.mesh_stage import MeshStage
-from pipetransformer.runtime.mesh_transfer import all_gather_layer, gather_sharded_state_dict
+from pipetransformer.runtime.mesh_layers import MeshLayers
+from pipetransformer.runtime.mesh_transfer import gather_sharded_state_dict
 from pipetransformer.runtime.precision import LossScale
 from pipetransformer.runtime.resident import OptimizerState, ResidentLayers
 from pipetransformer.runtime.result import (
@@ -96,7 +94,7 @@ class ElasticRuntime:
         self._own_rates = own_rates
         self._compiler = BlockCompiler(len(stack)) if context.compiles else None
         self._shards: FsdpLayers | None = None
-        self._mesh: RankMesh | None = None
+        self._mesh: MeshLayers | None = None
 
     def __enter__(self) -> "ElasticRuntime":
         return self
@@ -153,9 +151,8 @@ class ElasticRuntime:
         resolved = self._context.groups.resolve(topology, self.device.type, tied)
         grouped = time.perf_counter()
         if plan.mesh.num_ranks > 1 and self._mesh is None and not topology.is_idle:
-            self._mesh = resolved.rank_mesh()
-            assert self._mesh is not None
-            self.resident.shard(self._mesh)
+            self._check_mesh()
+            self._mesh = MeshLayers(self.resident, resolved)
         if transition.before is None:
             self._load(resolved, transition.placement, source)
         assert plan.fsdp == (self._shards is not None), "a run is sharded from its start to its end"
@@ -170,6 +167,18 @@ class ElasticRuntime:
             num_moves=len(transition.moves),
             bytes_moved=bytes_moved,
         )
+
+    def _check_mesh(self) -> None:
+        """Refuses what does not go with a mesh.
+
+        Raises:
+            UserError: With what to change.
+        """
+        if not self._spec.is_elementwise:
+            kind = type(self._spec).__name__
+            raise UserError(f"{kind} needs each weight in one piece, and a mesh has them in parts; take AdamW or SGD")
+        if self.precision.compute_dtype is not None or self._compiler is not None:
+            raise UserError("a mesh runs in float32 or float64, and without compile=true")
 
     def _load(self, resolved: ResolvedTopology, placement: Placement, source: LayerSource | None) -> None:
         """Gives the layers of the first plan their weights and, from a checkpoint, their optimizer state."""
@@ -234,8 +243,10 @@ class ElasticRuntime:
         self.resident.restore_optimizer_state(self.optimizer, plan.first_active_layer)
         tied = gradients.TiedWeights(stack, resolved)
         first_trained = stack.first_trained(plan.first_active_layer)
-        copied = self._copied_gradients(stages.values())
-        self.engine = Engine(resolved, stages, tied, self._objective, self._context, first_trained, self._mesh, copied)
+        copied = None if self._mesh is None else self._mesh.copied_gradients(stages.values())
+        self.engine = Engine(
+            resolved, stages, tied, self._objective, self._context, first_trained, self.resident.mesh, copied
+        )
         self.measured = {layer: stack.own_parameters(layer) for layer in self.engine.active_parameters}
         if copied is not None:
             self.measured = copied.counted(self.measured)
@@ -248,17 +259,9 @@ class ElasticRuntime:
         if self._shards is not None:
             return ShardedStage(layers, active, self.precision, plan.recompute, randomness, shards=self._shards)
         if self._mesh is not None:
-            reads = index == 0 and plan.first_layer > 0
-            return MeshStage(layers, active, self.precision, plan.recompute, self._mesh, len(stack), reads)
+            reads_features = index == 0 and plan.first_layer > 0
+            return self._mesh.stage(layers, active, self.precision, plan.recompute, reads_features)
         return Stage(layers, active, self.precision, plan.recompute, randomness, self._compiler)
-
-    def _copied_gradients(self, stages: Iterable[Stage]) -> CopiedGradients | None:
-        """Returns the gradients that ranks of a mesh have to sum; ``None`` without one."""
-        if self._mesh is None:
-            return None
-        stack, active = self.resident.stack, [layer for stage in stages for layer in stage.active_parameters]
-        named = {p: stack[layer].cuts[name][0] for layer in active for name, p in stack[layer].by_name().items()}
-        return CopiedGradients(self._mesh, {p: part for p, part in named.items() if p.requires_grad})
 
     def _build_optimizer(self, layers: Iterable[int]) -> Optimizer | None:
         """Builds the optimizer over layers; a weight that layers share has the rate of the lowest."""
@@ -400,18 +403,9 @@ class ElasticRuntime:
         if outputs is None:
             return None
         if self._mesh is not None:
-            return self._evaluated_on_mesh(self._mesh, self.engine, batch, outputs)
+            return self._mesh.evaluated(self.engine, batch, outputs)
         num_samples = int(batch.weights.sum())  # in front, padding behind them
         return Evaluated(batch.ids[:num_samples], outputs[:num_samples]) if num_samples else None
-
-    @staticmethod
-    def _evaluated_on_mesh(mesh: RankMesh, engine: Engine, batch: Batch, outputs: Tensor) -> Evaluated | None:
-        """Returns the outputs of this rank's rows, on one rank of those that computed them."""
-        kept = engine.rows_of_outputs(batch.weights) > 0  # the others are padding
-        if not mesh.is_first_copy_of_rows or not kept.any():
-            return None
-        ids = engine.rows_of_outputs(torch.from_numpy(batch.ids))
-        return Evaluated(ids[kept].numpy(), outputs[kept.to(outputs.device)])
 
     @contextmanager
     def frozen_forward(self, first: int, last: int) -> Iterator[FrozenForward]:
@@ -424,17 +418,9 @@ class ElasticRuntime:
         layers = {number: self.resident.stack[number] for number in numbers}
         compiler = self._compiler if self._shards is None else None
         if self._mesh is not None:
-            layers = self._whole_layers(numbers)
+            layers = self._mesh.whole(numbers, self.placement)
         with self._borrowed(numbers), eval_forward(layers, self.precision, self.device, compiler) as forward:
             yield forward
-
-    def _whole_layers(self, numbers: Iterable[int]) -> dict[int, Layer]:
-        """Returns layers in one piece on every rank, put together from the parts that ranks hold."""
-        gathered = {number: all_gather_layer(self.resident, self.placement, number) for number in numbers}
-        layers = {number: self.resident.whole_twin(number) for number in numbers}
-        for number, layer in layers.items():
-            layer.fill(gathered[number].items(), self.device)
-        return layers
 
     def _borrowed(self, layers: range) -> AbstractContextManager[None]:
         if self._mesh is not None:
@@ -473,6 +459,6 @@ class ElasticRuntime:
         """
         if self._shards is not None:
             return self._shards.gather_state_dict()
-        if self.plan is not None and self.plan.mesh.num_ranks > 1:
+        if self.resident.mesh is not None:
             return gather_sharded_state_dict(self.resident, self.placement)
         return gather_state_dict(self.resident, self.placement)

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from pipetransformer.autopipe.mesh import Axes, Exchange, StageMesh, Style
+from pipetransformer.mesh import Axes, Exchange, StageMesh, Style
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from pipetransformer.autopipe.mesh import WHOLE
 from pipetransformer.errors import UserError
+from pipetransformer.mesh import WHOLE
 from pipetransformer.models.layer import Layer
 from pipetransformer.models.tp_plan import Column, Heads, Part, Rule, parts, ruled
 from pipetransformer.runtime.mesh import MeshAxis, RankMesh
@@ -195,7 +195,7 @@ def shard_layer(layer: Layer, mesh: RankMesh, is_head: bool = False) -> None:
         return
     if plan is None:
         raise UserError(
-            f"no tp_plan says how a {type(module).__name__} is split; run with parallel.tp=1 parallel.dp_shard=1, or "
+            f"no tp_plan says how {type(module).__name__} is split; run with parallel.tp=1 parallel.dp_shard=1, or "
             "give its layer a tp_plan"
         )
     found = parts(module, plan)

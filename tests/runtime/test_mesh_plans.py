@@ -5,13 +5,15 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
 from support.cases import NUM_BLOCKS, Case
 from support.exactness import assert_equal
+from support.mesh_training import evaluate_alone, evaluate_on_mesh
 from support.pool import Pool
 from support.trainings import train_elastic, train_reference
 
-from pipetransformer.autopipe.mesh import StageMesh
 from pipetransformer.autopipe.plan import Plan, layer_above
+from pipetransformer.mesh import StageMesh
 
 HEAD = NUM_BLOCKS + 1
 TP, ROWS, RING = StageMesh(tp=2), StageMesh(dp_shard=2), StageMesh(cp=2)
@@ -50,7 +52,9 @@ ROWS_OF_PLANS = {
         "vit", plan(SUMMA, 2, microbatches=2, recompute=True), plan(SUMMA, replicas=2, frozen=2, level=2)
     ),
     "3d, micro-batches and a cache": Row("bert", plan(CUBE, microbatches=2), plan(CUBE, frozen=3, level=2)),
-    "3d, two stages and all blocks frozen": Row("vit", plan(CUBE, 2, microbatches=2), plan(CUBE, replicas=2, frozen=6, level=6)),
+    "3d, two stages and all blocks frozen": Row(
+        "vit", plan(CUBE, 2, microbatches=2), plan(CUBE, replicas=2, frozen=6, level=6)
+    ),
     "cp 2, two stages become two replicas": Row(
         "vit", plan(RING, 2, microbatches=2, schedule="gpipe"), plan(RING, replicas=2, frozen=2, level=2)
     ),
@@ -71,6 +75,37 @@ def test_idle_ranks_take_part_when_the_plan_grows(pool: Pool, bert_config: Path,
     case = Case("bert", bert_config, 0.2, num_steps=3)
     trace = pool.run(4, train_elastic, case, {0: plan(TP), 1: plan(TP, replicas=2)}, str(tmp_path))[0]
     assert_equal(trace, train_reference(case, {}))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "num_stages", "replicas", "microbatches"),
+    [(TP, 1, 2, 1), (ROWS, 2, 1, 2), (SUMMA, 1, 1, 2), (CUBE, 1, 1, 2), (CUBE, 2, 1, 1), (RING, 2, 1, 1)],
+    ids=str,
+)
+def test_each_sample_is_evaluated_once(
+    mesh: StageMesh, num_stages: int, replicas: int, microbatches: int, pool: Pool, bert_config: Path
+) -> None:
+    case, one = Case("bert", bert_config), plan(mesh, num_stages, replicas, microbatches, schedule="gpipe")
+    ids, outputs = pool.run(one.num_devices, evaluate_on_mesh, case, one, 7)[0]
+    assert ids == list(range(7))
+    torch.testing.assert_close(outputs, evaluate_alone(case, 7), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ({"optimizer": "lamb"}, "Lamb needs each weight in one piece, and a mesh has them in parts; take AdamW or SGD"),
+        ({"precision": "bfloat16"}, "a mesh runs in float32 or float64, and without compile=true"),
+        ({"kind": "bert_mlm"}, "a mesh splits no weights that layers share; run with parallel.tp=1"),
+        ({"kind": "eva02"}, "no tp_plan says how"),
+    ],
+)
+def test_what_a_mesh_cannot_run_is_refused(
+    case: dict[str, str], message: str, pool: Pool, bert_config: Path, tmp_path: Path
+) -> None:
+    problem = Case(**{"kind": "vit", **case}, folder=bert_config)  # type: ignore[arg-type]
+    with pytest.raises(AssertionError, match=message):
+        pool.run(2, train_elastic, problem, {0: plan(TP)}, str(tmp_path))
 
 
 def test_devices_and_shares_of_the_batch_count_the_mesh() -> None:

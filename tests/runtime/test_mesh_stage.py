@@ -14,8 +14,8 @@ from support.pool import Pool
 from support.trainings import train_reference
 from torch import Tensor, nn
 
-from pipetransformer.autopipe.mesh import SINGLE, StageMesh
 from pipetransformer.errors import UserError
+from pipetransformer.mesh import SINGLE, StageMesh
 from pipetransformer.models.layer import Layer
 from pipetransformer.models.tp_plan import parts
 from pipetransformer.runtime.mesh import RankMesh
@@ -138,7 +138,7 @@ def test_a_module_without_a_rule_is_refused_by_name(bert_config: Path) -> None:
     with pytest.raises(UserError, match=r"Linear \(attn.extra, parameters weight, bias\) has no rule"):
         parts(block.module, block.tp_plan or {})
     other = Layer(nn.Linear(2, 2), _call)
-    with pytest.raises(UserError, match=r"no tp_plan says how a Linear is split; run with parallel.tp=1"):
+    with pytest.raises(UserError, match=r"no tp_plan says how Linear is split; run with parallel.tp=1"):
         shard_layer(other, RankMesh(SINGLE, 0, {}))
 
 

@@ -8,8 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
+from torch.nn import functional as F
 
-from pipetransformer.autopipe.mesh import StageMesh
+from pipetransformer.mesh import StageMesh
 from pipetransformer.models import tp_plan
 from pipetransformer.runtime import mesh_gradients, ring_attention
 from pipetransformer.runtime.mesh import MeshAxis, RankMesh
@@ -57,7 +58,7 @@ def _always_the_first_block(own: Tensor, axis: MeshAxis, sizes: Sequence[int]) -
     first: Tensor | None = None
     for columns, block in _around(own, axis, sizes):
         first = block if first is None else first
-        yield columns, first
+        yield columns, F.pad(first, (0, 0, 0, block.shape[-2] - first.shape[-2]))  # ranks may have a token more
 
 
 def _hidden_rows(self: RankMesh, x: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """The training of a case by one mesh: all layers as one stage, of which each rank has its part."""
 
+import tempfile
 from contextlib import ExitStack
 from typing import Any
 
@@ -8,7 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pipetransformer.autopipe.mesh import Axes, StageMesh
+from pipetransformer.autopipe.plan import Plan
+from pipetransformer.mesh import Axes, StageMesh
 from pipetransformer.models.tp_plan import Part
 from pipetransformer.runtime.gradients import squared_gradient_norms, unscale_and_clip
 from pipetransformer.runtime.mesh import RankMesh
@@ -19,7 +21,7 @@ from pipetransformer.runtime.rng import sample_keys
 from pipetransformer.runtime.tensor_parallel import shard_layer
 from support.cases import CLIP_NORM, OPTIMIZERS, SEED, Case
 from support.comm_meter import comm_meter
-from support.trainings import Trace, _divisor, _read, ids_of, rate
+from support.trainings import Trace, _divisor, _read, build, go, ids_of, rate
 
 Parts = dict[str, tuple[Part, nn.Parameter]]
 
@@ -166,3 +168,25 @@ def held_fraction(case: Case, mesh: StageMesh) -> float:
             sum(p.numel() for index in blocks for p in stack[index].parameters()) for stack in (trainer.stack, whole)
         )
         return own / all_
+
+
+def evaluate_on_mesh(case: Case, plan: Plan, num_samples: int) -> tuple[list[int], Tensor]:
+    """The ids and the outputs of all ranks in evaluation, in the order of the ids; every rank calls it."""
+    runtime, loader, groups = build(case, tempfile.gettempdir())
+    go(runtime, loader, plan)
+    own = runtime.evaluate(loader, np.arange(num_samples))
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, None if own is None else (own.ids, own.outputs))
+    loader.close()
+    groups.close()
+    ids = np.concatenate([part[0] for part in gathered if part])
+    outputs = torch.cat([part[1] for part in gathered if part])
+    order = np.argsort(ids, kind="stable")
+    return ids[order].tolist(), outputs[order]
+
+
+@torch.no_grad()
+def evaluate_alone(case: Case, num_samples: int) -> Tensor:
+    """The same in one process."""
+    inputs, context, _ = _read(case.split(), np.arange(num_samples), torch.float64)
+    return case.stack().eval()(inputs, **context)

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipetransformer.autodp.pieces import Piece, Shard, pieces_between, share_moved
-from pipetransformer.autopipe.mesh import (
+from pipetransformer.errors import UserError
+from pipetransformer.mesh import (
     SINGLE,
     STYLES,
     WHOLE,
@@ -21,7 +22,6 @@ from pipetransformer.autopipe.mesh import (
     intersection,
     lacking,
 )
-from pipetransformer.errors import UserError
 from pipetransformer.models.tp_plan import Part
 
 MESHES = [
