@@ -7,6 +7,7 @@ from typing import Any
 
 from pipetransformer.autopipe.limit import Fill, Phase, limit
 from pipetransformer.autopipe.plan import Plan
+from pipetransformer.mesh import StageMesh
 from pipetransformer.planning.planner import Planner
 
 NUM_WARMUP_STEPS = 2  # the first steps of a plan allocate and connect
@@ -201,4 +202,5 @@ def plan_dict(plan: Plan) -> dict[str, Any]:
 def plan_from_dict(values: Mapping[str, Any]) -> Plan:
     """Returns the plan that ``dataclasses.asdict`` turned into plain values, also after a way through JSON."""
     fields = {name: value for name, value in values.items() if name != "num_stages"}  # follows from the stages
+    fields["mesh"] = StageMesh(**values.get("mesh", {}))  # older runs have none
     return Plan(**fields | {"stages": tuple((first, last) for first, last in values["stages"])})

@@ -1,6 +1,7 @@
 """Plans whose stages run on meshes train as one process does, and move, freeze and cache as others do (1e-10)."""
 
-from dataclasses import dataclass, replace
+import json
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from support.trainings import train_elastic, train_reference
 
 from pipetransformer.autopipe.plan import Plan, layer_above
 from pipetransformer.mesh import StageMesh
+from pipetransformer.planning.history import plan_from_dict
 
 HEAD = NUM_BLOCKS + 1
 TP, ROWS, RING = StageMesh(tp=2), StageMesh(dp_shard=2), StageMesh(cp=2)
@@ -113,3 +115,10 @@ def test_devices_and_shares_of_the_batch_count_the_mesh() -> None:
     assert (one.num_devices, one.num_shares, one.microbatch_size(32)) == (24, 6, 3)
     cube = replace(one, mesh=CUBE)
     assert (cube.num_devices, cube.num_shares, cube.microbatch_size(32)) == (24, 3, 6)
+
+
+def test_a_plan_on_a_mesh_comes_back_from_a_file() -> None:
+    one = plan(StageMesh(dp_shard=2, tp=2, algorithm="2d"), 2, microbatches=2, frozen=2)
+    assert plan_from_dict(json.loads(json.dumps(asdict(one)))) == one
+    without_mesh = {name: value for name, value in asdict(plan(TP)).items() if name != "mesh"}
+    assert plan_from_dict(without_mesh) == replace(plan(TP), mesh=StageMesh())
