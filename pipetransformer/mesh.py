@@ -166,10 +166,6 @@ class StageMesh:
         return self.algorithm != "1d"
 
     @property
-    def num_token_parts(self) -> int:
-        return self.cp
-
-    @property
     def batch_ways(self) -> int:
         """The parts into which the mesh splits the rows of a batch."""
         return prod(self.shape[axis] for axis in self.row_axes)

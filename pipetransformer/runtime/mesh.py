@@ -70,9 +70,6 @@ class RankMesh:
         coordinate = mesh.coordinate(rank)
         self.axes = {name: MeshAxis(size, coordinate[name], groups.get((name,))) for name, size in mesh.shape.items()}
 
-    def axis(self, name: str) -> MeshAxis:
-        return self.axes[name]
-
     @property
     def hidden(self) -> MeshAxis:
         """The axis along which the width of the hidden state is split, where it is."""
