@@ -71,12 +71,13 @@ def next_transition(last: Transition, plan: Plan) -> Transition:
     size = plan.mesh.num_ranks
     assert last.after.mesh == plan.mesh, "a run keeps its mesh"
     cached = last.placement[: plan.first_layer]
-    kept = cached if plan.fsdp else tuple(_lowest_of_each_part(ranks, size) for ranks in cached)
+    kept = cached if plan.fsdp else tuple(lowest_of_each_part(ranks, size) for ranks in cached)
     placement = kept + _stage_placement(plan)
     return Transition(last.after, plan, placement, moves_between(last.placement, placement, size))
 
 
-def _lowest_of_each_part(ranks: tuple[int, ...], num_parts: int) -> tuple[int, ...]:
+def lowest_of_each_part(ranks: tuple[int, ...], num_parts: int) -> tuple[int, ...]:
+    """Returns the lowest rank that holds each part of a layer: a rank of a mesh has part ``rank % num_parts``."""
     return tuple(min(rank for rank in ranks if rank % num_parts == part) for part in range(num_parts))
 
 

@@ -125,8 +125,8 @@ class Engine:
         return self._schedule(batch, train=False).step(*self._inputs(batch), **self._context(batch))
 
     def _on_device(self, batch: Batch) -> Batch:
-        for stage in self.stages.values():
-            stage.num_tokens = batch.hidden_shape[1]
+        if self._mesh is not None:
+            self._mesh.num_tokens = batch.hidden_shape[1]
         return batch.to(self._device, self._precision.param_dtype, self._keys_on_host)
 
     def _set_mode(self, train: bool) -> None:

@@ -7,7 +7,7 @@ last pass of each stage, and the stage below would get its own gradient only aft
                  device 0      B2              B3 [all-reduce]               device 0      B2 B3 [all-reduce]
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
 import torch
@@ -25,17 +25,22 @@ from pipetransformer.runtime.stage import ParametersByLayer
 
 
 def all_reduce_gradients(parameters: Iterable[nn.Parameter], replicas: ProcessGroup) -> None:
-    """Replaces each gradient by its mean over the replicas. All ranks of the group call it.
+    """Replaces each gradient by its mean over the replicas. All ranks of the group call it."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    torch._foreach_div_(gradients, replicas.size())
+    sum_gradients(gradients, replicas)
+
+
+def sum_gradients(gradients: Sequence[Tensor], group: ProcessGroup) -> None:
+    """Replaces each gradient by its sum over a group, equal bit for bit on its ranks, all of which call it.
 
     Gradients of :data:`BUCKET_BYTES` and more are all-reduced in place, smaller ones in buckets of up to that size.
     """
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    torch._foreach_div_(gradients, replicas.size())
     in_place = [each for each in gradients if _is_reduced_in_place(each)]
-    pending = [dist.all_reduce(each, group=replicas, async_op=True) for each in in_place]
-    for bucket in buckets(each for each in gradients if not _is_reduced_in_place(each)):
+    pending = [dist.all_reduce(each, group=group, async_op=True) for each in in_place]
+    for bucket in _buckets(each for each in gradients if not _is_reduced_in_place(each)):
         flat = torch.cat([each.reshape(-1) for each in bucket])
-        dist.all_reduce(flat, group=replicas)
+        dist.all_reduce(flat, group=group)
         parts = flat.split([each.numel() for each in bucket])
         torch._foreach_copy_(bucket, [part.view_as(each) for part, each in zip(parts, bucket, strict=True)])
     for work in pending:
@@ -47,7 +52,7 @@ def _is_reduced_in_place(gradient: Tensor) -> bool:
     return gradient.nbytes >= BUCKET_BYTES and gradient.is_contiguous()
 
 
-def buckets(gradients: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+def _buckets(gradients: Iterable[Tensor]) -> Iterator[list[Tensor]]:
     """Yields gradients in order, as many at a time as fit a bucket, and at least one."""
     bucket: list[Tensor] = []
     for gradient in gradients:
@@ -84,7 +89,7 @@ class TiedWeights:
     def all_reduce(self) -> None:
         """Gives every copy the sum, equal bit for bit. All ranks of the pipeline call it."""
         for copies, group in self._shared:
-            total, *others = map(_gradient, copies)
+            total, *others = map(gradient_or_zero, copies)
             for other in others:
                 total += other
             if group.size() > 1:
@@ -103,7 +108,7 @@ def _active_ties(stack: LayerStack, plan: Plan) -> list[Tie]:
     return [tie for tie in stack.ties if tie[0].layer >= plan.first_active_layer and tie[0] not in stack.fixed]
 
 
-def _gradient(parameter: nn.Parameter) -> Tensor:
+def gradient_or_zero(parameter: nn.Parameter) -> Tensor:
     """Returns the gradient of a copy; zero where the copy took no part."""
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)

@@ -63,7 +63,10 @@ class RankMesh:
     Attributes:
         place: Where in a layer the computation is: ``embed``, ``hidden``, ``inner`` or ``whole``. It says how a tensor
             is split from which a mask is drawn.
+        num_tokens: T of the batches that come next, (B, T, D) between the layers.
     """
+
+    num_tokens: int
 
     def __init__(self, mesh: StageMesh, rank: int, groups: Mapping[Axes, ProcessGroup]) -> None:
         self.mesh, self.rank, self.groups, self.place = mesh, rank, groups, "hidden"

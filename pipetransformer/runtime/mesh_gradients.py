@@ -4,15 +4,13 @@ A copy has the gradient of what its rank computed, so the sum, and never the mea
 optimizer state keep copies equal bit for bit.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
-import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed import ProcessGroup
 
 from pipetransformer.models.tp_plan import Part
-from pipetransformer.runtime.gradients import buckets
+from pipetransformer.runtime.gradients import gradient_or_zero, sum_gradients
 from pipetransformer.runtime.mesh import RankMesh
 from pipetransformer.runtime.stage import ParametersByLayer
 
@@ -36,22 +34,8 @@ class CopiedGradients:
     def all_reduce(self) -> None:
         """Gives every copy the sum, equal bit for bit. All ranks of the mesh call it."""
         for group, parameters in self._by_group.items():
-            sum_gradients(parameters, group)
+            sum_gradients([gradient_or_zero(parameter) for parameter in parameters], group)
 
     def counted(self, parameters: ParametersByLayer) -> ParametersByLayer:
         """Returns the parameters that count in the norm on this rank: over all ranks each number counts once."""
         return {layer: [p for p in own if p in self._first_copies] for layer, own in parameters.items()}
-
-
-def sum_gradients(parameters: Iterable[nn.Parameter], group: ProcessGroup) -> None:
-    """Replaces each gradient by its sum over a group, in buckets; one that is missing counts as zero."""
-    gradients: list[Tensor] = []
-    for parameter in parameters:
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        gradients.append(parameter.grad)
-    for bucket in buckets(gradients):
-        flat = torch.cat([each.reshape(-1) for each in bucket])
-        dist.all_reduce(flat, group=group)
-        parts = flat.split([each.numel() for each in bucket])
-        torch._foreach_copy_(bucket, [part.view_as(each) for part, each in zip(parts, bucket, strict=True)])

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pipetransformer.runtime.mesh import MeshAxis, RankMesh
 from pipetransformer.runtime.ring_attention import ring_scores, ring_values
-from pipetransformer.runtime.rng import PerSampleRng, attention_weights
+from pipetransformer.runtime.rng import PerSampleRng, attention_weights, layer_word, sample_words
 
 
 class ShardedRng(PerSampleRng):
@@ -27,16 +27,14 @@ class ShardedRng(PerSampleRng):
     """
 
     def __init__(self, keys: Tensor, mesh: RankMesh, token_sizes: Sequence[int]) -> None:
-        self._mesh, self._token_sizes, self._inner_samples = mesh, token_sizes, mesh.inner_rows(keys)
+        self._mesh, self._token_sizes = mesh, token_sizes
+        self._inner_samples = sample_words(mesh.inner_rows(keys))
         super().__init__(mesh.rows(keys))
 
     def layer(self, index: int) -> None:
         """Starts the streams of the layer that runs next."""
         super().layer(index)
-        own, self._hidden_keys = self._samples, self._keys
-        self._samples = (self._inner_samples << 32 >> 32).int()[:, None]
-        super().layer(index)
-        self._samples, self._inner_keys, self._keys = own, self._keys, self._hidden_keys
+        self._hidden_keys, self._inner_keys = self._keys, self._inner_samples ^ layer_word(index)
 
     def _fill(self, mask: Tensor, p: float) -> Tensor:
         self._keys = self._inner_keys if self._mesh.place == "inner" else self._hidden_keys

@@ -13,8 +13,6 @@ the embedding in 1d and before the head in 2d and 3d, and tokens are cut behind 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -58,7 +56,7 @@ class MeshStage(Stage):
         Returns:
             This rank's part of the hidden state; of the head the outputs for its rows.
         """
-        self._token_sizes = self._mesh.token_sizes(self.num_tokens)
+        self._token_sizes = self._mesh.token_sizes(self._mesh.num_tokens)
         if self._reads_features:
             x = self._cut_tokens(self._cut_width(self._mesh.rows(x)))
         return super().forward(x, keys=keys, **context)
@@ -70,15 +68,6 @@ class MeshStage(Stage):
         """Runs layers, also in evaluation in the context that leads attention around the ring."""
         with ShardedRng(keys, self._mesh, self._token_sizes) as numbers:
             return self._run_all(layers, self._plain, x, context, numbers.layer)
-
-    def _run_all(
-        self, layers: list[int], calls: dict[int, LayerCall], x: Tensor, context: dict[str, Tensor],
-        begin: Callable[[int], None],
-    ) -> Tensor:  # fmt: skip
-        for index in layers:
-            begin(index)
-            x = self._run_layer(index, calls[index], x, context)
-        return x
 
     def _run_layer(self, index: int, call: LayerCall, x: Tensor, context: dict[str, Tensor]) -> Tensor:
         mesh = self._mesh

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pipetransformer.autodp.transition import Placement
+from pipetransformer.autodp.transition import Placement, lowest_of_each_part
 from pipetransformer.runtime.resident import ResidentLayers
 
 Tensors = dict[str, Tensor]
@@ -55,10 +55,8 @@ def gather_sharded_state_dict(resident: ResidentLayers, placement: Placement) ->
     return state if dist.get_rank() == 0 else None
 
 
-def _senders(resident: ResidentLayers, placement: Placement, layer: int) -> set[int]:
-    """Returns the lowest rank that holds each part of a layer."""
-    size = 1 if resident.mesh is None else resident.mesh.mesh.num_ranks
-    return {min(rank for rank in placement[layer] if rank % size == part) for part in range(size)}
+def _senders(resident: ResidentLayers, placement: Placement, layer: int) -> tuple[int, ...]:
+    return lowest_of_each_part(placement[layer], 1 if resident.mesh is None else resident.mesh.mesh.num_ranks)
 
 
 def _together(resident: ResidentLayers, layer: int, gathered: list[Any]) -> Tensors:

@@ -68,6 +68,11 @@ def sample_keys(seed: int, step: int, ids: np.ndarray) -> Tensor:
     return torch.from_numpy((_words(_NO_SAMPLE ^ of_step).astype(np.int64) << 32) | samples)
 
 
+def sample_words(keys: Tensor) -> Tensor:
+    """Returns the lower halves of samples' keys (B,), which tell the samples of a step apart, (B, 1), int32."""
+    return (keys << 32 >> 32).int()[:, None]
+
+
 def _mix(value: Any) -> Any:
     """Applies the finalizer of splitmix64: close inputs give unrelated outputs."""
     with np.errstate(over="ignore"):
@@ -83,7 +88,8 @@ def _words(values: Any) -> np.ndarray:
 
 
 @cache
-def _layer_word(layer: int) -> int:
+def layer_word(layer: int) -> int:
+    """Returns what the streams of a layer differ in from those of others."""
     return int(_words(layer))
 
 
@@ -106,13 +112,13 @@ class PerSampleRng:
     """
 
     def __init__(self, keys: Tensor, layer: int = 0) -> None:
-        self._samples = (keys << 32 >> 32).int()[:, None]
+        self._samples = sample_words(keys)
         self._step = (keys[:1] >> 32).int()[:, None]
         self.layer(layer)
 
     def layer(self, index: int) -> None:
         """Starts the streams of the layer that runs next."""
-        self._keys, self._shared_key = self._samples ^ _layer_word(index), self._step ^ _layer_word(index)
+        self._keys, self._shared_key = self._samples ^ layer_word(index), self._step ^ layer_word(index)
         self._num_drawn = 0  # of each stream
 
     def __enter__(self) -> Self:

@@ -32,12 +32,7 @@ class Stage(nn.Module):
         recompute: Recomputes each active layer in backward instead of keeping its activations.
         randomness: Makes the random numbers of a micro-batch.
         compiler: Compiles the blocks; not of sharded layers, which are all-gathered by hooks.
-
-    Attributes:
-        num_tokens: T of the batches that come next, (B, T, D) between the layers.
     """
-
-    num_tokens: int = 0
 
     def __init__(
         self,
@@ -107,8 +102,11 @@ class Stage(nn.Module):
     ) -> Tensor:  # fmt: skip
         for index in layers:
             begin(index)
-            x = self._precision.run_layer(calls[index], x, context)
+            x = self._run_layer(index, calls[index], x, context)
         return x
+
+    def _run_layer(self, index: int, call: LayerCall, x: Tensor, context: dict[str, Tensor]) -> Tensor:
+        return self._precision.run_layer(call, x, context)
 
 
 def _compiled(compiler: BlockCompiler, layers: dict[int, nn.Module]) -> dict[int, LayerCall]:

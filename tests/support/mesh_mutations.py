@@ -31,11 +31,10 @@ _sum, _around, _scatter, _part, _next_words = (
 Patch = tuple[Any, str, Any]
 
 
-def _mean(parameters: Any, group: ProcessGroup) -> None:
-    parameters = list(parameters)
-    _sum(parameters, group)
-    for parameter in parameters:
-        parameter.grad /= group.size()
+def _mean(gradients: Sequence[Tensor], group: ProcessGroup) -> None:
+    _sum(gradients, group)
+    for gradient in gradients:
+        gradient /= group.size()
 
 
 def _every_copy_counts(self: CopiedGradients, parameters: ParametersByLayer) -> ParametersByLayer:
@@ -65,7 +64,7 @@ def _hidden_rows(self: RankMesh, x: Tensor) -> Tensor:
     return self.rows(x)
 
 
-def _no_sum(parameters: Any, group: ProcessGroup) -> None:
+def _no_sum(gradients: Sequence[Tensor], group: ProcessGroup) -> None:
     """Leaves each copy its own part of the gradient."""
 
 

@@ -66,7 +66,7 @@ class MeshTrainer:
         rows = np.array_split(ids, self.mesh.mesh.dp_shard)[self._row_part]
         inputs, context, _ = _read(self.split, ids, torch.float64)
         own = np.array([int(np.flatnonzero(ids == row)[0]) for row in rows])
-        self.stage.num_tokens = self.stack.hidden_shape(inputs)[1]
+        self.mesh.num_tokens = self.stack.hidden_shape(inputs)[1]
         keys = sample_keys(SEED, step, rows)
         output = self.stage(inputs[own], keys=keys, **{name: t[own] for name, t in context.items()})
         targets = self.mesh.rows(_read(self.split, ids, torch.float64)[2][own])
