@@ -16,7 +16,8 @@ import numpy as np
 
 NUM_TEST, SEED = 1000, 0
 VIT, DIGITS = "vit", "mnist5k"
-FEW_DIGITS = ("dataset.max_train_samples=1500", "batch_size=32", "optim.lr=3e-4")
+PATCHES = "model.options.patch_size=7"  # 16 tokens of a picture
+FEW_DIGITS = ("dataset.max_train_samples=2000", "batch_size=64", "optim.lr=2e-3", "evaluate.every_epochs=null")
 
 
 @dataclass(frozen=True)
@@ -43,16 +44,16 @@ WORKLOADS = {
         "MiniLM on XQuAD, windows of 256 tokens", ("model=bert", "dataset=squad", "dataset.max_length=256"), epochs=2
     ),
     "images": Workload(
-        "ViT pretrained on Fashion-MNIST, on 1,500 digits of MNIST",
+        "ViT pretrained on Fashion-MNIST, on 2,000 digits of MNIST",
         ("model=vit_tiny", "model.pretrained=true", "dataset=fashion_mnist", *FEW_DIGITS),
-        epochs=4,
+        epochs=6,
     ),
 }
 
 
 def pretrain(folder: Path) -> None:
     """Trains the ViT that fine-tuning begins with, and leaves it in ``<folder>/vit/model``."""
-    options = ("model=vit_tiny", "dataset=fashion_mnist", "dataset.max_train_samples=20000", "epochs=4")
+    options = ("model=vit_tiny", PATCHES, "dataset=fashion_mnist", "dataset.max_train_samples=20000", "epochs=4")
     own = ("freeze=none", "parallel=data", "logger=none", "overwrite=true", f"hydra.run.dir={folder / VIT}")
     subprocess.run([sys.executable, "train.py", *options, *own], check=True)
 
