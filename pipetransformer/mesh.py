@@ -130,6 +130,11 @@ class StageMesh:
         if self.algorithm == "3d" and self.cp > 1:
             raise UserError(f"parallel.tp_algorithm=3d splits no tokens; drop parallel.cp={self.cp} or take 1d or 2d")
 
+    def __str__(self) -> str:
+        """Returns the sizes that are above 1, as ``tp 2 x dp_shard 2 (2d)``; empty for a single rank."""
+        sizes = " x ".join(f"{name} {size}" for name in ("tp", "dp_shard", "cp") if (size := getattr(self, name)) > 1)
+        return sizes if self.algorithm == "1d" else f"{sizes} ({self.algorithm})"
+
     @cached_property
     def shape(self) -> dict[str, int]:
         """The size of each axis, in the order in which ranks fill them."""

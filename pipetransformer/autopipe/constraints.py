@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pipetransformer.autopipe.plan import Stages
 from pipetransformer.autopipe.schedules import SCHEDULES
 from pipetransformer.errors import InfeasiblePlan, UserError
+from pipetransformer.mesh import SINGLE, StageMesh
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class PlanConstraints:
         stages: The exact layers ``(first, last)`` of each stage.
         recompute: Activation checkpointing.
         stages_per_rank: Stages of each device.
+        meshes: Those that the ranks of a stage may form, the simplest first.
 
     Raises:
         UserError: The schedule is unknown or runs one stage per rank, or a number is below 1.
@@ -31,6 +33,7 @@ class PlanConstraints:
     stages: Stages | None = None
     recompute: bool | None = None
     stages_per_rank: int | None = None
+    meshes: tuple[StageMesh, ...] = (SINGLE,)
 
     def __post_init__(self) -> None:
         if self.schedule is not None and self.schedule not in SCHEDULES:

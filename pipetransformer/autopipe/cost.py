@@ -14,12 +14,15 @@ these collectives with computing, nor the all-reduce of other plans.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from pipetransformer.autopipe.cluster import Cluster, Link, allreduce_links, boundary_links
+from pipetransformer.autopipe.meshes import mesh_batch_size, on_mesh
 from pipetransformer.autopipe.plan import DeviceLayout, Plan, Stages, layer_above, microbatch_size
 from pipetransformer.autopipe.profile import AffineTime, Kind, LayerProfile, PrefixSums, Profile
 from pipetransformer.autopipe.schedules import SCHEDULES
+from pipetransformer.mesh import SINGLE
 
 
 def layers_with_grad(profile: Profile, num_frozen: int) -> list[tuple[LayerProfile, bool]]:
@@ -163,8 +166,13 @@ class StepScale(NamedTuple):
         return (step_s - self.fixed_s) / self.factor
 
 
+def kind_of_plan(plan: Plan) -> Kind:
+    """Returns the kind of a plan."""
+    return kind_of(plan.devices, plan.fsdp) if plan.mesh == SINGLE else "mesh"
+
+
 def kind_of(devices: DeviceLayout, fsdp: bool = False) -> Kind:
-    """Returns the kind of a layout by its grid of devices."""
+    """Returns the kind of a layout without a mesh by its grid of devices."""
     if fsdp:
         return "sharded"
     if devices.pipeline_size == 1:
@@ -176,7 +184,7 @@ def step_scale(
     profile: Profile, cluster: Cluster, devices: DeviceLayout, cache_level: int, batch_size: int, fsdp: bool = False
 ) -> StepScale:
     """Returns the scale of all steps on a grid of devices, whatever its stages and micro-batches."""
-    correction = profile.correction(kind_of(devices, fsdp))
+    correction = profile.correction(profile.kind or kind_of(devices, fsdp))
     num_rows = microbatch_size(batch_size, devices.num_replicas, num_microbatches=1)
     read_s = 0.0 if cache_level else profile.read.at(num_rows)  # otherwise the lowest layer's time has it
     node_size = min(cluster.devices_per_node or cluster.num_devices, cluster.num_devices)
@@ -187,6 +195,9 @@ def step_scale(
 
 def step_seconds(profile: Profile, cluster: Cluster, plan: Plan, batch_size: int) -> float:
     """Returns the seconds of one optimizer step, as all that has been measured predicts them."""
+    if plan.mesh != SINGLE:
+        profile, cluster = on_mesh(profile, cluster, plan.mesh)
+        plan, batch_size = replace(plan, mesh=SINGLE), mesh_batch_size(batch_size, plan.mesh)
     scale = step_scale(profile, cluster, plan.devices, plan.cache_level, batch_size, plan.fsdp)
     return scale.seconds(busy_seconds(profile, cluster, plan, batch_size))
 

@@ -118,9 +118,9 @@ class MemoryCosts:
 
 
 def device_memory_bytes(profile: Profile, plan: Plan, batch_size: int) -> tuple[int, ...]:
-    """Returns the bytes of each device of a pipeline; see :class:`MemoryCosts`."""
-    costs = MemoryCosts(profile, plan.num_frozen, plan.recompute, plan.cache_level)
-    num_samples, num_microbatches = plan.microbatch_size(batch_size), plan.num_microbatches
+    """Returns the bytes of each device of a pipeline; see :class:`MemoryCosts`. With a mesh those of each rank."""
+    costs = MemoryCosts(profile.sharded(plan.mesh), plan.num_frozen, plan.recompute, plan.cache_level)
+    num_samples, num_microbatches = plan.microbatch_size(batch_size) // plan.mesh.rows_multiple, plan.num_microbatches
     if plan.fsdp:
         return (costs.fsdp_bytes(plan.first_layer, plan.num_replicas, num_samples, num_microbatches),)
     return tuple(

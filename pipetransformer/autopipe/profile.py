@@ -9,8 +9,10 @@ from itertools import accumulate
 from statistics import geometric_mean
 from typing import Literal, NamedTuple
 
-Kind = Literal["single", "data", "pipeline", "hybrid", "sharded"]
-"""Layouts whose predictions err alike: one device, replicas of one, one pipeline, replicas of pipelines, FSDP."""
+from pipetransformer.mesh import SINGLE, StageMesh
+
+Kind = Literal["single", "data", "pipeline", "hybrid", "sharded", "mesh"]
+"""Layouts whose predictions err alike: one device, replicas of one, a pipeline, replicas of pipelines, FSDP, meshes."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,56 @@ class LayerProfile:
         return self.parameter_bytes - self.fixed_bytes
 
 
+class Volume(NamedTuple):
+    """Exchanges of one kind in a pass over a micro-batch.
+
+    Attributes:
+        number: How many.
+        fixed_bytes, sample_bytes: Bytes that a rank receives, whatever the samples and for each of them.
+    """
+
+    number: int = 0
+    fixed_bytes: float = 0.0
+    sample_bytes: float = 0.0
+
+
+class Traffic(NamedTuple):
+    """Exchanges along the axes of a mesh in a pass over a micro-batch.
+
+    Attributes:
+        collectives: All-gathers, reduce-scatters and all-reduces.
+        messages: Blocks that go around a ring.
+    """
+
+    collectives: Volume = Volume()
+    messages: Volume = Volume()
+
+
+@dataclass(frozen=True)
+class LayerShard:
+    """A layer of which the ranks of a mesh have parts, as one of them measured its own.
+
+    Attributes:
+        layer: The part, its exchanges taking no time. A sample is one of those that each rank computes.
+        forward, input_grad, weight_grad: The exchanges of each pass.
+        copied_bytes: Bytes of parameters that train of which several ranks of the mesh have copies, as
+            ``(ranks, bytes)``. Their gradients are summed once a step.
+    """
+
+    layer: LayerProfile
+    forward: Traffic
+    input_grad: Traffic
+    weight_grad: Traffic
+    copied_bytes: tuple[tuple[int, int], ...] = ()
+
+
+class MeshProfile(NamedTuple):
+    """A model on a mesh."""
+
+    mesh: StageMesh
+    layers: tuple[LayerShard, ...]
+
+
 @dataclass(frozen=True)
 class Profile:
     """A measured model.
@@ -152,6 +204,8 @@ class Profile:
         contention: Seconds of a layer while all devices of a node compute, over those while one does, at least 1: they
             may share cores and memory. The layers' times are those while all do.
         timed: Plans whose first steps have been compared with their prediction, the last one at the end.
+        meshes: The layers on each mesh that a plan may have.
+        kind: Of all layouts of this profile; ``None``: by their grid of devices.
     """
 
     layers: tuple[LayerProfile, ...]
@@ -163,6 +217,18 @@ class Profile:
     read: AffineTime = AffineTime(0.0, 0.0)
     contention: float = 1.0
     timed: tuple[TimedPlan, ...] = ()
+    meshes: tuple[MeshProfile, ...] = ()
+    kind: Kind | None = None
+
+    def shards(self, mesh: StageMesh) -> tuple[LayerShard, ...]:
+        """Returns the layers on a mesh that has been measured."""
+        return next(layers for known, layers in self.meshes if known == mesh)
+
+    def sharded(self, mesh: StageMesh) -> Profile:
+        """Returns the profile of a rank's part of each layer, without the exchanges; itself where there is no mesh."""
+        if mesh == SINGLE:
+            return self
+        return replace(self, layers=tuple(shard.layer for shard in self.shards(mesh)))
 
     def relief(self, num_busy: int, node_size: int) -> float:
         """Returns the seconds of a layer while fewer devices compute, over those while all of a node do; at most 1.

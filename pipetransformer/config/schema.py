@@ -2,10 +2,11 @@
 
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import yaml
 
+from pipetransformer.mesh import Algorithm, StageMesh
 from pipetransformer.models.adapters import NoAdapters
 from pipetransformer.report.run_folder import CONFIG
 from pipetransformer.report.secrets import redact
@@ -29,6 +30,8 @@ AUGMENTATIONS = ("off", "first_draw", "variants", "flip_pair")
 STEP_ACTIONS = ("stop", "skip", "roll_back")
 FREEZE_ACTIONS = ("stop", "unfreeze", "roll_back")
 SAVED = ("last", "best")
+CPU_PROCESSES = 2
+TP_ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
 ARRANGEMENTS = ("elastic", "data", "sharded", "pipeline", "single")
 
 
@@ -40,11 +43,15 @@ class Parallel:
         arrangement: One of :data:`ARRANGEMENTS`. ``elastic`` is planned and changes; ``data`` has the whole model on
             every device, ``sharded`` a shard of each layer on every device (FSDP2), ``pipeline`` one pipeline over all
             devices, ``single`` one device, from start to end.
-        world_size: Processes, one per device; ``None``: one per GPU, or two without a GPU.
+        world_size: Processes, one per device; ``None``: one per GPU, or without a GPU two, or as many as a mesh takes.
         device_memory_gib: Budget of one device for weights, gradients, optimizer state and activations.
         num_stages, num_replicas, num_microbatches, schedule: Fixed for the whole run when given.
         stages_per_rank: Stages of each device, likewise.
         recompute: Activation checkpointing: keep only the inputs of layers and recompute the rest, likewise.
+        tp: Parts of heads and widths of each stage, likewise (tensor parallelism).
+        cp: Parts of the tokens of a sample, likewise; attention goes around a ring.
+        dp_shard: Parts of the rows of a batch whose ranks also have the weights in parts, likewise.
+        tp_algorithm: One of :data:`TP_ALGORITHMS`: how ``tp`` splits matrices.
         autopipe: Re-partition the active layers when blocks freeze.
         autodp: Turn freed devices into replicas.
         device: ``auto``, ``cpu`` or ``cuda``.
@@ -60,10 +67,29 @@ class Parallel:
     schedule: str | None = None
     stages_per_rank: int | None = 1
     recompute: bool | None = None
+    tp: int | None = 1
+    cp: int | None = 1
+    dp_shard: int | None = 1
+    tp_algorithm: str = "1d"
     autopipe: bool = True
     autodp: bool = True
     device: str = "auto"
     timeout_s: float = 600.0
+
+    @property
+    def splits_stages(self) -> bool:
+        """True where several ranks may run a stage together."""
+        return (self.tp, self.cp, self.dp_shard) != (1, 1, 1)
+
+    @property
+    def mesh(self) -> StageMesh:
+        """The smallest mesh that the options allow."""
+        return StageMesh(self.dp_shard or 1, self.cp or 1, self.tp or 1, cast("Algorithm", self.tp_algorithm))
+
+    @property
+    def cpu_processes(self) -> int:
+        """Processes without a GPU where the user gives no number."""
+        return max(CPU_PROCESSES, self.mesh.num_ranks * (self.num_replicas or 1) if self.splits_stages else 1)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from pipetransformer.config.schema import (
     SAVED,
     STEP_ACTIONS,
     STORAGE,
+    TP_ALGORITHMS,
     Cache,
     Checkpointing,
     Config,
@@ -65,6 +66,7 @@ def validate(config: Config, with_data: bool = True) -> None:
     _check_launch(config.launch)
     _check_guard(config)
     _check_arrangement(parallel)
+    _check_mesh(config)
     _check_compile(config)
     _check_dry_run(config)
     if parallel.schedule in REFUSED:
@@ -276,6 +278,35 @@ def _check_arrangement(parallel: Parallel) -> None:
         )
 
 
+def _check_mesh(config: Config) -> None:
+    """Refuses what does not go with several ranks that run a stage together."""
+    parallel = config.parallel
+    _one_of("parallel.tp_algorithm", parallel.tp_algorithm, TP_ALGORITHMS)
+    sizes = {f"parallel.{name}": getattr(parallel, name) for name in ("tp", "cp", "dp_shard")}
+    given = [f"{name}={'null' if size is None else size}" for name, size in sizes.items() if size != 1]
+    if not given:
+        return
+    assert parallel.mesh.num_ranks, "refuses what no mesh can be"
+    if parallel.arrangement in ("sharded", "single"):
+        raise UserError(
+            f"{' '.join(given)} lets several ranks run a stage together, and parallel={parallel.arrangement} does not; "
+            "drop one of them"
+        )
+    if parallel.arrangement != "elastic" and None in sizes.values():
+        raise UserError(
+            f"parallel={parallel.arrangement} is one arrangement from start to end, and {' '.join(given)} leaves it "
+            "open; give numbers, or take parallel=elastic"
+        )
+    if parallel.world_size is not None and parallel.mesh.num_ranks > parallel.world_size:
+        raise UserError(
+            f"{' '.join(given)} takes {parallel.mesh.num_ranks} processes, more than parallel.world_size="
+            f"{parallel.world_size}; raise it or lower the others"
+        )
+    if config.precision in ("bfloat16", "float16") or config.compile:
+        option = "compile=true" if config.compile else f"precision={config.precision}"
+        raise UserError(f"{' '.join(given)} does not go with {option}, which no mesh has yet; drop one of them")
+
+
 def _check_compile(config: Config) -> None:
     if config.compile and config.parallel.arrangement == "sharded":
         raise UserError(
@@ -319,6 +350,10 @@ def warnings(config: Config) -> list[str]:
         if getattr(config.freeze, name) is not None and config.freeze.is_static:
             texts.append(f"freeze.{name} has no effect: this policy decides nothing after the start")
     texts += _own_rates(config.freeze)
+    if parallel.splits_stages and config.randomness == "device":
+        texts.append("randomness=device has no effect on a mesh: its ranks draw their parts of what a sample draws")
+    if not parallel.splits_stages and parallel.tp_algorithm != "1d":
+        texts.append(f"parallel.tp_algorithm={parallel.tp_algorithm} has no effect without parallel.tp= above 1")
     if config.cache.wait_s != Cache().wait_s and not (config.cache.path and config.freeze.is_static):
         texts.append(
             f"cache.wait_s={config.cache.wait_s:g} has no effect without cache.path= and a policy that freezes no more "

@@ -171,7 +171,7 @@ def forwarded_signals() -> Iterator[list[int]]:
 def _num_ranks(config: Config) -> int:
     """Returns the number of processes; refuses more than there are GPUs, unless they run on the CPU."""
     device, num_gpus = config.parallel.device, torch.cuda.device_count()
-    num_ranks = config.parallel.world_size or num_gpus or forkserver.DEFAULT_CPU_PROCESSES
+    num_ranks = config.parallel.world_size or num_gpus or config.parallel.cpu_processes
     wants_gpus = device == "cuda" or (device == "auto" and num_gpus > 0)
     if wants_gpus and num_ranks > num_gpus:
         raise UserError(

@@ -27,7 +27,6 @@ from pipetransformer.training.interrupt import SIGNALS
 PRELOAD = ("pipetransformer.launch.parent_death", "pipetransformer.training.run", "scipy.stats", "sklearn.metrics")
 TEMPORARY, LOCK = "pipetransformer-", "lock"
 GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
-DEFAULT_CPU_PROCESSES = 2
 
 
 def start_method(device: str) -> str:
@@ -44,14 +43,14 @@ def share_cores(world_size: int) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // world_size)))
 
 
-def preload(device: str, world_size: int | None, libraries: Iterable[str]) -> None:
+def preload(device: str, num_ranks: int, libraries: Iterable[str]) -> None:
     """Starts the fork server and imports libraries in it. Call it before torch is imported; no-op with ``spawn``.
 
     Args:
         libraries: Modules that the model and the dataset need.
     """
     if start_method(device) == "forkserver":
-        share_cores(world_size or DEFAULT_CPU_PROCESSES)
+        share_cores(num_ranks)
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([*PRELOAD, *libraries])
         # inherited by the server and by the resource tracker, which would end, or print a traceback

@@ -77,7 +77,8 @@ def start(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | Non
         return run_here(config, run_dir, plain, sweep)
     forkserver.use_one_temporary_folder()
     libraries = (*config.model.libraries, *config.dataset.libraries, *config.peft.libraries)
-    forkserver.preload(config.parallel.device, config.parallel.world_size, libraries)
+    num_ranks = config.parallel.world_size or config.parallel.cpu_processes
+    forkserver.preload(config.parallel.device, num_ranks, libraries)
     _announce(config)
     from pipetransformer.launch.elastic import run_workers  # torch is imported from here on
 
@@ -111,7 +112,7 @@ def _announce(config: Config) -> None:
     """Prints the run's first line, seconds before a rank can."""
     num_ranks, forked = config.parallel.world_size, forkserver.start_method(config.parallel.device) == "forkserver"
     if num_ranks is None and forked:
-        num_ranks = forkserver.DEFAULT_CPU_PROCESSES
+        num_ranks = config.parallel.cpu_processes
     count = "a process per GPU" if num_ranks is None else "1 process" if num_ranks == 1 else f"{num_ranks} processes"
     print_phase(f"starting {count}")
 

@@ -107,7 +107,8 @@ def ruled(module: nn.Module, plan: TpPlan) -> Iterator[tuple[str, Rule]]:
         elif own:
             raise UserError(
                 f"{type(child).__name__} ({path or 'the layer itself'}, parameters {', '.join(own)}) has no rule for "
-                "tensor parallelism; run with parallel.tp=1 parallel.dp_shard=1, or name it in its layer's tp_plan"
+                "tensor parallelism; run with parallel.tp=1 parallel.cp=1 parallel.dp_shard=1, or name it in its "
+                "layer's tp_plan"
             )
 
 

@@ -195,6 +195,8 @@ def plan_dict(plan: Plan) -> dict[str, Any]:
         "stages_per_rank": plan.stages_per_rank,
         "replicas_adjacent": plan.rank_order == "replica-first",
         "sharded": plan.fsdp,
+        "mesh": str(plan.mesh),
+        "num_devices": plan.num_devices,
         "predicted_step_s": plan.predicted_step_s,
     }
 

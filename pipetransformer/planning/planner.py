@@ -14,13 +14,14 @@ from pipetransformer.autodp.transition import (
 )
 from pipetransformer.autopipe.cluster import Cluster
 from pipetransformer.autopipe.constraints import UNCONSTRAINED, PlanConstraints
-from pipetransformer.autopipe.cost import kind_of, step_seconds
+from pipetransformer.autopipe.cost import kind_of_plan, step_seconds
 from pipetransformer.autopipe.limit import efficiency, fill_seconds, spread_overhead, work_seconds
 from pipetransformer.autopipe.plan import Plan, layer_above
 from pipetransformer.autopipe.profile import Kind, Profile, TimedPlan
 from pipetransformer.autopipe.search.search import best_plan, fsdp_plan
 from pipetransformer.config.schema import Parallel
 from pipetransformer.errors import InfeasiblePlan
+from pipetransformer.mesh import SINGLE, StageMesh
 
 
 @dataclass(frozen=True)
@@ -51,18 +52,24 @@ class Planner:
         parallel: Options that the user fixed.
         batch_size: Samples of the global batch.
         parks: Frozen layers keep their optimizer state, and bring it along where they move.
+        meshes: Those that the first plan may have, the simplest first; the run keeps its mesh.
+
+    Raises:
+        InfeasiblePlan: There are fewer devices than any of the meshes takes.
     """
 
     def __init__(
-        self, profile: Profile, cluster: Cluster, parallel: Parallel, batch_size: int, parks: bool = False
-    ) -> None:
+        self, profile: Profile, cluster: Cluster, parallel: Parallel, batch_size: int, parks: bool = False,
+        meshes: tuple[StageMesh, ...] = (SINGLE,),
+    ) -> None:  # fmt: skip
         self.profile, self.cluster = profile, cluster
         self._parallel, self._batch_size, self._parks = parallel, batch_size, parks
+        num_units = max(1, cluster.num_devices // meshes[0].num_ranks)  # a static arrangement has one mesh
         num_stages, num_replicas = {
             "elastic": (parallel.num_stages, parallel.num_replicas),
-            "data": (1, cluster.num_devices),
+            "data": (1, num_units),
             "sharded": (1, cluster.num_devices),
-            "pipeline": (cluster.num_devices * (parallel.stages_per_rank or 1), 1),
+            "pipeline": (num_units * (parallel.stages_per_rank or 1), 1),
             "single": (1, 1),
         }[parallel.arrangement]
         self._constraints = PlanConstraints(
@@ -72,6 +79,7 @@ class Planner:
             schedule=parallel.schedule,
             recompute=parallel.recompute,
             stages_per_rank=parallel.stages_per_rank,
+            meshes=meshes,
         )
 
     @cached_property
@@ -104,7 +112,8 @@ class Planner:
 
         Where only a sharded one fits the memory, a run with ``parallel=sharded`` is compared with that.
         """
-        constraints = PlanConstraints(stages_per_rank=1 if self._parallel.stages_per_rank == 1 else None)
+        meshes = tuple(dict.fromkeys((SINGLE, *self._constraints.meshes)))
+        constraints = PlanConstraints(stages_per_rank=1 if self._parallel.stages_per_rank == 1 else None, meshes=meshes)
         try:
             return best_plan(self.profile, self.cluster, self._batch_size, constraints=constraints)
         except InfeasiblePlan:
@@ -153,11 +162,12 @@ class Planner:
         """Returns the transition with its cost: moving layers, filling the cache, and the rest as last measured."""
         new = transition.after
         level = _valid_level(transition.before, new.num_frozen) if transition.before else 0
-        move_s = transfer_seconds(transition.moves, self.profile, self.cluster, new.num_frozen, self._parks)
+        own = self.profile.sharded(new.mesh)
+        move_s = transfer_seconds(transition.moves, own, self.cluster, new.num_frozen, self._parks)
         work_s = 0.0
         if new.cache_level > level:
             work_s = fill_seconds(self.without_overhead(), level, new.cache_level, remaining.num_samples)
-            work_s *= self.profile.correction(kind_of(new.devices, new.fsdp)).factor
+            work_s *= self.profile.correction(kind_of_plan(new)).factor
         return replace(transition, cost_s=remaining.overhead_s + move_s + work_s / self.cluster.num_devices)
 
     def keep(self, plan: Plan, num_frozen: int) -> Plan:
@@ -167,9 +177,9 @@ class Planner:
 
     def next(self, plan: Plan, num_frozen: int, cache_level: int) -> Plan:
         """Returns the fastest plan for another frozen prefix."""
-        constraints = (
-            self._constraints if self._parallel.autodp else replace(self._constraints, num_replicas=plan.num_replicas)
-        )
+        constraints = replace(self._constraints, meshes=(plan.mesh,))
+        if not self._parallel.autodp:
+            constraints = replace(constraints, num_replicas=plan.num_replicas)
         num_layers = plan.num_layers - layer_above(cache_level)
         # the frozen prefix may leave fewer layers than stages were asked for; the devices stay, as far as it goes
         if constraints.num_stages is not None and constraints.num_stages > num_layers:
@@ -239,7 +249,7 @@ class Planner:
         Returns:
             What was predicted for it.
         """
-        predicted_s, kind = self.predict(plan), kind_of(plan.devices, plan.fsdp)
+        predicted_s, kind = self.predict(plan), kind_of_plan(plan)
         uncorrected_s = self._predict_by(self._uncorrected, plan)
         timed = TimedPlan(kind, plan.num_frozen, plan.cache_level, uncorrected_s, measured_s)
         self.profile = self.profile.with_timed(timed)
@@ -253,17 +263,18 @@ class Planner:
     def static_candidates(self) -> list[Plan]:
         """Returns the fastest plan with nothing frozen of each kind that the devices can have, the fastest one first.
 
-        One device, replicas of one device, and pipelines, as far as they fit the memory.
+        One device, replicas of one device, and pipelines, as far as they fit the memory; on the mesh that the run has.
         """
-        num_devices, plans = self.cluster.num_devices, list[Plan]()
+        mesh, plans = self.initial().mesh, list[Plan]()
+        num_devices = self.cluster.num_devices // mesh.num_ranks
         for num_stages in range(1, min(num_devices, len(self.profile.layers)) + 1):
             for num_replicas in {1, max(1, num_devices // num_stages)}:
                 with suppress(InfeasiblePlan):
-                    fixed = PlanConstraints(num_stages=num_stages, num_replicas=num_replicas)
+                    fixed = PlanConstraints(num_stages=num_stages, num_replicas=num_replicas, meshes=(mesh,))
                     plans.append(best_plan(self.profile, self.cluster, self._batch_size, constraints=fixed))
         fastest: dict[Kind, Plan] = {}
         for plan in sorted(plans, key=lambda plan: plan.predicted_step_s):
-            fastest.setdefault(kind_of(plan.devices), plan)
+            fastest.setdefault(kind_of_plan(plan), plan)
         return list(fastest.values())
 
 

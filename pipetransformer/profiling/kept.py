@@ -21,8 +21,17 @@ import torch.distributed as dist
 from filelock import FileLock, Timeout
 
 from pipetransformer.autopipe.cluster import Cluster, Link
-from pipetransformer.autopipe.profile import AffineTime, LayerProfile, Profile
+from pipetransformer.autopipe.profile import (
+    AffineTime,
+    LayerProfile,
+    LayerShard,
+    MeshProfile,
+    Profile,
+    Traffic,
+    Volume,
+)
 from pipetransformer.errors import UserError
+from pipetransformer.mesh import SINGLE, StageMesh
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.base import OptimizerSpec
 from pipetransformer.profiling.layers import kind_of_layer
@@ -31,7 +40,7 @@ from pipetransformer.runtime.groups import broadcast_from_rank0
 from pipetransformer.runtime.precision import Precision
 
 WAIT_S = 120.0  # for another job that measures the same; after that this one measures too
-FORMAT = 1
+FORMAT = 2
 TIMES = ("forward", "input_grad", "weight_grad")
 LINKS = ("link", "node_link", "allreduce_link", "node_allreduce_link")
 Measurement = tuple[Profile, Cluster]
@@ -39,12 +48,13 @@ Measurement = tuple[Profile, Cluster]
 
 def profile_key(
     stack: LayerStack, batches: Sequence[Batch], samples: str, optimizer: OptimizerSpec, device: torch.device,
-    precision: Precision, devices_per_node: int,
+    precision: Precision, devices_per_node: int, meshes: Sequence[StageMesh] = (SINGLE,),
 ) -> str:  # fmt: skip
     """Returns a digest of all that determines a measurement, the same in equal jobs on one machine.
 
     Args:
         samples: Where the samples come from.
+        meshes: On which the layers are measured.
     """
     plain = {name: value for name, value in vars(optimizer).items() if name not in ("lr", "recipe_lr")}
     parts = (
@@ -56,6 +66,7 @@ def profile_key(
         plain,
         precision,
         (dist.get_world_size(), devices_per_node),
+        tuple(meshes),
         (platform.node(), platform.processor(), os.cpu_count(), torch.get_num_threads()),
         torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         [version(name) for name in ("pipetransformer", "torch", "timm", "transformers")],
@@ -131,7 +142,19 @@ def to_plain(measured: Measurement) -> dict[str, Any]:
 def from_plain(values: dict[str, Any]) -> Measurement:
     """Returns the measurement that :func:`to_plain` turned into plain values, also after a way through JSON."""
     profile, cluster = values["profile"], values["cluster"]
-    layers = tuple(LayerProfile(**layer | {n: AffineTime(**layer[n]) for n in TIMES}) for layer in profile["layers"])
+    layers = tuple(map(_layer, profile["layers"]))
     links = {name: None if cluster[name] is None else Link(**cluster[name]) for name in LINKS}
-    known = {"layers": layers, "read": AffineTime(**profile["read"]), "timed": ()}
+    meshes = tuple(MeshProfile(StageMesh(**mesh), tuple(map(_shard, shards))) for mesh, shards in profile["meshes"])
+    known = {"layers": layers, "read": AffineTime(**profile["read"]), "timed": (), "meshes": meshes}
     return Profile(**profile | known), Cluster(**cluster | links)
+
+
+def _layer(values: dict[str, Any]) -> LayerProfile:
+    times: dict[str, Any] = {name: AffineTime(**values[name]) for name in TIMES}
+    return LayerProfile(**values | times)
+
+
+def _shard(values: dict[str, Any]) -> LayerShard:
+    traffic = {name: Traffic(*(Volume(*volume) for volume in values[name])) for name in TIMES}
+    copied = tuple((ranks, num_bytes) for ranks, num_bytes in values["copied_bytes"])
+    return LayerShard(_layer(values["layer"]), **traffic, copied_bytes=copied)

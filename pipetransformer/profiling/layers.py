@@ -1,7 +1,8 @@
 """Measures the layers once, before the first plan."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -32,6 +33,37 @@ class Measured:
     output_bytes: int
 
 
+class Runs(Protocol):
+    """A layer as it runs in a step.
+
+    Attributes:
+        module: Has the layer's parameters.
+    """
+
+    module: nn.Module
+
+    def __call__(self, x: Tensor, batch: Batch) -> Tensor:
+        """Runs it forward, in training with the numbers that its samples draw."""
+        ...
+
+
+class WholeLayer:
+    """A layer that one rank has whole.
+
+    Args:
+        layer: With storage.
+        index: In the model.
+        precision: The types in which it computes.
+    """
+
+    def __init__(self, layer: nn.Module, index: int, precision: Precision) -> None:
+        self.module, self._index, self._precision = layer, index, precision
+
+    def __call__(self, x: Tensor, batch: Batch) -> Tensor:
+        with PerSampleRng(batch.keys, self._index):
+            return self._precision.run_layer(self.module, x, batch.context)
+
+
 def profile(
     stack: LayerStack, batches: tuple[Batch, Batch], optimizer: OptimizerSpec, device: torch.device,
     precision: Precision, devices_per_node: int = 1,
@@ -49,18 +81,17 @@ def profile(
         devices_per_node: Ranks that may share cores and memory.
     """
     known: dict[object, LayerProfile] = {}
-    contention, update_s = 1.0, _update_seconds([nn.Parameter(torch.zeros(1, device=device))], optimizer)
+    contention, update_s = 1.0, idle_update_seconds(optimizer, device)
     kinds = [kind_of_layer(stack[index]) for index in range(len(stack))]
     xs = [batch.inputs for batch in batches if batch.inputs is not None]
     for index, kind in enumerate(kinds):
         if kind not in known:
             layer = stack.loaded_copy(index, device).train()
-            _fix_weights(layer, stack, index)
-            known[kind] = _layer_profile(layer, index, xs, batches, optimizer, precision, update_s)
+            fix_weights(layer, stack, index)
+            runs, sizes = WholeLayer(layer, index, precision), (len(batches[0].ids), len(batches[1].ids))
+            known[kind] = layer_profile(runs, index, xs, batches, sizes, optimizer, precision, update_s)
             if index == 1:
-                contention = measure_contention(
-                    _passes(layer, index, xs[0], batches[0], precision), device, devices_per_node
-                )
+                contention = measure_contention(_passes(runs, index, xs[0], batches[0]), device, devices_per_node)
             # the layers above take inputs of this shape; the numbers in them do not matter for the time
             with torch.no_grad():
                 layer.eval()
@@ -70,7 +101,7 @@ def profile(
     return Profile(layers, optimizer_state_factor=optimizer.state_factor, contention=contention)
 
 
-def _fix_weights(layer: Layer, stack: LayerStack, index: int) -> None:
+def fix_weights(layer: Layer, stack: LayerStack, index: int) -> None:
     """Fixes the parameters of a copy of a layer that are fixed in the stack."""
     own, trained = stack[index].by_name().values(), set(stack.trainable(index, 0))
     for parameter, original in zip(layer.by_name().values(), own, strict=True):
@@ -83,18 +114,27 @@ def kind_of_layer(layer: nn.Module) -> object:
     return modules, tuple(p.shape for p in layer.parameters())
 
 
-def _trainable(layer: nn.Module) -> list[nn.Parameter]:
+def trainable(layer: nn.Module) -> list[nn.Parameter]:
+    """Returns the parameters that take a gradient."""
     return [parameter for parameter in layer.parameters() if parameter.requires_grad]
 
 
-def _layer_profile(
-    layer: nn.Module, index: int, xs: list[Tensor], batches: tuple[Batch, Batch], optimizer: OptimizerSpec,
-    precision: Precision, idle_update_s: float,
+def layer_profile(
+    runs: Runs, index: int, xs: Sequence[Tensor], batches: tuple[Batch, Batch], sizes: tuple[int, int],
+    optimizer: OptimizerSpec, precision: Precision, idle_update_s: float,
 ) -> LayerProfile:  # fmt: skip
-    small, large = (_measure(layer, index, x, batch, precision) for x, batch in zip(xs, batches, strict=True))
-    sizes = len(batches[0].ids), len(batches[1].ids)  # samples, of which a packed row has several
+    """Measures one layer and averages over the ranks. All ranks call it.
+
+    Args:
+        index: In the model.
+        xs: What comes from the layer below, of each batch.
+        sizes: Samples of each batch, of which a packed row has several.
+        idle_update_s: See :func:`idle_update_seconds`.
+    """
+    layer = runs.module
+    small, large = (_measure(runs, index, x, batch, precision) for x, batch in zip(xs, batches, strict=True))
     names = ("forward_s", "input_grad_s", "weight_grad_s")
-    update_s = max(0.0, _update_seconds(_trainable(layer), optimizer) - idle_update_s)
+    update_s = max(0.0, _update_seconds(trainable(layer), optimizer) - idle_update_s)
     numbers = [getattr(measured, name) for measured in (small, large) for name in names] + [update_s]
     numbers = _mean_over_ranks(numbers, next(layer.parameters()).device)
     forward, input_grad, weight_grad = (AffineTime.through(sizes, (numbers[i], numbers[i + 3])) for i in range(3))
@@ -107,7 +147,7 @@ def _layer_profile(
         parameter_bytes=sum(p.numel() * p.element_size() for p in layer.parameters()),
         activation_bytes=large.activation_bytes // sizes[1],
         output_bytes=large.output_bytes // sizes[1],
-        peak_forward_bytes=_peak_forward_bytes(layer, xs[1], batches[1], precision) // sizes[1],
+        peak_forward_bytes=_peak_forward_bytes(runs, xs[1], batches[1]) // sizes[1],
         autocast_bytes=large.autocast_bytes,
         fixed_bytes=sum(p.nbytes for p in layer.parameters() if not p.requires_grad),
     )
@@ -128,26 +168,26 @@ class _Passes:
 
 
 def _passes(
-    layer: nn.Module, index: int, x: Tensor, batch: Batch, precision: Precision, copies: AutocastCopies | None = None
+    runs: Runs, index: int, x: Tensor, batch: Batch, copies: AutocastCopies | None = None
 ) -> Callable[[], _Passes]:
     """Returns a function that runs a layer forward, and backward as far as a gradient is asked for."""
-    copies = copies or AutocastCopies(layer)
+    copies = copies or AutocastCopies(runs.module)
     wants_grad = x.is_floating_point() and index > 0
 
     def run() -> _Passes:
         leaf = x.detach().requires_grad_(wants_grad)
-        with PerSampleRng(batch.keys, index), count_saved_bytes(layer, copies) as saved:
-            forward_s, output = timed(lambda: precision.run_layer(layer, leaf, batch.context), x.device)
+        with count_saved_bytes(runs.module, copies) as saved:
+            forward_s, output = timed(lambda: runs(leaf, batch), x.device)
         backward_s = timed(lambda: output.sum().backward(), x.device)[0] if output.requires_grad else 0.0
-        layer.zero_grad(set_to_none=True)
+        runs.module.zero_grad(set_to_none=True)
         return _Passes(forward_s, backward_s, output, saved[0])
 
     return run
 
 
-def _measure(layer: nn.Module, index: int, x: Tensor, batch: Batch, precision: Precision) -> Measured:
-    copies, trained = AutocastCopies(layer), _trainable(layer)
-    run = _passes(layer, index, x, batch, precision, copies)
+def _measure(runs: Runs, index: int, x: Tensor, batch: Batch, precision: Precision) -> Measured:
+    copies, trained = AutocastCopies(runs.module), trainable(runs.module)
+    run = _passes(runs, index, x, batch, copies)
     with precision.cached_autocast(x.device):  # as all but the first micro-batch of a step find them
         with RefuseOtherRandomness(), copies:
             run()  # warm up
@@ -170,16 +210,21 @@ def _measure(layer: nn.Module, index: int, x: Tensor, batch: Batch, precision: P
     )
 
 
-def _peak_forward_bytes(layer: nn.Module, x: Tensor, batch: Batch, precision: Precision) -> int:
+def _peak_forward_bytes(runs: Runs, x: Tensor, batch: Batch) -> int:
     """Measures the most bytes that a forward pass allocates at a time when the layer is frozen."""
-    layer.eval()
+    layer = runs.module.eval()
     with torch.no_grad(), LiveBytes() as live:
         for tensor in (*layer.parameters(), *layer.buffers(), x, *batch.context.values()):
             live.add(tensor)
         num_bytes = live.now
-        precision.run_layer(layer, x, batch.context)
+        runs(x, batch)
     layer.train()
     return live.peak - num_bytes
+
+
+def idle_update_seconds(optimizer: OptimizerSpec, device: torch.device) -> float:
+    """Measures the update of one number: the bookkeeping that all layers have together."""
+    return _update_seconds([nn.Parameter(torch.zeros(1, device=device))], optimizer)
 
 
 def _update_seconds(parameters: list[nn.Parameter], spec: OptimizerSpec) -> float:

@@ -58,13 +58,15 @@ def plural(count: int, thing: str) -> str:
 
 
 def arrangement(plan: Values) -> str:
-    """Returns ``2 stages x 4 replicas``."""
-    sharded = ", sharded" * plan["sharded"]
-    return f"{plural(len(plan['stages']), 'stage')} x {plural(plan['num_replicas'], 'replica')}{sharded}"
+    """Returns ``2 stages x 4 replicas``, with a mesh ``2 stages x 4 replicas x tp 2``."""
+    more = f" x {plan['mesh']}" if plan.get("mesh") else ", sharded" * plan["sharded"]
+    return f"{plural(len(plan['stages']), 'stage')} x {plural(plan['num_replicas'], 'replica')}{more}"
 
 
 def num_devices(plan: Values) -> int:
     """Returns the devices that a plan uses."""
+    if "num_devices" in plan:
+        return plan["num_devices"]
     return len(plan["stages"]) // plan.get("stages_per_rank", 1) * plan["num_replicas"]
 
 

@@ -208,8 +208,8 @@ def timed_line(values: Values) -> str:
     """Returns ``timed at step 8: 54 ms per step, 36 ms predicted (2 stages x 1 replica)``."""
     measured, predicted = duration(values["measured_step_s"]), duration(values["predicted_step_s"])
     where = f"timed at step {values['step']:,}"
-    stages, replicas = plural(values["num_stages"], "stage"), plural(values["num_replicas"], "replica")
-    return f"{where}: {measured} per step, {predicted} predicted ({stages} x {replicas})"
+    parts = plural(values["num_stages"], "stage"), plural(values["num_replicas"], "replica"), values.get("mesh")
+    return f"{where}: {measured} per step, {predicted} predicted ({' x '.join(filter(None, parts))})"
 
 
 def new_plan_line(values: Values) -> str | None:

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from pipetransformer.autodp.topology import Topology
 from pipetransformer.autodp.transition import Placement, Transition, first_transition, next_transition
 from pipetransformer.autopipe.plan import Plan
-from pipetransformer.errors import StepRefused, UserError
+from pipetransformer.errors import StepRefused
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.averaging import AVERAGE
 from pipetransformer.optim.base import OptimizerSpec
@@ -29,7 +29,7 @@ from pipetransformer.runtime.device_update import NormVerdict
 from pipetransformer.runtime.engine import Engine, Objective
 from pipetransformer.runtime.fsdp import FsdpLayers, ShardedStage, local_part
 from pipetransformer.runtime.groups import RankContext, ResolvedTopology
-from pipetransformer.runtime.mesh_layers import MeshLayers
+from pipetransformer.runtime.mesh_layers import MeshLayers, check_mesh
 from pipetransformer.runtime.mesh_transfer import gather_sharded_state_dict
 from pipetransformer.runtime.precision import LossScale
 from pipetransformer.runtime.resident import OptimizerState, ResidentLayers
@@ -151,7 +151,7 @@ class ElasticRuntime:
         resolved = self._context.groups.resolve(topology, self.device.type, tied)
         grouped = time.perf_counter()
         if plan.mesh.num_ranks > 1 and self._mesh is None and not topology.is_idle:
-            self._check_mesh()
+            check_mesh(self._spec, self.precision, self._compiler is not None)
             self._mesh = MeshLayers(self.resident, resolved)
         if transition.before is None:
             self._load(resolved, transition.placement, source)
@@ -167,18 +167,6 @@ class ElasticRuntime:
             num_moves=len(transition.moves),
             bytes_moved=bytes_moved,
         )
-
-    def _check_mesh(self) -> None:
-        """Refuses what does not go with a mesh.
-
-        Raises:
-            UserError: With what to change.
-        """
-        if not self._spec.is_elementwise:
-            kind = type(self._spec).__name__
-            raise UserError(f"{kind} needs each weight in one piece, and a mesh has them in parts; take AdamW or SGD")
-        if self.precision.compute_dtype is not None or self._compiler is not None:
-            raise UserError("a mesh runs in float32 or float64, and without compile=true")
 
     def _load(self, resolved: ResolvedTopology, placement: Placement, source: LayerSource | None) -> None:
         """Gives the layers of the first plan their weights and, from a checkpoint, their optimizer state."""

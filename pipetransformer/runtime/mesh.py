@@ -51,6 +51,24 @@ class MeshAxis:
         dist.all_reduce(total, group=self.group)
         return total
 
+    def rotate(self, block: Tensor, received: Tensor) -> Tensor:
+        """Sends a block to the next rank of the ring, and receives that of the rank before.
+
+        Args:
+            block: Contiguous.
+            received: Is filled, and returned.
+        """
+        assert self.group is not None, "a ring has several ranks"
+        ranks = dist.get_process_group_ranks(self.group)
+        to, source = ranks[(self.index + 1) % self.size], ranks[(self.index - 1) % self.size]
+        operations = [
+            dist.P2POp(dist.isend, block, to, self.group),
+            dist.P2POp(dist.irecv, received, source, self.group),
+        ]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+        return received
+
 
 class RankMesh:
     """The mesh as one of its ranks sees it.

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from pipetransformer.autodp.transition import Placement
+from pipetransformer.errors import UserError
 from pipetransformer.models.stack import Layer
+from pipetransformer.optim.base import OptimizerSpec
 from pipetransformer.runtime.batch import Batch
 from pipetransformer.runtime.engine import Engine
 from pipetransformer.runtime.groups import ResolvedTopology
@@ -17,6 +19,19 @@ from pipetransformer.runtime.precision import Precision
 from pipetransformer.runtime.resident import ResidentLayers
 from pipetransformer.runtime.result import Evaluated
 from pipetransformer.runtime.stage import ParametersByLayer, Stage
+
+
+def check_mesh(optimizer: OptimizerSpec, precision: Precision, compiles: bool) -> None:
+    """Refuses what does not go with a mesh.
+
+    Raises:
+        UserError: With what to change.
+    """
+    if not optimizer.is_elementwise:
+        kind = type(optimizer).__name__
+        raise UserError(f"{kind} needs each weight in one piece, and a mesh has them in parts; take AdamW or SGD")
+    if precision.compute_dtype is not None or compiles:
+        raise UserError("a mesh runs in float32 or float64, and without compile=true")
 
 
 class MeshLayers:

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from pipetransformer.errors import UserError
 from pipetransformer.host_copies import HostCopies, to_device
+from pipetransformer.models.split import check_split
 from pipetransformer.models.stack import Layer, LayerStack, without_storage
 from pipetransformer.optim.fused import place_state
 from pipetransformer.runtime.mesh import RankMesh
@@ -49,14 +49,9 @@ class ResidentLayers:
         """Gives every layer the shape of this rank's part of it, and those with storage their part.
 
         Raises:
-            UserError: The model has a layer that cannot be split, or weights that layers share.
+            UserError: The model cannot be split.
         """
-        if self.stack.ties:
-            lowest, *copies = self.stack.ties[0]
-            raise UserError(
-                f"{copies[-1].name} of layer {copies[-1].layer} is {lowest.name} of layer {lowest.layer}, and a mesh "
-                "splits no weights that layers share; run with parallel.tp=1 parallel.cp=1 parallel.dp_shard=1"
-            )
+        check_split(self.stack, mesh.mesh)
         self.mesh, head = mesh, len(self.stack) - 1
         for index in range(len(self.stack)):
             self._whole.append(without_storage(self.stack[index]))

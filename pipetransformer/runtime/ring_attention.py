@@ -15,7 +15,6 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
@@ -94,22 +93,9 @@ def _around(own: Tensor, axis: MeshAxis, sizes: Sequence[int]) -> Iterator[tuple
         source = (axis.index - hop) % axis.size
         yield slice(starts[source], starts[source + 1]), block
         if hop < axis.size - 1:
-            block = _hop(block, axis, sizes[(source - 1) % axis.size])
-
-
-def _hop(block: Tensor, axis: MeshAxis, num_tokens: int) -> Tensor:
-    """Sends a block to the next rank of the ring, and receives the one of the rank before."""
-    assert axis.group is not None, "a ring has several ranks"
-    ranks = dist.get_process_group_ranks(axis.group)
-    received = block.new_empty((*block.shape[:-2], num_tokens, block.shape[-1]))
-    to, source = ranks[(axis.index + 1) % axis.size], ranks[(axis.index - 1) % axis.size]
-    operations = [
-        dist.P2POp(dist.isend, block.contiguous(), to, axis.group),
-        dist.P2POp(dist.irecv, received, source, axis.group),
-    ]
-    for work in dist.batch_isend_irecv(operations):
-        work.wait()
-    return received
+            num_tokens = sizes[(source - 1) % axis.size]
+            received = block.new_empty((*block.shape[:-2], num_tokens, block.shape[-1]))
+            block = axis.rotate(block.contiguous(), received)
 
 
 def _scatter_tokens(x: Tensor, axis: MeshAxis, sizes: Sequence[int]) -> Tensor:

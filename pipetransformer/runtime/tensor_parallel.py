@@ -24,6 +24,7 @@ from torch.autograd import Function
 from pipetransformer.errors import UserError
 from pipetransformer.mesh import WHOLE
 from pipetransformer.models.layer import Layer
+from pipetransformer.models.split import tp_plan_of
 from pipetransformer.models.tp_plan import Column, Heads, Part, Rule, parts, ruled
 from pipetransformer.runtime.mesh import MeshAxis, RankMesh
 
@@ -187,17 +188,13 @@ def shard_layer(layer: Layer, mesh: RankMesh, is_head: bool = False) -> None:
     Raises:
         UserError: A parameter has no rule.
     """
-    module, plan = layer.module, layer.tp_plan
+    module = layer.module
     layer.whole_shapes = {name: parameter.shape for name, parameter in layer.by_name().items()}
     if is_head:
         whole = Part("whole", (None, None)), WHOLE
         layer.cuts = {layer.prefix + name: whole for name, _ in module.named_parameters()}
         return
-    if plan is None:
-        raise UserError(
-            f"no tp_plan says how {type(module).__name__} is split; run with parallel.tp=1 parallel.dp_shard=1, or "
-            "give its layer a tp_plan"
-        )
+    plan = tp_plan_of(layer)
     found = parts(module, plan)
     for path, rule in list(ruled(module, plan)):
         replace_leaf(module, path, rule, mesh)

@@ -17,16 +17,19 @@ from pipetransformer.autodp.topology import Topology
 from pipetransformer.autodp.transition import Transition
 from pipetransformer.autopipe.cluster import Cluster, Link
 from pipetransformer.autopipe.constraints import check_world
+from pipetransformer.autopipe.meshes import mesh_batch_size
 from pipetransformer.autopipe.plan import Plan
-from pipetransformer.autopipe.profile import AffineTime
+from pipetransformer.autopipe.profile import AffineTime, MeshProfile
 from pipetransformer.config.schema import Config, Parallel
 from pipetransformer.config.validate import check_batch, warnings
 from pipetransformer.data.base import Data, ImageFormat, TextFormat
+from pipetransformer.mesh import SINGLE, StageMesh
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.base import OptimizerSpec
 from pipetransformer.planning.planner import Planner
 from pipetransformer.profiling.kept import Measurement, kept_or_measured, profile_key
 from pipetransformer.profiling.layers import profile
+from pipetransformer.profiling.meshes import profile_mesh
 from pipetransformer.profiling.network import measure_all_reduces, measure_messages, measure_schedule_overhead
 from pipetransformer.profiling.overhead import measure_reading, measure_step_overhead
 from pipetransformer.report.reporter import Reporter
@@ -37,6 +40,7 @@ from pipetransformer.runtime.precision import PRECISIONS, Precision
 from pipetransformer.training.cache_setup import CacheSetup, set_up_cache
 from pipetransformer.training.input_reader import InputReader, open_inputs
 from pipetransformer.training.loader import BatchLoader, sample_source
+from pipetransformer.training.mesh_setup import choose_meshes
 from pipetransformer.training.resume import Checkpoint, Resumed, resume
 from pipetransformer.training.world import ONE_NODE, NodeLayout
 
@@ -103,6 +107,7 @@ def prepare(
     sources = _sources(config, data, stack, nodes)
     rate_factor = config.peft.rate_factor * (1 if config.model.pretrained else FROM_SCRATCH)
     optim = config.optim.for_model(sources[0].hidden_size, rate_factor)
+    meshes, mesh_notes = choose_meshes(config, stack, optim, sources, nodes.devices_per_node)
     feature_format = FeatureFormat(sources[0].hidden_size, precision.param_dtype, config.cache.storage)
     tokenizer = wanted.get("tokenizer")
     cache_setup = set_up_cache(
@@ -110,13 +115,13 @@ def prepare(
     )
     train, *evaluation = _loaders(config, data, sources, cache_setup, nodes, inputs)
     order, order_notes = _sample_order(config, data)
-    for text in (*warnings(config), *data.warnings, *cache_setup.notes, *order_notes, *input_notes):
+    for text in (*warnings(config), *data.warnings, *cache_setup.notes, *order_notes, *input_notes, *mesh_notes):
         report.write("warning", message=text)
     report.write("phase", message="measuring layers and links")
     planner = make_planner(
         stack, train, optim, config.parallel, config.batch_size, device, precision, nodes, cache_setup, config.parks,
         order, None if config.profile.path is None else Path(config.profile.path),
-        lambda message: report.write("phase", message=message),
+        lambda message: report.write("phase", message=message), meshes,
     )  # fmt: skip
     context = RankContext.create(device, precision, config.parallel.timeout_s, config.randomness, config.compile)
     runtime = closing.enter_context(
@@ -164,6 +169,7 @@ def make_planner(
     device: torch.device,
     precision: Precision, nodes: NodeLayout, cache_setup: CacheSetup | None = None, parks: bool = False,
     order: SampleOrder | None = None, kept: Path | None = None, tell: Callable[[str], object] = str,
+    meshes: tuple[StageMesh, ...] = (SINGLE,),
 ) -> Planner:  # fmt: skip
     """Measures the layers on a typical batch of a feed, and the links; every rank calls it.
 
@@ -174,6 +180,7 @@ def make_planner(
         order: Of the samples; ``None``: uniform.
         kept: Folder of the measurements of other runs; ``None`` measures.
         tell: Receives a line where measurements of another run are used.
+        meshes: Those that a plan may have.
     """
     order = order or SampleOrder(len(loader.split), 0, batch_size)
     share = max(2, -(-batch_size // dist.get_world_size()))
@@ -181,18 +188,28 @@ def make_planner(
     read = [lambda size=size: _whole_batch(loader, len(stack), order.typical(size)) for size in sizes]
     small, large = (each().to(device, precision.param_dtype) for each in read)
 
+    def measure_on(mesh: StageMesh) -> MeshProfile:
+        num_units = max(1, dist.get_world_size() // mesh.num_ranks)
+        most = max(2, -(-mesh_batch_size(batch_size, mesh) // num_units))
+        few, many = (
+            _whole_batch(loader, len(stack), order.typical(size * mesh.rows_multiple)).to(device, precision.param_dtype)
+            for size in (max(1, most // 4), most)
+        )
+        return profile_mesh(stack, mesh, (few, many), optim, device, precision)
+
     def measure() -> Measurement:
         layers = profile(stack, (small, large), optim, device, precision, nodes.devices_per_node)
+        on_meshes = tuple(measure_on(mesh) for mesh in meshes if mesh != SINGLE)
         cluster = _measured_cluster(device, nodes.devices_per_node)
         overhead_s = measure_step_overhead(optim, RankContext.create(device, precision, parallel.timeout_s))
         # a message up and one back are counted elsewhere
         schedule_overhead_s = max(0.0, measure_schedule_overhead(device) - 2 * cluster.link.latency_s)
         reading = measure_reading((read[0], read[1]), sizes)
         overheads = {"step_overhead_s": overhead_s, "schedule_overhead_s": schedule_overhead_s}
-        return replace(layers, read=reading, **overheads), cluster
+        return replace(layers, read=reading, meshes=on_meshes, **overheads), cluster
 
     samples = f"{type(loader.split).__qualname__}, slow={loader.split.is_slow}"
-    key = profile_key(stack, (small, large), samples, optim, device, precision, nodes.devices_per_node)
+    key = profile_key(stack, (small, large), samples, optim, device, precision, nodes.devices_per_node, meshes)
     (measured, cluster), is_kept = kept_or_measured(kept, key, measure)
     if is_kept:
         tell(f"planning by what an equal job has measured: {kept}/{key}.json")
@@ -203,7 +220,7 @@ def make_planner(
         measured = replace(measured, cache_read_s_per_byte=cache_setup.mean_read_s_per_byte, cache_miss_rate=miss_rate)
     budget_gib = parallel.device_memory_gib
     cluster = replace(cluster, device_memory_bytes=None if budget_gib is None else int(budget_gib * GIB))
-    return Planner(measured, cluster, parallel, batch_size, parks)
+    return Planner(measured, cluster, parallel, batch_size, parks, meshes)
 
 
 def _measured_cluster(device: torch.device, devices_per_node: int) -> Cluster:

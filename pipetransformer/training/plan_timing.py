@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pipetransformer.autopipe.cost import kind_of
+from pipetransformer.autopipe.cost import kind_of_plan
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.autopipe.profile import Kind
 from pipetransformer.planning.history import NUM_TIMED_STEPS, same_arrangement
@@ -53,7 +53,7 @@ class PlanTiming:
         if self._untried is not None and not trainer.plan.num_frozen:
             self._try_next(self._untried)
             return
-        key = kind_of(trainer.plan.devices, trainer.plan.fsdp), trainer.plan.num_frozen, trainer.plan.cache_level
+        key = kind_of_plan(trainer.plan), trainer.plan.num_frozen, trainer.plan.cache_level
         if key not in self._timed:
             self._timed.add(key)
             trainer.improve_plan("its first steps have shown that another plan is faster")
@@ -70,6 +70,7 @@ class PlanTiming:
             step=trainer.state.step,
             num_stages=plan.num_stages,
             num_replicas=plan.num_replicas,
+            mesh=str(plan.mesh),
             num_frozen=plan.num_frozen,
             cache_level=plan.cache_level,
             num_steps=NUM_TIMED_STEPS,

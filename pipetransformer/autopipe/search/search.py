@@ -4,6 +4,8 @@
 are a static layout that a user asks for, and :func:`fsdp_plan` searches it.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
@@ -13,12 +15,14 @@ from pipetransformer.autopipe.cluster import Cluster
 from pipetransformer.autopipe.constraints import UNCONSTRAINED, PlanConstraints, check_constraints
 from pipetransformer.autopipe.cost import StepScale, step_scale, step_seconds
 from pipetransformer.autopipe.memory import device_memory_bytes
+from pipetransformer.autopipe.meshes import mesh_batch_size, on_mesh
 from pipetransformer.autopipe.plan import DeviceLayout, Layout, Plan, layer_above
 from pipetransformer.autopipe.profile import Profile
 from pipetransformer.autopipe.search.bounds import LowerBounds
 from pipetransformer.autopipe.search.candidates import candidates, device_layouts, preference, smallest_candidates
 from pipetransformer.autopipe.search.solver import RELATIVE_TOLERANCE, PartitionSolver
 from pipetransformer.errors import InfeasiblePlan
+from pipetransformer.mesh import SINGLE, StageMesh
 
 
 def best_plan(
@@ -41,6 +45,9 @@ def best_plan(
     :func:`~pipetransformer.autopipe.search.candidates.preference`.
     Every rank finds the same one, and devices stay idle where they do not help.
 
+    All of this on each mesh that the constraints allow, with the seconds of the best plan so far as the limit; ties go
+    to the mesh that comes first.
+
     Args:
         batch_size: Samples of the global batch.
         num_frozen: Blocks that take no gradient.
@@ -49,10 +56,35 @@ def best_plan(
     Raises:
         InfeasiblePlan: Nothing fits the memory, or the constraints cannot be met.
     """
+    best: Plan | None = None
+    refusal: InfeasiblePlan | None = None
+    for mesh in constraints.meshes:
+        try:
+            search = _search_on(mesh, profile, cluster, batch_size, num_frozen, cache_level, constraints)
+            found = search.fastest(inf if best is None else best.predicted_step_s * RELATIVE_TOLERANCE)
+            if found is None and best is None:
+                search.fail()
+        except InfeasiblePlan as error:
+            refusal = refusal or error
+            continue
+        best = best if found is None else replace(found, mesh=mesh)
+    if best is None:
+        assert refusal is not None, "there is a mesh"
+        raise refusal
+    return best
+
+
+def _search_on(
+    mesh: StageMesh, profile: Profile, cluster: Cluster, batch_size: int, num_frozen: int, cache_level: int,
+    constraints: PlanConstraints,
+) -> _Search:  # fmt: skip
+    """Returns the search among the plans on a mesh; its plans are of the devices that the mesh makes."""
+    if mesh != SINGLE:
+        profile, cluster = on_mesh(profile, cluster, mesh)
+        batch_size = mesh_batch_size(batch_size, mesh)
     solver = PartitionSolver(profile, cluster, batch_size, num_frozen, cache_level, constraints.stages)
     check_constraints(constraints, solver.layers, cluster.num_devices, batch_size)
-    search = _Search(solver, constraints)
-    return search.fastest() or search.fail()
+    return _Search(solver, constraints)
 
 
 class _Search:
@@ -62,15 +94,19 @@ class _Search:
         self.solver, self.bounds, self.constraints = solver, LowerBounds(solver), constraints
         self.cluster, self.batch_size = solver.cluster, solver.batch_size
 
-    def fastest(self) -> Plan | None:
-        """Goes through the layouts in the order of their bounds, until none can be better than the best plan."""
+    def fastest(self, most_s: float = inf) -> Plan | None:
+        """Goes through the layouts in the order of their bounds, until none can be better than the best plan.
+
+        Args:
+            most_s: Only a faster plan counts.
+        """
         best: Plan | None = None
         for devices_s, devices in self._devices():
-            if best and devices_s * RELATIVE_TOLERANCE >= best.predicted_step_s:
+            if devices_s * RELATIVE_TOLERANCE >= (best.predicted_step_s if best else most_s):
                 break
             update_s, scale = self.bounds.update_seconds(devices), self._scale(devices)
             for layout_s, layout in self._layouts(devices, update_s):
-                limit_s = scale.busy_seconds(_limit(layout, best))
+                limit_s = scale.busy_seconds(_limit(layout, best) if best else most_s)
                 if layout_s >= limit_s or self.bounds.frozen_below_seconds(layout) >= limit_s:
                     continue
                 if found := self.solver.fastest(layout, limit_s, update_s):
@@ -144,7 +180,8 @@ class _Search:
         return ", or leave `num_microbatches` out, so that gradients are accumulated over more micro-batches"
 
     def _explain_constraints(self) -> str:
-        constraints = {name: value for name, value in vars(self.constraints).items() if value is not None}
+        fixed = replace(self.constraints, meshes=())
+        constraints = {name: value for name, value in vars(fixed).items() if value not in (None, ())}
         return (
             f"nothing on {self.cluster.num_devices} devices with `batch_size`={self.batch_size} is at once "
             + ", ".join(f"`{name}`={value}" for name, value in constraints.items())
@@ -154,10 +191,8 @@ class _Search:
         )
 
 
-def _limit(layout: Layout, best: Plan | None) -> float:
+def _limit(layout: Layout, best: Plan) -> float:
     """Returns the seconds to stay below: the best plan's, which wins a tie to rounding if it is the simpler one."""
-    if best is None:
-        return inf
     best_is_simpler = preference(best) < preference(layout)
     tolerance = RELATIVE_TOLERANCE if best_is_simpler else 1 / RELATIVE_TOLERANCE
     return best.predicted_step_s * tolerance

@@ -1,0 +1,143 @@
+"""Plans on meshes: a mesh turns profile and cluster into those of larger devices, so that the search stays as it is.
+
+The ranks of a mesh are one device of the cluster that it makes, and a sample of that is what each of them computes::
+
+    8 devices, mesh dp_shard 2 x tp 2      2 devices, each 4 ranks
+    batch of 32                            batch of 16: each rank computes one of two rows
+    a layer's passes                       those of a rank's part, and their exchanges as lines in the samples
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from math import gcd
+
+from pipetransformer.autopipe.cluster import Cluster, Link
+from pipetransformer.autopipe.profile import AffineTime, LayerProfile, LayerShard, Profile, Traffic, Volume
+from pipetransformer.errors import InfeasiblePlan
+from pipetransformer.mesh import SINGLE, Algorithm, StageMesh
+
+LONG_SEQUENCE = 1024  # tokens from which a ring may pay
+
+
+def mesh_batch_size(batch_size: int, mesh: StageMesh) -> int:
+    """Returns the samples of a batch as the devices that the mesh makes see them."""
+    return -(-batch_size // mesh.batch_ways)
+
+
+def on_mesh(profile: Profile, cluster: Cluster, mesh: StageMesh) -> tuple[Profile, Cluster]:
+    """Returns profile and cluster of the devices that a mesh makes.
+
+    Args:
+        profile: Has the layers on the mesh.
+        cluster: The ranks.
+
+    Raises:
+        InfeasiblePlan: The mesh has more ranks than there are.
+    """
+    if mesh.num_ranks > cluster.num_devices:
+        raise InfeasiblePlan(
+            f"a mesh of {mesh} takes {mesh.num_ranks} devices, and there are {cluster.num_devices}; lower "
+            "`tp`, `cp` or `dp_shard`, or raise `num_devices`"
+        )
+    link, allreduce_link = _links_inside(cluster, mesh)
+    shards = profile.shards(mesh)
+    layers = tuple(_with_exchanges(shard, link, allreduce_link) for shard in shards)
+    num_sums = len({ranks for shard in shards for ranks, _ in shard.copied_bytes})
+    widening = mesh.rows_multiple * profile.layers[1].output_bytes / layers[1].output_bytes  # features are read whole
+    return (
+        replace(
+            profile,
+            layers=layers,
+            step_overhead_s=profile.step_overhead_s + num_sums * allreduce_link.latency_s,
+            read=AffineTime(profile.read.fixed_s, profile.read.per_sample_s * mesh.rows_multiple),
+            cache_read_s_per_byte=profile.cache_read_s_per_byte * widening,
+            kind="mesh",
+        ),
+        _cluster_of(cluster, mesh),
+    )
+
+
+def _links_inside(cluster: Cluster, mesh: StageMesh) -> tuple[Link, Link]:
+    """Returns the links of messages and of collectives along the axes of a mesh: within a node where it fits one."""
+    link, node_link = cluster.link, cluster.node_link
+    if cluster.node_size is None or node_link is None or mesh.num_ranks <= cluster.node_size:
+        return link, cluster.allreduce_link or link
+    shared = node_link.shared(cluster.node_size)
+    return shared, (cluster.node_allreduce_link or node_link).shared(cluster.node_size)
+
+
+def _cluster_of(cluster: Cluster, mesh: StageMesh) -> Cluster:
+    """Returns the cluster whose devices are meshes; the ranks of a mesh send at once, and share what leaves a node."""
+    size, per_node = mesh.num_ranks, cluster.devices_per_node
+    users = size if per_node is None else min(size, per_node)
+    return replace(
+        cluster,
+        num_devices=cluster.num_devices // size,
+        devices_per_node=None if per_node is None else max(1, per_node // size),
+        node_link=cluster.node_link and cluster.node_link.shared(users),
+        node_allreduce_link=cluster.node_allreduce_link and cluster.node_allreduce_link.shared(users),
+    )
+
+
+def _with_exchanges(shard: LayerShard, link: Link, allreduce_link: Link) -> LayerProfile:
+    def seconds(traffic: Traffic) -> AffineTime:
+        return _seconds(traffic.collectives, allreduce_link) + _seconds(traffic.messages, link)
+
+    layer, bandwidth = shard.layer, allreduce_link.bandwidth_bytes_per_s
+    copied_s = sum(2 * (ranks - 1) / ranks * num_bytes / bandwidth for ranks, num_bytes in shard.copied_bytes)
+    return replace(
+        layer,
+        forward=layer.forward + seconds(shard.forward),
+        input_grad=layer.input_grad + seconds(shard.input_grad),
+        weight_grad=layer.weight_grad + seconds(shard.weight_grad),
+        optimizer_s=layer.optimizer_s + copied_s,
+    )
+
+
+def _seconds(volume: Volume, link: Link) -> AffineTime:
+    fixed_s = volume.number * link.latency_s + volume.fixed_bytes / link.bandwidth_bytes_per_s
+    return AffineTime(fixed_s, volume.sample_bytes / link.bandwidth_bytes_per_s)
+
+
+def mesh_candidates(
+    wanted: Mapping[str, int | None], algorithm: Algorithm, widths: Mapping[str, int], num_tokens: int,
+    num_devices: int, is_limited: bool,
+) -> tuple[StageMesh, ...]:  # fmt: skip
+    """Returns the meshes that a plan may have, the smallest first.
+
+    What is left open: ``tp`` as far as it divides heads and widths, ``dp_shard`` where memory is limited, ``cp`` from
+    :data:`LONG_SEQUENCE` tokens on.
+
+    Args:
+        wanted: ``tp``, ``cp`` and ``dp_shard``; ``None`` leaves one open.
+        algorithm: Of all of them; ``2d`` and ``3d`` are for those who ask for them.
+        widths: Heads and widths of the model.
+        num_tokens: Of a sample.
+        num_devices: A mesh that is left open has no more; those of a node.
+        is_limited: The devices' memory has a limit.
+    """
+    divisor = gcd(*widths.values()) if widths else 1
+    powers = {"tp": divisor, "cp": num_devices if num_tokens >= LONG_SEQUENCE else 1}
+    powers["dp_shard"] = num_devices if is_limited else 1
+    found = [
+        StageMesh(dp_shard, cp, tp, algorithm if tp > 1 or wanted["tp"] is not None else "1d")
+        for tp in _choices(wanted["tp"], powers["tp"], num_devices)
+        for cp in _choices(wanted["cp"], powers["cp"], num_devices)
+        for dp_shard in _choices(wanted["dp_shard"], powers["dp_shard"], num_devices)
+    ]
+    is_open = None in wanted.values()
+    fitting = [mesh for mesh in found if not is_open or mesh.num_ranks <= num_devices]
+    return tuple(dict.fromkeys(SINGLE if mesh.num_ranks == 1 else mesh for mesh in sorted(fitting, key=simplicity)))
+
+
+def _choices(wanted: int | None, multiple: int, most: int) -> Iterator[int]:
+    """Yields what was asked for; else the divisors of a number up to the devices."""
+    if wanted is not None:
+        yield wanted
+        return
+    yield from (size for size in range(1, min(multiple, most) + 1) if multiple % size == 0)
+
+
+def simplicity(mesh: StageMesh) -> tuple[int, int, int, int]:
+    """Returns the key by which the simpler one of equally fast meshes comes first."""
+    return mesh.num_ranks, mesh.cp, mesh.dp_shard, mesh.tp

@@ -1,0 +1,81 @@
+"""What of a model a mesh has to divide, and the refusal of one that it cannot."""
+
+from __future__ import annotations
+
+from math import gcd
+
+from torch import nn
+
+from pipetransformer.errors import UserError
+from pipetransformer.mesh import StageMesh
+from pipetransformer.models.layer import Layer
+from pipetransformer.models.stack import LayerStack
+from pipetransformer.models.tp_plan import TpPlan, parts
+
+HEADS = ("num_heads", "num_attention_heads", "n_heads")
+WITHOUT_MESH = "run with parallel.tp=1 parallel.cp=1 parallel.dp_shard=1"
+
+
+def check_split(stack: LayerStack, mesh: StageMesh) -> None:
+    """Refuses a model that a mesh cannot split.
+
+    Raises:
+        UserError: It has weights that layers share, a layer or a parameter without a rule, or heads or widths that the
+            mesh does not divide.
+    """
+    mesh.check(split_widths(stack))
+
+
+def split_widths(stack: LayerStack) -> dict[str, int]:
+    """Returns the heads and the dimensions of matrices that a mesh divides, each size once, by a name of it.
+
+    The head of the model stays whole.
+
+    Raises:
+        UserError: It has weights that layers share, or a layer or a parameter has no rule.
+    """
+    if stack.ties:
+        lowest, *copies = stack.ties[0]
+        raise UserError(
+            f"{copies[-1].name} of layer {copies[-1].layer} is {lowest.name} of layer {lowest.layer}, and a mesh "
+            f"splits no weights that layers share; {WITHOUT_MESH}"
+        )
+    found: dict[str, int] = {}
+    for layer in (stack[index] for index in range(len(stack) - 1)):
+        counts = [number for module in layer.modules() if (number := _heads(module)) is not None]
+        if counts:
+            found["heads"] = gcd(*counts, found.get("heads", 0))
+        for name, size in _sizes(layer):
+            if size not in found.values():
+                found[name] = size
+    return found
+
+
+def _heads(module: nn.Module) -> int | None:
+    numbers = (getattr(module, name, None) for name in HEADS)
+    return next((number for number in numbers if isinstance(number, int)), None)
+
+
+def _sizes(layer: Layer) -> list[tuple[str, int]]:
+    """Returns the dimensions of a layer's matrices that are split, with the names of the parameters."""
+    sizes: list[tuple[str, int]] = []
+    for name, part in parts(layer.module, tp_plan_of(layer)).items():
+        shape = layer.by_name()[layer.prefix + name].shape
+        if part.style in ("colwise", "rowwise") and len(shape) > 1:
+            sizes += [(name, shape[0] // part.groups), (name, shape[1])]
+        elif part.style == "embedding":
+            sizes.append((name, shape[1]))
+    return sizes
+
+
+def tp_plan_of(layer: Layer) -> TpPlan:
+    """Returns how a layer is split.
+
+    Raises:
+        UserError: Nothing says it.
+    """
+    if layer.tp_plan is None:
+        raise UserError(
+            f"no tp_plan says how {type(layer.module).__name__} is split; {WITHOUT_MESH}, or give its layer a tp_plan"
+        )
+    return layer.tp_plan

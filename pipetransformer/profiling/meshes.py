@@ -1,0 +1,187 @@
+"""Measures the part of each layer that a rank of a mesh has, before any mesh is formed.
+
+The rank computes what rank 0 of the mesh would, with exchanges that only pretend: an all-gather repeats the rank's own
+part, a reduce-scatter takes its first part, an all-reduce copies. Shapes, kernels and Python are those of a step, and
+the bytes of the exchanges are counted; :mod:`pipetransformer.autopipe.meshes` turns them into seconds by the links.
+"""
+
+from collections import Counter
+
+import torch
+from torch import Tensor, nn
+
+from pipetransformer.autopipe.profile import LayerShard, MeshProfile, Traffic, Volume
+from pipetransformer.mesh import StageMesh
+from pipetransformer.models.layer import Layer
+from pipetransformer.models.stack import LayerStack
+from pipetransformer.optim.base import OptimizerSpec
+from pipetransformer.profiling.layers import (
+    fix_weights,
+    idle_update_seconds,
+    kind_of_layer,
+    layer_profile,
+    trainable,
+)
+from pipetransformer.runtime.batch import Batch
+from pipetransformer.runtime.mesh import MeshAxis, RankMesh
+from pipetransformer.runtime.mesh_stage import MeshStage
+from pipetransformer.runtime.precision import Precision
+from pipetransformer.runtime.tensor_parallel import shard_layer
+
+Tally = Counter[str]
+"""Exchanges so far: ``collectives`` and ``messages``, and the bytes that a rank receives in them."""
+
+
+class PretendedAxis(MeshAxis):
+    """Rank 0 of an axis without other ranks.
+
+    Attributes:
+        tally: Counts the exchanges.
+    """
+
+    tally: Tally
+
+    @classmethod
+    def of(cls, size: int, tally: Tally) -> "PretendedAxis":
+        axis = cls(size, 0)
+        object.__setattr__(axis, "tally", tally)
+        return axis
+
+    def all_gather(self, x: Tensor, dim: int) -> Tensor:
+        if self.size == 1:
+            return x
+        self._count("collectives", (self.size - 1) * x.nbytes)
+        return torch.cat([x] * self.size, dim)
+
+    def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
+        if self.size == 1:
+            return x
+        self._count("collectives", (self.size - 1) * x.nbytes // self.size)
+        return x.narrow(dim, 0, x.shape[dim] // self.size).contiguous()
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        if self.size == 1:
+            return x
+        self._count("collectives", 2 * (self.size - 1) * x.nbytes // self.size)
+        return x.clone()
+
+    def rotate(self, block: Tensor, received: Tensor) -> Tensor:
+        self._count("messages", received.nbytes)
+        return received.zero_()
+
+    def _count(self, kind: str, num_bytes: int) -> None:
+        self.tally[kind] += 1
+        self.tally[f"{kind}_bytes"] += num_bytes
+
+
+class PretendedMesh(RankMesh):
+    """Rank 0 of a mesh without other ranks.
+
+    Attributes:
+        tally: Counts the exchanges along all axes.
+    """
+
+    def __init__(self, mesh: StageMesh) -> None:
+        super().__init__(mesh, 0, {})
+        self.tally: Tally = Counter()
+        self.axes = {name: PretendedAxis.of(size, self.tally) for name, size in mesh.shape.items()}
+
+
+class ShardedLayer:
+    """The part of a layer that a rank of a mesh has, as it runs in a step.
+
+    Args:
+        layer: With storage, sharded.
+        index: In the model.
+        num_layers: Of the model.
+    """
+
+    def __init__(self, layer: Layer, index: int, num_layers: int, mesh: PretendedMesh, precision: Precision) -> None:
+        self.module: nn.Module = MeshStage(
+            {index: layer}, {index: trainable(layer)}, precision, False, mesh, num_layers
+        )
+        self._mesh = mesh
+
+    def __call__(self, x: Tensor, batch: Batch) -> Tensor:
+        self._mesh.num_tokens = batch.hidden_shape[1]
+        return self.module(x, keys=batch.keys, **batch.context)
+
+
+def profile_mesh(
+    stack: LayerStack, mesh: StageMesh, batches: tuple[Batch, Batch], optimizer: OptimizerSpec, device: torch.device,
+    precision: Precision,
+) -> MeshProfile:  # fmt: skip
+    """Measures the layers on a mesh, as :func:`~pipetransformer.profiling.layers.profile` does. All ranks call it.
+
+    Args:
+        stack: The model, whole.
+        batches: A small and a large one, of the rows that the ranks of the mesh split no further than by
+            :attr:`StageMesh.rows_multiple`.
+
+    Raises:
+        UserError: A layer cannot be split.
+    """
+    known: dict[object, LayerShard] = {}
+    pretended, update_s = PretendedMesh(mesh), idle_update_seconds(optimizer, device)
+    small, large = (len(batch.ids) // mesh.rows_multiple for batch in batches)
+    kinds = [kind_of_layer(stack[index]) for index in range(len(stack))]
+    xs = [batch.inputs for batch in batches if batch.inputs is not None]
+    for index, kind in enumerate(kinds):
+        if kind not in known:
+            layer = stack.loaded_copy(index, device).train()
+            fix_weights(layer, stack, index)
+            shard_layer(layer, pretended, is_head=index == len(stack) - 1)
+            runs = ShardedLayer(layer, index, len(stack), pretended, precision)
+            measured = layer_profile(runs, index, xs, batches, (small, large), optimizer, precision, update_s)
+            counted = [_traffic(runs, index, x, batch) for x, batch in zip(xs, batches, strict=True)]
+            passes = [_between((small, large), *sizes) for sizes in zip(*counted, strict=True)]
+            known[kind] = LayerShard(measured, *passes, copied_bytes=_copied_bytes(layer, mesh))
+            with torch.no_grad():
+                runs.module.eval()
+                xs = [runs(x, batch) for x, batch in zip(xs, batches, strict=True)]
+            del layer, runs
+    return MeshProfile(mesh, tuple(known[kind] for kind in kinds))
+
+
+def _traffic(runs: ShardedLayer, index: int, x: Tensor, batch: Batch) -> tuple[Tally, Tally, Tally]:
+    """Counts the exchanges of a layer's forward pass, of its input's gradient, and of its weights' gradient."""
+    weights, wants_grad = trainable(runs.module), x.is_floating_point() and index > 0
+    forward, backward = _passes(runs, x, batch, wants_grad)
+    for weight in weights:
+        weight.requires_grad_(False)
+    of_input = _passes(runs, x, batch, wants_grad)[1]
+    for weight in weights:
+        weight.requires_grad_(True)
+    runs.module.zero_grad(set_to_none=True)
+    return forward, of_input, backward - of_input
+
+
+def _passes(runs: ShardedLayer, x: Tensor, batch: Batch, wants_grad: bool) -> tuple[Tally, Tally]:
+    tally = runs._mesh.tally
+    tally.clear()
+    output = runs(x.detach().requires_grad_(wants_grad), batch)
+    forward = Counter(tally)
+    tally.clear()
+    if output.requires_grad:
+        output.sum().backward()
+    return forward, Counter(tally)
+
+
+def _between(sizes: tuple[int, int], small: Tally, large: Tally) -> Traffic:
+    """Returns the line through the exchanges of a small and a large batch."""
+    return Traffic(*(_volume(kind, sizes, small, large) for kind in ("collectives", "messages")))
+
+
+def _volume(kind: str, sizes: tuple[int, int], small: Tally, large: Tally) -> Volume:
+    small_bytes, large_bytes = small[f"{kind}_bytes"], large[f"{kind}_bytes"]
+    per_sample = (large_bytes - small_bytes) / (sizes[1] - sizes[0]) if sizes[1] > sizes[0] else 0.0
+    return Volume(large[kind], large_bytes - per_sample * sizes[1], per_sample)
+
+
+def _copied_bytes(layer: Layer, mesh: StageMesh) -> tuple[tuple[int, int], ...]:
+    found: Counter[int] = Counter()
+    for name, parameter in layer.by_name().items():
+        ranks = len(mesh.ranks_along(mesh.copy_axes(layer.cuts[name][0].style), 0))
+        if ranks > 1 and parameter.requires_grad:
+            found[ranks] += parameter.nbytes
+    return tuple(sorted(found.items()))

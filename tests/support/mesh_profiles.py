@@ -1,0 +1,51 @@
+"""Layers of tiny models as they are measured on meshes that are not there."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pipetransformer.autopipe.profile import MeshProfile, Traffic
+from pipetransformer.mesh import StageMesh
+from pipetransformer.profiling.meshes import profile_mesh
+from pipetransformer.runtime.batch import Batch
+from pipetransformer.runtime.precision import PRECISIONS
+from pipetransformer.runtime.rng import sample_keys
+from support.cases import OPTIMIZERS, SEED, Case
+from support.trainings import _read
+
+CPU = torch.device("cpu")
+
+
+def mesh_profile(case: Case, mesh: StageMesh) -> MeshProfile:
+    """Every rank calls it."""
+    small, large = (_batch(case, size * mesh.rows_multiple) for size in (1, 2))
+    return profile_mesh(case.stack(), mesh, (small, large), OPTIMIZERS[case.optimizer], CPU, PRECISIONS[case.precision])
+
+
+class Received(NamedTuple):
+    """Bytes that a rank receives."""
+
+    forward: float
+    backward: float
+
+
+def received(profile: MeshProfile, num_samples: int) -> Received:
+    """Bytes of a step with so many samples of those that each rank computes."""
+    layers = profile.layers
+    forward = sum(_bytes(layer.forward, num_samples) for layer in layers)
+    of_inputs = sum(_bytes(layer.input_grad, num_samples) for layer in layers[1:])
+    return Received(forward, of_inputs + sum(_bytes(layer.weight_grad, num_samples) for layer in layers))
+
+
+def _bytes(traffic: Traffic, num_samples: int) -> float:
+    return sum(volume.fixed_bytes + volume.sample_bytes * num_samples for volume in traffic)
+
+
+def _batch(case: Case, size: int) -> Batch:
+    ids = np.arange(size)
+    inputs, context, _ = _read(case.split(), ids, PRECISIONS[case.precision].param_dtype)
+    shape: tuple[int, ...] = tuple(case.stack().hidden_shape(inputs))
+    own: dict[str, Tensor] = dict(context)
+    return Batch(ids, inputs, own, None, torch.ones(size), sample_keys(SEED, 0, ids), shape, size)
