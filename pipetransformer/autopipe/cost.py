@@ -14,11 +14,10 @@ these collectives with computing, nor the all-reduce of other plans.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from pipetransformer.autopipe.cluster import Cluster, Link, allreduce_links, boundary_links
-from pipetransformer.autopipe.meshes import mesh_batch_size, on_mesh
+from pipetransformer.autopipe.meshes import without_mesh
 from pipetransformer.autopipe.plan import DeviceLayout, Plan, Stages, layer_above, microbatch_size
 from pipetransformer.autopipe.profile import AffineTime, Kind, LayerProfile, PrefixSums, Profile
 from pipetransformer.autopipe.schedules import SCHEDULES
@@ -195,9 +194,7 @@ def step_scale(
 
 def step_seconds(profile: Profile, cluster: Cluster, plan: Plan, batch_size: int) -> float:
     """Returns the seconds of one optimizer step, as all that has been measured predicts them."""
-    if plan.mesh != SINGLE:
-        profile, cluster = on_mesh(profile, cluster, plan.mesh)
-        plan, batch_size = replace(plan, mesh=SINGLE), mesh_batch_size(batch_size, plan.mesh)
+    profile, cluster, plan, batch_size = without_mesh(profile, cluster, plan, batch_size)
     scale = step_scale(profile, cluster, plan.devices, plan.cache_level, batch_size, plan.fsdp)
     return scale.seconds(busy_seconds(profile, cluster, plan, batch_size))
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from math import gcd
 
 from pipetransformer.autopipe.cluster import Cluster, Link
+from pipetransformer.autopipe.plan import Plan
 from pipetransformer.autopipe.profile import AffineTime, LayerProfile, LayerShard, Profile, Traffic, Volume
 from pipetransformer.errors import InfeasiblePlan
 from pipetransformer.mesh import SINGLE, Algorithm, StageMesh
@@ -34,11 +35,7 @@ def on_mesh(profile: Profile, cluster: Cluster, mesh: StageMesh) -> tuple[Profil
     Raises:
         InfeasiblePlan: The mesh has more ranks than there are.
     """
-    if mesh.num_ranks > cluster.num_devices:
-        raise InfeasiblePlan(
-            f"a mesh of {mesh} takes {mesh.num_ranks} devices, and there are {cluster.num_devices}; lower "
-            "`tp`, `cp` or `dp_shard`, or raise `num_devices`"
-        )
+    check_num_ranks(mesh, cluster.num_devices)
     link, allreduce_link = _links_inside(cluster, mesh)
     shards = profile.shards(mesh)
     layers = tuple(_with_exchanges(shard, link, allreduce_link) for shard in shards)
@@ -55,6 +52,26 @@ def on_mesh(profile: Profile, cluster: Cluster, mesh: StageMesh) -> tuple[Profil
         ),
         _cluster_of(cluster, mesh),
     )
+
+
+def without_mesh(profile: Profile, cluster: Cluster, plan: Plan, batch_size: int) -> tuple[Profile, Cluster, Plan, int]:
+    """Returns what the search has seen of a plan: itself, or on a mesh a plan of the devices that the mesh makes."""
+    if plan.mesh == SINGLE:
+        return profile, cluster, plan, batch_size
+    return *on_mesh(profile, cluster, plan.mesh), replace(plan, mesh=SINGLE), mesh_batch_size(batch_size, plan.mesh)
+
+
+def check_num_ranks(mesh: StageMesh, num_devices: int) -> None:
+    """Refuses a mesh of more ranks than there are devices.
+
+    Raises:
+        InfeasiblePlan: With both numbers.
+    """
+    if mesh.num_ranks > num_devices:
+        raise InfeasiblePlan(
+            f"a mesh of {mesh} takes {mesh.num_ranks} devices, and there are {num_devices}; lower `tp`, `cp` or "
+            "`dp_shard`, or raise `num_devices`"
+        )
 
 
 def _links_inside(cluster: Cluster, mesh: StageMesh) -> tuple[Link, Link]:

@@ -302,9 +302,8 @@ def _check_mesh(config: Config) -> None:
             f"{' '.join(given)} takes {parallel.mesh.num_ranks} processes, more than parallel.world_size="
             f"{parallel.world_size}; raise it or lower the others"
         )
-    if config.precision in ("bfloat16", "float16") or config.compile:
-        option = "compile=true" if config.compile else f"precision={config.precision}"
-        raise UserError(f"{' '.join(given)} does not go with {option}, which no mesh has yet; drop one of them")
+    if config.compile:
+        raise UserError(f"{' '.join(given)} does not go with compile=true, which no mesh has yet; drop one of them")
 
 
 def _check_compile(config: Config) -> None:

@@ -23,7 +23,7 @@ from pipetransformer.profiling.layers import (
     trainable,
 )
 from pipetransformer.runtime.batch import Batch
-from pipetransformer.runtime.mesh import MeshAxis, RankMesh
+from pipetransformer.runtime.mesh import MeshAxis, RankMesh, widened
 from pipetransformer.runtime.mesh_stage import MeshStage
 from pipetransformer.runtime.precision import Precision
 from pipetransformer.runtime.tensor_parallel import shard_layer
@@ -56,13 +56,13 @@ class PretendedAxis(MeshAxis):
     def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
         if self.size == 1:
             return x
-        self._count("collectives", (self.size - 1) * x.nbytes // self.size)
+        self._count("collectives", (self.size - 1) * widened(x).nbytes // self.size)
         return x.narrow(dim, 0, x.shape[dim] // self.size).contiguous()
 
     def all_reduce(self, x: Tensor) -> Tensor:
         if self.size == 1:
             return x
-        self._count("collectives", 2 * (self.size - 1) * x.nbytes // self.size)
+        self._count("collectives", 2 * (self.size - 1) * widened(x).nbytes // self.size)
         return x.clone()
 
     def rotate(self, block: Tensor, received: Tensor) -> Tensor:

@@ -151,7 +151,7 @@ class ElasticRuntime:
         resolved = self._context.groups.resolve(topology, self.device.type, tied)
         grouped = time.perf_counter()
         if plan.mesh.num_ranks > 1 and self._mesh is None and not topology.is_idle:
-            check_mesh(self._spec, self.precision, self._compiler is not None)
+            check_mesh(self._spec, self._compiler is not None)
             self._mesh = MeshLayers(self.resident, resolved)
         if transition.before is None:
             self._load(resolved, transition.placement, source)

@@ -14,7 +14,7 @@ from pipetransformer.mesh import Axes, Exchange, StageMesh, Style
 
 @dataclass(frozen=True)
 class MeshAxis:
-    """The ranks along one axis of a mesh.
+    """The ranks along one axis of a mesh. Numbers of 16 bits are summed in float32 and rounded once.
 
     Attributes:
         group: Their process group; ``None`` where this rank is alone.
@@ -38,18 +38,18 @@ class MeshAxis:
         """Sums over the ranks, of which each gets its part of a dimension."""
         if self.size == 1:
             return x
-        x = x.movedim(dim, 0).contiguous()
-        own = x.new_empty((x.shape[0] // self.size, *x.shape[1:]))
-        dist.reduce_scatter_tensor(own, x, group=self.group)
-        return own.movedim(0, dim)
+        parts = widened(x).movedim(dim, 0).contiguous()
+        own = parts.new_empty((parts.shape[0] // self.size, *parts.shape[1:]))
+        dist.reduce_scatter_tensor(own, parts, group=self.group)
+        return own.movedim(0, dim).to(x.dtype)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Sums over the ranks; the argument stays as it is."""
         if self.size == 1:
             return x
-        total = x.contiguous().clone()
+        total = widened(x).contiguous().clone()
         dist.all_reduce(total, group=self.group)
-        return total
+        return total.to(x.dtype)
 
     def rotate(self, block: Tensor, received: Tensor) -> Tensor:
         """Sends a block to the next rank of the ring, and receives that of the rank before.
@@ -68,6 +68,11 @@ class MeshAxis:
         for work in dist.batch_isend_irecv(operations):
             work.wait()
         return received
+
+
+def widened(x: Tensor) -> Tensor:
+    """Returns a tensor as sums take it: numbers of 16 bits as float32."""
+    return x.float() if x.is_floating_point() and x.dtype.itemsize < 4 else x
 
 
 class RankMesh:

@@ -21,7 +21,7 @@ from pipetransformer.runtime.result import Evaluated
 from pipetransformer.runtime.stage import ParametersByLayer, Stage
 
 
-def check_mesh(optimizer: OptimizerSpec, precision: Precision, compiles: bool) -> None:
+def check_mesh(optimizer: OptimizerSpec, compiles: bool) -> None:
     """Refuses what does not go with a mesh.
 
     Raises:
@@ -30,8 +30,8 @@ def check_mesh(optimizer: OptimizerSpec, precision: Precision, compiles: bool) -
     if not optimizer.is_elementwise:
         kind = type(optimizer).__name__
         raise UserError(f"{kind} needs each weight in one piece, and a mesh has them in parts; take AdamW or SGD")
-    if precision.compute_dtype is not None or compiles:
-        raise UserError("a mesh runs in float32 or float64, and without compile=true")
+    if compiles:
+        raise UserError("a mesh runs without compile=true")
 
 
 class MeshLayers:

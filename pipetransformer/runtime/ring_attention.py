@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from pipetransformer.runtime.mesh import MeshAxis
+from pipetransformer.runtime.mesh import MeshAxis, widened
 
 
 def ring_scores(query: Tensor, key: Tensor, axis: MeshAxis, sizes: Sequence[int]) -> Tensor:
@@ -45,7 +45,7 @@ def ring_values(weights: Tensor, value: Tensor, axis: MeshAxis, sizes: Sequence[
     Returns:
         (..., t, d).
     """
-    return _Values.apply(weights, value.contiguous(), axis, tuple(sizes))
+    return _Values.apply(weights.to(value.dtype), value.contiguous(), axis, tuple(sizes))
 
 
 class _Scores(Function):
@@ -61,10 +61,10 @@ class _Scores(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         (gradient,), (query, key), (axis, sizes) = gradients, ctx.saved_tensors, ctx.ring
-        of_query = torch.zeros_like(query)
+        of_query = torch.zeros_like(widened(query))
         for columns, block in _around(key, axis, sizes):
             of_query += gradient[..., columns] @ block
-        return of_query, _scatter_tokens(gradient.mT @ query, axis, sizes), None, None
+        return of_query.to(query.dtype), _scatter_tokens(gradient.mT @ query, axis, sizes), None, None
 
 
 class _Values(Function):
@@ -72,10 +72,10 @@ class _Values(Function):
     def forward(ctx: Any, weights: Tensor, value: Tensor, axis: MeshAxis, sizes: tuple[int, ...]) -> Tensor:
         ctx.save_for_backward(weights, value)
         ctx.ring = axis, sizes
-        output = value.new_zeros((*weights.shape[:-1], value.shape[-1]))
+        output = widened(value[..., :0, :]).new_zeros((*weights.shape[:-1], value.shape[-1]))
         for columns, block in _around(value, axis, sizes):
             output += weights[..., columns] @ block
-        return output
+        return output.to(value.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:

@@ -26,7 +26,7 @@ from pipetransformer.mesh import WHOLE
 from pipetransformer.models.layer import Layer
 from pipetransformer.models.split import tp_plan_of
 from pipetransformer.models.tp_plan import Column, Heads, Part, Rule, parts, ruled
-from pipetransformer.runtime.mesh import MeshAxis, RankMesh
+from pipetransformer.runtime.mesh import MeshAxis, RankMesh, widened
 
 Place = tuple[MeshAxis, int | None] | None
 
@@ -132,10 +132,16 @@ class ShardedLinear(nn.Linear):
         self._mesh, self._place_after = mesh, "inner" if style == "colwise" else "hidden"
 
     def forward(self, input: Tensor) -> Tensor:
-        """Multiplies this rank's part of the input; returns its part of the output."""
-        y = _Product.apply(input, self.weight, *self._exchanges)
+        """Multiplies this rank's part of the input; returns its part of the output.
+
+        Under autocast both are cast before they are gathered, so that half the bytes are sent.
+        """
+        dtype, device = input.dtype, input.device.type
+        if torch.is_autocast_enabled(device) and dtype != torch.float64:
+            dtype = torch.get_autocast_dtype(device)
+        y = _Product.apply(input.to(dtype), self.weight.to(dtype), *self._exchanges)
         self._mesh.place = self._place_after
-        return y if self.bias is None else y + self.bias
+        return y if self.bias is None else y + self.bias.to(dtype)
 
 
 class ShardedLayerNorm(nn.LayerNorm):
@@ -153,7 +159,7 @@ class ShardedLayerNorm(nn.LayerNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalizes (..., D / size)."""
-        width = input.shape[-1]
+        width, input = input.shape[-1], widened(input)  # in float32 under autocast, as torch's own
         mean = input.mean(-1)
         deviations = (input - mean[..., None]).square().sum(-1)
         means, squares = all_gather(torch.stack([mean, deviations])[None], self._axis, 0).unbind(1)  # (size, ...)

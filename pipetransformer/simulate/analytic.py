@@ -120,14 +120,15 @@ def analytic_profile(
         state_factor: Bytes of optimizer state per byte of parameters.
         widths: Of numbers in the precision that ``speed`` holds for.
     """
-    block = _block(shape)
-    counted = {"embedding": _embedding(shape)}
-    counted |= {f"block {index + 1}": block for index in range(shape.num_blocks)} | {"head": _head(shape)}
-    layers = tuple(_layer(speed, widths, name, counts) for name, counts in counted.items())
+    block = block_counts(shape)
+    counted = {"embedding": embedding_counts(shape)}
+    counted |= {f"block {index + 1}": block for index in range(shape.num_blocks)} | {"head": head_counts(shape)}
+    layers = tuple(layer_profile(speed, widths, name, counts) for name, counts in counted.items())
     return Profile(layers, state_factor, 1 / speed.cache_bytes_per_s)
 
 
-def _block(shape: TransformerShape) -> LayerCounts:
+def block_counts(shape: TransformerShape) -> LayerCounts:
+    """Counts a block."""
     tokens, width, ratio = shape.num_tokens, shape.hidden_size, shape.mlp_ratio
     weights = width * width * (4 + 2 * ratio)
     linear, attention = tokens * weights, 2 * tokens * tokens * width
@@ -143,21 +144,24 @@ def _block(shape: TransformerShape) -> LayerCounts:
     )
 
 
-def _embedding(shape: TransformerShape) -> LayerCounts:
+def embedding_counts(shape: TransformerShape) -> LayerCounts:
+    """Counts the embedding."""
     weights = shape.token_values * shape.hidden_size
     linear, output = shape.num_tokens * weights, shape.num_tokens * shape.hidden_size
     parameters = weights + shape.num_embeddings * shape.hidden_size
     return LayerCounts((linear, 0.0, linear), parameters, weights, output, 0.0, output)
 
 
-def _head(shape: TransformerShape) -> LayerCounts:
+def head_counts(shape: TransformerShape) -> LayerCounts:
+    """Counts the head."""
     tokens = shape.head_tokens or shape.num_tokens
     weights = shape.hidden_size * shape.head_outputs
     hidden = shape.num_tokens * shape.hidden_size
     return LayerCounts((tokens * weights,) * 3, weights, weights, hidden, 0.0, tokens * shape.head_outputs)
 
 
-def _layer(speed: DeviceSpeed, widths: DtypeBytes, name: str, counts: LayerCounts) -> LayerProfile:
+def layer_profile(speed: DeviceSpeed, widths: DtypeBytes, name: str, counts: LayerCounts) -> LayerProfile:
+    """Returns the profile of a layer that has been counted."""
     forward, input_grad, weight_grad = (
         AffineTime(speed.launch_s, 2 * count / speed.flops_per_s) for count in counts.work
     )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pipetransformer.autopipe.constraints import PlanConstraints
 from pipetransformer.autopipe.memory import device_memory_bytes
+from pipetransformer.autopipe.meshes import mesh_candidates
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.autopipe.search.search import best_plan
 from pipetransformer.config.names import OPTIONS, in_options, of_section
 from pipetransformer.config.schema import SimulationConfig, StaticPipeline
 from pipetransformer.errors import InfeasiblePlan
+from pipetransformer.mesh import SINGLE, StageMesh
 from pipetransformer.planning.foresight import Foresight
 from pipetransformer.planning.history import PlanRecord, RunHistory
 from pipetransformer.planning.planner import Planner
@@ -16,6 +20,7 @@ from pipetransformer.planning.timeline import Timeline
 from pipetransformer.report.format import plural
 from pipetransformer.report.trace import Event
 from pipetransformer.simulate.analytic import WIDTHS, analytic_profile
+from pipetransformer.simulate.analytic_mesh import analytic_mesh_profile
 from pipetransformer.simulate.hardware import GIB
 from pipetransformer.simulate.result import PlanRow, SimulationResult
 from pipetransformer.simulate.step import idle_share, step_events
@@ -70,7 +75,22 @@ def make_planner(config: SimulationConfig) -> Planner:
     speed, widths = config.cluster.speed(config.precision), WIDTHS[config.precision]
     profile = analytic_profile(config.shape, speed, config.optim.state_factor, widths)
     cluster = config.cluster.cluster(config.parallel.device_memory_gib)
-    return Planner(profile, cluster, config.parallel, config.batch_size, config.parks)
+    meshes = _meshes(config)
+    on_meshes = (analytic_mesh_profile(config.shape, speed, widths, mesh) for mesh in meshes if mesh != SINGLE)
+    profile = replace(profile, meshes=tuple(on_meshes))
+    return Planner(profile, cluster, config.parallel, config.batch_size, config.parks, meshes)
+
+
+def _meshes(config: SimulationConfig) -> tuple[StageMesh, ...]:
+    """Returns the meshes that a plan may have, the simplest first."""
+    parallel, shape = config.parallel, config.shape
+    if not parallel.splits_stages:
+        return (SINGLE,)
+    widths = {"heads": shape.num_heads, "width": shape.hidden_size, "MLP": round(shape.mlp_ratio * shape.hidden_size)}
+    parallel.mesh.check(widths)
+    wanted = {"tp": parallel.tp, "cp": parallel.cp, "dp_shard": parallel.dp_shard}
+    size, is_limited = config.cluster.devices_per_node, parallel.device_memory_gib is not None
+    return mesh_candidates(wanted, parallel.mesh.algorithm, widths, shape.num_tokens, size, is_limited)
 
 
 def run_history(config: SimulationConfig, planner: Planner) -> RunHistory:
@@ -148,4 +168,5 @@ def _row(config: SimulationConfig, planner: Planner, plan: Plan, epoch: float = 
 
 def _schedule(plan: Plan) -> str:
     stages = f", stages_per_rank={plan.stages_per_rank}" if plan.stages_per_rank > 1 else ""
-    return plan.schedule + stages + ", recompute" * plan.recompute + ", sharded" * plan.fsdp
+    mesh = f", {plan.mesh}" if plan.mesh != SINGLE else ""
+    return plan.schedule + stages + ", recompute" * plan.recompute + ", sharded" * plan.fsdp + mesh

@@ -4,6 +4,7 @@ from collections import deque
 
 from pipetransformer.autopipe.cluster import Cluster, allreduce_links, boundary_links
 from pipetransformer.autopipe.cost import UpdateCosts, boundary_seconds, compute_seconds, exchange_seconds, layer_time
+from pipetransformer.autopipe.meshes import without_mesh
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.autopipe.profile import Profile
 from pipetransformer.autopipe.schedules import SCHEDULES, Pass
@@ -14,8 +15,9 @@ def step_events(profile: Profile, cluster: Cluster, plan: Plan, batch_size: int)
     """Returns the events of one step on the devices of the first replica, by time.
 
     A pass starts when its device is free and its input has come; transfers run beside the computing. A stage without
-    active layers has no backward pass.
+    active layers has no backward pass. On a mesh a device stands for the ranks that run its stages together.
     """
+    profile, cluster, plan, batch_size = without_mesh(profile, cluster, plan, batch_size)
     drawing = _Drawing(profile, cluster, plan, batch_size)
     waiting = [deque(SCHEDULES[plan.schedule].order(plan, device)) for device in range(plan.pipeline_size)]
     while any(waiting):

@@ -107,7 +107,7 @@ def prepare(
     sources = _sources(config, data, stack, nodes)
     rate_factor = config.peft.rate_factor * (1 if config.model.pretrained else FROM_SCRATCH)
     optim = config.optim.for_model(sources[0].hidden_size, rate_factor)
-    meshes, mesh_notes = choose_meshes(config, stack, optim, sources, nodes.devices_per_node)
+    meshes, mesh_notes = choose_meshes(config, stack, optim, sources, dist.get_world_size(), nodes.devices_per_node)
     feature_format = FeatureFormat(sources[0].hidden_size, precision.param_dtype, config.cache.storage)
     tokenizer = wanted.get("tokenizer")
     cache_setup = set_up_cache(

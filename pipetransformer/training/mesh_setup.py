@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from pipetransformer.autocache.source import SampleSource
-from pipetransformer.autopipe.meshes import mesh_candidates
+from pipetransformer.autopipe.meshes import check_num_ranks, mesh_candidates
 from pipetransformer.config.schema import Config
 from pipetransformer.errors import UserError
 from pipetransformer.mesh import SINGLE, StageMesh
@@ -11,31 +11,34 @@ from pipetransformer.models.split import split_widths
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.base import OptimizerSpec
 from pipetransformer.runtime.mesh_layers import check_mesh
-from pipetransformer.runtime.precision import PRECISIONS
 
 
 def choose_meshes(
-    config: Config, stack: LayerStack, optimizer: OptimizerSpec, sources: Sequence[SampleSource], node_size: int
-) -> tuple[tuple[StageMesh, ...], list[str]]:
+    config: Config, stack: LayerStack, optimizer: OptimizerSpec, sources: Sequence[SampleSource], num_devices: int,
+    node_size: int,
+) -> tuple[tuple[StageMesh, ...], list[str]]:  # fmt: skip
     """Returns the meshes, the simplest first, and what the user should know.
 
     Where the options leave the choice open, a model that no mesh can split is trained without one.
 
     Args:
         sources: Of all splits.
+        num_devices: Ranks of the world.
         node_size: Ranks of a node, which a mesh that is left open does not leave.
 
     Raises:
         UserError: A mesh that the user asks for cannot be: by the model, the optimizer or the length of a sample.
+        InfeasiblePlan: It has more ranks than there are devices.
     """
     parallel = config.parallel
     if not parallel.splits_stages:
         return (SINGLE,), []
     wanted = {"tp": parallel.tp, "cp": parallel.cp, "dp_shard": parallel.dp_shard}
     try:
-        check_mesh(optimizer, PRECISIONS[config.precision], config.compile)
+        check_mesh(optimizer, config.compile)
         widths = split_widths(stack)
         parallel.mesh.check(widths)
+        check_num_ranks(parallel.mesh, num_devices)
     except UserError as error:
         if parallel.mesh.num_ranks > 1:
             raise

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.cases import NUM_BLOCKS, Case
-from support.exactness import assert_equal
+from support.exactness import assert_as_near_as_one_process, assert_equal
 from support.mesh_training import evaluate_alone, evaluate_on_mesh
 from support.pool import Pool
 from support.trainings import train_elastic, train_reference
@@ -80,6 +80,24 @@ def test_idle_ranks_take_part_when_the_plan_grows(pool: Pool, bert_config: Path,
 
 
 @pytest.mark.parametrize(
+    ("kind", "precision", "mesh"),
+    [
+        ("vit", "bfloat16", TP), ("bert", "float16", StageMesh(dp_shard=2, tp=2)), ("vit", "float16", SUMMA),
+        ("bert", "bfloat16", CUBE), ("bert", "bfloat16", RING),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_numbers_of_16_bits_leave_a_mesh_as_near_to_float64_as_one_process(
+    kind: str, precision: str, mesh: StageMesh, pool: Pool, bert_config: Path, tmp_path: Path
+) -> None:
+    """Partial sums are rounded, summed in float32 over the ranks, and rounded once more."""
+    case = Case(kind, bert_config, 0.2, "sgd", precision=precision)
+    plans = {0: plan(mesh), 3: plan(mesh, frozen=2, level=2)}
+    trace = pool.run(mesh.num_ranks, train_elastic, case, plans, str(tmp_path))[0]
+    assert_as_near_as_one_process(trace, case, {0: 0, 3: 2}, 1)
+
+
+@pytest.mark.parametrize(
     ("mesh", "num_stages", "replicas", "microbatches"),
     [(TP, 1, 2, 1), (ROWS, 2, 1, 2), (SUMMA, 1, 1, 2), (CUBE, 1, 1, 2), (CUBE, 2, 1, 1), (RING, 2, 1, 1)],
     ids=str,
@@ -97,7 +115,6 @@ def test_each_sample_is_evaluated_once(
     ("case", "message"),
     [
         ({"optimizer": "lamb"}, "Lamb needs each weight in one piece, and a mesh has them in parts; take AdamW or SGD"),
-        ({"precision": "bfloat16"}, "a mesh runs in float32 or float64, and without compile=true"),
         ({"kind": "bert_mlm"}, "a mesh splits no weights that layers share; run with parallel.tp=1"),
         ({"kind": "eva02"}, "no tp_plan says how"),
     ],

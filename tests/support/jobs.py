@@ -13,13 +13,16 @@ import torch
 import torch.distributed as dist
 
 from pipetransformer.autopipe.plan import Plan
-from pipetransformer.autopipe.profile import AffineTime, Profile
+from pipetransformer.autopipe.profile import AffineTime, LayerProfile, MeshProfile, Profile
 from pipetransformer.config.compose import compose_training
 from pipetransformer.config.names import in_options
 from pipetransformer.config.schema import Config
 from pipetransformer.errors import UserError
+from pipetransformer.mesh import StageMesh
+from pipetransformer.models.stack import LayerStack
 from pipetransformer.planning.planner import Planner
 from pipetransformer.profiling.layers import profile
+from pipetransformer.profiling.meshes import profile_mesh
 from pipetransformer.runtime import precision
 from pipetransformer.runtime.groups import broadcast_from_rank0
 from pipetransformer.training import build as setup
@@ -135,6 +138,7 @@ def with_made_up_times() -> Iterator[None]:
     """Plans follow from bytes alone."""
     with (
         mock.patch.object(setup, "profile", made_up_profile),
+        mock.patch.object(setup, "profile_mesh", made_up_mesh_profile),
         mock.patch("pipetransformer.profiling.timing.MOST", 1),
         mock.patch.object(setup, "measure_messages", return_value=((1e-3, 1e12), None)),
         mock.patch.object(setup, "measure_all_reduces", return_value=((1e-3, 1e12), None)),
@@ -149,6 +153,18 @@ def with_made_up_times() -> Iterator[None]:
 def made_up_profile(*args: Any) -> Profile:
     """One second per layer and sample, whatever the machine does."""
     measured = profile(*args)
-    second = {name: AffineTime(0.0, 1.0) for name in ("forward", "input_grad", "weight_grad")}
-    layers = tuple(replace(layer, optimizer_s=0.0, **second) for layer in measured.layers)
+    layers = tuple(_made_up(layer, 1.0) for layer in measured.layers)
     return replace(measured, layers=layers, contention=1.0)
+
+
+def made_up_mesh_profile(stack: LayerStack, mesh: StageMesh, *args: Any) -> MeshProfile:
+    """The same in equal parts; exchanges take what their bytes take."""
+    measured = profile_mesh(stack, mesh, *args)
+    parts = mesh.num_ranks / mesh.batch_ways
+    layers = tuple(replace(shard, layer=_made_up(shard.layer, 1 / parts)) for shard in measured.layers)
+    return measured._replace(layers=layers)
+
+
+def _made_up(layer: LayerProfile, seconds: float) -> LayerProfile:
+    passes = {name: AffineTime(0.0, seconds) for name in ("forward", "input_grad", "weight_grad")}
+    return replace(layer, optimizer_s=0.0, **passes)

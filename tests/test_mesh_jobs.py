@@ -1,0 +1,119 @@
+"""Runs whose stages are on meshes: by one word of the command line, and trained as by one device."""
+
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from support.cases import tensors_equal
+from support.jobs import TINY, Job, loaded, run_job
+from support.pool import Pool
+
+from pipetransformer.config.validate import warnings
+from pipetransformer.errors import UserError
+
+RUN = (*TINY, "freeze=schedule", "freeze.num_frozen=[1]", "precision=float64", "optim.eps=1e-6")
+PRESETS = {
+    "megatron": "tp 2",
+    "ring": "cp 2",
+    "optimus": "tp 2 x dp_shard 2 (2d)",
+    "cube": "tp 2 x dp_shard 2 (3d)",
+    "tesseract": "tp 2 x dp_shard 2 (2d)",
+}
+
+
+@pytest.fixture(scope="module")
+def single(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    return run_job(pool, 1, tmp_path_factory.mktemp("jobs") / "single", *RUN, "parallel=single", made_up_times=True)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_trains_and_saves_as_a_single_device_does(
+    preset: str, pool: Pool, tmp_path: Path, single: Job
+) -> None:
+    num_ranks = loaded(f"parallel={preset}").parallel.cpu_processes
+    job = run_job(pool, num_ranks, tmp_path / "run", *RUN, f"parallel={preset}", made_up_times=True)
+    assert job.error == ""
+    plans = job.summary["plans"]
+    assert {plan["mesh"] for plan in plans} == {PRESETS[preset]}
+    assert [plan["cache_level"] for plan in plans] == [0, 1]
+    assert {plan["num_replicas"] for plan in plans} == ({2} if preset == "tesseract" else {1})
+    assert job.losses == pytest.approx(single.losses, rel=0, abs=1e-10)
+    assert job.summary["metrics"] == single.summary["metrics"]
+    saved, expected = (load_file(run.folder / "model" / "model.safetensors") for run in (job, single))
+    tensors_equal(saved, expected)
+
+
+def test_a_mesh_goes_with_stages_and_a_static_arrangement(pool: Pool, tmp_path: Path, single: Job) -> None:
+    job = run_job(pool, 4, tmp_path / "run", *RUN, "parallel=pipeline", "parallel.tp=2", made_up_times=True)
+    assert {(len(plan["stages"]), plan["mesh"]) for plan in job.summary["plans"]} == {(2, "tp 2")}
+    assert job.losses == pytest.approx(single.losses, rel=0, abs=1e-10)
+
+
+@pytest.mark.parametrize(("batch_size", "mesh"), [(1, "tp 2"), (16, "")])
+def test_a_run_that_leaves_its_mesh_open_takes_the_fastest(
+    batch_size: int, mesh: str, pool: Pool, tmp_path: Path
+) -> None:
+    """A single sample has no second replica to go to; of many each rank computes its own."""
+    run = (*RUN, "parallel.tp=null", f"batch_size={batch_size}", "dataset.max_train_samples=16", "epochs=1")
+    job = run_job(pool, 2, tmp_path / "run", *run, made_up_times=True)
+    assert {plan["mesh"] for plan in job.summary["plans"]} == {mesh}
+
+
+def test_a_model_that_no_mesh_splits_is_trained_without_one_where_the_choice_is_open(
+    pool: Pool, tmp_path: Path
+) -> None:
+    job = run_job(pool, 2, tmp_path / "run", *RUN, "parallel.tp=null", "optim=lamb", made_up_times=True)
+    assert {plan["mesh"] for plan in job.summary["plans"]} == {""}
+    assert any("every stage runs on one device: Lamb needs each weight in one piece" in text for text in job.messages)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["parallel.tp=3"], r"parallel\.tp=3 does not divide the model's heads \(2\); possible: 1, 2"),
+        (["parallel.tp=2", "parallel.dp_shard=3"], r"parallel\.tp x dp_shard=6 does not divide the model's .* \(16\)"),
+        (["parallel.cp=5"], r"parallel\.cp=5 is more than the 4 tokens of the shortest sample; lower parallel\.cp"),
+        (["parallel.tp=2", "optim=lamb"], "Lamb needs each weight in one piece"),
+        (["parallel.tp=2", "peft=lora"], "has no rule for tensor parallelism; run with"),
+        (["parallel.cp=4"], r"a mesh of cp 4 takes 4 devices, and there are 2; lower parallel\.tp"),
+    ],
+)
+def test_a_mesh_that_a_run_cannot_have_is_refused_before_anything_is_measured(
+    overrides: list[str], words: str, pool: Pool, tmp_path: Path
+) -> None:
+    job = run_job(pool, 2, tmp_path / "run", *RUN, *overrides, made_up_times=True)
+    with pytest.raises(UserError, match=words):
+        raise UserError(job.error)
+    assert "measuring layers and links" not in [phase["message"] for phase in job.events("phase")]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["parallel.tp=0"], r"parallel\.tp=0 must be above 0"),
+        (["parallel.tp_algorithm=4d"], r"parallel\.tp_algorithm=4d is unknown; choose one of 1d, 2d, 3d"),
+        (["parallel.tp_algorithm=3d", "parallel.cp=2"], "3d splits no tokens; drop parallel.cp=2"),
+        (["parallel=sharded", "parallel.tp=2"], r"parallel\.tp=2 lets several ranks .* parallel=sharded does not"),
+        (["parallel=single", "parallel.cp=2"], r"parallel\.cp=2 lets several ranks .* parallel=single does not"),
+        (
+            ["parallel=data", "parallel.tp=null"],
+            r"parallel=data is one .* parallel\.tp=null leaves it open",
+        ),
+        (["parallel.tp=4", "parallel.world_size=2"], r"parallel\.tp=4 takes 4 processes, more than .*=2; raise it"),
+        (["parallel.tp=2", "compile=true"], r"parallel\.tp=2 does not go with compile=true"),
+    ],
+)
+def test_a_mesh_that_cannot_be_is_refused_at_once(overrides: list[str], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        loaded(*overrides)
+
+
+def test_settings_that_have_no_effect_on_a_mesh_are_told() -> None:
+    assert "no effect on a mesh" in " ".join(warnings(loaded("parallel.tp=2", "randomness=device")))
+    assert "no effect without parallel.tp=" in " ".join(warnings(loaded("parallel.tp_algorithm=2d")))
+
+
+def test_without_gpus_there_are_as_many_processes_as_the_mesh_takes() -> None:
+    numbers = {preset: loaded(f"parallel={preset}").parallel.cpu_processes for preset in PRESETS}
+    assert numbers == {"megatron": 2, "ring": 2, "optimus": 4, "cube": 8, "tesseract": 8}
+    assert loaded().parallel.cpu_processes == 2
