@@ -141,7 +141,7 @@ class StageMesh:
         sizes = (self.dp_shard, self.tp, self.tp) if self.algorithm == "3d" else (self.dp_shard, self.cp, self.tp)
         return dict(zip(_CUBE if self.algorithm == "3d" else _GRID, sizes, strict=True))
 
-    @property
+    @cached_property
     def num_ranks(self) -> int:
         return prod(self.shape.values())
 
@@ -170,12 +170,12 @@ class StageMesh:
         """True where each rank has a part of the hidden state's width."""
         return self.algorithm != "1d"
 
-    @property
+    @cached_property
     def batch_ways(self) -> int:
         """The parts into which the mesh splits the rows of a batch."""
         return prod(self.shape[axis] for axis in self.row_axes)
 
-    @property
+    @cached_property
     def rows_multiple(self) -> int:
         """The parts into which the rows of a share of the batch are split once more."""
         return self.batch_ways // self.dp_shard

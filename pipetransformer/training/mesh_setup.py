@@ -38,7 +38,6 @@ def choose_meshes(
         check_mesh(optimizer, config.compile)
         widths = split_widths(stack)
         parallel.mesh.check(widths)
-        check_num_ranks(parallel.mesh, num_devices)
     except UserError as error:
         if parallel.mesh.num_ranks > 1:
             raise
@@ -49,6 +48,7 @@ def choose_meshes(
         raise UserError(
             f"parallel.cp={parallel.cp} is more than the {shortest} tokens of the shortest sample; lower parallel.cp"
         )
+    check_num_ranks(parallel.mesh, num_devices)
     is_limited = parallel.device_memory_gib is not None
     meshes = mesh_candidates(wanted, parallel.mesh.algorithm, widths, longest, node_size, is_limited)
     return tuple(mesh for mesh in meshes if mesh.cp <= shortest), []

@@ -93,10 +93,10 @@ def candidates(
         if stages_per_rank not in stages_per_rank_choices(constraints, num_stages):
             continue
         for num_microbatches in _microbatch_counts(batch_size, devices, constraints.num_microbatches):
-            layout = Layout(num_stages, num_replicas, num_microbatches, "", stages_per_rank, rank_order=rank_order)
-            if schedule := _schedule(layout, constraints.schedule):
+            sizes = num_stages, num_replicas, num_microbatches
+            if schedule := _schedule(Layout(*sizes, "", stages_per_rank), constraints.schedule):
                 for recompute in recomputes:
-                    yield replace(layout, schedule=schedule, recompute=recompute)
+                    yield Layout(*sizes, schedule, stages_per_rank, recompute, rank_order)
 
 
 def _schedule(layout: Layout, fixed: str | None) -> str | None:

@@ -105,7 +105,8 @@ class _Search:
             if devices_s * RELATIVE_TOLERANCE >= (best.predicted_step_s if best else most_s):
                 break
             update_s, scale = self.bounds.update_seconds(devices), self._scale(devices)
-            for layout_s, layout in self._layouts(devices, update_s):
+            widest_s = scale.busy_seconds((best.predicted_step_s if best else most_s) / RELATIVE_TOLERANCE)
+            for layout_s, layout in self._layouts(devices, update_s, widest_s):
                 limit_s = scale.busy_seconds(_limit(layout, best) if best else most_s)
                 if layout_s >= limit_s or self.bounds.frozen_below_seconds(layout) >= limit_s:
                     continue
@@ -137,18 +138,19 @@ class _Search:
                 bound_s = self._scale(devices).seconds(self.bounds.devices_seconds(devices))
                 heappush(waiting, (bound_s, True, devices))
 
-    def _layouts(self, devices: DeviceLayout, update_s: float) -> list[tuple[float, Layout]]:
+    def _layouts(self, devices: DeviceLayout, update_s: float, most_s: float) -> list[tuple[float, Layout]]:
         """Returns the layouts of a grid that may fit the memory, each with its bound, in the order of the bounds.
 
-        The bounds are of pipeline and update, which all have one scale.
+        The bounds are of pipeline and update, which all have one scale; only those below ``most_s`` count.
         """
         budget = self.cluster.device_memory_bytes
         limited = budget is not None
         every = candidates(devices, len(self.solver.layers), self.batch_size, self.constraints, may_recompute=limited)
         bounded = [
-            (self.bounds.pipeline_makespan(layout) + update_s, layout)
+            (bound_s, layout)
             for layout in every
-            if budget is None or self.bounds.device_bytes(layout) <= budget
+            if (bound_s := self.bounds.pipeline_makespan(layout) + update_s) < most_s
+            and (budget is None or self.bounds.device_bytes(layout) <= budget)
         ]
         return sorted(bounded, key=lambda pair: (pair[0], preference(pair[1])))
 
