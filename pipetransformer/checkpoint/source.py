@@ -105,7 +105,9 @@ class CheckpointLayers:
         return state
 
     def _shapes(self, layer: int) -> dict[str, torch.Size]:
-        return {name: own.shape for name, own in self._stack[layer].tensors()}
+        """Returns the shapes of a layer's tensors in one piece, also where a rank has them in part."""
+        own = self._stack[layer]
+        return {name: tensor.shape for name, tensor in own.tensors()} | own.whole_shapes
 
     def _read(self, layer: int) -> dict[str, Tensor]:
         file = self._manifest.layers[layer]
