@@ -264,13 +264,20 @@ class StageMesh:
         Raises:
             UserError: With the numbers of parts that are possible.
         """
-        parts = {"tp": self.tp, "tp x dp_shard": self.tp * self.dp_shard}
         for name, width in widths.items():
-            option = "tp" if name == "heads" else "tp x dp_shard"
-            if width % parts[option]:
+            option, parts = self._parts_of(name)
+            if width % parts:
                 possible = ", ".join(str(n) for n in range(1, width + 1) if width % n == 0)
-                problem = f"parallel.{option}={parts[option]} does not divide the model's {name} ({width})"
+                problem = f"parallel.{option}={parts} does not divide the model's {name} ({width})"
                 raise UserError(f"{problem}; possible: {possible}")
+
+    def divides(self, widths: Mapping[str, int]) -> bool:
+        """Returns whether :meth:`check` accepts a model."""
+        return all(width % self._parts_of(name)[1] == 0 for name, width in widths.items())
+
+    def _parts_of(self, name: str) -> tuple[str, int]:
+        """Returns into how many parts a width is split at most, and the option that says it."""
+        return ("tp", self.tp) if name == "heads" else ("tp x dp_shard", self.tp * self.dp_shard)
 
 
 SINGLE = StageMesh()

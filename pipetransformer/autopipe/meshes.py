@@ -143,7 +143,7 @@ def mesh_candidates(
         for dp_shard in _choices(wanted["dp_shard"], powers["dp_shard"], num_devices)
     ]
     is_open = None in wanted.values()
-    fitting = [mesh for mesh in found if not is_open or mesh.num_ranks <= num_devices]
+    fitting = [mesh for mesh in found if not is_open or (mesh.num_ranks <= num_devices and mesh.divides(widths))]
     return tuple(dict.fromkeys(SINGLE if mesh.num_ranks == 1 else mesh for mesh in sorted(fitting, key=simplicity)))
 
 
