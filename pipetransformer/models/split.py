@@ -1,4 +1,4 @@
-"""What of a model a mesh has to divide, and the refusal of one that it cannot."""
+"""The sizes of a model that a mesh has to divide, and the refusal of one that it cannot."""
 
 from __future__ import annotations
 

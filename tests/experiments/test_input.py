@@ -41,7 +41,9 @@ def test_reading_is_timed_in_rounds_and_leaves_no_process(folder: Path) -> None:
     reading = measure_reading(folder, ORDER, 2, 1, 0.0)
     assert len(reading.ours) == len(reading.torchvision) == 2
     assert min(reading.ours + reading.torchvision) > 0
-    assert multiprocessing.active_children() == before
+    for left in set(multiprocessing.active_children()) - set(before):
+        left.join(60)  # on a busy machine one that has been ended takes a while
+        assert not left.is_alive()
 
 
 def test_every_round_times_steps_with_each_number_of_workers(folder: Path, pool: Pool) -> None:
