@@ -96,7 +96,7 @@ def profile(
             with torch.no_grad():
                 layer.eval()
                 xs = [precision.run_layer(layer, x, b.context) for x, b in zip(xs, batches, strict=True)]
-            del layer  # one at a time: the whole model may be larger than the device
+            del layer, runs  # one at a time: the whole model may be larger than the device
     layers = tuple(known[kind] for kind in kinds)
     return Profile(layers, optimizer_state_factor=optimizer.state_factor, contention=contention)
 
