@@ -234,6 +234,10 @@ class StageMesh:
         used = {axis for _, axis in self.splits(style)}
         return tuple(axis for axis in self.shape if axis not in used)
 
+    def num_copies(self, style: Style) -> int:
+        """Returns the ranks that have the same part of a parameter."""
+        return prod(self.shape[axis] for axis in self.copy_axes(style))
+
     def box(self, style: Style, rank: int) -> Box:
         """Returns the part of a parameter that a rank of the mesh has."""
         spans, coordinate = [WHOLE_SPAN, WHOLE_SPAN], self.coordinate(rank)

@@ -7,9 +7,9 @@ The ranks of a mesh are one device of the cluster that it makes, and a sample of
     a layer's passes                       those of a rank's part, and their exchanges as lines in the samples
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from math import gcd
+from itertools import product
 
 from pipetransformer.autopipe.cluster import Cluster, Link
 from pipetransformer.autopipe.plan import Plan
@@ -133,28 +133,23 @@ def mesh_candidates(
         num_devices: A mesh that is left open has no more; those of a node.
         is_limited: The devices' memory has a limit.
     """
-    divisor = gcd(*widths.values()) if widths else 1
-    powers = {"tp": divisor, "cp": num_devices if num_tokens >= LONG_SEQUENCE else 1}
-    powers["dp_shard"] = num_devices if is_limited else 1
+    divisors = [size for size in range(1, num_devices + 1) if num_devices % size == 0]
+    may_ring = num_tokens >= LONG_SEQUENCE and algorithm != "3d"
+    open_sizes = {
+        "dp_shard": divisors if is_limited else [1],
+        "cp": divisors if may_ring else [1],
+        "tp": range(1, num_devices + 1),
+    }
+    sizes = (each if (size := wanted[name]) is None else [size] for name, each in open_sizes.items())
     found = [
         StageMesh(dp_shard, cp, tp, algorithm if tp > 1 or wanted["tp"] is not None else "1d")
-        for tp in _choices(wanted["tp"], powers["tp"], num_devices)
-        for cp in _choices(wanted["cp"], powers["cp"], num_devices)
-        for dp_shard in _choices(wanted["dp_shard"], powers["dp_shard"], num_devices)
+        for dp_shard, cp, tp in product(*sizes)
     ]
     is_open = None in wanted.values()
     fitting = [mesh for mesh in found if not is_open or (mesh.num_ranks <= num_devices and mesh.divides(widths))]
-    return tuple(dict.fromkeys(SINGLE if mesh.num_ranks == 1 else mesh for mesh in sorted(fitting, key=simplicity)))
+    return tuple(dict.fromkeys(SINGLE if mesh.num_ranks == 1 else mesh for mesh in sorted(fitting, key=_simplicity)))
 
 
-def _choices(wanted: int | None, multiple: int, most: int) -> Iterator[int]:
-    """Yields what was asked for; else the divisors of a number up to the devices."""
-    if wanted is not None:
-        yield wanted
-        return
-    yield from (size for size in range(1, min(multiple, most) + 1) if multiple % size == 0)
-
-
-def simplicity(mesh: StageMesh) -> tuple[int, int, int, int]:
+def _simplicity(mesh: StageMesh) -> tuple[int, int, int, int]:
     """Returns the key by which the simpler one of equally fast meshes comes first."""
     return mesh.num_ranks, mesh.cp, mesh.dp_shard, mesh.tp

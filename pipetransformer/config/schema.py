@@ -77,14 +77,20 @@ class Parallel:
     timeout_s: float = 600.0
 
     @property
+    def mesh_sizes(self) -> dict[str, int | None]:
+        """The sizes of a mesh by name; ``None`` leaves one to the planner."""
+        return {"tp": self.tp, "cp": self.cp, "dp_shard": self.dp_shard}
+
+    @property
     def splits_stages(self) -> bool:
         """True where several ranks may run a stage together."""
-        return (self.tp, self.cp, self.dp_shard) != (1, 1, 1)
+        return any(size != 1 for size in self.mesh_sizes.values())
 
     @property
     def mesh(self) -> StageMesh:
         """The smallest mesh that the options allow."""
-        return StageMesh(self.dp_shard or 1, self.cp or 1, self.tp or 1, cast("Algorithm", self.tp_algorithm))
+        sizes = {name: size or 1 for name, size in self.mesh_sizes.items()}
+        return StageMesh(**sizes, algorithm=cast("Algorithm", self.tp_algorithm))
 
     @property
     def cpu_processes(self) -> int:

@@ -282,28 +282,28 @@ def _check_mesh(config: Config) -> None:
     """Refuses what does not go with several ranks that run a stage together."""
     parallel = config.parallel
     _one_of("parallel.tp_algorithm", parallel.tp_algorithm, TP_ALGORITHMS)
-    sizes = {f"parallel.{name}": getattr(parallel, name) for name in ("tp", "cp", "dp_shard")}
-    given = [f"{name}={'null' if size is None else size}" for name, size in sizes.items() if size != 1]
-    if not given:
+    if not parallel.splits_stages:
         return
-    assert parallel.mesh.num_ranks, "refuses what no mesh can be"
+    mesh, sizes = parallel.mesh, parallel.mesh_sizes  # which refuses what no mesh can be
+    options = (f"parallel.{name}={'null' if size is None else size}" for name, size in sizes.items() if size != 1)
+    given = " ".join(options)
     if parallel.arrangement in ("sharded", "single"):
         raise UserError(
-            f"{' '.join(given)} lets several ranks run a stage together, and parallel={parallel.arrangement} does not; "
+            f"{given} lets several ranks run a stage together, and parallel={parallel.arrangement} does not; "
             "drop one of them"
         )
     if parallel.arrangement != "elastic" and None in sizes.values():
         raise UserError(
-            f"parallel={parallel.arrangement} is one arrangement from start to end, and {' '.join(given)} leaves it "
+            f"parallel={parallel.arrangement} is one arrangement from start to end, and {given} leaves it "
             "open; give numbers, or take parallel=elastic"
         )
-    if parallel.world_size is not None and parallel.mesh.num_ranks > parallel.world_size:
+    if parallel.world_size is not None and mesh.num_ranks > parallel.world_size:
         raise UserError(
-            f"{' '.join(given)} takes {parallel.mesh.num_ranks} processes, more than parallel.world_size="
+            f"{given} takes {mesh.num_ranks} processes, more than parallel.world_size="
             f"{parallel.world_size}; raise it or lower the others"
         )
     if config.compile:
-        raise UserError(f"{' '.join(given)} does not go with compile=true, which no mesh has yet; drop one of them")
+        raise UserError(f"{given} does not go with compile=true, which no mesh has yet; drop one of them")
 
 
 def _check_compile(config: Config) -> None:

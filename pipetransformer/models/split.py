@@ -1,4 +1,4 @@
-"""The sizes of a model that a mesh has to divide, and the refusal of one that it cannot."""
+"""The sizes of a model that a mesh has to divide, and the refusal of one that none can."""
 
 from __future__ import annotations
 
@@ -7,23 +7,12 @@ from math import gcd
 from torch import nn
 
 from pipetransformer.errors import UserError
-from pipetransformer.mesh import StageMesh
 from pipetransformer.models.layer import Layer
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.models.tp_plan import TpPlan, parts
 
 HEADS = ("num_heads", "num_attention_heads", "n_heads")
 WITHOUT_MESH = "run with parallel.tp=1 parallel.cp=1 parallel.dp_shard=1"
-
-
-def check_split(stack: LayerStack, mesh: StageMesh) -> None:
-    """Refuses a model that a mesh cannot split.
-
-    Raises:
-        UserError: It has weights that layers share, a layer or a parameter without a rule, or heads or widths that the
-            mesh does not divide.
-    """
-    mesh.check(split_widths(stack))
 
 
 def split_widths(stack: LayerStack) -> dict[str, int]:

@@ -53,9 +53,6 @@ class Planner:
         batch_size: Samples of the global batch.
         parks: Frozen layers keep their optimizer state, and bring it along where they move.
         meshes: Those that the first plan may have, the simplest first; the run keeps its mesh.
-
-    Raises:
-        InfeasiblePlan: There are fewer devices than any of the meshes takes.
     """
 
     def __init__(

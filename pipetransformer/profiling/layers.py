@@ -1,6 +1,6 @@
 """Measures the layers once, before the first plan."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -82,26 +82,43 @@ def profile(
     """
     known: dict[object, LayerProfile] = {}
     contention, update_s = 1.0, idle_update_seconds(optimizer, device)
-    kinds = [kind_of_layer(stack[index]) for index in range(len(stack))]
     xs = [batch.inputs for batch in batches if batch.inputs is not None]
-    for index, kind in enumerate(kinds):
-        if kind not in known:
-            layer = stack.loaded_copy(index, device).train()
-            fix_weights(layer, stack, index)
-            runs, sizes = WholeLayer(layer, index, precision), (len(batches[0].ids), len(batches[1].ids))
-            known[kind] = layer_profile(runs, index, xs, batches, sizes, optimizer, precision, update_s)
-            if index == 1:
-                contention = measure_contention(_passes(runs, index, xs[0], batches[0]), device, devices_per_node)
-            # the layers above take inputs of this shape; the numbers in them do not matter for the time
-            with torch.no_grad():
-                layer.eval()
-                xs = [precision.run_layer(layer, x, b.context) for x, b in zip(xs, batches, strict=True)]
-            del layer, runs  # one at a time: the whole model may be larger than the device
-    layers = tuple(known[kind] for kind in kinds)
+    sizes = len(batches[0].ids), len(batches[1].ids)
+    for index, layer in of_each_kind(stack, device):
+        runs = WholeLayer(layer, index, precision)
+        measured = layer_profile(runs, index, xs, batches, sizes, optimizer, precision, update_s)
+        known[kind_of_layer(stack[index])] = measured
+        if index == 1:
+            contention = measure_contention(_passes(runs, index, xs[0], batches[0]), device, devices_per_node)
+        # the layers above take inputs of this shape; the numbers in them do not matter for the time
+        with torch.no_grad():
+            layer.eval()
+            xs = [precision.run_layer(layer, x, b.context) for x, b in zip(xs, batches, strict=True)]
+        del layer, runs  # one at a time, as of_each_kind asks
+    layers = tuple(known[kind_of_layer(layer)] for layer in stack.layers)
     return Profile(layers, optimizer_state_factor=optimizer.state_factor, contention=contention)
 
 
-def fix_weights(layer: Layer, stack: LayerStack, index: int) -> None:
+def of_each_kind(stack: LayerStack, device: torch.device) -> Iterator[tuple[int, Layer]]:
+    """Yields the lowest layer of each kind by its index, as a copy with weights.
+
+    The caller lets go of a copy before it asks for the next: the whole model may be larger than the device.
+    """
+    seen = set[object]()
+    for index in range(len(stack)):
+        kind = kind_of_layer(stack[index])
+        if kind not in seen:
+            seen.add(kind)
+            yield index, _loaded(stack, index, device)
+
+
+def _loaded(stack: LayerStack, index: int, device: torch.device) -> Layer:
+    layer = stack.loaded_copy(index, device).train()
+    _fix_weights(layer, stack, index)
+    return layer
+
+
+def _fix_weights(layer: Layer, stack: LayerStack, index: int) -> None:
     """Fixes the parameters of a copy of a layer that are fixed in the stack."""
     own, trained = stack[index].by_name().values(), set(stack.trainable(index, 0))
     for parameter, original in zip(layer.by_name().values(), own, strict=True):

@@ -6,6 +6,7 @@ the bytes of the exchanges are counted; :mod:`pipetransformer.autopipe.meshes` t
 """
 
 from collections import Counter
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +17,10 @@ from pipetransformer.models.layer import Layer
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.base import OptimizerSpec
 from pipetransformer.profiling.layers import (
-    fix_weights,
     idle_update_seconds,
     kind_of_layer,
     layer_profile,
+    of_each_kind,
     trainable,
 )
 from pipetransformer.runtime.batch import Batch
@@ -32,6 +33,7 @@ Tally = Counter[str]
 """Exchanges so far: ``collectives`` and ``messages``, and the bytes that a rank receives in them."""
 
 
+@dataclass(frozen=True)
 class PretendedAxis(MeshAxis):
     """Rank 0 of an axis without other ranks.
 
@@ -39,13 +41,7 @@ class PretendedAxis(MeshAxis):
         tally: Counts the exchanges.
     """
 
-    tally: Tally
-
-    @classmethod
-    def of(cls, size: int, tally: Tally) -> "PretendedAxis":
-        axis = cls(size, 0)
-        object.__setattr__(axis, "tally", tally)
-        return axis
+    tally: Tally = field(default_factory=Counter)
 
     def all_gather(self, x: Tensor, dim: int) -> Tensor:
         if self.size == 1:
@@ -84,7 +80,7 @@ class PretendedMesh(RankMesh):
     def __init__(self, mesh: StageMesh) -> None:
         super().__init__(mesh, 0, {})
         self.tally: Tally = Counter()
-        self.axes = {name: PretendedAxis.of(size, self.tally) for name, size in mesh.shape.items()}
+        self.axes = {name: PretendedAxis(size, 0, tally=self.tally) for name, size in mesh.shape.items()}
 
 
 class ShardedLayer:
@@ -100,10 +96,10 @@ class ShardedLayer:
         self.module: nn.Module = MeshStage(
             {index: layer}, {index: trainable(layer)}, precision, False, mesh, num_layers
         )
-        self._mesh = mesh
+        self.mesh = mesh
 
     def __call__(self, x: Tensor, batch: Batch) -> Tensor:
-        self._mesh.num_tokens = batch.hidden_shape[1]
+        self.mesh.num_tokens = batch.hidden_shape[1]
         return self.module(x, keys=batch.keys, **batch.context)
 
 
@@ -124,23 +120,19 @@ def profile_mesh(
     known: dict[object, LayerShard] = {}
     pretended, update_s = PretendedMesh(mesh), idle_update_seconds(optimizer, device)
     small, large = (len(batch.ids) // mesh.rows_multiple for batch in batches)
-    kinds = [kind_of_layer(stack[index]) for index in range(len(stack))]
     xs = [batch.inputs for batch in batches if batch.inputs is not None]
-    for index, kind in enumerate(kinds):
-        if kind not in known:
-            layer = stack.loaded_copy(index, device).train()
-            fix_weights(layer, stack, index)
-            shard_layer(layer, pretended, is_head=index == len(stack) - 1)
-            runs = ShardedLayer(layer, index, len(stack), pretended, precision)
-            measured = layer_profile(runs, index, xs, batches, (small, large), optimizer, precision, update_s)
-            counted = [_traffic(runs, index, x, batch) for x, batch in zip(xs, batches, strict=True)]
-            passes = [_between((small, large), *sizes) for sizes in zip(*counted, strict=True)]
-            known[kind] = LayerShard(measured, *passes, copied_bytes=_copied_bytes(layer, mesh))
-            with torch.no_grad():
-                runs.module.eval()
-                xs = [runs(x, batch) for x, batch in zip(xs, batches, strict=True)]
-            del layer, runs
-    return MeshProfile(mesh, tuple(known[kind] for kind in kinds))
+    for index, layer in of_each_kind(stack, device):
+        shard_layer(layer, pretended, is_head=index == len(stack) - 1)
+        runs = ShardedLayer(layer, index, len(stack), pretended, precision)
+        measured = layer_profile(runs, index, xs, batches, (small, large), optimizer, precision, update_s)
+        counted = [_traffic(runs, index, x, batch) for x, batch in zip(xs, batches, strict=True)]
+        passes = [_between((small, large), *sizes) for sizes in zip(*counted, strict=True)]
+        known[kind_of_layer(stack[index])] = LayerShard(measured, *passes, copied_bytes=_copied_bytes(layer, mesh))
+        with torch.no_grad():
+            runs.module.eval()
+            xs = [runs(x, batch) for x, batch in zip(xs, batches, strict=True)]
+        del layer, runs  # one at a time, as of_each_kind asks
+    return MeshProfile(mesh, tuple(known[kind_of_layer(layer)] for layer in stack.layers))
 
 
 def _traffic(runs: ShardedLayer, index: int, x: Tensor, batch: Batch) -> tuple[Tally, Tally, Tally]:
@@ -157,7 +149,7 @@ def _traffic(runs: ShardedLayer, index: int, x: Tensor, batch: Batch) -> tuple[T
 
 
 def _passes(runs: ShardedLayer, x: Tensor, batch: Batch, wants_grad: bool) -> tuple[Tally, Tally]:
-    tally = runs._mesh.tally
+    tally = runs.mesh.tally
     tally.clear()
     output = runs(x.detach().requires_grad_(wants_grad), batch)
     forward = Counter(tally)
@@ -181,7 +173,7 @@ def _volume(kind: str, sizes: tuple[int, int], small: Tally, large: Tally) -> Vo
 def _copied_bytes(layer: Layer, mesh: StageMesh) -> tuple[tuple[int, int], ...]:
     found: Counter[int] = Counter()
     for name, parameter in layer.by_name().items():
-        ranks = len(mesh.ranks_along(mesh.copy_axes(layer.cuts[name][0].style), 0))
+        ranks = mesh.num_copies(layer.cuts[name][0].style)
         if ranks > 1 and parameter.requires_grad:
             found[ranks] += parameter.nbytes
     return tuple(sorted(found.items()))

@@ -65,7 +65,7 @@ def arrangement(plan: Values) -> str:
 
 def num_devices(plan: Values) -> int:
     """Returns the devices that a plan uses."""
-    if "num_devices" in plan:
+    if "num_devices" in plan:  # not in logs of earlier releases
         return plan["num_devices"]
     return len(plan["stages"]) // plan.get("stages_per_rank", 1) * plan["num_replicas"]
 

@@ -12,7 +12,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from pipetransformer.host_copies import HostCopies, to_device
-from pipetransformer.models.split import check_split
+from pipetransformer.models.split import split_widths
 from pipetransformer.models.stack import Layer, LayerStack, without_storage
 from pipetransformer.optim.fused import place_state
 from pipetransformer.runtime.mesh import RankMesh
@@ -51,7 +51,7 @@ class ResidentLayers:
         Raises:
             UserError: The model cannot be split.
         """
-        check_split(self.stack, mesh.mesh)
+        mesh.mesh.check(split_widths(self.stack))
         self.mesh, head = mesh, len(self.stack) - 1
         for index in range(len(self.stack)):
             self._whole.append(without_storage(self.stack[index]))

@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from pipetransformer.autopipe.profile import LayerShard, MeshProfile, Traffic, Volume
-from pipetransformer.mesh import StageMesh, Style
+from pipetransformer.mesh import StageMesh, Style, area
 from pipetransformer.simulate.analytic import (
     DeviceSpeed,
     DtypeBytes,
@@ -110,15 +110,11 @@ class _Counter:
 
     def part(self, style: Style) -> float:
         """Returns the share of a parameter that a rank has."""
-        parts = 1
-        for _, axis in self.mesh.splits(style):
-            parts *= self.mesh.shape[axis]
-        return 1 / parts
+        return float(area(self.mesh.box(style, rank=0)))
 
     def copies(self, style: Style, whole: float) -> list[tuple[int, int]]:
         """Returns the ranks that have the same part of parameters, and the bytes of the part."""
-        ranks = len(self.mesh.ranks_along(self.mesh.copy_axes(style), 0))
-        return [(ranks, round(whole * self.part(style) * self.widths.wide))]
+        return [(self.mesh.num_copies(style), round(whole * self.part(style) * self.widths.wide))]
 
     def block(self) -> LayerCounts:
         whole, width, ratio, tp = block_counts(self.shape), self.shape.hidden_size, self.shape.mlp_ratio, self.mesh.tp

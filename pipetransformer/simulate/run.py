@@ -88,9 +88,9 @@ def _meshes(config: SimulationConfig) -> tuple[StageMesh, ...]:
         return (SINGLE,)
     widths = {"heads": shape.num_heads, "width": shape.hidden_size, "MLP": round(shape.mlp_ratio * shape.hidden_size)}
     parallel.mesh.check(widths)
-    wanted = {"tp": parallel.tp, "cp": parallel.cp, "dp_shard": parallel.dp_shard}
     size, is_limited = config.cluster.devices_per_node, parallel.device_memory_gib is not None
-    return mesh_candidates(wanted, parallel.mesh.algorithm, widths, shape.num_tokens, size, is_limited)
+    sizes, algorithm = parallel.mesh_sizes, parallel.mesh.algorithm
+    return mesh_candidates(sizes, algorithm, widths, shape.num_tokens, size, is_limited)
 
 
 def run_history(config: SimulationConfig, planner: Planner) -> RunHistory:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -183,19 +184,21 @@ def make_planner(
         meshes: Those that a plan may have.
     """
     order = order or SampleOrder(len(loader.split), 0, batch_size)
-    share = max(2, -(-batch_size // dist.get_world_size()))
-    sizes = max(1, share // 4), share
-    read = [lambda size=size: _whole_batch(loader, len(stack), order.typical(size)) for size in sizes]
-    small, large = (each().to(device, precision.param_dtype) for each in read)
+
+    def read(size: int) -> Batch:
+        return _whole_batch(loader, len(stack), order.typical(size))
+
+    def loaded(size: int) -> Batch:
+        return read(size).to(device, precision.param_dtype)
+
+    sizes = _measured_sizes(batch_size, dist.get_world_size())
+    small, large = map(loaded, sizes)
 
     def measure_on(mesh: StageMesh) -> MeshProfile:
-        num_units = max(1, dist.get_world_size() // mesh.num_ranks)
-        most = max(2, -(-mesh_batch_size(batch_size, mesh) // num_units))
-        few, many = (
-            _whole_batch(loader, len(stack), order.typical(size * mesh.rows_multiple)).to(device, precision.param_dtype)
-            for size in (max(1, most // 4), most)
-        )
-        return profile_mesh(stack, mesh, (few, many), optim, device, precision)
+        num_units = dist.get_world_size() // mesh.num_ranks
+        few, many = _measured_sizes(mesh_batch_size(batch_size, mesh), num_units)
+        batches = loaded(few * mesh.rows_multiple), loaded(many * mesh.rows_multiple)
+        return profile_mesh(stack, mesh, batches, optim, device, precision)
 
     def measure() -> Measurement:
         layers = profile(stack, (small, large), optim, device, precision, nodes.devices_per_node)
@@ -204,7 +207,7 @@ def make_planner(
         overhead_s = measure_step_overhead(optim, RankContext.create(device, precision, parallel.timeout_s))
         # a message up and one back are counted elsewhere
         schedule_overhead_s = max(0.0, measure_schedule_overhead(device) - 2 * cluster.link.latency_s)
-        reading = measure_reading((read[0], read[1]), sizes)
+        reading = measure_reading((partial(read, sizes[0]), partial(read, sizes[1])), sizes)
         overheads = {"step_overhead_s": overhead_s, "schedule_overhead_s": schedule_overhead_s}
         return replace(layers, read=reading, meshes=on_meshes, **overheads), cluster
 
@@ -221,6 +224,12 @@ def make_planner(
     budget_gib = parallel.device_memory_gib
     cluster = replace(cluster, device_memory_bytes=None if budget_gib is None else int(budget_gib * GIB))
     return Planner(measured, cluster, parallel, batch_size, parks, meshes)
+
+
+def _measured_sizes(batch_size: int, num_devices: int) -> tuple[int, int]:
+    """Returns the samples of a small and of a large batch: a quarter of a device's share, and all of it."""
+    share = max(2, -(-batch_size // num_devices))
+    return max(1, share // 4), share
 
 
 def _measured_cluster(device: torch.device, devices_per_node: int) -> Cluster:

@@ -33,7 +33,6 @@ def choose_meshes(
     parallel = config.parallel
     if not parallel.splits_stages:
         return (SINGLE,), []
-    wanted = {"tp": parallel.tp, "cp": parallel.cp, "dp_shard": parallel.dp_shard}
     try:
         check_mesh(optimizer, config.compile)
         widths = split_widths(stack)
@@ -50,5 +49,5 @@ def choose_meshes(
         )
     check_num_ranks(parallel.mesh, num_devices)
     is_limited = parallel.device_memory_gib is not None
-    meshes = mesh_candidates(wanted, parallel.mesh.algorithm, widths, longest, node_size, is_limited)
+    meshes = mesh_candidates(parallel.mesh_sizes, parallel.mesh.algorithm, widths, longest, node_size, is_limited)
     return tuple(mesh for mesh in meshes if mesh.cp <= shortest), []

@@ -102,11 +102,11 @@ class _Search:
         """
         best: Plan | None = None
         for devices_s, devices in self._devices():
-            if devices_s * RELATIVE_TOLERANCE >= (best.predicted_step_s if best else most_s):
+            known_s = best.predicted_step_s if best else most_s
+            if devices_s * RELATIVE_TOLERANCE >= known_s:
                 break
             update_s, scale = self.bounds.update_seconds(devices), self._scale(devices)
-            widest_s = scale.busy_seconds((best.predicted_step_s if best else most_s) / RELATIVE_TOLERANCE)
-            for layout_s, layout in self._layouts(devices, update_s, widest_s):
+            for layout_s, layout in self._layouts(devices, update_s, scale.busy_seconds(known_s / RELATIVE_TOLERANCE)):
                 limit_s = scale.busy_seconds(_limit(layout, best) if best else most_s)
                 if layout_s >= limit_s or self.bounds.frozen_below_seconds(layout) >= limit_s:
                     continue
@@ -182,8 +182,8 @@ class _Search:
         return ", or leave `num_microbatches` out, so that gradients are accumulated over more micro-batches"
 
     def _explain_constraints(self) -> str:
-        fixed = replace(self.constraints, meshes=())
-        constraints = {name: value for name, value in vars(fixed).items() if value not in (None, ())}
+        every = vars(self.constraints).items()
+        constraints = {name: value for name, value in every if value is not None and name != "meshes"}
         return (
             f"nothing on {self.cluster.num_devices} devices with `batch_size`={self.batch_size} is at once "
             + ", ".join(f"`{name}`={value}" for name, value in constraints.items())
