@@ -46,9 +46,15 @@ def test_a_block_that_is_counted_exchanges_what_one_that_is_measured_does(
         for each in (own, measured)
     ]
     assert backward[0] == pytest.approx(backward[1])
+    assert numbers(own) == numbers(measured)
     assert own.copied_bytes == measured.copied_bytes
     assert own.layer.parameter_bytes == measured.layer.parameter_bytes
     assert own.layer.output_bytes == measured.layer.output_bytes
+
+
+def numbers(shard: LayerShard) -> list[tuple[int, int]]:
+    """Collectives and messages of each pass."""
+    return [(each[0].number, each[1].number) for each in (shard.forward, shard.input_grad, shard.weight_grad)]
 
 
 def received(shard: LayerShard, name: str) -> list[float]:
