@@ -2,7 +2,7 @@
 # make docs   builds the site into site/; make docs SERVE=1 serves it at http://127.0.0.1:8000 while you write.
 # make fuzz   damages the files that are read back, a thousand times each.
 # make chaos [KILLS=100]   kills ranks and whole runs at random; make resume-matrix   resumes from 60 steps in 16 worlds.
-# make matrix   compares every kind of plan on up to eight processes with one process.
+# make matrix   compares every kind of plan on up to eight processes with one process; make mesh-matrix   those on meshes.
 # make test-isa   runs the tests of rounding as on older x86 processors: oneDNN and ATen keep to fewer instructions.
 PYTHON ?= python3
 VENV   ?= .venv
@@ -14,7 +14,7 @@ ISAS   ?= SSE41:default AVX:default AVX2:avx2 AVX512_CORE:avx2 DEFAULT:avx2
 ROUNDS ?= tests/models/test_contract.py tests/runtime/test_precision.py tests/runtime/test_elastic.py \
           tests/runtime/test_fsdp.py tests/runtime/test_tied.py tests/runtime/test_devices.py
 
-.PHONY: train test test-isa fuzz chaos matrix resume-matrix check docs clean
+.PHONY: train test test-isa fuzz chaos matrix mesh-matrix resume-matrix check docs clean
 
 train: $(VENV)/.train
 	$(VENV)/bin/python train.py $(ARGS)
@@ -35,11 +35,14 @@ fuzz: $(VENV)/.dev
 matrix: $(VENV)/.dev
 	MATRIX=1 $(VENV)/bin/python -m pytest --numprocesses 2 tests/runtime/test_matrix.py $(ARGS)
 
+mesh-matrix: $(VENV)/.dev
+	MESH_MATRIX=1 $(VENV)/bin/python -m pytest --numprocesses 2 tests/runtime/test_mesh_matrix.py $(ARGS)
+
 resume-matrix: $(VENV)/.dev
 	RESUME_MATRIX=1 $(VENV)/bin/python -m pytest --numprocesses 2 tests/training/test_resume.py -k in_any_world $(ARGS)
 
 chaos: $(VENV)/.dev
-	CHAOS_KILLS=$(KILLS) $(VENV)/bin/python -m pytest --timeout 0 -s tests/test_chaos.py $(ARGS)
+	CHAOS_KILLS=$(KILLS) $(VENV)/bin/python -m pytest --timeout 0 -s tests/test_chaos.py tests/test_mesh_changes.py $(ARGS)
 
 check: $(VENV)/.dev
 	$(VENV)/bin/ruff check .

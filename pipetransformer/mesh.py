@@ -316,6 +316,15 @@ def lacking(wanted: Box, held: Box | None) -> list[Box]:
     return pieces + [(common_outs, columns_of) for columns_of in columns if columns_of[0] < columns_of[1]]
 
 
+def within(box: Box, held: Box) -> Box:
+    """Returns a box as fractions of another one that contains it."""
+    spans = [
+        ((first - low) / (high - low), (last - low) / (high - low))
+        for (first, last), (low, high) in zip(box, held, strict=True)
+    ]
+    return spans[0], spans[1]
+
+
 def area(box: Box) -> Fraction:
     """Returns the share of a parameter's numbers that are in a box."""
     return (box[0][1] - box[0][0]) * (box[1][1] - box[1][0])

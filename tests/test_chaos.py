@@ -4,8 +4,7 @@ import os
 import random
 import signal
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 from support.command import TIMEOUT_S, TRAIN, forked, has_not_ended, processes, started
 from support.faults import Fault, play_with_fault, run_with
 from support.jobs import TINY, Job, play, run_job
-from support.pool import Pool
+from support.pool import Pool, mortal_pool
 
 from pipetransformer.checkpoint.folder import FOLDER
 
@@ -47,15 +46,6 @@ MOMENTS = {
     "the end": Fault("pipetransformer.training.run.save_model", local_rank=0),
 }
 RESUMING = Fault("pipetransformer.training.resume.CheckpointLayers")
-
-
-@contextmanager
-def mortal_pool(folder: Path) -> Iterator[Pool]:
-    """A pool whose workers may be killed."""
-    folder.mkdir()
-    pool = Pool(folder)
-    yield pool
-    pool.close()
 
 
 @pytest.fixture(scope="module")

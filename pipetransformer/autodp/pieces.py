@@ -9,19 +9,32 @@ A layer's matrices of one style, from ``tp=4`` to ``tp=2`` with two replicas::
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 from pipetransformer.mesh import STYLES, Box, StageMesh, Style, area, intersection, lacking
+
+StyledBox = tuple[Style, Box]
+"""A box of all parameters of a style."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """The part of a layer that a rank holds: that of a rank of a mesh."""
+    """The part of a layer that a rank holds: that of a rank of a mesh.
+
+    Attributes:
+        rank: Counted in the mesh.
+    """
 
     mesh: StageMesh
     rank: int
+
+    @classmethod
+    def of(cls, mesh: StageMesh, rank: int) -> "Shard":
+        """Returns the part that a rank of the world has: the meshes of a plan follow each other."""
+        return cls(mesh, rank % mesh.num_ranks)
 
     def box(self, style: Style) -> Box:
         """Returns what it has of each parameter of a style."""
@@ -79,6 +92,33 @@ def _from_holders(
         left = rest
     assert not left, f"nobody holds {left} of the {style} parameters"
     return found
+
+
+@lru_cache(maxsize=256)  # the layers of a stage have the same holders
+def pieces_by_ranks(
+    mesh: StageMesh, holders: tuple[int, ...], next_mesh: StageMesh, wanted: tuple[int, ...]
+) -> tuple[tuple[int, int, tuple[StyledBox, ...]], ...]:
+    """Returns the pieces of a layer by target and source.
+
+    Args:
+        mesh: Of those that hold a part of the layer.
+        holders: These ranks.
+        next_mesh: Of those that want a part of it.
+        wanted: These ranks.
+
+    Returns:
+        Source, target, and what goes from the one to the other.
+    """
+    old = {rank: Shard.of(mesh, rank) for rank in holders}
+    found: defaultdict[tuple[int, int], list[StyledBox]] = defaultdict(list)
+    for piece in pieces_between(old, {rank: Shard.of(next_mesh, rank) for rank in wanted}):
+        found[piece.target, piece.source].append((piece.style, piece.box))
+    return tuple((source, target, tuple(own)) for (target, source), own in sorted(found.items()))
+
+
+def share_of(pieces: Iterable[StyledBox], styles: tuple[Style, ...]) -> float:
+    """Returns the share of a layer's numbers in pieces of it, the mean over the styles of its matrices."""
+    return float(sum((area(box) for style, box in pieces if style in styles), Fraction(0)) / len(styles))
 
 
 def share_moved(pieces: list[Piece], style: Style) -> Fraction:

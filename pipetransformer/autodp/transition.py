@@ -8,17 +8,22 @@
     moves                0 → 1   1 → 0   1 → 0
 
 With FSDP every rank keeps its shard of every layer, cached or not, so nothing ever moves.
+
+Where the mesh of the stages changes, each rank receives the pieces that it lacks, see
+:mod:`pipetransformer.autodp.pieces`.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heapreplace
 
+from pipetransformer.autodp.pieces import StyledBox, pieces_by_ranks, share_of
 from pipetransformer.autodp.topology import Topology
 from pipetransformer.autopipe.cluster import Cluster, Link
 from pipetransformer.autopipe.plan import Plan, layer_above
 from pipetransformer.autopipe.profile import Profile
+from pipetransformer.mesh import SINGLE, StageMesh, Style
 
 Placement = tuple[tuple[int, ...], ...]
 """For each layer the ranks that hold it, ascending."""
@@ -26,11 +31,16 @@ Placement = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Move:
-    """One layer, with its optimizer state, from a rank that holds it to one that does not."""
+    """A layer or pieces of it, with the optimizer state, from a rank that holds them to one that does not.
+
+    Attributes:
+        pieces: Boxes of the parameters of a style; empty for all that the source has.
+    """
 
     layer: int
     source: int
     target: int
+    pieces: tuple[StyledBox, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -41,10 +51,12 @@ class Transition:
         before: The plan in force until then; ``None`` where nobody holds the layers yet.
         after: The plan from then on. It may have the same stages as ``before``, with more layers frozen.
         placement: The ranks that hold each layer from then on.
-        moves: The layers that have to move, by layer and target.
+        moves: What has to move, by layer and target.
         cost_s: Predicted seconds until the first step under ``after`` can start; 0 where the stages stay.
         gain_s: Predicted seconds that ``after`` saves over the rest of the run against staying; 0 where it stays.
         reason: One sentence with the numbers, for the log.
+        cached_meshes: The mesh of those that hold each cached layer: of the last plan that ran it. Empty where it is
+            that of ``after``.
     """
 
     before: Plan | None
@@ -54,6 +66,13 @@ class Transition:
     cost_s: float = 0.0
     gain_s: float = 0.0
     reason: str = ""
+    cached_meshes: tuple[StageMesh, ...] = ()
+
+    @property
+    def meshes(self) -> tuple[StageMesh, ...]:
+        """For each layer the mesh of those that hold it from then on: a rank has part ``rank % mesh.num_ranks``."""
+        running = self.after.num_layers - len(self.cached_meshes)
+        return self.cached_meshes + (self.after.mesh,) * running
 
 
 def first_transition(plan: Plan, reason: str = "") -> Transition:
@@ -68,12 +87,17 @@ def next_transition(last: Transition, plan: Plan) -> Transition:
 
     A cached layer, which is in no stage, stays with the lowest rank that held it, or that held each part of it.
     """
-    size = plan.mesh.num_ranks
-    assert last.after.mesh == plan.mesh, "a run keeps its mesh"
-    cached = last.placement[: plan.first_layer]
-    kept = cached if plan.fsdp else tuple(lowest_of_each_part(ranks, size) for ranks in cached)
-    placement = kept + _stage_placement(plan)
-    return Transition(last.after, plan, placement, moves_between(last.placement, placement, size))
+    cached, meshes = last.placement[: plan.first_layer], last.meshes[: plan.first_layer]
+    placement = _stage_placement(plan)
+    if plan.fsdp:
+        placement = cached + placement
+    else:
+        sizes = [mesh.num_ranks for mesh in meshes]
+        placement = tuple(map(lowest_of_each_part, cached, sizes)) + placement
+    after = Transition(last.after, plan, placement, cached_meshes=meshes)
+    return replace(
+        after, moves=moves_between(last.placement, placement, (*zip(last.meshes, after.meshes, strict=True),))
+    )
 
 
 def lowest_of_each_part(ranks: tuple[int, ...], num_parts: int) -> tuple[int, ...]:
@@ -91,31 +115,43 @@ def _stage_placement(plan: Plan) -> Placement:
     )
 
 
-def moves_between(old: Placement, new: Placement, num_parts: int = 1) -> tuple[Move, ...]:
+def moves_between(
+    old: Placement, new: Placement, meshes: Sequence[tuple[StageMesh, StageMesh]] = ()
+) -> tuple[Move, ...]:
     """Returns the moves that lead from one placement to another, by layer and target, the senders evenly loaded.
 
     Args:
-        num_parts: Ranks of a mesh, each of which has another part of a layer: part ``rank % num_parts``.
+        meshes: For each layer those of the old and the new holders; empty where each rank has whole layers.
     """
     num_sent: Counter[int] = Counter()
     planned: list[Move] = []
     for layer, (holders, wanted) in enumerate(zip(old, new, strict=True)):
-        senders = [
-            [(num_sent[rank], rank) for rank in holders if rank % num_parts == part] for part in range(num_parts)
-        ]
-        for each in senders:
-            heapify(each)  # thousands of holders may send to thousands of targets
-        for target in sorted(set(wanted) - set(holders)):
-            count, source = senders[target % num_parts][0]
-            heapreplace(senders[target % num_parts], (count + 1, source))
-            num_sent[source] += 1
-            planned.append(Move(layer, source, target))
+        mesh, next_mesh = meshes[layer] if meshes else (SINGLE, SINGLE)
+        if mesh == next_mesh:
+            planned += _moves_of_parts(layer, holders, wanted, mesh.num_ranks, num_sent)
+        else:
+            planned += [Move(layer, *one) for one in pieces_by_ranks(mesh, holders, next_mesh, wanted)]
     return tuple(planned)
 
 
+def _moves_of_parts(
+    layer: int, holders: tuple[int, ...], wanted: tuple[int, ...], num_parts: int, num_sent: Counter[int]
+) -> Iterator[Move]:
+    """Yields the moves of a layer of which each rank of a mesh has another part, part ``rank % num_parts``."""
+    senders = [[(num_sent[rank], rank) for rank in holders if rank % num_parts == part] for part in range(num_parts)]
+    for each in senders:
+        heapify(each)  # thousands of holders may send to thousands of targets
+    for target in sorted(set(wanted) - set(holders)):
+        count, source = senders[target % num_parts][0]
+        heapreplace(senders[target % num_parts], (count + 1, source))
+        num_sent[source] += 1
+        yield Move(layer, source, target)
+
+
 def transfer_seconds(
-    moves: Iterable[Move], profile: Profile, cluster: Cluster, num_frozen: int, parks: bool = False
-) -> float:
+    moves: Iterable[Move], profile: Profile, cluster: Cluster, num_frozen: int, parks: bool = False,
+    mesh: StageMesh = SINGLE,
+) -> float:  # fmt: skip
     """Returns the seconds of moves that are all made at once: those of the busiest rank or node, in one direction.
 
     Args:
@@ -124,19 +160,27 @@ def transfer_seconds(
         cluster: Links between the ranks.
         num_frozen: Blocks that the next plan freezes.
         parks: Frozen layers bring their optimizer state along, too.
+        mesh: Of the next plan: what moves as it is has the bytes of a rank's part.
     """
     first_active, size = layer_above(num_frozen), cluster.node_size
+    own = profile.sharded(mesh).layers
     loads: Counter[tuple[Link, str, int]] = Counter()
     for move in moves:
         state_factor = profile.optimizer_state_factor if parks or move.layer >= first_active else 0.0
-        layer = profile.layers[move.layer]
-        num_bytes = layer.parameter_bytes + layer.trainable_bytes * state_factor
+        layer = profile.layers[move.layer] if move.pieces else own[move.layer]
+        share = share_of(move.pieces, _styles(move.layer, len(own))) if move.pieces else 1.0
+        num_bytes = share * (layer.parameter_bytes + layer.trainable_bytes * state_factor)
         for direction, rank in (("out", move.source), ("in", move.target)):
             if size is not None and cluster.node_link and move.source // size != move.target // size:
                 loads[cluster.node_link, direction, rank // size] += round(num_bytes)
             else:
                 loads[cluster.link, direction, rank] += round(num_bytes)
     return max((link.seconds(num_bytes) for (link, _, _), num_bytes in loads.items()), default=0.0)
+
+
+def _styles(layer: int, num_layers: int) -> tuple[Style, ...]:
+    """Returns the styles of a layer's matrices, which have nearly all of its numbers."""
+    return ("embedding",) if layer == 0 else ("whole",) if layer == num_layers - 1 else ("colwise", "rowwise")
 
 
 def choose_transition(

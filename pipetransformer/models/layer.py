@@ -53,6 +53,11 @@ class Layer(nn.Module):
         for name, buffer in self.module.named_buffers():
             yield self.prefix + name, buffer
 
+    def take_form(self, other: Self) -> None:
+        """Takes the module of another form of the same layer, whole or a part, with what it has of each parameter."""
+        self.module, self.cuts, self.whole_shapes = other.module, other.cuts, other.whole_shapes
+        self.refresh_aliases()
+
     def refresh_aliases(self) -> None:
         """Looks again for parameters under several names, after a change of the module."""
         self._aliases = aliases(self.module)

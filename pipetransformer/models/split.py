@@ -9,7 +9,7 @@ from torch import nn
 from pipetransformer.errors import UserError
 from pipetransformer.models.layer import Layer
 from pipetransformer.models.stack import LayerStack
-from pipetransformer.models.tp_plan import TpPlan, parts
+from pipetransformer.models.tp_plan import WHOLE_PART, Part, TpPlan, parts
 
 HEADS = ("num_heads", "num_attention_heads", "n_heads")
 WITHOUT_MESH = "run with parallel.tp=1 parallel.cp=1 parallel.dp_shard=1"
@@ -55,6 +55,20 @@ def _sizes(layer: Layer) -> list[tuple[str, int]]:
         elif part.style == "embedding":
             sizes.append((name, shape[1]))
     return sizes
+
+
+def parts_of(layer: Layer, is_head: bool) -> dict[str, Part]:
+    """Returns how a mesh splits each parameter of a layer, by original name.
+
+    Args:
+        is_head: The layer stays whole: it works on one token of each sample, or has a few columns.
+
+    Raises:
+        UserError: A parameter has no rule.
+    """
+    if is_head:
+        return dict.fromkeys(layer.by_name(), WHOLE_PART)
+    return {layer.prefix + name: part for name, part in parts(layer.module, tp_plan_of(layer)).items()}
 
 
 def tp_plan_of(layer: Layer) -> TpPlan:

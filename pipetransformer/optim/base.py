@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch.nn import Parameter
     from torch.optim import Optimizer
 
+    from pipetransformer.optim.lamb import SumOverParts
     from pipetransformer.optim.traits import Traits
 
 
@@ -127,17 +128,28 @@ class OptimizerSpec(ABC):
         """True when the update of a number depends on no other number of its parameter."""
         return True
 
+    @property
+    def takes_parts(self) -> bool:
+        """True when it runs on parameters of which the ranks of a mesh have parts."""
+        return self.is_elementwise
+
     def check_shards(self) -> None:  # noqa: B027 - most optimizers can
         """Raises UserError where the optimizer cannot run on FSDP's shards."""
 
     @abstractmethod
     def _build(self, groups: list[dict[str, Any]]) -> Optimizer: ...
 
+    def _build_of_parts(self, groups: list[dict[str, Any]], sum_over_parts: SumOverParts) -> Optimizer:
+        return self._build(groups)
+
     def build(self, parameters: Iterable[Parameter]) -> Optimizer | None:
         """Builds the optimizer over the trainable parameters of one layer; ``None`` without any."""
         return self.build_layers({0: parameters})
 
-    def build_layers(self, parameters: Mapping[int, Iterable[Parameter]], own_rates: bool = False) -> Optimizer | None:
+    def build_layers(
+        self, parameters: Mapping[int, Iterable[Parameter]], own_rates: bool = False,
+        sum_over_parts: SumOverParts | None = None,
+    ) -> Optimizer | None:  # fmt: skip
         """Builds the optimizer over the trainable parameters of several layers; ``None`` without any.
 
         Weight decay leaves out vectors (biases and normalization). Each group has a key ``layer``: its rate is that
@@ -146,6 +158,7 @@ class OptimizerSpec(ABC):
         Args:
             parameters: By layer.
             own_rates: Layers have rates of their own, whatever ``layer_decay`` is.
+            sum_over_parts: Sums numbers of parameters over the ranks that have parts of them; ``None``: they are whole.
         """
         trainable = {layer: [p for p in own if p.requires_grad] for layer, own in parameters.items()}
         if self.layer_decay == 1 and not own_rates:
@@ -162,12 +175,8 @@ class OptimizerSpec(ABC):
         groups = [group for group in groups if group["params"]]
         if not groups:
             return None
-        return self._build(groups) if self.ema_decay is None else self._averaging(groups, self.ema_decay)
-
-    def _averaging(self, groups: list[dict[str, Any]], decay: float) -> Optimizer:
-        from pipetransformer.optim.averaging import AveragingOptimizer
-
-        return AveragingOptimizer(self._build(groups), decay)
+        optimizer = self._build(groups) if sum_over_parts is None else self._build_of_parts(groups, sum_over_parts)
+        return optimizer if self.ema_decay is None else _averaging(optimizer, self.ema_decay)
 
     def rate(self, step: int, num_steps: int) -> float:
         """Computes the learning rate of a step, that of the head.
@@ -191,6 +200,12 @@ class OptimizerSpec(ABC):
     def rates(self, rate: float, num_layers: int) -> list[float]:
         """Computes the learning rate of each layer from that of the head."""
         return [rate * self.layer_decay ** (num_layers - 1 - layer) for layer in range(num_layers)]
+
+
+def _averaging(optimizer: Optimizer, decay: float) -> Optimizer:
+    from pipetransformer.optim.averaging import AveragingOptimizer
+
+    return AveragingOptimizer(optimizer, decay)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,6 +274,15 @@ class Lamb(_TwoMoments):
     @property
     def is_elementwise(self) -> bool:
         return False
+
+    @property
+    def takes_parts(self) -> bool:
+        return True
+
+    def _build_of_parts(self, groups: list[dict[str, Any]], sum_over_parts: SumOverParts) -> Optimizer:
+        from pipetransformer.optim.lamb import LambOfParts
+
+        return LambOfParts(groups, self.peak, (self.betas[0], self.betas[1]), self.eps, sum_over_parts)
 
     def _build(self, groups: list[dict[str, Any]]) -> Optimizer:
         from pipetransformer.optim.portable import PortableOptimizer

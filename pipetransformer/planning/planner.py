@@ -52,7 +52,7 @@ class Planner:
         parallel: Options that the user fixed.
         batch_size: Samples of the global batch.
         parks: Frozen layers keep their optimizer state, and bring it along where they move.
-        meshes: Those that the first plan may have, the simplest first; the run keeps its mesh.
+        meshes: Those that a plan may have, the simplest first.
     """
 
     def __init__(
@@ -159,8 +159,8 @@ class Planner:
         """Returns the transition with its cost: moving layers, filling the cache, and the rest as last measured."""
         new = transition.after
         level = _valid_level(transition.before, new.num_frozen) if transition.before else 0
-        own = self.profile.sharded(new.mesh)
-        move_s = transfer_seconds(transition.moves, own, self.cluster, new.num_frozen, self._parks)
+        moves, cluster = transition.moves, self.cluster
+        move_s = transfer_seconds(moves, self.profile, cluster, new.num_frozen, self._parks, new.mesh)
         work_s = 0.0
         if new.cache_level > level:
             work_s = fill_seconds(self.without_overhead(), level, new.cache_level, remaining.num_samples)
@@ -174,9 +174,9 @@ class Planner:
 
     def next(self, plan: Plan, num_frozen: int, cache_level: int) -> Plan:
         """Returns the fastest plan for another frozen prefix."""
-        constraints = replace(self._constraints, meshes=(plan.mesh,))
+        constraints = self._constraints
         if not self._parallel.autodp:
-            constraints = replace(constraints, num_replicas=plan.num_replicas)
+            constraints = replace(constraints, num_replicas=plan.num_replicas, meshes=(plan.mesh,))
         num_layers = plan.num_layers - layer_above(cache_level)
         # the frozen prefix may leave fewer layers than stages were asked for; the devices stay, as far as it goes
         if constraints.num_stages is not None and constraints.num_stages > num_layers:
@@ -260,15 +260,16 @@ class Planner:
     def static_candidates(self) -> list[Plan]:
         """Returns the fastest plan with nothing frozen of each kind that the devices can have, the fastest one first.
 
-        One device, replicas of one device, and pipelines, as far as they fit the memory; on the mesh that the run has.
+        One device, replicas of one device, and pipelines, as far as they fit the memory; on a mesh the fastest of all.
         """
-        mesh, plans = self.initial().mesh, list[Plan]()
-        num_devices = self.cluster.num_devices // mesh.num_ranks
-        for num_stages in range(1, min(num_devices, len(self.profile.layers)) + 1):
-            for num_replicas in {1, max(1, num_devices // num_stages)}:
-                with suppress(InfeasiblePlan):
-                    fixed = PlanConstraints(num_stages=num_stages, num_replicas=num_replicas, meshes=(mesh,))
-                    plans.append(best_plan(self.profile, self.cluster, self._batch_size, constraints=fixed))
+        plans = list[Plan]()
+        for mesh in self._constraints.meshes:
+            num_devices = self.cluster.num_devices // mesh.num_ranks
+            for num_stages in range(1, min(num_devices, len(self.profile.layers)) + 1):
+                for num_replicas in {1, max(1, num_devices // num_stages)}:
+                    with suppress(InfeasiblePlan):
+                        fixed = PlanConstraints(num_stages=num_stages, num_replicas=num_replicas, meshes=(mesh,))
+                        plans.append(best_plan(self.profile, self.cluster, self._batch_size, constraints=fixed))
         fastest: dict[Kind, Plan] = {}
         for plan in sorted(plans, key=lambda plan: plan.predicted_step_s):
             fastest.setdefault(kind_of_plan(plan), plan)

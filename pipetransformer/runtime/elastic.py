@@ -29,8 +29,10 @@ from pipetransformer.runtime.device_update import NormVerdict
 from pipetransformer.runtime.engine import Engine, Objective
 from pipetransformer.runtime.fsdp import FsdpLayers, ShardedStage, local_part
 from pipetransformer.runtime.groups import RankContext, ResolvedTopology
+from pipetransformer.runtime.mesh_gradients import CopiedGradients
 from pipetransformer.runtime.mesh_layers import MeshLayers, check_mesh
-from pipetransformer.runtime.mesh_transfer import gather_sharded_state_dict
+from pipetransformer.runtime.mesh_transfer import gather_sharded_state_dict, whole_layers
+from pipetransformer.runtime.piece_transfer import send_pieces
 from pipetransformer.runtime.precision import LossScale
 from pipetransformer.runtime.resident import OptimizerState, ResidentLayers
 from pipetransformer.runtime.result import (
@@ -150,13 +152,11 @@ class ElasticRuntime:
         tied = gradients.tied_layers(self.resident.stack, plan)
         resolved = self._context.groups.resolve(topology, self.device.type, tied)
         grouped = time.perf_counter()
-        if plan.mesh.num_ranks > 1 and self._mesh is None and not topology.is_idle:
-            check_mesh(self._spec, self._compiler is not None)
-            self._mesh = MeshLayers(self.resident, resolved)
+        self._enter_mesh(resolved)
+        bytes_moved = self._move(transition)
         if transition.before is None:
             self._load(resolved, transition.placement, source)
         assert plan.fsdp == (self._shards is not None), "a run is sharded from its start to its end"
-        bytes_moved = send_layers(self.resident, transition.moves)
         moved = time.perf_counter()
         self.topology, self.transition = topology, transition
         self._rebuild(resolved)
@@ -167,6 +167,29 @@ class ElasticRuntime:
             num_moves=len(transition.moves),
             bytes_moved=bytes_moved,
         )
+
+    def _enter_mesh(self, resolved: ResolvedTopology) -> None:
+        """Makes this rank one of the mesh that runs its stages, where there is one."""
+        view = resolved.rank_mesh()
+        if view is not None:
+            check_mesh(self._spec, self._compiler is not None)
+        self.resident.cuts.enter(view)
+        mesh = self.resident.cuts.mesh
+        self._mesh = None if mesh is None else MeshLayers(self.resident.stack, mesh)
+
+    def _move(self, transition: Transition) -> int:
+        """Gives each layer the form that it has in the next plan, and moves what moves; returns the bytes."""
+        cuts, last = self.resident.cuts, self.transition
+        if last is None:
+            cuts.cut_first(transition.meshes)
+            return 0
+        for layer, (old, new) in enumerate(zip(last.meshes, transition.meshes, strict=True)):
+            if old == new:
+                cuts.take_form(layer, new)  # another one only where this rank was idle, and has nothing of it
+        bytes_moved = send_layers(self.resident, tuple(move for move in transition.moves if not move.pieces))
+        bytes_moved += send_pieces(self.resident, last, transition)
+        cuts.held_as = transition.meshes
+        return bytes_moved
 
     def _load(self, resolved: ResolvedTopology, placement: Placement, source: LayerSource | None) -> None:
         """Gives the layers of the first plan their weights and, from a checkpoint, their optimizer state."""
@@ -227,13 +250,14 @@ class ElasticRuntime:
             self.resident.restore_optimizer_state(None, plan.first_active_layer)
             return
         stages = {index: self._stage(plan, index) for index in topology.stages}
-        self.optimizer = self._build_optimizer(layer for stage in stages.values() for layer in stage.active_parameters)
+        copied = None if self._mesh is None else self._mesh.copied_gradients(stages.values())
+        active = (layer for stage in stages.values() for layer in stage.active_parameters)
+        self.optimizer = self._build_optimizer(active, copied)
         self.resident.restore_optimizer_state(self.optimizer, plan.first_active_layer)
         tied = gradients.TiedWeights(stack, resolved)
         first_trained = stack.first_trained(plan.first_active_layer)
-        copied = None if self._mesh is None else self._mesh.copied_gradients(stages.values())
         self.engine = Engine(
-            resolved, stages, tied, self._objective, self._context, first_trained, self.resident.mesh, copied
+            resolved, stages, tied, self._objective, self._context, first_trained, self.resident.cuts.mesh, copied
         )
         self.measured = {layer: stack.own_parameters(layer) for layer in self.engine.active_parameters}
         if copied is not None:
@@ -251,14 +275,14 @@ class ElasticRuntime:
             return self._mesh.stage(layers, active, self.precision, plan.recompute, reads_features)
         return Stage(layers, active, self.precision, plan.recompute, randomness, self._compiler)
 
-    def _build_optimizer(self, layers: Iterable[int]) -> Optimizer | None:
+    def _build_optimizer(self, layers: Iterable[int], copied: CopiedGradients | None) -> Optimizer | None:
         """Builds the optimizer over layers; a weight that layers share has the rate of the lowest."""
         parameters: ParametersByLayer = {}
         for parameter, owner in chain.from_iterable(self.resident.stack.owners(layer).items() for layer in layers):
             parameters.setdefault(owner, []).append(parameter)
         if self._shards is not None:
             return self._shards.build_optimizer(self._spec, parameters, self._own_rates)
-        return self._spec.build_layers(parameters, self._own_rates)
+        return self._spec.build_layers(parameters, self._own_rates, None if copied is None else copied.sum_over_parts)
 
     def train_step(
         self, loader: Loader, ids: np.ndarray, step: int, rate: float | Sequence[float],
@@ -405,13 +429,13 @@ class ElasticRuntime:
         numbers = range(first, last + 1)
         layers = {number: self.resident.stack[number] for number in numbers}
         compiler = self._compiler if self._shards is None else None
-        if self._mesh is not None:
-            layers = self._mesh.whole(numbers, self.placement)
+        if self.resident.cuts.any:
+            layers = whole_layers(self.resident, self.placement, numbers)
         with self._borrowed(numbers), eval_forward(layers, self.precision, self.device, compiler) as forward:
             yield forward
 
     def _borrowed(self, layers: range) -> AbstractContextManager[None]:
-        if self._mesh is not None:
+        if self.resident.cuts.any:
             return nullcontext()
         if self._shards is not None:
             return self._shards.whole(layers)
@@ -447,6 +471,6 @@ class ElasticRuntime:
         """
         if self._shards is not None:
             return self._shards.gather_state_dict()
-        if self.resident.mesh is not None:
+        if self.resident.cuts.any:
             return gather_sharded_state_dict(self.resident, self.placement)
         return gather_state_dict(self.resident, self.placement)

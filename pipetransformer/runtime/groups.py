@@ -130,9 +130,9 @@ class ResolvedTopology:
         return self.replicas if self.plan.fsdp else self.pipeline
 
     def rank_mesh(self) -> RankMesh | None:
-        """Returns this rank's view of the ranks that run its stage together; ``None`` where it runs it alone."""
+        """Returns this rank's view of the ranks that run its stage together; ``None`` where there are no others."""
         mesh, ranks = self.plan.mesh, self.topology.sharing_ranks
-        if len(ranks) == 1:
+        if len(ranks) == 1 or self.topology.is_idle:
             return None
         own = (found for found in mesh.groups(ranks[0]) if self.topology.rank in found[1])
         return RankMesh(mesh, self.topology.mesh_rank, {axes: self._groups[members] for axes, members in own})

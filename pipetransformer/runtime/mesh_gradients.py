@@ -4,9 +4,10 @@ A copy has the gradient of what its rank computed, so the sum, and never the mea
 optimizer state keep copies equal bit for bit.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from pipetransformer.models.tp_plan import Part
@@ -29,12 +30,25 @@ class CopiedGradients:
             group = mesh.copies(part.style)
             if group is not None:
                 self._by_group.setdefault(group, []).append(parameter)
+        self._mesh_group = mesh.groups[tuple(mesh.mesh.shape)]
         self._first_copies = {parameter for parameter, part in parts.items() if mesh.is_first_copy(part.style)}
 
     def all_reduce(self) -> None:
         """Gives every copy the sum, equal bit for bit. All ranks of the mesh call it."""
         for group, parameters in self._by_group.items():
             sum_gradients([gradient_or_zero(parameter) for parameter in parameters], group)
+
+    def sum_over_parts(self, parameters: Sequence[Tensor], values: Tensor) -> Tensor:
+        """Sums numbers of each parameter over its parts, the same on every rank. All ranks of the mesh call it.
+
+        Args:
+            parameters: That train, as many as ``values`` has columns.
+            values: (K, number of parameters), of this rank's parts.
+        """
+        counts = [parameter in self._first_copies for parameter in parameters]
+        total = values * values.new_tensor(counts)
+        dist.all_reduce(total, group=self._mesh_group)
+        return total
 
     def counted(self, parameters: ParametersByLayer) -> ParametersByLayer:
         """Returns the parameters that count in the norm on this rank: over all ranks each number counts once."""

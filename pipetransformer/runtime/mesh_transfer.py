@@ -3,7 +3,7 @@
 Tensors have names of the original model, or of a snapshot: ``weights/<name>`` and ``optimizer/<name>/<key>``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pipetransformer.autodp.transition import Placement, lowest_of_each_part
+from pipetransformer.models.layer import Layer
 from pipetransformer.runtime.resident import ResidentLayers
 
 Tensors = dict[str, Tensor]
@@ -44,6 +45,16 @@ def all_gather_layer(resident: ResidentLayers, placement: Placement, layer: int)
     return _together(resident, layer, gathered)
 
 
+def whole_layers(resident: ResidentLayers, placement: Placement, layers: Iterable[int]) -> dict[int, Layer]:
+    """Returns layers in one piece on every rank, from the parts that ranks hold. All ranks of the world call it."""
+    found: dict[int, Layer] = {}
+    for layer in layers:
+        tensors = all_gather_layer(resident, placement, layer)
+        found[layer] = resident.cuts.whole_twin(layer)
+        found[layer].fill(tensors.items(), resident.device)
+    return found
+
+
 def gather_sharded_state_dict(resident: ResidentLayers, placement: Placement) -> Tensors | None:
     """Gathers all weights under their original names on rank 0, a layer at a time. All ranks of the world call it."""
     state: Tensors = {}
@@ -56,22 +67,21 @@ def gather_sharded_state_dict(resident: ResidentLayers, placement: Placement) ->
 
 
 def _senders(resident: ResidentLayers, placement: Placement, layer: int) -> tuple[int, ...]:
-    return lowest_of_each_part(placement[layer], 1 if resident.mesh is None else resident.mesh.mesh.num_ranks)
+    return lowest_of_each_part(placement[layer], resident.cuts.held_as[layer].num_ranks)
 
 
 def _together(resident: ResidentLayers, layer: int, gathered: list[Any]) -> Tensors:
     """Puts the parts of a layer together, by the rank that sent them."""
-    assert resident.mesh is not None, "only a mesh has parts"
-    module, mesh, whole = resident.stack[layer], resident.mesh.mesh, Tensors()
-    for rank, parts in enumerate(gathered):
-        for path, own in (parts or {}).items():
+    parts, mesh, whole = resident.cuts.parts(layer), resident.cuts.held_as[layer], Tensors()
+    for rank, sent in enumerate(gathered):
+        for path, own in (sent or {}).items():
             name = parameter_name(path)
-            if name not in module.cuts or not own.ndim:
+            if name not in parts or not own.ndim:
                 whole[path] = own
                 continue
-            part, _ = module.cuts[name]
+            part, shape = parts[name]
             if path not in whole:
-                whole[path] = torch.empty(module.whole_shapes[name], dtype=own.dtype)
+                whole[path] = torch.empty(shape, dtype=own.dtype)
             part.paste(whole[path], mesh.box(part.style, rank % mesh.num_ranks), own)
     return whole
 

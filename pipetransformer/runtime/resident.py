@@ -4,7 +4,7 @@ Where a run may unfreeze, the optimizer state of frozen weights waits in host me
 moves with its layer, and goes to the next optimizer when the layer trains again.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -12,11 +12,9 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from pipetransformer.host_copies import HostCopies, to_device
-from pipetransformer.models.split import split_widths
-from pipetransformer.models.stack import Layer, LayerStack, without_storage
+from pipetransformer.models.stack import Layer, LayerStack
 from pipetransformer.optim.fused import place_state
-from pipetransformer.runtime.mesh import RankMesh
-from pipetransformer.runtime.tensor_parallel import shard_layer
+from pipetransformer.runtime.cuts import LayerCuts
 
 Manifest = tuple[tuple[str, str, torch.Size, torch.dtype], ...]
 OptimizerState = dict[str, dict[str, Tensor]]
@@ -36,30 +34,13 @@ class ResidentLayers:
         stack: The whole model; layers that the rank does not hold have no storage.
         optimizer_state: For each held layer the optimizer's tensors by parameter name and key: between two optimizers
             those of all weights, and while one runs the parked ones.
-        mesh: This rank's view of the ranks that have parts of the same layers; ``None`` where layers are whole.
+        cuts: Which layers are whole, and of which ranks of a mesh have parts.
     """
 
     def __init__(self, stack: LayerStack, device: torch.device, parks: bool = False) -> None:
         self.stack, self.device, self.parks = stack, device, parks
         self.optimizer_state: dict[int, OptimizerState] = {}
-        self.mesh: RankMesh | None = None
-        self._whole: list[Layer] = []
-
-    def shard(self, mesh: RankMesh) -> None:
-        """Gives every layer the shape of this rank's part of it, and those with storage their part.
-
-        Raises:
-            UserError: The model cannot be split.
-        """
-        mesh.mesh.check(split_widths(self.stack))
-        self.mesh, head = mesh, len(self.stack) - 1
-        for index in range(len(self.stack)):
-            self._whole.append(without_storage(self.stack[index]))
-            shard_layer(self.stack[index], mesh, is_head=index == head)
-
-    def whole_twin(self, layer: int) -> Layer:
-        """Returns a sharded layer as it was, without storage; a copy each time."""
-        return without_storage(self._whole[layer])
+        self.cuts = LayerCuts(stack)
 
     def own_state(self, layer: int, whole: OptimizerState) -> OptimizerState:
         """Returns this rank's part of whole optimizer state by the names of a layer's own parameters."""
@@ -151,12 +132,12 @@ class ResidentLayers:
         Args:
             with_state: Optimizer state counts; a layer that is only borrowed comes without it.
         """
-        return tuple((name, key, tensor.shape, tensor.dtype) for name, key, tensor in self._tensors(layer, with_state))
+        return tuple((name, key, tensor.shape, tensor.dtype) for name, key, tensor in self.tensors(layer, with_state))
 
     def pack(self, layer: int, with_state: bool = True) -> Tensor:
         """Returns the tensors of a held layer's :meth:`manifest` as one tensor of bytes (num_bytes,)."""
         with torch.no_grad():
-            return torch.cat([_as_bytes(tensor, self.device) for _, _, tensor in self._tensors(layer, with_state)])
+            return torch.cat([as_bytes(tensor, self.device) for _, _, tensor in self.tensors(layer, with_state)])
 
     def unpack(self, layer: int, manifest: Manifest, data: Tensor) -> None:
         """Fills a layer with the tensors that :meth:`pack` packed on another rank.
@@ -185,7 +166,8 @@ class ResidentLayers:
         if state:
             self.optimizer_state[layer] = state
 
-    def _tensors(self, layer: int, with_state: bool) -> Iterable[tuple[str, str, Tensor]]:
+    def tensors(self, layer: int, with_state: bool = True) -> Iterator[tuple[str, str, Tensor]]:
+        """Yields the tensors of a held layer by own name, with the key of optimizer state or nothing."""
         for name, tensor in _module_tensors(self.stack[layer]):
             yield name, "", tensor
         state = self.optimizer_state.get(layer, {}) if with_state else {}
@@ -206,5 +188,6 @@ def on_device(state: OptimizerState, device: torch.device) -> OptimizerState:
     }
 
 
-def _as_bytes(tensor: Tensor, device: torch.device) -> Tensor:
+def as_bytes(tensor: Tensor, device: torch.device) -> Tensor:
+    """Returns the numbers of a tensor on a device as bytes (num_bytes,)."""
     return tensor.detach().to(device).contiguous().reshape(-1).view(torch.uint8)

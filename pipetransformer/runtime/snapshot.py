@@ -52,7 +52,7 @@ def snapshot(resident: ResidentLayers, state: State, placement: Placement, fsdp:
 
     One layer is all-gathered at a time. The device copies while the host goes on to the next one.
     """
-    if resident.mesh is not None:
+    if resident.cuts.any:
         return _snapshot_of_parts(resident, state, placement)
     copies, host = dict[int, dict[str, Tensor]](), HostCopies(resident.device)
     for layer, writer in enumerate(writers(placement, fsdp)):

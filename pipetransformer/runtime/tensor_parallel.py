@@ -24,8 +24,8 @@ from torch.autograd import Function
 from pipetransformer.errors import UserError
 from pipetransformer.mesh import WHOLE
 from pipetransformer.models.layer import Layer
-from pipetransformer.models.split import tp_plan_of
-from pipetransformer.models.tp_plan import Column, Heads, Part, Rule, parts, ruled
+from pipetransformer.models.split import parts_of, tp_plan_of
+from pipetransformer.models.tp_plan import Column, Heads, Rule, ruled
 from pipetransformer.runtime.mesh import MeshAxis, RankMesh, widened
 
 Place = tuple[MeshAxis, int | None] | None
@@ -189,25 +189,22 @@ def shard_layer(layer: Layer, mesh: RankMesh, is_head: bool = False) -> None:
 
     Args:
         layer: Changed in place, with storage or without.
-        is_head: The layer stays whole: it works on one token of each sample, or has a few columns.
+        is_head: The layer stays whole.
 
     Raises:
         UserError: A parameter has no rule.
     """
-    module = layer.module
+    module, found = layer.module, parts_of(layer, is_head)
     layer.whole_shapes = {name: parameter.shape for name, parameter in layer.by_name().items()}
     if is_head:
-        whole = Part("whole", (None, None)), WHOLE
-        layer.cuts = {layer.prefix + name: whole for name, _ in module.named_parameters()}
+        layer.cuts = {name: (part, WHOLE) for name, part in found.items()}
         return
-    plan = tp_plan_of(layer)
-    found = parts(module, plan)
-    for path, rule in list(ruled(module, plan)):
+    for path, rule in list(ruled(module, tp_plan_of(layer))):
         replace_leaf(module, path, rule, mesh)
     for name, part in found.items():
         box = mesh.mesh.box(part.style, mesh.rank)
-        layer.cuts[layer.prefix + name] = part, box
-        path, _, leaf = name.rpartition(".")
+        layer.cuts[name] = part, box
+        path, _, leaf = name.removeprefix(layer.prefix).rpartition(".")
         owner = module.get_submodule(path)
         whole = getattr(owner, leaf)
         setattr(owner, leaf, nn.Parameter(part.cut(whole.detach(), box).clone(), whole.requires_grad))

@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
 from pipetransformer.autodp.transition import Move, Placement
 from pipetransformer.runtime.resident import Manifest, ResidentLayers
+
+Described = TypeVar("Described")
 
 
 def send_layers(resident: ResidentLayers, moves: tuple[Move, ...]) -> int:
@@ -24,7 +27,7 @@ def send_layers(resident: ResidentLayers, moves: tuple[Move, ...]) -> int:
         return 0
     rank = dist.get_rank()
     sent = {move.layer for move in moves if move.source == rank}
-    manifests = _gather_manifests({layer: resident.manifest(layer) for layer in sent})
+    manifests = gather_manifests({layer: resident.manifest(layer) for layer in sent})
     packed = {layer: resident.pack(layer) for layer in sent}
     received: dict[int, torch.Tensor] = {}
     operations = []
@@ -42,9 +45,9 @@ def send_layers(resident: ResidentLayers, moves: tuple[Move, ...]) -> int:
     return sum(_num_bytes(manifests[move.layer]) for move in moves)
 
 
-def _gather_manifests(own: dict[int, Manifest]) -> dict[int, Manifest]:
-    """All-gathers the manifests of layers, each of which one rank sends."""
-    gathered: list[dict[int, Manifest]] = [{} for _ in range(dist.get_world_size())]
+def gather_manifests(own: dict[int, Described]) -> dict[int, Described]:
+    """All-gathers what there is of layers, each of which one rank or several alike describe."""
+    gathered: list[dict[int, Described]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(gathered, own)
     return {layer: manifest for part in gathered for layer, manifest in part.items()}
 
@@ -81,7 +84,7 @@ def _broadcast_layers(resident: ResidentLayers, placement: Placement, layers: ra
     """
     rank = dist.get_rank()
     owned = [layer for layer in layers if min(placement[layer]) == rank]
-    manifests = _gather_manifests({layer: resident.manifest(layer, with_state=False) for layer in owned})
+    manifests = gather_manifests({layer: resident.manifest(layer, with_state=False) for layer in owned})
     borrowed = []
     for layer in layers:
         if len(placement[layer]) == dist.get_world_size():
@@ -107,7 +110,7 @@ def gather_state_dict(resident: ResidentLayers, placement: Placement) -> dict[st
     """
     rank = dist.get_rank()
     owners = [min(ranks) for ranks in placement]
-    manifests = _gather_manifests(
+    manifests = gather_manifests(
         {layer: resident.manifest(layer, with_state=False) for layer in range(len(owners)) if owners[layer] == rank}
     )
     state: dict[str, torch.Tensor] = {}

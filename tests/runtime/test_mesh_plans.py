@@ -7,29 +7,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.cases import NUM_BLOCKS, Case
+from support.cases import Case
 from support.exactness import assert_as_near_as_one_process, assert_equal
+from support.mesh_moves import bytes_lacking, bytes_of_transitions
+from support.mesh_plans import plan_on as plan
 from support.mesh_training import evaluate_alone, evaluate_on_mesh
 from support.pool import Pool
 from support.trainings import train_elastic, train_reference
 
-from pipetransformer.autopipe.plan import Plan, layer_above
+from pipetransformer.autopipe.plan import Plan
 from pipetransformer.mesh import StageMesh
 from pipetransformer.planning.history import plan_from_dict
 
-HEAD = NUM_BLOCKS + 1
 TP, ROWS, RING = StageMesh(tp=2), StageMesh(dp_shard=2), StageMesh(cp=2)
 SUMMA, CUBE = StageMesh(tp=2, algorithm="2d"), StageMesh(tp=2, algorithm="3d")
-
-
-def plan(
-    mesh: StageMesh, num_stages: int = 1, replicas: int = 1, microbatches: int = 1, frozen: int = 0, level: int = 0,
-    recompute: bool = False, schedule: str = "1f1b",
-) -> Plan:  # fmt: skip
-    first = layer_above(level)
-    bounds = [first + (HEAD + 1 - first) * stage // num_stages for stage in range(num_stages + 1)]
-    stages = tuple((start, end - 1) for start, end in pairwise(bounds))
-    return Plan(frozen, level, stages, replicas, microbatches, schedule, recompute=recompute, mesh=mesh)
 
 
 @dataclass(frozen=True)
@@ -60,6 +51,10 @@ ROWS_OF_PLANS = {
     "cp 2, two stages become two replicas": Row(
         "vit", plan(RING, 2, microbatches=2, schedule="gpipe"), plan(RING, replicas=2, frozen=2, level=2)
     ),
+    "Lamb on rows x tp, two stages": Row(
+        "vit", plan(StageMesh(dp_shard=2, tp=2)), plan(TP, 2, microbatches=2, frozen=2), "lamb"
+    ),
+    "Lamb on 3d, then in one piece": Row("bert", plan(CUBE), plan(StageMesh(), replicas=4, frozen=1), "lamb"),
     "cp 2 x tp 2, a cache": Row("bert", plan(StageMesh(cp=2, tp=2)), plan(StageMesh(cp=2, tp=2), frozen=3, level=3)),
 }
 
@@ -71,6 +66,51 @@ def test_a_plan_on_a_mesh_trains_as_one_process_does(name: str, pool: Pool, bert
     world = max(row.before.num_devices, row.after.num_devices)
     trace = pool.run(world, train_elastic, case, {0: row.before, 1: row.after}, str(tmp_path))[0]
     assert_equal(trace, train_reference(case, {1: row.after.num_frozen}))
+
+
+CHAIN = (
+    plan(StageMesh(dp_shard=2, tp=2, algorithm="3d")),
+    plan(StageMesh(dp_shard=2, tp=2, algorithm="2d"), replicas=2, frozen=2, level=2),
+    plan(TP, replicas=4, frozen=4, level=4),
+    plan(StageMesh(), replicas=8, frozen=6, level=6),
+)
+"""3d of 8 ranks to 2d of 4, tp of 2 and replicas of whole layers, freezing two blocks at a time (check 2)."""
+SHORT_CHAIN = (
+    plan(StageMesh(dp_shard=2, tp=2), microbatches=2),
+    plan(RING, 2, microbatches=2, frozen=1),
+    plan(StageMesh(), 2, 2, microbatches=1, frozen=3, level=3),
+    plan(SUMMA, replicas=2, frozen=3, level=3),
+    plan(StageMesh(), 1, 1, frozen=4, level=3),
+    plan(StageMesh(tp=2, algorithm="3d"), frozen=4, level=3),
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "plans"),
+    [("vit", CHAIN), ("bert", (CHAIN[0], *CHAIN[::-1])), ("bert_qa", SHORT_CHAIN)],
+    ids=["freezes", "unfreezes", "meshes that share no axis"],
+)
+def test_freezing_may_change_the_mesh(
+    kind: str, plans: tuple[Plan, ...], pool: Pool, bert_config: Path, tmp_path: Path
+) -> None:
+    case = Case(kind, bert_config, 0.2, num_steps=len(plans) + 1, parks=plans[0].num_frozen > plans[-1].num_frozen)
+    trace = pool.run(_world(plans), train_elastic, case, dict(enumerate(plans)), str(tmp_path))[0]
+    assert_equal(trace, train_reference(case, {step: one.num_frozen for step, one in enumerate(plans)}))
+
+
+def test_what_moves_to_another_mesh_is_what_each_rank_lacks(pool: Pool, bert_config: Path, tmp_path: Path) -> None:
+    """Weights and moments to the byte, of layers that go on; cached ones stay where they are (check 2)."""
+    case = Case("vit", bert_config)
+    moved = pool.run(_world(CHAIN), bytes_of_transitions, case, CHAIN, str(tmp_path))[0]
+    assert moved == [bytes_lacking(case, old, new) for old, new in pairwise(CHAIN)]
+    gathered = [
+        bytes_lacking(case, old, replace(new, mesh=StageMesh(), num_replicas=8)) for old, new in pairwise(CHAIN)
+    ]
+    assert all(own < whole for own, whole in zip(moved[:2], gathered[:2], strict=True)), "layers were gathered"
+
+
+def _world(plans: tuple[Plan, ...]) -> int:
+    return max(one.num_devices for one in plans)
 
 
 def test_idle_ranks_take_part_when_the_plan_grows(pool: Pool, bert_config: Path, tmp_path: Path) -> None:
@@ -114,7 +154,7 @@ def test_each_sample_is_evaluated_once(
 @pytest.mark.parametrize(
     ("case", "message"),
     [
-        ({"optimizer": "lamb"}, "Lamb needs each weight in one piece, and a mesh has them in parts; take AdamW or SGD"),
+        ({"optimizer": "Adafactor"}, "needs each weight in one piece, and a mesh has them in parts; take AdamW, Lamb"),
         ({"kind": "bert_mlm"}, "a mesh splits no weights that layers share; run with parallel.tp=1"),
         ({"kind": "eva02"}, "no tp_plan says how"),
     ],

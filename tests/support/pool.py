@@ -6,7 +6,8 @@ import multiprocessing as mp
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
@@ -123,3 +124,12 @@ def _call(
     finally:
         dist.destroy_process_group()
         gc.collect()  # DDP sits in reference cycles with its groups, whose threads would go on beside all later tests
+
+
+@contextmanager
+def mortal_pool(folder: Path) -> Iterator[Pool]:
+    """A pool whose workers may be killed."""
+    folder.mkdir()
+    pool = Pool(folder)
+    yield pool
+    pool.close()

@@ -158,7 +158,7 @@ def moments(runtime: ElasticRuntime) -> dict[str, Tensor]:
 
     What is parked counts.
     """
-    if runtime.resident.mesh is not None:
+    if runtime.resident.cuts.any:
         gathered_parts = runtime.gather_optimizer_state()
         return {f"{name}/{key}": t.double() for name, own in gathered_parts.items() for key, t in own.items()}
     known = {**(runtime.optimizer.state if runtime.optimizer else {}), **runtime.resident.parked()}

@@ -1,0 +1,71 @@
+"""A run whose mesh changes where blocks freeze trains as one device does, also when it is killed and goes on."""
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from support.cases import tensors_equal
+from support.faults import Fault
+from support.jobs import TINY, Job, run_job
+from support.mesh_changes import play_with_meshes
+from support.pool import Pool, mortal_pool
+
+from pipetransformer.mesh import SINGLE, StageMesh
+
+RUN = (
+    *TINY, "model.options={patch_size: 4, embed_dim: 16, depth: 4, num_heads: 2, proj_drop_rate: 0.1}",
+    "precision=float64", "optim.eps=1e-6", "freeze=schedule", "freeze.num_frozen=[1,3]", "freeze.interval=0.3",
+    "epochs=3", "checkpoint.every_steps=2", "checkpoint.keep=1",
+)  # fmt: skip
+CHANGES = {0: StageMesh(tp=2), 1: StageMesh(cp=2), 3: SINGLE}
+NUM_KILLS, SEED = int(os.environ.get("CHAOS_KILLS", "2")), int(os.environ.get("CHAOS_SEED", "1"))
+PLACES = {  # with the calls that a run makes
+    "pipetransformer.runtime.elastic.ElasticRuntime.train_step": 12,
+    "pipetransformer.runtime.elastic.send_pieces": 2,
+    "pipetransformer.runtime.piece_transfer._Change._put_together": 8,
+    "pipetransformer.training.checkpoints.Checkpoints.save": 5,
+}
+
+
+@pytest.fixture(scope="module")
+def single(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    return run_job(pool, 1, tmp_path_factory.mktemp("single") / "run", *RUN, "parallel=single", made_up_times=True)
+
+
+def check_same(job: Job, expected: Job) -> None:
+    assert (job.error, job.summary["status"]) == ("", "completed")
+    assert [plan["mesh"] for plan in job.summary["plans"]] == ["tp 2", "cp 2", ""]
+    assert job.losses == pytest.approx(expected.losses, rel=0, abs=1e-10)
+    assert job.summary["metrics"] == expected.summary["metrics"]
+    saved, wanted = (load_file(run.folder / "model" / "model.safetensors") for run in (job, expected))
+    tensors_equal(saved, wanted)
+
+
+def test_a_mesh_that_changes_at_each_freeze_trains_as_one_device(pool: Pool, tmp_path: Path, single: Job) -> None:
+    (tmp_path / "run").mkdir()
+    errors = pool.run(2, play_with_meshes, CHANGES, RUN, tmp_path / "run")
+    job = Job(tmp_path / "run", errors[0])
+    check_same(job, single)
+    assert [plan["cache_level"] for plan in job.summary["plans"]] == [0, 1, 3]
+
+
+@pytest.mark.parametrize("number", range(max(1, NUM_KILLS // 4)))
+def test_it_survives_random_kills(number: int, pool: Pool, tmp_path: Path, single: Job) -> None:
+    """``CHAOS_KILLS`` kills in all, at places, calls and ranks that ``CHAOS_SEED`` decides, several in a run."""
+    draw, options = random.Random(f"{SEED} {number}"), RUN
+    for kill in range(min(4, NUM_KILLS)):
+        place = draw.choice(list(PLACES))
+        fault = Fault(place, draw.randint(1, PLACES[place]), local_rank=draw.randrange(2))
+        print(f"{fault.target} call {fault.call} on rank {fault.local_rank}")
+        (tmp_path / "run").mkdir(exist_ok=True)
+        with mortal_pool(tmp_path / f"pool{kill}") as mortal:
+            try:
+                mortal.run(2, play_with_meshes, CHANGES, options, tmp_path / "run", fault)
+            except EOFError:
+                options = (*RUN, "resume=auto")
+            else:
+                break  # what was left of the run has fewer calls
+    errors = pool.run(2, play_with_meshes, CHANGES, (*RUN, "resume=auto"), tmp_path / "run")
+    check_same(Job(tmp_path / "run", errors[0]), single)
