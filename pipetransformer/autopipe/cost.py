@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from pipetransformer.autopipe.cluster import Cluster, Link, allreduce_links, boundary_links
 from pipetransformer.autopipe.meshes import without_mesh
+from pipetransformer.autopipe.offload import on_host
 from pipetransformer.autopipe.plan import DeviceLayout, Plan, Stages, layer_above, microbatch_size
 from pipetransformer.autopipe.profile import AffineTime, Kind, LayerProfile, PrefixSums, Profile
 from pipetransformer.autopipe.schedules import SCHEDULES
@@ -195,6 +196,7 @@ def step_scale(
 def step_seconds(profile: Profile, cluster: Cluster, plan: Plan, batch_size: int) -> float:
     """Returns the seconds of one optimizer step, as all that has been measured predicts them."""
     profile, cluster, plan, batch_size = without_mesh(profile, cluster, plan, batch_size)
+    profile = on_host(profile) if plan.chunk_bytes else profile
     scale = step_scale(profile, cluster, plan.devices, plan.cache_level, batch_size, plan.fsdp)
     return scale.seconds(busy_seconds(profile, cluster, plan, batch_size))
 

@@ -4,6 +4,7 @@ from math import ceil
 from operator import mul
 
 from pipetransformer.autopipe.cost import layers_with_grad
+from pipetransformer.autopipe.offload import on_host
 from pipetransformer.autopipe.plan import Plan, Stages, layer_above
 from pipetransformer.autopipe.profile import PrefixSums, Profile
 from pipetransformer.autopipe.schedules import SCHEDULES, Moments
@@ -24,6 +25,7 @@ class MemoryCosts:
     - the working memory of one frozen layer at a time;
     - for each micro-batch the buffers of the tensors from below and to above. The output of a frozen layer gets no
       gradient, so it is kept only while it is in flight;
+    - the budget of chunks in place of weights, gradients and optimizer state, where those lie in host memory;
     - where the cache is partial, the weights of the cached layers, and before the step the working memory of one of
       them for all samples of the replica.
 
@@ -37,19 +39,20 @@ class MemoryCosts:
         layers = layers_with_grad(profile, num_frozen)
         inputs = [0, *(layer.output_bytes for layer in profile.layers[:-1])]
         saved = inputs if recompute else [layer.activation_bytes for layer in profile.layers]
-        self._weights = [layer.parameter_bytes for layer in profile.layers]
+        here = not profile.is_on_host
+        self._weights = [layer.parameter_bytes * here for layer in profile.layers]
         self._lasting = PrefixSums(
-            layer.parameter_bytes + layer.trainable_bytes * state_factor * on for layer, on in layers
+            (layer.parameter_bytes + layer.trainable_bytes * state_factor * on) * here for layer, on in layers
         )
         self._casts = PrefixSums(layer.autocast_bytes * on for layer, on in layers)
-        self._gradients = PrefixSums(layer.trainable_bytes * on for layer, on in layers)
+        self._gradients = PrefixSums(layer.trainable_bytes * on * here for layer, on in layers)
         self._first, self._first_active = layer_above(cache_level), layer_above(num_frozen)
         self._working = max([0, *(layer.peak_forward_bytes for layer, on in layers if not on)])
         self._saved = PrefixSums(num_bytes * on for num_bytes, (_, on) in zip(saved, layers, strict=True))
         self._recompute = recompute
         self._again = [layer.activation_bytes * on for layer, on in layers]
         cached = profile.layers[: layer_above(cache_level)] if profile.cache_miss_rate else ()
-        self._cached = sum(layer.parameter_bytes for layer in cached)
+        self._cached = sum(layer.parameter_bytes for layer in cached) * here
         self._missing = max([0, *(layer.peak_forward_bytes for layer in cached)])
         # one size for all boundaries, so that a shorter stage never needs more
         self._boundary = max(layer.output_bytes for layer in profile.layers[:-1])
@@ -119,7 +122,8 @@ class MemoryCosts:
 
 def device_memory_bytes(profile: Profile, plan: Plan, batch_size: int) -> tuple[int, ...]:
     """Returns the bytes of each device of a pipeline; see :class:`MemoryCosts`. With a mesh those of each rank."""
-    costs = MemoryCosts(profile.sharded(plan.mesh), plan.num_frozen, plan.recompute, plan.cache_level)
+    profile = on_host(profile) if plan.chunk_bytes else profile.sharded(plan.mesh)
+    costs = MemoryCosts(profile, plan.num_frozen, plan.recompute, plan.cache_level)
     num_samples, num_microbatches = plan.microbatch_size(batch_size) // plan.mesh.rows_multiple, plan.num_microbatches
     if plan.fsdp:
         return (costs.fsdp_bytes(plan.first_layer, plan.num_replicas, num_samples, num_microbatches),)
@@ -131,5 +135,6 @@ def device_memory_bytes(profile: Profile, plan: Plan, batch_size: int) -> tuple[
             SCHEDULES[plan.schedule].in_flight(device, plan),
             plan.num_replicas,
         )
+        + plan.chunk_bytes
         for device in range(plan.pipeline_size)
     )

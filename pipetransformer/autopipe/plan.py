@@ -57,6 +57,8 @@ class Layout:
         rank_order: The axis along which neighbouring ranks lie.
         fsdp: Each device keeps a shard of every layer, and has a layer whole only while it runs.
         mesh: Ranks that run each stage together.
+        chunk_bytes: Weights and gradients lie in host memory, and so many bytes of them on a device at a time; 0: they
+            lie on the device.
     """
 
     num_stages: int
@@ -68,6 +70,7 @@ class Layout:
     rank_order: RankOrder = "pipeline-first"
     fsdp: bool = False
     mesh: StageMesh = SINGLE
+    chunk_bytes: int = 0
 
     @property
     def pipeline_size(self) -> int:
@@ -155,6 +158,7 @@ class Plan(Layout, Partition):  # the fields of the last base come first
         assert len(self.stages) % self.stages_per_rank == 0, self
         assert self.stages_per_rank == 1 or SCHEDULES[self.schedule].multi_stage, self
         assert not self.fsdp or (len(self.stages) == 1 and self.mesh == SINGLE), self
+        assert not self.chunk_bytes or (self.recompute and self.mesh == SINGLE and not self.fsdp), self
         assert self.stages[0][0] == layer_above(self.cache_level), self
         assert all(first <= last for first, last in self.stages), self
         assert all(a[1] + 1 == b[0] for a, b in zip(self.stages, self.stages[1:], strict=False)), self

@@ -206,6 +206,9 @@ class Profile:
         timed: Plans whose first steps have been compared with their prediction, the last one at the end.
         meshes: The layers on each mesh that a plan may have.
         kind: Of all layouts of this profile; ``None``: by their grid of devices.
+        host_copy_s_per_byte: Seconds of a copy between host memory and the device.
+        is_on_host: Weights, gradients and optimizer state lie in host memory, see
+            :func:`~pipetransformer.autopipe.offload.on_host`.
     """
 
     layers: tuple[LayerProfile, ...]
@@ -219,6 +222,8 @@ class Profile:
     timed: tuple[TimedPlan, ...] = ()
     meshes: tuple[MeshProfile, ...] = ()
     kind: Kind | None = None
+    host_copy_s_per_byte: float = 0.0
+    is_on_host: bool = False
 
     def shards(self, mesh: StageMesh) -> tuple[LayerShard, ...]:
         """Returns the layers on a mesh that has been measured."""

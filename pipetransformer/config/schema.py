@@ -52,6 +52,9 @@ class Parallel:
         cp: Parts of the tokens of a sample, likewise; attention goes around a ring.
         dp_shard: Parts of the rows of a batch whose ranks also have the weights in parts, likewise.
         tp_algorithm: One of :data:`TP_ALGORITHMS`: how ``tp`` splits matrices.
+        device_chunk_gib: Weights and gradients lie in host memory, where all of them takes more than so much of a
+            device, and come to it a layer at a time; moments stay there.
+        offload_path: Folder of files in which they lie in place of host memory.
         autopipe: Re-partition the active layers when blocks freeze.
         autodp: Turn freed devices into replicas.
         device: ``auto``, ``cpu`` or ``cuda``.
@@ -71,6 +74,8 @@ class Parallel:
     cp: int | None = 1
     dp_shard: int | None = 1
     tp_algorithm: str = "1d"
+    device_chunk_gib: float | None = None
+    offload_path: str | None = None
     autopipe: bool = True
     autodp: bool = True
     device: str = "auto"

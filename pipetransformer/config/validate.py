@@ -67,6 +67,7 @@ def validate(config: Config, with_data: bool = True) -> None:
     _check_guard(config)
     _check_arrangement(parallel)
     _check_mesh(config)
+    _check_chunks(config)
     _check_compile(config)
     _check_dry_run(config)
     if parallel.schedule in REFUSED:
@@ -256,6 +257,10 @@ def _check_simulation(config: SimulationConfig) -> None:
             f"parallel.world_size={config.parallel.world_size} has no effect here: the devices are cluster.num_nodes x "
             "cluster.devices_per_node"
         )
+    if config.parallel.device_chunk_gib is not None:
+        raise UserError(
+            "parallel.device_chunk_gib has no effect here: no cluster says how fast its host memory is; drop it"
+        )
     config.cluster.speed(config.precision)  # refuses a precision whose speed is not known
 
 
@@ -306,6 +311,23 @@ def _check_mesh(config: Config) -> None:
         raise UserError(f"{given} does not go with compile=true, which no mesh has yet; drop one of them")
 
 
+def _check_chunks(config: Config) -> None:
+    """Refuses what does not go with weights that lie in host memory."""
+    parallel = config.parallel
+    if parallel.device_chunk_gib is None:
+        return
+    given = f"parallel.device_chunk_gib={parallel.device_chunk_gib:g}"
+    others = {
+        "parallel=sharded, which has each layer in parts on all devices": parallel.arrangement == "sharded",
+        "parallel.tp=, cp= and dp_shard=": parallel.splits_stages,
+        "parallel.recompute=false: a layer's backward pass runs it again": parallel.recompute is False,
+        "compile=true": config.compile,
+    }
+    for name, is_given in others.items():
+        if is_given:
+            raise UserError(f"{given} does not go with {name}; drop one of them")
+
+
 def _check_compile(config: Config) -> None:
     if config.compile and config.parallel.arrangement == "sharded":
         raise UserError(
@@ -351,6 +373,8 @@ def warnings(config: Config) -> list[str]:
     texts += _own_rates(config.freeze)
     if parallel.splits_stages and config.randomness == "device":
         texts.append("randomness=device has no effect on a mesh: its ranks draw their parts of what a sample draws")
+    if parallel.offload_path is not None and parallel.device_chunk_gib is None:
+        texts.append(f"parallel.offload_path={parallel.offload_path} has no effect without parallel.device_chunk_gib=")
     if not parallel.splits_stages and parallel.tp_algorithm != "1d":
         texts.append(f"parallel.tp_algorithm={parallel.tp_algorithm} has no effect without parallel.tp= above 1")
     if config.cache.wait_s != Cache().wait_s and not (config.cache.path and config.freeze.is_static):

@@ -196,6 +196,7 @@ def plan_dict(plan: Plan) -> dict[str, Any]:
         "replicas_adjacent": plan.rank_order == "replica-first",
         "sharded": plan.fsdp,
         "mesh": str(plan.mesh),
+        "chunk_bytes": plan.chunk_bytes,
         "num_devices": plan.num_devices,
         "predicted_step_s": plan.predicted_step_s,
     }

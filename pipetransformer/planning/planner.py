@@ -18,6 +18,7 @@ from pipetransformer.autopipe.cost import kind_of_plan, step_seconds
 from pipetransformer.autopipe.limit import efficiency, fill_seconds, spread_overhead, work_seconds
 from pipetransformer.autopipe.plan import Plan, layer_above
 from pipetransformer.autopipe.profile import Kind, Profile, TimedPlan
+from pipetransformer.autopipe.search.chunked import chunked_plan
 from pipetransformer.autopipe.search.search import best_plan, fsdp_plan
 from pipetransformer.config.schema import Parallel
 from pipetransformer.errors import InfeasiblePlan
@@ -100,15 +101,22 @@ class Planner:
         return self._best(self._constraints)
 
     def _best(self, constraints: PlanConstraints, num_frozen: int = 0, cache_level: int = 0) -> Plan:
+        arguments = num_frozen, cache_level, constraints
+        if self._parallel.device_chunk_gib is not None:
+            chunk_bytes = int(self._parallel.device_chunk_gib * 2**30)
+            return chunked_plan(self.profile, self.cluster, self._batch_size, chunk_bytes, *arguments)
         find = fsdp_plan if self._parallel.arrangement == "sharded" else best_plan
-        return find(self.profile, self.cluster, self._batch_size, num_frozen, cache_level, constraints)
+        return find(self.profile, self.cluster, self._batch_size, *arguments)
 
     @cached_property
     def static(self) -> Plan:
         """The best plan that never freezes, with no more fixed than by default: what the run is compared with.
 
-        Where only a sharded one fits the memory, a run with ``parallel=sharded`` is compared with that.
+        Where only a sharded one fits the memory, a run with ``parallel=sharded`` is compared with that; one with chunks
+        with the best of them.
         """
+        if self._parallel.device_chunk_gib is not None:
+            return self._best(UNCONSTRAINED)
         meshes = tuple(dict.fromkeys((SINGLE, *self._constraints.meshes)))
         constraints = PlanConstraints(stages_per_rank=1 if self._parallel.stages_per_rank == 1 else None, meshes=meshes)
         try:
@@ -262,6 +270,8 @@ class Planner:
 
         One device, replicas of one device, and pipelines, as far as they fit the memory; on a mesh the fastest of all.
         """
+        if self._parallel.device_chunk_gib is not None:
+            return [self.initial()]
         plans = list[Plan]()
         for mesh in self._constraints.meshes:
             num_devices = self.cluster.num_devices // mesh.num_ranks

@@ -60,6 +60,8 @@ def plural(count: int, thing: str) -> str:
 def arrangement(plan: Values) -> str:
     """Returns ``2 stages x 4 replicas``, with a mesh ``2 stages x 4 replicas x tp 2``."""
     more = f" x {plan['mesh']}" if plan.get("mesh") else ", sharded" * plan["sharded"]
+    if plan.get("chunk_bytes"):
+        more += f", {byte_size(plan['chunk_bytes'])} of it on a device at a time"
     return f"{plural(len(plan['stages']), 'stage')} x {plural(plan['num_replicas'], 'replica')}{more}"
 
 

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from pipetransformer.autodp.topology import Topology
 from pipetransformer.autodp.transition import Placement, Transition, first_transition, next_transition
 from pipetransformer.autopipe.plan import Plan
-from pipetransformer.errors import StepRefused
+from pipetransformer.errors import StepRefused, UserError
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.averaging import AVERAGE
 from pipetransformer.optim.base import OptimizerSpec
@@ -24,6 +24,7 @@ from pipetransformer.optim.fused import droppable
 from pipetransformer.runtime import gradients
 from pipetransformer.runtime.agreement import Agreement
 from pipetransformer.runtime.batch import Batch, Loader
+from pipetransformer.runtime.chunks import ChunkedStage, Chunks
 from pipetransformer.runtime.compiled import BlockCompiler
 from pipetransformer.runtime.device_update import NormVerdict
 from pipetransformer.runtime.engine import Engine, Objective
@@ -153,6 +154,7 @@ class ElasticRuntime:
         resolved = self._context.groups.resolve(topology, self.device.type, tied)
         grouped = time.perf_counter()
         self._enter_mesh(resolved)
+        self.resident.home = torch.device("cpu") if plan.chunk_bytes else self.device
         bytes_moved = self._move(transition)
         if transition.before is None:
             self._load(resolved, transition.placement, source)
@@ -273,7 +275,21 @@ class ElasticRuntime:
         if self._mesh is not None:
             reads_features = index == 0 and plan.first_layer > 0
             return self._mesh.stage(layers, active, self.precision, plan.recompute, reads_features)
+        if plan.chunk_bytes:
+            return self._chunked_stage(plan, layers, active)
         return Stage(layers, active, self.precision, plan.recompute, randomness, self._compiler)
+
+    def _chunked_stage(self, plan: Plan, layers: dict[int, nn.Module], active: ParametersByLayer) -> Stage:
+        if self.device.type != "cpu" and plan.num_devices > 1:
+            raise UserError(
+                f"parallel.device_chunk_gib has the gradients of each rank in host memory, and the {plan.num_devices} "
+                "GPUs of this plan sum theirs on the device; take parallel=single, or parallel=sharded for several"
+            )
+        folder = self._context.offload_folder
+        own = {index: self.resident.stack[index] for index in layers}
+        chunks = Chunks(own, active, plan.chunk_bytes // plan.stages_per_rank, self.device, folder)
+        randomness = make_randomness(self._context.randomness, self.device)
+        return ChunkedStage(layers, active, self.precision, randomness, chunks)
 
     def _build_optimizer(self, layers: Iterable[int], copied: CopiedGradients | None) -> Optimizer | None:
         """Builds the optimizer over layers; a weight that layers share has the rate of the lowest."""

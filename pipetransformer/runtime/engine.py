@@ -66,7 +66,7 @@ class Engine:
         self._device, self._precision, self._recorder = context.device, context.precision, context.recorder
         self._keys_on_host = context.randomness == "device"  # it seeds by them
         # FSDP averages in its reduce-scatter; pipelines all-reduce after the last backward
-        is_whole = self.plan.num_stages == 1 and not self.plan.fsdp and mesh is None
+        is_whole = self.plan.num_stages == 1 and not self.plan.fsdp and mesh is None and not self.plan.chunk_bytes
         self._has_ddp = is_whole
         self._modules = {
             index: _data_parallel(stage, resolved.replicas) if is_whole else stage for index, stage in stages.items()
@@ -99,8 +99,10 @@ class Engine:
         factor = self.plan.num_replicas / batch.loss_divisor * loss_scale / copies
         target = batch.loss_targets(factor) if self.topology.is_last else None
         options = {"target": target, "losses": losses, "return_outputs": False}
-        with nullcontext() if self.plan.fsdp else self._precision.cached_autocast(self._device):
+        casts_once = not (self.plan.fsdp or self.plan.chunk_bytes)  # a cast would stay when its weight has left
+        with self._precision.cached_autocast(self._device) if casts_once else nullcontext():
             schedule.step(*self._inputs(batch), **options, **self._context(batch))
+        self._end_step()
         if self._copied is not None:
             with self._recorder.span("all-reduce"):
                 self._copied.all_reduce()
@@ -122,7 +124,13 @@ class Engine:
         """
         batch = self._on_device(batch)
         self._set_mode(train=False)
-        return self._schedule(batch, train=False).step(*self._inputs(batch), **self._context(batch))
+        outputs = self._schedule(batch, train=False).step(*self._inputs(batch), **self._context(batch))
+        self._end_step()
+        return outputs
+
+    def _end_step(self) -> None:
+        for stage in self.stages.values():
+            stage.end_step()
 
     def _on_device(self, batch: Batch) -> Batch:
         if self._mesh is not None:

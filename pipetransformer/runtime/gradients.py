@@ -124,7 +124,7 @@ def squared_gradient_norms(parameters: ParametersByLayer, num_layers: int, devic
     gradients = [(layer, local_part(p.grad)) for layer, own in parameters.items() for p in own if p.grad is not None]
     norms = torch.zeros(num_layers, dtype=torch.float64, device=device)
     if gradients:
-        squared = torch.stack(torch._foreach_norm([gradient for _, gradient in gradients])).double().square()
+        squared = torch.stack(torch._foreach_norm([gradient for _, gradient in gradients])).double().square().to(device)
         norms.index_add_(0, _on_device(tuple(layer for layer, _ in gradients), device), squared)
     return norms
 

@@ -8,6 +8,7 @@ message while a step runs, because all ranks decide alike from the same numbers,
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -167,6 +168,7 @@ class RankContext:
         recorder: Records when passes begin and end, in the steps in which it is asked to.
         randomness: ``sample`` or ``device``: where dropout gets its numbers, see :mod:`pipetransformer.runtime.rng`.
         compiles: Blocks run as compiled graphs.
+        offload_folder: Of the files in which chunks of layers lie; ``None``: in host memory.
     """
 
     device: torch.device
@@ -175,11 +177,13 @@ class RankContext:
     recorder: Recorder
     randomness: str = "sample"
     compiles: bool = False
+    offload_folder: Path | None = None
 
     @classmethod
     def create(
         cls, device: torch.device, precision: Precision, timeout_s: float, randomness: str = "sample",
-        compiles: bool = False,
+        compiles: bool = False, offload_folder: Path | None = None,
     ) -> "RankContext":  # fmt: skip
         """Creates the context of a rank whose collectives fail after ``timeout_s`` seconds."""
-        return cls(device, precision, ProcessGroups(timeout_s), Recorder(device), randomness, compiles)
+        groups, recorder = ProcessGroups(timeout_s), Recorder(device)
+        return cls(device, precision, groups, recorder, randomness, compiles, offload_folder)

@@ -35,12 +35,13 @@ class ResidentLayers:
         optimizer_state: For each held layer the optimizer's tensors by parameter name and key: between two optimizers
             those of all weights, and while one runs the parked ones.
         cuts: Which layers are whole, and of which ranks of a mesh have parts.
+        home: Where the layers lie that the rank runs: on its device, or in host memory where they come in chunks.
     """
 
     def __init__(self, stack: LayerStack, device: torch.device, parks: bool = False) -> None:
         self.stack, self.device, self.parks = stack, device, parks
         self.optimizer_state: dict[int, OptimizerState] = {}
-        self.cuts = LayerCuts(stack)
+        self.cuts, self.home = LayerCuts(stack), device
 
     def own_state(self, layer: int, whole: OptimizerState) -> OptimizerState:
         """Returns this rank's part of whole optimizer state by the names of a layer's own parameters."""
@@ -62,9 +63,9 @@ class ResidentLayers:
         return [layer for layer in range(len(self.stack)) if self.holds(layer)]
 
     def load(self, layers: Iterable[int]) -> None:
-        """Gives layers their initial weights on the device."""
+        """Gives layers their initial weights."""
         for layer in layers:
-            self.stack.load(layer, self.device)
+            self.stack.load(layer, self.home)
 
     def keep(self, layers: Iterable[int], offloaded: Iterable[int] = ()) -> None:
         """Frees every other layer; offloaded ones stay in host memory."""
@@ -74,7 +75,7 @@ class ResidentLayers:
                 self.stack[index].to("meta")
                 self.optimizer_state.pop(index, None)
             elif self.holds(index):
-                self.stack[index].to("cpu" if index in offloaded else self.device)
+                self.stack[index].to("cpu" if index in offloaded else self.home)
 
     def stash_optimizer_state(self, optimizer: Optimizer | None, first_active: int) -> None:
         """Moves the optimizer's tensors to ``optimizer_state``; drops those of weights that freeze, unless it parks.
@@ -107,8 +108,8 @@ class ResidentLayers:
             training, parameters = set(self.stack.trainable(index, first_active)), self._parameters(index)
             going_on = {name: tensors for name, tensors in state.items() if parameters[name] in training}
             if optimizer is not None:
-                for name, tensors in on_device(going_on, self.device).items():
-                    optimizer.state[parameters[name]] = place_state(optimizer, tensors, self.device)
+                for name, tensors in on_device(going_on, self.home).items():
+                    optimizer.state[parameters[name]] = place_state(optimizer, tensors, self.home)
             frozen = {name: tensors for name, tensors in state.items() if name not in going_on}
             if self.parks and frozen:
                 parked[index] = {name: {key: host.move(t) for key, t in own.items()} for name, own in frozen.items()}

@@ -78,10 +78,16 @@ class Stage(nn.Module):
             x = _with_zero_gradient(x, received)
         if self._recompute and self.training:
             for index in self._active:
-                x = checkpoint(self._run, [index], x, keys, context, use_reentrant=False, preserve_rng_state=False)
+                x = self._recomputed(index, x, keys, context)
         else:
             x = self._run(self._active, x, keys, context)
         return x.contiguous()  # a pipeline sends it; a gradient takes the strides of what was received
+
+    def end_step(self) -> None:
+        """Ends the passes over a batch. Afterwards each parameter that trains has its gradient."""
+
+    def _recomputed(self, index: int, x: Tensor, keys: Tensor, context: dict[str, Tensor]) -> Tensor:
+        return checkpoint(self._run, [index], x, keys, context, use_reentrant=False, preserve_rng_state=False)
 
     def _run_frozen(self, x: Tensor, keys: Tensor, context: dict[str, Tensor]) -> Tensor:
         """Runs the frozen layers, which draw no random numbers."""

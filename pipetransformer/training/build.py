@@ -28,6 +28,7 @@ from pipetransformer.mesh import SINGLE, StageMesh
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.base import OptimizerSpec
 from pipetransformer.planning.planner import Planner
+from pipetransformer.profiling.host_link import measure_host_copies
 from pipetransformer.profiling.kept import Measurement, kept_or_measured, profile_key
 from pipetransformer.profiling.layers import profile
 from pipetransformer.profiling.meshes import profile_mesh
@@ -124,7 +125,10 @@ def prepare(
         order, None if config.profile.path is None else Path(config.profile.path),
         lambda message: report.write("phase", message=message), meshes,
     )  # fmt: skip
-    context = RankContext.create(device, precision, config.parallel.timeout_s, config.randomness, config.compile)
+    offload = None if config.parallel.offload_path is None else Path(config.parallel.offload_path)
+    context = RankContext.create(
+        device, precision, config.parallel.timeout_s, config.randomness, config.compile, offload
+    )
     runtime = closing.enter_context(
         ElasticRuntime(stack, data.task, optim, context, own_rates=config.freeze.has_own_rates, parks=config.parks)
     )
@@ -221,6 +225,8 @@ def make_planner(
     if cache_setup is not None and cache_setup.cache is not None:
         miss_rate = cache_setup.cache.capacity.miss_rate(loader.source.name)
         measured = replace(measured, cache_read_s_per_byte=cache_setup.mean_read_s_per_byte, cache_miss_rate=miss_rate)
+    if parallel.device_chunk_gib is not None:
+        measured = replace(measured, host_copy_s_per_byte=measure_host_copies(device))
     budget_gib = parallel.device_memory_gib
     cluster = replace(cluster, device_memory_bytes=None if budget_gib is None else int(budget_gib * GIB))
     return Planner(measured, cluster, parallel, batch_size, parks, meshes)

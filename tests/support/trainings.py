@@ -85,12 +85,14 @@ class CachedLoader(BatchLoader):
         self.cache.close()
 
 
-def build(case: Case, folder: str, own_rates: bool = False) -> tuple[ElasticRuntime, CachedLoader, ProcessGroups]:
+def build(
+    case: Case, folder: str, own_rates: bool = False, offload_folder: Path | None = None
+) -> tuple[ElasticRuntime, CachedLoader, ProcessGroups]:
     spec, precision = OPTIMIZERS[case.optimizer], PRECISIONS[case.precision]
     device = torch.device(case.device, dist.get_rank() if case.device == "cuda" else None)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    context = RankContext.create(device, precision, 60, case.randomness, case.compiles)
+    context = RankContext.create(device, precision, 60, case.randomness, case.compiles, offload_folder)
     runtime = ElasticRuntime(case.stack(), case.task, spec, context, own_rates=own_rates, parks=case.parks)
     if precision.scales_loss:
         runtime.loss_scale.value = case.loss_scale

@@ -1,0 +1,235 @@
+"""Layers whose weights and gradients lie in host memory or a file, and on the device while a pass uses them.
+
+::
+
+    host      W0 W1 W2 ..   G1 G2 ..   moments      the parameters, between the passes
+    device    W1 G1                                 the same parameters, during the backward pass of layer 1
+
+A layer's backward pass runs it again, so that no activation outlives it and no chunk has to stay for it. The update is
+on the host, with the moments, which never come to the device. What is on the device when is decided by
+:class:`~pipetransformer.autopipe.offload.Residency`.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from pipetransformer.autopipe.offload import Chunk, HostTraffic, Residency, leaving
+from pipetransformer.errors import UserError
+from pipetransformer.models.layer import Layer
+from pipetransformer.runtime.precision import Precision
+from pipetransformer.runtime.rng import MakeRandomness
+from pipetransformer.runtime.stage import LayerCall, ParametersByLayer, Stage
+
+
+class Chunks:
+    """The chunks of the layers of a stage.
+
+    Args:
+        layers: By their index in the model, in host memory.
+        active_parameters: For each layer that takes a gradient the parameters that train.
+        budget: Bytes of chunks that the device takes at most.
+        device: Computes.
+        folder: Of the file in which the chunks lie; ``None``: in host memory, pinned where the device is a GPU.
+
+    Attributes:
+        traffic: Of the last step.
+    """
+
+    def __init__(
+        self, layers: Mapping[int, Layer], active_parameters: ParametersByLayer, budget: int, device: torch.device,
+        folder: Path | None = None,
+    ) -> None:  # fmt: skip
+        self._device, self.traffic = device, HostTraffic()
+        self._owners: dict[Chunk, list[nn.Parameter]] = {}
+        for index, layer in layers.items():
+            self._owners[Chunk(index, "weights")] = list(layer.by_name().values())
+            if active_parameters.get(index):
+                self._owners[Chunk(index, "gradient")] = list(active_parameters[index])
+            for module in layer.modules():
+                for name, buffer in module.named_buffers(recurse=False):
+                    module._buffers[name] = buffer.to(device)
+        self._homes = {chunk: _home(chunk, own, device, folder) for chunk, own in self._owners.items()}
+        self._on_device: dict[Chunk, Tensor] = {}
+        self._active = min(active_parameters, default=max(layers, default=0) + 1)
+        self._in_use: set[int] = set()
+        self._written: set[Chunk] = set()  # gradients of this step whose home has numbers
+        self._residency = Residency[Chunk]({chunk: home.nbytes for chunk, home in self._homes.items()}, budget)
+        for chunk, own in self._owners.items():
+            if chunk.kind == "weights":
+                _fill(self._homes[chunk], own)
+                self._point(chunk, self._homes[chunk])
+
+    @contextmanager
+    def on_device(self, layer: int, with_gradient: bool = False) -> Iterator[None]:
+        """Has a layer's weights on the device inside, and the gradients of its parameters that train if wanted."""
+        kinds = ("weights", "gradient") if with_gradient else ("weights",)
+        if layer in self._in_use:
+            yield
+            return
+        used = list[Chunk]()
+        self._in_use.add(layer)
+        try:
+            for chunk in (Chunk(layer, kind) for kind in kinds):
+                if chunk in self._homes:
+                    self._fetch(chunk)
+                    used.append(chunk)
+            yield
+        finally:
+            self._in_use.remove(layer)
+            for chunk in reversed(used):  # a gradient is where its parameter is, and goes first
+                self._residency.end(chunk, changed=chunk.kind == "gradient")
+                self._point(chunk, self._homes[chunk] if chunk.kind == "weights" else None)
+
+    def _fetch(self, chunk: Chunk) -> None:
+        is_fresh = chunk.kind == "gradient" and chunk not in self._written
+        was_there = chunk in self._residency
+        for evicted, is_written in self._residency.begin(chunk, is_fresh):
+            self._leave(evicted, is_written)
+        if not was_there:
+            buffer = torch.empty_like(self._homes[chunk], device=self._device)
+            self._on_device[chunk] = buffer.zero_() if is_fresh else buffer.copy_(self._homes[chunk], non_blocking=True)
+        self._point(chunk, self._on_device[chunk])
+
+    def _leave(self, chunk: Chunk, is_written: bool) -> None:
+        buffer = self._on_device.pop(chunk)
+        if is_written:
+            self._homes[chunk].copy_(buffer)
+            self._written.add(chunk)
+
+    def _point(self, chunk: Chunk, flat: Tensor | None) -> None:
+        """Makes parameters, or their gradients, views of a flat tensor; gradients that are nowhere are ``None``."""
+        own = self._owners[chunk]
+        views = [None] * len(own) if flat is None else _views(flat, own)
+        for parameter, view in zip(own, views, strict=True):
+            if chunk.kind == "gradient":
+                parameter.grad = view
+            else:
+                assert view is not None
+                parameter.data = view
+
+    def expect(self, train: bool) -> None:
+        """Expects the uses of the last training step, or of the last evaluation."""
+        self._residency.expect("train" if train else "evaluate")
+
+    def end_step(self) -> None:
+        """Brings the gradients to the host, where they are those of the parameters, and lets go of active weights."""
+        traffic = self._residency.traffic
+        for evicted, is_written in self._residency.end_step(leaving(self._homes, self._active)):
+            self._leave(evicted, is_written)
+        self.traffic = HostTraffic(traffic.fetched, traffic.written, traffic.peak)
+        for chunk in self._written:
+            self._point(chunk, self._homes[chunk])
+        self._written.clear()
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of chunks on the device now."""
+        return sum(buffer.nbytes for buffer in self._on_device.values())
+
+
+def _home(chunk: Chunk, parameters: Sequence[nn.Parameter], device: torch.device, folder: Path | None) -> Tensor:
+    """Returns a flat tensor for the numbers of a chunk, in host memory or a file that ends with it."""
+    types = {parameter.dtype for parameter in parameters}
+    if len(types) > 1:
+        raise UserError(
+            f"layer {chunk.layer} has parameters of {', '.join(sorted(map(str, types)))}, and a chunk has numbers of "
+            "one type; drop parallel.device_chunk_gib"
+        )
+    (dtype,), size = types, sum(parameter.numel() for parameter in parameters)
+    if folder is None:
+        return torch.empty(size, dtype=dtype, pin_memory=device.type == "cuda")
+    folder.mkdir(parents=True, exist_ok=True)
+    handle, path = tempfile.mkstemp(prefix=f"{chunk.kind}-{chunk.layer}-", dir=folder)
+    try:
+        os.ftruncate(handle, size * dtype.itemsize)
+        return torch.from_file(path, shared=True, size=size, dtype=dtype)
+    finally:
+        os.close(handle)
+        os.unlink(path)  # the mapping keeps it until nothing refers to it
+
+
+def _fill(flat: Tensor, parameters: Iterable[nn.Parameter]) -> None:
+    with torch.no_grad():
+        for view, parameter in zip(_views(flat, [*parameters]), parameters, strict=True):
+            view.copy_(parameter)
+
+
+def _views(flat: Tensor, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+    parts = flat.split([parameter.numel() for parameter in parameters])
+    return [part.view(parameter.shape) for part, parameter in zip(parts, parameters, strict=True)]
+
+
+class _RunAgain(Function):
+    """A layer that keeps its input alone, and runs again in backward with its gradients on the device."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, anchor: Tensor, run: Callable[[Tensor, Tensor | None], Tensor]) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.run = run
+        return run(x, None)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        leaf = x.detach().requires_grad_(ctx.needs_input_grad[0])
+        with torch.enable_grad():
+            ctx.run(leaf, gradients[0])
+        return leaf.grad, None, None
+
+
+class ChunkedStage(Stage):
+    """A stage whose layers come from the host.
+
+    Args:
+        layers: The layers by their index in the model.
+        active_parameters: For each layer that takes a gradient the parameters that train.
+        precision: The types in which the layers compute.
+        randomness: Makes the random numbers of a micro-batch.
+        chunks: Of these layers.
+    """
+
+    def __init__(
+        self, layers: dict[int, nn.Module], active_parameters: ParametersByLayer, precision: Precision,
+        randomness: MakeRandomness, chunks: Chunks,
+    ) -> None:  # fmt: skip
+        super().__init__(layers, active_parameters, precision, recompute=True, randomness=randomness)
+        self.chunks = chunks
+        self._anchor = torch.zeros((), requires_grad=True)  # so that a layer whose input takes no gradient has one
+
+    def _recomputed(self, index: int, x: Tensor, keys: Tensor, context: dict[str, Tensor]) -> Tensor:
+        return _RunAgain.apply(x, self._anchor, partial(self._once, index, keys, context))
+
+    def _once(
+        self, index: int, keys: Tensor, context: dict[str, Tensor], x: Tensor, gradient: Tensor | None
+    ) -> Tensor:  # fmt: skip
+        """Runs an active layer, and given the gradient of its output its backward pass, too."""
+        if gradient is None:
+            return self._run([index], x, keys, context)
+        with self.chunks.on_device(index, with_gradient=True):
+            output = self._run([index], x, keys, context)
+            torch.autograd.backward(output, gradient)
+        return output
+
+    def _run_layer(self, index: int, call: LayerCall, x: Tensor, context: dict[str, Tensor]) -> Tensor:
+        with self.chunks.on_device(index):
+            return super()._run_layer(index, call, x, context)
+
+    def train(self, mode: bool = True) -> ChunkedStage:
+        super().train(mode)
+        if hasattr(self, "chunks"):  # torch calls it while the stage is made
+            self.chunks.expect(mode)
+        return self
+
+    def end_step(self) -> None:
+        self.chunks.end_step()

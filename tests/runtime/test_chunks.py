@@ -1,0 +1,88 @@
+"""Layers that come from the host in chunks train bit for bit as those on the device, within their budget."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.cases import NUM_BLOCKS, Case, tensors_equal
+from support.chunking import chunked, sizes_of, train_chunked
+from support.exactness import assert_as_near_as_one_process, assert_equal
+from support.mesh_plans import plan_on
+from support.pool import Pool
+from support.trainings import train_elastic, train_reference
+
+from pipetransformer.autopipe.offload import Chunk, smallest_budget, step_traffic
+from pipetransformer.mesh import SINGLE
+
+LAYERS = range(NUM_BLOCKS + 2)
+
+
+def budgets(case: Case) -> list[int]:
+    """From the least to all of it."""
+    sizes = sizes_of(case)
+    least, whole = smallest_budget(sizes), sum(sizes.values())
+    return [least, 2 * least, (least + whole) // 2, whole]
+
+
+@pytest.mark.parametrize(("kind", "num_microbatches"), [("vit", 1), ("bert", 2)])
+def test_any_budget_trains_bit_for_bit_as_all_on_the_device(
+    kind: str, num_microbatches: int, pool: Pool, bert_config: Path, tmp_path: Path
+) -> None:
+    """And moves the bytes that the planner counts, in the first step and in later ones, evaluations between them."""
+    case = Case(kind, bert_config, 0.2, precision="float32", num_steps=20)
+    plan = plan_on(SINGLE, microbatches=num_microbatches)
+    (plain,) = pool.run(1, train_elastic, case, {0: plan}, str(tmp_path))
+    for number, budget in enumerate(budgets(case)):
+        (own,) = pool.run(1, train_chunked, case, {0: chunked(plan, budget)}, str(tmp_path), number % 2 == 1)
+        assert (own.trace.losses, own.trace.norms) == (plain.losses, plain.norms)
+        tensors_equal(own.trace.weights, plain.weights, tolerance=0)
+        first, later = step_traffic(sizes_of(case), budget, LAYERS, 0, num_microbatches)
+        assert own.traffic[0] == first
+        assert {(each.fetched, each.written) for each in own.traffic[2:]} == {(later.fetched, later.written)}
+        assert max(each.peak for each in own.traffic) <= budget
+        assert set(own.held) == {0}, "active weights change on the host, and gradients are needed there"
+
+
+def test_frozen_layers_have_no_gradient_and_no_moments_and_cached_ones_are_not_fetched(
+    pool: Pool, bert_config: Path, tmp_path: Path
+) -> None:
+    """12 bytes less for each number that freezes, on the host and in a file alike."""
+    case = Case("vit", bert_config, 0.2, precision="float32", num_steps=6)
+    sizes, budget = sizes_of(case), 2 * smallest_budget(sizes_of(case))
+    plans = [plan_on(SINGLE), plan_on(SINGLE, frozen=3), plan_on(SINGLE, frozen=3, level=3)]
+    steps = {2 * number: chunked(plan, budget) for number, plan in enumerate(plans)}
+    (own,) = pool.run(1, train_chunked, case, steps, str(tmp_path), False, True)
+    (plain,) = pool.run(1, train_elastic, case, dict(zip(steps, plans, strict=True)), str(tmp_path / "plain"))
+    assert own.trace.losses == plain.losses
+    tensors_equal(own.trace.weights, plain.weights, tolerance=0)
+    whole, frozen = (sum(sizes[Chunk(layer, "weights")] for layer in range(last)) for last in (8, 4))
+    assert own.home_bytes == [4 * whole] * 2 + [4 * whole - 3 * frozen] * 2 + [4 * (whole - frozen)] * 2
+    assert own.traffic[-1] == step_traffic(sizes_of(case, 4, 4), budget, range(4, 8), 4, 1)[1]
+
+
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_stages_and_replicas_go_with_chunks(num_stages: int, pool: Pool, bert_config: Path, tmp_path: Path) -> None:
+    case = Case("bert", bert_config, 0.2, num_steps=4)
+    budget = smallest_budget(sizes_of(case))
+    before = chunked(plan_on(SINGLE, num_stages, 3 - num_stages, microbatches=2), budget)
+    plans = {0: before, 1: replace(before, num_frozen=1), 2: plan_on(SINGLE, 1, 2, frozen=2, level=2)}
+    (own, _) = pool.run(2, train_chunked, case, plans, str(tmp_path))
+    (mixed, _) = pool.run(2, train_elastic, case, plans, str(tmp_path))
+    reference = train_reference(case, {1: 1, 2: 2})
+    assert own.trace.losses == pytest.approx(reference.losses, rel=0, abs=1e-10)
+    assert_equal(mixed, reference)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_casts_of_weights_leave_with_them(precision: str, pool: Pool, bert_config: Path, tmp_path: Path) -> None:
+    case = Case("vit", bert_config, 0.2, "sgd", precision=precision)
+    plans = {0: chunked(plan_on(SINGLE, microbatches=2), smallest_budget(sizes_of(case)))}
+    trace = pool.run(1, train_elastic, case, plans, str(tmp_path))[0]
+    assert_as_near_as_one_process(trace, case, {0: 0}, 2)
+
+
+def test_a_budget_below_the_largest_layer_would_be_exceeded(pool: Pool, bert_config: Path, tmp_path: Path) -> None:
+    case = Case("vit", bert_config)
+    least = smallest_budget(sizes_of(case))
+    with pytest.raises(AssertionError, match=f"more exceed the budget of {least - 1}"):
+        pool.run(1, train_chunked, case, {0: chunked(plan_on(SINGLE), least - 1)}, str(tmp_path))

@@ -1,0 +1,80 @@
+"""Trainings whose layers come from the host in chunks, and what of them is on the device."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from pipetransformer.autopipe.offload import Chunk, HostTraffic
+from pipetransformer.autopipe.plan import Plan
+from pipetransformer.runtime.chunks import ChunkedStage, Chunks
+from support.cases import Case
+from support.trainings import Plans, Trace, build, go, ids_of, rate
+
+
+@dataclass
+class Chunked:
+    """What a training by chunks gives.
+
+    Attributes:
+        traffic: Of each step.
+        home_bytes: After each step, of weights, gradients and moments that lie on the host.
+        held: Bytes of chunks on the device after each step.
+    """
+
+    trace: Trace
+    traffic: list[HostTraffic]
+    home_bytes: list[int]
+    held: list[int]
+
+
+def sizes_of(case: Case, first: int = 0, first_active: int = 0) -> dict[Chunk, int]:
+    """Bytes of the chunks of a case's layers."""
+    stack, sizes = case.stack(), dict[Chunk, int]()
+    for layer in range(first, len(stack)):
+        num_bytes = sum(p.nbytes for p in stack[layer].parameters())
+        sizes[Chunk(layer, "weights")] = num_bytes
+        if layer >= first_active:
+            sizes[Chunk(layer, "gradient")] = num_bytes
+    return sizes
+
+
+def train_chunked(case: Case, plans: Plans, folder: str, evaluates: bool = False, on_disk: bool = False) -> Chunked:
+    """Every rank calls it; the figures are those of this rank's first stage."""
+    runtime, loader, groups = build(case, folder, offload_folder=Path(folder) / "chunks" if on_disk else None)
+    found = Chunked(Trace(), [], [], [])
+    for step in range(case.num_steps):
+        if step in plans:
+            go(runtime, loader, plans[step], step)
+        result = runtime.train_step(loader, ids_of(case, step), step, rate(step))
+        found.trace.losses.append(result.loss)
+        found.trace.norms.append(result.total_norm)
+        stage = runtime.engine.stages[min(runtime.engine.stages)] if runtime.engine else None
+        if isinstance(stage, ChunkedStage):
+            found.traffic.append(stage.chunks.traffic)
+            found.held.append(stage.chunks.device_bytes)
+            found.home_bytes.append(_home_bytes(stage.chunks) + _state_bytes(runtime.optimizer))
+        if evaluates:
+            runtime.evaluate(loader, ids_of(case, step))
+    loader.cache_session.release()
+    found.trace.weights = runtime.weights() or {}
+    loader.close()
+    groups.close()
+    if on_disk:
+        assert not list((Path(folder) / "chunks").iterdir()), "files have no name any more"
+    return found
+
+
+def _home_bytes(chunks: Chunks) -> int:
+    return sum(home.nbytes for home in chunks._homes.values())
+
+
+def _state_bytes(optimizer: torch.optim.Optimizer | None) -> int:
+    states = () if optimizer is None else optimizer.state.values()
+    return sum(value.nbytes for state in states for value in state.values() if isinstance(value, Tensor) and value.ndim)
+
+
+def chunked(plan: Plan, budget: int) -> Plan:
+    """The same plan with chunks."""
+    return replace(plan, recompute=True, chunk_bytes=budget)
