@@ -1,0 +1,93 @@
+"""Runs whose weights lie in host memory: more than the device takes, freezing, and after a kill."""
+
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from support.cases import tensors_equal
+from support.faults import Fault, play_with_fault
+from support.jobs import TINY, Job, loaded, play, run_job
+from support.pool import Pool, mortal_pool
+
+from pipetransformer.config.validate import warnings
+from pipetransformer.errors import UserError
+
+RUN = (
+    *TINY, "model.options={patch_size: 4, embed_dim: 16, depth: 4, num_heads: 2, proj_drop_rate: 0.1}",
+    "freeze=schedule", "freeze.num_frozen=[1,4]", "freeze.interval=0.3", "parallel.world_size=1", "epochs=3",
+    "checkpoint.every_steps=2", "checkpoint.keep=1",
+)  # fmt: skip
+BUDGET = 28_000  # weights and gradient of a block are 26,240 bytes; all of the head, with moments, is less
+CHUNKS = (*RUN, "parallel=chunks", f"parallel.device_chunk_gib={BUDGET / 2**30}")
+
+
+@pytest.fixture(scope="module")
+def plain(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    return run_job(pool, 1, tmp_path_factory.mktemp("plain") / "run", *RUN, made_up_times=True)
+
+
+def check_same(job: Job, expected: Job) -> None:
+    assert job.error == ""
+    assert job.losses == expected.losses, "bit for bit"
+    assert job.summary["metrics"] == expected.summary["metrics"]
+    saved, wanted = (load_file(run.folder / "model" / "model.safetensors") for run in (job, expected))
+    tensors_equal(saved, wanted, tolerance=0)
+
+
+def test_chunks_train_as_the_device_does_and_end_where_all_of_it_fits(pool: Pool, tmp_path: Path, plain: Job) -> None:
+    job = run_job(pool, 1, tmp_path / "run", *CHUNKS, made_up_times=True)
+    check_same(job, plain)
+    plans = [(plan["num_frozen"], plan["chunk_bytes"] > 0) for plan in job.summary["plans"]]
+    assert plans == [(0, True), (1, True), (4, False)], "of the frozen blocks nothing is left on the device"
+
+
+def test_they_lie_in_files_where_there_is_a_path(pool: Pool, tmp_path: Path, plain: Job) -> None:
+    folder = tmp_path / "offload"
+    job = run_job(pool, 1, tmp_path / "run", *CHUNKS, f"parallel.offload_path={folder}", made_up_times=True)
+    check_same(job, plain)
+    assert folder.is_dir()
+    assert not list(folder.iterdir()), "nothing stays"
+
+
+def test_a_run_with_chunks_that_is_killed_goes_on(pool: Pool, tmp_path: Path, plain: Job) -> None:
+    fault = Fault("pipetransformer.runtime.elastic.ElasticRuntime.train_step", call=7)
+    (tmp_path / "run").mkdir()
+    with mortal_pool(tmp_path / "pool") as mortal, pytest.raises(EOFError):
+        mortal.run(1, play_with_fault, fault, CHUNKS, tmp_path / "run")
+    errors = pool.run(1, play, (*CHUNKS, "resume=auto"), tmp_path / "run", True)
+    check_same(Job(tmp_path / "run", errors[0]), plain)
+
+
+def test_a_model_that_does_not_fit_trains_with_chunks(pool: Pool, tmp_path: Path, plain: Job) -> None:
+    limit = f"parallel.device_memory_gib={200_000 / 2**30}"
+    refused = run_job(pool, 1, tmp_path / "refused", *RUN, limit, made_up_times=True)
+    assert "parallel.device_memory_gib" in refused.error
+    assert "parallel.device_chunk_gib" in refused.error
+    check_same(run_job(pool, 1, tmp_path / "run", *CHUNKS, limit, made_up_times=True), plain)
+
+
+def test_a_budget_below_one_layer_is_refused_with_both_numbers(pool: Pool, tmp_path: Path) -> None:
+    least = 26_240
+    job = run_job(
+        pool, 1, tmp_path / "run", *RUN, f"parallel.device_chunk_gib={(least - 1) / 2**30}", made_up_times=True
+    )
+    assert f"({least - 1:,} bytes) is less than weights and gradient of the largest layer, {least:,} bytes" in job.error
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["parallel=sharded"], "parallel=sharded, which has each layer in parts"),
+        (["parallel.tp=2"], r"does not go with parallel\.tp=, cp= and dp_shard="),
+        (["parallel.recompute=false"], r"does not go with parallel\.recompute=false"),
+        (["compile=true"], "does not go with compile=true"),
+        (["parallel.device_chunk_gib=0"], r"parallel\.device_chunk_gib=0.* must be above 0"),
+    ],
+)
+def test_what_does_not_go_with_chunks_is_refused_at_once(overrides: list[str], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        loaded("parallel.device_chunk_gib=1", *overrides)
+
+
+def test_a_path_without_chunks_has_no_effect() -> None:
+    assert any("parallel.offload_path=x has no effect" in text for text in warnings(loaded("parallel.offload_path=x")))
