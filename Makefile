@@ -36,7 +36,7 @@ matrix: $(VENV)/.dev
 	MATRIX=1 $(VENV)/bin/python -m pytest --numprocesses 2 tests/runtime/test_matrix.py $(ARGS)
 
 mesh-matrix: $(VENV)/.dev
-	MESH_MATRIX=1 $(VENV)/bin/python -m pytest --numprocesses 2 tests/runtime/test_mesh_matrix.py $(ARGS)
+	MESH_MATRIX=1 $(VENV)/bin/python -m pytest --numprocesses 2 tests/runtime/test_mesh_matrix.py tests/runtime/test_mesh_plans.py $(ARGS)
 
 resume-matrix: $(VENV)/.dev
 	RESUME_MATRIX=1 $(VENV)/bin/python -m pytest --numprocesses 2 tests/training/test_resume.py -k in_any_world $(ARGS)

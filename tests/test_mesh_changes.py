@@ -17,7 +17,7 @@ from pipetransformer.mesh import SINGLE, StageMesh
 
 RUN = (
     *TINY, "model.options={patch_size: 4, embed_dim: 16, depth: 4, num_heads: 2, proj_drop_rate: 0.1}",
-    "precision=float64", "optim.eps=1e-6", "freeze=schedule", "freeze.num_frozen=[1,3]", "freeze.interval=0.3",
+    "precision=float64", "optim.eps=1e-6", "freeze=schedule", "freeze.num_frozen=[1,3]", "freeze.interval=0.2",
     "epochs=3", "checkpoint.every_steps=2", "checkpoint.keep=1",
 )  # fmt: skip
 CHANGES = {0: StageMesh(tp=2), 1: StageMesh(cp=2), 3: SINGLE}

@@ -73,7 +73,6 @@ def test_a_model_that_no_mesh_splits_is_trained_without_one_where_the_choice_is_
         (["parallel.tp=3"], r"parallel\.tp=3 does not divide the model's heads \(2\); possible: 1, 2"),
         (["parallel.tp=2", "parallel.dp_shard=3"], r"parallel\.tp x dp_shard=6 does not divide the model's .* \(16\)"),
         (["parallel.cp=6"], r"parallel\.cp=6 is more than the 5 tokens of the shortest sample; lower parallel\.cp"),
-        (["parallel.tp=2", "optim=torch", "optim.name=Adafactor"], "TorchOptimizer needs each weight in one piece"),
         (["parallel.tp=2", "peft=lora"], "has no rule for tensor parallelism; run with"),
         (["parallel.cp=4"], r"a mesh of cp 4 takes 4 devices, and there are 2; lower parallel\.tp"),
     ],

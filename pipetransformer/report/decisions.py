@@ -13,8 +13,9 @@ DECISION_COLUMNS = ("step", "decision", "bound", "reason", "num_frozen_before", 
 PARTS = ("plan", "fill", "group", "move", "rebuild")
 """Parts of the seconds of a transition: choosing it, filling the cache, process groups, moves, and the new engine."""
 TRANSITION_COLUMNS = (
-    "step", "num_frozen_before", "num_frozen", "num_stages", "num_replicas", "num_devices", "cache_level", "num_moves",
-    "bytes_moved", "seconds", *(f"{part}_seconds" for part in PARTS), "predicted_gain_s", "predicted_cost_s",
+    "step", "num_frozen_before", "num_frozen", "num_stages", "num_replicas", "mesh", "num_devices", "cache_level",
+    "num_moves", "bytes_moved", "seconds", *(f"{part}_seconds" for part in PARTS), "predicted_gain_s",
+    "predicted_cost_s",
 )  # fmt: skip
 Row = Iterable[Any]
 
@@ -73,6 +74,7 @@ def transition_rows(transitions: Sequence[Values]) -> Iterator[Row]:
             after["num_frozen"],
             len(after["stages"]),
             after["num_replicas"],
+            after.get("mesh", ""),
             num_devices(after),
             after["cache_level"],
             each["num_moves"],

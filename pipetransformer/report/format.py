@@ -65,6 +65,16 @@ def arrangement(plan: Values) -> str:
     return f"{plural(len(plan['stages']), 'stage')} x {plural(plan['num_replicas'], 'replica')}{more}"
 
 
+def grid(plan: Values) -> str:
+    """Returns ``2 x 4``, stages and replicas, with a mesh ``2 x 4 x tp 2``."""
+    return " x ".join(filter(None, (str(len(plan["stages"])), replicas(plan))))
+
+
+def replicas(plan: Values) -> str:
+    """Returns ``4``, with a mesh ``4 x tp 2``."""
+    return " x ".join(filter(None, (str(plan["num_replicas"]), plan.get("mesh"))))
+
+
 def num_devices(plan: Values) -> int:
     """Returns the devices that a plan uses."""
     if "num_devices" in plan:  # not in logs of earlier releases

@@ -17,7 +17,7 @@ from pipetransformer.report import figures, text
 from pipetransformer.report.comparison import COLUMNS, CONFIDENCE, Arm
 from pipetransformer.report.decisions import DECISION_COLUMNS, decision_rows
 from pipetransformer.report.figures import Drawing, Subject
-from pipetransformer.report.format import byte_size, duration, plural
+from pipetransformer.report.format import byte_size, duration, grid, plural
 from pipetransformer.report.run_folder import Run, read_run
 from pipetransformer.report.style import DPI
 
@@ -163,7 +163,7 @@ def _transition_row(each: dict[str, Any]) -> list[str]:
     return [
         f"{each['step']:,}",
         f"{before['num_frozen']} -> {after['num_frozen']}",
-        f"{len(after['stages'])} x {after['num_replicas']}",
+        grid(after),
         str(after["cache_level"] or "-"),
         f"{byte_size(each['bytes_moved'])} in {plural(each['num_moves'], 'move')}" if each["bytes_moved"] else "-",
         *map(duration, [each["seconds"], *parts, each.get("predicted_gain_s"), each.get("predicted_cost_s")]),

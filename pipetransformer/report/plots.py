@@ -18,7 +18,7 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.patheffects import AbstractPathEffect, Normal, Stroke
 
 from pipetransformer.report.decisions import is_of_the_guard
-from pipetransformer.report.format import num_devices
+from pipetransformer.report.format import grid, num_devices
 from pipetransformer.report.reporter import Values
 from pipetransformer.report.run_folder import Run
 from pipetransformer.report.style import (
@@ -257,7 +257,7 @@ def _layer_patch(layer: int, begin: int, end: int, plan: Values) -> Rectangle:
 
 def _annotate_arrangements(axes: Axes, spans: list[tuple[int, int, Values]], num_layers: int) -> None:
     """Writes ``stages x replicas`` once above each stretch of plans that share them."""
-    for (stages, replicas), group in groupby(spans, key=lambda span: (len(span[2]["stages"]), span[2]["num_replicas"])):
+    for arranged, group in groupby(spans, key=lambda span: grid(span[2])):
         stretch = list(group)
         middle = (stretch[0][0] + stretch[-1][1]) / 2
-        axes.text(middle, num_layers - 0.35, f"{stages} x {replicas}", ha="center", va="bottom", fontsize=9)
+        axes.text(middle, num_layers - 0.35, arranged, ha="center", va="bottom", fontsize=9)

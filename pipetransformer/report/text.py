@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pipetransformer.report.format import arrangement, byte_size, duration, num_devices, number, plural, two_digits
+from pipetransformer.report.format import (
+    arrangement,
+    byte_size,
+    duration,
+    num_devices,
+    number,
+    plural,
+    replicas,
+    two_digits,
+)
 from pipetransformer.report.reporter import Values
 
 Row = tuple[str, str]
@@ -411,7 +420,7 @@ def plan_row(plan: Values) -> tuple[str, ...]:
         str(plan["num_frozen"]),
         str(plan["cache_level"]),
         layers_per_stage(plan),
-        str(plan["num_replicas"]),
+        replicas(plan),
         str(plan["num_microbatches"]),
         duration(plan["predicted_step_s"]),
         duration(plan.get("median_step_s")),

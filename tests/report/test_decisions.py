@@ -59,5 +59,8 @@ def test_a_transition_is_told_with_what_it_moved_and_took(events: Events) -> Non
     first, second = (dict(zip(TRANSITION_COLUMNS, row, strict=True)) for row in transition_rows(transitions))
     assert (first["step"], first["num_frozen_before"], first["num_frozen"]) == (8, 0, 2)
     assert (second["num_stages"], second["num_replicas"], second["num_devices"], second["cache_level"]) == (1, 4, 4, 4)
+    on_mesh = {**transitions[1], "after": {**transitions[1]["after"], "mesh": "tp 2"}}
+    (third,) = (dict(zip(TRANSITION_COLUMNS, row, strict=True)) for row in transition_rows([on_mesh]))
+    assert (second["mesh"], third["mesh"]) == ("", "tp 2"), "earlier releases had none"
     assert (first["bytes_moved"], first["num_moves"], first["seconds"]) == (3 * 2**20, 5, 1.93)
     assert (first["move_seconds"], first["fill_seconds"]) == (1.2, None), "earlier releases did not write it"

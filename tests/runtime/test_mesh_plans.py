@@ -1,6 +1,7 @@
 """Plans whose stages run on meshes train as one process does, and move, freeze and cache as others do (1e-10)."""
 
 import json
+import os
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 import torch
 from support.cases import Case
 from support.exactness import assert_as_near_as_one_process, assert_equal
-from support.mesh_moves import bytes_lacking, bytes_of_transitions
+from support.mesh_moves import bytes_lacking, bytes_of_transitions, held_open
 from support.mesh_plans import plan_on as plan
 from support.mesh_training import evaluate_alone, evaluate_on_mesh
 from support.pool import Pool
@@ -107,6 +108,29 @@ def test_what_moves_to_another_mesh_is_what_each_rank_lacks(pool: Pool, bert_con
         bytes_lacking(case, old, replace(new, mesh=StageMesh(), num_replicas=8)) for old, new in pairwise(CHAIN)
     ]
     assert all(own < whole for own, whole in zip(moved[:2], gathered[:2], strict=True)), "layers were gathered"
+
+
+ROUND = (
+    plan(StageMesh(dp_shard=2, tp=2)),
+    plan(RING, 2, microbatches=2),
+    plan(StageMesh(), replicas=4),
+    plan(StageMesh(tp=2, algorithm="3d")),
+    plan(SUMMA, replicas=2),
+)
+
+
+FLAT = 50 if "MESH_MATRIX" in os.environ else 15
+
+
+@pytest.mark.parametrize(("num_steps", "every"), [(50, 5), (FLAT, 1)], ids=["10 transitions", f"{FLAT} transitions"])
+def test_copies_stay_equal_and_nothing_is_left_open(
+    num_steps: int, every: int, pool: Pool, bert_config: Path, tmp_path: Path
+) -> None:
+    """Copies bit for bit; groups, threads and file descriptors as many in each round as after the first (check 6)."""
+    case = Case("vit", bert_config, 0.2, num_steps=num_steps)
+    for counts, equal in pool.run(4, held_open, case, ROUND, num_steps, every, str(tmp_path)):
+        assert equal
+        assert len(set(counts[1:])) == 1, counts
 
 
 def _world(plans: tuple[Plan, ...]) -> int:

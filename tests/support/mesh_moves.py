@@ -1,11 +1,16 @@
 """What transitions between meshes move, as the runtime counts it and by the boxes of the ranks."""
 
+import os
+import threading
+
 import torch
+import torch.distributed as dist
 
 from pipetransformer.autodp.topology import Topology
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.mesh import Box, Style, area, intersection
 from pipetransformer.models.split import parts_of
+from pipetransformer.runtime.elastic import ElasticRuntime
 from support.cases import Case
 from support.trainings import build, go, ids_of, rate
 
@@ -48,3 +53,49 @@ def _box(plan: Plan, layer: int, rank: int, style: Style) -> Box | None:
     if topology.is_idle or layer not in topology.layers:
         return None
     return plan.mesh.box(style, topology.mesh_rank)
+
+
+def held_open(case: Case, plans: tuple[Plan, ...], num_steps: int, every: int, folder: str) -> tuple[list[int], bool]:
+    """Goes round the plans, a transition each so many steps; every rank calls it.
+
+    Returns:
+        Groups, threads and file descriptors of this rank together each time it comes back to the first plan, and
+        whether all copies of a number were equal bit for bit at the end of each plan.
+    """
+    runtime, loader, groups = build(case, folder)
+    counts, equal = list[int](), True
+    for step in range(num_steps):
+        index, is_transition = step // every % len(plans), step % every == 0
+        if is_transition:
+            equal = equal and (not step or _copies_are_equal(runtime))
+            go(runtime, loader, plans[index], step)
+            if index == 0:
+                counts.append(len(groups) + threading.active_count() + len(os.listdir("/proc/self/fd")))
+        runtime.train_step(loader, ids_of(case, step), step, rate(step))
+    equal = equal and _copies_are_equal(runtime)
+    loader.cache_session.release()
+    loader.close()
+    groups.close()
+    return counts, equal
+
+
+def _copies_are_equal(runtime: ElasticRuntime) -> bool:
+    """Compares what ranks have of the same box of a parameter and its moments, bit for bit."""
+    plan, rank, own = runtime.plan, dist.get_rank(), dict[tuple[object, ...], list[torch.Tensor]]()
+    assert plan is not None
+    state = {} if runtime.optimizer is None else runtime.optimizer.state
+    for layer in runtime.topology.layers if runtime.topology is not None else ():
+        module = runtime.resident.stack[layer]
+        for name, parameter in module.by_name().items():
+            style = runtime.resident.cuts.parts(layer)[name][0].style
+            box = plan.mesh.box(style, rank % plan.mesh.num_ranks)
+            moments = [value for key, value in sorted(state.get(parameter, {}).items()) if value.ndim]
+            own[name, box] = [parameter.detach(), *moments]
+    gathered: list[dict[tuple[object, ...], list[torch.Tensor]]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(gathered, own)
+    return all(
+        all(map(torch.equal, tensors, part[key]))
+        for key, tensors in own.items()
+        for part in gathered
+        if key in part and len(tensors) == len(part[key])
+    )
