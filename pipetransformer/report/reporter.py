@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -85,15 +86,22 @@ class Reporter:
 
     Args:
         sinks: The receivers, in the order in which they take an event.
+
+    Attributes:
+        seconds: For which the training has waited for the sinks.
     """
 
     def __init__(self, sinks: Sequence[Sink] = ()) -> None:
-        self._sinks, self._is_silent = Sinks(sinks), not sinks
+        self._sinks, self._is_silent, self.seconds = Sinks(sinks), not sinks, 0.0
 
     def write(self, event: EventName, **values: Any) -> None:
         assert event in EVENTS, event
-        if not self._is_silent:
-            self._sinks.write(event, redact(values))
+        if self._is_silent:
+            return
+        start = time.perf_counter()
+        self._sinks.write(event, redact(values))
+        if event not in ("phase", "start"):  # before the first step
+            self.seconds += time.perf_counter() - start
 
     def phase(self, message: str) -> None:
         """Shows at once what the run is busy with before its first step, for example ``reading data``."""

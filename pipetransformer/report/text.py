@@ -21,6 +21,7 @@ Row = tuple[str, str]
 Change = tuple[str, str, str]
 
 LONG_WAIT = 0.05  # part of the steps' time; a shorter wait for input is not worth a line
+LONG_REPORT = 0.01  # part of the training's time; logs that take less are not worth a line
 SMALL_SHARE = 0.05  # parts of a transition's time below it are left out
 
 
@@ -318,6 +319,8 @@ def summary_rows(values: Values) -> list[Row]:
         rows.append(("cache", cache_reads(values["cache"])))
     if waited := _input_wait(values):
         rows.append(("input", waited))
+    if waited := _report_wait(values):
+        rows.append(("logging", waited))
     if values.get("traces"):
         rows.append(("traces", f"{', '.join(values['traces'])}: one step of each plan, for ui.perfetto.dev"))
     return rows
@@ -362,6 +365,14 @@ def _input_wait(values: Values) -> str:
         return ""
     share, workers = reading["wait_seconds"] / step_s, plural(reading["num_workers"], "worker")
     return f"steps waited for it for {share:.0%} of their time, with {workers} per rank; raise loader.num_workers="
+
+
+def _report_wait(values: Values) -> str:
+    """Returns how long the training waited for its logs, where that is worth a change."""
+    report_s, train_s = values.get("report_seconds"), values.get("train_seconds")
+    if not report_s or not train_s or report_s < LONG_REPORT * train_s:
+        return ""
+    return f"the training waited for it for {report_s / train_s:.1%} of its time; logger=none, or a quieter console"
 
 
 def _results(values: Values) -> list[Row]:

@@ -179,6 +179,7 @@ def _finish(trainer: Trainer, run_dir: Path, status: str, error: str | None, tog
         return {}
     summary = {"status": status} | ({"error": error} if error else {}) | trainer.summary()
     summary["cpu_seconds"] = time.process_time()  # of rank 0 since it started
+    summary["report_seconds"] = trainer.report.seconds
     if estimate := trainer.estimate:
         summary["estimate"] = estimate
     if status == "interrupted" and (run_dir / SUMMARY).is_file():  # by the launcher, which knows why

@@ -56,3 +56,13 @@ def test_the_null_sink_takes_anything() -> None:
     sink = NullSink()
     sink.write("step", {})
     sink.close()
+
+
+def test_the_time_of_the_sinks_is_counted_from_the_first_step_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([0.0, 2.0, 2.5])  # a phase only begins
+    monkeypatch.setattr("pipetransformer.report.reporter.time.perf_counter", lambda: next(seconds))
+    reporter = Reporter([Recorder()])
+    reporter.phase("reading data")
+    assert reporter.seconds == 0
+    reporter.write("step", step=1)
+    assert reporter.seconds == 0.5

@@ -250,6 +250,13 @@ def test_the_summary_names_input_that_steps_wait_for_and_none_that_is_ready(even
     assert "input" not in dict(text.summary_rows(summary | {"input": waiting | {"wait_seconds": 9.0}}))
 
 
+def test_the_summary_names_logs_that_the_training_waits_for() -> None:
+    summary = {"status": "completed", "train_seconds": 200.0}
+    row = dict(text.summary_rows(summary | {"report_seconds": 5.0}))["logging"]
+    assert row == "the training waited for it for 2.5% of its time; logger=none, or a quieter console"
+    assert "logging" not in dict(text.summary_rows(summary | {"report_seconds": 1.0}))
+
+
 @pytest.mark.parametrize(
     "known", [{}, {"metric": None, "metrics": {}, "speedup_vs_static": None, "limit": None, "share_of_limit": None}]
 )
