@@ -80,6 +80,7 @@ def test_a_budget_below_one_layer_is_refused_with_both_numbers(pool: Pool, tmp_p
         (["parallel=sharded"], "parallel=sharded, which has each layer in parts"),
         (["parallel.tp=2"], r"does not go with parallel\.tp=, cp= and dp_shard="),
         (["parallel.recompute=false"], r"does not go with parallel\.recompute=false"),
+        (["parallel.stages_per_rank=2"], r"does not go with parallel\.stages_per_rank= above 1"),
         (["compile=true"], "does not go with compile=true"),
         (["parallel.device_chunk_gib=0"], r"parallel\.device_chunk_gib=0.* must be above 0"),
     ],

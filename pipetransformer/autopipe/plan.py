@@ -159,6 +159,7 @@ class Plan(Layout, Partition):  # the fields of the last base come first
         assert self.stages_per_rank == 1 or SCHEDULES[self.schedule].multi_stage, self
         assert not self.fsdp or (len(self.stages) == 1 and self.mesh == SINGLE), self
         assert not self.chunk_bytes or (self.recompute and self.mesh == SINGLE and not self.fsdp), self
+        assert not self.chunk_bytes or self.stages_per_rank == 1, self
         assert self.stages[0][0] == layer_above(self.cache_level), self
         assert all(first <= last for first, last in self.stages), self
         assert all(a[1] + 1 == b[0] for a, b in zip(self.stages, self.stages[1:], strict=False)), self

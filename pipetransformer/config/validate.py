@@ -321,6 +321,7 @@ def _check_chunks(config: Config) -> None:
         "parallel=sharded, which has each layer in parts on all devices": parallel.arrangement == "sharded",
         "parallel.tp=, cp= and dp_shard=": parallel.splits_stages,
         "parallel.recompute=false: a layer's backward pass runs it again": parallel.recompute is False,
+        "parallel.stages_per_rank= above 1": (parallel.stages_per_rank or 1) > 1,
         "compile=true": config.compile,
     }
     for name, is_given in others.items():

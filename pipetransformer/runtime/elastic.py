@@ -287,7 +287,7 @@ class ElasticRuntime:
             )
         folder = self._context.offload_folder
         own = {index: self.resident.stack[index] for index in layers}
-        chunks = Chunks(own, active, plan.chunk_bytes // plan.stages_per_rank, self.device, folder)
+        chunks = Chunks(own, active, plan.chunk_bytes, self.device, folder)
         randomness = make_randomness(self._context.randomness, self.device)
         return ChunkedStage(layers, active, self.precision, randomness, chunks)
 

@@ -32,7 +32,7 @@ def chunked_plan(
     _check_budget(profile, cluster, chunk_bytes, num_frozen, cache_level)
     limit = cluster.device_memory_bytes
     beside = cluster if limit is None else replace(cluster, device_memory_bytes=limit - chunk_bytes)
-    found = best_plan(on_host(profile), beside, *arguments, replace(constraints, recompute=True))
+    found = best_plan(on_host(profile), beside, *arguments, replace(constraints, recompute=True, stages_per_rank=1))
     plan = replace(found, chunk_bytes=chunk_bytes)
     return replace(plan, predicted_step_s=step_seconds(profile, cluster, plan, batch_size))
 
