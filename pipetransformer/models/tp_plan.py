@@ -81,7 +81,7 @@ class Part:
 
 
 WHOLE_PART = Part("whole", (None, None))
-"""Of a parameter that no mesh splits, and of a buffer."""
+"""The part of a parameter that no mesh splits, and of a buffer."""
 _LINEAR: dict[str, tuple[Style, Style]] = {"colwise": ("colwise", "inner"), "rowwise": ("rowwise", "hidden")}
 _VECTORS: dict[str, Style] = {"norm": "hidden", "hidden": "hidden", "column_norm": "column", "replicated": "whole"}
 

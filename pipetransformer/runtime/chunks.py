@@ -72,7 +72,7 @@ class Chunks:
 
     @contextmanager
     def on_device(self, layer: int, with_gradient: bool = False) -> Iterator[None]:
-        """Has a layer's weights on the device inside, and the gradients of its parameters that train if wanted."""
+        """Keeps a layer's weights on the device inside, and the gradients of its parameters that train if wanted."""
         kinds = ("weights", "gradient") if with_gradient else ("weights",)
         if layer in self._in_use:
             yield
