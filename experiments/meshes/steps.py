@@ -25,7 +25,7 @@ ARMS = (
     Arm("tp 2", ("parallel.tp=2",)),
     Arm("open", ("parallel.tp=null",)),
 )
-VIT_B: tuple[str, ...] = ("model=vit", "model.pretrained=false", "dataset=digits")
+VIT_B: tuple[str, ...] = ("model=vit", "model.pretrained=false", "model.image_size=224", "dataset=digits")
 DIGITS: tuple[str, ...] = ("model=vit_tiny", "dataset=digits")
 MINILM: tuple[str, ...] = ("model=bert", "dataset=squad", "dataset.max_length=256")
 
