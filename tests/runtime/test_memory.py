@@ -5,10 +5,12 @@ from pathlib import Path
 import pytest
 from support.cases import MEASURED_WIDTH, Case
 from support.memory_use import predicted_and_measured
+from support.mesh_plans import plan_on
 from support.plans import HEAD, plan, sharded
 from support.pool import Pool
 
 from pipetransformer.autopipe.plan import Plan
+from pipetransformer.mesh import StageMesh
 
 PLANS = {
     "data": plan(0, 0, [HEAD], 2, 1),
@@ -22,6 +24,11 @@ PLANS = {
     "sharded": sharded(0, 0, 2, 1),
     "sharded, half frozen, in micro-batches": sharded(3, 0, 2, 2),
     "sharded, checkpointing": sharded(0, 0, 2, 2, recompute=True),
+    "tp 2": plan_on(StageMesh(tp=2)),
+    "dp_shard 2 x tp 2": plan_on(StageMesh(dp_shard=2, tp=2)),
+    "2d, half frozen": plan_on(StageMesh(dp_shard=2, tp=2, algorithm="2d"), frozen=3),
+    "3d in micro-batches": plan_on(StageMesh(tp=2, algorithm="3d"), microbatches=2),
+    "cp 2, two stages": plan_on(StageMesh(cp=2), 2, microbatches=4),
     "checkpointing": Plan(0, 0, ((0, 3), (4, HEAD)), 1, 2, "gpipe", recompute=True),
 }
 

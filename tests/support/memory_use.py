@@ -12,6 +12,7 @@ from pipetransformer.autodp.topology import Topology
 from pipetransformer.autopipe.memory import device_memory_bytes
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.config.schema import Parallel
+from pipetransformer.mesh import SINGLE
 from pipetransformer.profiling.memory import LiveBytes
 from pipetransformer.runtime.fsdp import local_part
 from pipetransformer.runtime.precision import PRECISIONS
@@ -48,7 +49,7 @@ def predicted_and_measured(case: Case, plan: Plan, folder: str) -> tuple[int, in
     with with_made_up_times():
         planner = make_planner(
             case.stack(), loader, spec, Parallel(), case.batch_size, runtime.device, PRECISIONS[case.precision],
-            NodeLayout.here(),
+            NodeLayout.here(), meshes=tuple(dict.fromkeys((SINGLE, plan.mesh))),
         )  # fmt: skip
     device = Topology(plan, dist.get_rank()).device
     predicted = device_memory_bytes(planner.profile, plan, case.batch_size)[device]
