@@ -21,7 +21,7 @@ Row = tuple[str, str]
 Change = tuple[str, str, str]
 
 LONG_WAIT = 0.05  # part of the steps' time; a shorter wait for input is not worth a line
-LONG_REPORT = 0.01  # part of the training's time; logs that take less are not worth a line
+LONG_REPORT, LEAST_REPORT_S = 0.01, 1.0  # of the training's time; logs that take less are not worth a line
 SMALL_SHARE = 0.05  # parts of a transition's time below it are left out
 
 
@@ -370,7 +370,7 @@ def _input_wait(values: Values) -> str:
 def _report_wait(values: Values) -> str:
     """Returns how long the training waited for its logs, where that is worth a change."""
     report_s, train_s = values.get("report_seconds"), values.get("train_seconds")
-    if not report_s or not train_s or report_s < LONG_REPORT * train_s:
+    if not report_s or not train_s or report_s < max(LEAST_REPORT_S, LONG_REPORT * train_s):
         return ""
     return f"the training waited for it for {report_s / train_s:.1%} of its time; logger=none, or a quieter console"
 
