@@ -36,7 +36,7 @@ LONG = (
 MOMENTS = {
     "profiling": Fault("pipetransformer.training.build.make_planner"),
     "a step": Fault("pipetransformer.runtime.elastic.ElasticRuntime.train_step", call=9),
-    "a transition": Fault("pipetransformer.runtime.elastic.send_layers", call=2),
+    "a transition": Fault("pipetransformer.runtime.elastic.change_holders", call=2),
     "a fill": Fault("pipetransformer.autocache.cache.AutoCache.advance", call=2),
     "an evaluation": Fault("pipetransformer.training.trainer.evaluate", call=3),
     "a snapshot": Fault("pipetransformer.training.checkpoints.Checkpoints.save", call=4),

@@ -24,7 +24,7 @@ CHANGES = {0: StageMesh(tp=2), 1: StageMesh(cp=2), 3: SINGLE}
 NUM_KILLS, SEED = int(os.environ.get("CHAOS_KILLS", "2")), int(os.environ.get("CHAOS_SEED", "1"))
 PLACES = {  # with the calls that a run makes
     "pipetransformer.runtime.elastic.ElasticRuntime.train_step": 12,
-    "pipetransformer.runtime.elastic.send_pieces": 2,
+    "pipetransformer.runtime.piece_transfer.send_pieces": 2,
     "pipetransformer.runtime.piece_transfer._Change._put_together": 8,
     "pipetransformer.training.checkpoints.Checkpoints.save": 5,
 }

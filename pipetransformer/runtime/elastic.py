@@ -10,13 +10,13 @@ from itertools import chain
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from pipetransformer.autodp.topology import Topology
 from pipetransformer.autodp.transition import Placement, Transition, first_transition, next_transition
 from pipetransformer.autopipe.plan import Plan
-from pipetransformer.errors import StepRefused, UserError
+from pipetransformer.errors import StepRefused
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.averaging import AVERAGE
 from pipetransformer.optim.base import OptimizerSpec
@@ -24,16 +24,15 @@ from pipetransformer.optim.fused import droppable
 from pipetransformer.runtime import gradients
 from pipetransformer.runtime.agreement import Agreement
 from pipetransformer.runtime.batch import Batch, Loader
-from pipetransformer.runtime.chunks import ChunkedStage, Chunks
 from pipetransformer.runtime.compiled import BlockCompiler
 from pipetransformer.runtime.device_update import NormVerdict
 from pipetransformer.runtime.engine import Engine, Objective
-from pipetransformer.runtime.fsdp import FsdpLayers, ShardedStage, local_part
+from pipetransformer.runtime.fsdp import FsdpLayers, local_part
 from pipetransformer.runtime.groups import RankContext, ResolvedTopology
 from pipetransformer.runtime.mesh_gradients import CopiedGradients
 from pipetransformer.runtime.mesh_layers import MeshLayers, check_mesh
 from pipetransformer.runtime.mesh_transfer import gather_sharded_state_dict, whole_layers
-from pipetransformer.runtime.piece_transfer import send_pieces
+from pipetransformer.runtime.piece_transfer import change_holders
 from pipetransformer.runtime.precision import LossScale
 from pipetransformer.runtime.resident import OptimizerState, ResidentLayers
 from pipetransformer.runtime.result import (
@@ -44,7 +43,6 @@ from pipetransformer.runtime.result import (
     TransitionReport,
     UpdateObserver,
 )
-from pipetransformer.runtime.rng import make_randomness
 from pipetransformer.runtime.snapshot import (
     LayerSource,
     gather_optimizer_state,
@@ -52,8 +50,9 @@ from pipetransformer.runtime.snapshot import (
     shard_state,
     snapshot,
 )
-from pipetransformer.runtime.stage import FrozenForward, ParametersByLayer, Stage, eval_forward
-from pipetransformer.runtime.transfer import borrowed, gather_state_dict, send_layers
+from pipetransformer.runtime.stage import FrozenForward, ParametersByLayer, eval_forward
+from pipetransformer.runtime.stage_kinds import make_stage
+from pipetransformer.runtime.transfer import borrowed, gather_state_dict
 
 
 class ElasticRuntime:
@@ -155,7 +154,7 @@ class ElasticRuntime:
         grouped = time.perf_counter()
         self._enter_mesh(resolved)
         self.resident.home = torch.device("cpu") if plan.chunk_bytes else self.device
-        bytes_moved = self._move(transition)
+        bytes_moved = change_holders(self.resident, self.transition, transition)
         if transition.before is None:
             self._load(resolved, transition.placement, source)
         assert plan.fsdp == (self._shards is not None), "a run is sharded from its start to its end"
@@ -178,20 +177,6 @@ class ElasticRuntime:
         self.resident.cuts.enter(view)
         mesh = self.resident.cuts.mesh
         self._mesh = None if mesh is None else MeshLayers(self.resident.stack, mesh)
-
-    def _move(self, transition: Transition) -> int:
-        """Gives each layer the form that it has in the next plan, and moves what moves; returns the bytes."""
-        cuts, last = self.resident.cuts, self.transition
-        if last is None:
-            cuts.cut_first(transition.meshes)
-            return 0
-        for layer, (old, new) in enumerate(zip(last.meshes, transition.meshes, strict=True)):
-            if old == new:
-                cuts.take_form(layer, new)  # another one only where this rank was idle, and has nothing of it
-        bytes_moved = send_layers(self.resident, tuple(move for move in transition.moves if not move.pieces))
-        bytes_moved += send_pieces(self.resident, last, transition)
-        cuts.held_as = transition.meshes
-        return bytes_moved
 
     def _load(self, resolved: ResolvedTopology, placement: Placement, source: LayerSource | None) -> None:
         """Gives the layers of the first plan their weights and, from a checkpoint, their optimizer state."""
@@ -251,7 +236,8 @@ class ElasticRuntime:
         if topology.stages is None:
             self.resident.restore_optimizer_state(None, plan.first_active_layer)
             return
-        stages = {index: self._stage(plan, index) for index in topology.stages}
+        kind = self.resident, self._context, self._compiler, self._shards, self._mesh
+        stages = {index: make_stage(plan, index, *kind) for index in topology.stages}
         copied = None if self._mesh is None else self._mesh.copied_gradients(stages.values())
         active = (layer for stage in stages.values() for layer in stage.active_parameters)
         self.optimizer = self._build_optimizer(active, copied)
@@ -264,32 +250,6 @@ class ElasticRuntime:
         self.measured = {layer: stack.own_parameters(layer) for layer in self.engine.active_parameters}
         if copied is not None:
             self.measured = copied.counted(self.measured)
-
-    def _stage(self, plan: Plan, index: int) -> Stage:
-        stack, first_active = self.resident.stack, plan.first_active_layer
-        layers: dict[int, nn.Module] = {layer: stack[layer] for layer in plan.stage_layers(index)}
-        active = {layer: stack.trainable(layer, first_active) for layer in layers if layer >= first_active}
-        randomness = make_randomness(self._context.randomness, self.device)
-        if self._shards is not None:
-            return ShardedStage(layers, active, self.precision, plan.recompute, randomness, shards=self._shards)
-        if self._mesh is not None:
-            reads_features = index == 0 and plan.first_layer > 0
-            return self._mesh.stage(layers, active, self.precision, plan.recompute, reads_features)
-        if plan.chunk_bytes:
-            return self._chunked_stage(plan, layers, active)
-        return Stage(layers, active, self.precision, plan.recompute, randomness, self._compiler)
-
-    def _chunked_stage(self, plan: Plan, layers: dict[int, nn.Module], active: ParametersByLayer) -> Stage:
-        if self.device.type != "cpu" and plan.num_devices > 1:
-            raise UserError(
-                f"parallel.device_chunk_gib has the gradients of each rank in host memory, and the {plan.num_devices} "
-                "GPUs of this plan sum theirs on the device; take parallel=single, or parallel=sharded for several"
-            )
-        folder = self._context.offload_folder
-        own = {index: self.resident.stack[index] for index in layers}
-        chunks = Chunks(own, active, plan.chunk_bytes, self.device, folder)
-        randomness = make_randomness(self._context.randomness, self.device)
-        return ChunkedStage(layers, active, self.precision, randomness, chunks)
 
     def _build_optimizer(self, layers: Iterable[int], copied: CopiedGradients | None) -> Optimizer | None:
         """Builds the optimizer over layers; a weight that layers share has the rate of the lowest."""

@@ -22,7 +22,7 @@ from pipetransformer.autodp.transition import Move, Transition
 from pipetransformer.mesh import Box, area, intersection, within
 from pipetransformer.models.tp_plan import WHOLE_PART, Part
 from pipetransformer.runtime.resident import REFERENCE, OptimizerState, ResidentLayers, as_bytes
-from pipetransformer.runtime.transfer import gather_manifests
+from pipetransformer.runtime.transfer import gather_manifests, send_layers
 
 Key = tuple[str, str]
 """A parameter or buffer by its own name, and the key of optimizer state or nothing."""
@@ -47,6 +47,29 @@ class Entry(NamedTuple):
     def num_bytes(self, box: Box) -> int:
         """Returns the bytes of a box of it."""
         return int(self.shape.numel() * area(box)) * self.dtype.itemsize
+
+
+def change_holders(resident: ResidentLayers, last: Transition | None, transition: Transition) -> int:
+    """Gives each layer the form that it has in the next plan, and moves what moves. Every rank of the world calls it.
+
+    Args:
+        resident: The layers of this rank, which has entered the next plan.
+        last: The transition to the plan before; ``None`` before the first plan, to which nothing moves.
+
+    Returns:
+        Bytes sent by all ranks together.
+    """
+    cuts = resident.cuts
+    if last is None:
+        cuts.cut_first(transition.meshes)
+        return 0
+    for layer, (old, new) in enumerate(zip(last.meshes, transition.meshes, strict=True)):
+        if old == new:
+            cuts.take_form(layer, new)  # another one only where this rank was idle, and has nothing of it
+    num_bytes = send_layers(resident, tuple(move for move in transition.moves if not move.pieces))
+    num_bytes += send_pieces(resident, last, transition)
+    cuts.held_as = transition.meshes
+    return num_bytes
 
 
 def send_pieces(resident: ResidentLayers, last: Transition, transition: Transition) -> int:

@@ -24,7 +24,7 @@ PLACES = {
     "a fill": Fault("pipetransformer.autocache.cache.AutoCache._compute_and_store", call=1, what="signal"),
     "an evaluation": Fault("pipetransformer.runtime.elastic.ElasticRuntime.evaluate", call=5, what="signal"),
     "the last evaluation": Fault("pipetransformer.runtime.elastic.ElasticRuntime.evaluate", call=14, what="Ctrl-C"),
-    "a transition": Fault("pipetransformer.runtime.elastic.send_layers", call=2, what="signal"),
+    "a transition": Fault("pipetransformer.runtime.elastic.change_holders", call=2, what="signal"),
 }
 STEPS = {
     "a step": 4,
