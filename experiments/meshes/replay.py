@@ -46,12 +46,12 @@ class Headline:
     """A ratio of a paper: of samples per second at one batch.
 
     Attributes:
-        published: The paper's ratio.
+        published: The paper's ratio; ``None``: no paper has it.
         mesh, over: Keys of :data:`MESHES`.
     """
 
     system: str
-    published: float
+    published: float | None
     mesh: str
     over: str
 
@@ -61,7 +61,7 @@ HEADLINES = (
     Headline("Tesseract over Optimus", 1.45, "2.5d, 4 x 4 x 4", "2d, 8 x 8"),
     Headline("Colossal-AI's 3d over 1d", 2.32, "3d, 4 x 4 x 4", "1d, tp 64"),
     Headline("Colossal-AI's 3d over 2d", 1.57, "3d, 4 x 4 x 4", "2d, 8 x 8"),
-    Headline("rows x Megatron over Megatron", float("nan"), "1d, tp 4 x dp_shard 16", "1d, tp 64"),
+    Headline("rows x Megatron over Megatron", None, "1d, tp 4 x dp_shard 16", "1d, tp 64"),
 )
 BATCHES = (64, 384)
 
@@ -80,10 +80,10 @@ def seconds(mesh: str, batch_size: int) -> float:
     return planner.predict(plan)
 
 
-def device_gib(mesh: str, batch_size: int) -> float:
-    """Returns the memory of a device."""
-    config, planner, plan = planned((*GRID, *MESHES[mesh], f"batch_size={batch_size}"))
-    return max(device_memory_bytes(planner.profile, plan, config.batch_size)) / 2**30
+def device_bytes(options: Options, batch_size: int) -> int:
+    """Returns the memory of a device in a step of a batch."""
+    _, planner, plan = planned((*options, f"batch_size={batch_size}"))
+    return max(device_memory_bytes(planner.profile, plan, batch_size))
 
 
 def ratio(headline: Headline, batch_size: int) -> float:
@@ -91,25 +91,18 @@ def ratio(headline: Headline, batch_size: int) -> float:
     return seconds(headline.over, batch_size) / seconds(headline.mesh, batch_size)
 
 
-def largest(options: Options, num_tokens: int, batch_size: int | None = None) -> int:
-    """Returns the largest batch that fits, or given a batch the most tokens, in multiples of 64."""
-    config, planner, plan = planned((*RING, *options, f"shape.num_tokens={num_tokens}", "batch_size=64"))
+def largest_batch(options: Options) -> int:
+    """Returns the largest batch of 512 tokens that fits a device of the ring's cluster."""
+    config, planner, plan = planned((*RING, *options, "shape.num_tokens=512", "batch_size=64"))
     budget = config.cluster.memory_gib * 2**30
-    if batch_size is None:
-        return _last(lambda size: max(device_memory_bytes(planner.profile, plan, size)) <= budget)
+    return _last(lambda size: max(device_memory_bytes(planner.profile, plan, size)) <= budget)
 
-    def fits(tokens: int) -> bool:
-        long = (
-            *RING,
-            *options,
-            f"shape.num_tokens={tokens * 64}",
-            f"batch_size={batch_size}",
-            "cluster.memory_gib=1e6",
-        )
-        _, other, same = planned(long)
-        return max(device_memory_bytes(other.profile, same, batch_size)) <= budget
 
-    return 64 * _last(fits)
+def longest_samples(options: Options) -> int:
+    """Returns the most tokens of a sample, in multiples of 64, with which a batch of 64 fits."""
+    budget = planned((*RING, *options, "shape.num_tokens=512", "batch_size=64"))[0].cluster.memory_gib * 2**30
+    free = (*RING, *options, "cluster.memory_gib=1e6")  # or nothing could be planned that does not fit
+    return 64 * _last(lambda number: device_bytes((*free, f"shape.num_tokens={64 * number}"), 64) <= budget)
 
 
 def _last(fits: Callable[[int], bool]) -> int:
@@ -128,8 +121,8 @@ def _last(fits: Callable[[int], bool]) -> int:
 def ring_rows() -> list[tuple[str, ...]]:
     """Returns batch and length on 64 devices around a ring, over those of tensor parallelism, which 12 heads limit."""
     tensor, ring = ("parallel.tp=12",), ("parallel.cp=64",)
-    batches = largest(ring, 512), largest(tensor, 512)
-    lengths = largest(ring, 512, 64), largest(tensor, 512, 64)
+    batches = largest_batch(ring), largest_batch(tensor)
+    lengths = longest_samples(ring), longest_samples(tensor)
     return [
         ("ring over Megatron: largest batch of 512 tokens", "13.70", f"{batches[0] / batches[1]:.2f}", f"{batches}"),
         (
@@ -157,7 +150,7 @@ def tables() -> str:
     grids = [
         (
             each.system,
-            "-" if each.published != each.published else f"{each.published:.2f}",
+            "-" if each.published is None else f"{each.published:.2f}",
             *(f"{ratio(each, batch):.2f}" for batch in BATCHES),
         )
         for each in HEADLINES
@@ -166,7 +159,7 @@ def tables() -> str:
         (
             mesh,
             *(f"{seconds(mesh, batch):.1f} s" for batch in BATCHES),
-            *(f"{device_gib(mesh, b):.0f}" for b in BATCHES),
+            *(f"{device_bytes((*GRID, *MESHES[mesh]), batch) / 2**30:.0f}" for batch in BATCHES),
         )
         for mesh in MESHES
     ]

@@ -6,12 +6,10 @@ The arms of a workload run in turns, as often as there are seeds.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from experiments.arms import Arm, Outcome, run_arms
 from experiments.record import markdown, publish
@@ -91,8 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for number, (name, options) in enumerate(workloads.items()):
         folder = given.folder.absolute() / str(number)
         steps += [Step.of(name, outcome) for outcome in run_arms(ARMS, given.seeds, folder, (*COMMON, *options))]
-    kept: list[dict[str, Any]] = [json.loads(json.dumps(vars(step))) for step in steps]
-    publish(markdown(HEADER, rows(steps)), kept, given.into)
+    publish(markdown(HEADER, rows(steps)), [asdict(step) for step in steps], given.into)
 
 
 if __name__ == "__main__":

@@ -47,6 +47,10 @@ class Layer(nn.Module):
         """Returns the parameters by their original names."""
         return {self.prefix + name: parameter for name, parameter in self.module.named_parameters()}
 
+    def original_name(self, own: str) -> str:
+        """Returns the original name of a tensor that ``named_parameters`` or ``named_buffers`` of the layer name."""
+        return self.prefix + own.removeprefix("module.")
+
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yields parameters and buffers, non-persistent ones included, under their original names."""
         yield from self.by_name().items()

@@ -1,4 +1,4 @@
-"""Measures once, before the first plan, the time of messages, of all-reduces and of a pipeline's bookkeeping.
+"""Measures once, before the first plan, the time of messages, all-reduces, copies and of a pipeline's bookkeeping.
 
 Messages and all-reduces are measured within a node and between nodes. They are lines of their own: in gloo an
 all-reduce adds up on the cores that also send, at about a third of a message's bandwidth and ten times its latency, and
@@ -15,10 +15,12 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
+from pipetransformer.host_copies import empty_for
 from pipetransformer.profiling.timing import typical_seconds
 from pipetransformer.runtime.groups import broadcast_from_rank0
 
 NUM_REPEATS = 9
+NUM_COPIED_BYTES = 1 << 24
 NUM_BYTES = 1 << 22  # large enough for the bandwidth to count, small enough for a slow network
 FREE = (0.0, float("inf"))
 FEW_MICROBATCHES, MANY_MICROBATCHES, NUM_STEPS = 2, 10, 5
@@ -142,3 +144,16 @@ def _step_seconds(num_microbatches: int, device: torch.device, group: ProcessGro
 
 def _loss(output: Tensor, _: Tensor) -> Tensor:
     return output.sum()
+
+
+def measure_host_copies(device: torch.device) -> float:
+    """Returns the seconds per byte of a copy from host memory to a device, those of the slowest rank. All call it.
+
+    Where the device is the CPU, a copy goes to another buffer in memory.
+    """
+    source = empty_for(device, NUM_COPIED_BYTES, torch.uint8).zero_()
+    target = torch.empty_like(source, device=device)
+    copy_s = typical_seconds(lambda: target.copy_(source), device, num_repeats=5)
+    slowest = torch.tensor(copy_s, dtype=torch.float64, device=device)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return slowest.item() / NUM_COPIED_BYTES

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from torch.autograd import Function
 
 from pipetransformer.autopipe.offload import Chunk, HostTraffic, Residency, leaving
 from pipetransformer.errors import UserError
+from pipetransformer.host_copies import empty_for
 from pipetransformer.models.layer import Layer
 from pipetransformer.runtime.precision import Precision
 from pipetransformer.runtime.rng import MakeRandomness
@@ -73,17 +74,16 @@ class Chunks:
     @contextmanager
     def on_device(self, layer: int, with_gradient: bool = False) -> Iterator[None]:
         """Keeps a layer's weights on the device inside, and the gradients of its parameters that train if wanted."""
-        kinds = ("weights", "gradient") if with_gradient else ("weights",)
         if layer in self._in_use:
             yield
             return
+        wanted = [Chunk(layer, "weights"), *([Chunk(layer, "gradient")] if with_gradient else [])]
         used = list[Chunk]()
         self._in_use.add(layer)
         try:
-            for chunk in (Chunk(layer, kind) for kind in kinds):
-                if chunk in self._homes:
-                    self._fetch(chunk)
-                    used.append(chunk)
+            for chunk in filter(self._homes.__contains__, wanted):
+                self._fetch(chunk)
+                used.append(chunk)
             yield
         finally:
             self._in_use.remove(layer)
@@ -124,18 +124,12 @@ class Chunks:
 
     def end_step(self) -> None:
         """Brings the gradients to the host, where they are those of the parameters, and lets go of active weights."""
-        traffic = self._residency.traffic
+        self.traffic = self._residency.traffic
         for evicted, is_written in self._residency.end_step(leaving(self._homes, self._active)):
             self._leave(evicted, is_written)
-        self.traffic = HostTraffic(traffic.fetched, traffic.written, traffic.peak)
         for chunk in self._written:
             self._point(chunk, self._homes[chunk])
         self._written.clear()
-
-    @property
-    def device_bytes(self) -> int:
-        """Bytes of chunks on the device now."""
-        return sum(buffer.nbytes for buffer in self._on_device.values())
 
 
 def _home(chunk: Chunk, parameters: Sequence[nn.Parameter], device: torch.device, folder: Path | None) -> Tensor:
@@ -148,7 +142,7 @@ def _home(chunk: Chunk, parameters: Sequence[nn.Parameter], device: torch.device
         )
     (dtype,), size = types, sum(parameter.numel() for parameter in parameters)
     if folder is None:
-        return torch.empty(size, dtype=dtype, pin_memory=device.type == "cuda")
+        return empty_for(device, size, dtype)
     folder.mkdir(parents=True, exist_ok=True)
     handle, path = tempfile.mkstemp(prefix=f"{chunk.kind}-{chunk.layer}-", dir=folder)
     try:
@@ -159,10 +153,10 @@ def _home(chunk: Chunk, parameters: Sequence[nn.Parameter], device: torch.device
         os.unlink(path)  # the mapping keeps it until nothing refers to it
 
 
-def _fill(flat: Tensor, parameters: Iterable[nn.Parameter]) -> None:
-    with torch.no_grad():
-        for view, parameter in zip(_views(flat, [*parameters]), parameters, strict=True):
-            view.copy_(parameter)
+@torch.no_grad()
+def _fill(flat: Tensor, parameters: Sequence[nn.Parameter]) -> None:
+    for view, parameter in zip(_views(flat, parameters), parameters, strict=True):
+        view.copy_(parameter)
 
 
 def _views(flat: Tensor, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
@@ -210,9 +204,7 @@ class ChunkedStage(Stage):
     def _recomputed(self, index: int, x: Tensor, keys: Tensor, context: dict[str, Tensor]) -> Tensor:
         return _RunAgain.apply(x, self._anchor, partial(self._once, index, keys, context))
 
-    def _once(
-        self, index: int, keys: Tensor, context: dict[str, Tensor], x: Tensor, gradient: Tensor | None
-    ) -> Tensor:  # fmt: skip
+    def _once(self, index: int, keys: Tensor, context: dict[str, Tensor], x: Tensor, gradient: Tensor | None) -> Tensor:
         """Runs an active layer, and given the gradient of its output its backward pass, too."""
         if gradient is None:
             return self._run([index], x, keys, context)

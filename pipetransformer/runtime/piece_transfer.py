@@ -9,6 +9,7 @@ For each layer, one after the other, so that a rank has at most one layer twice:
 Optimizer state is cut as its parameters are; scalars such as step counts go along in the manifest.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -90,10 +91,11 @@ def send_pieces(resident: ResidentLayers, last: Transition, transition: Transiti
     rank, num_bytes = dist.get_rank(), 0
     owned = [layer for layer in changed if min(last.placement[layer]) == rank]
     manifests = gather_manifests({layer: tuple(_entries(resident, layer)) for layer in owned})
+    moves: defaultdict[int, list[Move]] = defaultdict(list)
+    for move in transition.moves:
+        moves[move.layer].append(move)
     for layer in changed:
-        moves = [move for move in transition.moves if move.layer == layer]
-        change = _Change(resident, layer, last, transition, manifests[layer])
-        num_bytes += change.carry_out(moves)
+        num_bytes += _Change(resident, layer, last, transition, manifests[layer]).carry_out(moves[layer])
     return num_bytes
 
 
@@ -101,7 +103,7 @@ def _entries(resident: ResidentLayers, layer: int) -> Iterator[Entry]:
     """Yields the tensors of a layer that this rank holds a part of."""
     parts, module = resident.cuts.parts(layer), resident.stack[layer]
     for name, key, tensor in resident.tensors(layer):
-        part, shape = parts.get(module.prefix + name.removeprefix("module."), (WHOLE_PART, tensor.shape))
+        part, shape = parts.get(module.original_name(name), (WHOLE_PART, tensor.shape))
         scalar = None if tensor.ndim else tensor.detach().cpu()
         yield Entry(name, key, shape if tensor.ndim else tensor.shape, tensor.dtype, part, scalar)
 
@@ -121,24 +123,24 @@ class _Change:
         rank, resident = dist.get_rank(), self.resident
         holds = rank in self.last.placement[self.layer]
         old = {(name, key): tensor.detach() for name, key, tensor in resident.tensors(self.layer)} if holds else {}
-        received = self._exchange(moves, old)
+        sizes = {move: num_bytes for move in moves if (num_bytes := self._num_bytes(move))}
+        received = self._exchange(sizes, old)
         resident.cuts.take_form(self.layer, self.transition.meshes[self.layer])
         resident.optimizer_state.pop(self.layer, None)
         if rank in self.transition.placement[self.layer]:
             self._put_together(old, received)
         else:
             resident.stack[self.layer].to("meta")
-        return sum(self._num_bytes(move) for move in moves)
+        return sum(sizes.values())
 
-    def _exchange(self, moves: list[Move], old: Mapping[Key, Tensor]) -> dict[Move, Tensor]:
+    def _exchange(self, sizes: Mapping[Move, int], old: Mapping[Key, Tensor]) -> dict[Move, Tensor]:
+        """Sends and receives messages of the given bytes; returns those that this rank gets."""
         rank, received, operations = dist.get_rank(), dict[Move, Tensor](), list[dist.P2POp]()
-        for move in moves:
-            if rank not in (move.source, move.target) or not self._num_bytes(move):
-                continue
+        for move, num_bytes in sizes.items():
             if rank == move.source:
                 operations.append(dist.P2POp(dist.isend, self._pack(move, old), move.target))
-            else:
-                received[move] = torch.empty(self._num_bytes(move), dtype=torch.uint8, device=self.resident.device)
+            elif rank == move.target:
+                received[move] = torch.empty(num_bytes, dtype=torch.uint8, device=self.resident.device)
                 operations.append(dist.P2POp(dist.irecv, received[move], move.source))
         for work in dist.batch_isend_irecv(operations) if operations else ():
             work.wait()

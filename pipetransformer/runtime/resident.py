@@ -48,9 +48,8 @@ class ResidentLayers:
         module = self.stack[layer]
         if not module.cuts:
             return whole
-        names = {own: module.prefix + own.removeprefix("module.") for own in whole}
         return {
-            own: {key: module.own_part(names[own], value).clone() for key, value in tensors.items()}
+            own: {key: module.own_part(module.original_name(own), value).clone() for key, value in tensors.items()}
             for own, tensors in whole.items()
         }
 

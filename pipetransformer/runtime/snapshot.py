@@ -152,7 +152,7 @@ def _as_sharded(parameter: Tensor, value: Tensor) -> Tensor:
 
 def to_own_names(layer: Layer, state: OptimizerState) -> OptimizerState:
     """Renames optimizer state from names of the original model to those of a layer's own parameters."""
-    own = {layer.prefix + name.removeprefix("module."): name for name, _ in layer.named_parameters()}
+    own = {layer.original_name(name): name for name, _ in layer.named_parameters()}
     return {own[name]: tensors for name, tensors in state.items()}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import nn
 
 from pipetransformer.autopipe.plan import Plan
@@ -51,7 +50,7 @@ def make_stage(
 def _chunks(
     plan: Plan, layers: dict[int, nn.Module], active: ParametersByLayer, resident: ResidentLayers, context: RankContext
 ) -> Chunks:
-    if context.device != torch.device("cpu") and plan.num_devices > 1:
+    if context.device.type != "cpu" and plan.num_devices > 1:
         raise UserError(
             f"parallel.device_chunk_gib has the gradients of each rank in host memory, and the {plan.num_devices} GPUs "
             "of this plan sum theirs on the device; take parallel=single, or parallel=sharded for several"

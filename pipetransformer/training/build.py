@@ -29,11 +29,15 @@ from pipetransformer.mesh import SINGLE, StageMesh
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.base import OptimizerSpec
 from pipetransformer.planning.planner import Planner
-from pipetransformer.profiling.host_link import measure_host_copies
 from pipetransformer.profiling.kept import Measurement, kept_or_measured, profile_key
 from pipetransformer.profiling.layers import profile
 from pipetransformer.profiling.meshes import profile_mesh
-from pipetransformer.profiling.network import measure_all_reduces, measure_messages, measure_schedule_overhead
+from pipetransformer.profiling.network import (
+    measure_all_reduces,
+    measure_host_copies,
+    measure_messages,
+    measure_schedule_overhead,
+)
 from pipetransformer.profiling.overhead import measure_reading, measure_step_overhead
 from pipetransformer.report.reporter import Reporter
 from pipetransformer.runtime.batch import Batch

@@ -2,13 +2,13 @@
 
 import pytest
 
-from experiments.meshes.replay import HEADLINES, chunk_row, ratio
+from experiments.meshes.replay import HEADLINES, Headline, chunk_row, ratio
 from experiments.meshes.steps import HEADER, Step, rows
 
 
 @pytest.mark.parametrize("headline", HEADLINES, ids=lambda headline: headline.system)
-def test_the_order_of_the_systems_comes_out(headline: object) -> None:
-    assert ratio(headline, 64) > 1  # type: ignore[arg-type]
+def test_the_order_of_the_systems_comes_out(headline: Headline) -> None:
+    assert ratio(headline, 64) > 1
 
 
 def test_rows_of_tensor_parallelism_are_the_better_baseline() -> None:

@@ -53,7 +53,7 @@ def train_chunked(case: Case, plans: Plans, folder: str, evaluates: bool = False
         stage = runtime.engine.stages[min(runtime.engine.stages)] if runtime.engine else None
         if isinstance(stage, ChunkedStage):
             found.traffic.append(stage.chunks.traffic)
-            found.held.append(stage.chunks.device_bytes)
+            found.held.append(sum(buffer.nbytes for buffer in stage.chunks._on_device.values()))
             found.home_bytes.append(_home_bytes(stage.chunks) + _state_bytes(runtime.optimizer))
         if evaluates:
             runtime.evaluate(loader, ids_of(case, step))

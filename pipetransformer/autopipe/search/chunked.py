@@ -46,9 +46,7 @@ def _whole_plan(
         return None
 
 
-def _check_budget(
-    profile: Profile, cluster: Cluster, chunk_bytes: int, num_frozen: int, cache_level: int
-) -> None:  # fmt: skip
+def _check_budget(profile: Profile, cluster: Cluster, chunk_bytes: int, num_frozen: int, cache_level: int) -> None:
     running = range(layer_above(cache_level), len(profile.layers))
     least = smallest_budget(chunk_sizes(profile, running, layer_above(num_frozen)))
     if chunk_bytes < least:
