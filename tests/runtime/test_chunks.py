@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from support.cases import NUM_BLOCKS, Case, tensors_equal
-from support.chunking import chunked, sizes_of, train_chunked
+from support.chunking import CHUNK_MUTATIONS, chunked, losses_of_broken_chunks, sizes_of, train_chunked
 from support.exactness import assert_as_near_as_one_process, assert_equal
 from support.mesh_plans import plan_on
 from support.pool import Pool
@@ -41,6 +41,17 @@ def test_any_budget_trains_bit_for_bit_as_all_on_the_device(
         assert {(each.fetched, each.written) for each in own.traffic[2:]} == {(later.fetched, later.written)}
         assert max(each.peak for each in own.traffic) <= budget
         assert set(own.held) == {0}, "active weights change on the host, and gradients are needed there"
+
+
+@pytest.mark.parametrize("mutation", CHUNK_MUTATIONS)
+def test_broken_chunks_are_noticed(mutation: str, pool: Pool, bert_config: Path, tmp_path: Path) -> None:
+    case = Case("vit", bert_config, 0.2, num_steps=4)
+    least, *_, whole = budgets(case)
+    budget = least if mutation.startswith("a gradient") else whole
+    plans = {0: chunked(plan_on(SINGLE, microbatches=2), budget)}
+    (losses,) = pool.run(1, losses_of_broken_chunks, case, plans, mutation, str(tmp_path))
+    reference = train_reference(case, {}).losses
+    assert max(abs(one - other) for one, other in zip(losses, reference, strict=True)) > 1e-7
 
 
 def test_frozen_layers_have_no_gradient_and_no_moments_and_cached_ones_are_not_fetched(

@@ -10,7 +10,13 @@ import pytest
 import torch
 from support.cases import Case
 from support.exactness import assert_as_near_as_one_process, assert_equal
-from support.mesh_moves import bytes_lacking, bytes_of_transitions, held_open
+from support.mesh_moves import (
+    CHANGE_MUTATIONS,
+    bytes_lacking,
+    bytes_of_transitions,
+    held_open,
+    losses_when_mutated,
+)
 from support.mesh_plans import plan_on as plan
 from support.mesh_training import evaluate_alone, evaluate_on_mesh
 from support.pool import Pool
@@ -97,6 +103,15 @@ def test_freezing_may_change_the_mesh(
     case = Case(kind, bert_config, 0.2, num_steps=len(plans) + 1, parks=plans[0].num_frozen > plans[-1].num_frozen)
     trace = pool.run(_world(plans), train_elastic, case, dict(enumerate(plans)), str(tmp_path))[0]
     assert_equal(trace, train_reference(case, {step: one.num_frozen for step, one in enumerate(plans)}))
+
+
+@pytest.mark.parametrize("mutation", CHANGE_MUTATIONS)
+def test_a_broken_change_of_the_mesh_is_noticed(mutation: str, pool: Pool, bert_config: Path, tmp_path: Path) -> None:
+    case, plans = Case("vit", bert_config, 0.2, num_steps=4), {0: plan(TP), 2: plan(ROWS)}
+    losses = pool.run(2, losses_when_mutated, case, plans, mutation, str(tmp_path))[0]
+    reference = train_reference(case, {}).losses
+    assert losses[:2] == pytest.approx(reference[:2], rel=0, abs=1e-10)
+    assert max(abs(one - other) for one, other in zip(losses, reference, strict=True)) > 1e-7
 
 
 def test_what_moves_to_another_mesh_is_what_each_rank_lacks(pool: Pool, bert_config: Path, tmp_path: Path) -> None:

@@ -1,13 +1,16 @@
 """Trainings whose layers come from the host in chunks, and what of them is on the device."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from unittest import mock
 
 import torch
 from torch import Tensor
 
-from pipetransformer.autopipe.offload import Chunk, HostTraffic
+from pipetransformer.autopipe.offload import Chunk, HostTraffic, leaving
 from pipetransformer.autopipe.plan import Plan
+from pipetransformer.runtime import chunks
 from pipetransformer.runtime.chunks import ChunkedStage, Chunks
 from support.cases import Case
 from support.trainings import Plans, Trace, build, go, ids_of, rate
@@ -66,8 +69,8 @@ def train_chunked(case: Case, plans: Plans, folder: str, evaluates: bool = False
     return found
 
 
-def _home_bytes(chunks: Chunks) -> int:
-    return sum(home.nbytes for home in chunks._homes.values())
+def _home_bytes(own: Chunks) -> int:
+    return sum(home.nbytes for home in own._homes.values())
 
 
 def _state_bytes(optimizer: torch.optim.Optimizer | None) -> int:
@@ -78,3 +81,29 @@ def _state_bytes(optimizer: torch.optim.Optimizer | None) -> int:
 def chunked(plan: Plan, budget: int) -> Plan:
     """The same plan with chunks."""
     return replace(plan, recompute=True, chunk_bytes=budget)
+
+
+_fetch = Chunks._fetch
+
+
+def _begins_anew(self: Chunks, chunk: Chunk) -> None:
+    """Forgets the part of a gradient that has left the device."""
+    written, self._written = self._written, set()
+    _fetch(self, chunk)
+    self._written |= written
+
+
+def _gradients_alone(chunks: Iterable[Chunk], first_active: int) -> list[Chunk]:
+    return [chunk for chunk in leaving(chunks, first_active) if chunk.kind == "gradient"]
+
+
+CHUNK_MUTATIONS: dict[str, tuple[object, str, object]] = {
+    "a gradient that comes back begins at zero": (Chunks, "_fetch", _begins_anew),
+    "weights stay on the device while the host changes them": (chunks, "leaving", _gradients_alone),
+}
+
+
+def losses_of_broken_chunks(case: Case, plans: Plans, name: str, folder: str) -> list[float]:
+    """The same with chunks that are broken."""
+    with mock.patch.object(*CHUNK_MUTATIONS[name]):
+        return train_chunked(case, plans, folder).trace.losses

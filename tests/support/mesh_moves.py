@@ -2,17 +2,25 @@
 
 import os
 import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from pipetransformer.autodp.topology import Topology
+from pipetransformer.autodp.transition import Move
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.mesh import Box, Style, area, intersection
 from pipetransformer.models.split import parts_of
+from pipetransformer.runtime import piece_transfer
 from pipetransformer.runtime.elastic import ElasticRuntime
+from pipetransformer.runtime.piece_transfer import Entry, Key, _Change
+from pipetransformer.runtime.resident import ResidentLayers
 from support.cases import Case
-from support.trainings import build, go, ids_of, rate
+from support.trainings import Plans, build, go, ids_of, rate, train_elastic
 
 
 def bytes_of_transitions(case: Case, plans: tuple[Plan, ...], folder: str) -> list[int]:
@@ -99,3 +107,29 @@ def _copies_are_equal(runtime: ElasticRuntime) -> bool:
         for part in gathered
         if key in part and len(tensors) == len(part[key])
     )
+
+
+_put_together, _entries = _Change._put_together, piece_transfer._entries
+
+
+def _without_moments(self: _Change, old: Mapping[Key, Tensor], received: Mapping[Move, Tensor]) -> None:
+    _put_together(self, old, received)
+    self.resident.optimizer_state.pop(self.layer, None)
+
+
+def _unpacked(resident: ResidentLayers, layer: int) -> Iterator[Entry]:
+    """Takes queries, keys and values for one matrix."""
+    for entry in _entries(resident, layer):
+        yield entry._replace(part=replace(entry.part, groups=1))
+
+
+CHANGE_MUTATIONS: dict[str, tuple[object, str, object]] = {
+    "moments are left behind": (_Change, "_put_together", _without_moments),
+    "packed matrices move as one": (piece_transfer, "_entries", _unpacked),
+}
+
+
+def losses_when_mutated(case: Case, plans: Plans, name: str, folder: str) -> list[float]:
+    """Every rank calls it."""
+    with mock.patch.object(*CHANGE_MUTATIONS[name]):
+        return train_elastic(case, plans, folder).losses
