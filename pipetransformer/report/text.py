@@ -372,7 +372,8 @@ def _report_wait(values: Values) -> str:
     report_s, train_s = values.get("report_seconds"), values.get("train_seconds")
     if not report_s or not train_s or report_s < max(LEAST_REPORT_S, LONG_REPORT * train_s):
         return ""
-    return f"the training waited for it for {report_s / train_s:.1%} of its time; logger=none, or a quieter console"
+    share = f"{report_s / train_s:.1%}"
+    return f"the training waited for it for {share} of its time; logger=none writes the run folder alone"
 
 
 def _results(values: Values) -> list[Row]:
