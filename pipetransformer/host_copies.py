@@ -91,6 +91,36 @@ class Upload:
             self._event.synchronize()
 
 
+class Fetch:
+    """A copy from host memory into a tensor of the device, beside what the device computes from here on.
+
+    Unlike :class:`Upload` it fills memory of the current stream, which is taken again as soon as it is let go: where
+    memory is short, none of it waits for another stream.
+
+    Args:
+        source: In host memory, pinned where the device is a GPU. It stays as it is until the copy has ended.
+        target: Filled.
+    """
+
+    def __init__(self, source: Tensor, target: Tensor) -> None:
+        self._target, self._event = target, None
+        if not target.is_cuda:
+            target.copy_(source)
+            return
+        copies = copy_stream(target.device, "up")
+        copies.wait_stream(torch.cuda.current_stream(target.device))  # whose kernels may still read that memory
+        with torch.cuda.stream(copies):
+            target.copy_(source, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def take(self) -> Tensor:
+        """Returns the target. Work that the device is given from here on waits for the copy; the host does not."""
+        if self._event is not None:
+            torch.cuda.current_stream(self._target.device).wait_event(self._event)
+        return self._target
+
+
 class Download:
     """The numbers of a tensor on their way to the host.
 

@@ -3,10 +3,16 @@
 from pathlib import Path
 
 import pytest
+import timm
+import torch
 from safetensors.torch import load_file
 from support.cases import tensors_equal
 from support.jobs import TINY, Job, loaded, run_job
 from support.pool import Pool
+from support.texts import text_run, write_encoder
+from torch import Tensor
+from torch.testing import assert_close
+from transformers import AutoModelForSequenceClassification
 
 from pipetransformer.config.validate import warnings
 from pipetransformer.errors import UserError
@@ -41,6 +47,35 @@ def test_a_preset_trains_and_saves_as_a_single_device_does(
     assert job.summary["metrics"] == single.summary["metrics"]
     saved, expected = (load_file(run.folder / "model" / "model.safetensors") for run in (job, single))
     tensors_equal(saved, expected)
+    pictures = torch.rand(3, 1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert_close(answers_of_timm(job, pictures), answers_of_timm(single, pictures), rtol=0, atol=1e-10)
+
+
+def answers_of_timm(run: Job, pictures: Tensor) -> Tensor:
+    """Loads the model that a run has saved as its library does, and asks it."""
+    model = timm.create_model(f"local-dir:{run.folder / 'model'}", pretrained=True).double().eval()
+    with torch.no_grad():
+        return model(pictures)
+
+
+@pytest.mark.parametrize(
+    "mesh", [("parallel.tp=2",), ("parallel.cp=2",), ("parallel.tp=2", "parallel.tp_algorithm=2d")]
+)
+def test_transformers_loads_what_a_mesh_has_trained(mesh: tuple[str, ...], pool: Pool, tmp_path: Path) -> None:
+    rows = "\n".join(["sentence\tlabel", *(f"{'bird ' * (2 + row % 7)}\t{row % 2}" for row in range(8))])
+    for name in ("train.tsv", "dev.tsv"):
+        (tmp_path / name).write_text(rows + "\n")
+    options = (*text_run(write_encoder(tmp_path / "encoder"), "sst2", tmp_path), "precision=float64", "epochs=1")
+    tokens = torch.tensor([[1, 2, 3, 4, 5]])
+    answers = []
+    for name, arrangement in {"mesh": mesh, "single": ("parallel=single",)}.items():
+        num_ranks = loaded(*arrangement).parallel.cpu_processes if name == "mesh" else 1
+        job = run_job(pool, num_ranks, tmp_path / name, *options, *arrangement, made_up_times=True)
+        assert job.error == ""
+        model = AutoModelForSequenceClassification.from_pretrained(job.folder / "model", dtype=torch.float64).eval()
+        with torch.no_grad():
+            answers.append(model(tokens).logits)
+    assert_close(answers[0], answers[1], rtol=0, atol=1e-10)
 
 
 def test_a_mesh_goes_with_stages_and_a_static_arrangement(pool: Pool, tmp_path: Path, single: Job) -> None:

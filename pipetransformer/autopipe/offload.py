@@ -52,11 +52,13 @@ class HostTraffic:
         fetched: To the device.
         written: To the host.
         peak: The most bytes of chunks that were on the device at a time.
+        ahead: Those of the fetched bytes that began to come before their use.
     """
 
     fetched: int = 0
     written: int = 0
     peak: int = 0
+    ahead: int = 0
 
 
 class Residency(Generic[Key]):
@@ -77,16 +79,18 @@ class Residency(Generic[Key]):
         self._changed: set[Key] = set()
         self._last_use: dict[Key, int] = {}
         self._trace: list[Key] = []
-        self._uses = None if order is None else _positions(order)
-        self._length = 0 if order is None else len(order)
+        self._expect(order)
         self._used, self._kind = 0, ""
-        self._orders: dict[str, tuple[dict[Key, list[int]] | None, int]] = {}
+        self._orders: dict[str, Sequence[Key] | None] = {}
 
     def expect(self, kind: str) -> None:
         """Expects the order of uses of the last step of a kind; without one the least recently used chunk leaves."""
-        self._orders[self._kind] = self._uses, self._length
+        self._orders[self._kind] = self._order
         self._kind = kind
-        self._uses, self._length = self._orders.get(kind, (None, 0))
+        self._expect(self._orders.get(kind))
+
+    def _expect(self, order: Sequence[Key] | None) -> None:
+        self._order, self._uses = order, None if order is None else _positions(order)
 
     def __contains__(self, chunk: Key) -> bool:
         return chunk in self._pins
@@ -106,10 +110,7 @@ class Residency(Generic[Key]):
             self._pins[chunk] += 1
             return []
         evictions = list(self._make_room(self._sizes[chunk]))
-        self._pins[chunk] = 1
-        self._used += self._sizes[chunk]
-        self.traffic.peak = max(self.traffic.peak, self._used)
-        self.traffic.fetched += 0 if is_fresh else self._sizes[chunk]
+        self._put(chunk, pins=1, is_fresh=is_fresh)
         return evictions
 
     def end(self, chunk: Key, changed: bool = False) -> None:
@@ -133,7 +134,44 @@ class Residency(Generic[Key]):
         if not uses:
             return inf
         index = bisect_left(uses, now)
-        return uses[index] if index < len(uses) else uses[0] + self._length
+        assert self._order is not None
+        return uses[index] if index < len(uses) else uses[0] + len(self._order)
+
+    @property
+    def next(self) -> Key | None:
+        """The chunk of the next use of this step, where it is known and not on the device."""
+        if self._order is None or len(self._trace) >= len(self._order):
+            return None
+        chunk = self._order[len(self._trace)]
+        return None if chunk in self._pins else chunk
+
+    def prefetch(self, chunk: Key) -> list[Eviction[Key]] | None:
+        """Puts the :attr:`next` chunk on the device before its use, while that costs no byte more.
+
+        Returns:
+            What has to leave before it, in order: the same chunks that would leave at its use. ``None`` where one of
+            those is in use, so that the chunk cannot come before.
+        """
+        lacking, leaving = self._used + self._sizes[chunk] - self._budget, list[Key]()
+        for each in sorted(self._pins, key=self._next_use, reverse=True):
+            if lacking <= 0:
+                break
+            if self._pins[each]:
+                return None
+            leaving.append(each)
+            lacking -= self._sizes[each]
+        if lacking > 0:
+            return None
+        evictions = [self.evict(each) for each in leaving]
+        self._put(chunk, pins=0, is_fresh=False)
+        self.traffic.ahead += self._sizes[chunk]
+        return evictions
+
+    def _put(self, chunk: Key, pins: int, is_fresh: bool) -> None:
+        self._pins[chunk] = pins
+        self._used += self._sizes[chunk]
+        self.traffic.peak = max(self.traffic.peak, self._used)
+        self.traffic.fetched += 0 if is_fresh else self._sizes[chunk]
 
     def evict(self, chunk: Key) -> Eviction[Key]:
         """Takes a chunk from the device."""
@@ -151,7 +189,7 @@ class Residency(Generic[Key]):
             leaving: What does not stay, as far as it is on the device.
         """
         evictions = [self.evict(chunk) for chunk in leaving if chunk in self._pins]
-        self._uses, self._length = _positions(self._trace), len(self._trace)
+        self._expect(self._trace)
         self._trace, self._last_use = [], dict.fromkeys(self._last_use, -1)
         self.traffic = HostTraffic(peak=self._used)
         return evictions
@@ -162,6 +200,21 @@ def _positions(order: Sequence[Key]) -> dict[Key, list[int]]:
     for position, chunk in enumerate(order):
         positions[chunk].append(position)
     return dict(positions)
+
+
+def fetch_ahead(residency: Residency[Chunk]) -> Iterator[tuple[Chunk, list[Eviction[Chunk]]]]:
+    """Puts the weights that come next on the device, while those that are there compute, where that costs nothing.
+
+    Gradients come with their weights, most of them as zeros.
+
+    Yields:
+        What comes, and what leaves for it; nothing, or once.
+    """
+    chunk = residency.next
+    if chunk is not None and chunk.kind == "weights":
+        evictions = residency.prefetch(chunk)
+        if evictions is not None:
+            yield chunk, evictions
 
 
 def step_uses(layers: range, first_active: int, num_microbatches: int) -> Iterator[tuple[Chunk, ...]]:
@@ -195,6 +248,7 @@ def step_traffic(
                 is_fresh = chunk.kind == "gradient" and chunk not in written
                 evictions = residency.begin(chunk, is_fresh)
                 written |= {each.chunk for each in evictions if each.is_written}
+            written |= {each.chunk for _, evictions in fetch_ahead(residency) for each in evictions if each.is_written}
             for chunk in filter(sizes.__contains__, uses):
                 residency.end(chunk, changed=chunk.kind == "gradient")
         residency.end_step(leaving(sizes, first_active))

@@ -22,7 +22,7 @@ import yaml
 
 from pipetransformer.errors import UserError
 from pipetransformer.report.reporter import EVENTS, EventName, Sink, Values
-from pipetransformer.report.secrets import redact
+from pipetransformer.report.secrets import redact, redact_event
 
 CONFIG, ENVIRONMENT, EVENT_LOG, SUMMARY = "config.yaml", "env.json", "metrics.jsonl", "summary.json"
 OVERRIDES = "overrides.json"
@@ -49,7 +49,7 @@ class JsonLines(Sink):
 
     def write(self, event: EventName, values: Values) -> None:
         time = datetime.now(UTC).isoformat(timespec="milliseconds")
-        self._file.write(_dumps({"event": event, "time": time, **values}) + "\n")
+        self._file.write(_dumps({"event": event, "time": time} | redact_event(values)) + "\n")
         self._file.flush()
 
     def close(self) -> None:
@@ -59,7 +59,7 @@ class JsonLines(Sink):
 def write_json(path: Path, value: Any) -> None:
     """Writes ``value`` atomically: a reader sees the old file or the new one. NaN and infinities become null."""
     unfinished = path.with_name(path.name + ".tmp")
-    unfinished.write_text(_dumps(value, indent=2) + "\n", encoding="utf-8")
+    unfinished.write_text(_dumps(redact(value), indent=2) + "\n", encoding="utf-8")
     unfinished.replace(path)
 
 
@@ -272,7 +272,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _dumps(value: Any, indent: int | None = None) -> str:
-    return json.dumps(_finite(redact(value)), allow_nan=False, ensure_ascii=False, indent=indent)
+    return json.dumps(_finite(value), allow_nan=False, ensure_ascii=False, indent=indent)
 
 
 def _finite(value: Any) -> Any:

@@ -3,7 +3,7 @@
 import os
 import re
 from functools import lru_cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 HIDDEN = "***"
 MIN_LENGTH = 8  # characters of a value in the environment that is searched for
@@ -34,6 +34,13 @@ def redact(value: T) -> T:
         value: A text, a number, or containers of these.
     """
     return _redact(value, _known())
+
+
+def redact_event(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns :func:`redact` of values under names of our own, at no cost where all are numbers: once per step."""
+    if all(value is None or isinstance(value, int | float) for value in values.values()):
+        return values
+    return redact(values)
 
 
 def _redact(value: T, known: tuple[str, ...]) -> T:

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from pipetransformer.errors import UserError
 from pipetransformer.report.charts import charts, step_of
-from pipetransformer.report.reporter import EventName, LoggerSpec, Sink, Sinks, Values
+from pipetransformer.report.reporter import (
+    MAX_SHARE,
+    EventName,
+    LoggerSpec,
+    Sink,
+    Sinks,
+    Thinned,
+    Values,
+    check_share,
+)
 from pipetransformer.report.run_folder import TENSORBOARD
 from pipetransformer.report.text import flatten
 from pipetransformer.report.wandb import WandbLogger
@@ -29,9 +38,16 @@ def _check_installed() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorBoardLogger(LoggerSpec):
-    """One TensorBoard log per training run, in ``<run folder>/tensorboard``."""
+    """One TensorBoard log per training run, in ``<run folder>/tensorboard``.
+
+    Attributes:
+        max_share: As of :class:`~pipetransformer.report.wandb.WandbLogger`.
+    """
+
+    max_share: float | None = MAX_SHARE
 
     def __post_init__(self) -> None:
+        check_share(self.max_share)
         _check_installed()
 
     def open(
@@ -41,7 +57,7 @@ class TensorBoardLogger(LoggerSpec):
         group_default: str | None = None,
         resumed: dict[str, Any] | None = None,
     ) -> Sink:
-        return TensorBoardSink(run_dir / TENSORBOARD, config)
+        return Thinned(TensorBoardSink(run_dir / TENSORBOARD, config), self.max_share)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +76,7 @@ class WandbAndTensorBoard(WandbLogger):
         resumed: dict[str, Any] | None = None,
     ) -> Sink:
         wandb = super().open(run_dir, config, group_default, resumed)
-        return Sinks([wandb, TensorBoardLogger().open(run_dir, config, group_default, resumed)])
+        return Sinks([wandb, TensorBoardLogger(max_share=self.max_share).open(run_dir, config, group_default, resumed)])
 
 
 class TensorBoardSink(Sink):

@@ -373,7 +373,8 @@ def _report_wait(values: Values) -> str:
     if not report_s or not train_s or report_s < max(LEAST_REPORT_S, LONG_REPORT * train_s):
         return ""
     share = f"{report_s / train_s:.1%}"
-    return f"the training waited for it for {share} of its time; logger=none writes the run folder alone"
+    remedy = "logger=none writes the run folder alone, logger.max_share= bounds the service"
+    return f"the training waited for it for {share} of its time; {remedy}"
 
 
 def _results(values: Values) -> list[Row]:

@@ -18,7 +18,16 @@ from pipetransformer.report.decisions import (
     is_of_the_guard,
     transition_rows,
 )
-from pipetransformer.report.reporter import EventName, LoggerSpec, NullSink, Sink, Values
+from pipetransformer.report.reporter import (
+    MAX_SHARE,
+    EventName,
+    LoggerSpec,
+    NullSink,
+    Sink,
+    Thinned,
+    Values,
+    check_share,
+)
 from pipetransformer.report.run_folder import EVENT_LOG, makes_arm, read_events, read_overrides
 from pipetransformer.report.secrets import redact
 from pipetransformer.report.text import flatten
@@ -56,6 +65,8 @@ class WandbLogger(LoggerSpec):
         group: Runs shown together; ``None`` takes the sweep, if there is one.
         name: Name of the run; ``None`` takes the options of a sweep's job, and lets wandb find one for other runs.
         tags: Labels to filter by.
+        max_share: Largest part of a run's time that the service may take; where steps are too fast for it, it gets
+            fewer of them, and ``metrics.jsonl`` has all. ``None`` sends every step.
     """
 
     project: str = "pipetransformer"
@@ -64,10 +75,12 @@ class WandbLogger(LoggerSpec):
     group: str | None = None
     name: str | None = None
     tags: list[str] = field(default_factory=list)
+    max_share: float | None = MAX_SHARE
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise UserError(f"logger.mode={self.mode} is not one of {', '.join(MODES)}; logger=none turns it off")
+        check_share(self.max_share)
 
     def open(
         self,
@@ -103,7 +116,7 @@ class WandbLogger(LoggerSpec):
                 )
         except (wandb.Error, OSError) as error:
             raise self._refused(str(error)) from error
-        return WandbSink(run, run_dir / EVENT_LOG)
+        return Thinned(WandbSink(run, run_dir / EVENT_LOG), self.max_share)
 
     def _refused(self, why: str) -> UserError:
         remedy = "logger.mode=offline keeps the data in the run folder, logger=none does without wandb"

@@ -24,9 +24,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from pipetransformer.autopipe.offload import Chunk, HostTraffic, Residency, leaving
+from pipetransformer.autopipe.offload import Chunk, HostTraffic, Residency, fetch_ahead, leaving
 from pipetransformer.errors import UserError
-from pipetransformer.host_copies import empty_for
+from pipetransformer.host_copies import Fetch, empty_for
 from pipetransformer.models.layer import Layer
 from pipetransformer.runtime.precision import Precision
 from pipetransformer.runtime.rng import MakeRandomness
@@ -62,6 +62,7 @@ class Chunks:
                     module._buffers[name] = buffer.to(device)
         self._homes = {chunk: _home(chunk, own, device, folder) for chunk, own in self._owners.items()}
         self._on_device: dict[Chunk, Tensor] = {}
+        self._coming: dict[Chunk, Fetch] = {}
         self._active = min(active_parameters, default=max(layers, default=0) + 1)
         self._in_use: set[int] = set()
         self._written: set[Chunk] = set()  # gradients of this step whose home has numbers
@@ -84,6 +85,7 @@ class Chunks:
             for chunk in filter(self._homes.__contains__, wanted):
                 self._fetch(chunk)
                 used.append(chunk)
+            self._fetch_ahead()
             yield
         finally:
             self._in_use.remove(layer)
@@ -99,10 +101,25 @@ class Chunks:
         if not was_there:
             buffer = torch.empty_like(self._homes[chunk], device=self._device)
             self._on_device[chunk] = buffer.zero_() if is_fresh else buffer.copy_(self._homes[chunk], non_blocking=True)
-        self._point(chunk, self._on_device[chunk])
+        self._point(chunk, self._arrived(chunk))
+
+    def _fetch_ahead(self) -> None:
+        """Begins to fetch the weights that come next, while the device computes with those that are there."""
+        for chunk, evictions in fetch_ahead(self._residency):
+            for evicted, is_written in evictions:
+                self._leave(evicted, is_written)
+            self._on_device[chunk] = torch.empty_like(self._homes[chunk], device=self._device)
+            self._coming[chunk] = Fetch(self._homes[chunk], self._on_device[chunk])
+
+    def _arrived(self, chunk: Chunk) -> Tensor:
+        """Returns a chunk on the device; what the device does from here on waits for it, if it is still coming."""
+        if chunk in self._coming:
+            self._coming.pop(chunk).take()
+        return self._on_device[chunk]
 
     def _leave(self, chunk: Chunk, is_written: bool) -> None:
-        buffer = self._on_device.pop(chunk)
+        buffer = self._arrived(chunk)
+        del self._on_device[chunk]
         if is_written:
             self._homes[chunk].copy_(buffer)
             self._written.add(chunk)

@@ -144,6 +144,39 @@ class ShardedLinear(nn.Linear):
         return y if self.bias is None else y + self.bias.to(dtype)
 
 
+class _LayerNorm(Function):
+    """A norm of rows of which each rank along an axis has a part. It keeps its input, and two numbers of each row."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, axis: MeshAxis, eps: float) -> Tensor:
+        width, wide = x.shape[-1], widened(x)
+        mean = wide.mean(-1)  # (...)
+        deviations = (wide - mean[..., None]).square().sum(-1)
+        means, squares = axis.all_gather(torch.stack([mean, deviations])[None], 0).unbind(1)  # (size, ...)
+        mean = means.mean(0)
+        variance = (squares + width * (means - mean).square()).sum(0) / (width * axis.size)
+        mean, scale = mean[..., None], torch.rsqrt(variance + eps)[..., None]
+        ctx.save_for_backward(x, weight, mean, scale)
+        ctx.axis = axis
+        return (wide - mean) * scale * weight + bias
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (gradient,), (x, weight, mean, scale), axis = gradients, ctx.saved_tensors, ctx.axis
+        normalized, rows = (widened(x) - mean) * scale, range(gradient.ndim - 1)
+        of_x = of_weight = of_bias = None
+        if ctx.needs_input_grad[0]:
+            inner = gradient * weight
+            sums = torch.stack([inner.sum(-1), (inner * normalized).sum(-1)])  # (2, ...)
+            of_mean, of_scale = axis.all_gather(sums[None], 0).sum(0)[..., None] / (x.shape[-1] * axis.size)
+            of_x = ((inner - of_mean - normalized * of_scale) * scale).to(x.dtype)
+        if ctx.needs_input_grad[1]:
+            of_weight = (gradient * normalized).sum([*rows])
+        if ctx.needs_input_grad[2]:
+            of_bias = gradient.sum([*rows])
+        return of_x, of_weight, of_bias, None, None
+
+
 class ShardedLayerNorm(nn.LayerNorm):
     """A norm over a width of which each rank along an axis has a part.
 
@@ -158,15 +191,8 @@ class ShardedLayerNorm(nn.LayerNorm):
         self._axis = axis
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalizes (..., D / size)."""
-        width, input = input.shape[-1], widened(input)  # in float32 under autocast, as torch's own
-        mean = input.mean(-1)
-        deviations = (input - mean[..., None]).square().sum(-1)
-        means, squares = all_gather(torch.stack([mean, deviations])[None], self._axis, 0).unbind(1)  # (size, ...)
-        mean = means.mean(0)
-        variance = (squares + width * (means - mean).square()).sum(0) / (width * self._axis.size)
-        x = (input - mean[..., None]) * torch.rsqrt(variance + self.eps)[..., None]
-        return x * self.weight + self.bias
+        """Normalizes (..., D / size); in float32 under autocast, as torch's own."""
+        return _LayerNorm.apply(input, self.weight, self.bias, self._axis, self.eps)
 
 
 class ShardedEmbedding(nn.Embedding):

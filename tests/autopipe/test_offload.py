@@ -1,12 +1,14 @@
 """Which chunks are on a device: eviction by next use, the bytes of a step, and what a device has at least."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from pipetransformer.autopipe.offload import Chunk, Residency, smallest_budget, step_traffic
+from pipetransformer.autopipe.offload import Chunk, HostTraffic, Residency, smallest_budget, step_traffic
 
 SIZES = {Chunk(layer, kind): 10 for layer in range(6) for kind in ("weights", "gradient")}
 
@@ -49,6 +51,42 @@ def test_eviction_by_next_use_is_never_worse_than_by_last_use() -> None:
     for _ in range(1000):
         trace, budget = [draw.randrange(8) for _ in range(40)], draw.randint(1, 6)
         assert fetched(trace, budget, True) <= fetched(trace, budget, False)
+
+
+@given(st.integers(0, 2**32), st.integers(2, 6), st.integers(2, 30))
+def test_what_comes_ahead_costs_no_byte_and_no_room(seed: int, num_chunks: int, budget: int) -> None:
+    """Uses are of one or two chunks at a time, of different sizes; the second round knows the order of the first."""
+    draw = random.Random(seed)
+    sizes = {chunk: draw.randint(1, budget // 2) for chunk in range(num_chunks)}
+    uses = [draw.sample(range(num_chunks), draw.randint(1, 2)) for _ in range(30)]
+    plain, ahead = (traffic_of(sizes, budget, uses, prefetches) for prefetches in (False, True))
+    assert (ahead.fetched, ahead.written) == (plain.fetched, plain.written)
+    assert plain.peak <= ahead.peak <= budget
+    assert plain.ahead == 0
+    assert 0 <= ahead.ahead <= ahead.fetched
+
+
+def traffic_of(sizes: Mapping[int, int], budget: int, uses: Sequence[Sequence[int]], prefetches: bool) -> HostTraffic:
+    residency, traffic = Residency(sizes, budget), HostTraffic()
+    for _ in range(2):
+        traffic = residency.traffic
+        for together in uses:
+            for chunk in together:
+                residency.begin(chunk)
+            if prefetches and residency.next is not None:
+                residency.prefetch(residency.next)
+            for chunk in together:
+                residency.end(chunk, changed=chunk % 2 == 1)
+        residency.end_step([])
+    return traffic
+
+
+def test_the_next_weights_come_while_a_layer_computes_where_there_is_room_for_them() -> None:
+    weights = 60
+    assert step_traffic(SIZES, 20, range(6), 0, 1)[1].ahead == 50, "in backward the budget is full of one layer"
+    middle = step_traffic(SIZES, 40, range(6), 0, 1)[1]
+    assert 50 <= middle.ahead < middle.fetched
+    assert step_traffic(SIZES, 120, range(6), 0, 1)[1].ahead == weights - 10, "each comes once, the first at its use"
 
 
 @pytest.mark.parametrize("num_microbatches", [1, 2])

@@ -17,9 +17,11 @@ from experiments.components import __main__ as components
 from experiments.interval import __main__ as interval
 from experiments.measured import ROOT, Took, run_measured
 from experiments.microbatches import __main__ as microbatches
+from experiments.padding import __main__ as padding
 from experiments.policies import __main__ as policies
 from experiments.policies.equal import __main__ as equal
 from experiments.record import BEGIN, END
+from experiments.static_plans import __main__ as static_plans
 from experiments.storage import __main__ as storage
 from pipetransformer.config.compose import CONF, compose_training
 from pipetransformer.report.run_folder import write_json
@@ -30,10 +32,12 @@ EXPERIMENTS = {
     "equal": (equal.ARMS, equal.COLUMNS),
     "interval": (interval.ARMS, interval.COLUMNS),
     "microbatches": (microbatches.ARMS, microbatches.COLUMNS),
+    "padding": (padding.ARMS, padding.COLUMNS),
     "policies": (policies.ARMS, policies.COLUMNS),
+    "static_plans": (static_plans.ARMS, static_plans.COLUMNS),
     "storage": (storage.ARMS, storage.COLUMNS),
 }
-PLAN = {"num_frozen": 0, "step": 0, "num_microbatches": 2}
+PLAN = {"num_frozen": 0, "step": 0, "num_microbatches": 2, "stages": [[0, 3], [3, 6]], "num_replicas": 1}
 
 
 class Machine:
@@ -126,7 +130,7 @@ def test_the_command_of_an_experiment_trains_every_arm_and_keeps_a_table(
 def test_the_options_of_every_arm_compose(name: str) -> None:
     for arm in EXPERIMENTS[name][0]:
         if isinstance(arm.options, tuple):
-            compose_training(["model=bert", "dataset=sst2", "parallel.world_size=2", *arm.options])
+            compose_training(["model=bert", "dataset=sst2", *arm.options])
 
 
 def test_every_policy_has_an_arm_at_its_defaults_and_at_the_equal_fraction() -> None:

@@ -3,12 +3,17 @@
 from pathlib import Path
 
 import pytest
+import torch
 from support.cases import Case
 from support.mesh_profiles import mesh_profile, received
 from support.pool import Pool
+from torch import nn
 
 from pipetransformer.autopipe.profile import MeshProfile
 from pipetransformer.mesh import StageMesh
+from pipetransformer.profiling.memory import AutocastCopies, count_saved_bytes
+from pipetransformer.profiling.meshes import PretendedAxis
+from pipetransformer.runtime.ring_attention import ring_scores, ring_values
 
 
 def measured(kind: str, mesh: StageMesh, pool: Pool, folder: Path) -> MeshProfile:
@@ -42,6 +47,35 @@ def test_a_part_is_as_large_as_what_a_rank_holds(pool: Pool, bert_config: Path) 
     part = measured("vit", StageMesh(dp_shard=2, tp=2, algorithm="2d"), pool, bert_config).layers[1].layer
     assert part.parameter_bytes / whole.parameter_bytes == pytest.approx(0.266, abs=5e-4)
     assert part.output_bytes * 2 == whole.output_bytes  # its columns; a sample is one that the rank computes
+
+
+def test_a_block_keeps_a_quarter_of_its_activations_on_a_2d_mesh(pool: Pool, bert_config: Path) -> None:
+    """Half of the columns, of half of the samples. A norm keeps two numbers of a row, on each rank that has a part."""
+    mesh = StageMesh(dp_shard=2, tp=2, algorithm="2d")
+    whole = measured("vit", StageMesh(), pool, bert_config).layers[1].layer.activation_bytes
+    part = measured("vit", mesh, pool, bert_config).layers[1].layer.activation_bytes
+    num_tokens, of_row = 5, 2 * 2 * 8  # two norms, in float64
+    assert part * 2 == whole + num_tokens * of_row
+
+
+@pytest.mark.parametrize("num_tokens", [8, 16, 32])
+def test_attention_in_a_ring_keeps_bytes_that_grow_with_the_square_of_the_tokens_over_the_ranks(
+    num_tokens: int,
+) -> None:
+    """What grows with the tokens alone is taken out by ``kept(2 T) - 2 kept(T)``, which is ``2 c T^2 / n``."""
+    squares = {n: n * (kept_in_a_ring(2 * num_tokens, n) - 2 * kept_in_a_ring(num_tokens, n)) for n in (2, 4, 8)}
+    one_matrix = 2 * num_tokens**2 * 8  # of weights, in float64
+    assert squares == {2: one_matrix, 4: one_matrix, 8: one_matrix}
+
+
+def kept_in_a_ring(num_tokens: int, num_ranks: int) -> int:
+    """Returns the bytes that one head's attention keeps for backward on a rank."""
+    axis, sizes = PretendedAxis(num_ranks, 0), [num_tokens // num_ranks] * num_ranks
+    query, key, value = (torch.ones(sizes[0], 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    with count_saved_bytes(nn.Module(), AutocastCopies(nn.Module())) as kept:
+        weights = ring_scores(query, key, axis, sizes).softmax(-1)
+        ring_values(weights, value, axis, sizes)
+    return kept[0]
 
 
 def test_without_other_ranks_nothing_is_exchanged(pool: Pool, bert_config: Path) -> None:

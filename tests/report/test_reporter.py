@@ -1,6 +1,12 @@
-import pytest
+from collections.abc import Iterator
+from itertools import pairwise, repeat
+from random import Random
 
-from pipetransformer.report.reporter import EventName, NullSink, Reporter, Sink, Values
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipetransformer.report.reporter import EventName, NullSink, Reporter, Sink, Thinned, Values
 
 
 class Recorder(Sink):
@@ -66,3 +72,72 @@ def test_the_time_of_the_sinks_is_counted_from_the_first_step_on(monkeypatch: py
     assert reporter.seconds == 0
     reporter.write("step", step=1)
     assert reporter.seconds == 0.5
+
+
+NUM_STEPS = 400
+
+
+class Clock:
+    """A time that passes where a sink works and between two steps."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Slow(Recorder):
+    def __init__(self, clock: Clock, costs: Iterator[float]) -> None:
+        super().__init__()
+        self._clock, self._costs, self.spent_s = clock, costs, 0.0
+
+    def write(self, event: EventName, values: Values) -> None:
+        super().write(event, values)
+        cost = next(self._costs)
+        self._clock.now += cost
+        self.spent_s += cost * (event != "start")
+
+    @property
+    def steps(self) -> list[int]:
+        return [values["step"] for event, values in self.received if event == "step"]
+
+
+def thinned(share: float | None, step_s: float, costs: Iterator[float]) -> tuple[Slow, float]:
+    """Returns what a slow sink got of a run, and how long that took."""
+    clock = Clock()
+    sink = Slow(clock, costs)
+    thin = Thinned(sink, share, clock)
+    thin.write("start", {"num_steps": NUM_STEPS})
+    begin = clock.now
+    for step in range(1, NUM_STEPS + 1):
+        clock.now += step_s
+        thin.write("step", {"step": step})
+        if step % 100 == 0:
+            thin.write("evaluate", {"step": step})
+    return sink, clock.now - begin
+
+
+@given(st.integers(0, 2**32), st.floats(0.001, 1), st.floats(0.001, 0.1))
+def test_a_service_takes_no_more_than_its_share_of_the_run(seed: int, step_s: float, share: float) -> None:
+    random = Random(seed)
+    costs = [random.uniform(0.0001, 0.05) for _ in range(500)]
+    sink, run_s = thinned(share, step_s, iter(costs))
+    always = [each for (event, values), each in zip(sink.received, costs, strict=False) if passes_always(event, values)]
+    assert sink.spent_s <= share * run_s + max(costs) + sum(always)
+    assert sink.steps[0] == 1
+    assert sink.steps[-1] == NUM_STEPS, "a chart goes to the end of the run"
+    assert sum(event == "evaluate" for event, _ in sink.received) == 4
+
+
+def passes_always(event: EventName, values: Values) -> bool:
+    return event == "evaluate" or values.get("step") == NUM_STEPS
+
+
+def test_slow_steps_all_reach_the_service_and_fast_ones_evenly() -> None:
+    slow, _ = thinned(0.005, 1.0, repeat(0.004))
+    assert slow.steps == [*range(1, NUM_STEPS + 1)]
+    fast, _ = thinned(0.005, 0.016, repeat(0.004))
+    gaps = {after - before for before, after in pairwise(fast.steps[:-1])}
+    assert gaps <= {*range(45, 105)}, gaps
+    everything, _ = thinned(None, 0.016, repeat(0.004))
+    assert everything.steps == [*range(1, NUM_STEPS + 1)]

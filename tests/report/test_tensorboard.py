@@ -27,7 +27,7 @@ def read(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def write(folder: Path, events: Iterable[tuple[EventName, dict[str, Any]]]) -> None:
-    sink = TensorBoardLogger().open(folder, {"seed": 1})
+    sink = TensorBoardLogger(max_share=None).open(folder, {"seed": 1})
     for event, values in events:
         sink.write(event, values)
     sink.close()
@@ -118,7 +118,7 @@ def test_without_the_package_one_line_says_what_to_install(monkeypatch: pytest.M
 
 def test_a_run_leaves_its_log_without_secrets(pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     secret = "hf_PlantedPlantedPlanted"
-    job = run_job(pool, 1, tmp_path / "run", *TINY[1:], "logger=tensorboard")
+    job = run_job(pool, 1, tmp_path / "run", *TINY[1:], "logger=tensorboard", "logger.max_share=null")
     assert job.error == ""
     assert [step for step, _ in read(tmp_path / "run")["train/loss"]] == list(range(1, 9))
     sink = TensorBoardLogger().open(tmp_path, {})

@@ -18,8 +18,9 @@ from pipetransformer.config.compose import CONF
 from pipetransformer.report.charts import charts as charts_of
 from pipetransformer.report.charts import step_of
 from pipetransformer.report.decisions import DECISION_COLUMNS, TRANSITION_COLUMNS, decision_rows, transition_rows
-from pipetransformer.report.reporter import EventName, NullSink
+from pipetransformer.report.reporter import EventName, NullSink, Sinks, Thinned
 from pipetransformer.report.run_folder import EVENT_LOG, write_overrides
+from pipetransformer.report.tensorboard import TensorBoardLogger, WandbAndTensorBoard
 from pipetransformer.report.wandb import NoLogger, WandbLogger, WandbSink
 
 from .conftest import run_events
@@ -62,7 +63,7 @@ def charts(run: FakeRun, name: str) -> dict[int, Any]:
 
 
 def test_every_kind_of_value_arrives_under_its_chart(events: Events, fake: FakeRun, tmp_path: Path) -> None:
-    sink = WandbLogger().open(tmp_path, {})
+    sink = WandbLogger(max_share=None).open(tmp_path, {})
     for event, values in events:
         sink.write(event, values)
     assert charts(fake, "train/loss")[2] == 1.15
@@ -153,6 +154,23 @@ def test_an_unknown_mode_is_refused() -> None:
         WandbLogger(mode="disabled")
 
 
+@pytest.mark.parametrize("share", [0, -0.1, 1.5])
+def test_a_share_that_is_none_is_refused(share: float) -> None:
+    with pytest.raises(ValueError, match=rf"logger.max_share={share} has to be above 0 and at most 1 \(1 %.*null"):
+        WandbLogger(max_share=share)
+    with pytest.raises(ValueError, match=r"logger\.max_share"):
+        TensorBoardLogger(max_share=share)
+
+
+@pytest.mark.parametrize("logger", [WandbLogger(), WandbAndTensorBoard(), TensorBoardLogger()])
+def test_a_service_is_kept_to_its_share(logger: WandbLogger, fake: FakeRun, tmp_path: Path) -> None:
+    del fake
+    sink = logger.open(tmp_path, {})
+    parts = sink.parts if isinstance(sink, Sinks) else (sink,)
+    assert all(isinstance(part, Thinned) for part in parts)
+    sink.close()
+
+
 def test_online_without_an_api_key_is_refused_without_asking(
     fake: FakeRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -183,13 +201,14 @@ REAL_RUN = """
 import json, sys
 from pathlib import Path
 from pipetransformer.report.run_folder import EVENT_LOG, JsonLines
+from pipetransformer.report.tensorboard import TensorBoardLogger, WandbAndTensorBoard
 from pipetransformer.report.wandb import WandbLogger
 
 folder = Path(sys.argv[1])
 
 def play(events, resumed=None):
     log = JsonLines(folder / EVENT_LOG, goes_on=resumed is not None)
-    sink = WandbLogger(tags=["test"]).open(folder, {"seed": 1}, "sweep", resumed)
+    sink = WandbLogger(tags=["test"], max_share=None).open(folder, {"seed": 1}, "sweep", resumed)
     for name, values in events:
         log.write(name, values)
         sink.write(name, values)

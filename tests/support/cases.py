@@ -69,6 +69,7 @@ class Case:
         folder: Where the configurations lie, the same ones everywhere (see :func:`write_config`).
         num_samples: With ``batch_size`` not a divisor, the last batch of an epoch is smaller.
         width: Of the model.
+        num_heads: Of ``vit`` and BERTs.
         loss_scale: To begin with, in float16; small enough for its gradients to stay within its range.
         cache_shares: What of all features there is room for in memory and on disk.
         device: ``cpu`` or ``cuda``, each rank its own GPU.
@@ -89,6 +90,7 @@ class Case:
     batch_size: int = 8
     num_steps: int = 7
     width: int = 16
+    num_heads: int = 2
     precision: str = "float64"
     loss_scale: float = 2.0**12
     cache_shares: tuple[float, float] = (1.0, 0.0)
@@ -128,7 +130,7 @@ class Case:
             rates = dict.fromkeys(towers.DROPOUTS.get(self.kind, ()), self.dropout)
             return HuggingFaceVisionModel(name=str(self.folder / self.kind), pretrained=False, options=rates)
         if self.reads_images:
-            options = {"patch_size": 4, "embed_dim": self.width, "depth": NUM_BLOCKS, "num_heads": 2}
+            options = {"patch_size": 4, "embed_dim": self.width, "depth": NUM_BLOCKS, "num_heads": self.num_heads}
             options |= {"class_token": False, "global_pool": "avg"} if self.kind == "vit_pooled" else {}
             rates = {"proj_drop_rate": self.dropout, "attn_drop_rate": self.dropout, "drop_path_rate": self.dropout}
             if self.kind == "eva02":  # whose head begins so small that the loss would hardly tell what the blocks do
@@ -139,12 +141,14 @@ class Case:
             rates = dict.fromkeys(DROPOUTS[self.kind], self.dropout)
             return HuggingFaceModel(name=str(self.folder / self.kind), pretrained=False, options=rates)
         rates = {"hidden_dropout_prob": self.dropout, "attention_probs_dropout_prob": self.dropout}
-        sizes = {"hidden_size": self.width, "intermediate_size": 2 * self.width}
+        sizes = {"hidden_size": self.width, "intermediate_size": 2 * self.width, "num_attention_heads": self.num_heads}
         family = MaskedLanguageModel if self.kind == "bert_mlm" else HuggingFaceModel
         return family(name=str(self.folder), pretrained=False, options=rates | sizes)
 
     def stack(self) -> LayerStack:
-        stack = copy.deepcopy(_stack(Case(self.kind, self.folder, self.dropout, width=self.width)))
+        stack = copy.deepcopy(
+            _stack(Case(self.kind, self.folder, self.dropout, width=self.width, num_heads=self.num_heads))
+        )
         if self.lora:
             self.adapters.apply(stack, SEED)
         return stack.to(PRECISIONS[self.precision].param_dtype)
