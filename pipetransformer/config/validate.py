@@ -8,11 +8,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from pipetransformer.autocache.writable import check_writable
-from pipetransformer.autopipe.constraints import PlanConstraints, check_constraints
-from pipetransformer.autopipe.schedules import REFUSED, SCHEDULES
-from pipetransformer.config.names import in_options
 from pipetransformer.config.schema import (
-    ARRANGEMENTS,
     AUGMENTATIONS,
     BATCHINGS,
     CONF,
@@ -22,24 +18,22 @@ from pipetransformer.config.schema import (
     SAVED,
     STEP_ACTIONS,
     STORAGE,
-    TP_ALGORITHMS,
     Cache,
     Checkpointing,
     Config,
     Guard,
     Launch,
     Loading,
-    Parallel,
     SimulationConfig,
 )
-from pipetransformer.errors import InfeasiblePlan, UserError
+from pipetransformer.config.validate_parallel import check_parallel, one_of
+from pipetransformer.errors import UserError
 from pipetransformer.freeze.base import ON_UNFREEZE
 
 if TYPE_CHECKING:
     from pipetransformer.data.base import DatasetSpec
     from pipetransformer.freeze.base import FreezePolicy
     from pipetransformer.models.base import ModelSpec
-MANY = 10**9  # layers or devices, where their number is not known yet
 
 
 def validate(config: Config, with_data: bool = True) -> None:
@@ -53,11 +47,9 @@ def validate(config: Config, with_data: bool = True) -> None:
     """
     check_modality(config.model, config.dataset)
     _check_numbers(config)
-    parallel = config.parallel
-    _one_of("precision", config.precision, PRECISIONS)
-    _one_of("batching", config.batching, BATCHINGS)
-    _one_of("randomness", config.randomness, RANDOMNESS)
-    _one_of("parallel.device", parallel.device, ("auto", "cpu", "cuda"))
+    one_of("precision", config.precision, PRECISIONS)
+    one_of("batching", config.batching, BATCHINGS)
+    one_of("randomness", config.randomness, RANDOMNESS)
     _check_cache(config.cache)
     _check_require(config)
     _check_loader(config.loader)
@@ -65,18 +57,8 @@ def validate(config: Config, with_data: bool = True) -> None:
     _check_evaluate(config)
     _check_launch(config.launch)
     _check_guard(config)
-    _check_arrangement(parallel)
-    _check_mesh(config)
-    _check_chunks(config)
-    _check_compile(config)
+    check_parallel(config)
     _check_dry_run(config)
-    if parallel.schedule in REFUSED:
-        raise UserError(
-            f"parallel.schedule={parallel.schedule} {REFUSED[parallel.schedule]}; choose one of {', '.join(SCHEDULES)}"
-        )
-    if parallel.schedule is not None:
-        _one_of("parallel.schedule", parallel.schedule, tuple(SCHEDULES))
-    _check_plan(parallel, config.batch_size)
     if isinstance(config, SimulationConfig):
         _check_simulation(config)
     elif config.cache.enabled and config.cache.path is not None:
@@ -107,25 +89,9 @@ def _check_numbers(config: Config) -> None:
                 raise UserError(f"{prefix}{each.name}={value} must be above 0")
 
 
-def _check_plan(parallel: Parallel, batch_size: int) -> None:
-    """Refuses constraints that no model could meet, as far as the number of devices is known."""
-    constraints = PlanConstraints(
-        num_stages=parallel.num_stages,
-        num_replicas=parallel.num_replicas,
-        num_microbatches=parallel.num_microbatches,
-        schedule=parallel.schedule,
-        recompute=parallel.recompute,
-        stages_per_rank=parallel.stages_per_rank,
-    )
-    try:
-        check_constraints(constraints, range(MANY), parallel.world_size or MANY, batch_size)
-    except InfeasiblePlan as error:
-        raise UserError(in_options(error)) from None
-
-
 def _check_cache(cache: Cache) -> None:
-    _one_of("cache.storage", cache.storage, STORAGE)
-    _one_of("cache.augmentation", cache.augmentation, AUGMENTATIONS)
+    one_of("cache.storage", cache.storage, STORAGE)
+    one_of("cache.augmentation", cache.augmentation, AUGMENTATIONS)
     for name, value in (("memory_gib", cache.memory_gib), ("disk_gib", cache.disk_gib)):
         if value < 0:
             raise UserError(f"cache.{name}={value} is below 0; give the most that it may take, or 0 for none")
@@ -169,7 +135,7 @@ def _check_checkpoint(checkpoint: Checkpointing) -> None:
 
 def _check_evaluate(config: Config) -> None:
     evaluate = config.evaluate
-    _one_of("evaluate.save", evaluate.save, SAVED)
+    one_of("evaluate.save", evaluate.save, SAVED)
     for name in ("every_epochs", "every_steps", "patience"):
         value = getattr(evaluate, name)
         if value is not None and value < 1:
@@ -209,7 +175,7 @@ def _check_guard(config: Config) -> None:
         ("exploding", STEP_ACTIONS, guard.max_norm_ratio is not None),
         ("freeze", FREEZE_ACTIONS, config.freeze.guard is not None),
     ):
-        _one_of(f"guard.{name}", getattr(guard, name), choices)
+        one_of(f"guard.{name}", getattr(guard, name), choices)
         if getattr(guard, name) == "roll_back" and is_used and not config.checkpoint.enabled:
             raise UserError(
                 f"guard.{name}=roll_back goes back to a checkpoint, and none is written; drop checkpoint=off, or take "
@@ -243,7 +209,7 @@ def _models(modality: str) -> list[str]:
 
 def _check_simulation(config: SimulationConfig) -> None:
     if config.pipeline.schedule is not None:
-        _one_of("pipeline.schedule", config.pipeline.schedule, ("gpipe", "1f1b"))
+        one_of("pipeline.schedule", config.pipeline.schedule, ("gpipe", "1f1b"))
     if config.num_samples is None:
         raise UserError(
             f"dataset {config.dataset.name} does not say how many training samples it has; give num_samples="
@@ -262,93 +228,6 @@ def _check_simulation(config: SimulationConfig) -> None:
             "parallel.device_chunk_gib has no effect here: no cluster says how fast its host memory is; drop it"
         )
     config.cluster.speed(config.precision)  # refuses a precision whose speed is not known
-
-
-def _check_arrangement(parallel: Parallel) -> None:
-    _one_of("parallel.arrangement", parallel.arrangement, ARRANGEMENTS)
-    if parallel.arrangement == "elastic":
-        return
-    for name in ("num_stages", "num_replicas"):
-        if getattr(parallel, name) is not None:
-            raise UserError(
-                f"parallel={parallel.arrangement} fixes the stages and replicas, and so does parallel.{name}="
-                f"{getattr(parallel, name)}; drop it or take parallel=elastic"
-            )
-    if parallel.arrangement == "sharded":
-        _check_sharded(parallel)
-    if parallel.arrangement == "single" and parallel.world_size not in (None, 1):
-        raise UserError(
-            f"parallel=single is one process, not parallel.world_size={parallel.world_size}; drop it or take "
-            "parallel=data"
-        )
-
-
-def _check_mesh(config: Config) -> None:
-    """Refuses what does not go with several ranks that run a stage together."""
-    parallel = config.parallel
-    _one_of("parallel.tp_algorithm", parallel.tp_algorithm, TP_ALGORITHMS)
-    if not parallel.splits_stages:
-        return
-    mesh, sizes = parallel.mesh, parallel.mesh_sizes  # which refuses what no mesh can be
-    options = (f"parallel.{name}={'null' if size is None else size}" for name, size in sizes.items() if size != 1)
-    given = " ".join(options)
-    if parallel.arrangement in ("sharded", "single"):
-        raise UserError(
-            f"{given} lets several ranks run a stage together, and parallel={parallel.arrangement} does not; "
-            "drop one of them"
-        )
-    if parallel.arrangement != "elastic" and None in sizes.values():
-        raise UserError(
-            f"parallel={parallel.arrangement} is one arrangement from start to end, and {given} leaves it "
-            "open; give numbers, or take parallel=elastic"
-        )
-    if parallel.world_size is not None and mesh.num_ranks > parallel.world_size:
-        raise UserError(
-            f"{given} takes {mesh.num_ranks} processes, more than parallel.world_size="
-            f"{parallel.world_size}; raise it or lower the others"
-        )
-    if config.compile:
-        raise UserError(f"{given} does not go with compile=true, which no mesh has yet; drop one of them")
-
-
-def _check_chunks(config: Config) -> None:
-    """Refuses what does not go with weights that lie in host memory."""
-    parallel = config.parallel
-    if parallel.device_chunk_gib is None:
-        return
-    given = f"parallel.device_chunk_gib={parallel.device_chunk_gib:g}"
-    others = {
-        "parallel=sharded, which has each layer in parts on all devices": parallel.arrangement == "sharded",
-        "parallel.tp=, cp= and dp_shard=": parallel.splits_stages,
-        "parallel.recompute=false: a layer's backward pass runs it again": parallel.recompute is False,
-        "parallel.stages_per_rank= above 1": (parallel.stages_per_rank or 1) > 1,
-        "compile=true": config.compile,
-    }
-    for name, is_given in others.items():
-        if is_given:
-            raise UserError(f"{given} does not go with {name}; drop one of them")
-
-
-def _check_compile(config: Config) -> None:
-    if config.compile and config.parallel.arrangement == "sharded":
-        raise UserError(
-            "compile=true does not go with parallel=sharded, which all-gathers a layer between the calls of its "
-            "modules; drop one of them"
-        )
-
-
-def _check_sharded(parallel: Parallel) -> None:
-    for name, given in (("schedule", parallel.schedule), ("stages_per_rank", parallel.stages_per_rank)):
-        if given not in (None, 1):
-            raise UserError(
-                f"parallel=sharded runs all layers on every device, without stages that parallel.{name}={given} could "
-                "arrange; drop it or take parallel=pipeline"
-            )
-
-
-def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise UserError(f"{name}={value} is unknown; choose one of {', '.join(choices)}")
 
 
 def warnings(config: Config) -> list[str]:

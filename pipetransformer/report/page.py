@@ -13,7 +13,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from pipetransformer.errors import UserError
-from pipetransformer.report import figures, text
+from pipetransformer.report import figures, summary_text, text
 from pipetransformer.report.comparison import COLUMNS, CONFIDENCE, Arm
 from pipetransformer.report.decisions import DECISION_COLUMNS, decision_rows
 from pipetransformer.report.figures import Drawing, Subject
@@ -96,7 +96,7 @@ def _of_one(run: Run) -> str:
 def _sections(run: Run) -> Iterator[tuple[str, str]]:
     """Yields the headings of a run's page, each with its content."""
     if run.summary:
-        yield "In short", _table(text.summary_rows(run.summary))
+        yield "In short", _table(summary_text.summary_rows(run.summary))
     yield "Setting", _table(text.start_rows(run.start))
     tables = {
         figures.DECISIONS: _decisions(run),
@@ -185,13 +185,13 @@ def _cache(run: Run) -> str:
         ]
         for each in fills
     ]
-    in_all = _table([("in all", text.cache_reads(found))]) if found else ""
+    in_all = _table([("in all", summary_text.cache_reads(found))]) if found else ""
     return in_all + (_grid([FILL_COLUMNS, *rows]) if rows else "")
 
 
 def _plans(run: Run) -> str:
     plans = run.summary.get("plans", [])
-    return _grid([text.PLAN_COLUMNS, *map(text.plan_row, plans)]) if plans else ""
+    return _grid([summary_text.PLAN_COLUMNS, *map(summary_text.plan_row, plans)]) if plans else ""
 
 
 def read_page(folder: Path) -> str:

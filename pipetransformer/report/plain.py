@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 from pathlib import Path
 
-from pipetransformer.report import text
+from pipetransformer.report import summary_text, text
 from pipetransformer.report.format import Progress
 from pipetransformer.report.reporter import EventName, Handlers, Sink, Values, handlers
 from pipetransformer.report.run_folder import next_steps
@@ -101,8 +101,8 @@ class PlainLog(Sink):
             yield f"warning: {message}"
 
     def _summary(self, values: Values) -> Iterable[str]:
-        yield from _lines(text.summary_rows(values))
-        yield from map(text.plan_line, values.get("plans", []))
+        yield from _lines(summary_text.summary_rows(values))
+        yield from map(summary_text.plan_line, values.get("plans", []))
         yield from _lines(next_steps(self._run_dir, values) if self._run_dir else [])
 
 

@@ -26,7 +26,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from pipetransformer.report import text
+from pipetransformer.report import summary_text, text
 from pipetransformer.report.format import Progress
 from pipetransformer.report.reporter import EventName, Handlers, Sink, Values, erase_phase, handlers, show_phase
 from pipetransformer.report.run_folder import next_steps
@@ -151,12 +151,12 @@ class Terminal(Sink):
     def _summary(self, values: Values) -> None:
         self._live.stop()
         if self._verbose:
-            parts: list[RenderableType] = [_grid(text.summary_rows(values))]
+            parts: list[RenderableType] = [_grid(summary_text.summary_rows(values))]
             if values.get("plans"):
                 parts += [Text(), _plans(values["plans"])]
             self._console.print(Panel(Group(*parts), title="summary", title_align="left"))
         else:
-            self._console.print(_grid(text.summary_rows(values)))
+            self._console.print(_grid(summary_text.summary_rows(values)))
         for label, words in next_steps(self._run_dir, values) if self._run_dir else []:
             # not broken by the terminal's width, so that it can be copied
             self._console.print(f"[bold]{label}:[/] {escape(words)}", soft_wrap=True, highlight=False)
@@ -191,9 +191,9 @@ def _norms(norms: list[float | None]) -> RenderableType:
 
 def _plans(plans: list[Values]) -> Table:
     table = Table(box=None, padding=(0, 1, 0, 0), title="plans", title_justify="left")
-    for column in text.PLAN_COLUMNS:
+    for column in summary_text.PLAN_COLUMNS:
         is_long = column == "layers per stage"  # breaks between stages; a number never breaks
         table.add_column(column, justify="left" if is_long else "right", no_wrap=not is_long, min_width=len(column))
     for plan in plans:
-        table.add_row(*text.plan_row(plan))
+        table.add_row(*summary_text.plan_row(plan))
     return table

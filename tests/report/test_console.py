@@ -20,8 +20,8 @@ from pipetransformer.report.reporter import (
     print_phase,
     show_phase,
 )
+from pipetransformer.report.summary_text import PLAN_COLUMNS
 from pipetransformer.report.terminal import NUM_EVALUATIONS, Terminal
-from pipetransformer.report.text import PLAN_COLUMNS
 
 Events = list[tuple[EventName, dict[str, Any]]]
 

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from pipetransformer.report import text
+from pipetransformer.report import summary_text, text
 
 Events = list[tuple[str, dict[str, Any]]]
 
@@ -52,7 +52,9 @@ def test_time_and_memory_are_predicted_before_the_first_step(events: Events) -> 
 
 def test_the_summary_says_how_good_the_prediction_was(events: Events) -> None:
     summary = events[-1][1] | {"predicted_step_seconds": 600.0, "step_seconds": 720.0}
-    assert dict(text.summary_rows(summary))["training time"].endswith("; its steps took 1.2 times what was predicted")
+    assert dict(summary_text.summary_rows(summary))["training time"].endswith(
+        "; its steps took 1.2 times what was predicted"
+    )
 
 
 def test_devices_without_work_are_counted(events: Events) -> None:
@@ -191,7 +193,7 @@ def test_an_evaluation_gives_every_metric_and_the_number_of_samples(events: Even
 
 
 def test_the_summary_compares_with_the_static_plan_and_the_limit(events: Events) -> None:
-    assert dict(text.summary_rows(first(events, "summary"))) == {
+    assert dict(summary_text.summary_rows(first(events, "summary"))) == {
         "status": "completed",
         "accuracy": "0.74 on test, 1,000 samples",
         "best": "accuracy 0.76 at step 16",
@@ -207,7 +209,7 @@ def test_the_summary_compares_with_the_static_plan_and_the_limit(events: Events)
 def test_a_speed_up_over_timed_plans_says_what_they_took(events: Events) -> None:
     plan = {"stages": [[0, 7]], "num_replicas": 2, "num_microbatches": 1, "schedule": "1f1b", "sharded": False}
     timed = [plan | {"median_step_s": 0.044}, plan | {"num_replicas": 1, "median_step_s": 0.04}]
-    rows = dict(text.summary_rows(first(events, "summary") | {"speedup_is": "measured", "static_plans": timed}))
+    rows = dict(summary_text.summary_rows(first(events, "summary") | {"speedup_is": "measured", "static_plans": timed}))
     assert rows["speed-up"] == (
         "2.0 times the best static plan (measured at the start: 1 stage x 1 replica 40 ms, 1 stage x 2 replicas 44 ms "
         "per step)"
@@ -223,53 +225,53 @@ def test_a_plan_that_is_changed_without_a_freeze_says_why(events: Events) -> Non
 
 def test_a_run_that_ends_with_its_best_metric_names_it_once(events: Events) -> None:
     summary = first(events, "summary")
-    rows = dict(text.summary_rows(summary | {"best": summary["best"] | {"value": summary["metric"]["value"]}}))
+    rows = dict(summary_text.summary_rows(summary | {"best": summary["best"] | {"value": summary["metric"]["value"]}}))
     assert "best" not in rows
 
 
 def test_a_run_that_was_the_best_static_plan_throughout_has_no_speed_up(events: Events) -> None:
-    rows = dict(text.summary_rows(first(events, "summary") | {"is_static": True}))
+    rows = dict(summary_text.summary_rows(first(events, "summary") | {"is_static": True}))
     assert {"speed-up", "limit"}.isdisjoint(rows)
 
 
 def test_more_than_the_limit_is_explained(events: Events) -> None:
-    rows = dict(text.summary_rows(first(events, "summary") | {"share_of_limit": 1.1}))
+    rows = dict(summary_text.summary_rows(first(events, "summary") | {"share_of_limit": 1.1}))
     assert "110% of it reached: steps went faster than the layers did" in rows["limit"]
 
 
 def test_the_summary_of_a_scaled_loss_counts_the_steps_that_changed_nothing(events: Events) -> None:
     summary = first(events, "summary") | {"loss_scale": 32768.0, "num_skipped_steps": 1}
-    assert dict(text.summary_rows(summary))["loss scale"] == "32,768 at the end, 1 step skipped for overflow"
+    assert dict(summary_text.summary_rows(summary))["loss scale"] == "32,768 at the end, 1 step skipped for overflow"
 
 
 def test_the_summary_names_input_that_steps_wait_for_and_none_that_is_ready(events: Events) -> None:
     summary = first(events, "summary") | {"step_seconds": 200.0}
     waiting = {"num_workers": 1, "wait_seconds": 50.0, "ready_fraction": 0.1}
-    row = dict(text.summary_rows(summary | {"input": waiting}))["input"]
+    row = dict(summary_text.summary_rows(summary | {"input": waiting}))["input"]
     assert row == "steps waited for it for 25% of their time, with 1 worker per rank; raise loader.num_workers="
-    assert "input" not in dict(text.summary_rows(summary | {"input": waiting | {"wait_seconds": 9.0}}))
+    assert "input" not in dict(summary_text.summary_rows(summary | {"input": waiting | {"wait_seconds": 9.0}}))
 
 
 def test_the_summary_names_logs_that_the_training_waits_for() -> None:
     summary = {"status": "completed", "train_seconds": 200.0}
-    row = dict(text.summary_rows(summary | {"report_seconds": 5.0}))["logging"]
+    row = dict(summary_text.summary_rows(summary | {"report_seconds": 5.0}))["logging"]
     assert row.startswith("the training waited for it for 2.5% of its time; logger=none writes the run folder alone, ")
-    assert "logging" not in dict(text.summary_rows(summary | {"report_seconds": 1.0}))
+    assert "logging" not in dict(summary_text.summary_rows(summary | {"report_seconds": 1.0}))
     short = {"status": "completed", "train_seconds": 10.0, "report_seconds": 0.5}
-    assert "logging" not in dict(text.summary_rows(short)), "half a second is nobody's concern"
+    assert "logging" not in dict(summary_text.summary_rows(short)), "half a second is nobody's concern"
 
 
 @pytest.mark.parametrize(
     "known", [{}, {"metric": None, "metrics": {}, "speedup_vs_static": None, "limit": None, "share_of_limit": None}]
 )
 def test_the_summary_of_a_run_that_failed_early_shows_what_is_known(known: dict[str, Any]) -> None:
-    rows = text.summary_rows({"status": "failed", "error": "step 1: the loss is nan", **known})
+    rows = summary_text.summary_rows({"status": "failed", "error": "step 1: the loss is nan", **known})
     assert rows == [("status", "failed"), ("error", "step 1: the loss is nan")]
 
 
 def test_a_plan_has_a_cell_for_each_column(events: Events) -> None:
     plan = first(events, "summary")["plans"][2] | {"median_step_s": 0.09}
-    assert dict(zip(text.PLAN_COLUMNS, text.plan_row(plan), strict=True)) == {
+    assert dict(zip(summary_text.PLAN_COLUMNS, summary_text.plan_row(plan), strict=True)) == {
         "from": "16",
         "frozen": "4",
         "cached": "4",
@@ -284,7 +286,7 @@ def test_a_plan_has_a_cell_for_each_column(events: Events) -> None:
 def test_a_plan_fits_one_line(events: Events) -> None:
     plan = first(events, "summary")["plans"][1]
     words = "2 frozen, 0 cached, 2 stages x 2 replicas (embedding-4 | 5-head), 2 micro-batches, 130 ms per step"
-    assert text.plan_line(plan) == f"plan from step 8: {words}"
+    assert summary_text.plan_line(plan) == f"plan from step 8: {words}"
 
 
 def test_what_the_guard_did_is_shown_with_its_reason(events: Events) -> None:
@@ -293,5 +295,5 @@ def test_what_the_guard_did_is_shown_with_its_reason(events: Events) -> None:
     }  # fmt: skip
     assert text.decision_line(decision) == "guard at step 120: accuracy fell (4 -> 2 of 6 blocks frozen)"
     guard = {"num_skipped": 1, "num_rollbacks": 2, "num_steps_lost": 90}
-    rows = dict(text.summary_rows(first(events, "summary") | {"guard": guard}))
+    rows = dict(summary_text.summary_rows(first(events, "summary") | {"guard": guard}))
     assert rows["guard"] == "1 bad step without an update; rolled back 2 times, 90 steps trained again"

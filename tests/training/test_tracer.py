@@ -21,7 +21,7 @@ from pipetransformer.autopipe.profile import AffineTime, LayerProfile, Profile
 from pipetransformer.autopipe.schedules import SCHEDULES
 from pipetransformer.planning.history import NUM_WARMUP_STEPS, PlanRecord
 from pipetransformer.planning.timeline import Timeline
-from pipetransformer.report.text import summary_rows
+from pipetransformer.report.summary_text import summary_rows
 from pipetransformer.report.trace import COMPUTE, Event, pass_name
 from pipetransformer.runtime.tracing import Span
 from pipetransformer.simulate.step import step_events
