@@ -92,6 +92,7 @@ class ElasticRuntime:
         self.engine: Engine | None = None
         self.optimizer: Optimizer | None = None
         self.measured: ParametersByLayer = {}
+        self._trained: ParametersByLayer = {}
         self.observer: UpdateObserver | None = None
         self._own_rates = own_rates
         self._compiler = BlockCompiler(len(stack)) if context.compiles else None
@@ -222,7 +223,7 @@ class ElasticRuntime:
         return snapshot(self.resident, {**state, **self.resident.parked()}, self.placement, self._shards is not None)
 
     def _drop_engine(self) -> None:
-        self.engine, self.optimizer, self.measured = None, None, {}
+        self.engine, self.optimizer, self.measured, self._trained = None, None, {}, {}
         for parameter in self.resident.stack.parameters():
             parameter.grad = None
         gc.collect()  # DDP sits in reference cycles, and its hooks would still fire on the parameters
@@ -247,9 +248,8 @@ class ElasticRuntime:
         self.engine = Engine(
             resolved, stages, tied, self._objective, self._context, first_trained, self.resident.cuts.mesh, copied
         )
-        self.measured = {layer: stack.own_parameters(layer) for layer in self.engine.active_parameters}
-        if copied is not None:
-            self.measured = copied.counted(self.measured)
+        self._trained = {layer: stack.own_parameters(layer) for layer in self.engine.active_parameters}
+        self.measured = self._trained if copied is None else copied.counted(self._trained)
 
     def _build_optimizer(self, layers: Iterable[int], copied: CopiedGradients | None) -> Optimizer | None:
         """Builds the optimizer over layers; a weight that layers share has the rate of the lowest."""
@@ -353,7 +353,15 @@ class ElasticRuntime:
     @property
     def measured_blocks(self) -> ParametersByLayer:
         """The part of :attr:`measured` that belongs to blocks, without embedding and head."""
-        return {layer: own for layer, own in self.measured.items() if 0 < layer < self.num_layers - 1}
+        return self._of_blocks(self.measured)
+
+    @property
+    def trained_blocks(self) -> ParametersByLayer:
+        """The same with copies of weights that another rank of the mesh measures: what is kept of them moves, too."""
+        return self._of_blocks(self._trained)
+
+    def _of_blocks(self, parameters: ParametersByLayer) -> ParametersByLayer:
+        return {layer: own for layer, own in parameters.items() if 0 < layer < self.num_layers - 1}
 
     def sum_over_parts(self, values: Tensor) -> Tensor:
         """Sums values over the ranks that have the model between them, each another part. All of them call it.

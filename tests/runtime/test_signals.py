@@ -7,12 +7,14 @@ from unittest import mock
 
 import pytest
 from support.cases import Case
+from support.mesh_plans import plan_on
 from support.plans import HEAD, plan, sharded
 from support.pool import Pool
 from support.signalling import MEASURED, MUTATIONS, SignalReference, measure
 from support.trainings import Plans, train_elastic, watch_reference
 
 from pipetransformer.errors import UserError
+from pipetransformer.mesh import SINGLE, StageMesh
 from pipetransformer.runtime.signals import probe
 from pipetransformer.runtime.signals.base import SignalContext
 from pipetransformer.runtime.signals.collect import COLLECTORS, SignalCollectors
@@ -37,7 +39,23 @@ FOUR: Plans = {
     5: plan(1, 1, [5, HEAD], 2, 2),
 }
 SHARDED: Plans = {0: sharded(0, 0, 2, 1), 2: sharded(2, 2, 2, 1), 4: sharded(4, 4, 2, 2), 5: sharded(1, 0, 2, 1)}
-SEQUENCES = {"1": (1, ALONE), "2": (2, TWO), "4": (4, FOUR), "2, sharded": (2, SHARDED)}
+TP, CP, GRID = StageMesh(tp=2), StageMesh(cp=2), StageMesh(dp_shard=2, tp=2, algorithm="2d")
+MESH: Plans = {
+    0: plan_on(TP, microbatches=2),
+    2: plan_on(TP, frozen=2, level=2, microbatches=2),
+    4: plan_on(TP, frozen=4, level=4),
+    5: plan_on(TP, frozen=1, microbatches=2),
+}
+MESHES: Plans = {
+    0: plan_on(GRID),
+    2: plan_on(CP, 2, frozen=2, level=1, microbatches=2),
+    4: plan_on(SINGLE, replicas=4, frozen=4, level=4),
+    5: plan_on(TP, replicas=2, frozen=1),
+}
+SEQUENCES = {
+    "1": (1, ALONE), "2": (2, TWO), "4": (4, FOUR), "2, sharded": (2, SHARDED), "2, tp": (2, MESH),
+    "4, meshes": (4, MESHES),
+}  # fmt: skip
 
 
 def expected(case: Case, plans: Plans) -> SignalReference:
@@ -63,6 +81,10 @@ def assert_same(found: list[dict[str, tuple[float, ...]]], reference: SignalRefe
         ("4", "vit", "lamb"),
         ("2, sharded", "bert_qa", "adamw"),
         ("2, sharded", "vit", "lamb"),
+        ("2, tp", "bert_qa", "adamw"),
+        ("2, tp", "vit", "lamb"),
+        ("4, meshes", "vit", "adamw"),
+        ("4, meshes", "bert", "sgd"),
     ],
 )
 def test_every_signal_is_what_its_formula_gives_in_one_process(

@@ -56,7 +56,7 @@ class WeightChange(Collector):
 
     @torch.no_grad()
     def start_anew(self) -> None:
-        for own in self.context.runtime.measured_blocks.values():
+        for own in self.context.runtime.trained_blocks.values():
             for parameter in own:
                 state = self._state(parameter)
                 if state is not None:
