@@ -81,7 +81,14 @@ class Outcome:
 
     def as_dict(self) -> dict[str, Any]:
         """Returns what ``results.json`` keeps of it."""
-        names = ("train_seconds", "optimizer_steps", "mean_frozen_fraction", "speedup_vs_static", "limit")
+        names = (
+            "train_seconds",
+            "optimizer_steps",
+            "mean_frozen_fraction",
+            "speedup_vs_static",
+            "limit",
+            "share_of_limit",
+        )
         figures = {name: self.summary.get(name) for name in names}
         took = {} if self.took is None else {"seconds": self.seconds, "cpu_seconds": self.cpu_seconds}
         known = {"arm": self.arm, "seed": self.seed, "options": list(self.options), "metric": self.metric}
@@ -172,6 +179,11 @@ def _frozen_from(row: Row) -> str:
     return ", ".join(f"{frozen} from {step:,}" for step, frozen in row.first.prefixes) or "none"
 
 
+def _share(row: Row) -> str:
+    shares = [share for one in row.own.values() if (share := one.summary.get("share_of_limit")) is not None]
+    return f"{median(shares):.0%}" if shares else "-"
+
+
 ARM: Column = ("arm", lambda row: row.first.arm)
 FROZEN_FROM: Column = ("frozen blocks from step", _frozen_from)
 FROZEN: Column = ("mean frozen", lambda row: f"{mean(row.values(lambda one: one.summary['mean_frozen_fraction'])):.0%}")
@@ -182,7 +194,8 @@ CPU: Column = ("CPU", lambda row: f"{median(row.values(lambda one: one.cpu_secon
 SIGNALS: Column = ("signals", lambda row: f"{median(row.values(lambda one: one.signal_share)):.2%}")
 FASTER: Column = ("times as fast", lambda row: f"{row.ratio(lambda one: one.seconds):.2f}")
 FASTER_CPU: Column = ("in CPU time", lambda row: f"{row.ratio(lambda one: one.cpu_seconds):.2f}")
-USUAL = (ARM, FROZEN, ACCURACY, TRAINING, SECONDS, CPU, FASTER, FASTER_CPU)
+SHARE: Column = ("share of the limit", _share)
+USUAL = (ARM, FROZEN, ACCURACY, TRAINING, SECONDS, CPU, FASTER, FASTER_CPU, SHARE)
 
 
 def table(outcomes: Sequence[Outcome], columns: Sequence[Column], baseline: str | None = None) -> str:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from experiments.arms import ACCURACY, ARM, CPU, FASTER, FASTER_CPU, FROZEN, SECONDS, TRAINING, Arm, main
+from experiments.arms import ACCURACY, ARM, CPU, FASTER, FASTER_CPU, FROZEN, SECONDS, SHARE, TRAINING, Arm, main
 from pipetransformer.config.schema import BATCHINGS
 
 FREEZING = {"": "freeze=none", ", freezing": "freeze=pipetransformer"}
@@ -11,7 +11,7 @@ ARMS = tuple(
     for words, freeze in FREEZING.items()
     for batching in BATCHINGS
 )
-COLUMNS = (ARM, FROZEN, ACCURACY, TRAINING, SECONDS, CPU, FASTER, FASTER_CPU)
+COLUMNS = (ARM, FROZEN, ACCURACY, TRAINING, SECONDS, CPU, FASTER, FASTER_CPU, SHARE)
 
 if __name__ == "__main__":
     main(ARMS, Path(__file__).parent, COLUMNS)

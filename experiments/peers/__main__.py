@@ -62,7 +62,8 @@ def run_seed(workload: Workload, seed: int, folder: Path, options: Sequence[str]
             freezes = outcome.prefixes
         is_static = arm.name not in (EVERYTHING, HALF)
         times = outcome.seconds, outcome.cpu_seconds, after_loading(outcome.run)
-        yield Result(arm.name, seed, outcome.metric, *times, is_static, outcome.prefixes)
+        share = outcome.summary.get("share_of_limit")
+        yield Result(arm.name, seed, outcome.metric, *times, is_static, outcome.prefixes, share)
     for arm in PEER_ARMS:
         if not PEERS[arm.peer].is_installed:
             print(f"{arm.name} is left out: pip install {PEERS[arm.peer].library}", flush=True)

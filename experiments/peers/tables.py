@@ -11,7 +11,10 @@ from pipetransformer.report.comparison import half_width, with_interval
 
 FULL, HALF, TRAINER = "ours, parallel=data", "ours, parallel=data, half the epochs", "HF Trainer"
 FEWEST_SEEDS = 3
-HEADER = ("arm", "main metric", "command, s", "CPU, s", "after loading, s", "times best static", "times HF Trainer")
+HEADER = (
+    "arm", "main metric", "command, s", "CPU, s", "after loading, s", "times best static", "times HF Trainer",
+    "share of the limit",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,7 @@ class Result:
         loop_seconds: From where data and model are there to the last evaluation.
         is_static: It neither freezes nor changes its arrangement for less than the full schedule.
         freezes: Steps before which a prefix froze, with its blocks.
+        share_of_limit: Of our runs that are none of the static plans, see :mod:`pipetransformer.autopipe.limit`.
     """
 
     arm: str
@@ -34,6 +38,7 @@ class Result:
     loop_seconds: float
     is_static: bool
     freezes: list[tuple[int, int]] = field(default_factory=list)
+    share_of_limit: float | None = None
 
 
 Figure = Callable[[Result], float]
@@ -52,7 +57,9 @@ def _row(arm: str, results: Sequence[Result]) -> tuple[str, ...]:
     static, trainer = [one for one in results if one.is_static], [one for one in results if one.arm == TRAINER]
     ratios = (" · ".join(_ratio(own, others, figure) for figure in FIGURES) for others in (static, trainer))
     seconds = (f"{median(figure(one) for one in own):.0f}" for figure in FIGURES)
-    return (arm, with_interval([one.metric for one in own]), *seconds, *ratios)
+    shares = [one.share_of_limit for one in own if one.share_of_limit is not None]
+    share = f"{median(shares):.0%}" if shares else "-"
+    return (arm, with_interval([one.metric for one in own]), *seconds, *ratios, share)
 
 
 def _ratio(own: Sequence[Result], others: Sequence[Result], figure: Figure) -> str:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from experiments.arms import ACCURACY, ARM, CPU, FASTER, FASTER_CPU, SECONDS, Arm, Column, Row, main
+from experiments.arms import ACCURACY, ARM, CPU, FASTER, FASTER_CPU, SECONDS, SHARE, Arm, Column, Row, main
 
 GIB = 1 << 30
 LEVELS, TYPES = (1, 2, 3, 4, 5), ("float32", "bfloat16", "float16", "int8")
@@ -24,7 +24,7 @@ ARMS = (
     *(Arm(f"level {DEEPEST}, {each}", _prefix(DEEPEST, f"cache.storage={each}")) for each in TYPES),
 )
 STORED: Column = ("stored, GiB", _gib)
-COLUMNS = (ARM, STORED, ACCURACY, SECONDS, CPU, FASTER, FASTER_CPU)
+COLUMNS = (ARM, STORED, ACCURACY, SECONDS, CPU, FASTER, FASTER_CPU, SHARE)
 
 if __name__ == "__main__":
     main(ARMS, Path(__file__).parent, COLUMNS)
