@@ -28,11 +28,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from math import prod
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from pipetransformer.errors import UserError
 
 Algorithm = Literal["1d", "2d", "3d"]
+ReduceDtype = Literal["float32", "precision"]
+REDUCE_DTYPES: tuple[ReduceDtype, ...] = get_args(ReduceDtype)
 Style = Literal["colwise", "rowwise", "embedding", "hidden", "inner", "column", "whole"]
 Span = tuple[Fraction, Fraction]
 """From and to, as fractions of a dimension."""
@@ -109,6 +111,8 @@ class StageMesh:
         tp: Parts of heads and widths.
         algorithm: ``1d`` and ``2d`` have the axes dp_shard, cp and tp; ``3d`` has x = dp_shard and y = z = tp, which
             are dp_shard times tp squared ranks.
+        reduce_dtype: In which the ranks sum activations and gradients of 16 bits: ``float32`` rounds a sum once,
+            ``precision`` keeps the type that they have, which halves the bytes and rounds in every addition.
 
     Raises:
         UserError: A number is below 1, or ``3d`` has ``cp`` above 1.
@@ -118,6 +122,7 @@ class StageMesh:
     cp: int = 1
     tp: int = 1
     algorithm: Algorithm = "1d"
+    reduce_dtype: ReduceDtype = "float32"
 
     def __post_init__(self) -> None:
         for name in _GRID:

@@ -126,6 +126,7 @@ def test_a_mesh_that_a_run_cannot_have_is_refused_before_anything_is_measured(
     [
         (["parallel.tp=0"], r"parallel\.tp=0 must be above 0"),
         (["parallel.tp_algorithm=4d"], r"parallel\.tp_algorithm=4d is unknown; choose one of 1d, 2d, 3d"),
+        (["parallel.reduce_dtype=half"], r"parallel\.reduce_dtype=half is unknown; choose one of float32, precision"),
         (["parallel.tp_algorithm=3d", "parallel.cp=2"], "3d splits no tokens; drop parallel.cp=2"),
         (["parallel=sharded", "parallel.tp=2"], r"parallel\.tp=2 lets several ranks .* parallel=sharded does not"),
         (["parallel=single", "parallel.cp=2"], r"parallel\.cp=2 lets several ranks .* parallel=single does not"),
@@ -145,6 +146,10 @@ def test_a_mesh_that_cannot_be_is_refused_at_once(overrides: list[str], words: s
 def test_settings_that_have_no_effect_on_a_mesh_are_told() -> None:
     assert "no effect on a mesh" in " ".join(warnings(loaded("parallel.tp=2", "randomness=device")))
     assert "no effect without parallel.tp=" in " ".join(warnings(loaded("parallel.tp_algorithm=2d")))
+    narrow, half = "parallel.reduce_dtype=precision", "precision=bfloat16"
+    assert "reduce_dtype=precision has no effect" in " ".join(warnings(loaded(narrow, half)))
+    assert "reduce_dtype=precision has no effect" in " ".join(warnings(loaded(narrow, "parallel.tp=2")))
+    assert "reduce_dtype" not in " ".join(warnings(loaded(narrow, "parallel.tp=2", half)))
 
 
 def test_without_gpus_there_are_as_many_processes_as_the_mesh_takes() -> None:

@@ -101,6 +101,25 @@ def test_half_precision_runs_faster_and_in_less_memory() -> None:
     assert half.memory_gib < single.memory_gib
 
 
+ETHERNET = ("cluster.num_nodes=8", "cluster.node_link_gb_per_s=10")
+
+
+def test_parts_of_heads_pay_for_small_batches_on_fast_links_and_never_for_large_ones_or_slow_links() -> None:
+    """Acceptance check 7 of the design, which counts sums of two bytes."""
+    bert = ("model=bert_large", "dataset=squad", "precision=bfloat16", "freeze=none", "cluster=dgx")
+    bert = (*bert, "parallel.reduce_dtype=precision")
+
+    def rate(*more: str) -> tuple[float, str]:
+        row = simulate(composed(*bert, *more)).rows[0]
+        return row.samples_per_second, row.schedule
+
+    (whole, _), (split, mesh) = (rate("batch_size=8", f"parallel.tp={tp}") for tp in ("1", "null"))
+    assert "tp 4" in mesh
+    assert split >= 1.15 * whole
+    assert "tp" not in rate("batch_size=512", "parallel.tp=null")[1]
+    assert "tp" not in rate("batch_size=8", "parallel.tp=null", "cluster.devices_per_node=1", *ETHERNET)[1]
+
+
 def test_a_peak_that_the_user_knows_makes_a_precision_possible() -> None:
     planner = make_planner(composed("precision=float64", "cluster.float64_tflops=0.35"))
     assert planner.profile.layers[1].autocast_bytes == 0

@@ -15,7 +15,7 @@ from pipetransformer.autopipe.cluster import Cluster, Link
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.autopipe.profile import AffineTime, LayerProfile, LayerShard, Profile, Traffic, Volume
 from pipetransformer.errors import InfeasiblePlan
-from pipetransformer.mesh import SINGLE, Algorithm, StageMesh
+from pipetransformer.mesh import SINGLE, StageMesh
 
 LONG_SEQUENCE = 1024  # tokens from which a ring may pay
 
@@ -117,7 +117,7 @@ def _seconds(volume: Volume, link: Link) -> AffineTime:
 
 
 def mesh_candidates(
-    wanted: Mapping[str, int | None], algorithm: Algorithm, widths: Mapping[str, int], num_tokens: int,
+    wanted: Mapping[str, int | None], like: StageMesh, widths: Mapping[str, int], num_tokens: int,
     num_devices: int, is_limited: bool,
 ) -> tuple[StageMesh, ...]:  # fmt: skip
     """Returns the meshes that a plan may have, the smallest first.
@@ -127,14 +127,15 @@ def mesh_candidates(
 
     Args:
         wanted: ``tp``, ``cp`` and ``dp_shard``; ``None`` leaves one open.
-        algorithm: Of all of them; ``2d`` and ``3d`` are for those who ask for them.
+        like: Has the algorithm and the type of sums of all of them; ``2d`` and ``3d`` are for those who ask for them.
         widths: Heads and widths of the model.
         num_tokens: Of a sample.
         num_devices: A mesh that is left open has no more; those of a node.
         is_limited: The devices' memory has a limit.
     """
     divisors = [size for size in range(1, num_devices + 1) if num_devices % size == 0]
-    may_ring = num_tokens >= LONG_SEQUENCE and algorithm != "3d"
+    plain = replace(like, algorithm="1d")
+    may_ring = num_tokens >= LONG_SEQUENCE and like.algorithm != "3d"
     open_sizes = {
         "dp_shard": divisors if is_limited else [1],
         "cp": divisors if may_ring else [1],
@@ -142,7 +143,7 @@ def mesh_candidates(
     }
     sizes = (each if (size := wanted[name]) is None else [size] for name, each in open_sizes.items())
     found = [
-        StageMesh(dp_shard, cp, tp, algorithm if tp > 1 or wanted["tp"] is not None else "1d")
+        replace(plain if tp == 1 and wanted["tp"] is None else like, dp_shard=dp_shard, cp=cp, tp=tp)
         for dp_shard, cp, tp in product(*sizes)
     ]
     is_open = None in wanted.values()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 
 import yaml
 
-from pipetransformer.mesh import Algorithm, StageMesh
+from pipetransformer.mesh import Algorithm, ReduceDtype, StageMesh
 from pipetransformer.models.adapters import NoAdapters
 from pipetransformer.report.run_folder import CONFIG
 from pipetransformer.report.secrets import redact
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 PRECISIONS = ("float32", "float64", "bfloat16", "float16")
+HALF_PRECISIONS = ("bfloat16", "float16")
 BATCHINGS = ("uniform", "bucketed")
 RANDOMNESS = ("sample", "device")
 STORAGE = ("exact", "float32", "bfloat16", "float16", "int8")
@@ -52,6 +53,7 @@ class Parallel:
         cp: Parts of the tokens of a sample, likewise; attention goes around a ring.
         dp_shard: Parts of the rows of a batch whose ranks also have the weights in parts, likewise.
         tp_algorithm: One of :data:`TP_ALGORITHMS`: how ``tp`` splits matrices.
+        reduce_dtype: One of :data:`~pipetransformer.mesh.REDUCE_DTYPES`: in which the ranks of a mesh sum 16 bits.
         device_chunk_gib: Weights and gradients lie in host memory, where all of them takes more than so much of a
             device, and come to it a layer at a time; moments stay there.
         offload_path: Folder of files in which they lie in place of host memory.
@@ -74,6 +76,7 @@ class Parallel:
     cp: int | None = 1
     dp_shard: int | None = 1
     tp_algorithm: str = "1d"
+    reduce_dtype: str = "float32"
     device_chunk_gib: float | None = None
     offload_path: str | None = None
     autopipe: bool = True
@@ -95,7 +98,8 @@ class Parallel:
     def mesh(self) -> StageMesh:
         """The smallest mesh that the options allow."""
         sizes = {name: size or 1 for name, size in self.mesh_sizes.items()}
-        return StageMesh(**sizes, algorithm=cast("Algorithm", self.tp_algorithm))
+        kind = cast("Algorithm", self.tp_algorithm), cast("ReduceDtype", self.reduce_dtype)
+        return StageMesh(**sizes, algorithm=kind[0], reduce_dtype=kind[1])
 
     @property
     def cpu_processes(self) -> int:

@@ -5,6 +5,7 @@ from pipetransformer.autopipe.schedules import REFUSED, SCHEDULES
 from pipetransformer.config.names import in_options
 from pipetransformer.config.schema import ARRANGEMENTS, TP_ALGORITHMS, Config, Parallel
 from pipetransformer.errors import InfeasiblePlan, UserError
+from pipetransformer.mesh import REDUCE_DTYPES
 
 MANY = 10**9  # layers or devices, where their number is not known yet
 
@@ -78,6 +79,7 @@ def _check_mesh(config: Config) -> None:
     """Refuses what does not go with several ranks that run a stage together."""
     parallel = config.parallel
     one_of("parallel.tp_algorithm", parallel.tp_algorithm, TP_ALGORITHMS)
+    one_of("parallel.reduce_dtype", parallel.reduce_dtype, REDUCE_DTYPES)
     if not parallel.splits_stages:
         return
     mesh, sizes = parallel.mesh, parallel.mesh_sizes  # which refuses what no mesh can be

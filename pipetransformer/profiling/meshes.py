@@ -24,7 +24,7 @@ from pipetransformer.profiling.layers import (
     trainable,
 )
 from pipetransformer.runtime.batch import Batch
-from pipetransformer.runtime.mesh import MeshAxis, RankMesh, widened
+from pipetransformer.runtime.mesh import MeshAxis, RankMesh
 from pipetransformer.runtime.mesh_stage import MeshStage
 from pipetransformer.runtime.precision import Precision
 from pipetransformer.runtime.tensor_parallel import shard_layer
@@ -52,13 +52,13 @@ class PretendedAxis(MeshAxis):
     def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
         if self.size == 1:
             return x
-        self._count("collectives", (self.size - 1) * widened(x).nbytes // self.size)
+        self._count("collectives", (self.size - 1) * self.summed(x).nbytes // self.size)
         return x.narrow(dim, 0, x.shape[dim] // self.size).contiguous()
 
     def all_reduce(self, x: Tensor) -> Tensor:
         if self.size == 1:
             return x
-        self._count("collectives", 2 * (self.size - 1) * widened(x).nbytes // self.size)
+        self._count("collectives", 2 * (self.size - 1) * self.summed(x).nbytes // self.size)
         return x.clone()
 
     def rotate(self, block: Tensor, received: Tensor) -> Tensor:
@@ -80,7 +80,9 @@ class PretendedMesh(RankMesh):
     def __init__(self, mesh: StageMesh) -> None:
         super().__init__(mesh, 0, {})
         self.tally: Tally = Counter()
-        self.axes = {name: PretendedAxis(size, 0, tally=self.tally) for name, size in mesh.shape.items()}
+        self.axes = {
+            name: PretendedAxis(axis.size, 0, widens=axis.widens, tally=self.tally) for name, axis in self.axes.items()
+        }
 
 
 class ShardedLayer:

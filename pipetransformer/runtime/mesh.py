@@ -14,16 +14,22 @@ from pipetransformer.mesh import Axes, Exchange, StageMesh, Style
 
 @dataclass(frozen=True)
 class MeshAxis:
-    """The ranks along one axis of a mesh. Numbers of 16 bits are summed in float32 and rounded once.
+    """The ranks along one axis of a mesh.
 
     Attributes:
         group: Their process group; ``None`` where this rank is alone.
         index: Of this rank.
+        widens: Numbers of 16 bits are summed in float32 and rounded once; otherwise as they are.
     """
 
     size: int
     index: int
     group: ProcessGroup | None = None
+    widens: bool = True
+
+    def summed(self, x: Tensor) -> Tensor:
+        """Returns a tensor in the type in which it is summed."""
+        return widened(x) if self.widens else x
 
     def all_gather(self, x: Tensor, dim: int) -> Tensor:
         """Concatenates the ranks' parts along a dimension."""
@@ -38,7 +44,7 @@ class MeshAxis:
         """Sums over the ranks, of which each gets its part of a dimension."""
         if self.size == 1:
             return x
-        parts = widened(x).movedim(dim, 0).contiguous()
+        parts = self.summed(x).movedim(dim, 0).contiguous()
         own = parts.new_empty((parts.shape[0] // self.size, *parts.shape[1:]))
         dist.reduce_scatter_tensor(own, parts, group=self.group)
         return own.movedim(0, dim).to(x.dtype)
@@ -47,7 +53,7 @@ class MeshAxis:
         """Sums over the ranks; the argument stays as it is."""
         if self.size == 1:
             return x
-        total = widened(x).contiguous().clone()
+        total = self.summed(x).contiguous().clone()
         dist.all_reduce(total, group=self.group)
         return total.to(x.dtype)
 
@@ -71,7 +77,7 @@ class MeshAxis:
 
 
 def widened(x: Tensor) -> Tensor:
-    """Returns a tensor as sums take it: numbers of 16 bits as float32."""
+    """Returns numbers of 16 bits as float32, and others as they are."""
     return x.float() if x.is_floating_point() and x.dtype.itemsize < 4 else x
 
 
@@ -94,7 +100,10 @@ class RankMesh:
     def __init__(self, mesh: StageMesh, rank: int, groups: Mapping[Axes, ProcessGroup]) -> None:
         self.mesh, self.rank, self.groups, self.place = mesh, rank, groups, "hidden"
         coordinate = mesh.coordinate(rank)
-        self.axes = {name: MeshAxis(size, coordinate[name], groups.get((name,))) for name, size in mesh.shape.items()}
+        widens = mesh.reduce_dtype == "float32"
+        self.axes = {
+            name: MeshAxis(size, coordinate[name], groups.get((name,)), widens) for name, size in mesh.shape.items()
+        }
 
     @property
     def hidden(self) -> MeshAxis:

@@ -31,7 +31,7 @@ from pipetransformer.simulate.analytic import (
     layer_profile,
 )
 
-SUMMED_BYTES = 4  # numbers of 16 bits are summed in float32
+SUMMED_BYTES = 4  # numbers of 16 bits are summed in float32, unless the mesh keeps them
 
 
 class Pass(NamedTuple):
@@ -97,7 +97,7 @@ class _Counter:
         self.shape, self.widths, self.mesh = shape, widths, mesh
         self.tokens = shape.num_tokens / mesh.cp
         self.hidden_parts = mesh.tp if mesh.splits_hidden else 1
-        self.summed = max(widths.narrow, SUMMED_BYTES)
+        self.summed = max(widths.narrow, SUMMED_BYTES) if mesh.reduce_dtype == "float32" else widths.narrow
 
     @property
     def products(self) -> list[tuple[Style, float, float]]:

@@ -89,8 +89,7 @@ def _meshes(config: SimulationConfig) -> tuple[StageMesh, ...]:
     widths = {"heads": shape.num_heads, "width": shape.hidden_size, "MLP": round(shape.mlp_ratio * shape.hidden_size)}
     parallel.mesh.check(widths)
     size, is_limited = config.cluster.devices_per_node, parallel.device_memory_gib is not None
-    sizes, algorithm = parallel.mesh_sizes, parallel.mesh.algorithm
-    return mesh_candidates(sizes, algorithm, widths, shape.num_tokens, size, is_limited)
+    return mesh_candidates(parallel.mesh_sizes, parallel.mesh, widths, shape.num_tokens, size, is_limited)
 
 
 def run_history(config: SimulationConfig, planner: Planner) -> RunHistory:

@@ -49,5 +49,5 @@ def choose_meshes(
         )
     check_num_ranks(parallel.mesh, num_devices)
     is_limited = parallel.device_memory_gib is not None
-    meshes = mesh_candidates(parallel.mesh_sizes, parallel.mesh.algorithm, widths, longest, node_size, is_limited)
+    meshes = mesh_candidates(parallel.mesh_sizes, parallel.mesh, widths, longest, node_size, is_limited)
     return tuple(mesh for mesh in meshes if mesh.cp <= shortest), []

@@ -163,19 +163,19 @@ OPEN = {"tp": None, "cp": 1, "dp_shard": 1}
 def test_meshes_that_are_left_open_are_those_that_may_pay(
     wanted: dict[str, int | None], tokens: int, limited: bool, expected: list[str]
 ) -> None:
-    assert [str(mesh) for mesh in mesh_candidates(wanted, "1d", WIDTHS, tokens, 8, limited)] == expected
+    assert [str(mesh) for mesh in mesh_candidates(wanted, SINGLE, WIDTHS, tokens, 8, limited)] == expected
 
 
 def test_three_dimensions_leave_the_tokens_whole_where_their_parts_are_open() -> None:
-    found = mesh_candidates({"tp": 2, "cp": None, "dp_shard": 1}, "3d", WIDTHS, 2048, 8, False)
+    found = mesh_candidates({"tp": 2, "cp": None, "dp_shard": 1}, StageMesh(algorithm="3d"), WIDTHS, 2048, 8, False)
     assert [str(mesh) for mesh in found] == ["tp 2 (3d)"]
 
 
 def test_a_mesh_that_does_not_divide_the_model_is_no_choice() -> None:
-    found = mesh_candidates({"tp": 2, "cp": 1, "dp_shard": None}, "1d", {"heads": 4, "width": 12}, 64, 16, True)
+    found = mesh_candidates({"tp": 2, "cp": 1, "dp_shard": None}, SINGLE, {"heads": 4, "width": 12}, 64, 16, True)
     assert [str(mesh) for mesh in found] == ["tp 2", "tp 2 x dp_shard 2"]  # 2 x 4 and 2 x 8 do not divide 12
 
 
 def test_two_dimensions_are_for_those_who_ask_for_them() -> None:
-    found = mesh_candidates({"tp": 2, "cp": 1, "dp_shard": 2}, "2d", WIDTHS, 64, 8, False)
+    found = mesh_candidates({"tp": 2, "cp": 1, "dp_shard": 2}, StageMesh(algorithm="2d"), WIDTHS, 64, 8, False)
     assert [str(mesh) for mesh in found] == ["tp 2 x dp_shard 2 (2d)"]

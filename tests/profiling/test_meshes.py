@@ -78,6 +78,15 @@ def kept_in_a_ring(num_tokens: int, num_ranks: int) -> int:
     return kept[0]
 
 
+def test_sums_of_16_bits_take_half_the_bytes_where_they_stay_so(pool: Pool, bert_config: Path) -> None:
+    """In 1d a forward pass has nothing but sums; in 2d no sum of activations, but those of weights in backward."""
+    case = Case("vit", bert_config, dropout=0.2, precision="bfloat16")
+    narrow = StageMesh(tp=2, reduce_dtype="precision")
+    wide, half = (received(pool.run(1, mesh_profile, case, mesh)[0], 8) for mesh in (StageMesh(tp=2), narrow))
+    blocks = 8 * 5 * 16 * 2 * 6  # samples, tokens, width, products whose outputs are summed, blocks
+    assert wide.forward - half.forward == blocks * (4 - 2), "an all-reduce over two ranks receives each number once"
+
+
 def test_without_other_ranks_nothing_is_exchanged(pool: Pool, bert_config: Path) -> None:
     profile = measured("vit", StageMesh(), pool, bert_config)
     assert received(profile, 8) == (0, 0)
