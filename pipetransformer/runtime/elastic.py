@@ -16,18 +16,14 @@ from torch.optim import Optimizer
 from pipetransformer.autodp.topology import Topology
 from pipetransformer.autodp.transition import Placement, Transition, first_transition, next_transition
 from pipetransformer.autopipe.plan import Plan
-from pipetransformer.errors import StepRefused
 from pipetransformer.models.stack import LayerStack
-from pipetransformer.optim.averaging import AVERAGE
 from pipetransformer.optim.base import OptimizerSpec
-from pipetransformer.optim.fused import droppable
 from pipetransformer.runtime import gradients
 from pipetransformer.runtime.agreement import Agreement
 from pipetransformer.runtime.batch import Batch, Loader
 from pipetransformer.runtime.compiled import BlockCompiler
-from pipetransformer.runtime.device_update import NormVerdict
 from pipetransformer.runtime.engine import Engine, Objective
-from pipetransformer.runtime.fsdp import FsdpLayers, local_part
+from pipetransformer.runtime.fsdp import FsdpLayers
 from pipetransformer.runtime.groups import RankContext, ResolvedTopology
 from pipetransformer.runtime.mesh_gradients import CopiedGradients
 from pipetransformer.runtime.mesh_layers import MeshLayers, check_mesh
@@ -53,6 +49,7 @@ from pipetransformer.runtime.snapshot import (
 from pipetransformer.runtime.stage import FrozenForward, ParametersByLayer, eval_forward
 from pipetransformer.runtime.stage_kinds import make_stage
 from pipetransformer.runtime.transfer import borrowed, gather_state_dict
+from pipetransformer.runtime.update import WeightUpdate, swap_averages
 
 
 class ElasticRuntime:
@@ -94,7 +91,7 @@ class ElasticRuntime:
         self.measured: ParametersByLayer = {}
         self._trained: ParametersByLayer = {}
         self.observer: UpdateObserver | None = None
-        self._own_rates = own_rates
+        self._own_rates, self._update = own_rates, WeightUpdate(self, optimizer, self._agreement)
         self._compiler = BlockCompiler(len(stack)) if context.compiles else None
         self._shards: FsdpLayers | None = None
         self._mesh: MeshLayers | None = None
@@ -299,56 +296,7 @@ class ElasticRuntime:
         """
         if self.engine is None or batch is None:
             return self._agreement.idle(requests)
-        loss = self.engine.step(batch, self.loss_scale.value)
-        own = gradients.squared_gradient_norms(self.measured, self.num_layers, self.device)
-        squared = gradients.all_reduce_squared_norms(own, self.engine.norm_group)
-        verdict = NormVerdict(self.loss_scale.unscaled(squared), self.loss_scale.value, max_norm)
-        sums = self._agreement.sums(loss, verdict.flags, requests)
-        fused = None if self.observer is not None and self.observer.is_due else droppable(self.optimizer)
-        if fused is not None:
-            self._update_on_device(fused, verdict, rate)
-            return self._agreement.judge(sums, *verdict.read())
-        try:
-            result = self._agreement.judge(sums, *verdict.read())
-        except StepRefused:
-            self._clear_gradients()
-            raise
-        self._update(result, rate)
-        return result
-
-    def _update_on_device(self, fused: Optimizer, verdict: NormVerdict, rate: float | Sequence[float]) -> None:
-        """Updates where the device finds the gradient good; the host does not know yet."""
-        assert self.engine is not None
-        with self.recorder.span("optimizer"), verdict.dropping(fused):
-            verdict.clip(self.engine.active_parameters, self._spec.clip_norm)
-            self._set_rates(rate)
-            self._step_optimizer()
-            self._clear_gradients()
-
-    def _update(self, result: StepResult, rate: float | Sequence[float]) -> None:
-        assert self.engine is not None
-        # with an observer, a rank without an optimizer still joins the sums over the ranks
-        if self.optimizer is None and self.observer is None:
-            return
-        with self.recorder.span("optimizer"):
-            if not result.skipped:
-                parameters, clip_norm = self.engine.active_parameters, self._spec.clip_norm
-                factor = gradients.unscale_and_clip(parameters, result.total_norm, clip_norm, result.loss_scale)
-                self._set_rates(rate)
-                if self.observer is None:
-                    self._step_optimizer()
-                else:
-                    self.observer.around(self, factor, self._step_optimizer)
-            self._clear_gradients()
-
-    def _set_rates(self, rate: float | Sequence[float]) -> None:
-        rates = self._spec.rates(rate, self.num_layers) if isinstance(rate, float | int) else rate
-        for group in self.optimizer.param_groups if self.optimizer else ():
-            group["lr"] = rates[group["layer"]]
-
-    def _step_optimizer(self) -> None:
-        if self.optimizer is not None:
-            self.optimizer.step()
+        return self._update.after(self.engine.step(batch, self.loss_scale.value), rate, requests, max_norm)
 
     @property
     def measured_blocks(self) -> ParametersByLayer:
@@ -377,10 +325,6 @@ class ElasticRuntime:
     def is_stateless(self) -> bool:
         """True when the optimizer keeps nothing from step to step."""
         return self._spec.state_factor == 0
-
-    def _clear_gradients(self) -> None:
-        if self.optimizer is not None:
-            self.optimizer.zero_grad(set_to_none=True)
 
     def evaluate(self, loader: Loader, ids: np.ndarray) -> Evaluated | None:
         """Loads this rank's part of a global batch and runs forward in evaluation mode.
@@ -432,20 +376,11 @@ class ElasticRuntime:
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """Gives the parameters their average inside, where there is one, and their own numbers back at the end."""
-        self._swap_averages()
+        swap_averages(self.optimizer)
         try:
             yield
         finally:
-            self._swap_averages()
-
-    @torch.no_grad()
-    def _swap_averages(self) -> None:
-        for parameter, state in self.optimizer.state.items() if self.optimizer else ():
-            if AVERAGE in state:
-                own, average = local_part(parameter), local_part(state[AVERAGE])
-                before = own.clone()
-                own.copy_(average)
-                average.copy_(before)
+            swap_averages(self.optimizer)
 
     def weights(self) -> dict[str, Tensor] | None:
         """Gathers all weights under their original names. All ranks call it.

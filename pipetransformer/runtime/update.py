@@ -1,0 +1,116 @@
+"""The end of a step: its gradient is judged by its norms, then clipped and used, or dropped, on every rank alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from pipetransformer.errors import StepRefused
+from pipetransformer.optim.averaging import AVERAGE
+from pipetransformer.optim.base import OptimizerSpec
+from pipetransformer.optim.fused import droppable
+from pipetransformer.runtime import gradients
+from pipetransformer.runtime.agreement import Agreement
+from pipetransformer.runtime.device_update import NormVerdict
+from pipetransformer.runtime.engine import Engine
+from pipetransformer.runtime.fsdp import local_part
+from pipetransformer.runtime.result import Requests, StepResult
+
+if TYPE_CHECKING:
+    from pipetransformer.runtime.elastic import ElasticRuntime
+
+Rate = float | Sequence[float]
+
+
+class WeightUpdate:
+    """Updates the weights of a runtime.
+
+    Args:
+        runtime: Whose engine, optimizer and observer are those of the plan in force.
+        spec: Settings of the optimizer.
+        agreement: Of all ranks on a step.
+    """
+
+    def __init__(self, runtime: ElasticRuntime, spec: OptimizerSpec, agreement: Agreement) -> None:
+        self._runtime, self._spec, self._agreement = runtime, spec, agreement
+
+    def after(self, loss: Tensor, rate: Rate, requests: Requests, max_norm: float) -> StepResult:
+        """Ends a step whose gradients are there. See :meth:`~pipetransformer.runtime.elastic.ElasticRuntime.step`.
+
+        Raises:
+            StepRefused: On every rank alike, before any weight changes.
+        """
+        runtime, engine, loss_scale = self._runtime, self._engine, self._runtime.loss_scale
+        own = gradients.squared_gradient_norms(runtime.measured, runtime.num_layers, runtime.device)
+        squared = gradients.all_reduce_squared_norms(own, engine.norm_group)
+        verdict = NormVerdict(loss_scale.unscaled(squared), loss_scale.value, max_norm)
+        sums = self._agreement.sums(loss, verdict.flags, requests)
+        is_measured = runtime.observer is not None and runtime.observer.is_due
+        fused = None if is_measured else droppable(runtime.optimizer)
+        if fused is not None:
+            self._on_device(fused, verdict, rate)
+            return self._agreement.judge(sums, *verdict.read())
+        try:
+            result = self._agreement.judge(sums, *verdict.read())
+        except StepRefused:
+            self._clear_gradients()
+            raise
+        self._on_host(result, rate)
+        return result
+
+    @property
+    def _engine(self) -> Engine:
+        assert self._runtime.engine is not None, "an idle rank takes no step"
+        return self._runtime.engine
+
+    def _on_device(self, fused: Optimizer, verdict: NormVerdict, rate: Rate) -> None:
+        """Updates where the device finds the gradient good; the host does not know yet."""
+        with self._runtime.recorder.span("optimizer"), verdict.dropping(fused):
+            verdict.clip(self._engine.active_parameters, self._spec.clip_norm)
+            self._set_rates(rate)
+            self._step_optimizer()
+            self._clear_gradients()
+
+    def _on_host(self, result: StepResult, rate: Rate) -> None:
+        runtime = self._runtime
+        # with an observer, a rank without an optimizer still joins the sums over the ranks
+        if runtime.optimizer is None and runtime.observer is None:
+            return
+        with runtime.recorder.span("optimizer"):
+            if not result.skipped:
+                parameters, clip_norm = self._engine.active_parameters, self._spec.clip_norm
+                factor = gradients.unscale_and_clip(parameters, result.total_norm, clip_norm, result.loss_scale)
+                self._set_rates(rate)
+                if runtime.observer is None:
+                    self._step_optimizer()
+                else:
+                    runtime.observer.around(runtime, factor, self._step_optimizer)
+            self._clear_gradients()
+
+    def _set_rates(self, rate: Rate) -> None:
+        rates = self._spec.rates(rate, self._runtime.num_layers) if isinstance(rate, float | int) else rate
+        for group in self._runtime.optimizer.param_groups if self._runtime.optimizer else ():
+            group["lr"] = rates[group["layer"]]
+
+    def _step_optimizer(self) -> None:
+        if self._runtime.optimizer is not None:
+            self._runtime.optimizer.step()
+
+    def _clear_gradients(self) -> None:
+        if self._runtime.optimizer is not None:
+            self._runtime.optimizer.zero_grad(set_to_none=True)
+
+
+@torch.no_grad()
+def swap_averages(optimizer: Optimizer | None) -> None:
+    """Exchanges the parameters' numbers for their average, where the optimizer keeps one."""
+    for parameter, state in optimizer.state.items() if optimizer else ():
+        if AVERAGE in state:
+            own, average = local_part(parameter), local_part(state[AVERAGE])
+            before = own.clone()
+            own.copy_(average)
+            average.copy_(before)
