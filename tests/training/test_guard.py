@@ -53,11 +53,14 @@ def test_without_a_guard_such_a_batch_changes_the_run(pool: Pool, tmp_path: Path
     assert seen.losses[5:] != pytest.approx(train_plainly(HUGE)[5:], rel=1e-12, abs=1e-10)
 
 
-@pytest.mark.parametrize("name", ["elastic", "sharded"])
-def test_weights_are_rolled_back_to_the_last_checkpoint(pool: Pool, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(("name", "num_workers"), [("elastic", 0), ("sharded", 0), ("elastic", 1)])
+def test_weights_are_rolled_back_to_the_last_checkpoint(
+    pool: Pool, tmp_path: Path, name: str, num_workers: int
+) -> None:
+    """A worker has read batches ahead that come again."""
     world, parallel = WORLDS[name]
-    guard = pt.Guard(not_finite="roll_back", max_rollbacks=4)
-    options = {"guard": guard, "checkpoint": pt.Checkpointing(every_steps=2, keep=1)}
+    guard, loader = pt.Guard(not_finite="roll_back", max_rollbacks=4), pt.Loading(num_workers=num_workers)
+    options = {"guard": guard, "loader": loader, "checkpoint": pt.Checkpointing(every_steps=2, keep=1)}
     expected = train_plainly(NAN, rolls_back_every=2)
     for seen in pool.run(world, train_guarded, tmp_path, parallel, NAN, options):
         assert seen.losses == pytest.approx(expected, rel=0, abs=1e-10, nan_ok=True)
