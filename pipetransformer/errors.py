@@ -27,6 +27,10 @@ class InfeasiblePlan(UserError):
     """No plan meets the memory budget or what the user fixed."""
 
 
+class TooLargePlan(InfeasiblePlan):
+    """No plan that has all weights on the devices fits their memory."""
+
+
 class StepRefused(UserError, ArithmeticError):
     """The loss or the gradient of a global batch cannot be used. No weight was changed.
 

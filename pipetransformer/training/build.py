@@ -24,7 +24,7 @@ from pipetransformer.autopipe.profile import AffineTime, MeshProfile
 from pipetransformer.config.schema import Config, Parallel
 from pipetransformer.config.validate import check_batch, warnings
 from pipetransformer.data.base import Data, ImageFormat, TextFormat
-from pipetransformer.errors import InfeasiblePlan
+from pipetransformer.errors import TooLargePlan
 from pipetransformer.mesh import SINGLE, StageMesh
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.base import OptimizerSpec
@@ -139,22 +139,24 @@ def prepare(
     )
     loaders = train, tuple(evaluation)
     return RunComponents(
-        data, stack, *loaders, planner, _first(planner), cache_setup, runtime, inputs, optim, order, resumed
-    )
+        data, stack, *loaders, planner, _first(planner, config.parallel), cache_setup, runtime, inputs, optim, order,
+        resumed,
+    )  # fmt: skip
 
 
-def _first(planner: Planner) -> Transition:
+def _first(planner: Planner, parallel: Parallel) -> Transition:
     """Returns the transition to the first plan.
 
     Raises:
-        InfeasiblePlan: There is none; where memory is short with the option that takes weights to the host.
+        InfeasiblePlan: There is none; where memory is short with the option that takes weights to the host, if it goes
+            with the others.
     """
     try:
         return planner.first
-    except InfeasiblePlan as error:
-        if "device_memory_gib" not in error.message or "device_chunk_gib" in error.message:
+    except TooLargePlan as error:
+        if parallel.device_chunk_gib is not None or parallel.splits_stages:
             raise
-        raise InfeasiblePlan(f"{error.message}; or keep weights in host memory by `device_chunk_gib`") from None
+        raise TooLargePlan(f"{error.message}; or keep weights in host memory by `device_chunk_gib`") from None
 
 
 def _sources(config: Config, data: Data, stack: LayerStack, nodes: NodeLayout) -> list[SampleSource]:

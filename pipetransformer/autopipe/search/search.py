@@ -21,7 +21,7 @@ from pipetransformer.autopipe.profile import Profile
 from pipetransformer.autopipe.search.bounds import LowerBounds
 from pipetransformer.autopipe.search.candidates import candidates, device_layouts, preference, smallest_candidates
 from pipetransformer.autopipe.search.solver import RELATIVE_TOLERANCE, PartitionSolver
-from pipetransformer.errors import InfeasiblePlan
+from pipetransformer.errors import InfeasiblePlan, TooLargePlan
 from pipetransformer.mesh import SINGLE, StageMesh
 
 
@@ -164,7 +164,9 @@ class _Search:
                 break
             if num_bytes := self.solver.min_memory(layout, smallest):
                 smallest, min_memory = num_bytes, layout
-        raise InfeasiblePlan(self._explain_memory(smallest, min_memory) if min_memory else self._explain_constraints())
+        if min_memory:
+            raise TooLargePlan(self._explain_memory(smallest, min_memory))
+        raise InfeasiblePlan(self._explain_constraints())
 
     def _explain_memory(self, smallest: float, min_memory: Layout) -> str:
         others = ", activation checkpointing" * min_memory.recompute
