@@ -25,7 +25,8 @@ ARMS = (
 )
 VIT_B: tuple[str, ...] = ("model=vit", "model.pretrained=false", "model.image_size=224", "dataset=digits")
 DIGITS: tuple[str, ...] = ("model=vit_tiny", "dataset=digits")
-MINILM: tuple[str, ...] = ("model=bert", "dataset=squad", "dataset.max_length=256")
+MINILM: tuple[str, ...] = ("model=bert", "dataset=squad")
+WINDOWS = {256: "dataset.stride=128", 64: "dataset.stride=16"}  # tokens of a sample
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     workloads = {"ViT-B/16 on 224 pixels": VIT_B, "6 blocks of width 96 on digits": DIGITS}
     if given.minilm:
-        own = (*MINILM, f"model.name={given.minilm[0]}", f"dataset.path={given.minilm[1]}")
-        workloads["MiniLM on 256 tokens"] = own
+        paths = f"model.name={given.minilm[0]}", f"dataset.path={given.minilm[1]}"
+        for length, stride in WINDOWS.items():
+            workloads[f"MiniLM on {length} tokens"] = (*MINILM, *paths, f"dataset.max_length={length}", stride)
     steps: list[Step] = []
     for number, (name, options) in enumerate(workloads.items()):
         folder = given.folder.absolute() / str(number)
