@@ -62,6 +62,10 @@ def test_help_shows_the_options_that_are_chosen(tmp_path: Path) -> None:
             ["+freeze.beta=1"],
             "freeze.beta does not exist; valid options: interval, guard, on_unfreeze, target",
         ),
+        (
+            ["logger=none", "logger.max_share=0.1"],
+            "logger.max_share does not exist; logger=tensorboard or logger=wandb has it\n",
+        ),
         (["freeze=schedule", "freeze.num_frozen=[1,x]"], "freeze.num_frozen[1]: Value 'x' of type 'str'"),
         (
             ["model=bert"],

@@ -205,8 +205,9 @@ def unknown_key(key: str, names: Sequence[str], elsewhere: list[str] | None = No
     if near:
         return f"{key} does not exist; did you mean {' or '.join(near)}?"
     having = _options_with(parents[0], last) if len(parents) == 1 else []
-    hint = f"{' or '.join(having)} has it; " if having else ""
-    return f"{key} does not exist; {hint}valid options: {', '.join(names)}"
+    hints = [f"{' or '.join(having)} has it"] if having else []
+    hints += [f"valid options: {', '.join(names)}"] if names else []
+    return "; ".join([f"{key} does not exist", *hints])
 
 
 def _options_with(group: str, name: str) -> list[str]:
