@@ -49,7 +49,7 @@ class JsonLines(Sink):
 
     def write(self, event: EventName, values: Values) -> None:
         time = datetime.now(UTC).isoformat(timespec="milliseconds")
-        self._file.write(_dumps({"event": event, "time": time} | redact_event(values)) + "\n")
+        self._file.write(_line({"event": event, "time": time} | redact_event(values)) + "\n")
         self._file.flush()
 
     def close(self) -> None:
@@ -273,6 +273,16 @@ def _first_line(error: Exception) -> str:
 
 def _dumps(value: Any, indent: int | None = None) -> str:
     return json.dumps(_finite(value), allow_nan=False, ensure_ascii=False, indent=indent)
+
+
+_encoder = json.JSONEncoder(allow_nan=False, ensure_ascii=False)  # json.dumps would make one for each step
+
+
+def _line(values: Values) -> str:
+    try:
+        return _encoder.encode(values)
+    except ValueError:  # NaN or infinity, which few steps have
+        return _dumps(values)
 
 
 def _finite(value: Any) -> Any:

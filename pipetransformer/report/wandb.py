@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 INIT_TIMEOUT_S = 30.0
 MAX_NAME = 128  # characters that wandb takes
+TABLES_EVERY_S = 60.0
 MODES = ("offline", "online")
 
 
@@ -116,7 +118,8 @@ class WandbLogger(LoggerSpec):
                 )
         except (wandb.Error, OSError) as error:
             raise self._refused(str(error)) from error
-        return Thinned(WandbSink(run, run_dir / EVENT_LOG), self.max_share)
+        every_s = 0.0 if self.max_share is None else TABLES_EVERY_S
+        return Thinned(WandbSink(run, run_dir / EVENT_LOG, every_s), self.max_share)
 
     def _refused(self, why: str) -> UserError:
         remedy = "logger.mode=offline keeps the data in the run folder, logger=none does without wandb"
@@ -145,17 +148,23 @@ def _redacted_command() -> Iterator[None]:
 class WandbSink(Sink):
     """Sends events to a wandb run as charts over the optimizer steps, and its decisions and transitions as two tables.
 
-    A table is logged whole whenever a transition or the guard has something new, so that a run shows its last state. A
-    resumed run takes the rows before it from the event log, which has been cut to the step from which it goes on.
+    A table is logged whole where a transition or the guard has something new, and at the end, so that a run shows its
+    last state. A resumed run takes the rows before it from the event log, which has been cut to the step from which it
+    goes on.
 
     Args:
         run: A started run.
         event_log: The events of the run, which a resumed one reads.
+        tables_every_s: Seconds from one table to the next at least: each takes the service a fifth of a second.
+        clock: Seconds since any fixed moment.
     """
 
-    def __init__(self, run: Run, event_log: Path) -> None:
-        self._run, self._event_log = run, event_log
-        self._exit_code, self._num_rolled_back = 1, 0
+    def __init__(
+        self, run: Run, event_log: Path, tables_every_s: float = 0.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._run, self._event_log, self._clock = run, event_log, clock
+        self._tables_every_s, self._tables_at, self._has_news = tables_every_s, clock(), False
+        self._exit_code, self._num_rolled_back, self._step = 1, 0, 0
         self._decisions, self._transitions = list[Values](), list[Values]()
         run.define_metric("*", step_metric="step")
 
@@ -169,9 +178,11 @@ class WandbSink(Sink):
             self._exit_code = 0 if values["status"] == "completed" else 1
             self._run.summary.update(dict(flatten(values)))
         self._keep(event, values)
-        if row := charts(event, values) | self._tables(event, values):
-            step = step_of(values)
-            self._run.log({"step": step, **row}, step=step + self._num_rolled_back)
+        self._has_news |= event in ("transition", "summary") or (event == "decision" and is_of_the_guard(values))
+        is_due = event == "summary" or self._clock() - self._tables_at >= self._tables_every_s
+        if row := charts(event, values) | (self._tables() if is_due else {}):
+            self._step = step_of(values)
+            self._run.log({"step": self._step, **row}, step=self._step + self._num_rolled_back)
 
     def _keep(self, event: EventName, values: Values) -> None:
         """Keeps what becomes a row of a table."""
@@ -184,13 +195,13 @@ class WandbSink(Sink):
                 self._decisions = read_events(self._event_log, "decision")
                 self._transitions = read_events(self._event_log, "transition")
 
-    def _tables(self, event: EventName, values: Values) -> Values:
+    def _tables(self) -> Values:
         """Returns the tables where they say something new, not at each decision: there may be thousands."""
-        is_news = event in ("transition", "summary") or (event == "decision" and is_of_the_guard(values))
-        if not is_news or not self._decisions:
+        if not self._has_news or not self._decisions:
             return {}
         from wandb import Table
 
+        self._has_news, self._tables_at = False, self._clock()
         return {
             "tables/decisions": Table([*DECISION_COLUMNS], decision_rows(self._decisions)),
             "tables/transitions": Table([*TRANSITION_COLUMNS], [*transition_rows(self._transitions)]),
@@ -200,5 +211,7 @@ class WandbSink(Sink):
         return {"wandb_id": self._run.id}
 
     def close(self) -> None:
-        """Marks the run as failed unless a summary said that it was completed."""
+        """Logs what the tables lack of a run without a summary; marks it as failed unless one said otherwise."""
+        if tables := self._tables():
+            self._run.log({"step": self._step, **tables}, step=self._step + self._num_rolled_back)
         self._run.finish(exit_code=self._exit_code)

@@ -108,6 +108,25 @@ def test_steps_that_a_run_trains_otherwise_have_rows_of_their_own(events: Events
     assert fake.rows[-1] == 27
 
 
+def test_tables_come_once_in_a_minute_and_at_the_end(events: Events, fake: FakeRun) -> None:
+    seconds = iter(range(0, 10**6, 10))  # between two looks at the clock
+    sink = WandbSink(fake, Path(EVENT_LOG), 60.0, lambda: float(next(seconds)))  # pyright: ignore[reportArgumentType]
+    for event, values in events:
+        if event != "summary":
+            sink.write(event, values)
+    steps = [row["step"] for row in fake.logged if "tables/transitions" in row]
+    assert steps == [8, 16], "each when it has happened, since it is ten seconds from one event to the next"
+    hasty = FakeRun()
+    sink = WandbSink(hasty, Path(EVENT_LOG), 60.0, lambda: 0.0)  # pyright: ignore[reportArgumentType]
+    for event, values in events:
+        if event != "summary":
+            sink.write(event, values)
+    assert not any("tables/transitions" in row for row in hasty.logged)
+    sink.close()
+    assert [len(row["tables/transitions"].data) for row in hasty.logged if "tables/transitions" in row] == [2]
+    assert hasty.exit_code == 1
+
+
 def test_the_table_says_what_the_guard_took_back(events: Events, fake: FakeRun) -> None:
     decision, transition = (
         next(values for event, values in events if event == name) for name in ("decision", "transition")
