@@ -182,7 +182,7 @@ class WandbSink(Sink):
         is_due = event == "summary" or self._clock() - self._tables_at >= self._tables_every_s
         if row := charts(event, values) | (self._tables() if is_due else {}):
             self._step = step_of(values)
-            self._run.log({"step": self._step, **row}, step=self._step + self._num_rolled_back)
+            self._log(self._step, row)
 
     def _keep(self, event: EventName, values: Values) -> None:
         """Keeps what becomes a row of a table."""
@@ -212,6 +212,11 @@ class WandbSink(Sink):
 
     def close(self) -> None:
         """Logs what the tables lack of a run without a summary; marks it as failed unless one said otherwise."""
-        if tables := self._tables():
-            self._run.log({"step": self._step, **tables}, step=self._step + self._num_rolled_back)
-        self._run.finish(exit_code=self._exit_code)
+        try:
+            if tables := self._tables():
+                self._log(self._step, tables)
+        finally:
+            self._run.finish(exit_code=self._exit_code)
+
+    def _log(self, step: int, row: Values) -> None:
+        self._run.log({"step": step, **row}, step=step + self._num_rolled_back)

@@ -7,6 +7,7 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import wandb
@@ -125,6 +126,19 @@ def test_tables_come_once_in_a_minute_and_at_the_end(events: Events, fake: FakeR
     sink.close()
     assert [len(row["tables/transitions"].data) for row in hasty.logged if "tables/transitions" in row] == [2]
     assert hasty.exit_code == 1
+
+
+def test_a_run_is_closed_where_its_last_tables_cannot_be_written(
+    events: Events, fake: FakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = WandbSink(fake, Path(EVENT_LOG), 60.0, lambda: 0.0)  # pyright: ignore[reportArgumentType]
+    for event, values in events:
+        if event != "summary":
+            sink.write(event, values)
+    monkeypatch.setattr(fake, "log", mock.Mock(side_effect=OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        sink.close()
+    assert fake.exit_code == 1
 
 
 def test_the_table_says_what_the_guard_took_back(events: Events, fake: FakeRun) -> None:
