@@ -20,7 +20,7 @@ from statistics import mean, median
 from typing import Any
 
 from experiments.measured import Took, run_measured
-from experiments.record import markdown, publish
+from experiments.record import markdown, publish, share
 from pipetransformer.report.comparison import with_interval
 from pipetransformer.report.run_folder import SUMMARY, Run, read_run
 
@@ -179,11 +179,6 @@ def _frozen_from(row: Row) -> str:
     return ", ".join(f"{frozen} from {step:,}" for step, frozen in row.first.prefixes) or "none"
 
 
-def _share(row: Row) -> str:
-    shares = [share for one in row.own.values() if (share := one.summary.get("share_of_limit")) is not None]
-    return f"{median(shares):.0%}" if shares else "-"
-
-
 ARM: Column = ("arm", lambda row: row.first.arm)
 FROZEN_FROM: Column = ("frozen blocks from step", _frozen_from)
 FROZEN: Column = ("mean frozen", lambda row: f"{mean(row.values(lambda one: one.summary['mean_frozen_fraction'])):.0%}")
@@ -194,7 +189,7 @@ CPU: Column = ("CPU", lambda row: f"{median(row.values(lambda one: one.cpu_secon
 SIGNALS: Column = ("signals", lambda row: f"{median(row.values(lambda one: one.signal_share)):.2%}")
 FASTER: Column = ("times as fast", lambda row: f"{row.ratio(lambda one: one.seconds):.2f}")
 FASTER_CPU: Column = ("in CPU time", lambda row: f"{row.ratio(lambda one: one.cpu_seconds):.2f}")
-SHARE: Column = ("share of the limit", _share)
+SHARE: Column = ("share of the limit", lambda row: share(one.summary.get("share_of_limit") for one in row.own.values()))
 USUAL = (ARM, FROZEN, ACCURACY, TRAINING, SECONDS, CPU, FASTER, FASTER_CPU, SHARE)
 
 

@@ -22,6 +22,12 @@ def spread(ratios: Sequence[float]) -> tuple[str, str]:
     return f"{median(ratios):.2f}", f"{min(ratios):.2f}-{max(ratios):.2f}"
 
 
+def share(shares: Iterable[float | None]) -> str:
+    """Returns the median of those that are known as a cell of a table."""
+    known = [each for each in shares if each is not None]
+    return f"{median(known):.0%}" if known else "-"
+
+
 def record(folder: Path, results: Any, table: str) -> None:
     """Writes the figures and the environment to ``results.json`` and puts the table between the README's markers.
 

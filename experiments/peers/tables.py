@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import mean, median
 
-from experiments.record import markdown
+from experiments.record import markdown, share
 from pipetransformer.report.comparison import half_width, with_interval
 
 FULL, HALF, TRAINER = "ours, parallel=data", "ours, parallel=data, half the epochs", "HF Trainer"
@@ -57,9 +57,8 @@ def _row(arm: str, results: Sequence[Result]) -> tuple[str, ...]:
     static, trainer = [one for one in results if one.is_static], [one for one in results if one.arm == TRAINER]
     ratios = (" · ".join(_ratio(own, others, figure) for figure in FIGURES) for others in (static, trainer))
     seconds = (f"{median(figure(one) for one in own):.0f}" for figure in FIGURES)
-    shares = [one.share_of_limit for one in own if one.share_of_limit is not None]
-    share = f"{median(shares):.0%}" if shares else "-"
-    return (arm, with_interval([one.metric for one in own]), *seconds, *ratios, share)
+    reached = share(one.share_of_limit for one in own)
+    return (arm, with_interval([one.metric for one in own]), *seconds, *ratios, reached)
 
 
 def _ratio(own: Sequence[Result], others: Sequence[Result], figure: Figure) -> str:

@@ -109,7 +109,7 @@ class Residency(Generic[Key]):
         if chunk in self._pins:
             self._pins[chunk] += 1
             return []
-        evictions = list(self._make_room(self._sizes[chunk]))
+        evictions = self._make_room(self._sizes[chunk])
         self._put(chunk, pins=1, is_fresh=is_fresh)
         return evictions
 
@@ -119,11 +119,23 @@ class Residency(Generic[Key]):
         if changed:
             self._changed.add(chunk)
 
-    def _make_room(self, num_bytes: int) -> Iterator[Eviction[Key]]:
-        while self._used + num_bytes > self._budget:
-            free = [chunk for chunk, pins in self._pins.items() if not pins]
-            assert free, f"{self._used} bytes in use and {num_bytes} more exceed the budget of {self._budget}"
-            yield self.evict(max(free, key=self._next_use))
+    def _make_room(self, num_bytes: int) -> list[Eviction[Key]]:
+        free = [chunk for chunk, pins in self._pins.items() if not pins]
+        evictions = [self.evict(chunk) for chunk in self._needed_last(num_bytes, free)]
+        assert self._used + num_bytes <= self._budget, (
+            f"{self._used} bytes in use and {num_bytes} more exceed the budget of {self._budget}"
+        )
+        return evictions
+
+    def _needed_last(self, num_bytes: int, among: Iterable[Key]) -> list[Key]:
+        """Returns the chunks that leave so that there is room, of some of those on the device the ones needed last."""
+        lacking, leaving = self._used + num_bytes - self._budget, list[Key]()
+        for chunk in sorted(among, key=self._next_use, reverse=True) if lacking > 0 else ():
+            if lacking <= 0:
+                break
+            leaving.append(chunk)
+            lacking -= self._sizes[chunk]
+        return leaving
 
     def _next_use(self, chunk: Key) -> float:
         """Returns when a chunk is needed again, in uses from now; in the first step how long it was not."""
@@ -152,15 +164,9 @@ class Residency(Generic[Key]):
             What has to leave before it, in order: the same chunks that would leave at its use. ``None`` where one of
             those is in use, so that the chunk cannot come before.
         """
-        lacking, leaving = self._used + self._sizes[chunk] - self._budget, list[Key]()
-        for each in sorted(self._pins, key=self._next_use, reverse=True):
-            if lacking <= 0:
-                break
-            if self._pins[each]:
-                return None
-            leaving.append(each)
-            lacking -= self._sizes[each]
-        if lacking > 0:
+        leaving = self._needed_last(self._sizes[chunk], self._pins)
+        left = sum(self._sizes[each] for each in leaving)
+        if any(self._pins[each] for each in leaving) or self._used - left + self._sizes[chunk] > self._budget:
             return None
         evictions = [self.evict(each) for each in leaving]
         self._put(chunk, pins=0, is_fresh=False)
@@ -202,19 +208,19 @@ def _positions(order: Sequence[Key]) -> dict[Key, list[int]]:
     return dict(positions)
 
 
-def fetch_ahead(residency: Residency[Chunk]) -> Iterator[tuple[Chunk, list[Eviction[Chunk]]]]:
+def fetch_ahead(residency: Residency[Chunk]) -> tuple[Chunk, list[Eviction[Chunk]]] | None:
     """Puts the weights that come next on the device, while those that are there compute, where that costs nothing.
 
     Gradients come with their weights, most of them as zeros.
 
-    Yields:
-        What comes, and what leaves for it; nothing, or once.
+    Returns:
+        What comes, and what leaves for it; ``None`` where nothing comes.
     """
     chunk = residency.next
-    if chunk is not None and chunk.kind == "weights":
-        evictions = residency.prefetch(chunk)
-        if evictions is not None:
-            yield chunk, evictions
+    if chunk is None or chunk.kind != "weights":
+        return None
+    evictions = residency.prefetch(chunk)
+    return None if evictions is None else (chunk, evictions)
 
 
 def step_uses(layers: range, first_active: int, num_microbatches: int) -> Iterator[tuple[Chunk, ...]]:
@@ -248,7 +254,8 @@ def step_traffic(
                 is_fresh = chunk.kind == "gradient" and chunk not in written
                 evictions = residency.begin(chunk, is_fresh)
                 written |= {each.chunk for each in evictions if each.is_written}
-            written |= {each.chunk for _, evictions in fetch_ahead(residency) for each in evictions if each.is_written}
+            _, evictions = fetch_ahead(residency) or (None, [])
+            written |= {each.chunk for each in evictions if each.is_written}
             for chunk in filter(sizes.__contains__, uses):
                 residency.end(chunk, changed=chunk.kind == "gradient")
         residency.end_step(leaving(sizes, first_active))

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
-PRECISIONS = ("float32", "float64", "bfloat16", "float16")
 HALF_PRECISIONS = ("bfloat16", "float16")
+PRECISIONS = ("float32", "float64", *HALF_PRECISIONS)
 BATCHINGS = ("uniform", "bucketed")
 RANDOMNESS = ("sample", "device")
 STORAGE = ("exact", "float32", "bfloat16", "float16", "int8")
@@ -98,8 +98,8 @@ class Parallel:
     def mesh(self) -> StageMesh:
         """The smallest mesh that the options allow."""
         sizes = {name: size or 1 for name, size in self.mesh_sizes.items()}
-        kind = cast("Algorithm", self.tp_algorithm), cast("ReduceDtype", self.reduce_dtype)
-        return StageMesh(**sizes, algorithm=kind[0], reduce_dtype=kind[1])
+        algorithm, reduce_dtype = cast("Algorithm", self.tp_algorithm), cast("ReduceDtype", self.reduce_dtype)
+        return StageMesh(**sizes, algorithm=algorithm, reduce_dtype=reduce_dtype)
 
     @property
     def cpu_processes(self) -> int:

@@ -105,11 +105,14 @@ class Chunks:
 
     def _fetch_ahead(self) -> None:
         """Begins to fetch the weights that come next, while the device computes with those that are there."""
-        for chunk, evictions in fetch_ahead(self._residency):
-            for evicted, is_written in evictions:
-                self._leave(evicted, is_written)
-            self._on_device[chunk] = torch.empty_like(self._homes[chunk], device=self._device)
-            self._coming[chunk] = Fetch(self._homes[chunk], self._on_device[chunk])
+        coming = fetch_ahead(self._residency)
+        if coming is None:
+            return
+        chunk, evictions = coming
+        for evicted, is_written in evictions:
+            self._leave(evicted, is_written)
+        self._on_device[chunk] = torch.empty_like(self._homes[chunk], device=self._device)
+        self._coming[chunk] = Fetch(self._homes[chunk], self._on_device[chunk])
 
     def _arrived(self, chunk: Chunk) -> Tensor:
         """Returns a chunk on the device; what the device does from here on waits for it, if it is still coming."""
