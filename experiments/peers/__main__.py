@@ -35,6 +35,8 @@ OURS = (
     Arm("ours, parallel=pipeline", ("freeze=none", "parallel=pipeline")),
     Arm("ours, elastic without freezing", ("freeze=none",)),
 )
+CLAIM = (EVERYTHING, STATIC, HALF)
+"""The arms that tell whether freezing costs accuracy; the others are the same mathematics at another speed."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +54,14 @@ class PeerArm:
 PEER_ARMS = tuple(PeerArm(peer, freezes) for peer in PEERS for freezes in (False, True))
 
 
-def run_seed(workload: Workload, seed: int, folder: Path, options: Sequence[str]) -> Iterator[Result]:
-    """Runs all arms of a seed, one after the other."""
+def run_seed(
+    workload: Workload, seed: int, folder: Path, options: Sequence[str], is_brief: bool = False
+) -> Iterator[Result]:
+    """Runs all arms of a seed one after the other, or those of :data:`CLAIM` alone."""
     given, freezes = (*workload.options, *COMMON, *options), list[tuple[int, int]]()
     for arm in OURS:
+        if is_brief and arm.name not in CLAIM:
+            continue
         epochs = workload.epochs // 2 if arm.name == HALF else workload.epochs
         outcome = train(arm, seed, folder, (*given, f"epochs={epochs}"), {})
         if arm.name == EVERYTHING:
@@ -64,7 +70,7 @@ def run_seed(workload: Workload, seed: int, folder: Path, options: Sequence[str]
         times = outcome.seconds, outcome.cpu_seconds, after_loading(outcome.run)
         share = outcome.summary.get("share_of_limit")
         yield Result(arm.name, seed, outcome.metric, *times, is_static, outcome.prefixes, share)
-    for arm in PEER_ARMS:
+    for arm in () if is_brief else PEER_ARMS:
         if not PEERS[arm.peer].is_installed:
             print(f"{arm.name} is left out: pip install {PEERS[arm.peer].library}", flush=True)
             continue
@@ -96,11 +102,13 @@ def run_peer(
     return Result(arm.name, seed, metric, *times, not arm.freezes, list(freezes))
 
 
-def run_workload(name: str, folder: Path, options: Sequence[str], seeds: Sequence[int]) -> list[Result]:
-    """Runs all arms of a workload, and keeps their results in its folder."""
+def run_workload(
+    name: str, folder: Path, options: Sequence[str], seeds: Sequence[int], brief_seeds: Sequence[int] = ()
+) -> list[Result]:
+    """Runs the arms of a workload, and keeps their results in its folder."""
     results = list[Result]()
-    for seed in seeds:
-        for result in run_seed(WORKLOADS[name], seed, folder / name, options):
+    for seed in (*seeds, *brief_seeds):
+        for result in run_seed(WORKLOADS[name], seed, folder / name, options, seed in brief_seeds):
             print(f"seed {seed}, {result.arm}: {result.metric:.4f}, {result.seconds:.0f} s", flush=True)
             results.append(result)
     (folder / name / "results.json").write_text(json.dumps([asdict(result) for result in results]), encoding="utf-8")
@@ -114,16 +122,23 @@ def collect(folder: Path) -> dict[str, list[Result]]:
     return {name: [Result(**result) for result in results] for name, results in found.items()}
 
 
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(",")))
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, help="of the runs")
     parser.add_argument("workload", choices=WORKLOADS)
     parser.add_argument("options", nargs="*", help="of train.py: model.name=, dataset.path=")
-    parser.add_argument("--seeds", type=lambda text: tuple(map(int, text.split(","))), default=(1, 2, 3))
+    parser.add_argument("--seeds", type=_numbers, default=(1, 2, 3))
+    parser.add_argument(
+        "--brief-seeds", type=_numbers, default=(), help=f"with which only these run: {'; '.join(CLAIM)}"
+    )
     parser.add_argument("--into", type=Path, default=Path(__file__).parent, help="whose README.md takes the tables")
     given = parser.parse_intermixed_args(arguments)
     folder = given.folder.absolute()
-    run_workload(given.workload, folder, given.options, given.seeds)
+    run_workload(given.workload, folder, given.options, given.seeds, given.brief_seeds)
     found = collect(folder)
     tables = "\n\n".join(f"**{WORKLOADS[name].name}**\n\n{table(results)}" for name, results in found.items())
     kept: dict[str, Any] = {name: [asdict(result) for result in results] for name, results in found.items()}

@@ -18,13 +18,13 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, Sampler
 
-from pipetransformer.autodp.sampler import batch_ids, epoch_order, num_batches, replica_batch
+from pipetransformer.autodp.sampler import SampleOrder, batch_ids, num_batches, replica_batch
 from pipetransformer.config.schema import Config
 from pipetransformer.data.base import Data, ImageFormat, Split, TextFormat
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.base import OptimizerSpec
 from pipetransformer.runtime.precision import PRECISIONS
-from pipetransformer.training.build import FROM_SCRATCH
+from pipetransformer.training.build import FROM_SCRATCH, sample_order
 from pipetransformer.training.loader import padded_length
 
 Batch = dict[str, Tensor]
@@ -123,7 +123,7 @@ class Problem:
 
     def loader(self) -> DataLoader[Batch]:
         """Returns this rank's rows of every global batch of the run, in the order in which ``train.py`` takes them."""
-        batches = GlobalBatches(len(self.data.train), self.config)
+        batches = GlobalBatches(sample_order(self.config, self.data)[0], self.config.epochs)
         rows = OwnRows(self.data.train, PRECISIONS[self.config.precision].param_dtype)
         return DataLoader(range(len(self.data.train)), batch_sampler=batches, collate_fn=rows)  # type: ignore[arg-type]
 
@@ -131,17 +131,18 @@ class Problem:
 class GlobalBatches(Sampler[list[int]]):
     """The samples of each global batch of a run, on every rank alike; one pass over it is the whole run."""
 
-    def __init__(self, num_samples: int, config: Config) -> None:
-        self._num_samples, self._config = num_samples, config
+    def __init__(self, order: SampleOrder, num_epochs: int) -> None:
+        self._order, self._num_epochs = order, num_epochs
+        self._batches_per_epoch = num_batches(order.num_samples, order.batch_size)
 
     def __len__(self) -> int:
-        return self._config.epochs * num_batches(self._num_samples, self._config.batch_size)
+        return self._num_epochs * self._batches_per_epoch
 
     def __iter__(self) -> Iterator[list[int]]:
-        for epoch in range(self._config.epochs):
-            order = epoch_order(self._num_samples, epoch, self._config.seed)
-            for index in range(num_batches(self._num_samples, self._config.batch_size)):
-                yield batch_ids(order, index, self._config.batch_size).tolist()
+        for epoch in range(self._num_epochs):
+            order = self._order.epoch(epoch)
+            for index in range(self._batches_per_epoch):
+                yield batch_ids(order, index, self._order.batch_size).tolist()
 
 
 class OwnRows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import mean, median
@@ -54,11 +55,19 @@ def table(results: Sequence[Result]) -> str:
 
 def _row(arm: str, results: Sequence[Result]) -> tuple[str, ...]:
     own = [result for result in results if result.arm == arm]
-    static, trainer = [one for one in results if one.is_static], [one for one in results if one.arm == TRAINER]
+    static, trainer = _static(results), [one for one in results if one.arm == TRAINER]
     ratios = (" · ".join(_ratio(own, others, figure) for figure in FIGURES) for others in (static, trainer))
     seconds = (f"{median(figure(one) for one in own):.0f}" for figure in FIGURES)
     reached = share(one.share_of_limit for one in own)
     return (arm, with_interval([one.metric for one in own]), *seconds, *ratios, reached)
+
+
+def _static(results: Sequence[Result]) -> list[Result]:
+    """Returns the static arms of the seeds with which all of them ran: the best of a few is not the best of all."""
+    static = [one for one in results if one.is_static]
+    num_arms = len({one.arm for one in static})
+    counts = Counter(one.seed for one in static)
+    return [one for one in static if counts[one.seed] == num_arms]
 
 
 def _ratio(own: Sequence[Result], others: Sequence[Result], figure: Figure) -> str:

@@ -37,7 +37,7 @@ class Workload:
 WORKLOADS = {
     "sst2": Workload(
         "MiniLM on SST-2, 8,000 sentences",
-        ("model=bert", "dataset=sst2", "dataset.max_train_samples=8000"),
+        ("model=bert", "dataset=sst2", "dataset.max_train_samples=8000", "batching=bucketed"),
         epochs=2,
     ),
     "xquad": Workload(

@@ -24,7 +24,7 @@ EventName = Literal[
 ]  # fmt: skip
 EVENTS: tuple[EventName, ...] = get_args(EventName)
 BEFORE_THE_STEPS: tuple[EventName, ...] = ("phase", "start", "resume")
-MAX_SHARE = 0.005  # of a run's time, for its tracking service
+MAX_SHARE = 0.003  # of a run's time, for its tracking service
 Shown = TypeVar("Shown")
 ERASE_LINE = "\r\x1b[2K"  # for the line that a terminal's cursor is on
 Handlers = dict[EventName, Callable[[Values], Shown]]

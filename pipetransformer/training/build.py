@@ -121,7 +121,7 @@ def prepare(
         config, stack, data, sources, feature_format, device, run_dir, closing, report, tokenizer
     )
     train, *evaluation = _loaders(config, data, sources, cache_setup, nodes, inputs)
-    order, order_notes = _sample_order(config, data)
+    order, order_notes = sample_order(config, data)
     for text in (*warnings(config), *data.warnings, *cache_setup.notes, *order_notes, *input_notes, *mesh_notes):
         report.write("warning", message=text)
     report.write("phase", message="measuring layers and links")
@@ -178,7 +178,7 @@ def _loaders(
     return [BatchLoader(split, source, config.seed, cache_setup.reader, storing, inputs) for split, source in splits]
 
 
-def _sample_order(config: Config, data: Data) -> tuple[SampleOrder, list[str]]:
+def sample_order(config: Config, data: Data) -> tuple[SampleOrder, list[str]]:
     """Makes the order of the training samples; with a note where ``batching`` has no effect."""
     train, lengths, notes = data.train, None, []
     if config.batching == "bucketed" and train.lengths is None:

@@ -12,7 +12,7 @@ from support.texts import text_run, write_encoder, write_table
 from experiments.peers.agreement import PLAIN, losses
 from experiments.peers.rank import PEERS
 
-FREEZES = {"without freezing": [], "with freezing": [(3, 1), (6, 2)]}
+FREEZES = {"without freezing": [], "with freezing": [(3, 1), (6, 2)], "by lengths": []}
 OPTIONS = (
     "precision=float64", "epochs=2", "batch_size=4", "optim.lr=0.01", "optim.warmup=0.2", "optim.weight_decay=0.1",
     "+model.options.hidden_dropout_prob=0", "+model.options.attention_probs_dropout_prob=0",
@@ -21,6 +21,7 @@ NUM_STEPS = 8
 OURS = {
     "without freezing": ("freeze=none",),
     "with freezing": ("freeze=schedule", "freeze.num_frozen=[1,2]", "freeze.interval=0.375"),
+    "by lengths": ("freeze=none",),
 }
 INSTALLED = [name for name, peer in PEERS.items() if peer.is_installed]
 
@@ -34,7 +35,7 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
 
 
 @pytest.fixture(scope="module")
-def options(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def uniform(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """A run on a small table, whose last batch is smaller and has unequal shares."""
     folder = tmp_path_factory.mktemp("data")
     for name, count in (("train.tsv", 15), ("dev.tsv", 7)):
@@ -46,6 +47,11 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 @pytest.fixture(scope="module", params=FREEZES)
 def way(request: pytest.FixtureRequest) -> str:
     return request.param
+
+
+@pytest.fixture(scope="module")
+def options(uniform: list[str], way: str) -> list[str]:
+    return [*uniform, "batching=bucketed"] if way == "by lengths" else uniform
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +89,13 @@ def test_a_loop_whose_ranks_average_on_their_own_is_another_training(
     assert found[4:] != pytest.approx(reference[4:], rel=0, abs=1e-10)
 
 
-def test_a_prefix_that_freezes_a_step_later_is_another_training(workers: Pool, options: list[str]) -> None:
-    found, later = (workers.run(1, losses, [PLAIN], options, [(at, 1)])[0][PLAIN] for at in (3, 4))
+def test_a_prefix_that_freezes_a_step_later_is_another_training(workers: Pool, uniform: list[str]) -> None:
+    found, later = (workers.run(1, losses, [PLAIN], uniform, [(at, 1)])[0][PLAIN] for at in (3, 4))
     assert found[:4] == later[:4]
     assert found[4:] != pytest.approx(later[4:], rel=0, abs=1e-10)
+
+
+@pytest.mark.parametrize("way", ["without freezing"], indirect=True)
+def test_batches_by_lengths_are_another_training(workers: Pool, uniform: list[str], reference: list[float]) -> None:
+    found = workers.run(1, losses, [PLAIN], [*uniform, "batching=bucketed"], [])[0][PLAIN]
+    assert found != pytest.approx(reference, rel=0, abs=1e-10)

@@ -61,10 +61,10 @@ def machine() -> Any:
         yield made
 
 
-def run(tmp_path: Path, seeds: str = "1") -> None:
+def run(tmp_path: Path, seeds: str = "1", *more: str) -> None:
     (tmp_path / "README.md").write_text(f"{BEGIN}\n{END}\n")
     paths = ["model.name=minilm", "dataset.path=data"]
-    experiment.main([str(tmp_path / "runs"), "sst2", *paths, "--seeds", seeds, "--into", str(tmp_path)])
+    experiment.main([str(tmp_path / "runs"), "sst2", *paths, "--seeds", seeds, "--into", str(tmp_path), *more])
 
 
 def test_every_peer_runs_as_it_is_and_with_the_decisions_of_our_run(machine: Machine, tmp_path: Path) -> None:
@@ -87,6 +87,16 @@ def test_what_is_complete_is_not_repeated(machine: Machine, tmp_path: Path) -> N
     assert len(kept) == 2 * num_arms
     ours = next(one for one in kept if one["arm"] == EVERYTHING)
     assert (ours["seconds"], ours["cpu_seconds"], ours["loop_seconds"]) == (60.0, 100.0, 50.5)
+
+
+def test_a_brief_seed_runs_the_arms_that_a_claim_needs(machine: Machine, tmp_path: Path) -> None:
+    run(tmp_path, "1", "--brief-seeds", "2,3")
+    kept = json.loads((tmp_path / "results.json").read_text())["results"]["sst2"]
+    assert [(one["arm"], one["seed"]) for one in kept if one["seed"] > 1] == [
+        (arm, seed) for seed in (2, 3) for arm in (EVERYTHING, STATIC, HALF)
+    ]
+    assert len([one for one in kept if one["seed"] == 1]) > len(OURS)
+    assert "Can carry a claim about accuracy: yes" in (tmp_path / "README.md").read_text()
 
 
 def test_a_peer_that_is_not_installed_is_left_out_with_the_remedy(
@@ -125,6 +135,13 @@ def test_ratios_are_to_the_fastest_static_arm_and_to_the_trainer_of_the_same_see
     assert cells[EVERYTHING]["times HF Trainer"] == "2.50 · 2.50 · 4.00"
     assert cells[STATIC]["times best static"] == "1.00 · 1.00 · 1.00"
     assert cells[TRAINER]["times best static"] == "0.80 · 0.80 · 0.75"
+
+
+def test_a_seed_with_which_not_all_static_arms_ran_has_no_best_static_arm() -> None:
+    whole = [result(TRAINER, 1, 100.0), result(STATIC, 1, 200.0), result(EVERYTHING, 1, 50.0, is_static=False)]
+    brief = [result(STATIC, 2, 200.0), result(EVERYTHING, 2, 50.0, is_static=False)]
+    row = next(line for line in table([*whole, *brief]).splitlines() if EVERYTHING in line)
+    assert row.split(" | ")[HEADER.index("times best static")] == "2.00 · 2.00 · 2.67", "of seed 1, not 4.00 of seed 2"
 
 
 @pytest.mark.parametrize(
