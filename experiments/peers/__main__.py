@@ -107,7 +107,7 @@ def run_workload(
 ) -> list[Result]:
     """Runs the arms of a workload, and keeps their results in its folder."""
     results = list[Result]()
-    for seed in (*seeds, *brief_seeds):
+    for seed in dict.fromkeys((*seeds, *brief_seeds)):
         for result in run_seed(WORKLOADS[name], seed, folder / name, options, seed in brief_seeds):
             print(f"seed {seed}, {result.arm}: {result.metric:.4f}, {result.seconds:.0f} s", flush=True)
             results.append(result)
