@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from pipetransformer.autopipe.profile import LayerProfile as LayerProfile
     from pipetransformer.autopipe.profile import Profile as Profile
     from pipetransformer.autopipe.search.search import best_plan as best_plan
-    from pipetransformer.config.schema import Cache as Cache
-    from pipetransformer.config.schema import Checkpointing as Checkpointing
     from pipetransformer.config.schema import Config as Config
-    from pipetransformer.config.schema import Evaluation as Evaluation
-    from pipetransformer.config.schema import Guard as Guard
-    from pipetransformer.config.schema import Launch as Launch
-    from pipetransformer.config.schema import Loading as Loading
-    from pipetransformer.config.schema import Parallel as Parallel
-    from pipetransformer.config.schema import Resume as Resume
+    from pipetransformer.config.sections import Cache as Cache
+    from pipetransformer.config.sections import Checkpointing as Checkpointing
+    from pipetransformer.config.sections import Evaluation as Evaluation
+    from pipetransformer.config.sections import Guard as Guard
+    from pipetransformer.config.sections import Launch as Launch
+    from pipetransformer.config.sections import Loading as Loading
+    from pipetransformer.config.sections import Parallel as Parallel
+    from pipetransformer.config.sections import Resume as Resume
     from pipetransformer.data.images.datasets import Digits as Digits
     from pipetransformer.data.images.datasets import HubImages as HubImages
     from pipetransformer.data.images.datasets import IdxImages as IdxImages
@@ -80,15 +80,15 @@ MODULES = {
     "simulate": "pipetransformer.simulate.run",
     "FreezePolicy": "pipetransformer.freeze.base",
     "train": "pipetransformer.launch.start",
-    "Cache": "pipetransformer.config.schema",
-    "Checkpointing": "pipetransformer.config.schema",
-    "Evaluation": "pipetransformer.config.schema",
+    "Cache": "pipetransformer.config.sections",
+    "Checkpointing": "pipetransformer.config.sections",
+    "Evaluation": "pipetransformer.config.sections",
     "Config": "pipetransformer.config.schema",
-    "Guard": "pipetransformer.config.schema",
-    "Loading": "pipetransformer.config.schema",
-    "Launch": "pipetransformer.config.schema",
-    "Resume": "pipetransformer.config.schema",
-    "Parallel": "pipetransformer.config.schema",
+    "Guard": "pipetransformer.config.sections",
+    "Loading": "pipetransformer.config.sections",
+    "Launch": "pipetransformer.config.sections",
+    "Resume": "pipetransformer.config.sections",
+    "Parallel": "pipetransformer.config.sections",
     "CausalLM": "pipetransformer.data.text.causal_lm",
     "Glue": "pipetransformer.data.text.glue",
     "Digits": "pipetransformer.data.images.datasets",

@@ -11,7 +11,8 @@ from support.jobs import ROOT
 
 from pipetransformer.autopipe.plan import SCHEDULES
 from pipetransformer.config.arguments import SIMULATION_ONLY
-from pipetransformer.config.schema import PRECISIONS, Cache, Parallel
+from pipetransformer.config.schema import PRECISIONS
+from pipetransformer.config.sections import Cache, Parallel
 
 WITHOUT_TORCH = """
 import runpy, sys

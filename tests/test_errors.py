@@ -11,7 +11,7 @@ from support.jobs import ROOT
 
 from pipetransformer import errors
 from pipetransformer.config.names import OPTIONS, in_options
-from pipetransformer.config.schema import Cache, Parallel
+from pipetransformer.config.sections import Cache, Parallel
 from pipetransformer.errors import InfeasiblePlan, StoreFailed, UserError
 
 KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, UserError)]

@@ -19,7 +19,7 @@ import torch
 from experiments.gpu.cases import CASES, SMALL, Case
 from experiments.gpu.loops import ElasticLoop, Loop, PlainLoop
 from experiments.record import markdown, publish
-from pipetransformer.config.schema import Parallel
+from pipetransformer.config.sections import Parallel
 from pipetransformer.training.world import open_world
 
 NO_GPU = "experiments.gpu: there is no GPU here, so nothing is timed; --device cpu --small shows that the code works"

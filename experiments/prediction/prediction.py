@@ -22,7 +22,7 @@ from pipetransformer.autocache.layout import Budgets
 from pipetransformer.autopipe.constraints import PlanConstraints
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.autopipe.search.search import best_plan
-from pipetransformer.config.schema import Parallel
+from pipetransformer.config.sections import Parallel
 from pipetransformer.planning.planner import Planner
 from pipetransformer.runtime.precision import PRECISIONS
 from pipetransformer.training.build import make_planner

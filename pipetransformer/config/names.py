@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import fields
 
-from pipetransformer.config.schema import Cache, Parallel
+from pipetransformer.config.sections import Cache, Parallel
 from pipetransformer.errors import UserError, name_fields
 
 

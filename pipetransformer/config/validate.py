@@ -9,23 +9,25 @@ import yaml
 
 from pipetransformer.autocache.writable import check_writable
 from pipetransformer.config.schema import (
-    AUGMENTATIONS,
     BATCHINGS,
     CONF,
-    FREEZE_ACTIONS,
     HALF_PRECISIONS,
     PRECISIONS,
     RANDOMNESS,
+    Config,
+    SimulationConfig,
+)
+from pipetransformer.config.sections import (
+    AUGMENTATIONS,
+    FREEZE_ACTIONS,
     SAVED,
     STEP_ACTIONS,
     STORAGE,
     Cache,
     Checkpointing,
-    Config,
     Guard,
     Launch,
     Loading,
-    SimulationConfig,
 )
 from pipetransformer.config.validate_parallel import check_parallel, one_of
 from pipetransformer.errors import UserError

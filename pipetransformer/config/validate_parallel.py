@@ -3,7 +3,8 @@
 from pipetransformer.autopipe.constraints import PlanConstraints, check_constraints
 from pipetransformer.autopipe.schedules import REFUSED, SCHEDULES
 from pipetransformer.config.names import in_options
-from pipetransformer.config.schema import ARRANGEMENTS, TP_ALGORITHMS, Config, Parallel
+from pipetransformer.config.schema import Config
+from pipetransformer.config.sections import ARRANGEMENTS, TP_ALGORITHMS, Parallel
 from pipetransformer.errors import InfeasiblePlan, UserError
 from pipetransformer.mesh import REDUCE_DTYPES
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from pipetransformer.config.schema import Guard
+from pipetransformer.config.sections import Guard
 from pipetransformer.metric import sign_of
 
 NUM_WARMUP_NORMS = 10  # steps without an upper bound: the first norms tell little of those that come

@@ -20,7 +20,7 @@ from pipetransformer.autopipe.plan import Plan, layer_above
 from pipetransformer.autopipe.profile import Kind, Profile, TimedPlan
 from pipetransformer.autopipe.search.chunked import chunked_plan
 from pipetransformer.autopipe.search.search import best_plan, fsdp_plan
-from pipetransformer.config.schema import Parallel
+from pipetransformer.config.sections import Parallel
 from pipetransformer.errors import InfeasiblePlan
 from pipetransformer.mesh import SINGLE, StageMesh
 

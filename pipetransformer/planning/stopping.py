@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pipetransformer.config.schema import Evaluation
+from pipetransformer.config.sections import Evaluation
 from pipetransformer.errors import UserError
 from pipetransformer.metric import sign_of
 

@@ -10,7 +10,8 @@ from pipetransformer.autopipe.meshes import mesh_candidates
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.autopipe.search.search import best_plan
 from pipetransformer.config.names import OPTIONS, in_options, of_section
-from pipetransformer.config.schema import SimulationConfig, StaticPipeline
+from pipetransformer.config.schema import SimulationConfig
+from pipetransformer.config.sections import StaticPipeline
 from pipetransformer.errors import InfeasiblePlan
 from pipetransformer.mesh import SINGLE, StageMesh
 from pipetransformer.planning.foresight import Foresight

@@ -21,7 +21,8 @@ from pipetransformer.autopipe.constraints import check_world
 from pipetransformer.autopipe.meshes import mesh_batch_size
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.autopipe.profile import AffineTime, MeshProfile
-from pipetransformer.config.schema import Config, Parallel
+from pipetransformer.config.schema import Config
+from pipetransformer.config.sections import Parallel
 from pipetransformer.config.validate import check_batch, warnings
 from pipetransformer.data.base import Data, ImageFormat, TextFormat
 from pipetransformer.errors import TooLargePlan

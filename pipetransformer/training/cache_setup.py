@@ -18,7 +18,8 @@ from pipetransformer.autocache.reader import FeatureReader
 from pipetransformer.autocache.source import SampleSource
 from pipetransformer.autopipe.profile import Profile
 from pipetransformer.config.names import in_options
-from pipetransformer.config.schema import Cache, Config
+from pipetransformer.config.schema import Config
+from pipetransformer.config.sections import Cache
 from pipetransformer.data.base import Data
 from pipetransformer.errors import UserError
 from pipetransformer.models.stack import LayerStack

@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pipetransformer.config.schema import Cache, Checkpointing, Config, Evaluation, Guard, Loading, Parallel, Resume
+from pipetransformer.config.schema import Config
+from pipetransformer.config.sections import Cache, Checkpointing, Evaluation, Guard, Loading, Parallel, Resume
 from pipetransformer.config.validate import validate
 from pipetransformer.data.map_style import Loss, MapStyleData, MapStyleSplit, Metrics, readable
 from pipetransformer.errors import UserError
@@ -75,9 +76,9 @@ class ElasticTrainer(Trainer):
         callbacks: Hooks, called on every rank.
         run_dir: Folder for the event log, the summary and checkpoints; ``None`` writes none.
         checkpoint: When to write checkpoints, with a ``run_dir``; the defaults of
-            :class:`~pipetransformer.config.schema.Checkpointing` otherwise.
+            :class:`~pipetransformer.config.sections.Checkpointing` otherwise.
         guard: What to do when a loss, a gradient or, with ``freeze.guard``, a freeze goes wrong; the defaults of
-            :class:`~pipetransformer.config.schema.Guard` otherwise.
+            :class:`~pipetransformer.config.sections.Guard` otherwise.
         resume: Go on from the newest checkpoint in ``run_dir``, if there is one. The world may be another one.
 
     Raises:

@@ -35,7 +35,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from pipetransformer.config.schema import Config, Loading
+from pipetransformer.config.schema import Config
+from pipetransformer.config.sections import Loading
 from pipetransformer.data.base import PARTS, Split
 from pipetransformer.data.images.mixing import Mix
 from pipetransformer.training.interrupt import SIGNALS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pipetransformer.config.schema import Evaluation
+from pipetransformer.config.sections import Evaluation
 from pipetransformer.data.base import Split
 from pipetransformer.metric import sign_of
 from pipetransformer.planning.state import TrainState

@@ -15,7 +15,8 @@ import torch.distributed as dist
 from pipetransformer.checkpoint.folder import FOLDER, newest_whole, open_checkpoints, problem_with
 from pipetransformer.checkpoint.manifest import LayerFile, Manifest
 from pipetransformer.checkpoint.source import CheckpointLayers
-from pipetransformer.config.schema import Config, Parallel
+from pipetransformer.config.schema import Config
+from pipetransformer.config.sections import Parallel
 from pipetransformer.data.base import Data, Split, evenly_spaced
 from pipetransformer.errors import UserError
 from pipetransformer.models.stack import LayerStack

@@ -16,7 +16,8 @@ from pipetransformer.autopipe.plan import Plan
 from pipetransformer.checkpoint.folder import FOLDER, newest_whole, open_checkpoints, problem_with
 from pipetransformer.checkpoint.manifest import Manifest
 from pipetransformer.checkpoint.source import CheckpointLayers
-from pipetransformer.config.schema import Config, Parallel
+from pipetransformer.config.schema import Config
+from pipetransformer.config.sections import Parallel
 from pipetransformer.data.base import Data, ImageFormat, Split, TextFormat
 from pipetransformer.data.tasks import Task
 from pipetransformer.errors import UserError

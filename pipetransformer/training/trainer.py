@@ -10,7 +10,6 @@ from typing import Any, NoReturn
 import numpy as np
 import torch.distributed as dist
 
-from pipetransformer.autodp.sampler import batch_ids
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.config.schema import Config
 from pipetransformer.errors import LoopLeft, StepRefused, Stopped
@@ -26,13 +25,13 @@ from pipetransformer.runtime.result import NO_REQUESTS, Requests, StepResult
 from pipetransformer.runtime.signals.base import SignalContext
 from pipetransformer.runtime.signals.collect import SignalCollectors
 from pipetransformer.training import interrupt
+from pipetransformer.training.batch_order import BatchOrder
 from pipetransformer.training.build import RunComponents
 from pipetransformer.training.cache_session import CacheSession, CacheTerms
 from pipetransformer.training.checkpoints import Checkpoints, about_run, next_batch_digest
 from pipetransformer.training.decisions import RunDecisions
 from pipetransformer.training.evaluate import evaluate
 from pipetransformer.training.guard import RunGuard
-from pipetransformer.training.loader import ComingBatch
 from pipetransformer.training.main_metric import MainMetric
 from pipetransformer.training.plan_timing import PlanTiming
 from pipetransformer.training.position import inside
@@ -105,6 +104,7 @@ class Trainer:
         self._transitions = Transitions(
             self.planner, self.runtime, self.cache_session, self.timeline, self.state, report
         )
+        self._batches = BatchOrder(components.order, self.timeline, components.train)
         self._log = StepLog(report, self.runtime, self.timeline)
         trace_dir = run_dir if config.trace else None
         self.tracer = Tracer(trace_dir, self.runtime.recorder, self.timeline, self.state.history)
@@ -118,7 +118,6 @@ class Trainer:
         self._run_dir, self.num_steps_lost = run_dir, 0
         self.estimate: dict[str, Any] = {}
         self._last: StepResult | None = None  # the requests of its ranks hold after the next step
-        self._order: tuple[int, np.ndarray] | None = None  # of the epoch that the loader is set to
         self._prefetching = False  # it is announced which batches come
 
     @property
@@ -160,7 +159,8 @@ class Trainer:
         self.flush_log()
         self.state.load_state_dict(state)
         self._transitions.replace(self.planner.resumed(self.state.num_frozen).after, reason)
-        self._last, self._order, self._prefetching = None, None, False
+        self._last, self._prefetching = None, False
+        self._batches.forget()
 
     def cache_again(self) -> None:
         """Goes to the plan with the cache, where a run goes on with frozen blocks."""
@@ -195,14 +195,14 @@ class Trainer:
             self.checkpoints.wait()
 
     def _next_step(self) -> StepResult:
-        state, order = self.state, self._epoch_order()
+        state = self.state
         self._plan_timing.look()
         self.decisions.decide_if_due()
         if not self._prefetching:
-            self.cache_session.prefetch(self._coming())
+            self.cache_session.prefetch(self._batches.coming(state.step, self._evaluates_after))
             self._prefetching = True
         with self.tracer.step(state.step), inside("a training step", state.step):
-            result = self._train_step(batch_ids(order, state.step_in_epoch, self.config.batch_size))
+            result = self._train_step(self._batches.ids(state.step))
         for callback in self._callbacks:
             callback.on_step(self, result)
         evaluates = self._evaluates_after(state.step)
@@ -262,31 +262,11 @@ class Trainer:
         self.checkpoints.wait()
         raise Stopped(not quits, self.checkpoints.folder.newest_step is not None)
 
-    def _epoch_order(self) -> np.ndarray:
-        """The order of the present epoch, shape (N,); sets the loader to it."""
-        epoch = self.state.epoch
-        if self._order is None or self._order[0] != epoch:
-            self._order = epoch, self.components.order.epoch(epoch)
-            self.components.train.set_epoch(epoch)
-        return self._order[1]
-
     def _evaluates_after(self, step: int) -> bool:
         options, (num_epochs, rest) = self.config.evaluate, divmod(step, self.timeline.steps_per_epoch)
         is_epoch = options.every_epochs is not None and rest == 0 and num_epochs % options.every_epochs == 0
         is_multiple = options.every_steps is not None and step % options.every_steps == 0
         return is_epoch or is_multiple or step == self.timeline.num_steps
-
-    def _coming(self) -> Iterator[ComingBatch]:
-        """Yields the batches from here to the next evaluation, which has its own read ahead."""
-        epoch, order = -1, np.empty(0)
-        for step in range(self.state.step, self.timeline.num_steps):
-            if step // self.timeline.steps_per_epoch != epoch:
-                epoch = step // self.timeline.steps_per_epoch
-                order = self.components.order.epoch(epoch)
-            ids = batch_ids(order, step % self.timeline.steps_per_epoch, self.config.batch_size)
-            yield ComingBatch(ids, step, epoch)
-            if self._evaluates_after(step + 1):
-                return
 
     def _train_step(self, ids: np.ndarray) -> StepResult:
         state, start = self.state, time.perf_counter()

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from pipetransformer.config.schema import Parallel
+from pipetransformer.config.sections import Parallel
 from pipetransformer.errors import UserError
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipetransformer.autocache.codec import codec
-from pipetransformer.config.schema import STORAGE
+from pipetransformer.config.sections import STORAGE
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 LOSSY = ["bfloat16", "float16", "int8"]

@@ -10,7 +10,8 @@ from support.jobs import TINY, loaded
 from experiments.components.table import ARMS, KEEPING, main
 from experiments.record import BEGIN, END
 from pipetransformer.config.compose import CONF
-from pipetransformer.config.schema import Cache, Config
+from pipetransformer.config.schema import Config
+from pipetransformer.config.sections import Cache
 from pipetransformer.config.validate import warnings
 
 EXPERIMENTS = CONF / "experiment"

@@ -7,7 +7,7 @@ import pytest
 from support.jobs import TINY, loaded
 
 from pipetransformer.checkpoint.folder import FOLDER
-from pipetransformer.config.schema import Checkpointing, Launch
+from pipetransformer.config.sections import Checkpointing, Launch
 from pipetransformer.errors import RankFailed, RankLost
 from pipetransformer.launch.restarts import Restarts, after_restart
 

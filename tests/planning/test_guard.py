@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipetransformer.config.schema import Guard
+from pipetransformer.config.sections import Guard
 from pipetransformer.planning.guard import (
     MEAN_STEPS,
     NUM_WARMUP_NORMS,

@@ -7,7 +7,7 @@ import pytest
 from pipetransformer.autopipe.cluster import Cluster, Link
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.autopipe.profile import AffineTime, LayerProfile, Profile
-from pipetransformer.config.schema import Parallel
+from pipetransformer.config.sections import Parallel
 from pipetransformer.planning.history import PlanRecord, RunHistory, plan_dict
 from pipetransformer.planning.planner import Planner
 

@@ -7,7 +7,7 @@ from pipetransformer.autodp.transition import Transition, first_transition
 from pipetransformer.autopipe.cluster import Cluster, Link
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.autopipe.profile import AffineTime, LayerProfile, Profile
-from pipetransformer.config.schema import Parallel
+from pipetransformer.config.sections import Parallel
 from pipetransformer.errors import InfeasiblePlan
 from pipetransformer.planning.planner import Planner, RemainingRun
 

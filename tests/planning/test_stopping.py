@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from pipetransformer.config.schema import Evaluation
+from pipetransformer.config.sections import Evaluation
 from pipetransformer.errors import UserError
 from pipetransformer.metric import sign_of
 from pipetransformer.planning.stopping import Patience, check_metric, wanted_metric

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 from pipetransformer.autodp.topology import Topology
 from pipetransformer.autopipe.memory import device_memory_bytes
 from pipetransformer.autopipe.plan import Plan
-from pipetransformer.config.schema import Parallel
+from pipetransformer.config.sections import Parallel
 from pipetransformer.mesh import SINGLE
 from pipetransformer.profiling.memory import LiveBytes
 from pipetransformer.runtime.fsdp import local_part

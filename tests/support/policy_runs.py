@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pipetransformer as pt
-from pipetransformer.config.schema import Checkpointing, Resume
+from pipetransformer.config.sections import Checkpointing, Resume
 from support.jobs import loaded, with_made_up_times
 
 

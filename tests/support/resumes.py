@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 import pipetransformer as pt
 from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder
 from pipetransformer.checkpoint.manifest import layer_file, read_manifest
-from pipetransformer.config.schema import Checkpointing, Config, Resume
+from pipetransformer.config.schema import Config
+from pipetransformer.config.sections import Checkpointing, Resume
 from pipetransformer.freeze.base import Decision, FreezePolicy, Signals, State
 from pipetransformer.runtime.elastic import ElasticRuntime
 from support.jobs import loaded, with_made_up_times

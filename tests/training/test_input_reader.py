@@ -27,7 +27,8 @@ from torch import Tensor
 
 from pipetransformer.autodp.topology import Topology
 from pipetransformer.autopipe.plan import Plan
-from pipetransformer.config.schema import Config, Loading, Parallel
+from pipetransformer.config.schema import Config
+from pipetransformer.config.sections import Loading, Parallel
 from pipetransformer.data.base import ImageFormat, Split
 from pipetransformer.data.images.folders import from_folder
 from pipetransformer.data.images.sources import from_arrays

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from support.jobs import TINY, Job, play
 from support.pool import Pool
 
-from pipetransformer.config.schema import Evaluation
+from pipetransformer.config.sections import Evaluation
 from pipetransformer.errors import NotSaved
 from pipetransformer.models.adapters import NoAdapters
 from pipetransformer.models.timm import TimmModel

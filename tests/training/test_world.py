@@ -8,7 +8,7 @@ import torch
 from support.links import node_size
 from support.pool import Pool
 
-from pipetransformer.config.schema import Parallel
+from pipetransformer.config.sections import Parallel
 from pipetransformer.training.world import limit_threads, open_world
 
 

@@ -1,0 +1,48 @@
+"""The batches of a run by their steps: the present one, and those that come before the next evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from pipetransformer.autodp.sampler import SampleOrder, batch_ids
+from pipetransformer.planning.timeline import Timeline
+from pipetransformer.training.loader import BatchLoader, ComingBatch
+
+
+class BatchOrder:
+    """Tells which samples a step takes, and announces those of the steps after it.
+
+    Args:
+        samples: Their order in each epoch.
+        timeline: Steps of the run.
+        loader: Of the training split, which is set to the epoch of the present step.
+    """
+
+    def __init__(self, samples: SampleOrder, timeline: Timeline, loader: BatchLoader) -> None:
+        self._samples, self._timeline, self._loader = samples, timeline, loader
+        self._epoch: tuple[int, np.ndarray] | None = None  # that the loader is set to, with its order (N,)
+
+    def ids(self, step: int) -> np.ndarray:
+        """Returns the samples of a step's global batch, shape (B,); sets the loader to its epoch."""
+        epoch, index = divmod(step, self._timeline.steps_per_epoch)
+        if self._epoch is None or self._epoch[0] != epoch:
+            self._epoch = epoch, self._samples.epoch(epoch)
+            self._loader.set_epoch(epoch)
+        return batch_ids(self._epoch[1], index, self._samples.batch_size)
+
+    def coming(self, step: int, evaluates_after: Callable[[int], bool]) -> Iterator[ComingBatch]:
+        """Yields the batches from a step to the next evaluation, which has its own read ahead."""
+        epoch, order = -1, np.empty(0)
+        for each in range(step, self._timeline.num_steps):
+            own, index = divmod(each, self._timeline.steps_per_epoch)
+            if own != epoch:
+                epoch, order = own, self._samples.epoch(own)
+            yield ComingBatch(batch_ids(order, index, self._samples.batch_size), each, epoch)
+            if evaluates_after(each + 1):
+                return
+
+    def forget(self) -> None:
+        """Sets the loader anew with the next batch, where the run goes on from another step."""
+        self._epoch = None
