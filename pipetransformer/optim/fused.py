@@ -18,9 +18,9 @@ from torch.optim import SGD, AdamW, Optimizer
 from pipetransformer.optim.averaging import COUNT
 from pipetransformer.optim.sharded import LocalShardOptimizer
 
-DEVICES = frozenset({"cuda"})
-"""Device types whose fused kernels are used. Those of the CPU round otherwise than its plain ones, by a unit in the
-last place, and win little there."""
+DEVICES = frozenset({"cpu", "cuda"})
+"""Device types whose fused kernels are used. They round otherwise than plain ones by a unit in the last place. On a CPU
+the vocabulary of BERT, 12 million numbers, takes 16 ms in place of 130: no term gets memory of its own."""
 _BUFFER = "momentum_buffer"
 _begin_at_zero: WeakSet[Optimizer] = WeakSet()
 

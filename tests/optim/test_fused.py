@@ -8,10 +8,10 @@ import pytest
 import torch
 from support.cases import Case
 from support.exactness import assert_equal
-from support.fusing import fused_kernels, train_fused
+from support.fusing import plain_kernels, train_plain
 from support.plans import HEAD, plan
 from support.pool import Pool
-from support.trainings import train_reference
+from support.trainings import Trace, train_elastic, train_reference
 from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
@@ -30,7 +30,7 @@ def parameters() -> list[Parameter]:
 
 
 def built(spec: OptimizerSpec, own: Sequence[Parameter], fuses: bool) -> Optimizer:
-    with fused_kernels() if fuses else nullcontext():
+    with nullcontext() if fuses else plain_kernels():
         optimizer = spec.build(own)
     assert optimizer is not None
     assert all(bool(group["fused"]) == fuses for group in optimizer.param_groups)
@@ -54,8 +54,9 @@ def spec(request: pytest.FixtureRequest) -> OptimizerSpec:
     return request.param
 
 
-def test_the_cpu_keeps_the_plain_kernels() -> None:
-    assert not may_fuse([{"params": parameters()}])
+def test_a_cpu_has_them_too_and_plain_kernels_drop_no_step() -> None:
+    assert may_fuse([{"params": parameters()}])
+    assert not may_fuse([{"params": [*parameters(), Parameter(torch.zeros(3, device="meta"))]}])
     assert droppable(built(SPECS[0], parameters(), fuses=False)) is None
 
 
@@ -117,10 +118,11 @@ def test_a_parameter_that_begins_later_has_momentum_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw_ema", "sgd"])
-def test_fused_kernels_train_as_the_original_model_through_transitions(
-    optimizer: str, pool: Pool, bert_config: Path, tmp_path: Path
+@pytest.mark.parametrize("train", [train_elastic, train_plain], ids=["fused", "plain"])
+def test_either_kernels_train_as_the_original_model_through_transitions(
+    train: Callable[..., Trace], optimizer: str, pool: Pool, bert_config: Path, tmp_path: Path
 ) -> None:
     case = Case("vit", bert_config, optimizer=optimizer, parks=True)
     plans = {0: plan(0, 0, [3, HEAD], 1, 2), 2: plan(2, 2, [HEAD], 2, 1), 4: plan(1, 0, [4, HEAD], 1, 2)}
-    trace = pool.run(2, train_fused, case, plans, str(tmp_path))[0]
+    trace = pool.run(2, train, case, plans, str(tmp_path))[0]
     assert_equal(trace, train_reference(case, {0: 0, 2: 2, 4: 1}))

@@ -1,14 +1,12 @@
-"""An update that the device drops by itself leaves what a refused step leaves, and the host waits once in a step.
+"""An update that the device drops by itself leaves what a refused step leaves, and the host waits once in a step."""
 
-The fused kernels of the CPU stand for those of a GPU.
-"""
-
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.cases import Case
-from support.fusing import guard_fused, guard_without_dropping, overflow_fused, reads_of_steps
-from support.guarding import train_plainly
+from support.fusing import guard_plain, guard_without_dropping, overflow_plain, reads_of_steps
+from support.guarding import Guarded, train_guarded, train_plainly
 from support.mixed import steps_with_overflow
 from support.plans import HEAD, plan
 from support.pool import Pool
@@ -27,11 +25,14 @@ SKIPS = {"guard": pt.Guard(not_finite="skip")}
 STAGES: Plans = {0: plan(0, 0, [3, HEAD], 1, 2), 2: plan(2, 2, [HEAD], 2, 1)}
 
 
+@pytest.mark.parametrize("train", [train_guarded, guard_plain], ids=["fused", "plain"])
 @pytest.mark.parametrize("name", WORLDS)
-def test_a_batch_that_is_not_finite_is_passed_over(pool: Pool, tmp_path: Path, name: str) -> None:
+def test_a_batch_that_is_not_finite_is_passed_over(
+    pool: Pool, tmp_path: Path, name: str, train: Callable[..., Guarded]
+) -> None:
     world, parallel = WORLDS[name]
     expected = train_plainly(NAN)
-    for seen in pool.run(world, guard_fused, tmp_path, parallel, NAN, SKIPS):
+    for seen in pool.run(world, train, tmp_path, parallel, NAN, SKIPS):
         assert seen.losses == pytest.approx(expected, rel=0, abs=1e-10, nan_ok=True)
         assert seen.summary["guard"]["num_skipped"] == len(seen.decisions) == 4
 
@@ -40,7 +41,7 @@ def test_a_batch_that_is_not_finite_is_passed_over(pool: Pool, tmp_path: Path, n
 def test_a_batch_whose_gradient_explodes_is_passed_over(pool: Pool, tmp_path: Path, name: str) -> None:
     world, parallel = WORLDS[name]
     expected = train_plainly(HUGE)
-    for seen in pool.run(world, guard_fused, tmp_path, parallel, HUGE, {"guard": pt.Guard(max_norm_ratio=50)}):
+    for seen in pool.run(world, train_guarded, tmp_path, parallel, HUGE, {"guard": pt.Guard(max_norm_ratio=50)}):
         assert seen.losses == pytest.approx(expected, rel=1e-12, abs=1e-10)
         assert len(seen.decisions) == 4
 
@@ -53,7 +54,7 @@ def test_the_comparison_notices_a_step_that_is_not_dropped(pool: Pool, tmp_path:
 def test_an_overflow_halves_the_scale_and_changes_nothing(pool: Pool, bert_config: Path, tmp_path: Path) -> None:
     case = Case("vit", bert_config, precision="float16", optimizer="adamw")
     arguments = case, STAGES, str(tmp_path), {1: 0, 3: 1}
-    fused, plain = (pool.run(2, train, *arguments) for train in (overflow_fused, steps_with_overflow))
+    fused, plain = (pool.run(2, train, *arguments) for train in (steps_with_overflow, overflow_plain))
     for one, other in zip(fused, plain, strict=True):
         assert [(step.skipped, step.scale, step.changed) for step in one] == [
             (step.skipped, step.scale, step.changed) for step in other

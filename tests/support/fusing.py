@@ -1,4 +1,4 @@
-"""Trainings whose optimizer runs the fused kernels that torch has for the CPU, which stand for those of a GPU."""
+"""Trainings whose optimizer runs torch's fused kernels, or the plain ones of optimizers that have no others."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -18,30 +18,31 @@ from support.trainings import Plans, Trace, build, go, train_elastic
 
 
 @contextmanager
-def fused_kernels() -> Iterator[None]:
-    with mock.patch.object(fused, "DEVICES", frozenset({"cpu"})):
+def plain_kernels() -> Iterator[None]:
+    with mock.patch.object(fused, "DEVICES", frozenset()):
         yield
 
 
-def train_fused(case: Case, plans: Plans, folder: str) -> Trace:
-    with fused_kernels():
+def train_plain(case: Case, plans: Plans, folder: str) -> Trace:
+    with plain_kernels():
         return train_elastic(case, plans, folder)
 
 
-def overflow_fused(case: Case, plans: Plans, folder: str, ranks: dict[int, int]) -> list[Step]:
-    with fused_kernels():
+def overflow_plain(case: Case, plans: Plans, folder: str, ranks: dict[int, int]) -> list[Step]:
+    with plain_kernels():
         return steps_with_overflow(case, plans, folder, ranks)
 
 
-def guard_fused(*arguments: Any) -> Guarded:
-    with fused_kernels():
+def guard_plain(*arguments: Any) -> Guarded:
+    """The host judges the norms before the update."""
+    with plain_kernels():
         return train_guarded(*arguments)
 
 
 def guard_without_dropping(*arguments: Any) -> Guarded:
     """The device takes no notice of the flag."""
     with mock.patch.object(NormVerdict, "dropping", return_value=nullcontext()):
-        return guard_fused(*arguments)
+        return train_guarded(*arguments)
 
 
 class _Scalars(TorchDispatchMode):
@@ -62,7 +63,7 @@ def reads_of_steps(case: Case, plans: Plans, folder: str) -> list[int]:
         lists[0] += 1
         return own(tensor)
 
-    with fused_kernels(), mock.patch.object(torch.Tensor, "tolist", counted):
+    with mock.patch.object(torch.Tensor, "tolist", counted):
         runtime, loader, groups = build(case, folder)
         for step in range(case.num_steps):
             if step in plans:
