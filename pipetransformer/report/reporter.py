@@ -37,6 +37,9 @@ class Sink(ABC):
     def write(self, event: EventName, values: Values) -> None:
         """Takes an event with plain values that JSON can hold."""
 
+    def flush(self) -> None:  # noqa: B027
+        """Writes what has been taken and is held back, where a sink does so."""
+
     def identity(self) -> dict[str, Any]:
         """Returns what :meth:`LoggerSpec.open` takes to go on with the same run; empty where nothing is needed."""
         return {}
@@ -74,6 +77,10 @@ class Sinks(Sink):
     def write(self, event: EventName, values: Values) -> None:
         for sink in self.parts:
             sink.write(event, values)
+
+    def flush(self) -> None:
+        for sink in self.parts:
+            sink.flush()
 
     def identity(self) -> dict[str, Any]:
         return {name: value for sink in self.parts for name, value in sink.identity().items()}
@@ -118,6 +125,9 @@ class Thinned(Sink):
     def _leaves_out(self, step: int, elapsed_s: float) -> bool:
         return self._spent_s > self._share * elapsed_s and step != self._num_steps
 
+    def flush(self) -> None:
+        self._sink.flush()
+
     def identity(self) -> dict[str, Any]:
         return self._sink.identity()
 
@@ -150,6 +160,10 @@ class Reporter:
     def phase(self, message: str) -> None:
         """Shows at once what the run is busy with before its first step, for example ``reading data``."""
         self.write("phase", message=message)
+
+    def flush(self) -> None:
+        """Has every sink write what it holds back."""
+        self._sinks.flush()
 
     def identity(self) -> dict[str, Any]:
         """Returns what the tracking service needs to go on with this run."""

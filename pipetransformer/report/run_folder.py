@@ -11,7 +11,8 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -30,6 +31,7 @@ MODEL, WANDB, TENSORBOARD = "model", "wandb", "tensorboard"
 PACKAGE = "pipetransformer"
 DRY_RUN = "dry_run"  # status of a run that was only estimated
 MAX_NUMBER = 2**63
+HOLD_S = 0.1  # of steps that a kill takes from the log; a run that goes on takes them again
 NO_ARM = ("seed", "hydra", "logger", "resume", "overwrite", "verbose", "log_every_s", "log_every_steps", "trace")
 """Options and sections of which runs that are compared as alike may have different values."""
 
@@ -37,23 +39,39 @@ NO_ARM = ("seed", "hydra", "logger", "resume", "overwrite", "verbose", "log_ever
 class JsonLines(Sink):
     """Writes one line per event to ``metrics.jsonl``: ``{"event": ..., "time": ISO 8601 in UTC, ...values}``.
 
+    Steps that come within :data:`HOLD_S` of each other are written together, and before any other event. A line takes
+    25 us after another one and 210 between two steps, which leave nothing of its code in the processor's caches.
+
     Args:
         path: The file. What an earlier run left there is replaced, as its summary is.
         goes_on: The run is resumed, and its events are added.
+        clock: Seconds since any fixed moment.
     """
 
-    def __init__(self, path: Path, goes_on: bool = False) -> None:
+    def __init__(self, path: Path, goes_on: bool = False, clock: Callable[[], float] = time.perf_counter) -> None:
         if not goes_on:
             path.unlink(missing_ok=True)
         self._file = path.open("a", encoding="utf-8")  # a run that is rolled back cuts the file meanwhile
+        self._held: list[tuple[EventName, datetime, Values]] = []
+        self._clock, self._written_s = clock, -math.inf
 
     def write(self, event: EventName, values: Values) -> None:
-        time = datetime.now(UTC).isoformat(timespec="milliseconds")
-        self._file.write(_line({"event": event, "time": time} | redact_event(values)) + "\n")
+        self._held.append((event, datetime.now(UTC), values))
+        if event != "step" or self._clock() - self._written_s >= HOLD_S:
+            self.flush()
+
+    def flush(self) -> None:
+        held, self._held, self._written_s = self._held, [], self._clock()
+        for event, at, values in held:
+            known = {"event": event, "time": at.isoformat(timespec="milliseconds")}
+            self._file.write(_line(known | redact_event(values)) + "\n")
         self._file.flush()
 
     def close(self) -> None:
-        self._file.close()
+        try:
+            self.flush()
+        finally:
+            self._file.close()
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -102,6 +102,7 @@ class Checkpoints:
         self.report_written()
         copies = self._runtime.snapshot()
         stack, log = self._runtime.resident.stack, self._run_dir / EVENT_LOG
+        self._report.flush()  # a resumed run keeps the log up to here
         manifest = Manifest(
             step=state.step,
             layers=(),

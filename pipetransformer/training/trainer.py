@@ -335,8 +335,9 @@ class Trainer:
             callback.on_transition(self, before, self.plan)
 
     def flush_log(self) -> None:
-        """Reports the last step, whose loss may still be all-reduced."""
+        """Reports the last step, whose loss may still be all-reduced, and writes all that is reported."""
         self._log.flush()
+        self.report.flush()
 
     def evaluate_or_leave(self) -> None:
         """Scores every evaluation split; a signal to any rank leaves it.

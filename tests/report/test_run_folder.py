@@ -70,6 +70,33 @@ def test_a_value_that_cannot_be_written_leaves_the_old_file(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_steps_in_quick_succession_are_on_disk_together_and_before_any_other_event(tmp_path: Path) -> None:
+    now, file = [0.0], tmp_path / EVENT_LOG
+    log = JsonLines(file, clock=lambda: now[0])
+
+    def write(event: EventName, step: int, at: float) -> list[int]:
+        now[0] = at
+        log.write(event, {"step": step})
+        return written()
+
+    def written() -> list[int]:
+        return [json.loads(line)["step"] for line in file.read_text().splitlines()]
+
+    assert write("step", 1, at=0.0) == [1]
+    assert write("step", 2, at=0.04) == [1]
+    assert write("step", 3, at=0.08) == [1]
+    assert write("step", 4, at=0.12) == [1, 2, 3, 4]
+    assert write("step", 5, at=1.12) == [1, 2, 3, 4, 5], "slow steps at once"
+    assert write("step", 6, at=1.16) == [1, 2, 3, 4, 5]
+    assert write("decision", 6, at=1.17) == [1, 2, 3, 4, 5, 6, 6]
+    assert write("step", 7, at=1.18) == [1, 2, 3, 4, 5, 6, 6]
+    log.flush()
+    assert written()[-1] == 7
+    write("step", 8, at=1.19)
+    log.close()
+    assert written()[-1] == 8
+
+
 def test_each_event_is_on_disk_as_soon_as_it_is_written(tmp_path: Path) -> None:
     log = JsonLines(tmp_path / EVENT_LOG)
     log.write("step", {"step": 1, "loss": math.nan})
