@@ -2,6 +2,7 @@
 
 import gc
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from pipetransformer.models.stack import LayerStack
 from pipetransformer.planning.planner import Planner
 from pipetransformer.profiling.layers import profile
 from pipetransformer.profiling.meshes import profile_mesh
+from pipetransformer.report import run_folder
 from pipetransformer.runtime import precision
 from pipetransformer.runtime.groups import broadcast_from_rank0
 from pipetransformer.training import build as setup
@@ -96,6 +98,12 @@ def play(
     except UserError as error:
         return in_options(error)
     return ""
+
+
+def play_with_steps_held_back(overrides: tuple[str, ...], folder: Path) -> str:
+    """The same with steps that follow each other as fast as they may: none is written to the log for its own sake."""
+    with mock.patch.object(run_folder, "HOLD_S", math.inf):
+        return play(overrides, folder, made_up_times=True)
 
 
 def _composed(overrides: tuple[str, ...]) -> Config:

@@ -1,5 +1,6 @@
 """A run that stops and goes on in another world ends as if it had never stopped."""
 
+import json
 import os
 import shutil
 from dataclasses import replace
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.faults import Fault, run_with
-from support.jobs import TINY, Job, play, run_job
+from support.jobs import TINY, Job, play, play_with_steps_held_back, run_job
 from support.pool import Pool
 from support.resumes import Ran, run_on
 from support.texts import text_run, write_decoder, write_table
@@ -165,6 +166,16 @@ def test_the_log_of_a_resumed_run_has_every_step_once(pool: Pool, run_dir: Path)
     assert job.summary["optimizer_steps"] == STEPS
     assert [job.summary["checkpoints"][name] for name in ("num_resumes", "num_steps_lost")] == [1, 2]
     assert not job.messages
+
+
+def test_a_checkpoint_keeps_the_log_of_all_steps_before_it(pool: Pool, tmp_path: Path) -> None:
+    often = "checkpoint.every_steps=3", "checkpoint.keep=9"
+    pool.run(1, play_with_steps_held_back, (*RUN, "freeze=none", "epochs=2", *often), tmp_path)
+    log = (tmp_path / EVENT_LOG).read_bytes()
+    for step in (3, 6):
+        manifest = read_manifest(tmp_path / FOLDER / f"step-{step:08d}")
+        events = map(json.loads, log[: manifest.log_bytes].splitlines())
+        assert [event["step"] for event in events if event["event"] == "step"] == list(range(1, step + 1))
 
 
 def test_steps_that_an_attempt_repeats_in_vain_are_lost_twice(tmp_path: Path) -> None:
