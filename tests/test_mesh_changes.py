@@ -66,6 +66,7 @@ def test_it_survives_random_kills(number: int, pool: Pool, tmp_path: Path, singl
             try:
                 mortal.run(2, play_with_meshes, CHANGES, options, tmp_path / "run", fault)
             except EOFError:
+                print("killed")
                 options = (*RUN, "resume=auto")
             else:
                 break  # what was left of the run has fewer calls
