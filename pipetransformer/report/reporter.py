@@ -162,7 +162,7 @@ class Reporter:
         self.write("phase", message=message)
 
     def flush(self) -> None:
-        """Has every sink write what it holds back."""
+        """Writes what any sink holds back."""
         self._sinks.flush()
 
     def identity(self) -> dict[str, Any]:
