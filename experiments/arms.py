@@ -220,12 +220,13 @@ def main(
     parser = argparse.ArgumentParser(description="Trains arms in turns. A run that is complete is not repeated.")
     parser.add_argument("folder", type=Path, help="of the runs")
     parser.add_argument("options", nargs="*", help="of train.py: model, data, epochs, processes")
-    parser.add_argument("--seeds", type=_numbers, default=tuple(seeds), help="as 1,2,3")
+    parser.add_argument("--seeds", type=numbers, default=tuple(seeds), help="as 1,2,3")
     parser.add_argument("--into", type=Path, default=into, help="folder whose README.md and results.json are written")
     given = parser.parse_intermixed_args(arguments)
     outcomes = run_arms(arms, given.seeds, given.folder.absolute(), given.options)
     publish(table(outcomes, columns), [outcome.as_dict() for outcome in outcomes], given.into)
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def numbers(text: str) -> tuple[int, ...]:
+    """Returns the seeds that a command is given as ``1,2,3``."""
     return tuple(map(int, text.split(",")))

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
-from experiments.arms import Arm, Outcome, run_arms
+from experiments.arms import Arm, Outcome, numbers, run_arms
 from experiments.record import markdown, publish
 
 COMMON = (
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, help="of the runs")
     parser.add_argument("--minilm", nargs=2, metavar=("MODEL", "JSON"), help="MiniLM, and XQuAD's articles")
-    parser.add_argument("--seeds", type=lambda text: tuple(map(int, text.split(","))), default=(1, 2, 3))
+    parser.add_argument("--seeds", type=numbers, default=(1, 2, 3))
     parser.add_argument("--into", type=Path, default=Path(__file__).parent, help="whose README.md takes the table")
     given = parser.parse_args(arguments)
     workloads = {"ViT-B/16 on 224 pixels": VIT_B, "6 blocks of width 96 on digits": DIGITS}

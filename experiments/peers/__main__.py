@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from experiments.arms import TOOK, Arm, train
+from experiments.arms import TOOK, Arm, numbers, train
 from experiments.measured import Took, run_measured
 from experiments.peers.rank import PEERS
 from experiments.peers.tables import Result, table
@@ -122,18 +122,14 @@ def collect(folder: Path) -> dict[str, list[Result]]:
     return {name: [Result(**result) for result in results] for name, results in found.items()}
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(map(int, text.split(",")))
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, help="of the runs")
     parser.add_argument("workload", choices=WORKLOADS)
     parser.add_argument("options", nargs="*", help="of train.py: model.name=, dataset.path=")
-    parser.add_argument("--seeds", type=_numbers, default=(1, 2, 3))
+    parser.add_argument("--seeds", type=numbers, default=(1, 2, 3))
     parser.add_argument(
-        "--brief-seeds", type=_numbers, default=(), help=f"with which only these run: {'; '.join(CLAIM)}"
+        "--brief-seeds", type=numbers, default=(), help=f"with which only these run: {'; '.join(CLAIM)}"
     )
     parser.add_argument("--into", type=Path, default=Path(__file__).parent, help="whose README.md takes the tables")
     given = parser.parse_intermixed_args(arguments)

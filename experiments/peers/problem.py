@@ -132,17 +132,13 @@ class GlobalBatches(Sampler[list[int]]):
     """The samples of each global batch of a run, on every rank alike; one pass over it is the whole run."""
 
     def __init__(self, order: SampleOrder, num_epochs: int) -> None:
-        self._order, self._num_epochs = order, num_epochs
-        self._batches_per_epoch = num_batches(order.num_samples, order.batch_size)
+        self._order, self._num_steps = order, num_epochs * num_batches(order.num_samples, order.batch_size)
 
     def __len__(self) -> int:
-        return self._num_epochs * self._batches_per_epoch
+        return self._num_steps
 
     def __iter__(self) -> Iterator[list[int]]:
-        for epoch in range(self._num_epochs):
-            order = self._order.epoch(epoch)
-            for index in range(self._batches_per_epoch):
-                yield batch_ids(order, index, self._order.batch_size).tolist()
+        return (ids.tolist() for ids in self._order.batches(0, len(self)))
 
 
 class OwnRows:

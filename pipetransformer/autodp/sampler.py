@@ -9,7 +9,7 @@ the samples that its node has cached::
                      a0 c0 d0 | b1 e1 f0    reordered: only f is computed away from its home
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -72,6 +72,15 @@ class SampleOrder:
         assert self.lengths is not None
         batches = ids[np.argsort(self.lengths[ids], kind="stable")].reshape(-1, self.batch_size)
         return generator.permutation(batches).reshape(-1)
+
+    def batches(self, first: int, end: int) -> Iterator[np.ndarray]:
+        """Yields the ids of the global batches of steps ``first`` to ``end - 1`` of a run, each of shape (B,)."""
+        epoch, order, steps_per_epoch = -1, np.empty(0), num_batches(self.num_samples, self.batch_size)
+        for step in range(first, end):
+            own, index = divmod(step, steps_per_epoch)
+            if own != epoch:
+                epoch, order = own, self.epoch(own)
+            yield batch_ids(order, index, self.batch_size)
 
     def typical(self, size: int) -> np.ndarray:
         """Returns the ids of a batch that takes about as long as most, shape (size,)."""

@@ -34,12 +34,8 @@ class BatchOrder:
 
     def coming(self, step: int, evaluates_after: Callable[[int], bool]) -> Iterator[ComingBatch]:
         """Yields the batches from a step to the next evaluation, which has its own read ahead."""
-        epoch, order = -1, np.empty(0)
-        for each in range(step, self._timeline.num_steps):
-            own, index = divmod(each, self._timeline.steps_per_epoch)
-            if own != epoch:
-                epoch, order = own, self._samples.epoch(own)
-            yield ComingBatch(batch_ids(order, index, self._samples.batch_size), each, epoch)
+        for each, ids in enumerate(self._samples.batches(step, self._timeline.num_steps), step):
+            yield ComingBatch(ids, each, each // self._timeline.steps_per_epoch)
             if evaluates_after(each + 1):
                 return
 

@@ -108,3 +108,10 @@ def test_a_typical_batch_by_length_has_middle_lengths() -> None:
     assert lengths[SampleOrder(100, 1, 8, lengths).typical(4)].tolist() == [48, 49, 50, 51]
     assert SampleOrder(3, 1, 2).typical(5).tolist() == [0, 1, 2, 0, 1]
     assert len(SampleOrder(3, 1, 2, lengths[:3]).typical(5)) == 5
+
+
+def test_a_run_goes_over_the_batches_of_its_epochs_from_any_step() -> None:
+    order = SampleOrder(10, 1, 4)
+    whole = [ids.tolist() for epoch in range(3) for ids in batches_of(order, epoch)]
+    for first in (0, 2, 3, 7):
+        assert [ids.tolist() for ids in order.batches(first, 9)] == whole[first:]
