@@ -18,8 +18,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pipetransformer.host_copies import Download
-from pipetransformer.runtime.fsdp import local_part
-from pipetransformer.runtime.stage import ParametersByLayer
 
 
 class NormVerdict:
@@ -27,29 +25,18 @@ class NormVerdict:
 
     Args:
         squared_norms: Of the whole gradient without the loss scale, by layer (num_layers,), float64.
-        loss_scale: The factor of the loss in backward.
         max_norm: The largest norm of the whole gradient.
 
     Attributes:
+        total_norm: Of the whole gradient, on the device, (), float64.
         flags: Whether the gradient is not finite, and whether its norm is too large, 0 or 1, (2,), float64.
     """
 
-    def __init__(self, squared_norms: Tensor, loss_scale: float, max_norm: float) -> None:
-        self._loss_scale, self._max_norm = loss_scale, max_norm
-        self._total = squared_norms.sum().sqrt()
-        self.flags = torch.stack([~torch.isfinite(self._total), self._total > max_norm]).double()
-        self._read = Download(torch.cat([squared_norms, self._total[None]]))
-
-    def clip(self, parameters: ParametersByLayer, clip_norm: float | None) -> None:
-        """Divides gradients by the loss scale and clips them, as ``gradients.unscale_and_clip`` does on the host."""
-        if clip_norm is None and self._loss_scale == 1:
-            return
-        most = torch.ones_like(self._total)
-        clipped = most if clip_norm is None else torch.minimum(most, clip_norm / (self._total + 1e-6))
-        factor = clipped / self._loss_scale
-        gradients = [local_part(p.grad) for own in parameters.values() for p in own if p.grad is not None]
-        if gradients:
-            torch._foreach_mul_(gradients, factor.to(gradients[0].dtype))
+    def __init__(self, squared_norms: Tensor, max_norm: float) -> None:
+        self._max_norm = max_norm
+        self.total_norm = squared_norms.sum().sqrt()
+        self.flags = torch.stack([~torch.isfinite(self.total_norm), self.total_norm > max_norm]).double()
+        self._read = Download(torch.cat([squared_norms, self.total_norm[None]]))
 
     @contextmanager
     def dropping(self, optimizer: Optimizer) -> Iterator[None]:

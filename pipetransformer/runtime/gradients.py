@@ -148,9 +148,11 @@ def all_reduce_squared_norms(squared_norms: Tensor, norm_group: ProcessGroup) ->
 
 
 def unscale_and_clip(
-    parameters: ParametersByLayer, total_norm: float, clip_norm: float | None, loss_scale: float
-) -> float:
+    parameters: ParametersByLayer, total_norm: Tensor | float, clip_norm: float | None, loss_scale: float
+) -> Tensor:
     """Divides the gradients by the loss scale, and clips them where the total norm exceeds ``clip_norm``.
+
+    A norm that lies on the device is not read by the host.
 
     Args:
         parameters: The active parameters of this rank.
@@ -159,14 +161,14 @@ def unscale_and_clip(
         loss_scale: The factor of the loss in backward.
 
     Returns:
-        The factor by which they were clipped, 1 where they were not.
+        The factor by which they were clipped, 1 where they were not, (), float64.
     """
-    clipped = 1.0 if clip_norm is None else min(1.0, clip_norm / (total_norm + 1e-6))  # as torch's clip_grad_norm_ does
-    factor = clipped / loss_scale
-    if factor != 1:
+    total = torch.as_tensor(total_norm, dtype=torch.float64)
+    clipped = torch.ones_like(total) if clip_norm is None else (clip_norm / (total + 1e-6)).clamp(max=1)  # as torch's
+    if clip_norm is not None or loss_scale != 1:
         gradients = [local_part(p.grad) for own in parameters.values() for p in own if p.grad is not None]
         if gradients:
-            torch._foreach_mul_(gradients, factor)
+            torch._foreach_mul_(gradients, (clipped / loss_scale).to(gradients[0].dtype))
     return clipped
 
 

@@ -47,12 +47,12 @@ class WeightUpdate:
         runtime, engine, loss_scale = self._runtime, self._engine, self._runtime.loss_scale
         own = gradients.squared_gradient_norms(runtime.measured, runtime.num_layers, runtime.device)
         squared = gradients.all_reduce_squared_norms(own, engine.norm_group)
-        verdict = NormVerdict(loss_scale.unscaled(squared), loss_scale.value, max_norm)
+        verdict = NormVerdict(loss_scale.unscaled(squared), max_norm)
         sums = self._agreement.sums(loss, verdict.flags, requests)
         is_measured = runtime.observer is not None and runtime.observer.is_due
         fused = None if is_measured else droppable(runtime.optimizer)
         if fused is not None:
-            self._on_device(fused, verdict, rate)
+            self._on_device(fused, verdict, loss_scale.value, rate)
             return self._agreement.judge(sums, *verdict.read())
         try:
             result = self._agreement.judge(sums, *verdict.read())
@@ -67,10 +67,10 @@ class WeightUpdate:
         assert self._runtime.engine is not None, "an idle rank takes no step"
         return self._runtime.engine
 
-    def _on_device(self, fused: Optimizer, verdict: NormVerdict, rate: Rate) -> None:
+    def _on_device(self, fused: Optimizer, verdict: NormVerdict, loss_scale: float, rate: Rate) -> None:
         """Updates where the device finds the gradient good; the host does not know yet."""
         with self._runtime.recorder.span("optimizer"), verdict.dropping(fused):
-            verdict.clip(self._engine.active_parameters, self._spec.clip_norm)
+            self._clip(verdict.total_norm, loss_scale)
             self._set_rates(rate)
             self._step_optimizer()
             self._clear_gradients()
@@ -82,14 +82,16 @@ class WeightUpdate:
             return
         with runtime.recorder.span("optimizer"):
             if not result.skipped:
-                parameters, clip_norm = self._engine.active_parameters, self._spec.clip_norm
-                factor = gradients.unscale_and_clip(parameters, result.total_norm, clip_norm, result.loss_scale)
+                factor = self._clip(result.total_norm, result.loss_scale)
                 self._set_rates(rate)
                 if runtime.observer is None:
                     self._step_optimizer()
                 else:
-                    runtime.observer.around(runtime, factor, self._step_optimizer)
+                    runtime.observer.around(runtime, factor.item(), self._step_optimizer)
             self._clear_gradients()
+
+    def _clip(self, total_norm: Tensor | float, loss_scale: float) -> Tensor:
+        return gradients.unscale_and_clip(self._engine.active_parameters, total_norm, self._spec.clip_norm, loss_scale)
 
     def _set_rates(self, rate: Rate) -> None:
         rates = self._spec.rates(rate, self._runtime.num_layers) if isinstance(rate, float | int) else rate

@@ -49,10 +49,10 @@ def _keys_by_rank(self: Batch, device: torch.device, dtype: torch.dtype, keys_on
 
 
 def _clip_by_stage(
-    parameters: ParametersByLayer, total_norm: float, clip_norm: float | None, loss_scale: float
-) -> None:
+    parameters: ParametersByLayer, total_norm: Tensor | float, clip_norm: float | None, loss_scale: float
+) -> Tensor:
     own = torch.nn.utils.get_total_norm([p.grad for layer in parameters.values() for p in layer if p.grad is not None])
-    _clip(parameters, float(own), clip_norm, loss_scale)
+    return _clip(parameters, own, clip_norm, loss_scale)
 
 
 def _norms_of_the_own_part(squared_norms: Tensor, parts: dist.ProcessGroup) -> Tensor:
@@ -129,8 +129,10 @@ def _still_scaled(self: LossScale, squared_norms: list[float]) -> list[float]:
     return squared_norms
 
 
-def _clip_scaled(parameters: ParametersByLayer, total_norm: float, clip_norm: float | None, loss_scale: float) -> None:
-    _clip(parameters, total_norm, clip_norm, 1.0)
+def _clip_scaled(
+    parameters: ParametersByLayer, total_norm: Tensor | float, clip_norm: float | None, loss_scale: float
+) -> Tensor:
+    return _clip(parameters, total_norm, clip_norm, 1.0)
 
 
 def _prefix_trains(self: Stage, mode: bool = True) -> Stage:
