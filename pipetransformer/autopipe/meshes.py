@@ -36,8 +36,10 @@ def on_mesh(profile: Profile, cluster: Cluster, mesh: StageMesh) -> tuple[Profil
         InfeasiblePlan: The mesh has more ranks than there are.
     """
     check_num_ranks(mesh, cluster.num_devices)
-    link, allreduce_link = _links_inside(cluster, mesh)
-    shards = profile.shards(mesh)
+    _, shards, exchange_s = profile.on(mesh)
+    link, allreduce_link = (
+        replace(each, latency_s=max(each.latency_s, exchange_s)) for each in _links_inside(cluster, mesh)
+    )
     layers = tuple(_with_exchanges(shard, link, allreduce_link) for shard in shards)
     num_sums = len({ranks for shard in shards for ranks, _ in shard.copied_bytes})
     widening = mesh.rows_multiple * profile.layers[1].output_bytes / layers[1].output_bytes  # features are read whole

@@ -132,6 +132,10 @@ class LayerProfile:
     autocast_bytes: int = 0
     fixed_bytes: int = 0
 
+    def seconds(self, num_samples: float) -> float:
+        """Returns the seconds of its passes over a micro-batch, forward and both gradients."""
+        return (self.forward + self.input_grad + self.weight_grad).at(num_samples)
+
     @property
     def trainable_bytes(self) -> int:
         """Parameters that get a gradient and optimizer state while the layer is active."""
@@ -182,10 +186,16 @@ class LayerShard:
 
 
 class MeshProfile(NamedTuple):
-    """A model on a mesh."""
+    """A model on a mesh.
+
+    Attributes:
+        exchange_s: Seconds of an exchange before its bytes, between parts of a block: the link's latency, and what the
+            ranks wait for each other. Zero where only the link is known.
+    """
 
     mesh: StageMesh
     layers: tuple[LayerShard, ...]
+    exchange_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -225,15 +235,15 @@ class Profile:
     host_copy_s_per_byte: float = 0.0
     is_on_host: bool = False
 
-    def shards(self, mesh: StageMesh) -> tuple[LayerShard, ...]:
-        """Returns the layers on a mesh that has been measured."""
-        return next(layers for known, layers in self.meshes if known == mesh)
+    def on(self, mesh: StageMesh) -> MeshProfile:
+        """Returns the model on a mesh that has been measured."""
+        return next(known for known in self.meshes if known.mesh == mesh)
 
     def sharded(self, mesh: StageMesh) -> Profile:
         """Returns the profile of a rank's part of each layer, without the exchanges; itself where there is no mesh."""
         if mesh == SINGLE:
             return self
-        return replace(self, layers=tuple(shard.layer for shard in self.shards(mesh)))
+        return replace(self, layers=tuple(shard.layer for shard in self.on(mesh).layers))
 
     def relief(self, num_busy: int, node_size: int) -> float:
         """Returns the seconds of a layer while fewer devices compute, over those while all of a node do; at most 1.

@@ -40,7 +40,7 @@ from pipetransformer.runtime.groups import broadcast_from_rank0
 from pipetransformer.runtime.precision import Precision
 
 WAIT_S = 120.0  # for another job that measures the same; after that this one measures too
-FORMAT = 2
+FORMAT = 3
 TIMES = ("forward", "input_grad", "weight_grad")
 LINKS = ("link", "node_link", "allreduce_link", "node_allreduce_link")
 Measurement = tuple[Profile, Cluster]
@@ -144,7 +144,7 @@ def from_plain(values: dict[str, Any]) -> Measurement:
     profile, cluster = values["profile"], values["cluster"]
     layers = tuple(map(_layer, profile["layers"]))
     links = {name: None if cluster[name] is None else Link(**cluster[name]) for name in LINKS}
-    meshes = tuple(MeshProfile(StageMesh(**mesh), tuple(map(_shard, shards))) for mesh, shards in profile["meshes"])
+    meshes = tuple(MeshProfile(StageMesh(**mesh), tuple(map(_shard, own)), s) for mesh, own, s in profile["meshes"])
     known = {"layers": layers, "read": AffineTime(**profile["read"]), "timed": (), "meshes": meshes}
     return Profile(**profile | known), Cluster(**cluster | links)
 

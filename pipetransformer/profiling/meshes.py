@@ -3,12 +3,24 @@
 The rank computes what rank 0 of the mesh would, with exchanges that only pretend: an all-gather repeats the rank's own
 part, a reduce-scatter takes its first part, an all-reduce copies. Shapes, kernels and Python are those of a step, and
 the bytes of the exchanges are counted; :mod:`pipetransformer.autopipe.meshes` turns them into seconds by the links.
+
+A link is measured while both of its ends are ready. In a step an exchange waits for the rank that computes longest, and
+begins on cores that have just computed. So a block runs once more with a sum of one number at each exchange, and
+without, in turns. What a sum adds is what an exchange takes before its bytes::
+
+    rank 0    [ part of a block ]      waits      [sum][ part of a block ][sum]
+    rank 1    [ part of a block, a little longer ][sum][ part of a block ][sum]
 """
 
+import statistics
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from pipetransformer.autopipe.profile import LayerShard, MeshProfile, Traffic, Volume
@@ -23,14 +35,39 @@ from pipetransformer.profiling.layers import (
     of_each_kind,
     trainable,
 )
+from pipetransformer.profiling.timing import ENOUGH_S, timed
 from pipetransformer.runtime.batch import Batch
+from pipetransformer.runtime.groups import broadcast_from_rank0
 from pipetransformer.runtime.mesh import MeshAxis, RankMesh
 from pipetransformer.runtime.mesh_stage import MeshStage
 from pipetransformer.runtime.precision import Precision
 from pipetransformer.runtime.tensor_parallel import shard_layer
 
+FEWEST_ROUNDS, MOST_ROUNDS, EXCHANGES_OF_A_ROUND = 5, 25, 12
 Tally = Counter[str]
 """Exchanges so far: ``collectives`` and ``messages``, and the bytes that a rank receives in them."""
+
+
+def _nothing() -> None:
+    """A rank that pretends meets no other."""
+
+
+@dataclass
+class Pretended:
+    """Exchanges that a rank only pretends.
+
+    Attributes:
+        tally: Counts them.
+        meet: Is called at each of them.
+    """
+
+    tally: Tally = field(default_factory=Counter)
+    meet: Callable[[], object] = _nothing
+
+    def count(self, kind: str, num_bytes: int) -> None:
+        self.tally[kind] += 1
+        self.tally[f"{kind}_bytes"] += num_bytes
+        self.meet()
 
 
 @dataclass(frozen=True)
@@ -38,50 +75,47 @@ class PretendedAxis(MeshAxis):
     """Rank 0 of an axis without other ranks.
 
     Attributes:
-        tally: Counts the exchanges.
+        exchanges: Those of all axes of a mesh.
     """
 
-    tally: Tally = field(default_factory=Counter)
+    exchanges: Pretended = field(default_factory=Pretended)
 
     def all_gather(self, x: Tensor, dim: int) -> Tensor:
         if self.size == 1:
             return x
-        self._count("collectives", (self.size - 1) * x.nbytes)
+        self.exchanges.count("collectives", (self.size - 1) * x.nbytes)
         return torch.cat([x] * self.size, dim)
 
     def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
         if self.size == 1:
             return x
-        self._count("collectives", (self.size - 1) * self.summed(x).nbytes // self.size)
+        self.exchanges.count("collectives", (self.size - 1) * self.summed(x).nbytes // self.size)
         return x.narrow(dim, 0, x.shape[dim] // self.size).contiguous()
 
     def all_reduce(self, x: Tensor) -> Tensor:
         if self.size == 1:
             return x
-        self._count("collectives", 2 * (self.size - 1) * self.summed(x).nbytes // self.size)
+        self.exchanges.count("collectives", 2 * (self.size - 1) * self.summed(x).nbytes // self.size)
         return x.clone()
 
     def rotate(self, block: Tensor, received: Tensor) -> Tensor:
-        self._count("messages", received.nbytes)
+        self.exchanges.count("messages", received.nbytes)
         return received.zero_()
-
-    def _count(self, kind: str, num_bytes: int) -> None:
-        self.tally[kind] += 1
-        self.tally[f"{kind}_bytes"] += num_bytes
 
 
 class PretendedMesh(RankMesh):
     """Rank 0 of a mesh without other ranks.
 
     Attributes:
-        tally: Counts the exchanges along all axes.
+        exchanges: Those along all axes.
     """
 
     def __init__(self, mesh: StageMesh) -> None:
         super().__init__(mesh, 0, {})
-        self.tally: Tally = Counter()
+        self.exchanges = Pretended()
         self.axes = {
-            name: PretendedAxis(axis.size, 0, widens=axis.widens, tally=self.tally) for name, axis in self.axes.items()
+            name: PretendedAxis(axis.size, 0, widens=axis.widens, exchanges=self.exchanges)
+            for name, axis in self.axes.items()
         }
 
 
@@ -120,6 +154,7 @@ def profile_mesh(
         UserError: A layer cannot be split.
     """
     known: dict[object, LayerShard] = {}
+    exchange_s = 0.0
     pretended, update_s = PretendedMesh(mesh), idle_update_seconds(optimizer, device)
     small, large = (len(batch.ids) // mesh.rows_multiple for batch in batches)
     xs = [batch.inputs for batch in batches if batch.inputs is not None]
@@ -130,11 +165,55 @@ def profile_mesh(
         counted = [_traffic(runs, index, x, batch) for x, batch in zip(xs, batches, strict=True)]
         passes = [_between((small, large), *sizes) for sizes in zip(*counted, strict=True)]
         known[kind_of_layer(stack[index])] = LayerShard(measured, *passes, copied_bytes=_copied_bytes(layer, mesh))
+        if index == 1:
+            exchange_s = _exchange_seconds(runs, index, xs[0], batches[0], measured.seconds(small), device)
         with torch.no_grad():
             runs.module.eval()
             xs = [runs(x, batch) for x, batch in zip(xs, batches, strict=True)]
         del layer, runs  # one at a time, as of_each_kind asks
-    return MeshProfile(mesh, tuple(known[kind_of_layer(layer)] for layer in stack.layers))
+    return MeshProfile(mesh, tuple(known[kind_of_layer(layer)] for layer in stack.layers), exchange_s)
+
+
+def _exchange_seconds(
+    runs: ShardedLayer, index: int, x: Tensor, batch: Batch, pass_s: float, device: torch.device
+) -> float:
+    """Measures what a sum of one number adds to a layer's passes at each exchange. All ranks call it.
+
+    The first ranks of the world meet, as many as a mesh has, while all compute.
+
+    Args:
+        pass_s: Seconds of the layer forward and backward, equal on every rank.
+
+    Returns:
+        Seconds of an exchange as rank 0 measured them, equal on every rank; zero where the world has too few ranks.
+    """
+    exchanges, num_ranks = runs.mesh.exchanges, runs.mesh.mesh.num_ranks
+    if dist.get_world_size() < num_ranks:
+        return 0.0
+    once = partial(_passes, runs, x, batch, x.is_floating_point() and index > 0)
+    number = sum(tally[kind] for tally in once() for kind in ("collectives", "messages"))
+    if number == 0:
+        return 0.0
+    num_passes = -(-EXCHANGES_OF_A_ROUND // number)
+    num_rounds = int(min(MOST_ROUNDS, max(FEWEST_ROUNDS, ENOUGH_S / (2 * num_passes * pass_s))))
+    group: Any = dist.new_group(range(num_ranks))
+    meet = partial(_meet, group, device) if dist.get_rank() < num_ranks else _nothing
+    alone, met = list[float](), list[float]()
+    for _ in range(num_rounds):
+        alone.append(timed(lambda: [once() for _ in range(num_passes)], device)[0])
+        meet()
+        exchanges.meet = meet
+        met.append(timed(lambda: [once() for _ in range(num_passes)], device)[0])
+        exchanges.meet = _nothing
+    runs.module.zero_grad(set_to_none=True)
+    if meet is not _nothing:
+        dist.destroy_process_group(group)
+    added_s = statistics.median(met) - statistics.median(alone)
+    return broadcast_from_rank0(max(0.0, added_s) / (num_passes * number))
+
+
+def _meet(group: dist.ProcessGroup, device: torch.device) -> None:
+    dist.all_reduce(torch.zeros((), device=device), group=group)
 
 
 def _traffic(runs: ShardedLayer, index: int, x: Tensor, batch: Batch) -> tuple[Tally, Tally, Tally]:
@@ -151,7 +230,7 @@ def _traffic(runs: ShardedLayer, index: int, x: Tensor, batch: Batch) -> tuple[T
 
 
 def _passes(runs: ShardedLayer, x: Tensor, batch: Batch, wants_grad: bool) -> tuple[Tally, Tally]:
-    tally = runs.mesh.tally
+    tally = runs.mesh.exchanges.tally
     tally.clear()
     output = runs(x.detach().requires_grad_(wants_grad), batch)
     forward = Counter(tally)

@@ -98,6 +98,17 @@ def test_the_passes_of_a_part_and_its_exchanges_are_one_line_in_the_samples() ->
     assert units.num_devices == 4
 
 
+@pytest.mark.parametrize(("exchange_s", "expected"), [(0.0, 1e-5), (1e-6, 1e-5), (2e-3, 2e-3)])
+def test_an_exchange_in_a_step_is_no_shorter_than_the_link_and_may_be_longer(
+    exchange_s: float, expected: float
+) -> None:
+    (measured,) = profile().meshes
+    known = replace(profile(), meshes=(measured._replace(exchange_s=exchange_s),))
+    on_units, _ = on_mesh(known, cluster(8), TP)
+    assert on_units.layers[1].forward.fixed_s == pytest.approx(2 * expected)
+    assert on_units.step_overhead_s == pytest.approx(expected)  # the sum over two copies
+
+
 def test_a_device_of_ranks_that_split_rows_sees_fewer_samples() -> None:
     assert [mesh_batch_size(10, mesh) for mesh in (SINGLE, TP, ROWS, CUBE)] == [10, 10, 5, 3]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.cases import Case
-from support.mesh_profiles import mesh_profile, received
+from support.mesh_profiles import exchange_by_a_clock, mesh_profile, received
 from support.pool import Pool
 from torch import nn
 
@@ -40,6 +40,25 @@ def test_the_exchanges_that_are_counted_are_those_of_a_step(
     """The bytes are those that ranks receive, see ``test_a_rank_receives_the_bytes_of_the_formulas``."""
     profile = measured("vit", mesh, pool, bert_config)
     assert received(profile, 8 // mesh.batch_ways) == (forward, backward)
+
+
+@pytest.mark.parametrize(
+    ("world", "mesh", "expected"),
+    [
+        (2, StageMesh(tp=2), 0.25),
+        (3, StageMesh(tp=2), 0.25),
+        (2, StageMesh(cp=2), 0.25),
+        (4, StageMesh(dp_shard=2, tp=2, algorithm="2d"), 0.25),
+        (1, StageMesh(tp=2), 0.0),
+    ],
+    ids=["tp", "a rank beside the mesh", "ring", "2d", "too few ranks"],
+)
+def test_an_exchange_takes_what_its_ranks_wait_for_each_other(
+    world: int, mesh: StageMesh, expected: float, pool: Pool, bert_config: Path
+) -> None:
+    measured = pool.run(world, exchange_by_a_clock, Case("vit", bert_config, dropout=0.2), mesh, 0.25)
+    assert [seconds for seconds, _ in measured] == [pytest.approx(expected)] * world
+    assert all(num_groups == 0 for _, num_groups in measured), "process groups are destroyed"
 
 
 def test_a_part_is_as_large_as_what_a_rank_holds(pool: Pool, bert_config: Path) -> None:

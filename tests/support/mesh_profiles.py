@@ -1,13 +1,17 @@
 """Layers of tiny models as they are measured on meshes that are not there."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from pipetransformer.autopipe.profile import MeshProfile, Traffic
 from pipetransformer.mesh import StageMesh
+from pipetransformer.profiling import meshes
 from pipetransformer.profiling.meshes import profile_mesh
 from pipetransformer.runtime.batch import Batch
 from pipetransformer.runtime.precision import PRECISIONS
@@ -22,6 +26,23 @@ def mesh_profile(case: Case, mesh: StageMesh) -> MeshProfile:
     """Every rank calls it."""
     small, large = (_batch(case, size * mesh.rows_multiple) for size in (1, 2))
     return profile_mesh(case.stack(), mesh, (small, large), OPTIMIZERS[case.optimizer], CPU, PRECISIONS[case.precision])
+
+
+def exchange_by_a_clock(case: Case, mesh: StageMesh, wait_s: float) -> tuple[float, int]:
+    """Returns an exchange by a clock on which ranks wait for each other, and the process groups that are left over."""
+    meet, now, num_groups = meshes._meet, [0.0], len(dist.distributed_c10d._world.pg_map)
+
+    def waits(*arguments: Any) -> None:
+        meet(*arguments)
+        now[0] += wait_s
+
+    def timed(function: Callable[[], object], _: torch.device) -> tuple[float, object]:
+        before, result = now[0], function()
+        return now[0] - before + 1.0, result
+
+    with mock.patch.object(meshes, "_meet", waits), mock.patch.object(meshes, "timed", timed):
+        seconds = mesh_profile(case, mesh).exchange_s
+    return seconds, len(dist.distributed_c10d._world.pg_map) - num_groups
 
 
 class Received(NamedTuple):

@@ -7,7 +7,16 @@ import torch
 import torch.distributed as dist
 
 from pipetransformer.autopipe.cluster import Cluster, Link
-from pipetransformer.autopipe.profile import AffineTime, LayerProfile, Profile
+from pipetransformer.autopipe.profile import (
+    AffineTime,
+    LayerProfile,
+    LayerShard,
+    MeshProfile,
+    Profile,
+    Traffic,
+    Volume,
+)
+from pipetransformer.mesh import StageMesh
 from pipetransformer.optim.base import AdamW
 from pipetransformer.profiling import overhead
 from pipetransformer.profiling.kept import Measurement, kept_or_measured
@@ -18,8 +27,11 @@ from pipetransformer.runtime.precision import PRECISIONS
 CPU = torch.device("cpu")
 SECOND = AffineTime(0.25, 1.5)
 LAYER = LayerProfile("layer", SECOND, SECOND, SECOND, 0.5, 8, 4, 2, 1, 3, 5)
+EXCHANGES = Traffic(Volume(2, 8.0, 64.0), Volume(1, 0.0, 32.0))
+ON_MESH = MeshProfile(StageMesh(tp=2), (LayerShard(LAYER, EXCHANGES, EXCHANGES, Traffic(), ((2, 8),)),), 0.002)
+LAYERS = (LAYER, replace(LAYER, name="head"))
 MEASUREMENT = (
-    Profile((LAYER, replace(LAYER, name="head")), 2.0, step_overhead_s=0.01, read=SECOND, contention=1.25),
+    Profile(LAYERS, 2.0, step_overhead_s=0.01, read=SECOND, contention=1.25, meshes=(ON_MESH,)),
     Cluster(2, None, Link(1e-3, float("inf")), None, 2, Link(2e-3, 1e9)),
 )
 
