@@ -194,22 +194,37 @@ def _exchange_seconds(
     number = sum(tally[kind] for tally in once() for kind in ("collectives", "messages"))
     if number == 0:
         return 0.0
-    num_passes = -(-EXCHANGES_OF_A_ROUND // number)
-    num_rounds = int(min(MOST_ROUNDS, max(FEWEST_ROUNDS, ENOUGH_S / (2 * num_passes * pass_s))))
+    num_passes, num_rounds = _repeats(pass_s, number)
+
+    def passes() -> None:
+        for _ in range(num_passes):
+            once()
+
     group: Any = dist.new_group(range(num_ranks))
     meet = partial(_meet, group, device) if dist.get_rank() < num_ranks else _nothing
     alone, met = list[float](), list[float]()
     for _ in range(num_rounds):
-        alone.append(timed(lambda: [once() for _ in range(num_passes)], device)[0])
+        alone.append(timed(passes, device)[0])
         meet()
         exchanges.meet = meet
-        met.append(timed(lambda: [once() for _ in range(num_passes)], device)[0])
+        met.append(timed(passes, device)[0])
         exchanges.meet = _nothing
     runs.module.zero_grad(set_to_none=True)
     if meet is not _nothing:
         dist.destroy_process_group(group)
     added_s = statistics.median(met) - statistics.median(alone)
     return broadcast_from_rank0(max(0.0, added_s) / (num_passes * number))
+
+
+def _repeats(pass_s: float, number: int) -> tuple[int, int]:
+    """Returns the passes of a round, for several exchanges in it, and the rounds, as many as take about a second.
+
+    Args:
+        number: Of the exchanges of a pass.
+    """
+    affordable = ENOUGH_S / max(pass_s, 1e-6)  # each is done twice
+    num_passes = int(min(-(-EXCHANGES_OF_A_ROUND // number), max(1, affordable // FEWEST_ROUNDS)))
+    return num_passes, int(min(MOST_ROUNDS, max(FEWEST_ROUNDS, affordable // num_passes)))
 
 
 def _meet(group: dist.ProcessGroup, device: torch.device) -> None:
