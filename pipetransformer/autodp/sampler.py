@@ -82,13 +82,23 @@ class SampleOrder:
                 epoch, order = own, self.epoch(own)
             yield batch_ids(order, index, self.batch_size)
 
-    def typical(self, size: int) -> np.ndarray:
-        """Returns the ids of a batch that takes about as long as most, shape (size,)."""
-        if self.lengths is None:
+    def typical(self, size: int, lengths: np.ndarray | None) -> np.ndarray:
+        """Returns the ids of samples that take about as long as those of most batches, shape (size,).
+
+        They are of the batch of the first epoch whose longest sample is the median of all batches'. A batch is padded
+        to its longest sample, which comes first.
+
+        Args:
+            lengths: Tokens of each sample, (N,); ``None``: all have as many.
+        """
+        if lengths is None:
             return np.arange(size) % self.num_samples
-        by_length = np.argsort(self.lengths, kind="stable")
-        first = max(0, (self.num_samples - size) // 2)
-        return by_length[(first + np.arange(size)) % self.num_samples]
+        order, num_whole = self.epoch(0), self.num_samples // self.batch_size
+        batches = order[: num_whole * self.batch_size].reshape(num_whole, -1) if num_whole else order[None]
+        longest = lengths[batches].max(1)
+        ids = batches[np.argsort(longest, kind="stable")[len(longest) // 2]]
+        ids = np.roll(ids, -int(lengths[ids].argmax()))
+        return ids[np.arange(size) % len(ids)]
 
 
 def epoch_order(num_samples: int, epoch: int, seed: int) -> np.ndarray:

@@ -29,6 +29,8 @@ class MemoryCosts:
     - where the cache is partial, the weights of the cached layers, and before the step the working memory of one of
       them for all samples of the replica.
 
+    Samples count as long as the longest one: any batch may have it, and is padded to it.
+
     Gradients count from the beginning of the step. So where all micro-batches are in flight before the first backward
     pass, this is more than a device takes, by no more than its gradients.
     """
@@ -37,7 +39,7 @@ class MemoryCosts:
         state_factor = 1 + profile.optimizer_state_factor
         self._head = len(profile.layers) - 1
         layers = layers_with_grad(profile, num_frozen)
-        inputs = [0, *(layer.output_bytes for layer in profile.layers[:-1])]
+        inputs = [0, *(layer.most_output_bytes for layer in profile.layers[:-1])]
         saved = inputs if recompute else [layer.activation_bytes for layer in profile.layers]
         here = not profile.is_on_host
         self._weights = [layer.parameter_bytes * here for layer in profile.layers]
@@ -55,7 +57,7 @@ class MemoryCosts:
         self._cached = sum(layer.parameter_bytes for layer in cached) * here
         self._missing = max([0, *(layer.peak_forward_bytes for layer in cached)])
         # one size for all boundaries, so that a shorter stage never needs more
-        self._boundary = max(layer.output_bytes for layer in profile.layers[:-1])
+        self._boundary = max(layer.most_output_bytes for layer in profile.layers[:-1])
 
     def bytes(
         self, stages: Stages, num_samples: int, num_microbatches: int, moments: Moments, num_replicas: int

@@ -114,10 +114,12 @@ class LayerProfile:
         optimizer_s: One optimizer update of the layer's parameters.
         parameter_bytes: All parameters; those that layers share count in each, because each has a copy.
         fixed_bytes: Those of them that never train, such as the base weights of adapters.
-        activation_bytes: Activations kept for backward, per sample.
-        output_bytes: The output, per sample.
-        peak_forward_bytes: The most that lives in a forward pass without gradient, output included, per sample.
+        activation_bytes: Activations kept for backward, per sample, of the longest ones.
+        output_bytes: The output, per sample of a typical batch.
+        peak_forward_bytes: The most that lives in a forward pass without gradient, output included, per sample, of the
+            longest ones.
         autocast_bytes: Copies of the parameters in a type of fewer bytes, while they take a gradient.
+        longest_output_bytes: The output of one of the longest samples; ``None``: as of any other.
     """
 
     name: str
@@ -131,10 +133,16 @@ class LayerProfile:
     peak_forward_bytes: int = 0
     autocast_bytes: int = 0
     fixed_bytes: int = 0
+    longest_output_bytes: int | None = None
 
     def seconds(self, num_samples: float) -> float:
         """Returns the seconds of its passes over a micro-batch, forward and both gradients."""
         return (self.forward + self.input_grad + self.weight_grad).at(num_samples)
+
+    @property
+    def most_output_bytes(self) -> int:
+        """The output of a sample, as memory has to have room for it."""
+        return self.output_bytes if self.longest_output_bytes is None else self.longest_output_bytes
 
     @property
     def trainable_bytes(self) -> int:

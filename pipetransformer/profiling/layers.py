@@ -1,6 +1,7 @@
 """Measures the layers once, before the first plan."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,7 +13,7 @@ from pipetransformer.autopipe.profile import AffineTime, LayerProfile, Profile
 from pipetransformer.models.layer import Layer
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.base import OptimizerSpec
-from pipetransformer.profiling.memory import AutocastCopies, LiveBytes, count_saved_bytes
+from pipetransformer.profiling.memory import AutocastCopies, Kept, count_saved_bytes, kept_of, peak_forward_bytes
 from pipetransformer.profiling.overhead import measure_contention
 from pipetransformer.profiling.timing import timed, typical, until_settled
 from pipetransformer.runtime.batch import Batch
@@ -22,15 +23,13 @@ from pipetransformer.runtime.rng import PerSampleRng, RefuseOtherRandomness
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measured(Kept):
     """Measurements of one layer at one batch size, in seconds and bytes."""
 
     forward_s: float
     input_grad_s: float
     weight_grad_s: float
-    activation_bytes: int
     autocast_bytes: int
-    output_bytes: int
 
 
 class Runs(Protocol):
@@ -64,8 +63,13 @@ class WholeLayer:
             return self._precision.run_layer(self.module, x, batch.context)
 
 
+Batches = tuple[Batch, Batch] | tuple[Batch, Batch, Batch, Batch]
+"""A small and a large batch, which separate the fixed from the per-sample time. Where samples differ in length, the
+longest one once and twice as well, for the bytes."""
+
+
 def profile(
-    stack: LayerStack, batches: tuple[Batch, Batch], optimizer: OptimizerSpec, device: torch.device,
+    stack: LayerStack, batches: Batches, optimizer: OptimizerSpec, device: torch.device,
     precision: Precision, devices_per_node: int = 1,
 ) -> Profile:  # fmt: skip
     """Measures every kind of layer once (blocks of one shape are alike) and averages over the ranks. All ranks call it.
@@ -74,7 +78,7 @@ def profile(
 
     Args:
         stack: The model; layers without storage are loaded one at a time.
-        batches: A small and a large batch with inputs; two sizes separate the fixed from the per-sample time.
+        batches: With inputs.
         optimizer: Builds the optimizer whose update is timed.
         device: The device that computes.
         precision: The types in which the layers compute.
@@ -83,7 +87,7 @@ def profile(
     known: dict[object, LayerProfile] = {}
     contention, update_s = 1.0, idle_update_seconds(optimizer, device)
     xs = [batch.inputs for batch in batches if batch.inputs is not None]
-    sizes = len(batches[0].ids), len(batches[1].ids)
+    sizes = [len(batch.ids) for batch in batches]
     for index, layer in of_each_kind(stack, device):
         runs = WholeLayer(layer, index, precision)
         measured = layer_profile(runs, index, xs, batches, sizes, optimizer, precision, update_s)
@@ -137,7 +141,7 @@ def trainable(layer: nn.Module) -> list[nn.Parameter]:
 
 
 def layer_profile(
-    runs: Runs, index: int, xs: Sequence[Tensor], batches: tuple[Batch, Batch], sizes: tuple[int, int],
+    runs: Runs, index: int, xs: Sequence[Tensor], batches: Batches, sizes: Sequence[int],
     optimizer: OptimizerSpec, precision: Precision, idle_update_s: float,
 ) -> LayerProfile:  # fmt: skip
     """Measures one layer and averages over the ranks. All ranks call it.
@@ -149,12 +153,16 @@ def layer_profile(
         idle_update_s: See :func:`idle_update_seconds`.
     """
     layer = runs.module
-    small, large = (_measure(runs, index, x, batch, precision) for x, batch in zip(xs, batches, strict=True))
+    small, large = (_measure(runs, index, x, batch, precision) for x, batch in zip(xs[:2], batches[:2], strict=True))
+    ones = [_kept(runs, index, x, batch, precision) for x, batch in zip(xs[2:], batches[2:], strict=True)]
+    longest = kept_of(sizes[1], *ones) if ones else large
     names = ("forward_s", "input_grad_s", "weight_grad_s")
     update_s = max(0.0, _update_seconds(trainable(layer), optimizer) - idle_update_s)
     numbers = [getattr(measured, name) for measured in (small, large) for name in names] + [update_s]
     numbers = _mean_over_ranks(numbers, next(layer.parameters()).device)
-    forward, input_grad, weight_grad = (AffineTime.through(sizes, (numbers[i], numbers[i + 3])) for i in range(3))
+    forward, input_grad, weight_grad = (
+        AffineTime.through((sizes[0], sizes[1]), (numbers[i], numbers[i + 3])) for i in range(3)
+    )
     return LayerProfile(
         name=type(layer).__name__,
         forward=forward,
@@ -162,11 +170,12 @@ def layer_profile(
         weight_grad=weight_grad,
         optimizer_s=numbers[-1],
         parameter_bytes=sum(p.numel() * p.element_size() for p in layer.parameters()),
-        activation_bytes=large.activation_bytes // sizes[1],
+        activation_bytes=longest.activation_bytes // sizes[1],
         output_bytes=large.output_bytes // sizes[1],
-        peak_forward_bytes=_peak_forward_bytes(runs, xs[1], batches[1]) // sizes[1],
+        peak_forward_bytes=longest.peak_forward_bytes // sizes[1],
         autocast_bytes=large.autocast_bytes,
         fixed_bytes=sum(p.nbytes for p in layer.parameters() if not p.requires_grad),
+        longest_output_bytes=longest.output_bytes // sizes[1] if ones else None,
     )
 
 
@@ -202,12 +211,28 @@ def _passes(
     return run
 
 
-def _measure(runs: Runs, index: int, x: Tensor, batch: Batch, precision: Precision) -> Measured:
-    copies, trained = AutocastCopies(runs.module), trainable(runs.module)
+@contextmanager
+def _warmed_up(
+    runs: Runs, index: int, x: Tensor, batch: Batch, precision: Precision
+) -> Iterator[tuple[Callable[[], _Passes], AutocastCopies]]:
+    """Yields :func:`_passes` that find autocast copies, as all but the first micro-batch of a step do, and those."""
+    copies = AutocastCopies(runs.module)
     run = _passes(runs, index, x, batch, copies)
-    with precision.cached_autocast(x.device):  # as all but the first micro-batch of a step find them
+    with precision.cached_autocast(x.device):
         with RefuseOtherRandomness(), copies:
-            run()  # warm up
+            run()
+        yield run, copies
+
+
+def _kept(runs: Runs, index: int, x: Tensor, batch: Batch, precision: Precision) -> Kept:
+    with _warmed_up(runs, index, x, batch, precision) as (run, _):
+        passes = run()
+    return Kept(passes.saved_bytes, passes.output.nbytes, _peak(runs, x, batch))
+
+
+def _measure(runs: Runs, index: int, x: Tensor, batch: Batch, precision: Precision) -> Measured:
+    trained = trainable(runs.module)
+    with _warmed_up(runs, index, x, batch, precision) as (run, copies):
         full = until_settled(run, lambda passes: passes.seconds)
     for parameter in trained:
         parameter.requires_grad_(False)
@@ -216,27 +241,19 @@ def _measure(runs: Runs, index: int, x: Tensor, batch: Batch, precision: Precisi
         parameter.requires_grad_(True)
     backward_s = typical([passes.backward_s for passes in full])
     input_grad_s = min(typical([passes.backward_s for passes in inputs_only] or [0.0]), backward_s)
-    output = full[-1].output
     return Measured(
+        full[-1].saved_bytes,
+        full[-1].output.nbytes,
+        _peak(runs, x, batch),
         typical([passes.forward_s for passes in full]),
         input_grad_s,
         backward_s - input_grad_s,
-        full[-1].saved_bytes,
         sum(copies.bytes_at.values()),
-        output.numel() * output.element_size(),
     )
 
 
-def _peak_forward_bytes(runs: Runs, x: Tensor, batch: Batch) -> int:
-    """Measures the most bytes that a forward pass allocates at a time when the layer is frozen."""
-    layer = runs.module.eval()
-    with torch.no_grad(), LiveBytes() as live:
-        for tensor in (*layer.parameters(), *layer.buffers(), x, *batch.context.values()):
-            live.add(tensor)
-        num_bytes = live.now
-        runs(x, batch)
-    layer.train()
-    return live.peak - num_bytes
+def _peak(runs: Runs, x: Tensor, batch: Batch) -> int:
+    return peak_forward_bytes(runs.module, lambda: runs(x, batch), (x, *batch.context.values()))
 
 
 def idle_update_seconds(optimizer: OptimizerSpec, device: torch.device) -> float:

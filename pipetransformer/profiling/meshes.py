@@ -29,6 +29,7 @@ from pipetransformer.models.layer import Layer
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.base import OptimizerSpec
 from pipetransformer.profiling.layers import (
+    Batches,
     idle_update_seconds,
     kind_of_layer,
     layer_profile,
@@ -140,15 +141,14 @@ class ShardedLayer:
 
 
 def profile_mesh(
-    stack: LayerStack, mesh: StageMesh, batches: tuple[Batch, Batch], optimizer: OptimizerSpec, device: torch.device,
+    stack: LayerStack, mesh: StageMesh, batches: Batches, optimizer: OptimizerSpec, device: torch.device,
     precision: Precision,
 ) -> MeshProfile:  # fmt: skip
     """Measures the layers on a mesh, as :func:`~pipetransformer.profiling.layers.profile` does. All ranks call it.
 
     Args:
         stack: The model, whole.
-        batches: A small and a large one, of the rows that the ranks of the mesh split no further than by
-            :attr:`StageMesh.rows_multiple`.
+        batches: Of the rows that the ranks of the mesh split no further than by :attr:`StageMesh.rows_multiple`.
 
     Raises:
         UserError: A layer cannot be split.
@@ -156,17 +156,17 @@ def profile_mesh(
     known: dict[object, LayerShard] = {}
     exchange_s = 0.0
     pretended, update_s = PretendedMesh(mesh), idle_update_seconds(optimizer, device)
-    small, large = (len(batch.ids) // mesh.rows_multiple for batch in batches)
+    sizes = [len(batch.ids) // mesh.rows_multiple for batch in batches]
     xs = [batch.inputs for batch in batches if batch.inputs is not None]
     for index, layer in of_each_kind(stack, device):
         shard_layer(layer, pretended, is_head=index == len(stack) - 1)
         runs = ShardedLayer(layer, index, len(stack), pretended, precision)
-        measured = layer_profile(runs, index, xs, batches, (small, large), optimizer, precision, update_s)
-        counted = [_traffic(runs, index, x, batch) for x, batch in zip(xs, batches, strict=True)]
-        passes = [_between((small, large), *sizes) for sizes in zip(*counted, strict=True)]
+        measured = layer_profile(runs, index, xs, batches, sizes, optimizer, precision, update_s)
+        counted = [_traffic(runs, index, x, batch) for x, batch in zip(xs[:2], batches[:2], strict=True)]
+        passes = [_between((sizes[0], sizes[1]), *tallies) for tallies in zip(*counted, strict=True)]
         known[kind_of_layer(stack[index])] = LayerShard(measured, *passes, copied_bytes=_copied_bytes(layer, mesh))
         if index == 1:
-            exchange_s = _exchange_seconds(runs, index, xs[0], batches[0], measured.seconds(small), device)
+            exchange_s = _exchange_seconds(runs, index, xs[0], batches[0], measured.seconds(sizes[0]), device)
         with torch.no_grad():
             runs.module.eval()
             xs = [runs(x, batch) for x, batch in zip(xs, batches, strict=True)]

@@ -31,7 +31,7 @@ from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.base import OptimizerSpec
 from pipetransformer.planning.planner import Planner
 from pipetransformer.profiling.kept import Measurement, kept_or_measured, profile_key
-from pipetransformer.profiling.layers import profile
+from pipetransformer.profiling.layers import Batches, profile
 from pipetransformer.profiling.meshes import profile_mesh
 from pipetransformer.profiling.network import (
     measure_all_reduces,
@@ -211,34 +211,40 @@ def make_planner(
     """
     order = order or SampleOrder(len(loader.split), 0, batch_size)
 
-    def read(size: int) -> Batch:
-        return _whole_batch(loader, len(stack), order.typical(size))
+    def typical(size: int) -> np.ndarray:
+        return order.typical(size, loader.split.lengths)
 
-    def loaded(size: int) -> Batch:
-        return read(size).to(device, precision.param_dtype)
+    def ready(ids: np.ndarray) -> Batch:
+        return _whole_batch(loader, len(stack), ids).to(device, precision.param_dtype)
 
-    sizes = _measured_sizes(batch_size, dist.get_world_size())
-    small, large = map(loaded, sizes)
+    def loaded(mesh: StageMesh) -> Batches:
+        num_units, multiple = dist.get_world_size() // mesh.num_ranks, mesh.rows_multiple
+        sizes = _measured_sizes(mesh_batch_size(batch_size, mesh), num_units)
+        small, large = (ready(typical(size * multiple)) for size in sizes)
+        longest = _longest_sample(loader)
+        if longest is None:
+            return small, large
+        return small, large, ready(np.repeat(longest, multiple)), ready(np.repeat(longest, 2 * multiple))
+
+    sizes, whole = _measured_sizes(batch_size, dist.get_world_size()), loaded(SINGLE)
 
     def measure_on(mesh: StageMesh) -> MeshProfile:
-        num_units = dist.get_world_size() // mesh.num_ranks
-        few, many = _measured_sizes(mesh_batch_size(batch_size, mesh), num_units)
-        batches = loaded(few * mesh.rows_multiple), loaded(many * mesh.rows_multiple)
-        return profile_mesh(stack, mesh, batches, optim, device, precision)
+        return profile_mesh(stack, mesh, loaded(mesh), optim, device, precision)
 
     def measure() -> Measurement:
-        layers = profile(stack, (small, large), optim, device, precision, nodes.devices_per_node)
+        layers = profile(stack, whole, optim, device, precision, nodes.devices_per_node)
         on_meshes = tuple(measure_on(mesh) for mesh in meshes if mesh != SINGLE)
         cluster = _measured_cluster(device, nodes.devices_per_node)
         overhead_s = measure_step_overhead(optim, RankContext.create(device, precision, parallel.timeout_s))
         # a message up and one back are counted elsewhere
         schedule_overhead_s = max(0.0, measure_schedule_overhead(device) - 2 * cluster.link.latency_s)
-        reading = measure_reading((partial(read, sizes[0]), partial(read, sizes[1])), sizes)
+        few, many = (partial(_whole_batch, loader, len(stack), typical(size)) for size in sizes)
+        reading = measure_reading((few, many), sizes)
         overheads = {"step_overhead_s": overhead_s, "schedule_overhead_s": schedule_overhead_s}
         return replace(layers, read=reading, meshes=on_meshes, **overheads), cluster
 
     samples = f"{type(loader.split).__qualname__}, slow={loader.split.is_slow}"
-    key = profile_key(stack, (small, large), samples, optim, device, precision, nodes.devices_per_node, meshes)
+    key = profile_key(stack, whole, samples, optim, device, precision, nodes.devices_per_node, meshes)
     (measured, cluster), is_kept = kept_or_measured(kept, key, measure)
     if is_kept:
         tell(f"planning by what an equal job has measured: {kept}/{key}.json")
@@ -266,6 +272,12 @@ def _measured_cluster(device: torch.device, devices_per_node: int) -> Cluster:
     link, node_link, allreduce_link, node_allreduce_link = (Link(*pair) if pair else None for pair in pairs)
     assert link is not None
     return Cluster(dist.get_world_size(), None, link, node_link, devices_per_node, allreduce_link, node_allreduce_link)
+
+
+def _longest_sample(loader: BatchLoader) -> int | None:
+    """Returns the longest sample; ``None`` where all take the same bytes, or share rows with others."""
+    lengths = loader.split.lengths
+    return None if lengths is None or loader.split.row_length is not None else int(lengths.argmax())
 
 
 def _whole_batch(loader: BatchLoader, num_layers: int, ids: np.ndarray) -> Batch:

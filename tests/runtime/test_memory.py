@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from support.cases import MEASURED_WIDTH, Case
-from support.memory_use import predicted_and_measured
+from support.memory_use import blocks_by_length, predicted_and_measured
 from support.mesh_plans import plan_on
 from support.plans import HEAD, plan, sharded
 from support.pool import Pool
@@ -41,3 +41,15 @@ def test_a_rank_takes_the_memory_that_the_planner_reckons_with(
     num_ranks = PLANS[name].num_devices
     for predicted, measured in pool.run(num_ranks, predicted_and_measured, case, PLANS[name], str(tmp_path)):
         assert measured == pytest.approx(predicted, rel=0.1)
+
+
+def test_samples_count_as_long_as_the_longest_in_memory_and_as_most_in_messages(
+    pool: Pool, bert_config: Path, tmp_path: Path
+) -> None:
+    """A batch is padded to its longest sample: a budget has to hold in each, the time of a step in most."""
+    case = Case("bert", bert_config, num_samples=40, batch_size=1, width=MEASURED_WIDTH)
+    ((known, short, long),) = pool.run(1, blocks_by_length, case, str(tmp_path))
+    assert short.output_bytes < long.output_bytes
+    assert (known.activation_bytes, known.most_output_bytes) == (long.activation_bytes, long.output_bytes)
+    assert known.peak_forward_bytes == pytest.approx(long.peak_forward_bytes, rel=1e-3)  # a count of 8 bytes per batch
+    assert known.output_bytes == short.output_bytes, "most samples are padded to the length of the shortest"

@@ -3,6 +3,7 @@
 import weakref
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -11,16 +12,21 @@ from torch.utils._pytree import tree_leaves
 from pipetransformer.autodp.topology import Topology
 from pipetransformer.autopipe.memory import device_memory_bytes
 from pipetransformer.autopipe.plan import Plan
+from pipetransformer.autopipe.profile import LayerProfile
 from pipetransformer.config.sections import Parallel
-from pipetransformer.mesh import SINGLE
+from pipetransformer.mesh import SINGLE, StageMesh
+from pipetransformer.planning.planner import Planner
+from pipetransformer.profiling.layers import profile
 from pipetransformer.profiling.memory import LiveBytes
 from pipetransformer.runtime.fsdp import local_part
 from pipetransformer.runtime.precision import PRECISIONS
 from pipetransformer.training.build import make_planner
+from pipetransformer.training.loader import BatchLoader
 from pipetransformer.training.world import NodeLayout
 from support.cases import OPTIMIZERS, Case
 from support.jobs import with_made_up_times
 from support.observations import one_step
+from support.plans import HEAD, plan
 from support.trainings import build
 
 
@@ -42,21 +48,16 @@ class ResizedBytes(LiveBytes):
         return result
 
 
-def predicted_and_measured(case: Case, plan: Plan, folder: str) -> tuple[int, int]:
+def predicted_and_measured(case: Case, under: Plan, folder: str) -> tuple[int, int]:
     """Bytes of this rank under a plan: by the memory model, and the most that live in its second step."""
     runtime, loader, groups = build(case, folder)
-    spec = OPTIMIZERS[case.optimizer]
-    with with_made_up_times():
-        planner = make_planner(
-            case.stack(), loader, spec, Parallel(), case.batch_size, runtime.device, PRECISIONS[case.precision],
-            NodeLayout.here(), meshes=tuple(dict.fromkeys((SINGLE, plan.mesh))),
-        )  # fmt: skip
-    device = Topology(plan, dist.get_rank()).device
-    predicted = device_memory_bytes(planner.profile, plan, case.batch_size)[device]
-    with ResizedBytes() if plan.fsdp else LiveBytes() as live:
+    planner = _planner(case, loader, runtime.device, under.mesh)
+    device = Topology(under, dist.get_rank()).device
+    predicted = device_memory_bytes(planner.profile, under, case.batch_size)[device]
+    with ResizedBytes() if under.fsdp else LiveBytes() as live:
         for _, tensor in runtime.resident.stack.named_parameters():
             live.add(tensor)
-        runtime.apply_plan(plan)
+        runtime.apply_plan(under)
         one_step(runtime, loader, case, 0)
         live.peak = live.now
         if runtime.device.type == "cuda":
@@ -67,3 +68,28 @@ def predicted_and_measured(case: Case, plan: Plan, folder: str) -> tuple[int, in
     loader.close()
     groups.close()
     return predicted, measured
+
+
+def _planner(case: Case, loader: BatchLoader, device: torch.device, mesh: StageMesh = SINGLE) -> Planner:
+    with with_made_up_times():
+        return make_planner(
+            case.stack(), loader, OPTIMIZERS[case.optimizer], Parallel(), case.batch_size, device,
+            PRECISIONS[case.precision], NodeLayout.here(), meshes=tuple(dict.fromkeys((SINGLE, mesh))),
+        )  # fmt: skip
+
+
+def blocks_by_length(case: Case, folder: str) -> tuple[LayerProfile, LayerProfile, LayerProfile]:
+    """Returns a block as the planner knows it, and as a short and a long sample alone show it."""
+    runtime, loader, groups = build(case, folder)
+    known = _planner(case, loader, runtime.device).profile
+    lengths = loader.split.lengths
+    assert lengths is not None
+    alone = []
+    for sample in (lengths.argmin(), lengths.argmax()):
+        batch = loader.batch(np.array([sample]), Topology(plan(0, 0, [HEAD], 1, 1), 0))
+        batch = batch.to(runtime.device, PRECISIONS[case.precision].param_dtype)
+        spec, precision = OPTIMIZERS[case.optimizer], PRECISIONS[case.precision]
+        alone.append(profile(case.stack(), (batch, batch), spec, runtime.device, precision).layers[1])
+    loader.close()
+    groups.close()
+    return known.layers[1], alone[0], alone[1]
