@@ -15,6 +15,7 @@ without, in turns. What a sum adds is what an exchange takes before its bytes::
 import statistics
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -36,6 +37,7 @@ from pipetransformer.profiling.layers import (
     of_each_kind,
     trainable,
 )
+from pipetransformer.profiling.network import destroyed
 from pipetransformer.profiling.timing import ENOUGH_S, timed
 from pipetransformer.runtime.batch import Batch
 from pipetransformer.runtime.groups import broadcast_from_rank0
@@ -201,17 +203,19 @@ def _exchange_seconds(
             once()
 
     group: Any = dist.new_group(range(num_ranks))
-    meet = partial(_meet, group, device) if dist.get_rank() < num_ranks else _nothing
     alone, met = list[float](), list[float]()
-    for _ in range(num_rounds):
-        alone.append(timed(passes, device)[0])
-        meet()
-        exchanges.meet = meet
-        met.append(timed(passes, device)[0])
-        exchanges.meet = _nothing
+    with ExitStack() as closing:
+        meet: Callable[[], object] = _nothing
+        if dist.get_rank() < num_ranks:
+            closing.enter_context(destroyed(group))
+            meet = partial(_meet, group, device)
+        for _ in range(num_rounds):
+            alone.append(timed(passes, device)[0])
+            meet()
+            exchanges.meet = meet
+            met.append(timed(passes, device)[0])
+            exchanges.meet = _nothing
     runs.module.zero_grad(set_to_none=True)
-    if meet is not _nothing:
-        dist.destroy_process_group(group)
     added_s = statistics.median(met) - statistics.median(alone)
     return broadcast_from_rank0(max(0.0, added_s) / (num_passes * number))
 

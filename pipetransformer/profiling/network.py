@@ -56,7 +56,7 @@ def measure_all_reduces(device: torch.device, devices_per_node: int) -> tuple[Pa
     within = FREE
     if devices_per_node > 1:
         group, _ = dist.new_subgroups(devices_per_node)
-        with _destroyed(group):
+        with destroyed(group):
             within = _all_reduce(devices_per_node, group, device)
     return within, _all_reduce(world_size, None, device) if devices_per_node < world_size else None
 
@@ -76,14 +76,14 @@ def measure_schedule_overhead(device: torch.device) -> float:
     seconds = 0.0
     if dist.get_rank() < 2:
         assert isinstance(group, ProcessGroup)
-        with _destroyed(group):
+        with destroyed(group):
             few, many = (_step_seconds(number, device, group) for number in (FEW_MICROBATCHES, MANY_MICROBATCHES))
         seconds = max(0.0, (many - few) / (MANY_MICROBATCHES - FEW_MICROBATCHES))
     return broadcast_from_rank0(torch.tensor(seconds, dtype=torch.float64)).item()
 
 
 @contextmanager
-def _destroyed(group: ProcessGroup | None) -> Iterator[None]:
+def destroyed(group: ProcessGroup | None) -> Iterator[None]:
     """Destroys a group at the end, also after a failure."""
     try:
         yield
