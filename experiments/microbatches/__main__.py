@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from experiments.arms import ACCURACY, ARM, CPU, FASTER, SECONDS, TRAINING, Arm, Column, Row, main
+from experiments.arms import ACCURACY, ARM, CPU, FASTER, SECONDS, SHARE, TRAINING, Arm, Column, Row, main
 
 NUMBERS = (1, 2, 4, 8, 16)
 
@@ -14,7 +14,8 @@ def _predicted(row: Row) -> str:
 
 
 def _chosen(row: Row) -> str:
-    return str(row.first.summary["plans"][0]["num_microbatches"])
+    """Returns the micro-batches of each run, by seed."""
+    return ", ".join(str(outcome.summary["plans"][0]["num_microbatches"]) for outcome in row.own.values())
 
 
 ARMS = (
@@ -23,7 +24,7 @@ ARMS = (
 )
 PREDICTED: Column = ("steps, predicted / measured", _predicted)
 CHOSEN: Column = ("micro-batches", _chosen)
-COLUMNS = (ARM, CHOSEN, ACCURACY, TRAINING, SECONDS, CPU, FASTER, PREDICTED)
+COLUMNS = (ARM, CHOSEN, ACCURACY, TRAINING, SECONDS, CPU, FASTER, PREDICTED, SHARE)
 
 if __name__ == "__main__":
     main(ARMS, Path(__file__).parent, COLUMNS)
