@@ -97,7 +97,10 @@ def schedule_overhead_seconds(profile: Profile, num_stages: int) -> float:
 
 
 def exchange_seconds(profile: Profile, cluster: Cluster, plan: Plan) -> tuple[float, float]:
-    """Returns the seconds per micro-batch of FSDP's collectives, forward and backward; zero for other plans."""
+    """Returns the seconds per micro-batch of FSDP and its collectives, forward and backward; zero for other plans.
+
+    Half of what FSDP does itself is forward.
+    """
     if not plan.fsdp or plan.num_replicas == 1:
         return 0.0, 0.0
     (allreduce_link,) = allreduce_links(cluster, plan.devices)
@@ -107,7 +110,8 @@ def exchange_seconds(profile: Profile, cluster: Cluster, plan: Plan) -> tuple[fl
     def half(num_bytes: int) -> float:
         return allreduce_link.seconds(moved * num_bytes) / 2 if num_bytes else 0.0
 
-    gathers = [(half(layer.parameter_bytes), layer, on) for layer, on in running]
+    own_s = profile.sharding_overhead_s / 2
+    gathers = [(own_s + half(layer.parameter_bytes), layer, on) for layer, on in running]
     backward = (gather_s + half(layer.trainable_bytes) for gather_s, layer, on in gathers if on)
     return sum(gather_s for gather_s, _, _ in gathers), sum(backward)
 

@@ -217,6 +217,7 @@ class Profile:
         cache_miss_rate: Fraction of the samples that the cache cannot hold; they go through the frozen layers.
         schedule_overhead_s: Seconds of the schedule itself, per micro-batch and stage of a pipeline, besides layers
             and transfers.
+        sharding_overhead_s: Seconds of FSDP itself besides its collectives' links, per layer and micro-batch.
         step_overhead_s: Seconds of a step that no plan changes: norms, clipping, sums over the ranks, bookkeeping.
         read: Reading a replica's batch where no cache is read, before the first layer.
         contention: Seconds of a layer while all devices of a node compute, over those while one does, at least 1: they
@@ -234,6 +235,7 @@ class Profile:
     cache_read_s_per_byte: float = 0.0
     cache_miss_rate: float = 0.0
     schedule_overhead_s: float = 0.0
+    sharding_overhead_s: float = 0.0
     step_overhead_s: float = 0.0
     read: AffineTime = AffineTime(0.0, 0.0)
     contention: float = 1.0

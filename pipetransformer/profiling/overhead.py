@@ -22,6 +22,7 @@ from pipetransformer.runtime.groups import RankContext, broadcast_from_rank0
 from pipetransformer.runtime.rng import sample_keys
 
 NUM_ROUNDS, NUM_STEPS = 5, 11
+NUM_LAYERS = 3  # of a model in which there is nothing to compute
 Value = TypeVar("Value")
 Pair = tuple[Value, Value]
 
@@ -87,8 +88,34 @@ def measure_step_overhead(optimizer: OptimizerSpec, context: RankContext) -> flo
     Returns:
         Seconds as rank 0 measured them, equal on every rank.
     """
-    stack = LayerStack([Layer(_Nothing(), _call, f"{n}.") for n in range(3)], lambda x: torch.Size((len(x), 1, 1)))
-    plan = Plan(0, 0, ((0, 2),), dist.get_world_size(), num_microbatches=1)
+    return _empty_step_seconds(optimizer, context)
+
+
+def measure_sharding_overhead(
+    optimizer: OptimizerSpec, context: RankContext, num_parameters: int, allreduce_latency_s: float
+) -> float:
+    """Measures what FSDP adds to a layer in which there is nothing to compute. All ranks call it.
+
+    Args:
+        num_parameters: Tensors of a layer, each of which FSDP copies in and out.
+        allreduce_latency_s: Of the link, by which the cost model counts two all-gathers and a reduce-scatter, each as
+            half of an all-reduce; it is left out.
+
+    Returns:
+        Seconds for a layer and a micro-batch as rank 0 measured them, equal on every rank; zero in a world of one rank.
+    """
+    if dist.get_world_size() == 1:
+        return 0.0
+    plain_s, sharded_s = (_empty_step_seconds(optimizer, context, num_parameters, fsdp) for fsdp in (False, True))
+    return max(0.0, (sharded_s - plain_s) / NUM_LAYERS - 1.5 * allreduce_latency_s)
+
+
+def _empty_step_seconds(
+    optimizer: OptimizerSpec, context: RankContext, num_parameters: int = 1, fsdp: bool = False
+) -> float:
+    layers = [Layer(_Nothing(num_parameters), _call, f"{n}.") for n in range(NUM_LAYERS)]
+    stack = LayerStack(layers, lambda x: torch.Size((len(x), 1, 1)))
+    plan = Plan(0, 0, ((0, NUM_LAYERS - 1),), dist.get_world_size(), num_microbatches=1, fsdp=fsdp)
     ids = np.arange(dist.get_world_size())
     with ElasticRuntime(stack.to(context.precision.param_dtype), _NoTask(), optimizer, context) as runtime:
         runtime.apply_plan(plan)
@@ -102,14 +129,16 @@ def measure_step_overhead(optimizer: OptimizerSpec, context: RankContext) -> flo
 
 
 class _Nothing(nn.Module):
-    """A layer of one number."""
+    """A layer of parameters of one number."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_parameters: int) -> None:
         super().__init__()
-        self.scale = nn.Parameter(torch.ones(1))
+        self.scales = nn.ParameterList(nn.Parameter(torch.ones(1)) for _ in range(num_parameters))
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * self.scale
+        for scale in self.scales:
+            x = x * scale
+        return x
 
 
 def _call(module: nn.Module, x: Tensor, **_: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ from pipetransformer.profiling.network import (
     measure_messages,
     measure_schedule_overhead,
 )
-from pipetransformer.profiling.overhead import measure_reading, measure_step_overhead
+from pipetransformer.profiling.overhead import measure_reading, measure_sharding_overhead, measure_step_overhead
 from pipetransformer.report.reporter import Reporter
 from pipetransformer.runtime.batch import Batch
 from pipetransformer.runtime.elastic import ElasticRuntime
@@ -255,6 +255,11 @@ def make_planner(
         measured = replace(measured, cache_read_s_per_byte=cache_setup.mean_read_s_per_byte, cache_miss_rate=miss_rate)
     if parallel.device_chunk_gib is not None:
         measured = replace(measured, host_copy_s_per_byte=measure_host_copies(device))
+    if parallel.arrangement == "sharded":
+        latency_s = (cluster.allreduce_link or cluster.link).latency_s
+        context = RankContext.create(device, precision, parallel.timeout_s)
+        sharding_s = measure_sharding_overhead(optim, context, len(list(stack[1].parameters())), latency_s)
+        measured = replace(measured, sharding_overhead_s=sharding_s)
     budget_gib = parallel.device_memory_gib
     cluster = replace(cluster, device_memory_bytes=None if budget_gib is None else int(budget_gib * GIB))
     return Planner(measured, cluster, parallel, batch_size, parks, meshes)

@@ -1,7 +1,7 @@
 """The parts of a step besides its layers are measured alike on every rank, and leave nothing behind."""
 
 import pytest
-from support.overheads import contention, reading, step_overhead
+from support.overheads import contention, reading, sharding_overhead, step_overhead
 from support.pool import Pool
 
 
@@ -11,6 +11,18 @@ def test_every_rank_hears_the_same_overhead_of_a_step(pool: Pool, world: int) ->
     assert len({seconds for seconds, _ in measured}) == 1
     assert measured[0][0] > 0
     assert all(num_groups == 0 for _, num_groups in measured), "process groups are destroyed"
+
+
+def test_every_rank_hears_the_same_overhead_of_sharding_without_the_link(pool: Pool) -> None:
+    measured = pool.run(2, sharding_overhead, 0.0)
+    assert len({seconds for seconds, _ in measured}) == 1
+    assert measured[0][0] > 0
+    assert all(num_groups == 0 for _, num_groups in measured), "process groups are destroyed"
+    assert pool.run(2, sharding_overhead, 60.0) == [(0.0, 0)] * 2, "no less than nothing"
+
+
+def test_one_rank_has_nothing_to_shard(pool: Pool) -> None:
+    assert pool.run(1, sharding_overhead, 0.0) == [(0.0, 0)]
 
 
 def test_contention_is_the_time_together_over_that_alone(pool: Pool) -> None:

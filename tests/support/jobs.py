@@ -152,6 +152,7 @@ def with_made_up_times() -> Iterator[None]:
         mock.patch.object(setup, "measure_all_reduces", return_value=((1e-3, 1e12), None)),
         mock.patch.object(setup, "measure_schedule_overhead", return_value=0.0),
         mock.patch.object(setup, "measure_step_overhead", return_value=0.0),
+        mock.patch.object(setup, "measure_sharding_overhead", return_value=0.0),
         mock.patch.object(setup, "measure_reading", return_value=AffineTime(0.0, 0.0)),
         mock.patch.object(Planner, "correct", corrected_by),
     ):

@@ -20,7 +20,12 @@ from pipetransformer.mesh import StageMesh
 from pipetransformer.optim.base import AdamW
 from pipetransformer.profiling import overhead
 from pipetransformer.profiling.kept import Measurement, kept_or_measured
-from pipetransformer.profiling.overhead import measure_contention, measure_reading, measure_step_overhead
+from pipetransformer.profiling.overhead import (
+    measure_contention,
+    measure_reading,
+    measure_sharding_overhead,
+    measure_step_overhead,
+)
 from pipetransformer.runtime.groups import RankContext
 from pipetransformer.runtime.precision import PRECISIONS
 
@@ -40,6 +45,14 @@ def step_overhead() -> tuple[float, int]:
     """Returns the overhead of a step, and the process groups that are left over."""
     num_groups = len(dist.distributed_c10d._world.pg_map)
     seconds = measure_step_overhead(AdamW(lr=1.0), RankContext.create(CPU, PRECISIONS["float32"], 60.0))
+    return seconds, len(dist.distributed_c10d._world.pg_map) - num_groups
+
+
+def sharding_overhead(link_s: float) -> tuple[float, int]:
+    """The same of what FSDP adds to a layer of two parameters."""
+    num_groups = len(dist.distributed_c10d._world.pg_map)
+    context = RankContext.create(CPU, PRECISIONS["float32"], 60.0)
+    seconds = measure_sharding_overhead(AdamW(lr=1.0), context, 2, link_s)
     return seconds, len(dist.distributed_c10d._world.pg_map) - num_groups
 
 

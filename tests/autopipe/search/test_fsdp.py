@@ -43,6 +43,23 @@ def test_layers_are_gathered_to_run_and_gradients_dealt_out(plan: Plan, num_halv
     assert sharded_s - alone_s == pytest.approx(num_halves * HALF_S + num_active * 0.5 * (1 / 4 - 1))
 
 
+@pytest.mark.parametrize(
+    ("plan", "num_halves"),
+    [
+        (sharded(), 8),
+        (sharded(num_frozen=1), 4 + 2),
+        (sharded(num_frozen=1, cache_level=1), 2 + 2),
+        (sharded(num_microbatches=3), 3 * 8),
+        (replace(sharded(), fsdp=False), 0),
+    ],
+    ids=["all", "frozen", "cached", "micro-batches", "replicas"],
+)
+def test_what_fsdp_does_itself_counts_for_each_layer_half_of_it_forward(plan: Plan, num_halves: int) -> None:
+    busy = replace(PROFILE, sharding_overhead_s=3.0)
+    added_s = step_seconds(busy, SLOW, plan, 12) - step_seconds(PROFILE, SLOW, plan, 12)
+    assert added_s == pytest.approx(num_halves * 1.5)
+
+
 def test_one_device_has_nothing_to_exchange() -> None:
     plan = sharded(num_devices=1)
     assert step_seconds(PROFILE, SLOW, plan, 2) == step_seconds(PROFILE, SLOW, replace(plan, fsdp=False), 2)
