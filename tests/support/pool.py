@@ -119,6 +119,8 @@ def _call(
     dist.init_process_group(
         backend, init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=TIMEOUT_S)
     )
+    if backend == "gloo":
+        dist.barrier()  # a rank that leaves at once would close connections that others are still making
     try:
         return function(*args)
     finally:
