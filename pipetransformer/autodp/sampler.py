@@ -10,7 +10,7 @@ the samples that its node has cached::
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -85,15 +85,15 @@ class SampleOrder:
     def typical(self, size: int, lengths: np.ndarray | None) -> np.ndarray:
         """Returns the ids of samples that take about as long as those of most batches, shape (size,).
 
-        They are of the batch of the first epoch whose longest sample is the median of all batches'. A batch is padded
-        to its longest sample, which comes first.
+        They are of the batch of an epoch whose longest sample is the median of all batches'. A batch is padded to its
+        longest sample, which comes first. The seed makes no difference: jobs that differ in it measure the same.
 
         Args:
             lengths: Tokens of each sample, (N,); ``None``: all have as many.
         """
         if lengths is None:
             return np.arange(size) % self.num_samples
-        order, num_whole = self.epoch(0), self.num_samples // self.batch_size
+        order, num_whole = replace(self, seed=0).epoch(0), self.num_samples // self.batch_size
         batches = order[: num_whole * self.batch_size].reshape(num_whole, -1) if num_whole else order[None]
         longest = lengths[batches].max(1)
         ids = batches[np.argsort(longest, kind="stable")[len(longest) // 2]]

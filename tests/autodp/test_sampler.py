@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import pairwise
 from math import ceil
 
@@ -126,7 +127,7 @@ def test_a_run_goes_over_the_batches_of_its_epochs_from_any_step() -> None:
 def test_typical_samples_are_padded_as_the_median_batch_is(
     lengths: list[int], batch_size: int, size: int, seed: int
 ) -> None:
-    order, known = SampleOrder(len(lengths), seed, batch_size), np.array(lengths)
+    order, known = SampleOrder(len(lengths), 0, batch_size), np.array(lengths)
     batches = list(order.batches(0, num_batches(len(lengths), batch_size)))
     whole = [batch for batch in batches if len(batch) == batch_size] or batches
     longest = sorted(known[batch].max() for batch in whole)
@@ -134,6 +135,7 @@ def test_typical_samples_are_padded_as_the_median_batch_is(
     assert len(ids) == size
     assert known[ids[0]] == known[ids].max() == longest[len(longest) // 2]
     assert any(set(ids) <= set(batch) for batch in whole)
+    assert replace(order, seed=seed).typical(size, known).tolist() == ids.tolist()
 
 
 def test_pictures_are_typical_as_they_come() -> None:
