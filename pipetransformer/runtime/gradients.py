@@ -168,7 +168,7 @@ def unscale_and_clip(
     if clip_norm is not None or loss_scale != 1:
         gradients = [local_part(p.grad) for own in parameters.values() for p in own if p.grad is not None]
         if gradients:
-            torch._foreach_mul_(gradients, (clipped / loss_scale).to(gradients[0].dtype))
+            torch._foreach_mul_(gradients, (clipped / loss_scale).to(gradients[0]))
     return clipped
 
 
