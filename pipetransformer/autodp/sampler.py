@@ -82,23 +82,22 @@ class SampleOrder:
                 epoch, order = own, self.epoch(own)
             yield batch_ids(order, index, self.batch_size)
 
-    def typical(self, size: int, lengths: np.ndarray | None) -> np.ndarray:
-        """Returns the ids of samples that take about as long as those of most batches, shape (size,).
+    def typical(self, lengths: np.ndarray | None) -> np.ndarray:
+        """Returns the ids of samples that take about as long as those of most batches.
 
-        They are of the batch of an epoch whose longest sample is the median of all batches'. A batch is padded to its
+        They are the batch of an epoch whose longest sample is the median of all batches'. A batch is padded to its
         longest sample, which comes first. The seed makes no difference: jobs that differ in it measure the same.
 
         Args:
-            lengths: Tokens of each sample, (N,); ``None``: all have as many.
+            lengths: Tokens of each sample, (N,); ``None``: all have as many, and any sample is typical.
         """
         if lengths is None:
-            return np.arange(size) % self.num_samples
+            return np.arange(self.num_samples)
         order, num_whole = replace(self, seed=0).epoch(0), self.num_samples // self.batch_size
         batches = order[: num_whole * self.batch_size].reshape(num_whole, -1) if num_whole else order[None]
         longest = lengths[batches].max(1)
         ids = batches[np.argsort(longest, kind="stable")[len(longest) // 2]]
-        ids = np.roll(ids, -int(lengths[ids].argmax()))
-        return ids[np.arange(size) % len(ids)]
+        return np.roll(ids, -int(lengths[ids].argmax()))
 
 
 def epoch_order(num_samples: int, epoch: int, seed: int) -> np.ndarray:

@@ -23,13 +23,15 @@ from pipetransformer.runtime.rng import PerSampleRng, RefuseOtherRandomness
 
 
 @dataclass(frozen=True)
-class Measured(Kept):
+class Measured:
     """Measurements of one layer at one batch size, in seconds and bytes."""
 
     forward_s: float
     input_grad_s: float
     weight_grad_s: float
+    activation_bytes: int
     autocast_bytes: int
+    output_bytes: int
 
 
 class Runs(Protocol):
@@ -63,7 +65,7 @@ class WholeLayer:
             return self._precision.run_layer(self.module, x, batch.context)
 
 
-Batches = tuple[Batch, Batch] | tuple[Batch, Batch, Batch, Batch]
+Batches = Sequence[Batch]
 """A small and a large batch, which separate the fixed from the per-sample time. Where samples differ in length, the
 longest one once and twice as well, for the bytes."""
 
@@ -155,7 +157,10 @@ def layer_profile(
     layer = runs.module
     small, large = (_measure(runs, index, x, batch, precision) for x, batch in zip(xs[:2], batches[:2], strict=True))
     ones = [_kept(runs, index, x, batch, precision) for x, batch in zip(xs[2:], batches[2:], strict=True)]
-    longest = kept_of(sizes[1], *ones) if ones else large
+    if ones:
+        longest = kept_of(sizes[1], *ones)
+    else:
+        longest = Kept(large.activation_bytes, large.output_bytes, _peak(runs, xs[1], batches[1]))
     names = ("forward_s", "input_grad_s", "weight_grad_s")
     update_s = max(0.0, _update_seconds(trainable(layer), optimizer) - idle_update_s)
     numbers = [getattr(measured, name) for measured in (small, large) for name in names] + [update_s]
@@ -242,13 +247,12 @@ def _measure(runs: Runs, index: int, x: Tensor, batch: Batch, precision: Precisi
     backward_s = typical([passes.backward_s for passes in full])
     input_grad_s = min(typical([passes.backward_s for passes in inputs_only] or [0.0]), backward_s)
     return Measured(
-        full[-1].saved_bytes,
-        full[-1].output.nbytes,
-        _peak(runs, x, batch),
         typical([passes.forward_s for passes in full]),
         input_grad_s,
         backward_s - input_grad_s,
+        full[-1].saved_bytes,
         sum(copies.bytes_at.values()),
+        full[-1].output.nbytes,
     )
 
 

@@ -24,7 +24,7 @@ from pipetransformer.autopipe.profile import AffineTime, MeshProfile
 from pipetransformer.config.schema import Config
 from pipetransformer.config.sections import Parallel
 from pipetransformer.config.validate import check_batch, warnings
-from pipetransformer.data.base import Data, ImageFormat, TextFormat
+from pipetransformer.data.base import Data, ImageFormat, Split, TextFormat
 from pipetransformer.errors import TooLargePlan
 from pipetransformer.mesh import SINGLE, StageMesh
 from pipetransformer.models.stack import LayerStack
@@ -211,22 +211,16 @@ def make_planner(
     """
     order = order or SampleOrder(len(loader.split), 0, batch_size)
 
-    def typical(size: int) -> np.ndarray:
-        return order.typical(size, loader.split.lengths)
+    typical = order.typical(loader.split.lengths)
 
-    def ready(ids: np.ndarray) -> Batch:
-        return _whole_batch(loader, len(stack), ids).to(device, precision.param_dtype)
+    def read(ids: np.ndarray) -> Batch:
+        return _whole_batch(loader, len(stack), ids)
 
     def loaded(mesh: StageMesh) -> Batches:
-        num_units, multiple = dist.get_world_size() // mesh.num_ranks, mesh.rows_multiple
-        sizes = _measured_sizes(mesh_batch_size(batch_size, mesh), num_units)
-        small, large = (ready(typical(size * multiple)) for size in sizes)
-        longest = _longest_sample(loader)
-        if longest is None:
-            return small, large
-        return small, large, ready(np.repeat(longest, multiple)), ready(np.repeat(longest, 2 * multiple))
+        measured = _measured_ids(loader.split, typical, batch_size, mesh)
+        return [read(ids).to(device, precision.param_dtype) for ids in measured]
 
-    sizes, whole = _measured_sizes(batch_size, dist.get_world_size()), loaded(SINGLE)
+    whole = loaded(SINGLE)
 
     def measure_on(mesh: StageMesh) -> MeshProfile:
         return profile_mesh(stack, mesh, loaded(mesh), optim, device, precision)
@@ -238,8 +232,8 @@ def make_planner(
         overhead_s = measure_step_overhead(optim, RankContext.create(device, precision, parallel.timeout_s))
         # a message up and one back are counted elsewhere
         schedule_overhead_s = max(0.0, measure_schedule_overhead(device) - 2 * cluster.link.latency_s)
-        few, many = (partial(_whole_batch, loader, len(stack), typical(size)) for size in sizes)
-        reading = measure_reading((few, many), sizes)
+        small, large, *_ = _measured_ids(loader.split, typical, batch_size, SINGLE)
+        reading = measure_reading((partial(read, small), partial(read, large)), (len(small), len(large)))
         overheads = {"step_overhead_s": overhead_s, "schedule_overhead_s": schedule_overhead_s}
         return replace(layers, read=reading, meshes=on_meshes, **overheads), cluster
 
@@ -265,10 +259,18 @@ def make_planner(
     return Planner(measured, cluster, parallel, batch_size, parks, meshes)
 
 
-def _measured_sizes(batch_size: int, num_devices: int) -> tuple[int, int]:
-    """Returns the samples of a small and of a large batch: a quarter of a device's share, and all of it."""
-    share = max(2, -(-batch_size // num_devices))
-    return max(1, share // 4), share
+def _measured_ids(split: Split, typical: np.ndarray, batch_size: int, mesh: StageMesh) -> list[np.ndarray]:
+    """Returns the samples of :data:`~pipetransformer.profiling.layers.Batches` on a mesh.
+
+    The large batch is a device's share, the small one a quarter of it. The longest sample counts by itself where
+    samples differ in length, and do not share rows with others.
+    """
+    num_units, multiple = dist.get_world_size() // mesh.num_ranks, mesh.rows_multiple
+    share = max(2, -(-mesh_batch_size(batch_size, mesh) // num_units))
+    found = [np.resize(typical, size * multiple) for size in (max(1, share // 4), share)]
+    if split.lengths is not None and split.row_length is None:
+        found += [np.full(times * multiple, split.lengths.argmax()) for times in (1, 2)]
+    return found
 
 
 def _measured_cluster(device: torch.device, devices_per_node: int) -> Cluster:
@@ -277,12 +279,6 @@ def _measured_cluster(device: torch.device, devices_per_node: int) -> Cluster:
     link, node_link, allreduce_link, node_allreduce_link = (Link(*pair) if pair else None for pair in pairs)
     assert link is not None
     return Cluster(dist.get_world_size(), None, link, node_link, devices_per_node, allreduce_link, node_allreduce_link)
-
-
-def _longest_sample(loader: BatchLoader) -> int | None:
-    """Returns the longest sample; ``None`` where all take the same bytes, or share rows with others."""
-    lengths = loader.split.lengths
-    return None if lengths is None or loader.split.row_length is not None else int(lengths.argmax())
 
 
 def _whole_batch(loader: BatchLoader, num_layers: int, ids: np.ndarray) -> Batch:
