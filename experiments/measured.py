@@ -13,6 +13,7 @@ import ctypes
 import json
 import os
 import resource
+import shlex
 import subprocess
 import sys
 import time
@@ -47,11 +48,13 @@ def run_measured(command: Sequence[str], file: Path, env: Mapping[str, str] | No
     """Runs a command in the repository's root without its output, and keeps what it took in a file.
 
     Raises:
-        subprocess.CalledProcessError: It failed; nothing is kept.
+        SystemExit: It failed, and has said why; nothing is kept.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     wrapped = [sys.executable, "-m", "experiments.measured", str(file), *command]
-    subprocess.run(wrapped, check=True, cwd=ROOT, env=env, stdout=subprocess.DEVNULL)
+    code = subprocess.run(wrapped, cwd=ROOT, env=env, stdout=subprocess.DEVNULL).returncode
+    if code != 0:
+        sys.exit(f"exit code {code}, and nothing is kept, of: {shlex.join(command)}")
     return Took.read(file)
 
 

@@ -18,7 +18,7 @@ from pipetransformer.autodp.transition import Placement, Transition, first_trans
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.base import OptimizerSpec
-from pipetransformer.runtime import gradients
+from pipetransformer.runtime import gradients, host_memory
 from pipetransformer.runtime.agreement import Agreement
 from pipetransformer.runtime.batch import Batch, Loader
 from pipetransformer.runtime.compiled import BlockCompiler
@@ -224,6 +224,7 @@ class ElasticRuntime:
         for parameter in self.resident.stack.parameters():
             parameter.grad = None
         gc.collect()  # DDP sits in reference cycles, and its hooks would still fire on the parameters
+        host_memory.trim()
 
     def _rebuild(self, resolved: ResolvedTopology) -> None:
         topology, plan, stack = resolved.topology, resolved.plan, self.resident.stack

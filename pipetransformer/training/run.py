@@ -29,6 +29,7 @@ from pipetransformer.report.reporter import ConsoleOptions, EventName, Reporter,
 from pipetransformer.report.run_folder import CONFIG, DRY_RUN, MODEL, SUMMARY, share_files, write_json
 from pipetransformer.report.wandb import NoLogger
 from pipetransformer.runtime.groups import broadcast_from_rank0
+from pipetransformer.runtime.host_memory import keep_freed_memory
 from pipetransformer.training import interrupt
 from pipetransformer.training.build import prepare
 from pipetransformer.training.position import inside, naming_hangs
@@ -47,6 +48,7 @@ def run_job(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | N
     """
     interrupt.listen()
     limit_threads()
+    keep_freed_memory()
     with open_world(config.parallel) as device:
         return _run(config, run_dir, device, plain, sweep)
 

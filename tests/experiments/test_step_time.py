@@ -9,6 +9,7 @@ import pytest
 from support.pool import Pool
 
 from experiments.record import BEGIN, END
+from experiments.step_time.allocator import __main__ as allocator
 from experiments.step_time.cases import CASES, Case, write_bert
 from experiments.step_time.frozen import __main__ as frozen
 from experiments.step_time.loops import ElasticLoop
@@ -40,6 +41,13 @@ def test_a_frozen_level_is_timed_on_the_same_training(world: int, num_frozen: in
     assert (level.num_ranks, level.num_frozen, level.cached) == (world, num_frozen, cached)
     assert len(level.plain) == len(level.elastic) == 2
     assert len(level.row()) == len(frozen.HEADER)
+
+
+def test_steps_are_timed_with_freed_memory_kept_and_not(pool: Pool) -> None:
+    name = next(iter(allocator.CASES))
+    plain, kept = (pool.run(1, allocator.measure, name, keeps, 2)[0] for keeps in (False, True))
+    assert plain.seconds > 0
+    assert len(allocator.row(name, [(plain, kept)])) == len(allocator.HEADER)
 
 
 def losses(case: Case, folder: Path, replicas: tuple[int, ...]) -> list[float]:
