@@ -38,7 +38,7 @@ MOMENTS = {
     "a step": Fault("pipetransformer.runtime.elastic.ElasticRuntime.train_step", call=9),
     "a transition": Fault("pipetransformer.runtime.elastic.change_holders", call=2),
     "a fill": Fault("pipetransformer.autocache.cache.AutoCache.advance", call=2),
-    "an evaluation": Fault("pipetransformer.training.trainer.evaluate", call=3),
+    "an evaluation": Fault("pipetransformer.training.evaluations.evaluate", call=3),
     "a snapshot": Fault("pipetransformer.training.checkpoints.Checkpoints.save", call=4),
     "a write": Fault("pipetransformer.checkpoint.writer.write_flushed", call=13),
     "a publication": Fault("pipetransformer.checkpoint.folder.CheckpointFolder.publish", call=5, local_rank=0),

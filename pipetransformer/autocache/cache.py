@@ -6,7 +6,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from pipetransformer.autocache.about import ABOUT, About, changed_parts, read_about
 from pipetransformer.autocache.capacity import CacheCapacity
+from pipetransformer.autocache.communicator import Communicator
 from pipetransformer.autocache.fill import ShardSlice, batches, incomplete, wanted_shards
 from pipetransformer.autocache.fingerprint import level_key
 from pipetransformer.autocache.reader import FeatureReader
@@ -23,46 +23,6 @@ from pipetransformer.autocache.store_lock import StoreLock, in_use
 from pipetransformer.errors import FeatureOverflow, FillFailed, LoopLeft, StoreFailed, StoreInUse, UserError
 
 Wanted = list[tuple[SampleSource, np.ndarray]]
-Value = TypeVar("Value")
-
-
-class Communicator(Protocol):
-    """The ranks that share a cache. All methods are collectives of all ranks of the run.
-
-    Attributes:
-        local_rank: This rank within its node.
-        local_world_size: Ranks of its node.
-    """
-
-    local_rank: int
-    local_world_size: int
-
-    def broadcast_from_local_leader(self, value: Value) -> Value:
-        """Returns the value of local rank 0 of this node."""
-        ...
-
-    def first_not_none(self, value: Value | None) -> Value | None:
-        """Returns the value of the lowest rank that has one."""
-        ...
-
-    def all_reduce_sum(self, *numbers: int) -> tuple[int, ...]:
-        """Returns each number's sum over all ranks. Also acts as a barrier."""
-        ...
-
-
-class SingleProcess:
-    """The communicator of a run of one process."""
-
-    local_rank, local_world_size = 0, 1
-
-    def broadcast_from_local_leader(self, value: Value) -> Value:
-        return value
-
-    def first_not_none(self, value: Value | None) -> Value | None:
-        return value
-
-    def all_reduce_sum(self, *numbers: int) -> tuple[int, ...]:
-        return numbers
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ Value = TypeVar("Value")
 
 
 class WorldCommunicator:
-    """All ranks of the run; see :class:`~pipetransformer.autocache.cache.Communicator`."""
+    """All ranks of the run; see :class:`~pipetransformer.autocache.communicator.Communicator`."""
 
     def __init__(self) -> None:
         self._node = LocalRank.here()

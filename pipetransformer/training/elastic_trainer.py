@@ -152,14 +152,13 @@ class ElasticTrainer(Trainer):
             compile=compile,
             evaluate=evaluate or Evaluation(),
         )
-        self._evaluates = evaluate is not None
         self._begin(config, None if run_dir is None else Path(run_dir), callbacks)
+        self.evaluations.is_on = evaluate is not None
 
     @classmethod
     def from_config(cls, config: Config, run_dir: str | Path | None = None, callbacks: Sequence[Callback] = ()) -> Self:
         """Makes the trainer of a whole configuration, as the command line does, for an own loop."""
         trainer = cls.__new__(cls)
-        trainer._evaluates = True
         trainer._begin(config, None if run_dir is None else Path(run_dir), callbacks)
         return trainer
 
@@ -268,9 +267,6 @@ class ElasticTrainer(Trainer):
             if trained is not None:
                 give_back(spec.model, self.config.peft.merge(self.components.stack, trained))
             _broadcast(own, self.runtime.device)
-
-    def _evaluates_after(self, step: int) -> bool:
-        return self._evaluates and super()._evaluates_after(step)
 
 
 def _broadcast(state: Mapping[str, Tensor], device: torch.device) -> None:

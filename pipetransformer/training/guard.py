@@ -97,7 +97,7 @@ class RunGuard:
         if self._max_fall is None or state.guard.watched is not None:
             return
         if not state.metrics:
-            trainer.evaluate_or_leave()
+            trainer.evaluations.run_or_leave()
         metric = trainer.main_metric.value
         if metric is None or not math.isfinite(metric):
             return

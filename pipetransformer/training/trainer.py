@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch.distributed as dist
 
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.config.schema import Config
-from pipetransformer.errors import LoopLeft, StepRefused, Stopped
+from pipetransformer.errors import LoopLeft, StepRefused
 from pipetransformer.freeze.base import Decision, Signals
 from pipetransformer.planning.foresight import Foresight
 from pipetransformer.planning.history import RunHistory
@@ -20,8 +20,8 @@ from pipetransformer.planning.state import TrainState
 from pipetransformer.planning.timeline import Timeline
 from pipetransformer.report.reporter import Reporter
 from pipetransformer.report.run_folder import EVENT_LOG
-from pipetransformer.runtime.groups import any_rank, broadcast_from_rank0
-from pipetransformer.runtime.result import NO_REQUESTS, Requests, StepResult
+from pipetransformer.runtime.groups import broadcast_from_rank0
+from pipetransformer.runtime.result import StepResult
 from pipetransformer.runtime.signals.base import SignalContext
 from pipetransformer.runtime.signals.collect import SignalCollectors
 from pipetransformer.training import interrupt
@@ -30,13 +30,14 @@ from pipetransformer.training.build import RunComponents
 from pipetransformer.training.cache_session import CacheSession, CacheTerms
 from pipetransformer.training.checkpoints import Checkpoints, about_run, next_batch_digest
 from pipetransformer.training.decisions import RunDecisions
-from pipetransformer.training.evaluate import evaluate
+from pipetransformer.training.evaluations import RunEvaluations
 from pipetransformer.training.guard import RunGuard
 from pipetransformer.training.main_metric import MainMetric
 from pipetransformer.training.plan_timing import PlanTiming
 from pipetransformer.training.position import inside
 from pipetransformer.training.resume import cut_log
 from pipetransformer.training.step_log import StepLog
+from pipetransformer.training.stops import RunStops
 from pipetransformer.training.tracer import Tracer
 from pipetransformer.training.transitions import Transitions
 
@@ -110,14 +111,13 @@ class Trainer:
         self.tracer = Tracer(trace_dir, self.runtime.recorder, self.timeline, self.state.history)
         about = about_run(config, components, report, run_dir)
         self.checkpoints = Checkpoints(config, self.runtime, self.timeline, components.order, about, report, run_dir)
-        self.guard = RunGuard(self, run_dir)
-        self.decisions = RunDecisions(self)
+        self.guard, self.stops = RunGuard(self, run_dir), RunStops(self)
+        self.evaluations, self.decisions = RunEvaluations(self), RunDecisions(self)
         self._plan_timing = PlanTiming(self)
         splits = [loader.split for loader in components.evaluation]
         self.main_metric = MainMetric(config.evaluate, splits, components.data.task.metrics, self.state)
         self._run_dir, self.num_steps_lost = run_dir, 0
         self.estimate: dict[str, Any] = {}
-        self._last: StepResult | None = None  # the requests of its ranks hold after the next step
         self._prefetching = False  # it is announced which batches come
 
     @property
@@ -159,7 +159,8 @@ class Trainer:
         self.flush_log()
         self.state.load_state_dict(state)
         self._transitions.replace(self.planner.resumed(self.state.num_frozen).after, reason)
-        self._last, self._prefetching = None, False
+        self.stops.forget()
+        self.prefetch_anew()
         self._batches.forget()
 
     def cache_again(self) -> None:
@@ -187,11 +188,11 @@ class Trainer:
         with interrupt.deferred():
             try:
                 if self.state.evaluation_due:  # when the run was stopped
-                    self._evaluate_and_judge()
+                    self.evaluations.run_and_judge()
                 while not self.is_over:
                     yield self._next_step()
             except LoopLeft:
-                self._save_and_stop()
+                self.stops.save_and_stop()
             self.checkpoints.wait()
 
     def _next_step(self) -> StepResult:
@@ -199,18 +200,18 @@ class Trainer:
         self._plan_timing.look()
         self.decisions.decide_if_due()
         if not self._prefetching:
-            self.cache_session.prefetch(self._batches.coming(state.step, self._evaluates_after))
+            self.cache_session.prefetch(self._batches.coming(state.step, self.evaluations.is_due))
             self._prefetching = True
         with self.tracer.step(state.step), inside("a training step", state.step):
             result = self._train_step(self._batches.ids(state.step))
         for callback in self._callbacks:
             callback.on_step(self, result)
-        evaluates = self._evaluates_after(state.step)
+        evaluates = self.evaluations.is_due(state.step)
         if evaluates:
             self.state.evaluation_due = True
-            if self._evaluate_and_judge():
+            if self.evaluations.run_and_judge():
                 return result
-        self._save_or_stop(result, evaluates)
+        self.stops.follow(result, evaluates)
         return result
 
     @property
@@ -218,61 +219,11 @@ class Trainer:
         """True after the last step, or where the run ends early."""
         return self.state.step >= self.timeline.num_steps or bool(self.state.patience.reason)
 
-    def _evaluate_and_judge(self) -> bool:
-        """Evaluates, lets the guard judge a freeze, and counts how long there was no new best.
-
-        Returns:
-            True where the guard has rolled the run back.
-
-        Raises:
-            LoopLeft: On every rank.
-            FreezeHurts: The run ends.
-        """
-        self.evaluate_or_leave()
-        if self.guard.judge_freeze():
-            return True
-        self.main_metric.count_evaluation()
-        return False
-
-    def _save_or_stop(self, result: StepResult, is_evaluated: bool) -> None:
-        """Does what ranks asked for with the loss of the step before; ends the run where a signal asks for it."""
-        asked = NO_REQUESTS if self._last is None else self._last.requests
-        self._last, stops = result, asked.requeue or asked.quit
-        best_step = self.main_metric.best_step
-        wants_best = self.config.evaluate.save == "best" and best_step == self.state.step
-        if self.checkpoints.is_due(self.state.step, asked.save or stops or wants_best or self.is_over):
-            self._log.flush()
-            self.checkpoints.save(self.state, self.main_metric.goodness if is_evaluated else None, best_step)
-        self.checkpoints.report_written()
-        if stops and not self.is_over:
-            self.checkpoints.wait()
-            raise Stopped(asked.requeue, self.checkpoints.folder.newest_step is not None)
-
-    def _asked_to_stop(self) -> bool:
-        """Returns whether a signal came to any rank, on every rank alike. Collective."""
-        return any_rank(interrupt.is_requested(), self.runtime.device)
-
-    def _save_and_stop(self) -> NoReturn:
-        """Saves the run between two steps and ends it. Collective."""
-        signal = interrupt.requested()
-        quits = any_rank(signal == interrupt.QUIT, self.runtime.device)
-        self._log.flush()
-        if self.config.checkpoint.enabled:
-            self.checkpoints.save(self.state, None, self.main_metric.best_step)
-        self.checkpoints.wait()
-        raise Stopped(not quits, self.checkpoints.folder.newest_step is not None)
-
-    def _evaluates_after(self, step: int) -> bool:
-        options, (num_epochs, rest) = self.config.evaluate, divmod(step, self.timeline.steps_per_epoch)
-        is_epoch = options.every_epochs is not None and rest == 0 and num_epochs % options.every_epochs == 0
-        is_multiple = options.every_steps is not None and step % options.every_steps == 0
-        return is_epoch or is_multiple or step == self.timeline.num_steps
-
     def _train_step(self, ids: np.ndarray) -> StepResult:
         state, start = self.state, time.perf_counter()
         waited_s, input_waited_s = self.cache_session.waited_s, self.components.train.waited_s
         rate = self.components.optim.rate(state.step, self.timeline.num_steps)
-        requests, max_norm, verdict = self._requests(), self.guard.max_norm, None
+        requests, max_norm, verdict = self.stops.requests(), self.guard.max_norm, None
         self.signals.set_due(state.num_updates)
         try:
             result = self.runtime.train_step(
@@ -295,15 +246,6 @@ class Trainer:
         if verdict is not None:
             self.guard.follow(verdict)
         return result
-
-    def _requests(self) -> Requests:
-        """Returns what this rank asks all others for, to be done after the step that follows this one."""
-        signal = interrupt.requested()
-        return Requests(
-            save=self.checkpoints.wants(self.state.step + 2),
-            requeue=signal is not None and signal != interrupt.QUIT,
-            quit=signal == interrupt.QUIT,
-        )
 
     @property
     def callbacks(self) -> tuple[Callback, ...]:
@@ -330,22 +272,18 @@ class Trainer:
         if self.runtime.transition is last:
             return
         self.decisions.count_transition()
-        self._prefetching = False
+        self.prefetch_anew()
         for callback in self._callbacks:
             callback.on_transition(self, before, self.plan)
+
+    def prefetch_anew(self) -> None:
+        """Announces the coming batches anew before the next step."""
+        self._prefetching = False
 
     def flush_log(self) -> None:
         """Reports the last step, whose loss may still be all-reduced, and writes all that is reported."""
         self._log.flush()
         self.report.flush()
-
-    def evaluate_or_leave(self) -> None:
-        """Scores every evaluation split; a signal to any rank leaves it.
-
-        Raises:
-            LoopLeft: On every rank.
-        """
-        self._evaluate(self._asked_to_stop)
 
     def evaluate(self) -> dict[str, dict[str, float]]:
         """Scores every evaluation split under the current plan.
@@ -353,29 +291,7 @@ class Trainer:
         Returns:
             Metrics by split, equal on every rank.
         """
-        return self._evaluate()
-
-    def _evaluate(self, stops: Callable[[], bool] | None = None) -> dict[str, dict[str, float]]:
-        self._log.flush()
-        for loader in self.components.evaluation:
-            start, split = time.perf_counter(), loader.split
-            with inside(f"the evaluation of {split.name}", self.state.step):
-                metrics = evaluate(self.runtime, loader, min(self.config.batch_size, len(split)), stops)
-            self.main_metric.take(split.name, metrics)
-            self.report.write(
-                "evaluate",
-                step=self.state.step,
-                epoch=self.state.step / self.timeline.steps_per_epoch,
-                split=split.name,
-                num_samples=split.num_scored,
-                metrics=metrics,
-                seconds=time.perf_counter() - start,
-            )
-            for callback in self._callbacks:
-                callback.on_evaluate(self, split.name, metrics)
-        self.state.evaluation_due = False
-        self._prefetching = False  # the cache may be in the middle of an epoch
-        return self.state.metrics
+        return self.evaluations.run()
 
     def summary(self) -> dict[str, Any]:
         """The run in figures, as far as it has come."""

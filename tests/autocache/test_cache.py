@@ -12,8 +12,9 @@ import torch
 from support.caches import FEW, LENGTHS, WIDTH, make_cache, make_source
 from torch import Tensor
 
-from pipetransformer.autocache.cache import AutoCache, Filled, Opened, SingleProcess
+from pipetransformer.autocache.cache import AutoCache, Filled, Opened
 from pipetransformer.autocache.capacity import SHARD_SIZE
+from pipetransformer.autocache.communicator import SingleProcess
 from pipetransformer.autocache.reader import Request
 from pipetransformer.autocache.source import SampleSource
 from pipetransformer.autocache.store import FeatureStore

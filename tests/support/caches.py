@@ -6,8 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipetransformer.autocache.cache import AutoCache, Communicator, SingleProcess
+from pipetransformer.autocache.cache import AutoCache
 from pipetransformer.autocache.capacity import CacheCapacity, FeatureFormat
+from pipetransformer.autocache.communicator import Communicator, SingleProcess
 from pipetransformer.autocache.fingerprint import StoreFingerprint
 from pipetransformer.autocache.layout import Budgets
 from pipetransformer.autocache.source import SampleSource

@@ -127,7 +127,7 @@ def _made_up(accuracy: Mapping[int, float] | None) -> Iterator[None]:
         assert runtime.plan is not None
         return {"accuracy": accuracy[runtime.plan.num_frozen]}
 
-    with mock.patch("pipetransformer.training.trainer.evaluate", evaluate):
+    with mock.patch("pipetransformer.training.evaluations.evaluate", evaluate):
         yield
 
 

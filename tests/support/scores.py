@@ -23,5 +23,5 @@ def play_with_scores(
             (folder / damaged).write_bytes(b"")
         return {"accuracy": coming.pop(0)}
 
-    with mock.patch("pipetransformer.training.trainer.evaluate", evaluate):
+    with mock.patch("pipetransformer.training.evaluations.evaluate", evaluate):
         return play(overrides, folder, True)

@@ -12,7 +12,7 @@ import pytest
 from support.caches import OURS
 from support.jobs import TINY, loaded
 
-from pipetransformer.autocache.cache import SingleProcess
+from pipetransformer.autocache.communicator import SingleProcess
 from pipetransformer.autocache.persistent import StoreDir, lock_store_dir
 from pipetransformer.autocache.store_lock import is_locked
 from pipetransformer.report.reporter import Reporter

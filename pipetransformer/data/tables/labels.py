@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from pipetransformer.data.tables.files import shown
+from pipetransformer.data.tables.base import shown
 from pipetransformer.data.tables.label_cells import (
     NO_LABEL,
     NUMBER,

@@ -16,15 +16,8 @@ from filelock import FileLock, Timeout
 
 from pipetransformer.data.base import Digest
 from pipetransformer.data.hub import cache_folder
-from pipetransformer.data.tables.files import (
-    FORMATS,
-    ROWS_PER_BATCH,
-    Formats,
-    TableFile,
-    common_schema,
-    open_table,
-    shown,
-)
+from pipetransformer.data.tables.base import ROWS_PER_BATCH, TableFile, shown
+from pipetransformer.data.tables.files import FORMATS, Formats, common_schema, open_table
 from pipetransformer.data.tables.spec import DELIMITERS
 from pipetransformer.errors import UserError
 

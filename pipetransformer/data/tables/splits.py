@@ -11,7 +11,8 @@ from pathlib import Path
 from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
 
 from pipetransformer.data.hub import unreachable
-from pipetransformer.data.tables.files import FORMATS, Formats, shown
+from pipetransformer.data.tables.base import shown
+from pipetransformer.data.tables.files import FORMATS, Formats
 from pipetransformer.data.tables.rows import Rows, read_files
 from pipetransformer.data.tables.spec import LOCAL_TABLES
 from pipetransformer.errors import UserError

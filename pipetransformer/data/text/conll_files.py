@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from pipetransformer.data.tables.files import FORMATS, Formats, Record, RecordFile, shown, text_lines
+from pipetransformer.data.tables.base import Record, RecordFile, shown, text_lines
+from pipetransformer.data.tables.files import FORMATS, Formats
 from pipetransformer.errors import UserError
 
 DOCUMENT = "-DOCSTART-"  # begins a line between two documents

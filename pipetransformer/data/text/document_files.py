@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from pipetransformer.data.tables.files import Record, RecordFile, text_lines
+from pipetransformer.data.tables.base import Record, RecordFile, text_lines
 from pipetransformer.errors import UserError
 
 TEXT = "text"

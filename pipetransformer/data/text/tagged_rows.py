@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from datasets import ClassLabel
 
-from pipetransformer.data.tables.files import shown
+from pipetransformer.data.tables.base import shown
 from pipetransformer.data.tables.rows import Rows
 from pipetransformer.data.text.split import Ragged
 from pipetransformer.errors import UserError

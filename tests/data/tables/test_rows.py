@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipetransformer.data.tables import rows as table_rows
-from pipetransformer.data.tables.files import ROWS_PER_BATCH
+from pipetransformer.data.tables.base import ROWS_PER_BATCH
 from pipetransformer.data.tables.rows import Rows, read_files
 from pipetransformer.data.tables.splits import local_splits
 from pipetransformer.errors import UserError

@@ -10,7 +10,7 @@ from typing import Any
 import pandas
 import pytest
 
-from pipetransformer.data.tables.files import MOST_CHARACTERS
+from pipetransformer.data.tables.delimited import MOST_CHARACTERS
 from pipetransformer.data.text.table import TextDataset
 from pipetransformer.errors import UserError
 
