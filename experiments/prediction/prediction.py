@@ -25,9 +25,9 @@ from pipetransformer.autopipe.search.search import best_plan
 from pipetransformer.config.sections import Parallel
 from pipetransformer.planning.planner import Planner
 from pipetransformer.runtime.precision import PRECISIONS
-from pipetransformer.training.build import make_planner
 from pipetransformer.training.cache_setup import WorldCommunicator
 from pipetransformer.training.loader import BatchLoader, sample_source
+from pipetransformer.training.planner_setup import make_planner
 from pipetransformer.training.world import NodeLayout
 
 WORLD, NUM_WARMUP_STEPS, CPU, FLOAT32 = 2, 2, torch.device("cpu"), PRECISIONS["float32"]

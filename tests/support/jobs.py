@@ -27,7 +27,7 @@ from pipetransformer.profiling.meshes import profile_mesh
 from pipetransformer.report import run_folder
 from pipetransformer.runtime import precision
 from pipetransformer.runtime.groups import broadcast_from_rank0
-from pipetransformer.training import build as setup
+from pipetransformer.training import planner_setup as setup
 from pipetransformer.training.run import run_rank
 from support.pool import Pool
 

@@ -20,8 +20,8 @@ from pipetransformer.profiling.layers import profile
 from pipetransformer.profiling.memory import LiveBytes
 from pipetransformer.runtime.fsdp import local_part
 from pipetransformer.runtime.precision import PRECISIONS
-from pipetransformer.training.build import make_planner
 from pipetransformer.training.loader import BatchLoader
+from pipetransformer.training.planner_setup import make_planner
 from pipetransformer.training.world import NodeLayout
 from support.cases import OPTIMIZERS, Case
 from support.jobs import with_made_up_times

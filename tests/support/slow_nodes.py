@@ -12,7 +12,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from pipetransformer.autopipe.profile import AffineTime  # noqa: E402
 from pipetransformer.planning.planner import Planner  # noqa: E402
 from pipetransformer.profiling.network import Pair  # noqa: E402
-from pipetransformer.training import build as setup  # noqa: E402
+from pipetransformer.training import planner_setup as setup  # noqa: E402
 from support.jobs import made_up_profile  # noqa: E402
 from support.nodes import NODE_ALL_REDUCE_S  # noqa: E402
 

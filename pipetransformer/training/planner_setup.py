@@ -1,0 +1,182 @@
+"""Makes a run's planner from measurements on its own samples: layers, meshes, links, and the rest of a step."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from pipetransformer.autocache.buffer import GIB
+from pipetransformer.autodp.sampler import SampleOrder
+from pipetransformer.autodp.topology import Topology
+from pipetransformer.autopipe.cluster import Cluster, Link
+from pipetransformer.autopipe.meshes import mesh_batch_size
+from pipetransformer.autopipe.plan import Plan
+from pipetransformer.autopipe.profile import AffineTime
+from pipetransformer.config.sections import Parallel
+from pipetransformer.mesh import SINGLE, StageMesh
+from pipetransformer.models.stack import LayerStack
+from pipetransformer.optim.base import OptimizerSpec
+from pipetransformer.planning.planner import Planner
+from pipetransformer.profiling.kept import Measurement, kept_or_measured, profile_key
+from pipetransformer.profiling.layers import Batches, profile
+from pipetransformer.profiling.meshes import profile_mesh
+from pipetransformer.profiling.network import (
+    measure_all_reduces,
+    measure_host_copies,
+    measure_messages,
+    measure_schedule_overhead,
+)
+from pipetransformer.profiling.overhead import measure_reading, measure_sharding_overhead, measure_step_overhead
+from pipetransformer.runtime.batch import Batch
+from pipetransformer.runtime.groups import RankContext
+from pipetransformer.runtime.precision import Precision
+from pipetransformer.training.cache_setup import CacheSetup
+from pipetransformer.training.loader import BatchLoader
+from pipetransformer.training.world import NodeLayout
+
+
+def make_planner(
+    stack: LayerStack, loader: BatchLoader, optim: OptimizerSpec, parallel: Parallel, batch_size: int,
+    device: torch.device, precision: Precision, nodes: NodeLayout, cache_setup: CacheSetup | None = None,
+    parks: bool = False, order: SampleOrder | None = None, kept: Path | None = None,
+    tell: Callable[[str], object] = str, meshes: tuple[StageMesh, ...] = (SINGLE,),
+) -> Planner:  # fmt: skip
+    """Measures the layers on a typical batch of a feed, and the links; every rank calls it.
+
+    Args:
+        nodes: The nodes of all ranks; links are measured within and between them.
+        cache_setup: With which the cache's time is counted; else reading takes none.
+        parks: Frozen layers keep their optimizer state.
+        order: Of the samples; ``None``: uniform.
+        kept: Folder of the measurements of other runs; ``None`` measures.
+        tell: Receives a line where measurements of another run are used.
+        meshes: Those that a plan may have.
+    """
+    context = RankContext.create(device, precision, parallel.timeout_s)
+    order = order or SampleOrder(len(loader.split), 0, batch_size)
+    measuring = Measuring(stack, loader, optim, batch_size, context, nodes.devices_per_node, order, meshes)
+    (measured, cluster), is_kept = kept_or_measured(kept, measuring.key(), measuring.measure)
+    if is_kept:
+        tell(f"planning by what an equal job has measured: {kept}/{measuring.key()}.json")
+    figures = _cache_figures(cache_setup, loader)
+    if loader.reads_ahead:
+        figures["read"] = AffineTime(0.0, 0.0)  # by workers, while the rank computes
+    if parallel.device_chunk_gib is not None:
+        figures["host_copy_s_per_byte"] = measure_host_copies(device)
+    if parallel.arrangement == "sharded":
+        figures["sharding_overhead_s"] = measuring.sharding_overhead_s(cluster.allreduce_link or cluster.link)
+    budget_gib = parallel.device_memory_gib
+    cluster = replace(cluster, device_memory_bytes=None if budget_gib is None else int(budget_gib * GIB))
+    return Planner(replace(measured, **figures), cluster, parallel, batch_size, parks, meshes)
+
+
+def _cache_figures(setup: CacheSetup | None, loader: BatchLoader) -> dict[str, Any]:
+    """Returns the entries of a profile that say how fast the cache is read, and how much of it is missed."""
+    if setup is None or setup.cache is None:
+        return {}
+    miss_rate = setup.cache.capacity.miss_rate(loader.source.name)
+    return {"cache_read_s_per_byte": setup.mean_read_s_per_byte, "cache_miss_rate": miss_rate}
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """All that equal jobs measure alike. Every rank makes the same calls.
+
+    Attributes:
+        loader: Of the training split.
+        batch_size: Of a global batch.
+        order: Of the samples.
+        meshes: On which the layers are measured.
+    """
+
+    stack: LayerStack
+    loader: BatchLoader
+    optim: OptimizerSpec
+    batch_size: int
+    context: RankContext
+    devices_per_node: int
+    order: SampleOrder
+    meshes: tuple[StageMesh, ...]
+
+    def key(self) -> str:
+        """Returns a digest of all that determines :meth:`measure`."""
+        split, context = self.loader.split, self.context
+        samples = f"{type(split).__qualname__}, slow={split.is_slow}"
+        about = context.device, context.precision, self.devices_per_node, self.meshes
+        return profile_key(self.stack, self._whole, samples, self.optim, *about)
+
+    def measure(self) -> Measurement:
+        """Measures layers, links, and the parts of a step that no plan changes."""
+        context = self.context
+        where = context.device, context.precision
+        layers = profile(self.stack, self._whole, self.optim, *where, self.devices_per_node)
+        split_meshes = (mesh for mesh in self.meshes if mesh != SINGLE)
+        on_meshes = tuple(
+            profile_mesh(self.stack, mesh, self._batches(mesh), self.optim, *where) for mesh in split_meshes
+        )
+        cluster = _measured_cluster(context.device, self.devices_per_node)
+        # a message up and one back are counted elsewhere
+        schedule_overhead_s = max(0.0, measure_schedule_overhead(context.device) - 2 * cluster.link.latency_s)
+        small, large, *_ = self._ids(SINGLE)
+        reading = measure_reading((partial(self._read, small), partial(self._read, large)), (len(small), len(large)))
+        measured = replace(
+            layers,
+            read=reading,
+            meshes=on_meshes,
+            step_overhead_s=measure_step_overhead(self.optim, context),
+            schedule_overhead_s=schedule_overhead_s,
+        )
+        return measured, cluster
+
+    def sharding_overhead_s(self, link: Link) -> float:
+        """Measures what a step takes more with sharded layers than with replicas.
+
+        Args:
+            link: Of all-reduces, whose latency is counted elsewhere.
+        """
+        num_parameters = len(list(self.stack[1].parameters()))
+        return measure_sharding_overhead(self.optim, self.context, num_parameters, link.latency_s)
+
+    @cached_property
+    def _typical(self) -> np.ndarray:
+        return self.order.typical(self.loader.split.lengths)
+
+    @cached_property
+    def _whole(self) -> Batches:
+        return self._batches(SINGLE)
+
+    def _batches(self, mesh: StageMesh) -> Batches:
+        context = self.context
+        return [self._read(ids).to(context.device, context.precision.param_dtype) for ids in self._ids(mesh)]
+
+    def _read(self, ids: np.ndarray) -> Batch:
+        """Reads samples to one device, as a plan with one stage would see them."""
+        stages = ((0, len(self.stack) - 1),)
+        whole = Plan(num_frozen=0, cache_level=0, stages=stages, num_replicas=1, num_microbatches=1)
+        return self.loader.batch(ids, Topology(whole, rank=0))
+
+    def _ids(self, mesh: StageMesh) -> list[np.ndarray]:
+        """Returns the samples of :data:`~pipetransformer.profiling.layers.Batches` on a mesh.
+
+        The large batch is a device's share, the small one a quarter of it. The longest sample counts by itself where
+        samples differ in length, and do not share rows with others.
+        """
+        num_units, multiple, split = dist.get_world_size() // mesh.num_ranks, mesh.rows_multiple, self.loader.split
+        share = max(2, -(-mesh_batch_size(self.batch_size, mesh) // num_units))
+        found = [np.resize(self._typical, size * multiple) for size in (max(1, share // 4), share)]
+        if split.lengths is not None and split.row_length is None:
+            found += [np.full(times * multiple, split.lengths.argmax()) for times in (1, 2)]
+        return found
+
+
+def _measured_cluster(device: torch.device, devices_per_node: int) -> Cluster:
+    """Measures the links; memory has no limit here."""
+    pairs = *measure_messages(device, devices_per_node), *measure_all_reduces(device, devices_per_node)
+    link, node_link, allreduce_link, node_allreduce_link = (Link(*pair) if pair else None for pair in pairs)
+    assert link is not None
+    return Cluster(dist.get_world_size(), None, link, node_link, devices_per_node, allreduce_link, node_allreduce_link)
