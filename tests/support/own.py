@@ -2,6 +2,7 @@
 
 import copy
 import json
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,22 @@ def train_from_a_state(
     if before is not None and given is not None:
         torch.testing.assert_close(before["optimizer"], given["optimizer"], rtol=0, atol=0)  # training left it alone
     return losses, after
+
+
+def saved_step(folder: Path, goes_back: bool) -> int | None:
+    """The step of the checkpoint after four steps, an epoch; or after three, the state before them, and one more."""
+    model, data = model_and_data("sequential")
+    with pt.ElasticTrainer(
+        model, loss=loss, train=data, optimizer=OPTIMIZER, batch_size=BATCH_SIZE, epochs=EPOCHS, run_dir=folder,
+        freeze=pt.NoFreezing(),
+    ) as trainer:  # fmt: skip
+        begun = trainer.state_dict()
+        for _ in islice(trainer, 3):
+            pass
+        if goes_back:
+            trainer.load_state_dict(begun)
+        next(iter(trainer))
+        return trainer.checkpoints.saved_step
 
 
 def train_plainly() -> tuple[list[float], dict[str, Tensor]]:

@@ -12,6 +12,7 @@ from support.own import (
     EPOCHS,
     model_and_data,
     refused,
+    saved_step,
     train_from_a_state,
     train_own,
     train_plainly,
@@ -83,6 +84,13 @@ def test_a_trainer_goes_back_to_an_earlier_state(pool: Pool, name: str) -> None:
     _, state = pool.run(world, train_from_a_state, "encoder", parallel, 3, None)[0]
     for losses, _ in pool.run(world, train_from_a_state, "encoder", parallel, 7, state, True):
         assert losses == pytest.approx(whole[3:10], rel=0, abs=1e-10)
+
+
+@pytest.mark.parametrize(("goes_back", "expected"), [(False, 4), (True, None)])
+def test_what_ranks_asked_for_is_dropped_where_a_trainer_goes_back(
+    pool: Pool, tmp_path: Path, goes_back: bool, expected: int | None
+) -> None:
+    assert pool.run(1, saved_step, tmp_path, goes_back) == [expected]
 
 
 def test_without_its_optimizer_state_a_run_goes_another_way(pool: Pool) -> None:
