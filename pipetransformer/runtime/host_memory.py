@@ -6,6 +6,8 @@ Every step of a plan needs the same memory, and another plan other memory::
 
     plan   |  step  step  step  |  transition: :func:`trim`  |  step  step
     pages  |  map   keep  keep  |  unmap what is free        |  map   keep
+
+Where the user tunes the allocator, or the C library is another, nothing here has an effect.
 """
 
 import ctypes
@@ -19,10 +21,9 @@ SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD
 
 
 def keep_freed_memory() -> None:
-    """Keeps the memory that this process frees, unless the user tunes the allocator or the C library is another."""
-    if not any(name in os.environ for name in SETTINGS):
-        _call("mallopt", M_MMAP_MAX, 0)
-        _call("mallopt", M_TRIM_THRESHOLD, NEVER)
+    """Keeps the memory that this process frees."""
+    _call("mallopt", M_MMAP_MAX, 0)
+    _call("mallopt", M_TRIM_THRESHOLD, NEVER)
 
 
 def trim() -> None:
@@ -31,6 +32,8 @@ def trim() -> None:
 
 
 def _call(name: str, *arguments: int) -> None:
-    function = getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
+    if sys.platform != "linux" or any(setting in os.environ for setting in SETTINGS):
+        return
+    function = getattr(ctypes.CDLL(None), name, None)
     if function is not None:  # musl and other libraries have none
         function(*arguments)

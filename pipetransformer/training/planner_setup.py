@@ -60,9 +60,10 @@ def make_planner(
     context = RankContext.create(device, precision, parallel.timeout_s)
     order = order or SampleOrder(len(loader.split), 0, batch_size)
     measuring = Measuring(stack, loader, optim, batch_size, context, nodes.devices_per_node, order, meshes)
-    (measured, cluster), is_kept = kept_or_measured(kept, measuring.key(), measuring.measure)
+    key = measuring.key()
+    (measured, cluster), is_kept = kept_or_measured(kept, key, measuring.measure)
     if is_kept:
-        tell(f"planning by what an equal job has measured: {kept}/{measuring.key()}.json")
+        tell(f"planning by what an equal job has measured: {kept}/{key}.json")
     figures = _cache_figures(cache_setup, loader)
     if loader.reads_ahead:
         figures["read"] = AffineTime(0.0, 0.0)  # by workers, while the rank computes

@@ -68,6 +68,13 @@ def test_memory_goes_back_at_once_where_nobody_asks_to_keep_it(setting: str, var
     assert freed < PAGES // 4
 
 
+@needs_glibc
+def test_memory_that_the_user_keeps_is_not_trimmed() -> None:
+    kept = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=2147483647"
+    freed, trimmed = pages_more("", GLIBC_TUNABLES=kept)
+    assert min(freed, trimmed) >= PAGES
+
+
 def num_trims(case: Case, folder: str) -> int:
     with mock.patch.object(host_memory, "trim") as trim:
         observe(case, PIPE_TO_DATA, folder)
