@@ -95,6 +95,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--into", type=Path, default=Path(__file__).parent, help="whose README.md takes the table")
     given = parser.parse_args(arguments)
+    if given.rounds < 1:
+        parser.error(f"--rounds {given.rounds}: a ratio takes at least one round")
     found = {name: run_rounds(name, given.rounds, num_steps) for name, (_, num_steps) in CASES.items()}
     kept = {name: [[asdict(one) for one in pair] for pair in rounds] for name, rounds in found.items()}
     publish(markdown(HEADER, (row(name, rounds) for name, rounds in found.items())), kept, given.into)
