@@ -23,6 +23,7 @@ from experiments.measured import Took, run_measured
 from experiments.record import markdown, publish, share
 from pipetransformer.report.comparison import with_interval
 from pipetransformer.report.run_folder import SUMMARY, Run, read_run
+from pipetransformer.report.summary_text import time_spent
 
 TOOK = "took.json"
 ALWAYS = ("overwrite=true", "logger=none")
@@ -88,6 +89,7 @@ class Outcome:
             "speedup_vs_static",
             "limit",
             "share_of_limit",
+            "time_parts",
         )
         figures = {name: self.summary.get(name) for name in names}
         took = {} if self.took is None else {"seconds": self.seconds, "cpu_seconds": self.cpu_seconds}
@@ -190,6 +192,7 @@ SIGNALS: Column = ("signals", lambda row: f"{median(row.values(lambda one: one.s
 FASTER: Column = ("times as fast", lambda row: f"{row.ratio(lambda one: one.seconds):.2f}")
 FASTER_CPU: Column = ("in CPU time", lambda row: f"{row.ratio(lambda one: one.cpu_seconds):.2f}")
 SHARE: Column = ("share of the limit", lambda row: share(one.summary.get("share_of_limit") for one in row.own.values()))
+LOST: Column = ("where the time went", lambda row: time_spent(row.first.summary))
 USUAL = (ARM, FROZEN, ACCURACY, TRAINING, SECONDS, CPU, FASTER, FASTER_CPU, SHARE)
 
 

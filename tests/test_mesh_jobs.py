@@ -1,5 +1,6 @@
 """Runs whose stages are on meshes: by one word of the command line, and trained as by one device."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -7,13 +8,14 @@ import timm
 import torch
 from safetensors.torch import load_file
 from support.cases import tensors_equal
-from support.jobs import TINY, Job, loaded, run_job
+from support.jobs import TINY, Job, loaded, play, run_job
 from support.pool import Pool
 from support.texts import text_run, write_encoder
 from torch import Tensor
 from torch.testing import assert_close
 from transformers import AutoModelForSequenceClassification
 
+from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder
 from pipetransformer.config.validate import warnings
 from pipetransformer.errors import UserError
 
@@ -82,6 +84,24 @@ def test_a_mesh_goes_with_stages_and_a_static_arrangement(pool: Pool, tmp_path: 
     job = run_job(pool, 4, tmp_path / "run", *RUN, "parallel=pipeline", "parallel.tp=2", made_up_times=True)
     assert {(len(plan["stages"]), plan["mesh"]) for plan in job.summary["plans"]} == {(2, "tp 2")}
     assert job.losses == pytest.approx(single.losses, rel=0, abs=1e-10)
+
+
+def test_a_run_on_a_mesh_goes_on_without_one(pool: Pool, tmp_path: Path, single: Job) -> None:
+    """The planner of the second world knows nothing of the mesh, nor of a second device."""
+    run, folder = (*RUN, "checkpoint.every_steps=2", "checkpoint.keep=9"), tmp_path / "run"
+    assert run_job(pool, 2, folder, *run, "parallel=megatron", made_up_times=True).error == ""
+    kept, *later = CheckpointFolder(folder / FOLDER).published()[1:]
+    for each in later:
+        shutil.rmtree(each)
+    assert pool.run(1, play, (*run, "parallel=single", "resume=auto"), folder, True) == [""]
+    job = Job(folder, "")
+    assert job.events("resume")[0]["step"] == int(kept.name.removeprefix("step-"))
+    assert job.losses == pytest.approx(single.losses, rel=0, abs=1e-10)
+    plans = {plan["mesh"]: plan["step_parts"] for plan in job.summary["plans"]}
+    assert [*plans] == ["tp 2", ""]
+    assert [parts is None for parts in plans.values()] == [True, False]
+    assert job.summary["speedup_vs_static"] > 0
+    assert sum(job.summary["time_parts"].values()) == pytest.approx(job.summary["train_seconds"])
 
 
 @pytest.mark.parametrize(("batch_size", "mesh"), [(1, "tp 2"), (16, "")])

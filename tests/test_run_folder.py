@@ -19,10 +19,11 @@ NUM_STEPS = 6 * 16
 SUMMARY = {
     "status", "metric", "train_seconds", "optimizer_steps", "samples_per_second", "num_blocks", "num_frozen",
     "mean_frozen_fraction", "speedup_vs_static", "limit", "share_of_limit", "plans", "best", "is_static",
+    "time_parts",
 }  # fmt: skip
 PLAN = {
     "step", "num_frozen", "cache_level", "stages", "num_replicas", "num_microbatches", "schedule",
-    "transition_seconds", "reason",
+    "transition_seconds", "reason", "step_parts",
 }  # fmt: skip
 
 

@@ -32,6 +32,9 @@ def test_every_cluster_can_be_simulated(cluster: str) -> None:
     result = simulate(composed(f"cluster={cluster}", "cluster.transition_s=0"))
     assert result.speedup_vs_static > 1
     assert 0 < result.share_of_limit <= 1
+    assert sum(result.time_parts.values()) == pytest.approx(result.train_seconds)
+    assert result.time_parts["unpredicted"] == pytest.approx(0, abs=1e-9 * result.train_seconds)
+    assert "goes to                            " in result.summary()
 
 
 @pytest.mark.parametrize("model", options("model"))

@@ -2,7 +2,21 @@
 
 from pathlib import Path
 
-from experiments.arms import ACCURACY, ARM, CPU, FASTER, FASTER_CPU, SECONDS, SHARE, TRAINING, Arm, Column, Row, main
+from experiments.arms import (
+    ACCURACY,
+    ARM,
+    CPU,
+    FASTER,
+    FASTER_CPU,
+    LOST,
+    SECONDS,
+    SHARE,
+    TRAINING,
+    Arm,
+    Column,
+    Row,
+    main,
+)
 
 STATIC = ("data", "single", "pipeline", "sharded")
 ARMS = (
@@ -19,7 +33,7 @@ def _plans(row: Row) -> str:
 
 
 PLANS: Column = ("stages x replicas", _plans)
-COLUMNS = (ARM, PLANS, ACCURACY, TRAINING, SECONDS, CPU, FASTER, FASTER_CPU, SHARE)
+COLUMNS = (ARM, PLANS, ACCURACY, TRAINING, SECONDS, CPU, FASTER, FASTER_CPU, SHARE, LOST)
 
 if __name__ == "__main__":
     main(ARMS, Path(__file__).parent, COLUMNS)

@@ -1,10 +1,11 @@
 """The history of a run: its plans, its time, and its comparison with the best static plan and the physical limit."""
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from pipetransformer.autopipe.breakdown import StepParts
 from pipetransformer.autopipe.limit import Fill, Phase, limit
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.mesh import StageMesh
@@ -110,6 +111,8 @@ class RunHistory:
     def summary(self, planner: Planner) -> dict[str, Any]:
         """Returns the run in figures; speed-up and limit are ``None`` before the first step."""
         num_samples, seconds = self.num_samples, self.train_seconds
+        plans = [entry.plan for entry in self.entries]
+        parts = [planner.parts(plan)._asdict() if planner.knows(plan) else None for plan in plans]
         frozen = sum(entry.num_samples * entry.plan.num_frozen for entry in self.entries)
         speedup, bound = self._speedup(planner), self._limit(planner)
         return {
@@ -117,6 +120,7 @@ class RunHistory:
             "predicted_step_seconds": sum(e.plan.predicted_step_s * len(e.step_seconds) for e in self.entries),
             "step_seconds": sum(sum(entry.step_seconds) for entry in self.entries),
             "optimizer_steps": sum(len(entry.step_seconds) for entry in self.entries),
+            "time_parts": self._time_parts(parts),
             "samples_per_second": num_samples / seconds if seconds else 0.0,
             "num_blocks": self._num_blocks,
             "num_frozen": self.entries[-1].plan.num_frozen if self.entries else 0,
@@ -130,8 +134,23 @@ class RunHistory:
             "limit": bound,
             "share_of_limit": speedup / bound if speedup and bound else None,
             "is_static": all(same_arrangement(entry.plan, planner.static) for entry in self.entries),
-            "plans": [entry.as_dict() for entry in self.entries],
+            "plans": [entry.as_dict() | {"step_parts": own} for entry, own in zip(self.entries, parts, strict=True)],
         }
+
+    def _time_parts(self, parts: Sequence[Mapping[str, float] | None]) -> dict[str, float]:
+        """Returns the seconds of training by what they went to.
+
+        Args:
+            parts: The seconds of a step under each plan, as predicted; ``None`` for one of other devices.
+
+        Returns:
+            The parts of all steps, the measured ``transitions``, and what is left as ``unpredicted``: below zero where
+            steps took less than their parts.
+        """
+        known = [(len(entry.step_seconds), own) for entry, own in zip(self.entries, parts, strict=True) if own]
+        totals = {name: sum(count * own[name] for count, own in known) for name in StepParts._fields}
+        totals["transitions"] = sum(entry.transition_seconds for entry in self.entries)
+        return totals | {"unpredicted": self.train_seconds - sum(totals.values())}
 
     @property
     def _source(self) -> str:
@@ -149,15 +168,15 @@ class RunHistory:
         """Returns the seconds of a step under the best static plan.
 
         With a baseline it is the fastest of those that were timed. Otherwise it is the measured step of the first plan
-        under which this run made one, times the ratio of the best static plan to it by the cost model. The factor is 1
-        where that plan is the best static one.
+        of these devices under which this run made one, times the ratio of the best static plan to it by the cost model.
+        The factor is 1 where that plan is the best static one.
         """
         if self._source == "measured":
             return min(seconds for _, seconds, _ in self.static_steps())
-        first = next((entry for entry in self.entries if entry.typical_step_s is not None), None)
-        if first is None or first.typical_step_s is None:
-            return None
-        return first.typical_step_s * planner.predict(planner.static) / planner.predict(first.plan)
+        for entry in self.entries:
+            if entry.typical_step_s is not None and planner.knows(entry.plan):
+                return entry.typical_step_s * planner.predict(planner.static) / planner.predict(entry.plan)
+        return None
 
     def _limit(self, planner: Planner) -> float | None:
         """Returns the higher one of two limits: with the run's cache levels, and with all frozen blocks cached."""

@@ -12,6 +12,7 @@ from pipetransformer.autodp.transition import (
     next_transition,
     transfer_seconds,
 )
+from pipetransformer.autopipe.breakdown import StepParts, step_parts
 from pipetransformer.autopipe.cluster import Cluster
 from pipetransformer.autopipe.constraints import UNCONSTRAINED, PlanConstraints
 from pipetransformer.autopipe.cost import kind_of_plan, step_seconds
@@ -240,6 +241,15 @@ class Planner:
     def predict(self, plan: Plan) -> float:
         """Returns the seconds of one optimizer step."""
         return self._predict_by(self.profile, plan)
+
+    def knows(self, plan: Plan) -> bool:
+        """Returns whether the devices can have a plan; one of a resumed run may be of other devices."""
+        is_measured = plan.mesh == SINGLE or any(known.mesh == plan.mesh for known in self.profile.meshes)
+        return is_measured and plan.num_devices <= self.cluster.num_devices
+
+    def parts(self, plan: Plan) -> StepParts:
+        """Returns what the seconds of a step go to, by the profile alone: a correction has no part of its own."""
+        return step_parts(self.profile, self.cluster, plan, self._batch_size)
 
     def _predict_by(self, profile: Profile, plan: Plan) -> float:
         return step_seconds(profile, self.cluster, plan, self._batch_size)

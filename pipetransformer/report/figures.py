@@ -69,6 +69,12 @@ OF_A_RUN: tuple[Drawing[Run], ...] = (
         "Each step, and the median under each plan; dotted lines are transitions.", "",
     ),
     Drawing(
+        "step_parts", SPEED, system_plots.step_parts,
+        "Bars are predicted from the measured layers; layers, launches and cache reads are those of all devices over "
+        "their number.",
+        "The run has not ended yet, or is of an earlier release.",
+    ),
+    Drawing(
         "gain", SPEED, system_plots.gain,
         "The limit is what the same freeze decisions could gain without communication and waiting.",
         "The run made no step, or has not ended yet.",

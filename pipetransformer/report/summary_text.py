@@ -8,6 +8,21 @@ from pipetransformer.report.text import Row, flatten, layers_per_stage, named_va
 
 LONG_WAIT = 0.05  # part of the steps' time; a shorter wait for input is not worth a line
 LONG_REPORT, LEAST_REPORT_S = 0.01, 1.0  # of the training's time; logs that take less are not worth a line
+SMALL_PART = 0.01  # of the training's time; what takes less is not named
+TIME_PARTS = {
+    "active": "active layers",
+    "frozen": "frozen layers",
+    "recompute": "recomputing",
+    "launch": "launching micro-batches",
+    "cache": "reading the cache",
+    "wait": "waiting for stages",
+    "transfer": "transfers",
+    "all_reduce": "all-reduce",
+    "optimizer": "optimizer",
+    "fixed": "fixed costs of a step",
+    "transitions": "transitions",
+}
+"""Names of the parts of a run's time, see :class:`~pipetransformer.autopipe.breakdown.StepParts`."""
 
 
 def summary_rows(values: Values) -> list[Row]:
@@ -101,6 +116,8 @@ def _work(values: Values) -> list[Row]:
         ("training time", f"{duration(values['train_seconds'])}: {pace}{_foreseen(values)}"),
         ("frozen", f"{values['num_frozen']} of {plural(values['num_blocks'], 'block')} at the end, {share}"),
     ]
+    if spent := time_spent(values):
+        rows.insert(1, ("went to", spent))
     if "loss_scale" in values:
         skipped = plural(values["num_skipped_steps"], "step")
         rows.append(("loss scale", f"{values['loss_scale']:,.0f} at the end, {skipped} skipped for overflow"))
@@ -109,6 +126,22 @@ def _work(values: Values) -> list[Row]:
         back = f"rolled back {plural(guard['num_rollbacks'], 'time')}, {again} trained again"
         rows.append(("guard", f"{skipped} without an update; {back}"))
     return rows
+
+
+def time_spent(values: Values) -> str:
+    """Returns the parts of the training's time, the largest first; empty for runs of earlier releases.
+
+    The parts of steps are predicted from measured layers, and what they took more or less comes last.
+    """
+    parts, train_s = values.get("time_parts"), values.get("train_seconds")
+    if not parts or not train_s:
+        return ""
+    shares = {name: parts[name] / train_s for name in sorted(TIME_PARTS, key=lambda name: -parts[name])}
+    words = [f"{share:.0%} {TIME_PARTS[name]}" for name, share in shares.items() if share >= SMALL_PART]
+    rest = parts["unpredicted"] / train_s
+    if abs(rest) >= SMALL_PART:
+        words.append(f"{abs(rest):.0%} {'not predicted' if rest > 0 else 'less than predicted'}")
+    return ", ".join(words)
 
 
 def _foreseen(values: Values) -> str:

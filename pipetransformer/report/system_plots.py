@@ -1,4 +1,4 @@
-"""Figures of what the system did in a run, and what that took: transitions, gain, cache, and a step on every device.
+"""Figures of what the system did in a run, and what that took: transitions, parts of a step, gain, cache, a traced step.
 
 Each function returns a new figure, or ``None`` where the run has nothing to show.
 """
@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from pipetransformer.report.decisions import PARTS
-from pipetransformer.report.format import arrangement, plural, two_digits
+from pipetransformer.report.format import arrangement, grid, plural, two_digits
 from pipetransformer.report.reporter import Values
 from pipetransformer.report.run_folder import Run
 from pipetransformer.report.style import (
@@ -28,6 +28,7 @@ from pipetransformer.report.style import (
     set_title,
     whole_numbers,
 )
+from pipetransformer.report.summary_text import SMALL_PART, TIME_PARTS
 from pipetransformer.report.trace import CATEGORIES, COMPUTE, Event, read_traces
 
 MAX_TRANSITIONS, MAX_TRACES, MAX_DEVICES = 40, 4, 16
@@ -68,6 +69,31 @@ def _draw_parts(axes: Axes, shown: Sequence[Values]) -> None:
         axes.barh(range(len(shown)), own, left=begin, height=0.6, label=PART_NAMES[part], **look)
         begin = begin + np.nan_to_num(own)
     _name_bars(axes, begin, [f"{two_digits(each['seconds'])} s" for each in shown])
+
+
+def step_parts(run: Run) -> Figure | None:
+    """Draws the parts of a step under each plan as predicted, and a mark where the measured step ends."""
+    plans = [plan for plan in run.summary.get("plans", []) if plan.get("step_parts")][-MAX_TRANSITIONS:]
+    if not plans:
+        return None
+    figure, (axes,) = new_row("A step by what it goes to", ["time of a step, ms"], len(plans))
+    begin = np.zeros(len(plans))
+    names = [name for name in TIME_PARTS if name in plans[0]["step_parts"]]
+    widths = {name: _floats([plan["step_parts"][name] for plan in plans]) * 1000 for name in names}
+    longest = max(sum(width[row] for width in widths.values()) for row in range(len(plans)))
+    shown = [name for name in names if widths[name].max() >= SMALL_PART * longest]
+    for number, name in enumerate(shown):
+        hatch = HATCHES[(number + number // len(COLOURS)) % len(HATCHES)]  # no second bar has the look of a first one
+        look = {"color": COLOURS[number % len(COLOURS)], "hatch": hatch, "edgecolor": "white"}
+        axes.barh(range(len(plans)), widths[name], left=begin, height=0.6, label=TIME_PARTS[name], **look)
+        begin = begin + widths[name]
+    measured = _floats([plan.get("median_step_s") for plan in plans]) * 1000
+    marks = {"color": "black", "markeredgecolor": "white", "markersize": 9, "linestyle": "none"}
+    axes.plot(measured, range(len(plans)), marker="D", label="measured", **marks)
+    axes.set_xlim(0, 1.1 * np.nanmax([*begin, *measured], initial=1e-9))
+    axes.set_yticks(range(len(plans)), [f"from step {plan['step']:,}: {grid(plan)}, {_state(plan)}" for plan in plans])
+    legend_below(axes, num_columns=5)
+    return figure
 
 
 def gain(run: Run) -> Figure | None:
@@ -159,8 +185,13 @@ def _plan_of(run: Run, number: int) -> str:
     if number >= len(plans):
         return f"plan {number}"
     plan = plans[number]
+    return f"plan from step {plan['step']:,}: {arrangement(plan)}, {_state(plan)}"
+
+
+def _state(plan: Values) -> str:
+    """Returns how many blocks are frozen and cached."""
     cached = f", {plan['cache_level']} cached" if plan["cache_level"] else ""
-    return f"plan from step {plan['step']:,}: {arrangement(plan)}, {plan['num_frozen']} frozen{cached}"
+    return f"{plan['num_frozen']} frozen{cached}"
 
 
 def _name_bars(axes: Axes, ends: np.ndarray, words: Sequence[str], room: float = 1.35) -> None:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipetransformer.report.format import duration
+from pipetransformer.report.summary_text import time_spent
 from pipetransformer.report.trace import Event
 
 
@@ -45,6 +46,7 @@ class SimulationResult:
         train_seconds: Steps, transitions and cache filling.
         speedup_vs_static, speedup_vs_pipeline: Times of the two over that of the run.
         limit, share_of_limit: See :mod:`pipetransformer.autopipe.limit`.
+        time_parts: Seconds of the run by what they go to, see :mod:`pipetransformer.autopipe.breakdown`.
         traces: The events of one step under each plan.
     """
 
@@ -59,6 +61,7 @@ class SimulationResult:
     speedup_vs_pipeline: float | None
     limit: float
     share_of_limit: float
+    time_parts: dict[str, float]
     traces: tuple[list[Event], ...]
 
     def as_dict(self) -> dict[str, Any]:
@@ -81,6 +84,7 @@ class SimulationResult:
         """Returns the run as a whole, a line for each figure."""
         lines = [
             f"training time                      {duration(self.train_seconds)}",
+            f"goes to                            {time_spent(self.as_dict())}",
             f"mean frozen fraction               {self.mean_frozen_fraction:.0%}",
             f"speed-up over best static plan     {self.speedup_vs_static:.2f}",
         ]

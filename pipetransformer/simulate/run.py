@@ -67,6 +67,7 @@ def simulate(config: SimulationConfig) -> SimulationResult:
         speedup_vs_pipeline=num_steps * planner.predict(pipeline) / seconds if pipeline else None,
         limit=summary["limit"],
         share_of_limit=summary["share_of_limit"],
+        time_parts=summary["time_parts"],
         traces=tuple(_events(config, planner, entry.plan) for entry in history.entries),
     )
 

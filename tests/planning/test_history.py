@@ -8,6 +8,7 @@ from pipetransformer.autopipe.cluster import Cluster, Link
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.autopipe.profile import AffineTime, LayerProfile, Profile
 from pipetransformer.config.sections import Parallel
+from pipetransformer.mesh import StageMesh
 from pipetransformer.planning.history import PlanRecord, RunHistory, plan_dict
 from pipetransformer.planning.planner import Planner
 
@@ -73,6 +74,25 @@ def test_the_limit_is_the_work_without_freezing_over_the_work_left_and_the_filli
     expected = 4 * all_blocks / (2 * all_blocks + 2 * one_block + 16)
     assert summary["limit"] == pytest.approx(expected)
     assert summary["share_of_limit"] == pytest.approx(4 * 2.0 / 6.0 / expected)
+
+
+def test_the_parts_of_the_time_are_the_time() -> None:
+    summary = booked((PlanRecord(WHOLE, 0, "first"), [50.0] * 2), (PlanRecord(CACHED, 2, "froze 1", 4.0), [15.0] * 3))
+    whole_s, cached_s = 6.0 * BATCH_SIZE, 2.0 * BATCH_SIZE  # F + D + W of two blocks; F + W of the one that is left
+    nonzero = {name: seconds for name, seconds in summary["time_parts"].items() if seconds}
+    assert nonzero == pytest.approx(
+        {"active": 2 * whole_s + 3 * cached_s, "transitions": 4.0, "unpredicted": 2 * 2.0 - 3 * 1.0}
+    )
+    assert sum(nonzero.values()) == pytest.approx(summary["train_seconds"])
+    assert [plan["step_parts"]["active"] for plan in summary["plans"]] == [whole_s, cached_s]
+
+
+@pytest.mark.parametrize("other", [replace(WHOLE, num_replicas=2), replace(WHOLE, mesh=StageMesh(tp=2))])
+def test_steps_on_devices_that_a_resumed_run_no_longer_has_are_not_predicted(other: Plan) -> None:
+    summary = booked((PlanRecord(other, 0, "first"), [9.0] * 4), (PlanRecord(WHOLE, 4, "resumed"), [48.0] * 4))
+    assert [plan["step_parts"] is None for plan in summary["plans"]] == [True, False]
+    assert summary["time_parts"]["unpredicted"] == pytest.approx(4 * 9.0)
+    assert summary["speedup_vs_static"] == pytest.approx(8 * 48.0 / (4 * 57.0)), "the static step is the second plan's"
 
 
 @pytest.mark.parametrize(

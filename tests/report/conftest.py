@@ -7,6 +7,7 @@ import pytest
 
 from pipetransformer.report.reporter import EventName
 from pipetransformer.report.run_folder import CONFIG, EVENT_LOG, SUMMARY, JsonLines, write_json
+from pipetransformer.report.summary_text import TIME_PARTS
 from pipetransformer.report.trace import Event, write_trace
 
 Events = list[tuple[EventName, dict[str, Any]]]
@@ -29,6 +30,8 @@ def plan(step: int, num_frozen: int, cache_level: int, stages: list[list[int]], 
         "predicted_step_s": 0.4 / (1 + num_frozen),
         "transition_seconds": 0.5,
         "reason": "fastest within memory",
+        "median_step_s": 0.5 / (1 + num_frozen),
+        "step_parts": {"active": 0.3 / (1 + num_frozen), "frozen": 0.0, "wait": 0.1 / (1 + num_frozen)},
     }
 
 
@@ -130,6 +133,8 @@ def _summary() -> dict[str, Any]:
         "limit": 2.42,
         "share_of_limit": 0.843,
         "is_static": False,
+        "time_parts": dict.fromkeys(TIME_PARTS, 0.0)
+        | {"active": 371.6, "wait": 185.8, "optimizer": 3.0, "transitions": 16.8, "unpredicted": 166.0},
         "cache": {
             "hit_rate": 0.95,
             "bytes_by_tier": {"memory": 2**24},

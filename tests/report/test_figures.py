@@ -27,6 +27,7 @@ LABELS: dict[str, list[tuple[str, str]]] = {
     "run devices": [(STEP, "number")],
     "run transitions": [("time, s", ""), ("moved between devices, MiB", "")],
     "run throughput": [(STEP, "samples per second")],
+    "run step_parts": [("time of a step, ms", "")],
     "run gain": [(TIMES, "")],
     "run cache": [("", "block read\nfrom the cache"), ("", "stored, MiB"), (STEP, "waiting for\nthe cache, ms")],
     "run timeline": [("", "device"), ("", "device"), ("time in the step, ms", "device")],

@@ -53,6 +53,28 @@ def test_transitions_that_move_nothing_have_no_panel_for_it(run: Run) -> None:
     assert "nothing was moved" in seconds.get_title(loc="left")
 
 
+def test_the_parts_of_a_step_lie_behind_each_other_and_a_mark_shows_the_measured_end(run: Run) -> None:
+    (axes,) = shown(system_plots.step_parts(run)).axes
+    bars = np.array([(bar.get_x(), bar.get_width()) for bar in axes.patches if isinstance(bar, Rectangle)])
+    first = [(0, 300), (300, 100)]
+    assert bars.reshape(2, 3, 2) == pytest.approx(
+        np.array([[np.divide(each, 1 + frozen) for frozen in (0, 2, 4)] for each in first])
+    )
+    assert axes.get_lines()[0].get_xdata() == pytest.approx(np.divide(500, [1, 3, 5]))
+    assert axes.get_legend_handles_labels()[1] == ["measured", "active layers", "waiting for stages"], (
+        "nothing is frozen"
+    )
+    assert [label.get_text() for label in axes.get_yticklabels()] == [
+        "from step 0: 4 x 1, 0 frozen", "from step 8: 2 x 2, 2 frozen", "from step 16: 1 x 4, 4 frozen, 4 cached",
+    ]  # fmt: skip
+
+
+def test_a_run_of_an_earlier_release_has_no_parts_of_a_step(run: Run) -> None:
+    for plan in run.summary["plans"]:
+        del plan["step_parts"]
+    assert system_plots.step_parts(run) is None
+
+
 def test_the_gain_lies_between_the_best_static_plan_and_the_limit(run: Run) -> None:
     (axes,) = shown(system_plots.gain(run)).axes
     assert widths(axes) == [1, 2.04, 2.42]

@@ -2,6 +2,7 @@ from typing import Any
 
 import pytest
 
+from pipetransformer.autopipe.breakdown import StepParts
 from pipetransformer.report import summary_text, text
 
 Events = list[tuple[str, dict[str, Any]]]
@@ -55,6 +56,20 @@ def test_the_summary_says_how_good_the_prediction_was(events: Events) -> None:
     assert dict(summary_text.summary_rows(summary))["training time"].endswith(
         "; its steps took 1.2 times what was predicted"
     )
+
+
+def test_the_summary_says_where_the_time_went_the_largest_part_first(events: Events) -> None:
+    summary = events[-1][1]
+    row = dict(summary_text.summary_rows(summary))["went to"]
+    assert row == "50% active layers, 25% waiting for stages, 2% transitions, 22% not predicted"
+    faster = summary | {"time_parts": summary["time_parts"] | {"unpredicted": -74.3}}
+    assert dict(summary_text.summary_rows(faster))["went to"].endswith(", 10% less than predicted")
+    earlier = {name: value for name, value in summary.items() if name != "time_parts"}
+    assert "went to" not in dict(summary_text.summary_rows(earlier))
+
+
+def test_every_part_of_a_step_has_a_name() -> None:
+    assert [*summary_text.TIME_PARTS] == [*StepParts._fields, "transitions"]
 
 
 def test_devices_without_work_are_counted(events: Events) -> None:
@@ -199,6 +214,7 @@ def test_the_summary_compares_with_the_static_plan_and_the_limit(events: Events)
         "best": "accuracy 0.76 at step 16",
         "all metrics": "test/accuracy 0.74, test/f1 0.64",
         "training time": "12m23s: 24 steps, 412 samples/s",
+        "went to": "50% active layers, 25% waiting for stages, 2% transitions, 22% not predicted",
         "frozen": "4 of 6 blocks at the end, 33% on average",
         "speed-up": "2.0 times the best static plan (predicted; baseline=true measures it)",
         "limit": ("2.4 times with the same freeze decisions, no communication and no waiting; 84% of it reached"),
