@@ -1,4 +1,4 @@
-"""Figures of what the system did in a run, and what that took: transitions, parts of a step, gain, cache, a traced step.
+"""Figures of what the system did in a run, and what that took: transitions, parts of a step, gain, cache, a trace.
 
 Each function returns a new figure, or ``None`` where the run has nothing to show.
 """

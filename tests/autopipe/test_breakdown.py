@@ -41,7 +41,7 @@ def nonzero(parts: StepParts) -> dict[str, float]:
 
 @st.composite
 def settings(draw: st.DrawFn) -> tuple[Profile, Cluster, Plan, int]:
-    """Draws layers that differ, and any plan of them: in stages, frozen, cached, sharded, recomputed, meshed, chunked."""
+    """Draws layers that differ, and any plan of them: in stages, frozen, cached, sharded, on a mesh, in chunks."""
     seconds = st.floats(0, 2)
     times = st.builds(AffineTime, seconds, seconds)
     layers = st.builds(LayerProfile, st.just("layer"), times, times, times, seconds, *(st.integers(0, 99),) * 3)
