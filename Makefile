@@ -2,7 +2,8 @@
 # make docs   builds the site into site/; make docs SERVE=1 serves it at http://127.0.0.1:8000 while you write.
 # make fuzz   damages the files that are read back, a thousand times each.
 # make chaos [KILLS=100]   kills ranks and whole runs at random; make resume-matrix   resumes from 60 steps in 16 worlds.
-# make matrix   compares every kind of plan on up to eight processes with one process; make mesh-matrix   those on meshes.
+# make matrix   compares every kind of plan on up to eight processes with one process, and runs under any two options;
+#               make mesh-matrix   compares plans on meshes.
 # make test-isa   runs the tests of rounding as on older x86 processors: oneDNN and ATen keep to fewer instructions.
 PYTHON ?= python3
 VENV   ?= .venv
@@ -33,7 +34,7 @@ fuzz: $(VENV)/.dev
 	FUZZ_EXAMPLES=1000 $(VENV)/bin/python -m pytest --timeout 0 tests/test_fuzz.py $(ARGS)
 
 matrix: $(VENV)/.dev
-	MATRIX=1 $(VENV)/bin/python -m pytest --numprocesses 2 tests/runtime/test_matrix.py $(ARGS)
+	MATRIX=1 $(VENV)/bin/python -m pytest --numprocesses 2 tests/runtime/test_matrix.py tests/test_option_pairs.py $(ARGS)
 
 mesh-matrix: $(VENV)/.dev
 	MESH_MATRIX=1 $(VENV)/bin/python -m pytest --numprocesses 2 tests/runtime/test_mesh_matrix.py tests/runtime/test_mesh_plans.py $(ARGS)

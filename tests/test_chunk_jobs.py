@@ -41,6 +41,18 @@ def test_chunks_train_as_the_device_does_and_end_where_all_of_it_fits(pool: Pool
     assert plans == [(0, True), (1, True), (4, False)], "of the frozen blocks nothing is left on the device"
 
 
+def test_adapters_train_with_chunks(pool: Pool, tmp_path: Path) -> None:
+    """The embedding is no frozen layer, and has nothing that trains."""
+    chunks = (*CHUNKS, f"parallel.device_chunk_gib={30_000 / 2**30}")  # a block and its adapter are 29,504 bytes
+    jobs = [
+        run_job(pool, 1, tmp_path / name, *options, "peft=lora", made_up_times=True)
+        for name, options in {"chunks": chunks, "plain": RUN}.items()
+    ]
+    assert [job.error for job in jobs] == ["", ""]
+    assert jobs[0].losses == jobs[1].losses, "bit for bit"
+    assert jobs[0].summary["plans"][0]["chunk_bytes"] > 0
+
+
 def test_they_lie_in_files_where_there_is_a_path(pool: Pool, tmp_path: Path, plain: Job) -> None:
     folder = tmp_path / "offload"
     job = run_job(pool, 1, tmp_path / "run", *CHUNKS, f"parallel.offload_path={folder}", made_up_times=True)

@@ -222,6 +222,8 @@ class ChunkedStage(Stage):
         self._anchor = torch.zeros((), requires_grad=True)  # so that a layer whose input takes no gradient has one
 
     def _recomputed(self, index: int, x: Tensor, keys: Tensor, context: dict[str, Tensor]) -> Tensor:
+        if not (self.active_parameters[index] or x.requires_grad):  # below the lowest adapter
+            return self._run([index], x, keys, context)
         return _RunAgain.apply(x, self._anchor, partial(self._once, index, keys, context))
 
     def _once(self, index: int, keys: Tensor, context: dict[str, Tensor], x: Tensor, gradient: Tensor | None) -> Tensor:
