@@ -37,6 +37,20 @@ def test_every_cluster_can_be_simulated(cluster: str) -> None:
     assert "goes to                            " in result.summary()
 
 
+@pytest.mark.parametrize("arrangement", sorted({*options("parallel")} - {"chunks"}))
+def test_every_arrangement_can_be_simulated(arrangement: str) -> None:
+    """Only how fast host memory is, no cluster says."""
+    result = simulate(composed(f"parallel={arrangement}", "freeze=none", "cluster.num_nodes=1"))
+    if arrangement == "single":
+        assert [(plan.num_stages, plan.num_replicas) for plan in result.rows] == [(1, 1)]
+    assert sum(result.time_parts.values()) == pytest.approx(result.train_seconds)
+
+
+def test_a_pipeline_over_more_devices_than_layers_is_refused_with_a_remedy() -> None:
+    with pytest.raises(UserError, match=r"has 16 stages on 16 devices, and the model 14 layers; .* parallel=elastic"):
+        simulate(composed("parallel=pipeline", "freeze=none"))
+
+
 @pytest.mark.parametrize("model", options("model"))
 def test_every_model_has_a_shape(model: str) -> None:
     reads_text = "HuggingFaceModel" in (CONF / "model" / f"{model}.yaml").read_text()

@@ -221,7 +221,7 @@ def _check_simulation(config: SimulationConfig) -> None:
         raise UserError(
             f"num_samples={config.num_samples} must be at least batch_size={config.batch_size}: they are an epoch's"
         )
-    if config.parallel.world_size is not None:
+    if config.parallel.world_size is not None and config.parallel.arrangement != "single":  # which has one itself
         raise UserError(
             f"parallel.world_size={config.parallel.world_size} has no effect here: the devices are cluster.num_nodes x "
             "cluster.devices_per_node"

@@ -71,6 +71,8 @@ class Planner:
             "pipeline": (num_units * (parallel.stages_per_rank or 1), 1),
             "single": (1, 1),
         }[parallel.arrangement]
+        if parallel.arrangement == "pipeline":
+            _check_pipeline(num_stages or 1, len(profile.layers), num_units)
         self._constraints = PlanConstraints(
             num_stages=num_stages,
             num_replicas=num_replicas,
@@ -294,6 +296,15 @@ class Planner:
         for plan in sorted(plans, key=lambda plan: plan.predicted_step_s):
             fastest.setdefault(kind_of_plan(plan), plan)
         return list(fastest.values())
+
+
+def _check_pipeline(num_stages: int, num_layers: int, num_devices: int) -> None:
+    """Refuses a static pipeline with more stages than layers, whose number of stages nobody gave."""
+    if num_stages > num_layers:
+        raise InfeasiblePlan(
+            f"parallel=pipeline has {num_stages} stages on {num_devices} devices, and the model {num_layers} layers; "
+            "lower `num_devices`, or take parallel=elastic, which lays several pipelines side by side"
+        )
 
 
 def _valid_level(plan: Plan, num_frozen: int) -> int:

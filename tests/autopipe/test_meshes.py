@@ -147,6 +147,15 @@ def test_more_ranks_than_devices_are_refused_with_both_numbers() -> None:
         planned((TP,), num_devices=1)
 
 
+def test_a_refusal_on_a_mesh_of_rows_says_whose_batch_it_names() -> None:
+    too_many = PlanConstraints(num_replicas=1, num_microbatches=3, meshes=(ROWS,))
+    with pytest.raises(InfeasiblePlan, match=r"batch_size=2 .*\(with dp_shard 2, .* of the run over 2\)$"):
+        best_plan(profile(ROWS), cluster(2), 4, constraints=too_many)
+    with pytest.raises(InfeasiblePlan) as refused:
+        best_plan(profile(ROWS), cluster(2), 2, constraints=replace(too_many, meshes=(SINGLE,)))
+    assert "over 2" not in str(refused.value)
+
+
 def test_first_steps_on_a_mesh_correct_later_predictions_for_meshes_alone() -> None:
     plan = planned((TP,))
     assert kind_of_plan(plan) == "mesh"

@@ -65,7 +65,7 @@ def best_plan(
             if found is None and best is None:
                 search.fail()
         except InfeasiblePlan as error:
-            refusal = refusal or error
+            refusal = refusal or _on(mesh, error)
             continue
         best = best if found is None else replace(found, mesh=mesh)
     if best is None:
@@ -193,6 +193,14 @@ class _Search:
             "`num_microbatches` that `num_microbatches` // devices of a pipeline divides: take a multiple of the "
             "devices, or drop one"
         )
+
+
+def _on(mesh: StageMesh, error: InfeasiblePlan) -> InfeasiblePlan:
+    """Returns a refusal that says what its batch is, where the ranks of a mesh have the rows of one in parts."""
+    if mesh.batch_ways == 1:
+        return error
+    note = f"with {mesh}, which counts as one device, `batch_size` is that of the run over {mesh.batch_ways}"
+    return type(error)(f"{error.message} ({note})")
 
 
 def _limit(layout: Layout, best: Plan) -> float:
