@@ -24,6 +24,9 @@ class PlanRecord:
         transition_seconds: Seconds of the transition to it, the filling of the cache included.
         num_samples_left: Training samples that are still read from then on, each counted once.
         choice: The planner's reason to go to this plan or to stay, in numbers.
+        step_seconds: Of each step.
+        step_sizes: For each step the padded length of its batch over that of a typical batch, for which steps are
+            predicted.
         traced_step: The one of its steps that was traced, 0-based.
     """
 
@@ -35,6 +38,7 @@ class PlanRecord:
     choice: str = ""
     num_samples: int = 0
     step_seconds: list[float] = field(default_factory=list)
+    step_sizes: list[float] = field(default_factory=list)
     traced_step: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
@@ -49,11 +53,24 @@ class PlanRecord:
 
     @property
     def typical_step_s(self) -> float | None:
-        """Median over the steps after the first ones; the traced one counts only where there is no other."""
-        steps = list(enumerate(self.step_seconds))
+        """Median over the steps after the first ones, each as long as it would have taken on a typical batch.
+
+        The traced one counts only where there is no other.
+        """
+        steps = list(enumerate(self.typical_seconds))
         steps = steps[NUM_WARMUP_STEPS:] or steps
         steps = [step for step in steps if step[0] != self.traced_step] or steps
         return statistics.median(seconds for _, seconds in steps) if steps else None
+
+    @property
+    def typical_seconds(self) -> list[float]:
+        """Seconds of each step over the size of its batch."""
+        return [seconds / size for seconds, size in zip(self.step_seconds, self.step_sizes, strict=True)]
+
+    @property
+    def num_typical_steps(self) -> float:
+        """Steps of a typical batch that are as much work as its steps."""
+        return sum(self.step_sizes)
 
 
 class RunHistory:
@@ -71,9 +88,11 @@ class RunHistory:
     def plan(self, entry: PlanRecord) -> None:
         self.entries.append(entry)
 
-    def step(self, num_samples: int, seconds: float) -> None:
+    def step(self, num_samples: int, seconds: float, size: float = 1.0) -> None:
+        """Takes note of a step; ``size`` is one of :attr:`PlanRecord.step_sizes`."""
         self.entries[-1].num_samples += num_samples
         self.entries[-1].step_seconds.append(seconds)
+        self.entries[-1].step_sizes.append(size)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns plain values that JSON can hold without loss."""
@@ -81,7 +100,12 @@ class RunHistory:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over the values of :meth:`state_dict`."""
-        self.entries = [PlanRecord(**entry | {"plan": plan_from_dict(entry["plan"])}) for entry in state["entries"]]
+        self.entries = [
+            PlanRecord(
+                **{"step_sizes": [1.0] * len(entry["step_seconds"])} | entry | {"plan": plan_from_dict(entry["plan"])}
+            )
+            for entry in state["entries"]  # those of earlier releases have no sizes
+        ]
 
     def is_timed(self) -> bool:
         """Returns True when the plan in force has just made as many steps as tell its time."""
@@ -96,7 +120,7 @@ class RunHistory:
             known = next((own for plan, own in pooled if same_arrangement(plan, entry.plan)), None)
             if known is None:
                 pooled.append((entry.plan, known := []))
-            known += entry.step_seconds[NUM_WARMUP_STEPS:]
+            known += entry.typical_seconds[NUM_WARMUP_STEPS:]
         return [(plan, statistics.median(seconds), len(seconds)) for plan, seconds in pooled]
 
     @property
@@ -117,7 +141,7 @@ class RunHistory:
         speedup, bound = self._speedup(planner), self._limit(planner)
         return {
             "train_seconds": seconds,
-            "predicted_step_seconds": sum(e.plan.predicted_step_s * len(e.step_seconds) for e in self.entries),
+            "predicted_step_seconds": sum(e.plan.predicted_step_s * e.num_typical_steps for e in self.entries),
             "step_seconds": sum(sum(entry.step_seconds) for entry in self.entries),
             "optimizer_steps": sum(len(entry.step_seconds) for entry in self.entries),
             "time_parts": self._time_parts(parts),
@@ -147,7 +171,7 @@ class RunHistory:
             The parts of all steps, the measured ``transitions``, and what is left as ``unpredicted``: below zero where
             steps took less than their parts.
         """
-        known = [(len(entry.step_seconds), own) for entry, own in zip(self.entries, parts, strict=True) if own]
+        known = [(entry.num_typical_steps, own) for entry, own in zip(self.entries, parts, strict=True) if own]
         totals = {name: sum(count * own[name] for count, own in known) for name in StepParts._fields}
         totals["transitions"] = sum(entry.transition_seconds for entry in self.entries)
         return totals | {"unpredicted": self.train_seconds - sum(totals.values())}
@@ -162,7 +186,7 @@ class RunHistory:
         static_step_s = self._static_step_s(planner)
         if static_step_s is None or not self.train_seconds:
             return None
-        return static_step_s * sum(len(entry.step_seconds) for entry in self.entries) / self.train_seconds
+        return static_step_s * sum(entry.num_typical_steps for entry in self.entries) / self.train_seconds
 
     def _static_step_s(self, planner: Planner) -> float | None:
         """Returns the seconds of a step under the best static plan.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cached_property
 
 import numpy as np
 
@@ -31,6 +32,19 @@ class BatchOrder:
             self._epoch = epoch, self._samples.epoch(epoch)
             self._loader.set_epoch(epoch)
         return batch_ids(self._epoch[1], index, self._samples.batch_size)
+
+    def size(self, ids: np.ndarray) -> float:
+        """Returns the tokens to which a global batch is padded, over those of a typical one.
+
+        It is 1 where all samples are equally long, or share rows.
+        """
+        num_tokens, shares_rows = self._loader.padded(ids), self._loader.split.row_length is not None
+        return 1.0 if num_tokens is None or shares_rows else num_tokens / self._typical_tokens
+
+    @cached_property
+    def _typical_tokens(self) -> int:
+        typical = self._samples.typical(self._loader.split.lengths)
+        return self._loader.padded(typical[: self._samples.batch_size]) or 1
 
     def coming(self, step: int, evaluates_after: Callable[[int], bool]) -> Iterator[ComingBatch]:
         """Yields the batches from a step to the next evaluation, which has its own read ahead."""

@@ -240,7 +240,7 @@ class Trainer:
         state.step += 1
         self._log.flush()
         seconds = time.perf_counter() - start
-        state.history.step(len(ids), seconds)
+        state.history.step(len(ids), seconds, self._batches.size(ids))
         waits_s = self.cache_session.waited_s - waited_s, self.components.train.waited_s - input_waited_s
         self._log.note(state.step, result, rate, len(ids), seconds, *waits_s)
         if verdict is not None:

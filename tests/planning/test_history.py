@@ -9,7 +9,7 @@ from pipetransformer.autopipe.plan import Plan
 from pipetransformer.autopipe.profile import AffineTime, LayerProfile, Profile
 from pipetransformer.config.sections import Parallel
 from pipetransformer.mesh import StageMesh
-from pipetransformer.planning.history import PlanRecord, RunHistory, plan_dict
+from pipetransformer.planning.history import NUM_TIMED_STEPS, NUM_WARMUP_STEPS, PlanRecord, RunHistory, plan_dict
 from pipetransformer.planning.planner import Planner
 
 BATCH_SIZE = 8
@@ -65,7 +65,12 @@ def test_the_traced_step_counts_only_where_no_other_is_typical(
     step_seconds: list[float], typical_s: float | None
 ) -> None:
     traced_step = min(2, len(step_seconds) - 1)
-    assert PlanRecord(WHOLE, 0, "", step_seconds=step_seconds, traced_step=traced_step).typical_step_s == typical_s
+    assert (
+        PlanRecord(
+            WHOLE, 0, "", step_seconds=step_seconds, step_sizes=[1.0] * len(step_seconds), traced_step=traced_step
+        ).typical_step_s
+        == typical_s
+    )
 
 
 def test_the_limit_is_the_work_without_freezing_over_the_work_left_and_the_filling() -> None:
@@ -85,6 +90,31 @@ def test_the_parts_of_the_time_are_the_time() -> None:
     )
     assert sum(nonzero.values()) == pytest.approx(summary["train_seconds"])
     assert [plan["step_parts"]["active"] for plan in summary["plans"]] == [whole_s, cached_s]
+
+
+def test_steps_of_longer_batches_count_for_what_they_are_longer() -> None:
+    """Every step takes 50 s for the typical length; the batches of the first plan happen to be twice as long."""
+    history = RunHistory(num_blocks=2, may_cache=True)
+    for plan, size in ((WHOLE, 2.0), (replace(WHOLE, num_microbatches=2), 0.5)):
+        history.plan(PlanRecord(plan, 0, ""))
+        for _ in range(NUM_WARMUP_STEPS + NUM_TIMED_STEPS):
+            history.step(BATCH_SIZE, 50.0 * size, size)
+    summary = history.summary(PLANNER)
+    assert [plan["median_step_s"] for plan in summary["plans"]] == [50.0, 50.0]
+    assert [plan["median_step_s"] for plan in summary["static_plans"]] == [50.0, 50.0]
+    assert summary["speedup_vs_static"] == pytest.approx(1)
+    assert summary["time_parts"]["unpredicted"] == pytest.approx(8 * 2.5 * (50.0 - 6.0 * BATCH_SIZE))
+    assert summary["train_seconds"] == 8 * 2.5 * 50.0
+
+
+def test_a_history_of_an_earlier_release_has_typical_batches() -> None:
+    history = RunHistory(num_blocks=2, may_cache=True)
+    history.plan(PlanRecord(WHOLE, 0, ""))
+    history.step(BATCH_SIZE, 3.0, 2.0)
+    state = history.state_dict()
+    assert state["entries"][0].pop("step_sizes") == [2.0]
+    history.load_state_dict(state)
+    assert history.entries[0].step_sizes == [1.0]
 
 
 @pytest.mark.parametrize("other", [replace(WHOLE, num_replicas=2), replace(WHOLE, mesh=StageMesh(tp=2))])

@@ -2,11 +2,16 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.jobs import TINY, run_job
 from support.policy_runs import run_policy
 from support.pool import Pool
 from support.texts import text_run, write_encoder
+
+from pipetransformer.autodp.sampler import SampleOrder
+from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder
+from pipetransformer.checkpoint.manifest import read_manifest
 
 FREEZES = ("freeze=schedule", "freeze.num_frozen=[1,2]", "freeze.interval=0.3")
 
@@ -48,6 +53,24 @@ def test_uniform_batches_give_another_training(
 ) -> None:
     uniform = pool.run(1, run_policy, (*options, "batching=uniform"), tmp_path)[0]
     assert uniform != pytest.approx(losses, rel=0, abs=1e-6)
+
+
+def test_steps_are_held_against_the_prediction_by_the_length_of_their_batch(
+    pool: Pool, options: tuple[str, ...], tmp_path: Path
+) -> None:
+    """A batch is padded to its longest text, to a multiple of 8 tokens; two tokens begin and end a text."""
+    own = [one for one in (*options, "batching=uniform", "epochs=1") if one not in FREEZES]
+    assert run_job(pool, 1, tmp_path / "run", *own, "freeze=none", "batch_size=2", made_up_times=True).error == ""
+    (published,) = CheckpointFolder(tmp_path / "run" / FOLDER).published()
+    (record,) = read_manifest(published).train["history"]["entries"]
+    lengths, order = np.array([3 + row * 7 % 22 for row in range(30)]), SampleOrder(30, 1, 2)
+
+    def padded(ids: np.ndarray) -> int:
+        return min(24, -(-int(lengths[ids].max()) // 8) * 8)
+
+    sizes = [padded(ids) / padded(order.typical(lengths)) for ids in order.batches(0, 15)]
+    assert len({*sizes}) > 1
+    assert record["step_sizes"] == sizes
 
 
 def test_it_has_no_effect_on_pictures_and_says_so(pool: Pool, tmp_path: Path) -> None:
