@@ -1,7 +1,8 @@
 """Wall and CPU seconds of a command with all its processes: ``python -m experiments.measured <file> <command>``.
 
 A process that adopts orphans stands between, because some of a command's processes outlive it for a moment: the server
-from which ranks are forked ends by itself, and what it has used would be counted nowhere::
+from which ranks are forked ends by itself, and what it has used would be counted nowhere. It ends the command where the
+caller is killed::
 
     caller ── adopter ── command ── server ── ranks          the command ends
               adopter ── server                              and leaves its server, for which the adopter waits
@@ -14,6 +15,7 @@ import json
 import os
 import resource
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -23,7 +25,7 @@ from pathlib import Path
 
 from pipetransformer.report.run_folder import write_json
 
-SET_CHILD_SUBREAPER = 36  # of prctl(2), Linux
+SET_PDEATHSIG, SET_CHILD_SUBREAPER = 1, 36  # of prctl(2), Linux
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -60,10 +62,13 @@ def run_measured(command: Sequence[str], file: Path, env: Mapping[str, str] | No
 
 def main(file: Path, command: Sequence[str]) -> int:
     """Runs a command, waits for all its processes, and writes what they took; returns its exit code."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     began = time.perf_counter()
-    code = subprocess.run(command).returncode
+    with subprocess.Popen(command) as process:
+        signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+            ctypes.CDLL(None).prctl(SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        code = process.wait()
     seconds = time.perf_counter() - began
     _wait_for_orphans()
     used = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -73,30 +73,36 @@ def step_parts(profile: Profile, cluster: Cluster, plan: Plan, batch_size: int) 
     bare = replace(profile, layers=bare_layers)
     profile = on_host(profile) if plan.chunk_bytes else profile
     scale = step_scale(profile, cluster, plan.devices, plan.cache_level, batch_size, plan.fsdp)
+    busy = _busy_parts(profile, bare, cluster, plan, batch_size)
+    return StepParts(*(scale.factor * seconds for seconds in busy))._replace(fixed=scale.fixed_s)
 
-    work = _work(bare, plan)
-    work_s = [seconds * batch_size / cluster.num_devices for seconds in work]
+
+def _busy_parts(profile: Profile, bare: Profile, cluster: Cluster, plan: Plan, batch_size: int) -> StepParts:
+    """Returns the parts of a step while all devices are busy, without the fixed one.
+
+    Args:
+        bare: The profile without what layers exchange.
+    """
     passes = plan.num_replicas * plan.num_microbatches / cluster.num_devices
-    computing_s = passes * sum(compute_seconds(bare, plan, batch_size))
-    exchanging_s = passes * sum(compute_seconds(profile, plan, batch_size)) - computing_s
+    computing_s, with_exchanges_s = (passes * sum(compute_seconds(each, plan, batch_size)) for each in (bare, profile))
     makespan = SCHEDULES[plan.schedule].makespan
     without_s = makespan(compute_seconds(profile, plan, batch_size), plan)
     with_s = makespan(stage_seconds(profile, cluster, plan, batch_size), plan)
+    work = [seconds * batch_size / cluster.num_devices for seconds in _work(bare, plan)]
+    active_s, frozen_s, recompute_s, cache_s = work
     all_reduce_s, optimizer_s = _update(profile, cluster, plan)
-    active_s, frozen_s, recompute_s, cache_s = work_s
-    busy = StepParts(
+    return StepParts(
         active=active_s,
         frozen=frozen_s,
         recompute=recompute_s,
-        launch=computing_s - sum(work_s),
+        launch=computing_s - sum(work),
         cache=cache_s,
-        wait=without_s - computing_s - exchanging_s,
-        transfer=with_s - without_s + exchanging_s,
+        wait=without_s - with_exchanges_s,
+        transfer=with_s - without_s + with_exchanges_s - computing_s,
         all_reduce=all_reduce_s,
         optimizer=optimizer_s,
-        fixed=scale.fixed_s / scale.factor,
+        fixed=0.0,
     )
-    return StepParts(*(scale.factor * seconds for seconds in busy))
 
 
 def _work(profile: Profile, plan: Plan) -> tuple[float, float, float, float]:

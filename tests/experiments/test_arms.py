@@ -1,6 +1,8 @@
 """Arms take turns within a seed, are not repeated, and are compared within a seed."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -146,6 +148,20 @@ def test_what_a_command_takes_counts_processes_that_outlive_it(tmp_path: Path) -
     took = run_measured(["python3", "-c", leaves], tmp_path / "took.json")
     assert took.cpu_seconds > 0.3
     assert Took.read(tmp_path / "took.json") == took
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the signal at a parent's death is Linux's")
+def test_a_command_ends_with_a_caller_that_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "import signal; print('began', flush=True); signal.pause()"]
+    took = str(tmp_path / "took.json")
+    adopter = f"from pathlib import Path; from experiments.measured import main; main(Path({took!r}), {command})"
+    caller = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {adopter!r}])"
+    with subprocess.Popen([sys.executable, "-c", caller], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "began\n"
+        process.kill()
+        assert process.stdout.read() == "", "the pipe is closed when the last of them has ended"
+    assert not (tmp_path / "took.json").exists(), "what was cut short is not kept"
 
 
 def test_a_command_that_fails_leaves_no_time(tmp_path: Path) -> None:
