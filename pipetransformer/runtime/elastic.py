@@ -3,8 +3,7 @@
 import gc
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Sequence
 from itertools import chain
 
 import numpy as np
@@ -21,16 +20,14 @@ from pipetransformer.optim.base import OptimizerSpec
 from pipetransformer.runtime import gradients, host_memory
 from pipetransformer.runtime.agreement import Agreement
 from pipetransformer.runtime.batch import Batch, Loader
-from pipetransformer.runtime.compiled import BlockCompiler
 from pipetransformer.runtime.engine import Engine, Objective
 from pipetransformer.runtime.fsdp import FsdpLayers
 from pipetransformer.runtime.groups import RankContext, ResolvedTopology
+from pipetransformer.runtime.held_model import HeldModel
 from pipetransformer.runtime.mesh_gradients import CopiedGradients
 from pipetransformer.runtime.mesh_layers import MeshLayers, check_mesh
-from pipetransformer.runtime.mesh_transfer import gather_sharded_state_dict, whole_layers
 from pipetransformer.runtime.piece_transfer import change_holders
 from pipetransformer.runtime.precision import LossScale
-from pipetransformer.runtime.resident import OptimizerState, ResidentLayers
 from pipetransformer.runtime.result import (
     NO_REQUESTS,
     Evaluated,
@@ -39,21 +36,14 @@ from pipetransformer.runtime.result import (
     TransitionReport,
     UpdateObserver,
 )
-from pipetransformer.runtime.snapshot import (
-    LayerSource,
-    gather_optimizer_state,
-    load_layers,
-    shard_state,
-    snapshot,
-)
-from pipetransformer.runtime.stage import FrozenForward, ParametersByLayer, eval_forward
+from pipetransformer.runtime.snapshot import LayerSource
+from pipetransformer.runtime.stage import ParametersByLayer
 from pipetransformer.runtime.stage_kinds import make_stage
-from pipetransformer.runtime.transfer import borrowed, gather_state_dict
-from pipetransformer.runtime.update import WeightUpdate, swap_averages
+from pipetransformer.runtime.update import WeightUpdate
 
 
-class ElasticRuntime:
-    """Holds this rank's layers, optimizer and engine. Every rank of the world makes the same calls.
+class ElasticRuntime(HeldModel):
+    """A model in parts that trains under one plan after another. Every rank of the world makes the same calls.
 
     As a context manager it destroys the process groups of its plans at the end, also after a failure.
 
@@ -70,8 +60,6 @@ class ElasticRuntime:
         measured: For each active layer of this rank the parameters that train, each weight once, also one that layers
             share.
         observer: Measures updates; ``None`` where nobody asks for them.
-        transition: The last transition; ``None`` before the first plan.
-        topology: This rank's view of the plan in force; ``None`` before the first plan.
         engine: Runs the plan; ``None`` on an idle rank.
     """
 
@@ -79,21 +67,15 @@ class ElasticRuntime:
         self, stack: LayerStack, objective: Objective, optimizer: OptimizerSpec, context: RankContext,
         own_rates: bool = False, parks: bool = False,
     ) -> None:  # fmt: skip
-        self.device, self.precision, self.recorder = context.device, context.precision, context.recorder
-        self.loss_scale = LossScale(context.precision)
+        super().__init__(stack, optimizer, context, parks)
+        self.recorder, self.loss_scale = context.recorder, LossScale(context.precision)
         self._agreement = Agreement(len(stack), context.device, self.loss_scale)
-        self.resident = ResidentLayers(stack, context.device, parks)
-        self._objective, self._spec, self._context = objective, optimizer, context
-        self.transition: Transition | None = None
-        self.topology: Topology | None = None
+        self._objective, self._context = objective, context
         self.engine: Engine | None = None
-        self.optimizer: Optimizer | None = None
         self.measured: ParametersByLayer = {}
         self._trained: ParametersByLayer = {}
         self.observer: UpdateObserver | None = None
         self._own_rates, self._update = own_rates, WeightUpdate(self, optimizer, self._agreement)
-        self._compiler = BlockCompiler(len(stack)) if context.compiles else None
-        self._shards: FsdpLayers | None = None
         self._mesh: MeshLayers | None = None
 
     def __enter__(self) -> "ElasticRuntime":
@@ -105,20 +87,6 @@ class ElasticRuntime:
     def close(self) -> None:
         """Destroys the process groups of all plans. Not a collective."""
         self._context.groups.close()
-
-    @property
-    def num_layers(self) -> int:
-        return len(self.resident.stack)
-
-    @property
-    def plan(self) -> Plan | None:
-        """The plan in force; ``None`` before the first transition."""
-        return None if self.transition is None else self.transition.after
-
-    @property
-    def placement(self) -> Placement:
-        """The ranks that hold each layer; empty before the first transition."""
-        return () if self.transition is None else self.transition.placement
 
     def apply_plan(self, plan: Plan) -> TransitionReport:
         """Carries out the transition from the plan in force to another, for callers without a planner."""
@@ -187,37 +155,6 @@ class ElasticRuntime:
             for layer in self.resident.held():
                 if self._has_state(layer, resolved.plan):
                     self._keep_state(layer, source.optimizer_state(layer))
-
-    def _has_state(self, layer: int, plan: Plan) -> bool:
-        return self.resident.parks or layer >= plan.first_active_layer
-
-    def _keep_state(self, layer: int, whole: OptimizerState) -> None:
-        """Keeps the optimizer state of a layer for the next optimizer, this rank's shard of it with FSDP."""
-        state = self.resident.own_state(layer, whole)
-        if self._shards is not None:
-            state = shard_state(self.resident.stack[layer], whole, not self._spec.is_elementwise)
-        self.resident.optimizer_state[layer] = state
-
-    def gather_optimizer_state(self) -> OptimizerState:
-        """Gathers the optimizer state on rank 0, by original name and key; empty on the others. Every rank calls it."""
-        return gather_optimizer_state(self.snapshot(), self.placement, self._shards is not None)
-
-    def load(self, weights: Mapping[str, Tensor], state: OptimizerState) -> None:
-        """Gives the layers where they are the weights and the optimizer state that rank 0 has. Every rank calls it."""
-        assert self.topology is not None, "apply a plan first"
-        plan = self.topology.plan
-        self.resident.optimizer_state.clear()
-        if self.optimizer is not None:
-            self.optimizer.state.clear()
-        for layer, own in load_layers(self.resident, weights, state):
-            if self._has_state(layer, plan):
-                self._keep_state(layer, own)
-        self.resident.restore_optimizer_state(self.optimizer, plan.first_active_layer)
-
-    def snapshot(self) -> dict[int, dict[str, Tensor]]:
-        """Copies the layers that this rank writes to a checkpoint to host memory, by name. Every rank calls it."""
-        state = {} if self.optimizer is None else self.optimizer.state
-        return snapshot(self.resident, {**state, **self.resident.parked()}, self.placement, self._shards is not None)
 
     def _drop_engine(self) -> None:
         self.engine, self.optimizer, self.measured, self._trained = None, None, {}, {}
@@ -347,50 +284,3 @@ class ElasticRuntime:
             return self._mesh.evaluated(self.engine, batch, outputs)
         num_samples = int(batch.weights.sum())  # in front, padding behind them
         return Evaluated(batch.ids[:num_samples], outputs[:num_samples]) if num_samples else None
-
-    @contextmanager
-    def frozen_forward(self, first: int, last: int) -> Iterator[FrozenForward]:
-        """Gives every rank layers ``first`` to ``last``, to compute the features of frozen layers. All ranks enter it.
-
-        Yields:
-            ``forward(inputs, context)``: runs them in evaluation mode without gradient.
-        """
-        numbers = range(first, last + 1)
-        layers = {number: self.resident.stack[number] for number in numbers}
-        compiler = self._compiler if self._shards is None else None
-        if self.resident.cuts.any:
-            layers = whole_layers(self.resident, self.placement, numbers)
-        with self._borrowed(numbers), eval_forward(layers, self.precision, self.device, compiler) as forward:
-            yield forward
-
-    def _borrowed(self, layers: range) -> AbstractContextManager[None]:
-        if self.resident.cuts.any:
-            return nullcontext()
-        if self._shards is not None:
-            return self._shards.whole(layers)
-        return borrowed(self.resident, self.placement, layers)
-
-    def layer_state(self, layer: int) -> dict[str, Tensor]:
-        """Returns the weights of a layer that this rank holds or borrows, by name."""
-        return {name: tensor.detach() for name, tensor in self.resident.stack[layer].original_state().items()}
-
-    @contextmanager
-    def averaged(self) -> Iterator[None]:
-        """Gives the parameters their average inside, where there is one, and their own numbers back at the end."""
-        swap_averages(self.optimizer)
-        try:
-            yield
-        finally:
-            swap_averages(self.optimizer)
-
-    def weights(self) -> dict[str, Tensor] | None:
-        """Gathers all weights under their original names. All ranks call it.
-
-        Returns:
-            The weights in host memory on rank 0; ``None`` on the other ranks.
-        """
-        if self._shards is not None:
-            return self._shards.gather_state_dict()
-        if self.resident.cuts.any:
-            return gather_sharded_state_dict(self.resident, self.placement)
-        return gather_state_dict(self.resident, self.placement)
