@@ -31,7 +31,6 @@ TEXT = ("model=bert", "dataset=squad")
 WRONG = {
     "freeze.alpha=abc": "freeze.alpha: Value 'abc' of type 'str' could not be converted to Float",
     "freeze.alpha=2": "freeze.alpha=2.0 is not a fraction of the active blocks; give a number between 0 and 1",
-    "model.options.qkv_bias=false": "is not set yet; add it as +model.options.qkv_bias=",
     "+foo=1": "foo does not exist; valid options: model, dataset, freeze",
     "parallel.wrold_size=1": "did you mean parallel.world_size?",
     "parallel.schedule=zbv": "parallel.schedule=zbv is unknown; choose one of 1f1b, gpipe",
@@ -61,6 +60,20 @@ WRONG = {
     "optim.betas=[0.9]": "optim.betas=[0.9] are not two numbers",
     "parallel.world_size=0": "parallel.world_size=0 must be above 0",
 }
+FREE = {  # all three forms of an option of the library; timm's model has arguments of its own by default
+    "model.options.drop_path_rate=0.1": {"drop_path_rate": 0.1},
+    "model.options={drop_path_rate: 0.1, depth: 2}": {"drop_path_rate": 0.1, "depth": 2},
+    "+model.options.drop_path_rate=0.1": {"drop_path_rate": 0.1},
+    "model.options.depth=2": {"depth": 2},
+}
+
+
+@pytest.mark.parametrize("option", FREE)
+def test_options_of_the_library_need_no_plus(option: str) -> None:
+    assert loaded(option).model.options == loaded().model.options | FREE[option]
+    assert loaded(*TEXT, "model.options={hidden_dropout_prob: 0.2}").model.options == {"hidden_dropout_prob": 0.2}
+
+
 GROUPS = ("model", "dataset", "freeze", "parallel", "cache", "optim", "peft", "logger")
 
 

@@ -31,7 +31,7 @@ WAYS = {  # in the order in which they take turns
     FILE: "plain PyTorch's way",
 }
 DONE = "seconds.json"
-NO_DROPOUT = ("+model.options.hidden_dropout_prob=0", "+model.options.attention_probs_dropout_prob=0")
+NO_DROPOUT = ("model.options.hidden_dropout_prob=0", "model.options.attention_probs_dropout_prob=0")
 COMMON = (*NO_DROPOUT, "parallel=single", "parallel.world_size=1")  # nothing is drawn that could differ
 
 

@@ -27,7 +27,7 @@ ELSEWHERE = dict.fromkeys(  # names of other tools
     ("accumulate", "accumulation", "gradient_accumulation", "gradient_accumulation_steps", "accumulate_grad_batches"),
     ACCUMULATION,
 )
-OPEN = ("options",)  # keys below take any name
+OPEN = ("options",)  # keys below take any name, which the library checks; Hydra asks for a plus
 HEAD = """\
 Fine-tunes a Transformer on several devices. Blocks that have converged freeze from the bottom up; the others are
 packed into fewer devices, the freed devices become replicas, and the frozen blocks' output is read from a cache.
@@ -93,6 +93,8 @@ def _option(argument: str, simulation: bool) -> str:
     group, is_given, value = argument.partition("=")
     if group == "resume":  # a section of the schema
         return f"resume.run={value}"
+    if is_given and not {*OPEN}.isdisjoint(group.split(".")[1:]) and group[0] not in "+~":
+        return f"++{argument}"
     if not is_given or not (CONF / group).is_dir() or "/" in group or not group:
         return argument
     if group in SIMULATION_ONLY and not simulation:
@@ -179,8 +181,6 @@ def explain_key(error: OmegaConfBaseException) -> str:
     if isinstance(error, MissingMandatoryValue):
         return f"give a value to {key}"
     if isinstance(error, ConfigKeyError | ConfigAttributeError) and isinstance(parent, DictConfig):
-        if key.split(".")[-2:-1] == [*OPEN]:
-            return f"{key} is not set yet; add it as +{key}="
         names = [str(name) for name in parent if name != "_target_"]
         return unknown_key(key, names, list(_elsewhere(key, parent)))
     return f"{key}: {first_line(error)}"

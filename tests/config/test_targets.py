@@ -53,6 +53,7 @@ except ValueError as error:
     "override",
     [
         "++model.options={_target_: os.system, command: 'touch ran'}",
+        "model.options={_target_: os.system, command: 'touch ran'}",
         "+model.options.deeper={_target_: pipetransformer.freeze.none.NoFreezing}",
         "+parallel._target_=os.system",
         "+model.options.list=[{_target_: os.system}]",
