@@ -62,12 +62,14 @@ def run_measured(command: Sequence[str], file: Path, env: Mapping[str, str] | No
 
 def main(file: Path, command: Sequence[str]) -> int:
     """Runs a command, waits for all its processes, and writes what they took; returns its exit code."""
-    began = time.perf_counter()
+    began, caller = time.perf_counter(), os.getppid()
     with subprocess.Popen(command) as process:
         signal.signal(signal.SIGTERM, lambda *_: process.terminate())
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
             ctypes.CDLL(None).prctl(SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != caller:  # it was gone before
+            process.terminate()
         code = process.wait()
     seconds = time.perf_counter() - began
     _wait_for_orphans()
