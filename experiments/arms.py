@@ -192,7 +192,7 @@ SIGNALS: Column = ("signals", lambda row: f"{median(row.values(lambda one: one.s
 FASTER: Column = ("times as fast", lambda row: f"{row.ratio(lambda one: one.seconds):.2f}")
 FASTER_CPU: Column = ("in CPU time", lambda row: f"{row.ratio(lambda one: one.cpu_seconds):.2f}")
 SHARE: Column = ("share of the limit", lambda row: share(one.summary.get("share_of_limit") for one in row.own.values()))
-LOST: Column = ("where the time went", lambda row: time_spent(row.first.summary))
+SPENT: Column = ("where the time went", lambda row: time_spent(row.first.summary))
 USUAL = (ARM, FROZEN, ACCURACY, TRAINING, SECONDS, CPU, FASTER, FASTER_CPU, SHARE)
 
 

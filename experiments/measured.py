@@ -23,9 +23,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from pipetransformer.parent_process import end_with_parent
 from pipetransformer.report.run_folder import write_json
 
-SET_PDEATHSIG, SET_CHILD_SUBREAPER = 1, 36  # of prctl(2), Linux
+SET_CHILD_SUBREAPER = 36  # of prctl(2), Linux
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -67,7 +68,7 @@ def main(file: Path, command: Sequence[str]) -> int:
         signal.signal(signal.SIGTERM, lambda *_: process.terminate())
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-            ctypes.CDLL(None).prctl(SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        end_with_parent(signal.SIGTERM)
         if os.getppid() != caller:  # it was gone before
             process.terminate()
         code = process.wait()

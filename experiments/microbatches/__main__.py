@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from experiments.arms import ACCURACY, ARM, CPU, FASTER, LOST, SECONDS, SHARE, TRAINING, Arm, Column, Row, main
+from experiments.arms import ACCURACY, ARM, CPU, FASTER, SECONDS, SHARE, SPENT, TRAINING, Arm, Column, Row, main
 
 NUMBERS = (1, 2, 4, 8, 16)
 
@@ -24,7 +24,7 @@ ARMS = (
 )
 PREDICTED: Column = ("steps, predicted / measured", _predicted)
 CHOSEN: Column = ("micro-batches", _chosen)
-COLUMNS = (ARM, CHOSEN, ACCURACY, TRAINING, SECONDS, CPU, FASTER, PREDICTED, SHARE, LOST)
+COLUMNS = (ARM, CHOSEN, ACCURACY, TRAINING, SECONDS, CPU, FASTER, PREDICTED, SHARE, SPENT)
 
 if __name__ == "__main__":
     main(ARMS, Path(__file__).parent, COLUMNS)

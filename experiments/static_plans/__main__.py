@@ -8,9 +8,9 @@ from experiments.arms import (
     CPU,
     FASTER,
     FASTER_CPU,
-    LOST,
     SECONDS,
     SHARE,
+    SPENT,
     TRAINING,
     Arm,
     Column,
@@ -33,7 +33,7 @@ def _plans(row: Row) -> str:
 
 
 PLANS: Column = ("stages x replicas", _plans)
-COLUMNS = (ARM, PLANS, ACCURACY, TRAINING, SECONDS, CPU, FASTER, FASTER_CPU, SHARE, LOST)
+COLUMNS = (ARM, PLANS, ACCURACY, TRAINING, SECONDS, CPU, FASTER, FASTER_CPU, SHARE, SPENT)
 
 if __name__ == "__main__":
     main(ARMS, Path(__file__).parent, COLUMNS)

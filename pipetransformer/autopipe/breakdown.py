@@ -14,18 +14,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from pipetransformer.autopipe.cluster import Cluster, allreduce_links
+from pipetransformer.autopipe.cluster import Cluster
 from pipetransformer.autopipe.cost import (
-    UpdateCosts,
+    as_searched,
     cached_time,
     compute_seconds,
     layer_time,
     layers_with_grad,
+    slowest_update,
     stage_seconds,
     step_scale,
 )
-from pipetransformer.autopipe.meshes import without_mesh
-from pipetransformer.autopipe.offload import on_host
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.autopipe.profile import Profile
 from pipetransformer.autopipe.schedules import SCHEDULES
@@ -68,10 +67,9 @@ def step_parts(profile: Profile, cluster: Cluster, plan: Plan, batch_size: int) 
         plan: What runs.
         batch_size: Samples of the global batch.
     """
-    bare_layers = replace(profile, timed=()).sharded(plan.mesh).layers
-    profile, cluster, plan, batch_size = without_mesh(replace(profile, timed=()), cluster, plan, batch_size)
+    bare_layers = profile.sharded(plan.mesh).layers
+    profile, cluster, plan, batch_size = as_searched(replace(profile, timed=()), cluster, plan, batch_size)
     bare = replace(profile, layers=bare_layers)
-    profile = on_host(profile) if plan.chunk_bytes else profile
     scale = step_scale(profile, cluster, plan.devices, plan.cache_level, batch_size, plan.fsdp)
     busy = _busy_parts(profile, bare, cluster, plan, batch_size)
     return StepParts(*(scale.factor * seconds for seconds in busy))._replace(fixed=scale.fixed_s)
@@ -90,7 +88,7 @@ def _busy_parts(profile: Profile, bare: Profile, cluster: Cluster, plan: Plan, b
     with_s = makespan(stage_seconds(profile, cluster, plan, batch_size), plan)
     work = [seconds * batch_size / cluster.num_devices for seconds in _work(bare, plan)]
     active_s, frozen_s, recompute_s, cache_s = work
-    all_reduce_s, optimizer_s = _update(profile, cluster, plan)
+    update_s, optimizer_s = slowest_update(profile, cluster, plan)
     return StepParts(
         active=active_s,
         frozen=frozen_s,
@@ -99,7 +97,7 @@ def _busy_parts(profile: Profile, bare: Profile, cluster: Cluster, plan: Plan, b
         cache=cache_s,
         wait=without_s - with_exchanges_s,
         transfer=with_s - without_s + with_exchanges_s - computing_s,
-        all_reduce=all_reduce_s,
+        all_reduce=update_s - optimizer_s,
         optimizer=optimizer_s,
         fixed=0.0,
     )
@@ -117,13 +115,3 @@ def _work(profile: Profile, plan: Plan) -> tuple[float, float, float, float]:
         else:
             frozen += seconds
     return active, frozen, recompute, cached_time(profile, plan.cache_level).per_sample_s if plan.cache_level else 0.0
-
-
-def _update(profile: Profile, cluster: Cluster, plan: Plan) -> tuple[float, float]:
-    """Returns the seconds of all-reduce and optimizer of the device that ends last."""
-    links = allreduce_links(cluster, plan.devices)
-    updates = UpdateCosts(profile, plan.num_frozen, plan.num_replicas, links, plan.fsdp)
-    stages = [plan.stages[device :: plan.pipeline_size] for device in range(len(links))]
-    last = max(range(len(links)), key=lambda device: updates.seconds(device, stages[device]))
-    optimizer_s = updates.optimizer_seconds(stages[last])
-    return updates.seconds(last, stages[last]) - optimizer_s, optimizer_s

@@ -199,10 +199,15 @@ def step_scale(
 
 def step_seconds(profile: Profile, cluster: Cluster, plan: Plan, batch_size: int) -> float:
     """Returns the seconds of one optimizer step, as all that has been measured predicts them."""
-    profile, cluster, plan, batch_size = without_mesh(profile, cluster, plan, batch_size)
-    profile = on_host(profile) if plan.chunk_bytes else profile
+    profile, cluster, plan, batch_size = as_searched(profile, cluster, plan, batch_size)
     scale = step_scale(profile, cluster, plan.devices, plan.cache_level, batch_size, plan.fsdp)
     return scale.seconds(busy_seconds(profile, cluster, plan, batch_size))
+
+
+def as_searched(profile: Profile, cluster: Cluster, plan: Plan, batch_size: int) -> tuple[Profile, Cluster, Plan, int]:
+    """Returns what the search has seen of a plan: no mesh, and layers that take what they exchange and fetch."""
+    profile, cluster, plan, batch_size = without_mesh(profile, cluster, plan, batch_size)
+    return on_host(profile) if plan.chunk_bytes else profile, cluster, plan, batch_size
 
 
 def busy_seconds(profile: Profile, cluster: Cluster, plan: Plan, batch_size: int) -> float:
@@ -212,7 +217,12 @@ def busy_seconds(profile: Profile, cluster: Cluster, plan: Plan, batch_size: int
     them ends the step.
     """
     stages = stage_seconds(profile, cluster, plan, batch_size)
+    return SCHEDULES[plan.schedule].makespan(stages, plan) + slowest_update(profile, cluster, plan)[0]
+
+
+def slowest_update(profile: Profile, cluster: Cluster, plan: Plan) -> tuple[float, float]:
+    """Returns the seconds of the device whose all-reduce and update take longest, and the optimizer's part of them."""
     links = allreduce_links(cluster, plan.devices)
     updates = UpdateCosts(profile, plan.num_frozen, plan.num_replicas, links, plan.fsdp)
-    update_s = max(updates.seconds(device, plan.stages[device :: plan.pipeline_size]) for device in range(len(links)))
-    return SCHEDULES[plan.schedule].makespan(stages, plan) + update_s
+    stages = (plan.stages[device :: plan.pipeline_size] for device in range(len(links)))
+    return max((updates.seconds(device, own), updates.optimizer_seconds(own)) for device, own in enumerate(stages))

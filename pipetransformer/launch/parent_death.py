@@ -3,14 +3,11 @@
 The forked ranks then end too: ``torch.multiprocessing`` has each interrupted at its parent's death.
 """
 
-import ctypes
 import os
-import signal
 import sys
 
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
+from pipetransformer.parent_process import end_with_parent
 
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() == 1:  # the launcher was gone before
-        os._exit(0)
+end_with_parent()
+if sys.platform == "linux" and os.getppid() == 1:  # the launcher was gone before
+    os._exit(0)

@@ -100,12 +100,11 @@ class RunHistory:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over the values of :meth:`state_dict`."""
-        self.entries = [
-            PlanRecord(
-                **{"step_sizes": [1.0] * len(entry["step_seconds"])} | entry | {"plan": plan_from_dict(entry["plan"])}
-            )
-            for entry in state["entries"]  # those of earlier releases have no sizes
-        ]
+        entries = [dict(entry) for entry in state["entries"]]
+        for entry in entries:
+            entry["plan"] = plan_from_dict(entry["plan"])
+            entry.setdefault("step_sizes", [1.0] * len(entry["step_seconds"]))  # earlier releases have none
+        self.entries = [PlanRecord(**entry) for entry in entries]
 
     def is_timed(self) -> bool:
         """Returns True when the plan in force has just made as many steps as tell its time."""

@@ -5,7 +5,7 @@ Each function returns a new figure, or ``None`` where the run has nothing to sho
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -62,13 +62,23 @@ def transitions(run: Run) -> Figure | None:
 
 def _draw_parts(axes: Axes, shown: Sequence[Values]) -> None:
     """Draws a bar for each transition, with the parts of its seconds behind each other."""
-    begin = np.zeros(len(shown))
-    for part, colour, hatch in zip(PARTS, COLOURS, HATCHES, strict=False):
-        own = _floats([each.get(f"{part}_seconds", 0.0) for each in shown])
-        look = {"color": colour, "hatch": hatch, "edgecolor": "white"}
-        axes.barh(range(len(shown)), own, left=begin, height=0.6, label=PART_NAMES[part], **look)
-        begin = begin + np.nan_to_num(own)
-    _name_bars(axes, begin, [f"{two_digits(each['seconds'])} s" for each in shown])
+    parts = {PART_NAMES[part]: _floats([each.get(f"{part}_seconds", 0.0) for each in shown]) for part in PARTS}
+    _name_bars(axes, _stack_bars(axes, parts), [f"{two_digits(each['seconds'])} s" for each in shown])
+
+
+def _stack_bars(axes: Axes, parts: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Draws bars whose parts lie behind each other, and returns their ends; no two parts look alike.
+
+    Args:
+        parts: By their name the lengths of all bars; NaN is none.
+    """
+    ends = np.zeros(1)
+    for number, (name, lengths) in enumerate(parts.items()):
+        hatch = HATCHES[(number + number // len(COLOURS)) % len(HATCHES)]
+        look = {"color": COLOURS[number % len(COLOURS)], "hatch": hatch, "edgecolor": "white"}
+        axes.barh(range(len(lengths)), lengths, left=ends, height=0.6, label=name, **look)
+        ends = ends + np.nan_to_num(lengths)
+    return ends
 
 
 def step_parts(run: Run) -> Figure | None:
@@ -77,20 +87,14 @@ def step_parts(run: Run) -> Figure | None:
     if not plans:
         return None
     figure, (axes,) = new_row("A step by what it goes to", ["time of a step, ms"], len(plans))
-    begin = np.zeros(len(plans))
     names = [name for name in TIME_PARTS if name in plans[0]["step_parts"]]
-    widths = {name: _floats([plan["step_parts"][name] for plan in plans]) * 1000 for name in names}
-    longest = max(sum(width[row] for width in widths.values()) for row in range(len(plans)))
-    shown = [name for name in names if widths[name].max() >= SMALL_PART * longest]
-    for number, name in enumerate(shown):
-        hatch = HATCHES[(number + number // len(COLOURS)) % len(HATCHES)]  # no second bar has the look of a first one
-        look = {"color": COLOURS[number % len(COLOURS)], "hatch": hatch, "edgecolor": "white"}
-        axes.barh(range(len(plans)), widths[name], left=begin, height=0.6, label=TIME_PARTS[name], **look)
-        begin = begin + widths[name]
+    parts = {TIME_PARTS[name]: _floats([plan["step_parts"][name] for plan in plans]) * 1000 for name in names}
+    longest = np.max(sum(parts.values()))
+    ends = _stack_bars(axes, {name: own for name, own in parts.items() if own.max() >= SMALL_PART * longest})
     measured = _floats([plan.get("median_step_s") for plan in plans]) * 1000
     marks = {"color": "black", "markeredgecolor": "white", "markersize": 9, "linestyle": "none"}
     axes.plot(measured, range(len(plans)), marker="D", label="measured", **marks)
-    axes.set_xlim(0, 1.1 * np.nanmax([*begin, *measured], initial=1e-9))
+    axes.set_xlim(0, 1.1 * np.nanmax([*ends, *measured], initial=1e-9))
     axes.set_yticks(range(len(plans)), [f"from step {plan['step']:,}: {grid(plan)}, {_state(plan)}" for plan in plans])
     legend_below(axes, num_columns=5)
     return figure

@@ -84,7 +84,7 @@ class SimulationResult:
         """Returns the run as a whole, a line for each figure."""
         lines = [
             f"training time                      {duration(self.train_seconds)}",
-            f"goes to                            {time_spent(self.as_dict())}",
+            f"goes to                            {time_spent(vars(self))}",
             f"mean frozen fraction               {self.mean_frozen_fraction:.0%}",
             f"speed-up over best static plan     {self.speedup_vs_static:.2f}",
         ]

@@ -43,8 +43,9 @@ class BatchOrder:
 
     @cached_property
     def _typical_tokens(self) -> int:
-        typical = self._samples.typical(self._loader.split.lengths)
-        return self._loader.padded(typical[: self._samples.batch_size]) or 1
+        num_tokens = self._loader.padded(self._samples.typical(self._loader.split.lengths))
+        assert num_tokens is not None, "samples differ in length"
+        return num_tokens
 
     def coming(self, step: int, evaluates_after: Callable[[int], bool]) -> Iterator[ComingBatch]:
         """Yields the batches from a step to the next evaluation, which has its own read ahead."""

@@ -14,12 +14,10 @@ model is not: they share little memory that the rank would write to, and touch n
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
 import pickle
 import signal
-import sys
 import time
 import traceback
 import warnings
@@ -39,11 +37,11 @@ from pipetransformer.config.schema import Config
 from pipetransformer.config.sections import Loading
 from pipetransformer.data.base import PARTS, Split
 from pipetransformer.data.images.mixing import Mix
+from pipetransformer.parent_process import end_with_parent
 from pipetransformer.training.interrupt import SIGNALS
 from pipetransformer.training.world import LocalRank
 
 MAX_WORKERS = 8  # of a rank, where the user leaves their number open
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @dataclass(frozen=True, eq=False)
@@ -313,8 +311,7 @@ def _begin_worker(number: int) -> None:
     """Leaves signals to the rank, which saves the run and then ends its workers; a worker ends with its rank."""
     for each in SIGNALS:
         signal.signal(each, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
 
 
 def _end_workers(answers: Any, workers: Sequence[BaseProcess]) -> None:

@@ -27,7 +27,6 @@ FORWARD, DATA, WEIGHT = 1.0, 10.0, 100.0  # seconds of a layer's passes per samp
 LAYER = LayerProfile("block", *(AffineTime(0, s) for s in (FORWARD, DATA, WEIGHT)), 0.5, 1000, 7, 3)
 PROFILE = Profile((LAYER,) * 4, optimizer_state_factor=2)
 FREE, SLOW = Link(0, float("inf")), Link(latency_s=0.25, bandwidth_bytes_per_s=4)
-LAUNCH = AffineTime(2, 0)
 MESH = StageMesh(tp=2)
 
 
