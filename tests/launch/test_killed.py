@@ -2,8 +2,10 @@
 
 import os
 import signal
+import sys
 from pathlib import Path
 
+import pytest
 from support.command import TIMEOUT_S, TRAIN, forked, started
 from support.jobs import TINY, Job
 
@@ -50,3 +52,15 @@ def test_a_killed_fork_server_is_named(tmp_path: Path) -> None:
     line, *weights = err.splitlines()
     assert (job.summary["status"], job.summary["error"]) == ("failed", line)
     assert "model" in job.summary or "pipetransformer-export run=run " in weights[0], "the ranks may have saved it"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the signal at a parent's death is Linux's")
+def test_server_and_ranks_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
+    with started(tmp_path, TRAIN, *RUN) as (process, mark):
+        assert process.stdout is not None
+        assert any("] step " in line for line in process.stdout), "the run ended by itself"
+        server, ranks = forked(mark)
+        assert (server > 0, len(ranks)) == (True, 2)
+        process.kill()
+        process.communicate(timeout=TIMEOUT_S)  # until the last of them that could write has ended
+        assert forked(mark) == (0, [])
