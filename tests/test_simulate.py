@@ -209,6 +209,7 @@ def test_the_command_prints_a_table_and_writes_traces_without_torch(tmp_path: Pa
         ),
         (["parallel.device_memory_gib=0.001"], ["no plan fits parallel.device_memory_gib=0.001"]),
         (["freeze=schedule", "freeze.num_frozen=[1,90]"], ["freezes up to 90 blocks"]),
+        (["model=bert"], ["reads texts and the dataset holds images"]),
     ],
 )
 def test_what_does_not_fit_ends_in_one_message(overrides: list[str], words: list[str], tmp_path: Path) -> None:
@@ -216,6 +217,8 @@ def test_what_does_not_fit_ends_in_one_message(overrides: list[str], words: list
     assert done.returncode == 1
     assert all(word in done.stderr for word in words), done.stderr
     assert "Traceback" not in done.stderr
+    (line,) = (line for line in done.stderr.splitlines() if not line.startswith("import time:"))
+    assert all(word in line for word in words), "Hydra adds nothing of its own"
 
 
 def test_the_number_of_samples_is_the_datasets() -> None:

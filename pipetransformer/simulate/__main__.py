@@ -22,6 +22,14 @@ from pipetransformer.simulate.run import option_names, simulate
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="simulate")
 def compose_and_run(node: DictConfig) -> None:
+    try:
+        run(node)
+    except UserError as error:
+        sys.exit(explain(error))  # within the job: Hydra writes a line of its own about an error that leaves it
+
+
+def run(node: DictConfig) -> None:
+    """Simulates a composed configuration, prints what comes out, and writes it to the run folder."""
     config = load(node, SimulationConfig)
     try:
         result = simulate(config)
