@@ -136,7 +136,7 @@ class UpdateCosts:
         self._volume = 0.0 if fsdp else allreduce_volume(num_replicas)
         num_shards = num_replicas if fsdp else 1
         layers = layers_with_grad(profile, num_frozen)
-        self._bytes = PrefixSums(layer.trainable_bytes * on for layer, on in layers)
+        self._bytes = PrefixSums(layer.summed_bytes * on for layer, on in layers)
         self._optimizer_s = PrefixSums(layer.optimizer_s * on / num_shards for layer, on in layers)
 
     def seconds(self, device: int, stages: Stages) -> float:

@@ -120,6 +120,7 @@ class LayerProfile:
             longest ones.
         autocast_bytes: Copies of the parameters in a type of fewer bytes, while they take a gradient.
         longest_output_bytes: The output of one of the longest samples; ``None``: as of any other.
+        untouched_bytes: Gradients of an embedding's rows that no sample of a batch touches; replicas do not sum them.
     """
 
     name: str
@@ -134,6 +135,7 @@ class LayerProfile:
     autocast_bytes: int = 0
     fixed_bytes: int = 0
     longest_output_bytes: int | None = None
+    untouched_bytes: int = 0
 
     def seconds(self, num_samples: float) -> float:
         """Returns the seconds of its passes over a micro-batch, forward and both gradients."""
@@ -148,6 +150,11 @@ class LayerProfile:
     def trainable_bytes(self) -> int:
         """Parameters that get a gradient and optimizer state while the layer is active."""
         return self.parameter_bytes - self.fixed_bytes
+
+    @property
+    def summed_bytes(self) -> int:
+        """Gradients that replicas all-reduce in a step."""
+        return self.trainable_bytes - self.untouched_bytes
 
 
 class Volume(NamedTuple):

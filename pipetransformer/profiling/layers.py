@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -17,6 +17,7 @@ from pipetransformer.profiling.memory import AutocastCopies, Kept, count_saved_b
 from pipetransformer.profiling.overhead import measure_contention
 from pipetransformer.profiling.timing import timed, typical, until_settled
 from pipetransformer.runtime.batch import Batch
+from pipetransformer.runtime.embedding_gradients import embedding_weights, untouched_bytes
 from pipetransformer.runtime.gradients import squared_gradient_norms, unscale_and_clip
 from pipetransformer.runtime.precision import Precision
 from pipetransformer.runtime.rng import PerSampleRng, RefuseOtherRandomness
@@ -93,7 +94,10 @@ def profile(
     for index, layer in of_each_kind(stack, device):
         runs = WholeLayer(layer, index, precision)
         measured = layer_profile(runs, index, xs, batches, sizes, optimizer, precision, update_s)
-        known[kind_of_layer(stack[index])] = measured
+        embeddings = embedding_weights(stack, index, layer)
+        known[kind_of_layer(stack[index])] = replace(
+            measured, untouched_bytes=mean_untouched_bytes(runs, xs[1], batches[1], embeddings, dist.get_world_size())
+        )
         if index == 1:
             contention = measure_contention(_passes(runs, index, xs[0], batches[0]), device, devices_per_node)
         # the layers above take inputs of this shape; the numbers in them do not matter for the time
@@ -182,6 +186,24 @@ def layer_profile(
         fixed_bytes=sum(p.nbytes for p in layer.parameters() if not p.requires_grad),
         longest_output_bytes=longest.output_bytes // sizes[1] if ones else None,
     )
+
+
+def mean_untouched_bytes(
+    runs: Runs, x: Tensor, batch: Batch, embeddings: Sequence[nn.Parameter], num_shares: int
+) -> int:
+    """Measures the bytes of embeddings' gradients that replicas do not sum. All ranks call it.
+
+    Args:
+        x, batch: A device's share of a global batch.
+        embeddings: Of the layer, see :func:`~pipetransformer.runtime.embedding_gradients.embedding_weights`.
+        num_shares: How many there are in a global batch.
+    """
+    if not embeddings:
+        return 0
+    runs(x, batch).sum().backward()
+    untouched = untouched_bytes(embeddings, num_shares)
+    runs.module.zero_grad(set_to_none=True)
+    return round(_mean_over_ranks([untouched], x.device)[0])
 
 
 @dataclass(frozen=True)

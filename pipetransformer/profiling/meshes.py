@@ -16,7 +16,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -34,12 +34,14 @@ from pipetransformer.profiling.layers import (
     idle_update_seconds,
     kind_of_layer,
     layer_profile,
+    mean_untouched_bytes,
     of_each_kind,
     trainable,
 )
 from pipetransformer.profiling.network import destroyed
 from pipetransformer.profiling.timing import ENOUGH_S, timed
 from pipetransformer.runtime.batch import Batch
+from pipetransformer.runtime.embedding_gradients import embedding_weights
 from pipetransformer.runtime.groups import broadcast_from_rank0
 from pipetransformer.runtime.mesh import MeshAxis, RankMesh
 from pipetransformer.runtime.mesh_stage import MeshStage
@@ -164,9 +166,15 @@ def profile_mesh(
         shard_layer(layer, pretended, is_head=index == len(stack) - 1)
         runs = ShardedLayer(layer, index, len(stack), pretended, precision)
         measured = layer_profile(runs, index, xs, batches, sizes, optimizer, precision, update_s)
+        # each rank may touch other rows
+        embeddings, num_shares = embedding_weights(stack, index, layer), max(mesh.num_ranks, dist.get_world_size())
+        untouched = mean_untouched_bytes(runs, xs[1], batches[1], embeddings, num_shares)
+        measured = replace(measured, untouched_bytes=untouched)
         counted = [_traffic(runs, index, x, batch) for x, batch in zip(xs[:2], batches[:2], strict=True)]
         passes = [_between((sizes[0], sizes[1]), *tallies) for tallies in zip(*counted, strict=True)]
-        known[kind_of_layer(stack[index])] = LayerShard(measured, *passes, copied_bytes=_copied_bytes(layer, mesh))
+        known[kind_of_layer(stack[index])] = LayerShard(
+            measured, *passes, copied_bytes=_copied_bytes(layer, mesh, untouched)
+        )
         if index == 1:
             exchange_s = _exchange_seconds(runs, index, xs[0], batches[0], measured.seconds(sizes[0]), device)
         with torch.no_grad():
@@ -270,8 +278,11 @@ def _volume(kind: str, sizes: tuple[int, int], small: Tally, large: Tally) -> Vo
     return Volume(large[kind], large_bytes - per_sample * sizes[1], per_sample)
 
 
-def _copied_bytes(layer: Layer, mesh: StageMesh) -> tuple[tuple[int, int], ...]:
+def _copied_bytes(layer: Layer, mesh: StageMesh, untouched: int) -> tuple[tuple[int, int], ...]:
+    """Returns :attr:`LayerShard.copied_bytes`; ``untouched`` bytes of embeddings are not summed."""
     found: Counter[int] = Counter()
+    if untouched and mesh.num_copies("embedding") > 1:
+        found[mesh.num_copies("embedding")] -= untouched
     for name, parameter in layer.by_name().items():
         ranks = mesh.num_copies(layer.cuts[name][0].style)
         if ranks > 1 and parameter.requires_grad:

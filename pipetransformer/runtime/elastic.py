@@ -20,6 +20,7 @@ from pipetransformer.optim.base import OptimizerSpec
 from pipetransformer.runtime import gradients, host_memory
 from pipetransformer.runtime.agreement import Agreement
 from pipetransformer.runtime.batch import Batch, Loader
+from pipetransformer.runtime.embedding_gradients import embedding_weights
 from pipetransformer.runtime.engine import Engine, Objective
 from pipetransformer.runtime.fsdp import FsdpLayers
 from pipetransformer.runtime.groups import RankContext, ResolvedTopology
@@ -180,8 +181,10 @@ class ElasticRuntime(HeldModel):
         self.resident.restore_optimizer_state(self.optimizer, plan.first_active_layer)
         tied = gradients.TiedWeights(stack, resolved)
         first_trained = stack.first_trained(plan.first_active_layer)
+        mesh = self.resident.cuts.mesh
+        embeddings = [] if plan.fsdp else list(chain.from_iterable(embedding_weights(stack, layer) for layer in own))
         self.engine = Engine(
-            resolved, stages, tied, self._objective, self._context, first_trained, self.resident.cuts.mesh, copied
+            resolved, stages, tied, self._objective, self._context, first_trained, mesh, copied, embeddings
         )
         self._trained = {layer: stack.own_parameters(layer) for layer in self.engine.active_parameters}
         self.measured = self._trained if copied is None else copied.counted(self._trained)

@@ -1,7 +1,7 @@
 """Runs a plan on this rank: forward, backward and the mean gradient, through ``torch.distributed.pipelining``."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from itertools import chain
 from typing import Any, Protocol
@@ -12,6 +12,7 @@ from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 
 from pipetransformer.runtime.batch import Batch
+from pipetransformer.runtime.embedding_gradients import all_reduce_embeddings
 from pipetransformer.runtime.gradients import TiedWeights, all_reduce_gradients
 from pipetransformer.runtime.groups import RankContext, ResolvedTopology
 from pipetransformer.runtime.mesh import RankMesh
@@ -49,6 +50,7 @@ class Engine:
         first_trained: The lowest layer of the model with a parameter that trains.
         mesh: This rank's view of the ranks that run its stages together; ``None`` where it runs them alone.
         copied: The gradients of what ranks of the mesh have copies of.
+        embeddings: Weights of which replicas average the rows that a batch touches; without FSDP.
 
     Attributes:
         topology: This rank's view of the plan.
@@ -58,6 +60,7 @@ class Engine:
     def __init__(
         self, resolved: ResolvedTopology, stages: dict[int, Stage], tied: TiedWeights, objective: Objective,
         context: RankContext, first_trained: int, mesh: RankMesh | None = None, copied: CopiedGradients | None = None,
+        embeddings: Sequence[nn.Parameter] = (),
     ) -> None:  # fmt: skip
         self._mesh, self._copied = mesh, copied
         self._first_trained = first_trained
@@ -66,12 +69,15 @@ class Engine:
         self._device, self._precision, self._recorder = context.device, context.precision, context.recorder
         self._keys_on_host = context.randomness == "device"  # it seeds by them
         # FSDP averages in its reduce-scatter; pipelines all-reduce after the last backward
-        is_whole = self.plan.num_stages == 1 and not self.plan.fsdp and mesh is None and not self.plan.chunk_bytes
-        self._has_ddp = is_whole
+        has_ddp = self.plan.num_stages == 1 and not self.plan.fsdp and mesh is None and not self.plan.chunk_bytes
         self._modules = {
-            index: _data_parallel(stage, resolved.replicas) if is_whole else stage for index, stage in stages.items()
+            index: _data_parallel(stage, resolved.replicas, embeddings) if has_ddp else stage
+            for index, stage in stages.items()
         }
         self.active_parameters = {i: p for stage in stages.values() for i, p in stage.active_parameters.items()}
+        self._embeddings, apart = embeddings, set(embeddings)
+        own = [] if has_ddp or self.plan.fsdp else chain.from_iterable(self.active_parameters.values())
+        self._averaged = [parameter for parameter in own if parameter not in apart]
         self._schedules: dict[tuple[object, ...], Schedule] = {}
 
     @property
@@ -106,9 +112,10 @@ class Engine:
         if self._copied is not None:
             with self._recorder.span("all-reduce"):
                 self._copied.all_reduce()
-        if not self._has_ddp and not self.plan.fsdp and self.plan.num_replicas > 1 and self.active_parameters:
+        if self.plan.num_replicas > 1 and (self._averaged or self._embeddings):
             with self._recorder.span("all-reduce"):
-                all_reduce_gradients(chain.from_iterable(self.active_parameters.values()), self._resolved.replicas)
+                all_reduce_gradients(self._averaged, self._resolved.replicas)
+                all_reduce_embeddings(self._embeddings, self._resolved.replicas)
         self._tied.all_reduce()
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         for loss in losses:
@@ -213,8 +220,10 @@ class Engine:
         return total * (factor.to(total.dtype) + 0 * total.detach())
 
 
-def _data_parallel(stage: Stage, replicas: ProcessGroup) -> nn.Module:
+def _data_parallel(stage: Stage, replicas: ProcessGroup, apart: Sequence[nn.Parameter]) -> nn.Module:
     """Wraps the only stage of a plan into DistributedDataParallel, which averages its gradients bucket by bucket.
+
+    The gradients of weights that are given apart stay those of this replica.
 
     Nothing is synchronized at the start or in between: weights and buffers come exact from the moves of a transition.
     """
@@ -222,6 +231,7 @@ def _data_parallel(stage: Stage, replicas: ProcessGroup) -> nn.Module:
         return stage
     # A micro-batch of one sample gives gradients with other strides; DDP copies them and says so.
     warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
-    buffers = [name for name, _ in stage.named_buffers()]
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(stage, buffers)
+    ignored = [name for name, _ in stage.named_buffers()]
+    ignored += [name for name, parameter in stage.named_parameters() if any(parameter is one for one in apart)]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(stage, ignored)
     return DistributedDataParallel(stage, process_group=replicas, gradient_as_bucket_view=True, init_sync=False)

@@ -27,8 +27,9 @@ from pipetransformer.runtime.stage import ParametersByLayer
 def all_reduce_gradients(parameters: Iterable[nn.Parameter], replicas: ProcessGroup) -> None:
     """Replaces each gradient by its mean over the replicas. All ranks of the group call it."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    torch._foreach_div_(gradients, replicas.size())
-    sum_gradients(gradients, replicas)
+    if gradients:
+        torch._foreach_div_(gradients, replicas.size())
+        sum_gradients(gradients, replicas)
 
 
 def sum_gradients(gradients: Sequence[Tensor], group: ProcessGroup) -> None:

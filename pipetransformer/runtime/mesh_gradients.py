@@ -4,13 +4,14 @@ A copy has the gradient of what its rank computed, so the sum, and never the mea
 optimizer state keep copies equal bit for bit.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from pipetransformer.models.tp_plan import Part
+from pipetransformer.runtime.embedding_gradients import sum_embedding
 from pipetransformer.runtime.gradients import gradient_or_zero, sum_gradients
 from pipetransformer.runtime.mesh import RankMesh
 from pipetransformer.runtime.stage import ParametersByLayer
@@ -22,9 +23,13 @@ class CopiedGradients:
     Args:
         mesh: This rank's view.
         parts: What this rank has of each parameter that trains.
+        embeddings: Those of them of which only rows that a batch touches are summed.
     """
 
-    def __init__(self, mesh: RankMesh, parts: Mapping[nn.Parameter, Part]) -> None:
+    def __init__(
+        self, mesh: RankMesh, parts: Mapping[nn.Parameter, Part], embeddings: Iterable[nn.Parameter] = ()
+    ) -> None:
+        self._embeddings = frozenset(embeddings)
         self._by_group: dict[ProcessGroup, list[nn.Parameter]] = {}
         for parameter, part in parts.items():
             group = mesh.copies(part.style)
@@ -36,7 +41,10 @@ class CopiedGradients:
     def all_reduce(self) -> None:
         """Gives every copy the sum, equal bit for bit. All ranks of the mesh call it."""
         for group, parameters in self._by_group.items():
-            sum_gradients([gradient_or_zero(parameter) for parameter in parameters], group)
+            sum_gradients([gradient_or_zero(p) for p in parameters if p not in self._embeddings], group)
+            for parameter in parameters:
+                if parameter in self._embeddings:
+                    sum_embedding(gradient_or_zero(parameter), group)
 
     def sum_over_parts(self, parameters: Sequence[Tensor], values: Tensor) -> Tensor:
         """Sums numbers of each parameter over its parts, the same on every rank. All ranks of the mesh call it.

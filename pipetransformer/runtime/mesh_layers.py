@@ -1,6 +1,7 @@
 """The layers of a rank of a mesh: their stages, their gradients, and what they give in evaluation."""
 
 from collections.abc import Iterable
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +10,7 @@ from pipetransformer.errors import UserError
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.base import OptimizerSpec
 from pipetransformer.runtime.batch import Batch
+from pipetransformer.runtime.embedding_gradients import embedding_weights
 from pipetransformer.runtime.engine import Engine
 from pipetransformer.runtime.mesh import RankMesh
 from pipetransformer.runtime.mesh_gradients import CopiedGradients
@@ -53,7 +55,8 @@ class MeshLayers:
         """Returns the gradients of which several ranks have copies."""
         stack, active = self._stack, [layer for stage in stages for layer in stage.active_parameters]
         named = {p: stack[layer].cuts[name][0] for layer in active for name, p in stack[layer].by_name().items()}
-        return CopiedGradients(self._mesh, {p: part for p, part in named.items() if p.requires_grad})
+        embeddings = chain.from_iterable(embedding_weights(stack, layer) for layer in active)
+        return CopiedGradients(self._mesh, {p: part for p, part in named.items() if p.requires_grad}, embeddings)
 
     def evaluated(self, engine: Engine, batch: Batch, outputs: Tensor) -> Evaluated | None:
         """Returns the outputs of this rank's rows, on one rank of those that computed them."""

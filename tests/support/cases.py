@@ -80,6 +80,7 @@ class Case:
         parks: Blocks that train again go on with the optimizer state that they froze with.
         randomness: Of dropout.
         compiles: Blocks are compiled.
+        vocabulary: Of ``bert`` with dropout; the texts have tokens of :data:`VOCABULARY` alone.
     """
 
     kind: str
@@ -102,6 +103,7 @@ class Case:
     parks: bool = False
     randomness: str = "sample"
     compiles: bool = False
+    vocabulary: int = VOCABULARY
 
     @property
     def task(self) -> Task:
@@ -142,13 +144,19 @@ class Case:
             return HuggingFaceModel(name=str(self.folder / self.kind), pretrained=False, options=rates)
         rates = {"hidden_dropout_prob": self.dropout, "attention_probs_dropout_prob": self.dropout}
         sizes = {"hidden_size": self.width, "intermediate_size": 2 * self.width, "num_attention_heads": self.num_heads}
+        sizes["vocab_size"] = self.vocabulary
         family = MaskedLanguageModel if self.kind == "bert_mlm" else HuggingFaceModel
         return family(name=str(self.folder), pretrained=False, options=rates | sizes)
 
     def stack(self) -> LayerStack:
         stack = copy.deepcopy(
-            _stack(Case(self.kind, self.folder, self.dropout, width=self.width, num_heads=self.num_heads))
-        )
+            _stack(
+                Case(
+                    self.kind, self.folder, self.dropout, width=self.width, num_heads=self.num_heads,
+                    vocabulary=self.vocabulary,
+                )
+            )
+        )  # fmt: skip
         if self.lora:
             self.adapters.apply(stack, SEED)
         return stack.to(PRECISIONS[self.precision].param_dtype)

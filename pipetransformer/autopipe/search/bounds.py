@@ -42,7 +42,7 @@ class LowerBounds:
             layer if on else None
             for layer, on in layers_with_grad(solver.profile, solver.num_frozen)[solver.layers.start :]
         ]
-        self._active_bytes = LoadBounds(layer.trainable_bytes if layer else 0 for layer in active)
+        self._summed_bytes = LoadBounds(layer.summed_bytes if layer else 0 for layer in active)
         self._optimizer_s = LoadBounds(layer.optimizer_s if layer else 0.0 for layer in active)
         self._runs_frozen = solver.num_frozen > solver.cache_level
         self._first_active = layer_above(solver.num_frozen) - solver.layers.start  # of those that run
@@ -99,14 +99,14 @@ class LowerBounds:
     def _update_of(self, devices: DeviceLayout, num_active: int) -> float:
         """Returns :meth:`update_seconds` with active layers on the last ``num_active`` devices of a pipeline alone."""
         optimizer_s = self._optimizer_s.largest(num_active)
-        if devices.num_replicas == 1 or self._active_bytes.total == 0:
+        if devices.num_replicas == 1 or self._summed_bytes.total == 0:
             return optimizer_s
         links = allreduce_links(self._solver.cluster, devices)[-num_active:]
         volume = allreduce_volume(devices.num_replicas)
         # the largest load may be on any of the devices, so it takes the one where it is fastest
-        largest_s = min(link.seconds(volume * self._active_bytes.largest(num_active)) for link in set(links))
+        largest_s = min(link.seconds(volume * self._summed_bytes.largest(num_active)) for link in set(links))
         fastest = max(link.bandwidth_bytes_per_s for link in links)
-        mean_s = (volume * self._active_bytes.total / fastest + self._optimizer_s.total) / num_active
+        mean_s = (volume * self._summed_bytes.total / fastest + self._optimizer_s.total) / num_active
         return max(largest_s, optimizer_s, mean_s)
 
     def frozen_below_seconds(self, layout: Layout) -> float:
