@@ -14,7 +14,7 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from pipetransformer.config.arguments import explain, help_text, read_arguments
+from pipetransformer.config.arguments import explain, print_help, read_arguments
 from pipetransformer.config.compose import load, register
 from pipetransformer.config.schema import CONF, as_plain, write_config
 from pipetransformer.errors import Stopped, UserError
@@ -93,7 +93,7 @@ def _is_first_rank() -> bool:
 def main() -> None:
     """Runs the command line. An error that the user can fix ends in one line, without a trace."""
     if {"-h", "--help"} & {*sys.argv}:
-        sys.exit(print(help_text(sys.argv[1:])))
+        return print_help(sys.argv[1:])
     if under_torchrun():
         _refuse_sweep()
         sys.argv += NO_RUN_FOLDER if not _is_first_rank() else ()

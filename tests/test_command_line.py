@@ -1,5 +1,6 @@
 """What ``python train.py`` answers before it loads torch."""
 
+import os
 import subprocess
 import sys
 from dataclasses import fields
@@ -25,9 +26,12 @@ finally:
 """
 
 
-def answer(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs the command and sees to it that nothing heavy was imported."""
-    words = [sys.executable, "-c", WITHOUT_TORCH, TRAIN, *arguments]
+SIMULATE = str(ROOT / "pipetransformer" / "simulate" / "__main__.py")
+
+
+def answer(folder: Path, *arguments: str, command: str = TRAIN) -> subprocess.CompletedProcess[str]:
+    """Runs a command and sees to it that nothing heavy was imported."""
+    words = [sys.executable, "-c", WITHOUT_TORCH, command, *arguments]
     env = environment() | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert "slow to answer" not in done.stderr, done.stderr
@@ -46,6 +50,23 @@ def test_help_tells_the_purpose_with_examples_and_the_meaning_of_every_option(tm
         assert options
         assert all(f"{field.name}: " in done.stdout for field in fields(section))
     assert not any(f"  {group} " in done.stdout for group in SIMULATION_ONLY)
+
+
+def test_help_of_a_simulation_tells_its_own_purpose_and_groups(tmp_path: Path) -> None:
+    done = answer(tmp_path, "--help", "model=bert_large", command=SIMULATE)
+    assert done.stdout.startswith("Simulates a run on devices that are not there")
+    assert all(f"  {group} " in done.stdout for group in SIMULATION_ONLY)
+    for words in ("cluster=paper", "link_gb_per_s: ", "num_samples: ", "shape=bert_large", "--help cluster=dgx"):
+        assert words in done.stdout
+
+
+def test_help_may_be_read_in_part(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)  # as head does after the first lines
+    command = [sys.executable, TRAIN, "--help"]
+    done = subprocess.run(command, cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, timeout=TIMEOUT_S, check=False)
+    os.close(writer)
+    assert done.stderr == b""
 
 
 def test_help_shows_the_options_that_are_chosen(tmp_path: Path) -> None:

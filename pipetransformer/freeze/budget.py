@@ -17,11 +17,9 @@ class BudgetRule(FreezePolicy):
 
     Attributes:
         time_share: Seconds of a step over those with nothing frozen, at most; above 0 and below 1.
-        unfreeze: A later decision may choose a smaller prefix.
     """
 
     time_share: float = 0.5
-    unfreeze: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -35,10 +33,6 @@ class BudgetRule(FreezePolicy):
     def signals(self) -> tuple[str, ...]:
         return ("loss_drop", "step_share")
 
-    @property
-    def may_unfreeze(self) -> bool:
-        return self.unfreeze
-
     def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
         """Returns the decision and each block's last fall of the loss as ``{"loss_drop": [...]}``.
 
@@ -47,7 +41,7 @@ class BudgetRule(FreezePolicy):
         """
         signals.check_finite("loss_drop")
         drops = _last_drops(signals, state)
-        if signals.num_frozen == signals.num_blocks and not self.unfreeze:
+        if signals.num_frozen == signals.num_blocks:
             return all_frozen(signals), state
         return self._choose(signals, given_up(drops)), {"loss_drop": drops}
 
@@ -55,8 +49,8 @@ class BudgetRule(FreezePolicy):
         """Returns the decision by the fall of the loss (L + 1,) that each prefix gives up."""
         shares, num_blocks = signals["step_share"], signals.num_blocks
         assert len(shares) == num_blocks + 1, shares
-        smallest = 0 if self.unfreeze else signals.num_frozen
-        fitting = [prefix for prefix in range(smallest, num_blocks + 1) if shares[prefix] <= self.time_share]
+        prefixes = range(signals.num_frozen, num_blocks + 1)
+        fitting = [prefix for prefix in prefixes if shares[prefix] <= self.time_share]
         num_frozen = min(fitting, key=lambda prefix: (lost[prefix], prefix)) if fitting else num_blocks
         terms = {"share": shares[num_frozen], "time_share": self.time_share, "loss_drop_given_up": lost[num_frozen]}
         takes = f"with {num_frozen} of {num_blocks} blocks frozen a step takes {shares[num_frozen]:.3g} of a full one"

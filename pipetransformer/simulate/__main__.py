@@ -10,7 +10,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import CompactHydraException
 from omegaconf import DictConfig
 
-from pipetransformer.config.arguments import explain, read_arguments
+from pipetransformer.config.arguments import explain, print_help, read_arguments
 from pipetransformer.config.compose import load, register
 from pipetransformer.config.names import in_options
 from pipetransformer.config.schema import CONF, SimulationConfig
@@ -47,6 +47,8 @@ def run(node: DictConfig) -> None:
 
 def main() -> None:
     """Runs the command line. An error that the user can fix ends in one line, without a trace."""
+    if {"-h", "--help"} & {*sys.argv}:
+        return print_help(sys.argv[1:], simulation=True)
     register(SimulationConfig)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here in place of being printed
     try:
