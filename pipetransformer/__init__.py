@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pipetransformer.config.sections import Launch as Launch
     from pipetransformer.config.sections import Loading as Loading
     from pipetransformer.config.sections import Parallel as Parallel
+    from pipetransformer.config.sections import Profiling as Profiling
     from pipetransformer.config.sections import Resume as Resume
     from pipetransformer.data.images.datasets import Digits as Digits
     from pipetransformer.data.images.datasets import HubImages as HubImages
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from pipetransformer.launch.start import train as train
     from pipetransformer.models.adapters import Lora as Lora
     from pipetransformer.models.huggingface import HuggingFaceModel as HuggingFaceModel
+    from pipetransformer.models.huggingface_vision import HuggingFaceVisionModel as HuggingFaceVisionModel
     from pipetransformer.models.stack import LayerStack as LayerStack
     from pipetransformer.models.timm import TimmModel as TimmModel
     from pipetransformer.optim.base import SGD as SGD
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
     from pipetransformer.optim.named import TimmOptimizer as TimmOptimizer
     from pipetransformer.optim.named import TorchOptimizer as TorchOptimizer
     from pipetransformer.report.tensorboard import TensorBoardLogger as TensorBoardLogger
+    from pipetransformer.report.tensorboard import WandbAndTensorBoard as WandbAndTensorBoard
     from pipetransformer.report.wandb import NoLogger as NoLogger
     from pipetransformer.report.wandb import WandbLogger as WandbLogger
     from pipetransformer.simulate.run import simulate as simulate
@@ -87,6 +90,7 @@ MODULES = {
     "Guard": "pipetransformer.config.sections",
     "Loading": "pipetransformer.config.sections",
     "Launch": "pipetransformer.config.sections",
+    "Profiling": "pipetransformer.config.sections",
     "Resume": "pipetransformer.config.sections",
     "Parallel": "pipetransformer.config.sections",
     "CausalLM": "pipetransformer.data.text.causal_lm",
@@ -114,11 +118,13 @@ MODULES = {
     "ThresholdRule": "pipetransformer.freeze.threshold",
     "Lora": "pipetransformer.models.adapters",
     "HuggingFaceModel": "pipetransformer.models.huggingface",
+    "HuggingFaceVisionModel": "pipetransformer.models.huggingface_vision",
     "TimmModel": "pipetransformer.models.timm",
     "SGD": "pipetransformer.optim.base",
     "AdamW": "pipetransformer.optim.base",
     "Lamb": "pipetransformer.optim.base",
     "TensorBoardLogger": "pipetransformer.report.tensorboard",
+    "WandbAndTensorBoard": "pipetransformer.report.tensorboard",
     "TimmOptimizer": "pipetransformer.optim.named",
     "TorchOptimizer": "pipetransformer.optim.named",
     "NoLogger": "pipetransformer.report.wandb",

@@ -5,6 +5,8 @@ import signal
 import sys
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+LAUNCHER = "PIPETRANSFORMER_LAUNCHER"
+"""Variable with the number of the launcher's process, for its fork server; 1 where a container runs nothing else."""
 
 
 def end_with_parent(number: int = signal.SIGKILL) -> None:

@@ -35,4 +35,13 @@ def test_every_node_starts_torchrun_with_the_first_node_as_meeting_point(tmp_pat
     assert (options.nnodes, options.nproc_per_node, options.rdzv_endpoint) == ("2", "4", "n1:20123")
     assert (options.rdzv_backend, options.rdzv_id) == ("c10d", "70123")
     assert options.training_script == "train.py"
-    assert options.training_script_args == ["hydra.run.dir=outputs/slurm-70123", "cache.path=/disk", "model=bert"]
+    given = ["hydra.run.dir=outputs/slurm-70123", "resume=auto", "cache.path=/disk", "model=bert"]
+    assert options.training_script_args == given
+
+
+def test_a_job_goes_on_in_the_folder_of_another_and_caches_beside_it_without_a_disk_of_its_own(tmp_path: Path) -> None:
+    write_command(tmp_path, "scontrol", "printf 'n1\\nn2\\n'")
+    write_command(tmp_path, "srun", 'printf "%s\\n" "$@"')
+    environment = os.environ | JOB | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "RUN_DIR": "outputs/slurm-7"}
+    done = subprocess.run(["bash", EXAMPLE, "model=bert"], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-3:] == ["hydra.run.dir=outputs/slurm-7", "resume=auto", "model=bert"]

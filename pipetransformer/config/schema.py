@@ -54,7 +54,7 @@ class Config:
         randomness: One of :data:`RANDOMNESS`: dropout draws by sample, the same at any topology, or by the device's own
             generator, with other results at another one.
         compile: Blocks run as graphs of ``torch.compile``.
-        log_every_s: Seconds between two step lines in a log that is no terminal.
+        log_every_s: Seconds between two step lines where the output is not a terminal.
         log_every_steps: Steps between two step lines there, in addition; ``None``: by time alone.
         verbose: Show all there is to know about each event on a terminal, as ``-v`` does.
         overwrite: Start in a run folder that holds another run, which is removed.

@@ -33,9 +33,9 @@ class Parallel:
         dp_shard: Parts of the rows of a batch whose ranks also have the weights in parts, likewise.
         tp_algorithm: One of :data:`TP_ALGORITHMS`: how ``tp`` splits matrices.
         reduce_dtype: One of :data:`~pipetransformer.mesh.REDUCE_DTYPES`: in which the ranks of a mesh sum 16 bits.
-        device_chunk_gib: Weights and gradients lie in host memory, where all of them takes more than so much of a
-            device, and come to it a layer at a time; moments stay there.
-        offload_path: Folder of files in which they lie in place of host memory.
+        device_chunk_gib: GiB of weights and gradients that are kept on a device. The rest stays in host memory, and is
+            copied a layer at a time; moments stay there, too. ``None`` keeps everything on the device.
+        offload_path: Folder of files that take the place of host memory.
         autopipe: Re-partition the active layers when blocks freeze.
         autodp: Turn freed devices into replicas.
         device: ``auto``, ``cpu`` or ``cuda``.

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def validate(config: Config, with_data: bool = True) -> None:
-    """Refuses whatever is wrong by the options alone.
+    """Checks the options, before model and data are loaded.
 
     Args:
         with_data: The options of the dataset count too, and what they name has to be there.

@@ -79,7 +79,7 @@ class FreezePolicy(ABC):
     Attributes:
         interval: Fraction of the run's optimizer steps between two decisions; ``None`` decides once per epoch.
         guard: Largest fall of the main metric after a freeze; a larger one is answered as ``guard.freeze`` says.
-            ``None``: any fall is taken.
+            ``None`` accepts any fall.
         on_unfreeze: Optimizer state of a block that trains again: ``keep`` gives it the one that it froze with, which
             waits in host memory; ``reset`` starts anew.
         target_fraction: Mean frozen fraction of the blocks over the run, to which the decisions are scaled.

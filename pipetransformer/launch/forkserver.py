@@ -22,6 +22,7 @@ from functools import cache
 from multiprocessing import forkserver, util
 from pathlib import Path
 
+from pipetransformer.parent_process import LAUNCHER
 from pipetransformer.training.interrupt import SIGNALS
 
 PRELOAD = ("pipetransformer.launch.parent_death", "pipetransformer.training.run", "scipy.stats", "sklearn.metrics")
@@ -53,6 +54,7 @@ def preload(device: str, num_ranks: int, libraries: Iterable[str]) -> None:
         share_cores(num_ranks)
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([*PRELOAD, *libraries])
+        os.environ[LAUNCHER] = str(os.getpid())
         # inherited by the server and by the resource tracker, which would end, or print a traceback
         before = {each: signal.signal(each, signal.SIG_IGN) for each in SIGNALS}
         try:

@@ -6,8 +6,8 @@ The forked ranks then end too: ``torch.multiprocessing`` has each interrupted at
 import os
 import sys
 
-from pipetransformer.parent_process import end_with_parent
+from pipetransformer.parent_process import LAUNCHER, end_with_parent
 
 end_with_parent()
-if sys.platform == "linux" and os.getppid() == 1:  # the launcher was gone before
+if sys.platform == "linux" and os.getppid() != int(os.environ.get(LAUNCHER, os.getppid())):  # it was gone before
     os._exit(0)

@@ -33,7 +33,7 @@ class OptimizerSpec(ABC):
         warmup: Fraction of the steps over which the rate rises to its peak, at least 0 and below 1.
         warmup_steps: Their number, in place of ``warmup``.
         final_fraction: Rate at the end of ``linear``, ``cosine`` and ``polynomial``, as a fraction of the peak.
-        power: Of ``polynomial``.
+        power: Exponent of ``polynomial``.
         milestones: Fractions of the run after which ``step`` lowers the rate, ascending.
         gamma: Factor of ``step`` at each milestone.
         layer_decay: Factor of the rate from each layer to the one below: the head has the rate itself, the embedding

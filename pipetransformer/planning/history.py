@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from pipetransformer.autopipe.breakdown import StepParts
+from pipetransformer.autopipe.cost import kind_of_plan
 from pipetransformer.autopipe.limit import Fill, Phase, limit
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.mesh import StageMesh
@@ -149,7 +150,7 @@ class RunHistory:
             "num_frozen": self.entries[-1].plan.num_frozen if self.entries else 0,
             "mean_frozen_fraction": frozen / (num_samples * self._num_blocks) if num_samples else 0.0,
             "speedup_vs_static": speedup,
-            "speedup_is": self._source,
+            "speedup_is": "measured" if self._is_measured(planner) else "predicted",
             "static_plans": [
                 plan_dict(plan) | {"median_step_s": seconds, "num_steps": number}
                 for plan, seconds, number in self.static_steps()
@@ -175,10 +176,10 @@ class RunHistory:
         totals["transitions"] = sum(entry.transition_seconds for entry in self.entries)
         return totals | {"unpredicted": self.train_seconds - sum(totals.values())}
 
-    @property
-    def _source(self) -> str:
-        """Source of the static step of the speed-up: ``measured`` in this run, or ``predicted``."""
-        return "measured" if self._baseline and self.static_steps() else "predicted"
+    def _is_measured(self, planner: Planner) -> bool:
+        """Returns whether the run was asked for a baseline and has timed a static plan of every kind."""
+        timed = {kind_of_plan(plan) for plan, *_ in self.static_steps()}
+        return self._baseline and timed.issuperset(map(kind_of_plan, planner.static_candidates()))
 
     def _speedup(self, planner: Planner) -> float | None:
         """Returns the time that the best static plan would have taken, over the time taken; ``None`` without steps."""
@@ -194,7 +195,7 @@ class RunHistory:
         of these devices under which this run made one, times the ratio of the best static plan to it by the cost model.
         The factor is 1 where that plan is the best static one.
         """
-        if self._source == "measured":
+        if self._is_measured(planner):
             return min(seconds for _, seconds, _ in self.static_steps())
         for entry in self.entries:
             if entry.typical_step_s is not None and planner.knows(entry.plan):

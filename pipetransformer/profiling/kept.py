@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from filelock import FileLock, Timeout
+from torch import Tensor
 
 from pipetransformer.autopipe.cluster import Cluster, Link
 from pipetransformer.autopipe.profile import (
@@ -60,7 +61,7 @@ def profile_key(
     parts = (
         FORMAT,
         [kind_of_layer(stack[index]) for index in range(len(stack))],
-        [[None if batch.inputs is None else tuple(batch.inputs.shape), len(batch)] for batch in batches],
+        [[*_inputs_in_brief(batch.inputs), len(batch)] for batch in batches],
         samples,
         type(optimizer).__qualname__,
         plain,
@@ -72,6 +73,13 @@ def profile_key(
         [version(name) for name in ("pipetransformer", "torch", "timm", "transformers")],
     )
     return blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+
+
+def _inputs_in_brief(inputs: Tensor | None) -> tuple[object, ...]:
+    """Returns the shape, and of token ids how many different ones there are: they touch rows of an embedding."""
+    if inputs is None:
+        return (None,)
+    return tuple(inputs.shape), None if inputs.is_floating_point() else len(inputs.unique())
 
 
 def kept_or_measured(folder: Path | None, key: str, measure: Callable[[], Measurement]) -> tuple[Measurement, bool]:

@@ -200,7 +200,9 @@ def mean_untouched_bytes(
     """
     if not embeddings:
         return 0
-    runs(x, batch).sum().backward()
+    total = runs(x, batch).sum()
+    if total.requires_grad:
+        total.backward()
     untouched = untouched_bytes(embeddings, num_shares)
     runs.module.zero_grad(set_to_none=True)
     return round(_mean_over_ranks([untouched], x.device)[0])

@@ -31,7 +31,7 @@ def embedding_weights(stack: LayerStack, index: int, copy: Layer | None = None) 
     A weight that another layer shares is none of them: a head gives every row a gradient.
 
     Args:
-        index: Of the layer.
+        index: Number of the layer.
         copy: The layer's copy whose weights are returned in place of its own.
     """
     layer = copy or stack[index]
@@ -57,13 +57,13 @@ def untouched_bytes(weights: Iterable[nn.Parameter], batches: float) -> float:
     """Returns the bytes of gradients that replicas do not sum in a step.
 
     Args:
-        weights: With the gradient of a batch.
+        weights: With the gradient of a batch, or without where it does not use them.
         batches: How many like it a step has; they have no row in common at worst.
     """
     total = 0.0
     for weight in weights:
-        assert weight.grad is not None
-        num_rows = min(len(weight), batches * touched_rows(weight.grad).sum().item())
+        touched = 0.0 if weight.grad is None else touched_rows(weight.grad).sum().item()
+        num_rows = min(len(weight), batches * touched)
         total += weight.nbytes * (1 - num_rows / len(weight)) * (num_rows <= MOST_ROWS * len(weight))
     return total
 
@@ -79,7 +79,7 @@ def sum_embedding(gradient: Tensor, group: ProcessGroup, divisor: int = 1) -> No
     """Replaces a gradient (N, D) by its sum over a group, equal bit for bit on its ranks, all of which call it.
 
     Args:
-        divisor: Of every summand.
+        divisor: Number by which every summand is divided.
     """
     touched = touched_rows(gradient).to(torch.uint8)
     dist.all_reduce(touched, dist.ReduceOp.MAX, group)

@@ -23,7 +23,7 @@ class CopiedGradients:
     Args:
         mesh: This rank's view.
         parts: What this rank has of each parameter that trains.
-        embeddings: Those of them of which only rows that a batch touches are summed.
+        embeddings: Weights of large embeddings, of which only the rows that a batch touches are summed.
     """
 
     def __init__(

@@ -94,7 +94,7 @@ def _broadcast_layers(resident: ResidentLayers, placement: Placement, layers: ra
             _num_bytes(manifests[layer]), dtype=torch.uint8, device=resident.device
         )  # fmt: skip
         dist.broadcast(data, source)
-        if rank not in placement[layer]:
+        if not resident.holds(layer):  # it may have borrowed the layer before, and still use it
             resident.unpack(layer, manifests[layer], data)
             borrowed.append(layer)
     return borrowed
@@ -115,15 +115,17 @@ def gather_state_dict(resident: ResidentLayers, placement: Placement) -> dict[st
     )
     state: dict[str, torch.Tensor] = {}
     for layer, owner in enumerate(owners):
+        lacks = rank == 0 and not resident.holds(layer)  # a layer of another rank may be borrowed, and still be used
         if owner == rank and rank != 0:
             dist.send(resident.pack(layer, with_state=False), 0)
         elif rank == 0 and owner != 0:
             data = torch.empty(_num_bytes(manifests[layer]), dtype=torch.uint8, device=resident.device)
             dist.recv(data, owner)
-            resident.unpack(layer, manifests[layer], data)
+            if lacks:
+                resident.unpack(layer, manifests[layer], data)
         if rank == 0:
             original = resident.stack[layer].original_state()
             state |= {name: tensor.detach().cpu().clone() for name, tensor in original.items()}
-        if rank == 0 and owner != 0:
+        if lacks:
             resident.stack[layer].to("meta")
     return state if rank == 0 else None

@@ -86,8 +86,10 @@ class RunGuard:
         if state.guard.watched is not None and state.guard.watched.step >= manifest.step:
             state.guard.watched = None  # that freeze is undone
         back = state.rolled_back(manifest.train, repeats=False)
-        passed = range(manifest.step + 1, state.step)
-        back["decision_due"] |= any(map(trainer.timeline.is_decision_step, passed))
+        if not (trainer.config.freeze.is_static or state.guard.holds):
+            # the checkpoint may be from before the decision at its own step
+            passed = (step for step in range(manifest.step, state.step) if step != back["decided_at"])
+            back["decision_due"] |= any(map(trainer.timeline.is_decision_step, passed))
         self._report(verdict, frozen, back["num_frozen"])
         self._go_to(checkpoint, back, verdict)
 

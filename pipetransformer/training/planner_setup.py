@@ -33,7 +33,7 @@ from pipetransformer.profiling.network import (
 )
 from pipetransformer.profiling.overhead import measure_reading, measure_sharding_overhead, measure_step_overhead
 from pipetransformer.runtime.batch import Batch
-from pipetransformer.runtime.groups import RankContext
+from pipetransformer.runtime.groups import RankContext, broadcast_from_rank0
 from pipetransformer.runtime.precision import Precision
 from pipetransformer.training.cache_setup import CacheSetup
 from pipetransformer.training.loader import BatchLoader
@@ -64,7 +64,7 @@ def make_planner(
     (measured, cluster), is_kept = kept_or_measured(kept, key, measuring.measure)
     if is_kept:
         tell(f"planning by what an equal job has measured: {kept}/{key}.json")
-    figures = _cache_figures(cache_setup, loader)
+    figures = broadcast_from_rank0(_cache_figures(cache_setup, loader))  # nodes may store different samples
     if loader.reads_ahead:
         figures["read"] = AffineTime(0.0, 0.0)  # by workers, while the rank computes
     if parallel.device_chunk_gib is not None:

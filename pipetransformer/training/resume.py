@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from pipetransformer.config.sections import Parallel
 from pipetransformer.data.base import Data, Split, evenly_spaced
 from pipetransformer.errors import UserError
 from pipetransformer.models.stack import LayerStack
+from pipetransformer.report.run_folder import EVENT_LOG
 from pipetransformer.report.secrets import redact
 from pipetransformer.runtime.groups import broadcast_from_rank0
 
@@ -46,11 +47,13 @@ class Checkpoint:
         folder: Where it is.
         manifest: All but its tensors.
         notes: Newer checkpoints that were passed over, each with the reason.
+        log_end: Bytes of the run's event log when it was found; what this process writes comes after them.
     """
 
     folder: Path
     manifest: Manifest
     notes: tuple[str, ...]
+    log_end: int | None = None
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,8 @@ def wanted_checkpoint(config: Config, run_dir: Path) -> Checkpoint | None:
         raise UserError(
             f"resume={config.resume.run}: there is no checkpoint in {run_dir / FOLDER}; start anew with overwrite=true"
         )
-    return checkpoint
+    log = run_dir / EVENT_LOG
+    return checkpoint and replace(checkpoint, log_end=log.stat().st_size if log.is_file() else 0)
 
 
 def find_checkpoint(run_dir: Path, step: int | None = None) -> Checkpoint | None:
@@ -203,22 +207,30 @@ def data_digest(split: Split) -> dict[str, Any]:
     return {"train": digest.hexdigest(), "num_samples": len(split)}
 
 
-def cut_log(log: Path, num_bytes: int) -> int:
+def cut_log(log: Path, num_bytes: int, end: int | None = None) -> int:
     """Cuts an event log back to where a checkpoint was made; the run writes the steps after it again.
+
+    Args:
+        num_bytes: Of the log when the checkpoint was made.
+        end: Where the events begin that this process has written, which stay; ``None``: nothing stays.
 
     Returns:
         Steps that the run loses: those in the part that was cut, and those that an attempt in it had lost.
     """
-    if not log.is_file() or log.stat().st_size <= num_bytes:
+    if not log.is_file() or log.stat().st_size <= num_bytes or (end is not None and end <= num_bytes):
         return 0
     with log.open("r+b") as file:
         file.seek(num_bytes)
+        rest = file.read()
+        size = len(rest) if end is None else end - num_bytes
         lost = 0
-        for line in file:
+        for line in rest[:size].splitlines(keepends=True):
             lost += b'"event": "step"' in line
             if b'"event": "resume"' in line and line.endswith(b"\n"):  # from the same checkpoint
                 lost += json.loads(line)["num_steps_lost"]
-        file.truncate(num_bytes)
+        file.seek(num_bytes)
+        file.write(rest[size:])
+        file.truncate()
         file.flush()
         os.fsync(file.fileno())
     return lost

@@ -140,12 +140,14 @@ class Trainer:
         expected = next_batch_digest(self.state, self.timeline, self.components.order)
         is_allowed = bool(self.config.resume.allow)  # for example another batch size
         assert is_allowed or manifest.sample_ids == expected, "the next batch is the one that would have followed"
-        lost = cut_log(self._run_dir / EVENT_LOG, manifest.log_bytes) if dist.get_rank() == 0 else 0
+        cut = self._run_dir / EVENT_LOG, manifest.log_bytes, resumed.checkpoint.log_end
+        lost = cut_log(*cut) if dist.get_rank() == 0 else 0
         self.num_steps_lost = broadcast_from_rank0(lost)
         self.state.num_resumes += 1
         self.state.num_steps_lost += self.num_steps_lost
         for note in resumed.checkpoint.notes:
             self.report.write("warning", message=f"a newer checkpoint is passed over: {note}")
+        self._plan_timing.start()
 
     def _foresee(self) -> dict[str, Any]:
         """Returns time and memory of the run as they are predicted before its first step."""

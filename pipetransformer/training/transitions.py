@@ -55,8 +55,8 @@ class Transitions:
         """Goes to a plan that caches nothing, for a run that goes on from another step."""
         last = self._runtime.transition
         assert last is not None, "a run has a plan"
+        self._cache_session.advance_to(0, self._state.step)  # gives back the layers that it has borrowed, too
         self._apply(next_transition(last, plan))
-        self._cache_session.advance_to(0, self._state.step)
         self._state.history.plan(PlanRecord(plan, self._state.step, reason))
 
     def follow(self, decision: Decision, step: int) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from support.cases import Case
 from support.exactness import assert_equal
+from support.loans import EVENTS, PLANS, train_with_loans
 from support.mutations import CACHED_MUTATIONS, train_mutated
 from support.plans import HEAD, plan, sharded
 from support.pool import Pool
@@ -79,3 +80,12 @@ def test_a_broken_cache_does_not_pass_for_exact(mutation: str, pool: Pool, bert_
     mutated = pool.run(2, train_mutated, mutation, case, TWO, str(tmp_path))[0]
     with pytest.raises(AssertionError):
         assert_equal(mutated, reference(case, TWO))
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_layers_that_are_borrowed_for_missing_samples_stay_as_long_as_they_are_used(
+    event: str, pool: Pool, bert_config: Path, tmp_path: Path
+) -> None:
+    case = Case("bert", bert_config, dropout=0.2, cache_shares=(1 / 2, 0.0))
+    trace = pool.run(2, train_with_loans, case, event, str(tmp_path))[0]
+    assert_equal(trace, train_reference(case, {step: plan.num_frozen for step, plan in PLANS.items()}))

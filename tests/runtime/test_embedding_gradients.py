@@ -140,6 +140,11 @@ def test_bytes_that_are_not_sent_are_those_of_rows_that_no_batch_touches() -> No
     assert untouched_bytes([weight], 6) == 0, "most rows are touched, and the whole gradient is sent"
 
 
+def test_an_embedding_that_a_batch_does_not_use_sends_nothing() -> None:
+    weight = nn.Parameter(torch.zeros(NUM_ROWS, WIDTH, dtype=torch.float64))
+    assert untouched_bytes([weight], 2) == weight.nbytes
+
+
 def test_a_profile_counts_the_rows_that_replicas_sum(pool: Pool, bert_config: Path) -> None:
     case = large(bert_config)
     for layers in pool.run(2, measured_layers, case):

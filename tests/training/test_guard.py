@@ -69,6 +69,20 @@ def test_weights_are_rolled_back_to_the_last_checkpoint(
         assert seen.summary["guard"]["num_rollbacks"] == 4
 
 
+@pytest.mark.parametrize("name", ["one process", "elastic"])
+def test_a_decision_that_a_roll_back_undoes_is_taken_again(pool: Pool, tmp_path: Path, name: str) -> None:
+    """The checkpoint of step 12 is from before the decision there, the only one, and the next batch is bad."""
+    world, parallel = WORLDS[name]
+    options = {
+        "freeze": pt.FixedSchedule(num_frozen=[2], interval=0.6),
+        "guard": pt.Guard(not_finite="roll_back", max_rollbacks=4),
+        "checkpoint": pt.Checkpointing(every_steps=2, keep=1),
+    }
+    for seen in pool.run(world, train_guarded, tmp_path, parallel, NAN, options):
+        assert seen.summary["guard"]["num_rollbacks"] == 4
+        assert seen.num_frozen == 2
+
+
 @pytest.mark.parametrize(
     ("guard", "factors", "why"),
     [

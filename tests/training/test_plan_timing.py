@@ -1,5 +1,6 @@
 """The first steps of each plan are held against the prediction, and against static plans where a run is asked to."""
 
+import shutil
 from pathlib import Path
 from statistics import median
 
@@ -89,6 +90,22 @@ def test_a_baseline_goes_back_to_the_arrangement_that_was_asked_for(pool: Pool, 
     assert len(job.summary["static_plans"]) == 3
 
 
+def test_a_baseline_goes_on_where_a_run_was_stopped_in_it(pool: Pool, tmp_path: Path) -> None:
+    saved = ("baseline=true", "checkpoint.every_steps=10", "checkpoint.keep=9")
+    job = run_with_times(pool, tmp_path / "run", AS_PREDICTED, *saved)
+    for step in range(20, 50, 10):  # as it would have been killed after step 10, under the second kind
+        shutil.rmtree(job.folder / "checkpoints" / f"step-{step:08d}", ignore_errors=True)
+    shutil.rmtree(job.folder / "checkpoints" / f"step-{48:08d}", ignore_errors=True)
+    options = (*RUN, *saved, "resume.run=auto")
+    assert set(pool.run(2, play_with_step_times, options, job.folder, AS_PREDICTED)) == {""}
+    assert len(job.events("resume")) == 1
+    timed = {(len(plan["stages"]), plan["num_replicas"]) for plan in job.summary["static_plans"]}
+    assert timed == {(1, 1), (1, 2), (2, 1)}
+    assert job.summary["speedup_is"] == "measured"
+    begun = [event["message"] for event in job.events("phase")]
+    assert begun.count("reading data") == 2, "what the second start says stays in the log"
+
+
 def test_without_a_baseline_the_comparison_is_said_to_be_predicted(on_one_device: Job) -> None:
     assert on_one_device.summary["speedup_is"] == "predicted"
 
@@ -98,3 +115,4 @@ def test_a_freeze_ends_the_trial_of_static_plans(pool: Pool, tmp_path: Path) -> 
     job = run_with_times(pool, tmp_path / "run", AS_PREDICTED, "baseline=true", *frozen)
     assert [plan["num_frozen"] for plan in job.summary["plans"]][-1] == 1
     assert len(job.summary["static_plans"]) == 1, "the second kind had made four steps by then"
+    assert job.summary["speedup_is"] == "predicted", "two kinds were not timed"

@@ -1,0 +1,20 @@
+"""The fork server ends where its launcher was gone before it could ask for a signal, and only there."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from support.command import environment
+
+from pipetransformer.parent_process import LAUNCHER
+
+SERVER = "import pipetransformer.launch.parent_death; print('serves')"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone signals the death of a parent")
+@pytest.mark.parametrize(("launcher", "expected"), [(os.getpid(), "serves\n"), (1, ""), (None, "serves\n")])
+def test_a_server_serves_the_launcher_that_has_started_it(launcher: int | None, expected: str) -> None:
+    env = environment() | ({} if launcher is None else {LAUNCHER: str(launcher)})
+    done = subprocess.run([sys.executable, "-c", SERVER], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == expected

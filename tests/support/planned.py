@@ -1,0 +1,42 @@
+"""The numbers by which the ranks of a run plan."""
+
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch.distributed as dist
+
+from pipetransformer.planning.planner import Planner
+from pipetransformer.training import planner_setup
+from pipetransformer.training.cache_session import CacheSession
+from support.jobs import play
+
+_num_samples = CacheSession.num_samples
+
+
+def numbers_of_plans(overrides: tuple[str, ...], folder: Path, of_nodes: bool) -> tuple[str, list[Any]]:
+    """Plays a run with measured times, whose error is returned, too.
+
+    Args:
+        of_nodes: Each rank's cache misses and reads are those of another node.
+    """
+    seen: list[Any] = []
+
+    def planner(profile: Any, cluster: Any, *arguments: Any) -> Planner:
+        seen.extend([repr(profile), repr(cluster)])
+        return Planner(profile, cluster, *arguments)
+
+    def figures(*_: Any) -> dict[str, Any]:
+        return {"cache_read_s_per_byte": 1e-9 * (1 + dist.get_rank()), "cache_miss_rate": 0.1 + 0.01 * dist.get_rank()}
+
+    def num_samples(session: CacheSession, step: int) -> int:
+        seen.append(_num_samples(session, step))
+        return seen[-1]
+
+    patches = [
+        mock.patch.object(planner_setup, "Planner", planner),
+        mock.patch.object(CacheSession, "num_samples", num_samples),
+        mock.patch.object(planner_setup, "_cache_figures", figures if of_nodes else planner_setup._cache_figures),
+    ]
+    with patches[0], patches[1], patches[2]:
+        return play(overrides, folder, made_up_times=False), seen
