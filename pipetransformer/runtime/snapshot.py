@@ -142,11 +142,10 @@ def _as_sharded(parameter: Tensor, value: Tensor) -> Tensor:
     """Returns optimizer state of a shard as a DTensor like its parameter and beside it; any other state as it is."""
     if not isinstance(parameter, DTensor) or not value.ndim:
         return value
-    value = value.to(parameter.device)  # what is parked is in host memory
+    value = value.to(parameter.device)  # what is parked, and references, are in host memory
     if isinstance(value, DTensor):
         return value
     mesh, placements = parameter.device_mesh, parameter.placements
-    value = value.to(parameter.device)  # references are in host memory
     return DTensor.from_local(value, mesh, placements, shape=parameter.shape, stride=parameter.stride())
 
 
