@@ -19,8 +19,8 @@ from pipetransformer.config.compose import load, register
 from pipetransformer.config.schema import CONF, as_plain, write_config
 from pipetransformer.errors import Stopped, UserError
 from pipetransformer.launch.restarts import after_restart
-from pipetransformer.launch.run_dir import finished_summary, refuse_other_run, resumed_arguments
-from pipetransformer.launch.start import preflight, start, under_torchrun
+from pipetransformer.launch.run_dir import finished_summary, record_of_refused, refuse_other_run, resumed_arguments
+from pipetransformer.launch.start import is_first_rank, preflight, start, under_torchrun
 from pipetransformer.report.reporter import erase_phase
 from pipetransformer.report.run_folder import write_overrides
 from pipetransformer.report.secrets import redact
@@ -57,16 +57,18 @@ def _run_job(node: DictConfig, run_dir: Path, sweep: str | None) -> float | None
     except UserError:
         _remove_empty(run_dir)
         raise
-    if _is_first_rank():
-        if finished := finished_summary(config, run_dir):
-            return _metric(finished)
-        refuse_other_run(config, run_dir)
+    if not is_first_rank():
+        return _metric(start(config, run_dir, as_plain(config), sweep))
+    if finished := finished_summary(config, run_dir):
+        return _metric(start(config, run_dir, as_plain(config), sweep) if under_torchrun() else finished)
+    refuse_other_run(config, run_dir)
+    with record_of_refused(config, run_dir):
         try:
             write_config(config, run_dir)
             write_overrides(run_dir, HydraConfig.get().overrides.task)
         except OSError as error:
             raise UserError(_unwritable(error)) from None
-    return _metric(start(config, run_dir, as_plain(config), sweep))
+        return _metric(start(config, run_dir, as_plain(config), sweep))
 
 
 def _metric(summary: dict[str, Any]) -> float | None:
@@ -86,17 +88,13 @@ def _unwritable(error: OSError) -> str:
     return f"the run folder cannot be written ({error}); name another one by hydra.run.dir= or hydra.sweep.dir="
 
 
-def _is_first_rank() -> bool:
-    return os.environ.get("RANK", "0") == "0"  # torchrun starts one process per rank
-
-
 def main() -> None:
     """Runs the command line. An error that the user can fix ends in one line, without a trace."""
     if {"-h", "--help"} & {*sys.argv}:
         return print_help(sys.argv[1:])
     if under_torchrun():
         _refuse_sweep()
-        sys.argv += NO_RUN_FOLDER if not _is_first_rank() else ()
+        sys.argv += NO_RUN_FOLDER if not is_first_rank() else ()
     register()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors of composition come here in place of being printed
     try:
@@ -110,7 +108,7 @@ def main() -> None:
     except OSError as error:  # Hydra makes the folder
         sys.exit(_unwritable(error))
     except Stopped as stop:
-        if _is_first_rank():
+        if is_first_rank():
             print(*notes(stop), SAVED if stop.is_saved else NOT_SAVED, sep="\n", file=sys.stderr)
         sys.exit(stop.exit_code)
     except KeyboardInterrupt as error:  # before the first step, or a second time
@@ -147,7 +145,7 @@ def _end(error: Exception) -> NoReturn:
         get_error_handler().record_exception(UserError(redact(explain(error))))
     if sys.stderr.isatty():
         erase_phase(sys.stderr)
-    sys.exit(redact("\n".join([explain(error), *notes(error)])) if _is_first_rank() else 1)
+    sys.exit(redact("\n".join([explain(error), *notes(error)])) if is_first_rank() else 1)
 
 
 def notes(error: BaseException) -> list[str]:

@@ -20,6 +20,22 @@ with nullcontext() if int(os.environ["TORCHELASTIC_RESTART_COUNT"]) else death.i
     main()
 """
 
+SCRIPT = """
+import os
+import pipetransformer as pt
+
+summary = pt.train(
+    pt.Config(
+        model=pt.TimmModel(name="vit_tiny_patch16_224", pretrained=False, options={"patch_size": 4, "embed_dim": 16,
+                           "depth": 2, "num_heads": 2}),
+        dataset=pt.Digits(max_train_samples=64, max_eval_samples=16), epochs=1, batch_size=16, logger=pt.NoLogger(),
+        parallel=pt.Parallel(device="cpu"),
+    ),
+    run_dir="run",
+)
+print(f"rank {os.environ['RANK']}: {summary.get('status', {})}", flush=True)
+"""
+
 
 def test_a_sweep_is_refused_with_the_right_command(tmp_path: Path) -> None:
     ended = torchrun(tmp_path, "--standalone", "--nproc-per-node", "1", TRAIN, "-m", "seed=1,2")
@@ -51,3 +67,16 @@ def test_all_ranks_write_one_run_folder_also_when_torchrun_starts_them_again(tmp
     assert [event["step"] for event in job.events("resume")] in ([2], [4], [6]), "the last one that was published"
     assert job.events("start")[0]["world_size"] == 2
     assert job.summary["status"] == "completed"
+    written = [(tmp_path / "run" / name).read_bytes() for name in ("config.yaml", "summary.json")]
+    again = torchrun(tmp_path, "--standalone", "--nproc-per-node", "2", TRAIN, *run, "seed=7")
+    assert again.code == 0, again.err
+    assert "nothing to resume" in again.out + again.err
+    assert written == [(tmp_path / "run" / name).read_bytes() for name in ("config.yaml", "summary.json")]
+
+
+def test_a_script_that_trains_runs_under_torchrun(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    ended = torchrun(tmp_path, "--standalone", "--nproc-per-node", "2", "script.py")
+    assert ended.code == 0, ended.err
+    assert {"rank 0: completed", "rank 1: {}"} <= {*ended.out.splitlines()}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "script.py"]

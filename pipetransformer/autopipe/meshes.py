@@ -77,9 +77,12 @@ def check_num_ranks(mesh: StageMesh, num_devices: int) -> None:
 
 
 def _links_inside(cluster: Cluster, mesh: StageMesh) -> tuple[Link, Link]:
-    """Returns the links of messages and of collectives along the axes of a mesh: within a node where it fits one."""
+    """Returns the links of messages and of collectives along the axes of a mesh: within a node where it fits one.
+
+    Meshes lie one after the other, so that some reach into a second node where their size does not divide a node's.
+    """
     link, node_link = cluster.link, cluster.node_link
-    if cluster.node_size is None or node_link is None or mesh.num_ranks <= cluster.node_size:
+    if cluster.node_size is None or node_link is None or cluster.node_size % mesh.num_ranks == 0:
         return link, cluster.allreduce_link or link
     shared = node_link.shared(cluster.node_size)
     return shared, (cluster.node_allreduce_link or node_link).shared(cluster.node_size)
@@ -132,7 +135,7 @@ def mesh_candidates(
         like: Has the algorithm and the type of sums of all of them; ``2d`` and ``3d`` are for those who ask for them.
         widths: Heads and widths of the model.
         num_tokens: Of a sample.
-        num_devices: A mesh that is left open has no more; those of a node.
+        num_devices: Of a node, which meshes that are left open divide.
         is_limited: The devices' memory has a limit.
     """
     divisors = [size for size in range(1, num_devices + 1) if num_devices % size == 0]
@@ -149,7 +152,7 @@ def mesh_candidates(
         for dp_shard, cp, tp in product(*sizes)
     ]
     is_open = None in wanted.values()
-    fitting = [mesh for mesh in found if not is_open or (mesh.num_ranks <= num_devices and mesh.divides(widths))]
+    fitting = [mesh for mesh in found if not is_open or (num_devices % mesh.num_ranks == 0 and mesh.divides(widths))]
     return tuple(dict.fromkeys(SINGLE if mesh.num_ranks == 1 else mesh for mesh in sorted(fitting, key=_simplicity)))
 
 

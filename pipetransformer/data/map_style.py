@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -41,7 +42,7 @@ class MapStyleSplit(Split):
         dataset: The data set; ``dataset[i]`` gives the sample with the same values on every rank. Where it has
             ``__getitems__``, batches are read by that, as torch's loader does.
         loss: Loss of each sample.
-        metrics: Metrics of predictions and targets; accuracy where outputs are (B, C) and targets are integers.
+        metrics: Metrics of predictions and targets; accuracy where outputs are (B, C), C > 1, and targets are integers.
 
     Raises:
         UserError: It is no map-style data set, or its first sample is of neither form.
@@ -61,10 +62,10 @@ class MapStyleSplit(Split):
     def __len__(self) -> int:
         return len(self._dataset)
 
-    @property
+    @cached_property
     def draws_at_random(self) -> bool:
-        """True when a sample differs from one read to the next; the first samples are read twice to see it."""
-        rows = tuple(range(min(4, len(self))))
+        """True when a sample differs from one read to the next; some are read twice to see it."""
+        rows = evenly_spaced(len(self), NUM_PROBED)
         pairs = zip(self._load(rows), self._load(rows), strict=True)
         return any(not one.equals(other) for one, other in pairs)
 
@@ -72,11 +73,15 @@ class MapStyleSplit(Split):
         return self._digest(range(len(self)))
 
     def _digest(self, ids: Sequence[int]) -> str:
+        """Returns the digest of samples; of their shapes alone where each read gives other values."""
+        import torch
+
         digest = blake2b(digest_size=16)
         for sample in self._all(ids):
             for name, values in sorted({"": sample.input, **sample.per_token}.items()):
                 digest.update(f"{name} {values.dtype} {tuple(values.shape)}".encode())
-                digest.update(values.numpy().tobytes())
+                if not self.draws_at_random:
+                    digest.update(values.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
     def quick_identity(self) -> str:
@@ -112,7 +117,13 @@ class MapStyleSplit(Split):
     def targets(self, ids: Sequence[int], num_tokens: int | None = None) -> Tensor:
         import torch
 
-        return torch.stack([sample.target for sample in self._read(ids)])
+        stacked = torch.stack([sample.target for sample in self._read(ids)])
+        if stacked.is_floating_point() and not self._target_dtype.is_floating_point:
+            raise UserError(
+                f"the target of sample 0 of {self.name} is a whole number ({self._target_dtype}), and others are not "
+                f"({stacked.dtype}); give all of them as floating-point numbers"
+            )
+        return stacked
 
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
         """Returns the loss of each sample (B,); targets arrive as float64.
@@ -129,29 +140,30 @@ class MapStyleSplit(Split):
         return losses
 
     def predict(self, outputs: Tensor, ids: Sequence[int], num_tokens: int | None) -> Tensor:
-        """Returns the loss and the prediction of each sample, (B, 1 + k): the likeliest class, or the outputs."""
+        """Returns of each sample the loss, the likeliest class or the outputs, and 1 for a class, (B, 2 + k)."""
         import torch
 
         targets = self.targets(ids).to(outputs.device)
-        losses = self.loss(outputs, targets)
-        classes = self._has_classes(outputs.ndim)
-        predicted = outputs.argmax(-1, keepdim=True) if classes else outputs.flatten(1)
-        return torch.cat([losses[:, None].double(), predicted.double()], dim=1)
+        losses = self.loss(outputs, targets)[:, None].double()
+        is_class = self._has_classes(outputs)
+        predicted = outputs.argmax(-1, keepdim=True) if is_class else outputs.flatten(1)
+        return torch.cat([losses, predicted.double(), torch.full_like(losses, is_class)], dim=1)
 
     def score(self, predictions: np.ndarray) -> dict[str, float]:
         loss = {"loss": float(predictions[:, 0].mean())}
-        targets = np.stack([sample.target.numpy() for sample in self._all(range(len(self)))])
-        predicted = predictions[:, 1:].squeeze(1) if predictions.shape[1] == 2 else predictions[:, 1:]
+        targets = np.stack([_array(sample.target) for sample in self._all(range(len(self)))])
+        predicted = predictions[:, 1:-1].squeeze(1) if predictions.shape[1] == 3 else predictions[:, 1:-1]
         if self._metrics is not None:
             return {name: float(value) for name, value in self._metrics(predicted, targets).items()} | loss
-        if predicted.ndim == 1 and self._has_classes(2):
+        if predictions[:, -1].all():
             return {"accuracy": float((predicted == targets).mean())} | loss
         return loss
 
-    def _has_classes(self, num_output_dims: int) -> bool:
-        """Returns whether the outputs are logits (B, C) and the targets classes (B,)."""
+    def _has_classes(self, outputs: Tensor) -> bool:
+        """Returns whether the outputs are logits (B, C) of several classes and the targets classes (B,)."""
         is_scalar = self.targets([0]).ndim == 1
-        return num_output_dims == 2 and is_scalar and not self._target_dtype.is_floating_point
+        are_logits = outputs.ndim == 2 and outputs.shape[1] > 1
+        return are_logits and is_scalar and not self._target_dtype.is_floating_point
 
     def _read(self, ids: Sequence[int]) -> list[Sample]:
         """Reads samples; inputs, context and targets of a batch are asked for one after the other and read once."""
@@ -264,6 +276,13 @@ def _one_of(row: Mapping[str, Any], names: tuple[str, ...], index: int) -> str:
     if len(found) != 1:
         raise UserError(f"sample {index} has the keys {', '.join(row)}; give exactly one of {', '.join(names)}")
     return found[0]
+
+
+def _array(values: Tensor) -> np.ndarray:
+    """Returns values as NumPy has them, which knows no bfloat16."""
+    import torch
+
+    return values.float().numpy() if values.dtype == torch.bfloat16 else values.numpy()
 
 
 def _padded(values: Tensor, num_tokens: int) -> Tensor:

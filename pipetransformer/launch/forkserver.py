@@ -26,6 +26,7 @@ from pipetransformer.parent_process import LAUNCHER
 from pipetransformer.training.interrupt import SIGNALS
 
 PRELOAD = ("pipetransformer.launch.parent_death", "pipetransformer.training.run", "scipy.stats", "sklearn.metrics")
+THREADS, OWN_THREADS = "OMP_NUM_THREADS", "PIPETRANSFORMER_NUM_THREADS"
 TEMPORARY, LOCK = "pipetransformer-", "lock"
 GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
@@ -40,8 +41,12 @@ def start_method(device: str) -> str:
 
 
 def share_cores(world_size: int) -> None:
-    """Sets ``OMP_NUM_THREADS`` to a rank's share of the cores, unless the user has. Libraries read it on import."""
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // world_size)))
+    """Sets ``OMP_NUM_THREADS`` to a rank's share of the cores, unless the user has. Libraries read it on import.
+
+    What this launcher has set for an earlier run, as for another job of a sweep, is not the user's.
+    """
+    if os.environ.get(THREADS) in (None, os.environ.get(OWN_THREADS)):
+        os.environ[THREADS] = os.environ[OWN_THREADS] = str(max(1, (os.cpu_count() or 1) // world_size))
 
 
 def preload(device: str, num_ranks: int, libraries: Iterable[str]) -> None:

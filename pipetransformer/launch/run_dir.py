@@ -1,9 +1,9 @@
 """The run folder before a run starts: whether it holds another run, and the arguments of the one to be resumed."""
 
-import json
 import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,18 @@ from pipetransformer.config.schema import Config
 from pipetransformer.errors import RankLost, UserError
 from pipetransformer.launch.forkserver import remove_stale
 from pipetransformer.report.reporter import print_line
-from pipetransformer.report.run_folder import CONFIG, DRY_RUN, EVENT_LOG, MODEL, SUMMARY, read_overrides, short_path
+from pipetransformer.report.run_folder import (
+    CONFIG,
+    DRY_RUN,
+    EVENT_LOG,
+    MODEL,
+    OVERRIDES,
+    SUMMARY,
+    completed_summary,
+    read_json,
+    read_overrides,
+    short_path,
+)
 
 RUN_DIR, RESUME = "hydra.run.dir", "resume.run"
 OWN_FILES = (CONFIG, EVENT_LOG, SUMMARY, MODEL, FOLDER)
@@ -39,8 +50,8 @@ def resumed_arguments(arguments: Sequence[str]) -> list[str]:
 
 def finished_summary(config: Config, run_dir: Path) -> dict[str, Any] | None:
     """Returns the summary of a run that is to be resumed and has already come to its end; ``None`` for any other."""
-    summary = _summary(run_dir)
-    if config.resume.run is None or summary.get("status") != "completed":
+    summary = completed_summary(run_dir)
+    if config.resume.run is None or summary is None:
         return None
     remove_stale()  # of the launcher, which may have been killed after its last word
     print_line(f"nothing to resume: the run in {run_dir} is complete")
@@ -65,6 +76,20 @@ def refuse_other_run(config: Config, run_dir: Path) -> None:
     for name in found:
         path = run_dir / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+@contextmanager
+def record_of_refused(config: Config, run_dir: Path) -> Iterator[None]:
+    """Gives a run its settings and summary back where it was to be resumed and is refused before its first step."""
+    names = (CONFIG, OVERRIDES, SUMMARY) if config.resume.run is not None else ()
+    before = {name: (run_dir / name).read_bytes() for name in names if (run_dir / name).is_file()}
+    try:
+        yield
+    except UserError as error:
+        if not isinstance(error, RankLost) and not _summary(run_dir).get("optimizer_steps"):
+            for name, content in before.items():
+                (run_dir / name).write_bytes(content)
+        raise
 
 
 def tell_where_weights_are(error: BaseException, run_dir: Path) -> None:
@@ -95,7 +120,6 @@ def _has_steps(run_dir: Path) -> bool:
 
 def _summary(run_dir: Path) -> dict[str, Any]:
     try:
-        found = json.loads((run_dir / SUMMARY).read_text(encoding="utf-8"))
+        return read_json(run_dir / SUMMARY)
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}

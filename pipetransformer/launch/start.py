@@ -11,7 +11,7 @@ from pipetransformer.config.validate import check_batch, validate
 from pipetransformer.errors import UserError
 from pipetransformer.launch import forkserver
 from pipetransformer.launch.restarts import after_restart
-from pipetransformer.launch.run_dir import finished_summary, refuse_other_run
+from pipetransformer.launch.run_dir import finished_summary, record_of_refused, refuse_other_run
 from pipetransformer.report.reporter import print_phase
 
 RANKS_PER_CORE = 16  # more only wait for each other
@@ -43,17 +43,25 @@ def train(config: Config, run_dir: str | Path | None = None) -> dict[str, Any]:
     preflight(config)
     resumed = None if config.resume.run == "auto" else config.resume.run
     folder = Path(run_dir or resumed or f"outputs/{datetime.now():%Y-%m-%d/%H-%M-%S}").resolve()
+    if not is_first_rank():
+        return start(config, folder, as_plain(config))
     if finished := finished_summary(config, folder):
-        return finished
+        return start(config, folder, as_plain(config)) if under_torchrun() else finished  # all ranks are told
     refuse_other_run(config, folder)
     folder.mkdir(parents=True, exist_ok=True)
-    write_config(config, folder)
-    return start(config, folder, as_plain(config))
+    with record_of_refused(config, folder):
+        write_config(config, folder)
+        return start(config, folder, as_plain(config))
 
 
 def under_torchrun() -> bool:
     """Returns whether torchrun has started this process."""
     return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def is_first_rank() -> bool:
+    """Returns whether this process looks after the run folder: the launcher, or torchrun's first rank."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def start(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | None = None) -> dict[str, Any]:

@@ -267,6 +267,15 @@ def read_json(path: Path) -> Any:
     return found
 
 
+def completed_summary(run_dir: Path) -> dict[str, Any] | None:
+    """Returns the summary of a run that has come to its end; ``None`` for any other."""
+    try:
+        summary = read_json(run_dir / SUMMARY)
+    except (OSError, UserError):
+        return None
+    return summary if summary.get("status") == "completed" else None
+
+
 def _parse(text: bytes) -> Any:
     """Parses JSON as a run writes it: without NaN, infinities, and numbers that no counter or size reaches."""
     found = json.loads(text, parse_constant=_refuse_constant)
@@ -304,8 +313,11 @@ def _line(values: Values) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """Replaces NaN and infinities by null, since JSON knows neither and many readers refuse them."""
-    if isinstance(value, float) and not math.isfinite(value):
+    """Replaces NaN and infinities by null, since JSON knows neither and many readers refuse them.
+
+    So is a number that :func:`_check_numbers` would refuse, as the perplexity of a model that has diverged.
+    """
+    if isinstance(value, float) and not abs(value) < MAX_NUMBER:
         return None
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -17,13 +17,13 @@ from pipetransformer.config.schema import Config
 from pipetransformer.config.sections import Parallel
 from pipetransformer.config.validate import check_batch, warnings
 from pipetransformer.data.base import Data, ImageFormat, TextFormat
-from pipetransformer.errors import TooLargePlan
+from pipetransformer.errors import TooLargePlan, UserError
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.base import OptimizerSpec
 from pipetransformer.planning.planner import Planner
 from pipetransformer.report.reporter import Reporter
 from pipetransformer.runtime.elastic import ElasticRuntime
-from pipetransformer.runtime.groups import RankContext
+from pipetransformer.runtime.groups import RankContext, any_rank
 from pipetransformer.runtime.precision import PRECISIONS
 from pipetransformer.training.cache_setup import CacheSetup, set_up_cache
 from pipetransformer.training.input_reader import InputReader, open_inputs
@@ -79,6 +79,9 @@ def prepare(
     report.write("phase", message="reading data")
     wanted = config.model.input_format()
     data: Data = config.dataset.load(TextFormat(**wanted) if config.model.modality == "text" else ImageFormat(**wanted))
+    # what a rank sees in a few samples may be chance
+    data = replace(data, random_transform=any_rank(data.random_transform, device))
+    _check_names(data)
     check_batch(config.batch_size, len(data.train))
     inputs, input_notes = open_inputs(config, (data.train, *data.evaluation), device)
     closing.enter_context(inputs)
@@ -124,6 +127,18 @@ def prepare(
         data, stack, *loaders, planner, _first(planner, config.parallel), cache_setup, runtime, inputs, optim, order,
         resumed,
     )  # fmt: skip
+
+
+def _check_names(data: Data) -> None:
+    """Refuses splits of one name: metrics and stored features are kept by it.
+
+    Raises:
+        UserError: With the name.
+    """
+    names = [split.name for split in (data.train, *data.evaluation)]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"two splits are called {name}; give the one to evaluate another name, as {name}_rows")
 
 
 def _first(planner: Planner, parallel: Parallel) -> Transition:

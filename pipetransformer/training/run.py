@@ -26,7 +26,15 @@ from pipetransformer.config.schema import Config
 from pipetransformer.errors import DamagedCheckpoint, Diverged, FreezeHurts, NotSaved, Stopped, UserError
 from pipetransformer.report.card import write_card
 from pipetransformer.report.reporter import ConsoleOptions, EventName, Reporter, open_report
-from pipetransformer.report.run_folder import CONFIG, DRY_RUN, MODEL, SUMMARY, share_files, write_json
+from pipetransformer.report.run_folder import (
+    CONFIG,
+    DRY_RUN,
+    MODEL,
+    SUMMARY,
+    completed_summary,
+    share_files,
+    write_json,
+)
 from pipetransformer.report.wandb import NoLogger
 from pipetransformer.runtime.groups import broadcast_from_rank0
 from pipetransformer.runtime.host_memory import keep_freed_memory
@@ -57,6 +65,9 @@ def _run(
     config: Config, run_dir: Path, device: torch.device, plain: dict[str, Any], sweep: str | None
 ) -> dict[str, Any]:
     run_dir = broadcast_from_rank0(run_dir)  # under torchrun each process has composed one of its own
+    finished = completed_summary(run_dir) if config.resume.run and dist.get_rank() == 0 else None
+    if broadcast_from_rank0(finished is not None):
+        return finished or {"status": "completed"}
     try:
         if dist.get_rank() == 0:
             traces = () if config.resume.run else run_dir.glob("trace_*.json")  # of an earlier run in the same folder

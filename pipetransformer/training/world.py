@@ -146,9 +146,11 @@ ONE_NODE = NodeLayout((1,), 0)
 
 
 def limit_threads() -> None:
-    """Gives this process its share of the node's cores, unless ``OMP_NUM_THREADS`` says how many threads it has.
+    """Gives this process the threads of ``OMP_NUM_THREADS``, or else its share of the node's cores.
 
-    More threads than cores wait for each other in busy loops, and take the cores from the one that is waited for.
+    More threads than cores wait for each other in busy loops, and take the cores from the one that is waited for. A
+    forked rank has the number that its fork server read on import, which may be that of an earlier run.
     """
-    if "OMP_NUM_THREADS" not in os.environ:  # our launcher, torchrun or the user have set it
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // LocalRank.here().local_world_size))
+    given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # of our launcher, torchrun or the user
+    share = max(1, (os.cpu_count() or 1) // LocalRank.here().local_world_size)
+    torch.set_num_threads(int(given) if given.isdecimal() and int(given) else share)

@@ -125,6 +125,11 @@ def test_a_mesh_over_nodes_takes_their_link() -> None:
     assert inside.layers[1].forward.fixed_s == pytest.approx(2e-5)
 
 
+def test_meshes_that_do_not_divide_a_node_take_its_link_too() -> None:
+    links = [on_mesh(profile(), cluster(12, per_node=size), TP)[0].layers[1].forward.fixed_s for size in (3, 4)]
+    assert links == [pytest.approx(2e-4), pytest.approx(2e-5)], "the second of each three devices is elsewhere"
+
+
 def test_the_bytes_of_a_rank_are_those_of_its_part() -> None:
     plan = planned((TP,))
     (whole,), (part,) = (device_memory_bytes(profile(), replace(plan, mesh=mesh), 1) for mesh in (SINGLE, TP))
@@ -172,8 +177,8 @@ OPEN = {"tp": None, "cp": 1, "dp_shard": 1}
 @pytest.mark.parametrize(
     ("wanted", "tokens", "limited", "expected"),
     [
-        (OPEN, 64, False, ["", "tp 2", "tp 3", "tp 4", "tp 6"]),
-        ({**OPEN, "cp": None}, 64, False, ["", "tp 2", "tp 3", "tp 4", "tp 6"]),
+        (OPEN, 64, False, ["", "tp 2", "tp 4"]),  # 3 and 6 would reach into another node
+        ({**OPEN, "cp": None}, 64, False, ["", "tp 2", "tp 4"]),
         ({"tp": 1, "cp": None, "dp_shard": 1}, 2048, False, ["", "cp 2", "cp 4", "cp 8"]),
         ({"tp": 1, "cp": 1, "dp_shard": None}, 64, False, [""]),
         ({"tp": 1, "cp": 1, "dp_shard": None}, 64, True, ["", "dp_shard 2", "dp_shard 4", "dp_shard 8"]),

@@ -55,6 +55,21 @@ def test_scores_are_accuracy_and_loss_over_all_samples() -> None:
     assert images.score(predicted) == pytest.approx({"accuracy": 2 / 3, "loss": expected}, abs=1e-6)
 
 
+def test_a_single_output_is_no_class() -> None:
+    def metrics(predictions: np.ndarray, targets: np.ndarray) -> dict[str, float]:
+        return {"mean": float(predictions.mean()), "whole": float(targets.dtype == np.int64)}
+
+    def own(output: Tensor, target: Tensor) -> Tensor:
+        return (output.squeeze(1) - target).square()
+
+    single = torch.tensor([[2.0], [0.5], [1.0]])
+    for chosen, expected in ((None, {"loss"}), (metrics, {"loss", "mean", "whole"})):
+        ratings = MapStyleSplit("dev", IMAGES, own, chosen)
+        scored = ratings.score(ratings.predict(single, [0, 1, 2], None).numpy())
+        assert scored.keys() == expected
+    assert (scored["mean"], scored["whole"]) == (pytest.approx(3.5 / 3), 1)
+
+
 def test_own_metrics_get_predictions_and_targets_in_order() -> None:
     def metrics(predictions: np.ndarray, targets: np.ndarray) -> dict[str, float]:
         return {"same": float((predictions == targets).sum())}
@@ -80,6 +95,33 @@ def test_a_transform_that_draws_is_noticed() -> None:
 
     assert split(Drawn([0, 1])).draws_at_random
     assert not split(IMAGES).draws_at_random
+
+    class Seldom(list[Any]):
+        def __getitem__(self, index: Any) -> Any:
+            return torch.rand(1) * (index == 40), 0
+
+    assert split(Seldom(range(64))).draws_at_random, "also where few samples show it"
+
+
+def test_data_that_draw_at_random_have_one_identity() -> None:
+    class Drawn(list[Any]):
+        def __getitem__(self, index: Any) -> Any:
+            return torch.rand(3, 2, 2), 0
+
+    assert split(Drawn([0, 1])).quick_identity() == split(Drawn([0, 1])).quick_identity()
+    assert split(Drawn([0, 1])).quick_identity() != split(Drawn([0, 1, 2])).quick_identity()
+
+
+def test_targets_that_are_cut_to_whole_numbers_are_refused() -> None:
+    with pytest.raises(UserError, match=r"target of sample 0 of train is a whole number \(torch.int64\), and others"):
+        split([(torch.zeros(2, 2), 0), (torch.zeros(2, 2), 0.5)]).targets([0, 1])
+
+
+def test_inputs_of_16_bits_have_an_identity_and_a_score() -> None:
+    rows = [(torch.full((2, 2), float(i), dtype=torch.bfloat16), torch.tensor(i, dtype=torch.bfloat16)) for i in (0, 1)]
+    data = MapStyleSplit("dev", rows, lambda output, target: (output.squeeze(1) - target).square())
+    assert data.identity() != split([rows[1], rows[0]]).identity()
+    assert data.score(data.predict(torch.zeros(2, 1), [0, 1], None).numpy()) == {"loss": 0.5}
 
 
 @pytest.mark.parametrize(

@@ -55,8 +55,10 @@ def test_the_cores_are_shared_before_anything_is_imported(monkeypatch: pytest.Mo
     given: list[str] = []
     monkeypatch.setattr("os.cpu_count", lambda: 9)
     monkeypatch.setattr(forkserver.forkserver, "ensure_running", lambda: given.append(os.environ["OMP_NUM_THREADS"]))
-    for num_ranks in (4, 2):
-        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for name in (forkserver.THREADS, forkserver.OWN_THREADS):
+        monkeypatch.setenv(name, "")  # so that it is restored
+        monkeypatch.delenv(name)
+    for num_ranks in (4, 2):  # two jobs of a sweep
         forkserver.preload("cpu", num_ranks, ["timm"])
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     forkserver.preload("cpu", 4, [])

@@ -8,7 +8,7 @@ import pytest
 from pipetransformer.checkpoint.folder import FOLDER
 from pipetransformer.config.compose import compose_training
 from pipetransformer.errors import RankFailed, RankLost, UserError
-from pipetransformer.launch.run_dir import finished_summary, tell_where_weights_are
+from pipetransformer.launch.run_dir import finished_summary, record_of_refused, tell_where_weights_are
 
 
 def notes(
@@ -68,3 +68,24 @@ def test_a_run_that_is_complete_is_not_resumed(
     summary = finished_summary(compose_training(resume), tmp_path)
     assert summary == ({"status": status} if is_over else None)
     assert ("nothing to resume: the run in" in capsys.readouterr().out) == is_over
+
+
+@pytest.mark.parametrize(
+    ("resume", "steps", "is_kept"), [("auto", {}, True), ("auto", {"optimizer_steps": 3}, False), ("null", {}, False)]
+)
+def test_a_run_whose_resume_is_refused_keeps_its_settings_and_summary(
+    resume: str, steps: dict[str, int], is_kept: bool, tmp_path: Path
+) -> None:
+    files = [tmp_path / name for name in ("config.yaml", "overrides.json", "summary.json")]
+
+    def refuse() -> None:
+        with record_of_refused(compose_training([f"resume.run={resume}"]), tmp_path):
+            for file in files:
+                file.write_text(json.dumps({"status": "failed"} | steps))
+            raise UserError("other settings")
+
+    for file in files:
+        file.write_text("before")
+    with pytest.raises(UserError, match="other settings"):
+        refuse()
+    assert all((file.read_text() == "before") == is_kept for file in files)

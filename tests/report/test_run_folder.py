@@ -21,6 +21,7 @@ from pipetransformer.report.run_folder import (
     environment,
     find_run,
     next_steps,
+    read_json,
     read_overrides,
     read_run,
     share_files,
@@ -49,7 +50,12 @@ def finite(value: Any) -> Any:
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list):
         return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return None if isinstance(value, float) and not abs(value) < 2**63 else value
+
+
+def test_a_number_that_is_too_large_to_be_read_back_is_written_as_none(tmp_path: Path) -> None:
+    write_json(tmp_path / "value.json", {"perplexity": 1e20, "loss": 46.0})
+    assert read_json(tmp_path / "value.json") == {"perplexity": None, "loss": 46.0}
 
 
 @given(value=plain_values)

@@ -44,7 +44,7 @@ def test_a_world_on_one_node_keeps_to_loopback(
     assert os.environ.get("GLOO_SOCKET_IFNAME") == expected
 
 
-@pytest.mark.parametrize(("variable", "expected"), [(None, [4]), ("1", []), ("3", [])])
+@pytest.mark.parametrize(("variable", "expected"), [(None, [4]), ("1", [1]), ("3,2", [3])])
 def test_a_rank_takes_its_share_of_the_cores_unless_told_otherwise(
     variable: str | None, expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

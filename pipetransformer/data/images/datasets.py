@@ -153,13 +153,20 @@ class IdxImages(ImageDataset):
             find_files(Path(self.path))
 
     def preflight(self) -> int | None:
-        if self.path is None and packaged_folder() is None:
+        if self._folder is None:
             find_on_hub(self.hub_name, IDX_FOLDER)
             return None
         return self._check_splits(self.read())
 
+    @property
+    def _folder(self) -> Path | None:
+        """The local data: those at the path, or of Debian's package where nothing else is asked for."""
+        if self.path is not None:
+            return Path(self.path)
+        return packaged_folder() if self.hub_name == type(self).hub_name else None
+
     def read(self) -> ImageSplits:
-        folder = Path(self.path) if self.path is not None else packaged_folder()
+        folder = self._folder
         if folder is None:
             source = from_hub(self.hub_name, "train", "test", ("image", "label"), IDX_FOLDER)
             return ImageSplits(source.train.in_memory(), source.evaluation.in_memory(), "test", source.classes)

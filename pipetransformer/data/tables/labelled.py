@@ -112,6 +112,11 @@ class LabelledTable(TableSpec, ABC):
         self._check_metrics(labels.task)
         metrics = tuple(self.metrics or ())
         if labels.task == "classification":
+            if "f1" in metrics and len(labels.names) != 2:
+                raise UserError(
+                    f"dataset.metrics: f1 is for two classes, and the data has {len(labels.names)}; take macro_f1 or "
+                    "micro_f1"
+                )
             weights = self._weights(labels.names, targets)
             factors = () if weights is None else tuple(weights.tolist())
             task = text_classification(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pipetransformer.data.tables.splits import Splits
 
 EVAL_SPLITS = ("validation", "valid", "val", "dev", "test")  # by falling preference
-HELD_OUT = "held_out"
+HELD_OUT, TRAIN = "held_out", "train"
 LOCAL_TABLES = (
     "a .csv, .tsv, .jsonl, .json, .parquet or .arrow file, a folder of them named train and validation or test"
 )
@@ -132,11 +132,9 @@ class TableSpec(DatasetSpec, ABC):
         """
         splits = self._splits()
         train, name = _read(splits, "dataset.train_split", self.train_split), self._eval_name(splits)
-        if name == HELD_OUT:
-            rest, held_out = _divide(train, self.eval_fraction)
-        else:
-            rest, held_out = train, self._evaluation(splits, name)
-        return Tables(_limited(rest, self.max_train_samples), _limited(held_out, self.max_eval_samples), name, train)
+        rest, held_out = _divide(train, self.eval_fraction) if name is None else (train, self._evaluation(splits, name))
+        limited = _limited(rest, self.max_train_samples), _limited(held_out, self.max_eval_samples)
+        return Tables(*limited, name or HELD_OUT, train)
 
     def _splits(self) -> Splits:
         from pipetransformer.data.tables.splits import hub_splits, local_splits
@@ -146,11 +144,13 @@ class TableSpec(DatasetSpec, ABC):
         assert self.hub is not None
         return hub_splits(self.hub, self.config, self.revision)
 
-    def _eval_name(self, splits: Splits) -> str:
+    def _eval_name(self, splits: Splits) -> str | None:
+        """Returns the name of the split to evaluate on; ``None`` where it is held out of the training split."""
         if self.eval_path is not None:
-            return Path(self.eval_path).stem
+            name = Path(self.eval_path).stem
+            return name if name != TRAIN else "evaluation"
         found = (name for name in EVAL_SPLITS if name in splits and name != self.train_split)
-        return self.eval_split or next(found, HELD_OUT)
+        return self.eval_split or next(found, None)
 
     def _evaluation(self, splits: Splits, name: str) -> Rows:
         if self.eval_path is None:

@@ -70,11 +70,17 @@ class TextDataset(LabelledTable):
         return Data(train, (evaluation,), task, note=labels.note)
 
     def unlabelled(self, source: Path, wanted: ImageFormat | TextFormat, head: Head) -> Unlabelled:
+        from pipetransformer.data.tables.files import FORMATS
         from pipetransformer.data.tables.rows import read_files
+        from pipetransformer.data.tables.text_cells import text_batches
+        from pipetransformer.data.text.document_files import TEXT, TextFile
 
         assert isinstance(wanted, TextFormat)
-        rows = read_files((source,), self._delimiter)
-        tokens = encode_batches(self._texts(rows), wanted.tokenizer, min(self.max_length, wanted.max_length))
+        columns = columns_of("text", self.text)
+        formats = {**FORMATS, ".txt": TextFile} if len(columns) == 1 else FORMATS
+        rows = read_files((source,), self._delimiter, formats)
+        columns = (TEXT,) if source.suffix.lower() == ".txt" else columns
+        tokens = encode_batches(text_batches(rows, columns), wanted.tokenizer, min(self.max_length, wanted.max_length))
         check_tokens(tokens, rows.at)
         num_classes, has_sets = head.num_outputs, head.problem_type == "multi_label_classification"
         task = multi_label_classification(num_classes) if has_sets else text_classification(num_classes)

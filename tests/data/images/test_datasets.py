@@ -177,6 +177,14 @@ def test_the_hub_is_asked_when_nothing_is_local(
     assert data.task.head.labels == ("a", "b")
 
 
+def test_a_debian_package_is_taken_for_the_data_that_it_has_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(specs, "packaged_folder", lambda: Path("/usr/share/fashion"))
+    monkeypatch.setattr(specs, "find_on_hub", lambda name, *_: asked.append(name))
+    assert IdxImages(hub_name="ylecun/mnist").preflight() is None
+    assert asked == ["ylecun/mnist"]
+
+
 def test_one_class_is_refused_before_the_start(tmp_path: Path) -> None:
     shutil.rmtree(write_colours(tmp_path, "train") / "train" / "dog")
     (tmp_path / "test").mkdir()

@@ -1,5 +1,6 @@
 """Which rows of a table train and which evaluate, and what is said where that is not clear."""
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,17 @@ def test_splits_are_chosen_by_name(folder: Path) -> None:
 def test_another_file_is_evaluated_on(folder: Path) -> None:
     found = tables(path=str(folder / "train.csv"), eval_path=str(folder / "gold.csv"))
     assert (found.eval_name, len(found.train), numbers(found.evaluation)[0]) == ("gold", 10, 30)
+
+
+def test_a_file_to_evaluate_on_may_have_any_name(folder: Path, tmp_path: Path) -> None:
+    for name, expected in (("held_out", "held_out"), ("train", "evaluation")):
+        (tmp_path / "other").mkdir(exist_ok=True)
+        file = shutil.copy(folder / "gold.csv", tmp_path / "other" / f"{name}.csv")
+        found = tables(path=str(folder / "train.csv"), eval_path=str(file))
+        assert (found.eval_name, len(found.train), numbers(found.evaluation)[0]) == (expected, 10, 30)
+    shutil.copy(folder / "gold.csv", folder / "held_out.csv")
+    found = tables(path=str(folder), eval_split="held_out")
+    assert (found.eval_name, len(found.train), numbers(found.evaluation)[0]) == ("held_out", 10, 30)
 
 
 @pytest.mark.parametrize(("num_rows", "fraction", "num_eval"), [(100, 0.1, 10), (2, 0.01, 1), (3, 0.99, 2)])

@@ -15,6 +15,7 @@ from pipetransformer.data.tables.labels import MOST_CLASSES, MOST_WHOLE_NUMBERS
 from pipetransformer.data.text.split import LabelledTexts
 from pipetransformer.data.text.table import TextDataset
 from pipetransformer.errors import UserError
+from pipetransformer.models.base import Head
 
 
 def write_lines(file: Path, labels: Sequence[Any]) -> str:
@@ -237,3 +238,15 @@ def test_the_real_sst2_is_loaded_from_its_folder(shared_data: Path, text: TextFo
     assert data.task.head.labels == ("0", "1")
     ones = np.ones(872, dtype=np.int64)
     assert data.evaluation[0].score(ones)["accuracy"] == pytest.approx(444 / 872)
+
+
+def test_f1_of_three_classes_is_refused_with_what_to_take(tmp_path: Path, text: TextFormat) -> None:
+    file = write_csv(tmp_path / "a.csv", [*"abc"])
+    with pytest.raises(ValueError, match="f1 is for two classes, and the data has 3; take macro_f1 or micro_f1"):
+        on_its_own(text, file, metrics=["accuracy", "f1"])
+
+
+def test_the_lines_of_a_text_file_are_predicted(tmp_path: Path, text: TextFormat) -> None:
+    (tmp_path / "new.txt").write_text("one line\nanother\n")
+    spec = TextDataset(path=write_csv(tmp_path / "a.csv", [*"ab"]))
+    assert len(spec.unlabelled(tmp_path / "new.txt", text, Head("sequence", 2, ("a", "b"))).split) == 2
