@@ -29,6 +29,7 @@ summary = pt.train(
         model=pt.TimmModel(name="vit_tiny_patch16_224", pretrained=False, options={"patch_size": 4, "embed_dim": 16,
                            "depth": 2, "num_heads": 2}),
         dataset=pt.Digits(max_train_samples=64, max_eval_samples=16), epochs=1, batch_size=16, logger=pt.NoLogger(),
+        freeze=pt.NoFreezing(), optim=pt.AdamW(lr=1e-3),
         parallel=pt.Parallel(device="cpu"),
     ),
     run_dir="run",
