@@ -41,7 +41,7 @@ def run_here(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | 
     """Runs one rank in this process, which torchrun has started.
 
     Returns:
-        The summary on rank 0, an empty one on the others.
+        The summary on rank 0, its status on the others.
 
     Raises:
         UserError: With options in place of fields.

@@ -30,7 +30,7 @@ def train(config: Config, run_dir: str | Path | None = None) -> dict[str, Any]:
         run_dir: Folder for events, summary and model; by default ``outputs/<date>/<time>``.
 
     Returns:
-        The contents of ``summary.json``; under torchrun an empty dictionary on all ranks but 0.
+        The contents of ``summary.json``; under torchrun its ``status`` alone on all ranks but 0.
 
     Raises:
         UserError: A value that the user can change, in the names of the command line's options, which are those of the
@@ -73,7 +73,7 @@ def start(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | Non
         sweep: Name of the sweep that the job belongs to.
 
     Returns:
-        The summary of the run; under torchrun an empty one on all ranks but 0.
+        The summary of the run; under torchrun its status alone on all ranks but 0.
 
     Raises:
         UserError: An error that the user can fix.
