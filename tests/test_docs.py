@@ -231,6 +231,25 @@ def test_a_message_that_nobody_says_is_found() -> None:
 # Names, sections, snippets
 
 
+def options_in(file: Path) -> set[str]:
+    """The names of the options in a YAML file of the configuration, of its sections too."""
+
+    def names(values: Any) -> set[str]:
+        own = {name: value for name, value in values.items() if name not in ("defaults", "hydra", "_target_")}
+        inner = (names(value) for name, value in own.items() if isinstance(value, dict) and name != "options")
+        return {*own}.union(*inner)
+
+    return names(yaml.safe_load(file.read_text(encoding="utf-8")) or {})
+
+
+def test_the_page_of_options_has_every_one_of_them() -> None:
+    page = (DOCS / "reference" / "options.md").read_text(encoding="utf-8")
+    shown = set().union(*(options_in(ROOT / file) for file in re.findall(r'--8<-- "(.+?)"', page)))
+    files = [file for file in CONF.rglob("*.yaml") if "experiment" not in file.parts]
+    for file in files:
+        assert options_in(file) <= shown, file
+
+
 def test_the_api_has_every_public_name() -> None:
     shown = {
         path.removeprefix("pipetransformer.")
