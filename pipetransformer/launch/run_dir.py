@@ -19,6 +19,8 @@ from pipetransformer.report.run_folder import (
     MODEL,
     OVERRIDES,
     SUMMARY,
+    TENSORBOARD,
+    WANDB,
     completed_summary,
     read_json,
     read_overrides,
@@ -73,9 +75,9 @@ def refuse_other_run(config: Config, run_dir: Path) -> None:
             f"{run_dir} holds a run already ({status}); give resume=auto to go on with it, overwrite=true to replace "
             "it, or another hydra.run.dir="
         )
-    for name in found:
+    for name in (*found, WANDB, TENSORBOARD):  # whose commands the new run would end with
         path = run_dir / name
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 @contextmanager

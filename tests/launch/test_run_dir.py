@@ -8,7 +8,12 @@ import pytest
 from pipetransformer.checkpoint.folder import FOLDER
 from pipetransformer.config.compose import compose_training
 from pipetransformer.errors import RankFailed, RankLost, UserError
-from pipetransformer.launch.run_dir import finished_summary, record_of_refused, tell_where_weights_are
+from pipetransformer.launch.run_dir import (
+    finished_summary,
+    record_of_refused,
+    refuse_other_run,
+    tell_where_weights_are,
+)
 
 
 def notes(
@@ -89,3 +94,11 @@ def test_a_run_whose_resume_is_refused_keeps_its_settings_and_summary(
     with pytest.raises(UserError, match="other settings"):
         refuse()
     assert all((file.read_text() == "before") == is_kept for file in files)
+
+
+def test_a_run_that_is_overwritten_leaves_nothing_of_its_own(tmp_path: Path) -> None:
+    for name in ("model", "wandb/offline-run-1", "tensorboard", "mine"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "config.yaml").write_text("")
+    refuse_other_run(compose_training(["overwrite=true"]), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
