@@ -4,11 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from support.jobs import TINY, run_job
 from support.overheads import MEASUREMENT, kept
 from support.pool import Pool
 
-from pipetransformer.profiling.kept import from_plain, to_plain
+from pipetransformer.profiling.kept import _inputs_in_brief, from_plain, to_plain
 
 
 def test_a_measurement_survives_its_way_through_a_file() -> None:
@@ -47,3 +48,10 @@ def test_jobs_that_differ_in_rate_and_seed_alone_share_a_profile(pool: Pool, tmp
     assert [path.read_bytes() for path in (tmp_path / "profiles").glob("*.json")] == [written]
     run_job(pool, 1, tmp_path / "third", *options, "batch_size=8")
     assert len(list((tmp_path / "profiles").glob("*.json"))) == 2
+
+
+def test_batches_of_other_numbers_of_tokens_have_another_key() -> None:
+    """Replicas average the rows of an embedding that they touch."""
+    few, many, pictures = torch.tensor([[1, 1, 2]]), torch.tensor([[1, 2, 3]]), torch.rand(1, 3)
+    assert len({_inputs_in_brief(inputs) for inputs in (few, many, pictures, None)}) == 4
+    assert _inputs_in_brief(few) == _inputs_in_brief(few + 1)

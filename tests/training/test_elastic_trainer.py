@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,8 @@ from support.pool import Pool
 from transformers import AutoModelForSequenceClassification
 
 import pipetransformer as pt
+from pipetransformer.data.base import Data
+from pipetransformer.training.build import _check_names
 
 ARRANGEMENTS = {
     "one process": (1, pt.Parallel()),
@@ -168,3 +171,12 @@ def test_what_does_not_fit_is_told_in_a_line(pool: Pool, options: dict[str, Any]
     (answer,) = pool.run(1, refused, options)
     assert "\n" not in answer
     assert re.search(message, answer), answer
+
+
+def test_two_splits_of_one_name_are_refused() -> None:
+    rows: Any = SimpleNamespace(name="train")
+    other: Any = SimpleNamespace(name="dev")
+    unused: Any = None
+    _check_names(Data(rows, (other,), unused))
+    with pytest.raises(pt.UserError, match="two splits are called train; give the one to evaluate another name, as"):
+        _check_names(Data(rows, (other, rows), unused))
