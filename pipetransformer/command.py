@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
@@ -16,11 +17,11 @@ from omegaconf import DictConfig
 
 from pipetransformer.config.arguments import explain, print_help, read_arguments
 from pipetransformer.config.compose import load, register
-from pipetransformer.config.schema import CONF, as_plain, write_config
+from pipetransformer.config.schema import CONF, Config, write_config
 from pipetransformer.errors import Stopped, UserError
 from pipetransformer.launch.restarts import after_restart
-from pipetransformer.launch.run_dir import finished_summary, record_of_refused, refuse_other_run, resumed_arguments
-from pipetransformer.launch.start import is_first_rank, preflight, start, under_torchrun
+from pipetransformer.launch.run_dir import resumed_arguments
+from pipetransformer.launch.start import is_first_rank, preflight, run_in_folder, under_torchrun
 from pipetransformer.report.reporter import erase_phase
 from pipetransformer.report.run_folder import write_overrides
 from pipetransformer.report.secrets import redact
@@ -57,23 +58,16 @@ def _run_job(node: DictConfig, run_dir: Path, sweep: str | None) -> float | None
     except UserError:
         _remove_empty(run_dir)
         raise
-    if not is_first_rank():
-        return _metric(start(config, run_dir, as_plain(config), sweep))
-    if finished := finished_summary(config, run_dir):
-        return _metric(start(config, run_dir, as_plain(config), sweep) if under_torchrun() else finished)
-    refuse_other_run(config, run_dir)
-    with record_of_refused(config, run_dir):
-        try:
-            write_config(config, run_dir)
-            write_overrides(run_dir, HydraConfig.get().overrides.task)
-        except OSError as error:
-            raise UserError(_unwritable(error)) from None
-        return _metric(start(config, run_dir, as_plain(config), sweep))
-
-
-def _metric(summary: dict[str, Any]) -> float | None:
-    metric = summary.get("metric")
+    metric = run_in_folder(config, run_dir, partial(_write_record, config, run_dir), sweep).get("metric")
     return metric["value"] if metric else None
+
+
+def _write_record(config: Config, run_dir: Path) -> None:
+    try:
+        write_config(config, run_dir)
+        write_overrides(run_dir, HydraConfig.get().overrides.task)
+    except OSError as error:
+        raise UserError(_unwritable(error)) from None
 
 
 def _remove_empty(folder: Path) -> None:

@@ -17,6 +17,8 @@ from pipetransformer.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from pipetransformer.data.tables.files import Formats
+
 
 @dataclass(frozen=True)
 class Unlabelled:
@@ -100,6 +102,14 @@ class ScoredSets(ScoredSplit):
             yield {**name, "prediction": [each for each, score in scores.items() if score > 0.5], "scores": scores}
 
 
+def formats_of_inputs(has_one_text: bool) -> Formats:
+    """Returns the formats of a table to predict; where a sample is one text, lines of a ``.txt`` file, too."""
+    from pipetransformer.data.tables.files import FORMATS
+    from pipetransformer.data.text.document_files import TextFile
+
+    return {**FORMATS, ".txt": TextFile} if has_one_text else FORMATS
+
+
 def read_table(file: Path, text_column: str | None) -> Table:
     """Reads a table by its ending, as those of ``dataset=text`` are read, or the lines of a ``.txt`` file.
 
@@ -109,13 +119,12 @@ def read_table(file: Path, text_column: str | None) -> Table:
     Raises:
         UserError: It is no table, is damaged, or has no rows.
     """
-    from pipetransformer.data.tables.files import FORMATS
     from pipetransformer.data.tables.rows import read_files
-    from pipetransformer.data.text.document_files import TEXT, TextFile
+    from pipetransformer.data.text.document_files import TEXT
 
     if not file.is_file():
         raise UserError(f"input={file} is no file")
-    rows = read_files((file,), formats={**FORMATS, ".txt": TextFile} if text_column else FORMATS)
+    rows = read_files((file,), formats=formats_of_inputs(text_column is not None))
     columns = {name: rows.column(name).to_pylist() for name in rows.features}
     if text_column and file.suffix.lower() == ".txt":
         columns = {text_column: columns[TEXT]}

@@ -2,7 +2,7 @@
 
 import shlex
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,7 @@ from pipetransformer.report.run_folder import (
     SUMMARY,
     TENSORBOARD,
     WANDB,
-    completed_summary,
-    read_json,
+    known_summary,
     read_overrides,
     short_path,
 )
@@ -52,8 +51,8 @@ def resumed_arguments(arguments: Sequence[str]) -> list[str]:
 
 def finished_summary(config: Config, run_dir: Path) -> dict[str, Any] | None:
     """Returns the summary of a run that is to be resumed and has already come to its end; ``None`` for any other."""
-    summary = completed_summary(run_dir)
-    if config.resume.run is None or summary is None:
+    summary = known_summary(run_dir)
+    if config.resume.run is None or summary.get("status") != "completed":
         return None
     remove_stale()  # of the launcher, which may have been killed after its last word
     print_line(f"nothing to resume: the run in {run_dir} is complete")
@@ -69,7 +68,7 @@ def refuse_other_run(config: Config, run_dir: Path) -> None:
     found = [name for name in OWN_FILES if (run_dir / name).exists()]
     if config.resume.run is not None or not found:
         return
-    status = _summary(run_dir).get("status", "not finished")
+    status = known_summary(run_dir).get("status", "not finished")
     if not config.overwrite and status != DRY_RUN:
         raise UserError(
             f"{run_dir} holds a run already ({status}); give resume=auto to go on with it, overwrite=true to replace "
@@ -88,7 +87,7 @@ def record_of_refused(config: Config, run_dir: Path) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        if not isinstance(error, RankLost) and not _summary(run_dir).get("optimizer_steps"):
+        if _is_refused(error, known_summary(run_dir)):
             for name, content in before.items():
                 (run_dir / name).write_bytes(content)
         raise
@@ -99,9 +98,8 @@ def tell_where_weights_are(error: BaseException, run_dir: Path) -> None:
 
     A run that was refused before its first step gets none.
     """
-    summary = _summary(run_dir)
-    is_refused = isinstance(error, UserError) and not isinstance(error, RankLost) and not summary.get("optimizer_steps")
-    if "model" in summary or is_refused or not _has_steps(run_dir):
+    summary = known_summary(run_dir)
+    if "model" in summary or _is_refused(error, summary) or not _has_steps(run_dir):
         return
     step, run = CheckpointFolder(run_dir / FOLDER).newest_step, short_path(run_dir)
     if step is None:
@@ -111,6 +109,11 @@ def tell_where_weights_are(error: BaseException, run_dir: Path) -> None:
     error.add_note(f"the weights of step {step:,} are in its last checkpoint; this saves them as a model:  {command}")
 
 
+def _is_refused(error: BaseException, summary: Mapping[str, Any]) -> bool:
+    """Returns whether an error came from what the user can mend, before the first step."""
+    return isinstance(error, UserError) and not isinstance(error, RankLost) and not summary.get("optimizer_steps")
+
+
 def _has_steps(run_dir: Path) -> bool:
     """Returns whether the run made a step, in this start of its ranks or in an earlier one."""
     log = run_dir / EVENT_LOG
@@ -118,10 +121,3 @@ def _has_steps(run_dir: Path) -> bool:
         return False
     with log.open("rb") as lines:
         return any(b'"event": "step"' in line for line in lines)
-
-
-def _summary(run_dir: Path) -> dict[str, Any]:
-    try:
-        return read_json(run_dir / SUMMARY)
-    except (OSError, ValueError):
-        return {}

@@ -2,6 +2,7 @@
 
 import os
 import resource
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -43,15 +44,31 @@ def train(config: Config, run_dir: str | Path | None = None) -> dict[str, Any]:
     preflight(config)
     resumed = None if config.resume.run == "auto" else config.resume.run
     folder = Path(run_dir or resumed or f"outputs/{datetime.now():%Y-%m-%d/%H-%M-%S}").resolve()
-    if not is_first_rank():
-        return start(config, folder, as_plain(config))
-    if finished := finished_summary(config, folder):
-        return start(config, folder, as_plain(config)) if under_torchrun() else finished  # all ranks are told
-    refuse_other_run(config, folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    with record_of_refused(config, folder):
+
+    def write_record() -> None:
+        folder.mkdir(parents=True, exist_ok=True)
         write_config(config, folder)
-        return start(config, folder, as_plain(config))
+
+    return run_in_folder(config, folder, write_record)
+
+
+def run_in_folder(
+    config: Config, run_dir: Path, write_record: Callable[[], None], sweep: str | None = None
+) -> dict[str, Any]:
+    """Runs a job in a folder that holds no other run, or the one that goes on; see :func:`start`.
+
+    Args:
+        write_record: Writes the settings of the run there; the first rank calls it.
+    """
+    plain = as_plain(config)
+    if not is_first_rank():
+        return start(config, run_dir, plain, sweep)
+    if finished := finished_summary(config, run_dir):
+        return start(config, run_dir, plain, sweep) if under_torchrun() else finished  # there all ranks are told
+    refuse_other_run(config, run_dir)
+    with record_of_refused(config, run_dir):
+        write_record()
+        return start(config, run_dir, plain, sweep)
 
 
 def under_torchrun() -> bool:

@@ -176,10 +176,14 @@ class RunHistory:
         totals["transitions"] = sum(entry.transition_seconds for entry in self.entries)
         return totals | {"unpredicted": self.train_seconds - sum(totals.values())}
 
+    def untimed(self, planner: Planner) -> list[Plan]:
+        """Returns the best static plan of each kind of which none was timed."""
+        timed = {kind_of_plan(plan) for plan, *_ in self.static_steps()}
+        return [plan for plan in planner.static_candidates() if kind_of_plan(plan) not in timed]
+
     def _is_measured(self, planner: Planner) -> bool:
         """Returns whether the run was asked for a baseline and has timed a static plan of every kind."""
-        timed = {kind_of_plan(plan) for plan, *_ in self.static_steps()}
-        return self._baseline and timed.issuperset(map(kind_of_plan, planner.static_candidates()))
+        return self._baseline and not self.untimed(planner)
 
     def _speedup(self, planner: Planner) -> float | None:
         """Returns the time that the best static plan would have taken, over the time taken; ``None`` without steps."""

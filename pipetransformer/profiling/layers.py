@@ -94,10 +94,9 @@ def profile(
     for index, layer in of_each_kind(stack, device):
         runs = WholeLayer(layer, index, precision)
         measured = layer_profile(runs, index, xs, batches, sizes, optimizer, precision, update_s)
-        embeddings = embedding_weights(stack, index, layer)
-        known[kind_of_layer(stack[index])] = replace(
-            measured, untouched_bytes=mean_untouched_bytes(runs, xs[1], batches[1], embeddings, dist.get_world_size())
-        )
+        embeddings, num_shares = embedding_weights(stack, index, layer), dist.get_world_size()
+        measured = with_untouched_bytes(measured, runs, xs[1], batches[1], embeddings, num_shares)
+        known[kind_of_layer(stack[index])] = measured
         if index == 1:
             contention = measure_contention(_passes(runs, index, xs[0], batches[0]), device, devices_per_node)
         # the layers above take inputs of this shape; the numbers in them do not matter for the time
@@ -188,9 +187,9 @@ def layer_profile(
     )
 
 
-def mean_untouched_bytes(
-    runs: Runs, x: Tensor, batch: Batch, embeddings: Sequence[nn.Parameter], num_shares: int
-) -> int:
+def with_untouched_bytes(
+    measured: LayerProfile, runs: Runs, x: Tensor, batch: Batch, embeddings: Sequence[nn.Parameter], num_shares: int
+) -> LayerProfile:
     """Measures the bytes of embeddings' gradients that replicas do not sum. All ranks call it.
 
     Args:
@@ -199,13 +198,13 @@ def mean_untouched_bytes(
         num_shares: How many there are in a global batch.
     """
     if not embeddings:
-        return 0
+        return measured
     total = runs(x, batch).sum()
     if total.requires_grad:
         total.backward()
     untouched = untouched_bytes(embeddings, num_shares)
     runs.module.zero_grad(set_to_none=True)
-    return round(_mean_over_ranks([untouched], x.device)[0])
+    return replace(measured, untouched_bytes=round(_mean_over_ranks([untouched], x.device)[0]))
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -34,9 +34,9 @@ from pipetransformer.profiling.layers import (
     idle_update_seconds,
     kind_of_layer,
     layer_profile,
-    mean_untouched_bytes,
     of_each_kind,
     trainable,
+    with_untouched_bytes,
 )
 from pipetransformer.profiling.network import destroyed
 from pipetransformer.profiling.timing import ENOUGH_S, timed
@@ -168,12 +168,11 @@ def profile_mesh(
         measured = layer_profile(runs, index, xs, batches, sizes, optimizer, precision, update_s)
         # each rank may touch other rows
         embeddings, num_shares = embedding_weights(stack, index, layer), max(mesh.num_ranks, dist.get_world_size())
-        untouched = mean_untouched_bytes(runs, xs[1], batches[1], embeddings, num_shares)
-        measured = replace(measured, untouched_bytes=untouched)
+        measured = with_untouched_bytes(measured, runs, xs[1], batches[1], embeddings, num_shares)
         counted = [_traffic(runs, index, x, batch) for x, batch in zip(xs[:2], batches[:2], strict=True)]
         passes = [_between((sizes[0], sizes[1]), *tallies) for tallies in zip(*counted, strict=True)]
         known[kind_of_layer(stack[index])] = LayerShard(
-            measured, *passes, copied_bytes=_copied_bytes(layer, mesh, untouched)
+            measured, *passes, copied_bytes=_copied_bytes(layer, mesh, measured.untouched_bytes)
         )
         if index == 1:
             exchange_s = _exchange_seconds(runs, index, xs[0], batches[0], measured.seconds(sizes[0]), device)

@@ -267,13 +267,12 @@ def read_json(path: Path) -> Any:
     return found
 
 
-def completed_summary(run_dir: Path) -> dict[str, Any] | None:
-    """Returns the summary of a run that has come to its end; ``None`` for any other."""
+def known_summary(run_dir: Path) -> Values:
+    """Returns the summary of a run; empty where it has none, or a damaged one."""
     try:
-        summary = read_json(run_dir / SUMMARY)
-    except (OSError, UserError):
-        return None
-    return summary if summary.get("status") == "completed" else None
+        return read_json(run_dir / SUMMARY)
+    except (OSError, ValueError):
+        return {}
 
 
 def _parse(text: bytes) -> Any:

@@ -175,14 +175,14 @@ class ElasticRuntime(HeldModel):
             return
         kind = self.resident, self._context, self._compiler, self._shards, self._mesh
         stages = {index: make_stage(plan, index, *kind) for index in topology.stages}
-        copied = None if self._mesh is None else self._mesh.copied_gradients(stages.values())
+        embeddings = [] if plan.fsdp else list(chain.from_iterable(embedding_weights(stack, layer) for layer in own))
+        copied = None if self._mesh is None else self._mesh.copied_gradients(stages.values(), embeddings)
         active = (layer for stage in stages.values() for layer in stage.active_parameters)
         self.optimizer = self._build_optimizer(active, copied)
         self.resident.restore_optimizer_state(self.optimizer, plan.first_active_layer)
         tied = gradients.TiedWeights(stack, resolved)
         first_trained = stack.first_trained(plan.first_active_layer)
         mesh = self.resident.cuts.mesh
-        embeddings = [] if plan.fsdp else list(chain.from_iterable(embedding_weights(stack, layer) for layer in own))
         self.engine = Engine(
             resolved, stages, tied, self._objective, self._context, first_trained, mesh, copied, embeddings
         )

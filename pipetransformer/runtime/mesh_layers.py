@@ -1,7 +1,6 @@
 """The layers of a rank of a mesh: their stages, their gradients, and what they give in evaluation."""
 
 from collections.abc import Iterable
-from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +9,6 @@ from pipetransformer.errors import UserError
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.base import OptimizerSpec
 from pipetransformer.runtime.batch import Batch
-from pipetransformer.runtime.embedding_gradients import embedding_weights
 from pipetransformer.runtime.engine import Engine
 from pipetransformer.runtime.mesh import RankMesh
 from pipetransformer.runtime.mesh_gradients import CopiedGradients
@@ -51,11 +49,10 @@ class MeshLayers:
         """Returns a stage of sharded layers; the arguments are those of :class:`MeshStage`."""
         return MeshStage(layers, active, precision, recompute, self._mesh, len(self._stack), reads_features)
 
-    def copied_gradients(self, stages: Iterable[Stage]) -> CopiedGradients:
-        """Returns the gradients of which several ranks have copies."""
+    def copied_gradients(self, stages: Iterable[Stage], embeddings: Iterable[nn.Parameter]) -> CopiedGradients:
+        """Returns the gradients of which several ranks have copies; of embeddings, those of touched rows."""
         stack, active = self._stack, [layer for stage in stages for layer in stage.active_parameters]
         named = {p: stack[layer].cuts[name][0] for layer in active for name, p in stack[layer].by_name().items()}
-        embeddings = chain.from_iterable(embedding_weights(stack, layer) for layer in active)
         return CopiedGradients(self._mesh, {p: part for p, part in named.items() if p.requires_grad}, embeddings)
 
     def evaluated(self, engine: Engine, batch: Batch, outputs: Tensor) -> Evaluated | None:

@@ -90,9 +90,11 @@ class CacheSession:
             return self._timeline.samples_left(step)
         if self._terms.shares and self._cache.capacity.persistent:
             return 0
-        planner = self._terms.planner  # has the rate of rank 0's node, so that all ranks plan alike
-        own = self._cache.capacity.miss_rate(self._train.source.name)
-        return round(len(self._remaining(step)) * (1 - (own if planner is None else planner.profile.cache_miss_rate)))
+        if self._terms.planner is None:
+            miss_rate = self._cache.capacity.miss_rate(self._train.source.name)
+        else:
+            miss_rate = self._terms.planner.profile.cache_miss_rate  # of rank 0's node, so that all ranks plan alike
+        return round(len(self._remaining(step)) * (1 - miss_rate))
 
     def advance_to(self, level: int, step: int) -> bool:
         """Brings the cache to a level, for the samples that the rest of the run reads. Collective.

@@ -41,8 +41,7 @@ class PlanTiming:
         """Looks for the static plans with which a run compares itself, if it is asked to; also one that goes on."""
         trainer, freeze = self._trainer, self._trainer.config.freeze
         if trainer.config.baseline and not (trainer.plan.fsdp or trainer.plan.num_frozen or freeze.frozen_at_start):
-            timed = {kind_of_plan(plan) for plan, *_ in trainer.state.history.static_steps()}
-            untimed = (plan for plan in trainer.planner.static_candidates() if kind_of_plan(plan) not in timed)
+            untimed = trainer.state.history.untimed(trainer.planner)
             self._untried = [plan for plan in untimed if not same_arrangement(plan, trainer.plan)]
 
     def look(self) -> None:

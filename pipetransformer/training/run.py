@@ -31,7 +31,7 @@ from pipetransformer.report.run_folder import (
     DRY_RUN,
     MODEL,
     SUMMARY,
-    completed_summary,
+    known_summary,
     share_files,
     write_json,
 )
@@ -65,9 +65,9 @@ def _run(
     config: Config, run_dir: Path, device: torch.device, plain: dict[str, Any], sweep: str | None
 ) -> dict[str, Any]:
     run_dir = broadcast_from_rank0(run_dir)  # under torchrun each process has composed one of its own
-    finished = completed_summary(run_dir) if config.resume.run and dist.get_rank() == 0 else None
-    if broadcast_from_rank0(finished is not None):
-        return finished or {"status": "completed"}
+    known = known_summary(run_dir) if config.resume.run else {}
+    if broadcast_from_rank0(known.get("status") == "completed"):  # under torchrun, where all ranks have to leave
+        return known if dist.get_rank() == 0 else {"status": "completed"}
     try:
         if dist.get_rank() == 0:
             traces = () if config.resume.run else run_dir.glob("trace_*.json")  # of an earlier run in the same folder

@@ -14,7 +14,7 @@ from pipetransformer.data.tables.labelled import LabelledTable, columns_of, list
 from pipetransformer.data.tasks import Task, multi_label_classification, text_classification
 from pipetransformer.data.text.kept import kept
 from pipetransformer.data.text.split import MIN_LENGTH, LabelledTexts, check_tokens, encode_batches
-from pipetransformer.data.unlabelled import ScoredSets, ScoredSplit, Unlabelled
+from pipetransformer.data.unlabelled import ScoredSets, ScoredSplit, Unlabelled, formats_of_inputs
 from pipetransformer.errors import UserError
 from pipetransformer.models.base import Head
 
@@ -70,15 +70,13 @@ class TextDataset(LabelledTable):
         return Data(train, (evaluation,), task, note=labels.note)
 
     def unlabelled(self, source: Path, wanted: ImageFormat | TextFormat, head: Head) -> Unlabelled:
-        from pipetransformer.data.tables.files import FORMATS
         from pipetransformer.data.tables.rows import read_files
         from pipetransformer.data.tables.text_cells import text_batches
-        from pipetransformer.data.text.document_files import TEXT, TextFile
+        from pipetransformer.data.text.document_files import TEXT
 
         assert isinstance(wanted, TextFormat)
         columns = columns_of("text", self.text)
-        formats = {**FORMATS, ".txt": TextFile} if len(columns) == 1 else FORMATS
-        rows = read_files((source,), self._delimiter, formats)
+        rows = read_files((source,), self._delimiter, formats_of_inputs(len(columns) == 1))
         columns = (TEXT,) if source.suffix.lower() == ".txt" else columns
         tokens = encode_batches(text_batches(rows, columns), wanted.tokenizer, min(self.max_length, wanted.max_length))
         check_tokens(tokens, rows.at)
