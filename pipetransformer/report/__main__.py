@@ -9,7 +9,7 @@ from pathlib import Path
 from pipetransformer.errors import UserError
 from pipetransformer.report.comparison import COLUMNS, Arm, find_runs, read_arms, write_csv
 from pipetransformer.report.figures import OF_A_RUN, OF_ARMS, save_all
-from pipetransformer.report.page import check_layers, comparison_page, read_page, undamaged
+from pipetransformer.report.page import check_values, comparison_page, read_page, undamaged
 from pipetransformer.report.run_folder import read_run
 from pipetransformer.report.sweep import print_table
 
@@ -90,13 +90,10 @@ def compare(runs: str, out: Path | None = None, figures: Path | None = None) -> 
         UserError: No run can be read.
     """
     folders = find_runs(runs)
-    arms, problems = read_arms(folders)
+    arms, problems = read_arms(folders, check_values)
     first = Path(runs.split(",")[0])
     folder = out or (first if first.is_dir() else folders[0].parent)
     with undamaged(runs):
-        for arm in arms:
-            for run in arm.started:
-                check_layers(run)
         print_table(COLUMNS, [arm.row() for arm in arms])
         content = comparison_page(arms)
     folder.mkdir(parents=True, exist_ok=True)

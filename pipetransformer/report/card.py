@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from pipetransformer.report.reporter import Values
 from pipetransformer.report.run_folder import Run, library_versions, read_overrides, read_run
 from pipetransformer.report.secrets import redact
 
@@ -34,14 +35,14 @@ def _lines(run: Run, overrides: list[str] | None, step: int | None) -> Iterator[
     library = "timm" if "timm" in config["model"]["_target_"] else "transformers"
     yield from ("---", f"library_name: {library}", f"datasets: [{start['dataset']}]", "---", "")
     yield from (f"# {start['model']} on {start['dataset']}", "")
-    yield f"Fine-tuned with layers frozen from the bottom up, {start['num_parameters']:,} parameters."
+    yield f"{_training(run, step)}; {start['num_parameters']:,} parameters."
     yield from ("", "| | |", "|---|---|")
     for label, value in _rows(run, step):
         yield f"| {label} | {value} |"
-    yield from ("", "## Freezing", "", "| step | frozen blocks | why |", "|---|---|---|")
-    for decision in run.events["decision"]:
-        if step is None or decision["step"] <= step:
-            yield f"| {decision['step']} | {decision['num_frozen']} of {start['num_blocks']} | {decision['reason']} |"
+    if changes := _changes(run, step):
+        yield from ("", "## Freezing", "", "| step | frozen blocks | why |", "|---|---|---|")
+        for change in changes:
+            yield f"| {change['step']} | {change['num_frozen']} of {start['num_blocks']} | {change['reason']} |"
     yield from ("", "## Made with", "")
     if overrides is None:
         yield "A script that called `pipetransformer`; its settings are in the run's config.yaml."
@@ -49,6 +50,22 @@ def _lines(run: Run, overrides: list[str] | None, step: int | None) -> Iterator[
         yield f"    pipetransformer-train {shlex.join(overrides)}".rstrip()
     yield ""
     yield from (f"    {name}=={version}" for name, version in sorted(library_versions().items()))
+
+
+def _training(run: Run, step: int | None) -> str:
+    how = "Fine-tuned" if run.config["model"].get("pretrained") else "Trained"
+    freezes = any(change["num_frozen"] for change in _changes(run, step))
+    return f"{how} with {'blocks frozen from the bottom up' if freezes else 'no block frozen'}"
+
+
+def _changes(run: Run, step: int | None) -> list[Values]:
+    """Returns ``step``, ``num_frozen`` and ``reason`` of what was frozen from the start, and of each decision."""
+    first = [
+        {"step": 0, "num_frozen": each["after"]["num_frozen"], "reason": each["reason"]}
+        for each in run.events["transition"]
+        if each["step"] == 0 and each["after"]["num_frozen"]
+    ]
+    return [each for each in [*first[-1:], *run.events["decision"]] if step is None or each["step"] <= step]
 
 
 def _rows(run: Run, step: int | None) -> Iterator[tuple[str, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import glob
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
@@ -48,19 +48,25 @@ class Arm:
         """Returns the runs that have come to their first plan, which figures show."""
         return [run for run in self.runs if run.has_started]
 
+    @property
+    def counted(self) -> list[Run]:
+        """Returns the runs whose figures count: those that completed, or where none did, those that took a step."""
+        completed = [run for run in self.runs if run.summary.get("status") == "completed"]
+        return completed or [run for run in self.runs if run.summary.get("optimizer_steps")]
+
     def figures(self, *names: str) -> list[float]:
-        """Returns a figure of each run's summary, by its keys; of no run that has not written it."""
-        found = (_figure(run.summary, names) for run in self.runs)
+        """Returns a figure of each counted run's summary, by its keys; of no run that has not written it."""
+        found = (_figure(run.summary, names) for run in self.counted)
         return [value for value in found if value is not None]
 
     def stored_bytes(self) -> list[float]:
-        """Returns the bytes of each run's cache, of all tiers."""
-        caches = [run.summary.get("cache") or {} for run in self.runs]
+        """Returns the bytes of each counted run's cache, of all tiers."""
+        caches = [run.summary.get("cache") or {} for run in self.counted]
         return [sum(cache["bytes_by_tier"].values()) for cache in caches if cache.get("bytes_by_tier")]
 
     def row(self) -> tuple[str, ...]:
         """Returns a cell for each of :data:`COLUMNS`; several runs by their mean."""
-        metrics = dict.fromkeys(run.summary["metric"]["name"] for run in self.runs if run.summary.get("metric"))
+        metrics = dict.fromkeys(run.summary["metric"]["name"] for run in self.counted if run.summary.get("metric"))
         result = with_interval(self.figures("metric", "value"))
         return (
             self.name,
@@ -81,8 +87,9 @@ class Arm:
         values = self.figures("speedup_vs_static")
         if not values:
             return "-"
-        sources = {run.summary.get("speedup_is", "predicted") for run in self.runs}
-        return f"{two_digits(mean(values))} {'measured' if sources == {'measured'} else 'predicted'}"
+        known = [run.summary for run in self.counted if run.summary.get("speedup_vs_static") is not None]
+        is_measured = all(summary.get("speedup_is") == "measured" for summary in known)
+        return f"{two_digits(mean(values))} {'measured' if is_measured else 'predicted'}"
 
 
 def _folder_names(runs: Sequence[Run]) -> str:
@@ -137,7 +144,8 @@ def share_interval(share: float, num_samples: int) -> tuple[float, float]:
     z = float(ndtri((1 + CONFIDENCE) / 2))
     middle, weight = share + z * z / (2 * num_samples), 1 + z * z / num_samples
     half = z * sqrt(share * (1 - share) / num_samples + (z / (2 * num_samples)) ** 2)
-    return (middle - half) / weight, (middle + half) / weight
+    low, high = (middle - half) / weight, (middle + half) / weight
+    return max(0.0, min(low, share)), min(1.0, max(high, share))  # rounding leaves 0 to 1, and the share, at its ends
 
 
 def find_runs(runs: str) -> list[Path]:
@@ -163,32 +171,42 @@ def _by_numbers(folder: Path) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (0, part) for part in folder.parts]
 
 
-def read_arms(folders: Iterable[Path]) -> tuple[list[Arm], list[str]]:
+def read_arms(folders: Iterable[Path], check: Callable[[Run], None] = lambda _: None) -> tuple[list[Arm], list[str]]:
     """Reads runs, and groups those that differ by their seed alone, in the order of the first of each.
 
+    Args:
+        check: Raises UserError for a run that has to be left out.
+
     Returns:
-        The arms; for each folder that cannot be read, why.
+        The arms; for each folder that cannot be read or is left out, why.
 
     Raises:
         UserError: None can be read.
     """
-    runs, problems = list[Run](), list[str]()
+    runs, given, problems = list[Run](), list[list[str] | None](), list[str]()
     for folder in folders:
         try:
-            runs.append(read_run(folder, may_have_failed=True))
+            run, overrides = read_run(folder, may_have_failed=True), read_overrides(folder)
+            check(run)
         except UserError as error:
             problems.append(str(error))
+        else:
+            runs.append(run)
+            given.append(overrides)
     if not runs:
         raise UserError("; ".join(problems) or "there are no runs to compare")
     groups: dict[str, list[Run]] = {}
-    for run, name in zip(runs, _names(runs), strict=True):
+    for run, name in zip(runs, _names(runs, given), strict=True):
         groups.setdefault(name, []).append(run)
     return [Arm(name, tuple(group)) for name, group in groups.items()], problems
 
 
-def _names(runs: Sequence[Run]) -> list[str]:
-    """Returns for each run the options in which not all runs are alike, without the seed."""
-    given = [read_overrides(run.folder) for run in runs]
+def _names(runs: Sequence[Run], given: Sequence[Sequence[str] | None]) -> list[str]:
+    """Returns for each run the options in which not all runs are alike, without the seed.
+
+    Args:
+        given: The arguments of each run's command; ``None`` for a run that Python started.
+    """
     settings = [_settings(run) if None in given else set(one or ()) for run, one in zip(runs, given, strict=True)]
     common = set.intersection(*settings)
     names = [" ".join(sorted(filter(makes_arm, own - common))) for own in settings]

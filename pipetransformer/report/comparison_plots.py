@@ -35,44 +35,58 @@ SHARES = ("accuracy",)
 def metric_over_time(arms: Sequence[Arm]) -> Figure | None:
     """Draws the main metric over the seconds of training, transitions and fills included, not evaluations.
 
-    Of several runs the mean, with a band for its interval (:func:`~comparison.half_width`). Of a single one, a share
-    such as accuracy has bars for the interval that its number of samples gives (:func:`~comparison.share_interval`).
+    At each step the mean of the runs that evaluated there, where there are several with a band for its interval
+    (:func:`~comparison.half_width`). Of a single run, a share such as accuracy has bars for the interval that its
+    number of samples gives (:func:`~comparison.share_interval`). An arm without evaluations is in the legend alone.
     """
     name, split = _main_metric(arms)
+    if not name:
+        return None
     figure, axes = new_figure("Result over time", "training time, s", f"{split} {name}".strip(), height=4.6)
     for arm, look in looks(arms):
         _draw_metric(axes, arm, look, split, name)
-    if not axes.lines:
-        return None
     if len(arms) > 1:
         legend_below(axes, num_columns=2)
     return figure
 
 
 def _draw_metric(axes: Axes, arm: Arm, look: Look, split: str, name: str) -> None:
-    points = [dict(_points(run, split, name)) for run in arm.started]
-    steps = sorted(set.intersection(*map(set, points))) if points else []  # that all of them evaluated
-    if not steps:
-        return
-    found = np.array([[own[step] for own in points] for step in steps])  # (E, runs, 3)
-    seconds, values = found[:, :, 0].mean(1), found[:, :, 1].mean(1)
+    points = [found for run in arm.started if (found := dict(_points(run, split, name)))]
     style = {"color": look.colour, "linestyle": look.style, "marker": look.marker}
-    axes.plot(seconds, values, **style, label=_label(arm))
-    if len(points) > 1:
-        widths = np.array([half_width(row.tolist()) for row in found[:, :, 1]])
-        low, high = values - widths, values + widths
-        axes.fill_between(seconds, low, high, color=look.colour, alpha=0.15)
-    elif name in SHARES:
-        low, high = np.array([share_interval(value, count) for value, count in found[:, 0, 1:]]).T
-    else:
+    if not points:
+        axes.plot([], [], **style, label=f"{arm.name}: no {split} {name}")
         return
-    axes.errorbar(
-        seconds, values, [values - low, high - values], fmt="none", ecolor=look.colour, elinewidth=1, capsize=3
-    )
+    steps = sorted(set().union(*points))
+    found = [np.array([own[step] for own in points if step in own]) for step in steps]  # of each step (runs, 3)
+    seconds, values, _ = np.array([own.mean(0) for own in found]).T
+    axes.plot(seconds, values, **style, label=_label(arm, len(points)))
+    low, high = np.array([_interval(own, name in SHARES and len(points) == 1) for own in found]).T
+    if len(points) > 1:
+        axes.fill_between(seconds, low, high, color=look.colour, alpha=0.15)
+    if (low < high).any():
+        errors = [values - low, high - values]
+        axes.errorbar(seconds, values, errors, fmt="none", ecolor=look.colour, elinewidth=1, capsize=3)
 
 
-def _label(arm: Arm) -> str:
-    return f"{arm.name} ({len(arm.started)} runs)" if len(arm.started) > 1 else arm.name
+def _interval(found: np.ndarray, is_share: bool) -> tuple[float, float]:
+    """Returns the ends of the interval of the runs' mean at a step.
+
+    Args:
+        found: Of each run that evaluated there the seconds, the metric and the number of samples, (runs, 3).
+        is_share: The metric of a single run is a share of its samples, and has their interval.
+    """
+    values, mean = found[:, 1], float(found[:, 1].mean())
+    if is_share and 0 <= mean <= 1:  # not in percent
+        return share_interval(mean, int(found[0, 2]))
+    half = half_width(values.tolist()) or 0.0
+    return mean - half, mean + half
+
+
+def _label(arm: Arm, num_drawn: int) -> str:
+    num_runs = len(arm.runs)
+    if num_runs == 1:
+        return arm.name
+    return f"{arm.name} ({num_runs} runs)" if num_drawn == num_runs else f"{arm.name} ({num_drawn} of {num_runs} runs)"
 
 
 def plans_over_steps(arms: Sequence[Arm]) -> Figure | None:
@@ -90,7 +104,7 @@ def plans_over_steps(arms: Sequence[Arm]) -> Figure | None:
                 plan["num_frozen"] / run.start["num_blocks"],
                 len(plan["stages"]),
                 plan["num_replicas"],
-                run.start["world_size"] - num_devices(plan),
+                plan["world_size"] - num_devices(plan),
             )
             for plan in plans
         ]
@@ -151,13 +165,17 @@ def _bars(axes: Axes, arms: Sequence[Arm], values: Sequence[Sequence[float]]) ->
 
 
 def _main_metric(arms: Sequence[Arm]) -> tuple[str, str]:
-    """Returns name and split of the first main metric that there is."""
-    metrics = (run.summary["metric"] for arm in arms for run in arm.runs if run.summary.get("metric"))
-    evaluated = (event for arm in arms for run in arm.runs for event in run.events["evaluate"])
-    if metric := next(metrics, None):
+    """Returns name and split of the first main metric that there is: of the first run that has come so far."""
+    runs = [run for arm in arms for run in arm.runs]
+    ended = (run.summary["metric"] for run in runs if run.summary.get("metric"))
+    if metric := next(ended, None):
         return metric["name"], metric["split"]
-    event = next(evaluated, None)
-    return (next(iter(event["metrics"])), event["split"]) if event else ("", "")
+    for run in runs:
+        wanted = run.start.get("main_metric", {}) if run.has_started else {}
+        for event in run.events["evaluate"]:
+            if wanted.get("split") in (None, event["split"]):
+                return wanted.get("name") or next(iter(event["metrics"])), event["split"]
+    return "", ""
 
 
 def _points(run: Run, split: str, name: str) -> Iterator[tuple[int, tuple[float, float, int]]]:

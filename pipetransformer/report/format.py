@@ -124,7 +124,7 @@ class Progress:
         self._num_blocks: int = start["num_blocks"]
         self._plan: Values = start["plan"]
         self._step_s: float | None = None
-        self._best = BestMetric()
+        self._best = BestMetric({**start.get("best", {})})  # of a resumed run
         self._main: dict[str, str | None] = start.get("main_metric", {})
         self._metric = ""
 

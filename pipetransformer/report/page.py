@@ -40,7 +40,10 @@ td { overflow-wrap: anywhere; } th { font-weight: 600; } th[scope=row] { white-s
 .grid td.words { white-space: normal; min-width: 14rem; }
 summary { cursor: pointer; padding: 0.3rem 0; overflow-wrap: anywhere; }
 """
-INTERVAL = f"Runs of an arm differ by their seed alone: the mean, ± half its {CONFIDENCE:.0%} interval (Student's t)."
+INTERVAL = (
+    f"Runs of an arm differ by their seed alone: the mean of those that completed, where there are any, ± half its "
+    f"{CONFIDENCE:.0%} interval (Student's t)."
+)
 TRANSITION_COLUMNS = (
     "step", "frozen", "stages x replicas", "cached", "moved", "took", "choosing", "filling", "groups", "moving",
     "rebuilding", "gain", "cost",
@@ -90,7 +93,8 @@ def _anchor(heading: str) -> str:
 
 def _of_one(run: Run) -> str:
     """Returns the parts of a run among several, below smaller headings."""
-    return "".join(f"<h3>{escape(heading)}</h3>\n{content}" for heading, content in _sections(run))
+    with undamaged(run.folder):
+        return "".join(f"<h3>{escape(heading)}</h3>\n{content}" for heading, content in _sections(run))
 
 
 def _sections(run: Run) -> Iterator[tuple[str, str]]:
@@ -151,7 +155,7 @@ def _transitions(run: Run) -> str:
     words = []
     for each in transitions:
         changes = [(label, f"{old} -> {new}") for label, old, new in text.transition_changes(each)]
-        rows = [*changes, *text.transition_rows(each, run.start["world_size"])]
+        rows = [*changes, *text.transition_rows(each, run.world_size(each["time"]))]
         words.append(_details(text.transition_title(each), _table(rows)))
     note = '<p class="note">Gain until the end of the run, and cost, as they were predicted.</p>'
     return _grid([TRANSITION_COLUMNS, *map(_transition_row, transitions)]) + note + "".join(words)
@@ -201,9 +205,17 @@ def read_page(folder: Path) -> str:
         UserError: The folder holds no run, or values that a run does not write.
     """
     run = read_run(folder)
+    check_values(run)
     with undamaged(folder):
-        check_layers(run)
         return page(run)
+
+
+def check_values(run: Run) -> None:
+    """Raises UserError for a run whose plans or figures have values that a run does not write."""
+    with undamaged(run.folder):
+        if run.has_started:
+            _check_layers(run)
+        Arm("", (run,)).row()
 
 
 @contextmanager
@@ -218,7 +230,7 @@ def undamaged(name: object) -> Iterator[None]:
         raise UserError(f"{name} holds values that a run does not write ({reason}); its files are damaged") from error
 
 
-def check_layers(run: Run) -> None:
+def _check_layers(run: Run) -> None:
     """Raises UserError for plans with more layers, each of which is drawn, than a model has."""
     for step, plan in run.plans:
         if not all(0 <= layer < MAX_LAYERS for stage in plan["stages"] for layer in stage):

@@ -70,13 +70,19 @@ def _signal_panels(decisions: Sequence[Values]) -> dict[str, np.ndarray]:
     """Returns each signal with a number per block, shape (decisions, L), NaN where there is none."""
     panels: dict[str, np.ndarray] = {}
     for name in dict.fromkeys(("gradient_norm", *(name for each in decisions for name in each.get("signals", {})))):
-        rows = [each["gradient_norms"] if name == "gradient_norm" else each["signals"][name] for each in decisions]
-        if name == "gradient_norm" or all(len(row) == len(decisions[0]["gradient_norms"]) for row in rows):
+        rows = [_signal(each, name) for each in decisions]
+        if all(len(row) == len(decisions[0]["gradient_norms"]) for row in rows):
             values = _floats(rows)
             values[~np.isfinite(values) | (values == 0)] = np.nan
             if values.size and not np.isnan(values).all():
                 panels[name] = values
     return panels
+
+
+def _signal(decision: Values, name: str) -> Sequence[float | None]:
+    """Returns a number per block; none where the policy in force did not ask for the signal."""
+    norms = decision["gradient_norms"]
+    return norms if name == "gradient_norm" else decision.get("signals", {}).get(name, [None] * len(norms))
 
 
 def _add_scale(figure: Figure, mesh: QuadMesh, axes: Axes, label: str) -> None:
@@ -155,11 +161,10 @@ def devices(run: Run) -> Figure:
     figure, axes = new_figure("Stages, replicas and idle devices", STEP_LABEL, "number", height=3.2)
     spans = list(_spans(run))
     edges = [spans[0][0], *(end for _, end, _ in spans)]
-    world_size = run.start["world_size"]
     lines = {
         "stages of a replica": [len(plan["stages"]) for _, _, plan in spans],
         "replicas": [plan["num_replicas"] for _, _, plan in spans],
-        "idle devices": [world_size - num_devices(plan) for _, _, plan in spans],
+        "idle devices": [plan["world_size"] - num_devices(plan) for _, _, plan in spans],
     }
     for number, ((label, values), look) in enumerate(looks([*lines.items()])):
         width = 4.5 - 1.5 * number  # equal numbers lie on each other
@@ -205,7 +210,7 @@ def loss(run: Run) -> Figure:
 
 
 def metrics(run: Run) -> Figure | None:
-    """Draws every metric of every evaluated split over the steps; metrics above 1 in a panel of their own."""
+    """Draws every metric of every evaluated split over the steps; those that leave 0 to 1 in a panel of their own."""
     evaluations = run.events["evaluate"]
     lines = dict.fromkeys((e["split"], name) for e in evaluations for name in e["metrics"])
     points = {
@@ -216,7 +221,8 @@ def metrics(run: Run) -> Figure | None:
         return None
     panels = {"metric, 0 to 1": [], "metric": []}
     for (line, values), look in looks([*points.items()]):
-        panels["metric" if np.nanmax(values[:, 1], initial=0) > 1 else "metric, 0 to 1"].append((line, values, look))
+        low, high = np.nanmin(values[:, 1], initial=0), np.nanmax(values[:, 1], initial=0)
+        panels["metric, 0 to 1" if low >= 0 and high <= 1 else "metric"].append((line, values, look))
     shown = {label: own for label, own in panels.items() if own}
     figure, subplots = new_panels("Evaluation", STEP_LABEL, [*shown], 1.4 + 2.8 * len(shown))
     for axes, own in zip(subplots, shown.values(), strict=True):

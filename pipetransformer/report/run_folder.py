@@ -111,7 +111,8 @@ def next_steps(folder: Path, summary: Values) -> list[tuple[str, str]]:
     rows = [("model", _load_command(Path(model["folder"])))] if model else []
     rows = [row for row in rows if row[1]]
     if offline := sorted((folder / WANDB).glob("offline-run-*")):
-        rows.append(("W&B", f"wandb sync {shlex.quote(str(short_path(offline[-1])))}"))
+        parts = (shlex.quote(str(short_path(part))) for part in offline)  # one for each start of a resumed run
+        rows.append(("W&B", f"wandb sync {' '.join(parts)}"))
     if (folder / TENSORBOARD).is_dir():
         rows.append(("TensorBoard", f"tensorboard --logdir {shlex.quote(str(here / TENSORBOARD))}"))
     return [*rows, ("figures", f"python -m pipetransformer.report {shlex.quote(str(here))}")] if rows else rows
@@ -171,10 +172,16 @@ class Run:
 
     @property
     def plans(self) -> list[tuple[int, Values]]:
-        """Returns each plan with the step from which it held."""
-        changed = [(transition["step"], transition["after"]) for transition in self.events["transition"]]
-        changed += [(resume["step"], resume["plan"]) for resume in self.events["resume"]]
-        return [(0, self.start["plan"]), *sorted(changed, key=lambda change: change[0])]
+        """Returns each plan with the step from which it held, and in it the devices of the run then, ``world_size``."""
+        changed = [(each["step"], each["time"], each["after"]) for each in self.events["transition"]]
+        changed += [(each["step"], each["time"], each["plan"]) for each in self.events["resume"]]
+        plans = [(0, self.start["time"], self.start["plan"]), *sorted(changed, key=lambda change: change[:2])]
+        return [(step, plan | {"world_size": self.world_size(time)}) for step, time, plan in plans]
+
+    def world_size(self, time: str) -> int:
+        """Returns the devices of the run at the time of an event: it may be resumed with other ones."""
+        starts = [event for event in (self.start, *self.events["resume"]) if event["time"] <= time]
+        return (starts or [self.start])[-1]["world_size"]
 
 
 def find_run(name: str | Path) -> Path:

@@ -14,12 +14,14 @@ from matplotlib.ticker import MaxNLocator
 
 # Okabe and Ito's palette: its colours stay apart for every kind of colour vision.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000", "#F0E442")
+LINE_COLOURS = COLOURS[:-1]  # a yellow line on white is hardly seen
 STYLES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # 7 beside 4 styles: 28 pairs
 HATCHES = ("", "\\\\\\", "...", "xxx", "---", "+++", "ooo", "|||")
 FROZEN, CACHED = "#BBBBBB", "#EEEEEE"
 STEP_LABEL = "optimizer step"
 WIDTH = 9.0  # inches
+MAX_LABEL = 100  # characters that fit it
 SUFFIXES = ("png", "svg")
 DPI = 110
 T = TypeVar("T")
@@ -36,7 +38,7 @@ class Look(NamedTuple):
 
 def looks(things: Sequence[T]) -> Iterator[tuple[T, Look]]:
     """Yields each thing with a look; up to 28 differ without their colours, and up to 8 of those with hatches."""
-    for thing, *look in zip(things, cycle(COLOURS), cycle(STYLES), cycle(MARKERS), cycle(HATCHES), strict=False):
+    for thing, *look in zip(things, cycle(LINE_COLOURS), cycle(STYLES), cycle(MARKERS), cycle(HATCHES), strict=False):
         yield thing, Look(*look)
 
 
@@ -96,6 +98,7 @@ def legend_below(axes: Axes, num_columns: int = 3) -> None:
     handles, labels = axes.get_legend_handles_labels()
     figure = axes.get_figure()
     if handles and isinstance(figure, Figure):
+        labels = [shortened(label, MAX_LABEL) for label in labels]
         widest = max(map(len, labels))
         columns = max(1, min(num_columns, len(handles), 110 // (widest + 8)))
         figure.legend(handles, labels, loc="outside lower left", frameon=False, ncols=columns, handlelength=3.2)

@@ -15,6 +15,7 @@ from pipetransformer.report.format import plural
 from pipetransformer.report.run_folder import SUMMARY, short_path
 
 WIDTH_OF_A_LOG = 200
+SPACE, MIN_WRAPPED = 2, 24  # characters between columns, and of the column that is wrapped
 
 
 def print_sweep(folder: Path) -> None:
@@ -47,10 +48,18 @@ def _console() -> rich.console.Console:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Prints a table, which wraps its first column alone."""
-    table = Table(box=None, padding=(0, 2, 0, 0))
+    """Prints a table, which wraps its first column alone; on a console that is too narrow, a line for each cell."""
+    rows, console = [*rows], _console()
+    first, *others = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
+    if sum(others) + SPACE * len(others) + min(first, MIN_WRAPPED) > console.width:
+        for row in rows:
+            console.print(Text(f"{columns[0]}: {row[0]}"), soft_wrap=True)
+            for column, cell in zip(columns[1:], row[1:], strict=True):
+                console.print(Text(f"  {column}: {cell}"), soft_wrap=True)
+        return
+    table = Table(box=None, padding=(0, SPACE, 0, 0))
     for column in columns:
         table.add_column(column, no_wrap=column != columns[0])
     for row in rows:
         table.add_row(*map(Text, row))
-    _console().print(table, highlight=False)
+    console.print(table, highlight=False)

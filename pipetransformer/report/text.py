@@ -167,8 +167,8 @@ def transition_title(values: Values) -> str:
     before, after = values["before"]["num_frozen"], values["after"]["num_frozen"]
     frozen = f"{before} -> {plural(after, 'block')}" if before != after else f"still {plural(after, 'block')}"
     is_kept = arrangement(values["before"]) == arrangement(values["after"])
-    where = f"{_freezes(before, after)} at step {values['step']:,}"
-    return f"{where}: {frozen}, {'arrangement kept' if is_kept else 'new arrangement'}"
+    what = _freezes(before, after) if before != after else "new plan"
+    return f"{what} at step {values['step']:,}: {frozen}, {'arrangement kept' if is_kept else 'new arrangement'}"
 
 
 def transition_changes(values: Values) -> list[Change]:

@@ -60,8 +60,12 @@ def read_traces(folder: Path) -> dict[int, list[Event]]:
     Raises:
         UserError: A file is damaged.
     """
-    files = {_number(file): file for file in folder.glob("trace_*.json")}
-    return {number: [*_events(read_json(files[number]))] for number in sorted(files) if number >= 0}
+    return {_number(file): [*_events(read_json(file))] for file in trace_files(folder)}
+
+
+def trace_files(folder: Path) -> list[Path]:
+    """Returns the traces of a run in the order of their plans, of the time before it was resumed as well."""
+    return sorted((file for file in folder.glob("trace_*.json") if _number(file) >= 0), key=_number)
 
 
 def _number(file: Path) -> int:

@@ -181,7 +181,8 @@ class WandbSink(Sink):
         self._has_news |= event in ("transition", "summary") or (event == "decision" and is_of_the_guard(values))
         is_due = event == "summary" or self._clock() - self._tables_at >= self._tables_every_s
         if row := charts(event, values) | (self._tables() if is_due else {}):
-            self._step = step_of(values)
+            if "step" in values or event == "summary":  # a warning has none, and wandb drops rows of earlier steps
+                self._step = step_of(values)
             self._log(self._step, row)
 
     def _keep(self, event: EventName, values: Values) -> None:
@@ -197,15 +198,16 @@ class WandbSink(Sink):
 
     def _tables(self) -> Values:
         """Returns the tables where they say something new, not at each decision: there may be thousands."""
-        if not self._has_news or not self._decisions:
+        if not self._has_news:
             return {}
         from wandb import Table
 
         self._has_news, self._tables_at = False, self._clock()
-        return {
-            "tables/decisions": Table([*DECISION_COLUMNS], decision_rows(self._decisions)),
-            "tables/transitions": Table([*TRANSITION_COLUMNS], [*transition_rows(self._transitions)]),
+        tables = {
+            "tables/decisions": (DECISION_COLUMNS, decision_rows(self._decisions)),
+            "tables/transitions": (TRANSITION_COLUMNS, [*transition_rows(self._transitions)]),
         }
+        return {name: Table([*columns], rows) for name, (columns, rows) in tables.items() if rows}
 
     def identity(self) -> dict[str, Any]:
         return {"wandb_id": self._run.id}

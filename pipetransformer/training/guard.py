@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,6 +89,7 @@ class RunGuard:
             # the checkpoint may be from before the decision at its own step
             passed = (step for step in range(manifest.step, state.step) if step != back["decided_at"])
             back["decision_due"] |= any(map(trainer.timeline.is_decision_step, passed))
+        back["evaluation_due"] |= trainer.evaluations.is_due(state.step)  # a run that is stopped at once makes it
         self._report(verdict, frozen, back["num_frozen"])
         self._go_to(checkpoint, back, verdict)
 
@@ -167,8 +167,8 @@ class RunGuard:
         back |= {"decided_at": manifest.step, "decision_due": False}  # not frozen at this step again
         back["target"] = back["target"] | {"proposal": back["num_frozen"], "is_paused": True}
         trainer.flush_log()
+        trainer.checkpoints.go_back_to(manifest.step)
         if dist.get_rank() == 0:
-            trainer.checkpoints.folder.remove_after(manifest.step)
             cut_log(self._run_dir / EVENT_LOG, manifest.log_bytes)
         self._report(verdict, state.num_frozen, back["num_frozen"], num_lost)
         self._go_to(checkpoint, back, verdict)
@@ -183,12 +183,13 @@ class RunGuard:
 
     def _go_to(self, checkpoint: Checkpoint, state: dict[str, Any], verdict: Verdict) -> None:
         """Goes on with a state and a checkpoint's weights; the time of steps that are trained again is lost."""
-        trainer, start, before_s = self._trainer, time.perf_counter(), self._trainer.state.history.train_seconds
-        trainer.go_to(state, verdict.reason)
-        lost_s = before_s - trainer.state.history.train_seconds
+        trainer = self._trainer
         layers = CheckpointLayers(checkpoint.folder, checkpoint.manifest, trainer.components.stack)
-        trainer.runtime.load(*(layers.tensors() if dist.get_rank() == 0 else ({}, {})))
-        trainer.state.history.entries[-1].transition_seconds = lost_s + time.perf_counter() - start
+
+        def load() -> None:
+            trainer.runtime.load(*(layers.tensors() if dist.get_rank() == 0 else ({}, {})))
+
+        trainer.go_to(state, load, verdict.reason)
         trainer.cache_again()
         trainer.checkpoints.save(trainer.state, None, trainer.main_metric.best_step)
 

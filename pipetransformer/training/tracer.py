@@ -12,7 +12,7 @@ from pipetransformer.autodp.topology import Topology
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.planning.history import NUM_WARMUP_STEPS, PlanRecord, RunHistory
 from pipetransformer.planning.timeline import Timeline
-from pipetransformer.report.trace import Event, pass_name, write_trace
+from pipetransformer.report.trace import Event, pass_name, trace_files, write_trace
 from pipetransformer.runtime.tracing import Recorder, Span
 from pipetransformer.training.world import LocalRank
 
@@ -28,15 +28,16 @@ class Tracer:
         recorder: Records the spans of this rank.
         timeline: Steps of the run.
         history: Plans in force so far.
-
-    Attributes:
-        files: Names of the traces so far, on rank 0.
     """
 
     def __init__(self, run_dir: Path | None, recorder: Recorder, timeline: Timeline, history: RunHistory) -> None:
         self._run_dir, self._recorder = run_dir, recorder
         self._timeline, self._history = timeline, history
-        self.files: list[str] = []
+
+    @property
+    def files(self) -> list[str]:
+        """Returns the names of the run's traces so far on rank 0; on other ranks, and where none are taken, nothing."""
+        return [file.name for file in trace_files(self._run_dir)] if self._run_dir and dist.get_rank() == 0 else []
 
     def step(self, step: int) -> AbstractContextManager[None]:
         """Returns the context in which a step, 0-based, has to run; it is traced if it is the one of its plan."""
@@ -57,7 +58,7 @@ class Tracer:
         dist.gather_object(own, gathered)
         if gathered is not None:
             events = measured_events(entry.plan, gathered)
-            self.files.append(write_trace(events, run_dir, len(self._history.entries) - 1).name)
+            write_trace(events, run_dir, len(self._history.entries) - 1)
 
 
 def is_due(entry: PlanRecord, step: int, timeline: Timeline) -> bool:

@@ -156,11 +156,17 @@ class Trainer:
         foresight = Foresight(self.planner, self.timeline, policy, self.num_blocks, may_cache, overhead_s)
         return foresight.estimate(self.config.batch_size)
 
-    def go_to(self, state: dict[str, Any], reason: str = "goes on from another step") -> None:
-        """Takes over the state of another step, and goes to a plan for its frozen blocks without a cache."""
+    def go_to(self, state: dict[str, Any], load: Callable[[], None], reason: str = "goes on from another step") -> None:
+        """Takes over the state of another step, and goes to a plan for its frozen blocks without a cache.
+
+        Args:
+            load: Gives the layers the weights of that step.
+        """
         self.flush_log()
+        before_s = self.state.history.train_seconds
         self.state.load_state_dict(state)
-        self._transitions.replace(self.planner.resumed(self.state.num_frozen).after, reason)
+        lost_s = max(0.0, before_s - self.state.history.train_seconds)
+        self._transitions.replace(self.planner.resumed(self.state.num_frozen).after, reason, load, lost_s)
         self.stops.forget()
         self.prefetch_anew()
         self._batches.forget()
@@ -299,8 +305,8 @@ class Trainer:
         """The run in figures, as far as it has come."""
         summary: dict[str, Any] = {"metrics": self.state.metrics, "last_step": self.state.step}
         summary |= self.main_metric.figures() | self._log.scaling()
-        if self.tracer.files:
-            summary["traces"] = self.tracer.files
+        if traces := self.tracer.files:
+            summary["traces"] = traces
         if measuring := self.signals.figures():
             summary["signals"] = measuring
         summary["input"] = {"num_workers": self.components.inputs.num_workers} | self._log.input_figures()

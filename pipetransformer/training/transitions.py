@@ -1,7 +1,9 @@
 """Transitions of a run: asks the planner, fills the cache, moves the layers, and reports."""
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -51,13 +53,22 @@ class Transitions:
         self._apply(first, source)
         self._state.history.plan(PlanRecord(first.after, self._state.step, first.reason))
 
-    def replace(self, plan: Plan, reason: str) -> None:
-        """Goes to a plan that caches nothing, for a run that goes on from another step."""
-        last = self._runtime.transition
+    def replace(self, plan: Plan, reason: str, load: Callable[[], None], lost_s: float) -> None:
+        """Goes to a plan that caches nothing, for a run that goes on from another step.
+
+        Args:
+            load: Gives the layers the weights of that step.
+            lost_s: Seconds of steps that are trained again.
+        """
+        start, last = time.perf_counter(), self._runtime.transition
         assert last is not None, "a run has a plan"
         self._cache_session.advance_to(0, self._state.step)  # gives back the layers that it has borrowed, too
-        self._apply(next_transition(last, plan))
-        self._state.history.plan(PlanRecord(plan, self._state.step, reason))
+        before = replace(last.after, predicted_step_s=self._planner.predict(last.after))
+        moved = self._apply(next_transition(last, plan))
+        load()
+        record = PlanRecord(plan, self._state.step, reason, lost_s + time.perf_counter() - start)
+        self._state.history.plan(record)
+        self._write(before, record, moved, choice=reason, lost_seconds=lost_s)
 
     def follow(self, decision: Decision, step: int) -> None:
         """Makes the transition that pays most for a decision, with the cache.
@@ -110,27 +121,37 @@ class Transitions:
         moved = self._apply(transition)
         self._cache_session.start_reading(plan.cache_level)
         seconds = time.perf_counter() - start
-        self._state.history.plan(PlanRecord(plan, step, reason, seconds, remaining.num_samples, transition.reason))
-        self._report.write(
-            "transition",
-            step=step,
-            reason=reason,
-            before=plan_dict(before),
-            after=plan_dict(plan),
-            seconds=seconds,
+        record = PlanRecord(plan, step, reason, seconds, remaining.num_samples, transition.reason)
+        self._state.history.plan(record)
+        self._write(
+            before,
+            record,
+            moved,
+            choice=transition.reason,
             plan_seconds=planned - start,
             fill_seconds=filled - planned,
+            predicted_gain_s=transition.gain_s,
+            predicted_cost_s=transition.cost_s,
+            num_steps_left=remaining.num_steps,
+        )
+
+    def _write(self, before: Plan, record: PlanRecord, moved: TransitionReport, **more: Any) -> None:
+        """Reports a transition from a plan to that of a record."""
+        self._report.write(
+            "transition",
+            step=record.step,
+            reason=record.reason,
+            before=plan_dict(before),
+            after=plan_dict(record.plan),
+            seconds=record.transition_seconds,
             group_seconds=moved.group_s,
             move_seconds=moved.move_s,
             rebuild_seconds=moved.rebuild_s,
             num_moves=moved.num_moves,
             bytes_moved=moved.bytes_moved,
-            predicted_gain=before.predicted_step_s / plan.predicted_step_s,
-            predicted_gain_s=transition.gain_s,
-            predicted_cost_s=transition.cost_s,
-            num_steps_left=remaining.num_steps,
-            choice=transition.reason,
+            predicted_gain=before.predicted_step_s / record.plan.predicted_step_s,
             parks=self._runtime.resident.parks,
+            **more,
         )
 
     def _choose(self, num_frozen: int, step: int) -> tuple[RemainingRun, Transition]:

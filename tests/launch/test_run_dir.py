@@ -99,6 +99,7 @@ def test_a_run_whose_resume_is_refused_keeps_its_settings_and_summary(
 def test_a_run_that_is_overwritten_leaves_nothing_of_its_own(tmp_path: Path) -> None:
     for name in ("model", "wandb/offline-run-1", "tensorboard", "mine"):
         (tmp_path / name).mkdir(parents=True)
-    (tmp_path / "config.yaml").write_text("")
+    for name in ("config.yaml", "trace_0.json", "trace_10.json"):
+        (tmp_path / name).write_text("")
     refuse_other_run(compose_training(["overwrite=true"]), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]

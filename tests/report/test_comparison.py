@@ -1,19 +1,23 @@
 """Runs side by side: those that differ by their seed are one arm, with the mean and its interval."""
 
 import csv
+import io
 import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import rich.console
 from matplotlib.collections import LineCollection, PolyCollection
 
 from pipetransformer.errors import UserError
 from pipetransformer.report import __main__, comparison_plots
 from pipetransformer.report import page as pages
+from pipetransformer.report import sweep as sweep_table
 from pipetransformer.report.__main__ import COMPARISON, CSV, main
 from pipetransformer.report.comparison import (
     COLUMNS,
@@ -55,6 +59,19 @@ def change(job: Path, **values: Any) -> None:
     (job / SUMMARY).write_text(json.dumps(summary | values))
 
 
+def change_events(job: Path, name: str, changed: Callable[[dict[str, Any]], dict[str, Any] | None]) -> None:
+    """Changes the events of a name in a log, or removes them."""
+    events = [json.loads(line) for line in (job / EVENT_LOG).read_text().splitlines()]
+    kept = [changed(event) if event["event"] == name else event for event in events]
+    (job / EVENT_LOG).write_text("".join(f"{json.dumps(event)}\n" for event in kept if event))
+
+
+def change_evaluations(job: Path, accuracy: float, num_samples: int = 1000) -> None:
+    change_events(
+        job, "evaluate", lambda event: event | {"metrics": {"accuracy": accuracy}, "num_samples": num_samples}
+    )
+
+
 def arms_of(folder: Path) -> list[Arm]:
     arms, problems = read_arms(find_runs(str(folder)))
     assert not problems
@@ -81,6 +98,23 @@ def test_a_share_has_the_interval_of_wilson() -> None:
     assert share_interval(0.9, 100) == pytest.approx((0.8256, 0.9448), abs=1e-4)
     assert share_interval(1.0, 10) == pytest.approx((0.7225, 1.0), abs=1e-4)
     assert share_interval(0.5, 0) == (0.5, 0.5)
+
+
+def test_a_share_lies_in_its_interval_also_at_the_ends() -> None:
+    for num_samples in range(1, 2000):
+        for share in (0.0, 1.0):
+            low, high = share_interval(share, num_samples)
+            assert 0 <= low <= share <= high <= 1, "rounding would put an end on the other side"
+
+
+@pytest.mark.parametrize(("value", "num_samples"), [(1.0, 360), (0.0, 1000), (74.0, 100)])
+def test_a_run_that_is_always_right_or_wrong_or_scored_in_percent_is_drawn(
+    sweep: Path, value: float, num_samples: int
+) -> None:
+    change_evaluations(sweep / "2", accuracy=value, num_samples=num_samples)
+    figure = comparison_plots.metric_over_time([arms_of(sweep)[1]])
+    assert figure is not None
+    assert [*np.asarray(figure.axes[0].lines[0].get_ydata())] == [value] * 3
 
 
 def test_options_that_change_no_result_make_no_arm(sweep: Path) -> None:
@@ -189,6 +223,8 @@ def test_a_wrong_call_is_answered_in_one_line(arguments: list[str], words: str) 
 
 
 def test_the_metric_is_drawn_over_the_seconds_of_training_with_the_interval(sweep: Path) -> None:
+    change_evaluations(sweep / "0", 0.5)
+    change_evaluations(sweep / "1", 0.7)
     arms = arms_of(sweep)
     run = arms[0].runs[0]
     figure = comparison_plots.metric_over_time(arms)
@@ -198,11 +234,13 @@ def test_the_metric_is_drawn_over_the_seconds_of_training_with_the_interval(swee
     seconds = [sum(step["step_seconds"] for step in run.events["step"][:until]) for until in (8, 16, 24)]
     spent = np.cumsum([0, *(transition["seconds"] for transition in run.events["transition"])])
     assert np.asarray(line.get_xdata()) == pytest.approx(np.add(seconds, spent))
-    assert np.asarray(line.get_ydata()) == pytest.approx([0.58, 0.66, 0.74])
+    assert np.asarray(line.get_ydata()) == pytest.approx([0.6, 0.6, 0.6])
     for part in ("color", "linestyle", "marker"):
         assert getattr(line, f"get_{part}")() != getattr(other, f"get_{part}")()
     band = next(each for each in axes.collections if isinstance(each, PolyCollection)).get_paths()[0].vertices
-    assert np.asarray(band)[:, 1].min() == pytest.approx(0.58), "both runs have the same evaluations"
+    half = half_width([0.5, 0.7])
+    assert half is not None
+    assert [np.asarray(band)[:, 1].min(), np.asarray(band)[:, 1].max()] == pytest.approx([0.6 - half, 0.6 + half])
     bars = [each for each in axes.collections if isinstance(each, LineCollection)]
     ends = [np.asarray(segment)[:, 1].tolist() for segment in bars[-1].get_segments()]
     assert ends == [pytest.approx(share_interval(value, 1000)) for value in (0.58, 0.66, 0.74)], "of a single run"
@@ -235,3 +273,80 @@ def test_runs_without_evaluations_are_compared_too(sweep: Path, without_figures:
         (job / SUMMARY).unlink()
     main([f"runs={sweep}"])
     assert [arm.row()[2] for arm in arms_of(sweep)] == ["-", "-"]
+
+
+def legend_of(arms: list[Arm]) -> list[str]:
+    figure = comparison_plots.metric_over_time(arms)
+    assert figure is not None
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_a_run_that_evaluated_less_takes_nothing_from_the_others_of_its_arm(sweep: Path) -> None:
+    change_events(sweep / "1", "evaluate", lambda event: event if event["step"] < 10 else None)
+    arms = arms_of(sweep)
+    figure = comparison_plots.metric_over_time(arms)
+    assert figure is not None
+    assert len(np.asarray(figure.axes[0].lines[0].get_xdata())) == 3
+    change_events(sweep / "1", "evaluate", lambda _: None)
+    assert legend_of(arms_of(sweep)) == ["freeze=none (1 of 2 runs)", "freeze=alpha"]
+
+
+def test_an_arm_that_cannot_be_drawn_is_named(sweep: Path) -> None:
+    change_events(sweep / "2", "evaluate", lambda event: event | {"metrics": {"loss": 2.0}})
+    assert legend_of(arms_of(sweep)) == ["freeze=none (2 runs)", "freeze=alpha: no test accuracy"]
+
+
+def test_a_run_without_a_summary_is_drawn_by_the_metric_that_was_asked_for(sweep: Path) -> None:
+    for job in sweep.iterdir():
+        change_events(job, "start", lambda event: event | {"main_metric": {"name": "f1", "split": "test"}})
+        (job / SUMMARY).unlink()
+    figure = comparison_plots.metric_over_time(arms_of(sweep))
+    assert figure is not None
+    assert figure.axes[0].get_ylabel() == "test f1"
+
+
+def test_runs_that_did_not_complete_take_no_part_in_the_means(sweep: Path) -> None:
+    change(sweep / "1", status="failed", train_seconds=0.0, mean_frozen_fraction=0.0, speedup_vs_static=None)
+    change(sweep / "0", speedup_is="measured")
+    change(sweep / "2", status="failed", optimizer_steps=0, train_seconds=0.0)
+    rows = [dict(zip(COLUMNS, arm.row(), strict=True)) for arm in arms_of(sweep)]
+    assert [row["training time"] for row in rows] == ["12m23s", "-"]
+    assert (rows[0]["result"], rows[0]["status"]) == ("accuracy 0.75", "1 completed, 1 failed")
+    assert rows[0]["speed-up"] == "2.0 measured", "the run that failed says nothing of it"
+
+
+@pytest.mark.parametrize("width", [80, 120, 160, 200])
+def test_no_cell_of_the_table_is_cut(sweep: Path, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    change(sweep / "1", status="diverged")
+    rows = [arm.row() for arm in arms_of(sweep)]
+    console = rich.console.Console(width=width, file=io.StringIO(), force_terminal=True, color_system=None)
+    monkeypatch.setattr(sweep_table, "_console", lambda: console)
+    sweep_table.print_table(COLUMNS, rows)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "…" not in shown
+    for row in rows:
+        assert all(cell in shown for cell in row), shown
+
+
+def test_a_run_with_impossible_values_is_left_out_by_its_folder(
+    sweep: Path, capsys: pytest.CaptureFixture[str], without_figures: None
+) -> None:
+    change(sweep / "1", train_seconds="long")
+    (sweep / "2" / "overrides.json").write_text("{}")
+    main([f"runs={sweep}", f"out={sweep / 'out'}"])
+    shown = capsys.readouterr().out
+    assert f"left out: {sweep / '1'} holds values that a run does not write" in shown
+    assert f"left out: {sweep / '2' / 'overrides.json'} is damaged" in shown
+    assert "1 (0)" in shown
+
+
+def test_markup_of_the_user_stays_text_on_a_comparison_too(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "FIGURES", ())
+    monkeypatch.setattr(pages, "COMPARISONS", ())
+    write_overrides(sweep / "2", ["model.name=<b>x"])
+    change_events(sweep / "2", "transition", lambda event: event | {"choice": "<i>y", "predicted_gain_s": 0.0})
+    change_events(sweep / "2", "decision", lambda event: event | {"reason": "<u>z"})
+    html = pages.comparison_page(arms_of(sweep))
+    for tag in ("<b>", "<i>", "<u>"):
+        assert tag not in html
+        assert tag.replace("<", "&lt;").replace(">", "&gt;") in html

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import rich.console
 
+from pipetransformer.report import run_folder
 from pipetransformer.report.plain import PlainLog
 from pipetransformer.report.reporter import (
     ERASE_LINE,
@@ -178,6 +179,17 @@ def test_the_log_prints_every_evaluation(events: Events, capsys: pytest.CaptureF
     assert [line.endswith(", the best so far") for line in lines] == [True, False, True]
 
 
+def test_a_resumed_run_knows_the_best_metric_of_the_time_before(
+    events: Events, capsys: pytest.CaptureFixture[str]
+) -> None:
+    best = {"test": {"name": "accuracy", "value": 0.8, "split": "test", "step": 8}}
+    known = {"step": 8, "checkpoint": "step-8", "num_steps_lost": 0, "best": best}
+    resume = ("resume", events[1][1] | known)
+    lines = [line for line in printed([resume, *evaluations(0.5, 0.9)], capsys) if "accuracy" in line]
+    assert [line.endswith(", the best so far") for line in lines] == [False, True]
+    assert best["test"]["value"] == 0.8, "the event stays as it is"
+
+
 @pytest.mark.parametrize("view", ["terminal", "plain"])
 def test_a_warning_is_shown_once(view: str, capsys: pytest.CaptureFixture[str]) -> None:
     warnings: Events = [("warning", {"message": f"[slow] {name}"}) for name in ("disk", "disk", "link", "disk")]
@@ -246,6 +258,17 @@ def test_a_run_ends_with_its_model_and_what_to_do_next(
 @pytest.mark.parametrize("width", [60, 80, 140])
 def test_nothing_is_wider_than_the_terminal(events: Events, width: int) -> None:
     assert max(len(line) for line in re.split(r"[\r\n]", drawn(events, width))) <= width
+
+
+def test_every_part_of_a_resumed_run_is_named_for_the_service(tmp_path: Path) -> None:
+    for name in ("offline-run-20260101_000000-x", "offline-run-20260102_000000-x"):
+        (tmp_path / "wandb" / name).mkdir(parents=True)
+    ((label, command), _) = run_folder.next_steps(tmp_path, {})
+    assert label == "W&B"
+    assert [Path(part).name for part in command.split()[2:]] == [
+        "offline-run-20260101_000000-x",
+        "offline-run-20260102_000000-x",
+    ]
 
 
 def test_a_run_that_failed_ends_with_its_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -161,3 +161,19 @@ def test_arms_that_all_failed_are_named_as_absent(run: Run) -> None:
     for drawing in OF_ARMS:
         assert drawing.draw([Arm("failed", (failed,))]) is None
         assert drawing.absent
+
+
+def test_a_label_that_is_too_long_is_cut_in_its_middle(run: Run) -> None:
+    name = " ".join(f"model.options.setting_{number}={number}" for number in range(12))
+    figure = draw(run, "arms result_over_time")
+    axes = figure.axes[0]
+    axes.plot([], [], label=name)
+    style.legend_below(axes, num_columns=2)
+    legend = figure.legends[-1]
+    assert max(len(text.get_text()) for text in legend.get_texts()) <= style.MAX_LABEL
+    FigureCanvasAgg(figure).draw()
+    assert legend.get_window_extent().width <= figure.bbox.width
+
+
+def test_no_line_is_yellow_on_white() -> None:
+    assert "#F0E442" not in {look.colour for _, look in style.looks(range(28))}

@@ -130,3 +130,15 @@ def test_every_metric_of_every_split_has_its_line(run: Run) -> None:
         "validation accuracy": 1,
     }
     assert [str(line.get_label()) for line in large.lines] == ["validation perplexity"]
+
+
+def test_a_metric_below_zero_is_in_the_panel_without_bounds(run: Run) -> None:
+    for event in run.events["evaluate"]:
+        event["metrics"] = {"matthews": -0.1}
+    assert [axes.get_ylabel() for axes in shown(plots.metrics(run)).axes] == ["metric"]
+
+
+def test_a_signal_that_only_a_later_policy_asked_for_is_blank_before(run: Run) -> None:
+    run.events["decision"][-1]["signals"] = {"loss_drop": [0.5] * 6}
+    panels = [axes for axes in shown(plots.signals(run)).axes if axes.get_ylabel() == "block"]
+    assert drawn(panels[1]) == [[None] * 6, [0.5] * 6]

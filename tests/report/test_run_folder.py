@@ -1,10 +1,11 @@
 import json
 import math
 import re
-from datetime import datetime
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -235,6 +236,27 @@ def test_a_resumed_run_has_the_plans_of_all_its_parts(tmp_path: Path, events: Ev
     run = read_run(tmp_path)
     assert [step for step, _ in run.plans] == [0, 8, 16, 24]
     assert len(run.events["step"]) == 24
+
+
+def test_a_plan_that_follows_a_resume_at_the_same_step_comes_after_it(tmp_path: Path, events: Events) -> None:
+    """A resumed run begins without its cache, and fills it in a transition; it may have other devices than before."""
+    resumed = events[1][1] | {"step": 12, "checkpoint": "step-12", "num_steps_lost": 0, "world_size": 7}
+    transition = next(values for event, values in events if event == "transition")
+    write_events(tmp_path / EVENT_LOG, events[:-1])
+    lines = [json.loads(line) for line in (tmp_path / EVENT_LOG).read_text().splitlines()]
+    kept = [line for line in lines if line.get("step", 0) <= 12]
+    (tmp_path / EVENT_LOG).write_text("".join(f"{json.dumps(line)}\n" for line in kept))
+    again, clock = JsonLines(tmp_path / EVENT_LOG, goes_on=True), iter("34")
+    moments = mock.Mock(now=lambda _: datetime(2126, 1, 1, second=int(next(clock)), tzinfo=UTC))
+    with mock.patch("pipetransformer.report.run_folder.datetime", moments):
+        again.write("resume", resumed | {"plan": transition["before"]})
+        again.write("transition", transition | {"step": 12, "after": transition["after"] | {"cache_level": 2}})
+    again.close()
+    (tmp_path / CONFIG).write_text("seed: 1\n")
+    run = read_run(tmp_path)
+    assert [(step, plan["cache_level"]) for step, plan in run.plans][-2:] == [(12, 0), (12, 2)]
+    assert [plan["world_size"] for _, plan in run.plans] == [4, 4, 7, 7]
+    assert run.world_size(run.events["transition"][-1]["time"]) == 7
 
 
 def test_the_arguments_of_a_run_are_kept(tmp_path: Path) -> None:

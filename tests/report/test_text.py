@@ -313,3 +313,10 @@ def test_what_the_guard_did_is_shown_with_its_reason(events: Events) -> None:
     guard = {"num_skipped": 1, "num_rollbacks": 2, "num_steps_lost": 90}
     rows = dict(summary_text.summary_rows(first(events, "summary") | {"guard": guard}))
     assert rows["guard"] == "1 bad step without an update; rolled back 2 times, 90 steps trained again"
+
+
+def test_a_change_of_the_plan_alone_is_not_called_a_freeze(events: Events) -> None:
+    values = next(values for event, values in events if event == "transition")
+    same = values | {"after": values["after"] | {"num_frozen": values["before"]["num_frozen"]}}
+    assert text.transition_title(values).startswith("freeze at step 8: 0 -> 2 blocks")
+    assert text.transition_title(same) == "new plan at step 8: still 0 blocks, new arrangement"

@@ -165,6 +165,23 @@ def test_decisions_that_change_nothing_log_no_table(events: Events, fake: FakeRu
     assert len(fake.logged[-1]["tables/decisions"].data) == 100
 
 
+def test_transitions_of_a_run_without_decisions_are_a_table_too(events: Events, fake: FakeRun) -> None:
+    transition = next(values for event, values in events if event == "transition")
+    sink = WandbSink(fake, Path(EVENT_LOG))  # pyright: ignore[reportArgumentType]
+    sink.write("transition", transition)
+    (row,) = [row for row in fake.logged if "tables/transitions" in row]
+    assert "tables/decisions" not in row
+
+
+def test_tables_that_are_due_at_a_warning_come_at_the_last_step(events: Events, fake: FakeRun) -> None:
+    seconds = iter([0.0, 0.0, 61.0, 61.0, 61.0])
+    sink = WandbSink(fake, Path(EVENT_LOG), 60.0, lambda: next(seconds))  # pyright: ignore[reportArgumentType]
+    sink.write("transition", next(values for event, values in events if event == "transition"))
+    sink.write("warning", {"message": "slow"})
+    assert "tables/transitions" in fake.logged[-1]
+    assert fake.rows == [8, 8], "wandb drops a row below the last one"
+
+
 @pytest.mark.parametrize(("status", "exit_code"), [("completed", 0), ("diverged", 1), ("interrupted", 1), (None, 1)])
 def test_only_a_completed_run_is_marked_as_a_success(fake: FakeRun, status: str | None, exit_code: int) -> None:
     sink = WandbSink(fake, Path(EVENT_LOG))  # pyright: ignore[reportArgumentType]

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import pipetransformer as pt
 from pipetransformer.autodp.sampler import batch_ids, epoch_order, num_batches
+from pipetransformer.checkpoint.folder import FOLDER, open_checkpoints
 from pipetransformer.report.run_folder import EVENT_LOG
 from pipetransformer.runtime.elastic import ElasticRuntime
 from support.jobs import with_made_up_times
@@ -55,6 +56,7 @@ class Guarded:
         losses: Of each step in the order in which they were trained.
         decisions: Events of the guard in the log.
         steps: Numbers of the steps in the log.
+        transitions: Events in the log.
         summary: Figures of the run.
         error: Why it ended early.
         num_frozen: Blocks that are frozen at the end.
@@ -63,6 +65,7 @@ class Guarded:
     losses: list[float] = field(default_factory=list)
     decisions: list[dict[str, Any]] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
+    transitions: list[dict[str, Any]] = field(default_factory=list)
     summary: dict[str, Any] = field(default_factory=dict)
     error: str = ""
     num_frozen: int = 0
@@ -104,7 +107,15 @@ def train_guarded(
     events = [json.loads(line) for line in (folder / EVENT_LOG).read_text().splitlines()]
     seen.decisions = [event for event in events if event["event"] == "decision" and event["bound"] == "guard"]
     seen.steps = [event["step"] for event in events if event["event"] == "step"]
+    seen.transitions = [event for event in events if event["event"] == "transition"]
     return seen
+
+
+def evaluation_due_after_roll_back(folder: Path, factors: Mapping[int, float], options: dict[str, Any]) -> bool:
+    """Whether the checkpoint that the first roll-back writes, at step 5, knows of the evaluation there."""
+    train_guarded(folder, pt.Parallel(), factors, options, at_most=5)
+    manifests = {manifest.step: manifest for _, manifest in open_checkpoints(folder / FOLDER)}  # type: ignore[union-attr]
+    return manifests[5].train["evaluation_due"]
 
 
 class LosesCheckpoints(pt.Callback):

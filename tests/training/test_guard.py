@@ -5,7 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.guarding import STEPS, LosesCheckpoints, train_guarded, train_plainly
+from support.guarding import (
+    STEPS,
+    LosesCheckpoints,
+    evaluation_due_after_roll_back,
+    train_guarded,
+    train_plainly,
+)
 from support.pool import Pool
 from support.resumes import FreezeAndUnfreeze
 
@@ -69,6 +75,17 @@ def test_weights_are_rolled_back_to_the_last_checkpoint(
         assert seen.summary["guard"]["num_rollbacks"] == 4
 
 
+def test_an_evaluation_at_the_step_of_a_roll_back_is_made_also_where_the_run_is_stopped_there(
+    pool: Pool, tmp_path: Path
+) -> None:
+    """Step 5 ends an epoch, and its batch is bad."""
+    options = {
+        "guard": pt.Guard(not_finite="roll_back", max_rollbacks=4),
+        "checkpoint": pt.Checkpointing(every_steps=2, keep=9),
+    }
+    assert pool.run(1, evaluation_due_after_roll_back, tmp_path, NAN, options) == [True]
+
+
 @pytest.mark.parametrize("name", ["one process", "elastic"])
 def test_a_decision_that_a_roll_back_undoes_is_taken_again(pool: Pool, tmp_path: Path, name: str) -> None:
     """The checkpoint of step 12 is from before the decision there, the only one, and the next batch is bad."""
@@ -115,7 +132,8 @@ def test_a_freeze_that_hurts_is_taken_back_and_put_off(pool: Pool, tmp_path: Pat
     later = pt.FixedSchedule(num_frozen=[0, 2], interval=0.25)
     (expected, *_) = pool.run(world, train_guarded, tmp_path / "later", parallel, {}, {"freeze": later})
     options = {"freeze": FREEZE, "guard": pt.Guard(max_rollbacks=1)}
-    for seen in pool.run(world, train_guarded, tmp_path / "guarded", parallel, {}, options, HURTS):
+    ranks = pool.run(world, train_guarded, tmp_path / "guarded", parallel, {}, options, HURTS)
+    for seen in ranks:
         assert seen.losses[:5] + seen.losses[10:] == pytest.approx(expected.losses, rel=0, abs=1e-12)
         assert seen.losses[6:10] != pytest.approx(expected.losses[6:10], rel=0, abs=1e-6), "the freeze had an effect"
         assert seen.steps == list(range(1, STEPS + 1)), "each step is in the log once"
@@ -128,7 +146,10 @@ def test_a_freeze_that_hurts_is_taken_back_and_put_off(pool: Pool, tmp_path: Pat
         assert "guard.max_rollbacks=1 are used up; the frozen blocks stay" in kept["reason"]
         assert seen.num_frozen == 2
         assert seen.summary["guard"] == {"num_skipped": 0, "num_rollbacks": 1, "num_steps_lost": 5}
-        assert seen.summary["plans"][1]["transition_seconds"] > 0, "the time of the lost steps counts"
+        back = next(event for event in seen.transitions if event["reason"] == taken_back["reason"])
+        assert back["seconds"] == ranks[0].summary["plans"][1]["transition_seconds"], "rank 0 writes the log"
+        assert back["seconds"] > back["lost_seconds"] > 0, "the time of the lost steps counts, on the page as well"
+        assert [back[key]["num_frozen"] for key in ("before", "after")] == [2, 0]
 
 
 def test_a_freeze_that_hurts_each_time_is_put_off_to_the_end(pool: Pool, tmp_path: Path) -> None:

@@ -106,13 +106,23 @@ def test_the_card_tells_data_scores_freezing_and_how_it_was_made(pool: Pool, job
     for part in (
         "library_name: timm", "datasets: [digits]", f"| test, 40 samples | accuracy {accuracy:.4f} at step 12 |",
         "| data | digits max_train_samples=64 max_eval_samples=40 |", "| batch size, epochs, seed | 16, 3, 1 |",
-        f"| 6 | 1 of 2 | {reason} |", "torch==",
+        f"| 6 | 1 of 2 | {reason} |", "torch==", "Trained with blocks frozen from the bottom up;",
     ):  # fmt: skip
         assert part in card, card
     pool.run(1, exported, job.folder, 4, tmp_path / "early")
     early = (tmp_path / "early/README.md").read_text()
     assert "| step | 4 of 12 |" in early
     assert "| 6 | 1 of 2 |" not in early, "it was frozen later"
+    assert "Trained with no block frozen;" in early
+    assert "## Freezing" not in early
+
+
+def test_the_card_names_blocks_that_were_frozen_from_the_start(pool: Pool, tmp_path: Path) -> None:
+    job = recorded(pool, tmp_path / "run", 1, *TINY, "freeze=prefix", "freeze.num_blocks=1", "epochs=1")
+    pool.run(1, exported, job.folder, None, tmp_path / "out")
+    card = (tmp_path / "out/README.md").read_text()
+    assert "Trained with blocks frozen from the bottom up;" in card
+    assert "| 0 | 1 of 2 | 1 of 2 blocks are frozen from the start |" in card
 
 
 @pytest.mark.parametrize(
