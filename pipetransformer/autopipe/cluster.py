@@ -38,6 +38,7 @@ class Cluster:
         devices_per_node: ``None``: all of them.
         allreduce_link, node_allreduce_link: The same links as an all-reduce sees them, which reduces as it sends;
             ``None``: as a message.
+        ranks_per_device: Processes that a device is made of, see :func:`~pipetransformer.autopipe.meshes.on_mesh`.
     """
 
     num_devices: int
@@ -47,6 +48,7 @@ class Cluster:
     devices_per_node: int | None = None
     allreduce_link: Link | None = None
     node_allreduce_link: Link | None = None
+    ranks_per_device: int = 1
 
     def __post_init__(self) -> None:
         if self.devices_per_node is not None and self.devices_per_node < 1:

@@ -1,9 +1,10 @@
 """The cost model: seconds per optimizer step, from measured layers.
 
-With a frozen prefix, a layer's work per micro-batch is (``F`` forward, ``D`` input gradient, ``W`` weight gradient)::
+With a frozen prefix, a layer's work per micro-batch is (``F`` forward, ``D`` input gradient, ``W`` weight gradient,
+``L`` the backward pass without an input gradient, between ``W`` and ``D + W``)::
 
     layer     0 .. n     n + 1     n + 2 .. head         n > 0; with nothing frozen layer 0 is the first active one
-    work        F        F + W       F + D + W           a cached layer does not run at all
+    work        F        F + L       F + D + W           a cached layer does not run at all
                          one F more for each active layer with activation checkpointing
 
 With FSDP each layer is all-gathered before forward and before backward, and its gradient is reduce-scattered. An
@@ -37,9 +38,8 @@ def layer_time(profile: Profile, layer: int, num_frozen: int, recompute: bool = 
     first_active = layer_above(num_frozen)
     if layer < first_active:
         return measured.forward
-    time = measured.forward + measured.weight_grad
-    if layer > first_active:
-        time += measured.input_grad
+    backward = measured.backward_as_lowest if layer == first_active else measured.input_grad + measured.weight_grad
+    time = measured.forward + backward
     return time + measured.forward if recompute else time
 
 
@@ -110,8 +110,10 @@ def exchange_seconds(profile: Profile, cluster: Cluster, plan: Plan) -> tuple[fl
     def half(num_bytes: int) -> float:
         return allreduce_link.seconds(moved * num_bytes) / 2 if num_bytes else 0.0
 
-    own_s = profile.sharding_overhead_s / 2
-    gathers = [(own_s + half(layer.parameter_bytes), layer, on) for layer, on in running]
+    def own_seconds(layer: LayerProfile) -> float:
+        return (profile.sharding_overhead_s + profile.sharding_s_per_byte * layer.parameter_bytes) / 2
+
+    gathers = [(own_seconds(layer) + half(layer.parameter_bytes), layer, on) for layer, on in running]
     backward = (gather_s + half(layer.trainable_bytes) for gather_s, layer, on in gathers if on)
     return sum(gather_s for gather_s, _, _ in gathers), sum(backward)
 
@@ -192,7 +194,8 @@ def step_scale(
     num_rows = microbatch_size(batch_size, devices.num_replicas, num_microbatches=1)
     read_s = 0.0 if cache_level else profile.read.at(num_rows)  # otherwise the lowest layer's time has it
     node_size = min(cluster.devices_per_node or cluster.num_devices, cluster.num_devices)
-    relief = profile.relief(devices.pipeline_size * devices.num_replicas, node_size)
+    ranks = cluster.ranks_per_device  # they are what shares cores and memory
+    relief = profile.relief(ranks * devices.pipeline_size * devices.num_replicas, ranks * node_size)
     fixed_s = correction.factor * (profile.step_overhead_s + read_s) + correction.extra_s
     return StepScale(correction.factor * relief, fixed_s)
 

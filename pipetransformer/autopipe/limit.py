@@ -44,6 +44,7 @@ def spread_overhead(profile: Profile, num_samples: int) -> Profile:
             forward=spread(layer.forward),
             input_grad=spread(layer.input_grad),
             weight_grad=spread(layer.weight_grad),
+            lowest_grad=spread(layer.backward_as_lowest),
         )
         for layer in profile.layers
     )

@@ -36,11 +36,9 @@ def on_mesh(profile: Profile, cluster: Cluster, mesh: StageMesh) -> tuple[Profil
         InfeasiblePlan: The mesh has more ranks than there are.
     """
     check_num_ranks(mesh, cluster.num_devices)
-    _, shards, exchange_s = profile.on(mesh)
-    link, allreduce_link = (
-        replace(each, latency_s=max(each.latency_s, exchange_s)) for each in _links_inside(cluster, mesh)
-    )
-    layers = tuple(_with_exchanges(shard, link, allreduce_link) for shard in shards)
+    _, shards, exchange = profile.on(mesh)
+    link, allreduce_link = _links_inside(cluster, mesh)
+    layers = tuple(_with_exchanges(shard, exchange, link, allreduce_link) for shard in shards)
     num_sums = len({ranks for shard in shards for ranks, _ in shard.copied_bytes})
     widening = mesh.rows_multiple * profile.layers[1].output_bytes / layers[1].output_bytes  # features are read whole
     return (
@@ -98,12 +96,14 @@ def _cluster_of(cluster: Cluster, mesh: StageMesh) -> Cluster:
         devices_per_node=None if per_node is None else max(1, per_node // size),
         node_link=cluster.node_link and cluster.node_link.shared(users),
         node_allreduce_link=cluster.node_allreduce_link and cluster.node_allreduce_link.shared(users),
+        ranks_per_device=size,
     )
 
 
-def _with_exchanges(shard: LayerShard, link: Link, allreduce_link: Link) -> LayerProfile:
+def _with_exchanges(shard: LayerShard, exchange: AffineTime | None, link: Link, allreduce_link: Link) -> LayerProfile:
     def seconds(traffic: Traffic) -> AffineTime:
-        return _seconds(traffic.collectives, allreduce_link) + _seconds(traffic.messages, link)
+        collectives, messages = traffic
+        return _seconds(collectives, exchange, allreduce_link) + _seconds(messages, exchange, link)
 
     layer, bandwidth = shard.layer, allreduce_link.bandwidth_bytes_per_s
     copied_s = sum(2 * (ranks - 1) / ranks * num_bytes / bandwidth for ranks, num_bytes in shard.copied_bytes)
@@ -112,13 +112,16 @@ def _with_exchanges(shard: LayerShard, link: Link, allreduce_link: Link) -> Laye
         forward=layer.forward + seconds(shard.forward),
         input_grad=layer.input_grad + seconds(shard.input_grad),
         weight_grad=layer.weight_grad + seconds(shard.weight_grad),
+        lowest_grad=layer.backward_as_lowest + seconds(shard.lowest_grad),
         optimizer_s=layer.optimizer_s + copied_s,
     )
 
 
-def _seconds(volume: Volume, link: Link) -> AffineTime:
-    fixed_s = volume.number * link.latency_s + volume.fixed_bytes / link.bandwidth_bytes_per_s
-    return AffineTime(fixed_s, volume.sample_bytes / link.bandwidth_bytes_per_s)
+def _seconds(volume: Volume, exchange: AffineTime | None, link: Link) -> AffineTime:
+    """Returns the seconds of exchanges, each of which takes no less than the link's latency."""
+    each = exchange or AffineTime(0.0, 0.0)
+    fixed_s = volume.number * max(link.latency_s, each.fixed_s) + volume.fixed_bytes / link.bandwidth_bytes_per_s
+    return AffineTime(fixed_s, volume.number * each.per_sample_s + volume.sample_bytes / link.bandwidth_bytes_per_s)
 
 
 def mesh_candidates(
@@ -137,6 +140,9 @@ def mesh_candidates(
         num_tokens: Of a sample.
         num_devices: Of a node, which meshes that are left open divide.
         is_limited: The devices' memory has a limit.
+
+    Raises:
+        InfeasiblePlan: None of them divides a node.
     """
     divisors = [size for size in range(1, num_devices + 1) if num_devices % size == 0]
     plain = replace(like, algorithm="1d")
@@ -153,6 +159,12 @@ def mesh_candidates(
     ]
     is_open = None in wanted.values()
     fitting = [mesh for mesh in found if not is_open or (num_devices % mesh.num_ranks == 0 and mesh.divides(widths))]
+    if not fitting:
+        fixed = ", ".join(f"{name}={size}" for name, size in wanted.items() if size is not None)
+        raise InfeasiblePlan(
+            f"no mesh with {fixed} divides the {num_devices} devices of a node, as one that is left open has to; give "
+            "all of `tp`, `cp` and `dp_shard`, or sizes that divide it"
+        )
     return tuple(dict.fromkeys(SINGLE if mesh.num_ranks == 1 else mesh for mesh in sorted(fitting, key=_simplicity)))
 
 

@@ -298,7 +298,8 @@ def on_host(profile: Profile) -> Profile:
 def _fetched(layer: LayerProfile, seconds_per_byte: float) -> LayerProfile:
     fetch = AffineTime(layer.parameter_bytes * seconds_per_byte, 0.0)
     write = AffineTime(layer.trainable_bytes * seconds_per_byte, 0.0)
-    return replace(layer, forward=layer.forward + fetch, weight_grad=layer.weight_grad + write)
+    lowest_grad = layer.backward_as_lowest + write
+    return replace(layer, forward=layer.forward + fetch, weight_grad=layer.weight_grad + write, lowest_grad=lowest_grad)
 
 
 def model_bytes(profile: Profile, plan: Plan) -> int:

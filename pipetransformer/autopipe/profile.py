@@ -110,7 +110,9 @@ class LayerProfile:
         name: For reports.
         forward: ``F``, per micro-batch.
         input_grad: ``D``, the gradient handed to the layer below.
-        weight_grad: ``W``, the gradient of the layer's own parameters.
+        weight_grad: ``W``, the gradient of the layer's own parameters beside ``D``.
+        lowest_grad: ``L``, the backward pass where no layer below takes a gradient; ``None``: ``W``. Inside a block the
+            gradient goes nearly as far down as with ``D``.
         optimizer_s: One optimizer update of the layer's parameters.
         parameter_bytes: All parameters; those that layers share count in each, because each has a copy.
         fixed_bytes: Those of them that never train, such as the base weights of adapters.
@@ -136,6 +138,12 @@ class LayerProfile:
     fixed_bytes: int = 0
     longest_output_bytes: int | None = None
     untouched_bytes: int = 0
+    lowest_grad: AffineTime | None = None
+
+    @property
+    def backward_as_lowest(self) -> AffineTime:
+        """``L``: the backward pass of the lowest layer that takes a gradient."""
+        return self.weight_grad if self.lowest_grad is None else self.lowest_grad
 
     def seconds(self, num_samples: float) -> float:
         """Returns the seconds of its passes over a micro-batch, forward and both gradients."""
@@ -188,7 +196,7 @@ class LayerShard:
 
     Attributes:
         layer: The part, its exchanges taking no time. A sample is one of those that each rank computes.
-        forward, input_grad, weight_grad: The exchanges of each pass.
+        forward, input_grad, weight_grad, lowest_grad: The exchanges of each pass.
         copied_bytes: Bytes of parameters that train of which several ranks of the mesh have copies, as
             ``(ranks, bytes)``. Their gradients are summed once a step.
     """
@@ -197,6 +205,7 @@ class LayerShard:
     forward: Traffic
     input_grad: Traffic
     weight_grad: Traffic
+    lowest_grad: Traffic
     copied_bytes: tuple[tuple[int, int], ...] = ()
 
 
@@ -204,13 +213,14 @@ class MeshProfile(NamedTuple):
     """A model on a mesh.
 
     Attributes:
-        exchange_s: Seconds of an exchange before its bytes, between parts of a block: the link's latency, and what the
-            ranks wait for each other. Zero where only the link is known.
+        exchange: Seconds of an exchange besides its bytes, between parts of a block: the link's latency, what the ranks
+            wait for each other, and what a gather or a reduce-scatter takes more than the link's all-reduce. ``None``
+            where only the link is known.
     """
 
     mesh: StageMesh
     layers: tuple[LayerShard, ...]
-    exchange_s: float = 0.0
+    exchange: AffineTime | None = None
 
 
 @dataclass(frozen=True)
@@ -224,7 +234,8 @@ class Profile:
         cache_miss_rate: Fraction of the samples that the cache cannot hold; they go through the frozen layers.
         schedule_overhead_s: Seconds of the schedule itself, per micro-batch and stage of a pipeline, besides layers
             and transfers.
-        sharding_overhead_s: Seconds of FSDP itself besides its collectives' links, per layer and micro-batch.
+        sharding_overhead_s, sharding_s_per_byte: Seconds of FSDP itself besides its collectives' links, per layer and
+            micro-batch, and in addition per byte of the layer's parameters.
         step_overhead_s: Seconds of a step that no plan changes: norms, clipping, sums over the ranks, bookkeeping.
         read: Reading a replica's batch where no cache is read, before the first layer.
         contention: Seconds of a layer while all devices of a node compute, over those while one does, at least 1: they
@@ -243,6 +254,7 @@ class Profile:
     cache_miss_rate: float = 0.0
     schedule_overhead_s: float = 0.0
     sharding_overhead_s: float = 0.0
+    sharding_s_per_byte: float = 0.0
     step_overhead_s: float = 0.0
     read: AffineTime = AffineTime(0.0, 0.0)
     contention: float = 1.0

@@ -86,14 +86,18 @@ class CheckpointFolder:
         _flush_folder(self.path)
         return final
 
-    def prune(self, retention: Retention) -> list[Path]:
+    def prune(self, retention: Retention, step: int) -> list[Path]:
         """Removes published checkpoints that need not stay; never the newest whole one.
+
+        Args:
+            step: Of the last one that was published. Those of later steps count for nothing, and stay: the run could
+                not go on from them.
 
         Returns:
             Those that were removed.
         """
         metrics: dict[Path, float | None] = {}
-        for path in self.published():
+        for path in (path for path in self.published() if _step_of(path) <= step):
             try:
                 metrics[path] = read_manifest(path).metric
             except DamagedCheckpoint:  # it stays for the user to look at, and counts for nothing

@@ -147,7 +147,7 @@ class CheckpointWriter:
                 raise NotWritten(f"another node has written {path}, which is not on this one: all need one run folder")
         write_flushed(staging / MANIFEST, replace(manifest, layers=tuple(files)).to_json())
         path = self.folder.publish(manifest.step)
-        self.folder.prune(self._retention)
+        self.folder.prune(self._retention, manifest.step)
         return path
 
 

@@ -22,6 +22,7 @@ from functools import cache
 from multiprocessing import forkserver, util
 from pathlib import Path
 
+from pipetransformer.cores import num_cores
 from pipetransformer.parent_process import LAUNCHER
 from pipetransformer.training.interrupt import SIGNALS
 
@@ -46,7 +47,7 @@ def share_cores(world_size: int) -> None:
     What this launcher has set for an earlier run, as for another job of a sweep, is not the user's.
     """
     if os.environ.get(THREADS) in (None, os.environ.get(OWN_THREADS)):
-        os.environ[THREADS] = os.environ[OWN_THREADS] = str(max(1, (os.cpu_count() or 1) // world_size))
+        os.environ[THREADS] = os.environ[OWN_THREADS] = str(max(1, num_cores() // world_size))
 
 
 def preload(device: str, num_ranks: int, libraries: Iterable[str]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from pipetransformer.config.schema import Config, as_plain, write_config
 from pipetransformer.config.validate import check_batch, validate
+from pipetransformer.cores import num_cores
 from pipetransformer.errors import UserError
 from pipetransformer.launch import forkserver
 from pipetransformer.launch.restarts import after_restart
@@ -148,10 +149,10 @@ def check_world_size(world_size: int | None) -> None:
     Raises:
         UserError: Cores, memory or file descriptors would not do.
     """
-    num_cores, descriptors = os.cpu_count() or 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    cores, descriptors = num_cores(), resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = min(
-        RANKS_PER_CORE * num_cores,
+        RANKS_PER_CORE * cores,
         memory // MEMORY_PER_RANK,
         descriptors // DESCRIPTORS_PER_RANK,
         MOST_DESCRIPTORS_SENT // DESCRIPTORS_SENT_PER_RANK,

@@ -41,21 +41,22 @@ from pipetransformer.runtime.groups import broadcast_from_rank0
 from pipetransformer.runtime.precision import Precision
 
 WAIT_S = 120.0  # for another job that measures the same; after that this one measures too
-FORMAT = 4
-TIMES = ("forward", "input_grad", "weight_grad")
+FORMAT = 5
+TIMES = ("forward", "input_grad", "weight_grad", "lowest_grad")
 LINKS = ("link", "node_link", "allreduce_link", "node_allreduce_link")
 Measurement = tuple[Profile, Cluster]
 
 
 def profile_key(
     stack: LayerStack, batches: Sequence[Batch], samples: str, optimizer: OptimizerSpec, device: torch.device,
-    precision: Precision, devices_per_node: int, meshes: Sequence[StageMesh] = (SINGLE,),
+    precision: Precision, devices_per_node: int, meshes: Sequence[StageMesh] = (SINGLE,), randomness: str = "sample",
 ) -> str:  # fmt: skip
     """Returns a digest of all that determines a measurement, the same in equal jobs on one machine.
 
     Args:
         samples: Where the samples come from.
         meshes: On which the layers are measured.
+        randomness: Where dropout gets its numbers.
     """
     plain = {name: value for name, value in vars(optimizer).items() if name not in ("lr", "recipe_lr")}
     parts = (
@@ -68,6 +69,7 @@ def profile_key(
         precision,
         (dist.get_world_size(), devices_per_node),
         tuple(meshes),
+        randomness,
         (platform.node(), platform.processor(), os.cpu_count(), torch.get_num_threads()),
         torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         [version(name) for name in ("pipetransformer", "torch", "timm", "transformers")],
@@ -152,13 +154,18 @@ def from_plain(values: dict[str, Any]) -> Measurement:
     profile, cluster = values["profile"], values["cluster"]
     layers = tuple(map(_layer, profile["layers"]))
     links = {name: None if cluster[name] is None else Link(**cluster[name]) for name in LINKS}
-    meshes = tuple(MeshProfile(StageMesh(**mesh), tuple(map(_shard, own)), s) for mesh, own, s in profile["meshes"])
+    meshes = tuple(_mesh(*each) for each in profile["meshes"])
     known = {"layers": layers, "read": AffineTime(**profile["read"]), "timed": (), "meshes": meshes}
     return Profile(**profile | known), Cluster(**cluster | links)
 
 
+def _mesh(mesh: dict[str, Any], shards: list[dict[str, Any]], exchange: dict[str, Any] | None) -> MeshProfile:
+    known = None if exchange is None else AffineTime(**exchange)
+    return MeshProfile(StageMesh(**mesh), tuple(map(_shard, shards)), known)
+
+
 def _layer(values: dict[str, Any]) -> LayerProfile:
-    times: dict[str, Any] = {name: AffineTime(**values[name]) for name in TIMES}
+    times: dict[str, Any] = {name: AffineTime(**values[name]) for name in TIMES if values[name]}
     return LayerProfile(**values | times)
 
 

@@ -1,7 +1,7 @@
 """Measures the layers once, before the first plan."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -20,7 +20,7 @@ from pipetransformer.runtime.batch import Batch
 from pipetransformer.runtime.embedding_gradients import embedding_weights, untouched_bytes
 from pipetransformer.runtime.gradients import squared_gradient_norms, unscale_and_clip
 from pipetransformer.runtime.precision import Precision
-from pipetransformer.runtime.rng import PerSampleRng, RefuseOtherRandomness
+from pipetransformer.runtime.rng import MakeRandomness, PerSampleRng, RefuseOtherRandomness, make_randomness
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class Measured:
     forward_s: float
     input_grad_s: float
     weight_grad_s: float
+    lowest_grad_s: float
     activation_bytes: int
     autocast_bytes: int
     output_bytes: int
@@ -40,9 +41,11 @@ class Runs(Protocol):
 
     Attributes:
         module: Has the layer's parameters.
+        draws_by_sample: Its random numbers have to come from its samples' streams.
     """
 
     module: nn.Module
+    draws_by_sample: bool
 
     def __call__(self, x: Tensor, batch: Batch) -> Tensor:
         """Runs it forward, in training with the numbers that its samples draw."""
@@ -56,13 +59,16 @@ class WholeLayer:
         layer: With storage.
         index: In the model.
         precision: The types in which it computes.
+        randomness: Makes its random numbers.
     """
 
-    def __init__(self, layer: nn.Module, index: int, precision: Precision) -> None:
-        self.module, self._index, self._precision = layer, index, precision
+    def __init__(self, layer: nn.Module, index: int, precision: Precision, randomness: MakeRandomness) -> None:
+        self.module, self._index, self._precision, self._randomness = layer, index, precision, randomness
+        self.draws_by_sample = randomness is PerSampleRng
 
     def __call__(self, x: Tensor, batch: Batch) -> Tensor:
-        with PerSampleRng(batch.keys, self._index):
+        with self._randomness(batch.keys) as numbers:
+            numbers.layer(self._index)
             return self._precision.run_layer(self.module, x, batch.context)
 
 
@@ -73,7 +79,7 @@ longest one once and twice as well, for the bytes."""
 
 def profile(
     stack: LayerStack, batches: Batches, optimizer: OptimizerSpec, device: torch.device,
-    precision: Precision, devices_per_node: int = 1,
+    precision: Precision, devices_per_node: int = 1, randomness: str = "sample",
 ) -> Profile:  # fmt: skip
     """Measures every kind of layer once (blocks of one shape are alike) and averages over the ranks. All ranks call it.
 
@@ -86,19 +92,21 @@ def profile(
         device: The device that computes.
         precision: The types in which the layers compute.
         devices_per_node: Ranks that may share cores and memory.
+        randomness: ``sample`` or ``device``, where dropout gets its numbers.
     """
     known: dict[object, LayerProfile] = {}
     contention, update_s = 1.0, idle_update_seconds(optimizer, device)
     xs = [batch.inputs for batch in batches if batch.inputs is not None]
     sizes = [len(batch.ids) for batch in batches]
     for index, layer in of_each_kind(stack, device):
-        runs = WholeLayer(layer, index, precision)
+        runs = WholeLayer(layer, index, precision, make_randomness(randomness, device))
         measured = layer_profile(runs, index, xs, batches, sizes, optimizer, precision, update_s)
         embeddings, num_shares = embedding_weights(stack, index, layer), dist.get_world_size()
         measured = with_untouched_bytes(measured, runs, xs[1], batches[1], embeddings, num_shares)
         known[kind_of_layer(stack[index])] = measured
         if index == 1:
-            contention = measure_contention(_passes(runs, index, xs[0], batches[0]), device, devices_per_node)
+            work = _passes(runs, xs[0], batches[0], AutocastCopies(layer), has_input_grad(xs[0], index))
+            contention = measure_contention(work, device, devices_per_node)
         # the layers above take inputs of this shape; the numbers in them do not matter for the time
         with torch.no_grad():
             layer.eval()
@@ -164,18 +172,19 @@ def layer_profile(
         longest = kept_of(sizes[1], *ones)
     else:
         longest = Kept(large.activation_bytes, large.output_bytes, _peak(runs, xs[1], batches[1]))
-    names = ("forward_s", "input_grad_s", "weight_grad_s")
+    names = ("forward_s", "input_grad_s", "weight_grad_s", "lowest_grad_s")
     update_s = max(0.0, _update_seconds(trainable(layer), optimizer) - idle_update_s)
     numbers = [getattr(measured, name) for measured in (small, large) for name in names] + [update_s]
     numbers = _mean_over_ranks(numbers, next(layer.parameters()).device)
-    forward, input_grad, weight_grad = (
-        AffineTime.through((sizes[0], sizes[1]), (numbers[i], numbers[i + 3])) for i in range(3)
+    forward, input_grad, weight_grad, lowest_grad = (
+        AffineTime.through((sizes[0], sizes[1]), (numbers[i], numbers[i + len(names)])) for i in range(len(names))
     )
     return LayerProfile(
         name=type(layer).__name__,
         forward=forward,
         input_grad=input_grad,
         weight_grad=weight_grad,
+        lowest_grad=lowest_grad,
         optimizer_s=numbers[-1],
         parameter_bytes=sum(p.numel() * p.element_size() for p in layer.parameters()),
         activation_bytes=longest.activation_bytes // sizes[1],
@@ -221,12 +230,17 @@ class _Passes:
         return self.forward_s + self.backward_s
 
 
-def _passes(
-    runs: Runs, index: int, x: Tensor, batch: Batch, copies: AutocastCopies | None = None
-) -> Callable[[], _Passes]:
-    """Returns a function that runs a layer forward, and backward as far as a gradient is asked for."""
-    copies = copies or AutocastCopies(runs.module)
-    wants_grad = x.is_floating_point() and index > 0
+def has_input_grad(x: Tensor, index: int) -> bool:
+    """Returns whether a layer's input takes a gradient where all layers train."""
+    return x.is_floating_point() and index > 0
+
+
+def _passes(runs: Runs, x: Tensor, batch: Batch, copies: AutocastCopies, wants_grad: bool) -> Callable[[], _Passes]:
+    """Returns a function that runs a layer forward, and backward as far as a gradient is asked for.
+
+    Args:
+        wants_grad: The input takes a gradient.
+    """
 
     def run() -> _Passes:
         leaf = x.detach().requires_grad_(wants_grad)
@@ -241,42 +255,49 @@ def _passes(
 
 @contextmanager
 def _warmed_up(
-    runs: Runs, index: int, x: Tensor, batch: Batch, precision: Precision
+    runs: Runs, x: Tensor, batch: Batch, precision: Precision, wants_grad: bool
 ) -> Iterator[tuple[Callable[[], _Passes], AutocastCopies]]:
     """Yields :func:`_passes` that find autocast copies, as all but the first micro-batch of a step do, and those."""
     copies = AutocastCopies(runs.module)
-    run = _passes(runs, index, x, batch, copies)
+    run = _passes(runs, x, batch, copies, wants_grad)
     with precision.cached_autocast(x.device):
-        with RefuseOtherRandomness(), copies:
+        with RefuseOtherRandomness() if runs.draws_by_sample else nullcontext(), copies:
             run()
         yield run, copies
 
 
 def _kept(runs: Runs, index: int, x: Tensor, batch: Batch, precision: Precision) -> Kept:
-    with _warmed_up(runs, index, x, batch, precision) as (run, _):
+    with _warmed_up(runs, x, batch, precision, has_input_grad(x, index)) as (run, _):
         passes = run()
     return Kept(passes.saved_bytes, passes.output.nbytes, _peak(runs, x, batch))
 
 
 def _measure(runs: Runs, index: int, x: Tensor, batch: Batch, precision: Precision) -> Measured:
-    trained = trainable(runs.module)
-    with _warmed_up(runs, index, x, batch, precision) as (run, copies):
+    trained, wants_grad = trainable(runs.module), has_input_grad(x, index)
+    with _warmed_up(runs, x, batch, precision, wants_grad) as (run, copies):
         full = until_settled(run, lambda passes: passes.seconds)
-    for parameter in trained:
-        parameter.requires_grad_(False)
-    inputs_only = until_settled(run, lambda passes: passes.backward_s) if x.is_floating_point() and index > 0 else []
-    for parameter in trained:
-        parameter.requires_grad_(True)
-    backward_s = typical([passes.backward_s for passes in full])
-    input_grad_s = min(typical([passes.backward_s for passes in inputs_only] or [0.0]), backward_s)
+    backward_s = lowest_s = typical([passes.backward_s for passes in full])
+    input_grad_s = 0.0
+    if wants_grad:
+        lowest_s = min(_backward_seconds(_passes(runs, x, batch, copies, wants_grad=False)), backward_s)
+        for parameter in trained:
+            parameter.requires_grad_(False)
+        input_grad_s = min(_backward_seconds(run), backward_s)
+        for parameter in trained:
+            parameter.requires_grad_(True)
     return Measured(
         typical([passes.forward_s for passes in full]),
         input_grad_s,
         backward_s - input_grad_s,
+        lowest_s,
         full[-1].saved_bytes,
         sum(copies.bytes_at.values()),
         full[-1].output.nbytes,
     )
+
+
+def _backward_seconds(run: Callable[[], _Passes]) -> float:
+    return typical([passes.backward_s for passes in until_settled(run, lambda passes: passes.backward_s)])
 
 
 def _peak(runs: Runs, x: Tensor, batch: Batch) -> int:

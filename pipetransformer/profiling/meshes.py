@@ -5,8 +5,8 @@ part, a reduce-scatter takes its first part, an all-reduce copies. Shapes, kerne
 the bytes of the exchanges are counted; :mod:`pipetransformer.autopipe.meshes` turns them into seconds by the links.
 
 A link is measured while both of its ends are ready. In a step an exchange waits for the rank that computes longest, and
-begins on cores that have just computed. So a block runs once more with a sum of one number at each exchange, and
-without, in turns. What a sum adds is what an exchange takes before its bytes::
+begins on cores that have just computed. So a block runs once more with a real exchange at each pretended one, and
+without, in turns. What the exchanges add, without their bytes over the link, is what each of them takes besides::
 
     rank 0    [ part of a block ]      waits      [sum][ part of a block ][sum]
     rank 1    [ part of a block, a little longer ][sum][ part of a block ][sum]
@@ -18,19 +18,21 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
-from pipetransformer.autopipe.profile import LayerShard, MeshProfile, Traffic, Volume
+from pipetransformer.autopipe.cluster import Cluster
+from pipetransformer.autopipe.profile import AffineTime, LayerShard, MeshProfile, Traffic, Volume
 from pipetransformer.mesh import StageMesh
 from pipetransformer.models.layer import Layer
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.base import OptimizerSpec
 from pipetransformer.profiling.layers import (
     Batches,
+    has_input_grad,
     idle_update_seconds,
     kind_of_layer,
     layer_profile,
@@ -38,11 +40,10 @@ from pipetransformer.profiling.layers import (
     trainable,
     with_untouched_bytes,
 )
-from pipetransformer.profiling.network import destroyed
-from pipetransformer.profiling.timing import ENOUGH_S, timed
+from pipetransformer.profiling.network import FEW_BYTES, destroyed
+from pipetransformer.profiling.timing import ENOUGH_S, timed, typical
 from pipetransformer.runtime.batch import Batch
 from pipetransformer.runtime.embedding_gradients import embedding_weights
-from pipetransformer.runtime.groups import broadcast_from_rank0
 from pipetransformer.runtime.mesh import MeshAxis, RankMesh
 from pipetransformer.runtime.mesh_stage import MeshStage
 from pipetransformer.runtime.precision import Precision
@@ -53,8 +54,12 @@ Tally = Counter[str]
 """Exchanges so far: ``collectives`` and ``messages``, and the bytes that a rank receives in them."""
 
 
-def _nothing() -> None:
-    """A rank that pretends meets no other."""
+Meet = Callable[[str, int, Tensor], object]
+"""``meet(name, num_ranks, own)``: makes an exchange of that name with what this rank gives to it."""
+
+
+def _nothing(name: str, num_ranks: int, own: Tensor) -> None:
+    """Does nothing: a rank that pretends meets no other."""
 
 
 @dataclass
@@ -67,12 +72,21 @@ class Pretended:
     """
 
     tally: Tally = field(default_factory=Counter)
-    meet: Callable[[], object] = _nothing
+    meet: Meet = _nothing
 
-    def count(self, kind: str, num_bytes: int) -> None:
+    def count(self, name: str, num_ranks: int, own: Tensor, num_bytes: int) -> None:
+        """Counts an exchange.
+
+        Args:
+            name: Of :class:`~pipetransformer.runtime.mesh.MeshAxis`' function.
+            num_ranks: Of the axis.
+            own: What this rank gives to it.
+            num_bytes: What a rank receives.
+        """
+        kind = "messages" if name == "rotate" else "collectives"
         self.tally[kind] += 1
         self.tally[f"{kind}_bytes"] += num_bytes
-        self.meet()
+        self.meet(name, num_ranks, own)
 
 
 @dataclass(frozen=True)
@@ -88,23 +102,25 @@ class PretendedAxis(MeshAxis):
     def all_gather(self, x: Tensor, dim: int) -> Tensor:
         if self.size == 1:
             return x
-        self.exchanges.count("collectives", (self.size - 1) * x.nbytes)
+        self.exchanges.count("all_gather", self.size, x, (self.size - 1) * x.nbytes)
         return torch.cat([x] * self.size, dim)
 
     def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
         if self.size == 1:
             return x
-        self.exchanges.count("collectives", (self.size - 1) * self.summed(x).nbytes // self.size)
+        summed = self.summed(x)
+        self.exchanges.count("reduce_scatter", self.size, summed, (self.size - 1) * summed.nbytes // self.size)
         return x.narrow(dim, 0, x.shape[dim] // self.size).contiguous()
 
     def all_reduce(self, x: Tensor) -> Tensor:
         if self.size == 1:
             return x
-        self.exchanges.count("collectives", 2 * (self.size - 1) * self.summed(x).nbytes // self.size)
+        summed = self.summed(x)
+        self.exchanges.count("all_reduce", self.size, summed, 2 * (self.size - 1) * summed.nbytes // self.size)
         return x.clone()
 
     def rotate(self, block: Tensor, received: Tensor) -> Tensor:
-        self.exchanges.count("messages", received.nbytes)
+        self.exchanges.count("rotate", self.size, block, received.nbytes)
         return received.zero_()
 
 
@@ -133,6 +149,8 @@ class ShardedLayer:
         num_layers: Of the model.
     """
 
+    draws_by_sample = True
+
     def __init__(self, layer: Layer, index: int, num_layers: int, mesh: PretendedMesh, precision: Precision) -> None:
         self.module: nn.Module = MeshStage(
             {index: layer}, {index: trainable(layer)}, precision, False, mesh, num_layers
@@ -146,19 +164,20 @@ class ShardedLayer:
 
 def profile_mesh(
     stack: LayerStack, mesh: StageMesh, batches: Batches, optimizer: OptimizerSpec, device: torch.device,
-    precision: Precision,
+    precision: Precision, cluster: Cluster,
 ) -> MeshProfile:  # fmt: skip
     """Measures the layers on a mesh, as :func:`~pipetransformer.profiling.layers.profile` does. All ranks call it.
 
     Args:
         stack: The model, whole.
         batches: Of the rows that the ranks of the mesh split no further than by :attr:`StageMesh.rows_multiple`.
+        cluster: Has the links, by which the bytes of exchanges are counted.
 
     Raises:
         UserError: A layer cannot be split.
     """
     known: dict[object, LayerShard] = {}
-    exchange_s = 0.0
+    exchange: AffineTime | None = None
     pretended, update_s = PretendedMesh(mesh), idle_update_seconds(optimizer, device)
     sizes = [len(batch.ids) // mesh.rows_multiple for batch in batches]
     xs = [batch.inputs for batch in batches if batch.inputs is not None]
@@ -175,56 +194,84 @@ def profile_mesh(
             measured, *passes, copied_bytes=_copied_bytes(layer, mesh, measured.untouched_bytes)
         )
         if index == 1:
-            exchange_s = _exchange_seconds(runs, index, xs[0], batches[0], measured.seconds(sizes[0]), device)
+            block = _Exchanges(runs, index, device, cluster)
+            pairs = zip(xs[:2], batches[:2], map(measured.seconds, sizes[:2]), strict=True)
+            small_s, large_s = (block.seconds(*pair) for pair in pairs)
+            exchange = AffineTime.through((sizes[0], sizes[1]), (small_s, large_s)) if large_s else None
         with torch.no_grad():
             runs.module.eval()
             xs = [runs(x, batch) for x, batch in zip(xs, batches, strict=True)]
         del layer, runs  # one at a time, as of_each_kind asks
-    return MeshProfile(mesh, tuple(known[kind_of_layer(layer)] for layer in stack.layers), exchange_s)
+    return MeshProfile(mesh, tuple(known[kind_of_layer(layer)] for layer in stack.layers), exchange)
 
 
-def _exchange_seconds(
-    runs: ShardedLayer, index: int, x: Tensor, batch: Batch, pass_s: float, device: torch.device
-) -> float:
-    """Measures what a sum of one number adds to a layer's passes at each exchange. All ranks call it.
+class _Exchanges:
+    """Measures what each exchange of a block takes besides its bytes. All ranks make the same calls.
 
     The first ranks of the world meet, as many as a mesh has, while all compute.
 
     Args:
-        pass_s: Seconds of the layer forward and backward, equal on every rank.
-
-    Returns:
-        Seconds of an exchange as rank 0 measured them, equal on every rank; zero where the world has too few ranks.
+        runs: The block.
+        index: In the model.
+        cluster: Has the links.
     """
-    exchanges, num_ranks = runs.mesh.exchanges, runs.mesh.mesh.num_ranks
-    if dist.get_world_size() < num_ranks:
-        return 0.0
-    once = partial(_passes, runs, x, batch, x.is_floating_point() and index > 0)
-    number = sum(tally[kind] for tally in once() for kind in ("collectives", "messages"))
-    if number == 0:
-        return 0.0
-    num_passes, num_rounds = _repeats(pass_s, number)
 
-    def passes() -> None:
-        for _ in range(num_passes):
-            once()
+    def __init__(self, runs: ShardedLayer, index: int, device: torch.device, cluster: Cluster) -> None:
+        self._runs, self._index, self._device = runs, index, device
+        self._link, self._sum_link = cluster.link, cluster.allreduce_link or cluster.link
 
-    group: Any = dist.new_group(range(num_ranks))
-    alone, met = list[float](), list[float]()
-    with ExitStack() as closing:
-        meet: Callable[[], object] = _nothing
-        if dist.get_rank() < num_ranks:
-            closing.enter_context(destroyed(group))
-            meet = partial(_meet, group, device)
-        for _ in range(num_rounds):
-            alone.append(timed(passes, device)[0])
-            meet()
-            exchanges.meet = meet
-            met.append(timed(passes, device)[0])
-            exchanges.meet = _nothing
-    runs.module.zero_grad(set_to_none=True)
-    added_s = statistics.median(met) - statistics.median(alone)
-    return broadcast_from_rank0(max(0.0, added_s) / (num_passes * number))
+    def seconds(self, x: Tensor, batch: Batch, pass_s: float) -> float:
+        """Measures the exchanges of a batch.
+
+        Args:
+            pass_s: Seconds of the block forward and backward, equal on every rank.
+
+        Returns:
+            Seconds of an exchange without its bytes, the mean over the ranks that meet, equal on every rank; zero where
+            the world has too few of them, or the block has no exchange.
+        """
+        num_ranks = self._runs.mesh.mesh.num_ranks
+        once = partial(_passes, self._runs, x, batch, has_input_grad(x, self._index))
+        tally = sum(once(), Counter[str]())
+        number = tally["collectives"] + tally["messages"]
+        if dist.get_world_size() < num_ranks or number == 0:
+            return 0.0
+        num_passes, num_rounds = _repeats(pass_s, number)
+
+        def passes() -> None:
+            for _ in range(num_passes):
+                once()
+
+        alone, met = self._in_turns(passes, num_ranks, num_rounds)
+        self._runs.module.zero_grad(set_to_none=True)
+        # layers are counted by their typical seconds, so that what a round takes more is the exchanges'
+        added_s = (statistics.median(met) - typical(alone)) / num_passes - self._link_seconds(tally)
+        mean = torch.tensor(added_s if dist.get_rank() < num_ranks else 0.0, dtype=torch.float64, device=self._device)
+        dist.all_reduce(mean)
+        return max(0.0, mean.item() / num_ranks / number)
+
+    def _in_turns(self, passes: Callable[[], None], num_ranks: int, num_rounds: int) -> tuple[list[float], list[float]]:
+        """Returns the seconds of passes without exchanges and with them, of each round."""
+        exchanges, group = self._runs.mesh.exchanges, dist.new_group(range(num_ranks))
+        alone, met = list[float](), list[float]()
+        with ExitStack() as closing:
+            meet: Meet = _nothing
+            if dist.get_rank() < num_ranks:
+                assert isinstance(group, ProcessGroup)
+                closing.enter_context(destroyed(group))
+                meet = partial(_meet, group)
+            closing.callback(setattr, exchanges, "meet", _nothing)
+            for _ in range(num_rounds):
+                alone.append(timed(passes, self._device)[0])
+                meet("all_reduce", 1, torch.zeros((), device=self._device))
+                exchanges.meet = meet
+                met.append(timed(passes, self._device)[0])
+                exchanges.meet = _nothing
+        return alone, met
+
+    def _link_seconds(self, tally: Tally) -> float:
+        collective_s = tally["collectives_bytes"] / self._sum_link.bandwidth_bytes_per_s
+        return collective_s + tally["messages_bytes"] / self._link.bandwidth_bytes_per_s
 
 
 def _repeats(pass_s: float, number: int) -> tuple[int, int]:
@@ -238,13 +285,24 @@ def _repeats(pass_s: float, number: int) -> tuple[int, int]:
     return num_passes, int(min(MOST_ROUNDS, max(FEWEST_ROUNDS, affordable // num_passes)))
 
 
-def _meet(group: dist.ProcessGroup, device: torch.device) -> None:
-    dist.all_reduce(torch.zeros((), device=device), group=group)
+def _meet(group: ProcessGroup, name: str, num_ranks: int, own: Tensor) -> None:
+    """Makes a pretended exchange, or a small one in its place where its axis is not all ranks, or a ring."""
+    if name == "rotate" or num_ranks != group.size():
+        dist.all_reduce(own.new_zeros(FEW_BYTES // own.element_size()), group=group)
+    elif name == "all_gather":
+        dist.all_gather_into_tensor(own.new_empty(num_ranks * own.numel()), own.contiguous().flatten(), group=group)
+    elif name == "reduce_scatter":
+        flat = own.contiguous().flatten()
+        dist.reduce_scatter_tensor(flat.new_empty(flat.numel() // num_ranks), flat, group=group)
+    else:
+        dist.all_reduce(own.detach().clone(), group=group)
 
 
-def _traffic(runs: ShardedLayer, index: int, x: Tensor, batch: Batch) -> tuple[Tally, Tally, Tally]:
-    """Counts the exchanges of a layer's forward pass, of its input's gradient, and of its weights' gradient."""
-    weights, wants_grad = trainable(runs.module), x.is_floating_point() and index > 0
+def _traffic(runs: ShardedLayer, index: int, x: Tensor, batch: Batch) -> tuple[Tally, Tally, Tally, Tally]:
+    """Counts the exchanges of a layer's forward pass, of its input's gradient, of its weights' gradient, and of its
+    backward pass where the input takes no gradient."""
+    weights, wants_grad = trainable(runs.module), has_input_grad(x, index)
+    lowest = _passes(runs, x, batch, wants_grad=False)[1]
     forward, backward = _passes(runs, x, batch, wants_grad)
     for weight in weights:
         weight.requires_grad_(False)
@@ -252,7 +310,7 @@ def _traffic(runs: ShardedLayer, index: int, x: Tensor, batch: Batch) -> tuple[T
     for weight in weights:
         weight.requires_grad_(True)
     runs.module.zero_grad(set_to_none=True)
-    return forward, of_input, backward - of_input
+    return forward, of_input, backward - of_input, lowest
 
 
 def _passes(runs: ShardedLayer, x: Tensor, batch: Batch, wants_grad: bool) -> tuple[Tally, Tally]:

@@ -21,6 +21,7 @@ from pipetransformer.runtime.groups import broadcast_from_rank0
 
 NUM_REPEATS = 9
 NUM_COPIED_BYTES = 1 << 24
+FEW_BYTES = 1 << 12  # gloo cuts a tensor into parts, and one number is too few for all messages of a ring
 NUM_BYTES = 1 << 22  # large enough for the bandwidth to count, small enough for a slow network
 FREE = (0.0, float("inf"))
 FEW_MICROBATCHES, MANY_MICROBATCHES, NUM_STEPS = 2, 10, 5
@@ -118,15 +119,16 @@ def _all_reduce(num_ranks: int, group: ProcessGroup | None, device: torch.device
 
 
 def _latency_and_bandwidth(seconds: Callable[[int], float], moved: float) -> Pair:
-    """Fits latency and bandwidth to a tiny and a large size, as rank 0 measures them.
+    """Fits latency and bandwidth to a small and a large size, as rank 0 measures them.
 
     Args:
         seconds: Measures a number of bytes.
         moved: Bytes over the link per byte.
     """
-    measured = torch.tensor([seconds(1), seconds(NUM_BYTES)], dtype=torch.float64)
-    latency_s, large_s = broadcast_from_rank0(measured).tolist()
-    return latency_s, moved * NUM_BYTES / max(large_s - latency_s, 1e-9)
+    measured = torch.tensor([seconds(FEW_BYTES), seconds(NUM_BYTES)], dtype=torch.float64)
+    small_s, large_s = broadcast_from_rank0(measured).tolist()
+    bandwidth = moved * (NUM_BYTES - FEW_BYTES) / max(large_s - small_s, 1e-9)
+    return max(0.0, small_s - moved * FEW_BYTES / bandwidth), bandwidth
 
 
 def _step_seconds(num_microbatches: int, device: torch.device, group: ProcessGroup) -> float:

@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Callable
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -10,6 +10,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pipetransformer.autodp.topology import Topology
+from pipetransformer.autopipe.cluster import Link
+from pipetransformer.autopipe.cost import allreduce_volume
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.autopipe.profile import AffineTime
 from pipetransformer.models.layer import Layer
@@ -91,29 +93,52 @@ def measure_step_overhead(optimizer: OptimizerSpec, context: RankContext) -> flo
     return _empty_step_seconds(optimizer, context)
 
 
+class ShardedBlock(NamedTuple):
+    """A block as FSDP sees it.
+
+    Attributes:
+        num_parameters: Tensors, each of which is copied in and out.
+        num_numbers: Of all of them.
+        optimizer_s: One update of the whole block.
+    """
+
+    num_parameters: int
+    num_numbers: int
+    optimizer_s: float
+
+
 def measure_sharding_overhead(
-    optimizer: OptimizerSpec, context: RankContext, num_parameters: int, allreduce_latency_s: float
-) -> float:
+    optimizer: OptimizerSpec, context: RankContext, block: ShardedBlock, link: Link
+) -> tuple[float, float]:
     """Measures what FSDP adds to a layer in which there is nothing to compute. All ranks call it.
 
     Args:
-        num_parameters: Tensors of a layer, each of which FSDP copies in and out.
-        allreduce_latency_s: Of the link, by which the cost model counts two all-gathers and a reduce-scatter, each as
-            half of an all-reduce; it is left out.
+        link: Of all-reduces. By it the cost model counts two all-gathers and a reduce-scatter, each as half of an
+            all-reduce; they are left out.
 
     Returns:
-        Seconds for a layer and a micro-batch as rank 0 measured them, equal on every rank; zero in a world of one rank.
+        Seconds for a layer and a micro-batch, and in addition for each byte of its parameters, as rank 0 measured them,
+        equal on every rank; zero in a world of one rank.
     """
-    if dist.get_world_size() == 1:
-        return 0.0
-    plain_s, sharded_s = (_empty_step_seconds(optimizer, context, num_parameters, fsdp) for fsdp in (False, True))
-    return max(0.0, (sharded_s - plain_s) / NUM_LAYERS - 1.5 * allreduce_latency_s)
+    world_size = dist.get_world_size()
+    if world_size == 1:
+        return 0.0, 0.0
+    plain_s = _empty_step_seconds(optimizer, context, block.num_parameters)
+    numbers = -(-block.num_numbers // block.num_parameters)
+    small_s, large_s = (
+        _empty_step_seconds(optimizer, context, block.num_parameters, True, each) for each in (1, numbers)
+    )
+    num_bytes = numbers * block.num_parameters * context.precision.param_dtype.itemsize
+    byte_s = 1.5 * allreduce_volume(world_size) / link.bandwidth_bytes_per_s
+    more_s = (large_s - small_s) / NUM_LAYERS - block.optimizer_s / world_size
+    overhead_s = (small_s - plain_s) / NUM_LAYERS - 1.5 * link.latency_s
+    return max(0.0, overhead_s), max(0.0, more_s / num_bytes - byte_s)
 
 
 def _empty_step_seconds(
-    optimizer: OptimizerSpec, context: RankContext, num_parameters: int = 1, fsdp: bool = False
+    optimizer: OptimizerSpec, context: RankContext, num_parameters: int = 1, fsdp: bool = False, num_numbers: int = 1
 ) -> float:
-    layers = [Layer(_Nothing(num_parameters), _call, f"{n}.") for n in range(NUM_LAYERS)]
+    layers = [Layer(_Nothing(num_parameters, num_numbers), _call, f"{n}.") for n in range(NUM_LAYERS)]
     stack = LayerStack(layers, lambda x: torch.Size((len(x), 1, 1)))
     plan = Plan(0, 0, ((0, NUM_LAYERS - 1),), dist.get_world_size(), num_microbatches=1, fsdp=fsdp)
     ids = np.arange(dist.get_world_size())
@@ -129,15 +154,15 @@ def _empty_step_seconds(
 
 
 class _Nothing(nn.Module):
-    """A layer of parameters of one number."""
+    """A layer that computes with one number of each parameter."""
 
-    def __init__(self, num_parameters: int) -> None:
+    def __init__(self, num_parameters: int, num_numbers: int) -> None:
         super().__init__()
-        self.scales = nn.ParameterList(nn.Parameter(torch.ones(1)) for _ in range(num_parameters))
+        self.scales = nn.ParameterList(nn.Parameter(torch.ones(num_numbers)) for _ in range(num_parameters))
 
     def forward(self, x: Tensor) -> Tensor:
         for scale in self.scales:
-            x = x * scale
+            x = x * scale[0]
         return x
 
 

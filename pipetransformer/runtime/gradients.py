@@ -9,6 +9,7 @@ last pass of each stage, and the stage below would get its own gradient only aft
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import chain
 
 import torch
 import torch.distributed as dist
@@ -122,12 +123,16 @@ def squared_gradient_norms(parameters: ParametersByLayer, num_layers: int, devic
     Returns:
         Shape (num_layers,), float64; zero for layers of which the rank has no gradient.
     """
-    gradients = [(layer, local_part(p.grad)) for layer, own in parameters.items() for p in own if p.grad is not None]
-    norms = torch.zeros(num_layers, dtype=torch.float64, device=device)
-    if gradients:
-        squared = torch.stack(torch._foreach_norm([gradient for _, gradient in gradients])).double().square().to(device)
-        norms.index_add_(0, _on_device(tuple(layer for layer, _ in gradients), device), squared)
-    return norms
+    gradients = {
+        layer: [local_part(p.grad) for p in parameters.get(layer, ()) if p.grad is not None]
+        for layer in range(num_layers)
+    }
+    if not (flat := [*chain.from_iterable(gradients.values())]):
+        return torch.zeros(num_layers, dtype=torch.float64, device=device)
+    squared = torch.stack(torch._foreach_norm(flat)).double().square().to(device)
+    lengths = _on_device(tuple(map(len, gradients.values())), device)
+    # in one order, so that replicas agree; the check of the lengths would make the host wait
+    return torch.segment_reduce(squared, "sum", lengths=lengths, initial=0.0, unsafe=True)
 
 
 @lru_cache(maxsize=16)

@@ -5,6 +5,7 @@ idle ranks included, and the groups of this file carry active tensors. A third k
 message while a step runs, because all ranks decide alike from the same numbers, so messages fall between steps.
 """
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -88,7 +89,17 @@ class ProcessGroups:
         groups = [group for group in self._groups.values() if group is not None]
         self._groups.clear()
         for group in groups:
-            dist.destroy_process_group(group)
+            destroy_group(group)
+
+
+def destroy_group(group: ProcessGroup | None = None) -> None:
+    """Destroys a process group, by default that of the world.
+
+    Nccl first waits for all kernels of a group. Where this rank has failed, they may wait for it. The group is then
+    left to the end of the process, so that the error is told.
+    """
+    if sys.exception() is None or dist.get_backend(group) != "nccl":
+        dist.destroy_process_group(group)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import TypeVar
 
 import torch
@@ -63,17 +64,18 @@ def borrowed(resident: ResidentLayers, placement: Placement, layers: range) -> I
     All ranks enter it together; each leaves alone.
     """
     borrowed = _broadcast_layers(resident, placement, layers)
-    owned = {layer: resident.stack[layer] for layer in layers if layer not in borrowed}
-    homes = {layer: next((p.device for p in own.parameters()), resident.device) for layer, own in owned.items()}
+    owned = [resident.stack[layer] for layer in layers if layer not in borrowed]
+    # the weights of chunks lie in host memory, and their buffers on the device
+    homes = [(each, each.device) for own in owned for each in chain(own.parameters(), own.buffers())]
     try:
-        for layer in owned.values():
+        for layer in owned:
             layer.to(resident.device)  # offloaded layers are in host memory
         yield
     finally:
         for index in borrowed:
             resident.stack[index].to("meta")
-        for index, home in homes.items():
-            owned[index].to(home)
+        for tensor, home in homes:
+            tensor.data = tensor.data.to(home)
 
 
 def _broadcast_layers(resident: ResidentLayers, placement: Placement, layers: range) -> list[int]:

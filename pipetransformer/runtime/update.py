@@ -49,9 +49,7 @@ class WeightUpdate:
         squared = gradients.all_reduce_squared_norms(own, engine.norm_group)
         verdict = NormVerdict(loss_scale.unscaled(squared), max_norm)
         sums = self._agreement.sums(loss, verdict.flags, requests)
-        is_measured = runtime.observer is not None and runtime.observer.is_due
-        fused = None if is_measured else droppable(runtime.optimizer)
-        if fused is not None:
+        if (fused := self._dropping) is not None:
             self._on_device(fused, verdict, loss_scale.value, rate)
             return self._agreement.judge(sums, *verdict.read())
         try:
@@ -61,6 +59,14 @@ class WeightUpdate:
             raise
         self._on_host(result, rate)
         return result
+
+    @property
+    def _dropping(self) -> Optimizer | None:
+        """The optimizer that drops the step by a flag on the device; ``None`` where the host reads the norms first."""
+        runtime = self._runtime
+        is_measured = runtime.observer is not None and runtime.observer.is_due
+        is_elsewhere = runtime.resident.home != runtime.device  # weights in host memory would not wait for the flag
+        return None if is_measured or is_elsewhere else droppable(runtime.optimizer)
 
     @property
     def _engine(self) -> Engine:

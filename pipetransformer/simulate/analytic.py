@@ -17,8 +17,6 @@ from math import inf
 from pipetransformer.autopipe.profile import AffineTime, LayerProfile, Profile
 from pipetransformer.errors import UserError
 
-_ADAM_PASSES = 7  # reads gradient, weight and two moments, writes weight and two moments
-
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerShape:
@@ -123,7 +121,7 @@ def analytic_profile(
     block = block_counts(shape)
     counted = {"embedding": embedding_counts(shape)}
     counted |= {f"block {index + 1}": block for index in range(shape.num_blocks)} | {"head": head_counts(shape)}
-    layers = tuple(layer_profile(speed, widths, name, counts) for name, counts in counted.items())
+    layers = tuple(layer_profile(speed, widths, name, counts, state_factor) for name, counts in counted.items())
     return Profile(layers, state_factor, 1 / speed.cache_bytes_per_s)
 
 
@@ -160,11 +158,18 @@ def head_counts(shape: TransformerShape) -> LayerCounts:
     return LayerCounts((tokens * weights,) * 3, weights, weights, hidden, 0.0, tokens * shape.head_outputs)
 
 
-def layer_profile(speed: DeviceSpeed, widths: DtypeBytes, name: str, counts: LayerCounts) -> LayerProfile:
-    """Returns the profile of a layer that has been counted."""
+def layer_profile(
+    speed: DeviceSpeed, widths: DtypeBytes, name: str, counts: LayerCounts, state_factor: float
+) -> LayerProfile:
+    """Returns the profile of a layer that has been counted.
+
+    Its optimizer reads gradient, weight and state, and writes weight and state. In the lowest layer that trains the
+    gradient is held to go down to the input, as it does to the norms in front of a product.
+    """
     forward, input_grad, weight_grad = (
         AffineTime(speed.launch_s, 2 * count / speed.flops_per_s) for count in counts.work
     )
+    has_input_grad = counts.work[1] > 0
     parameter_bytes = counts.parameters * widths.wide
     activation_bytes = counts.saved_wide * widths.wide + counts.saved_narrow * widths.narrow
     return LayerProfile(
@@ -172,7 +177,8 @@ def layer_profile(speed: DeviceSpeed, widths: DtypeBytes, name: str, counts: Lay
         forward,
         input_grad,
         weight_grad,
-        optimizer_s=_ADAM_PASSES * parameter_bytes / speed.memory_bytes_per_s,
+        lowest_grad=input_grad + weight_grad if has_input_grad else weight_grad,
+        optimizer_s=(3 + 2 * state_factor) * parameter_bytes / speed.memory_bytes_per_s,
         parameter_bytes=round(parameter_bytes),
         activation_bytes=round(activation_bytes),
         output_bytes=round(counts.output * widths.wide),

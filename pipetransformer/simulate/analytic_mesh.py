@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from pipetransformer.autopipe.profile import LayerShard, MeshProfile, Traffic, Volume
@@ -61,33 +62,34 @@ Passes = tuple[Pass, Pass, Pass]
 
 
 def analytic_mesh_profile(
-    shape: TransformerShape, speed: DeviceSpeed, widths: DtypeBytes, mesh: StageMesh
+    shape: TransformerShape, speed: DeviceSpeed, state_factor: float, widths: DtypeBytes, mesh: StageMesh
 ) -> MeshProfile:
     """Returns the layers of a model on a mesh: embedding, blocks, head.
 
     Args:
+        state_factor: Bytes of optimizer state per byte of parameters.
         widths: Of numbers in the precision that ``speed`` holds for.
     """
     counter = _Counter(shape, widths, mesh)
-    block = _shard(speed, widths, "block", counter.block(), counter.block_passes(), counter.block_copies())
+    shard = partial(_shard, speed, widths, state_factor)
+    block = shard("block", counter.block(), counter.block_passes(), counter.block_copies())
     embedding = counter.embedding(), counter.embedding_passes(), counter.embedding_copies()
     head = counter.head(), counter.head_passes(), counter.copies("whole", head_counts(shape).parameters)
     blocks = (replace(block, layer=replace(block.layer, name=f"block {n + 1}")) for n in range(shape.num_blocks))
-    layers = (_shard(speed, widths, "embedding", *embedding), *blocks, _shard(speed, widths, "head", *head))
-    return MeshProfile(mesh, layers)
+    return MeshProfile(mesh, (shard("embedding", *embedding), *blocks, shard("head", *head)))
 
 
 def _shard(
-    speed: DeviceSpeed, widths: DtypeBytes, name: str, counts: LayerCounts, passes: Passes,
+    speed: DeviceSpeed, widths: DtypeBytes, state_factor: float, name: str, counts: LayerCounts, passes: Passes,
     copies: Iterable[tuple[int, int]],
 ) -> LayerShard:  # fmt: skip
-    forward, input_grad, weight_grad = (each.traffic() for each in passes)
+    forward, input_grad, weight_grad, lowest_grad = (each.traffic() for each in (*passes, _total(passes[1:])))
     copied: dict[int, int] = {}
     for ranks, num_bytes in copies:
         if ranks > 1 and num_bytes:
             copied[ranks] = copied.get(ranks, 0) + num_bytes
-    layer = layer_profile(speed, widths, name, counts)
-    return LayerShard(layer, forward, input_grad, weight_grad, tuple(sorted(copied.items())))
+    layer = layer_profile(speed, widths, name, counts, state_factor)
+    return LayerShard(layer, forward, input_grad, weight_grad, lowest_grad, tuple(sorted(copied.items())))
 
 
 class _Counter:
@@ -210,7 +212,9 @@ class _Counter:
 
 
 def _sum(every: Iterable[Passes]) -> Passes:
-    forward, input_grad, weight_grad = (
-        Pass(*(sum(numbers) for numbers in zip(*passes, strict=True))) for passes in zip(*every, strict=True)
-    )
+    forward, input_grad, weight_grad = map(_total, zip(*every, strict=True))
     return forward, input_grad, weight_grad
+
+
+def _total(passes: Iterable[Pass]) -> Pass:
+    return Pass(*(sum(numbers) for numbers in zip(*passes, strict=True)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from pipetransformer.autopipe.constraints import PlanConstraints
 from pipetransformer.autopipe.memory import device_memory_bytes
@@ -78,7 +79,8 @@ def make_planner(config: SimulationConfig) -> Planner:
     profile = analytic_profile(config.shape, speed, config.optim.state_factor, widths)
     cluster = config.cluster.cluster(config.parallel.device_memory_gib)
     meshes = _meshes(config)
-    on_meshes = (analytic_mesh_profile(config.shape, speed, widths, mesh) for mesh in meshes if mesh != SINGLE)
+    counted = partial(analytic_mesh_profile, config.shape, speed, config.optim.state_factor, widths)
+    on_meshes = (counted(mesh) for mesh in meshes if mesh != SINGLE)
     profile = replace(profile, meshes=tuple(on_meshes))
     return Planner(profile, cluster, config.parallel, config.batch_size, config.parks, meshes)
 
@@ -90,8 +92,8 @@ def _meshes(config: SimulationConfig) -> tuple[StageMesh, ...]:
         return (SINGLE,)
     widths = {"heads": shape.num_heads, "width": shape.hidden_size, "MLP": round(shape.mlp_ratio * shape.hidden_size)}
     parallel.mesh.check(widths)
-    size, is_limited = config.cluster.devices_per_node, parallel.device_memory_gib is not None
-    return mesh_candidates(parallel.mesh_sizes, parallel.mesh, widths, shape.num_tokens, size, is_limited)
+    size = config.cluster.devices_per_node
+    return mesh_candidates(parallel.mesh_sizes, parallel.mesh, widths, shape.num_tokens, size, is_limited=True)
 
 
 def run_history(config: SimulationConfig, planner: Planner) -> RunHistory:

@@ -121,6 +121,13 @@ class Checkpoints:
         self._saved_s, self.saved_step = time.monotonic(), state.step
         self._figures["wait_seconds"] += time.perf_counter() - start
 
+    def go_back_to(self, step: int) -> None:
+        """Removes what was saved after a step from which the run goes on. Every rank calls it."""
+        self.wait()
+        self.saved_step = None
+        if dist.get_rank() == 0:
+            self.folder.remove_after(step)
+
     def report_written(self) -> None:
         """Reports a checkpoint whose writing has ended, on rank 0."""
         written = self._writer.take_outcome()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
@@ -205,8 +206,10 @@ class ElasticTrainer(Trainer):
             Its folder, in ``<run_dir>/checkpoints``.
 
         Raises:
-            UserError: It could not be written.
+            UserError: It could not be written, or has no place where it would stay.
         """
+        if not self.config.checkpoint.enabled:
+            raise UserError("give the trainer a run_dir to write checkpoints to")
         self._log.flush()
         self.checkpoints.save(self.state, None)
         return self.checkpoints.wait_for_all()
@@ -234,16 +237,18 @@ class ElasticTrainer(Trainer):
         Raises:
             UserError: It is of another release, seed, or length of an epoch.
         """
-        self.go_to(broadcast_from_rank0(state["train"]))
-        self.runtime.load(state["model"], state["optimizer"])
+        self.go_to(broadcast_from_rank0(state["train"]), partial(self.runtime.load, state["model"], state["optimizer"]))
+        self.checkpoints.go_back_to(self.state.step)
         self.freeze_at_start()
         self.cache_again()
 
     def close(self) -> None:
         """Closes groups, cache and files. Not a collective."""
-        if self._summary is not None and dist.get_rank() == 0:
-            write_json(self._summary, self.summary())
-        self._closing.close()
+        try:
+            if self._summary is not None and dist.get_rank() == 0:
+                write_json(self._summary, self.summary())
+        finally:
+            self._closing.close()
 
     def __enter__(self) -> Self:
         return self

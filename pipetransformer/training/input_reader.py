@@ -15,7 +15,6 @@ model is not: they share little memory that the rank would write to, and touch n
 from __future__ import annotations
 
 import multiprocessing
-import os
 import pickle
 import signal
 import time
@@ -35,6 +34,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from pipetransformer.config.schema import Config
 from pipetransformer.config.sections import Loading
+from pipetransformer.cores import num_cores
 from pipetransformer.data.base import PARTS, Split
 from pipetransformer.data.images.mixing import Mix
 from pipetransformer.parent_process import end_with_parent
@@ -143,7 +143,7 @@ def default_num_workers(splits: Iterable[Split], device: torch.device, local_wor
     """
     if not any(split.is_slow for split in splits):
         return 0
-    share = len(os.sched_getaffinity(0)) // local_world_size
+    share = num_cores() // local_world_size
     busy = torch.get_num_threads() if device.type == "cpu" else 1
     return min(MAX_WORKERS, max(1, share - busy))
 

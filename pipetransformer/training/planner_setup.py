@@ -13,10 +13,10 @@ import torch.distributed as dist
 from pipetransformer.autocache.buffer import GIB
 from pipetransformer.autodp.sampler import SampleOrder
 from pipetransformer.autodp.topology import Topology
-from pipetransformer.autopipe.cluster import Cluster, Link
+from pipetransformer.autopipe.cluster import Cluster, Link, allreduce_links, boundary_links
 from pipetransformer.autopipe.meshes import mesh_batch_size
-from pipetransformer.autopipe.plan import Plan
-from pipetransformer.autopipe.profile import AffineTime
+from pipetransformer.autopipe.plan import DeviceLayout, Plan
+from pipetransformer.autopipe.profile import AffineTime, LayerProfile
 from pipetransformer.config.sections import Parallel
 from pipetransformer.mesh import SINGLE, StageMesh
 from pipetransformer.models.stack import LayerStack
@@ -31,7 +31,12 @@ from pipetransformer.profiling.network import (
     measure_messages,
     measure_schedule_overhead,
 )
-from pipetransformer.profiling.overhead import measure_reading, measure_sharding_overhead, measure_step_overhead
+from pipetransformer.profiling.overhead import (
+    ShardedBlock,
+    measure_reading,
+    measure_sharding_overhead,
+    measure_step_overhead,
+)
 from pipetransformer.runtime.batch import Batch
 from pipetransformer.runtime.groups import RankContext, broadcast_from_rank0
 from pipetransformer.runtime.precision import Precision
@@ -44,7 +49,7 @@ def make_planner(
     stack: LayerStack, loader: BatchLoader, optim: OptimizerSpec, parallel: Parallel, batch_size: int,
     device: torch.device, precision: Precision, nodes: NodeLayout, cache_setup: CacheSetup | None = None,
     parks: bool = False, order: SampleOrder | None = None, kept: Path | None = None,
-    tell: Callable[[str], object] = str, meshes: tuple[StageMesh, ...] = (SINGLE,),
+    tell: Callable[[str], object] = str, meshes: tuple[StageMesh, ...] = (SINGLE,), randomness: str = "sample",
 ) -> Planner:  # fmt: skip
     """Measures the layers on a typical batch of a feed, and the links; every rank calls it.
 
@@ -56,8 +61,9 @@ def make_planner(
         kept: Folder of the measurements of other runs; ``None`` measures.
         tell: Receives a line where measurements of another run are used.
         meshes: Those that a plan may have.
+        randomness: Where dropout gets its numbers.
     """
-    context = RankContext.create(device, precision, parallel.timeout_s)
+    context = RankContext.create(device, precision, parallel.timeout_s, randomness)
     order = order or SampleOrder(len(loader.split), 0, batch_size)
     measuring = Measuring(stack, loader, optim, batch_size, context, nodes.devices_per_node, order, meshes)
     key = measuring.key()
@@ -70,7 +76,9 @@ def make_planner(
     if parallel.device_chunk_gib is not None:
         figures["host_copy_s_per_byte"] = measure_host_copies(device)
     if parallel.arrangement == "sharded":
-        figures["sharding_overhead_s"] = measuring.sharding_overhead_s(cluster.allreduce_link or cluster.link)
+        (link,) = allreduce_links(cluster, DeviceLayout(1, dist.get_world_size()))
+        overhead = measuring.sharding_overhead(measured.layers[1], link)
+        figures["sharding_overhead_s"], figures["sharding_s_per_byte"] = overhead
     budget_gib = parallel.device_memory_gib
     cluster = replace(cluster, device_memory_bytes=None if budget_gib is None else int(budget_gib * GIB))
     return Planner(replace(measured, **figures), cluster, parallel, batch_size, parks, meshes)
@@ -108,21 +116,22 @@ class Measuring:
         """Returns a digest of all that determines :meth:`measure`."""
         split, context = self.loader.split, self.context
         samples = f"{type(split).__qualname__}, slow={split.is_slow}"
-        about = context.device, context.precision, self.devices_per_node, self.meshes
+        about = context.device, context.precision, self.devices_per_node, self.meshes, context.randomness
         return profile_key(self.stack, self._whole, samples, self.optim, *about)
 
     def measure(self) -> Measurement:
         """Measures layers, links, and the parts of a step that no plan changes."""
         context = self.context
         where = context.device, context.precision
-        layers = profile(self.stack, self._whole, self.optim, *where, self.devices_per_node)
+        layers = profile(self.stack, self._whole, self.optim, *where, self.devices_per_node, context.randomness)
+        cluster = _measured_cluster(context.device, self.devices_per_node)
         split_meshes = (mesh for mesh in self.meshes if mesh != SINGLE)
         on_meshes = tuple(
-            profile_mesh(self.stack, mesh, self._batches(mesh), self.optim, *where) for mesh in split_meshes
+            profile_mesh(self.stack, mesh, self._batches(mesh), self.optim, *where, cluster) for mesh in split_meshes
         )
-        cluster = _measured_cluster(context.device, self.devices_per_node)
         # a message up and one back are counted elsewhere
-        schedule_overhead_s = max(0.0, measure_schedule_overhead(context.device) - 2 * cluster.link.latency_s)
+        (link, _) = boundary_links(cluster, DeviceLayout(2, 1)) if dist.get_world_size() > 1 else (cluster.link,) * 2
+        schedule_overhead_s = max(0.0, measure_schedule_overhead(context.device) - 2 * link.latency_s)
         small, large, *_ = self._ids(SINGLE)
         reading = measure_reading((partial(self._read, small), partial(self._read, large)), (len(small), len(large)))
         measured = replace(
@@ -134,14 +143,17 @@ class Measuring:
         )
         return measured, cluster
 
-    def sharding_overhead_s(self, link: Link) -> float:
-        """Measures what a step takes more with sharded layers than with replicas.
+    def sharding_overhead(self, block: LayerProfile, link: Link) -> tuple[float, float]:
+        """Measures what a step takes more with sharded layers: see :func:`measure_sharding_overhead`.
 
         Args:
-            link: Of all-reduces, whose latency is counted elsewhere.
+            block: As it was measured.
+            link: Of all-reduces, which is counted elsewhere.
         """
-        num_parameters = len(list(self.stack[1].parameters()))
-        return measure_sharding_overhead(self.optim, self.context, num_parameters, link.latency_s)
+        sizes = [parameter.numel() for parameter in self.stack[1].parameters()]
+        return measure_sharding_overhead(
+            self.optim, self.context, ShardedBlock(len(sizes), sum(sizes), block.optimizer_s), link
+        )
 
     @cached_property
     def _typical(self) -> np.ndarray:
@@ -153,7 +165,8 @@ class Measuring:
 
     def _batches(self, mesh: StageMesh) -> Batches:
         context = self.context
-        return [self._read(ids).to(context.device, context.precision.param_dtype) for ids in self._ids(mesh)]
+        about = context.device, context.precision.param_dtype, context.randomness == "device"
+        return [self._read(ids).to(*about) for ids in self._ids(mesh)]
 
     def _read(self, ids: np.ndarray) -> Batch:
         """Reads samples to one device, as a plan with one stage would see them."""

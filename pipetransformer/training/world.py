@@ -15,7 +15,9 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from pipetransformer.config.sections import Parallel
+from pipetransformer.cores import num_cores
 from pipetransformer.errors import UserError
+from pipetransformer.runtime.groups import destroy_group
 
 
 @contextmanager
@@ -48,7 +50,7 @@ def open_world(parallel: Parallel) -> Iterator[torch.device]:
         yield device
     finally:
         if not is_there:
-            dist.destroy_process_group()
+            destroy_group()
 
 
 def _meet(timeout: timedelta) -> tuple[dist.Store, int, int]:
@@ -152,5 +154,5 @@ def limit_threads() -> None:
     forked rank has the number that its fork server read on import, which may be that of an earlier run.
     """
     given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # of our launcher, torchrun or the user
-    share = max(1, (os.cpu_count() or 1) // LocalRank.here().local_world_size)
+    share = max(1, num_cores() // LocalRank.here().local_world_size)
     torch.set_num_threads(int(given) if given.isdecimal() and int(given) else share)

@@ -51,11 +51,12 @@ def settings(draw: st.DrawFn) -> tuple[Profile, Cluster, Plan, int]:
         cache_miss_rate=draw(st.sampled_from([0.0, 0.3])),
         schedule_overhead_s=draw(seconds),
         sharding_overhead_s=draw(seconds),
+        sharding_s_per_byte=draw(seconds),
         step_overhead_s=draw(seconds),
         read=draw(times),
         contention=draw(st.sampled_from([1.0, 1.5])),
         host_copy_s_per_byte=draw(seconds),
-        meshes=(MeshProfile(MESH, tuple(shard(draw) for _ in range(6)), draw(seconds)),),
+        meshes=(MeshProfile(MESH, tuple(shard(draw) for _ in range(6)), draw(times)),),
     )
     num_frozen = draw(st.integers(0, 4))
     level = draw(st.sampled_from([0, num_frozen]))
@@ -75,7 +76,7 @@ def shard(draw: st.DrawFn) -> LayerShard:
     times = st.builds(AffineTime, seconds, seconds)
     layer = draw(st.builds(LayerProfile, st.just("part"), times, times, times, seconds, sizes, sizes, sizes))
     traffic = Traffic(Volume(draw(st.integers(0, 3)), 0.0, draw(seconds)))
-    return LayerShard(layer, traffic, traffic, Traffic(), ((2, draw(sizes)),))
+    return LayerShard(layer, traffic, traffic, Traffic(), traffic, ((2, draw(sizes)),))
 
 
 @given(settings())
@@ -139,7 +140,7 @@ def test_what_crosses_a_link_counts_as_what_it_is_for(plan: Plan, named: dict[st
 def test_what_a_mesh_exchanges_is_no_work() -> None:
     part = replace(LAYER, forward=AffineTime(0, FORWARD / 2))
     traffic = Traffic(Volume(2, 0.0, 4.0))
-    known = MeshProfile(MESH, (LayerShard(part, traffic, Traffic(), Traffic()),) * 4)
+    known = MeshProfile(MESH, (LayerShard(part, traffic, Traffic(), Traffic(), Traffic()),) * 4)
     plan = Plan(3, 0, ((0, 3),), 1, 1, mesh=MESH)
     parts = step_parts(replace(PROFILE, meshes=(known,)), cluster(2, SLOW), plan, batch_size=1)
     assert parts.frozen == pytest.approx(4 * FORWARD / 2)

@@ -6,10 +6,10 @@ import pytest
 
 from pipetransformer.autopipe.cluster import Cluster, Link
 from pipetransformer.autopipe.constraints import PlanConstraints
-from pipetransformer.autopipe.cost import kind_of_plan, step_seconds
+from pipetransformer.autopipe.cost import kind_of_plan, step_scale, step_seconds
 from pipetransformer.autopipe.memory import device_memory_bytes
 from pipetransformer.autopipe.meshes import mesh_batch_size, mesh_candidates, on_mesh
-from pipetransformer.autopipe.plan import Plan
+from pipetransformer.autopipe.plan import DeviceLayout, Plan
 from pipetransformer.autopipe.profile import (
     AffineTime,
     LayerProfile,
@@ -39,7 +39,7 @@ def shard(mesh: StageMesh, volume: Volume) -> LayerShard:
     split = mesh.num_ranks // mesh.batch_ways
     traffic = Traffic(volume)
     one = replace(layer(split), parameter_bytes=WEIGHTS // (mesh.tp * mesh.dp_shard))
-    return LayerShard(one, traffic, traffic, Traffic(), ((2, 1_000_000),))
+    return LayerShard(one, traffic, traffic, Traffic(), traffic, ((2, 1_000_000),))
 
 
 def profile(mesh: StageMesh = TP, volume: Volume = CHEAP) -> Profile:
@@ -98,15 +98,39 @@ def test_the_passes_of_a_part_and_its_exchanges_are_one_line_in_the_samples() ->
     assert units.num_devices == 4
 
 
-@pytest.mark.parametrize(("exchange_s", "expected"), [(0.0, 1e-5), (1e-6, 1e-5), (2e-3, 2e-3)])
+@pytest.mark.parametrize(
+    ("exchange", "expected"),
+    [(None, (1e-5, 0.0)), (AffineTime(1e-6, 0.0), (1e-5, 0.0)), (AffineTime(2e-3, 1e-4), (2e-3, 1e-4))],
+    ids=["only the link is known", "shorter than the link", "longer"],
+)
 def test_an_exchange_in_a_step_is_no_shorter_than_the_link_and_may_be_longer(
-    exchange_s: float, expected: float
+    exchange: AffineTime | None, expected: tuple[float, float]
 ) -> None:
     (measured,) = profile().meshes
-    known = replace(profile(), meshes=(measured._replace(exchange_s=exchange_s),))
+    known = replace(profile(), meshes=(measured._replace(exchange=exchange),))
     on_units, _ = on_mesh(known, cluster(8), TP)
-    assert on_units.layers[1].forward.fixed_s == pytest.approx(2 * expected)
-    assert on_units.step_overhead_s == pytest.approx(expected)  # the sum over two copies
+    bytes_s = CHEAP.sample_bytes / cluster(8).link.bandwidth_bytes_per_s
+    assert on_units.layers[1].forward.fixed_s == pytest.approx(2 * expected[0])
+    assert on_units.layers[1].forward.per_sample_s == pytest.approx(0.005 + bytes_s + 2 * expected[1])
+    assert on_units.step_overhead_s == pytest.approx(1e-5), "the sum over two copies, once in a step"
+
+
+def test_the_lowest_block_that_trains_exchanges_what_its_own_backward_does() -> None:
+    (measured,) = profile().meshes
+    lowest = Traffic(Volume(1, 0.0, 50_000.0))
+    shards = tuple(replace(each, lowest_grad=lowest) for each in measured.layers)
+    known = replace(profile(), meshes=(measured._replace(layers=shards),))
+    layer = on_mesh(known, cluster(8, bandwidth=1e8), TP)[0].layers[1]
+    assert layer.backward_as_lowest.fixed_s == pytest.approx(1e-5)
+    assert layer.backward_as_lowest.per_sample_s == pytest.approx(0.005 + 50_000 / 1e8)
+
+
+@pytest.mark.parametrize(("num_busy", "expected"), [(1, 2 / 3), (2, 1.0)])
+def test_ranks_that_are_busy_take_from_each_other_and_not_their_meshes(num_busy: int, expected: float) -> None:
+    """Of four processes on a node two or four are busy, which take twice as long together as one alone."""
+    known, units = on_mesh(replace(profile(), contention=2.0), cluster(4), TP)
+    scale = step_scale(known, units, DeviceLayout(num_busy, 1), cache_level=0, batch_size=4)
+    assert scale.factor == pytest.approx(expected)
 
 
 def test_a_device_of_ranks_that_split_rows_sees_fewer_samples() -> None:
@@ -199,6 +223,12 @@ def test_three_dimensions_leave_the_tokens_whole_where_their_parts_are_open() ->
 def test_a_mesh_that_does_not_divide_the_model_is_no_choice() -> None:
     found = mesh_candidates({"tp": 2, "cp": 1, "dp_shard": None}, SINGLE, {"heads": 4, "width": 12}, 64, 16, True)
     assert [str(mesh) for mesh in found] == ["tp 2", "tp 2 x dp_shard 2"]  # 2 x 4 and 2 x 8 do not divide 12
+
+
+@pytest.mark.parametrize("wanted", [{"tp": 3, "cp": 1, "dp_shard": None}, {"tp": 16, "cp": None, "dp_shard": 1}])
+def test_a_size_that_leaves_no_mesh_is_refused_by_its_name(wanted: dict[str, int | None]) -> None:
+    with pytest.raises(InfeasiblePlan, match=rf"no mesh with tp={wanted['tp']}, .* divides the 8 devices of a node"):
+        mesh_candidates(wanted, SINGLE, {"heads": 48, "width": 48}, 2048, 8, True)
 
 
 def test_two_dimensions_are_for_those_who_ask_for_them() -> None:

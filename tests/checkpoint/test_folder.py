@@ -146,7 +146,7 @@ def test_the_newest_the_best_and_the_pinned_one_stay(
         path = folder / f"step-{step:08d}"
         path.mkdir()
         (path / MANIFEST).write_bytes(replace(EXAMPLE, step=step, metric=metric).to_json())
-    CheckpointFolder(folder).prune(Retention(keep, best, pinned))
+    CheckpointFolder(folder).prune(Retention(keep, best, pinned), len(metrics) - 1)
     scored = sorted(((m, s) for s, m in enumerate(metrics) if m is not None), reverse=True)[:best]
     stays = {*range(len(metrics))[-keep:], *(step for _, step in scored)}
     assert steps(folder) == sorted(stays | (pinned & set(range(len(metrics)))))
@@ -163,11 +163,19 @@ def test_a_damaged_one_counts_for_nothing_in_retention(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         write(tmp_path, step)
     (tmp_path / "step-00000003" / MANIFEST).write_bytes(b"")
-    CheckpointFolder(tmp_path).prune(Retention(1, 0))
+    CheckpointFolder(tmp_path).prune(Retention(1, 0), 3)
     assert steps(tmp_path) == [2, 3]
     found = open_checkpoints(tmp_path)
     assert isinstance(found[0][1], DamagedCheckpoint)
     assert isinstance(found[1][1], Manifest)
+
+
+def test_one_of_a_later_step_takes_no_place_of_those_that_the_run_can_go_on_from(tmp_path: Path) -> None:
+    """The run has passed over that of step 9, a file of which is damaged, and goes on from that of step 4."""
+    for step in (4, 6, 9):
+        write(tmp_path, step)
+    CheckpointFolder(tmp_path).prune(Retention(1, 0), 6)
+    assert steps(tmp_path) == [6, 9]
 
 
 def test_a_step_is_replaced_where_the_run_could_not_be_resumed_from_it(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_the_server_imports_the_package_of_its_launcher(monkeypatch: pytest.Monk
 
 def test_the_cores_are_shared_before_anything_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[str] = []
-    monkeypatch.setattr("os.cpu_count", lambda: 9)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(9)))
     monkeypatch.setattr(forkserver.forkserver, "ensure_running", lambda: given.append(os.environ["OMP_NUM_THREADS"]))
     for name in (forkserver.THREADS, forkserver.OWN_THREADS):
         monkeypatch.setenv(name, "")  # so that it is restored

@@ -29,7 +29,7 @@ def test_no_more_processes_than_the_machine_can_start(
 ) -> None:
     pages = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": memory_gib * 2**18}
     monkeypatch.setattr("os.sysconf", pages.__getitem__)
-    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)))
     monkeypatch.setattr(resource, "getrlimit", lambda _: (files, files))
     start.check_world_size(limit)
     start.check_world_size(None)

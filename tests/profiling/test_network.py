@@ -23,7 +23,7 @@ def test_a_link_is_measured_where_it_exists(pool: Pool, world_size: int, devices
 def test_the_links_between_nodes_are_told_from_those_within(pool: Pool) -> None:
     for within, between in pool.run(4, links, 2, LATENCY_S)[0]:
         assert within[0] == 0
-        assert between == pytest.approx((LATENCY_S, BYTES_PER_S), rel=1e-5), "but for the bytes of the tiny message"
+        assert between == pytest.approx((LATENCY_S, BYTES_PER_S), rel=1e-5)
         assert within[1] > BYTES_PER_S
 
 

@@ -1,7 +1,13 @@
 """The parts of a step besides its layers are measured alike on every rank, and leave nothing behind."""
 
 import pytest
-from support.overheads import contention, reading, sharding_overhead, step_overhead
+from support.overheads import (
+    contention,
+    reading,
+    sharding_overhead,
+    sharding_overhead_by_a_clock,
+    step_overhead,
+)
 from support.pool import Pool
 
 
@@ -16,13 +22,20 @@ def test_every_rank_hears_the_same_overhead_of_a_step(pool: Pool, world: int) ->
 def test_every_rank_hears_the_same_overhead_of_sharding_without_the_link(pool: Pool) -> None:
     measured = pool.run(2, sharding_overhead, 0.0)
     assert len({seconds for seconds, _ in measured}) == 1
-    assert measured[0][0] > 0
+    assert measured[0][0][0] > 0
     assert all(num_groups == 0 for _, num_groups in measured), "process groups are destroyed"
-    assert pool.run(2, sharding_overhead, 60.0) == [(0.0, 0)] * 2, "no less than nothing"
+    assert pool.run(2, sharding_overhead, 60.0) == [((0.0, 0.0), 0)] * 2, "no less than nothing"
+
+
+def test_what_sharding_takes_for_its_bytes_is_told_from_what_it_takes_anyhow(pool: Pool) -> None:
+    for overhead_s, byte_s in pool.run(2, sharding_overhead_by_a_clock):
+        assert overhead_s == pytest.approx((9 - 3) / 3 - 1.5 * 0.001)
+        update_s, link_s = 0.004 * 4096 / 2 / (8192 * 4), 1.5 * 1 / 1.5e6  # an all-reduce of two ranks moves all bytes
+        assert byte_s == pytest.approx(0.006 * 2 * 4095 / 3 / (8192 * 4) - update_s - link_s)
 
 
 def test_one_rank_has_nothing_to_shard(pool: Pool) -> None:
-    assert pool.run(1, sharding_overhead, 0.0) == [(0.0, 0)]
+    assert pool.run(1, sharding_overhead, 0.0) == [((0.0, 0.0), 0)]
 
 
 def test_contention_is_the_time_together_over_that_alone(pool: Pool) -> None:

@@ -13,7 +13,7 @@ from support.exactness import assert_equal
 from support.jobs import loaded
 from support.plans import HEAD, plan
 from support.pool import Pool
-from support.random_kernels import train_and_count
+from support.random_kernels import kinds_that_are_drawn, train_and_count
 from support.resumes import run_on
 from support.trainings import Plans, Trace
 from torch import Tensor
@@ -105,3 +105,11 @@ def test_a_run_with_elastic_plans_is_told_that_they_change_it() -> None:
     assert not any("randomness" in text for text in (*warnings(loaded()), *warnings(loaded(*RUN))))
     with pytest.raises(UserError, match="randomness=kernel is unknown; choose one of sample, device"):
         validate(loaded("randomness=kernel"))
+
+
+def test_layers_are_measured_with_the_numbers_that_they_draw_in_a_step(pool: Pool, bert_config: Path) -> None:
+    case = Case("bert", bert_config, dropout=0.2)
+    for kind, other in (("sample", "device"), ("device", "sample")):
+        (drawn,) = pool.run(1, kinds_that_are_drawn, case, kind)
+        assert drawn[kind] > 0
+        assert drawn[other] == 0

@@ -2,8 +2,12 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
 
 import pytest
+import torch
 from support.cases import Case
 from support.fusing import guard_plain, guard_without_dropping, overflow_plain, reads_of_steps
 from support.guarding import Guarded, train_guarded, train_plainly
@@ -13,6 +17,7 @@ from support.pool import Pool
 from support.trainings import Plans
 
 import pipetransformer as pt
+from pipetransformer.runtime.update import WeightUpdate
 
 NAN, HUGE = {8: float("nan")}, {8: 1e6}  # a sample of four batches
 WORLDS = {
@@ -69,3 +74,13 @@ def test_the_host_waits_once_in_a_step(dropout: float, pool: Pool, bert_config: 
     stages = {0: plan(0, 0, [3, HEAD], 1, 2), 2: plan(2, 0, [4, HEAD], 1, 2)}
     for reads in pool.run(2, reads_of_steps, case, stages, str(tmp_path)):
         assert [reads[1], *reads[3:]] == [1] * 3, "torch sets a pipeline up in its first step"
+
+
+@pytest.mark.parametrize(("device", "drops"), [("cpu", True), ("cuda", False)])
+def test_weights_in_host_memory_beside_a_gpu_wait_for_the_host_to_judge(device: str, drops: bool) -> None:
+    """The flag comes from the device by a copy that nobody waits for, and the host's kernel would read it too early."""
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], fused=True)
+    resident = SimpleNamespace(home=torch.device("cpu"))
+    runtime: Any = SimpleNamespace(observer=None, optimizer=optimizer, resident=resident, device=torch.device(device))
+    update = WeightUpdate(runtime, pt.AdamW(lr=1.0), mock.Mock())
+    assert (update._dropping is optimizer) == drops

@@ -1,8 +1,10 @@
 """A topology resolves to the right process groups, on one mesh with named axes, and no group is left open."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 from support.cases import Case
 from support.meshes import (
     TENSOR_AXIS,
@@ -19,6 +21,7 @@ from support.trainings import train_elastic
 
 from pipetransformer.autodp.topology import PIPELINE_AXIS, REPLICA_AXIS, Topology
 from pipetransformer.autopipe.plan import Plan
+from pipetransformer.runtime.groups import destroy_group
 
 STAGES = ((0, 3), (4, HEAD))
 PLANS = {
@@ -82,3 +85,20 @@ def test_all_groups_are_closed_at_the_end_also_after_a_failure(
     for during, after in pool.run(4, groups_left_open, Case("vit", bert_config), pipelines, str(tmp_path), fails):
         assert during == 4
         assert after == 0
+
+
+@pytest.mark.parametrize(("backend", "fails", "is_destroyed"), [
+    ("gloo", True, True), ("nccl", False, True), ("nccl", True, False),
+])  # fmt: skip
+def test_a_rank_that_fails_does_not_wait_for_the_kernels_of_nccl(
+    backend: str, fails: bool, is_destroyed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    destroyed: list[object] = []
+    monkeypatch.setattr(dist, "get_backend", lambda _: backend)
+    monkeypatch.setattr(dist, "destroy_process_group", destroyed.append)
+    with pytest.raises(ZeroDivisionError) if fails else nullcontext():
+        try:
+            1 / (0 if fails else 1)
+        finally:
+            destroy_group()
+    assert destroyed == [None] * is_destroyed

@@ -31,7 +31,7 @@ def counted(case: Case, mesh: StageMesh) -> MeshProfile:
     stack, (inputs, *_) = case.stack(), (case.split().inputs([0], None),)
     _, num_tokens, width = stack.hidden_shape(inputs)
     shape = TransformerShape(num_blocks=len(stack) - 2, hidden_size=width, num_heads=4, num_tokens=num_tokens)
-    return analytic_mesh_profile(shape, SPEED, WIDTHS["float64"], mesh)
+    return analytic_mesh_profile(shape, SPEED, 2, WIDTHS["float64"], mesh)
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)

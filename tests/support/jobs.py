@@ -152,7 +152,7 @@ def with_made_up_times() -> Iterator[None]:
         mock.patch.object(setup, "measure_all_reduces", return_value=((1e-3, 1e12), None)),
         mock.patch.object(setup, "measure_schedule_overhead", return_value=0.0),
         mock.patch.object(setup, "measure_step_overhead", return_value=0.0),
-        mock.patch.object(setup, "measure_sharding_overhead", return_value=0.0),
+        mock.patch.object(setup, "measure_sharding_overhead", return_value=(0.0, 0.0)),
         mock.patch.object(setup, "measure_reading", return_value=AffineTime(0.0, 0.0)),
         mock.patch.object(Planner, "correct", corrected_by),
     ):
@@ -171,9 +171,9 @@ def made_up_mesh_profile(stack: LayerStack, mesh: StageMesh, *args: Any) -> Mesh
     measured = profile_mesh(stack, mesh, *args)
     parts = mesh.num_ranks / mesh.batch_ways
     layers = tuple(replace(shard, layer=_made_up(shard.layer, 1 / parts)) for shard in measured.layers)
-    return measured._replace(layers=layers, exchange_s=0.0)
+    return measured._replace(layers=layers, exchange=None)
 
 
 def _made_up(layer: LayerProfile, seconds: float) -> LayerProfile:
-    passes = {name: AffineTime(0.0, seconds) for name in ("forward", "input_grad", "weight_grad")}
+    passes = {name: AffineTime(0.0, seconds) for name in ("forward", "input_grad", "weight_grad", "lowest_grad")}
     return replace(layer, optimizer_s=0.0, **passes)

@@ -1,6 +1,7 @@
 """Layers of tiny models as they are measured on meshes that are not there."""
 
 from collections.abc import Callable
+from math import inf
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -9,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pipetransformer.autopipe.cluster import Cluster, Link
 from pipetransformer.autopipe.profile import MeshProfile, Traffic
 from pipetransformer.mesh import StageMesh
 from pipetransformer.profiling import meshes
@@ -25,7 +27,9 @@ CPU = torch.device("cpu")
 def mesh_profile(case: Case, mesh: StageMesh) -> MeshProfile:
     """Every rank calls it."""
     small, large = (_batch(case, size * mesh.rows_multiple) for size in (1, 2))
-    return profile_mesh(case.stack(), mesh, (small, large), OPTIMIZERS[case.optimizer], CPU, PRECISIONS[case.precision])
+    cluster = Cluster(dist.get_world_size(), None, Link(0.0, inf))
+    about = OPTIMIZERS[case.optimizer], CPU, PRECISIONS[case.precision], cluster
+    return profile_mesh(case.stack(), mesh, (small, large), *about)
 
 
 def exchange_by_a_clock(case: Case, mesh: StageMesh, wait_s: float) -> tuple[float, int]:
@@ -41,7 +45,8 @@ def exchange_by_a_clock(case: Case, mesh: StageMesh, wait_s: float) -> tuple[flo
         return now[0] - before + 1.0, result
 
     with mock.patch.object(meshes, "_meet", waits), mock.patch.object(meshes, "timed", timed):
-        seconds = mesh_profile(case, mesh).exchange_s
+        exchange = mesh_profile(case, mesh).exchange
+    seconds = 0.0 if exchange is None else exchange.at(2)
     return seconds, len(dist.distributed_c10d._world.pg_map) - num_groups
 
 

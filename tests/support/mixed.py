@@ -110,11 +110,11 @@ def casts_in_a_step(case: Case, plans: list[Plan], folder: str) -> list[int]:
     return counts
 
 
-def measured_layers(case: Case) -> tuple[LayerProfile, ...]:
+def measured_layers(case: Case, randomness: str = "sample") -> tuple[LayerProfile, ...]:
     stack, spec, precision = case.stack(), OPTIMIZERS[case.optimizer], PRECISIONS[case.precision]
     loader = BatchLoader.uncached(case.split(), stack.hidden_shape, SEED)
     whole = plan(0, 0, [HEAD], 1, 1)
     small, large = (
         loader.batch(np.arange(size), Topology(whole, rank=0)).to(CPU, precision.param_dtype) for size in (2, 4)
     )
-    return profile(stack, (small, large), spec, CPU, precision).layers
+    return profile(stack, (small, large), spec, CPU, precision, 1, randomness).layers

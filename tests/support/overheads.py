@@ -1,7 +1,10 @@
 """What ranks measure besides layers, for the pool."""
 
 from dataclasses import replace
+from math import inf
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -21,6 +24,7 @@ from pipetransformer.optim.base import AdamW
 from pipetransformer.profiling import overhead
 from pipetransformer.profiling.kept import Measurement, kept_or_measured
 from pipetransformer.profiling.overhead import (
+    ShardedBlock,
     measure_contention,
     measure_reading,
     measure_sharding_overhead,
@@ -31,9 +35,10 @@ from pipetransformer.runtime.precision import PRECISIONS
 
 CPU = torch.device("cpu")
 SECOND = AffineTime(0.25, 1.5)
-LAYER = LayerProfile("layer", SECOND, SECOND, SECOND, 0.5, 8, 4, 2, 1, 3, 5)
+LAYER = LayerProfile("layer", SECOND, SECOND, SECOND, 0.5, 8, 4, 2, 1, 3, 5, lowest_grad=AffineTime(0.5, 2.0))
 EXCHANGES = Traffic(Volume(2, 8.0, 64.0), Volume(1, 0.0, 32.0))
-ON_MESH = MeshProfile(StageMesh(tp=2), (LayerShard(LAYER, EXCHANGES, EXCHANGES, Traffic(), ((2, 8),)),), 0.002)
+SHARD = LayerShard(LAYER, EXCHANGES, EXCHANGES, Traffic(), EXCHANGES, ((2, 8),))
+ON_MESH = MeshProfile(StageMesh(tp=2), (SHARD,), AffineTime(0.002, 0.001))
 LAYERS = (LAYER, replace(LAYER, name="head"))
 MEASUREMENT = (
     Profile(LAYERS, 2.0, step_overhead_s=0.01, read=SECOND, contention=1.25, meshes=(ON_MESH,)),
@@ -48,12 +53,27 @@ def step_overhead() -> tuple[float, int]:
     return seconds, len(dist.distributed_c10d._world.pg_map) - num_groups
 
 
-def sharding_overhead(link_s: float) -> tuple[float, int]:
+def sharding_overhead(link_s: float) -> tuple[tuple[float, float], int]:
     """The same of what FSDP adds to a layer of two parameters."""
     num_groups = len(dist.distributed_c10d._world.pg_map)
     context = RankContext.create(CPU, PRECISIONS["float32"], 60.0)
-    seconds = measure_sharding_overhead(AdamW(lr=1.0), context, 2, link_s)
+    link = Link(link_s, 1 / link_s if link_s else inf)
+    seconds = measure_sharding_overhead(AdamW(lr=1.0), context, ShardedBlock(2, 4096, 0.0), link)
     return seconds, len(dist.distributed_c10d._world.pg_map) - num_groups
+
+
+def sharding_overhead_by_a_clock() -> tuple[float, float]:
+    """What is found where a step takes 3 s, with shards 9 s, and with shards of 4,096 numbers of each of two parameters
+    6 ms more for each of them, of which updates on two ranks and a link of 1 ms and 1.5 MB/s are known."""
+
+    def made_up(*arguments: Any) -> float:
+        num_parameters, fsdp, num_numbers = (*arguments[2:], False, 1)[:3]
+        return 9.0 + 0.006 * num_parameters * (num_numbers - 1) if fsdp else 3.0
+
+    context = RankContext.create(CPU, PRECISIONS["float32"], 60.0)
+    block, link = ShardedBlock(2, 8192, 0.004 * 4096), Link(0.001, 1.5e6)
+    with mock.patch.object(overhead, "_empty_step_seconds", made_up):
+        return measure_sharding_overhead(AdamW(lr=1.0), context, block, link)
 
 
 def contention(devices_per_node: int) -> tuple[float, int]:

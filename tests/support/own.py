@@ -5,6 +5,7 @@ import json
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import datasets
 import timm
@@ -218,6 +219,51 @@ def saved_step(folder: Path, goes_back: bool) -> int | None:
             trainer.load_state_dict(begun)
         next(iter(trainer))
         return trainer.checkpoints.saved_step
+
+
+def steps_on_disk(folder: Path) -> tuple[list[int], list[int]]:
+    """Steps of the checkpoints after six steps, and after two more from the state before them."""
+    model, data = model_and_data("sequential")
+    with pt.ElasticTrainer(
+        model, loss=loss, train=data, optimizer=OPTIMIZER, batch_size=BATCH_SIZE, epochs=EPOCHS, run_dir=folder,
+        freeze=pt.NoFreezing(), checkpoint=pt.Checkpointing(every_steps=2, keep=2),
+    ) as trainer:  # fmt: skip
+        begun, found = trainer.state_dict(), list[list[int]]()
+        for num_steps in (6, 2):
+            for _ in islice(trainer, num_steps):
+                pass
+            trainer.checkpoints.wait()
+            found.append([int(path.name.rpartition("-")[2]) for path in trainer.checkpoints.folder.published()])
+            trainer.load_state_dict(begun)
+    before, after = found
+    return before, after
+
+
+def save_without_a_folder() -> str:
+    """The error of a checkpoint that has no place."""
+    model, data = model_and_data("sequential")
+    with pt.ElasticTrainer(
+        model, loss=loss, train=data, optimizer=OPTIMIZER, batch_size=BATCH_SIZE, epochs=EPOCHS
+    ) as trainer:
+        try:
+            return str(trainer.save_checkpoint())
+        except pt.UserError as error:
+            return str(error)
+
+
+def close_on_a_full_disk(folder: Path) -> tuple[str, bool]:
+    """The error of closing, and whether all was closed that was open."""
+    model, data = model_and_data("sequential")
+    trainer, closed = pt.ElasticTrainer(
+        model, loss=loss, train=data, optimizer=OPTIMIZER, batch_size=BATCH_SIZE, epochs=EPOCHS, run_dir=folder
+    ), list[bool]()  # fmt: skip
+    trainer._closing.callback(closed.append, True)
+    with mock.patch("pipetransformer.training.elastic_trainer.write_json", side_effect=OSError("no space")):
+        try:
+            trainer.close()
+        except OSError as error:
+            return str(error), closed == [True]
+    return "", closed == [True]
 
 
 def train_plainly() -> tuple[list[float], dict[str, Tensor]]:

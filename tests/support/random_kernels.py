@@ -1,14 +1,16 @@
 """Trainings in which dropout draws by the device's own generator."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.nn.functional as F
 
+from pipetransformer.runtime.rng import DeviceRng, PerSampleRng
 from support.cases import Case
+from support.mixed import measured_layers
 from support.trainings import Plans, Trace, train_elastic
 
 
@@ -32,3 +34,15 @@ def train_and_count(case: Case, plans: Plans, folder: str) -> tuple[Trace, int, 
     with counting_attention(counts):
         trace = train_elastic(case, plans, folder)
     return trace, counts.get("dropping", 0), torch.equal(torch.get_rng_state(), before)
+
+
+def kinds_that_are_drawn(case: Case, randomness: str) -> dict[str, int]:
+    """How often the layers of a model began numbers of each kind while they were measured."""
+    kinds: dict[str, type[PerSampleRng] | type[DeviceRng]] = {"sample": PerSampleRng, "device": DeviceRng}
+    with ExitStack() as patches:
+        spies = {
+            name: patches.enter_context(mock.patch.object(kind, "layer", autospec=True, side_effect=kind.layer))
+            for name, kind in kinds.items()
+        }
+        measured_layers(case, randomness)
+    return {name: spy.call_count for name, spy in spies.items()}

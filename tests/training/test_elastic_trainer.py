@@ -11,9 +11,12 @@ import torch
 from safetensors.torch import load_file
 from support.own import (
     EPOCHS,
+    close_on_a_full_disk,
     model_and_data,
     refused,
+    save_without_a_folder,
     saved_step,
+    steps_on_disk,
     train_from_a_state,
     train_own,
     train_plainly,
@@ -94,6 +97,19 @@ def test_what_ranks_asked_for_is_dropped_where_a_trainer_goes_back(
     pool: Pool, tmp_path: Path, goes_back: bool, expected: int | None
 ) -> None:
     assert pool.run(1, saved_step, tmp_path, goes_back) == [expected]
+
+
+def test_checkpoints_of_steps_that_were_left_are_removed(pool: Pool, tmp_path: Path) -> None:
+    """A run that is resumed would go on from the newest one, and retention would count them."""
+    assert pool.run(1, steps_on_disk, tmp_path) == [([4, 6], [2])]
+
+
+def test_a_checkpoint_without_a_run_folder_is_refused(pool: Pool) -> None:
+    assert pool.run(2, save_without_a_folder) == ["give the trainer a run_dir to write checkpoints to"] * 2
+
+
+def test_a_summary_that_cannot_be_written_leaves_nothing_open(pool: Pool, tmp_path: Path) -> None:
+    assert pool.run(1, close_on_a_full_disk, tmp_path) == [("no space", True)]
 
 
 def test_without_its_optimizer_state_a_run_goes_another_way(pool: Pool) -> None:

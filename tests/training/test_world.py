@@ -49,7 +49,8 @@ def test_a_rank_takes_its_share_of_the_cores_unless_told_otherwise(
     variable: str | None, expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[int] = []
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))  # of 64, which other jobs have
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
     monkeypatch.setattr(torch, "set_num_threads", taken.append)
     for name, value in {"GROUP_RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import math
-import os
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -16,6 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from pipetransformer.cores import num_cores
 from pipetransformer.data.base import Digest, subsample
 from pipetransformer.data.hub import download_folders, fingerprint, load_hub
 from pipetransformer.data.images.decoding import DECODING, is_grey, named, to_array
@@ -83,7 +83,7 @@ class ImageSource:
         """Checks every image, in as many threads as there are cores, and returns what is wrong with some."""
         if self.check is None:
             return []
-        with ThreadPoolExecutor(os.cpu_count()) as threads:
+        with ThreadPoolExecutor(num_cores()) as threads:
             return [error for error in threads.map(self._error, range(len(self))) if error]
 
     def _error(self, index: int) -> str:

@@ -102,7 +102,7 @@ class UpdateMeter:
         for layer, old, new, gradient in zip(layers, before, after, gradients, strict=True):
             change = new - old
             scalars = [scalar for each in self.collectors for scalar in each.sums(old, change, gradient)]
-            sums[:, layer] += torch.stack(scalars).double()
+            sums[:, layer] += torch.stack(scalars).double().to(sums.device)  # weights may lie in host memory
         rows = runtime.sum_over_parts(sums)[:, 1:-1].tolist()  # of the blocks
         for collector in self.collectors:
             collector.add_sums(rows[: collector.num_sums])

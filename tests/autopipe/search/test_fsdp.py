@@ -55,9 +55,9 @@ def test_layers_are_gathered_to_run_and_gradients_dealt_out(plan: Plan, num_halv
     ids=["all", "frozen", "cached", "micro-batches", "replicas"],
 )
 def test_what_fsdp_does_itself_counts_for_each_layer_half_of_it_forward(plan: Plan, num_halves: int) -> None:
-    busy = replace(PROFILE, sharding_overhead_s=3.0)
-    added_s = step_seconds(busy, SLOW, plan, 12) - step_seconds(PROFILE, SLOW, plan, 12)
-    assert added_s == pytest.approx(num_halves * 1.5)
+    for known in ({"sharding_overhead_s": 3.0}, {"sharding_s_per_byte": 3.0 / LAYER.parameter_bytes}):
+        added_s = step_seconds(replace(PROFILE, **known), SLOW, plan, 12) - step_seconds(PROFILE, SLOW, plan, 12)
+        assert added_s == pytest.approx(num_halves * 1.5)
 
 
 def test_one_device_has_nothing_to_exchange() -> None:
