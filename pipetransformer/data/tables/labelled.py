@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 TASKS = ("classification", "multi_label", "regression")
 CLASS_METRICS = ("accuracy", "macro_f1")
+PLAIN = re.compile(r"(?!(true|false|null|nan|inf)$)[a-z_][\w./-]*|-?\d+(\.\d+)?", re.ASCII | re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,5 +180,5 @@ def _is_weight(value: Any) -> bool:
 
 
 def listed(values: Sequence[Any]) -> str:
-    """Returns values as a list of the command line."""
-    return f"[{','.join(map(str, values))}]"
+    """Returns values as a list of the command line, in quotes where Hydra would read another value."""
+    return f"[{','.join(each if PLAIN.fullmatch(each) else repr(each) for each in map(str, values))}]"
