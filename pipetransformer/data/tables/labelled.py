@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 TASKS = ("classification", "multi_label", "regression")
 CLASS_METRICS = ("accuracy", "macro_f1")
-PLAIN = re.compile(r"(?!(true|false|null|nan|inf)$)[a-z_][\w./-]*|-?\d+(\.\d+)?", re.ASCII | re.IGNORECASE)
+PLAIN = re.compile(r"(?!(true|false|null|nan|inf)$)[a-z_][\w./-]*|-?\d+", re.ASCII | re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
