@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipetransformer.config.arguments import explain, unknown_key
 from pipetransformer.config.compose import read_config
@@ -35,7 +36,8 @@ Scores the model of a run, or of one of its checkpoints, in one process; prints 
   split=<names>      splits to score, separated by commas; by default those that the run evaluates
   predictions=true   write <split>.jsonl, one line for each sample
   out=<folder>       where to; by default <run folder>/evaluation
-  Further options are the run's: dataset.path=..., dataset.max_eval_samples=..., batch_size=..."""
+  Further options are the run's: dataset.path=..., dataset.max_eval_samples=..., batch_size=...
+  All of a file dataset.path= is scored, where it is other data than the run's."""
 
 PREDICT_HELP = """\
 Predicts samples without labels by the model of a run, or of one of its checkpoints, in one process.
@@ -51,6 +53,9 @@ Predicts samples without labels by the model of a run, or of one of its checkpoi
                   answer
   step=<number>   step of a checkpoint; by default that of the saved model, or the newest one that is whole
   Further options are the run's: batch_size=..., dataset.max_length=..."""
+
+if TYPE_CHECKING:
+    from pipetransformer.data.base import DatasetSpec
 
 OF_THE_RUN = {each.name for each in fields(Config)}
 
@@ -136,12 +141,49 @@ def _evaluate(options: Options) -> None:
 
     run_dir = Path(options.run)
     folder = Path(options.out or run_dir / "evaluation")
-    saved = open_saved(run_dir, read_config(run_dir / CONFIG, options.overrides), _step(options))
     names = [name for name in options.split.split(",") if name]
+    config, is_other = settings_to_score(run_dir / CONFIG, options.overrides)
+    saved = open_saved(run_dir, config, _step(options))
+    if is_other and not names:
+        refuse_a_part(config, saved.data.evaluation[0].name)
     for split, metrics in score(saved, names, folder, options.predictions == "true").items():
         shown = ", ".join(f"{name} {value:.6g}" for name, value in metrics.items() if name != "num_samples")
         print(f"{split}: {shown} ({metrics['num_samples']:,} samples), {_named(saved.step)}")
     print(f"written to {folder}")
+
+
+def settings_to_score(file: Path, overrides: Sequence[str]) -> tuple[Config, bool]:
+    """Reads the settings of a run for scores, perhaps of other data. A file of other data is scored as a whole.
+
+    Returns:
+        The settings, and whether it is other data of which nobody says what to evaluate on.
+    """
+    own, given = (read_config(file, each, with_data=False).dataset for each in ((), overrides))
+    is_said = {"dataset.eval_path", "dataset.eval_split"} & {each.partition("=")[0] for each in overrides}
+    is_other = _place(own) != _place(given) and not is_said
+    if is_other and given.path is not None and Path(given.path).is_file() and hasattr(given, "eval_path"):
+        overrides = [*overrides, "dataset.eval_path=${dataset.path}", "dataset.eval_split=null"]
+    return read_config(file, overrides), is_other
+
+
+def _place(dataset: "DatasetSpec") -> tuple[Path | None, str | None]:
+    return None if dataset.path is None else Path(dataset.path).resolve(), getattr(dataset, "hub", None)
+
+
+def refuse_a_part(config: Config, split: str) -> None:
+    """Raises UserError where other data has no split to evaluate on, so that scores were of a part held out of it.
+
+    Args:
+        config: Of :func:`settings_to_score`.
+        split: Name of the split that would be scored.
+    """
+    from pipetransformer.data.tables.spec import HELD_OUT
+
+    if split.startswith(HELD_OUT) and getattr(config.dataset, "eval_path", None) is None:
+        raise UserError(
+            f"{config.dataset.name} has no split to evaluate on, and only a part of it would be scored; give "
+            f"split=train,{split} for all of it"
+        )
 
 
 def _predict(options: Options) -> None:

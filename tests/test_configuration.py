@@ -182,6 +182,26 @@ def test_language_modelling_freezes_nothing_unless_asked(tmp_path: Path) -> None
     assert loaded(*texts, "freeze=pipetransformer", "freeze.alpha=0.5").freeze.alpha == 0.5
 
 
+@pytest.mark.parametrize("dataset", ["digits", "fashion_mnist"])
+@pytest.mark.parametrize(
+    ("options", "pretrained", "rate"),
+    [
+        ((), False, 1e-3),
+        (("model=vit", "model.pretrained=false"), False, 1e-3),
+        ((), True, 8e-4),
+        (("optim=sgd",), False, 0.01),
+        (("optim=timm",), False, 1e-4),
+        (("optim=torch",), True, 1e-4),
+    ],
+)
+def test_a_recipe_of_pictures_has_a_rate_for_adamw_alone(
+    dataset: str, options: tuple[str, ...], pretrained: bool, rate: float
+) -> None:
+    optim = loaded(f"dataset={dataset}", *options).optim.for_model(96, pretrained=pretrained)
+    assert optim.peak == pytest.approx(rate, rel=1e-12)
+    assert optim.peak == rate or pretrained
+
+
 def test_the_record_composes_the_same_run(tmp_path: Path) -> None:
     config = loaded(*TEXT, "+model.options.num_hidden_layers=2", "freeze=schedule", "freeze.num_frozen=[1,2]")
     write_config(config, tmp_path)

@@ -24,7 +24,7 @@ from pipetransformer.data.base import Data, ImageFormat, Split, TextFormat
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.base import OptimizerSpec
 from pipetransformer.runtime.precision import PRECISIONS
-from pipetransformer.training.build import FROM_SCRATCH, sample_order
+from pipetransformer.training.build import sample_order
 from pipetransformer.training.loader import padded_length
 
 Batch = dict[str, Tensor]
@@ -97,8 +97,8 @@ class Problem:
         stack = config.model.build(data.task.head, data.input_shape, config.seed)
         stack = stack.to(PRECISIONS[config.precision].param_dtype)
         first = data.train.inputs([0], padded_length(data.train, np.zeros(1, dtype=np.int64)))
-        factor = config.peft.rate_factor * (1 if config.model.pretrained else FROM_SCRATCH)
-        optim = config.optim.for_model(stack.hidden_shape(first)[-1], factor)
+        width = stack.hidden_shape(first)[-1]
+        optim = config.optim.for_model(width, config.peft.rate_factor, config.model.pretrained)
         return cls(config, data, Objective(stack, data.task.loss), optim)
 
     @property

@@ -12,13 +12,14 @@ from typing import Any, TypeVar, cast
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import CompactHydraException
 from hydra.utils import instantiate
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
-from pipetransformer.config.arguments import explain_key, first_line, read_arguments, unknown_key
+from pipetransformer.config.arguments import explain, explain_key, first_line, read_arguments, unknown_key
 from pipetransformer.config.names import in_options
 from pipetransformer.config.schema import CONF, SECTIONS, Config, SimulationConfig
 from pipetransformer.config.targets import check_targets, find_class
@@ -106,10 +107,10 @@ def load(node: DictConfig, kind: type[C] = Config, with_data: bool = True) -> C:
         values |= {key: build_plain(SECTIONS[key], general[key]) for key in SECTIONS if key in values}
         config = kind(**specs, **values)
         validate(config, with_data)
+    except OmegaConfBaseException as error:  # some are a ValueError too
+        raise UserError(explain_key(error) if error.full_key else first_line(error)) from error
     except ValueError as error:  # one of our own, or of a spec of the user's
         raise UserError(in_options(error)) from None
-    except OmegaConfBaseException as error:
-        raise UserError(explain_key(error) if error.full_key else first_line(error)) from error
     except CompactHydraException as error:
         raise UserError(in_options(error.__cause__ or error)) from None
     return config
@@ -127,11 +128,32 @@ def read_config(file: Path, overrides: Sequence[str] = (), with_data: bool = Tru
         UserError: The file is damaged, or an option does not exist.
     """
     try:
-        node = OmegaConf.load(file)
-        merged = OmegaConf.merge(node, OmegaConf.from_dotlist(list(overrides)))
+        node = cast("DictConfig", OmegaConf.load(file))
     except (OmegaConfBaseException, YAMLError, ValueError) as error:
-        raise UserError(f"{file} or an option cannot be read: {first_line(error)}") from None
-    return load(cast("DictConfig", merged), with_data=with_data)
+        raise UserError(f"{file} cannot be read: {first_line(error)}") from None
+    _override(node, overrides)
+    return load(node, with_data=with_data)
+
+
+def _override(node: DictConfig, arguments: Sequence[str]) -> None:
+    """Gives options of a run other values, read as those of its own command line."""
+    try:
+        overrides = OverridesParser.create().parse_overrides(list(arguments))
+    except CompactHydraException as error:
+        raise UserError(explain(error)) from None
+    for each in overrides:
+        name = each.key_or_group
+        if name in SPEC_GROUPS or name in SECTIONS:
+            raise UserError(_whole(name, node))
+        if each.is_sweep_override() or each.is_delete():
+            raise UserError(f"{each.input_line} gives no single value; write {name}=<value>")
+        OmegaConf.update(node, name, each.value(), force_add=True)
+
+
+def _whole(group: str, node: DictConfig) -> str:
+    """Returns one line about a group that was given in place of one of its options."""
+    options = [f"{group}.{key}" for key in node.get(group) or () if key != "_target_"]
+    return f"a run's {group} cannot be exchanged; " + (f"give {options[0]}=..." if options else "leave it out")
 
 
 def build_plain(cls: type, node: DictConfig) -> Any:

@@ -57,10 +57,27 @@ class MapStyleSplit(Split):
         self.input_shape = () if first.is_text else tuple(first.input.shape)
         self._target_dtype = first.target.dtype
         if first.is_text:
-            self.lengths = np.array([sample.num_tokens for sample in self._all(range(len(dataset)))])
+            self.lengths = self._lengths()
 
     def __len__(self) -> int:
         return len(self._dataset)
+
+    def _lengths(self) -> np.ndarray:
+        """Returns the tokens of each sample, (N,).
+
+        Raises:
+            UserError: Each sample has a target for each token, and they differ in length.
+        """
+        found = [(sample.num_tokens, sample.is_tagged) for sample in self._all(range(len(self)))]
+        lengths = np.array([num_tokens for num_tokens, _ in found])
+        others = np.flatnonzero(lengths != lengths[0])
+        if others.size and all(is_tagged for _, is_tagged in found):
+            raise UserError(
+                f"each sample of {self.name} has a target for each token, and sample 0 has {lengths[0]} tokens and "
+                f"sample {others[0]} {lengths[others[0]]}; bring all to one length without padding, or take "
+                "dataset=tokens or dataset=causal_lm by ElasticTrainer.from_config"
+            )
+        return lengths
 
     @cached_property
     def draws_at_random(self) -> bool:
@@ -117,7 +134,14 @@ class MapStyleSplit(Split):
     def targets(self, ids: Sequence[int], num_tokens: int | None = None) -> Tensor:
         import torch
 
-        stacked = torch.stack([sample.target for sample in self._read(ids)])
+        samples = self._read(ids)
+        for i, sample in zip(ids, samples, strict=True):
+            if sample.target.shape != samples[0].target.shape:
+                raise UserError(
+                    f"the targets of the samples {ids[0]} and {i} of {self.name} have shapes "
+                    f"{tuple(samples[0].target.shape)} and {tuple(sample.target.shape)}; bring all to one shape"
+                )
+        stacked = torch.stack([sample.target for sample in samples])
         if stacked.is_floating_point() and not self._target_dtype.is_floating_point:
             raise UserError(
                 f"the target of sample 0 of {self.name} is a whole number ({self._target_dtype}), and others are not "
@@ -193,11 +217,13 @@ class Sample:
         input: The input, (T,) of tokens or of any shape.
         target: What the loss compares with, () or (k,).
         per_token: Further values of each token, (T,).
+        is_tagged: The target has a number for each token, of padding too.
     """
 
     input: Tensor
     target: Tensor
     per_token: dict[str, Tensor] = field(default_factory=dict)
+    is_tagged: bool = False
 
     @property
     def is_text(self) -> bool:
@@ -268,7 +294,8 @@ def _sample(row: Any, index: int) -> Sample:
     mask = per_token.pop("attention_mask", torch.ones_like(sample.input)).bool()
     length = max(1, int(mask.nonzero().max()) + 1 if mask.any() else 1)
     per_token["attention_mask"] = mask
-    return Sample(sample.input[:length], sample.target, {key: values[:length] for key, values in per_token.items()})
+    per_token = {key: values[:length] for key, values in per_token.items()}
+    return Sample(sample.input[:length], sample.target, per_token, sample.target.shape == sample.input.shape)
 
 
 def _one_of(row: Mapping[str, Any], names: tuple[str, ...], index: int) -> str:

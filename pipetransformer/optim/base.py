@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from pipetransformer.optim.traits import Traits
 
 
+FROM_SCRATCH = 10.0  # times the learning rate of a recipe, where weights are drawn; so much lies between the field's
+
+
 @dataclass(frozen=True, kw_only=True)
 class OptimizerSpec(ABC):
     """An optimizer and its learning rates, as a user writes them.
@@ -28,6 +31,8 @@ class OptimizerSpec(ABC):
     Attributes:
         lr: The peak learning rate; ``None``: the recipe's, by the model's width, see :meth:`for_model`.
         recipe_lr: The peak learning rate of the recipe, for AdamW and a pretrained model of width 768.
+        scratch_lr: The peak learning rate of the recipe for a model whose weights are drawn, whatever its width;
+            ``None``: ten times that of a pretrained one.
         weight_decay: The decay of matrices; vectors (biases and normalization) have none.
         schedule: One of :data:`~pipetransformer.optim.schedules.SCHEDULES`, after the warm-up.
         warmup: Fraction of the steps over which the rate rises to its peak, at least 0 and below 1.
@@ -48,6 +53,7 @@ class OptimizerSpec(ABC):
 
     lr: float | None = None
     recipe_lr: float = 2e-5
+    scratch_lr: float | None = None
     weight_decay: float = 0.0
     schedule: str = "linear"
     warmup: float = 0.0
@@ -70,7 +76,7 @@ class OptimizerSpec(ABC):
             raise UserError(f"optim.layer_decay={self.layer_decay} must be above 0 and at most 1, as 0.75; 1 for none")
         if self.ema_decay is not None and not 0 < self.ema_decay < 1:
             raise UserError(f"optim.ema_decay={self.ema_decay} must be above 0 and below 1, as 0.999; null for none")
-        for option in ("lr", "recipe_lr"):
+        for option in ("lr", "recipe_lr", "scratch_lr"):
             rate = getattr(self, option)
             if rate is not None and not 0 < rate < math.inf:
                 raise UserError(f"optim.{option}={rate} must be a number above 0")
@@ -99,14 +105,19 @@ class OptimizerSpec(ABC):
                 "step needs milestones, as [0.5,0.75], and no other has them"
             )
 
-    def for_model(self, width: int, factor: float = 1.0) -> Self:
+    def for_model(self, width: int, factor: float = 1.0, pretrained: bool = True) -> Self:
         """Returns the specification with a peak learning rate.
 
         Args:
             width: Numbers per token between the layers of the model.
             factor: Of the recipe's rate, where other weights train than in the recipe.
+            pretrained: The model begins with published weights.
         """
-        return self if self.lr is not None else replace(self, lr=factor * by_width(self.recipe_lr, width))
+        if self.lr is not None:
+            return self
+        if self.scratch_lr is not None and not pretrained:
+            return replace(self, lr=self.scratch_lr)
+        return replace(self, lr=factor * (1 if pretrained else FROM_SCRATCH) * by_width(self.recipe_lr, width))
 
     @property
     def peak(self) -> float:

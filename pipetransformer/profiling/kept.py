@@ -58,7 +58,7 @@ def profile_key(
         meshes: On which the layers are measured.
         randomness: Where dropout gets its numbers.
     """
-    plain = {name: value for name, value in vars(optimizer).items() if name not in ("lr", "recipe_lr")}
+    plain = {name: value for name, value in vars(optimizer).items() if name not in ("lr", "recipe_lr", "scratch_lr")}
     parts = (
         FORMAT,
         [kind_of_layer(stack[index]) for index in range(len(stack))],

@@ -33,8 +33,6 @@ from pipetransformer.training.planner_setup import make_planner
 from pipetransformer.training.resume import Checkpoint, Resumed, resume
 from pipetransformer.training.world import ONE_NODE, NodeLayout
 
-FROM_SCRATCH = 10.0  # times the learning rate of a recipe, where weights are drawn; so much lies between the field's
-
 
 @dataclass
 class RunComponents:
@@ -97,8 +95,7 @@ def prepare(
     check_world(dist.get_world_size(), len(stack), config.batch_size)
     nodes = NodeLayout.here()
     sources = _sources(config, data, stack, nodes)
-    rate_factor = config.peft.rate_factor * (1 if config.model.pretrained else FROM_SCRATCH)
-    optim = config.optim.for_model(sources[0].hidden_size, rate_factor)
+    optim = config.optim.for_model(sources[0].hidden_size, config.peft.rate_factor, config.model.pretrained)
     meshes, mesh_notes = choose_meshes(config, stack, optim, sources, dist.get_world_size(), nodes.devices_per_node)
     feature_format = FeatureFormat(sources[0].hidden_size, precision.param_dtype, config.cache.storage)
     tokenizer = wanted.get("tokenizer")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +19,9 @@ from pipetransformer.checkpoint.manifest import Manifest
 from pipetransformer.checkpoint.source import CheckpointLayers
 from pipetransformer.config.schema import Config
 from pipetransformer.config.sections import Parallel
-from pipetransformer.data.base import Data, ImageFormat, Split, TextFormat
+from pipetransformer.data.base import Data, DatasetSpec, ImageFormat, Split, TextFormat
+from pipetransformer.data.tables.base import shown
+from pipetransformer.data.tables.labelled import listed
 from pipetransformer.data.tasks import Task
 from pipetransformer.errors import UserError
 from pipetransformer.models.base import Head
@@ -72,17 +75,17 @@ def open_saved(run_dir: Path, config: Config, step: int | None = None) -> SavedR
     """
     data = config.dataset.load(_wanted(config))
     model = _open(run_dir, config, data.task.head, data.input_shape, step)
-    _check_labels(data.task.head, recorded_head(run_dir)[0])
+    _check_labels(config.dataset, data.task.head, recorded_head(run_dir)[0])
     return SavedRun(model.config, model.stack, model.step, data)
 
 
-def _check_labels(found: Head, trained: Head) -> None:
+def _check_labels(dataset: DatasetSpec, found: Head, trained: Head) -> None:
     """Raises UserError where other data has other classes, which would be scored by their numbers."""
     if found.labels != trained.labels:
-        known, other = (", ".join(head.labels[:10]) or "no names" for head in (trained, found))
+        known, other = (shown(head.labels, most=10) or "no names" for head in (trained, found))
+        option = f', as "dataset.labels={listed(trained.labels)}"' if hasattr(dataset, "labels") else ""
         raise UserError(
-            f"the run has learned the classes {known}, and this data has {other}; give it the same ones, for a table "
-            f"as dataset.labels=[{','.join(trained.labels[:10])}]"
+            f"the run has learned the classes {known}, and this data has {other}; give it the same ones{option}"
         )
 
 
@@ -207,31 +210,44 @@ def score(saved: SavedRun, names: list[str], folder: Path, with_predictions: boo
     Returns:
         For each split its metrics, and its number of samples as ``num_samples``.
     """
-    results: dict[str, dict[str, Any]] = {}
     chosen = splits(saved.data, names)
     folder.mkdir(parents=True, exist_ok=True)
+    predictions = _predictions(saved, chosen)
+    results = {
+        split.name: split.score(found) | {"num_samples": split.num_scored}
+        for split, found in zip(chosen, predictions, strict=True)
+    }
+    write_json(folder / METRICS, {"step": saved.step, "dataset": saved.config.dataset.name, "splits": results})
+    if with_predictions:
+        for split, found in zip(chosen, predictions, strict=True):
+            rows = (with_names(row, saved.data.task.head.labels) for row in split.rows(found))
+            lines = (json.dumps(row, ensure_ascii=False) for row in rows)
+            (folder / f"{split.name}.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return results
+
+
+def _predictions(saved: SavedRun, chosen: list[Split]) -> list[np.ndarray]:
+    """Computes the predictions of each split's samples in their order."""
+    found = []
     with ExitStack() as closing:
         runtime = closing.enter_context(_runtime(saved, saved.data.task))
         inputs = closing.enter_context(open_inputs(saved.config, chosen, runtime.device)[0])
         for split in chosen:
+            split.row_length = None  # a packed row has no prediction of each document
             loader = BatchLoader.uncached(split, saved.stack.hidden_shape, saved.config.seed, inputs)
             predictions = predict_all(runtime, loader, min(saved.config.batch_size, len(split)))
             assert predictions is not None, "this process has all stages"
-            results[split.name] = split.score(predictions) | {"num_samples": split.num_scored}
-            if with_predictions:
-                rows = (with_names(row, saved.data.task.head.labels) for row in split.rows(predictions))
-                lines = (json.dumps(row, ensure_ascii=False) for row in rows)
-                (folder / f"{split.name}.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    write_json(folder / METRICS, {"step": saved.step, "dataset": saved.config.dataset.name, "splits": results})
-    return results
+            found.append(predictions)
+    return found
 
 
 def with_names(row: dict[str, Any], labels: tuple[str, ...]) -> dict[str, Any]:
     """Adds the name of a predicted class, or those of several, where classes have names."""
-    prediction = row["prediction"]
+    prediction = row.get("prediction")  # a document has scores alone
     if labels and isinstance(prediction, int):
         return row | {"label": labels[prediction]}
-    if labels and isinstance(prediction, list):  # 1 or 0 for each class
+    is_multi_hot = isinstance(prediction, list) and len(prediction) == len(labels) and {*prediction} <= {0, 1}
+    if labels and is_multi_hot:
         return row | {"labels": [name for name, has in zip(labels, prediction, strict=True) if has]}
     return row
 

@@ -33,8 +33,9 @@ def spec_of(recipe: DictConfig) -> DatasetSpec:
 def test_a_recipe_fits_the_schema_of_its_spec(name: str) -> None:
     recipe = composed(name)
     assert [key for key in recipe if key != "freeze"] == ["dataset", "epochs", "batch_size", "optim"]
-    (rate,) = recipe.optim.values()  # of its own model, or for any
-    assert (type(recipe.epochs), type(recipe.batch_size), type(rate)) == (int, int, float)
+    assert {*recipe.optim} - {"scratch_lr"} == {"recipe_lr"}, "no rate that other optimizers would take too"
+    assert (type(recipe.epochs), type(recipe.batch_size)) == (int, int)
+    assert {*map(type, recipe.optim.values())} == {float}
     values = {key: value for key, value in recipe.dataset.items() if key != "_target_"}
     spec = spec_of(recipe)
     assert {*values} == {*OmegaConf.structured(type(spec))}, "a recipe lists every option"

@@ -40,6 +40,32 @@ def test_tokens_are_padded_and_masked_and_padding_that_they_bring_is_cut() -> No
     assert texts.targets([1, 0]).tolist() == [1, 0]
 
 
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"input_ids": [1, 2, 3], "labels": [0, 1, 1]}, {"input_ids": [4, 5], "labels": [0, 1]}],
+        [(torch.tensor([1, 2, 3]), torch.tensor([0, 1, 1])), (torch.tensor([4, 5]), torch.tensor([0, 1]))],
+        [row | {"labels": [0, 1, 1]} for row in TEXTS],
+    ],
+    ids=["dictionaries", "pairs", "padded"],
+)
+def test_targets_of_tokens_are_refused_where_texts_differ_in_length(rows: list[Any]) -> None:
+    message = "each sample of train has a target for each token, and sample 0 has 3 tokens and sample 1 2; bring"
+    with pytest.raises(UserError, match=message):
+        split(rows)
+
+
+def test_targets_of_tokens_are_read_where_all_texts_have_one_length() -> None:
+    blocks = split([{"input_ids": [1, 2, 3], "labels": [0, 1, n]} for n in range(2)])
+    assert blocks.targets([1, 0], 3).tolist() == [[0, 1, 1], [0, 1, 0]]
+
+
+def test_targets_of_several_shapes_are_refused() -> None:
+    images = split([(torch.zeros(3, 2, 2), [1] * (2 + n)) for n in range(2)])
+    with pytest.raises(UserError, match=r"samples 0 and 1 of train have shapes \(2,\) and \(3,\); bring all"):
+        images.targets([0, 1])
+
+
 def test_images_are_stacked() -> None:
     images = split(IMAGES)
     assert images.input_shape == (3, 2, 2)

@@ -133,3 +133,11 @@ def test_the_rate_of_a_recipe_follows_the_models_width_within_bounds(width: int,
 
 def test_a_rate_that_is_given_is_taken_as_it_is() -> None:
     assert AdamW(lr=3e-4, recipe_lr=2e-5).for_model(384, factor=10).peak == 3e-4
+
+
+def test_weights_that_are_drawn_take_ten_times_the_rate_or_one_of_their_own() -> None:
+    assert AdamW(recipe_lr=2e-5).for_model(768, 2, pretrained=False).peak == pytest.approx(4e-4, rel=1e-12)
+    own = AdamW(recipe_lr=2e-5, scratch_lr=1e-3)
+    assert own.for_model(96, 2, pretrained=False).peak == 1e-3
+    assert own.for_model(768, 2).peak == pytest.approx(4e-5, rel=1e-12)
+    assert AdamW(lr=3e-4, scratch_lr=1e-3).for_model(96, pretrained=False).peak == 3e-4

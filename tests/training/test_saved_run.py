@@ -1,6 +1,7 @@
 """A run's model, exported and scored after the run."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,12 @@ from safetensors.torch import load_file
 from support.jobs import TINY, Job, loaded, run_job
 from support.pool import Pool
 from support.saved import exported, scored
-from support.texts import text_run, write_encoder, write_table
+from support.texts import text_run, write_encoder, write_squad, write_table
 
 from pipetransformer.config.compose import read_config
 from pipetransformer.config.schema import CONFIG, write_config
 from pipetransformer.errors import UserError
+from pipetransformer.saved import evaluate, settings_to_score
 from pipetransformer.training.saved_run import export, open_saved, splits
 
 RUN = (*TINY, "freeze=schedule", "freeze.num_frozen=[1]", "freeze.interval=0.5", "checkpoint.every_steps=2",
@@ -98,6 +100,70 @@ def test_data_with_other_classes_is_refused(pool: Pool, tmp_path: Path) -> None:
         open_saved(job.folder, there)
 
 
+def test_the_remedy_for_other_classes_names_them_all_as_hydra_reads_them(pool: Pool, tmp_path: Path) -> None:
+    names = ["no", "yes", "it: is", "01", *"abcdefgh"]
+    for name, labels in (("here", names), ("there", names[1:])):
+        rows = [f"a bird sings,{label}" for label in labels * 2]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    options = text_run(write_encoder(tmp_path / "encoder"), "text", tmp_path / "here.csv")
+    job = recorded(pool, tmp_path / "run", 1, *options, "epochs=1", "freeze=none")
+    other = f"dataset.path={tmp_path / 'there.csv'}"
+    with pytest.raises(UserError) as refused:
+        open_saved(job.folder, read_config(job.folder / CONFIG, [other]))
+    remedy = str(refused.value).partition('as "')[2].rstrip('"')
+    found = open_saved(job.folder, read_config(job.folder / CONFIG, [other, remedy])).data
+    assert [*found.task.head.labels] == sorted(names)
+
+
+def test_all_of_a_file_of_other_data_is_scored(pool: Pool, tmp_path: Path) -> None:
+    for name, num in (("train", 8), ("dev", 3), ("test", 5)):
+        rows = [f"a bird sings,{label}" for label in ("bad", "good") * num]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    options = text_run(write_encoder(tmp_path / "encoder"), "text", tmp_path / "train.csv")
+    other = f"dataset.path={tmp_path / 'test.csv'}"
+    for number, own in enumerate([[], [f"dataset.eval_path={tmp_path / 'dev.csv'}"]]):
+        job = recorded(pool, tmp_path / f"run{number}", 1, *options, *own, "epochs=1", "freeze=none")
+        for overrides, name, count in (
+            ([], "dev" if own else "held_out", 6 if own else 2),
+            ([other], "test", 10),
+            ([other, "dataset.eval_path=null"], "held_out", 1),
+            ([f"dataset.path={tmp_path / 'train.csv'}"], "dev" if own else "held_out", 6 if own else 2),
+        ):
+            config, _ = settings_to_score(job.folder / CONFIG, overrides)
+            (split,) = open_saved(job.folder, config).data.evaluation
+            assert (split.name, len(split)) == (name, count)
+
+
+def test_other_data_of_which_a_part_would_be_scored_is_refused(
+    pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = (write_squad(tmp_path / f"{name}.json", start=2) for name in ("here", "there"))
+    options = text_run(write_encoder(tmp_path / "encoder"), "squad", here)
+    job = recorded(pool, tmp_path / "run", 1, *options, "dataset.stride=4", "dataset.max_length=12", "epochs=1")
+    monkeypatch.setattr(sys, "argv", ["evaluate", f"run={job.folder}", f"dataset.path={there}"])
+    with pytest.raises(
+        SystemExit, match=r"there\.json has no split to evaluate on, .* split=train,held_out_articles for"
+    ):
+        evaluate()
+
+
+@pytest.mark.parametrize(
+    ("argument", "labels"),
+    [
+        ("dataset.labels=[no,yes]", ["no", "yes"]),
+        ("dataset.labels=[01,02]", ["01", "02"]),
+        ("dataset.labels=['on','1:30']", ["on", "1:30"]),
+    ],
+)
+def test_options_are_read_as_on_the_command_line_of_the_run(argument: str, labels: list[str], tmp_path: Path) -> None:
+    (tmp_path / "a.csv").touch()
+    options = text_run(write_encoder(tmp_path / "encoder"), "text", tmp_path / "a.csv")
+    write_config(loaded(*options), tmp_path)
+    found = read_config(tmp_path / CONFIG, [argument])
+    assert vars(found.dataset)["labels"] == labels
+    assert found == loaded(*options, argument)
+
+
 def test_the_card_tells_data_scores_freezing_and_how_it_was_made(pool: Pool, job: Job, tmp_path: Path) -> None:
     pool.run(1, exported, job.folder, None, tmp_path / "out")
     card = (tmp_path / "out/README.md").read_text()
@@ -133,8 +199,34 @@ def test_the_card_names_blocks_that_were_frozen_from_the_start(pool: Pool, tmp_p
         (lambda run, out: export(open_saved(run, read_config(run / CONFIG)), run, run), "is not empty; give another"),
         (lambda run, out: read_config(run / CONFIG, ["dataset.pth=x"]), "did you mean dataset.path?"),
         (lambda run, out: open_saved(out, read_config(run / CONFIG)), "neither a whole checkpoint nor a saved model"),
+        (lambda run, out: read_config(run / CONFIG, ["dataset=sst2"]), "dataset cannot be exchanged; give dataset.pa"),
+        (lambda run, out: read_config(run / CONFIG, ["dataset="]), "dataset cannot be exchanged; give dataset.path=.."),
+        (lambda run, out: read_config(run / CONFIG, ["cache=off"]), "a run's cache cannot be exchanged; give cache.en"),
+        (lambda run, out: read_config(run / CONFIG, ["peft=lora"]), "a run's peft cannot be exchanged; leave it out"),
+        (
+            lambda run, out: read_config(run / CONFIG, ["seed=1,2"]),
+            "seed=1,2 gives no single value; write seed=<value>",
+        ),
+        (
+            lambda run, out: read_config(run / CONFIG, ["dataset.path=a(b"]),
+            "dataset.path=a(b cannot be read; quote the",
+        ),
+        (lambda run, out: read_config(run / CONFIG, ["seed.x=1"]), "seed: Value '{'x': 1}' of type"),
     ],
-    ids=["step", "split", "folder", "option", "empty"],
+    ids=[
+        "step",
+        "split",
+        "folder",
+        "option",
+        "empty",
+        "group",
+        "no group",
+        "section",
+        "none",
+        "several",
+        "quotes",
+        "deep",
+    ],
 )
 def test_what_is_not_there_is_refused(act: Callable[[Path, Path], Any], message: str, job: Job, tmp_path: Path) -> None:
     with pytest.raises(UserError) as refused:

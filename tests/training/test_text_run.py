@@ -83,4 +83,6 @@ def test_predictions_of_several_classes_have_names(pool: Pool, tmp_path: Path, e
     row = {"id": 0, "prediction": [0, 1, 1], "target": [1, 0, 0]}
     assert with_names(row, ("a", "b", "c"))["labels"] == ["b", "c"]
     assert with_names({"prediction": 1}, ("a", "b"))["label"] == "b"
+    for tags in (["a", "b"], ["b"], []):
+        assert with_names({"prediction": tags}, ("a", "b")) == {"prediction": tags}, "which have names already"
     assert json.loads(json.dumps(with_names({"prediction": 0.5}, ()))) == {"prediction": 0.5}

@@ -1,11 +1,16 @@
 """Whole runs of the tasks with a target for each token, from files to a saved model."""
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
-from support.jobs import Job, run_job
+from support.jobs import Job, loaded, run_job
 from support.pool import Pool
+from support.saved import scored
 from support.texts import SENTENCES, write_decoder, write_encoder
+
+from pipetransformer.config.schema import write_config
 
 TAGS = {"a": "O", "bird": "B-NOUN", "sings": "O", "sleeps": "B-VERB"}
 OPTIONS = ("logger=none", "precision=float64", "epochs=4", "batch_size=5", "optim.lr=0.01", "model.pretrained=false")
@@ -70,6 +75,39 @@ def test_a_decoder_learns_completions_alike_in_a_pipeline(
     _, pipeline = alone_and_in_a_pipeline(pool, tmp_path, *prompted)
     assert [*pipeline.summary["metrics"]["dev"]] == ["loss", "perplexity", "token_accuracy"]
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "pipeline" / "model").config.model_type == "gpt2"
+
+
+def test_tags_of_words_are_written_for_each_sentence(pool: Pool, tmp_path: Path, tagged: tuple[str, ...]) -> None:
+    job = recorded(pool, tmp_path / "run", *tagged)
+    (results,) = pool.run(1, scored, job.folder, None, [], tmp_path, True)
+    rows = [json.loads(line) for line in (tmp_path / "dev.jsonl").read_text().splitlines()]
+    assert [" ".join(row["words"]) for row in rows] == sentences(13)
+    assert [row["target"] for row in rows] == [[TAGS[word] for word in row["words"]] for row in rows]
+    pairs = [pair for row in rows for pair in zip(row["prediction"], row["target"], strict=True)]
+    assert np.mean([guess == truth for guess, truth in pairs]) == pytest.approx(results["dev"]["token_accuracy"])
+
+
+def test_documents_are_scored_one_by_one_though_training_packs_them(
+    pool: Pool, tmp_path: Path, prompted: tuple[str, ...]
+) -> None:
+    job = recorded(pool, tmp_path / "run", *prompted, "dataset.pack=true")
+    (results,) = pool.run(1, scored, job.folder, None, ["train", "dev"], tmp_path, True)
+    assert json.loads((tmp_path / "metrics.json").read_text())["splits"] == results
+    assert results["dev"]["loss"] == pytest.approx(job.summary["metrics"]["dev"]["loss"], abs=1e-10)
+    for split, count in (("train", 23), ("dev", 13)):
+        rows = [json.loads(line) for line in (tmp_path / f"{split}.jsonl").read_text().splitlines()]
+        assert len(rows) == results[split]["num_samples"] == count
+        losses, weights = zip(*((row["loss"], row["num_tokens"]) for row in rows), strict=True)
+        assert np.average(losses, weights=weights) == pytest.approx(results[split]["loss"])
+
+
+def recorded(pool: Pool, folder: Path, *overrides: str) -> Job:
+    """A short run with the record of its settings that the command writes."""
+    options = (*overrides, *OPTIONS, "epochs=1", "freeze=none")
+    job = run_job(pool, 1, folder, *options)
+    assert job.error == ""
+    write_config(loaded(*options), folder)
+    return job
 
 
 def test_words_that_were_cut_are_reported_once(pool: Pool, tmp_path: Path, tagged: tuple[str, ...]) -> None:

@@ -96,7 +96,8 @@ class ImageDataset(PictureSpec):
     def _hold_out(self, source: ImageSplits) -> ImageSplits:
         if self.validation_fraction == 0:
             return source
-        kept, held_out = hold_out(source.train.labels, self.validation_fraction, "dataset.validation_fraction")
+        option = "dataset.validation_fraction"
+        kept, held_out = hold_out(source.train.labels, self.validation_fraction, option, source.classes)
         return ImageSplits(source.train.take(kept), source.train.take(held_out), "validation", source.classes)
 
     def _limit(self, source: ImageSource, at_most: int | None) -> ImageSource:
@@ -124,8 +125,9 @@ class Digits(ImageDataset):
         assert len(images) == NUM_DIGITS
         grey = np.round(images * (255 / 16)).astype(np.uint8)  # the values are 0 to 16
         pictures = from_arrays(grey.reshape(-1, 8, 8), labels)
-        train, test = hold_out(pictures.labels, DIGITS_TEST_FRACTION, "the test share")
-        return ImageSplits(pictures.take(train), pictures.take(test), "test", _numbers(10))
+        classes = _numbers(10)
+        train, test = hold_out(pictures.labels, DIGITS_TEST_FRACTION, "the test share", classes)
+        return ImageSplits(pictures.take(train), pictures.take(test), "test", classes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,14 +183,15 @@ class HubImages(ImageDataset):
 
     Attributes:
         hub_name: Name on the hub; ``None`` when the data is always local.
-        eval_split: The hub's split to evaluate on.
+        eval_split: The hub's split or the folder to evaluate on, where ``val`` and ``validation`` are the same folder;
+            ``None``: the hub's ``test``, or the first folder of ``test``, ``val`` and ``validation``.
         image_column: The hub's column with the picture.
         label_column: The hub's column with the class.
         in_memory: Decode every picture once and keep it, for small data; else pictures are decoded when read.
     """
 
     hub_name: str | None = None
-    eval_split: str = "test"
+    eval_split: str | None = None
     image_column: str = "image"
     label_column: str = "label"
     in_memory: bool = False
@@ -202,7 +205,7 @@ class HubImages(ImageDataset):
         if self.path is None and self.hub_name is None:
             raise UserError(f"dataset.path= is missing; give {IMAGE_FOLDER}")
         if self.path is not None:
-            check_classes(folder_classes(Path(self.path))[1])
+            check_classes(folder_classes(Path(self.path), self.eval_split)[1])
 
     def preflight(self) -> int | None:
         if self.path is None:
@@ -213,10 +216,10 @@ class HubImages(ImageDataset):
 
     def read(self) -> ImageSplits:
         if self.path is not None:
-            return from_folder(Path(self.path))
+            return from_folder(Path(self.path), self.eval_split)
         assert self.hub_name is not None
         columns = (self.image_column, self.label_column)
-        return from_hub(self.hub_name, "train", self.eval_split, columns, IMAGE_FOLDER)
+        return from_hub(self.hub_name, "train", self.eval_split or "test", columns, IMAGE_FOLDER)
 
     def _limit(self, source: ImageSource, at_most: int | None) -> ImageSource:
         limited = super()._limit(source, at_most)
@@ -243,13 +246,16 @@ def check_classes(classes: tuple[str, ...]) -> None:
         )
 
 
-def hold_out(labels: np.ndarray, fraction: float, option: str) -> tuple[np.ndarray, np.ndarray]:
+def hold_out(
+    labels: np.ndarray, fraction: float, option: str, classes: tuple[str, ...]
+) -> tuple[np.ndarray, np.ndarray]:
     """Splits off a stratified share.
 
     Args:
         labels: Class of each sample, shape (N,).
         fraction: Share of the samples to hold out, between 0 and 1.
         option: What the user would change, for the message.
+        classes: Their names, for the message.
 
     Returns:
         Ids that stay and ids held out, each ascending.
@@ -259,6 +265,12 @@ def hold_out(labels: np.ndarray, fraction: float, option: str) -> tuple[np.ndarr
     """
     from sklearn.model_selection import train_test_split
 
+    if single := np.flatnonzero(np.bincount(labels) == 1).tolist():
+        others = f", as have {len(single) - 1} others" * (len(single) > 1)
+        raise UserError(
+            f"{option}={fraction} takes a part of each class, and {classes[single[0]]} has 1 picture{others}; give it "
+            "another one, or evaluate on a folder of its own"
+        )
     try:
         kept, held_out = train_test_split(
             np.arange(len(labels)), test_size=fraction, stratify=labels, random_state=SPLIT_SEED

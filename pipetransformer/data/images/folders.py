@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ from pipetransformer.errors import UserError
 SAVED = ("dataset_dict.json", "state.json")  # of datasets' save_to_disk
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".pgm", ".pbm", ".webp", ".tif", ".tiff", ".gif")
 IMAGE_FOLDER = "a folder with train/<class>/*.png and test/, val/ or validation/<class>/*.png"
+EVALUATION = ("test", "val", "validation")  # folders, by falling preference
+SYNONYMS = {"val": "validation", "validation": "val"}
 CLASS_FOLDERS = f"a table ({', '.join(FORMATS)}), or a folder for each class: <class>/*.png, or train/<class>/*.png"
 
 
@@ -51,14 +54,10 @@ def class_folders(root: Path, train_split: str, eval_split: str | None) -> Class
     Raises:
         UserError: There are neither tables nor classes, a split is missing, or only evaluation has some class.
     """
-    if not root.is_dir() or _has_tables(root):
+    if not root.is_dir() or _has_tables(root, train_split):
         return None
     train = root / train_split if (root / train_split).is_dir() else root
-    evaluation = next((root / name for name in EVAL_SPLITS if (root / name).is_dir()), None)
-    if eval_split is not None:
-        evaluation = root / eval_split
-        if not evaluation.is_dir():
-            raise UserError(f"dataset.eval_split={eval_split}: there is no folder {evaluation}")
+    evaluation = _evaluation(root, eval_split, EVAL_SPLITS)
     if train == root and evaluation is not None:
         raise UserError(f"dataset.path={root} has {evaluation.name}/ and no {train_split}/; give dataset.train_split=")
     classes = _classes(train)
@@ -69,13 +68,38 @@ def class_folders(root: Path, train_split: str, eval_split: str | None) -> Class
     return ClassFolders(train, evaluation, classes)
 
 
-def _has_tables(folder: Path) -> bool:
-    names = [entry.name for entry in folder.iterdir() if entry.is_file()]
-    return any(Path(name).suffix.lower() in FORMATS or name in SAVED for name in names)
+def _has_tables(root: Path, train_split: str) -> bool:
+    """Returns whether the data is in tables: beside classes with pictures, only if one is named as the split is."""
+    files = [entry for entry in root.iterdir() if entry.is_file()]
+    tables = [file for file in files if file.suffix.lower() in FORMATS or file.name in SAVED]
+    named = re.compile(rf"{re.escape(train_split)}(?=[-_.]|$)")
+    return any(named.match(file.stem) for file in tables) or (bool(tables) and not _has_pictures(root / train_split))
 
 
-def from_folder(root: Path) -> ImageSplits:
-    """Takes ``train/<class>/**`` and the first of ``test``, ``val`` and ``validation`` beside it.
+def _has_pictures(train: Path) -> bool:
+    files = (file for name in _classes(train) for file in _visible_files(train / name))
+    return any(file.suffix.lower() in SUFFIXES for file in files)
+
+
+def _evaluation(root: Path, wanted: str | None, usual: Sequence[str]) -> Path | None:
+    """Returns the folder to evaluate on: the one that is asked for, or the first of the usual ones that there is.
+
+    Raises:
+        UserError: The one that is asked for is not there.
+    """
+    names = usual if wanted is None else [wanted, *filter(None, [SYNONYMS.get(wanted)])]
+    found = next((root / name for name in names if (root / name).is_dir()), None)
+    if found is None and wanted is not None:
+        others = [name for name in usual if (root / name).is_dir()]
+        raise UserError(
+            f"dataset.eval_split={wanted}: there is no folder {root / wanted}; "
+            + (f"there is {', '.join(others)}" if others else f"give {IMAGE_FOLDER}")
+        )
+    return found
+
+
+def from_folder(root: Path, eval_split: str | None = None) -> ImageSplits:
+    """Takes ``train/<class>/**`` and the evaluation folder beside it; see :func:`folder_classes`.
 
     A folder may mix grey and colour, and all of its images are read as colour, upright by their EXIF orientation.
     Files and folders whose names begin with a dot are left out, and so are files that do not end in one of
@@ -84,22 +108,25 @@ def from_folder(root: Path) -> ImageSplits:
     Raises:
         UserError: A folder is missing, or a class has files of which none is an image.
     """
-    name, classes = folder_classes(root)
-    return ImageSplits(_files(root / "train", classes), _files(root / name, classes), name, classes)
+    evaluation, classes = folder_classes(root, eval_split)
+    return ImageSplits(_files(root / "train", classes), _files(evaluation, classes), evaluation.name, classes)
 
 
-def folder_classes(root: Path) -> tuple[str, tuple[str, ...]]:
-    """Returns the name of the evaluation folder, and the names of the classes; a folder without files is none.
+def folder_classes(root: Path, eval_split: str | None = None) -> tuple[Path, tuple[str, ...]]:
+    """Returns the evaluation folder, and the names of the classes; a folder without files is none.
+
+    Args:
+        root: The folder.
+        eval_split: Name of the evaluation folder; ``None``: the first of :data:`EVALUATION` that there is.
 
     Raises:
         UserError: A folder is missing, or the evaluation folder has classes that training lacks.
     """
-    name = next((name for name in ("test", "val", "validation") if (root / name).is_dir()), None)
-    classes = _classes(root / "train")
-    if name is None or not classes:
+    evaluation, classes = _evaluation(root, eval_split, EVALUATION), _classes(root / "train")
+    if evaluation is None or not classes:
         raise UserError(f"dataset.path={root} is not an image folder; give {IMAGE_FOLDER}")
-    _refuse_unknown(root / name, root / "train", classes)
-    return name, classes
+    _refuse_unknown(evaluation, root / "train", classes)
+    return evaluation, classes
 
 
 def _refuse_unknown(evaluation: Path, train: Path, classes: tuple[str, ...]) -> None:

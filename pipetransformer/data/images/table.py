@@ -82,7 +82,7 @@ class TableImages(LabelledTable, PictureSpec):
             if getattr(self, option) != default[option]:
                 raise UserError(
                     f"dataset.{option}={getattr(self, option)} has no effect, as {self.path} is a folder of classes; "
-                    "drop it"
+                    "drop it, or name a table by dataset.path="
                 )
         if self.task not in ("auto", "classification"):
             raise UserError(f"dataset.task={self.task} needs a table with labels; {self.path} is a folder of classes")
@@ -131,7 +131,8 @@ class TableImages(LabelledTable, PictureSpec):
 
         train = folders.pictures(folders.train)
         if folders.evaluation is None:
-            kept, held_out = hold_out(train.labels, self.eval_fraction, "dataset.eval_fraction")
+            option = "dataset.eval_fraction"
+            kept, held_out = hold_out(train.labels, self.eval_fraction, option, folders.classes)
             train, evaluation, name = train.take(kept), train.take(held_out), HELD_OUT
         else:
             evaluation, name = folders.pictures(folders.evaluation), folders.evaluation.name

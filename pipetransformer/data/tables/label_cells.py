@@ -125,10 +125,18 @@ def holds_lists(kind: pa.DataType) -> bool:
     return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
 
 
-def is_multi_hot(kind: Any) -> bool:
-    """Returns whether cells are lists with a number for each class, which are of a floating type as in transformers."""
-    is_switch = holds_lists(kind) and (pa.types.is_floating(kind.value_type) or pa.types.is_boolean(kind.value_type))
-    return bool(is_switch)
+def is_multi_hot(cells: pa.Array) -> bool:
+    """Returns whether cells are lists with a number for each class, and not of the classes that a row has.
+
+    Those are of a floating type, as in transformers, or truth values, or whole numbers that are all 0 or 1 in lists of
+    one length, 2 or more.
+    """
+    kind = cells.type
+    if not holds_lists(kind) or not pa.types.is_integer(kind.value_type):
+        return holds_lists(kind) and (pa.types.is_floating(kind.value_type) or pa.types.is_boolean(kind.value_type))
+    lengths, values = pc.unique(pc.list_value_length(cells)).to_pylist(), pc.list_flatten(cells)
+    are_even = len(lengths) == 1 and (lengths[0] or 0) > 1
+    return are_even and pc.all(pc.is_in(values, pa.array([0, 1], values.type))).as_py()
 
 
 def is_text(kind: pa.DataType) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 TASKS = ("classification", "multi_label", "regression")
 CLASS_METRICS = ("accuracy", "macro_f1")
+PLAIN = re.compile(r"(?!(true|false|null|nan|inf)$)[a-z_][\w./-]*|-?\d+", re.ASCII | re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +37,9 @@ class LabelledTable(TableSpec, ABC):
     With ``task="auto"`` lists, texts with separators and several columns of labels are classes of which a sample has
     any number; numbers with a fraction are values; truth values, whole numbers (up to 20 different ones) and other
     texts (up to 100) are classes. Whatever is none of these is asked for.
+
+    Lists name the classes of a row, or have a 0 or 1 for each class. The latter is what lists of fractions and of truth
+    values are, and lists of whole numbers that are all 0 or 1, and of one length, 2 or more, in all training rows.
 
     Attributes:
         label: Column of the labels, or several columns of 0 and 1, one for each class.
@@ -49,7 +54,7 @@ class LabelledTable(TableSpec, ABC):
 
     label: Any = "label"
     task: str = "auto"
-    labels: list[str] | None = None
+    labels: list[str | int | float | bool] | None = None
     label_separator: str | None = None
     class_weights: Any = None
     label_smoothing: float = 0.0
@@ -65,7 +70,7 @@ class LabelledTable(TableSpec, ABC):
 
     def _check_labels(self) -> None:
         names = self.labels or []
-        if self.labels is not None and (len(names) < 2 or len({*names}) < len(names)):
+        if self.labels is not None and (len(names) < 2 or len({*map(str, names)}) < len(names)):
             raise UserError(f"dataset.labels={listed(names)} has to name two classes or more, each once")
         if self.label_separator == "":
             raise UserError("dataset.label_separator= is empty; give what stands between two labels, or null")
@@ -96,11 +101,11 @@ class LabelledTable(TableSpec, ABC):
 
     def _find_labels(self, rows: Rows) -> Labels:
         """Finds the task and the classes in the rows of the training split."""
+        from pipetransformer.data.tables.label_cells import name
         from pipetransformer.data.tables.labels import LabelOptions, Labels
 
-        options = LabelOptions(
-            columns_of("label", self.label), self.task, tuple(self.labels or ()), self.label_separator
-        )
+        names = tuple(map(name, self.labels or ()))
+        options = LabelOptions(columns_of("label", self.label), self.task, names, self.label_separator)
         return Labels.of(rows, options)
 
     def _task(self, labels: Labels, targets: np.ndarray) -> tuple[Task, np.ndarray | None]:
@@ -152,7 +157,7 @@ class LabelledTable(TableSpec, ABC):
                     f"classes: {', '.join(names)}"
                 )
             return np.array(given, dtype=np.float64)
-        by_name = {str(name): weight for name, weight in given.items()}
+        by_name = {_named(key, names): weight for key, weight in given.items()}
         if wrong := [*({*names} ^ {*by_name})]:
             what = "is no class" if wrong[0] in by_name else "has no weight"
             raise UserError(f"dataset.class_weights: {wrong[0]} {what}; give one for each of {', '.join(names)}")
@@ -173,10 +178,21 @@ def columns_of(option: str, given: Any) -> tuple[str, ...]:
     return tuple(map(str, names))
 
 
+def _named(key: Any, names: tuple[str, ...]) -> str:
+    """Returns the class that a key of an option stands for, whose text may be a name as it is."""
+    from pipetransformer.data.tables.label_cells import name
+
+    return str(key) if str(key) in names else name(key)
+
+
 def _is_weight(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
 
 
 def listed(values: Sequence[Any]) -> str:
-    """Returns values as a list of the command line."""
-    return f"[{','.join(map(str, values))}]"
+    """Returns values as a list of the command line, in quotes where Hydra would read another value."""
+    return f"[{','.join(map(_written, values))}]"
+
+
+def _written(value: Any) -> str:
+    return repr(value) if isinstance(value, str) and not PLAIN.fullmatch(value) else str(value)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from pipetransformer.data.tables.rows import Rows
 
 MOST_CLASSES, MOST_WHOLE_NUMBERS = 100, 20  # different texts, or whole numbers, that are taken for classes
+TRUTH = {"true": "True", "false": "False"}  # truth values by their names, and as Python and pandas write them
 SWITCHES = {"1": 1, "1.0": 1, "true": 1, "True": 1, "0": 0, "0.0": 0, "false": 0, "False": 0}
 
 
@@ -63,11 +64,13 @@ class Labels:
         options: Where they are, and what the user says about them.
         task: ``classification``, ``multi_label`` or ``regression``.
         names: The classes in order; none for regression.
+        is_multi_hot: Cells are lists with a 0 or 1 for each class, in the training data and so in all.
     """
 
     options: LabelOptions
     task: str
     names: tuple[str, ...] = ()
+    is_multi_hot: bool = False
 
     @staticmethod
     def of(rows: Rows, options: LabelOptions) -> Labels:
@@ -80,14 +83,15 @@ class Labels:
             rows.require("dataset.label", column)
         task = _task(rows, options) if options.task == "auto" else options.task
         _check_columns(rows, options, task)
-        names = () if task == "regression" else options.names or _names(rows, options, task)
+        has_switches = task == "multi_label" and _has_switches(rows, options)
+        names = () if task == "regression" else options.names or _names(rows, options, task, has_switches)
         if task != "regression" and len(names) < 2:
             found = f"only the class {shown(names)}" if names else "no class"
             raise UserError(
                 f"{options.text}: {rows.name} has {found}; give rows of two classes or more, or name the classes by "
                 "dataset.labels=[...]"
             )
-        return Labels(options, task, names)
+        return Labels(options, task, names, has_switches)
 
     @property
     def note(self) -> str:
@@ -120,7 +124,7 @@ class Labels:
 
     def _sets(self, rows: Rows, column: str) -> np.ndarray:
         """Returns the classes of a column whose cells are lists, or texts with separators."""
-        if is_multi_hot(column_of(rows, column).type):
+        if self.is_multi_hot:
             return _multi_hot(rows, column, len(self.names))
         flat, parents = flat_lists(rows, column, self.options.separator)
         cells, codes = distinct(flat)
@@ -142,6 +146,7 @@ class Labels:
             UserError: A label is none of the classes.
         """
         known = {name: index for index, name in enumerate(self.names)}
+        known = {TRUTH[name]: index for name, index in known.items() if name in TRUTH} | known
         if self.options.names and not any(map(WHOLE.fullmatch, self.names)):
             known |= {str(index): index for index in range(len(self.names))}
         classes = np.array([known.get(each, NO_LABEL) for each in named(cells, rows.features[column])], dtype=np.int64)
@@ -179,6 +184,11 @@ def _multi_hot(rows: Rows, column: str, num_classes: int) -> np.ndarray:
     """Returns lists of a 0 or 1 for each class, (N, num_classes) of int8."""
     cells = column_of(rows, column)
     refuse_missing(rows, column, pc.is_null(cells))
+    if not holds_lists(cells.type) or not is_plain(cells.type.value_type) or is_text(cells.type.value_type):
+        raise UserError(
+            f"{rows.name} has cells of type {cells.type} in {column}, and the training data lists of a 0 or 1 for each "
+            "class; give them alike"
+        )
     lengths = pc.list_value_length(cells).to_numpy(zero_copy_only=False)
     if (wrong := np.flatnonzero(lengths != num_classes)).size:
         raise UserError(
@@ -236,7 +246,14 @@ def _check_columns(rows: Rows, options: LabelOptions, task: str) -> None:
             )
 
 
-def _names(rows: Rows, options: LabelOptions, task: str) -> tuple[str, ...]:
+def _has_switches(rows: Rows, options: LabelOptions) -> bool:
+    """Returns whether the one column of labels has lists of a 0 or 1 for each class."""
+    column = options.columns[0]
+    is_named = bool(class_names(rows.features[column]))
+    return len(options.columns) == 1 and not is_named and is_multi_hot(column_of(rows, column))
+
+
+def _names(rows: Rows, options: LabelOptions, task: str, has_switches: bool) -> tuple[str, ...]:
     """Returns the classes that there are, numbers in their order, else by the alphabet."""
     column = options.columns[0]
     if len(options.columns) > 1:
@@ -244,7 +261,7 @@ def _names(rows: Rows, options: LabelOptions, task: str) -> tuple[str, ...]:
     if given := class_names(rows.features[column]):
         return given
     cells = column_of(rows, column)
-    if is_multi_hot(cells.type):
+    if has_switches:
         return tuple(map(str, range(pc.max(pc.list_value_length(cells)).as_py() or 0)))
     labels: Iterable[object] = distinct(
         cells if task == "classification" else flat_lists(rows, column, options.separator)[0]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pipetransformer.data.base import Data, ImageFormat, TextFormat
 from pipetransformer.data.tables.spec import TableSpec
 from pipetransformer.data.text.kept import kept
-from pipetransformer.data.text.split import MIN_LENGTH
+from pipetransformer.data.text.split import MIN_LENGTH, beyond_the_model
 from pipetransformer.data.token_tasks import causal_language_modelling
 from pipetransformer.errors import UserError
 
@@ -114,7 +114,8 @@ class CausalLM(TableSpec):
         evaluation, of_evaluation = self._split(tables.eval_name, tables.evaluation, wanted)
         if self.pack:
             train.row_length = min(self.max_length, wanted.max_length)
-        return Data(train, (evaluation,), train.task, warnings=(*of_train, *of_evaluation))
+        warnings = *beyond_the_model(self.max_length, wanted), *of_train, *of_evaluation
+        return Data(train, (evaluation,), train.task, warnings=warnings)
 
     def _split(self, name: str, rows: Rows, wanted: TextFormat) -> tuple[DocumentSplit, list[str]]:
         """Returns a split, and what is to be said of documents that were cut or left out."""
@@ -126,9 +127,11 @@ class CausalLM(TableSpec):
         left_out = _left_out(name, documents, rows)
         if len(documents.first) == 0:
             raise UserError(left_out)
+        remedies = ["raise dataset.max_length="] * (self.max_length <= wanted.max_length)
+        remedies += ["give dataset.long=split"] * (self.prompt is None)
         cut = (
             f"{documents.num_cut} documents of the {name} split have more than {max_length} tokens and are cut off "
-            "there; raise dataset.max_length=" + (" or give dataset.long=split" if self.prompt is None else "")
+            f"there; {' or '.join(remedies) or 'give shorter ones'}"
         )
         split = DocumentSplit(name, documents, causal_language_modelling(wanted.vocab_size))
         return split, [cut] * bool(documents.num_cut) + [left_out] * bool(documents.unlearned)

@@ -13,6 +13,7 @@ from pipetransformer.data.tables.files import FORMATS, Formats
 from pipetransformer.errors import UserError
 
 DOCUMENT = "-DOCSTART-"  # begins a line between two documents
+COMMENT = "# "  # begins a comment before a sentence; inside one it is a word
 SPACES = re.compile(" +")
 NOT_A_WORD = re.compile(r"\d+[-.]\d+")  # number of several words, or of one that is not in the text
 FIRST, LAST = "tokens", "tags"
@@ -31,7 +32,8 @@ class ConllFile(RecordFile):
     """A row is a sentence, and a cell the list of what its words have in a column.
 
     Columns are divided by tabs, in lines that have one, else by spaces. The first is called ``tokens``, the last
-    ``tags``, and those between by their number, from ``1``. Blank lines and ``-DOCSTART-`` lines end a sentence.
+    ``tags``, and those between by their number, from ``1``. Blank lines and ``-DOCSTART-`` lines end a sentence. Lines
+    before its first word that begin with ``#`` and a space are comments.
     """
 
     def schema(self) -> pa.Schema:
@@ -74,6 +76,8 @@ class ConllFile(RecordFile):
         words: list[Line] = []
         for number, line in enumerate(text_lines(self.path), 1):
             text = line.strip(" \t\r\n")
+            if not words and text.startswith(COMMENT):
+                continue
             if text and not text.startswith(DOCUMENT):
                 words += self._words(Line(number, self._cells(line.strip("\r\n"))))
             elif words:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipetransformer.data.base import Digest, Split
+from pipetransformer.data.base import Digest, Split, TextFormat
 from pipetransformer.data.tasks import Task
 from pipetransformer.errors import UserError
 
@@ -17,6 +17,17 @@ if TYPE_CHECKING:
 
 MIN_LENGTH = 8
 CHUNK = 1000  # texts tokenised at once: the tokenizer's Python objects take far more memory than the ids
+
+
+def beyond_the_model(max_length: int, wanted: TextFormat) -> tuple[str, ...]:
+    """Returns the warning about ``dataset.max_length`` where it is more than the model reads, or none."""
+    if max_length <= wanted.max_length:
+        return ()
+    most = wanted.max_length
+    return (
+        f"dataset.max_length={max_length} has no effect above {most}, the most tokens that this model reads: longer "
+        "samples are cut off there; another model may have more positions",
+    )
 
 
 @dataclass(frozen=True)

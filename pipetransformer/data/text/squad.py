@@ -13,7 +13,7 @@ from pipetransformer.data.hub import find_on_hub, load_hub
 from pipetransformer.data.tables.published import text_columns
 from pipetransformer.data.tasks import question_answering
 from pipetransformer.data.text.kept import kept
-from pipetransformer.data.text.split import MIN_LENGTH, check_tokens
+from pipetransformer.data.text.split import MIN_LENGTH, beyond_the_model, check_tokens
 from pipetransformer.data.text.squad_split import AnsweredSplit, SquadSplit
 from pipetransformer.data.text.squad_windows import Question, tokenize_windows
 from pipetransformer.data.unlabelled import Unlabelled, read_table
@@ -84,6 +84,7 @@ class Squad(DatasetSpec):
             train=self._split("train", train, wanted, self.max_train_samples),
             evaluation=(self._split(name, evaluation, wanted, self.max_eval_samples),),
             task=question_answering(),
+            warnings=beyond_the_model(self.max_length, wanted),
         )
 
     def unlabelled(self, source: Path, wanted: ImageFormat | TextFormat, head: Head) -> Unlabelled:

@@ -59,8 +59,7 @@ class TaggedRows:
         if not len(wrong):
             return
         word = int(wrong[0])
-        row = int(np.searchsorted(self.tags.starts, word, side="right")) - 1
-        place = f"{self.at(row)}, word {word - self.tags.starts[row] + 1}"
+        place = self.place(word)
         if has_no_text[word]:
             raise UserError(f"{place} has no text; give each word one")
         found = f"the tag {names[word].as_py()!r}" if names[word].is_valid else "no tag"
@@ -75,6 +74,11 @@ class TaggedRows:
     def at(self, row: int) -> str:
         """Names the place of a sentence for a message."""
         return self._rows.at(row)
+
+    def place(self, word: int) -> str:
+        """Names the place of a word, numbered over all sentences, for a message."""
+        row = int(np.searchsorted(self.tags.starts, word, side="right")) - 1
+        return f"{self.at(row)}, word {word - self.tags.starts[row] + 1}"
 
     def sentences(self) -> Iterator[list[str]]:
         """Yields the words of each sentence, read as they are needed."""
@@ -95,6 +99,13 @@ def find_labels(rows: Rows, tags: str) -> list[str]:
             f"nothing to learn. Its columns are {shown(rows.features)}"
         )
     return _class_names(rows, tags) or [str(tag) for tag in found]
+
+
+def first_with(rows: Rows, tokens: str, tags: str, labels: Sequence[str], tag: str) -> str:
+    """Returns a tag with the place of the first word that has it, for a message."""
+    tagged = TaggedRows(rows, tokens, tags, labels)
+    words = np.flatnonzero(tagged.tags.values == labels.index(tag))
+    return f"{tag} ({tagged.place(int(words[0]))})" if len(words) else tag
 
 
 def _lists(rows: Rows, option: str, column: str) -> pa.ListArray:

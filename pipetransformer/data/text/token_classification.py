@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from pipetransformer.data.base import Data, ImageFormat, TextFormat
 from pipetransformer.data.tables.spec import TableSpec
 from pipetransformer.data.tasks import Task
 from pipetransformer.data.text.kept import kept
-from pipetransformer.data.text.split import MIN_LENGTH, check_tokens
+from pipetransformer.data.text.split import MIN_LENGTH, beyond_the_model, check_tokens
 from pipetransformer.data.token_tasks import token_classification
 from pipetransformer.errors import UserError
 
@@ -76,18 +77,20 @@ class TokenClassification(TableSpec):
         assert isinstance(wanted, TextFormat)
         task, train, name, evaluation = self._tagged()
         splits = [self._split("train", train, task, wanted), self._split(name, evaluation, task, wanted)]
-        return Data(splits[0], (splits[1],), task, warnings=tuple(filter(None, map(_cut, splits))))
+        cut = filter(None, map(_cut, splits))
+        return Data(splits[0], (splits[1],), task, warnings=(*beyond_the_model(self.max_length, wanted), *cut))
 
     def _tagged(self) -> tuple[Task, TaggedRows, str, TaggedRows]:
         """Returns the task, the training data, the name of the evaluation split and its data, all tags checked."""
-        from pipetransformer.data.text.tagged_rows import TaggedRows, find_labels
+        from pipetransformer.data.text.tagged_rows import TaggedRows, find_labels, first_with
 
         tables = self.tables()
         labels = self.labels or find_labels(tables.known, self.tags)
         train, evaluation = (
             TaggedRows(rows, self.tokens, self.tags, labels) for rows in (tables.train, tables.evaluation)
         )
-        chunks = mark_chunks(labels) if self.chunks is None else self.chunks
+        place = partial(first_with, tables.known, self.tokens, self.tags, labels)
+        chunks = mark_chunks(labels, place) if self.chunks is None else self.chunks
         return token_classification(tuple(labels), chunks), train, tables.eval_name, evaluation
 
     def _split(self, name: str, rows: TaggedRows, task: Task, wanted: TextFormat) -> TaggedSplit:
@@ -98,8 +101,12 @@ class TokenClassification(TableSpec):
         return TaggedSplit(name, words, rows.tags, rows.sentences, task)
 
 
-def mark_chunks(labels: Sequence[str]) -> bool:
+def mark_chunks(labels: Sequence[str], place: Callable[[str], str] = str) -> bool:
     """Returns whether tags mark chunks by their prefixes, as B-PER does; else each stands for itself, as NOUN does.
+
+    Args:
+        labels: The tags.
+        place: Returns a tag with the place where it is found, for the message.
 
     Raises:
         UserError: Some do and some do not.
@@ -111,8 +118,8 @@ def mark_chunks(labels: Sequence[str]) -> bool:
     if len(chunks) not in (0, len(inside)):
         other = next(label for label in inside if label not in chunks)
         raise UserError(
-            f"the tag {chunks[0]} is one of a chunk and {other} is not; give each tag but {OUTSIDE} a prefix as in "
-            "B-PER, or dataset.chunks=false if they do not mark chunks"
+            f"the tag {place(chunks[0])} is one of a chunk and {place(other)} is not; give each tag but {OUTSIDE} a "
+            "prefix as in B-PER, or dataset.chunks=false if they do not mark chunks"
         )
     return bool(chunks)
 

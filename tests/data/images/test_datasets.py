@@ -253,11 +253,47 @@ def test_hub_data_with_any_colour_is_colour_in_all_splits(
 @given(st.floats(0.1, 0.8))
 def test_a_held_out_share_is_disjoint_and_stratified(fraction: float) -> None:
     labels = np.repeat([0, 1, 2], [60, 30, 30])
-    kept, held_out = hold_out(labels, fraction, "share")
+    kept, held_out = hold_out(labels, fraction, "share", ("a", "b", "c"))
     assert sorted([*kept, *held_out]) == [*range(120)]
     assert np.bincount(labels[held_out]) == pytest.approx(fraction * np.array([60, 30, 30]), abs=1)
 
 
 def test_a_share_too_small_for_the_classes_is_refused() -> None:
     with pytest.raises(ValueError, match=r"dataset\.validation_fraction=0\.01 cannot be split off 20 samples"):
-        hold_out(np.repeat([0, 1], 10), 0.01, "dataset.validation_fraction")
+        hold_out(np.repeat([0, 1], 10), 0.01, "dataset.validation_fraction", ("a", "b"))
+
+
+def test_a_class_of_one_picture_is_named() -> None:
+    with pytest.raises(
+        ValueError, match=r"dataset\.eval_fraction=0\.1 .* and dog has 1 picture; give it another one, or"
+    ):
+        hold_out(np.array([0] * 10 + [1] + [2] * 9), 0.1, "dataset.eval_fraction", ("cat", "dog", "owl"))
+    with pytest.raises(ValueError, match="and cat has 1 picture, as have 1 others; give"):
+        hold_out(np.array([0, 1] + [2] * 9), 0.1, "dataset.eval_fraction", ("cat", "dog", "owl"))
+
+
+def test_an_image_folder_is_evaluated_on_the_folder_that_is_asked_for(tmp_path: Path, image: ImageFormat) -> None:
+    for number, split in enumerate(("train", "val", "test")):
+        for name in ("cat", "dog"):
+            (tmp_path / split / name).mkdir(parents=True)
+            Image.new("L", (4, 4), number).save(tmp_path / split / name / "0.png")
+    for asked, found in ((None, "test"), ("val", "val"), ("validation", "val")):
+        spec = HubImages(path=str(tmp_path), eval_split=asked)
+        spec.check()
+        assert [split.name for split in spec.load(image).evaluation] == [found]
+    with pytest.raises(ValueError, match=r"dataset\.eval_split=dev: there is no folder .*dev; there is test, val"):
+        HubImages(path=str(tmp_path), eval_split="dev").check()
+
+
+@pytest.mark.parametrize(("asked", "found"), [(None, "test"), ("validation", "validation")])
+def test_the_hubs_test_data_is_the_default(asked: str | None, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    monkeypatch.setattr(sources, "load_hub", lambda _, split, *__: read.append(split) or two_pictures())
+    HubImages(hub_name="owner/data", eval_split=asked).read()
+    assert read == ["train", found]
+
+
+def two_pictures() -> datasets.Dataset:
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
+    pictures = [Image.new("L", (4, 4), number) for number in range(2)]
+    return datasets.Dataset.from_dict({"image": pictures, "label": [0, 1]}, features=features)

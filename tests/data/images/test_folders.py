@@ -36,6 +36,34 @@ def test_the_evaluation_folder_may_have_any_usual_name(tmp_path: Path, name: str
     assert from_folder(tmp_path).evaluation_name == name
 
 
+@pytest.mark.parametrize(
+    ("there", "asked", "found"),
+    [
+        (("test", "val"), None, "test"),
+        (("test", "val"), "val", "val"),
+        (("test", "val"), "validation", "val"),
+        (("val", "validation"), "validation", "validation"),
+        (("test", "holdout"), "holdout", "holdout"),
+    ],
+)
+def test_the_evaluation_folder_is_the_one_that_is_asked_for(
+    tmp_path: Path, there: tuple[str, ...], asked: str | None, found: str
+) -> None:
+    write_folder(tmp_path, train={"cat": [RED]}, **{name: {"cat": [RED]} for name in there})
+    assert from_folder(tmp_path, asked).evaluation_name == found
+
+
+def test_an_evaluation_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    write_folder(tmp_path, train={"cat": [RED]})
+    with pytest.raises(
+        ValueError, match=r"eval_split=val: there is no folder .*/val; give a folder with train/<class>"
+    ):
+        from_folder(tmp_path, "val")
+    write_folder(tmp_path, test={"cat": [RED]})
+    with pytest.raises(ValueError, match=r"eval_split=val: there is no folder .*/val; there is test"):
+        from_folder(tmp_path, "val")
+
+
 def test_other_files_are_left_out(tmp_path: Path) -> None:
     write_folder(tmp_path, train={"cat": [RED]}, test={"cat": [RED]})
     (tmp_path / "train" / "cat" / "notes.txt").write_text("hello")

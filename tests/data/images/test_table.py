@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -262,6 +263,24 @@ def test_weights_and_smoothing_are_those_of_torch(weights: Any, tmp_path: Path) 
     assert data.train.loss_weights is not None
     found = data.task.loss(output, targets.double()).sum() / data.train.loss_weights.sum()
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("file", ["metadata.csv", "classes.json", "state.json"])
+def test_files_beside_folders_of_classes_do_not_make_them_tables(file: str, tmp_path: Path) -> None:
+    classes = as_classes(tmp_path)
+    for split in ("train", "val"):
+        shutil.copytree(classes, tmp_path / "data" / split)
+    (tmp_path / "data" / file).write_text("[]")
+    data = load(path=str(tmp_path / "data"))
+    assert (data.evaluation[0].name, len(data.train), len(data.evaluation[0])) == ("val", NUM, NUM)
+
+
+def test_a_table_that_is_named_as_the_split_is_read_beside_the_folders_of_its_pictures(tmp_path: Path) -> None:
+    paths = [f"train/{label}/{number}.png" for number, label in enumerate(LABELS)]
+    as_classes(tmp_path).rename(tmp_path / "train")
+    for name in ("train", "val"):
+        write_lines(tmp_path / f"{name}.jsonl", image=paths, label=["one", "two"] * (NUM // 2))
+    assert load(path=str(tmp_path)).task.head.labels == ("one", "two")
 
 
 def test_class_folders_take_weights_and_smoothing_too(tmp_path: Path) -> None:

@@ -202,6 +202,11 @@ WRONG: dict[str, Wrong] = {
     "null in a list": jsonl(labelled(["a", "b"], ["a", None]), ["reviews.jsonl line 2 has a null among its stars"]),
     "null for a list": jsonl(labelled(["a", "b"], None), ["reviews.jsonl line 2 has no stars; write an empty list"]),
     "numbers for too few classes": jsonl(labelled([1.0, 0.0], [1.0]), ["line 2: stars has 1 numbers, and there are 2"]),
+    "words for a number of each class": Wrong(
+        {"train.jsonl": labelled([0, 1], [1, 0]), "dev.jsonl": labelled(["a", "b"])},
+        ["dev.jsonl has cells of type list<", "in stars, and the training data lists of a 0 or 1"],
+        path=".",
+    ),
     "numbers between the classes": jsonl(
         labelled([1.0, 0.0], [0.5, 0.0]), ["line 2: stars has other numbers than 0 and 1"]
     ),

@@ -48,6 +48,14 @@ def test_columns_are_divided_by_spaces_and_sentences_by_blank_lines_and_document
     assert [rows.at(row) for row in range(3)] == [f"{tmp_path / f'a{ending}'} line {line}" for line in (3, 6, 9)]
 
 
+def test_comments_before_a_sentence_are_left_out(tmp_path: Path) -> None:
+    content = "# made by hand O\n# twice\n\n# id = 1\nEU B-ORG\n# O\n\n-DOCSTART- O\n# id = 2\n#1 O\n#\tO\n"
+    rows = read(tmp_path / "a.conll", content)
+    assert lists(rows, "tokens") == [["EU", "#"], ["#1", "#"]]
+    assert lists(rows, "tags") == [["B-ORG", "O"], ["O", "O"]]
+    assert [rows.at(row) for row in range(2)] == [f"{tmp_path / 'a.conll'} line {line}" for line in (5, 10)]
+
+
 @pytest.mark.parametrize(
     ("content", "delimiter"),
     [

@@ -1,4 +1,6 @@
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,9 +9,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.texts import write_squad
 from torch import Tensor
 
+from pipetransformer.data.base import DatasetSpec, TextFormat
+from pipetransformer.data.text.causal_lm import CausalLM
+from pipetransformer.data.text.glue import Glue
 from pipetransformer.data.text.split import CHUNK, Ragged, TextSplit, Tokens, encode, padding_id
+from pipetransformer.data.text.squad import Squad
+from pipetransformer.data.text.table import TextDataset
+from pipetransformer.data.text.token_classification import TokenClassification
 
 ROWS = st.lists(st.lists(st.integers(1, 1000), min_size=1, max_size=12), min_size=1, max_size=8)
 
@@ -99,3 +108,26 @@ def test_without_a_padding_token_short_samples_are_filled_up_with_the_end_token(
     pad: int | None, end: int | None, used: int
 ) -> None:
     assert padding_id(SimpleNamespace(is_fast=True, pad_token_id=pad, eos_token_id=end)) == used
+
+
+def data_of(kind: type[DatasetSpec], folder: Path) -> dict[str, str]:
+    """Options of a small data set of each kind."""
+    (folder / "a.csv").write_text("text,label\nit is,a\nis it,b\n")
+    (folder / "a.txt").write_text("it O\nis X\n")
+    for name in ("train", "dev"):
+        (folder / f"{name}.tsv").write_text("sentence\tlabel\nit is\t0\nis it\t1\n")
+    if kind is Glue:
+        return {"path": str(folder), "task": "sst2"}
+    if kind is Squad:
+        return {"path": str(write_squad(folder / "a.json", start=2))}
+    file = str(folder / ("a.txt" if kind is TokenClassification else "a.csv"))
+    return {"path": file, "eval_path": file}
+
+
+@pytest.mark.parametrize("kind", [TextDataset, Glue, Squad, TokenClassification, CausalLM])
+def test_a_length_that_the_model_does_not_read_is_told(kind: Any, tmp_path: Path, text: TextFormat) -> None:
+    options = data_of(kind, tmp_path) | ({"stride": 4} if kind is Squad else {})
+    short = replace(text, max_length=16)
+    assert kind(**options, max_length=16).load(short).warnings == ()
+    (warning,) = kind(**options, max_length=17).load(short).warnings
+    assert warning.startswith("dataset.max_length=17 has no effect above 16, the most tokens that this model reads")

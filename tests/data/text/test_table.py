@@ -9,6 +9,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
+from support.jobs import loaded
 
 from pipetransformer.data.base import Data, TextFormat
 from pipetransformer.data.tables.labels import MOST_CLASSES, MOST_WHOLE_NUMBERS
@@ -62,6 +63,16 @@ def targets(data: Data) -> list[Any]:
         ([["b", "a"], [], ["b", "b"]], "multi_label_classification", ("a", "b"), [[1, 1], [0, 0], [0, 1]]),
         ([[3, 20], [3]], "multi_label_classification", ("3", "20"), [[1, 1], [1, 0]]),
         ([[1.0, 0.0], [0.0, 0.0]], "multi_label_classification", ("0", "1"), [[1, 0], [0, 0]]),
+        ([[True, False], [False, False]], "multi_label_classification", ("0", "1"), [[1, 0], [0, 0]]),
+        (
+            [[0, 1, 0], [0, 0, 0], [1, 1, 0]],
+            "multi_label_classification",
+            ("0", "1", "2"),
+            [[0, 1, 0], [0] * 3, [1, 1, 0]],
+        ),
+        ([[0, 1], [1], []], "multi_label_classification", ("0", "1"), [[1, 1], [0, 1], [0, 0]]),
+        ([[0], [1]], "multi_label_classification", ("0", "1"), [[1, 0], [0, 1]]),
+        ([[0, 1], [1, 2]], "multi_label_classification", ("0", "1", "2"), [[1, 1, 0], [0, 1, 1]]),
     ],
     ids=str,
 )
@@ -82,6 +93,46 @@ def test_a_csv_file_gives_the_task_that_json_does(tmp_path: Path, text: TextForm
     lines = on_its_own(text, write_lines(tmp_path / "a.jsonl", native))
     assert (csv.task.name, csv.task.head, csv.note) == (lines.task.name, lines.task.head, lines.note)
     assert targets(csv) == targets(lines)
+
+
+@pytest.mark.parametrize(
+    ("train", "evaluation", "expected"),
+    [
+        ([[0, 1], [1, 0]], [[1, 1], [0, 0]], [[1, 1], [0, 0]]),
+        ([[0, 1], [1, 0]], [[1.0, 1.0], [0.0, 0.0]], [[1, 1], [0, 0]]),
+        ([[0, 1], [1]], [[1, 1], [0, 0]], [[0, 1], [1, 0]]),
+    ],
+    ids=str,
+)
+def test_lists_of_evaluation_are_read_as_those_of_training(
+    tmp_path: Path, text: TextFormat, train: list[Any], evaluation: list[Any], expected: list[Any]
+) -> None:
+    files = [write_lines(tmp_path / f"{name}.jsonl", each) for name, each in (("train", train), ("dev", evaluation))]
+    data = load(text, path=files[0], eval_path=files[1])
+    assert data.evaluation[0].targets([0, 1]).tolist() == expected
+
+
+def test_a_number_for_each_class_may_have_names(tmp_path: Path, text: TextFormat) -> None:
+    data = on_its_own(text, write_lines(tmp_path / "a.jsonl", [[0, 1, 1], [1, 0, 0]]), labels=["a", "b", "c"])
+    assert (data.task.head.labels, targets(data)) == (("a", "b", "c"), [[0, 1, 1], [1, 0, 0]])
+
+
+@pytest.mark.parametrize("cells", [[True, False, False], ["true", "false", "false"], ["True", "False", "False"]])
+def test_truth_values_of_options_are_those_of_the_data(tmp_path: Path, text: TextFormat, cells: list[Any]) -> None:
+    file = write_lines(tmp_path / "a.jsonl", cells)
+    named = on_its_own(text, file, labels=[True, False], class_weights={True: 2.0, False: 1.0})
+    assert (named.task.head.labels, targets(named)) == (("true", "false"), [0, 1, 1])
+    found = on_its_own(text, file, class_weights={False: 1.0, True: 2.0})
+    assert targets(found) == [1, 0, 0]
+    for data in (named, found):
+        assert data.train.loss_weights is not None
+        assert data.train.loss_weights.tolist() == [2.0, 1.0, 1.0]
+
+
+def test_truth_values_reach_the_options_as_they_are(tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "a.jsonl", [True, False])
+    dataset = loaded("model=bert", "dataset=text", f"dataset.path={file}", "dataset.labels=[false,true]").dataset
+    assert vars(dataset)["labels"] == [False, True]
 
 
 def test_labels_with_separators_are_several_classes(tmp_path: Path, text: TextFormat) -> None:

@@ -214,7 +214,11 @@ ROW = {"tokens": ["it", "is"], "tags": ["O", "B-X"]}
         ([ROW, {**ROW, "tags": [None, "O"]}], {}, ["a.jsonl line 2, word 1 (it) has no tag"]),
         ([{**ROW, "tags": ["O", "O"]}], {}, ["the one tag O", "nothing to learn"]),
         ([{"tokens": [], "tags": []}], {}, ["dataset.tags=tags", "null"]),
-        ([{**ROW, "tags": ["B-X", "NOUN"]}], {}, ["the tag B-X is one of a chunk and NOUN is not", "dataset.chunks"]),
+        (
+            [{**ROW, "tags": ["B-X", "NOUN"]}],
+            {},
+            ["the tag B-X (", "a.jsonl line 1, word 1) is one of a chunk and NOUN (", "line 1, word 2) is not"],
+        ),
         ([ROW], {"labels": ["O", "B-Y"]}, ["line 1, word 2 (is) has the tag 'B-X'", "O, B-Y", "dataset.labels="]),
         ([{**ROW, "tags": [0, 2]}], {"labels": ["O", "B"]}, ["word 2 (is) has the tag 2", "dataset.labels="]),
         ([ROW], {"labels": ["O", "O"]}, ["dataset.labels=['O', 'O']", "each of them once"]),
