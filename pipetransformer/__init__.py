@@ -3,6 +3,7 @@
 The public names are imported when they are used: importing the package imports neither torch nor Hydra.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -138,7 +139,8 @@ __all__ = sorted(MODULES)
 def __getattr__(name: str) -> Any:
     if name not in MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(MODULES[name]), name)
+    found = getattr(import_module(MODULES[name]), name)
+    return sys.modules.get(f"{__name__}.{name}", found)  # a package of that name, which is callable
 
 
 def __dir__() -> list[str]:

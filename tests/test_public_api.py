@@ -42,6 +42,13 @@ def test_every_public_name_is_where_the_table_says(name: str) -> None:
     assert name in dir(pt)
 
 
+def test_a_simulation_is_composed_before_anything_else_is_imported() -> None:
+    """Hydra finds the classes of its YAML through the package, whose ``simulate`` is a function to users."""
+    code = "from pipetransformer.config.compose import compose_simulation; compose_simulation([])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("before", ["", "import pipetransformer.simulate.run; "], ids=["first", "after its package"])
 def test_simulate_is_a_function_whatever_was_imported_before(before: str) -> None:
     code = f"import sys, pipetransformer as pt; {before}assert callable(pt.simulate); pt.simulate; pt.simulate()"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from pipetransformer.data.base import NUM_PROBED, Data, DatasetSpec, ImageFormat, Split, TextFormat, evenly_spaced
+from pipetransformer.data.map_samples import Sample, readable, sample_of
 from pipetransformer.data.tasks import Task
 from pipetransformer.errors import UserError
 from pipetransformer.models.base import Head
@@ -24,15 +25,14 @@ Metrics = Callable[[np.ndarray, np.ndarray], dict[str, float]]
 """Metrics from predictions (N, ...) and targets (N, ...) of all samples in order."""
 OutputShape = Callable[[tuple[int, ...]], tuple[int, ...]]
 
-INPUTS, TARGETS = ("input_ids", "pixel_values", "input", "image"), ("labels", "label", "target")
-PER_TOKEN = ("attention_mask", "token_type_ids", "position_ids")
 READ_AT_ONCE = 256  # samples, where all are looked at
 
 
 class MapStyleSplit(Split):
     """Samples of a map-style data set.
 
-    A sample is a pair ``(input, target)``, or a dictionary with one of :data:`INPUTS`, one of :data:`TARGETS` and, for
+    A sample is a pair ``(input, target)``, or a dictionary with one of
+    :data:`~pipetransformer.data.map_samples.INPUTS`, one of :data:`~pipetransformer.data.map_samples.TARGETS` and, for
     tokens, further values per token such as ``attention_mask``. Inputs are tensors of one shape, or token ids, 1-D and
     of any length, which are padded on the right and masked. Of a ``datasets.Dataset``, whatever its format, the columns
     with these names are read and no others, as by transformers' trainer.
@@ -201,108 +201,12 @@ class MapStyleSplit(Split):
     def _load(self, ids: Sequence[int]) -> list[Sample]:
         read = getattr(self._dataset, "__getitems__", None)
         rows = [self._dataset[i] for i in ids] if read is None else read(list(ids))
-        return [_sample(row, i) for i, row in zip(ids, rows, strict=True)]
+        return [sample_of(row, i) for i, row in zip(ids, rows, strict=True)]
 
     def _all(self, ids: Sequence[int]) -> Iterator[Sample]:
         """Yields many samples, a few in memory at a time."""
         for start in range(0, len(ids), READ_AT_ONCE):
             yield from self._load(ids[start : start + READ_AT_ONCE])
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One sample as tensors.
-
-    Attributes:
-        input: The input, (T,) of tokens or of any shape.
-        target: What the loss compares with, () or (k,).
-        per_token: Further values of each token, (T,).
-        is_tagged: The target has a number for each token, of padding too.
-    """
-
-    input: Tensor
-    target: Tensor
-    per_token: dict[str, Tensor] = field(default_factory=dict)
-    is_tagged: bool = False
-
-    @property
-    def is_text(self) -> bool:
-        return self.input.ndim == 1 and not self.input.is_floating_point()
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.input)
-
-    def equals(self, other: Sample) -> bool:
-        """Returns whether both have the same input, bit for bit."""
-        mine, theirs = self.input, other.input
-        return mine.shape == theirs.shape and bool((mine == theirs).all())
-
-
-def readable(name: str, dataset: Any) -> Any:
-    """Returns the data set, or what is read of a ``datasets.Dataset``.
-
-    Raises:
-        UserError: It is no map-style data set.
-    """
-    if isinstance(dataset, Mapping):
-        raise UserError(f"the data set {name} holds several: {', '.join(map(str, dataset))}; give one of them")
-    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-        raise UserError(
-            f"the data set {name} is a {type(dataset).__name__} without a length or without indices; give a map-style "
-            "one, from which samples are read in any order"
-        )
-    columns = getattr(dataset, "column_names", None)
-    if columns is None or not hasattr(dataset, "select_columns") or dataset.format["type"] == "custom":
-        return dataset  # whose transform may read any column
-    wanted = [column for column in columns if column in (*INPUTS, *TARGETS, *PER_TOKEN)]
-    return dataset.select_columns(wanted) if {*wanted} & {*INPUTS} and {*wanted} & {*TARGETS} else dataset
-
-
-def _sample(row: Any, index: int) -> Sample:
-    """A row of the data set as a sample; padding that it brings is cut off."""
-    import torch
-
-    if isinstance(row, Mapping):
-        given, target = _one_of(row, INPUTS, index), _one_of(row, TARGETS, index)
-        others = {key: value for key, value in row.items() if key not in (given, target)}
-        pair: tuple[Any, Any] = row[given], row[target]
-    elif isinstance(row, tuple | list) and len(row) == 2:
-        pair, others = (row[0], row[1]), {}
-    else:
-        raise UserError(
-            f"sample {index} is a {type(row).__name__}; a sample is a pair (input, target), or a dictionary with one "
-            f"of {', '.join(INPUTS)} and one of {', '.join(TARGETS)}"
-        )
-    sample = Sample(torch.as_tensor(pair[0]), torch.as_tensor(pair[1]))
-    if not sample.is_text:
-        return sample
-    per_token: dict[str, Tensor] = {}
-    for key, value in others.items():
-        try:
-            per_token[key] = torch.as_tensor(value)
-        except (TypeError, ValueError, RuntimeError):
-            raise UserError(
-                f"{key} of sample {index} is a {type(value).__name__}; leave it out or give one value per token"
-            ) from None
-    for key, values in per_token.items():
-        if values.shape != sample.input.shape:
-            raise UserError(
-                f"{key} of sample {index} has shape {tuple(values.shape)}, and its {len(sample.input)} tokens have one "
-                "value each; leave it out or give one value per token"
-            )
-    mask = per_token.pop("attention_mask", torch.ones_like(sample.input)).bool()
-    length = max(1, int(mask.nonzero().max()) + 1 if mask.any() else 1)
-    per_token["attention_mask"] = mask
-    per_token = {key: values[:length] for key, values in per_token.items()}
-    return Sample(sample.input[:length], sample.target, per_token, sample.target.shape == sample.input.shape)
-
-
-def _one_of(row: Mapping[str, Any], names: tuple[str, ...], index: int) -> str:
-    found = [name for name in names if name in row]
-    if len(found) != 1:
-        raise UserError(f"sample {index} has the keys {', '.join(row)}; give exactly one of {', '.join(names)}")
-    return found[0]
 
 
 def _array(values: Tensor) -> np.ndarray:

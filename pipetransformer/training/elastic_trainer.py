@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from pipetransformer.config.schema import Config
 from pipetransformer.config.sections import Cache, Checkpointing, Evaluation, Guard, Loading, Parallel, Resume
 from pipetransformer.config.validate import validate
-from pipetransformer.data.map_style import Loss, MapStyleData, MapStyleSplit, Metrics, readable
+from pipetransformer.data.map_samples import readable
+from pipetransformer.data.map_style import Loss, MapStyleData, MapStyleSplit, Metrics
 from pipetransformer.errors import UserError
 from pipetransformer.freeze.base import FreezePolicy
 from pipetransformer.freeze.pipetransformer import PaperRule
