@@ -1,8 +1,7 @@
 """Measures the part of each layer that a rank of a mesh has, before any mesh is formed.
 
-The rank computes what rank 0 of the mesh would, with exchanges that only pretend: an all-gather repeats the rank's own
-part, a reduce-scatter takes its first part, an all-reduce copies. Shapes, kernels and Python are those of a step, and
-the bytes of the exchanges are counted; :mod:`pipetransformer.autopipe.meshes` turns them into seconds by the links.
+The rank computes what rank 0 of the mesh would, with exchanges that are pretended, and whose bytes are counted
+(:mod:`~pipetransformer.profiling.pretended`); :mod:`pipetransformer.autopipe.meshes` turns them into seconds.
 
 A link is measured while both of its ends are ready. In a step an exchange waits for the rank that computes longest, and
 begins on cores that have just computed. So a block runs once more with a real exchange at each pretended one, and
@@ -16,7 +15,6 @@ import statistics
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -41,103 +39,15 @@ from pipetransformer.profiling.layers import (
     with_untouched_bytes,
 )
 from pipetransformer.profiling.network import FEW_BYTES, destroyed
+from pipetransformer.profiling.pretended import Meet, PretendedMesh, Tally, nothing
 from pipetransformer.profiling.timing import ENOUGH_S, timed, typical
 from pipetransformer.runtime.batch import Batch
 from pipetransformer.runtime.embedding_gradients import embedding_weights
-from pipetransformer.runtime.mesh import MeshAxis, RankMesh
 from pipetransformer.runtime.mesh_stage import MeshStage
 from pipetransformer.runtime.precision import Precision
 from pipetransformer.runtime.tensor_parallel import shard_layer
 
 FEWEST_ROUNDS, MOST_ROUNDS, EXCHANGES_OF_A_ROUND = 5, 25, 12
-Tally = Counter[str]
-"""Exchanges so far: ``collectives`` and ``messages``, and the bytes that a rank receives in them."""
-
-
-Meet = Callable[[str, int, Tensor], object]
-"""``meet(name, num_ranks, own)``: makes an exchange of that name with what this rank gives to it."""
-
-
-def _nothing(name: str, num_ranks: int, own: Tensor) -> None:
-    """Does nothing: a rank that pretends meets no other."""
-
-
-@dataclass
-class Pretended:
-    """Exchanges that a rank only pretends.
-
-    Attributes:
-        tally: Counts them.
-        meet: Is called at each of them.
-    """
-
-    tally: Tally = field(default_factory=Counter)
-    meet: Meet = _nothing
-
-    def count(self, name: str, num_ranks: int, own: Tensor, num_bytes: int) -> None:
-        """Counts an exchange.
-
-        Args:
-            name: Of :class:`~pipetransformer.runtime.mesh.MeshAxis`' function.
-            num_ranks: Of the axis.
-            own: What this rank gives to it.
-            num_bytes: What a rank receives.
-        """
-        kind = "messages" if name == "rotate" else "collectives"
-        self.tally[kind] += 1
-        self.tally[f"{kind}_bytes"] += num_bytes
-        self.meet(name, num_ranks, own)
-
-
-@dataclass(frozen=True)
-class PretendedAxis(MeshAxis):
-    """Rank 0 of an axis without other ranks.
-
-    Attributes:
-        exchanges: Those of all axes of a mesh.
-    """
-
-    exchanges: Pretended = field(default_factory=Pretended)
-
-    def all_gather(self, x: Tensor, dim: int) -> Tensor:
-        if self.size == 1:
-            return x
-        self.exchanges.count("all_gather", self.size, x, (self.size - 1) * x.nbytes)
-        return torch.cat([x] * self.size, dim)
-
-    def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
-        if self.size == 1:
-            return x
-        summed = self.summed(x)
-        self.exchanges.count("reduce_scatter", self.size, summed, (self.size - 1) * summed.nbytes // self.size)
-        return x.narrow(dim, 0, x.shape[dim] // self.size).contiguous()
-
-    def all_reduce(self, x: Tensor) -> Tensor:
-        if self.size == 1:
-            return x
-        summed = self.summed(x)
-        self.exchanges.count("all_reduce", self.size, summed, 2 * (self.size - 1) * summed.nbytes // self.size)
-        return x.clone()
-
-    def rotate(self, block: Tensor, received: Tensor) -> Tensor:
-        self.exchanges.count("rotate", self.size, block, received.nbytes)
-        return received.zero_()
-
-
-class PretendedMesh(RankMesh):
-    """Rank 0 of a mesh without other ranks.
-
-    Attributes:
-        exchanges: Those along all axes.
-    """
-
-    def __init__(self, mesh: StageMesh) -> None:
-        super().__init__(mesh, 0, {})
-        self.exchanges = Pretended()
-        self.axes = {
-            name: PretendedAxis(axis.size, 0, widens=axis.widens, exchanges=self.exchanges)
-            for name, axis in self.axes.items()
-        }
 
 
 class ShardedLayer:
@@ -255,18 +165,18 @@ class _Exchanges:
         exchanges, group = self._runs.mesh.exchanges, dist.new_group(range(num_ranks))
         alone, met = list[float](), list[float]()
         with ExitStack() as closing:
-            meet: Meet = _nothing
+            meet: Meet = nothing
             if dist.get_rank() < num_ranks:
                 assert isinstance(group, ProcessGroup)
                 closing.enter_context(destroyed(group))
                 meet = partial(_meet, group)
-            closing.callback(setattr, exchanges, "meet", _nothing)
+            closing.callback(setattr, exchanges, "meet", nothing)
             for _ in range(num_rounds):
                 alone.append(timed(passes, self._device)[0])
                 meet("all_reduce", 1, torch.zeros((), device=self._device))
                 exchanges.meet = meet
                 met.append(timed(passes, self._device)[0])
-                exchanges.meet = _nothing
+                exchanges.meet = nothing
         return alone, met
 
     def _link_seconds(self, tally: Tally) -> float:

@@ -12,7 +12,7 @@ from torch import nn
 from pipetransformer.autopipe.profile import MeshProfile
 from pipetransformer.mesh import StageMesh
 from pipetransformer.profiling.memory import AutocastCopies, count_saved_bytes
-from pipetransformer.profiling.meshes import PretendedAxis
+from pipetransformer.profiling.pretended import PretendedAxis
 from pipetransformer.runtime.ring_attention import ring_scores, ring_values
 
 
