@@ -238,6 +238,7 @@ class Profile:
             micro-batch, and in addition per byte of the layer's parameters.
         step_overhead_s: Seconds of a step that no plan changes: norms, clipping, sums over the ranks, bookkeeping.
         read: Reading a replica's batch where no cache is read, before the first layer.
+        fill_read_s: Reading a sample's input in a fill of the cache from the input, for which its rank waits.
         contention: Seconds of a layer while all devices of a node compute, over those while one does, at least 1: they
             may share cores and memory. The layers' times are those while all do.
         timed: Plans whose first steps have been compared with their prediction, the last one at the end.
@@ -257,6 +258,7 @@ class Profile:
     sharding_s_per_byte: float = 0.0
     step_overhead_s: float = 0.0
     read: AffineTime = AffineTime(0.0, 0.0)
+    fill_read_s: float = 0.0
     contention: float = 1.0
     timed: tuple[TimedPlan, ...] = ()
     meshes: tuple[MeshProfile, ...] = ()

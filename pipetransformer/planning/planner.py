@@ -176,6 +176,7 @@ class Planner:
         if new.cache_level > level:
             work_s = fill_seconds(self.without_overhead(), level, new.cache_level, remaining.num_samples)
             work_s *= self.profile.correction(kind_of_plan(new)).factor
+            work_s += remaining.num_samples * self.profile.fill_read_s * (level == 0)
         return replace(transition, cost_s=remaining.overhead_s + move_s + work_s / self.cluster.num_devices)
 
     def keep(self, plan: Plan, num_frozen: int) -> Plan:

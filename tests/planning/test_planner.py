@@ -81,6 +81,26 @@ def test_a_cache_that_takes_longer_to_fill_than_it_saves_is_left_out() -> None:
     assert (choice.after.num_frozen, choice.after.cache_level) == (4, 0)
 
 
+@pytest.mark.parametrize(("read_s", "level"), [(0.0, 4), (0.5, 4), (1e4, 0)])
+def test_pictures_that_are_slow_to_decode_are_not_read_once_more_for_less_than_it_saves(
+    read_s: float, level: int
+) -> None:
+    known, filled = planner(memory_mib=115), remaining(num_samples=160)
+    elastic = Planner(replace(known.profile, fill_read_s=read_s), known.cluster, Parallel(), BATCH_SIZE)
+    choice = transition(elastic, 4, filled)
+    assert choice.after.cache_level == level
+    if level:
+        more_s = choice.cost_s - transition(known, 4, filled).cost_s
+        assert more_s == pytest.approx(160 * read_s / 4), "four devices divide the samples"
+
+
+def test_a_fill_from_stored_features_reads_no_input() -> None:
+    known = planner(memory_mib=115)
+    elastic = Planner(replace(known.profile, fill_read_s=1e4), known.cluster, Parallel(), BATCH_SIZE)
+    cached = elastic.next(elastic.initial(), 2, 2)
+    assert transition(elastic, 4, remaining(), cached).after.cache_level == 4
+
+
 def test_moving_layers_over_a_slow_link_counts() -> None:
     fast, slow = planner(memory_mib=115), planner(memory_mib=115, bandwidth=1e5)
     assert transition(fast, 4, remaining(num_steps=20)).after.num_replicas == 2

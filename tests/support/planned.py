@@ -6,6 +6,7 @@ from unittest import mock
 
 import torch.distributed as dist
 
+from pipetransformer.autopipe.profile import AffineTime
 from pipetransformer.planning.planner import Planner
 from pipetransformer.training import planner_setup
 from pipetransformer.training.cache_session import CacheSession
@@ -40,3 +41,17 @@ def numbers_of_plans(overrides: tuple[str, ...], folder: Path, of_nodes: bool) -
     ]
     with patches[0], patches[1], patches[2]:
         return play(overrides, folder, made_up_times=False), seen
+
+
+def reading_of_plans(overrides: tuple[str, ...], folder: Path) -> list[tuple[AffineTime, float]]:
+    """The time of reading in a step and in a fill by which a run plans, where a batch took 1 s and 2 s a sample."""
+    seen: list[tuple[AffineTime, float]] = []
+
+    def planner(profile: Any, *arguments: Any) -> Planner:
+        seen.append((profile.read, profile.fill_read_s))
+        return Planner(profile, *arguments)
+
+    reading = mock.patch.object(planner_setup, "measure_reading", return_value=AffineTime(1.0, 2.0))
+    with mock.patch.object(planner_setup, "Planner", planner), reading:
+        assert play(overrides, folder, made_up_times=False) == ""
+    return seen

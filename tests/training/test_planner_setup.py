@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 from support.jobs import TINY
-from support.planned import numbers_of_plans
+from support.planned import numbers_of_plans, reading_of_plans
 from support.pool import Pool
+
+from pipetransformer.autopipe.profile import AffineTime
 
 RUN = (*TINY, "epochs=2", "freeze=schedule", "freeze.num_frozen=[1]", "freeze.interval=0.5")
 
@@ -24,3 +26,11 @@ def test_nodes_that_store_different_samples_plan_by_the_same_numbers(pool: Pool,
     first, second = pool.run(2, numbers_of_plans, RUN, tmp_path, True)
     assert first == second
     assert "cache_miss_rate=0.1," in first[1][0]
+
+
+@pytest.mark.parametrize(("num_workers", "in_a_step"), [(0, AffineTime(1.0, 2.0)), (1, AffineTime(0.0, 0.0))])
+def test_workers_read_ahead_of_steps_and_of_no_fill(
+    num_workers: int, in_a_step: AffineTime, pool: Pool, tmp_path: Path
+) -> None:
+    options = (*RUN, f"loader.num_workers={num_workers}", "epochs=1", "freeze=none")
+    assert pool.run(1, reading_of_plans, options, tmp_path) == [[(in_a_step, 2.0)]]
