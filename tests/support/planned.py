@@ -10,6 +10,7 @@ from pipetransformer.autopipe.profile import AffineTime
 from pipetransformer.planning.planner import Planner
 from pipetransformer.training import planner_setup
 from pipetransformer.training.cache_session import CacheSession
+from pipetransformer.training.loader import BatchLoader
 from support.jobs import play
 
 _num_samples = CacheSession.num_samples
@@ -43,7 +44,7 @@ def numbers_of_plans(overrides: tuple[str, ...], folder: Path, of_nodes: bool) -
         return play(overrides, folder, made_up_times=False), seen
 
 
-def reading_of_plans(overrides: tuple[str, ...], folder: Path) -> list[tuple[AffineTime, float]]:
+def reading_of_plans(overrides: tuple[str, ...], folder: Path, reads_ahead: bool) -> list[tuple[AffineTime, float]]:
     """The time of reading in a step and in a fill by which a run plans, where a batch took 1 s and 2 s a sample."""
     seen: list[tuple[AffineTime, float]] = []
 
@@ -52,6 +53,7 @@ def reading_of_plans(overrides: tuple[str, ...], folder: Path) -> list[tuple[Aff
         return Planner(profile, *arguments)
 
     reading = mock.patch.object(planner_setup, "measure_reading", return_value=AffineTime(1.0, 2.0))
-    with mock.patch.object(planner_setup, "Planner", planner), reading:
+    ahead = mock.patch.object(BatchLoader, "reads_ahead", new_callable=mock.PropertyMock, return_value=reads_ahead)
+    with mock.patch.object(planner_setup, "Planner", planner), reading, ahead:
         assert play(overrides, folder, made_up_times=False) == ""
     return seen

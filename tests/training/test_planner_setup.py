@@ -28,9 +28,9 @@ def test_nodes_that_store_different_samples_plan_by_the_same_numbers(pool: Pool,
     assert "cache_miss_rate=0.1," in first[1][0]
 
 
-@pytest.mark.parametrize(("num_workers", "in_a_step"), [(0, AffineTime(1.0, 2.0)), (1, AffineTime(0.0, 0.0))])
+@pytest.mark.parametrize(("reads_ahead", "in_a_step"), [(False, AffineTime(1.0, 2.0)), (True, AffineTime(0.0, 0.0))])
 def test_workers_read_ahead_of_steps_and_of_no_fill(
-    num_workers: int, in_a_step: AffineTime, pool: Pool, tmp_path: Path
+    reads_ahead: bool, in_a_step: AffineTime, pool: Pool, tmp_path: Path
 ) -> None:
-    options = (*RUN, f"loader.num_workers={num_workers}", "epochs=1", "freeze=none")
-    assert pool.run(1, reading_of_plans, options, tmp_path) == [[(in_a_step, 2.0)]]
+    options = (*TINY, "epochs=1", "freeze=none")
+    assert pool.run(1, reading_of_plans, options, tmp_path, reads_ahead) == [[(in_a_step, 2.0)]]
