@@ -104,9 +104,11 @@ def use_one_temporary_folder() -> None:
     remove_stale()
     sockets = util.get_temp_dir()  # made before and elsewhere: a socket's path has to be short; it is removed by itself
     folder = tempfile.mkdtemp(prefix=TEMPORARY)
-    lock = os.open(os.path.join(folder, LOCK), os.O_CREAT | os.O_RDWR)  # held until this process ends
+    unlocked = os.path.join(folder, "unlocked")  # so that a run that starts beside this one does not find it
+    lock = os.open(unlocked, os.O_CREAT | os.O_RDWR)  # held until this process ends
     fcntl.flock(lock, fcntl.LOCK_EX)
     os.write(lock, sockets.encode())
+    os.rename(unlocked, os.path.join(folder, LOCK))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     os.environ["TMPDIR"] = tempfile.tempdir = folder
 

@@ -81,3 +81,31 @@ def test_what_a_killed_launcher_has_left_is_removed_also_where_nothing_is_resume
         fcntl.flock(held, fcntl.LOCK_EX)
         assert finished_summary(loaded("resume=auto"), run_dir) == {"status": "completed"}
     assert {path.name for path in tmp_path.iterdir()} == {"pymp-alive", "pipetransformer-alive", "run"}
+
+
+def test_two_runs_that_start_at_once_leave_each_other_their_temporary_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one looks for what a killed run has left just before this one has its lock."""
+    lock_it, found, held = fcntl.flock, list[bool](), list[int]()
+
+    def flock(file: int, how: int) -> None:
+        if how == fcntl.LOCK_EX:
+            forkserver.remove_stale()
+            (folder,) = tmp_path.glob(f"{forkserver.TEMPORARY}*")
+            found.append(any(folder.iterdir()))
+            held.append(file)
+        lock_it(file, how)
+
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(forkserver.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(forkserver.util, "get_temp_dir", lambda: str(tmp_path / "pymp-sockets"))
+    monkeypatch.setattr(forkserver.atexit, "register", lambda *_, **__: None)
+    monkeypatch.setattr(fcntl, "flock", flock)
+    forkserver.use_one_temporary_folder.__wrapped__()
+    assert found == [True]
+    (folder,) = tmp_path.glob(f"{forkserver.TEMPORARY}*")
+    assert (folder / forkserver.LOCK).read_text() == str(tmp_path / "pymp-sockets")
+    forkserver.remove_stale()
+    assert folder.is_dir(), "its run goes on"
+    os.close(*held)
