@@ -21,7 +21,7 @@ Writes the model of a run, or of one of its checkpoints, as timm or transformers
   pipetransformer-export run=<folder> step=1200 out=my-model
 
   run=<folder>    the run folder
-  step=<number>   step of a checkpoint; by default the newest one that is whole
+  step=<number>   step of a checkpoint; by default that of the saved model, or the newest one that is whole
   out=<folder>    where to, an empty or new folder; by default <run folder>/export
   merge=true      add the adapters of peft=lora to the weights; by default they are written in peft's format
   The data of the run need not be there."""
@@ -32,7 +32,7 @@ Scores the model of a run, or of one of its checkpoints, in one process; prints 
   pipetransformer-evaluate run=<folder> dataset.path=<other data> predictions=true
 
   run=<folder>       the run folder
-  step=<number>      step of a checkpoint; by default the newest one that is whole, or the saved model
+  step=<number>      step of a checkpoint; by default that of the saved model, or the newest one that is whole
   split=<names>      splits to score, separated by commas; by default those that the run evaluates
   predictions=true   write <split>.jsonl, one line for each sample
   out=<folder>       where to; by default <run folder>/evaluation
@@ -137,12 +137,15 @@ def _export(options: Options) -> None:
 
 
 def _evaluate(options: Options) -> None:
-    from pipetransformer.training.saved_run import open_saved, score
+    from pipetransformer.training.saved_run import is_own_data, open_saved, score
 
     run_dir = Path(options.run)
     folder = Path(options.out or run_dir / "evaluation")
     names = [name for name in options.split.split(",") if name]
     config, is_other = settings_to_score(run_dir / CONFIG, options.overrides)
+    if is_other and is_own_data(run_dir, own := read_config(run_dir / CONFIG, options.overrides)):
+        print(f"{own.dataset.path} is the data of the run, whose own split is scored")
+        config, is_other = own, False
     saved = open_saved(run_dir, config, _step(options))
     if is_other and not names:
         refuse_a_part(config, saved.data.evaluation[0].name)
@@ -153,16 +156,20 @@ def _evaluate(options: Options) -> None:
 
 
 def settings_to_score(file: Path, overrides: Sequence[str]) -> tuple[Config, bool]:
-    """Reads the settings of a run for scores, perhaps of other data. A file of other data is scored as a whole.
+    """Reads the settings of a run for scores, perhaps of other data, all of which is scored.
 
     Returns:
         The settings, and whether it is other data of which nobody says what to evaluate on.
     """
     own, given = (read_config(file, each, with_data=False).dataset for each in ((), overrides))
-    is_said = {"dataset.eval_path", "dataset.eval_split"} & {each.partition("=")[0] for each in overrides}
-    is_other = _place(own) != _place(given) and not is_said
-    if is_other and given.path is not None and Path(given.path).is_file() and hasattr(given, "eval_path"):
-        overrides = [*overrides, "dataset.eval_path=${dataset.path}", "dataset.eval_split=null"]
+    said = {each.partition("=")[0] for each in overrides}
+    is_other = _place(own) != _place(given) and not {"dataset.eval_path", "dataset.eval_split"} & said
+    if is_other:
+        is_file = given.path is not None and Path(given.path).is_file()
+        whole = {"max_train_samples": "null", "max_eval_samples": "null", "eval_split": "null"}
+        whole["eval_path"] = "${dataset.path}" if is_file else "null"
+        options = {f"dataset.{name}": value for name, value in whole.items() if hasattr(given, name)}
+        overrides = [*overrides, *(f"{name}={value}" for name, value in options.items() if name not in said)]
     return read_config(file, overrides), is_other
 
 

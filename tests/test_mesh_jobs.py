@@ -53,6 +53,24 @@ def test_a_preset_trains_and_saves_as_a_single_device_does(
     assert_close(answers_of_timm(job, pictures), answers_of_timm(single, pictures), rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize(
+    ("world", "mesh"),
+    [(2, ("parallel.tp=2", "parallel.num_stages=1")), (4, ("parallel.tp=2", "parallel.num_stages=2"))],
+    ids=["one stage", "two stages"],
+)
+def test_features_that_a_mesh_stores_are_found_by_the_next_run_on_any_arrangement(
+    world: int, mesh: tuple[str, ...], pool: Pool, tmp_path: Path
+) -> None:
+    """Their key has the frozen weights in one piece, the same on every rank, also where it has other layers."""
+    frozen = (*TINY, "freeze=prefix", "freeze.num_blocks=1", "precision=float64", f"cache.path={tmp_path / 'features'}")
+    first = run_job(pool, world, tmp_path / "mesh", *frozen, *mesh, made_up_times=True)
+    again = run_job(pool, 1, tmp_path / "single", *frozen, "parallel=single", made_up_times=True)
+    assert (first.error, again.error) == ("", "")
+    fills = [run.events("cache_fill") for run in (first, again)]
+    assert [(fill["num_found"], fill["to_level"]) for (fill, *_) in fills] == [(0, 1), (fills[0][0]["num_samples"], 1)]
+    assert again.losses == pytest.approx(first.losses, rel=0, abs=1e-10)
+
+
 def answers_of_timm(run: Job, pictures: Tensor) -> Tensor:
     """Loads the model that a run has saved as its library does, and asks it."""
     model = timm.create_model(f"local-dir:{run.folder / 'model'}", pretrained=True).double().eval()

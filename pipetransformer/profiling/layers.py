@@ -175,7 +175,7 @@ def layer_profile(
     names = ("forward_s", "input_grad_s", "weight_grad_s", "lowest_grad_s")
     update_s = max(0.0, _update_seconds(trainable(layer), optimizer) - idle_update_s)
     numbers = [getattr(measured, name) for measured in (small, large) for name in names] + [update_s]
-    numbers = _mean_over_ranks(numbers, next(layer.parameters()).device)
+    numbers = _mean_over_ranks(numbers, xs[0].device)
     forward, input_grad, weight_grad, lowest_grad = (
         AffineTime.through((sizes[0], sizes[1]), (numbers[i], numbers[i + len(names)])) for i in range(len(names))
     )

@@ -54,7 +54,8 @@ class Chunks:
         self._device, self.traffic = device, HostTraffic()
         self._owners: dict[Chunk, list[nn.Parameter]] = {}
         for index, layer in layers.items():
-            self._owners[Chunk(index, "weights")] = list(layer.by_name().values())
+            if own_weights := list(layer.by_name().values()):
+                self._owners[Chunk(index, "weights")] = own_weights
             if active_parameters.get(index):
                 self._owners[Chunk(index, "gradient")] = list(active_parameters[index])
             for module in layer.modules():

@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 from pipetransformer.autodp.topology import Topology
 from pipetransformer.autodp.transition import Placement, Transition
 from pipetransformer.autopipe.plan import Plan
+from pipetransformer.models.layer import Layer
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.base import OptimizerSpec
 from pipetransformer.runtime.compiled import BlockCompiler
@@ -47,6 +48,7 @@ class HeldModel:
         self._spec = optimizer
         self._compiler = BlockCompiler(len(stack)) if context.compiles else None
         self._shards: FsdpLayers | None = None
+        self._computing: dict[int, Layer] = {}  # whole layers of a mesh that are lent to compute features
 
     @property
     def num_layers(self) -> int:
@@ -103,10 +105,15 @@ class HeldModel:
         numbers = range(first, last + 1)
         layers = {number: self.resident.stack[number] for number in numbers}
         compiler = self._compiler if self._shards is None else None
+        before = self._computing
         if self.resident.cuts.any:
             layers = whole_layers(self.resident, self.placement, numbers)
-        with self._borrowed(numbers), eval_forward(layers, self.precision, self.device, compiler) as forward:
-            yield forward
+            self._computing = {**before, **layers}
+        try:
+            with self._borrowed(numbers), eval_forward(layers, self.precision, self.device, compiler) as forward:
+                yield forward
+        finally:
+            self._computing = before
 
     def _borrowed(self, layers: range) -> AbstractContextManager[None]:
         if self.resident.cuts.any:
@@ -116,8 +123,9 @@ class HeldModel:
         return borrowed(self.resident, self.placement, layers)
 
     def layer_state(self, layer: int) -> dict[str, Tensor]:
-        """Returns the weights of a layer that this rank holds or borrows, by name."""
-        return {name: tensor.detach() for name, tensor in self.resident.stack[layer].original_state().items()}
+        """Returns the whole weights of a layer inside :meth:`frozen_forward`, by name, the same on every rank."""
+        whole = self._computing.get(layer, self.resident.stack[layer])
+        return {name: tensor.detach() for name, tensor in whole.original_state().items()}
 
     @contextmanager
     def averaged(self) -> Iterator[None]:

@@ -136,8 +136,9 @@ class ResidentLayers:
 
     def pack(self, layer: int, with_state: bool = True) -> Tensor:
         """Returns the tensors of a held layer's :meth:`manifest` as one tensor of bytes (num_bytes,)."""
+        nothing = torch.empty(0, dtype=torch.uint8, device=self.device)  # a layer may have no tensors
         with torch.no_grad():
-            return torch.cat([as_bytes(tensor, self.device) for _, _, tensor in self.tensors(layer, with_state)])
+            return torch.cat([nothing, *(as_bytes(each, self.device) for *_, each in self.tensors(layer, with_state))])
 
     def unpack(self, layer: int, manifest: Manifest, data: Tensor) -> None:
         """Fills a layer with the tensors that :meth:`pack` packed on another rank.

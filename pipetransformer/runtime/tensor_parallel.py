@@ -218,8 +218,9 @@ def shard_layer(layer: Layer, mesh: RankMesh, is_head: bool = False) -> None:
         is_head: The layer stays whole.
 
     Raises:
-        UserError: A parameter has no rule.
+        UserError: A parameter has no rule, or attention would not go around the ring.
     """
+    _refuse_own_attention(layer, mesh)
     module, found = layer.module, parts_of(layer, is_head)
     layer.whole_shapes = {name: parameter.shape for name, parameter in layer.by_name().items()}
     if is_head:
@@ -234,6 +235,17 @@ def shard_layer(layer: Layer, mesh: RankMesh, is_head: bool = False) -> None:
         owner = module.get_submodule(path)
         whole = getattr(owner, leaf)
         setattr(owner, leaf, nn.Parameter(part.cut(whole.detach(), box).clone(), whole.requires_grad))
+
+
+def _refuse_own_attention(layer: Layer, mesh: RankMesh) -> None:
+    """Refuses attention that computes its own softmax: a ring takes the place of torch's function alone."""
+    own = (name for name, module in layer.module.named_modules() if getattr(module, "fused_attn", True) is False)
+    if mesh.mesh.cp > 1 and (name := next(own, None)) is not None:
+        raise UserError(
+            f"`cp`={mesh.mesh.cp} splits the tokens, and {layer.prefix}{name} computes its attention without torch's "
+            "scaled_dot_product_attention, so that tokens would not see each other; set its fused_attn (timm: "
+            "TIMM_FUSED_ATTN=1), or take `cp`=1"
+        )
 
 
 def replace_leaf(module: nn.Module, path: str, rule: Rule, mesh: RankMesh) -> None:

@@ -33,7 +33,10 @@ def send_layers(resident: ResidentLayers, moves: tuple[Move, ...]) -> int:
     received: dict[int, torch.Tensor] = {}
     operations = []
     for move in moves:
-        if move.source == rank:
+        if _num_bytes(manifests[move.layer]) == 0:
+            if move.target == rank:
+                received[move.layer] = torch.empty(0, dtype=torch.uint8, device=resident.device)
+        elif move.source == rank:
             operations.append(dist.P2POp(dist.isend, packed[move.layer], move.target))
         elif move.target == rank:
             buffer = torch.empty(_num_bytes(manifests[move.layer]), dtype=torch.uint8, device=resident.device)
@@ -95,7 +98,8 @@ def _broadcast_layers(resident: ResidentLayers, placement: Placement, layers: ra
         data = resident.pack(layer, with_state=False) if rank == source else torch.empty(
             _num_bytes(manifests[layer]), dtype=torch.uint8, device=resident.device
         )  # fmt: skip
-        dist.broadcast(data, source)
+        if len(data):
+            dist.broadcast(data, source)
         if not resident.holds(layer):  # it may have borrowed the layer before, and still use it
             resident.unpack(layer, manifests[layer], data)
             borrowed.append(layer)
@@ -118,6 +122,8 @@ def gather_state_dict(resident: ResidentLayers, placement: Placement) -> dict[st
     state: dict[str, torch.Tensor] = {}
     for layer, owner in enumerate(owners):
         lacks = rank == 0 and not resident.holds(layer)  # a layer of another rank may be borrowed, and still be used
+        if not _num_bytes(manifests[layer]):
+            continue
         if owner == rank and rank != 0:
             dist.send(resident.pack(layer, with_state=False), 0)
         elif rank == 0 and owner != 0:

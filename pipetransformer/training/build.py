@@ -93,6 +93,7 @@ def prepare(
         config.optim.check_shards()
     resumed = None if checkpoint is None else resume(checkpoint, config, data, stack)
     check_world(dist.get_world_size(), len(stack), config.batch_size)
+    check_chunks(config.parallel, device, dist.get_world_size())
     nodes = NodeLayout.here()
     sources = _sources(config, data, stack, nodes)
     optim = config.optim.for_model(sources[0].hidden_size, config.peft.rate_factor, config.model.pretrained)
@@ -124,6 +125,19 @@ def prepare(
         data, stack, *loaders, planner, _first(planner, config.parallel), cache_setup, runtime, inputs, optim, order,
         resumed,
     )  # fmt: skip
+
+
+def check_chunks(parallel: Parallel, device: torch.device, world_size: int) -> None:
+    """Refuses chunks on several GPUs, before one of their plans is asked for in the middle of a run.
+
+    Raises:
+        UserError: Their gradients lie in host memory, where GPUs cannot sum them.
+    """
+    if parallel.device_chunk_gib is not None and device.type != "cpu" and world_size > 1:
+        raise UserError(
+            f"`device_chunk_gib`={parallel.device_chunk_gib:g} has the gradients of each rank in host memory, and "
+            f"{world_size} GPUs sum theirs on the device; take `world_size`=1, or `arrangement`='sharded' for several"
+        )
 
 
 def _check_names(data: Data) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder
 from pipetransformer.config.schema import Config
 from pipetransformer.config.sections import Cache, Checkpointing, Evaluation, Guard, Loading, Parallel, Resume
 from pipetransformer.config.validate import validate
@@ -27,7 +29,9 @@ from pipetransformer.models.instance import ModelInstance, give_back
 from pipetransformer.optim.base import OptimizerSpec
 from pipetransformer.report.reporter import Reporter
 from pipetransformer.report.run_folder import EVENT_LOG, SUMMARY, JsonLines, write_json
+from pipetransformer.report.trace import trace_files
 from pipetransformer.runtime.groups import broadcast_from_rank0
+from pipetransformer.training.best_weights import weights_to_save
 from pipetransformer.training.build import prepare
 from pipetransformer.training.resume import wanted_checkpoint
 from pipetransformer.training.trainer import Callback, Trainer
@@ -165,6 +169,8 @@ class ElasticTrainer(Trainer):
         return trainer
 
     def _begin(self, config: Config, run_dir: Path | None, callbacks: Sequence[Callback]) -> None:
+        if run_dir is None:  # a checkpoint would have no place where it stays
+            config = replace(config, checkpoint=replace(config.checkpoint, enabled=False))
         validate(config)
         with ExitStack() as closing:
             device = closing.enter_context(open_world(config.parallel))
@@ -174,6 +180,8 @@ class ElasticTrainer(Trainer):
             if isinstance(config.model, ModelInstance):
                 _broadcast(config.model.model.state_dict(), device)
             checkpoint = wanted_checkpoint(config, folder)
+            if checkpoint is None:
+                _begin_anew(folder)
             log = JsonLines(folder / EVENT_LOG, goes_on=checkpoint is not None) if run_dir and self.rank == 0 else None
             report = Reporter(() if log is None else (log,))
             closing.callback(report.close)
@@ -193,9 +201,9 @@ class ElasticTrainer(Trainer):
         return dist.get_rank()
 
     def save(self, folder: str | Path) -> None:
-        """Writes the weights of rank 0 as the model's library loads them. Collective."""
+        """Writes the last or the best weights (``evaluate``) as the model's library loads them. Collective."""
         with self.runtime.averaged():
-            state = self.runtime.weights()
+            state, _ = weights_to_save(self)
         if state is not None:
             self.config.peft.save(self.config.model, self.components.stack, state, Path(folder))
         dist.barrier()  # the folder is whole when any rank goes on
@@ -269,10 +277,27 @@ class ElasticTrainer(Trainer):
         spec = self.config.model
         if isinstance(spec, ModelInstance) and spec.model is not spec.stack:
             with self.runtime.averaged():
-                trained, own = self.runtime.weights(), spec.model.state_dict()
+                (trained, _), own = weights_to_save(self), spec.model.state_dict()
             if trained is not None:
                 give_back(spec.model, self.config.peft.merge(self.components.stack, trained))
             _broadcast(own, self.runtime.device)
+
+
+def _begin_anew(folder: Path) -> None:
+    """Keeps the checkpoints of an earlier run, and removes its traces, of plans that this one may not have. Collective.
+
+    Raises:
+        UserError: It has checkpoints, which this run would go back to or be resumed from.
+    """
+    steps = broadcast_from_rank0(CheckpointFolder(folder / FOLDER).newest_step)
+    if steps is not None:
+        raise UserError(
+            f"{folder} has checkpoints of an earlier run, the newest of step {steps:,}; give `resume`=True to go on "
+            "with it, or another `run_dir`"
+        )
+    if dist.get_rank() == 0:
+        for trace in trace_files(folder):
+            trace.unlink()
 
 
 def _broadcast(state: Mapping[str, Tensor], device: torch.device) -> None:

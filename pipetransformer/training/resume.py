@@ -35,6 +35,8 @@ COUNTED = (
     "evaluate.min_delta",
 )  # fmt: skip
 """Options of those sections that do: features are stored in another precision or drawn less often; a run ends early."""
+JUDGED = ("evaluate.every_epochs", "evaluate.every_steps")
+"""Options that do where evaluations decide when a run ends, or whether a freeze stays."""
 MOVABLE = ("dataset.path", "dataset.root")
 """Places of data whose digest is compared."""
 
@@ -177,10 +179,11 @@ def check_settings(checkpoint: Checkpoint, config: Config, data: Mapping[str, An
         UserError: With each such option, its old and its new value.
     """
     old, new, allowed = checkpoint.manifest.settings, settings_of(config), set(config.resume.allow)
+    judged = JUDGED if _is_judged(old) or _is_judged(new) else ()
     changed = [
         f"{name}: {_show(old, name)} -> {_show(new, name)}"
-        for name in sorted(old.keys() | new.keys())
-        if counts(name) and old.get(name, _MISSING) != new.get(name, _MISSING) and name not in allowed
+        for name in sorted((old.keys() | new.keys()) - allowed)
+        if (counts(name) or name in judged) and old.get(name, _MISSING) != new.get(name, _MISSING)
     ]
     if dict(data) != checkpoint.manifest.data and "dataset" not in allowed:
         changed.append(f"dataset: {checkpoint.manifest.data} -> {dict(data)}")
@@ -190,6 +193,10 @@ def check_settings(checkpoint: Checkpoint, config: Config, data: Mapping[str, An
             f"{checkpoint.folder} was written with other settings, under which the run would end otherwise "
             f"({'; '.join(changed)}); give the old ones, or resume.allow=[{names}] to go on with the new ones"
         )
+
+
+def _is_judged(settings: Mapping[str, Any]) -> bool:
+    return any(settings.get(name) is not None for name in ("evaluate.patience", "freeze.guard"))
 
 
 _MISSING = object()

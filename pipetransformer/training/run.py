@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,9 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from pipetransformer.autocache.buffer import GIB
-from pipetransformer.checkpoint.folder import newest_whole, open_checkpoints
-from pipetransformer.checkpoint.source import CheckpointLayers
 from pipetransformer.config.names import in_options
 from pipetransformer.config.schema import Config
-from pipetransformer.errors import DamagedCheckpoint, Diverged, FreezeHurts, NotSaved, Stopped, UserError
+from pipetransformer.errors import Diverged, FreezeHurts, NotSaved, Stopped, UserError
 from pipetransformer.report.card import write_card
 from pipetransformer.report.reporter import ConsoleOptions, EventName, Reporter, open_report
 from pipetransformer.report.run_folder import (
@@ -39,6 +36,7 @@ from pipetransformer.report.wandb import NoLogger
 from pipetransformer.runtime.groups import broadcast_from_rank0
 from pipetransformer.runtime.host_memory import keep_freed_memory
 from pipetransformer.training import interrupt
+from pipetransformer.training.best_weights import weights_to_save
 from pipetransformer.training.build import prepare
 from pipetransformer.training.position import inside, naming_hangs
 from pipetransformer.training.resume import wanted_checkpoint
@@ -188,7 +186,7 @@ def _finish(trainer: Trainer, run_dir: Path, status: str, error: str | None, tog
         together: All ranks ended at the same step, so that they can still gather the weights.
     """
     with trainer.runtime.averaged():
-        state, step = _weights_to_save(trainer) if together and status != DRY_RUN else (None, 0)
+        state, step = weights_to_save(trainer) if together and status != DRY_RUN else (None, 0)
     if dist.get_rank() != 0:
         return {}
     summary = {"status": status} | ({"error": error} if error else {}) | trainer.summary()
@@ -203,37 +201,6 @@ def _finish(trainer: Trainer, run_dir: Path, status: str, error: str | None, tog
         _save_weights(trainer, run_dir, state, step, summary)
     trainer.report.write("summary", **summary)
     return summary
-
-
-def _weights_to_save(trainer: Trainer) -> tuple[dict[str, Tensor] | None, int]:
-    """Returns on rank 0 the weights that ``evaluate.save`` asks for, and their step. Collective."""
-    now, best = trainer.state.step, trainer.main_metric.best_step
-    if trainer.config.evaluate.save == "best" and best is not None and best != now:
-        state = _read_weights(trainer, best) if dist.get_rank() == 0 else None
-        if broadcast_from_rank0(state is not None):
-            return state, best
-    return trainer.runtime.weights(), now
-
-
-def _read_weights(trainer: Trainer, step: int) -> dict[str, Tensor] | None:
-    """Reads the weights of a checkpoint by their original names; ``None`` with a warning where it is lost."""
-    stack = trainer.components.stack
-    opened = open_checkpoints(trainer.checkpoints.folder.path)
-    found, problems = newest_whole(
-        opened, step, lambda *_: None
-    )  # files are compared with their digests as they are read
-    try:
-        if found is not None:
-            layers = CheckpointLayers(*found, stack)
-            weights = dict(chain.from_iterable(map(layers.averages, range(len(stack)))))
-            weights |= {copy.name: weights[lowest.name] for lowest, *copies in stack.ties for copy in copies}
-            return {name: weights[name] for index in range(len(stack)) for name in stack[index].original_state()}
-    except DamagedCheckpoint as error:
-        problems.append(str(error))
-    why = "; ".join(problems) or "it is not there"
-    message = f"the best checkpoint, of step {step:,}, cannot be read ({why}); the last weights are saved"
-    trainer.report.write("warning", message=message)
-    return None
 
 
 def _save_weights(

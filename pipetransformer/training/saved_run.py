@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from pipetransformer.runtime.precision import PRECISIONS
 from pipetransformer.training.evaluate import predict_all
 from pipetransformer.training.input_reader import open_inputs
 from pipetransformer.training.loader import BatchLoader
+from pipetransformer.training.resume import data_digest
 from pipetransformer.training.world import open_world
 
 METRICS = "metrics.json"
@@ -77,6 +78,18 @@ def open_saved(run_dir: Path, config: Config, step: int | None = None) -> SavedR
     model = _open(run_dir, config, data.task.head, data.input_shape, step)
     _check_labels(config.dataset, data.task.head, recorded_head(run_dir)[0])
     return SavedRun(model.config, model.stack, model.step, data)
+
+
+def is_own_data(run_dir: Path, config: Config) -> bool:
+    """Returns whether data is that on which the run was trained, by the digest in its checkpoints.
+
+    Args:
+        config: Of the run, with the place of the data.
+    """
+    trained = [manifest.data for _, manifest in open_checkpoints(run_dir / FOLDER) if isinstance(manifest, Manifest)]
+    with suppress(UserError):  # other data may have no split to evaluate on
+        return bool(trained) and data_digest(config.dataset.load(_wanted(config)).train) in trained
+    return False
 
 
 def _check_labels(dataset: DatasetSpec, found: Head, trained: Head) -> None:

@@ -1,5 +1,6 @@
 """A stage on a mesh of ranks trains as one process does: 1, 2 and 3 dimensions, and around a ring (float64, 1e-10)."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from pipetransformer.errors import UserError
 from pipetransformer.mesh import SINGLE, StageMesh
 from pipetransformer.models.layer import Layer
 from pipetransformer.models.tp_plan import parts
+from pipetransformer.profiling.pretended import PretendedMesh
 from pipetransformer.runtime.mesh import RankMesh
 from pipetransformer.runtime.rng import sample_keys
 from pipetransformer.runtime.tensor_parallel import shard_layer
@@ -148,3 +150,15 @@ def test_every_parameter_of_a_block_and_an_embedding_has_a_part(kind: str, bert_
     for index in range(len(stack) - 1):
         layer = stack[index]
         assert parts(layer.module, layer.tp_plan or {}).keys() == dict(layer.module.named_parameters()).keys()
+
+
+@pytest.mark.parametrize(("mesh", "is_refused"), [(StageMesh(cp=2), True), (StageMesh(tp=2), False)], ids=str)
+def test_attention_that_no_ring_goes_around_is_refused(mesh: StageMesh, is_refused: bool, bert_config: Path) -> None:
+    """Its tokens would see those of their own rank alone."""
+    stack = Case("vit", bert_config).stack()
+    for module in stack[1].modules():
+        if hasattr(module, "fused_attn"):
+            module.fused_attn = False
+    refused = pytest.raises(UserError, match=r"cp=2 .*attn computes its attention without")
+    with refused if is_refused else nullcontext():
+        shard_layer(stack[1], PretendedMesh(mesh))

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from transformers import (
 
 import pipetransformer as pt
 from pipetransformer.autodp.sampler import batch_ids, epoch_order, num_batches
+from pipetransformer.training.best_weights import weights_to_save
+from support.jobs import loaded
 
 WIDTH, NUM_BLOCKS, NUM_CLASSES, VOCABULARY = 8, 4, 3, 20
 BATCH_SIZE, EPOCHS, SEED = 8, 3, 1
@@ -249,6 +252,57 @@ def save_without_a_folder() -> str:
             return str(trainer.save_checkpoint())
         except pt.UserError as error:
             return str(error)
+
+
+def begin_where_a_run_was(folder: Path) -> tuple[list[str], bool]:
+    """The errors of a run in a folder that has only a trace, and of the next one there; whether the trace is gone."""
+    model, data = model_and_data("sequential")
+    trace, errors = folder / "trace_7.json", list[str]()
+    trace.touch()
+    for _ in range(2):
+        try:
+            with pt.ElasticTrainer(
+                model, loss=loss, train=data, optimizer=OPTIMIZER, batch_size=BATCH_SIZE, epochs=1, run_dir=folder
+            ) as trainer:
+                assert len(list(trainer)) > 0
+        except pt.UserError as error:
+            errors.append(str(error))
+    return errors, trace.exists()
+
+
+def keeps_checkpoints_without_a_folder(overrides: Sequence[str]) -> bool:
+    with pt.ElasticTrainer.from_config(loaded(*overrides)) as trainer:
+        return trainer.config.checkpoint.enabled
+
+
+def train_with_a_block_of_no_parameters(parallel: pt.Parallel) -> list[float]:
+    """Losses of a model one of whose blocks is an activation, while blocks freeze."""
+    torch.manual_seed(0)
+    blocks = [nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH)]
+    model = nn.Sequential(nn.Embedding(VOCABULARY, WIDTH), *blocks, Head())
+    with pt.ElasticTrainer(
+        model, loss=loss, train=Tokens(), optimizer=OPTIMIZER, batch_size=BATCH_SIZE, epochs=EPOCHS, seed=SEED,
+        precision="float64", parallel=parallel, freeze=pt.FixedSchedule(num_frozen=[2, 3], interval=1 / 3),
+    ) as trainer:  # fmt: skip
+        return [step.loss for step in trainer]
+
+
+def best_and_last(folder: Path) -> tuple[dict[str, Tensor], ...]:
+    """Weights after the first epoch, which scores best, after the last one, as they are saved, and of the model."""
+    (model, data), scores = model_and_data("sequential"), iter([0.9, 0.5, 0.4, 0.3, 0.2, 0.1])
+    steps = num_batches(len(data), BATCH_SIZE)
+    with pt.ElasticTrainer(
+        model, loss=loss, train=data, evaluation={"dev": data}, metrics=lambda *_: {"accuracy": next(scores)},
+        optimizer=OPTIMIZER, batch_size=BATCH_SIZE, epochs=EPOCHS, run_dir=folder, freeze=pt.NoFreezing(),
+        evaluate=pt.Evaluation(save="best"),
+    ) as trainer:  # fmt: skip
+        losses = list(islice(trainer, steps))
+        best = trainer.state_dict()["model"]
+        losses += list(trainer)
+        last = trainer.state_dict()["model"]
+        state, _ = weights_to_save(trainer)
+    assert state is not None
+    return best, last, state, {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
 def close_on_a_full_disk(folder: Path) -> tuple[str, bool]:

@@ -1,10 +1,15 @@
 """What the commands for saved runs do, in a world of one process that is open."""
 
+import io
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from pipetransformer.config.compose import read_config
-from pipetransformer.config.schema import CONFIG
+from pipetransformer.config.schema import CONFIG, Config
+from pipetransformer.data.base import TextFormat
+from pipetransformer.saved import evaluate
 from pipetransformer.training.saved_run import export, open_model, open_saved, predict, score
 
 
@@ -24,3 +29,15 @@ def scored(
 
 def predicted(run_dir: Path, source: Path, output: Path, overrides: tuple[str, ...] = ()) -> tuple[int, int | None]:
     return predict(run_dir, read_config(run_dir / CONFIG, overrides, with_data=False), source, output)
+
+
+def evaluated(arguments: list[str]) -> str:
+    """What the command prints."""
+    printed = io.StringIO()
+    with mock.patch("sys.argv", ["evaluate", *arguments]), redirect_stdout(printed):
+        evaluate()
+    return printed.getvalue()
+
+
+def config_format(config: Config) -> TextFormat:
+    return TextFormat(**config.model.input_format())

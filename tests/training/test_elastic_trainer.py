@@ -9,9 +9,13 @@ import pytest
 import timm
 import torch
 from safetensors.torch import load_file
+from support.jobs import TINY
 from support.own import (
     EPOCHS,
+    begin_where_a_run_was,
+    best_and_last,
     close_on_a_full_disk,
+    keeps_checkpoints_without_a_folder,
     model_and_data,
     refused,
     save_without_a_folder,
@@ -20,6 +24,7 @@ from support.own import (
     train_from_a_state,
     train_own,
     train_plainly,
+    train_with_a_block_of_no_parameters,
     warnings_of,
     with_batch_norm,
 )
@@ -106,6 +111,40 @@ def test_checkpoints_of_steps_that_were_left_are_removed(pool: Pool, tmp_path: P
 
 def test_a_checkpoint_without_a_run_folder_is_refused(pool: Pool) -> None:
     assert pool.run(2, save_without_a_folder) == ["give the trainer a run_dir to write checkpoints to"] * 2
+
+
+def test_checkpoints_of_an_earlier_run_are_not_taken_for_those_of_a_new_one(pool: Pool, tmp_path: Path) -> None:
+    for errors, has_trace in pool.run(2, begin_where_a_run_was, tmp_path):
+        assert len(errors) == 1
+        assert "has checkpoints of an earlier run" in errors[0]
+        assert "give resume=True to go on with it, or another run_dir" in errors[0]
+        assert not has_trace, "it was of a plan of an earlier run"
+
+
+@pytest.mark.parametrize(
+    ("world", "parallel"),
+    [(2, pt.Parallel(num_stages=2, num_microbatches=2)), (3, pt.Parallel(num_stages=3, num_microbatches=3)),
+     (1, pt.Parallel(device_chunk_gib=1e-4))],
+    ids=["two stages", "three stages", "chunks"],
+)  # fmt: skip
+def test_a_block_without_parameters_moves_and_is_lent_as_others_are(
+    world: int, parallel: pt.Parallel, pool: Pool
+) -> None:
+    (expected,) = pool.run(1, train_with_a_block_of_no_parameters, pt.Parallel())
+    for losses in pool.run(world, train_with_a_block_of_no_parameters, parallel):
+        assert losses == pytest.approx(expected, rel=0, abs=1e-10)
+
+
+def test_a_configuration_without_a_run_folder_keeps_no_checkpoints(pool: Pool) -> None:
+    assert pool.run(2, keeps_checkpoints_without_a_folder, TINY) == [False, False]
+
+
+def test_the_best_weights_are_saved_and_given_back_where_that_is_asked_for(pool: Pool, tmp_path: Path) -> None:
+    ((best, last, saved, given),) = pool.run(1, best_and_last, tmp_path)
+    for name, tensor in best.items():
+        assert torch.equal(saved[name], tensor)
+        torch.testing.assert_close(given[name], tensor, rtol=0, atol=0)
+    assert any(not torch.equal(last[name], tensor) for name, tensor in best.items())
 
 
 def test_a_summary_that_cannot_be_written_leaves_nothing_open(pool: Pool, tmp_path: Path) -> None:

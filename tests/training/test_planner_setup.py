@@ -1,13 +1,18 @@
 """All ranks of a run plan by the same numbers, whatever each of them measures and stores."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import torch
 from support.jobs import TINY
 from support.planned import numbers_of_plans, reading_of_plans
 from support.pool import Pool
 
 from pipetransformer.autopipe.profile import AffineTime
+from pipetransformer.config.sections import Parallel
+from pipetransformer.errors import UserError
+from pipetransformer.training.build import check_chunks
 
 RUN = (*TINY, "epochs=2", "freeze=schedule", "freeze.num_frozen=[1]", "freeze.interval=0.5")
 
@@ -34,3 +39,9 @@ def test_workers_read_ahead_of_steps_and_of_no_fill(
 ) -> None:
     options = (*TINY, "epochs=1", "freeze=none")
     assert pool.run(1, reading_of_plans, options, tmp_path, reads_ahead) == [[(in_a_step, 2.0)]]
+
+
+@pytest.mark.parametrize(("device", "world", "is_refused"), [("cuda", 2, True), ("cuda", 1, False), ("cpu", 2, False)])
+def test_chunks_on_several_gpus_are_refused_at_the_start(device: str, world: int, is_refused: bool) -> None:
+    with pytest.raises(UserError, match="2 GPUs sum theirs on the device") if is_refused else nullcontext():
+        check_chunks(Parallel(device_chunk_gib=0.5), torch.device(device), world)

@@ -198,6 +198,12 @@ def test_settings_that_change_the_result_are_refused_and_others_are_taken(pool: 
     assert allowed.events("step")[8]["lr"] == pytest.approx(2 * allowed.events("step")[7]["lr"] * 12 / 13)
 
 
+def test_other_evaluations_are_refused_where_they_decide_when_the_run_ends(pool: Pool, run_dir: Path) -> None:
+    judged = go_on(pool, run_dir, "evaluate.every_steps=2", "evaluate.patience=3")
+    assert "evaluate.every_steps: null -> 2; evaluate.patience: null -> 3" in judged.error
+    assert go_on(pool, run_dir, "evaluate.every_steps=2").error == ""
+
+
 def test_another_batch_size_is_taken_where_it_is_allowed(pool: Pool, run_dir: Path) -> None:
     job = go_on(pool, run_dir, "batch_size=17", "resume.allow=[batch_size]")
     assert job.error == ""

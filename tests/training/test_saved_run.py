@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from support.jobs import TINY, Job, loaded, run_job
 from support.pool import Pool
-from support.saved import exported, scored
+from support.saved import config_format, evaluated, exported, scored
 from support.texts import text_run, write_encoder, write_squad, write_table
 
 from pipetransformer.config.compose import read_config
@@ -134,10 +134,45 @@ def test_all_of_a_file_of_other_data_is_scored(pool: Pool, tmp_path: Path) -> No
             assert (split.name, len(split)) == (name, count)
 
 
+def test_no_limit_and_no_split_of_the_run_holds_for_other_data(pool: Pool, tmp_path: Path) -> None:
+    (tmp_path / "new").mkdir()
+    for name, num in (("train", 8), ("dev", 3), ("other", 5), ("new/train", 4), ("new/test", 6)):
+        rows = [f"a bird sings,{label}" for label in ("bad", "good") * num]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    options = text_run(write_encoder(tmp_path / "encoder"), "text", tmp_path / "train.csv")
+    own = (f"dataset.eval_path={tmp_path / 'dev.csv'}", "dataset.max_eval_samples=2", "dataset.max_train_samples=4")
+    job = recorded(pool, tmp_path / "run", 1, *options, *own, "epochs=1", "freeze=none")
+    for overrides, name, count in (
+        ([], "dev", 2),
+        ([f"dataset.path={tmp_path / 'other.csv'}"], "other", 10),
+        ([f"dataset.path={tmp_path / 'other.csv'}", "dataset.max_eval_samples=3"], "other", 3),
+        ([f"dataset.path={tmp_path / 'new'}"], "test", 12),
+    ):
+        config, _ = settings_to_score(job.folder / CONFIG, overrides)
+        (split,) = config.dataset.load(config_format(config)).evaluation
+        assert (split.name, len(split)) == (name, count)
+
+
+def test_the_data_of_the_run_elsewhere_is_scored_as_in_the_run(pool: Pool, tmp_path: Path) -> None:
+    """Most of its rows were trained on."""
+    for name, num in (("train", 8), ("other", 5)):
+        rows = [f"a bird sings,{label}" for label in ("bad", "good") * num]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    options = text_run(write_encoder(tmp_path / "encoder"), "text", tmp_path / "train.csv")
+    job = recorded(pool, tmp_path / "run", 1, *options, "epochs=1", "freeze=none")
+    moved = (tmp_path / "train.csv").rename(tmp_path / "moved.csv")
+    (told,) = pool.run(1, evaluated, [f"run={job.folder}", f"dataset.path={moved}", f"out={tmp_path / 'own'}"])
+    assert f"{moved} is the data of the run, whose own split is scored" in told
+    assert "held_out: " in told
+    (told,) = pool.run(1, evaluated, [f"run={job.folder}", f"dataset.path={tmp_path / 'other.csv'}"])
+    assert "(10 samples)" in told
+
+
 def test_other_data_of_which_a_part_would_be_scored_is_refused(
     pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, there = (write_squad(tmp_path / f"{name}.json", start=2) for name in ("here", "there"))
+    there.write_text(json.dumps({"data": json.loads(here.read_text())["data"] * 2}))
     options = text_run(write_encoder(tmp_path / "encoder"), "squad", here)
     job = recorded(pool, tmp_path / "run", 1, *options, "dataset.stride=4", "dataset.max_length=12", "epochs=1")
     monkeypatch.setattr(sys, "argv", ["evaluate", f"run={job.folder}", f"dataset.path={there}"])
