@@ -10,6 +10,7 @@ from experiments.arms import table
 from experiments.components.table import ARMS, BASELINE, COLUMNS, figures, main, read_sweep
 
 PLAN = {"num_frozen": 2, "cache_level": 2, "stages": [[3, 5], [6, 7]], "num_replicas": 2, "num_microbatches": 4}
+START = {"event": "start", "time": "2026-01-01T00:00:00.000+00:00", "world_size": 4}
 
 
 def write_run(sweep: Path, number: int, arm: str, seed: int, seconds: float, status: str = "completed") -> None:
@@ -18,7 +19,7 @@ def write_run(sweep: Path, number: int, arm: str, seed: int, seconds: float, sta
     (folder / ".hydra").mkdir(parents=True)
     (folder / ".hydra" / "overrides.yaml").write_text(yaml.dump([f"seed={seed}", f"experiment={arm}"]))
     (folder / "config.yaml").write_text(yaml.dump({"seed": seed}))
-    (folder / "metrics.jsonl").write_text(json.dumps({"event": "start", "plan": PLAN}) + "\n")
+    (folder / "metrics.jsonl").write_text(json.dumps(START | {"plan": PLAN}) + "\n")
     figures = {"speedup_vs_static": 1.5, "limit": 3.0, "share_of_limit": 0.5, "mean_frozen_fraction": 0.25}
     metric = {"name": "accuracy", "value": seed / 10}
     summary = {"status": status, "metric": metric, "train_seconds": seconds, **figures}
