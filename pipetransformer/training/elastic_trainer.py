@@ -80,7 +80,8 @@ class ElasticTrainer(Trainer):
         evaluate: When to evaluate inside the iteration, when to end it early, and by which metric; ``None`` leaves
             evaluations to you.
         callbacks: Hooks, called on every rank.
-        run_dir: Folder for the event log, the summary and checkpoints; ``None`` writes none.
+        run_dir: Folder for the event log, the summary and checkpoints; ``None`` writes none. One with checkpoints of an
+            earlier run is refused without ``resume``.
         checkpoint: When to write checkpoints, with a ``run_dir``; the defaults of
             :class:`~pipetransformer.config.sections.Checkpointing` otherwise.
         guard: What to do when a loss, a gradient or, with ``freeze.guard``, a freeze goes wrong; the defaults of
