@@ -105,8 +105,7 @@ def profile(
         measured = with_untouched_bytes(measured, runs, xs[1], batches[1], embeddings, num_shares)
         known[kind_of_layer(stack[index])] = measured
         if index == 1:
-            work = _passes(runs, xs[0], batches[0], AutocastCopies(layer), has_input_grad(xs[0], index))
-            contention = measure_contention(work, device, devices_per_node)
+            contention = _contention(runs, xs[0], batches[0], device, devices_per_node)
         # the layers above take inputs of this shape; the numbers in them do not matter for the time
         with torch.no_grad():
             layer.eval()
@@ -251,6 +250,12 @@ def _passes(runs: Runs, x: Tensor, batch: Batch, copies: AutocastCopies, wants_g
         return _Passes(forward_s, backward_s, output, saved[0])
 
     return run
+
+
+def _contention(runs: Runs, x: Tensor, batch: Batch, device: torch.device, devices_per_node: int) -> float:
+    """Measures on a block what busy ranks take from each other. All ranks call it."""
+    work = _passes(runs, x, batch, AutocastCopies(runs.module), wants_grad=True)
+    return measure_contention(work, device, devices_per_node)
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Trainings over a cache that holds a part of the samples, whose ranks lend each other layers for the others."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,8 +31,10 @@ def _gather(runtime: ElasticRuntime, loader: CachedLoader) -> None:
 def _go_back(runtime: ElasticRuntime, loader: CachedLoader) -> None:
     history = SimpleNamespace(plan=lambda record: None)
     state: Any = SimpleNamespace(step=BACK, guard=SimpleNamespace(mean_norm=0.0), overhead_s=0.0, history=history)
-    unused: Any = None
-    Transitions(unused, runtime, loader.cache_session, unused, state, Reporter()).replace(PLANS[BACK], "")
+    planner: Any = SimpleNamespace(predict=lambda plan: 1.0)
+    timeline: Any = None  # it asks for none
+    transitions = Transitions(planner, runtime, loader.cache_session, timeline, state, Reporter())
+    transitions.replace(replace(PLANS[BACK], predicted_step_s=1.0), "", lambda: None, 0.0)
 
 
 EVENTS = {"features are probed": (4, _probe), "weights are gathered": (4, _gather), "goes back": (BACK, _go_back)}
