@@ -25,7 +25,7 @@ from pipetransformer.report.run_folder import (
     read_overrides,
     short_path,
 )
-from pipetransformer.report.trace import trace_files
+from pipetransformer.report.trace import remove_traces
 
 RUN_DIR, RESUME = "hydra.run.dir", "resume.run"
 OWN_FILES = (CONFIG, EVENT_LOG, SUMMARY, MODEL, FOLDER)
@@ -78,8 +78,7 @@ def refuse_other_run(config: Config, run_dir: Path) -> None:
     for name in (*found, WANDB, TENSORBOARD):  # whose commands the new run would end with
         path = run_dir / name
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    for trace in trace_files(run_dir):  # of plans that the new run may not have
-        trace.unlink()
+    remove_traces(run_dir)
 
 
 @contextmanager

@@ -68,6 +68,12 @@ def trace_files(folder: Path) -> list[Path]:
     return sorted((file for file in folder.glob("trace_*.json") if _number(file) >= 0), key=_number)
 
 
+def remove_traces(folder: Path) -> None:
+    """Removes the traces of an earlier run, of plans that a new one may not have."""
+    for trace in trace_files(folder):
+        trace.unlink()
+
+
 def _number(file: Path) -> int:
     """Returns the number of the plan; -1 for a file of another name."""
     number = file.stem.removeprefix("trace_")

@@ -29,7 +29,7 @@ from pipetransformer.models.instance import ModelInstance, give_back
 from pipetransformer.optim.base import OptimizerSpec
 from pipetransformer.report.reporter import Reporter
 from pipetransformer.report.run_folder import EVENT_LOG, SUMMARY, JsonLines, write_json
-from pipetransformer.report.trace import trace_files
+from pipetransformer.report.trace import remove_traces
 from pipetransformer.runtime.groups import broadcast_from_rank0
 from pipetransformer.training.best_weights import weights_to_save
 from pipetransformer.training.build import prepare
@@ -297,8 +297,7 @@ def _begin_anew(folder: Path) -> None:
             "with it, or another `run_dir`"
         )
     if dist.get_rank() == 0:
-        for trace in trace_files(folder):
-            trace.unlink()
+        remove_traces(folder)
 
 
 def _broadcast(state: Mapping[str, Tensor], device: torch.device) -> None:

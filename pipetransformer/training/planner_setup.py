@@ -130,8 +130,7 @@ class Measuring:
         on_meshes = tuple(
             profile_mesh(self.stack, mesh, self._batches(mesh), self.optim, *where, cluster) for mesh in split_meshes
         )
-        # a message up and one back are counted elsewhere
-        (link, _) = boundary_links(cluster, DeviceLayout(2, 1)) if dist.get_world_size() > 1 else (cluster.link,) * 2
+        (link, _) = boundary_links(cluster, DeviceLayout(2, 1))  # a message up and one back are counted elsewhere
         schedule_overhead_s = max(0.0, measure_schedule_overhead(context.device) - 2 * link.latency_s)
         small, large, *_ = self._ids(SINGLE)
         reading = measure_reading((partial(self._read, small), partial(self._read, large)), (len(small), len(large)))
