@@ -32,9 +32,8 @@ def _read_weights(trainer: Trainer, step: int) -> dict[str, Tensor] | None:
     """Reads the weights of a checkpoint by their original names; ``None`` with a warning where it is lost."""
     stack = trainer.components.stack
     opened = open_checkpoints(trainer.checkpoints.folder.path)
-    found, problems = newest_whole(
-        opened, step, lambda *_: None
-    )  # files are compared with their digests as they are read
+    # files are compared with their digests as they are read
+    found, problems = newest_whole(opened, step, lambda *_: None)
     try:
         if found is not None:
             layers = CheckpointLayers(*found, stack)
