@@ -24,19 +24,31 @@ class Agreement:
 
     def __init__(self, num_layers: int, device: torch.device, loss_scale: LossScale) -> None:
         self._num_layers, self._device, self._loss_scale = num_layers, device, loss_scale
+        self._known: dict[Requests, Tensor] = {}
 
-    def sums(self, loss: Tensor, flags: Tensor, requests: Requests) -> AsyncSum:
-        """Starts to sum the loss, the flags of the gradient (2,) and the requests over all ranks of the world."""
-        return AsyncSum(torch.cat([loss[None], flags, self._numbers(*astuple(requests))]))
+    def numbers(self, requests: Requests) -> Tensor:
+        """Returns requests as numbers to sum, (3,), float64."""
+        if requests not in self._known:  # nearly every step has none
+            self._known[requests] = self._numbers(*astuple(requests))
+        return self._known[requests]
+
+    def sums(self, told: Tensor, flags: Tensor, is_summed: bool = False) -> AsyncSum:
+        """Starts to sum over all ranks of the world.
+
+        Args:
+            told: The loss, and the :meth:`numbers` of the requests.
+            flags: Of the gradient (2,).
+            is_summed: They are the sums, and the flags are those of all ranks.
+        """
+        return AsyncSum(torch.cat([told, flags]), is_summed)
 
     def _numbers(self, *values: float) -> Tensor:
         return to_device(torch.tensor(values, dtype=torch.float64), self._device)
 
     def idle(self, requests: Requests) -> StepResult:
         """Joins the loss all-reduce, so that idle ranks stay in step and learn of a skipped step or an abort."""
-        nothing = self._numbers(0, 0, 0)
-        sums = self.sums(nothing[0], nothing[1:], requests)
-        overflowed, exploding = (count != 0 for count in sums.values()[1:3])
+        sums = self.sums(torch.cat([self._numbers(0), self.numbers(requests)]), self._numbers(0, 0))
+        overflowed, exploding = (count != 0 for count in sums.values()[-2:])
         return self.judge(sums, [math.inf if overflowed else 0.0] * self._num_layers, overflowed, exploding)
 
     def judge(self, sums: AsyncSum, squared_norms: list[float], overflowed: bool, exploding: bool) -> StepResult:

@@ -237,7 +237,8 @@ class ElasticRuntime(HeldModel):
         """
         if self.engine is None or batch is None:
             return self._agreement.idle(requests)
-        return self._update.after(self.engine.step(batch, self.loss_scale.value), rate, requests, max_norm)
+        told = self.engine.step(batch, self.loss_scale.value, self._agreement.numbers(requests))
+        return self._update.after(told, rate, max_norm)
 
     @property
     def measured_blocks(self) -> ParametersByLayer:

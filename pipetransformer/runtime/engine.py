@@ -3,22 +3,29 @@
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import fields
+from functools import partial
 from itertools import chain
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 
 from pipetransformer.runtime.batch import Batch
+from pipetransformer.runtime.carrier import CarryingStage, carries
 from pipetransformer.runtime.embedding_gradients import all_reduce_embeddings
 from pipetransformer.runtime.gradients import TiedWeights, all_reduce_gradients
 from pipetransformer.runtime.groups import RankContext, ResolvedTopology
 from pipetransformer.runtime.mesh import RankMesh
 from pipetransformer.runtime.mesh_gradients import CopiedGradients
+from pipetransformer.runtime.result import Requests
 from pipetransformer.runtime.schedules import Schedule, SingleStageSchedule, TracedStage, pipeline_schedule
 from pipetransformer.runtime.stage import Stage
+
+NUM_TOLD = 1 + len(fields(Requests))
+"""Numbers that a rank tells the others with each step: its loss and its requests."""
 
 
 class Objective(Protocol):
@@ -55,6 +62,7 @@ class Engine:
     Attributes:
         topology: This rank's view of the plan.
         active_parameters: For each of this rank's active layers the parameters that train.
+        norm_group: The ranks over which squared gradient norms are summed.
     """
 
     def __init__(
@@ -65,35 +73,56 @@ class Engine:
         self._mesh, self._copied = mesh, copied
         self._first_trained = first_trained
         self.topology, self.plan, self._resolved, self.stages = resolved.topology, resolved.plan, resolved, stages
-        self._tied, self._objective = tied, objective
+        self.norm_group, self._tied, self._objective = resolved.norm_group, tied, objective
         self._device, self._precision, self._recorder = context.device, context.precision, context.recorder
         self._keys_on_host = context.randomness == "device"  # it seeds by them
         # FSDP averages in its reduce-scatter; pipelines all-reduce after the last backward
         has_ddp = self.plan.num_stages == 1 and not self.plan.fsdp and mesh is None and not self.plan.chunk_bytes
-        self._modules = {
-            index: _data_parallel(stage, resolved.replicas, embeddings) if has_ddp else stage
-            for index, stage in stages.items()
-        }
+        self._carrier: CarryingStage | None = None
         self.active_parameters = {i: p for stage in stages.values() for i, p in stage.active_parameters.items()}
+        self._modules: dict[int, nn.Module] = {**stages}
+        if has_ddp and resolved.replicas.size() > 1 and stages[0].trains:
+            self._modules[0] = self._data_parallel(stages[0], embeddings)
         self._embeddings, apart = embeddings, set(embeddings)
         own = [] if has_ddp or self.plan.fsdp else chain.from_iterable(self.active_parameters.values())
         self._averaged = [parameter for parameter in own if parameter not in apart]
         self._schedules: dict[tuple[object, ...], Schedule] = {}
 
-    @property
-    def norm_group(self) -> ProcessGroup:
-        """The ranks over which squared gradient norms are summed."""
-        return self._resolved.norm_group
+    def _data_parallel(self, stage: Stage, apart: Sequence[nn.Parameter]) -> nn.Module:
+        """Wraps the only stage of a plan into DistributedDataParallel, which averages its gradients bucket by bucket.
 
-    def step(self, batch: Batch, loss_scale: float) -> Tensor:
+        The gradients of weights that are given apart stay those of this replica.
+
+        Nothing is synchronized at the start or in between: weights and buffers come exact from the moves of a
+        transition.
+        """
+        module, replicas = stage, self._resolved.replicas
+        if replicas.size() == dist.get_world_size() and carries(replicas):
+            like = next(chain.from_iterable(self.active_parameters.values()))
+            module = self._carrier = CarryingStage(stage, replicas, like, NUM_TOLD)
+        # A micro-batch of one sample gives gradients with other strides; DDP copies them and says so.
+        warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
+        ignored = [name for name, _ in module.named_buffers()]
+        ignored += [name for name, parameter in module.named_parameters() if any(parameter is one for one in apart)]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ignored)
+        return DistributedDataParallel(module, process_group=replicas, gradient_as_bucket_view=True, init_sync=False)
+
+    @property
+    def sums_for_world(self) -> bool:
+        """True where all ranks are replicas of one stage, whose gradients carry what they tell each other."""
+        return self._carrier is not None
+
+    def step(self, batch: Batch, loss_scale: float, numbers: Tensor) -> Tensor:
         """Runs forward and backward on this replica's part of a global batch.
 
         Args:
             batch: This replica's samples.
             loss_scale: The factor of the loss in backward, a power of two.
+            numbers: What this rank tells the others, (:data:`NUM_TOLD` - 1,), float64.
 
         Returns:
-            This replica's part of the global batch's mean loss, zero on all but its last stage. The gradients of the
+            This replica's part of the global batch's mean loss, zero on all but its last stage, and the numbers,
+            (:data:`NUM_TOLD`,), float64; or their sums over the world, see :attr:`sums_for_world`. The gradients of the
             stage's parameters are those of the global mean times the scale.
         """
         batch = self._on_device(batch)
@@ -105,6 +134,9 @@ class Engine:
         factor = self.plan.num_replicas / batch.loss_divisor * loss_scale / copies
         target = batch.loss_targets(factor) if self.topology.is_last else None
         options = {"target": target, "losses": losses, "return_outputs": False}
+        told = partial(self._told, losses, loss_scale, numbers)
+        if self._carrier is not None:
+            self._carrier.told = lambda: told() if len(losses) == self.plan.num_microbatches else None
         casts_once = not (self.plan.fsdp or self.plan.chunk_bytes)  # a cast would stay when its weight has left
         with self._precision.cached_autocast(self._device) if casts_once else nullcontext():
             schedule.step(*self._inputs(batch), **options, **self._context(batch))
@@ -117,10 +149,13 @@ class Engine:
                 all_reduce_gradients(self._averaged, self._resolved.replicas)
                 all_reduce_embeddings(self._embeddings, self._resolved.replicas)
         self._tied.all_reduce()
+        return told() if self._carrier is None else self._carrier.sums()
+
+    def _told(self, losses: Sequence[Tensor], loss_scale: float, numbers: Tensor) -> Tensor:
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         for loss in losses:
             total += loss.detach()
-        return total / (self.plan.num_replicas * loss_scale)
+        return torch.cat([total[None] / (self.plan.num_replicas * loss_scale), numbers])
 
     @torch.no_grad()
     def forward(self, batch: Batch) -> Tensor | None:
@@ -218,20 +253,3 @@ class Engine:
         per_sample = self._objective.loss(output, targets.squeeze(1))  # (B / M,)
         total = (per_sample * weights.to(per_sample.dtype)).sum()
         return total * (factor.to(total.dtype) + 0 * total.detach())
-
-
-def _data_parallel(stage: Stage, replicas: ProcessGroup, apart: Sequence[nn.Parameter]) -> nn.Module:
-    """Wraps the only stage of a plan into DistributedDataParallel, which averages its gradients bucket by bucket.
-
-    The gradients of weights that are given apart stay those of this replica.
-
-    Nothing is synchronized at the start or in between: weights and buffers come exact from the moves of a transition.
-    """
-    if replicas.size() == 1 or not stage.trains:
-        return stage
-    # A micro-batch of one sample gives gradients with other strides; DDP copies them and says so.
-    warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
-    ignored = [name for name, _ in stage.named_buffers()]
-    ignored += [name for name, parameter in stage.named_parameters() if any(parameter is one for one in apart)]
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(stage, ignored)
-    return DistributedDataParallel(stage, process_group=replicas, gradient_as_bucket_view=True, init_sync=False)

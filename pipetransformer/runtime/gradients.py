@@ -186,11 +186,13 @@ class AsyncSum:
 
     Args:
         values: This rank's value of each sum, (N,).
+        is_summed: They are the sums.
     """
 
-    def __init__(self, values: Tensor) -> None:
+    def __init__(self, values: Tensor, is_summed: bool = False) -> None:
         self._total = values.detach()
-        self._work = dist.all_reduce(self._total, async_op=True) if dist.get_world_size() > 1 else None
+        is_summed |= dist.get_world_size() == 1
+        self._work = None if is_summed else dist.all_reduce(self._total, async_op=True)
         self._download = self._start_download() if self._total.is_cuda else None
 
     def _start_download(self) -> Download:

@@ -38,7 +38,7 @@ class StepResult:
     """Gradient norms and loss of a global batch.
 
     Args:
-        sums: The mean loss, the ranks whose gradient overflowed or exploded and the ranks' requests; the all-reduce
+        sums: The mean loss, the ranks' requests, and the ranks whose gradient overflowed or exploded; the all-reduce
             may still run when the step returns.
         squared_norms: Of each layer's gradient, zero on idle ranks.
 
@@ -63,7 +63,7 @@ class StepResult:
     @property
     def requests(self) -> Requests:
         """The requests of all ranks together. Waits for the loss."""
-        return Requests(*(count != 0 for count in self._sums.values()[3:]))
+        return Requests(*(count != 0 for count in self._sums.values()[1:-2]))
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ class SingleStageSchedule:
         Args:
             x: Inputs (B, ...).
             target: Targets (B, ...) for the loss.
-            losses: Takes the loss of each micro-batch.
+            losses: Takes the loss of each micro-batch, before its backward pass.
             return_outputs: Keeps the outputs.
             context: Tensors (B, ...) that the layers need.
 
@@ -61,10 +61,9 @@ class SingleStageSchedule:
                 with self._recorder.span("forward", microbatch=index):
                     output = self._module(self._rows(x, index), **rows)
                 if self._loss is not None and target is not None and losses is not None:
-                    loss = self._loss(output, self._rows(target, index))
+                    losses.append(self._loss(output, self._rows(target, index)))
                     with self._recorder.backward(index, self._module, all_reduces=index == last):
-                        loss.backward()
-                    losses.append(loss)
+                        losses[-1].backward()
             if return_outputs:
                 outputs.append(output)
         return torch.cat(outputs) if outputs else None

@@ -18,7 +18,7 @@ from pipetransformer.runtime.agreement import Agreement
 from pipetransformer.runtime.device_update import NormVerdict
 from pipetransformer.runtime.engine import Engine
 from pipetransformer.runtime.fsdp import local_part
-from pipetransformer.runtime.result import Requests, StepResult
+from pipetransformer.runtime.result import StepResult
 
 if TYPE_CHECKING:
     from pipetransformer.runtime.elastic import ElasticRuntime
@@ -38,8 +38,11 @@ class WeightUpdate:
     def __init__(self, runtime: ElasticRuntime, spec: OptimizerSpec, agreement: Agreement) -> None:
         self._runtime, self._spec, self._agreement = runtime, spec, agreement
 
-    def after(self, loss: Tensor, rate: Rate, requests: Requests, max_norm: float) -> StepResult:
+    def after(self, told: Tensor, rate: Rate, max_norm: float) -> StepResult:
         """Ends a step whose gradients are there. See :meth:`~pipetransformer.runtime.elastic.ElasticRuntime.step`.
+
+        Args:
+            told: What the engine's step has returned.
 
         Raises:
             StepRefused: On every rank alike, before any weight changes.
@@ -48,7 +51,7 @@ class WeightUpdate:
         own = gradients.squared_gradient_norms(runtime.measured, runtime.num_layers, runtime.device)
         squared = gradients.all_reduce_squared_norms(own, engine.norm_group)
         verdict = NormVerdict(loss_scale.unscaled(squared), max_norm)
-        sums = self._agreement.sums(loss, verdict.flags, requests)
+        sums = self._agreement.sums(told, verdict.flags, engine.sums_for_world)
         if (fused := self._dropping) is not None:
             self._on_device(fused, verdict, loss_scale.value, rate)
             return self._agreement.judge(sums, *verdict.read())

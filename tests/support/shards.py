@@ -31,7 +31,8 @@ def held_bytes(case: Case, plan: Plan) -> Held:
     engine, optimizer = runtime.engine, runtime.optimizer
     assert engine is not None
     assert optimizer is not None
-    engine.step(loader.batch(np.arange(case.batch_size), engine.topology, step=1), loss_scale=1.0)
+    batch, nothing = loader.batch(np.arange(case.batch_size), engine.topology, step=1), torch.zeros(3).double()
+    engine.step(batch, loss_scale=1.0, numbers=nothing)
     parameters = list(runtime.resident.stack.parameters())
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     moments = [value for state in optimizer.state.values() for value in state.values() if value.ndim]
