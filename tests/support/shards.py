@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from pipetransformer.autopipe.plan import Plan
