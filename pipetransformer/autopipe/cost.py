@@ -157,7 +157,7 @@ class StepScale(NamedTuple):
     """Seconds of a step as a line in those of its pipeline and its update.
 
     ``factor`` has what the busy devices take from each other and what steps so far have shown of the predictions;
-    ``fixed_s`` has reading and all else that depends on the number of replicas alone.
+    ``fixed_s`` has reading, waiting for the other devices and all else that depends on the grid of devices alone.
     """
 
     factor: float
@@ -196,7 +196,8 @@ def step_scale(
     node_size = min(cluster.devices_per_node or cluster.num_devices, cluster.num_devices)
     ranks = cluster.ranks_per_device  # they are what shares cores and memory
     relief = profile.relief(ranks * devices.pipeline_size * devices.num_replicas, ranks * node_size)
-    fixed_s = correction.factor * (profile.step_overhead_s + read_s) + correction.extra_s
+    waiting_s = profile.waiting_s * (devices.pipeline_size * devices.num_replicas > 1)
+    fixed_s = correction.factor * (profile.step_overhead_s + waiting_s + read_s) + correction.extra_s
     return StepScale(correction.factor * relief, fixed_s)
 
 

@@ -237,6 +237,8 @@ class Profile:
         sharding_overhead_s, sharding_s_per_byte: Seconds of FSDP itself besides its collectives' links, per layer and
             micro-batch, and in addition per byte of the layer's parameters.
         step_overhead_s: Seconds of a step that no plan changes: norms, clipping, sums over the ranks, bookkeeping.
+        waiting_s: Seconds that devices wait for each other at the end of a step, where several run a plan, besides what
+            the all-reduce takes while all are ready.
         read: Reading a replica's batch where no cache is read, before the first layer.
         fill_read_s: Reading a sample's input in a fill of the cache from the input, for which its rank waits.
         contention: Seconds of a layer while all devices of a node compute, over those while one does, at least 1: they
@@ -257,6 +259,7 @@ class Profile:
     sharding_overhead_s: float = 0.0
     sharding_s_per_byte: float = 0.0
     step_overhead_s: float = 0.0
+    waiting_s: float = 0.0
     read: AffineTime = AffineTime(0.0, 0.0)
     fill_read_s: float = 0.0
     contention: float = 1.0

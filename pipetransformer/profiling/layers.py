@@ -14,7 +14,7 @@ from pipetransformer.models.layer import Layer
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.base import OptimizerSpec
 from pipetransformer.profiling.memory import AutocastCopies, Kept, count_saved_bytes, kept_of, peak_forward_bytes
-from pipetransformer.profiling.overhead import measure_contention
+from pipetransformer.profiling.overhead import measure_contention, measure_waiting
 from pipetransformer.profiling.timing import timed, typical, until_settled
 from pipetransformer.runtime.batch import Batch
 from pipetransformer.runtime.embedding_gradients import embedding_weights, untouched_bytes
@@ -83,7 +83,8 @@ def profile(
 ) -> Profile:  # fmt: skip
     """Measures every kind of layer once (blocks of one shape are alike) and averages over the ranks. All ranks call it.
 
-    All ranks measure at the same time, as they compute in a step; what one takes by itself is measured on a block.
+    All ranks measure at the same time, as they compute in a step. What one takes by itself, and what they wait for each
+    other, is measured on a block.
 
     Args:
         stack: The model; layers without storage are loaded one at a time.
@@ -95,7 +96,7 @@ def profile(
         randomness: ``sample`` or ``device``, where dropout gets its numbers.
     """
     known: dict[object, LayerProfile] = {}
-    contention, update_s = 1.0, idle_update_seconds(optimizer, device)
+    contention, waiting_s, update_s = 1.0, 0.0, idle_update_seconds(optimizer, device)
     xs = [batch.inputs for batch in batches if batch.inputs is not None]
     sizes = [len(batch.ids) for batch in batches]
     for index, layer in of_each_kind(stack, device):
@@ -105,14 +106,17 @@ def profile(
         measured = with_untouched_bytes(measured, runs, xs[1], batches[1], embeddings, num_shares)
         known[kind_of_layer(stack[index])] = measured
         if index == 1:
-            contention = _contention(runs, xs[0], batches[0], device, devices_per_node)
+            small, large = (_once(runs, *pair) for pair in zip(xs[:2], batches[:2], strict=True))
+            contention = measure_contention(small, device, devices_per_node)
+            waiting_s = measure_waiting(large, measured.seconds(sizes[1]), stack.num_blocks, device)
+            del small, large
         # the layers above take inputs of this shape; the numbers in them do not matter for the time
         with torch.no_grad():
             layer.eval()
             xs = [precision.run_layer(layer, x, b.context) for x, b in zip(xs, batches, strict=True)]
         del layer, runs  # one at a time, as of_each_kind asks
-    layers = tuple(known[kind_of_layer(layer)] for layer in stack.layers)
-    return Profile(layers, optimizer_state_factor=optimizer.state_factor, contention=contention)
+    layers, state_factor = tuple(known[kind_of_layer(layer)] for layer in stack.layers), optimizer.state_factor
+    return Profile(layers, state_factor, contention=contention, waiting_s=waiting_s)
 
 
 def of_each_kind(stack: LayerStack, device: torch.device) -> Iterator[tuple[int, Layer]]:
@@ -252,10 +256,9 @@ def _passes(runs: Runs, x: Tensor, batch: Batch, copies: AutocastCopies, wants_g
     return run
 
 
-def _contention(runs: Runs, x: Tensor, batch: Batch, device: torch.device, devices_per_node: int) -> float:
-    """Measures on a block what busy ranks take from each other. All ranks call it."""
-    work = _passes(runs, x, batch, AutocastCopies(runs.module), wants_grad=True)
-    return measure_contention(work, device, devices_per_node)
+def _once(runs: Runs, x: Tensor, batch: Batch) -> Callable[[], object]:
+    """Returns a function that runs a block forward and backward."""
+    return _passes(runs, x, batch, AutocastCopies(runs.module), wants_grad=True)
 
 
 @contextmanager

@@ -1,7 +1,9 @@
-"""Measures what a step takes besides its layers: its fixed part, reading, and what busy ranks take from each other."""
+"""Measures what a step takes besides its layers: its fixed part, reading, waiting, and what busy ranks take from each
+other."""
 
 import statistics
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -17,13 +19,14 @@ from pipetransformer.autopipe.profile import AffineTime
 from pipetransformer.models.layer import Layer
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.base import OptimizerSpec
-from pipetransformer.profiling.timing import timed, typical, typical_seconds, until_settled
+from pipetransformer.profiling.timing import ENOUGH_S, MOST, timed, typical, typical_seconds, until_settled
 from pipetransformer.runtime.batch import Batch
 from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.runtime.groups import RankContext, broadcast_from_rank0
 from pipetransformer.runtime.rng import sample_keys
 
 NUM_ROUNDS, NUM_STEPS = 5, 11
+WAITING_AFTER_S = 0.05  # of work at least, unless a step has less
 NUM_LAYERS = 3  # of a model in which there is nothing to compute
 Value = TypeVar("Value")
 Pair = tuple[Value, Value]
@@ -52,6 +55,46 @@ def measure_contention(work: Callable[[], object], device: torch.device, devices
             alone.append(timed(work, device)[0])
     _meet(device)
     return broadcast_from_rank0(max(1.0, typical(together) / typical(alone)) if alone else 1.0)
+
+
+def measure_waiting(work: Callable[[], object], work_s: float, most: int, device: torch.device) -> float:
+    """Measures what ranks wait for each other at the end of a step, besides the all-reduce itself. All ranks call it.
+
+    A link is measured while both of its ends are ready. In a step the ranks come one after the other, and what runs
+    then begins on cores that have just waited. So each rank works for a while, and once more with a small all-reduce at
+    the end, in turns.
+
+    Args:
+        work: One pass of a block.
+        work_s: Seconds of it, equal on every rank.
+        most: Passes of a step.
+
+    Returns:
+        Seconds of a step, the mean over the ranks, equal on every rank; zero in a world of one rank.
+    """
+    if dist.get_world_size() == 1:
+        return 0.0
+    num_passes = min(most, max(1, round(WAITING_AFTER_S / max(work_s, 1e-6))))
+    num_rounds = int(min(MOST, max(NUM_ROUNDS, ENOUGH_S / (num_passes * max(work_s, 1e-6)))))
+
+    def passes() -> None:
+        for _ in range(num_passes):
+            work()
+
+    def passes_and_meeting() -> None:
+        passes()
+        _meet(device)
+
+    meeting_s = typical_seconds(partial(_meet, device), device, NUM_STEPS)
+    alone, met = list[float](), list[float]()
+    for _ in range(num_rounds):
+        alone.append(timed(passes, device)[0])
+        _meet(device)
+        met.append(timed(passes_and_meeting, device)[0])
+    # layers are counted by their typical seconds, so that what a round takes more is waiting
+    waited = torch.tensor(statistics.median(met) - typical(alone) - meeting_s, dtype=torch.float64, device=device)
+    dist.all_reduce(waited)
+    return max(0.0, waited.item() / dist.get_world_size())
 
 
 def _meet(device: torch.device) -> None:

@@ -53,6 +53,7 @@ def settings(draw: st.DrawFn) -> tuple[Profile, Cluster, Plan, int]:
         sharding_overhead_s=draw(seconds),
         sharding_s_per_byte=draw(seconds),
         step_overhead_s=draw(seconds),
+        waiting_s=draw(seconds),
         read=draw(times),
         contention=draw(st.sampled_from([1.0, 1.5])),
         host_copy_s_per_byte=draw(seconds),

@@ -182,6 +182,16 @@ def test_a_step_has_its_fixed_part_and_reading_once_however_many_micro_batches_i
     assert step_seconds(SCALED, ON_TWO, plan, batch_size=12) == plain + 5 + 2 + 3 * 6
 
 
+@pytest.mark.parametrize(("stages", "num_replicas", "waits"), [(1, 1, 0), (1, 2, 1), (2, 1, 1)])
+def test_devices_wait_for_each_other_once_in_a_step_where_there_are_several(
+    stages: int, num_replicas: int, waits: int
+) -> None:
+    plan = Plan(0, 0, ((0, 3),) if stages == 1 else TWO_STAGES, num_replicas, num_microbatches=2)
+    waiting = replace(PROFILE, waiting_s=7.0)
+    plain = step_seconds(PROFILE, ON_TWO, plan, batch_size=4)
+    assert step_seconds(waiting, ON_TWO, plan, batch_size=4) == plain + 7 * waits
+
+
 def test_what_is_read_from_the_cache_is_not_read_again() -> None:
     plan = Plan(1, 1, ((2, 3),), num_replicas=2, num_microbatches=1)
     plain = step_seconds(PROFILE, ON_TWO, plan, batch_size=12)

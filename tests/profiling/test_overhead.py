@@ -7,6 +7,7 @@ from support.overheads import (
     sharding_overhead,
     sharding_overhead_by_a_clock,
     step_overhead,
+    waiting,
 )
 from support.pool import Pool
 
@@ -48,6 +49,22 @@ def test_contention_is_the_time_together_over_that_alone(pool: Pool) -> None:
 @pytest.mark.parametrize(("world", "devices_per_node"), [(1, 1), (2, 1)])
 def test_ranks_that_share_nothing_have_no_contention(pool: Pool, world: int, devices_per_node: int) -> None:
     assert pool.run(world, contention, devices_per_node) == [(1.0, 0)] * world
+
+
+@pytest.mark.parametrize(
+    ("work_s", "most", "num_passes"),
+    [(0.01, 12, 10 * 5 * 2), (0.01, 3, 15 * 3 * 2), (1.0, 12, 5 * 2)],
+    ids=["a part of a step", "a whole step", "a long pass"],
+)
+def test_waiting_is_what_an_all_reduce_takes_more_after_work(
+    work_s: float, most: int, num_passes: int, pool: Pool
+) -> None:
+    expected = ((4 - 2) + (4 - 3)) / 2 - 0.25
+    assert pool.run(2, waiting, work_s, most) == [(expected, num_passes)] * 2
+
+
+def test_one_rank_waits_for_nobody(pool: Pool) -> None:
+    assert pool.run(1, waiting, 0.01, 12) == [(0.0, 0)]
 
 
 def test_every_rank_hears_the_same_time_of_reading(pool: Pool) -> None:

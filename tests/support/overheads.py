@@ -1,6 +1,8 @@
 """What ranks measure besides layers, for the pool."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from pipetransformer.profiling.overhead import (
     measure_reading,
     measure_sharding_overhead,
     measure_step_overhead,
+    measure_waiting,
 )
 from pipetransformer.runtime.groups import RankContext
 from pipetransformer.runtime.precision import PRECISIONS
@@ -41,7 +44,7 @@ SHARD = LayerShard(LAYER, EXCHANGES, EXCHANGES, Traffic(), EXCHANGES, ((2, 8),))
 ON_MESH = MeshProfile(StageMesh(tp=2), (SHARD,), AffineTime(0.002, 0.001))
 LAYERS = (LAYER, replace(LAYER, name="head"))
 MEASUREMENT = (
-    Profile(LAYERS, 2.0, step_overhead_s=0.01, read=SECOND, contention=1.25, meshes=(ON_MESH,)),
+    Profile(LAYERS, 2.0, step_overhead_s=0.01, waiting_s=0.002, read=SECOND, contention=1.25, meshes=(ON_MESH,)),
     Cluster(2, None, Link(1e-3, float("inf")), None, 2, Link(2e-3, 1e9)),
 )
 
@@ -91,6 +94,23 @@ def contention(devices_per_node: int) -> tuple[float, int]:
         return measure_contention(lambda: calls.append(0.0), CPU, devices_per_node), len(calls)
     finally:
         overhead.timed = original
+
+
+def waiting(work_s: float, most: int) -> tuple[float, int]:
+    """Returns the waiting that a clock tells by which ranks work 2 s and 3 s, and with an all-reduce of 0.25 s at the
+    end both 4 s; and the passes of this rank."""
+    calls, num_timed = list[float](), count(1)
+
+    def made_up(work: Callable[[], object], _: torch.device) -> tuple[float, None]:
+        work()
+        is_alone = next(num_timed) % 2 == 1
+        return (2.0 + dist.get_rank() if is_alone else 4.0), None
+
+    with (
+        mock.patch.object(overhead, "timed", made_up),
+        mock.patch.object(overhead, "typical_seconds", return_value=0.25),
+    ):
+        return measure_waiting(lambda: calls.append(0.0), work_s, most, CPU), len(calls)
 
 
 def reading() -> AffineTime:
