@@ -126,6 +126,7 @@ def _call(
     finally:
         dist.destroy_process_group()
         gc.collect()  # DDP sits in reference cycles with its groups, whose threads would go on beside all later tests
+        gc.freeze()  # what is left was imported or is kept for other tests: transitions collect the rest quickly
 
 
 @contextmanager
