@@ -113,6 +113,7 @@ class LayerProfile:
         weight_grad: ``W``, the gradient of the layer's own parameters beside ``D``.
         lowest_grad: ``L``, the backward pass where no layer below takes a gradient; ``None``: ``W``. Inside a block the
             gradient goes nearly as far down as with ``D``.
+        checkpointing: What a pass takes more with activation checkpointing, besides the second forward pass.
         optimizer_s: One optimizer update of the layer's parameters.
         parameter_bytes: All parameters; those that layers share count in each, because each has a copy.
         fixed_bytes: Those of them that never train, such as the base weights of adapters.
@@ -139,6 +140,7 @@ class LayerProfile:
     longest_output_bytes: int | None = None
     untouched_bytes: int = 0
     lowest_grad: AffineTime | None = None
+    checkpointing: AffineTime = AffineTime(0.0, 0.0)
 
     @property
     def backward_as_lowest(self) -> AffineTime:

@@ -41,7 +41,7 @@ from pipetransformer.runtime.groups import broadcast_from_rank0
 from pipetransformer.runtime.precision import Precision
 
 WAIT_S = 120.0  # for another job that measures the same; after that this one measures too
-FORMAT = 6
+FORMAT = 7
 TIMES = ("forward", "input_grad", "weight_grad", "lowest_grad")
 LINKS = ("link", "node_link", "allreduce_link", "node_allreduce_link")
 Measurement = tuple[Profile, Cluster]
@@ -165,7 +165,7 @@ def _mesh(mesh: dict[str, Any], shards: list[dict[str, Any]], exchange: dict[str
 
 
 def _layer(values: dict[str, Any]) -> LayerProfile:
-    times: dict[str, Any] = {name: AffineTime(**values[name]) for name in TIMES if values[name]}
+    times: dict[str, Any] = {name: AffineTime(**values[name]) for name in (*TIMES, "checkpointing") if values[name]}
     return LayerProfile(**values | times)
 
 

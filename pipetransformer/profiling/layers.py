@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from pipetransformer.autopipe.profile import AffineTime, LayerProfile, Profile
 from pipetransformer.models.layer import Layer
@@ -22,6 +23,8 @@ from pipetransformer.runtime.gradients import squared_gradient_norms, unscale_an
 from pipetransformer.runtime.precision import Precision
 from pipetransformer.runtime.rng import MakeRandomness, PerSampleRng, RefuseOtherRandomness, make_randomness
 
+LONG_PASS_S = 0.05  # of a layer, forward and backward; checkpointing itself takes less than a millisecond
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -31,6 +34,7 @@ class Measured:
     input_grad_s: float
     weight_grad_s: float
     lowest_grad_s: float
+    checkpointing_s: float
     activation_bytes: int
     autocast_bytes: int
     output_bytes: int
@@ -175,11 +179,11 @@ def layer_profile(
         longest = kept_of(sizes[1], *ones)
     else:
         longest = Kept(large.activation_bytes, large.output_bytes, _peak(runs, xs[1], batches[1]))
-    names = ("forward_s", "input_grad_s", "weight_grad_s", "lowest_grad_s")
+    names = ("forward_s", "input_grad_s", "weight_grad_s", "lowest_grad_s", "checkpointing_s")
     update_s = max(0.0, _update_seconds(trainable(layer), optimizer) - idle_update_s)
     numbers = [getattr(measured, name) for measured in (small, large) for name in names] + [update_s]
     numbers = _mean_over_ranks(numbers, xs[0].device)
-    forward, input_grad, weight_grad, lowest_grad = (
+    forward, input_grad, weight_grad, lowest_grad, checkpointing = (
         AffineTime.through((sizes[0], sizes[1]), (numbers[i], numbers[i + len(names)])) for i in range(len(names))
     )
     return LayerProfile(
@@ -188,6 +192,7 @@ def layer_profile(
         input_grad=input_grad,
         weight_grad=weight_grad,
         lowest_grad=lowest_grad,
+        checkpointing=checkpointing,
         optimizer_s=numbers[-1],
         parameter_bytes=sum(p.numel() * p.element_size() for p in layer.parameters()),
         activation_bytes=longest.activation_bytes // sizes[1],
@@ -284,6 +289,7 @@ def _measure(runs: Runs, index: int, x: Tensor, batch: Batch, precision: Precisi
     trained, wants_grad = trainable(runs.module), has_input_grad(x, index)
     with _warmed_up(runs, x, batch, precision, wants_grad) as (run, copies):
         full = until_settled(run, lambda passes: passes.seconds)
+        checkpointing_s = _checkpointing_seconds(runs, x, batch, wants_grad, full)
     backward_s = lowest_s = typical([passes.backward_s for passes in full])
     input_grad_s = 0.0
     if wants_grad:
@@ -298,10 +304,35 @@ def _measure(runs: Runs, index: int, x: Tensor, batch: Batch, precision: Precisi
         input_grad_s,
         backward_s - input_grad_s,
         lowest_s,
+        checkpointing_s,
         full[-1].saved_bytes,
         sum(copies.bytes_at.values()),
         full[-1].output.nbytes,
     )
+
+
+class _Checkpointed:
+    """A layer with activation checkpointing, as a stage runs it."""
+
+    def __init__(self, runs: Runs) -> None:
+        self.module, self.draws_by_sample, self._runs = runs.module, runs.draws_by_sample, runs
+
+    def __call__(self, x: Tensor, batch: Batch) -> Tensor:
+        return checkpoint(self._runs, x, batch, use_reentrant=False, preserve_rng_state=False)
+
+
+def _checkpointing_seconds(runs: Runs, x: Tensor, batch: Batch, wants_grad: bool, plain: Sequence[_Passes]) -> float:
+    """Measures what a pass takes more with activation checkpointing, besides the second forward pass.
+
+    Args:
+        plain: Passes without. After long ones it is not worth its time.
+    """
+    forward_s, plain_s = typical([passes.forward_s for passes in plain]), typical([passes.seconds for passes in plain])
+    if plain_s > LONG_PASS_S or not plain[0].output.requires_grad:
+        return 0.0
+    run = _passes(_Checkpointed(runs), x, batch, AutocastCopies(runs.module), wants_grad)
+    seconds = typical([passes.seconds for passes in until_settled(run, lambda passes: passes.seconds)])
+    return max(0.0, seconds - plain_s - forward_s)
 
 
 def _backward_seconds(run: Callable[[], _Passes]) -> float:

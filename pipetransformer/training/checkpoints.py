@@ -1,6 +1,6 @@
 """The checkpoints of a run: when one is due, the snapshot at the step, and the writing behind it.
 
-Ranks agree by the loss's all-reduce, one step ahead, so that asking costs nothing::
+Ranks agree by the sums of a step, its loss among them, one step ahead, so that asking costs nothing::
 
     step s      rank 0 knows that one is due after step s + 1, and sends it along with the loss of step s
     step s + 1  every rank reads the loss of step s, and with it the request; copies its layers; goes on

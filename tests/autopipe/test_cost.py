@@ -49,14 +49,16 @@ def test_a_layer_does_what_its_place_above_the_frozen_prefix_asks(num_frozen: in
     assert [layer_time(PROFILE, layer, num_frozen).at(1) for layer in range(4)] == seconds
 
 
-@pytest.mark.parametrize(("recompute", "expected"), [(False, 1 + 40), (True, 1 + 40 + 1)])
+@pytest.mark.parametrize(("recompute", "expected"), [(False, 1 + 40), (True, 1 + 40 + 1 + 5)])
 def test_the_lowest_layer_that_trains_has_a_backward_pass_of_its_own(recompute: bool, expected: float) -> None:
     """Its input takes no gradient, but the gradient goes through all of the block to the parameters below."""
     forward, own, whole, lowest = (AffineTime(0.0, seconds) for seconds in (1.0, 20.0, 30.0, 40.0))
-    layer = LayerProfile("layer", forward, own, whole, 0.0, 0, 0, 0, lowest_grad=lowest)
+    layer = LayerProfile(
+        "layer", forward, own, whole, 0.0, 0, 0, 0, lowest_grad=lowest, checkpointing=AffineTime(5.0, 0.0)
+    )
     known = Profile((layer,) * 4, optimizer_state_factor=2)
     times = [layer_time(known, index, 1, recompute).at(1) for index in range(4)]
-    again = 1 if recompute else 0
+    again = 1 + 5 if recompute else 0
     assert times == [1, 1, expected, 1 + 50 + again]
 
 

@@ -39,6 +39,7 @@ from pipetransformer.runtime.precision import PRECISIONS
 CPU = torch.device("cpu")
 SECOND = AffineTime(0.25, 1.5)
 LAYER = LayerProfile("layer", SECOND, SECOND, SECOND, 0.5, 8, 4, 2, 1, 3, 5, lowest_grad=AffineTime(0.5, 2.0))
+LAYER = replace(LAYER, checkpointing=AffineTime(0.25, 0.0))
 EXCHANGES = Traffic(Volume(2, 8.0, 64.0), Volume(1, 0.0, 32.0))
 SHARD = LayerShard(LAYER, EXCHANGES, EXCHANGES, Traffic(), EXCHANGES, ((2, 8),))
 ON_MESH = MeshProfile(StageMesh(tp=2), (SHARD,), AffineTime(0.002, 0.001))
