@@ -74,7 +74,7 @@ def measure_waiting(work: Callable[[], object], work_s: float, most: int, device
     """
     if dist.get_world_size() == 1:
         return 0.0
-    num_passes = min(most, max(1, round(WAITING_AFTER_S / max(work_s, 1e-6))))
+    num_passes = max(1, min(most, round(WAITING_AFTER_S / max(work_s, 1e-6))))
     num_rounds = int(min(MOST, max(NUM_ROUNDS, ENOUGH_S / (num_passes * max(work_s, 1e-6)))))
 
     def passes() -> None:
