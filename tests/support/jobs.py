@@ -148,6 +148,7 @@ def with_made_up_times() -> Iterator[None]:
         mock.patch.object(setup, "profile", made_up_profile),
         mock.patch.object(setup, "profile_mesh", made_up_mesh_profile),
         mock.patch("pipetransformer.profiling.timing.MOST", 1),
+        mock.patch("pipetransformer.profiling.overhead.MOST", 1),
         mock.patch.object(setup, "measure_messages", return_value=((1e-3, 1e12), None)),
         mock.patch.object(setup, "measure_all_reduces", return_value=((1e-3, 1e12), None)),
         mock.patch.object(setup, "measure_schedule_overhead", return_value=0.0),
@@ -163,7 +164,7 @@ def made_up_profile(*args: Any) -> Profile:
     """One second per layer and sample, whatever the machine does."""
     measured = profile(*args)
     layers = tuple(_made_up(layer, 1.0) for layer in measured.layers)
-    return replace(measured, layers=layers, contention=1.0)
+    return replace(measured, layers=layers, contention=1.0, waiting_s=0.0)
 
 
 def made_up_mesh_profile(stack: LayerStack, mesh: StageMesh, *args: Any) -> MeshProfile:
@@ -176,4 +177,4 @@ def made_up_mesh_profile(stack: LayerStack, mesh: StageMesh, *args: Any) -> Mesh
 
 def _made_up(layer: LayerProfile, seconds: float) -> LayerProfile:
     passes = {name: AffineTime(0.0, seconds) for name in ("forward", "input_grad", "weight_grad", "lowest_grad")}
-    return replace(layer, optimizer_s=0.0, **passes)
+    return replace(layer, optimizer_s=0.0, checkpointing=AffineTime(0.0, 0.0), **passes)
