@@ -195,8 +195,9 @@ def step_scale(
     read_s = 0.0 if cache_level else profile.read.at(num_rows)  # otherwise the lowest layer's time has it
     node_size = min(cluster.devices_per_node or cluster.num_devices, cluster.num_devices)
     ranks = cluster.ranks_per_device  # they are what shares cores and memory
-    relief = profile.relief(ranks * devices.pipeline_size * devices.num_replicas, ranks * node_size)
-    waiting_s = profile.waiting_s * (devices.pipeline_size * devices.num_replicas > 1)
+    num_devices = devices.pipeline_size * devices.num_replicas
+    relief = profile.relief(ranks * num_devices, ranks * node_size)
+    waiting_s = profile.waiting_s * (num_devices > 1)
     fixed_s = correction.factor * (profile.step_overhead_s + waiting_s + read_s) + correction.extra_s
     return StepScale(correction.factor * relief, fixed_s)
 

@@ -1,59 +1,25 @@
 """Measures the layers once, before the first plan."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from pipetransformer.autopipe.profile import AffineTime, LayerProfile, Profile
 from pipetransformer.models.layer import Layer
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.base import OptimizerSpec
-from pipetransformer.profiling.memory import AutocastCopies, Kept, count_saved_bytes, kept_of, peak_forward_bytes
-from pipetransformer.profiling.overhead import measure_contention, measure_waiting
+from pipetransformer.profiling.memory import AutocastCopies, Kept, kept_of
+from pipetransformer.profiling.overhead import mean_over_ranks, measure_contention, measure_waiting
+from pipetransformer.profiling.passes import Runs, has_input_grad, kept, measure, passes, peak, trainable
 from pipetransformer.profiling.timing import timed, typical, until_settled
 from pipetransformer.runtime.batch import Batch
 from pipetransformer.runtime.embedding_gradients import embedding_weights, untouched_bytes
 from pipetransformer.runtime.gradients import squared_gradient_norms, unscale_and_clip
 from pipetransformer.runtime.precision import Precision
-from pipetransformer.runtime.rng import MakeRandomness, PerSampleRng, RefuseOtherRandomness, make_randomness
-
-LONG_PASS_S = 0.05  # of a layer, forward and backward; checkpointing itself takes less than a millisecond
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Measurements of one layer at one batch size, in seconds and bytes."""
-
-    forward_s: float
-    input_grad_s: float
-    weight_grad_s: float
-    lowest_grad_s: float
-    checkpointing_s: float
-    activation_bytes: int
-    autocast_bytes: int
-    output_bytes: int
-
-
-class Runs(Protocol):
-    """A layer as it runs in a step.
-
-    Attributes:
-        module: Has the layer's parameters.
-        draws_by_sample: Its random numbers have to come from its samples' streams.
-    """
-
-    module: nn.Module
-    draws_by_sample: bool
-
-    def __call__(self, x: Tensor, batch: Batch) -> Tensor:
-        """Runs it forward, in training with the numbers that its samples draw."""
-        ...
+from pipetransformer.runtime.rng import MakeRandomness, PerSampleRng, make_randomness
 
 
 class WholeLayer:
@@ -110,7 +76,8 @@ def profile(
         measured = with_untouched_bytes(measured, runs, xs[1], batches[1], embeddings, num_shares)
         known[kind_of_layer(stack[index])] = measured
         if index == 1:
-            small, large = (_once(runs, *pair) for pair in zip(xs[:2], batches[:2], strict=True))
+            wants_grad, pairs = has_input_grad(xs[0], index), zip(xs[:2], batches[:2], strict=True)
+            small, large = (passes(runs, *pair, AutocastCopies(layer), wants_grad) for pair in pairs)
             contention = measure_contention(small, device, devices_per_node)
             waiting_s = measure_waiting(large, measured.seconds(sizes[1]), stack.num_blocks, device)
             del small, large
@@ -155,11 +122,6 @@ def kind_of_layer(layer: nn.Module) -> object:
     return modules, tuple(p.shape for p in layer.parameters())
 
 
-def trainable(layer: nn.Module) -> list[nn.Parameter]:
-    """Returns the parameters that take a gradient."""
-    return [parameter for parameter in layer.parameters() if parameter.requires_grad]
-
-
 def layer_profile(
     runs: Runs, index: int, xs: Sequence[Tensor], batches: Batches, sizes: Sequence[int],
     optimizer: OptimizerSpec, precision: Precision, idle_update_s: float,
@@ -173,16 +135,16 @@ def layer_profile(
         idle_update_s: See :func:`idle_update_seconds`.
     """
     layer = runs.module
-    small, large = (_measure(runs, index, x, batch, precision) for x, batch in zip(xs[:2], batches[:2], strict=True))
-    ones = [_kept(runs, index, x, batch, precision) for x, batch in zip(xs[2:], batches[2:], strict=True)]
+    small, large = (measure(runs, index, x, batch, precision) for x, batch in zip(xs[:2], batches[:2], strict=True))
+    ones = [kept(runs, index, x, batch, precision) for x, batch in zip(xs[2:], batches[2:], strict=True)]
     if ones:
         longest = kept_of(sizes[1], *ones)
     else:
-        longest = Kept(large.activation_bytes, large.output_bytes, _peak(runs, xs[1], batches[1]))
+        longest = Kept(large.activation_bytes, large.output_bytes, peak(runs, xs[1], batches[1]))
     names = ("forward_s", "input_grad_s", "weight_grad_s", "lowest_grad_s", "checkpointing_s")
     update_s = max(0.0, _update_seconds(trainable(layer), optimizer) - idle_update_s)
     numbers = [getattr(measured, name) for measured in (small, large) for name in names] + [update_s]
-    numbers = _mean_over_ranks(numbers, xs[0].device)
+    numbers = mean_over_ranks(numbers, xs[0].device)
     forward, input_grad, weight_grad, lowest_grad, checkpointing = (
         AffineTime.through((sizes[0], sizes[1]), (numbers[i], numbers[i + len(names)])) for i in range(len(names))
     )
@@ -221,126 +183,7 @@ def with_untouched_bytes(
         total.backward()
     untouched = untouched_bytes(embeddings, num_shares)
     runs.module.zero_grad(set_to_none=True)
-    return replace(measured, untouched_bytes=round(_mean_over_ranks([untouched], x.device)[0]))
-
-
-@dataclass(frozen=True)
-class _Passes:
-    """Seconds of a forward and a backward pass, their output, and the bytes that forward saved for backward."""
-
-    forward_s: float
-    backward_s: float
-    output: Tensor
-    saved_bytes: int
-
-    @property
-    def seconds(self) -> float:
-        return self.forward_s + self.backward_s
-
-
-def has_input_grad(x: Tensor, index: int) -> bool:
-    """Returns whether a layer's input takes a gradient where all layers train."""
-    return x.is_floating_point() and index > 0
-
-
-def _passes(runs: Runs, x: Tensor, batch: Batch, copies: AutocastCopies, wants_grad: bool) -> Callable[[], _Passes]:
-    """Returns a function that runs a layer forward, and backward as far as a gradient is asked for.
-
-    Args:
-        wants_grad: The input takes a gradient.
-    """
-
-    def run() -> _Passes:
-        leaf = x.detach().requires_grad_(wants_grad)
-        with count_saved_bytes(runs.module, copies) as saved:
-            forward_s, output = timed(lambda: runs(leaf, batch), x.device)
-        backward_s = timed(lambda: output.sum().backward(), x.device)[0] if output.requires_grad else 0.0
-        runs.module.zero_grad(set_to_none=True)
-        return _Passes(forward_s, backward_s, output, saved[0])
-
-    return run
-
-
-def _once(runs: Runs, x: Tensor, batch: Batch) -> Callable[[], object]:
-    """Returns a function that runs a block forward and backward."""
-    return _passes(runs, x, batch, AutocastCopies(runs.module), wants_grad=True)
-
-
-@contextmanager
-def _warmed_up(
-    runs: Runs, x: Tensor, batch: Batch, precision: Precision, wants_grad: bool
-) -> Iterator[tuple[Callable[[], _Passes], AutocastCopies]]:
-    """Yields :func:`_passes` that find autocast copies, as all but the first micro-batch of a step do, and those."""
-    copies = AutocastCopies(runs.module)
-    run = _passes(runs, x, batch, copies, wants_grad)
-    with precision.cached_autocast(x.device):
-        with RefuseOtherRandomness() if runs.draws_by_sample else nullcontext(), copies:
-            run()
-        yield run, copies
-
-
-def _kept(runs: Runs, index: int, x: Tensor, batch: Batch, precision: Precision) -> Kept:
-    with _warmed_up(runs, x, batch, precision, has_input_grad(x, index)) as (run, _):
-        passes = run()
-    return Kept(passes.saved_bytes, passes.output.nbytes, _peak(runs, x, batch))
-
-
-def _measure(runs: Runs, index: int, x: Tensor, batch: Batch, precision: Precision) -> Measured:
-    trained, wants_grad = trainable(runs.module), has_input_grad(x, index)
-    with _warmed_up(runs, x, batch, precision, wants_grad) as (run, copies):
-        full = until_settled(run, lambda passes: passes.seconds)
-        checkpointing_s = _checkpointing_seconds(runs, x, batch, wants_grad, full)
-    backward_s = lowest_s = typical([passes.backward_s for passes in full])
-    input_grad_s = 0.0
-    if wants_grad:
-        lowest_s = min(_backward_seconds(_passes(runs, x, batch, copies, wants_grad=False)), backward_s)
-        for parameter in trained:
-            parameter.requires_grad_(False)
-        input_grad_s = min(_backward_seconds(run), backward_s)
-        for parameter in trained:
-            parameter.requires_grad_(True)
-    return Measured(
-        typical([passes.forward_s for passes in full]),
-        input_grad_s,
-        backward_s - input_grad_s,
-        lowest_s,
-        checkpointing_s,
-        full[-1].saved_bytes,
-        sum(copies.bytes_at.values()),
-        full[-1].output.nbytes,
-    )
-
-
-class _Checkpointed:
-    """A layer with activation checkpointing, as a stage runs it."""
-
-    def __init__(self, runs: Runs) -> None:
-        self.module, self.draws_by_sample, self._runs = runs.module, runs.draws_by_sample, runs
-
-    def __call__(self, x: Tensor, batch: Batch) -> Tensor:
-        return checkpoint(self._runs, x, batch, use_reentrant=False, preserve_rng_state=False)
-
-
-def _checkpointing_seconds(runs: Runs, x: Tensor, batch: Batch, wants_grad: bool, plain: Sequence[_Passes]) -> float:
-    """Measures what a pass takes more with activation checkpointing, besides the second forward pass.
-
-    Args:
-        plain: Passes without. After long ones it is not worth its time.
-    """
-    forward_s, plain_s = typical([passes.forward_s for passes in plain]), typical([passes.seconds for passes in plain])
-    if plain_s > LONG_PASS_S or not plain[0].output.requires_grad:
-        return 0.0
-    run = _passes(_Checkpointed(runs), x, batch, AutocastCopies(runs.module), wants_grad)
-    seconds = typical([passes.seconds for passes in until_settled(run, lambda passes: passes.seconds)])
-    return max(0.0, seconds - plain_s - forward_s)
-
-
-def _backward_seconds(run: Callable[[], _Passes]) -> float:
-    return typical([passes.backward_s for passes in until_settled(run, lambda passes: passes.backward_s)])
-
-
-def _peak(runs: Runs, x: Tensor, batch: Batch) -> int:
-    return peak_forward_bytes(runs.module, lambda: runs(x, batch), (x, *batch.context.values()))
+    return replace(measured, untouched_bytes=round(mean_over_ranks([untouched], x.device)[0]))
 
 
 def idle_update_seconds(optimizer: OptimizerSpec, device: torch.device) -> float:
@@ -367,10 +210,3 @@ def _update_seconds(parameters: list[nn.Parameter], spec: OptimizerSpec) -> floa
     for parameter in parameters:
         parameter.grad = None
     return typical(measured)
-
-
-def _mean_over_ranks(values: list[float], device: torch.device) -> list[float]:
-    tensor = torch.tensor(values, dtype=torch.float64, device=device)
-    if dist.get_world_size() > 1:
-        dist.all_reduce(tensor)
-    return (tensor / dist.get_world_size()).tolist()

@@ -11,7 +11,6 @@ without, in turns. What the exchanges add, without their bytes over the link, is
     rank 1    [ part of a block, a little longer ][sum][ part of a block ][sum]
 """
 
-import statistics
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -30,17 +29,16 @@ from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.base import OptimizerSpec
 from pipetransformer.profiling.layers import (
     Batches,
-    has_input_grad,
     idle_update_seconds,
     kind_of_layer,
     layer_profile,
     of_each_kind,
-    trainable,
     with_untouched_bytes,
 )
 from pipetransformer.profiling.network import FEW_BYTES, destroyed
+from pipetransformer.profiling.passes import has_input_grad, trainable
 from pipetransformer.profiling.pretended import Meet, PretendedMesh, Tally, nothing
-from pipetransformer.profiling.timing import ENOUGH_S, timed, typical
+from pipetransformer.profiling.timing import ENOUGH_S, added_seconds
 from pipetransformer.runtime.batch import Batch
 from pipetransformer.runtime.embedding_gradients import embedding_weights
 from pipetransformer.runtime.mesh_stage import MeshStage
@@ -152,18 +150,15 @@ class _Exchanges:
             for _ in range(num_passes):
                 once()
 
-        alone, met = self._in_turns(passes, num_ranks, num_rounds)
+        added_s = self._added_seconds(passes, num_ranks, num_rounds) / num_passes - self._link_seconds(tally)
         self._runs.module.zero_grad(set_to_none=True)
-        # layers are counted by their typical seconds, so that what a round takes more is the exchanges'
-        added_s = (statistics.median(met) - typical(alone)) / num_passes - self._link_seconds(tally)
         mean = torch.tensor(added_s if dist.get_rank() < num_ranks else 0.0, dtype=torch.float64, device=self._device)
         dist.all_reduce(mean)
         return max(0.0, mean.item() / num_ranks / number)
 
-    def _in_turns(self, passes: Callable[[], None], num_ranks: int, num_rounds: int) -> tuple[list[float], list[float]]:
-        """Returns the seconds of passes without exchanges and with them, of each round."""
+    def _added_seconds(self, passes: Callable[[], None], num_ranks: int, num_rounds: int) -> float:
+        """Returns the seconds that passes take more with exchanges than without."""
         exchanges, group = self._runs.mesh.exchanges, dist.new_group(range(num_ranks))
-        alone, met = list[float](), list[float]()
         with ExitStack() as closing:
             meet: Meet = nothing
             if dist.get_rank() < num_ranks:
@@ -171,13 +166,14 @@ class _Exchanges:
                 closing.enter_context(destroyed(group))
                 meet = partial(_meet, group)
             closing.callback(setattr, exchanges, "meet", nothing)
-            for _ in range(num_rounds):
-                alone.append(timed(passes, self._device)[0])
-                meet("all_reduce", 1, torch.zeros((), device=self._device))
+
+            def passes_that_meet() -> None:
                 exchanges.meet = meet
-                met.append(timed(passes, self._device)[0])
+                passes()
                 exchanges.meet = nothing
-        return alone, met
+
+            begin = partial(meet, "all_reduce", 1, torch.zeros((), device=self._device))
+            return added_seconds(passes, passes_that_meet, begin, num_rounds, self._device)
 
     def _link_seconds(self, tally: Tally) -> float:
         collective_s = tally["collectives_bytes"] / self._sum_link.bandwidth_bytes_per_s

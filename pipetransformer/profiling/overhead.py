@@ -19,7 +19,15 @@ from pipetransformer.autopipe.profile import AffineTime
 from pipetransformer.models.layer import Layer
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.base import OptimizerSpec
-from pipetransformer.profiling.timing import ENOUGH_S, MOST, timed, typical, typical_seconds, until_settled
+from pipetransformer.profiling.timing import (
+    ENOUGH_S,
+    MOST,
+    added_seconds,
+    timed,
+    typical,
+    typical_seconds,
+    until_settled,
+)
 from pipetransformer.runtime.batch import Batch
 from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.runtime.groups import RankContext, broadcast_from_rank0
@@ -85,16 +93,18 @@ def measure_waiting(work: Callable[[], object], work_s: float, most: int, device
         passes()
         _meet(device)
 
-    meeting_s = typical_seconds(partial(_meet, device), device, NUM_STEPS)
-    alone, met = list[float](), list[float]()
-    for _ in range(num_rounds):
-        alone.append(timed(passes, device)[0])
-        _meet(device)
-        met.append(timed(passes_and_meeting, device)[0])
-    # layers are counted by their typical seconds, so that what a round takes more is waiting
-    waited = torch.tensor(statistics.median(met) - typical(alone) - meeting_s, dtype=torch.float64, device=device)
-    dist.all_reduce(waited)
-    return max(0.0, waited.item() / dist.get_world_size())
+    meet = partial(_meet, device)
+    meeting_s = typical_seconds(meet, device, NUM_STEPS)
+    added_s = added_seconds(passes, passes_and_meeting, meet, num_rounds, device)
+    return max(0.0, *mean_over_ranks([added_s - meeting_s], device))
+
+
+def mean_over_ranks(values: list[float], device: torch.device) -> list[float]:
+    """Returns the mean of each value over the ranks, equal on every rank. All ranks call it."""
+    tensor = torch.tensor(values, dtype=torch.float64, device=device)
+    if dist.get_world_size() > 1:
+        dist.all_reduce(tensor)
+    return (tensor / dist.get_world_size()).tolist()
 
 
 def _meet(device: torch.device) -> None:

@@ -63,6 +63,27 @@ def typical_seconds(function: Callable[[], object], device: torch.device, num_re
     return typical([timed(function, device)[0] for _ in range(num_repeats)])
 
 
+def added_seconds(
+    plain: Callable[[], object], more: Callable[[], object], meet: Callable[[], object], num_rounds: int,
+    device: torch.device,
+) -> float:  # fmt: skip
+    """Returns the seconds that a call takes more than another, each timed once in a round.
+
+    Layers are counted by their typical seconds, so that what a round takes more than those is what was added.
+
+    Args:
+        plain: The call without it.
+        more: The call with it, which waits for other ranks.
+        meet: Waits until they have come as far.
+    """
+    without_s, with_s = list[float](), list[float]()
+    for _ in range(num_rounds):
+        without_s.append(timed(plain, device)[0])
+        meet()
+        with_s.append(timed(more, device)[0])
+    return statistics.median(with_s) - typical(without_s)
+
+
 def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)

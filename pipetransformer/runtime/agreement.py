@@ -29,7 +29,7 @@ class Agreement:
     def numbers(self, requests: Requests) -> Tensor:
         """Returns requests as numbers to sum, (3,), float64."""
         if requests not in self._known:  # nearly every step has none
-            self._known[requests] = self._numbers(*astuple(requests))
+            self._known[requests] = self._tensor(*astuple(requests))
         return self._known[requests]
 
     def sums(self, told: Tensor, flags: Tensor, is_summed: bool = False) -> AsyncSum:
@@ -42,12 +42,12 @@ class Agreement:
         """
         return AsyncSum(torch.cat([told, flags]), is_summed)
 
-    def _numbers(self, *values: float) -> Tensor:
+    def _tensor(self, *values: float) -> Tensor:
         return to_device(torch.tensor(values, dtype=torch.float64), self._device)
 
     def idle(self, requests: Requests) -> StepResult:
         """Joins the loss all-reduce, so that idle ranks stay in step and learn of a skipped step or an abort."""
-        sums = self.sums(torch.cat([self._numbers(0), self.numbers(requests)]), self._numbers(0, 0))
+        sums = self.sums(torch.cat([self._tensor(0), self.numbers(requests)]), self._tensor(0, 0))
         overflowed, exploding = (count != 0 for count in sums.values()[-2:])
         return self.judge(sums, [math.inf if overflowed else 0.0] * self._num_layers, overflowed, exploding)
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -87,7 +88,7 @@ class Stage(nn.Module):
         """Ends the passes over a batch. Afterwards each parameter that trains has its gradient."""
 
     def _recomputed(self, index: int, x: Tensor, keys: Tensor, context: dict[str, Tensor]) -> Tensor:
-        return checkpoint(self._run, [index], x, keys, context, use_reentrant=False, preserve_rng_state=False)
+        return recomputed(self._run, [index], x, keys, context)
 
     def _run_frozen(self, x: Tensor, keys: Tensor, context: dict[str, Tensor]) -> Tensor:
         """Runs the frozen layers, which draw no random numbers."""
@@ -113,6 +114,11 @@ class Stage(nn.Module):
 
     def _run_layer(self, index: int, call: LayerCall, x: Tensor, context: dict[str, Tensor]) -> Tensor:
         return self._precision.run_layer(call, x, context)
+
+
+def recomputed(run: Callable[..., Tensor], *arguments: Any) -> Tensor:
+    """Runs a function with activation checkpointing; by its arguments it draws the same random numbers again."""
+    return checkpoint(run, *arguments, use_reentrant=False, preserve_rng_state=False)
 
 
 def _compiled(compiler: BlockCompiler, layers: dict[int, nn.Module]) -> dict[int, LayerCall]:

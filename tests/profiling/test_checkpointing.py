@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipetransformer.profiling import layers
-from pipetransformer.profiling.layers import LONG_PASS_S, _checkpointing_seconds, _passes
+from pipetransformer.profiling import passes
 from pipetransformer.profiling.memory import AutocastCopies
+from pipetransformer.profiling.passes import LONG_PASS_S, _checkpointing_seconds
 from pipetransformer.runtime.batch import Batch
 from pipetransformer.runtime.rng import sample_keys
 
@@ -43,9 +43,9 @@ def test_what_checkpointing_takes_is_told_from_the_second_forward_pass(
         num_forwards, is_backward = runs.num_forwards - before, result is None
         return num_forwards * (forward_s + is_backward * hooks_s), result
 
-    monkeypatch.setattr(layers, "timed", made_up)
+    monkeypatch.setattr(passes, "timed", made_up)
     x = torch.ones(2, 3)
-    plain = [_passes(runs, x, BATCH, AutocastCopies(runs.module), wants_grad=True)()]
+    plain = [passes.passes(runs, x, BATCH, AutocastCopies(runs.module), wants_grad=True)()]
     assert plain[0].seconds == forward_s, "backward runs nothing again"
     expected = 0.0 if forward_s > LONG_PASS_S else hooks_s
     assert _checkpointing_seconds(runs, x, BATCH, True, plain) == pytest.approx(expected)

@@ -13,7 +13,7 @@ from torch import Tensor
 from pipetransformer.autopipe.cluster import Cluster, Link
 from pipetransformer.autopipe.profile import MeshProfile, Traffic
 from pipetransformer.mesh import StageMesh
-from pipetransformer.profiling import meshes
+from pipetransformer.profiling import meshes, timing
 from pipetransformer.profiling.meshes import profile_mesh
 from pipetransformer.runtime.batch import Batch
 from pipetransformer.runtime.precision import PRECISIONS
@@ -44,7 +44,7 @@ def exchange_by_a_clock(case: Case, mesh: StageMesh, wait_s: float) -> tuple[flo
         before, result = now[0], function()
         return now[0] - before + 1.0, result
 
-    with mock.patch.object(meshes, "_meet", waits), mock.patch.object(meshes, "timed", timed):
+    with mock.patch.object(meshes, "_meet", waits), mock.patch.object(timing, "timed", timed):
         exchange = mesh_profile(case, mesh).exchange
     seconds = 0.0 if exchange is None else exchange.at(2)
     return seconds, len(dist.distributed_c10d._world.pg_map) - num_groups

@@ -23,7 +23,7 @@ from pipetransformer.autopipe.profile import (
 )
 from pipetransformer.mesh import StageMesh
 from pipetransformer.optim.base import AdamW
-from pipetransformer.profiling import overhead
+from pipetransformer.profiling import overhead, timing
 from pipetransformer.profiling.kept import Measurement, kept_or_measured
 from pipetransformer.profiling.overhead import (
     ShardedBlock,
@@ -38,8 +38,10 @@ from pipetransformer.runtime.precision import PRECISIONS
 
 CPU = torch.device("cpu")
 SECOND = AffineTime(0.25, 1.5)
-LAYER = LayerProfile("layer", SECOND, SECOND, SECOND, 0.5, 8, 4, 2, 1, 3, 5, lowest_grad=AffineTime(0.5, 2.0))
-LAYER = replace(LAYER, checkpointing=AffineTime(0.25, 0.0))
+LAYER = LayerProfile(
+    "layer", SECOND, SECOND, SECOND, 0.5, 8, 4, 2, 1, 3, 5,
+    lowest_grad=AffineTime(0.5, 2.0), checkpointing=AffineTime(0.25, 0.0),
+)  # fmt: skip
 EXCHANGES = Traffic(Volume(2, 8.0, 64.0), Volume(1, 0.0, 32.0))
 SHARD = LayerShard(LAYER, EXCHANGES, EXCHANGES, Traffic(), EXCHANGES, ((2, 8),))
 ON_MESH = MeshProfile(StageMesh(tp=2), (SHARD,), AffineTime(0.002, 0.001))
@@ -108,7 +110,7 @@ def waiting(work_s: float, most: int) -> tuple[float, int]:
         return (2.0 + dist.get_rank() if is_alone else 4.0), None
 
     with (
-        mock.patch.object(overhead, "timed", made_up),
+        mock.patch.object(timing, "timed", made_up),
         mock.patch.object(overhead, "typical_seconds", return_value=0.25),
     ):
         return measure_waiting(lambda: calls.append(0.0), work_s, most, CPU), len(calls)

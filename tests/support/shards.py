@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pipetransformer.autopipe.plan import Plan
+from pipetransformer.runtime.engine import NUM_TOLD
 from pipetransformer.runtime.fsdp import local_part
 from support.cases import Case
 from support.observations import one_step
@@ -32,7 +33,10 @@ def held_bytes(case: Case, plan: Plan) -> Held:
     engine, optimizer = runtime.engine, runtime.optimizer
     assert engine is not None
     assert optimizer is not None
-    batch, nothing = loader.batch(np.arange(case.batch_size), engine.topology, step=1), torch.zeros(3).double()
+    batch, nothing = (
+        loader.batch(np.arange(case.batch_size), engine.topology, step=1),
+        torch.zeros(NUM_TOLD - 1).double(),
+    )
     engine.step(batch, loss_scale=1.0, numbers=nothing)
     parameters = list(runtime.resident.stack.parameters())
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
