@@ -159,10 +159,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--cases", type=int, nargs="+", help="models, from 0")
     parser.add_argument("--into", type=Path, help="folder whose results.json and README.md take the results")
     options = parser.parse_args(arguments)
+    cases = SMALL if options.small else CASES
+    if any(index not in range(len(cases)) for index in options.cases or ()):
+        parser.error(f"--cases {' '.join(map(str, options.cases))}: the models are 0 to {len(cases) - 1}")
     if options.device == "cuda" and not torch.cuda.is_available():
         print(NO_GPU)
         return
-    cases = SMALL if options.small else CASES
     chosen = [cases[index] for index in options.cases or range(len(cases))]
     results = []
     with open_world(Parallel(device=options.device)) as device:

@@ -184,7 +184,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=7, help="each profiles anew and times every plan once")
     parser.add_argument("--steps", type=int, default=7, help="steps of a plan in a round")
     parser.add_argument(
-        "--cases", type=int, nargs="+", default=[0, 2, 4], help="models of the step-time benchmark, from 0"
+        "--cases",
+        type=int,
+        nargs="+",
+        choices=range(len(CASES)),
+        default=[0, 2, 4],
+        help="models of the step-time benchmark, from 0",
     )
     parser.add_argument("--into", type=Path, help="folder whose results.json and README.md take the results")
     options = parser.parse_args(arguments)

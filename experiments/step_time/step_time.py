@@ -121,7 +121,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=80, help="of each model")
     parser.add_argument("--steps", type=int, default=6, help="steps of a turn")
-    parser.add_argument("--cases", type=int, nargs="+", default=range(len(CASES)), help="rows of the table, from 0")
+    parser.add_argument(
+        "--cases",
+        type=int,
+        nargs="+",
+        choices=range(len(CASES)),
+        default=range(len(CASES)),
+        help="rows of the table, from 0",
+    )
     parser.add_argument("--into", type=Path, help="folder whose results.json and README.md take the results")
     options = parser.parse_args(arguments)
     cases = [CASES[index] for index in options.cases]

@@ -100,7 +100,9 @@ def _describe(stage: tuple[int, int, int]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", type=int, nargs="+", default=range(len(CASES)), help="models, from 0")
+    parser.add_argument(
+        "--cases", type=int, nargs="+", choices=range(len(CASES)), default=range(len(CASES)), help="models, from 0"
+    )
     parser.add_argument("--into", type=Path, help="folder whose results.json and README.md take the results")
     options = parser.parse_args(arguments)
     cases = [CASES[index] for index in options.cases]

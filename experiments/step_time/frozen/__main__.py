@@ -234,7 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=20, help="of each level")
     parser.add_argument("--levels", type=int, nargs="+", default=[0, 2, 4, 5, BERT["num_hidden_layers"]])
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--cases", type=int, nargs="+", default=range(len(CASES)))
+    parser.add_argument("--cases", type=int, nargs="+", choices=range(len(CASES)), default=range(len(CASES)))
     parser.add_argument("--into", type=Path, help="folder whose results.json and README.md take the results")
     options = parser.parse_args(arguments)
     cases = [CASES[index] for index in options.cases]
