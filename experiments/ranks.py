@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import start_processes
 
+from pipetransformer.runtime.groups import batch_scheduled
+
 SEED, TIMEOUT_S = 1, 120.0
 
 
@@ -28,7 +30,8 @@ def _work(rank: int, folder: Path, world: int, function: Callable[..., Any], arg
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
     store, timeout = f"file://{folder / 'store'}", timedelta(seconds=TIMEOUT_S)
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world, timeout=timeout)
+    with batch_scheduled():  # as a run does
+        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world, timeout=timeout)
     result = function(*arguments)
     if rank == 0:
         (folder / "result").write_bytes(pickle.dumps(result))

@@ -16,6 +16,9 @@ from support.pool import Pool
 # threads that wait for each other spin, and take the cores from the ranks of the test beside this one
 os.environ["OMP_NUM_THREADS"] = "1"  # of started processes
 torch.set_num_threads(1)
+# of a process that it starts, and of gloo's, no thread takes the core of another: see runtime/groups.py
+if sys.platform == "linux":
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 # hundreds of processes start here: each would compile the whole package again
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median, quantiles
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -84,7 +85,13 @@ def goes_on(num_rounds: int, end_s: float) -> bool:
     return bool(is_partial)
 
 
-def take_turn(loop: Loop, num_steps: int) -> Turn:
+class Steps(Protocol):
+    """Something that is timed step by step."""
+
+    def step(self) -> None: ...
+
+
+def take_turn(loop: Steps, num_steps: int) -> Turn:
     dist.barrier()
     wall_s, cpu_s = [], []
     for _ in range(num_steps):

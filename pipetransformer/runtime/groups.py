@@ -5,8 +5,10 @@ idle ranks included, and the groups of this file carry active tensors. A third k
 message while a step runs, because all ranks decide alike from the same numbers, so messages fall between steps.
 """
 
+import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -32,6 +34,30 @@ def own_store() -> Store:
     return _get_default_store().clone()
 
 
+@contextmanager
+def batch_scheduled() -> Iterator[None]:
+    """Gives threads that start inside Linux' policy ``SCHED_BATCH``: they wait for a core, and take none from others.
+
+    For process groups of gloo, whose receiving thread tries the lock of a connection again and again while the sending
+    thread holds it. A receiver that has taken the core of that sender does so until its time slice ends::
+
+        sender     lock, send                                  rest, unlock
+        receiver              an answer: try, try, try, try, ...             read, the collective goes on
+                              |<-- milliseconds of one core --->|
+
+    A policy that the user has set stays. Systems without this one are as they are; it matters to speed alone.
+    """
+    policy = os.sched_getscheduler(0) if hasattr(os, "sched_getscheduler") else None  # 0: of the calling thread
+    if policy is None or policy != os.SCHED_OTHER:
+        yield
+        return
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, policy, os.sched_param(0))
+
+
 class ProcessGroups:
     """Process groups by their ranks.
 
@@ -55,8 +81,9 @@ class ProcessGroups:
             shared: For each weight that layers share, these layers; the ranks of a pipeline that run them get a group.
         """
         replicas, num_groups = range(topology.plan.num_replicas), len(self)
-        self._create(topology.all_groups())
-        self._create(topology.holders(layers, replica) for layers in shared for replica in replicas)
+        with batch_scheduled() if device_type == "cpu" else nullcontext():
+            self._create(topology.all_groups())
+            self._create(topology.holders(layers, replica) for layers in shared for replica in replicas)
         if len(self) > num_groups:  # a rank that closes a group at once would break those that still connect
             any_rank(False, torch.device(device_type))
         return ResolvedTopology(topology, self._mesh(topology, device_type), self)

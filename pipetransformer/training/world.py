@@ -5,7 +5,7 @@ import os
 import socket
 from bisect import bisect_right
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import accumulate
@@ -17,7 +17,7 @@ from torch.distributed.rendezvous import rendezvous
 from pipetransformer.config.sections import Parallel
 from pipetransformer.cores import num_cores
 from pipetransformer.errors import UserError
-from pipetransformer.runtime.groups import destroy_group
+from pipetransformer.runtime.groups import batch_scheduled, destroy_group
 
 
 @contextmanager
@@ -38,9 +38,10 @@ def open_world(parallel: Parallel) -> Iterator[torch.device]:
         backend, timeout = "nccl" if device.type == "cuda" else "gloo", timedelta(seconds=parallel.timeout_s)
         if "RANK" in os.environ:  # a launcher has started this process
             store, rank, world_size = _meet(timeout)
-            dist.init_process_group(backend, timeout=timeout, store=store, rank=rank, world_size=world_size)
         else:
-            dist.init_process_group(backend, timeout=timeout, store=dist.HashStore(), rank=0, world_size=1)
+            store, rank, world_size = dist.HashStore(), 0, 1
+        with batch_scheduled() if backend == "gloo" else nullcontext():
+            dist.init_process_group(backend, timeout=timeout, store=store, rank=rank, world_size=world_size)
     try:
         if parallel.world_size not in (None, dist.get_world_size()):
             raise UserError(

@@ -13,6 +13,7 @@ from experiments.step_time.allocator import __main__ as allocator
 from experiments.step_time.cases import CASES, Case, write_bert
 from experiments.step_time.frozen import __main__ as frozen
 from experiments.step_time.loops import ElasticLoop
+from experiments.step_time.scheduler import __main__ as scheduler
 from experiments.step_time.step_time import CPU, WALL, Times, measure, row
 from pipetransformer.autopipe.plan import Plan
 
@@ -48,6 +49,15 @@ def test_steps_are_timed_with_freed_memory_kept_and_not(pool: Pool) -> None:
     plain, kept = (pool.run(1, allocator.measure, name, keeps, 2)[0] for keeps in (False, True))
     assert plain.seconds > 0
     assert len(allocator.row(name, [(plain, kept)])) == len(allocator.HEADER)
+
+
+def test_steps_and_sums_are_timed_under_both_policies_of_scheduling(pool: Pool) -> None:
+    steps = pool.run(2, scheduler.measure, VIT, 2, 1)[0]
+    sums = pool.run(2, scheduler.measure_sums, 2)[0]
+    assert len(steps + sums) == 4 + len(scheduler.SIZES)
+    for timed in steps + sums:
+        assert all(seconds > 0 for turn in timed.plain + timed.batch for seconds in turn[:1])
+        assert len(timed.row()) == len(scheduler.HEADER)
 
 
 def losses(case: Case, folder: Path, replicas: tuple[int, ...]) -> list[float]:

@@ -1,5 +1,8 @@
 """A topology resolves to the right process groups, on one mesh with named axes, and no group is left open."""
 
+import os
+import sys
+import threading
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -12,6 +15,7 @@ from support.meshes import (
     ThreeAxes,
     groups_left_open,
     leaves_before_others_come,
+    policies_of_groups,
     resolve,
     train_with_one_more_axis,
 )
@@ -21,8 +25,9 @@ from support.trainings import train_elastic
 
 from pipetransformer.autodp.topology import PIPELINE_AXIS, REPLICA_AXIS, Topology
 from pipetransformer.autopipe.plan import Plan
-from pipetransformer.runtime.groups import destroy_group
+from pipetransformer.runtime.groups import batch_scheduled, destroy_group
 
+ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has SCHED_BATCH")
 STAGES = ((0, 3), (4, HEAD))
 PLANS = {
     "pipelines first": Plan(0, 0, STAGES, 2, 2),
@@ -75,6 +80,37 @@ def test_a_further_axis_of_one_rank_changes_no_number(pool: Pool, bert_config: P
     three = pool.run(4, train_with_one_more_axis, case, PIPE_TO_DATA, str(tmp_path))[0]
     assert (three.losses, three.norms) == (two.losses, two.norms)
     assert all((three.weights[name] == tensor).all() for name, tensor in two.weights.items())
+
+
+@ON_LINUX
+@pytest.mark.parametrize("name", ["pipelines first", "data parallel"])
+def test_threads_of_groups_take_no_core_from_others(name: str, pool: Pool) -> None:
+    """A receiving thread of gloo that takes the core of the sending one spins until its time slice ends."""
+    for found, after in pool.run(4, policies_of_groups, PLANS[name]):
+        assert found["gloo_tcp_loop"] == found["pt_gloo_runloop"] == {os.SCHED_BATCH}
+        assert after == os.SCHED_OTHER
+
+
+@ON_LINUX
+def test_a_policy_that_the_user_has_set_stays() -> None:
+    seen: list[int] = []
+
+    def idle() -> None:
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # of this thread
+        with batch_scheduled():
+            seen.append(os.sched_getscheduler(0))
+        seen.append(os.sched_getscheduler(0))
+
+    thread = threading.Thread(target=idle)
+    thread.start()
+    thread.join()
+    assert seen == [os.SCHED_IDLE] * 2
+
+
+def test_a_system_without_policies_goes_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getscheduler", raising=False)
+    with batch_scheduled():
+        pass
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -1,9 +1,11 @@
 """Topologies resolved to process groups on the ranks of a world."""
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from functools import cached_property
+from pathlib import Path
 from unittest import mock
 
 import torch.distributed as dist
@@ -42,6 +44,28 @@ def resolve(topologies: Mapping[str, type[Topology]], plan: Plan) -> dict[str, R
     resolved = {name: _resolved(groups, kind(plan, dist.get_rank())) for name, kind in topologies.items()}
     groups.close()
     return resolved
+
+
+def policies(threads: Iterable[str]) -> dict[str, set[int]]:
+    """The policies by which Linux schedules threads of this process, by the names that these have."""
+    found: dict[str, set[int]] = {}
+    for thread in threads:
+        with suppress(OSError):  # it has ended meanwhile
+            name = Path(f"/proc/self/task/{thread}/comm").read_text().strip()
+            found.setdefault(name, set()).add(os.sched_getscheduler(int(thread)))
+    return found
+
+
+def policies_of_groups(plan: Plan) -> tuple[dict[str, set[int]], int]:
+    """Resolves a plan; the policies of the threads that came with its groups, and afterwards of the calling one."""
+    own = os.sched_getscheduler(0)
+    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))  # as a user's process begins
+    groups, before = ProcessGroups(60), set(os.listdir("/proc/self/task"))
+    groups.resolve(Topology(plan, dist.get_rank()), "cpu")
+    found, after = policies(set(os.listdir("/proc/self/task")) - before), os.sched_getscheduler(0)
+    groups.close()
+    os.sched_setscheduler(0, own, os.sched_param(0))
+    return found, after
 
 
 def leaves_before_others_come(plan: Plan) -> bool:

@@ -2,10 +2,12 @@
 
 import contextlib
 import os
+import sys
 
 import pytest
 import torch
 from support.links import node_size
+from support.meshes import policies
 from support.pool import Pool
 
 from pipetransformer.config.sections import Parallel
@@ -42,6 +44,16 @@ def test_a_world_on_one_node_keeps_to_loopback(
     with contextlib.suppress(RuntimeError), open_world(Parallel(device="cpu", world_size=1)):
         pass  # gloo may not know the user's interface
     assert os.environ.get("GLOO_SOCKET_IFNAME") == expected
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has SCHED_BATCH")
+def test_the_threads_of_a_world_take_no_core_from_others() -> None:
+    own, before = os.sched_getscheduler(0), set(os.listdir("/proc/self/task"))
+    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))  # as a user's process begins
+    with open_world(Parallel(device="cpu", world_size=1)):
+        assert policies(set(os.listdir("/proc/self/task")) - before)["gloo_tcp_loop"] == {os.SCHED_BATCH}
+        assert os.sched_getscheduler(0) == os.SCHED_OTHER
+    os.sched_setscheduler(0, own, os.sched_param(0))
 
 
 @pytest.mark.parametrize(("variable", "expected"), [(None, [4]), ("1", [1]), ("3,2", [3])])

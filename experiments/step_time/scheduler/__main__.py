@@ -1,0 +1,153 @@
+"""Times steps whose collectives may not take a core from others: ``python -m experiments.step_time.scheduler``."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median, quantiles
+from tempfile import TemporaryDirectory
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+from experiments.ranks import run_ranks
+from experiments.record import markdown, publish
+from experiments.step_time.cases import CASES, Case, write_bert
+from experiments.step_time.loops import ElasticLoop
+from experiments.step_time.step_time import CPU, WALL, Turn, take_turn
+from pipetransformer.autopipe.plan import Plan
+from pipetransformer.runtime import groups
+
+WORLD, ROUNDS, STEPS, SUMS = 2, 15, 8, 20
+SIZES = {"sum of one number": 1, "sum of 400 kB": 10**5, "sum of 4 MB": 10**6}
+HEADER = ("model", "what is timed", "plain, ms", "`SCHED_BATCH`, ms", "ratio", "quartiles", "in CPU time", "rounds")
+
+
+@contextmanager
+def as_linux_schedules() -> Iterator[None]:
+    """Leaves the threads of process groups the policy that the process has."""
+    with mock.patch.object(groups, "batch_scheduled", nullcontext):
+        yield
+
+
+ARMS: dict[str, Callable[[], AbstractContextManager[None]]] = {"plain": as_linux_schedules, "batch": nullcontext}
+"""Under which the process groups of an arm are made; ``batch`` is what a run does."""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Turns of one plan, or of one sum, on rank 0; a turn has the seconds of a step, by the wall and of CPU."""
+
+    case: str
+    name: str
+    plain: tuple[Turn, ...]
+    batch: tuple[Turn, ...]
+
+    def ratios(self, kind: int) -> list[float]:
+        """Returns the times under ``SCHED_BATCH`` over the others, round by round."""
+        return [batch[kind] / plain[kind] for plain, batch in zip(self.plain, self.batch, strict=True)]
+
+    def row(self) -> tuple[str, ...]:
+        middles = (f"{1000 * median(turn[WALL] for turn in turns):.2f}" for turns in (self.plain, self.batch))
+        ratios = self.ratios(WALL)
+        low, middle, high = quantiles(ratios, n=4, method="inclusive")
+        cpu = f"{median(self.ratios(CPU)):.2f}"
+        return self.case, self.name, *middles, f"{middle:.2f}", f"{low:.2f}-{high:.2f}", cpu, str(len(ratios))
+
+
+class Summing:
+    """Sums over all ranks in place of a step."""
+
+    def __init__(self, size: int, group: dist.ProcessGroup) -> None:
+        self._numbers, self._group = torch.ones(size), group
+
+    def step(self) -> None:
+        for _ in range(SUMS):
+            dist.all_reduce(self._numbers, dist.ReduceOp.MAX, group=self._group)
+
+
+def plans(num_layers: int) -> dict[str, Plan]:
+    """Returns plans of two devices whose stages have about equally many layers."""
+    half, last = num_layers // 2, num_layers - 1
+
+    def pipeline(num_microbatches: int, schedule: str) -> Plan:
+        return Plan(0, 0, ((0, half - 1), (half, last)), 1, num_microbatches, schedule=schedule)
+
+    return {
+        "replicas": Plan(0, 0, ((0, last),), WORLD, 1),
+        "replicas, two thirds frozen": Plan(2 * (num_layers - 2) // 3, 0, ((0, last),), WORLD, 1),
+        "2 stages, 4 micro-batches": pipeline(4, "1f1b"),
+        "2 stages, 8 micro-batches": pipeline(8, "gpipe"),
+    }
+
+
+def measure_sums(num_rounds: int) -> list[Timed]:
+    """Times sums over one group of each arm in turns; a step is several sums, and the times are of one."""
+    made = {}
+    for arm, context in ARMS.items():
+        with context(), groups.batch_scheduled():
+            made[arm] = dist.new_group([*range(WORLD)])
+    found = []
+    for name, size in SIZES.items():
+        plain, batch = take_turns({arm: Summing(size, group) for arm, group in made.items()}, num_rounds, num_steps=1)
+        found.append(Timed("-", name, each(plain), each(batch)))
+    return found
+
+
+def each(turns: Iterable[Turn]) -> tuple[Turn, ...]:
+    return tuple((wall / SUMS, cpu / SUMS) for wall, cpu in turns)
+
+
+def measure(case: Case, num_rounds: int, num_steps: int) -> list[Timed]:
+    """Times each plan with the groups of each arm in turns."""
+    found = []
+    with TemporaryDirectory() as name:
+        write_bert(Path(name))
+        loops = dict[str, ElasticLoop]()
+        for arm, context in ARMS.items():
+            with context():
+                loops[arm] = ElasticLoop(case.stack(Path(name)), case.split(), case.batch_size)
+        for plan_name, plan in plans(len(case.stack(Path(name)))).items():
+            for arm, context in ARMS.items():
+                with context():
+                    loops[arm].runtime.apply_plan(plan)
+            gc.freeze()
+            found.append(Timed(case.name, plan_name, *take_turns(loops, num_rounds, num_steps)))
+        for loop in loops.values():
+            loop.close()
+    return found
+
+
+def take_turns(
+    loops: Mapping[str, ElasticLoop | Summing], num_rounds: int, num_steps: int
+) -> tuple[tuple[Turn, ...], tuple[Turn, ...]]:
+    """Gives each loop a turn in each round, the other one first each time; the first round does not count."""
+    turns: dict[str, list[Turn]] = {arm: [] for arm in loops}
+    for index in range(num_rounds + 1):
+        for arm in (*loops,) if index % 2 else (*reversed(loops),):
+            turns[arm].append(take_turn(loops[arm], num_steps))
+    plain, batch = (tuple(own[1:]) for own in turns.values())
+    return plain, batch
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--steps", type=int, default=STEPS, help="steps of a turn")
+    parser.add_argument("--into", type=Path, help="folder whose results.json and README.md take the results")
+    given = parser.parse_args(arguments)
+    if given.rounds < 2 or given.steps < 1:
+        parser.error(f"--rounds {given.rounds} --steps {given.steps}: quartiles take two rounds, and a turn a step")
+    found = run_ranks(WORLD, measure_sums, given.rounds)
+    for index in (0, 2):
+        found += run_ranks(WORLD, measure, CASES[index], given.rounds, given.steps)
+    publish(markdown(HEADER, (one.row() for one in found)), [asdict(one) for one in found], given.into)
+
+
+if __name__ == "__main__":
+    main()
