@@ -19,7 +19,8 @@ from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder
 from pipetransformer.config.validate import warnings
 from pipetransformer.errors import UserError
 
-RUN = (*TINY, "freeze=schedule", "freeze.num_frozen=[1]", "precision=float64", "optim.eps=1e-6")
+FEW = ("dataset.max_train_samples=32", "dataset.max_eval_samples=16")
+RUN = (*TINY, *FEW, "freeze=schedule", "freeze.num_frozen=[1]", "precision=float64", "optim.eps=1e-6")
 PRESETS = {
     "megatron": "tp 2",
     "ring": "cp 2",

@@ -94,7 +94,7 @@ def play(
             mock.patch.object(precision, "INITIAL_SCALE", first_loss_scale),
             mock.patch.object(gc, "freeze"),  # a run's process ends with it; here what it keeps would stay for ever
         ):
-            run_rank(_composed(overrides), folder, torch.device("cpu"), {}, None)
+            run_rank(composed(overrides), folder, torch.device("cpu"), {}, None)
     except UserError as error:
         return in_options(error)
     return ""
@@ -106,19 +106,19 @@ def play_with_steps_held_back(overrides: tuple[str, ...], folder: Path) -> str:
         return play(overrides, folder, made_up_times=True)
 
 
-def _composed(overrides: tuple[str, ...]) -> Config:
+def composed(overrides: tuple[str, ...]) -> Config:
     """Composes on rank 0 and broadcasts, as the launcher composes for all ranks."""
-    composed: Config | UserError | None = None
+    config: Config | UserError | None = None
     if dist.get_rank() == 0:
         try:
-            composed = loaded(*overrides)
+            config = loaded(*overrides)
         except UserError as error:
-            composed = error
-    composed = broadcast_from_rank0(composed)
-    if isinstance(composed, UserError):
-        raise composed
-    assert composed is not None, "rank 0 has composed"
-    return composed
+            config = error
+    config = broadcast_from_rank0(config)
+    if isinstance(config, UserError):
+        raise config
+    assert config is not None, "rank 0 has composed"
+    return config
 
 
 @contextmanager
@@ -147,8 +147,11 @@ def with_made_up_times() -> Iterator[None]:
     with (
         mock.patch.object(setup, "profile", made_up_profile),
         mock.patch.object(setup, "profile_mesh", made_up_mesh_profile),
+        mock.patch("pipetransformer.profiling.timing.FEWEST", 1),
         mock.patch("pipetransformer.profiling.timing.MOST", 1),
-        mock.patch("pipetransformer.profiling.overhead.MOST", 1),
+        mock.patch("pipetransformer.profiling.layers.measure_contention", return_value=1.0),
+        mock.patch("pipetransformer.profiling.layers.measure_waiting", return_value=0.0),
+        mock.patch("pipetransformer.profiling.meshes._Exchanges.seconds", return_value=0.0),
         mock.patch.object(setup, "measure_messages", return_value=((1e-3, 1e12), None)),
         mock.patch.object(setup, "measure_all_reduces", return_value=((1e-3, 1e12), None)),
         mock.patch.object(setup, "measure_schedule_overhead", return_value=0.0),
@@ -164,7 +167,7 @@ def made_up_profile(*args: Any) -> Profile:
     """One second per layer and sample, whatever the machine does."""
     measured = profile(*args)
     layers = tuple(_made_up(layer, 1.0) for layer in measured.layers)
-    return replace(measured, layers=layers, contention=1.0, waiting_s=0.0)
+    return replace(measured, layers=layers)
 
 
 def made_up_mesh_profile(stack: LayerStack, mesh: StageMesh, *args: Any) -> MeshProfile:
@@ -172,7 +175,7 @@ def made_up_mesh_profile(stack: LayerStack, mesh: StageMesh, *args: Any) -> Mesh
     measured = profile_mesh(stack, mesh, *args)
     parts = mesh.num_ranks / mesh.batch_ways
     layers = tuple(replace(shard, layer=_made_up(shard.layer, 1 / parts)) for shard in measured.layers)
-    return measured._replace(layers=layers, exchange=None)
+    return measured._replace(layers=layers)
 
 
 def _made_up(layer: LayerProfile, seconds: float) -> LayerProfile:

@@ -6,13 +6,13 @@ from typing import Any
 
 import pipetransformer as pt
 from pipetransformer.config.sections import Checkpointing, Resume
-from support.jobs import loaded, with_made_up_times
+from support.jobs import composed, with_made_up_times
 
 
 def run_policy(overrides: tuple[str, ...], folder: Path, at_most: int | None = None) -> list[float]:
     """One rank of a run that starts, or goes on from its newest checkpoint; ends after ``at_most`` of its steps."""
     checkpoint = Checkpointing(every_steps=at_most, every_minutes=None, keep=1, keep_best=0)
-    config = replace(loaded(*overrides), checkpoint=checkpoint, resume=Resume(run="auto"))
+    config = replace(composed(overrides), checkpoint=checkpoint, resume=Resume(run="auto"))
     with with_made_up_times():
         trainer = pt.ElasticTrainer.from_config(config, folder)
     with trainer:

@@ -17,7 +17,7 @@ from pipetransformer.config.schema import Config
 from pipetransformer.config.sections import Checkpointing, Resume
 from pipetransformer.freeze.base import Decision, FreezePolicy, Signals, State
 from pipetransformer.runtime.elastic import ElasticRuntime
-from support.jobs import loaded, with_made_up_times
+from support.jobs import composed, with_made_up_times
 
 CHANGES = {
     "history",
@@ -107,7 +107,7 @@ def run_on_forgetting(*arguments: Any) -> list[Ran]:
 
 
 def _config(overrides: tuple[str, ...], prefixes: list[int], every: int | None, on_unfreeze: str) -> Config:
-    config = loaded(*overrides)
+    config = composed(overrides)
     policy = FreezeAndUnfreeze(interval=config.freeze.interval, prefixes=prefixes, on_unfreeze=on_unfreeze)
     checkpoint = Checkpointing(every_steps=every, every_minutes=None, keep=1000, keep_best=0)
     return replace(config, freeze=policy, checkpoint=checkpoint, resume=Resume(run="auto"))

@@ -15,7 +15,7 @@ from pipetransformer.runtime.precision import LossScale
 from pipetransformer.runtime.signals.collect import SignalCollectors
 from pipetransformer.training.build import prepare
 from pipetransformer.training.trainer import Trainer
-from support.jobs import loaded
+from support.jobs import composed
 
 Run = tuple[list[float], list[Values], list[tuple[int, int, int]], dict[str, Any]]
 """Losses; decisions; step, frozen prefix and number of steps of each plan; the loss scale at the end."""
@@ -44,7 +44,7 @@ def run_through_json(
 
 
 def _run(overrides: tuple[str, ...], folder: Path, at_step: int | None, forgotten: str | None) -> Run | str:
-    config, decisions = loaded(*overrides), Decisions()
+    config, decisions = composed(overrides), Decisions()
     with ExitStack() as closing, mock.patch("pipetransformer.profiling.timing.MOST", 1):
         report = Reporter([decisions])
         trainer = Trainer(config, prepare(config, torch.device("cpu"), folder, closing, report), report, folder)
