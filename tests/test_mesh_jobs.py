@@ -107,7 +107,7 @@ def test_a_mesh_goes_with_stages_and_a_static_arrangement(pool: Pool, tmp_path: 
 
 def test_a_run_on_a_mesh_goes_on_without_one(pool: Pool, tmp_path: Path, single: Job) -> None:
     """The planner of the second world knows nothing of the mesh, nor of a second device."""
-    run, folder = (*RUN, "checkpoint.every_steps=2", "checkpoint.keep=9"), tmp_path / "run"
+    run, folder = (*RUN, "checkpoint.every_steps=1", "checkpoint.keep=9"), tmp_path / "run"
     assert run_job(pool, 2, folder, *run, "parallel=megatron", made_up_times=True).error == ""
     kept, *later = CheckpointFolder(folder / FOLDER).published()[1:]
     for each in later:

@@ -23,7 +23,7 @@ ADAPTED = {"vit with adapters": "vit", "bert with adapters": "bert"}
 FACTORS = {
     "arrangement": [(1, 2), (2, 1), (2, 2)],
     "schedule": ["gpipe", "1f1b", "interleaved1f1b"],
-    "num_microbatches": [1, 8],
+    "num_microbatches": [1, 4],
     "num_frozen": [0, 3, NUM_BLOCKS],
     "cached": [False, True],
     "checkpoint": [False, True],

@@ -7,7 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
@@ -16,16 +16,27 @@ from typing import Any
 from unittest import mock
 
 TIMEOUT_S = 300  # a slow machine hangs no earlier
+PROFILING = "pipetransformer.profiling"
+BRIEF = {
+    f"{PROFILING}.timing.FEWEST": 1, f"{PROFILING}.timing.MOST": 1, f"{PROFILING}.overhead.MOST": 1,
+    f"{PROFILING}.overhead.NUM_ROUNDS": 1, f"{PROFILING}.overhead.NUM_STEPS": 2, f"{PROFILING}.network.NUM_REPEATS": 1,
+    f"{PROFILING}.network.NUM_STEPS": 1, f"{PROFILING}.meshes.FEWEST_ROUNDS": 1, f"{PROFILING}.meshes.MOST_ROUNDS": 1,
+    f"{PROFILING}.meshes.EXCHANGES_OF_A_ROUND": 1,
+}  # fmt: skip
+"""How often a run measures what it plans by, where the plan need not be good."""
 
 
 class Pool:
     """``run(world, function, *args)`` calls the function on ranks ``0 .. world - 1`` and returns their results.
 
     Functions have to live in ``tests/support``, where the workers can import them.
+
+    Attributes:
+        measures_briefly: A rank takes each time once that it plans by.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._num_runs = folder, 0
+        self._folder, self._num_runs, self.measures_briefly = folder, 0, True
         self._workers: list[tuple[mp.Process, Connection]] = []
 
     def run(self, world: int, function: Callable[..., Any], *args: Any, backend: str = "gloo") -> list[Any]:
@@ -34,7 +45,7 @@ class Pool:
         self._num_runs += 1
         store = self._folder / f"store{self._num_runs}"
         for rank, (_, pipe) in enumerate(self._workers[:world]):
-            pipe.send((function, args, rank, world, str(store), backend))
+            pipe.send((function, args, rank, world, str(store), backend, self.measures_briefly))
         try:
             return self._results(world)
         except BaseException:
@@ -111,7 +122,8 @@ def _unpacked(answer: bytes) -> tuple[bool, Any]:
 
 
 def _call(
-    function: Callable[..., Any], args: tuple[Any, ...], rank: int, world: int, store: str, backend: str
+    function: Callable[..., Any], args: tuple[Any, ...], rank: int, world: int, store: str, backend: str,
+    measures_briefly: bool,
 ) -> Any:  # fmt: skip
     import torch.distributed as dist
 
@@ -122,7 +134,10 @@ def _call(
     if backend == "gloo":
         dist.barrier()  # a rank that leaves at once would close connections that others are still making
     try:
-        return function(*args)
+        with ExitStack() as brief:
+            for name, value in BRIEF.items() if measures_briefly else ():
+                brief.enter_context(mock.patch(name, value))
+            return function(*args)
     finally:
         dist.destroy_process_group()
         gc.collect()  # DDP sits in reference cycles with its groups, whose threads would go on beside all later tests

@@ -4,7 +4,6 @@ import json
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 
@@ -45,7 +44,7 @@ def run_through_json(
 
 def _run(overrides: tuple[str, ...], folder: Path, at_step: int | None, forgotten: str | None) -> Run | str:
     config, decisions = composed(overrides), Decisions()
-    with ExitStack() as closing, mock.patch("pipetransformer.profiling.timing.MOST", 1):
+    with ExitStack() as closing:
         report = Reporter([decisions])
         trainer = Trainer(config, prepare(config, torch.device("cpu"), folder, closing, report), report, folder)
         trainer.start()
