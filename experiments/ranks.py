@@ -30,7 +30,7 @@ def _work(rank: int, folder: Path, world: int, function: Callable[..., Any], arg
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
     store, timeout = f"file://{folder / 'store'}", timedelta(seconds=TIMEOUT_S)
-    with batch_scheduled():  # as a run does
+    with batch_scheduled("cpu"):  # as a run does
         dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world, timeout=timeout)
     result = function(*arguments)
     if rank == 0:

@@ -41,6 +41,7 @@ from pipetransformer.profiling.pretended import Meet, PretendedMesh, Tally, noth
 from pipetransformer.profiling.timing import ENOUGH_S, added_seconds
 from pipetransformer.runtime.batch import Batch
 from pipetransformer.runtime.embedding_gradients import embedding_weights
+from pipetransformer.runtime.groups import batch_scheduled
 from pipetransformer.runtime.mesh_stage import MeshStage
 from pipetransformer.runtime.precision import Precision
 from pipetransformer.runtime.tensor_parallel import shard_layer
@@ -158,7 +159,9 @@ class _Exchanges:
 
     def _added_seconds(self, passes: Callable[[], None], num_ranks: int, num_rounds: int) -> float:
         """Returns the seconds that passes take more with exchanges than without."""
-        exchanges, group = self._runs.mesh.exchanges, dist.new_group(range(num_ranks))
+        exchanges = self._runs.mesh.exchanges
+        with batch_scheduled(self._device.type):
+            group = dist.new_group(range(num_ranks))
         with ExitStack() as closing:
             meet: Meet = nothing
             if dist.get_rank() < num_ranks:

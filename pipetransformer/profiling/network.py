@@ -17,7 +17,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from pipetransformer.host_copies import empty_for
 from pipetransformer.profiling.timing import typical_seconds
-from pipetransformer.runtime.groups import broadcast_from_rank0
+from pipetransformer.runtime.groups import batch_scheduled, broadcast_from_rank0
 
 NUM_REPEATS = 9
 NUM_COPIED_BYTES = 1 << 24
@@ -56,7 +56,8 @@ def measure_all_reduces(device: torch.device, devices_per_node: int) -> tuple[Pa
     world_size = dist.get_world_size()
     within = FREE
     if devices_per_node > 1:
-        group, _ = dist.new_subgroups(devices_per_node)
+        with batch_scheduled(device.type):
+            group, _ = dist.new_subgroups(devices_per_node)
         with destroyed(group):
             within = _all_reduce(devices_per_node, group, device)
     return within, _all_reduce(world_size, None, device) if devices_per_node < world_size else None
@@ -73,7 +74,8 @@ def measure_schedule_overhead(device: torch.device) -> float:
     """
     if dist.get_world_size() == 1:
         return 0.0
-    group = dist.new_group([0, 1])
+    with batch_scheduled(device.type):
+        group = dist.new_group([0, 1])
     seconds = 0.0
     if dist.get_rank() < 2:
         assert isinstance(group, ProcessGroup)

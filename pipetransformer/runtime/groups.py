@@ -8,7 +8,7 @@ message while a step runs, because all ranks decide alike from the same numbers,
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -35,7 +35,7 @@ def own_store() -> Store:
 
 
 @contextmanager
-def batch_scheduled() -> Iterator[None]:
+def batch_scheduled(device_type: str) -> Iterator[None]:
     """Gives threads that start inside Linux' policy ``SCHED_BATCH``: they wait for a core, and take none from others.
 
     For process groups of gloo, whose receiving thread tries the lock of a connection again and again while the sending
@@ -46,16 +46,19 @@ def batch_scheduled() -> Iterator[None]:
                               |<-- milliseconds of one core --->|
 
     A policy that the user has set stays. Systems without this one are as they are; it matters to speed alone.
+
+    Args:
+        device_type: Of the groups; those of GPUs are not gloo's, and nothing changes.
     """
-    policy = os.sched_getscheduler(0) if hasattr(os, "sched_getscheduler") else None  # 0: of the calling thread
-    if policy is None or policy != os.SCHED_OTHER:
+    is_linux = hasattr(os, "sched_getscheduler")
+    if device_type != "cpu" or not is_linux or os.sched_getscheduler(0) != os.SCHED_OTHER:  # 0: of the calling thread
         yield
         return
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     try:
         yield
     finally:
-        os.sched_setscheduler(0, policy, os.sched_param(0))
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
 class ProcessGroups:
@@ -81,7 +84,7 @@ class ProcessGroups:
             shared: For each weight that layers share, these layers; the ranks of a pipeline that run them get a group.
         """
         replicas, num_groups = range(topology.plan.num_replicas), len(self)
-        with batch_scheduled() if device_type == "cpu" else nullcontext():
+        with batch_scheduled(device_type):
             self._create(topology.all_groups())
             self._create(topology.holders(layers, replica) for layers in shared for replica in replicas)
         if len(self) > num_groups:  # a rank that closes a group at once would break those that still connect

@@ -5,7 +5,7 @@ import os
 import socket
 from bisect import bisect_right
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import accumulate
@@ -40,7 +40,7 @@ def open_world(parallel: Parallel) -> Iterator[torch.device]:
             store, rank, world_size = _meet(timeout)
         else:
             store, rank, world_size = dist.HashStore(), 0, 1
-        with batch_scheduled() if backend == "gloo" else nullcontext():
+        with batch_scheduled(device.type):
             dist.init_process_group(backend, timeout=timeout, store=store, rank=rank, world_size=world_size)
     try:
         if parallel.world_size not in (None, dist.get_world_size()):

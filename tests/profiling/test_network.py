@@ -1,8 +1,11 @@
 """Links and a pipeline's bookkeeping are measured where there are any, and alike on every rank."""
 
+import os
+import sys
+
 import pytest
 import torch
-from support.links import BYTES_PER_S, links, measure_made_up_overhead
+from support.links import BYTES_PER_S, links, measure_made_up_overhead, policies_of_measured_groups
 from support.pool import Pool
 
 from pipetransformer.profiling.network import FREE, measure_schedule_overhead
@@ -40,3 +43,9 @@ def test_what_does_not_grow_with_the_micro_batches_is_no_overhead_of_one(pool: P
 
 def test_one_rank_has_no_pipeline(pool: Pool) -> None:
     assert pool.run(1, measure_schedule_overhead, torch.device("cpu")) == [0.0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has SCHED_BATCH")
+def test_links_are_measured_by_groups_that_are_scheduled_as_those_of_a_run(pool: Pool) -> None:
+    for policies in pool.run(2, policies_of_measured_groups):
+        assert set(policies) == {os.SCHED_BATCH}

@@ -147,8 +147,6 @@ def with_made_up_times() -> Iterator[None]:
     with (
         mock.patch.object(setup, "profile", made_up_profile),
         mock.patch.object(setup, "profile_mesh", made_up_mesh_profile),
-        mock.patch("pipetransformer.profiling.timing.FEWEST", 1),
-        mock.patch("pipetransformer.profiling.timing.MOST", 1),
         mock.patch("pipetransformer.profiling.layers.measure_contention", return_value=1.0),
         mock.patch("pipetransformer.profiling.layers.measure_waiting", return_value=0.0),
         mock.patch("pipetransformer.profiling.meshes._Exchanges.seconds", return_value=0.0),

@@ -1,7 +1,9 @@
 """What ranks measure of their links, for the pool."""
 
 import os
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import torch
@@ -10,6 +12,7 @@ import torch.distributed as dist
 from pipetransformer.profiling import network, timing
 from pipetransformer.profiling.network import Pair, measure_all_reduces, measure_messages, measure_schedule_overhead
 from pipetransformer.training.world import NodeLayout
+from support.meshes import scheduled_as_at_first
 
 BYTES_PER_S = 1e8
 Links = tuple[Pair, Pair | None]
@@ -55,3 +58,17 @@ def measure_made_up_overhead(seconds: float) -> float:
     """Measures the overhead of a schedule whose steps take a second, and so many more for each micro-batch."""
     with mock.patch.object(network, "_step_seconds", lambda num_microbatches, *_: 1 + num_microbatches * seconds):
         return measure_schedule_overhead(torch.device("cpu"))
+
+
+def policies_of_measured_groups() -> list[int]:
+    """The policies under which a rank makes the groups by which it measures links and a pipeline's bookkeeping."""
+    seen: list[int] = []
+
+    def noting(make: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args: (seen.append(os.sched_getscheduler(0)), make(*args))[1]
+
+    made = {name: noting(getattr(dist, name)) for name in ("new_group", "new_subgroups")}
+    with scheduled_as_at_first(), mock.patch.multiple(dist, **made):
+        measure_all_reduces(torch.device("cpu"), devices_per_node=2)
+        measure_schedule_overhead(torch.device("cpu"))
+    return seen

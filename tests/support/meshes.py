@@ -1,11 +1,10 @@
 """Topologies resolved to process groups on the ranks of a world."""
 
 import os
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cached_property
-from pathlib import Path
 from unittest import mock
 
 import torch.distributed as dist
@@ -46,25 +45,38 @@ def resolve(topologies: Mapping[str, type[Topology]], plan: Plan) -> dict[str, R
     return resolved
 
 
-def policies(threads: Iterable[str]) -> dict[str, set[int]]:
-    """The policies by which Linux schedules threads of this process, by the names that these have."""
-    found: dict[str, set[int]] = {}
-    for thread in threads:
+def threads() -> set[int]:
+    """The threads of this process, by the numbers that the system gives them."""
+    return {int(name) for name in os.listdir("/proc/self/task")}
+
+
+def policies(of: Iterable[int]) -> set[int]:
+    """The policies by which Linux schedules threads; one that has just begun has no name of its own yet."""
+    found: set[int] = set()
+    for thread in of:
         with suppress(OSError):  # it has ended meanwhile
-            name = Path(f"/proc/self/task/{thread}/comm").read_text().strip()
-            found.setdefault(name, set()).add(os.sched_getscheduler(int(thread)))
+            found.add(os.sched_getscheduler(thread))
     return found
 
 
-def policies_of_groups(plan: Plan) -> tuple[dict[str, set[int]], int]:
-    """Resolves a plan; the policies of the threads that came with its groups, and afterwards of the calling one."""
+@contextmanager
+def scheduled_as_at_first() -> Iterator[None]:
+    """Gives the calling thread the policy with which a user's process begins; the tests run under another one."""
     own = os.sched_getscheduler(0)
-    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))  # as a user's process begins
-    groups, before = ProcessGroups(60), set(os.listdir("/proc/self/task"))
-    groups.resolve(Topology(plan, dist.get_rank()), "cpu")
-    found, after = policies(set(os.listdir("/proc/self/task")) - before), os.sched_getscheduler(0)
+    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, own, os.sched_param(0))
+
+
+def policies_of_groups(plan: Plan) -> tuple[set[int], int]:
+    """Resolves a plan; the policies of the threads that came with its groups, and afterwards of the calling one."""
+    groups, before = ProcessGroups(60), threads()
+    with scheduled_as_at_first():
+        groups.resolve(Topology(plan, dist.get_rank()), "cpu")
+        found, after = policies(threads() - before), os.sched_getscheduler(0)
     groups.close()
-    os.sched_setscheduler(0, own, os.sched_param(0))
     return found, after
 
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 from support.links import node_size
-from support.meshes import policies
+from support.meshes import policies, scheduled_as_at_first, threads
 from support.pool import Pool
 
 from pipetransformer.config.sections import Parallel
@@ -48,12 +48,10 @@ def test_a_world_on_one_node_keeps_to_loopback(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has SCHED_BATCH")
 def test_the_threads_of_a_world_take_no_core_from_others() -> None:
-    own, before = os.sched_getscheduler(0), set(os.listdir("/proc/self/task"))
-    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))  # as a user's process begins
-    with open_world(Parallel(device="cpu", world_size=1)):
-        assert policies(set(os.listdir("/proc/self/task")) - before)["gloo_tcp_loop"] == {os.SCHED_BATCH}
+    before = threads()
+    with scheduled_as_at_first(), open_world(Parallel(device="cpu", world_size=1)):
+        assert policies(threads() - before) == {os.SCHED_BATCH}
         assert os.sched_getscheduler(0) == os.SCHED_OTHER
-    os.sched_setscheduler(0, own, os.sched_param(0))
 
 
 @pytest.mark.parametrize(("variable", "expected"), [(None, [4]), ("1", [1]), ("3,2", [3])])

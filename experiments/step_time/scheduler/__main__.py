@@ -90,7 +90,7 @@ def measure_sums(num_rounds: int) -> list[Timed]:
     """Times sums over one group of each arm in turns; a step is several sums, and the times are of one."""
     made = {}
     for arm, context in ARMS.items():
-        with context(), groups.batch_scheduled():
+        with context(), groups.batch_scheduled("cpu"):
             made[arm] = dist.new_group([*range(WORLD)])
     found = []
     for name, size in SIZES.items():
