@@ -185,6 +185,7 @@ def _run_rank(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str |
     """Runs one rank in a process that torch's launcher has started; records why it fails."""
     parent = os.getppid()
     forkserver.restore_signals()
+    forkserver.collect_again()
     from pipetransformer.training.run import run_job
 
     try:

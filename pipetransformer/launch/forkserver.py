@@ -10,6 +10,7 @@ So a server process imports what ranks need while the launcher still imports its
 
 import atexit
 import fcntl
+import gc
 import multiprocessing
 import os
 import shutil
@@ -26,7 +27,7 @@ from pipetransformer.cores import num_cores
 from pipetransformer.parent_process import LAUNCHER
 from pipetransformer.training.interrupt import SIGNALS
 
-PRELOAD = ("pipetransformer.launch.parent_death", "pipetransformer.training.run", "scipy.stats", "sklearn.metrics")
+PRELOAD = ("pipetransformer.launch.server", "pipetransformer.training.run", "scipy.stats", "sklearn.metrics")
 THREADS, OWN_THREADS = "OMP_NUM_THREADS", "PIPETRANSFORMER_NUM_THREADS"
 TEMPORARY, LOCK = "pipetransformer-", "lock"
 GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
@@ -85,6 +86,12 @@ def _importable() -> Iterator[None]:
         os.environ.pop("PYTHONPATH")
         if before is not None:
             os.environ["PYTHONPATH"] = before
+
+
+def collect_again() -> None:
+    """Turns the garbage collector of a forked rank on; what the server has imported stays and is left alone."""
+    gc.freeze()
+    gc.enable()
 
 
 def restore_signals() -> None:

@@ -1,9 +1,12 @@
 """Runs a configuration to its end. Imports torch as late as it can, so that refusals come at once."""
 
+import gc
 import os
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -97,18 +100,39 @@ def start(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | Non
         UserError: An error that the user can fix.
         RuntimeError: Any other failure of a rank, with its trace.
     """
+    libraries = (*config.model.libraries, *config.dataset.libraries, *config.peft.libraries)
     if under_torchrun():
-        from pipetransformer.launch.elastic import run_here
+        with _without_collector():
+            from pipetransformer.launch.elastic import run_here
 
+            _preload(("pipetransformer.training.run", *libraries))
         return run_here(config, run_dir, plain, sweep)
     forkserver.use_one_temporary_folder()
-    libraries = (*config.model.libraries, *config.dataset.libraries, *config.peft.libraries)
     num_ranks = config.parallel.world_size or config.parallel.cpu_processes
     forkserver.preload(config.parallel.device, num_ranks, libraries)
     _announce(config)
-    from pipetransformer.launch.elastic import run_workers  # torch is imported from here on
-
+    with _without_collector():
+        from pipetransformer.launch.elastic import run_workers  # torch is imported from here on
     return run_workers(config, run_dir, plain, sweep)
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Turns the garbage collector off while libraries are imported: it takes a fifth of the time and finds nothing."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _preload(modules: Iterable[str]) -> None:
+    """Imports modules that are needed later; whoever needs one that is not there says so."""
+    for name in modules:
+        with suppress(ImportError):
+            import_module(name)
 
 
 def preflight(config: Config) -> None:

@@ -1,7 +1,9 @@
 """A run that cannot be is refused before any process starts."""
 
+import gc
 import resource
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from support.jobs import loaded
 from pipetransformer.data.images.datasets import Digits
 from pipetransformer.errors import UserError
 from pipetransformer.launch import elastic, forkserver, start
+from pipetransformer.training import run
 
 
 @pytest.fixture(autouse=True)
@@ -63,3 +66,29 @@ def test_each_process_needs_a_gpu_of_its_own(device: str, num_gpus: int, monkeyp
     with pytest.raises(UserError, match=rf"parallel\.world_size=2 processes need a GPU each, and there are {num_gpus}"):
         elastic._num_ranks(config)
     assert elastic._num_ranks(loaded("parallel.device=cpu", "parallel.world_size=2")) == 2
+
+
+def test_a_rank_of_torchrun_imports_without_the_garbage_collector(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each start of a process would take a fifth more time; a library that is not there is missed where it is used."""
+    imported: dict[str, bool] = {}
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    monkeypatch.setattr(start, "import_module", lambda name: imported.update({name: gc.isenabled()}))
+    monkeypatch.setattr(elastic, "run_here", lambda *_: {"collects": gc.isenabled()})
+    assert start.start(loaded(), tmp_path, {}) == {"collects": True}
+    assert {"pipetransformer.training.run", "timm"} <= imported.keys()
+    assert not any(imported.values())
+    monkeypatch.setattr(start, "import_module", lambda _: import_module("no_such_library"))
+    assert start.start(loaded(), tmp_path, {}) == {"collects": True}
+
+
+def test_a_forked_rank_collects_although_its_server_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr(run, "run_job", lambda *_: {"collects": gc.isenabled()})
+    gc.disable()
+    try:
+        assert elastic._run_rank(loaded(), tmp_path, {}, None, tmp_path) == {"collects": True}
+    finally:
+        gc.enable()
+        gc.unfreeze()
