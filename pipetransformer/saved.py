@@ -11,6 +11,7 @@ from pipetransformer.config.arguments import explain, unknown_key
 from pipetransformer.config.compose import read_config
 from pipetransformer.config.schema import Config
 from pipetransformer.errors import UserError
+from pipetransformer.report.rows import row_writer
 from pipetransformer.report.run_folder import CONFIG
 from pipetransformer.report.secrets import redact
 
@@ -197,6 +198,7 @@ def _predict(options: Options) -> None:
     for name in ("input", "output"):
         if not getattr(options, name):
             raise UserError(f"give {name}=<file>; --help says what it holds")
+    row_writer(Path(options.output))  # refuses a wrong one before torch is imported
     from pipetransformer.training.saved_run import predict
 
     run_dir = Path(options.run)

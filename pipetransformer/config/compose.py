@@ -7,6 +7,7 @@ names: adding one takes its file and its YAML, nothing here.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -36,6 +37,7 @@ def register(schema: type[Config] = Config) -> None:
     ConfigStore.instance().store(name="schema", node=_schema(_general(schema)))
 
 
+@cache
 def _general(kind: type[Config]) -> type:
     """Returns the schema that Hydra merges options into. Groups hold any value; :func:`_checked` types them."""
     groups = {*SPEC_GROUPS, *SIMULATION_GROUPS}
@@ -53,8 +55,12 @@ def _as_member(each: dataclasses.Field[Any]) -> tuple[str, Any, Any]:
     return each.name, each.type, dataclasses.field(default=default)
 
 
+@cache
 def _schema(spec: type) -> DictConfig:
-    """Returns a dataclass as types and names to merge values into, which OmegaConf refuses for frozen ones."""
+    """Returns a dataclass as types and names to merge values into, which OmegaConf refuses for frozen ones.
+
+    All callers get the same one: it is merged into copies and not changed.
+    """
     schema = OmegaConf.structured(spec)
     OmegaConf.set_readonly(schema, False)
     for key in schema:

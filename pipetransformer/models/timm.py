@@ -226,9 +226,10 @@ class TimmModel(ModelSpec):
     def _create(self, pretrained: bool, **arguments: Any) -> FlatModel:
         import timm
 
+        from pipetransformer.models.stack import WithoutFilling
         from pipetransformer.models.timm_layers import FlatModel
 
-        with self._explained():
+        with self._explained(), WithoutFilling():
             model = timm.create_model(self._source(), pretrained=pretrained, **{**self.options, **arguments})
         if not isinstance(model, FlatModel):
             raise UserError(f"model.name={self.name} is a {type(model).__name__}{why_not_flat(model)}; {NAMES}")

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from pipetransformer.models.layer import shallow_copy
 from pipetransformer.models.lazy_checkpoint import Checkpoint, named_tensors
-from pipetransformer.models.stack import LayerStack, seeded
+from pipetransformer.models.stack import LayerStack, WithoutFilling, seeded
 from pipetransformer.models.timm_layers import FlatModel
 
 Create = Callable[..., FlatModel]
@@ -65,10 +65,10 @@ class RandomInit:
             _give_storage(whole, name)
         model = _with_blocks_of(whole, names)
         model.fix_init_weight = lambda: None  # it would scale the only block as the first one
-        with seeded(self._seed * len(self.names) + index):
+        with seeded(self._seed * len(self.names) + index), WithoutFilling():
             model.init_weights()  # without storage nothing is drawn
-        if getattr(whole, "fix_init", isinstance(whole, Eva)):  # an Eva's init_weights always does
-            whole.fix_init_weight()  # divides by the root of each block's number
+            if getattr(whole, "fix_init", isinstance(whole, Eva)):  # an Eva's init_weights always does
+                whole.fix_init_weight()  # divides by the root of each block's number
         drawn = named_tensors(model)
         left = [name for name in names if not drawn[name].is_floating_point() or drawn[name].isnan().any()]
         return ((name, drawn[name]) for name in names) if not left else self._draw_whole(names, left[0])

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -351,6 +352,7 @@ def makes_arm(override: str) -> bool:
     return override.lstrip("+~").partition("=")[0].partition(".")[0] not in NO_ARM
 
 
+@cache  # 50 files of metadata are read, and every checkpoint asks
 def library_versions() -> dict[str, str]:
     """Returns the versions of this package and of all that it requires, by its own metadata."""
     try:

@@ -3,7 +3,7 @@ import torch
 from torch import Tensor, nn
 
 from pipetransformer.models.layer import shallow_copy
-from pipetransformer.models.stack import Layer, LayerStack, seeded
+from pipetransformer.models.stack import Layer, LayerStack, WithoutFilling, seeded
 
 
 def scale(module: nn.Module, x: Tensor, factor: float = 1.0, **_: object) -> Tensor:
@@ -65,3 +65,17 @@ def test_seeded_draws_repeat_and_leave_the_outer_draws_alone() -> None:
 
     assert torch.equal(first, second)
     assert torch.equal(outside, expected)
+
+
+def test_tensors_without_storage_are_not_filled_and_others_are() -> None:
+    with seeded(0), WithoutFilling():
+        empty = nn.Linear(3, 3, device="meta")
+        nn.init.trunc_normal_(empty.weight)
+        drawn = nn.Linear(3, 3)
+        nn.init.trunc_normal_(drawn.bias)
+    with seeded(0):
+        expected = nn.Linear(3, 3)
+        nn.init.trunc_normal_(expected.bias)
+    assert empty.weight.is_meta
+    assert torch.equal(drawn.weight, expected.weight)
+    assert torch.equal(drawn.bias, expected.bias)

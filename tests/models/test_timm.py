@@ -11,13 +11,14 @@ import timm
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipetransformer.data.base import ImageFormat
 from pipetransformer.data.images.sources import from_arrays
 from pipetransformer.data.images.split import ImageSplit
 from pipetransformer.data.tasks import image_classification
 from pipetransformer.models.base import Head
-from pipetransformer.models.stack import LayerStack, without_storage
+from pipetransformer.models.stack import LayerStack, WithoutFilling, without_storage
 from pipetransformer.models.timm import TimmModel
 from pipetransformer.models.timm_layers import split_layers
 from pipetransformer.models.timm_rotary import RotaryPositions
@@ -44,6 +45,26 @@ def saved(folder: Path, spec: TimmModel | None = None, shape: tuple[int, ...] = 
 def test_importing_the_spec_imports_no_torch() -> None:
     code = "import sys, pipetransformer.models.timm; assert not {'torch', 'timm'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+class _Filled(TorchDispatchMode):
+    """Counts what fills tensors without storage."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.__name__.partition(".")[0]
+        self.count += name in WithoutFilling.NAMES and args[0].is_meta and args[0].is_floating_point()
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "eva02_tiny_patch14_224"])
+def test_a_layer_is_drawn_alone_and_the_others_cost_nothing(name: str) -> None:
+    with _Filled() as filled:
+        stack = tiny(name=name).build_meta(Head("image", 5), (3, 16, 16), seed=0)
+        stack.load(1)
+    assert filled.count == 0
+    assert stack[1].has_storage
 
 
 def test_from_scratch_the_data_decides_the_format() -> None:
