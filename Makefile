@@ -34,7 +34,8 @@ fuzz: $(VENV)/.dev
 	FUZZ_EXAMPLES=1000 $(VENV)/bin/python -m pytest --timeout 0 tests/test_fuzz.py $(ARGS)
 
 matrix: $(VENV)/.dev
-	MATRIX=1 $(VENV)/bin/python -m pytest --numprocesses 2 tests/runtime/test_matrix.py tests/test_option_pairs.py $(ARGS)
+	MATRIX=1 $(VENV)/bin/python -m pytest --numprocesses 2 tests/runtime/test_matrix.py tests/runtime/test_families.py \
+	  tests/test_option_pairs.py $(ARGS)
 
 mesh-matrix: $(VENV)/.dev
 	MESH_MATRIX=1 $(VENV)/bin/python -m pytest --numprocesses 2 tests/runtime/test_mesh_matrix.py tests/runtime/test_mesh_plans.py $(ARGS)

@@ -4,13 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from unittest import mock
 
 import pytest
 import timm
-from support.command import TIMEOUT_S, TRAIN, processes, started
+from support.command import TIMEOUT_S, TRAIN, processes, started, wait_until_gone
 from support.jobs import TINY, Job, run_job
 from support.pool import Pool
 
@@ -38,13 +37,6 @@ def wait_for_a_cached_step(process: subprocess.Popen[str]) -> None:
         if cached and "] step " in line:
             return
     raise AssertionError("the run ended by itself")
-
-
-def wait_until_gone(mark: str) -> None:
-    end = time.monotonic() + TIMEOUT_S
-    while processes(mark):
-        assert time.monotonic() < end, "some processes go on"
-        time.sleep(0.05)
 
 
 def test_an_interrupted_run_leaves_nothing_but_its_record(
@@ -108,16 +100,6 @@ def test_a_stopped_run_goes_on_by_the_same_command_with_another_number_of_proces
     job = Job(tmp_path / "run", error="")
     assert [event["step"] for event in job.events("step")] == list(range(1, 49)), "no gap and no duplicate"
     assert (job.summary["status"], job.summary["optimizer_steps"]) == ("completed", 48)
-
-
-def test_the_workers_of_a_killed_command_end_too(tmp_path: Path) -> None:
-    with started(tmp_path, TRAIN, *ENDLESS) as (process, mark):
-        wait_for_a_cached_step(process)
-        assert len(processes(mark)) >= 3
-        process.kill()
-        process.communicate(timeout=TIMEOUT_S)
-        wait_until_gone(mark)
-    assert Job(tmp_path / "run", error="").summary["status"] == "interrupted"
 
 
 def test_a_run_that_diverges_stops_with_the_weights_of_the_step_before(pool: Pool, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from torch.testing import assert_close
 from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder
 
 IS_WHOLE = "MATRIX" in os.environ
-EVERY = 12
+EVERY = 19
 Row = Mapping[str, str]
 Pair = tuple[tuple[str, str], ...]
 ARRANGEMENTS: dict[str, tuple[str, ...]] = {  # the number of ranks first

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.command import TIMEOUT_S, TRAIN, forked, started
+from support.command import TIMEOUT_S, TRAIN, forked, started, wait_until_gone
 from support.jobs import TINY, Job
 
 from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder
@@ -64,3 +64,5 @@ def test_server_and_ranks_end_with_a_launcher_that_is_killed(tmp_path: Path) -> 
         process.kill()
         process.communicate(timeout=TIMEOUT_S)  # until the last of them that could write has ended
         assert forked(mark) == (0, [])
+        wait_until_gone(mark)
+    assert Job(tmp_path / "run", "").summary["status"] == "interrupted"

@@ -1,4 +1,4 @@
-"""The fork server ends where its launcher was gone before it could ask for a signal; what it imports is not collected."""
+"""The fork server ends where its launcher was gone before it could ask for a signal, and imports uncollected."""
 
 import os
 import subprocess

@@ -24,9 +24,11 @@ DIVIDING = [(1, 3), (2, 3)]
 OPTIMIZERS = ["adamw", "sgd", "lamb"]
 FROZEN = [0, 3, NUM_BLOCKS]
 IS_WHOLE = "MATRIX" in os.environ
-WORLDS = [1, 2, 3, 4, 6, 8] if IS_WHOLE else [1, 2, 3, 6]
+ARRANGEMENTS = [(1, 1), (1, 2), (2, 1), (1, 3), (3, 1), (2, 3), (3, 2)]
+if IS_WHOLE:
+    ARRANGEMENTS = [pair for world in (1, 2, 3, 4, 6, 8) for pair in arrangements(world)]
 FACTORS = {
-    "arrangement": [pair for world in WORLDS for pair in arrangements(world)],
+    "arrangement": ARRANGEMENTS,
     "schedule": ["gpipe", "1f1b", "interleaved1f1b"],
     "num_microbatches": [1, 8],
     "num_frozen": FROZEN,

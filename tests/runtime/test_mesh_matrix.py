@@ -40,7 +40,7 @@ FACTORS = {
     "num_microbatches": [1, 2],
     "recompute": [False, True],
     "frozen": [(0, 0), (3, 0), (3, 3)],
-    "kind": ["vit", "bert", "bert_qa", "distilbert"],
+    "kind": ["vit", "bert", "distilbert"],
     "optimizer": ["adamw", "sgd", "lamb"],
 }
 

@@ -253,7 +253,7 @@ def make_stacks() -> None:
     """Makes those that most tests train."""
     with tempfile.TemporaryDirectory() as name:
         folder = write_config(Path(name))
-        for kind, dropout in product(("vit", "bert", "bert_qa", "bert_mlm"), (0.0, 0.2)):
+        for kind, dropout in product(("vit", "bert", "bert_qa", "bert_mlm", "distilbert"), (0.0, 0.2)):
             Case(kind, folder, dropout).stack()
         for kind in ("vit", "bert"):
             Case(kind, folder, width=MEASURED_WIDTH).stack()

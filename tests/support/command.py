@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -86,6 +87,14 @@ def forked(mark: str) -> tuple[int, list[int]]:
     servers = [pid for pid, parent in parents.items() if parent in parents and parents[parent] not in parents]
     server = next((pid for pid in servers if b"forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes()), 0)
     return server, sorted(pid for pid, parent in parents.items() if server and parent == server)
+
+
+def wait_until_gone(mark: str) -> None:
+    """Waits for the end of all processes that were started with a mark."""
+    end = time.monotonic() + TIMEOUT_S
+    while processes(mark):
+        assert time.monotonic() < end, "some processes go on"
+        time.sleep(0.05)
 
 
 def processes(mark: str) -> list[int]:

@@ -44,6 +44,12 @@ ARRANGEMENTS = {
 }
 
 
+@pytest.fixture(scope="module")
+def whole(pool: Pool) -> list[float]:
+    """Losses of the encoder in one process."""
+    return pool.run(1, train_from_a_state, "encoder", pt.Parallel(), 12, None)[0][0]
+
+
 @pytest.mark.parametrize(("world", "parallel"), ARRANGEMENTS.values(), ids=ARRANGEMENTS)
 def test_an_own_model_trains_as_by_a_plain_loop(pool: Pool, tmp_path: Path, world: int, parallel: pt.Parallel) -> None:
     losses, weights = train_plainly()
@@ -76,8 +82,7 @@ def test_adapters_are_merged_into_an_own_model_by_every_rank(pool: Pool, tmp_pat
         (3, "elastic", "one process"), (6, "fsdp", "two replicas"), (9, "two stages", "elastic"),
     ],
 )  # fmt: skip
-def test_a_state_goes_on_in_another_world(pool: Pool, step: int, first: str, second: str) -> None:
-    whole, _ = pool.run(1, train_from_a_state, "encoder", pt.Parallel(), 12, None)[0]
+def test_a_state_goes_on_in_another_world(pool: Pool, step: int, first: str, second: str, whole: list[float]) -> None:
     losses, state = pool.run(
         *ARRANGEMENTS[first][:1], train_from_a_state, "encoder", ARRANGEMENTS[first][1], step, None
     )[0]
@@ -89,9 +94,8 @@ def test_a_state_goes_on_in_another_world(pool: Pool, step: int, first: str, sec
 
 
 @pytest.mark.parametrize("name", ["elastic", "fsdp"])
-def test_a_trainer_goes_back_to_an_earlier_state(pool: Pool, name: str) -> None:
+def test_a_trainer_goes_back_to_an_earlier_state(pool: Pool, name: str, whole: list[float]) -> None:
     world, parallel = ARRANGEMENTS[name]
-    whole, _ = pool.run(1, train_from_a_state, "encoder", pt.Parallel(), 12, None)[0]
     _, state = pool.run(world, train_from_a_state, "encoder", parallel, 3, None)[0]
     for losses, _ in pool.run(world, train_from_a_state, "encoder", parallel, 7, state, True):
         assert losses == pytest.approx(whole[3:10], rel=0, abs=1e-10)
@@ -151,8 +155,7 @@ def test_a_summary_that_cannot_be_written_leaves_nothing_open(pool: Pool, tmp_pa
     assert pool.run(1, close_on_a_full_disk, tmp_path) == [("no space", True)]
 
 
-def test_without_its_optimizer_state_a_run_goes_another_way(pool: Pool) -> None:
-    whole, _ = pool.run(1, train_from_a_state, "encoder", pt.Parallel(), 12, None)[0]
+def test_without_its_optimizer_state_a_run_goes_another_way(pool: Pool, whole: list[float]) -> None:
     _, state = pool.run(1, train_from_a_state, "encoder", pt.Parallel(), 6, None)[0]
     losses, _ = pool.run(1, train_from_a_state, "encoder", pt.Parallel(), 12, state | {"optimizer": {}})[0]
     assert losses != pytest.approx(whole[6:], rel=0, abs=1e-10)

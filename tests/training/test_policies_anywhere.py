@@ -46,7 +46,7 @@ WORLDS = {
     "two, sharded": (2, ("parallel=sharded",)),
 }
 IS_WHOLE = "RESUME_MATRIX" in os.environ  # as by make resume-matrix
-STOPPED_AT = range(1, NUM_STEPS) if IS_WHOLE else ()
+WHOLE = {"budget", "cka", "linear"}  # in the suite these are not stopped, one in each world
 
 
 @pytest.fixture(scope="module")
@@ -63,39 +63,30 @@ def alone(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tup
     return Runs()
 
 
-def rows() -> Iterator[tuple[str, str]]:
-    """Each run in one of the worlds, in turns; all of them by make resume-matrix."""
+def rows() -> Iterator[tuple[str, str, int]]:
+    """Each run in one of the worlds, in turns, and the step that it is stopped at; all by make resume-matrix."""
     for index, name in enumerate(sorted(RUNS)):
         for place, world in enumerate(WORLDS):
-            if IS_WHOLE or index % len(WORLDS) == place:
-                yield name, world
+            if IS_WHOLE:
+                yield from ((name, world, step) for step in range(NUM_STEPS))
+            elif index % len(WORLDS) == place:
+                yield name, world, 0 if name in WHOLE else 3 + index % 14
 
 
-@pytest.mark.parametrize(("name", "world"), list(rows()))
-def test_a_policy_decides_alike_in_any_world(
-    name: str, world: str, pool: Pool, tmp_path: Path, alone: dict[str, tuple[list[float], Job]]
-) -> None:
-    num_ranks, arrangement = WORLDS[world]
-    losses = pool.run(num_ranks, run_policy, (*RUN, *RUNS[name], *arrangement), tmp_path)[0]
-    check(losses, Job(tmp_path, ""), alone[name])
-    frozen = {step["num_frozen"] for step in Job(tmp_path, "").events("step")}
-    assert (frozen > {0}) or name in NEVER, "the row shows something"
-
-
-@pytest.mark.parametrize(
-    ("name", "world", "step"),
-    [(name, "two, cached", 3 + index % 14) for index, name in enumerate(sorted(RUNS))]
-    + [("threshold with Lamb", "two, sharded", 7), ("threshold", "two, sharded", 9)]
-    + [(name, world, step) for step in STOPPED_AT for name, world in rows()],
-)
-def test_a_policy_goes_on_after_a_stop_as_if_there_had_been_none(
+@pytest.mark.parametrize(("name", "world", "step"), [*rows(), ("threshold with Lamb", "two, sharded", 8)])
+def test_a_policy_decides_alike_in_any_world_and_after_a_stop(
     name: str, world: str, step: int, pool: Pool, tmp_path: Path, alone: dict[str, tuple[list[float], Job]]
 ) -> None:
+    """The steps before the stop are made in one process without a cache; with ``step=0`` the run is not stopped."""
     num_ranks, arrangement = WORLDS[world]
-    first = pool.run(1, run_policy, (*RUN, *RUNS[name], "parallel=single", "cache=off"), tmp_path, step)[0]
+    first = []
+    if step:
+        first = pool.run(1, run_policy, (*RUN, *RUNS[name], "parallel=single", "cache=off"), tmp_path, step)[0]
+        assert len(first) == step
     rest = pool.run(num_ranks, run_policy, (*RUN, *RUNS[name], *arrangement), tmp_path)[0]
-    assert len(first) == step
     check(first + rest, Job(tmp_path, ""), alone[name])
+    frozen = {each["num_frozen"] for each in Job(tmp_path, "").events("step")}
+    assert (frozen > {0}) or name in NEVER, "the row shows something"
 
 
 def check(losses: list[float], job: Job, expected: tuple[list[float], Job]) -> None:

@@ -56,9 +56,9 @@ def stopped_at(whole: Path, step: int, folder: Path) -> Path:
 
 
 CELLS = [
-    (1, "one process"), (4, "pipeline"), (5, "elastic of four"), (8, "sharded"), (10, "elastic"), (14, "data"),
-    (17, "pipeline"), (19, "elastic of four"), (6, "3d 1 x 2 x 2"), (9, "tp 2"), (13, "dp_shard 2 x tp 2"),
+    (1, "one process"), (4, "pipeline"), (8, "sharded"), (14, "data"), (19, "elastic of four"), (6, "3d 1 x 2 x 2"),
 ]  # fmt: skip
+"""Other worlds meet where a resumed run is resumed again."""
 if IS_WHOLE:
     WORLDS |= {
         f"{arrangement} of {num_ranks}": (num_ranks, (f"parallel={arrangement}",))
@@ -107,7 +107,7 @@ def decoder(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> tuple[tuple
     return options, folder, pool.run(2, run_on, options, folder / "run", PREFIXES)[0]
 
 
-@pytest.mark.parametrize(("step", "world"), [(7, "sharded"), (14, "elastic of four")])
+@pytest.mark.parametrize(("step", "world"), [(7, "sharded"), (14, "elastic of four")][not IS_WHOLE :])
 def test_a_decoder_goes_on_in_any_world(
     pool: Pool, tmp_path: Path, decoder: tuple[tuple[str, ...], Path, Ran], step: int, world: str
 ) -> None:
