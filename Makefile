@@ -1,8 +1,8 @@
 # make train [ARGS="model=bert dataset=squad"]   trains; make test   runs the suite; both install what they need first.
 # make docs   builds the site into site/; make docs SERVE=1 serves it at http://127.0.0.1:8000 while you write.
 # make fuzz   damages the files that are read back, a thousand times each.
-# make chaos [KILLS=100]   kills ranks and whole runs at random; make resume-matrix   resumes from 60 steps in 16 worlds.
-# make matrix   compares every kind of plan on up to eight processes with one process, and runs under any two options;
+# make chaos [KILLS=100]   kills ranks and whole runs at random; make resume-matrix   resumes at every step in every world.
+# make matrix   compares plans of every kind and family with one process, and runs under any two options;
 #               make mesh-matrix   compares plans on meshes.
 # make test-isa   runs the tests of rounding as on older x86 processors: oneDNN and ATen keep to fewer instructions.
 PYTHON ?= python3
@@ -41,7 +41,8 @@ mesh-matrix: $(VENV)/.dev
 	MESH_MATRIX=1 $(VENV)/bin/python -m pytest --numprocesses 2 tests/runtime/test_mesh_matrix.py tests/runtime/test_mesh_plans.py $(ARGS)
 
 resume-matrix: $(VENV)/.dev
-	RESUME_MATRIX=1 $(VENV)/bin/python -m pytest --numprocesses 2 tests/training/test_resume.py -k in_any_world $(ARGS)
+	RESUME_MATRIX=1 $(VENV)/bin/python -m pytest --numprocesses 2 tests/training/test_resume.py \
+	  tests/training/test_policies_anywhere.py -k in_any_world $(ARGS)
 
 chaos: $(VENV)/.dev
 	CHAOS_KILLS=$(KILLS) $(VENV)/bin/python -m pytest --timeout 0 -s tests/test_chaos.py tests/test_mesh_changes.py $(ARGS)

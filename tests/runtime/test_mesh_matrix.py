@@ -1,6 +1,6 @@
 """Design promise 1 on meshes: every kind of plan trains as one process does, from whole layers on (float64, 1e-10).
 
-The factors are covered pairwise, on up to four processes; by ``make mesh-matrix`` on up to eight.
+The factors are covered pairwise, on up to four processes; by ``make mesh-matrix`` on up to eight, with one more model.
 """
 
 import os
@@ -16,7 +16,8 @@ from support.trainings import then, train_elastic, train_reference
 
 from pipetransformer.mesh import StageMesh
 
-NUM_RANKS = 8 if "MESH_MATRIX" in os.environ else 4
+IS_WHOLE = "MESH_MATRIX" in os.environ
+NUM_RANKS = 8 if IS_WHOLE else 4
 NUM_STEPS = 3  # one in whole layers, and two under the plan, of which the second has a smaller batch
 MESHES = [
     StageMesh(tp=2),
@@ -40,7 +41,7 @@ FACTORS = {
     "num_microbatches": [1, 2],
     "recompute": [False, True],
     "frozen": [(0, 0), (3, 0), (3, 3)],
-    "kind": ["vit", "bert", "distilbert"],
+    "kind": ["vit", "bert", "distilbert", *(["bert_qa"] if IS_WHOLE else [])],  # a BERT with another head
     "optimizer": ["adamw", "sgd", "lamb"],
 }
 
