@@ -79,7 +79,9 @@ def answers_of_timm(run: Job, pictures: Tensor) -> Tensor:
         return model(pictures)
 
 
-@pytest.mark.parametrize("mesh", [("parallel.cp=2",), ("parallel.tp=2", "parallel.tp_algorithm=2d")])
+@pytest.mark.parametrize(
+    "mesh", [("parallel.tp=2",), ("parallel.cp=2",), ("parallel.tp=2", "parallel.tp_algorithm=2d")]
+)
 def test_transformers_loads_what_a_mesh_has_trained(mesh: tuple[str, ...], pool: Pool, tmp_path: Path) -> None:
     rows = "\n".join(["sentence\tlabel", *(f"{'bird ' * (2 + row % 7)}\t{row % 2}" for row in range(8))])
     for name in ("train.tsv", "dev.tsv"):

@@ -64,8 +64,6 @@ def reference(workers: Pool, options: list[str], way: str) -> list[float]:
 def test_the_losses_of_a_peer_on_two_ranks_are_those_of_one_process(
     name: str, workers: Pool, options: list[str], way: str, reference: list[float]
 ) -> None:
-    if way == "by lengths" and name != "ddp":
-        pytest.skip("the batches are the loader's, and any one loop shows them")
     if name not in INSTALLED:
         pytest.skip(f"pip install {PEERS[name].library}")
     assert len(reference) == NUM_STEPS

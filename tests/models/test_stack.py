@@ -67,7 +67,7 @@ def test_seeded_draws_repeat_and_leave_the_outer_draws_alone() -> None:
     assert torch.equal(outside, expected)
 
 
-def test_tensors_without_storage_are_not_filled_and_others_are() -> None:
+def test_tensors_with_storage_are_filled_as_ever_beside_those_without() -> None:
     with seeded(0), WithoutFilling():
         empty = nn.Linear(3, 3, device="meta")
         nn.init.trunc_normal_(empty.weight)

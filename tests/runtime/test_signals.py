@@ -78,10 +78,13 @@ def assert_same(found: list[dict[str, tuple[float, ...]]], reference: SignalRefe
         ("1", "vit", "adamw"),
         ("2", "bert_qa", "adamw_ema"),
         ("4", "bert_mlm", "sgd"),
+        ("4", "vit", "lamb"),
         ("2, sharded", "bert_qa", "adamw"),
         ("2, sharded", "vit", "lamb"),
+        ("2, tp", "bert_qa", "adamw"),
         ("2, tp", "vit", "lamb"),
         ("4, meshes", "vit", "adamw"),
+        ("4, meshes", "bert", "sgd"),
     ],
 )
 def test_every_signal_is_what_its_formula_gives_in_one_process(

@@ -13,10 +13,11 @@ RUN = (
     "parallel.timeout_s=3",
 )  # fmt: skip
 CACHE = "pipetransformer.autocache.cache.AutoCache"
-STEP = "a training step at step 2"
+STEP, SAVING = "a training step at step 2", "saving at step 4"
 PLACES = {
     STEP: Fault("pipetransformer.runtime.engine.Engine.step", call=3, what="hang"),
     "the filling of the cache at step 4": Fault(f"{CACHE}._compute_and_store", what="hang"),
+    SAVING: Fault("pipetransformer.training.checkpoints.Checkpoints._save", what="hang"),
 }
 
 

@@ -107,7 +107,7 @@ def decoder(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> tuple[tuple
     return options, folder, pool.run(2, run_on, options, folder / "run", PREFIXES)[0]
 
 
-@pytest.mark.parametrize(("step", "world"), [(7, "sharded"), (14, "elastic of four")][not IS_WHOLE :])
+@pytest.mark.parametrize(("step", "world"), [(7, "sharded"), (14, "elastic of four")])
 def test_a_decoder_goes_on_in_any_world(
     pool: Pool, tmp_path: Path, decoder: tuple[tuple[str, ...], Path, Ran], step: int, world: str
 ) -> None:
