@@ -4,9 +4,10 @@ transformers maps the checkpoint's names and initializes missing tensors. Tensor
 placeholders (:mod:`pipetransformer.models.lazy_checkpoint`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -14,8 +15,9 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 from transformers.utils.hub import get_checkpoint_shard_files
 
+from pipetransformer.errors import UserError
 from pipetransformer.models.files import check_index
-from pipetransformer.models.lazy_checkpoint import Checkpoint, named_tensors, placeholder
+from pipetransformer.models.lazy_checkpoint import Checkpoint, named_tensors, placeholder, with_storage
 from pipetransformer.models.stack import LayerStack, seeded
 
 WANTED: dict[str, Any] = {"dtype": torch.float32}
@@ -70,7 +72,14 @@ class Pretrained:
 
 
 class RandomInit:
-    """Randomly initialized tensors, seeded per layer: to transformers a checkpoint that lacks just the wanted layer."""
+    """Randomly initialized tensors, seeded per layer.
+
+    transformers draws them as those of a checkpoint that lacks just the wanted layer. It makes the model once, of a
+    checkpoint of placeholders. In its turn the wanted layer gets storage, which the library has to fill::
+
+        model     embeddings   layer 0   layer 1   head      placeholders, marked as initialized
+        draw 1    ──────────   ───────   (empty)   ────      initialize_weights() fills what has no mark
+    """
 
     def __init__(self, model: PreTrainedModel, stack: LayerStack, seed: int) -> None:
         self._names = stack.names()
@@ -81,9 +90,22 @@ class RandomInit:
         }
         self._seed = seed
 
-    def __call__(self, index: int) -> Iterator[tuple[str, Tensor]]:
-        names = self._names[index]
-        others = {name: tensor for name, tensor in self._placeholders.items() if name not in names}
-        with seeded(self._seed * len(self._names) + index):
-            tensors = named_tensors(load_state(*self._model, others)[0])
-        return ((name, tensors[name]) for name in names)
+    def __deepcopy__(self, _: dict[int, Any]) -> Self:
+        return self  # as a function: copies of a stack draw the same
+
+    @cached_property
+    def _whole(self) -> PreTrainedModel:
+        """The model of placeholders."""
+        return load_state(*self._model, self._placeholders)[0]
+
+    def __call__(self, index: int) -> Iterable[tuple[str, Tensor]]:
+        names, whole = self._names[index], self._whole
+        modules: Iterator[Any] = whole.modules()
+        with with_storage(whole, names), seeded(self._seed * len(self._names) + index):
+            for module in modules:
+                module._is_hf_initialized = False  # its tensors have marks of their own
+            whole.initialize_weights()
+            tensors = named_tensors(whole)
+        if left := [name for name in names if tensors[name].isnan().any()]:
+            raise UserError(f"{type(whole).__name__} has no rule to initialize {left[0]}; use pretrained weights")
+        return [(name, tensors[name]) for name in names]

@@ -11,7 +11,7 @@ where the placeholder ended up::
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +82,26 @@ def placeholder(number: int, shape: Sequence[int], dtype: torch.dtype = torch.fl
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Returns parameters and buffers, non-persistent ones included."""
     return dict([*model.named_parameters(), *model.named_buffers()])
+
+
+@contextmanager
+def with_storage(model: nn.Module, names: Sequence[str]) -> Iterator[None]:
+    """Gives tensors of a model storage inside, full of NaN: what is left of it shows which were not initialized."""
+    before = {name: tensor for name, tensor in named_tensors(model).items() if name in names}
+    try:
+        for name, tensor in before.items():
+            value = torch.nan if tensor.is_floating_point() else 0
+            new = torch.full(tensor.shape, value, dtype=tensor.dtype)
+            _set(model, name, nn.Parameter(new) if isinstance(tensor, nn.Parameter) else new)
+        yield
+    finally:
+        for name, tensor in before.items():
+            _set(model, name, tensor)
+
+
+def _set(model: nn.Module, name: str, tensor: Tensor) -> None:
+    path, _, own = name.rpartition(".")
+    setattr(model.get_submodule(path), own, tensor)
 
 
 def _number(tensor: Tensor) -> int | None:

@@ -11,15 +11,14 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partialmethod
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-import torch
 from huggingface_hub import hf_hub_download
 from timm.models.eva import Eva
 from torch import Tensor, nn
 
 from pipetransformer.models.layer import shallow_copy
-from pipetransformer.models.lazy_checkpoint import Checkpoint, named_tensors
+from pipetransformer.models.lazy_checkpoint import Checkpoint, named_tensors, with_storage
 from pipetransformer.models.stack import LayerStack, WithoutFilling, seeded
 from pipetransformer.models.timm_layers import FlatModel
 
@@ -55,21 +54,21 @@ class RandomInit:
         self.model, self._create, self._seed = copy.deepcopy(model), create, seed
         self.names = stack.names()
 
+    def __deepcopy__(self, _: dict[int, Any]) -> Self:
+        return self  # as a function: copies of a stack draw the same
+
     def __call__(self, index: int) -> Iterable[tuple[str, Tensor]]:
         return self.draw(index, self.names[index])
 
     def draw(self, index: int, names: list[str]) -> Iterable[tuple[str, Tensor]]:
-        """Yields some of a layer's tensors."""
-        whole = copy.deepcopy(self.model)
-        for name in names:
-            _give_storage(whole, name)
-        model = _with_blocks_of(whole, names)
-        model.fix_init_weight = lambda: None  # it would scale the only block as the first one
-        with seeded(self._seed * len(self.names) + index), WithoutFilling():
+        """Returns some of a layer's tensors."""
+        with with_storage(self.model, names), seeded(self._seed * len(self.names) + index), WithoutFilling():
+            model = _with_blocks_of(self.model, names)
+            model.fix_init_weight = lambda: None  # it would scale the only block as the first one
             model.init_weights()  # without storage nothing is drawn
-            if getattr(whole, "fix_init", isinstance(whole, Eva)):  # an Eva's init_weights always does
-                whole.fix_init_weight()  # divides by the root of each block's number
-        drawn = named_tensors(model)
+            if getattr(model, "fix_init", isinstance(model, Eva)):  # an Eva's init_weights always does
+                self.model.fix_init_weight()  # divides by the root of each block's number
+            drawn = named_tensors(model)
         left = [name for name in names if not drawn[name].is_floating_point() or drawn[name].isnan().any()]
         return ((name, drawn[name]) for name in names) if not left else self._draw_whole(names, left[0])
 
@@ -137,12 +136,3 @@ def _with_blocks_of(model: FlatModel, names: list[str]) -> FlatModel:
         )
     )
     return twin
-
-
-def _give_storage(model: nn.Module, name: str) -> None:
-    """Fills with NaN to detect tensors that ``init_weights`` leaves untouched."""
-    path, _, leaf = name.rpartition(".")
-    module = model.get_submodule(path)
-    old = getattr(module, leaf)
-    new = torch.full_like(old, torch.nan if old.is_floating_point() else 0, device="cpu")
-    setattr(module, leaf, nn.Parameter(new) if isinstance(old, nn.Parameter) else new)

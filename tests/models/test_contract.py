@@ -24,7 +24,9 @@ from transformers import (
 from pipetransformer.models.base import Head, ModelSpec
 from pipetransformer.models.huggingface import HuggingFaceModel
 from pipetransformer.models.huggingface_vision import HuggingFaceVisionModel
-from pipetransformer.models.stack import LayerStack
+from pipetransformer.models.huggingface_weights import load_state
+from pipetransformer.models.lazy_checkpoint import named_tensors
+from pipetransformer.models.stack import LayerStack, seeded
 from pipetransformer.models.timm import TimmModel
 
 Folder = Callable[..., Path]
@@ -245,6 +247,23 @@ def test_the_seed_alone_decides_the_weights_and_the_callers_draws_are_left_alone
     assert torch.equal(torch.get_rng_state(), before)
     assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
     assert any(not torch.equal(tensor, other[name]) for name, tensor in first.items())
+
+
+@pytest.mark.parametrize("family", {f.name: f for f in FAMILIES if not isinstance(f, Images)}.values(), ids=name_of)
+def test_layers_are_drawn_as_transformers_draws_what_a_checkpoint_lacks(
+    family: Text | Tower, encoder_folder: Folder
+) -> None:
+    stack = family.spec(encoder_folder).build_meta(family.head, family.input_shape, seed=5)
+    assert stack.source is not None
+    names = stack.names()
+    for index in (0, 2, 1, len(stack) - 1):
+        state = {name: torch.zeros(t.shape) for layer in stack.layers for name, t in layer.tensors()}
+        with seeded(5 * len(stack) + index):
+            model, _ = load_state(*stack.config, {name: t for name, t in state.items() if name not in names[index]})
+        expected = named_tensors(model)
+        drawn = dict(stack.source(index))
+        assert [*drawn] == names[index]
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in drawn.items())
 
 
 def test_hidden_shape_is_the_shape_between_all_layers(family: Family, encoder_folder: Folder) -> None:

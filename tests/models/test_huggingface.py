@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM
+from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, BertPreTrainedModel
 
+from pipetransformer.errors import UserError
 from pipetransformer.models.base import Head
 from pipetransformer.models.huggingface import HuggingFaceModel
 from pipetransformer.models.stack import LayerStack
@@ -104,6 +105,18 @@ def test_published_weights_that_do_not_fill_the_encoder_are_refused(
 
     with pytest.raises(ValueError, match=r"lack \d+ tensors of the encoder.*model\.pretrained=false"):
         HuggingFaceModel(name=str(tmp_path), options=options).build(Head("sequence", 3), (), seed=0)
+
+
+def test_weights_that_the_library_does_not_initialize_are_refused(
+    encoder_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BertPreTrainedModel, "_init_weights", lambda *_: None)
+    stack = HuggingFaceModel(name=str(encoder_folder("bert")), pretrained=False).build_meta(Head("sequence", 3), (), 0)
+    with pytest.raises(UserError, match=r"no rule to initialize bert.encoder.layer.0.*; use pretrained weights"):
+        stack.load(1)
+    monkeypatch.undo()
+    stack.load(1)
+    assert stack[1].has_storage
 
 
 def test_an_unknown_option_is_refused(encoder_folder: Folder) -> None:
