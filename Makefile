@@ -35,7 +35,7 @@ fuzz: $(VENV)/.dev
 
 matrix: $(VENV)/.dev
 	MATRIX=1 $(VENV)/bin/python -m pytest --numprocesses 2 tests/runtime/test_matrix.py tests/runtime/test_families.py \
-	  tests/test_option_pairs.py $(ARGS)
+	  tests/runtime/test_signals.py tests/experiments/test_peers.py tests/test_option_pairs.py $(ARGS)
 
 mesh-matrix: $(VENV)/.dev
 	MESH_MATRIX=1 $(VENV)/bin/python -m pytest --numprocesses 2 tests/runtime/test_mesh_matrix.py tests/runtime/test_mesh_plans.py $(ARGS)

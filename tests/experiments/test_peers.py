@@ -1,5 +1,6 @@
 """All loops of the comparison are one mathematics, and each has its row."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +24,10 @@ OURS = {
     "with freezing": ("freeze=schedule", "freeze.num_frozen=[1,2]", "freeze.interval=0.375"),
     "by lengths": ("freeze=none",),
 }
+ALL_WAYS = (
+    PEERS if "MATRIX" in os.environ else ("trainer", "accelerate")
+)  # a framework with a loop of its own, and none
+ROWS = [(name, way) for name in PEERS for way in FREEZES if name in ALL_WAYS or way == "with freezing"]
 INSTALLED = [name for name, peer in PEERS.items() if peer.is_installed]
 
 
@@ -60,7 +65,7 @@ def reference(workers: Pool, options: list[str], way: str) -> list[float]:
     return workers.run(1, losses, [PLAIN], options, FREEZES[way])[0][PLAIN]
 
 
-@pytest.mark.parametrize("name", PEERS)
+@pytest.mark.parametrize(("name", "way"), ROWS, indirect=["way"])
 def test_the_losses_of_a_peer_on_two_ranks_are_those_of_one_process(
     name: str, workers: Pool, options: list[str], way: str, reference: list[float]
 ) -> None:
