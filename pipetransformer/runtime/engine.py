@@ -20,8 +20,9 @@ from pipetransformer.runtime.gradients import TiedWeights, all_reduce_gradients
 from pipetransformer.runtime.groups import RankContext, ResolvedTopology
 from pipetransformer.runtime.mesh import RankMesh
 from pipetransformer.runtime.mesh_gradients import CopiedGradients
+from pipetransformer.runtime.pipeline_stage import EarlyReceivingStage, TracedStage
 from pipetransformer.runtime.result import Requests
-from pipetransformer.runtime.schedules import Schedule, SingleStageSchedule, TracedStage, pipeline_schedule
+from pipetransformer.runtime.schedules import Schedule, SingleStageSchedule, pipeline_schedule, receives_early
 from pipetransformer.runtime.stage import Stage
 
 NUM_TOLD = 1 + len(fields(Requests))
@@ -213,8 +214,10 @@ class Engine:
         output = self._objective.output_shape((shape[0], *whole[1:])) if is_last else shape
         first, last = self.plan.stages[index]
         inputs = batch.inputs[:size].to("meta") if index == 0 and batch.inputs is not None else self._meta(shape)
-        return TracedStage(
-            self._recorder,
+        kind = partial(TracedStage, self._recorder)
+        if self._device.type == "cpu" and receives_early(self.plan.schedule, train):  # nccl's messages have no tags
+            kind = partial(EarlyReceivingStage, self._recorder, self.plan.num_microbatches)
+        return kind(
             self._modules[index],
             index,
             self.plan.num_stages,

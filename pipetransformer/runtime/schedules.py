@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -97,21 +96,10 @@ def pipeline_schedule(name: str, stages: Sequence[PipelineStage], num_microbatch
     return kind(stages[0], num_microbatches, loss_fn=loss, scale_grads=False)
 
 
-class TracedStage(PipelineStage):
-    """A stage of torch's pipelines that records when its passes begin and end.
+def receives_early(name: str, trains: bool) -> bool:
+    """Returns whether stages of gloo's ask for messages early, in training or in evaluation.
 
-    Torch's schedules wait for the input before they call the pass. Their own marks for a profiler would not do: they
-    count that waiting in, and 1F1B sets none.
+    In 1F1B both ends of a message come together, and asking early makes nothing shorter. In other orders, and forward
+    alone, a stage runs ahead of the one above and sends what nobody waits for yet (``experiments/step_time/receives``).
     """
-
-    def __init__(self, recorder: Recorder, module: nn.Module, *args: Any, **options: Any) -> None:
-        super().__init__(module, *args, **options)
-        self._recorder = recorder
-
-    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **options: Any) -> Any:
-        with self._recorder.span("forward", self.stage_index, fwd_chunk_id):
-            return super().forward_one_chunk(fwd_chunk_id, *args, **options)
-
-    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **options: Any) -> None:
-        with self._recorder.span("backward", self.stage_index, bwd_chunk_id):
-            super().backward_one_chunk(bwd_chunk_id, *args, **options)
+    return name != "1f1b" or not trains

@@ -13,6 +13,7 @@ from experiments.step_time.allocator import __main__ as allocator
 from experiments.step_time.cases import CASES, Case, write_bert
 from experiments.step_time.frozen import __main__ as frozen
 from experiments.step_time.loops import ElasticLoop
+from experiments.step_time.receives import __main__ as receives
 from experiments.step_time.scheduler import __main__ as scheduler
 from experiments.step_time.step_time import CPU, WALL, Times, measure, row
 from pipetransformer.autopipe.plan import Plan
@@ -56,8 +57,16 @@ def test_steps_and_sums_are_timed_under_both_policies_of_scheduling(pool: Pool) 
     sums = pool.run(2, scheduler.measure_sums, 2)[0]
     assert len(steps + sums) == 4 + len(scheduler.SIZES)
     for timed in steps + sums:
-        assert all(seconds > 0 for turn in timed.plain + timed.batch for seconds in turn[:1])
+        assert all(seconds > 0 for turn in timed.before + timed.after for seconds in turn[:1])
         assert len(timed.row()) == len(scheduler.HEADER)
+
+
+def test_every_pipeline_is_timed_with_messages_asked_for_late_and_early(pool: Pool) -> None:
+    case = Case("small", "vit", 8, {"embed_dim": 16, "depth": 3, "num_heads": 2})
+    timed = pool.run(2, receives.measure, case, 2, 1)[0]
+    assert [one.name for one in timed] == [*receives.plans(num_layers=5)]
+    assert all(seconds > 0 for one in timed for turn in one.before + one.after for seconds in turn[:1])
+    assert {len(one.row()) for one in timed} == {len(receives.HEADER)}
 
 
 def losses(case: Case, folder: Path, replicas: tuple[int, ...]) -> list[float]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import gc
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from statistics import median, quantiles
 from tempfile import TemporaryDirectory
 from unittest import mock
 
@@ -18,8 +17,9 @@ import torch.distributed as dist
 from experiments.ranks import run_ranks
 from experiments.record import markdown, publish
 from experiments.step_time.cases import CASES, Case, write_bert
+from experiments.step_time.in_turns import Timed, take_turns
 from experiments.step_time.loops import ElasticLoop
-from experiments.step_time.step_time import CPU, WALL, Turn, take_turn
+from experiments.step_time.step_time import Turn
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.runtime import groups
 
@@ -37,27 +37,6 @@ def as_linux_schedules() -> Iterator[None]:
 
 ARMS: dict[str, Callable[[], AbstractContextManager[None]]] = {"plain": as_linux_schedules, "batch": nullcontext}
 """Under which the process groups of an arm are made; ``batch`` is what a run does."""
-
-
-@dataclass(frozen=True)
-class Timed:
-    """Turns of one plan, or of one sum, on rank 0; a turn has the seconds of a step, by the wall and of CPU."""
-
-    case: str
-    name: str
-    plain: tuple[Turn, ...]
-    batch: tuple[Turn, ...]
-
-    def ratios(self, kind: int) -> list[float]:
-        """Returns the times under ``SCHED_BATCH`` over the others, round by round."""
-        return [batch[kind] / plain[kind] for plain, batch in zip(self.plain, self.batch, strict=True)]
-
-    def row(self) -> tuple[str, ...]:
-        middles = (f"{1000 * median(turn[WALL] for turn in turns):.2f}" for turns in (self.plain, self.batch))
-        ratios = self.ratios(WALL)
-        low, middle, high = quantiles(ratios, n=4, method="inclusive")
-        cpu = f"{median(self.ratios(CPU)):.2f}"
-        return self.case, self.name, *middles, f"{middle:.2f}", f"{low:.2f}-{high:.2f}", cpu, str(len(ratios))
 
 
 class Summing:
@@ -94,8 +73,8 @@ def measure_sums(num_rounds: int) -> list[Timed]:
             made[arm] = dist.new_group([*range(WORLD)])
     found = []
     for name, size in SIZES.items():
-        plain, batch = take_turns({arm: Summing(size, group) for arm, group in made.items()}, num_rounds, num_steps=1)
-        found.append(Timed("-", name, each(plain), each(batch)))
+        before, after = take_turns({arm: Summing(size, group) for arm, group in made.items()}, num_rounds, num_steps=1)
+        found.append(Timed("-", name, each(before), each(after)))
     return found
 
 
@@ -121,18 +100,6 @@ def measure(case: Case, num_rounds: int, num_steps: int) -> list[Timed]:
         for loop in loops.values():
             loop.close()
     return found
-
-
-def take_turns(
-    loops: Mapping[str, ElasticLoop | Summing], num_rounds: int, num_steps: int
-) -> tuple[tuple[Turn, ...], tuple[Turn, ...]]:
-    """Gives each loop a turn in each round, the other one first each time; the first round does not count."""
-    turns: dict[str, list[Turn]] = {arm: [] for arm in loops}
-    for index in range(num_rounds + 1):
-        for arm in (*loops,) if index % 2 else (*reversed(loops),):
-            turns[arm].append(take_turn(loops[arm], num_steps))
-    plain, batch = (tuple(own[1:]) for own in turns.values())
-    return plain, batch
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
