@@ -1,4 +1,4 @@
-"""Measures once, before the first plan, the time of messages, all-reduces, copies and of a pipeline's bookkeeping.
+"""Measures once, before the first plan, the time of messages, all-reduces and copies.
 
 Messages and all-reduces are measured within a node and between nodes. They are lines of their own: in gloo an
 all-reduce adds up on the cores that also send, at about a third of a message's bandwidth and ten times its latency, and
@@ -7,13 +7,10 @@ all devices do it at once.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
 from torch.distributed import ProcessGroup
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from pipetransformer.host_copies import empty_for
 from pipetransformer.profiling.timing import typical_seconds
@@ -24,7 +21,6 @@ NUM_COPIED_BYTES = 1 << 24
 FEW_BYTES = 1 << 12  # gloo cuts a tensor into parts, and one number is too few for all messages of a ring
 NUM_BYTES = 1 << 22  # large enough for the bandwidth to count, small enough for a slow network
 FREE = (0.0, float("inf"))
-FEW_MICROBATCHES, MANY_MICROBATCHES, NUM_STEPS = 2, 10, 5
 Pair = tuple[float, float]
 """Latency in seconds and bandwidth in bytes per second."""
 
@@ -61,28 +57,6 @@ def measure_all_reduces(device: torch.device, devices_per_node: int) -> tuple[Pa
         with destroyed(group):
             within = _all_reduce(devices_per_node, group, device)
     return within, _all_reduce(world_size, None, device) if devices_per_node < world_size else None
-
-
-def measure_schedule_overhead(device: torch.device) -> float:
-    """Measures torch's bookkeeping of one micro-batch's forward and backward pass on a stage. All ranks call it.
-
-    Ranks 0 and 1 run a pipeline of two tiny stages with few and with many micro-batches. The layers take next to
-    nothing; the messages between the stages are included.
-
-    Returns:
-        Seconds as rank 0 measured them, equal on every rank; zero in a world of one rank.
-    """
-    if dist.get_world_size() == 1:
-        return 0.0
-    with batch_scheduled(device.type):
-        group = dist.new_group([0, 1])
-    seconds = 0.0
-    if dist.get_rank() < 2:
-        assert isinstance(group, ProcessGroup)
-        with destroyed(group):
-            few, many = (_step_seconds(number, device, group) for number in (FEW_MICROBATCHES, MANY_MICROBATCHES))
-        seconds = max(0.0, (many - few) / (MANY_MICROBATCHES - FEW_MICROBATCHES))
-    return broadcast_from_rank0(torch.tensor(seconds, dtype=torch.float64)).item()
 
 
 @contextmanager
@@ -131,23 +105,6 @@ def _latency_and_bandwidth(seconds: Callable[[int], float], moved: float) -> Pai
     small_s, large_s = broadcast_from_rank0(measured).tolist()
     bandwidth = moved * (NUM_BYTES - FEW_BYTES) / max(large_s - small_s, 1e-9)
     return max(0.0, small_s - moved * FEW_BYTES / bandwidth), bandwidth
-
-
-def _step_seconds(num_microbatches: int, device: torch.device, group: ProcessGroup) -> float:
-    rank = dist.get_rank()
-    number = torch.empty(1, 1, device="meta")
-    stage = PipelineStage(
-        nn.Linear(1, 1, device=device), rank, 2, device,
-        input_args=number.clone().requires_grad_(rank > 0), output_args=number.clone().requires_grad_(), group=group,
-    )  # fmt: skip
-    schedule = Schedule1F1B(stage, num_microbatches, loss_fn=_loss)
-    inputs = (torch.ones(num_microbatches, 1, device=device),) if rank == 0 else ()
-    target: dict[str, Any] = {"target": torch.ones(num_microbatches, 1, device=device)} if rank == 1 else {}
-    return typical_seconds(lambda: schedule.step(*inputs, **target), device, NUM_STEPS)
-
-
-def _loss(output: Tensor, _: Tensor) -> Tensor:
-    return output.sum()
 
 
 def measure_host_copies(device: torch.device) -> float:

@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pipetransformer.autodp.topology import Topology
 from pipetransformer.autopipe.cluster import Link
 from pipetransformer.autopipe.cost import allreduce_volume
 from pipetransformer.autopipe.plan import Plan
@@ -36,6 +35,8 @@ from pipetransformer.runtime.rng import sample_keys
 NUM_ROUNDS, NUM_STEPS = 5, 11
 WAITING_AFTER_S = 0.05  # of work at least, unless a step has less
 NUM_LAYERS = 3  # of a model in which there is nothing to compute
+FEW_MICROBATCHES, MANY_MICROBATCHES = 2, 10
+OTHER_BYTES = 1 << 24  # more than the caches of a core
 Value = TypeVar("Value")
 Pair = tuple[Value, Value]
 
@@ -143,7 +144,26 @@ def measure_step_overhead(optimizer: OptimizerSpec, context: RankContext) -> flo
     Returns:
         Seconds as rank 0 measured them, equal on every rank.
     """
-    return _empty_step_seconds(optimizer, context)
+    return _empty_step_seconds(optimizer, context, _replicas())
+
+
+def measure_schedule_overhead(optimizer: OptimizerSpec, context: RankContext) -> float:
+    """Measures what a pipeline does for a micro-batch and a stage besides its layers. All ranks call it.
+
+    Ranks 0 and 1 take steps of 1F1B in which there is nothing to compute, with few and with many micro-batches. The
+    messages between the two are included.
+
+    Returns:
+        Seconds as rank 0 measured them, equal on every rank; zero in a world of one rank.
+    """
+    if dist.get_world_size() == 1:
+        return 0.0
+    stages = ((0, 0), (1, NUM_LAYERS - 1))
+    few_s, many_s = (
+        _empty_step_seconds(optimizer, context, Plan(0, 0, stages, 1, number, "1f1b"))
+        for number in (FEW_MICROBATCHES, MANY_MICROBATCHES)
+    )
+    return max(0.0, (many_s - few_s) / (MANY_MICROBATCHES - FEW_MICROBATCHES))
 
 
 class ShardedBlock(NamedTuple):
@@ -176,10 +196,11 @@ def measure_sharding_overhead(
     world_size = dist.get_world_size()
     if world_size == 1:
         return 0.0, 0.0
-    plain_s = _empty_step_seconds(optimizer, context, block.num_parameters)
+    plain_s = _empty_step_seconds(optimizer, context, _replicas(), block.num_parameters)
     numbers = -(-block.num_numbers // block.num_parameters)
     small_s, large_s = (
-        _empty_step_seconds(optimizer, context, block.num_parameters, True, each) for each in (1, numbers)
+        _empty_step_seconds(optimizer, context, _replicas(fsdp=True), block.num_parameters, each)
+        for each in (1, numbers)
     )
     num_bytes = numbers * block.num_parameters * context.precision.param_dtype.itemsize
     byte_s = 1.5 * allreduce_volume(world_size) / link.bandwidth_bytes_per_s
@@ -188,22 +209,28 @@ def measure_sharding_overhead(
     return max(0.0, overhead_s), max(0.0, more_s / num_bytes - byte_s)
 
 
+def _replicas(fsdp: bool = False) -> Plan:
+    return Plan(0, 0, ((0, NUM_LAYERS - 1),), dist.get_world_size(), num_microbatches=1, fsdp=fsdp)
+
+
 def _empty_step_seconds(
-    optimizer: OptimizerSpec, context: RankContext, num_parameters: int = 1, fsdp: bool = False, num_numbers: int = 1
+    optimizer: OptimizerSpec, context: RankContext, plan: Plan, num_parameters: int = 1, num_numbers: int = 1
 ) -> float:
     layers = [Layer(_Nothing(num_parameters, num_numbers), _call, f"{n}.") for n in range(NUM_LAYERS)]
     stack = LayerStack(layers, lambda x: torch.Size((len(x), 1, 1)))
-    plan = Plan(0, 0, ((0, NUM_LAYERS - 1),), dist.get_world_size(), num_microbatches=1, fsdp=fsdp)
-    ids = np.arange(dist.get_world_size())
+    memory = torch.zeros(OTHER_BYTES // 4, device=context.device)
     with ElasticRuntime(stack.to(context.precision.param_dtype), _NoTask(), optimizer, context) as runtime:
         runtime.apply_plan(plan)
         assert runtime.topology is not None
-        batch = _sample(ids, runtime.topology)
+        batch = None if runtime.topology.is_idle else _samples(plan, runtime.topology.replica)
 
         def train() -> float:
             return runtime.step(batch, 0.0).loss
 
-        return broadcast_from_rank0(typical_seconds(train, context.device, NUM_STEPS))
+        def compute() -> None:
+            memory.add_(1)  # a step finds the caches of the processor full of what its layers did
+
+        return broadcast_from_rank0(typical_seconds(train, context.device, NUM_STEPS, before=compute))
 
 
 class _Nothing(nn.Module):
@@ -235,8 +262,10 @@ class _NoTask:
         return shape
 
 
-def _sample(ids: np.ndarray, topology: Topology) -> Batch:
-    """Returns a sample of one number for each replica."""
-    own = ids[topology.replica : topology.replica + 1]
-    keys = sample_keys(0, 0, own)
-    return Batch(own, torch.ones(1, 1, 1), {}, torch.zeros(1), torch.ones(1), keys, (1, 1, 1), float(len(ids)))
+def _samples(plan: Plan, replica: int) -> Batch:
+    """Returns a sample of one number for each micro-batch of a replica."""
+    number, num_samples = plan.num_microbatches, plan.num_microbatches * plan.num_replicas
+    own = np.arange(num_samples)[replica * number : (replica + 1) * number]
+    ones, weights = torch.ones(number, 1, 1), torch.ones(number)
+    shape = (number, 1, 1)
+    return Batch(own, ones, {}, torch.zeros(number), weights, sample_keys(0, 0, own), shape, float(num_samples))

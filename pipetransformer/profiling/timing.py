@@ -57,10 +57,24 @@ def until_settled(measure: Callable[[], Result], seconds: Callable[[Result], flo
     return measured
 
 
-def typical_seconds(function: Callable[[], object], device: torch.device, num_repeats: int) -> float:
-    """Returns the typical seconds of several calls, after one that is not counted: the first one opens connections."""
+def typical_seconds(
+    function: Callable[[], object], device: torch.device, num_repeats: int, before: Callable[[], object] | None = None
+) -> float:
+    """Returns the typical seconds of several calls, after one that is not counted: the first one opens connections.
+
+    Args:
+        function: What is timed.
+        device: What it runs on.
+        num_repeats: Calls that count.
+        before: Runs before each of them, and is not timed.
+    """
     function()
-    return typical([timed(function, device)[0] for _ in range(num_repeats)])
+    seconds = list[float]()
+    for _ in range(num_repeats):
+        if before is not None:
+            before()
+        seconds.append(timed(function, device)[0])
+    return typical(seconds)
 
 
 def added_seconds(

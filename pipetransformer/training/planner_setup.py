@@ -29,11 +29,11 @@ from pipetransformer.profiling.network import (
     measure_all_reduces,
     measure_host_copies,
     measure_messages,
-    measure_schedule_overhead,
 )
 from pipetransformer.profiling.overhead import (
     ShardedBlock,
     measure_reading,
+    measure_schedule_overhead,
     measure_sharding_overhead,
     measure_step_overhead,
 )
@@ -131,7 +131,7 @@ class Measuring:
             profile_mesh(self.stack, mesh, self._batches(mesh), self.optim, *where, cluster) for mesh in split_meshes
         )
         (link, _) = boundary_links(cluster, DeviceLayout(2, 1))  # a message up and one back are counted elsewhere
-        schedule_overhead_s = max(0.0, measure_schedule_overhead(context.device) - 2 * link.latency_s)
+        schedule_overhead_s = max(0.0, measure_schedule_overhead(self.optim, context) - 2 * link.latency_s)
         small, large, *_ = self._ids(SINGLE)
         reading = measure_reading((partial(self._read, small), partial(self._read, large)), (len(small), len(large)))
         measured = replace(

@@ -1,14 +1,13 @@
-"""Links and a pipeline's bookkeeping are measured where there are any, and alike on every rank."""
+"""Links are measured where there are any, and alike on every rank."""
 
 import os
 import sys
 
 import pytest
-import torch
-from support.links import BYTES_PER_S, links, measure_made_up_overhead, policies_of_measured_groups
+from support.links import BYTES_PER_S, links, policies_of_measured_groups
 from support.pool import Pool
 
-from pipetransformer.profiling.network import FREE, measure_schedule_overhead
+from pipetransformer.profiling.network import FREE
 
 LATENCY_S = 0.02
 
@@ -28,21 +27,6 @@ def test_the_links_between_nodes_are_told_from_those_within(pool: Pool) -> None:
         assert within[0] == 0
         assert between == pytest.approx((LATENCY_S, BYTES_PER_S), rel=1e-5)
         assert within[1] > BYTES_PER_S
-
-
-@pytest.mark.parametrize("world", [2, 3])
-def test_every_rank_hears_the_same_overhead_of_a_schedule(world: int, pool: Pool) -> None:
-    seconds = pool.run(world, measure_schedule_overhead, torch.device("cpu"))
-    assert len(set(seconds)) == 1
-    assert seconds[0] >= 0, "on a busy machine more micro-batches may happen to take no longer"
-
-
-def test_what_does_not_grow_with_the_micro_batches_is_no_overhead_of_one(pool: Pool) -> None:
-    assert pool.run(3, measure_made_up_overhead, 0.25) == [0.25] * 3
-
-
-def test_one_rank_has_no_pipeline(pool: Pool) -> None:
-    assert pool.run(1, measure_schedule_overhead, torch.device("cpu")) == [0.0]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has SCHED_BATCH")

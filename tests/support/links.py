@@ -9,8 +9,8 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from pipetransformer.profiling import network, timing
-from pipetransformer.profiling.network import Pair, measure_all_reduces, measure_messages, measure_schedule_overhead
+from pipetransformer.profiling import timing
+from pipetransformer.profiling.network import Pair, measure_all_reduces, measure_messages
 from pipetransformer.training.world import NodeLayout
 from support.meshes import scheduled_as_at_first
 
@@ -54,14 +54,8 @@ def node_size(local_world_sizes: list[int]) -> int:
         return NodeLayout.here().devices_per_node
 
 
-def measure_made_up_overhead(seconds: float) -> float:
-    """Measures the overhead of a schedule whose steps take a second, and so many more for each micro-batch."""
-    with mock.patch.object(network, "_step_seconds", lambda num_microbatches, *_: 1 + num_microbatches * seconds):
-        return measure_schedule_overhead(torch.device("cpu"))
-
-
 def policies_of_measured_groups() -> list[int]:
-    """The policies under which a rank makes the groups by which it measures links and a pipeline's bookkeeping."""
+    """The policies under which a rank makes the groups by which it measures links."""
     seen: list[int] = []
 
     def noting(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -70,5 +64,4 @@ def policies_of_measured_groups() -> list[int]:
     made = {name: noting(getattr(dist, name)) for name in ("new_group", "new_subgroups")}
     with scheduled_as_at_first(), mock.patch.multiple(dist, **made):
         measure_all_reduces(torch.device("cpu"), devices_per_node=2)
-        measure_schedule_overhead(torch.device("cpu"))
     return seen

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from pipetransformer.autopipe.cluster import Cluster, Link
+from pipetransformer.autopipe.plan import Plan
 from pipetransformer.autopipe.profile import (
     AffineTime,
     LayerProfile,
@@ -29,6 +30,7 @@ from pipetransformer.profiling.overhead import (
     ShardedBlock,
     measure_contention,
     measure_reading,
+    measure_schedule_overhead,
     measure_sharding_overhead,
     measure_step_overhead,
     measure_waiting,
@@ -59,6 +61,39 @@ def step_overhead() -> tuple[float, int]:
     return seconds, len(dist.distributed_c10d._world.pg_map) - num_groups
 
 
+def schedule_overhead() -> tuple[float, int]:
+    """The same of a pipeline, for a micro-batch."""
+    num_groups = len(dist.distributed_c10d._world.pg_map)
+    seconds = measure_schedule_overhead(AdamW(lr=1.0), RankContext.create(CPU, PRECISIONS["float32"], 60.0))
+    return seconds, len(dist.distributed_c10d._world.pg_map) - num_groups
+
+
+def schedule_overhead_by_a_clock(seconds: float) -> float:
+    """What is found where a step takes a second, and so many more for each micro-batch."""
+
+    def made_up(_: object, __: object, plan: Plan) -> float:
+        return 1 + plan.num_microbatches * seconds
+
+    with mock.patch.object(overhead, "_empty_step_seconds", made_up):
+        return measure_schedule_overhead(AdamW(lr=1.0), RankContext.create(CPU, PRECISIONS["float32"], 60.0))
+
+
+def between_empty_steps() -> set[float]:
+    """Measures empty steps; returns the bytes that are computed with before those that are timed."""
+    seen = set[float]()
+
+    def noting(function: Callable[[], object], _: object, __: int, before: Callable[[], object]) -> float:
+        function()
+        with mock.patch.object(torch.Tensor, "add_", lambda tensor, _: seen.add(tensor.nbytes)):
+            before()
+        return 1.0
+
+    with mock.patch.object(overhead, "typical_seconds", noting):
+        step_overhead()
+        schedule_overhead()
+    return seen
+
+
 def sharding_overhead(link_s: float) -> tuple[tuple[float, float], int]:
     """The same of what FSDP adds to a layer of two parameters."""
     num_groups = len(dist.distributed_c10d._world.pg_map)
@@ -73,8 +108,8 @@ def sharding_overhead_by_a_clock() -> tuple[float, float]:
     6 ms more for each of them, of which updates on two ranks and a link of 1 ms and 1.5 MB/s are known."""
 
     def made_up(*arguments: Any) -> float:
-        num_parameters, fsdp, num_numbers = (*arguments[2:], False, 1)[:3]
-        return 9.0 + 0.006 * num_parameters * (num_numbers - 1) if fsdp else 3.0
+        plan, num_parameters, num_numbers = (*arguments[2:], 1)[:3]
+        return 9.0 + 0.006 * num_parameters * (num_numbers - 1) if plan.fsdp else 3.0
 
     context = RankContext.create(CPU, PRECISIONS["float32"], 60.0)
     block, link = ShardedBlock(2, 8192, 0.004 * 4096), Link(0.001, 1.5e6)
