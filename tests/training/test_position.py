@@ -9,22 +9,24 @@ from support.jobs import TINY
 from support.pool import Pool
 
 RUN = (
-    *TINY, "parallel.arrangement=data", "freeze=schedule", "freeze.num_frozen=[1]", "freeze.interval=0.25", "epochs=4",
-    "parallel.timeout_s=3",
+    *TINY, "freeze=schedule", "freeze.num_frozen=[1]", "freeze.interval=0.25", "epochs=4", "parallel.timeout_s=3",
 )  # fmt: skip
+DATA = ("parallel.arrangement=data",)
+GPIPE = ("parallel.arrangement=pipeline", "parallel.schedule=gpipe", "parallel.num_microbatches=2")
 CACHE = "pipetransformer.autocache.cache.AutoCache"
-STEP, SAVING = "a training step at step 2", "saving at step 4"
-PLACES = {
-    STEP: Fault("pipetransformer.runtime.engine.Engine.step", call=3, what="hang"),
-    "the filling of the cache at step 4": Fault(f"{CACHE}._compute_and_store", what="hang"),
-    SAVING: Fault("pipetransformer.training.checkpoints.Checkpoints._save", what="hang"),
+STAGE = "pipetransformer.runtime.pipeline_stage.EarlyReceivingStage"
+PLACES = {  # in a pass between two others, of which the other rank has asked for all messages
+    "a training step at step 2": (Fault(f"{STAGE}.forward_one_chunk", call=6, what="hang"), GPIPE),
+    "the filling of the cache at step 4": (Fault(f"{CACHE}._compute_and_store", what="hang"), DATA),
+    "saving at step 4": (Fault("pipetransformer.training.checkpoints.Checkpoints._save", what="hang"), DATA),
 }
 
 
 @pytest.mark.parametrize(("place", "hanging"), [(place, number % 2) for number, place in enumerate(PLACES)])
 def test_a_rank_that_hangs_is_named_with_its_place(place: str, hanging: int, pool: Pool, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    answers = pool.run(2, play_until_timed_out, PLACES[place], hanging, RUN, tmp_path / "run")
+    fault, arrangement = PLACES[place]
+    answers = pool.run(2, play_until_timed_out, fault, hanging, (*RUN, *arrangement), tmp_path / "run")
     told = answers[1 - hanging]
     assert told.startswith(f"rank {hanging} did not answer within 3 s: rank {hanging} is in {place} (process")
     assert f"rank {1 - hanging} waited in" in told
