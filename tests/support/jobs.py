@@ -5,9 +5,7 @@ import json
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -73,12 +71,7 @@ class Job:
 
 
 def loaded(*overrides: str) -> Config:
-    """The configuration of ``python train.py <overrides>``, of which Hydra takes a tenth of a second to make one."""
-    return deepcopy(_composed(overrides))
-
-
-@cache
-def _composed(overrides: tuple[str, ...]) -> Config:
+    """The configuration of ``python train.py <overrides>``."""
     return compose_training(overrides)
 
 
