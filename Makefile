@@ -2,7 +2,7 @@
 # make docs   builds the site into site/; make docs SERVE=1 serves it at http://127.0.0.1:8000 while you write.
 # make fuzz   damages the files that are read back, a thousand times each.
 # make chaos [KILLS=100]   kills ranks and whole runs at random; make resume-matrix   resumes at every step in every world.
-# make matrix   compares plans of every kind and family with one process, and runs under any two options;
+# make matrix   compares plans of every kind and family, signals and peers with one process, and runs under any two options;
 #               make mesh-matrix   compares plans on meshes.
 # make test-isa   runs the tests of rounding as on older x86 processors: oneDNN and ATen keep to fewer instructions.
 PYTHON ?= python3

@@ -24,9 +24,8 @@ OURS = {
     "with freezing": ("freeze=schedule", "freeze.num_frozen=[1,2]", "freeze.interval=0.375"),
     "by lengths": ("freeze=none",),
 }
-ALL_WAYS = (
-    PEERS if "MATRIX" in os.environ else ("trainer", "accelerate")
-)  # a framework with a loop of its own, and none
+# a framework with a loop of its own, and a loop by hand; all by make matrix
+ALL_WAYS = PEERS if "MATRIX" in os.environ else ("trainer", "accelerate")
 ROWS = [(name, way) for name in PEERS for way in FREEZES if name in ALL_WAYS or way == "with freezing"]
 INSTALLED = [name for name, peer in PEERS.items() if peer.is_installed]
 
