@@ -1,10 +1,15 @@
 """Two ways to do a step that take turns in the same processes, so that a ratio is taken within a round."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import median, quantiles
 
+from experiments.record import markdown, publish
 from experiments.step_time.step_time import CPU, WALL, Steps, Turn, take_turn
+
+ROUNDS, STEPS = 15, 8
 
 
 @dataclass(frozen=True)
@@ -44,3 +49,20 @@ def take_turns(
             turns[arm].append(take_turn(loops[arm], num_steps))
     before, after = (tuple(own[1:]) for own in turns.values())
     return before, after
+
+
+def read_options(description: str | None, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Reads ``rounds``, ``steps`` and ``into``."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--steps", type=int, default=STEPS, help="steps of a turn")
+    parser.add_argument("--into", type=Path, help="folder whose results.json and README.md take the results")
+    given = parser.parse_args(arguments)
+    if given.rounds < 2 or given.steps < 1:
+        parser.error(f"--rounds {given.rounds} --steps {given.steps}: quartiles take two rounds, and a turn a step")
+    return given
+
+
+def publish_turns(header: Sequence[str], found: Sequence[Timed], into: Path | None) -> None:
+    """Prints a row for each and keeps them in a folder, if there is one."""
+    publish(markdown(header, (one.row() for one in found)), [asdict(one) for one in found], into)

@@ -2,7 +2,7 @@
 other."""
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -135,35 +135,25 @@ def measure_reading(batches: Pair[Callable[[], object]], sizes: Pair[int]) -> Af
     return AffineTime.through(sizes, (small_s, large_s))
 
 
-def measure_step_overhead(optimizer: OptimizerSpec, context: RankContext) -> float:
-    """Measures an optimizer step of a model in which there is nothing to compute. All ranks call it.
+def measure_step_overheads(optimizer: OptimizerSpec, context: RankContext) -> tuple[float, float]:
+    """Measures optimizer steps of a model in which there is nothing to compute. All ranks call it.
 
-    It has a replica on each rank. What it takes is what every step does besides its layers: bookkeeping, norms and
-    clipping, the optimizer's own, and the sums over the ranks, waiting included.
-
-    Returns:
-        Seconds as rank 0 measured them, equal on every rank.
-    """
-    return _empty_step_seconds(optimizer, context, _replicas())
-
-
-def measure_schedule_overhead(optimizer: OptimizerSpec, context: RankContext) -> float:
-    """Measures what a pipeline does for a micro-batch and a stage besides its layers. All ranks call it.
-
-    Ranks 0 and 1 take steps of 1F1B in which there is nothing to compute, with few and with many micro-batches. The
-    messages between the two are included.
+    With a replica on each rank they take what every step does besides its layers: bookkeeping, norms and clipping, the
+    optimizer's own, and the sums over the ranks, waiting included. Then ranks 0 and 1 take steps of 1F1B, with few and
+    with many micro-batches. One runtime takes all of them: its process groups take longer to make than the steps.
 
     Returns:
-        Seconds as rank 0 measured them, equal on every rank; zero in a world of one rank.
+        Seconds of a step with replicas, and what a pipeline does for a micro-batch and a stage besides its layers,
+        messages between the two stages included, which is zero in a world of one rank. Rank 0 measured them; they are
+        equal on every rank.
     """
-    if dist.get_world_size() == 1:
-        return 0.0
-    stages = ((0, 0), (1, NUM_LAYERS - 1))
-    few_s, many_s = (
-        _empty_step_seconds(optimizer, context, Plan(0, 0, stages, 1, number, "1f1b"))
-        for number in (FEW_MICROBATCHES, MANY_MICROBATCHES)
-    )
-    return max(0.0, (many_s - few_s) / (MANY_MICROBATCHES - FEW_MICROBATCHES))
+    stages, counts = ((0, 0), (1, NUM_LAYERS - 1)), (FEW_MICROBATCHES, MANY_MICROBATCHES)
+    pipelines = [Plan(0, 0, stages, 1, number, "1f1b") for number in counts if dist.get_world_size() > 1]
+    step_s, *pipeline_s = _empty_step_seconds(optimizer, context, [_replicas(), *pipelines])
+    if not pipeline_s:
+        return step_s, 0.0
+    few_s, many_s = pipeline_s
+    return step_s, max(0.0, (many_s - few_s) / (MANY_MICROBATCHES - FEW_MICROBATCHES))
 
 
 class ShardedBlock(NamedTuple):
@@ -196,10 +186,10 @@ def measure_sharding_overhead(
     world_size = dist.get_world_size()
     if world_size == 1:
         return 0.0, 0.0
-    plain_s = _empty_step_seconds(optimizer, context, _replicas(), block.num_parameters)
+    (plain_s,) = _empty_step_seconds(optimizer, context, [_replicas()], block.num_parameters)
     numbers = -(-block.num_numbers // block.num_parameters)
-    small_s, large_s = (
-        _empty_step_seconds(optimizer, context, _replicas(fsdp=True), block.num_parameters, each)
+    (small_s,), (large_s,) = (
+        _empty_step_seconds(optimizer, context, [_replicas(fsdp=True)], block.num_parameters, each)
         for each in (1, numbers)
     )
     num_bytes = numbers * block.num_parameters * context.precision.param_dtype.itemsize
@@ -214,23 +204,23 @@ def _replicas(fsdp: bool = False) -> Plan:
 
 
 def _empty_step_seconds(
-    optimizer: OptimizerSpec, context: RankContext, plan: Plan, num_parameters: int = 1, num_numbers: int = 1
-) -> float:
+    optimizer: OptimizerSpec, context: RankContext, plans: Sequence[Plan], num_parameters: int = 1, num_numbers: int = 1
+) -> list[float]:
     layers = [Layer(_Nothing(num_parameters, num_numbers), _call, f"{n}.") for n in range(NUM_LAYERS)]
     stack = LayerStack(layers, lambda x: torch.Size((len(x), 1, 1)))
     memory = torch.zeros(OTHER_BYTES // 4, device=context.device)
-    with ElasticRuntime(stack.to(context.precision.param_dtype), _NoTask(), optimizer, context) as runtime:
+
+    def compute() -> None:
+        memory.add_(1)  # a step finds the caches of the processor full of what its layers did
+
+    def seconds(plan: Plan) -> float:
         runtime.apply_plan(plan)
         assert runtime.topology is not None
         batch = None if runtime.topology.is_idle else _samples(plan, runtime.topology.replica)
+        return typical_seconds(lambda: runtime.step(batch, 0.0), context.device, NUM_STEPS, before=compute)
 
-        def train() -> float:
-            return runtime.step(batch, 0.0).loss
-
-        def compute() -> None:
-            memory.add_(1)  # a step finds the caches of the processor full of what its layers did
-
-        return broadcast_from_rank0(typical_seconds(train, context.device, NUM_STEPS, before=compute))
+    with ElasticRuntime(stack.to(context.precision.param_dtype), _NoTask(), optimizer, context) as runtime:
+        return [broadcast_from_rank0(seconds(plan)) for plan in plans]
 
 
 class _Nothing(nn.Module):

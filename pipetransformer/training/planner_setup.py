@@ -33,9 +33,8 @@ from pipetransformer.profiling.network import (
 from pipetransformer.profiling.overhead import (
     ShardedBlock,
     measure_reading,
-    measure_schedule_overhead,
     measure_sharding_overhead,
-    measure_step_overhead,
+    measure_step_overheads,
 )
 from pipetransformer.runtime.batch import Batch
 from pipetransformer.runtime.groups import RankContext, broadcast_from_rank0
@@ -131,15 +130,15 @@ class Measuring:
             profile_mesh(self.stack, mesh, self._batches(mesh), self.optim, *where, cluster) for mesh in split_meshes
         )
         (link, _) = boundary_links(cluster, DeviceLayout(2, 1))  # a message up and one back are counted elsewhere
-        schedule_overhead_s = max(0.0, measure_schedule_overhead(self.optim, context) - 2 * link.latency_s)
+        step_overhead_s, schedule_overhead_s = measure_step_overheads(self.optim, context)
         small, large, *_ = self._ids(SINGLE)
         reading = measure_reading((partial(self._read, small), partial(self._read, large)), (len(small), len(large)))
         measured = replace(
             layers,
             read=reading,
             meshes=on_meshes,
-            step_overhead_s=measure_step_overhead(self.optim, context),
-            schedule_overhead_s=schedule_overhead_s,
+            step_overhead_s=step_overhead_s,
+            schedule_overhead_s=max(0.0, schedule_overhead_s - 2 * link.latency_s),
         )
         return measured, cluster
 

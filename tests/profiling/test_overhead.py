@@ -5,11 +5,10 @@ from support.overheads import (
     between_empty_steps,
     contention,
     reading,
-    schedule_overhead,
     schedule_overhead_by_a_clock,
     sharding_overhead,
     sharding_overhead_by_a_clock,
-    step_overhead,
+    step_overheads,
     waiting,
 )
 from support.pool import Pool
@@ -18,31 +17,22 @@ from pipetransformer.profiling.overhead import OTHER_BYTES
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_every_rank_hears_the_same_overhead_of_a_step(pool: Pool, world: int) -> None:
-    measured = pool.run(world, step_overhead)
+def test_every_rank_hears_the_same_overheads_of_a_step_and_of_a_schedule(world: int, pool: Pool) -> None:
+    measured = pool.run(world, step_overheads)
     assert len({seconds for seconds, _ in measured}) == 1
-    assert measured[0][0] > 0
-    assert all(num_groups == 0 for _, num_groups in measured), "process groups are destroyed"
-
-
-@pytest.mark.parametrize("world", [2, 3])
-def test_every_rank_hears_the_same_overhead_of_a_schedule(world: int, pool: Pool) -> None:
-    measured = pool.run(world, schedule_overhead)
-    assert len({seconds for seconds, _ in measured}) == 1
-    assert measured[0][0] >= 0, "on a busy machine more micro-batches may happen to take no longer"
+    step_s, schedule_s = measured[0][0]
+    assert step_s > 0
+    assert schedule_s >= 0, "on a busy machine more micro-batches may happen to take no longer"
+    assert schedule_s == 0 or world > 1, "one rank has no pipeline"
     assert all(num_groups == 0 for _, num_groups in measured), "process groups are destroyed"
 
 
 def test_what_does_not_grow_with_the_micro_batches_is_no_overhead_of_one(pool: Pool) -> None:
-    assert pool.run(3, schedule_overhead_by_a_clock, 0.25) == [0.25] * 3
-
-
-def test_one_rank_has_no_pipeline(pool: Pool) -> None:
-    assert pool.run(1, schedule_overhead) == [(0.0, 0)]
+    assert pool.run(3, schedule_overhead_by_a_clock, 0.25) == [(1.25, 0.25)] * 3
 
 
 def test_before_an_empty_step_is_timed_more_is_computed_with_than_the_caches_of_a_core_hold(pool: Pool) -> None:
-    assert pool.run(2, between_empty_steps) == [{OTHER_BYTES}] * 2
+    assert pool.run(2, between_empty_steps) == [[OTHER_BYTES] * 3] * 2, "replicas, few and many micro-batches"
 
 
 def test_every_rank_hears_the_same_overhead_of_sharding_without_the_link(pool: Pool) -> None:

@@ -8,10 +8,9 @@ import torch.distributed as dist
 
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.runtime import pipeline_stage
-from pipetransformer.runtime.groups import ProcessGroups
 from pipetransformer.runtime.pipeline_stage import EarlyReceivingStage, TracedStage
 from support.cases import Case
-from support.trainings import CachedLoader, Plans, Trace, build, go, ids_of, rate, train_elastic
+from support.trainings import Plans, Trace, build, go, ids_of, rate, train_elastic
 
 
 def num_received(case: Case, plan: Plan, folder: str) -> int:
@@ -20,7 +19,8 @@ def num_received(case: Case, plan: Plan, folder: str) -> int:
     go(runtime, loader, plan)
     with mock.patch.object(dist, "P2POp", wraps=dist.P2POp) as made:
         runtime.train_step(loader, ids_of(case, 0), 0, rate(0))
-    _close(loader, groups)
+    loader.close()
+    groups.close()
     return sum(call.args[0] is dist.irecv for call in made.call_args_list)
 
 
@@ -45,7 +45,8 @@ def num_asked_early(case: Case, plan: Plan, folder: str) -> tuple[int, int]:
         mock.patch.object(TracedStage, "forward_one_chunk", run),
     ):
         runtime.train_step(loader, ids_of(case, 0), 0, rate(0))
-    _close(loader, groups)
+    loader.close()
+    groups.close()
     return num_first[0], num_asked
 
 
@@ -59,9 +60,3 @@ def train_with_other_messages(case: Case, plans: Plans, folder: str) -> Trace:
 
     with mock.patch.object(EarlyReceivingStage, "_tag", reversed_there):
         return train_elastic(case, plans, folder)
-
-
-def _close(loader: CachedLoader, groups: ProcessGroups) -> None:
-    loader.cache_session.release()
-    loader.close()
-    groups.close()

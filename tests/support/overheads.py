@@ -1,6 +1,6 @@
 """What ranks measure besides layers, for the pool."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
 from math import inf
@@ -30,15 +30,15 @@ from pipetransformer.profiling.overhead import (
     ShardedBlock,
     measure_contention,
     measure_reading,
-    measure_schedule_overhead,
     measure_sharding_overhead,
-    measure_step_overhead,
+    measure_step_overheads,
     measure_waiting,
 )
 from pipetransformer.runtime.groups import RankContext
 from pipetransformer.runtime.precision import PRECISIONS
 
 CPU = torch.device("cpu")
+Pair = tuple[float, float]
 SECOND = AffineTime(0.25, 1.5)
 LAYER = LayerProfile(
     "layer", SECOND, SECOND, SECOND, 0.5, 8, 4, 2, 1, 3, 5,
@@ -54,67 +54,64 @@ MEASUREMENT = (
 )
 
 
-def step_overhead() -> tuple[float, int]:
-    """Returns the overhead of a step, and the process groups that are left over."""
+def context() -> RankContext:
+    return RankContext.create(CPU, PRECISIONS["float32"], 60.0)
+
+
+def with_groups_left(measure: Callable[[], Pair]) -> tuple[Pair, int]:
+    """Returns what is measured, and the process groups that are left over."""
     num_groups = len(dist.distributed_c10d._world.pg_map)
-    seconds = measure_step_overhead(AdamW(lr=1.0), RankContext.create(CPU, PRECISIONS["float32"], 60.0))
-    return seconds, len(dist.distributed_c10d._world.pg_map) - num_groups
+    return measure(), len(dist.distributed_c10d._world.pg_map) - num_groups
 
 
-def schedule_overhead() -> tuple[float, int]:
-    """The same of a pipeline, for a micro-batch."""
-    num_groups = len(dist.distributed_c10d._world.pg_map)
-    seconds = measure_schedule_overhead(AdamW(lr=1.0), RankContext.create(CPU, PRECISIONS["float32"], 60.0))
-    return seconds, len(dist.distributed_c10d._world.pg_map) - num_groups
+def step_overheads() -> tuple[Pair, int]:
+    """Measures the overhead of a step and that of a pipeline."""
+    return with_groups_left(lambda: measure_step_overheads(AdamW(lr=1.0), context()))
 
 
-def schedule_overhead_by_a_clock(seconds: float) -> float:
+def schedule_overhead_by_a_clock(seconds: float) -> Pair:
     """What is found where a step takes a second, and so many more for each micro-batch."""
 
-    def made_up(_: object, __: object, plan: Plan) -> float:
-        return 1 + plan.num_microbatches * seconds
+    def made_up(_: object, __: object, plans: Sequence[Plan]) -> list[float]:
+        return [1 + plan.num_microbatches * seconds for plan in plans]
 
     with mock.patch.object(overhead, "_empty_step_seconds", made_up):
-        return measure_schedule_overhead(AdamW(lr=1.0), RankContext.create(CPU, PRECISIONS["float32"], 60.0))
+        return measure_step_overheads(AdamW(lr=1.0), context())
 
 
-def between_empty_steps() -> set[float]:
-    """Measures empty steps; returns the bytes that are computed with before those that are timed."""
-    seen = set[float]()
+def between_empty_steps() -> list[int]:
+    """Measures empty steps; returns the bytes that are computed with before those of each plan are timed."""
+    seen = list[int]()
 
     def noting(function: Callable[[], object], _: object, __: int, before: Callable[[], object]) -> float:
         function()
-        with mock.patch.object(torch.Tensor, "add_", lambda tensor, _: seen.add(tensor.nbytes)):
+        with mock.patch.object(torch.Tensor, "add_", lambda tensor, _: seen.append(tensor.nbytes)):
             before()
         return 1.0
 
     with mock.patch.object(overhead, "typical_seconds", noting):
-        step_overhead()
-        schedule_overhead()
+        step_overheads()
     return seen
 
 
-def sharding_overhead(link_s: float) -> tuple[tuple[float, float], int]:
-    """The same of what FSDP adds to a layer of two parameters."""
-    num_groups = len(dist.distributed_c10d._world.pg_map)
-    context = RankContext.create(CPU, PRECISIONS["float32"], 60.0)
+def sharding_overhead(link_s: float) -> tuple[Pair, int]:
+    """Measures what FSDP adds to a layer of two parameters."""
     link = Link(link_s, 1 / link_s if link_s else inf)
-    seconds = measure_sharding_overhead(AdamW(lr=1.0), context, ShardedBlock(2, 4096, 0.0), link)
-    return seconds, len(dist.distributed_c10d._world.pg_map) - num_groups
+    block = ShardedBlock(2, 4096, 0.0)
+    return with_groups_left(lambda: measure_sharding_overhead(AdamW(lr=1.0), context(), block, link))
 
 
 def sharding_overhead_by_a_clock() -> tuple[float, float]:
     """What is found where a step takes 3 s, with shards 9 s, and with shards of 4,096 numbers of each of two parameters
     6 ms more for each of them, of which updates on two ranks and a link of 1 ms and 1.5 MB/s are known."""
 
-    def made_up(*arguments: Any) -> float:
-        plan, num_parameters, num_numbers = (*arguments[2:], 1)[:3]
-        return 9.0 + 0.006 * num_parameters * (num_numbers - 1) if plan.fsdp else 3.0
+    def made_up(*arguments: Any) -> list[float]:
+        (plan,), num_parameters, num_numbers = (*arguments[2:], 1)[:3]
+        return [9.0 + 0.006 * num_parameters * (num_numbers - 1) if plan.fsdp else 3.0]
 
-    context = RankContext.create(CPU, PRECISIONS["float32"], 60.0)
     block, link = ShardedBlock(2, 8192, 0.004 * 4096), Link(0.001, 1.5e6)
     with mock.patch.object(overhead, "_empty_step_seconds", made_up):
-        return measure_sharding_overhead(AdamW(lr=1.0), context, block, link)
+        return measure_sharding_overhead(AdamW(lr=1.0), context(), block, link)
 
 
 def contention(devices_per_node: int) -> tuple[float, int]:

@@ -30,8 +30,7 @@ if __name__ == "__main__":
     made_up = {
         "measure_messages": messages,
         "measure_all_reduces": all_reduces,
-        "measure_schedule_overhead": lambda *_: 0.0,
-        "measure_step_overhead": lambda *_: 0.0,
+        "measure_step_overheads": lambda *_: (0.0, 0.0),
         "measure_reading": lambda *_: AffineTime(0.0, 0.0),
     }
     Planner.correct = lambda planner, plan, _: planner.predict(plan)  # type: ignore[method-assign]

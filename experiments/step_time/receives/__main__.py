@@ -1,24 +1,21 @@
 """Times pipelines whose stages ask for messages early, and late: ``python -m experiments.step_time.receives``."""
 
-import argparse
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest import mock
 
 from experiments.ranks import run_ranks
-from experiments.record import markdown, publish
 from experiments.step_time.cases import CASES, Case, write_bert
-from experiments.step_time.in_turns import Timed, take_turns
+from experiments.step_time.in_turns import Timed, publish_turns, read_options, take_turns
 from experiments.step_time.loops import ElasticLoop
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.runtime import engine
 
-WORLD, ROUNDS, STEPS = 2, 15, 8
+WORLD = 2
 HEADER = ("model", "plan", "asked late, ms", "asked early, ms", "ratio", "quartiles", "in CPU time", "rounds")
 
 
@@ -66,15 +63,9 @@ def measure(case: Case, num_rounds: int, num_steps: int) -> list[Timed]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--steps", type=int, default=STEPS, help="steps of a turn")
-    parser.add_argument("--into", type=Path, help="folder whose results.json and README.md take the results")
-    given = parser.parse_args(arguments)
-    if given.rounds < 2 or given.steps < 1:
-        parser.error(f"--rounds {given.rounds} --steps {given.steps}: quartiles take two rounds, and a turn a step")
+    given = read_options(__doc__, arguments)
     found = [timed for index in (0, 4) for timed in run_ranks(WORLD, measure, CASES[index], given.rounds, given.steps)]
-    publish(markdown(HEADER, (one.row() for one in found)), [asdict(one) for one in found], given.into)
+    publish_turns(HEADER, found, given.into)
 
 
 if __name__ == "__main__":

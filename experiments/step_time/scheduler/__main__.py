@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest import mock
@@ -15,15 +13,14 @@ import torch
 import torch.distributed as dist
 
 from experiments.ranks import run_ranks
-from experiments.record import markdown, publish
 from experiments.step_time.cases import CASES, Case, write_bert
-from experiments.step_time.in_turns import Timed, take_turns
+from experiments.step_time.in_turns import Timed, publish_turns, read_options, take_turns
 from experiments.step_time.loops import ElasticLoop
 from experiments.step_time.step_time import Turn
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.runtime import groups
 
-WORLD, ROUNDS, STEPS, SUMS = 2, 15, 8, 20
+WORLD, SUMS = 2, 20
 SIZES = {"sum of one number": 1, "sum of 400 kB": 10**5, "sum of 4 MB": 10**6}
 HEADER = ("model", "what is timed", "plain, ms", "`SCHED_BATCH`, ms", "ratio", "quartiles", "in CPU time", "rounds")
 
@@ -103,17 +100,11 @@ def measure(case: Case, num_rounds: int, num_steps: int) -> list[Timed]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--steps", type=int, default=STEPS, help="steps of a turn")
-    parser.add_argument("--into", type=Path, help="folder whose results.json and README.md take the results")
-    given = parser.parse_args(arguments)
-    if given.rounds < 2 or given.steps < 1:
-        parser.error(f"--rounds {given.rounds} --steps {given.steps}: quartiles take two rounds, and a turn a step")
+    given = read_options(__doc__, arguments)
     found = run_ranks(WORLD, measure_sums, given.rounds)
     for index in (0, 2):
         found += run_ranks(WORLD, measure, CASES[index], given.rounds, given.steps)
-    publish(markdown(HEADER, (one.row() for one in found)), [asdict(one) for one in found], given.into)
+    publish_turns(HEADER, found, given.into)
 
 
 if __name__ == "__main__":
