@@ -21,7 +21,7 @@ class Sample:
 
     Attributes:
         input: The input, (T,) of tokens or of any shape.
-        target: What the loss compares with, () or (k,).
+        target: What the loss compares with, () or of any shape.
         per_token: Further values of each token, (T,).
         is_tagged: The target has a number for each token, of padding too.
     """

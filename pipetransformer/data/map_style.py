@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,9 +21,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Loss = Callable[..., Any]
-"""Loss of each sample: ``loss(output, target) -> (B,)``."""
+"""Loss of each sample: ``loss(output, target) -> (B,)``; targets (B, ...) have the shape that the data set gives them."""
 Metrics = Callable[[np.ndarray, np.ndarray], dict[str, float]]
-"""Metrics from predictions (N, ...) and targets (N, ...) of all samples in order."""
+"""Metrics from predictions (N, ...) and targets (N, ...) of all samples in order.
+
+Predictions are classes (N,), or outputs in the model's shape; outputs (N, 1) come as (N,) where targets are (N,).
+"""
 OutputShape = Callable[[tuple[int, ...]], tuple[int, ...]]
 
 READ_AT_ONCE = 256  # samples, where all are looked at
@@ -55,7 +59,7 @@ class MapStyleSplit(Split):
             raise UserError(f"the data set {name} is empty; give at least one sample")
         first = self._read([0])[0]
         self.input_shape = () if first.is_text else tuple(first.input.shape)
-        self._target_dtype = first.target.dtype
+        self._target_dtype, self._target_shape = first.target.dtype, tuple(first.target.shape)
         if first.is_text:
             self.lengths = self._lengths()
 
@@ -136,10 +140,10 @@ class MapStyleSplit(Split):
 
         samples = self._read(ids)
         for i, sample in zip(ids, samples, strict=True):
-            if sample.target.shape != samples[0].target.shape:
+            if tuple(sample.target.shape) != self._target_shape:
                 raise UserError(
-                    f"the targets of the samples {ids[0]} and {i} of {self.name} have shapes "
-                    f"{tuple(samples[0].target.shape)} and {tuple(sample.target.shape)}; bring all to one shape"
+                    f"the targets of the samples 0 and {i} of {self.name} have shapes {self._target_shape} and "
+                    f"{tuple(sample.target.shape)}; bring all to one shape"
                 )
         stacked = torch.stack([sample.target for sample in samples])
         if stacked.is_floating_point() and not self._target_dtype.is_floating_point:
@@ -150,12 +154,16 @@ class MapStyleSplit(Split):
         return stacked
 
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
-        """Returns the loss of each sample (B,); targets arrive as float64.
+        """Returns the loss of each sample (B,).
+
+        Args:
+            output: The model's output (B, ...).
+            targets: Targets of any shape and type that holds their values, as float64 (B,) or (B, k).
 
         Raises:
             UserError: The loss is not one number per sample.
         """
-        losses = self._loss(output, targets.to(self._target_dtype))
+        losses = self._loss(output, targets.to(self._target_dtype).reshape(len(output), *self._target_shape))
         if tuple(losses.shape) != (len(output),):
             raise UserError(
                 f"the loss has shape {tuple(losses.shape)} for {len(output)} samples; return one number per sample, as "
@@ -164,22 +172,35 @@ class MapStyleSplit(Split):
         return losses
 
     def predict(self, outputs: Tensor, ids: Sequence[int], num_tokens: int | None) -> Tensor:
-        """Returns of each sample the loss, the likeliest class or the outputs, and 1 for a class, (B, 2 + k)."""
+        """Returns of each sample its loss, 1 for a class, the shape of its prediction, and the prediction.
+
+        The prediction is the likeliest class, or the output where metrics look at it.
+
+        Returns:
+            Shape (B, 3 + d + k), float64: loss, 1 or 0, d, the d sizes of the shape, and its k numbers.
+        """
         import torch
 
-        targets = self.targets(ids).to(outputs.device)
-        losses = self.loss(outputs, targets)[:, None].double()
+        losses = self.loss(outputs, self.targets(ids).to(outputs.device))
         is_class = self._has_classes(outputs)
-        predicted = outputs.argmax(-1, keepdim=True) if is_class else outputs.flatten(1)
-        return torch.cat([losses, predicted.double(), torch.full_like(losses, is_class)], dim=1)
+        predicted = outputs.argmax(-1) if is_class else outputs
+        if not is_class and self._metrics is None:
+            predicted = outputs.new_empty(len(outputs), 0)  # nobody looks at it
+        header = losses.new_tensor([is_class, predicted.ndim - 1, *predicted.shape[1:]], dtype=torch.float64)
+        values = predicted.reshape(len(losses), math.prod(predicted.shape[1:])).double()
+        return torch.cat([losses[:, None].double(), header.expand(len(losses), -1), values], dim=1)
 
     def score(self, predictions: np.ndarray) -> dict[str, float]:
         loss = {"loss": float(predictions[:, 0].mean())}
         targets = np.stack([_array(sample.target) for sample in self._all(range(len(self)))])
-        predicted = predictions[:, 1:-1].squeeze(1) if predictions.shape[1] == 3 else predictions[:, 1:-1]
+        num_sizes = int(predictions[0, 2])
+        sizes = predictions[0, 3 : 3 + num_sizes].astype(np.int64)
+        predicted = predictions[:, 3 + num_sizes :].reshape(len(predictions), *sizes)
         if self._metrics is not None:
+            if targets.ndim == 1 and predicted.shape[1:] == (1,):
+                predicted = predicted[:, 0]
             return {name: float(value) for name, value in self._metrics(predicted, targets).items()} | loss
-        if predictions[:, -1].all():
+        if predictions[:, 1].all():
             return {"accuracy": float((predicted == targets).mean())} | loss
         return loss
 

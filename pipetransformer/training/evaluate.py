@@ -6,7 +6,7 @@ import numpy as np
 import torch.distributed as dist
 
 from pipetransformer.autodp.sampler import batch_ids, num_batches
-from pipetransformer.errors import LoopLeft
+from pipetransformer.errors import LoopLeft, UserError
 from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.runtime.groups import broadcast_from_rank0
 from pipetransformer.training.loader import BatchLoader, ComingBatch
@@ -64,4 +64,10 @@ def _predictions(
 def _in_order(loader: BatchLoader, parts: Predictions) -> np.ndarray:
     ids = np.concatenate([part[0] for part in parts])
     assert len(ids) == len(loader.split) == len(np.unique(ids)), "every sample is counted once"
+    sizes = sorted({part[1].shape[1] for part in parts if len(part[0])})
+    if len(sizes) > 1:
+        raise UserError(
+            f"outputs of {loader.split.name} have {sizes[0]} numbers in one batch and {sizes[-1]} in another, and "
+            "`metrics` take all in one shape; bring the inputs to one length, or leave `metrics` out"
+        )
     return np.concatenate([part[1] for part in parts])[np.argsort(ids)]

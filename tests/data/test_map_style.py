@@ -63,7 +63,42 @@ def test_targets_of_tokens_are_read_where_all_texts_have_one_length() -> None:
 def test_targets_of_several_shapes_are_refused() -> None:
     images = split([(torch.zeros(3, 2, 2), [1] * (2 + n)) for n in range(2)])
     with pytest.raises(UserError, match=r"samples 0 and 1 of train have shapes \(2,\) and \(3,\); bring all"):
-        images.targets([0, 1])
+        images.targets([1])
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 3)])
+def test_a_loss_gets_targets_in_the_shape_of_the_data_set_in_training_and_in_evaluation(shape: tuple[int, ...]) -> None:
+    seen = []
+
+    def squared(output: Tensor, target: Tensor) -> Tensor:
+        seen.append(tuple(target.shape))
+        return (output - target).square().reshape(len(output), -1).mean(1)
+
+    images = MapStyleSplit(
+        "train", [(image, torch.full(shape, float(i))) for i, (image, _) in enumerate(IMAGES)], squared
+    )
+    packed = (
+        images.targets([2, 0]).reshape(2, -1).double().squeeze(1)
+    )  # as a step hands them on, see Batch.loss_targets
+    assert images.loss(torch.zeros(2, *shape), packed).tolist() == [4, 0]
+    assert images.predict(torch.zeros(2, *shape), [2, 0], None)[:, 0].tolist() == [4, 0]
+    assert seen == [(2, *shape), (2, *shape)]
+
+
+@pytest.mark.parametrize(("outputs", "targets"), [((), ()), ((1,), (1,)), ((3,), ()), ((2, 3), (3,)), ((2, 3), (2, 3))])
+def test_metrics_get_predictions_in_the_shape_of_the_outputs(
+    outputs: tuple[int, ...], targets: tuple[int, ...]
+) -> None:
+    def metrics(predictions: np.ndarray, truth: np.ndarray) -> dict[str, float]:
+        shapes = predictions.shape, truth.shape
+        return {"as given": float(shapes == ((3, *outputs), (3, *targets))), "last": float(predictions[-1].sum())}
+
+    rows = [(image, torch.zeros(targets)) for image, _ in IMAGES]
+    dev = MapStyleSplit("dev", rows, lambda output, _: output.reshape(len(output), -1).sum(1), metrics)
+    values = torch.arange(3.0).reshape(3, *[1] * len(outputs)).expand(3, *outputs)
+    scored = dev.score(dev.predict(values, [0, 1, 2], None).numpy())
+    assert scored["as given"] == 1
+    assert scored["last"] == 2 * np.prod(outputs)
 
 
 def test_images_are_stacked() -> None:
