@@ -5,6 +5,7 @@ A crash at any moment leaves a published checkpoint that is whole, or none::
     .staging-00000120-5f0c3a91/   layer files, each flushed by the rank that writes it
         manifest.json             by rank 0, when all ranks have told it that they are done; flushed, then the folder
     step-00000120/                the same folder after the rename
+    .replaced-00000120/           an earlier one of that step, until the new one has its name
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from pipetransformer.checkpoint.manifest import LayerFile, Manifest, digest_of, 
 from pipetransformer.errors import DamagedCheckpoint
 
 FOLDER = "checkpoints"
-_PUBLISHED, _STAGED = re.compile(r"step-(\d{8,})"), re.compile(r"\.staging-\d{8,}-[0-9a-f]{8}")
+_PUBLISHED, _REPLACED = re.compile(r"step-\d{8,}"), re.compile(r"\.replaced-\d{8,}")
+_STAGED = re.compile(r"\.staging-\d{8,}-[0-9a-f]{8}")
 
 
 @dataclass(frozen=True)
@@ -61,29 +63,35 @@ class CheckpointFolder:
         return _step_of(published[-1]) if published else None
 
     def published(self) -> list[Path]:
-        """Returns the published checkpoints, the newest last."""
+        """Returns the published checkpoints, the newest last; of a step whose new one has no name yet, the old one."""
         if not self.path.is_dir():
             return []
-        found = [(int(match[1]), path) for path in self.path.iterdir() if (match := _PUBLISHED.fullmatch(path.name))]
-        return [path for _, path in sorted(found) if path.is_dir() and not path.is_symlink()]
+        paths = [path for path in self.path.iterdir() if _matches(path, _PUBLISHED, _REPLACED)]
+        paths = sorted(path for path in paths if path.is_dir() and not path.is_symlink())  # a dot is before a letter
+        found = {_step_of(path): path for path in paths}
+        return [found[step] for step in sorted(found)]
 
     def discard(self) -> None:
-        """Removes all staging folders."""
+        """Removes all staging folders, and checkpoints that have been replaced."""
+        published = self.published()
         for path in self.path.iterdir() if self.path.is_dir() else ():
-            if _STAGED.fullmatch(path.name):
+            if _matches(path, _STAGED) or (_matches(path, _REPLACED) and path not in published):
                 shutil.rmtree(path, ignore_errors=True)
 
     def publish(self, step: int) -> Path:
         """Renames a staging folder that holds all of a checkpoint; flushes both folders.
 
-        A published one of the same step is one from which the run could not be resumed, and is replaced.
+        A published one of the same step is replaced, and counts until the new one has its name.
         """
         staging, final = self.staging(step), self.path / f"step-{step:08d}"
+        replaced = self.path / f".replaced-{step:08d}"
         _flush_folder(staging)
         if final.exists():
-            shutil.rmtree(final.rename(staging.with_name(staging.name[:-8] + "00000000")), ignore_errors=True)
+            shutil.rmtree(replaced, ignore_errors=True)  # left by a run that was killed
+            final.rename(replaced)
         staging.rename(final)
         _flush_folder(self.path)
+        shutil.rmtree(replaced, ignore_errors=True)
         return final
 
     def prune(self, retention: Retention, step: int) -> list[Path]:
@@ -121,6 +129,10 @@ class CheckpointFolder:
         """Removes a published checkpoint: unpublished first, so that a crash leaves none that is half there."""
         hidden = path.rename(self.staging(_step_of(path)))
         shutil.rmtree(hidden, ignore_errors=True)
+
+
+def _matches(path: Path, *patterns: re.Pattern[str]) -> bool:
+    return any(pattern.fullmatch(path.name) for pattern in patterns)
 
 
 def _step_of(published: Path) -> int:

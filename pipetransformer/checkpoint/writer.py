@@ -38,7 +38,7 @@ class Written:
         path: The published checkpoint; ``None`` after a failure.
         num_bytes: Of all layer files.
         seconds: From the snapshot to the publication.
-        error: Why there is none; empty after a success.
+        error: Why there is none, or why earlier ones are there that need not stay; empty after a success.
     """
 
     step: int
@@ -135,20 +135,24 @@ class CheckpointWriter:
             files = sorted([*own, *self._messages.receive(self._num_started, staging)], key=lambda file: file.layer)
             if problem:
                 raise NotWritten(problem)
-            path = self._publish(staging, manifest, files)
+            path = _publish(self.folder, staging, manifest, files)
         except (OSError, DistError, NotWritten) as error:
             shutil.rmtree(staging, ignore_errors=True)
             return Written(manifest.step, None, 0, time.perf_counter() - start, problem or str(error))
-        return Written(manifest.step, path, sum(file.num_bytes for file in files), time.perf_counter() - start)
+        try:
+            self.folder.prune(self._retention, manifest.step)
+        except OSError as error:
+            problem = str(error)
+        num_bytes = sum(file.num_bytes for file in files)
+        return Written(manifest.step, path, num_bytes, time.perf_counter() - start, problem)
 
-    def _publish(self, staging: Path, manifest: Manifest, files: list[LayerFile]) -> Path:
-        for path in (staging / layer_file(file.layer) for file in files):
-            if not path.is_file():
-                raise NotWritten(f"another node has written {path}, which is not on this one: all need one run folder")
-        write_flushed(staging / MANIFEST, replace(manifest, layers=tuple(files)).to_json())
-        path = self.folder.publish(manifest.step)
-        self.folder.prune(self._retention, manifest.step)
-        return path
+
+def _publish(folder: CheckpointFolder, staging: Path, manifest: Manifest, files: list[LayerFile]) -> Path:
+    for path in (staging / layer_file(file.layer) for file in files):
+        if not path.is_file():
+            raise NotWritten(f"another node has written {path}, which is not on this one: all need one run folder")
+    write_flushed(staging / MANIFEST, replace(manifest, layers=tuple(files)).to_json())
+    return folder.publish(manifest.step)
 
 
 def _write_layers(staging: Path, layers: Mapping[int, tuple[str, LayerTensors]]) -> list[LayerFile]:

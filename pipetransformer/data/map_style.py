@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Loss = Callable[..., Any]
-"""Loss of each sample: ``loss(output, target) -> (B,)``; targets (B, ...) have the shape that the data set gives them."""
+"""Loss of each sample: ``loss(output, target) -> (B,)``; targets have the shape (B, ...) that the data set gives."""
 Metrics = Callable[[np.ndarray, np.ndarray], dict[str, float]]
 """Metrics from predictions (N, ...) and targets (N, ...) of all samples in order.
 

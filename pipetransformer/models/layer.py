@@ -52,7 +52,7 @@ class Layer(nn.Module):
         return self.prefix + own.removeprefix("module.")
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields parameters and buffers, non-persistent ones included, under their original names."""
+        """Yields parameters and buffers, non-persistent ones included, each under one of its original names."""
         yield from self.by_name().items()
         for name, buffer in self.module.named_buffers():
             yield self.prefix + name, buffer
@@ -65,6 +65,10 @@ class Layer(nn.Module):
     def refresh_aliases(self) -> None:
         """Looks again for parameters under several names, after a change of the module."""
         self._aliases = aliases(self.module)
+
+    def alias_names(self) -> dict[str, str]:
+        """Returns the further original names of parameters, and for each the one that :meth:`tensors` has."""
+        return {self.prefix + other: self.prefix + first for first, *others in self._aliases for other in others}
 
     @property
     def has_storage(self) -> bool:

@@ -44,6 +44,7 @@ class TrainState:
         decision_due: A decision was put off because every step since the last one was skipped.
         num_updates: Steps since the last decision that changed the weights.
         metrics: Latest metrics of each evaluation split.
+        evaluated_at: Step whose weights the main split was last scored with; ``None`` before the first time.
         num_frozen: Frozen prefix by the last decision. The plan follows in the transition after it.
         evaluation_due: The evaluation after the last step has begun and has not ended.
         overhead_s: Seconds of the last transition besides moving layers and filling the cache; the planner counts it.
@@ -67,6 +68,7 @@ class TrainState:
     decision_due: bool = False
     num_updates: int = 0
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
+    evaluated_at: int | None = None
     num_frozen: int = 0
     evaluation_due: bool = False
     overhead_s: float = 0.0
@@ -118,6 +120,7 @@ class TrainState:
             "num_resumes": self.num_resumes,
             "num_steps_lost": self.num_steps_lost,
             "metrics": {split: dict(values) for split, values in self.metrics.items()},
+            "evaluated_at": self.evaluated_at,
             "best_metrics": {split: dict(best) for split, best in self.best_metrics.items()},
             "loss_scale": self.loss_scale.state_dict(),
             "signals": self.signals.state_dict(),
@@ -174,6 +177,7 @@ class TrainState:
             setattr(self, name, state[name])
         self.policy_state = dict(state["policy_state"])
         self.metrics = {split: dict(values) for split, values in state["metrics"].items()}
+        self.evaluated_at = state.get("evaluated_at")  # checkpoints of earlier releases do not tell
         self.best_metrics = {split: dict(best) for split, best in state["best_metrics"].items()}
         self.loss_scale.load_state_dict(state["loss_scale"])
         self.signals.load_state_dict(state["signals"])

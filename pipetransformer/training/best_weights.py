@@ -39,6 +39,8 @@ def _read_weights(trainer: Trainer, step: int) -> dict[str, Tensor] | None:
             layers = CheckpointLayers(*found, stack)
             weights = dict(chain.from_iterable(map(layers.averages, range(len(stack)))))
             weights |= {copy.name: weights[lowest.name] for lowest, *copies in stack.ties for copy in copies}
+            for layer in (stack[index] for index in range(len(stack))):
+                weights |= {name: weights[first] for name, first in layer.alias_names().items()}
             return {name: weights[name] for index in range(len(stack)) for name in stack[index].original_state()}
     except DamagedCheckpoint as error:
         problems.append(str(error))

@@ -32,6 +32,7 @@ from pipetransformer.report.secrets import redact
 from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.runtime.groups import broadcast_from_rank0, own_store
 from pipetransformer.training.build import RunComponents
+from pipetransformer.training.main_metric import MainMetric
 from pipetransformer.training.position import inside
 from pipetransformer.training.resume import data_digest, settings_of
 
@@ -44,6 +45,7 @@ class Checkpoints:
         runtime: Gives the layers.
         timeline: Steps of the run.
         order: Of the training samples.
+        metric: Of the run; checkpoints of the best weights stay.
         about: Entries of the manifest that stay the same during the run.
         report: Receives each checkpoint, and a warning for one that could not be written.
         run_dir: The run folder.
@@ -55,8 +57,9 @@ class Checkpoints:
 
     def __init__(
         self, config: Config, runtime: ElasticRuntime, timeline: Timeline, order: SampleOrder, about: dict[str, Any],
-        report: Reporter, run_dir: Path,
+        report: Reporter, run_dir: Path, metric: MainMetric,
     ) -> None:  # fmt: skip
+        self._metric = metric
         self._options, self._config, self._timeline, self._order = config.checkpoint, config, timeline, order
         self._runtime, self._about, self._report, self._run_dir = runtime, about, report, run_dir
         token = broadcast_from_rank0(uuid4().hex[:8])
@@ -85,31 +88,30 @@ class Checkpoints:
         is_multiple = options.every_steps is not None and step % options.every_steps == 0
         return options.enabled and (requested or is_multiple or step == self._timeline.num_steps)
 
-    def save(self, state: TrainState, metric: float | None, best_step: int | None = None) -> None:
+    def save(self, state: TrainState) -> None:
         """Copies the layers of this rank, and begins to write them. Collective with FSDP.
 
         Args:
             state: Of the run; its step is between two steps.
-            metric: The main metric of the weights at this step, if they were evaluated; higher is better.
-            best_step: Step of the best evaluation, whose checkpoint stays where its weights are to be saved.
         """
         with inside("saving", state.step):
-            self._save(state, metric, best_step)
+            self._save(state)
 
-    def _save(self, state: TrainState, metric: float | None, best_step: int | None) -> None:
+    def _save(self, state: TrainState) -> None:
         start = time.perf_counter()
         self._writer.wait()  # at most one in flight
         self.report_written()
         copies = self._runtime.snapshot()
         stack, log = self._runtime.resident.stack, self._run_dir / EVENT_LOG
         self._report.flush()  # a resumed run keeps the log up to here
+        goodness, best_step = self._metric.goodness, self._metric.best_step
         manifest = Manifest(
             step=state.step,
             layers=(),
             train=state.state_dict(),
             log_bytes=log.stat().st_size if log.is_file() else 0,
             sample_ids=next_batch_digest(state, self._timeline, self._order),
-            metric=metric if metric is not None and math.isfinite(metric) else None,
+            metric=goodness if goodness is not None and math.isfinite(goodness) else None,
             seconds=self._about["seconds"] + time.monotonic() - self._started_s,
             **{name: value for name, value in self._about.items() if name != "seconds"},
         )
@@ -139,6 +141,9 @@ class Checkpoints:
             message = f"the checkpoint of step {written.step} was not written: {written.error}"
             self._report.write("warning", message=f"{message}; the last one stays, and training goes on")
             return
+        if written.error:
+            message = f"checkpoints that need not stay could not be removed ({written.error}); remove them by hand"
+            self._report.write("warning", message=message)
         self._figures["num_saved"] += 1
         self._figures["write_seconds"] += written.seconds
         self._figures["bytes"] = written.num_bytes

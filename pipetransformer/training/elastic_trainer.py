@@ -221,7 +221,7 @@ class ElasticTrainer(Trainer):
         if not self.config.checkpoint.enabled:
             raise UserError("give the trainer a run_dir to write checkpoints to")
         self._log.flush()
-        self.checkpoints.save(self.state, None)
+        self.checkpoints.save(self.state)
         return self.checkpoints.wait_for_all()
 
     def state_dict(self) -> dict[str, Any]:

@@ -64,10 +64,11 @@ def _predictions(
 def _in_order(loader: BatchLoader, parts: Predictions) -> np.ndarray:
     ids = np.concatenate([part[0] for part in parts])
     assert len(ids) == len(loader.split) == len(np.unique(ids)), "every sample is counted once"
-    sizes = sorted({part[1].shape[1] for part in parts if len(part[0])})
-    if len(sizes) > 1:
+    parts = [part for part in parts if len(part[0])]
+    fewest, most = (chosen(predicted[0].size for _, predicted in parts) for chosen in (min, max))
+    if fewest != most:
         raise UserError(
-            f"outputs of {loader.split.name} have {sizes[0]} numbers in one batch and {sizes[-1]} in another, and "
-            "`metrics` take all in one shape; bring the inputs to one length, or leave `metrics` out"
+            f"a sample of {loader.split.name} has an output of {fewest} numbers in one batch and of {most} in another, "
+            "and `metrics` take all in one shape; bring the inputs to one length, or leave `metrics` out"
         )
     return np.concatenate([part[1] for part in parts])[np.argsort(ids)]

@@ -105,7 +105,7 @@ class RunGuard:
             return
         state.guard.watched = Watched(state.step, state.num_frozen, metric, dict(state.policy_state))
         if self._options.freeze == "roll_back" and trainer.checkpoints.saved_step != state.step:
-            trainer.checkpoints.save(state, None, trainer.main_metric.best_step)
+            trainer.checkpoints.save(state)
 
     def judge_freeze(self) -> bool:
         """Judges the watched freeze by the evaluation that has just ended. Collective.
@@ -191,7 +191,7 @@ class RunGuard:
 
         trainer.go_to(state, load, verdict.reason)
         trainer.cache_again()
-        trainer.checkpoints.save(trainer.state, None, trainer.main_metric.best_step)
+        trainer.checkpoints.save(trainer.state)
 
     def _report(self, verdict: Verdict, before: int, after: int, num_steps_rolled_back: int = 0) -> None:
         trainer = self._trainer

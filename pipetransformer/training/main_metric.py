@@ -45,8 +45,10 @@ class MainMetric:
 
     @property
     def goodness(self) -> float | None:
-        """The value with the sign by which more is better."""
-        return None if self.value is None else sign_of(self.name) * self.value
+        """The value of the present weights with the sign by which more is better; ``None``: they were not scored."""
+        if self.value is None or self._state.evaluated_at != self._state.step:
+            return None
+        return sign_of(self.name) * self.value
 
     @property
     def name(self) -> str:
@@ -67,6 +69,8 @@ class MainMetric:
         is_main = split == self._split
         check_metric(self._options.metric if is_main else None, split, [*metrics])
         self._state.metrics[split] = metrics
+        if is_main:
+            self._state.evaluated_at = self._state.step
         name = self._name if is_main else None
         BestMetric(self._state.best_metrics).update(split, metrics, self._state.step, name)
 

@@ -41,7 +41,7 @@ class RunStops:
             quit=signal == interrupt.QUIT,
         )
 
-    def follow(self, result: StepResult, is_evaluated: bool) -> None:
+    def follow(self, result: StepResult) -> None:
         """Does what ranks asked for with the loss of the step before.
 
         Raises:
@@ -53,7 +53,7 @@ class RunStops:
         wants_best = trainer.config.evaluate.save == "best" and metric.best_step == step
         if trainer.checkpoints.is_due(step, asked.save or stops or wants_best or trainer.is_over):
             trainer.flush_log()
-            trainer.checkpoints.save(trainer.state, metric.goodness if is_evaluated else None, metric.best_step)
+            trainer.checkpoints.save(trainer.state)
         trainer.checkpoints.report_written()
         if stops and not trainer.is_over:
             self._stop(asked.requeue)
@@ -76,7 +76,7 @@ class RunStops:
         quits = any_rank(signal == interrupt.QUIT, trainer.runtime.device)
         trainer.flush_log()
         if trainer.config.checkpoint.enabled:
-            trainer.checkpoints.save(trainer.state, None, trainer.main_metric.best_step)
+            trainer.checkpoints.save(trainer.state)
         self._stop(not quits)
 
     def _stop(self, requeue: bool) -> NoReturn:

@@ -109,13 +109,15 @@ class Trainer:
         self._log = StepLog(report, self.runtime, self.timeline)
         trace_dir = run_dir if config.trace else None
         self.tracer = Tracer(trace_dir, self.runtime.recorder, self.timeline, self.state.history)
-        about = about_run(config, components, report, run_dir)
-        self.checkpoints = Checkpoints(config, self.runtime, self.timeline, components.order, about, report, run_dir)
+        splits = [loader.split for loader in components.evaluation]
+        self.main_metric = MainMetric(config.evaluate, splits, components.data.task.metrics, self.state)
+        about, order = about_run(config, components, report, run_dir), components.order
+        self.checkpoints = Checkpoints(
+            config, self.runtime, self.timeline, order, about, report, run_dir, self.main_metric
+        )
         self.guard, self.stops = RunGuard(self, run_dir), RunStops(self)
         self.evaluations, self.decisions = RunEvaluations(self), RunDecisions(self)
         self._plan_timing = PlanTiming(self)
-        splits = [loader.split for loader in components.evaluation]
-        self.main_metric = MainMetric(config.evaluate, splits, components.data.task.metrics, self.state)
         self._run_dir, self.num_steps_lost = run_dir, 0
         self.estimate: dict[str, Any] = {}
         self._prefetching = False  # it is announced which batches come
@@ -214,12 +216,11 @@ class Trainer:
             result = self._train_step(self._batches.ids(state.step))
         for callback in self._callbacks:
             callback.on_step(self, result)
-        evaluates = self.evaluations.is_due(state.step)
-        if evaluates:
+        if self.evaluations.is_due(state.step):
             self.state.evaluation_due = True
             if self.evaluations.run_and_judge():
                 return result
-        self.stops.follow(result, evaluates)
+        self.stops.follow(result)
         return result
 
     @property

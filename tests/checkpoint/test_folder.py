@@ -1,7 +1,12 @@
 """A published checkpoint is whole; retention keeps the newest and the best."""
 
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -183,6 +188,49 @@ def test_a_step_is_replaced_where_the_run_could_not_be_resumed_from_it(tmp_path:
     write(tmp_path, 1, metric=0.75)
     assert read_manifest(tmp_path / "step-00000001").metric == 0.75
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+
+
+@pytest.mark.parametrize("moment", range(4))
+def test_a_kill_while_a_step_is_replaced_leaves_one_that_is_whole(tmp_path: Path, moment: int) -> None:
+    class Killed(BaseException):
+        pass
+
+    def until_then(do: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*args: Any, **options: Any) -> Any:
+            if next(moments) == moment:
+                raise Killed
+            return do(*args, **options)
+
+        return called
+
+    write(tmp_path, 1, metric=0.25)
+    shutil.copytree(tmp_path / "step-00000001", CheckpointFolder(tmp_path).staging(1))
+    moments = count()
+    with (
+        mock.patch.object(shutil, "rmtree", until_then(shutil.rmtree)),
+        mock.patch.object(Path, "rename", until_then(Path.rename)),
+        pytest.raises(Killed),
+    ):
+        CheckpointFolder(tmp_path).publish(1)
+    CheckpointFolder(tmp_path).discard()
+    ((path, manifest),) = open_checkpoints(tmp_path)
+    assert isinstance(manifest, Manifest)
+    check_files(path, manifest.layers)
+    write(tmp_path, 1)
+    CheckpointFolder(tmp_path).discard()
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+
+
+def test_a_checkpoint_is_written_also_where_an_earlier_one_cannot_be_removed(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    (writer,) = writers(tmp_path)
+    with mock.patch.object(CheckpointFolder, "_remove", side_effect=OSError("of another user")):
+        writer.start(LAYERS, replace(EXAMPLE, step=2, layers=()), Retention(1, 0))
+        writer.wait()
+    outcome = writer.take_outcome()
+    assert outcome is not None
+    assert (outcome.path, outcome.error) == (tmp_path / "step-00000002", "of another user")
+    assert steps(tmp_path) == [1, 2]
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "remove", "longer", "swap"])

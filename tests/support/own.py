@@ -89,10 +89,17 @@ def with_batch_norm() -> nn.Sequential:
     return nn.Sequential(embedding, nn.BatchNorm1d(5), *blocks, head)
 
 
+def with_an_alias() -> nn.Sequential:
+    """A block that has a parameter under two names, as masked language models of transformers have their bias."""
+    model = sequential()
+    model[2].same = model[2].linear
+    return model
+
+
 def model_and_data(kind: str) -> tuple[nn.Module, Any]:
     torch.manual_seed(0)
-    if kind == "sequential":
-        return sequential(), Tokens()
+    if kind in ("sequential", "alias"):
+        return sequential() if kind == "sequential" else with_an_alias(), Tokens()
     if kind == "encoder":  # torch's own blocks, with dropout
         blocks = [nn.TransformerEncoderLayer(WIDTH, 2, 16, dropout=0.3, batch_first=True) for _ in range(NUM_BLOCKS)]
         return nn.Sequential(nn.Embedding(VOCABULARY, WIDTH), *blocks, Head()), Tokens()
@@ -287,18 +294,25 @@ def train_with_a_block_of_no_parameters(parallel: pt.Parallel) -> list[float]:
         return [step.loss for step in trainer]
 
 
-def best_and_last(folder: Path) -> tuple[dict[str, Tensor], ...]:
-    """Weights after the first epoch, which scores best, after the last one, as they are saved, and of the model."""
-    (model, data), scores = model_and_data("sequential"), iter([0.9, 0.5, 0.4, 0.3, 0.2, 0.1])
-    steps = num_batches(len(data), BATCH_SIZE)
+def best_and_last(folder: Path, kind: str = "sequential", saves: bool = False) -> tuple[dict[str, Tensor], ...]:
+    """Weights after the first epoch, as good as the second, after the last one, as they are saved, and of the model.
+
+    Args:
+        kind: Of the model.
+        saves: The loop writes a checkpoint of its own after each epoch.
+    """
+    (model, data), scores = model_and_data(kind), iter([0.9, 0.9, 0.4])
+    steps, best = num_batches(len(data), BATCH_SIZE), dict[str, Tensor]()
     with pt.ElasticTrainer(
         model, loss=loss, train=data, evaluation={"dev": data}, metrics=lambda *_: {"accuracy": next(scores)},
         optimizer=OPTIMIZER, batch_size=BATCH_SIZE, epochs=EPOCHS, run_dir=folder, freeze=pt.NoFreezing(),
         evaluate=pt.Evaluation(save="best"),
     ) as trainer:  # fmt: skip
-        losses = list(islice(trainer, steps))
-        best = trainer.state_dict()["model"]
-        losses += list(trainer)
+        for _ in range(EPOCHS):
+            assert len(list(islice(trainer, steps))) == steps
+            best = best or trainer.state_dict()["model"]
+            if saves:
+                trainer.save_checkpoint()
         last = trainer.state_dict()["model"]
         state, _ = weights_to_save(trainer)
     assert state is not None

@@ -143,8 +143,11 @@ def test_a_configuration_without_a_run_folder_keeps_no_checkpoints(pool: Pool) -
     assert pool.run(2, keeps_checkpoints_without_a_folder, TINY) == [False, False]
 
 
-def test_the_best_weights_are_saved_and_given_back_where_that_is_asked_for(pool: Pool, tmp_path: Path) -> None:
-    ((best, last, saved, given),) = pool.run(1, best_and_last, tmp_path)
+@pytest.mark.parametrize(("kind", "saves"), [("sequential", False), ("sequential", True), ("alias", False)])
+def test_the_best_weights_are_saved_and_given_back_where_that_is_asked_for(
+    pool: Pool, tmp_path: Path, kind: str, saves: bool
+) -> None:
+    ((best, last, saved, given),) = pool.run(1, best_and_last, tmp_path, kind, saves)
     for name, tensor in best.items():
         assert torch.equal(saved[name], tensor)
         torch.testing.assert_close(given[name], tensor, rtol=0, atol=0)
