@@ -117,6 +117,10 @@ class RankFailed(RuntimeError):
         self.line = line
 
 
+class CacheLost(UserError):
+    """A store of the cache failed while a rank read features. The run can go on from a checkpoint without the cache."""
+
+
 class Unwritable(UserError, OSError):
     """The folder of the cache's stores cannot be written."""
 

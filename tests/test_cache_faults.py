@@ -170,6 +170,20 @@ def test_a_disk_that_fails_while_a_level_is_stored_ends_the_cache_only(
     assert ("cache" in job.summary) == bool(num_fills), "what was read before counts"
 
 
+def test_a_disk_that_fails_while_features_are_read_has_the_run_go_on_without_the_cache(
+    tmp_path: Path, undisturbed: dict[tuple[str, ...], Job]
+) -> None:
+    fault = Fault("os.preadv", 2, "break the disk", since=FILL, local_rank=1)
+    words = (*command(fault, *ONE_LEVEL, "cache.memory_gib=0", "hydra.run.dir=run")[:-1], "launch.max_restarts=1")
+    with started(tmp_path, *words) as (process, _):
+        out, _ = process.communicate(timeout=TIMEOUT_S)
+    job = Job(tmp_path / "run", error="")
+    assert "fails: Input/output error; restart 1 of 1 with 2 processes, from step" in out
+    assert "and without the cache" in out
+    check_result(job, undisturbed[ONE_LEVEL])
+    assert not job.events("cache_fill"), "nor does it fill it again"
+
+
 def test_a_feature_too_large_for_its_storage_ends_the_cache_only(pool: Pool, tmp_path: Path) -> None:
     options = (*ONE_LEVEL, "++model.options.init_values=1e9")
     expected = run_job(pool, 2, tmp_path / "off", *options, "cache=off", made_up_times=True)

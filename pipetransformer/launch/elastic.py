@@ -24,7 +24,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder
 from pipetransformer.config.names import in_options
 from pipetransformer.config.schema import Config
-from pipetransformer.errors import RankFailed, RankLost, Stopped, UserError
+from pipetransformer.errors import CacheLost, RankFailed, RankLost, Stopped, UserError
 from pipetransformer.launch import failures, forkserver, rendezvous
 from pipetransformer.launch.restarts import Restarts
 from pipetransformer.launch.run_dir import tell_where_weights_are
@@ -80,7 +80,7 @@ def run_workers(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str
     while True:
         try:
             return _run_once(restarts.config, restarts.num_ranks, run_dir, plain, sweep)
-        except (RankLost, RankFailed) as error:
+        except (RankLost, RankFailed, CacheLost) as error:
             if not restarts.next_after(error):
                 tell_where_weights_are(error, run_dir)
                 raise

@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 from torch.distributed import DistError
 
 from pipetransformer.config.names import in_options
-from pipetransformer.errors import RankFailed, RankHangs, RankLost, UserError
+from pipetransformer.errors import CacheLost, RankFailed, RankHangs, RankLost, StoreFailed, UserError
 from pipetransformer.report.secrets import redact
 
 OWN, CONNECTION, INTERRUPT = "own", "connection", "interrupt"
@@ -36,6 +36,7 @@ class Failure:
         origin: :data:`OWN`, or how another rank's end showed here: :data:`CONNECTION` or :data:`INTERRUPT`.
         is_users: The user can fix it; ``text`` is then all there is to show.
         is_hang: It waited for a rank that hangs.
+        is_cache: It read from a store of the cache that fails.
         time_s: When it was recorded, in seconds since the epoch.
     """
 
@@ -43,6 +44,7 @@ class Failure:
     origin: str
     is_users: bool
     is_hang: bool
+    is_cache: bool
     text: str
     trace: str
     time_s: float
@@ -76,9 +78,8 @@ def record(folder: Path, rank: int, error: BaseException) -> None:
     is_users = isinstance(error, UserError)
     text = in_options(error) if is_users else f"{type(error).__name__}: {error}"
     trace = "".join(traceback.format_exception(error))
-    failure = Failure(
-        rank, _origin(error), is_users, isinstance(error, RankHangs), redact(text), redact(trace), time.time()
-    )
+    kinds = isinstance(error, RankHangs), isinstance(error, StoreFailed)
+    failure = Failure(rank, _origin(error), is_users, *kinds, redact(text), redact(trace), time.time())
     unfinished = folder / f"{rank}.part"  # the launcher may end this rank at any moment
     unfinished.write_text(json.dumps(asdict(failure)), encoding="utf-8")
     unfinished.rename(folder / f"{rank}.json")
@@ -116,7 +117,7 @@ def cause(folder: Path, num_ranks: int, exit_codes: dict[int, int]) -> tuple[Exc
         if first.is_hang:
             return RankLost(first.text), first.text
         if first.is_users:
-            return UserError(first.text), first.text
+            return (CacheLost if first.is_cache else UserError)(first.text), first.text
         line = f"rank {first.rank} failed: {first.text}"
         return RankFailed(f"{line}\n{first.trace}", line), first.text
     if any(exit_codes.get(rank) == SERVER_GONE for rank in silent):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder
 from pipetransformer.config.schema import Config
-from pipetransformer.errors import RankFailed, RankLost
+from pipetransformer.errors import CacheLost, RankFailed, RankLost
 
 DEFAULT_RESTARTS = 3
 
@@ -35,19 +35,23 @@ class Restarts:
         """Step of the newest checkpoint; 0 where there is none."""
         return self._folder.newest_step or 0
 
-    def next_after(self, error: RankLost | RankFailed) -> bool:
+    def next_after(self, error: RankLost | RankFailed | CacheLost) -> bool:
         """Returns whether the ranks are started again, and prepares it.
 
         An error that is no accident ends the run: one before the first checkpoint, or the same one as before at the
-        same step.
+        same step. After a failure of the cache the run goes on without it, unless it requires it.
         """
         if self._num_done == self._limit:
             return False
+        if isinstance(error, CacheLost):
+            if self.config.cache.require:
+                return False
+            self.config = replace(self.config, cache=replace(self.config.cache, enabled=False))
         if isinstance(error, RankFailed):
             if self.step == 0 or self._last == (error.line, self.step):
                 return False
             self._last = error.line, self.step
-        elif self.config.launch.shrink:
+        elif isinstance(error, RankLost) and self.config.launch.shrink:
             self.num_ranks = max(1, self.num_ranks - error.num_lost)
         self._num_done += 1
         self.config = from_checkpoint(self.config)
@@ -55,10 +59,12 @@ class Restarts:
             self.config = replace(self.config, parallel=replace(self.config.parallel, world_size=self.num_ranks))
         return True
 
-    def announcement(self, error: RankLost | RankFailed) -> str:
+    def announcement(self, error: RankLost | RankFailed | CacheLost) -> str:
         """Returns the line that tells of the restart."""
         cause = error.line if isinstance(error, RankFailed) else str(error).partition(",")[0]
         start = f"from step {self.step:,}" if self.step else "from the beginning"
+        if isinstance(error, CacheLost):
+            cause, start = str(error).partition(";")[0], f"{start} and without the cache"
         count = f"{self.num_ranks} process" + "es" * (self.num_ranks != 1)
         return f"{cause}; restart {self._num_done} of {self._limit} with {count}, {start}"
 

@@ -8,7 +8,7 @@ from support.jobs import TINY, loaded
 
 from pipetransformer.checkpoint.folder import FOLDER
 from pipetransformer.config.sections import Checkpointing, Launch
-from pipetransformer.errors import RankFailed, RankLost
+from pipetransformer.errors import CacheLost, RankFailed, RankLost
 from pipetransformer.launch.restarts import Restarts, after_restart
 
 LOST = RankLost("rank 1 was killed by SIGKILL, perhaps for want of memory; lower batch_size", num_lost=2)
@@ -46,6 +46,19 @@ def test_the_restart_is_announced_with_its_cause_and_its_step(tmp_path: Path) ->
     assert run.next_after(FAILED)
     told = "rank 0 failed: ValueError: no; restart 2 of 3 with 4 processes, from step 1,200"
     assert run.announcement(FAILED) == told
+
+
+def test_a_run_whose_cache_fails_goes_on_without_it_unless_it_requires_it(tmp_path: Path) -> None:
+    error, run = CacheLost("/disk fails: Input/output error; set cache.disk_gib=0, or not"), restarts(tmp_path)
+    save(tmp_path, 10)
+    run.config = replace(run.config, launch=Launch(shrink=True))
+    assert run.next_after(error)
+    assert (run.config.cache.enabled, run.config.resume.run, run.num_ranks) == (False, "auto", 4)
+    told = "/disk fails: Input/output error; restart 1 of 3 with 4 processes, from step 10 and without the cache"
+    assert run.announcement(error) == told
+    run = restarts(tmp_path)
+    run.config = replace(run.config, cache=replace(run.config.cache, require=True))
+    assert not run.next_after(error)
 
 
 def test_a_run_shrinks_to_the_ranks_that_remain(tmp_path: Path) -> None:
