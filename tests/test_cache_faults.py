@@ -173,7 +173,7 @@ def test_a_disk_that_fails_while_a_level_is_stored_ends_the_cache_only(
 def test_a_disk_that_fails_while_features_are_read_has_the_run_go_on_without_the_cache(
     tmp_path: Path, undisturbed: dict[tuple[str, ...], Job]
 ) -> None:
-    fault = Fault("os.preadv", 2, "break the disk", since=FILL, local_rank=1)
+    fault = Fault("os.preadv", 70, "break the disk", since=FILL, local_rank=1)
     words = (*command(fault, *ONE_LEVEL, "cache.memory_gib=0", "hydra.run.dir=run")[:-1], "launch.max_restarts=1")
     with started(tmp_path, *words) as (process, _):
         out, _ = process.communicate(timeout=TIMEOUT_S)
