@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 from support.cases import tensors_equal
-from support.faults import Fault, play_with_fault
+from support.faults import Fault, play_with_fault, run_with
 from support.jobs import TINY, Job, loaded, play, run_job
 from support.pool import Pool, mortal_pool
 
@@ -58,6 +58,14 @@ def test_they_lie_in_files_where_there_is_a_path(pool: Pool, tmp_path: Path, pla
     job = run_job(pool, 1, tmp_path / "run", *CHUNKS, f"parallel.offload_path={folder}", made_up_times=True)
     check_same(job, plain)
     assert folder.is_dir()
+    assert not list(folder.iterdir()), "nothing stays"
+
+
+def test_a_disk_without_room_for_them_is_told_by_its_option(pool: Pool, tmp_path: Path) -> None:
+    folder, full = tmp_path / "offload", Fault("os.posix_fallocate", 2, "fill the disk")
+    job = run_with(full, pool, 1, tmp_path / "run", *CHUNKS, f"parallel.offload_path={folder}")
+    assert f"the disk of parallel.offload_path={folder} has no room for 0.000 GiB of a chunk, and" in job.error
+    assert "(No space left on device)" in job.error
     assert not list(folder.iterdir()), "nothing stays"
 
 

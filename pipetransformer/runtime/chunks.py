@@ -13,6 +13,7 @@ on the host, with the moments, which never come to the device. What is on the de
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -167,11 +168,24 @@ def _home(chunk: Chunk, parameters: Sequence[nn.Parameter], device: torch.device
     folder.mkdir(parents=True, exist_ok=True)
     handle, path = tempfile.mkstemp(prefix=f"{chunk.kind}-{chunk.layer}-", dir=folder)
     try:
-        os.ftruncate(handle, size * dtype.itemsize)
+        _allocate(handle, size * dtype.itemsize, folder)
         return torch.from_file(path, shared=True, size=size, dtype=dtype)
     finally:
         os.close(handle)
         os.unlink(path)  # the mapping keeps it until nothing refers to it
+
+
+def _allocate(handle: int, num_bytes: int, folder: Path) -> None:
+    """Takes the disk space of a file; without it, writing to its mapping would kill the process."""
+    allocate = getattr(os, "posix_fallocate", None)  # macOS has none
+    try:
+        os.ftruncate(handle, num_bytes) if allocate is None else allocate(handle, 0, num_bytes)
+    except OSError as error:
+        raise UserError(
+            f"the disk of parallel.offload_path={folder} has no room for {num_bytes / 2**30:.3f} GiB of a chunk, and "
+            f"{shutil.disk_usage(folder).free / 2**30:.3f} GiB free ({error.strerror}); name a folder of another disk, "
+            "or drop it to keep chunks in host memory"
+        ) from error
 
 
 @torch.no_grad()

@@ -177,6 +177,8 @@ class _Change:
             new[key] = self._empty(entry) if entry.key else own[entry.name]
             if entry.key:
                 state.setdefault(entry.name, {})[entry.key] = new[key]
+            elif entry.scalar is not None:
+                own[entry.name].copy_(entry.scalar)
             if old and entry.scalar is None:
                 self._keep(entry, old[key], new[key])
         for move, data in received.items():

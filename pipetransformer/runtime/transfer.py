@@ -69,7 +69,7 @@ def borrowed(resident: ResidentLayers, placement: Placement, layers: range) -> I
     borrowed = _broadcast_layers(resident, placement, layers)
     owned = [resident.stack[layer] for layer in layers if layer not in borrowed]
     # the weights of chunks lie in host memory, and their buffers on the device
-    homes = [(each, each.device) for own in owned for each in chain(own.parameters(), own.buffers())]
+    homes = [(each, each.data) for own in owned for each in chain(own.parameters(), own.buffers())]
     try:
         for layer in owned:
             layer.to(resident.device)  # offloaded layers are in host memory
@@ -78,7 +78,8 @@ def borrowed(resident: ResidentLayers, placement: Placement, layers: range) -> I
         for index in borrowed:
             resident.stack[index].to("meta")
         for tensor, home in homes:
-            tensor.data = tensor.data.to(home)
+            if tensor.device != home.device:
+                tensor.data = home  # a view of its chunk, in which averages and the next pass look for it
 
 
 def _broadcast_layers(resident: ResidentLayers, placement: Placement, layers: range) -> list[int]:

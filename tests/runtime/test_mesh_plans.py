@@ -12,10 +12,12 @@ from support.cases import Case, tensors_equal
 from support.exactness import assert_as_near_as_one_process, assert_equal
 from support.mesh_moves import (
     CHANGE_MUTATIONS,
+    WithScalar,
     bytes_lacking,
     bytes_of_transitions,
     held_open,
     losses_when_mutated,
+    scalars_after,
 )
 from support.mesh_plans import plan_on as plan
 from support.mesh_training import evaluate_alone, evaluate_on_mesh
@@ -124,6 +126,13 @@ def test_what_moves_to_another_mesh_is_what_each_rank_lacks(pool: Pool, bert_con
         bytes_lacking(case, old, replace(new, mesh=StageMesh(), num_replicas=8)) for old, new in pairwise(CHAIN)
     ]
     assert all(own < whole for own, whole in zip(moved[:2], gathered[:2], strict=True)), "layers were gathered"
+
+
+def test_a_number_without_dimensions_goes_along_to_another_mesh(pool: Pool, bert_config: Path, tmp_path: Path) -> None:
+    plans = plan(StageMesh(dp_shard=2)), plan(TP)
+    for found in pool.run(2, scalars_after, WithScalar("vit", bert_config), plans, str(tmp_path)):
+        assert found
+        assert all(number == layer for layer, number in found.items())
 
 
 ROUND = (

@@ -15,6 +15,7 @@ from pipetransformer.autodp.transition import Move
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.mesh import Box, Style, area, intersection
 from pipetransformer.models.split import parts_of
+from pipetransformer.models.stack import LayerStack
 from pipetransformer.runtime import piece_transfer
 from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.runtime.piece_transfer import Entry, Key, _Change
@@ -61,6 +62,29 @@ def _box(plan: Plan, layer: int, rank: int, style: Style) -> Box | None:
     if topology.is_idle or layer not in topology.layers:
         return None
     return plan.mesh.box(style, topology.mesh_rank)
+
+
+class WithScalar(Case):
+    """A model whose layers have a buffer without dimensions."""
+
+    def stack(self) -> LayerStack:
+        stack = super().stack()
+        for index in range(len(stack)):
+            stack[index].module.register_buffer("number", torch.tensor(float(index)))
+        return stack
+
+
+def scalars_after(case: WithScalar, plans: tuple[Plan, ...], folder: str) -> dict[int, float]:
+    """Goes from plan to plan, and returns the number in each layer that this rank has; every rank calls it."""
+    runtime, loader, groups = build(case, folder)
+    for step, plan in enumerate(plans):
+        go(runtime, loader, plan, step)
+    found = {layer: dict(runtime.resident.stack[layer].module.named_buffers())["number"].item()
+             for layer in (runtime.topology.layers if runtime.topology is not None else ())}  # fmt: skip
+    loader.cache_session.release()
+    loader.close()
+    groups.close()
+    return found
 
 
 def held_open(case: Case, plans: tuple[Plan, ...], num_steps: int, every: int, folder: str) -> tuple[list[int], bool]:
