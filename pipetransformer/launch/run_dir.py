@@ -7,8 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder
-from pipetransformer.config.schema import Config
+from pipetransformer.config.resuming import changes, dotted
+from pipetransformer.config.schema import Config, as_plain
 from pipetransformer.errors import RankLost, UserError
 from pipetransformer.launch.forkserver import remove_stale
 from pipetransformer.report.reporter import print_line
@@ -25,6 +28,7 @@ from pipetransformer.report.run_folder import (
     read_overrides,
     short_path,
 )
+from pipetransformer.report.secrets import redact
 from pipetransformer.report.trace import remove_traces
 
 RUN_DIR, RESUME = "hydra.run.dir", "resume.run"
@@ -51,13 +55,39 @@ def resumed_arguments(arguments: Sequence[str]) -> list[str]:
 
 
 def finished_summary(config: Config, run_dir: Path) -> dict[str, Any] | None:
-    """Returns the summary of a run that is to be resumed and has already come to its end; ``None`` for any other."""
+    """Returns the summary of a run that is to be resumed and has already come to its end; ``None`` for any other.
+
+    A complete run goes on from its last checkpoint where ``resume.allow`` lets options differ, such as ``epochs``.
+
+    Raises:
+        UserError: It has come to its end with options under which it ended otherwise.
+    """
     summary = known_summary(run_dir)
     if config.resume.run is None or summary.get("status") != "completed":
         return None
+    is_saved = CheckpointFolder(run_dir / FOLDER).newest_step is not None
+    if config.resume.allow and is_saved:
+        return None
+    if changed := _changes(config, run_dir):
+        names = ",".join(change.partition(":")[0] for change in changed)
+        remedy = f"give resume.allow=[{names}] to go on with the new ones" if is_saved else "start another run"
+        raise UserError(
+            f"the run in {run_dir} is complete, with other settings ({'; '.join(changed)}); drop them, or {remedy}"
+        )
     remove_stale()  # of the launcher, which may have been killed after its last word
     print_line(f"nothing to resume: the run in {run_dir} is complete")
     return summary
+
+
+def _changes(config: Config, run_dir: Path) -> list[str]:
+    """Returns which options of a run differ, of those that its release had; none where its record is lost."""
+    try:
+        found = yaml.safe_load((run_dir / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        found = None
+    old, new = dotted(found if isinstance(found, dict) else {}), dotted(redact(as_plain(config)))
+    both = old.keys() & new.keys()
+    return changes({name: old[name] for name in both}, {name: new[name] for name in both})
 
 
 def refuse_other_run(config: Config, run_dir: Path) -> None:

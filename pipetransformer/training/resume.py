@@ -12,9 +12,11 @@ from typing import Any
 
 import torch.distributed as dist
 
+from pipetransformer.autodp.sampler import num_batches
 from pipetransformer.checkpoint.folder import FOLDER, newest_whole, open_checkpoints, problem_with
 from pipetransformer.checkpoint.manifest import LayerFile, Manifest
 from pipetransformer.checkpoint.source import CheckpointLayers
+from pipetransformer.config.resuming import changes
 from pipetransformer.config.schema import Config
 from pipetransformer.config.sections import Parallel
 from pipetransformer.data.base import Data, Split, evenly_spaced
@@ -25,20 +27,6 @@ from pipetransformer.report.secrets import redact
 from pipetransformer.runtime.groups import broadcast_from_rank0
 
 NUM_TARGETS = 1024  # of them the data's digest counts; its identity counts every input
-NEUTRAL = (
-    "parallel", "cache", "loader", "checkpoint", "evaluate", "resume", "launch", "logger", "log_every_s",
-    "log_every_steps", "verbose", "trace", "overwrite", "targets", "dry_run", "baseline", "profile", "compile",
-)  # fmt: skip
-"""Options and sections that do not change a result: topology, bookkeeping, and where things are kept."""
-COUNTED = (
-    "cache.storage", "cache.augmentation", "cache.variants", "evaluate.metric", "evaluate.patience",
-    "evaluate.min_delta",
-)  # fmt: skip
-"""Options of those sections that do: features are stored in another precision or drawn less often; a run ends early."""
-JUDGED = ("evaluate.every_epochs", "evaluate.every_steps")
-"""Options that do where evaluations decide when a run ends, or whether a freeze stays."""
-MOVABLE = ("dataset.path", "dataset.root")
-"""Places of data whose digest is compared."""
 
 
 @dataclass(frozen=True)
@@ -167,43 +155,33 @@ def _plain(value: Any) -> Any:
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
-def counts(option: str) -> bool:
-    """Returns whether another value of an option changes the result of a run."""
-    return option in COUNTED or not (option in MOVABLE or option.partition(".")[0] in NEUTRAL)
-
-
 def check_settings(checkpoint: Checkpoint, config: Config, data: Mapping[str, Any]) -> None:
     """Refuses to go on with settings, data or a number of epochs under which the result would be another one.
 
     Raises:
         UserError: With each such option, its old and its new value.
     """
-    old, new, allowed = checkpoint.manifest.settings, settings_of(config), set(config.resume.allow)
-    judged = JUDGED if _is_judged(old) or _is_judged(new) else ()
-    changed = [
-        f"{name}: {_show(old, name)} -> {_show(new, name)}"
-        for name in sorted((old.keys() | new.keys()) - allowed)
-        if (counts(name) or name in judged) and old.get(name, _MISSING) != new.get(name, _MISSING)
-    ]
+    fits = _fits(checkpoint.manifest.train, config, data["num_samples"])
+    allowed = [name for name in config.resume.allow if fits and name != "seed"]
+    changed = changes(checkpoint.manifest.settings, settings_of(config), allowed)
     if dict(data) != checkpoint.manifest.data and "dataset" not in allowed:
         changed.append(f"dataset: {checkpoint.manifest.data} -> {dict(data)}")
     if changed:
-        names = ",".join(change.partition(":")[0] for change in changed)
+        names = [change.partition(":")[0] for change in changed]
+        may_go_on = fits and "seed" not in names
+        remedy = f"or resume.allow=[{','.join(names)}] to go on with the new ones"
+        if not may_go_on:
+            remedy = "no resume.allow= lets a run go on in another order of its samples, or from the middle of a batch"
         raise UserError(
             f"{checkpoint.folder} was written with other settings, under which the run would end otherwise "
-            f"({'; '.join(changed)}); give the old ones, or resume.allow=[{names}] to go on with the new ones"
+            f"({'; '.join(changed)}); give the old ones{', ' if may_go_on else ': '}{remedy}"
         )
 
 
-def _is_judged(settings: Mapping[str, Any]) -> bool:
-    return any(settings.get(name) is not None for name in ("evaluate.patience", "freeze.guard"))
-
-
-_MISSING = object()
-
-
-def _show(settings: Mapping[str, Any], name: str) -> str:
-    return json.dumps(settings[name]) if name in settings else "nothing"
+def _fits(state: Mapping[str, Any], config: Config, num_samples: int) -> bool:
+    """Returns whether the place of a state's step in its epoch is the same with these settings and data."""
+    steps_per_epoch = num_batches(num_samples, config.batch_size)
+    return (state.get("epoch"), state.get("step_in_epoch")) == divmod(state.get("step", 0), steps_per_epoch)
 
 
 def data_digest(split: Split) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from pipetransformer.autocache.buffer import GIB
+from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder
 from pipetransformer.config.names import in_options
 from pipetransformer.config.schema import Config
 from pipetransformer.errors import Diverged, FreezeHurts, NotSaved, Stopped, UserError
@@ -63,7 +64,8 @@ def _run(
     config: Config, run_dir: Path, device: torch.device, plain: dict[str, Any], sweep: str | None
 ) -> dict[str, Any]:
     run_dir = broadcast_from_rank0(run_dir)  # under torchrun each process has composed one of its own
-    known = known_summary(run_dir) if config.resume.run else {}
+    goes_on = config.resume.allow and CheckpointFolder(run_dir / FOLDER).newest_step is not None
+    known = known_summary(run_dir) if config.resume.run and not goes_on else {}
     if broadcast_from_rank0(known.get("status") == "completed"):  # under torchrun, where all ranks have to leave
         return known if dist.get_rank() == 0 else {"status": "completed"}
     try:

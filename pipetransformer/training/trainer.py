@@ -138,6 +138,8 @@ class Trainer:
             return
         manifest = resumed.checkpoint.manifest
         self.state.load_state_dict(manifest.train)
+        if self.config.resume.allow:
+            self.state.patience.reason = ""  # it may have ended early, and is to go on
         self._transitions.start(self.planner.resumed(self.state.num_frozen), resumed.layers)
         expected = next_batch_digest(self.state, self.timeline, self.components.order)
         is_allowed = bool(self.config.resume.allow)  # for example another batch size

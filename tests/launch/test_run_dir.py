@@ -7,6 +7,7 @@ import pytest
 
 from pipetransformer.checkpoint.folder import FOLDER
 from pipetransformer.config.compose import compose_training
+from pipetransformer.config.schema import write_config
 from pipetransformer.errors import RankFailed, RankLost, UserError
 from pipetransformer.launch.run_dir import (
     finished_summary,
@@ -73,6 +74,22 @@ def test_a_run_that_is_complete_is_not_resumed(
     summary = finished_summary(compose_training(resume), tmp_path)
     assert summary == ({"status": status} if is_over else None)
     assert ("nothing to resume: the run in" in capsys.readouterr().out) == is_over
+
+
+def test_a_complete_run_is_not_resumed_with_other_settings_unless_they_are_allowed(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text(json.dumps({"status": "completed"}))
+    write_config(compose_training(["epochs=2"]), tmp_path)
+    assert finished_summary(compose_training(["epochs=2", "resume=auto", "parallel=data"]), tmp_path) is not None
+    more = ["epochs=3", "resume=auto"]
+    allowed = compose_training([*more, "resume.allow=[epochs]"])
+    with pytest.raises(UserError, match="drop them, or start another run"):  # there is no checkpoint
+        finished_summary(allowed, tmp_path)
+    (tmp_path / FOLDER / "step-00000008").mkdir(parents=True)
+    with pytest.raises(
+        UserError, match=r"complete, with other settings \(epochs: 2 -> 3\); drop them, or give resume.al"
+    ):
+        finished_summary(compose_training(more), tmp_path)
+    assert finished_summary(allowed, tmp_path) is None
 
 
 @pytest.mark.parametrize(

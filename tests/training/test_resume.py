@@ -190,7 +190,7 @@ def test_steps_that_an_attempt_repeats_in_vain_are_lost_twice(tmp_path: Path) ->
 def test_settings_that_change_the_result_are_refused_and_others_are_taken(pool: Pool, run_dir: Path) -> None:
     job = go_on(pool, run_dir, "optim.lr=0.02", "seed=5", "cache=off", "parallel=data", "log_every_steps=3")
     assert "(optim.lr: 0.01 -> 0.02; seed: 1 -> 5)" in job.error
-    assert "give the old ones, or resume.allow=[optim.lr,seed]" in job.error
+    assert "give the old ones: no resume.allow= lets a run go on in another order of its samples" in job.error
     before = (run_dir / EVENT_LOG).read_text()
     assert '"step": 10,' in before, "nothing is cut from a run that is not resumed"
     allowed = go_on(pool, run_dir, "optim.lr=0.02", "resume.allow=[optim.lr]", "cache=off")
@@ -208,6 +208,23 @@ def test_another_batch_size_is_taken_where_it_is_allowed(pool: Pool, run_dir: Pa
     job = go_on(pool, run_dir, "batch_size=17", "resume.allow=[batch_size]")
     assert job.error == ""
     assert job.events("step")[-1]["epoch"] == 5
+
+
+@pytest.mark.parametrize("option", ["seed=5", "batch_size=32"])
+def test_no_permission_is_offered_that_would_not_help(pool: Pool, run_dir: Path, option: str) -> None:
+    name = option.partition("=")[0]
+    for allow in ("[]", f"[{name}]"):
+        job = go_on(pool, run_dir, option, f"resume.allow={allow}")
+        assert f"({name}: " in job.error
+        assert "give the old ones: no resume.allow= lets" in job.error
+
+
+def test_a_complete_run_goes_on_with_more_epochs(pool: Pool, tmp_path: Path) -> None:
+    whole = run_job(pool, 1, tmp_path / "whole", *RUN, "freeze=none", "epochs=3", "optim.schedule=constant")
+    run_job(pool, 1, tmp_path / "run", *RUN, "freeze=none", "epochs=2", "optim.schedule=constant")
+    job = go_on(pool, tmp_path / "run", "freeze=none", "epochs=3", "optim.schedule=constant", "resume.allow=[epochs]")
+    assert job.error == ""
+    assert job.losses == pytest.approx(whole.losses, rel=0, abs=1e-10)
 
 
 def test_other_data_are_refused(pool: Pool, run_dir: Path) -> None:

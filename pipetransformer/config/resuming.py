@@ -1,0 +1,56 @@
+"""Which options may differ where a run goes on: those under which it would end otherwise may not."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+NEUTRAL = (
+    "parallel", "cache", "loader", "checkpoint", "evaluate", "resume", "launch", "logger", "log_every_s",
+    "log_every_steps", "verbose", "trace", "overwrite", "targets", "dry_run", "baseline", "profile", "compile",
+)  # fmt: skip
+"""Options and sections that do not change a result: topology, bookkeeping, and where things are kept."""
+COUNTED = (
+    "cache.storage", "cache.augmentation", "cache.variants", "evaluate.metric", "evaluate.patience",
+    "evaluate.min_delta",
+)  # fmt: skip
+"""Options of those sections that do: features are stored in another precision or drawn less often; a run ends early."""
+JUDGED = ("evaluate.every_epochs", "evaluate.every_steps")
+"""Options that do where evaluations decide when a run ends, or whether a freeze stays."""
+MOVABLE = ("dataset.path", "dataset.root")
+"""Places of data whose digest is compared."""
+
+Settings = Mapping[str, Any]
+"""Plain values by the dotted names of their options."""
+_MISSING = object()
+
+
+def counts(option: str) -> bool:
+    """Returns whether another value of an option changes the result of a run."""
+    return option in COUNTED or not (option in MOVABLE or option.partition(".")[0] in NEUTRAL)
+
+
+def changes(old: Settings, new: Settings, allowed: Sequence[str] = ()) -> list[str]:
+    """Returns each option that changes the result, with its old and its new value: ``"optim.lr: 0.1 -> 0.2"``."""
+    judged = JUDGED if _is_judged(old) or _is_judged(new) else ()
+    return [
+        f"{name}: {_show(old, name)} -> {_show(new, name)}"
+        for name in sorted((old.keys() | new.keys()) - {*allowed})
+        if (counts(name) or name in judged) and old.get(name, _MISSING) != new.get(name, _MISSING)
+    ]
+
+
+def dotted(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values of a configuration as YAML has it, by the dotted names of their options."""
+    found: dict[str, Any] = {}
+    for name, value in plain.items():
+        inside = value if isinstance(value, Mapping) else {}
+        found |= {f"{name}.{each}": inner for each, inner in inside.items()} or {name: value}
+    return found
+
+
+def _is_judged(settings: Settings) -> bool:
+    return any(settings.get(name) is not None for name in ("evaluate.patience", "freeze.guard"))
+
+
+def _show(settings: Settings, name: str) -> str:
+    return json.dumps(settings[name], default=str) if name in settings else "nothing"
