@@ -65,9 +65,17 @@ def _run_job(node: DictConfig, run_dir: Path, sweep: str | None) -> float | None
 def _write_record(config: Config, run_dir: Path) -> None:
     try:
         write_config(config, run_dir)
-        write_overrides(run_dir, HydraConfig.get().overrides.task)
+        write_overrides(run_dir, [*HydraConfig.get().overrides.task, *_own_folders()])
     except OSError as error:
         raise UserError(_unwritable(error)) from None
+
+
+def _own_folders() -> list[str]:
+    """Returns the option that gives a resumed run the folders with YAML of the user's own, as ``--config-dir`` does."""
+    sources = HydraConfig.get().runtime.config_sources
+    paths = [each.path.removeprefix("file://") for each in sources if "command-line" in each.provider]
+    folders = dict.fromkeys(f'"file://{Path(path).resolve()}"' for path in paths if "://" not in path)
+    return [f"hydra.searchpath=[{','.join(folders)}]"] if folders else []
 
 
 def _remove_empty(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """A run that ends early: nothing keeps running, nothing is left over, and the summary says how far it came."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from support.pool import Pool
 from pipetransformer import command
 from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder
 from pipetransformer.checkpoint.manifest import read_manifest
+from pipetransformer.config.schema import CONF
 from pipetransformer.errors import Stopped
 
 ENDLESS = (
@@ -84,7 +86,10 @@ def test_the_first_rank_tells_whether_a_stopped_run_is_saved(
 
 
 def test_a_stopped_run_goes_on_by_the_same_command_with_another_number_of_processes(tmp_path: Path) -> None:
-    arguments = (*ENDLESS[:-1], "epochs=12", "resume=auto")
+    (tmp_path / "conf" / "freeze").mkdir(parents=True)
+    shutil.copy(CONF / "freeze" / "schedule.yaml", tmp_path / "conf" / "freeze" / "mine.yaml")
+    own = [each.replace("freeze=schedule", "freeze=mine") for each in ENDLESS[:-1]]
+    arguments = (*own, "epochs=12", "resume=auto", "--config-dir=conf")
     with started(tmp_path, TRAIN, *arguments, "parallel.world_size=2") as (process, mark):
         wait_for_a_cached_step(process)
         process.send_signal(signal.SIGUSR1)  # as Slurm warns, and to the parent alone
@@ -93,7 +98,8 @@ def test_a_stopped_run_goes_on_by_the_same_command_with_another_number_of_proces
         wait_until_gone(mark)
     assert Job(tmp_path / "run", error="").summary["status"] == "requeue"
     stopped_at = read_manifest(CheckpointFolder(tmp_path / "run" / FOLDER).published()[-1]).step
-    with started(tmp_path, TRAIN, *arguments, "parallel.world_size=1") as (process, _):
+    resumed = "resume=run", "parallel.world_size=1"  # its own options, and the folder of its own YAML, it knows
+    with started(tmp_path, TRAIN, *resumed) as (process, _):
         out, err = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0, err
     assert f"resumed at step {stopped_at} from" in out

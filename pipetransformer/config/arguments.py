@@ -67,6 +67,12 @@ HYDRA_FLAGS = (
     "--shell-completion", "--config-path", "--config-name", "--config-dir", "--experimental-rerun", "--info",
 )  # fmt: skip
 
+VALUED = (
+    "--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd",
+    "--experimental-rerun", "--info",
+)  # fmt: skip
+"""Flags of Hydra that take the next argument as their value, if it is one."""
+
 
 def choices(group: str) -> list[str]:
     """Returns the options of a group: its files in ``conf/``, those of sub-folders included."""
@@ -81,14 +87,19 @@ def groups(simulation: bool = False) -> list[str]:
 
 
 def read_arguments(arguments: Sequence[str], simulation: bool = False) -> list[str]:
-    """Returns the arguments for Hydra, with ``-v`` and ``cache=false`` as the options that they stand for.
+    """Returns the arguments for Hydra: flags first, then options, ``-v`` and ``cache=false`` as what they stand for.
 
     Raises:
         UserError: An argument is not of the form ``name=value``, or a group has no such option.
     """
     for index, argument in enumerate(arguments):
         _check_form(argument, arguments[index + 1 : index + 2])
-    return [FLAGS.get(argument) or _option(argument, simulation) for argument in arguments]
+    flags, options = list[str](), list[str]()  # after an option and a flag Hydra reads no further option
+    for last, argument in zip(["", *arguments], arguments, strict=False):
+        is_flag = argument.startswith("-") and argument not in FLAGS
+        is_value = last in VALUED and not is_flag and "=" not in argument
+        (flags if is_flag or is_value else options).append(argument)
+    return [*flags, *(FLAGS.get(argument) or _option(argument, simulation) for argument in options)]
 
 
 def _check_form(argument: str, following: Sequence[str]) -> None:

@@ -51,7 +51,8 @@ def resumed_arguments(arguments: Sequence[str]) -> list[str]:
     if own is None:
         raise UserError(f"resume={folder} was started from Python; resume it there, by Resume(run=...)")
     kept = [one for one in own if one.partition("=")[0].lstrip("+~") not in {*given, RUN_DIR, RESUME, "overwrite"}]
-    return [*kept, *arguments, f"{RUN_DIR}={folder}"]
+    num_flags = next((n for n, each in enumerate(arguments) if "=" in each and not each.startswith("-")), 0)
+    return [*arguments[:num_flags], *kept, *arguments[num_flags:], f"{RUN_DIR}={folder}"]
 
 
 def finished_summary(config: Config, run_dir: Path) -> dict[str, Any] | None:
@@ -91,7 +92,7 @@ def _changes(config: Config, run_dir: Path) -> list[str]:
 
 
 def refuse_other_run(config: Config, run_dir: Path) -> None:
-    """Keeps the run that a folder holds; with ``overwrite`` removes it, and a dry run in any case.
+    """Keeps the run that a folder holds; with ``overwrite`` removes it, and one that made no step in any case.
 
     Raises:
         UserError: There is one, and it is neither resumed nor to be overwritten.
@@ -100,7 +101,8 @@ def refuse_other_run(config: Config, run_dir: Path) -> None:
     if config.resume.run is not None or not found:
         return
     status = known_summary(run_dir).get("status", "not finished")
-    if not config.overwrite and status != DRY_RUN:
+    is_empty = status == DRY_RUN or (status == "failed" and not _has_steps(run_dir) and not (run_dir / FOLDER).exists())
+    if not config.overwrite and not is_empty:
         raise UserError(
             f"{run_dir} holds a run already ({status}); give resume=auto to go on with it, overwrite=true to replace "
             "it, or another hydra.run.dir="

@@ -24,9 +24,24 @@ SMALL_SHARE = 0.05  # parts of a transition's time below it are left out
 def layers_per_stage(plan: Values) -> str:
     """Returns ``embedding-3 | 4-7 | 8-head``: the first and last layer of each stage, blocks by number."""
     head = plan["stages"][-1][1]
+    return " | ".join(_layers(first, last, head) for first, last in plan["stages"])
+
+
+def _layers(first: int, last: int, head: int) -> str:
     names = {0: "embedding", head: "head"}
-    runs = ([names.get(layer, str(layer)) for layer in dict.fromkeys(stage)] for stage in plan["stages"])
-    return " | ".join("-".join(run) for run in runs)
+    return "-".join(names.get(layer, str(layer)) for layer in dict.fromkeys((first, last)))
+
+
+def moved_layers(values: Values) -> str:
+    """Returns ``4-6 from rank 1 to 0, head from rank 3 to 2``; empty where nothing moved, as in older logs."""
+    runs = list[list[int]]()  # first and last layer, source, target
+    for layer, *ranks in sorted(values.get("moves", ()), key=lambda move: (*move[1:], move[0])):
+        if runs and runs[-1][2:] == ranks and runs[-1][1] in (layer - 1, layer):
+            runs[-1][1] = layer
+        else:
+            runs.append([layer, layer, *ranks])
+    head = values["after"]["stages"][-1][1]
+    return ", ".join(f"{_layers(run[0], run[1], head)} from rank {run[2]} to {run[3]}" for run in sorted(runs))
 
 
 def named_values(values: Mapping[str, Any]) -> str:
@@ -242,7 +257,8 @@ def transition_rows(values: Values, world_size: int) -> list[Row]:
         rows.append(("trains again", state))
     rows.append(("took", _time_taken(values)))
     if values["bytes_moved"]:
-        rows.append(("moved", f"{byte_size(values['bytes_moved'])} in {plural(values['num_moves'], 'move')}"))
+        moved = f"{byte_size(values['bytes_moved'])} in {plural(values['num_moves'], 'move')}"
+        rows.append(("moved", ": ".join(filter(None, (moved, moved_layers(values))))))
     num_idle = world_size - num_devices(values["after"])
     if num_idle and arrangement(values["before"]) != arrangement(values["after"]):
         why = "no plan with more devices is predicted to be faster"

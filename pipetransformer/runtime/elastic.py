@@ -132,7 +132,7 @@ class ElasticRuntime(HeldModel):
             group_s=grouped - dropped,
             move_s=moved - grouped,
             rebuild_s=time.perf_counter() - moved + dropped - start,
-            num_moves=len(transition.moves),
+            moves=tuple((move.layer, move.source, move.target) for move in transition.moves),
             bytes_moved=bytes_moved,
         )
 

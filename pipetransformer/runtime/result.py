@@ -81,12 +81,16 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class TransitionReport:
-    """Seconds that a transition took on this rank, and the layers that it moved over all ranks."""
+    """Seconds that a transition took on this rank, and what it moved over all ranks.
+
+    Attributes:
+        moves: Layer, the rank that sent it or a part of it, and the one that got it.
+    """
 
     group_s: float
     move_s: float
     rebuild_s: float
-    num_moves: int
+    moves: tuple[tuple[int, int, int], ...]
     bytes_moved: int
 
 

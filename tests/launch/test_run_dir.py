@@ -113,6 +113,20 @@ def test_a_run_whose_resume_is_refused_keeps_its_settings_and_summary(
     assert all((file.read_text() == "before") == is_kept for file in files)
 
 
+def test_a_run_that_was_refused_before_its_first_step_does_not_stand_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text(json.dumps({"status": "failed"}))
+    (tmp_path / "config.yaml").touch()
+    (tmp_path / "metrics.jsonl").write_text('{"event": "phase"}\n')
+    refuse_other_run(compose_training([]), tmp_path)
+    assert not list(tmp_path.iterdir())
+    for left in ('{"event": "step"}\n', ""):
+        (tmp_path / "summary.json").write_text(json.dumps({"status": "failed"}))
+        (tmp_path / "metrics.jsonl").write_text(left)
+        (tmp_path / FOLDER).mkdir(exist_ok=True)
+        with pytest.raises(UserError, match="holds a run already"):
+            refuse_other_run(compose_training([]), tmp_path)
+
+
 def test_a_run_that_is_overwritten_leaves_nothing_of_its_own(tmp_path: Path) -> None:
     for name in ("model", "wandb/offline-run-1", "tensorboard", "mine"):
         (tmp_path / name).mkdir(parents=True)

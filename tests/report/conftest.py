@@ -102,6 +102,7 @@ def _transition(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]
         "move_seconds": 1.2,
         "rebuild_seconds": 0.6,
         "num_moves": 5,
+        "moves": [[4, 1, 0], [5, 1, 0], [6, 1, 0], [6, 1, 2], [7, 3, 2]],
         "bytes_moved": 3 * 2**20,
         "predicted_gain": before["predicted_step_s"] / after["predicted_step_s"],
         "predicted_gain_s": 0.05 * (NUM_STEPS - after["step"]),

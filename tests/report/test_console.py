@@ -104,7 +104,7 @@ def test_the_log_tells_a_transition_in_short_lines(events: Events, capsys: pytes
         "  step: frozen blocks alone 130 ms -> 130 ms; new arrangement and cache 130 ms -> 80 ms (predicted)",
         "  worth it: saves 400 ms until the end of the run, takes 710 ms (predicted)",
         "  took: 1.9 s (group 110 ms, move 1.2 s, rebuild 600 ms)",
-        "  moved: 3 MiB in 5 moves",
+        "  moved: 3 MiB in 5 moves: 4-6 from rank 1 to 0, 6 from rank 1 to 2, head from rank 3 to 2",
     ]
     told = "\n".join(lines)
     assert told.count("at most a third of the active blocks") == 2, "two decisions, each with a transition"

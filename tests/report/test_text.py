@@ -156,7 +156,7 @@ def test_a_transition_tells_its_predicted_times_apart(events: Events) -> None:
         "step": "frozen blocks alone 400 ms -> 180 ms; new arrangement 180 ms -> 130 ms (predicted)",
         "worth it": "saves 800 ms until the end of the run, takes 710 ms (predicted)",
         "took": "1.9 s (group 110 ms, move 1.2 s, rebuild 600 ms, fill 1m01s)",
-        "moved": "3 MiB in 5 moves",
+        "moved": "3 MiB in 5 moves: 4-6 from rank 1 to 0, 6 from rank 1 to 2, head from rank 3 to 2",
     }
 
 
