@@ -65,6 +65,7 @@ class Split(ABC):
 
     Attributes:
         name: For example ``train``, ``test``, ``validation_matched``.
+        input_shape: (C, H, W) of an image, () for text.
         lengths: Tokens of each sample before padding, shape (N,); ``None`` where all samples have the same shape.
         row_length: Tokens of a row that several samples share in training; ``None``: each has a row of its own.
         loss_weights: Divisor of each sample's loss, shape (N,) of float64: the loss of a global batch is the sum of its
@@ -77,6 +78,7 @@ class Split(ABC):
     """
 
     name: str
+    input_shape: tuple[int, ...] = ()
     lengths: np.ndarray | None = None
     row_length: int | None = None
     loss_weights: np.ndarray | None = None
