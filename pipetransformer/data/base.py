@@ -199,6 +199,21 @@ class DatasetSpec(ABC):
         return Path(self.path or self._published).resolve().name
 
     @property
+    def is_random(self) -> bool:
+        """True where the options draw a training sample anew in each epoch."""
+        return False
+
+    @property
+    def has_flip_pair(self) -> bool:
+        """True where all that they draw is whether a picture is mirrored."""
+        return False
+
+    @property
+    def is_mixed(self) -> bool:
+        """True where they mix the training samples of a batch with each other."""
+        return False
+
+    @property
     def _published(self) -> str:
         """The name of what is read without a path."""
         return type(self).__name__.lower()
