@@ -266,5 +266,5 @@ def _names(rows: Rows, options: LabelOptions, task: str, has_switches: bool) -> 
     labels: Iterable[object] = distinct(
         cells if task == "classification" else flat_lists(rows, column, options.separator)[0]
     )[0]
-    names = {name(label) for label in labels if label is not None} - {""}
+    names = {name(label) for label in labels if label is not None and label == label} - {""}  # NaN equals nothing
     return tuple(sorted(names, key=int if all(map(WHOLE.fullmatch, names)) else str))
