@@ -234,6 +234,23 @@ WRONG: dict[str, Wrong] = {
         ["200 different texts there, more than the 100", "name another column"],
     ),
     # options of labels
+    "separator of one class": csv(
+        GOOD,
+        ["dataset.label_separator=| has no effect, as a sample has one label with dataset.task=classification; drop"],
+        task="classification",
+        label_separator="|",
+    ),
+    "separator of lists": jsonl(
+        labelled(["a"], ["b"]),
+        ["dataset.label_separator=| has no effect, as dataset.label=stars: ", "reviews.jsonl has lists there; drop it"],
+        label_separator="|",
+    ),
+    "separator of columns": csv(
+        "review,rude,spam\na,0,1\nb,1,0\nc,0,0\n",
+        ["dataset.label_separator=| has no effect, as dataset.label=[rude,spam] names a column for each class; drop"],
+        label=["rude", "spam"],
+        label_separator="|",
+    ),
     "weights of other classes": csv(
         GOOD, ["dataset.class_weights: 3 is no class"], class_weights={"1": 1, "2": 1, "3": 1}
     ),
