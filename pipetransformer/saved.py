@@ -35,7 +35,8 @@ Scores the model of a run, or of one of its checkpoints, in one process; prints 
   run=<folder>       the run folder
   step=<number>      step of a checkpoint; by default that of the saved model, or the newest one that is whole
   split=<names>      splits to score, separated by commas; by default those that the run evaluates
-  predictions=true   write <split>.jsonl, one line for each sample
+  predictions=true   write <split>.jsonl: for each sample a line with its id, prediction and target, where classes have
+                     names also as prediction_label and target_label
   out=<folder>       where to; by default <run folder>/evaluation
   Further options are the run's: dataset.path=..., dataset.max_eval_samples=..., batch_size=...
   All of a file dataset.path= is scored, where it is other data than the run's."""

@@ -56,6 +56,11 @@ def write_mnist(folder: Path, labels: list[int]) -> Path:
             1,
             ["freezes up to 9 blocks", "the model has 2", "freeze.num_frozen="],
         ),
+        (
+            ["dataset.transforms=[{name: RandomCrop, size: 4}]"],
+            1,
+            ["test split", "shape (1, 8, 8)", "(1, 4, 4)", "model.image_size=", "Resize or CenterCrop"],
+        ),
         (["batch_size=65"], 1, ["batch_size=65", "64 training samples", "lower batch_size"]),
         (["batch_size=2", "parallel.num_replicas=4"], 4, ["parallel.num_replicas=4", "batch_size=2"]),
         (["batch_size=1", "model.options.depth=1"], 4, ["parallel.world_size=4", "3 layers", "batch_size=1"]),

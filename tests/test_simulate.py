@@ -148,6 +148,34 @@ def test_without_a_cache_nothing_is_cached() -> None:
     assert [row.num_frozen for row in rows] == [0, 4, 7, 9]
 
 
+FLIPS = "dataset.transforms=[RandomHorizontalFlip]"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "note"),
+    [
+        (["dataset.augment=true"], "the cache is off: the dataset's transform is random"),
+        (["dataset.transforms=[RandAugment]"], "the cache is off: the dataset's transform is random"),
+        (["dataset.augment=true", "cache.augmentation=first_draw"], ""),
+        (["dataset.transforms=[RandAugment]", "cache.augmentation=variants", "cache.variants=4"], ""),
+        ([FLIPS, "cache.augmentation=flip_pair"], ""),
+        ([FLIPS, "dataset.augment=true", "cache.augmentation=flip_pair"], "the cache is off: cache.augmentation=flip"),
+        (["dataset.mixup=0.8", "cache.augmentation=first_draw"], "the cache is off: dataset.mixup and dataset.cutmix"),
+        (["dataset.cutmix=1"], "the cache is off: dataset.mixup and dataset.cutmix"),
+        (["dataset.transforms=[{name: Resize, size: 256}]"], ""),
+    ],
+)
+def test_the_cache_is_off_with_the_same_note_where_a_run_has_none(overrides: list[str], note: str) -> None:
+    result = simulate(composed("cluster.transition_s=0", *overrides))
+    assert any(row.cache_level for row in result.rows) == (not note)
+    assert [words.startswith(note) for label, words in result.setting if label == "cache"] == [True] * bool(note)
+    if note:
+        with pytest.raises(UserError, match=f"cache.require=true trains only with the cache, and {note}"):
+            simulate(composed("cache.require=true", *overrides))
+        assert "the cache is off" not in simulate(composed("cache=off", *overrides)).header()
+        assert "the cache is off" not in simulate(composed("freeze=none", *overrides)).header()
+
+
 def test_a_pipeline_that_does_not_fit_is_left_out_and_explained() -> None:
     result = simulate(composed("cluster=dgx"))
     assert result.speedup_vs_pipeline is None

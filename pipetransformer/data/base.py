@@ -65,6 +65,7 @@ class Split(ABC):
 
     Attributes:
         name: For example ``train``, ``test``, ``validation_matched``.
+        input_shape: (C, H, W) of an image, () for text.
         lengths: Tokens of each sample before padding, shape (N,); ``None`` where all samples have the same shape.
         row_length: Tokens of a row that several samples share in training; ``None``: each has a row of its own.
         loss_weights: Divisor of each sample's loss, shape (N,) of float64: the loss of a global batch is the sum of its
@@ -77,6 +78,7 @@ class Split(ABC):
     """
 
     name: str
+    input_shape: tuple[int, ...] = ()
     lengths: np.ndarray | None = None
     row_length: int | None = None
     loss_weights: np.ndarray | None = None
@@ -195,6 +197,21 @@ class DatasetSpec(ABC):
     def name(self) -> str:
         """The name in reports: that of the file or folder, or of the published data."""
         return Path(self.path or self._published).resolve().name
+
+    @property
+    def is_random(self) -> bool:
+        """True where the options draw a training sample anew in each epoch."""
+        return False
+
+    @property
+    def has_flip_pair(self) -> bool:
+        """True where all that they draw is whether a picture is mirrored."""
+        return False
+
+    @property
+    def is_mixed(self) -> bool:
+        """True where they mix the training samples of a batch with each other."""
+        return False
 
     @property
     def _published(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 
 from pipetransformer.errors import UserError
@@ -21,12 +22,12 @@ Writes one run as a page of HTML, or compares several: a table here, and the sam
   pipetransformer-report runs=multirun/2026-01-31/12-00-00
   pipetransformer-report runs=outputs/a,'outputs/2026-01-*' out=comparison figures=comparison/figures
 
-  <folder>        the folder of one run; the page is <folder>/{PAGE}
+  <folder>        the folder of one run, also as run=<folder>; the page is <folder>/{PAGE}
   runs=<folders>  folders that hold runs, at any depth, or globs, separated by commas; runs that differ by their seed
                   alone are one row, with the mean and its interval
   out=<path>      the page of one run; of several the folder of {COMPARISON} and {CSV}, by default the first of runs=
   figures=<path>  a folder for every figure of the page, each as PNG and as SVG"""
-OPTIONS = ("runs", "out", "figures")
+OPTIONS = ("run", "runs", "out", "figures")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -49,8 +50,11 @@ def _run(given: Sequence[str]) -> None:
         name, is_option, value = each.partition("=")
         if is_option and name in OPTIONS:
             options[name] = value
+        elif each.startswith("-") or (is_option and name.isidentifier() and not Path(each).exists()):
+            raise UserError(_unknown(each))
         else:
             folders.append(each)
+    folders += [options["run"]] if "run" in options else []
     if len(folders) + ("runs" in options) != 1:
         raise UserError(f"{' '.join(given)}: give the folder of one run, or runs=<folders or globs> (--help)")
     out, figures = (Path(options[name]) if options.get(name) else None for name in ("out", "figures"))
@@ -58,6 +62,19 @@ def _run(given: Sequence[str]) -> None:
         compare(options["runs"], out, figures)
     else:
         write_page(Path(folders[0]), out, figures)
+
+
+def _unknown(argument: str) -> str:
+    """Returns one line about an argument that is no option, with the nearest one."""
+    from pipetransformer.config.arguments import unknown_key
+
+    name, _, value = argument.partition("=")
+    if not argument.startswith("-"):
+        return unknown_key(name, OPTIONS)
+    near = get_close_matches(name.lstrip("-"), ("help", *OPTIONS), n=1)
+    if near == ["help"]:
+        return f"{argument} is not an option; did you mean --help?"
+    return f"{argument} is not an option; " + (f"write {near[0]}={value or '<value>'}" if near else "--help lists them")
 
 
 def write_page(folder: Path, out: Path | None = None, figures: Path | None = None) -> None:

@@ -15,6 +15,7 @@ from pipetransformer.config.schema import SimulationConfig
 from pipetransformer.config.sections import StaticPipeline
 from pipetransformer.errors import InfeasiblePlan
 from pipetransformer.mesh import SINGLE, StageMesh
+from pipetransformer.planning.cache_rule import obstacle, refused
 from pipetransformer.planning.foresight import Foresight
 from pipetransformer.planning.history import PlanRecord, RunHistory
 from pipetransformer.planning.planner import Planner
@@ -48,9 +49,11 @@ def simulate(config: SimulationConfig) -> SimulationResult:
 
     Raises:
         InfeasiblePlan: Nothing fits the devices.
-        UserError: The freeze policy does not fit the model.
+        UserError: The freeze policy does not fit the model, or ``cache.require`` asks for a cache that cannot be.
     """
     config.freeze.check(config.shape.num_blocks)
+    if config.cache.require and (note := _no_cache(config)):
+        raise refused(note)
     planner = make_planner(config)
     history = run_history(config, planner)
     summary = history.summary(planner)
@@ -100,9 +103,15 @@ def run_history(config: SimulationConfig, planner: Planner) -> RunHistory:
     """Returns the history of a run from its first step to its last."""
     assert config.num_samples is not None
     timeline = Timeline.of(config, config.num_samples)
-    may_cache = config.cache.enabled and config.parallel.autopipe
+    may_cache = config.cache.enabled and config.parallel.autopipe and _no_cache(config) is None
     overhead_s = config.cluster.transition_s
     return Foresight(planner, timeline, config.freeze, config.shape.num_blocks, may_cache, overhead_s).history()
+
+
+def _no_cache(config: SimulationConfig) -> str | None:
+    """Returns why the training data leaves the cache off, as the run says it; ``None`` where it does not."""
+    data = config.dataset
+    return obstacle(config.cache, data.is_random, data.has_flip_pair, data.is_mixed)
 
 
 def _setting(config: SimulationConfig, planner: Planner) -> tuple[tuple[str, str], ...]:
@@ -120,6 +129,9 @@ def _setting(config: SimulationConfig, planner: Planner) -> tuple[tuple[str, str
     ]
     if not config.freeze.never_freezes:
         rows.append(("freezing", "gradient norms are made up, so the paper's rule freezes as much as its cap allows"))
+        note = _no_cache(config)
+        if note is not None and config.cache.enabled and config.parallel.autopipe:
+            rows.append(("cache", note))
     return tuple(rows)
 
 

@@ -80,6 +80,7 @@ def prepare(
     # what a rank sees in a few samples may be chance
     data = replace(data, random_transform=any_rank(data.random_transform, device))
     _check_names(data)
+    _check_shapes(config, data)
     check_batch(config.batch_size, len(data.train))
     inputs, input_notes = open_inputs(config, (data.train, *data.evaluation), device)
     closing.enter_context(inputs)
@@ -150,6 +151,23 @@ def _check_names(data: Data) -> None:
     for name in names:
         if names.count(name) > 1:
             raise UserError(f"two splits are called {name}; give the one to evaluate another name, as {name}_rows")
+
+
+def _check_shapes(config: Config, data: Data) -> None:
+    """Refuses samples to evaluate on of another shape than those to train on, for which the model is built.
+
+    Raises:
+        UserError: With both shapes.
+    """
+    remedy = "bring all to one shape"
+    if config.dataset.modality == "image":
+        remedy = "give model.image_size=, or a fixed Resize or CenterCrop in dataset.transforms"
+    for split in data.evaluation:
+        if split.input_shape != data.train.input_shape:
+            raise UserError(
+                f"samples of the {split.name} split have shape {split.input_shape}, and those of the training data "
+                f"{data.train.input_shape}; {remedy}"
+            )
 
 
 def _first(planner: Planner, parallel: Parallel) -> Transition:

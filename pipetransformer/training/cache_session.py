@@ -17,11 +17,11 @@ from pipetransformer.autopipe.limit import fill_seconds
 from pipetransformer.autopipe.plan import layer_above
 from pipetransformer.config.names import in_options
 from pipetransformer.errors import FillFailed, StoreFailed, StoreInUse
+from pipetransformer.planning.cache_rule import refused
 from pipetransformer.planning.planner import Planner
 from pipetransformer.planning.timeline import Timeline
 from pipetransformer.report.reporter import Reporter
 from pipetransformer.runtime.elastic import ElasticRuntime
-from pipetransformer.training.cache_setup import refused
 from pipetransformer.training.interrupt import is_requested
 from pipetransformer.training.loader import BatchLoader, ComingBatch
 from pipetransformer.training.position import inside

@@ -21,28 +21,12 @@ from pipetransformer.config.names import in_options
 from pipetransformer.config.schema import Config
 from pipetransformer.config.sections import Cache
 from pipetransformer.data.base import Data
-from pipetransformer.errors import UserError
 from pipetransformer.models.stack import LayerStack
+from pipetransformer.planning.cache_rule import obstacle, refused
 from pipetransformer.report.reporter import Reporter
 from pipetransformer.training.cache_fingerprint import fingerprint
 from pipetransformer.training.cache_world import WorldCommunicator
 from pipetransformer.training.kept_stores import KeptStores, lock_stores
-
-RANDOM = (
-    "the cache is off: the dataset's transform is random, and stored features would freeze it. "
-    "cache.augmentation=first_draw keeps one draw of each sample, cache.augmentation=variants cache.variants=4 keeps "
-    "four and uses them in turn, dataset.augment=false without random dataset.transforms draws nothing, and cache=off "
-    "silences this"
-)
-NO_PAIR = (
-    "the cache is off: cache.augmentation=flip_pair keeps a picture and its mirror image, and the dataset's transforms "
-    "draw more than that. dataset.transforms=[RandomHorizontalFlip], with none that is random beside it and without "
-    "dataset.augment, has such a pair; cache.augmentation=variants keeps several draws of any transform"
-)
-MIXED = (
-    "the cache is off: dataset.mixup and dataset.cutmix mix each sample with another one in every step, and stored "
-    "features are of single samples. Both at 0 leave the cache on, and cache=off silences this"
-)
 
 
 @dataclass
@@ -91,11 +75,6 @@ class CacheSetup:
         }
 
 
-def refused(note: str) -> UserError:
-    """Returns the error of a run that requires the cache and cannot have it."""
-    return UserError(f"cache.require=true trains only with the cache, and {note}; cache.require=false trains without")
-
-
 def set_up_cache(
     config: Config, stack: LayerStack, data: Data, sources: Sequence[SampleSource], feature_format: FeatureFormat,
     device: torch.device, run_dir: Path, closing: ExitStack, report: Reporter | None = None, tokenizer: Any = None,
@@ -134,15 +113,11 @@ def _set_up(
 ) -> CacheSetup:  # fmt: skip
     if not (config.cache.enabled and config.parallel.autopipe) or config.freeze.never_freezes:
         return CacheSetup()
-    if data.train.mixing is not None:
-        return CacheSetup(notes=[MIXED])
-    if data.random_transform and config.cache.num_draws == 0:
-        return CacheSetup(notes=[RANDOM])
-    is_pair = config.cache.augmentation == "flip_pair"
-    if is_pair and data.random_transform and data.train.flip_pair is None:
-        return CacheSetup(notes=[NO_PAIR])
+    has_pair = data.train.flip_pair is not None
+    if note := obstacle(config.cache, data.random_transform, has_pair, data.train.mixing is not None):
+        return CacheSetup(notes=[note])
     setup, communicator = CacheSetup(), WorldCommunicator()
-    if is_pair and not data.random_transform:
+    if config.cache.augmentation == "flip_pair" and not data.random_transform:
         setup.notes.append("cache.augmentation=flip_pair has no effect: no transform of the dataset is random")
     kept = KeptStores()
     if config.cache.path is not None:

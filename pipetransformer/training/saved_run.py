@@ -255,14 +255,15 @@ def _predictions(saved: SavedRun, chosen: list[Split]) -> list[np.ndarray]:
 
 
 def with_names(row: dict[str, Any], labels: tuple[str, ...]) -> dict[str, Any]:
-    """Adds the name of a predicted class, or those of several, where classes have names."""
-    prediction = row.get("prediction")  # a document has scores alone
-    if labels and isinstance(prediction, int):
-        return row | {"label": labels[prediction]}
-    is_multi_hot = isinstance(prediction, list) and len(prediction) == len(labels) and {*prediction} <= {0, 1}
-    if labels and is_multi_hot:
-        return row | {"labels": [name for name, has in zip(labels, prediction, strict=True) if has]}
-    return row
+    """Adds the names of the predicted and of the right class, or those of several, where classes have names."""
+    named = dict[str, Any]()
+    for key in ("prediction", "target"):
+        found = row.get(key)  # a document has scores alone
+        if labels and isinstance(found, int):
+            named[f"{key}_label"] = labels[found]
+        elif labels and isinstance(found, list) and len(found) == len(labels) and {*found} <= {0, 1}:
+            named[f"{key}_labels"] = [name for name, has in zip(labels, found, strict=True) if has]
+    return row | named
 
 
 def predict(

@@ -211,6 +211,13 @@ def test_a_run_that_cannot_be_read_is_left_out_aloud(
     [
         (["a", "b"], "a b: give the folder of one run, or runs="),
         (["a", "runs=b"], "give the folder of one run, or runs="),
+        (["a", "run=b"], "give the folder of one run, or runs="),
+        (["rns=a"], "rns does not exist; did you mean runs?"),
+        (["a", "step=12"], "step does not exist; valid options: run, runs, out, figures"),
+        (["--hlp"], "--hlp is not an option; did you mean --help?"),
+        (["a", "--out=b"], "--out=b is not an option; write out=b"),
+        (["a", "--figure"], "--figure is not an option; write figures=<value>"),
+        (["a", "-x"], "-x is not an option; --help lists them"),
         (["runs=/nowhere"], "runs=/nowhere holds no run"),
         (["/nowhere"], "is not a run folder"),
     ],

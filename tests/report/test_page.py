@@ -84,6 +84,18 @@ def test_page_and_figures_go_where_they_are_asked_for(
     assert sorted(file.name for file in (tmp_path / "figures").iterdir()) == ["devices.png", "devices.svg"]
 
 
+def test_the_folder_is_named_as_for_the_other_commands_and_may_have_an_equals_sign(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "FIGURES", ())
+    monkeypatch.chdir(run_folder.rename(run_folder.with_name("seed=1")).parent)
+    for written in ("run=seed=1", "seed=1"):
+        main([written])
+        page = Path("seed=1/report.html")
+        assert page.is_file()
+        page.unlink()
+
+
 def test_a_folder_without_a_run_ends_in_one_line(run_folder: Path) -> None:
     (run_folder / EVENT_LOG).unlink()
     with pytest.raises(SystemExit, match="is not a run folder"):

@@ -221,6 +221,14 @@ def test_a_run_folder_gets_events_and_summary(pool: Pool, tmp_path: Path) -> Non
         ({"train": []}, "the data set train is empty"),
         ({"train": [1, 2, 3, 4, 5, 6, 7, 8]}, r"sample 0 is a int; a sample is a pair \(input, target\)"),
         ({"batch_size": 29}, "batch_size=29 is larger than the 28 training samples"),
+        (
+            {
+                "model": torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3))),
+                "train": [(torch.zeros(3, 4), 0)] * 8,
+                "evaluation": {"dev": [(torch.zeros(3, 5), 0)]},
+            },
+            r"^samples of the dev split have shape \(3, 5\), .* training data \(3, 4\); bring all to one shape$",
+        ),
         ({"loss": torch.nn.CrossEntropyLoss()}, r"the loss has shape \(\) for .* samples; .* reduction=\"none\""),
         ({"model": torch.nn.Linear(2, 2)}, "a Linear cannot be trained layer by layer; supported are timm's"),
         ({"model": with_batch_norm()}, r"^1 \(BatchNorm1d\) changes its buffer running_mean"),

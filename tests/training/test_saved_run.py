@@ -64,6 +64,8 @@ def test_scores_are_those_of_the_run_and_predictions_give_them(pool: Pool, job: 
         rows = [json.loads(line) for line in (tmp_path / f"{split}.jsonl").read_text().splitlines()]
         assert [row["id"] for row in rows] == list(range(count))
         assert np.mean([row["prediction"] == row["target"] for row in rows]) == results[split]["accuracy"]
+        assert all(row[f"{each}_label"] == str(row[each]) for row in rows for each in ("prediction", "target"))
+        assert not any("label" in row for row in rows), "which is the truth elsewhere"
     written = json.loads((tmp_path / "metrics.json").read_text())
     assert written == {"step": 12, "dataset": "digits", "splits": results}
 

@@ -77,12 +77,13 @@ def test_the_reviews_are_read_and_transformers_gives_their_classes_by_name(pool:
     assert model.config.id2label[int(logits.argmax())] in "12345"
 
 
-def test_predictions_of_several_classes_have_names(pool: Pool, tmp_path: Path, encoder: Path) -> None:
+def test_predictions_and_targets_have_the_names_of_their_classes() -> None:
     from pipetransformer.training.saved_run import with_names
 
     row = {"id": 0, "prediction": [0, 1, 1], "target": [1, 0, 0]}
-    assert with_names(row, ("a", "b", "c"))["labels"] == ["b", "c"]
-    assert with_names({"prediction": 1}, ("a", "b"))["label"] == "b"
+    assert with_names(row, ("a", "b", "c")) == row | {"prediction_labels": ["b", "c"], "target_labels": ["a"]}
+    row = {"id": 0, "prediction": 1, "target": 0}
+    assert with_names(row, ("a", "b")) == row | {"prediction_label": "b", "target_label": "a"}
     for tags in (["a", "b"], ["b"], []):
         assert with_names({"prediction": tags}, ("a", "b")) == {"prediction": tags}, "which have names already"
     assert json.loads(json.dumps(with_names({"prediction": 0.5}, ()))) == {"prediction": 0.5}

@@ -15,7 +15,7 @@ from pipetransformer.data.images.folders import unlabelled_files
 from pipetransformer.data.images.mixing import MODES, Mixing
 from pipetransformer.data.images.sources import ImageSource
 from pipetransformer.data.images.split import ImageSplit
-from pipetransformer.data.images.transforms import ImageTransforms, parse_transforms
+from pipetransformer.data.images.transforms import ImageTransforms, mirrors_alone, parse_transforms
 from pipetransformer.data.tasks import MULTI_LABEL, Task, image_classification
 from pipetransformer.data.unlabelled import ScoredSplit, Unlabelled
 from pipetransformer.errors import UserError
@@ -62,7 +62,15 @@ class PictureSpec(DatasetSpec, ABC):
             raise UserError(f"dataset.mixup_mode={self.mixup_mode} is unknown; give one of {', '.join(MODES)}")
 
     @property
-    def _mixes(self) -> bool:
+    def is_random(self) -> bool:
+        return self.augment or any(spec.is_random for spec in parse_transforms(self.transforms))
+
+    @property
+    def has_flip_pair(self) -> bool:
+        return not self.augment and mirrors_alone(parse_transforms(self.transforms))
+
+    @property
+    def is_mixed(self) -> bool:
         return bool(self.mixup or self.cutmix)
 
     def _data(
@@ -80,8 +88,7 @@ class PictureSpec(DatasetSpec, ABC):
             class_weights: Weight of the loss of each class, (C,), as in the task.
             note: See :class:`~pipetransformer.data.base.Data`.
         """
-        specs = parse_transforms(self.transforms)
-        transforms = ImageTransforms(specs, wanted.size, wanted.mean)
+        transforms = ImageTransforms(parse_transforms(self.transforms), wanted.size, wanted.mean)
         splits = (
             ImageSplit("train", train, wanted, task, self.augment, transforms),
             ImageSplit(evaluation_name, evaluation, wanted, task, transforms=transforms.fixed()),
@@ -89,11 +96,10 @@ class PictureSpec(DatasetSpec, ABC):
         if class_weights is not None:
             for split in splits:
                 split.loss_weights = class_weights[split.source.labels]
-        if self._mixes:
+        if self.is_mixed:
             how = self.mixup, self.cutmix, self.mixup_prob, self.mixup_switch_prob, self.mixup_mode
             splits[0].mixing = Mixing(*how, splits[0].input_shape, task.head.num_outputs)
-        is_random = self.augment or any(spec.is_random for spec in specs)
-        return Data(splits[0], splits[1:], task, splits[0].input_shape, is_random, note)
+        return Data(splits[0], splits[1:], task, splits[0].input_shape, self.is_random, note)
 
     def unlabelled(self, source: Path, wanted: ImageFormat | TextFormat, head: Head) -> Unlabelled:
         assert isinstance(wanted, ImageFormat)

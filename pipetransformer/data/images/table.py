@@ -67,7 +67,7 @@ class TableImages(LabelledTable, PictureSpec):
             raise UserError(f"dataset.label={self.image} is the column of dataset.image= too; name that of the labels")
         if self.root is not None and not Path(self.root).is_dir():
             raise UserError(f"dataset.root={self.root} is no folder; give that in which the paths of pictures begin")
-        if self.class_weights is not None and self._mixes:
+        if self.class_weights is not None and self.is_mixed:
             raise UserError(
                 "dataset.class_weights= does not go with dataset.mixup= and dataset.cutmix=, whose pictures are of two "
                 "classes; drop one of them"
@@ -113,7 +113,7 @@ class TableImages(LabelledTable, PictureSpec):
 
     def _image_task(self, pictures: Pictures) -> tuple[Task, np.ndarray | None]:
         """Returns the task of the labels with a head for pictures, and the weight of each class."""
-        if pictures.labels.task == "regression" and self._mixes:
+        if pictures.labels.task == "regression" and self.is_mixed:
             raise UserError("dataset.mixup= and dataset.cutmix= mix classes, and the labels are values; set both to 0")
         task, weights = self._task(pictures.labels, pictures.train.labels)
         return replace(task, head=replace(task.head, kind="image")), weights

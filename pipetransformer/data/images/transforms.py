@@ -109,6 +109,11 @@ def _parse(option: str, entry: Any) -> TransformSpec:
     return spec
 
 
+def mirrors_alone(specs: Iterable[TransformSpec]) -> bool:
+    """Returns whether the only draw is whether a picture is mirrored from left to right."""
+    return [spec.name for spec in specs if spec.is_random] == [FLIP]
+
+
 class ImageTransforms:
     """The transforms of a training split, built once.
 
@@ -136,7 +141,7 @@ class ImageTransforms:
     @property
     def mirrors_alone(self) -> bool:
         """True where the only draw is whether a picture is mirrored from left to right."""
-        return [spec.name for spec in self.specs if spec.is_random] == [FLIP]
+        return mirrors_alone(self.specs)
 
     def always(self, mirrored: bool) -> ImageTransforms:
         """Returns these transforms with every picture mirrored, or none, in place of the draw."""

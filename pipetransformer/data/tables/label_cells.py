@@ -37,10 +37,10 @@ def present(rows: Rows, column: str) -> pa.Array:
     """Returns a column in which each row has a label.
 
     Raises:
-        UserError: A cell is null, blank, or the -1 of a class that is not known.
+        UserError: A cell is null, not a number, blank, or the -1 of a class that is not known.
     """
     cells = column_of(rows, column)
-    absent = pc.is_null(cells)
+    absent = pc.is_null(cells, nan_is_null=True)
     if is_text(cells.type):
         absent = pc.or_kleene(absent, pc.equal(pc.utf8_trim_whitespace(cells), ""))
     if class_names(rows.features[column]):

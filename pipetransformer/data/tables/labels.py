@@ -232,6 +232,8 @@ def _check_columns(rows: Rows, options: LabelOptions, task: str) -> None:
         raise UserError(f"{options.text} names {len(options.columns)} columns; give one, or dataset.task=multi_label")
     if several and options.names:
         raise UserError(f"dataset.labels= has no effect, as {options.text} names a column for each class; drop it")
+    if options.separator is not None and (reason := _without_separator(rows, options, task)):
+        raise UserError(f"dataset.label_separator={options.separator} has no effect, as {reason}; drop it")
     for column in options.columns:
         kind = column_of(rows, column).type
         in_lists = task == "multi_label" and not several
@@ -244,6 +246,16 @@ def _check_columns(rows: Rows, options: LabelOptions, task: str) -> None:
             raise UserError(
                 f"{options.text}: {rows.name} has cells of type {kind} there, which dataset.task={task} cannot read"
             )
+
+
+def _without_separator(rows: Rows, options: LabelOptions, task: str) -> str | None:
+    """Returns why no cell has several labels with a separator between them; ``None`` where some may."""
+    if task != "multi_label":
+        return f"a sample has one label with dataset.task={task}"
+    if len(options.columns) > 1:
+        return f"{options.text} names a column for each class"
+    cells = column_of(rows, options.columns[0])
+    return f"{options.text}: {rows.name} has lists there" if holds_lists(cells.type) else None
 
 
 def _has_switches(rows: Rows, options: LabelOptions) -> bool:
@@ -266,5 +278,5 @@ def _names(rows: Rows, options: LabelOptions, task: str, has_switches: bool) -> 
     labels: Iterable[object] = distinct(
         cells if task == "classification" else flat_lists(rows, column, options.separator)[0]
     )[0]
-    names = {name(label) for label in labels if label is not None} - {""}
+    names = {name(label) for label in labels if label is not None and label == label} - {""}  # NaN equals nothing
     return tuple(sorted(names, key=int if all(map(WHOLE.fullmatch, names)) else str))

@@ -13,6 +13,7 @@ from datasets import ClassLabel
 from pipetransformer.data.tables.base import shown
 from pipetransformer.data.tables.rows import Rows
 from pipetransformer.data.text.split import Ragged
+from pipetransformer.data.token_tasks import IGNORED
 from pipetransformer.errors import UserError
 
 UNKNOWN = -1
@@ -29,7 +30,7 @@ class TaggedRows:
         labels: Names of all tags; a number is the place in them.
 
     Attributes:
-        tags: Numbers of the tags of each sentence's words.
+        tags: Numbers of the tags of each sentence's words, ``IGNORED`` for words that the data leaves out by it.
 
     Raises:
         UserError: A column is missing or has no lists, a row has another number of tags than of words, or a tag is not
@@ -92,7 +93,8 @@ def find_labels(rows: Rows, tags: str) -> list[str]:
     Raises:
         UserError: There is no column of tags, or only one tag.
     """
-    found = _lists(rows, "tags", tags).flatten().unique().drop_null().sort().to_pylist()
+    tags_there = _lists(rows, "tags", tags).flatten().unique().drop_null().sort().to_pylist()
+    found = [tag for tag in tags_there if tag != IGNORED]
     if len(found) < 2:
         raise UserError(
             f"dataset.tags={tags}: {rows.name} has {f'the one tag {found[0]}' if found else 'no tags'}; there is "
@@ -127,13 +129,14 @@ def _lists(rows: Rows, option: str, column: str) -> pa.ListArray:
 
 
 def _numbers(rows: Rows, tags: str, kind: pa.DataType, labels: Sequence[str]) -> dict[Any, int]:
-    """Maps the values of the column of tags to the numbers of the labels."""
+    """Maps the values of the column of tags to the numbers of the labels; among numbers -100 is no tag."""
     if not pa.types.is_integer(kind):
         return {label: number for number, label in enumerate(labels)}
     if names := _class_names(rows, tags):
-        return {value: labels.index(name) for value, name in enumerate(names) if name in labels}
+        return {value: labels.index(name) for value, name in enumerate(names) if name in labels} | {IGNORED: IGNORED}
     are_numbers = all(re.fullmatch(r"-?\d+", label) for label in labels)
-    return {int(label) if are_numbers else number: number for number, label in enumerate(labels)}
+    known = {int(label) if are_numbers else number: number for number, label in enumerate(labels)}
+    return known | {IGNORED: IGNORED}
 
 
 def _class_names(rows: Rows, tags: str) -> list[str] | None:

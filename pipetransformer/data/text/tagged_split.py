@@ -108,14 +108,21 @@ class TaggedSplit(TextSplit):
         self, name: str, words: Words, tags: Ragged, sentences: Callable[[], Iterable[list[str]]], task: Task
     ) -> None:
         super().__init__(name, words.tokens)
-        self.task, self._words, self._sentences = task, words, sentences
-        counts = words.numbers.lengths
-        places = np.repeat(tags.starts[:-1], counts) + words.numbers.values
-        self._tags = Ragged(tags.values[places], words.numbers.starts)
-        self.num_lost = len(tags.values) - len(places)
+        self.task, self._sentences = task, sentences
+        places = np.repeat(tags.starts[:-1], words.numbers.lengths) + words.numbers.values
         if len(places) == 0:
             raise UserError(f"no word of the {name} split has a token; check dataset.tokens and dataset.max_length")
-        self.loss_weights = counts.astype(np.float64)
+        found = tags.values[places]
+        counts = found != IGNORED
+        self.num_lost = int((tags.values != IGNORED).sum() - counts.sum())
+        if not counts.any():
+            raise UserError(f"no word of the {name} split has a tag, but {IGNORED}, which is none; check dataset.tags")
+        starts = np.append(0, np.cumsum(counts))[words.numbers.starts]
+        numbers, first, self._tags = (
+            Ragged(each[counts], starts) for each in (words.numbers.values, words.first.values, found)
+        )
+        self._words = Words(words.tokens, numbers, first)
+        self.loss_weights = numbers.lengths.astype(np.float64)
 
     def targets(self, ids: Sequence[int], num_tokens: int | None = None) -> Tensor:
         """Returns the number of the tag at the first token of each word, (B, T), else ``IGNORED``."""

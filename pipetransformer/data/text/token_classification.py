@@ -31,7 +31,8 @@ class TokenClassification(TableSpec):
     """Named entities, chunks, parts of speech: a tag for each word.
 
     The first token of a word carries its tag, and its other tokens do not count. Words that do not fit ``max_length``
-    count neither in the loss nor in the scores, as in transformers' example; the run says how many.
+    count neither in the loss nor in the scores, as in transformers' example; the run says how many. Nor do words whose
+    tag is the number -100, which stands for none.
 
     Attributes:
         tokens: Column with the list of a sentence's words; in CoNLL's files the first one, which is called so.

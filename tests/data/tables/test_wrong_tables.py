@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pandas
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 
 from pipetransformer.data.tables.delimited import MOST_CHARACTERS
@@ -24,6 +26,12 @@ def lines(*rows: Any) -> str:
 
 def labelled(*labels: Any) -> str:
     return lines(*({"review": "fine film", "stars": label} for label in labels))
+
+
+def write_floats(file: Path) -> None:
+    """Labels of which one is not a number, which pandas would write as null."""
+    labels = pa.array([0.0, 1.0, float("nan"), 1.0])
+    pyarrow.parquet.write_table(pa.table({"review": ["a", "b", "c", "d"], "stars": labels}), file)
 
 
 @dataclass(frozen=True)
@@ -180,6 +188,12 @@ WRONG: dict[str, Wrong] = {
     ),
     "missing label": jsonl(lines(*LINES, {"review": "a"}), ["reviews.jsonl line 3 has no stars; write a label"]),
     "empty label": csv(GOOD + "so so,\n", ["reviews.csv line 5 has no stars; write a label there"]),
+    "NaN for a class": Wrong(
+        {"train.parquet": write_floats, "dev.csv": GOOD},
+        ["train.parquet row 2 has no stars; write a label there or remove the row"],
+        {"task": "classification"},
+        path=".",
+    ),
     "one class": csv("review,stars\na,1\nb,1\nc,1\n", ["dataset.label=stars: ", "only the class 1; give rows of two"]),
     "label of the evaluation data alone": Wrong(
         {"train.csv": GOOD, "dev.csv": "review,stars\na,1\nb,3\n"},
@@ -220,6 +234,23 @@ WRONG: dict[str, Wrong] = {
         ["200 different texts there, more than the 100", "name another column"],
     ),
     # options of labels
+    "separator of one class": csv(
+        GOOD,
+        ["dataset.label_separator=| has no effect, as a sample has one label with dataset.task=classification; drop"],
+        task="classification",
+        label_separator="|",
+    ),
+    "separator of lists": jsonl(
+        labelled(["a"], ["b"]),
+        ["dataset.label_separator=| has no effect, as dataset.label=stars: ", "reviews.jsonl has lists there; drop it"],
+        label_separator="|",
+    ),
+    "separator of columns": csv(
+        "review,rude,spam\na,0,1\nb,1,0\nc,0,0\n",
+        ["dataset.label_separator=| has no effect, as dataset.label=[rude,spam] names a column for each class; drop"],
+        label=["rude", "spam"],
+        label_separator="|",
+    ),
     "weights of other classes": csv(
         GOOD, ["dataset.class_weights: 3 is no class"], class_weights={"1": 1, "2": 1, "3": 1}
     ),

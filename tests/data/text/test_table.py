@@ -7,12 +7,15 @@ from typing import Any
 
 import datasets
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 import torch
 from support.jobs import loaded
 
 from pipetransformer.data.base import Data, TextFormat
-from pipetransformer.data.tables.labels import MOST_CLASSES, MOST_WHOLE_NUMBERS
+from pipetransformer.data.tables.labels import MOST_CLASSES, MOST_WHOLE_NUMBERS, LabelOptions, Labels
+from pipetransformer.data.tables.rows import read_files
 from pipetransformer.data.text.split import LabelledTexts
 from pipetransformer.data.text.table import TextDataset
 from pipetransformer.errors import UserError
@@ -171,6 +174,13 @@ def test_the_classes_are_those_of_the_whole_split_whatever_is_drawn(tmp_path: Pa
     data = load(text, path=file, max_train_samples=2, eval_fraction=0.5)
     assert data.task.head.labels == tuple("abcdefgh")
     assert (len(data.train), len(data.evaluation[0])) == (2, 4)
+
+
+def test_a_label_that_is_not_a_number_names_no_class(tmp_path: Path) -> None:
+    labels = pa.array([0.0, 1.0, float("nan"), 1.0])
+    pyarrow.parquet.write_table(pa.table({"label": labels}), tmp_path / "a.parquet")
+    rows = read_files((tmp_path / "a.parquet",))
+    assert Labels.of(rows, LabelOptions(("label",), "classification")).names == ("0", "1")
 
 
 @pytest.mark.parametrize(("kind", "most"), [("number", MOST_WHOLE_NUMBERS), ("text", MOST_CLASSES)])

@@ -188,6 +188,40 @@ def test_tables_of_lists_have_tags_by_name_or_by_number(
     assert data.train.targets([1]).tolist() == [[IGNORED, second, IGNORED]]
 
 
+@pytest.mark.parametrize(("name", "put"), [("a.jsonl", write_lines), ("a.parquet", write_classes)])
+def test_a_word_whose_tag_is_minus_100_is_of_no_class_and_counts_nowhere(
+    tmp_path: Path, text: TextFormat, name: str, put: Callable[..., None]
+) -> None:
+    rows = [
+        {"tokens": ["it", "is", "a"], "ner_tags": [-100, 1, 0]},
+        {"tokens": ["a", "it", "is"], "ner_tags": [0, 0, -100]},
+        {"tokens": ["it"], "ner_tags": [-100]},
+    ]
+    put(tmp_path / name, rows)
+    data = load(text, path=str(tmp_path / name), tags="ner_tags", eval_path=str(tmp_path / name), chunks=False)
+    assert data.task.head.labels == (("0", "1") if put is write_lines else ("O", "B-X", "unused"))
+    none = IGNORED
+    assert data.train.targets([0, 1, 2]).tolist() == [[none, none, 1, 0, none], [none, 0, 0, none, none], [none] * 5]
+    assert data.train.loss_weights is not None
+    assert data.train.loss_weights.tolist() == [2, 2, 0]
+    (split,) = data.evaluation
+    assert isinstance(split, TaggedSplit)
+    # [CLS] it is a [SEP], of which [CLS] and it carry no tag
+    tags = torch.tensor([[0, 0, 1, 1, 0], [0, 0, 0, 1, 0], [1] * 5])
+    outputs = torch.nn.functional.one_hot(tags, len(data.task.head.labels)).float()
+    predictions = split.predict(outputs, [0, 1, 2], 5).numpy()
+    assert split.score(predictions) == {"token_accuracy": 0.75}
+    assert [row["words"] for row in split.rows(predictions)] == [["is", "a"], ["a", "it"], []]
+    assert not data.warnings
+
+
+def test_a_split_without_a_tag_is_refused(tmp_path: Path, text: TextFormat) -> None:
+    for name, tags in (("train", [0, 1]), ("test", [-100, -100])):
+        write_lines(tmp_path / f"{name}.jsonl", [{"tokens": ["it", "is"], "tags": tags}])
+    with pytest.raises(UserError, match="no word of the test split has a tag, but -100, which is none; check"):
+        load(text, path=str(tmp_path))
+
+
 def test_names_of_classes_come_from_the_data(tmp_path: Path, text: TextFormat) -> None:
     write_classes(tmp_path / "a.parquet", [{"tokens": ["it", "is"], "ner_tags": [0, 1]}] * 2)
     data = load(text, path=str(tmp_path / "a.parquet"), tags="ner_tags", chunks=True)
