@@ -326,7 +326,7 @@ def write_own_classes(page: str, folder: Path) -> tuple[str, list[str]]:
     return module, shlex.split(command)
 
 
-@pytest.mark.parametrize("page", ["model.md"])
+@pytest.mark.parametrize("page", ["model.md", "policy.md"])
 def test_the_command_with_a_class_of_ones_own_runs_in_another_folder(page: str, tmp_path: Path) -> None:
     _, arguments = write_own_classes(page, tmp_path)
     few = ("dataset.max_train_samples=64", "dataset.max_eval_samples=40", "epochs=1", "logger=none")
