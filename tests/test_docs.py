@@ -1,10 +1,14 @@
 """Everything that README.md and docs/ say can be held against the code: links, options, commands, messages, names."""
 
 import ast
+import importlib
 import importlib.util
+import os
 import posixpath
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -306,6 +310,69 @@ def test_the_policy_of_the_page_about_policies_decides() -> None:
     first, state = policy.decide(base.Signals(0, 3, 0, {"gradient_norm": (1.0, 2.0, 3.0)}), policy.initial_state())
     later, _ = policy.decide(base.Signals(1, 3, 0, {"gradient_norm": (0.05, 0.1, 3.0)}), state)
     assert (first.num_frozen, later.num_frozen) == (0, 2)
+
+
+def write_own_classes(page: str, folder: Path) -> tuple[str, list[str]]:
+    """Writes the module and the YAML of a how-to page; returns the module's name and the arguments of the command."""
+    text = (DOCS / "howto" / page).read_text(encoding="utf-8")
+    (code,) = (block for language, block in FENCE.findall(text) if language == "python")
+    (values,) = (block for language, block in FENCE.findall(text) if language == "yaml")
+    (command,) = re.findall(r"^PYTHONPATH=\. python train\.py (--config-dir=conf .+)$", text, re.MULTILINE)
+    (file,) = re.findall(r"`(conf/\w+/\w+\.yaml)`:$", text, re.MULTILINE)
+    module = yaml.safe_load(values)["_target_"].partition(".")[0]
+    (folder / f"{module}.py").write_text(code)
+    (folder / file).parent.mkdir(parents=True)
+    (folder / file).write_text(values)
+    return module, shlex.split(command)
+
+
+@pytest.mark.parametrize("page", ["model.md", "policy.md"])
+def test_the_command_with_a_class_of_ones_own_runs_in_another_folder(page: str, tmp_path: Path) -> None:
+    _, arguments = write_own_classes(page, tmp_path)
+    few = ("dataset.max_train_samples=64", "dataset.max_eval_samples=40", "epochs=1", "logger=none")
+    environment = {**os.environ, "PYTHONPATH": f".:{ROOT}", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(ROOT / "train.py"), *arguments, *few, "hydra.run.dir=out"]
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
+    assert ended.returncode == 0, ended.stderr
+    assert "status: completed" in ended.stdout
+    assert (tmp_path / "out" / "model" / "model.safetensors").is_file()
+
+
+def test_the_family_of_the_page_about_models_keeps_the_contract(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from pipetransformer.models.base import Head
+    from pipetransformer.models.checks import check_same_outputs, draw_all
+
+    module, _ = write_own_classes("model.md", tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    own = importlib.import_module(module)
+    options = yaml.safe_load((tmp_path / "conf" / "model" / "torchvision.yaml").read_text())["options"]
+    spec = own.TorchvisionViT(name="vit", pretrained=False, options=options)
+    head, shape, images = Head("image", 5), (3, 8, 8), torch.randn(4, 3, 8, 8)
+    stack = spec.build(head, shape, seed=1)
+
+    stack.check(images)
+    meta = spec.build_meta(head, shape, seed=1)
+    meta.load(2)
+    assert all(torch.equal(tensor, dict(stack[2].tensors())[name]) for name, tensor in meta[2].tensors())
+    assert not meta[1].has_storage
+
+    draw_all(stack)
+    state = {name: tensor for layer in stack.layers for name, tensor in layer.original_state().items()}
+    spec.save(stack, state, tmp_path)
+    original = own.VisionTransformer(**options, num_classes=5)
+    original.load_state_dict(own.load_file(tmp_path / "model.safetensors"))
+    check_same_outputs(stack, original, original, images)
+
+    saved = own.TorchvisionViT(name=str(tmp_path))
+    again = saved.build(head, shape, seed=2)
+    assert all(torch.equal(state[name], tensor) for layer in again.layers for name, tensor in layer.tensors())
+    assert saved.build(Head("image", 3), shape, seed=2)(images).shape == (4, 3)
+    with pytest.raises(ValueError, match=r"has no model\.safetensors"):
+        own.TorchvisionViT(name="nowhere").check_exists()
 
 
 def test_the_plans_of_the_page_about_the_library_are_those_that_it_shows(capsys: pytest.CaptureFixture[str]) -> None:

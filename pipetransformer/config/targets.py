@@ -3,7 +3,9 @@
 A ``_target_`` is imported and called. A YAML file or an override of another origin could thus run anything.
 """
 
+import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import is_dataclass
 from typing import Any
 
@@ -56,10 +58,35 @@ def find_class(group: str, target: str) -> type:
         UserError: The name leads to nothing, or to something that is imported from elsewhere.
     """
     try:
-        found = get_class(target)
+        with _quiet_hydra():
+            found = get_class(target)
     except Exception as error:  # Hydra's, or whatever the module raises
-        reason = str(error).strip().partition("\n")[0]
-        raise UserError(f"{group}.{TARGET}={target} cannot be imported: {reason}") from error
+        raise UserError(f"{group}.{TARGET}={target} cannot be imported: {_reason(error, target)}") from error
     if not is_dataclass(found) or _is_within(target, PACKAGE) != _is_within(found.__module__, PACKAGE):
         raise UserError(f"{group}.{TARGET}={target} is no dataclass of that place; name a spec's class")
     return found
+
+
+@contextmanager
+def _quiet_hydra() -> Iterator[None]:
+    """Keeps Hydra from logging an error that is raised, too."""
+    log = logging.getLogger(get_class.__module__)
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
+
+
+def _reason(error: Exception, target: str) -> str:
+    """Returns in one line why a class cannot be imported, with the remedy where it shows."""
+    cause = error.__cause__ or error  # Hydra's error has the reason in its second line
+    line = str(cause).strip().partition("\n")[0]
+    if not isinstance(cause, ModuleNotFoundError):
+        return line if cause is error else f"{type(cause).__name__}: {line}"
+    if cause.name == target.partition(".")[0]:
+        return f"{line}; put its folder on PYTHONPATH"
+    if _is_within(target, str(cause.name)):
+        module, _, name = str(cause.name).rpartition(".")
+        return f"{module} has no {name}; name a class of it"
+    return f"{line}, which it imports; install it, or put its folder on PYTHONPATH"

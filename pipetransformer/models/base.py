@@ -75,7 +75,8 @@ class ModelSpec(ABC):
     def build_meta(self, head: Head, input_shape: tuple[int, ...], seed: int) -> LayerStack:
         """Returns the model as a flat stack on the meta device, embedding first and head last.
 
-        A layer's initial weights depend on the seed alone, not on which layers a process loads or in which order.
+        Its ``source`` yields a layer's tensors by the names in ``stack.names()``. They depend on the seed alone, not on
+        which layers a process loads or in which order.
 
         Args:
             head: The last layer that the task asks for.

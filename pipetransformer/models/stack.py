@@ -31,7 +31,7 @@ class LayerStack(nn.Module):
         config: Kept for the adapter that saves the model.
 
     Attributes:
-        source: Gives layers without storage their initial weights.
+        source: Gives layers without storage their initial weights; a family's ``build_meta`` sets it.
         ties: The copies of each shared parameter.
         fixed: Parameters that never train, such as the base weights of adapters.
 
@@ -153,7 +153,12 @@ class LayerStack(nn.Module):
 
     def _initial(self, index: int) -> Iterator[tuple[str, Tensor]]:
         """Yields a layer's initial tensors; a shared one comes from the layer that it belongs to."""
-        assert self.source is not None
+        if self.source is None:
+            raise UserError(
+                f"layer {index} of {len(self)} has no initial weights, as the model's stack has no source; set "
+                "stack.source to a function that yields a layer's tensors, those of stack.names()[index], or make the "
+                "layers with weights"
+            )
         return _Separated(self.source, self._lowest)(index)
 
     def names(self) -> list[list[str]]:

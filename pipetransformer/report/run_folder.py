@@ -137,7 +137,9 @@ def _load_command(model: Path) -> str:
     config, path = read_json(model / "config.json"), short_path(model)
     if "architectures" in config:
         return f"{path}  (transformers.{config['architectures'][0]}.from_pretrained('{path}'))"
-    return f"{path}  (timm.create_model('local-dir:{path}', pretrained=True))"
+    if "architecture" in config:
+        return f"{path}  (timm.create_model('local-dir:{path}', pretrained=True))"
+    return str(path)  # of a library that is not known here
 
 
 def short_path(path: Path) -> Path:

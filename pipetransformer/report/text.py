@@ -140,7 +140,7 @@ def _cache(values: Values) -> str:
     kept = "all samples" if values["missing"] == 0 else f"{1 - values['missing']:.1%} of the training samples"
     level = values["break_even_level"]
     if level is None:
-        return f"{kept} fit in {room}; reading is slower than computing at every block, so it is not used"
+        return f"{kept} fit in {room}; reading alone pays at no block; each transition weighs the whole step anew"
     read, forward = duration(values["read_seconds"]), duration(values["forward_seconds"])
     block = f"the output of block {level} takes {read} per sample to read and {forward} to compute"
     return f"{kept} fit in {room}; pays from block {level} on: {block}"

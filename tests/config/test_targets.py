@@ -79,6 +79,25 @@ def test_an_allowed_class_is_taken(name: str, tmp_path: Path, monkeypatch: pytes
     assert config.targets.allow == [name]
 
 
-def test_an_allowed_class_that_is_nowhere_is_named() -> None:
-    with pytest.raises(UserError, match=r"freeze\._target_=nowhere_at_all\.Mine cannot be imported: "):
-        loaded("freeze._target_=nowhere_at_all.Mine", "targets.allow=[nowhere_at_all]")
+MISSING = [
+    ("nowhere_at_all.Mine", r"No module named 'nowhere_at_all'; put its folder on PYTHONPATH"),
+    ("my_freezing.Yours", r"my_freezing has no Yours; name a class of it"),
+    ("my_freezing.Mine.Inner", r"AttributeError: type object 'Mine' has no attribute 'Inner'"),
+    ("needing.Mine", r"No module named 'not_installed', which it imports; install it, or put its folder on PYTHONPATH"),
+    ("broken.Mine", r"SyntaxError: .+broken\.py.+"),
+    ("pipetransformer.freeze.nope.Rule", r"pipetransformer\.freeze has no nope; name a class of it"),
+]
+
+
+@pytest.mark.parametrize(("target", "reason"), MISSING, ids=[target for target, _ in MISSING])
+def test_a_class_that_cannot_be_imported_says_why_once(
+    target: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "my_freezing.py").write_text(SPEC)
+    (tmp_path / "needing.py").write_text("import not_installed")
+    (tmp_path / "broken.py").write_text("def (")
+    monkeypatch.syspath_prepend(tmp_path)
+    name = target.partition(".")[0]
+    with pytest.raises(UserError, match=rf"^freeze\._target_={target} cannot be imported: {reason}$"):
+        loaded("freeze=none", f"freeze._target_={target}", f"targets.allow=[{name}]")
+    assert not caplog.records

@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from pipetransformer.errors import UserError
 from pipetransformer.models.layer import shallow_copy
 from pipetransformer.models.stack import Layer, LayerStack, WithoutFilling, seeded
 
@@ -31,6 +32,12 @@ def test_blocks_are_what_stands_between_embedding_and_head() -> None:
 def test_a_model_without_blocks_is_refused() -> None:
     with pytest.raises(ValueError, match="0 blocks"):
         stack_of(2)
+
+
+def test_a_layer_without_weights_and_source_says_what_to_set() -> None:
+    stack = stack_of(3).to("meta")
+    with pytest.raises(UserError, match=r"layer 1 of 3 has no initial weights.*set stack\.source to a function"):
+        stack.load(1)
 
 
 def test_tensors_and_state_have_original_names_and_only_the_state_leaves_out_what_is_not_saved() -> None:

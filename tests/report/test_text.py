@@ -25,6 +25,12 @@ def test_sizes_are_shown_as_equations(events: Events) -> None:
     assert rows["because"] == "one stage does not fit the memory"
 
 
+def test_a_cache_that_pays_at_no_block_alone_is_left_to_the_transitions(events: Events) -> None:
+    cache = {"bytes_by_tier": {"memory": 2**20}, "missing": 0, "break_even_level": None}
+    rows = dict(text.start_rows(first(events, "start") | {"cache": cache}))
+    assert "fit in 1 MiB of memory; reading alone pays at no block; each transition weighs" in rows["cache"]
+
+
 def test_a_run_that_ends_within_an_epoch_shows_no_false_equation(events: Events) -> None:
     rows = dict(text.start_rows(first(events, "start") | {"num_steps": 20}))
     assert rows["steps"] == "20 steps = 2.5 epochs of 8 steps"
