@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import shutil
 import sys
@@ -59,6 +60,17 @@ class NullSink(Sink):
 
     def write(self, event: EventName, values: Values) -> None:
         pass
+
+    def close(self) -> None:
+        pass
+
+
+class LoggedWarnings(Sink):
+    """Hands the warnings of a run to Python's ``logging``, which prints them to stderr unless the script sets it up."""
+
+    def write(self, event: EventName, values: Values) -> None:
+        if event == "warning":
+            logging.getLogger("pipetransformer").warning(values["message"])
 
     def close(self) -> None:
         pass

@@ -154,19 +154,17 @@ def _check_names(data: Data) -> None:
 
 
 def _check_shapes(config: Config, data: Data) -> None:
-    """Refuses samples to evaluate on of another shape than those to train on, for which the model is built.
+    """Refuses pictures to evaluate on of another shape than those to train on, for which the model is built.
 
     Raises:
         UserError: With both shapes.
     """
-    remedy = "bring all to one shape"
-    if config.dataset.modality == "image":
-        remedy = "give model.image_size=, or a fixed Resize or CenterCrop in dataset.transforms"
-    for split in data.evaluation:
+    for split in data.evaluation if config.dataset.modality == "image" else ():
         if split.input_shape != data.train.input_shape:
             raise UserError(
                 f"samples of the {split.name} split have shape {split.input_shape}, and those of the training data "
-                f"{data.train.input_shape}; {remedy}"
+                f"{data.train.input_shape}; give model.image_size=, or a fixed Resize or CenterCrop in "
+                "dataset.transforms"
             )
 
 

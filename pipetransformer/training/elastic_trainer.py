@@ -27,7 +27,7 @@ from pipetransformer.freeze.pipetransformer import PaperRule
 from pipetransformer.models.adapters import AdapterSpec, NoAdapters
 from pipetransformer.models.instance import ModelInstance, give_back
 from pipetransformer.optim.base import OptimizerSpec
-from pipetransformer.report.reporter import Reporter
+from pipetransformer.report.reporter import LoggedWarnings, Reporter, Sink
 from pipetransformer.report.run_folder import EVENT_LOG, SUMMARY, JsonLines, write_json
 from pipetransformer.report.trace import remove_traces
 from pipetransformer.runtime.groups import broadcast_from_rank0
@@ -52,7 +52,8 @@ class ElasticTrainer(Trainer):
             trainer.save("model")
 
     Every rank makes the same calls. All ranks begin with the weights of rank 0, as with DDP. The model keeps its first
-    weights while it is trained; at the end of the context it gets the trained ones, on every rank.
+    weights while it is trained; at the end of the context it gets the trained ones, on every rank. Warnings go to the
+    logger ``pipetransformer`` on rank 0.
 
     Args:
         model: A timm or transformers model, an ``nn.Sequential`` (embedding, blocks, head), or a
@@ -131,6 +132,9 @@ class ElasticTrainer(Trainer):
         samples = MapStyleSplit("train", [rows[i % len(rows)] for i in range(2)] if len(rows) else [], loss)
         ids, num_tokens = [0, 1], None if samples.lengths is None else int(samples.lengths.max())
         spec.check_on(samples.inputs(ids, num_tokens), samples.context(ids, num_tokens))
+        for name, dataset in (evaluation or {}).items():
+            if len(dataset):
+                _check_shape(spec.model, MapStyleSplit(name, [readable(name, dataset)[0]], loss), samples)
         data = MapStyleData(
             train=train,
             evaluation=dict(evaluation or {}),
@@ -183,8 +187,10 @@ class ElasticTrainer(Trainer):
             checkpoint = wanted_checkpoint(config, folder)
             if checkpoint is None:
                 _begin_anew(folder)
-            log = JsonLines(folder / EVENT_LOG, goes_on=checkpoint is not None) if run_dir and self.rank == 0 else None
-            report = Reporter(() if log is None else (log,))
+            sinks: list[Sink] = [LoggedWarnings()] if self.rank == 0 else []
+            if run_dir and self.rank == 0:
+                sinks.append(JsonLines(folder / EVENT_LOG, goes_on=checkpoint is not None))
+            report = Reporter(sinks)
             closing.callback(report.close)
             components = prepare(config, device, folder, closing, report, checkpoint)
             super().__init__(config, components, report, folder, callbacks)
@@ -282,6 +288,28 @@ class ElasticTrainer(Trainer):
             if trained is not None:
                 give_back(spec.model, self.config.peft.merge(self.components.stack, trained))
             _broadcast(own, self.runtime.device)
+
+
+@torch.no_grad()
+def _check_shape(model: nn.Module, split: MapStyleSplit, train: MapStyleSplit) -> None:
+    """Tries a model on a sample to evaluate that has another shape than those to train on.
+
+    Raises:
+        UserError: The model does not take it.
+    """
+    if split.input_shape == train.input_shape:
+        return
+    was_training, device = model.training, next(model.parameters()).device
+    try:
+        model.eval()(split.inputs([0], None).to(device))
+    except Exception as error:  # whatever the model raises
+        raise UserError(
+            f"samples of the {split.name} split have shape {split.input_shape} and those of the training data "
+            f"{train.input_shape}, and the model does not take both ({type(error).__name__}: {error}); bring all to "
+            "one shape"
+        ) from error
+    finally:
+        model.train(was_training)
 
 
 def _begin_anew(folder: Path) -> None:

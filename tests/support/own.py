@@ -2,6 +2,7 @@
 
 import copy
 import json
+import logging
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -174,14 +175,16 @@ def train_own(kind: str, folder: Path, parallel: pt.Parallel, options: dict[str,
 def warnings_of(kind: str, folder: Path) -> list[str]:
     """The warnings of a training in which blocks freeze twice; a language model is told its loss on the first token."""
     model, data = model_and_data(kind)
-    with pt.ElasticTrainer(
+    with mock.patch.object(logging.getLogger("pipetransformer"), "warning") as told, pt.ElasticTrainer(
         model, loss=lambda output, target: loss(output if output.ndim == 2 else output[:, 0], target), train=data,
         optimizer=OPTIMIZER, batch_size=BATCH_SIZE, epochs=EPOCHS, run_dir=folder,
         freeze=pt.FixedSchedule(num_frozen=[1, 2], interval=1 / 3),
     ) as trainer:  # fmt: skip
         assert len(list(trainer)) == EPOCHS * num_batches(len(data), BATCH_SIZE)
     events = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [event["message"] for event in events if event["event"] == "warning"]
+    found = [event["message"] for event in events if event["event"] == "warning"]
+    assert [call.args[0] for call in told.call_args_list] == found
+    return found
 
 
 def train_from_a_state(
@@ -367,3 +370,16 @@ def refused(options: dict[str, Any]) -> str:
     except pt.UserError as error:
         return str(error)
     return ""
+
+
+def scored_on_longer_inputs() -> set[str]:
+    """Metrics of a model of layers that take any number of vectors, trained on three and scored on five."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4)))
+    train, dev = ([(torch.randn(n, WIDTH), 0.0) for _ in range(BATCH_SIZE)] for n in (3, 5))
+    with pt.ElasticTrainer(
+        model, loss=lambda output, target: (output.mean((1, 2)) - target).square(), train=train,
+        evaluation={"dev": dev}, optimizer=OPTIMIZER, batch_size=BATCH_SIZE, epochs=1,
+    ) as trainer:  # fmt: skip
+        next(iter(trainer))
+        return {*trainer.evaluate()["dev"]}

@@ -20,6 +20,7 @@ from support.own import (
     refused,
     save_without_a_folder,
     saved_step,
+    scored_on_longer_inputs,
     steps_on_disk,
     train_from_a_state,
     train_own,
@@ -194,6 +195,10 @@ def test_a_dataset_of_the_datasets_library_trains_as_its_rows_do(pool: Pool, tmp
     assert found["metrics"] == pytest.approx(expected["metrics"], rel=0, abs=1e-10)
 
 
+def test_an_own_model_is_scored_on_inputs_of_another_shape_where_it_takes_them(pool: Pool) -> None:
+    assert pool.run(2, scored_on_longer_inputs) == [{"loss"}, {"loss"}]
+
+
 def test_a_head_that_freezes_with_the_embedding_is_told_once(pool: Pool, tmp_path: Path) -> None:
     (warning,) = pool.run(1, warnings_of, "language model", tmp_path / "tied")[0]
     assert warning.startswith(
@@ -227,7 +232,7 @@ def test_a_run_folder_gets_events_and_summary(pool: Pool, tmp_path: Path) -> Non
                 "train": [(torch.zeros(3, 4), 0)] * 8,
                 "evaluation": {"dev": [(torch.zeros(3, 5), 0)]},
             },
-            r"^samples of the dev split have shape \(3, 5\), .* training data \(3, 4\); bring all to one shape$",
+            r"^samples of .* have shape \(3, 5\) and .* \(3, 4\), and the model .* \(RuntimeError: .*one shape$",
         ),
         ({"loss": torch.nn.CrossEntropyLoss()}, r"the loss has shape \(\) for .* samples; .* reduction=\"none\""),
         ({"model": torch.nn.Linear(2, 2)}, "a Linear cannot be trained layer by layer; supported are timm's"),
