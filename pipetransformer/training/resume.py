@@ -166,15 +166,16 @@ def check_settings(checkpoint: Checkpoint, config: Config, data: Mapping[str, An
     changed = changes(checkpoint.manifest.settings, settings_of(config), allowed)
     if dict(data) != checkpoint.manifest.data and "dataset" not in allowed:
         changed.append(f"dataset: {checkpoint.manifest.data} -> {dict(data)}")
-    if changed:
-        names = [change.partition(":")[0] for change in changed]
-        may_go_on = fits and "seed" not in names
-        remedy = f"or resume.allow=[{','.join(names)}] to go on with the new ones"
-        if not may_go_on:
-            remedy = "no resume.allow= lets a run go on in another order of its samples, or from the middle of a batch"
+    names = [change.partition(":")[0] for change in changed]
+    if changed and fits and "seed" not in names:
         raise UserError(
             f"{checkpoint.folder} was written with other settings, under which the run would end otherwise "
-            f"({'; '.join(changed)}); give the old ones{', ' if may_go_on else ': '}{remedy}"
+            f"({'; '.join(changed)}); give the old ones, or resume.allow=[{','.join(names)}] to go on with the new ones"
+        )
+    if changed:
+        raise UserError(
+            f"{checkpoint.folder} was written with other settings, with which no run can go on ({'; '.join(changed)}); "
+            "give the old ones: the seed, the data and the batch_size are those of the order of its samples"
         )
 
 
