@@ -101,7 +101,7 @@ def measure(case: Case, folder: Path) -> Measured:
                 next(steps)
                 seconds.append(time.perf_counter() - begun)
             begun = time.perf_counter()
-            trainer.checkpoints.save(trainer.state, None)
+            trainer.checkpoints.save(trainer.state)
             waits.append(time.perf_counter() - begun)
             trainer.checkpoints.wait_for_all()
             writes.append(time.perf_counter() - begun)
