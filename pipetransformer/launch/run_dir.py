@@ -70,8 +70,9 @@ def finished_summary(config: Config, run_dir: Path) -> dict[str, Any] | None:
     if config.resume.allow and is_saved:
         return None
     if changed := _changes(config, run_dir):
-        names = ",".join(change.partition(":")[0] for change in changed)
-        remedy = f"give resume.allow=[{names}] to go on with the new ones" if is_saved else "start another run"
+        names, remedy = [change.partition(":")[0] for change in changed], "start another run"
+        if is_saved and "seed" not in names:
+            remedy = f"give resume.allow=[{','.join(names)}] to go on with the new ones"
         raise UserError(
             f"the run in {run_dir} is complete, with other settings ({'; '.join(changed)}); drop them, or {remedy}"
         )

@@ -89,6 +89,8 @@ def test_a_complete_run_is_not_resumed_with_other_settings_unless_they_are_allow
         UserError, match=r"complete, with other settings \(epochs: 2 -> 3\); drop them, or give resume.al"
     ):
         finished_summary(compose_training(more), tmp_path)
+    with pytest.raises(UserError, match=r"seed: 1 -> 7\); drop them, or start another run"):
+        finished_summary(compose_training(["epochs=2", "seed=7", "resume=auto"]), tmp_path)
     assert finished_summary(allowed, tmp_path) is None
 
 
