@@ -102,10 +102,20 @@ def test_a_state_of_another_version_is_refused() -> None:
 
 def test_a_state_that_lacks_any_of_its_values_is_refused() -> None:
     whole = state().state_dict()
-    for name in whole.keys() - {"cache_level"}:  # a figure for the reader
+    for name in whole.keys() - {"cache_level", "evaluated_at"}:  # a figure for the reader; not in earlier releases
         less = {other: value for other, value in whole.items() if other != name}
         with pytest.raises(UserError, match="the state"):
             state().load_state_dict(less)
+
+
+def test_a_state_of_an_earlier_release_counts_as_not_evaluated() -> None:
+    known, fresh = state(), state()
+    known.evaluated_at = 8
+    whole = known.state_dict()
+    fresh.load_state_dict(whole)
+    assert fresh.evaluated_at == 8
+    fresh.load_state_dict({name: value for name, value in whole.items() if name != "evaluated_at"})
+    assert fresh.evaluated_at is None
 
 
 @pytest.mark.parametrize(
