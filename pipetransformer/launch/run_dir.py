@@ -93,7 +93,7 @@ def _changes(config: Config, run_dir: Path) -> list[str]:
 
 
 def refuse_other_run(config: Config, run_dir: Path) -> None:
-    """Keeps the run that a folder holds; with ``overwrite`` removes it, and one that made no step in any case.
+    """Keeps the run that a folder holds; with ``overwrite`` removes it, and one that was only estimated or refused.
 
     Raises:
         UserError: There is one, and it is neither resumed nor to be overwritten.

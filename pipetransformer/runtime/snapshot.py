@@ -124,7 +124,8 @@ def load_layers(
     """
     for index in range(len(resident.stack)):
         layer = resident.stack[index]
-        names = [name for name in layer.original_state() if name not in layer.alias_names()]
+        aliases = layer.alias_names()
+        names = [name for name in layer.original_state() if name not in aliases]
         part: list[Any] = [None]
         if dist.get_rank() == 0:
             part = [({name: weights[name] for name in names}, {name: state[name] for name in names if name in state})]

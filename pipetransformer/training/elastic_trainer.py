@@ -133,8 +133,8 @@ class ElasticTrainer(Trainer):
         ids, num_tokens = [0, 1], None if samples.lengths is None else int(samples.lengths.max())
         spec.check_on(samples.inputs(ids, num_tokens), samples.context(ids, num_tokens))
         for name, dataset in (evaluation or {}).items():
-            if len(dataset):
-                _check_shape(spec.model, MapStyleSplit(name, [readable(name, dataset)[0]], loss), samples)
+            if len(rows := readable(name, dataset)):
+                _check_shape(spec.model, MapStyleSplit(name, [rows[0]], loss), samples)
         data = MapStyleData(
             train=train,
             evaluation=dict(evaluation or {}),
@@ -299,7 +299,7 @@ def _check_shape(model: nn.Module, split: MapStyleSplit, train: MapStyleSplit) -
     """
     if split.input_shape == train.input_shape:
         return
-    was_training, device = model.training, next(model.parameters()).device
+    modes, device = [(module, module.training) for module in model.modules()], next(model.parameters()).device
     try:
         model.eval()(split.inputs([0], None).to(device))
     except Exception as error:  # whatever the model raises
@@ -309,7 +309,8 @@ def _check_shape(model: nn.Module, split: MapStyleSplit, train: MapStyleSplit) -
             "one shape"
         ) from error
     finally:
-        model.train(was_training)
+        for module, is_training in modes:
+            module.training = is_training
 
 
 def _begin_anew(folder: Path) -> None:

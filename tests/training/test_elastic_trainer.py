@@ -227,6 +227,10 @@ def test_a_run_folder_gets_events_and_summary(pool: Pool, tmp_path: Path) -> Non
         ({"train": [1, 2, 3, 4, 5, 6, 7, 8]}, r"sample 0 is a int; a sample is a pair \(input, target\)"),
         ({"batch_size": 29}, "batch_size=29 is larger than the 28 training samples"),
         (
+            {"evaluation": {"dev": iter([])}},
+            r"^the data set dev is a list_iterator without a length or without indices",
+        ),
+        (
             {
                 "model": torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3))),
                 "train": [(torch.zeros(3, 4), 0)] * 8,
