@@ -15,7 +15,7 @@ from support.pool import Pool
 
 from pipetransformer.autopipe.schedules import REFUSED
 from pipetransformer.config.arguments import explain
-from pipetransformer.config.compose import CONF, load
+from pipetransformer.config.compose import CONF, compose_training, load
 from pipetransformer.config.schema import PRECISIONS, write_config
 from pipetransformer.config.validate import warnings
 from pipetransformer.errors import UserError
@@ -124,6 +124,19 @@ def test_values_have_the_types_of_the_schema() -> None:
     assert (run_config.epochs, run_config.optim.lr, run_config.parallel.device_memory_gib) == (7, 1.0, 2.0)
     assert isinstance(run_config.optim.lr, float)
     assert run_config.freeze.num_frozen == [2, 4]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (), (*TEXT, "optim=lamb", "epochs=1"), (*TINY, "+model.options.init_values=1e-5", "-v"),
+        ("parallel=megatron", "parallel.num_stages=2", "cache=false"), ("resume=auto", "optim.betas=[0.8,0.99]"),
+        ("logger=[wandb,tensorboard]", "experiment=null", "freeze=schedule", "freeze.num_frozen=[1,2]"),
+    ],
+    ids=lambda overrides: " ".join(overrides),
+)  # fmt: skip
+def test_the_short_way_to_the_configuration_of_a_job_leads_where_the_command_goes(overrides: tuple[str, ...]) -> None:
+    assert loaded(*overrides) == compose_training(overrides)
 
 
 @pytest.mark.parametrize(("override", "words"), WRONG.items())

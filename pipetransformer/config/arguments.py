@@ -59,7 +59,6 @@ SWITCHES = {  # values that users try for a group, and its option
     "checkpoint": dict.fromkeys(TRUE, "on") | dict.fromkeys(FALSE, "off"),
     "logger": dict.fromkeys(FALSE, "none"),
     "freeze": dict.fromkeys(FALSE, "none"),
-    "experiment": {},  # null is an option of its own
 }
 FLAGS = {"-v": "verbose=true", "--verbose": "verbose=true"}
 HYDRA_FLAGS = (
@@ -125,10 +124,12 @@ def _option(argument: str, simulation: bool) -> str:
     if group == "logger" and value.startswith("["):
         value = "_".join(sorted({name.strip(" '\"") for name in value.strip("[]").split(",")}, reverse=True))
         argument = f"{group}={value}"
+    if group == "experiment" and value.lower() == "null":  # as it is by default, which Hydra cannot be told so
+        return "~experiment"
     known = SWITCHES.get(group, {})
     if value.lower() in known:
         return f"{group}={known[value.lower()]}"
-    if value.lower() in ("null", "true", "false") and group != "experiment":
+    if value.lower() in ("null", "true", "false"):
         raise UserError(unknown_option(group, value))
     return argument
 

@@ -72,7 +72,7 @@ def test_an_unknown_option_of_a_group_is_told_the_nearest_and_all_there_are(over
 
 def test_what_users_try_for_a_switch_is_taken_as_its_option() -> None:
     assert read_arguments(["cache=false", "logger=null", "freeze=false", "experiment=null", "-m"]) == [
-        "-m", "cache=off", "logger=none", "freeze=none", "experiment=null",
+        "-m", "cache=off", "logger=none", "freeze=none", "~experiment",
     ]  # fmt: skip
     assert read_arguments(["-v", "seed=2"]) == ["verbose=true", "seed=2"]
     assert read_arguments(["seed=2", "-m", "--config-dir", "conf", "-v", "--cfg=job", "epochs=1"]) == [

@@ -1,21 +1,29 @@
 """Runs of the whole system on the ranks of the pool, configured as on the command line."""
 
+import copy
 import gc
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig
 
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.autopipe.profile import AffineTime, LayerProfile, MeshProfile, Profile
-from pipetransformer.config.compose import compose_training
+from pipetransformer.config import compose
+from pipetransformer.config.arguments import groups, read_arguments
 from pipetransformer.config.names import in_options
 from pipetransformer.config.schema import Config
 from pipetransformer.errors import UserError
@@ -71,8 +79,31 @@ class Job:
 
 
 def loaded(*overrides: str) -> Config:
-    """The configuration of ``python train.py <overrides>``."""
-    return compose_training(overrides)
+    """The configuration of ``python train.py <overrides>``.
+
+    Hydra takes as long as a short run, so it composes each choice of groups once; options are set as it sets them.
+    """
+    try:
+        return _of_groups(read_arguments(overrides))
+    except HydraException:
+        return compose.compose_training(overrides)  # which tells what is wrong in the words of the command
+
+
+def _of_groups(arguments: Sequence[str]) -> Config:
+    options = [each for each in arguments if each.partition("=")[0] not in groups()]
+    node = copy.deepcopy(_composed(tuple(each for each in arguments if each not in options)))
+    ConfigLoaderImpl._apply_overrides_to_config([_parsed(option) for option in options], node)
+    return compose.load(node)
+
+
+@cache
+def _composed(choices: tuple[str, ...]) -> DictConfig:
+    return compose._compose("config", choices, Config)
+
+
+@cache
+def _parsed(option: str) -> Override:
+    return OverridesParser.create().parse_override(option)
 
 
 def run_job(
