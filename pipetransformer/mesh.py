@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 from typing import Literal, NamedTuple, get_args
 
@@ -290,8 +290,10 @@ class StageMesh:
 
 
 SINGLE = StageMesh()
+_cached = lru_cache(maxsize=4096)  # fractions are slow, and the tensors of all layers have a few boxes
 
 
+@_cached
 def intersection(one: Box, other: Box) -> Box | None:
     """Returns what two boxes have in common; ``None`` for nothing."""
     spans = [(max(a[0], b[0]), min(a[1], b[1])) for a, b in zip(one, other, strict=True)]
@@ -321,6 +323,7 @@ def lacking(wanted: Box, held: Box | None) -> list[Box]:
     return pieces + [(common_outs, columns_of) for columns_of in columns if columns_of[0] < columns_of[1]]
 
 
+@_cached
 def within(box: Box, held: Box) -> Box:
     """Returns a box as fractions of another one that contains it."""
     spans = [
@@ -330,6 +333,7 @@ def within(box: Box, held: Box) -> Box:
     return spans[0], spans[1]
 
 
+@_cached
 def area(box: Box) -> Fraction:
     """Returns the share of a parameter's numbers that are in a box."""
     return (box[0][1] - box[0][0]) * (box[1][1] - box[1][0])

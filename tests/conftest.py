@@ -11,14 +11,12 @@ from pathlib import Path
 gc.disable()  # until all tests are collected: it takes a fifth of the time of imports and finds nothing
 
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
-from support.cases import write_config
 from support.pool import Pool
 
-# threads that wait for each other spin, and take the cores from the ranks of the test beside this one
-os.environ["OMP_NUM_THREADS"] = "1"  # of started processes
-torch.set_num_threads(1)
+# Threads that wait for each other spin, and take the cores from the ranks of the test beside this one. Torch, which the
+# process that shares the tests out to workers need not wait for, reads it when it is imported.
+os.environ["OMP_NUM_THREADS"] = "1"
 # of a process that it starts, and of gloo's, no thread takes the core of another: see runtime/groups.py
 if sys.platform == "linux":
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
@@ -81,4 +79,6 @@ def passing() -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def bert_config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder with the configuration of a tiny BERT."""
+    from support.cases import write_config
+
     return write_config(tmp_path_factory.mktemp("bert"))

@@ -10,12 +10,12 @@ from typing import cast
 import pytest
 from hydra.errors import CompactHydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
-from support.jobs import ROOT, TINY, loaded, run_job
+from support.jobs import ROOT, TINY, loaded, loaded_simulation, run_job
 from support.pool import Pool
 
 from pipetransformer.autopipe.schedules import REFUSED
 from pipetransformer.config.arguments import explain
-from pipetransformer.config.compose import CONF, compose_training, load
+from pipetransformer.config.compose import CONF, compose_simulation, compose_training, load
 from pipetransformer.config.schema import PRECISIONS, write_config
 from pipetransformer.config.validate import warnings
 from pipetransformer.errors import UserError
@@ -137,6 +137,11 @@ def test_values_have_the_types_of_the_schema() -> None:
 )  # fmt: skip
 def test_the_short_way_to_the_configuration_of_a_job_leads_where_the_command_goes(overrides: tuple[str, ...]) -> None:
     assert loaded(*overrides) == compose_training(overrides)
+
+
+@pytest.mark.parametrize("overrides", [(), ("cluster=dgx", *TEXT, "parallel.tp=2", "num_samples=640", "freeze=none")])
+def test_and_so_does_that_of_a_simulation(overrides: tuple[str, ...]) -> None:
+    assert loaded_simulation(*overrides) == compose_simulation(overrides)
 
 
 @pytest.mark.parametrize(("override", "words"), WRONG.items())

@@ -181,7 +181,14 @@ def weights(run: Job) -> dict[str, Tensor]:
     return {f"{file.name} {name}": value for file in found for name, value in load_file(file).items()}
 
 
-@pytest.mark.parametrize("pair", REFUSED, ids=str)
+LEFT_OUT = {  # of the meshes, which one check refuses, one is left for each model; all by make matrix
+    *((("arrangement", mesh), ("peft", "lora")) for mesh in MESHES[1:]),
+    *((("arrangement", mesh), ("model", "gpt2")) for mesh in MESHES[:-1]),
+}
+SOME_REFUSED = [pair for pair in REFUSED if IS_WHOLE or pair not in LEFT_OUT]
+
+
+@pytest.mark.parametrize("pair", SOME_REFUSED, ids=str)
 def test_options_that_do_not_go_together_are_refused_in_a_line(
     pair: Pair, pool: Pool, files: Path, tmp_path: Path
 ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.command import TIMEOUT_S
+from support.jobs import loaded_simulation
 
 from pipetransformer.autopipe.cost import step_seconds
 from pipetransformer.config.compose import CONF, compose_simulation
@@ -20,7 +21,7 @@ SMALL = ("epochs=4", "num_samples=6400", "batch_size=64")
 
 
 def composed(*overrides: str) -> SimulationConfig:
-    return compose_simulation((*SMALL, *overrides))
+    return loaded_simulation(*SMALL, *overrides)
 
 
 def options(group: str) -> list[str]:

@@ -2,28 +2,31 @@
 
 from pathlib import Path
 
-from support.command import TRAIN, torchrun
+import pytest
+from support.command import TRAIN, Ended, torchrun
 from support.jobs import ROOT, TINY, Job
 
-RUN = (*TINY, "epochs=3", "hydra.run.dir=run")
+RUN = (*TINY, "epochs=3", "hydra.run.dir=run", "checkpoint.every_steps=2", "resume=auto", "freeze.interval=0.3")
 DYING = f"""
 import os
 import sys
 from contextlib import nullcontext
 
 sys.path.insert(0, {str(ROOT / "tests")!r})
+import pipetransformer as pt
 from pipetransformer.command import main
 from support.faults import Fault
 
 death = Fault("pipetransformer.runtime.elastic.ElasticRuntime.train_step", call=7, local_rank=1)
 with nullcontext() if int(os.environ["TORCHELASTIC_RESTART_COUNT"]) else death.injected():
     main()
+written = [open(f"run/{{name}}", "rb").read() for name in ("config.yaml", "summary.json")]
+sys.argv.append("log_every_steps=3")
+main()
+assert written == [open(f"run/{{name}}", "rb").read() for name in ("config.yaml", "summary.json")], "it was complete"
 """
 
 SCRIPT = """
-import os
-import pipetransformer as pt
-
 summary = pt.train(
     pt.Config(
         model=pt.TimmModel(name="vit_tiny_patch16_224", pretrained=False, options={"patch_size": 4, "embed_dim": 16,
@@ -32,7 +35,7 @@ summary = pt.train(
         freeze=pt.NoFreezing(), optim=pt.AdamW(lr=1e-3),
         parallel=pt.Parallel(device="cpu"),
     ),
-    run_dir="run",
+    run_dir="own",
 )
 print(f"rank {os.environ['RANK']}: {summary['status']}, {len(summary) > 1}", flush=True)
 """
@@ -57,27 +60,34 @@ def test_an_error_is_printed_by_one_rank_and_shown_in_torchruns_summary(tmp_path
     assert "To enable traceback see" not in ended.err
 
 
-def test_all_ranks_write_one_run_folder_also_when_torchrun_starts_them_again(tmp_path: Path) -> None:
-    (tmp_path / "dying.py").write_text(DYING)
-    run = (*RUN, "checkpoint.every_steps=2", "resume=auto", "freeze.interval=0.3")
-    ended = torchrun(tmp_path, "--standalone", "--nproc-per-node", "2", "--max-restarts", "1", "dying.py", *run)
-    assert ended.code == 0, ended.err
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["dying.py", "run"]
-    job = Job(tmp_path / "run", error="")
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
+    """A folder in which two ranks ran the command, died and ran it again, and once more when it was complete.
+
+    Then they train by a script of the user's own. One start of torchrun takes longer than all of it.
+    """
+    folder = tmp_path_factory.mktemp("torchrun")
+    (folder / "dying.py").write_text(DYING + SCRIPT)
+    return folder, torchrun(folder, "--standalone", "--nproc-per-node", "2", "--max-restarts", "1", "dying.py", *RUN)
+
+
+def test_all_ranks_write_one_run_folder_also_when_torchrun_starts_them_again(ended: tuple[Path, Ended]) -> None:
+    folder, end = ended
+    assert end.code == 0, end.err
+    assert sorted(path.name for path in folder.iterdir()) == ["dying.py", "own", "run"]
+    job = Job(folder / "run", error="")
     assert [event["step"] for event in job.events("step")] == list(range(1, 13))
     assert [event["step"] for event in job.events("resume")] in ([2], [4], [6]), "the last one that was published"
     assert job.events("start")[0]["world_size"] == 2
     assert job.summary["status"] == "completed"
-    written = [(tmp_path / "run" / name).read_bytes() for name in ("config.yaml", "summary.json")]
-    again = torchrun(tmp_path, "--standalone", "--nproc-per-node", "1", TRAIN, *run, "log_every_steps=3")
-    assert again.code == 0, again.err
-    assert "nothing to resume" in again.out + again.err
-    assert written == [(tmp_path / "run" / name).read_bytes() for name in ("config.yaml", "summary.json")]
 
 
-def test_a_script_that_trains_runs_under_torchrun(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT)
-    ended = torchrun(tmp_path, "--standalone", "--nproc-per-node", "2", "script.py")
-    assert ended.code == 0, ended.err
-    assert {"rank 0: completed, True", "rank 1: completed, False"} <= {*ended.out.splitlines()}
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "script.py"]
+def test_a_complete_run_is_left_as_it_is(ended: tuple[Path, Ended]) -> None:
+    _, end = ended
+    assert end.code == 0, end.err
+    assert "nothing to resume" in end.out + end.err
+
+
+def test_a_script_that_trains_runs_under_torchrun(ended: tuple[Path, Ended]) -> None:
+    _, end = ended
+    assert {"rank 0: completed, True", "rank 1: completed, False"} <= {*end.out.splitlines()}

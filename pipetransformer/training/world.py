@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import accumulate
+from itertools import accumulate, count
 
 import torch
 import torch.distributed as dist
@@ -54,15 +54,25 @@ def open_world(parallel: Parallel) -> Iterator[torch.device]:
             destroy_group()
 
 
+JOINED_BY = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
+_joined: dict[tuple[str | None, ...], tuple[dist.Store, int, int]] = {}
+_worlds = count()
+
+
 def _meet(timeout: timedelta) -> tuple[dist.Store, int, int]:
     """Returns the store that joins the ranks by the environment, with this rank and their number.
 
-    Each start of the ranks by torchrun has keys of its own: with those of the start before, later groups would find the
-    addresses of ranks that died (seen with torch 2.15).
+    Each start of the ranks by torchrun, and each training of a script, has keys of its own: with those of the one
+    before, groups would find the addresses of ranks that died or of groups that are closed (seen with torch 2.15). The
+    store stays open for the next training: a rank that comes early would join one that rank 0 is about to close.
     """
-    store, rank, world_size = next(rendezvous("env://", timeout=timeout))
+    key = tuple(os.environ.get(name) for name in JOINED_BY)
+    if key not in _joined:
+        _joined[key] = next(rendezvous("env://", timeout=timeout))
+    store, rank, world_size = _joined[key]
     store.set_timeout(timeout)
-    return dist.PrefixStore(f"start-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store), rank, world_size
+    start = f"start-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
+    return dist.PrefixStore(f"{start}/world-{next(_worlds)}", store), rank, world_size
 
 
 def _listen_on_loopback() -> None:

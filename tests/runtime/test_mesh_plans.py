@@ -144,7 +144,7 @@ ROUND = (
 )
 
 
-ROUNDS = [(50, 5), (50, 1)] if "MESH_MATRIX" in os.environ else [(15, 1)]
+ROUNDS = [(50, 5), (50, 1)] if "MESH_MATRIX" in os.environ else [(11, 1)]
 """Steps, and how many of them are between two transitions."""
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 import torch
@@ -25,7 +25,7 @@ from pipetransformer.autopipe.profile import AffineTime, LayerProfile, MeshProfi
 from pipetransformer.config import compose
 from pipetransformer.config.arguments import groups, read_arguments
 from pipetransformer.config.names import in_options
-from pipetransformer.config.schema import Config
+from pipetransformer.config.schema import Config, SimulationConfig
 from pipetransformer.errors import UserError
 from pipetransformer.mesh import StageMesh
 from pipetransformer.models.stack import LayerStack
@@ -84,21 +84,33 @@ def loaded(*overrides: str) -> Config:
     Hydra takes as long as a short run, so it composes each choice of groups once; options are set as it sets them.
     """
     try:
-        return _of_groups(read_arguments(overrides))
+        return _of_groups("config", Config, read_arguments(overrides))
     except HydraException:
         return compose.compose_training(overrides)  # which tells what is wrong in the words of the command
 
 
-def _of_groups(arguments: Sequence[str]) -> Config:
-    options = [each for each in arguments if each.partition("=")[0] not in groups()]
-    node = copy.deepcopy(_composed(tuple(each for each in arguments if each not in options)))
+def loaded_simulation(*overrides: str) -> SimulationConfig:
+    """The configuration of ``python -m pipetransformer.simulate <overrides>``, in the same way."""
+    try:
+        return _of_groups("simulate", SimulationConfig, read_arguments(overrides, simulation=True))
+    except HydraException:
+        return compose.compose_simulation(overrides)
+
+
+C = TypeVar("C", bound=Config)
+
+
+def _of_groups(name: str, kind: type[C], arguments: Sequence[str]) -> C:
+    options = [each for each in arguments if each.partition("=")[0] not in groups(simulation=True)]
+    choices = tuple(each for each in arguments if each not in options)
+    node = copy.deepcopy(_composed(name, kind, choices))
     ConfigLoaderImpl._apply_overrides_to_config([_parsed(option) for option in options], node)
-    return compose.load(node)
+    return compose.load(node, kind)
 
 
 @cache
-def _composed(choices: tuple[str, ...]) -> DictConfig:
-    return compose._compose("config", choices, Config)
+def _composed(name: str, kind: type[Config], choices: tuple[str, ...]) -> DictConfig:
+    return compose._compose(name, choices, kind)
 
 
 @cache

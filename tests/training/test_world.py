@@ -3,14 +3,18 @@
 import contextlib
 import os
 import sys
+from datetime import timedelta
 
 import pytest
 import torch
+import torch.distributed as dist
 from support.links import node_size
 from support.meshes import policies, scheduled_as_at_first, threads
+from support.nodes import free_port, sums_of_worlds
 from support.pool import Pool
 
 from pipetransformer.config.sections import Parallel
+from pipetransformer.training import world
 from pipetransformer.training.world import limit_threads, open_world
 
 
@@ -44,6 +48,22 @@ def test_a_world_on_one_node_keeps_to_loopback(
     with contextlib.suppress(RuntimeError), open_world(Parallel(device="cpu", world_size=1)):
         pass  # gloo may not know the user's interface
     assert os.environ.get("GLOO_SOCKET_IFNAME") == expected
+
+
+def test_a_script_may_open_one_world_after_the_other(pool: Pool) -> None:
+    """Rank 0 holds their store, as where no torchrun does; rank 1 may come while rank 0 still leaves the first."""
+    assert pool.run(2, sums_of_worlds, free_port(), 3) == [[4.0] * 3] * 2
+
+
+def test_worlds_of_a_script_share_a_store_and_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    joined = [(dist.HashStore(), 0, 1)]
+    monkeypatch.setattr(world, "_joined", {})
+    monkeypatch.setattr(world, "rendezvous", lambda *_, **__: iter([joined.pop()]))
+    first, second = (world._meet(timedelta(seconds=60))[0] for _ in range(2))
+    first.set("address", "of a group that is closed")
+    assert first.check(["address"])
+    assert not second.check(["address"])
+    assert not joined, "joined once"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has SCHED_BATCH")
