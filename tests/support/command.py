@@ -49,9 +49,9 @@ def environment() -> dict[str, str]:
 
 
 @contextmanager
-def started(folder: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def started(folder: Path, *words: str, **variables: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Starts Python in a process group of its own; gives the process and its mark, and ends it."""
-    env = environment()
+    env = environment() | variables
     process = subprocess.Popen(
         [sys.executable, *words],
         cwd=folder,
