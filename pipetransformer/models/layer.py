@@ -7,12 +7,14 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
+from pipetransformer.errors import UserError
 from pipetransformer.mesh import Box
 from pipetransformer.models.tp_plan import Part, TpPlan
 
 Forward = Callable[..., Tensor]
 """Calls a layer's module: ``forward(module, x, **context) -> Tensor``."""
 Module = TypeVar("Module", bound=nn.Module)
+FROM_SOURCE = "a stack's source yields for a layer each tensor of stack.names()[index] once, whole"
 
 
 class Layer(nn.Module):
@@ -81,12 +83,22 @@ class Layer(nn.Module):
 
         Args:
             values: Whole tensors by original name, of which a sharded layer takes its part.
+
+        Raises:
+            UserError: The values are not those of the layer's tensors.
         """
         self.to_empty(device=device)
         missing = dict(self.tensors())
         for name, value in values:
-            missing.pop(name).copy_(self.own_part(name, value))
-        assert not missing, f"no initial weights for {sorted(missing)}"
+            own, part = missing.pop(name, None), self.own_part(name, value)
+            if own is None:
+                raise UserError(f"{name} is no tensor of this layer, or comes twice; {FROM_SOURCE}")
+            if own.shape != part.shape:  # torch would repeat a smaller one
+                shapes = f"{tuple(part.shape)}, and the layer's {tuple(own.shape)}"
+                raise UserError(f"the initial {name} has shape {shapes}; {FROM_SOURCE}")
+            own.copy_(part)
+        if missing:
+            raise UserError(f"the initial {', '.join(sorted(missing))} are missing; {FROM_SOURCE}")
 
     def own_part(self, name: str, whole: Tensor) -> Tensor:
         """Returns this rank's part of a parameter, or of a tensor of its shape; the whole of it without a mesh."""

@@ -40,6 +40,22 @@ def test_a_layer_without_weights_and_source_says_what_to_set() -> None:
         stack.load(1)
 
 
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"part.1.weight": (4, 4)}, r"the initial part\.1\.bias are missing; a stack's source yields"),
+        ({"part.1.weight": (4, 4), "bias": (4,)}, r"bias is no tensor of this layer"),
+        ({"part.1.weight": (4, 4), "part.1.bias": (1,)}, r"part\.1\.bias has shape \(1,\), and the layer's \(4,\)"),
+    ],
+    ids=["too few", "another name", "another shape, which torch would repeat"],
+)
+def test_a_source_that_yields_other_tensors_is_refused_by_name(values: dict[str, tuple[int, ...]], words: str) -> None:
+    stack = stack_of(3).to("meta")
+    stack.source = lambda _: iter({name: torch.zeros(shape) for name, shape in values.items()}.items())
+    with pytest.raises(UserError, match=words):
+        stack.load(1)
+
+
 def test_tensors_and_state_have_original_names_and_only_the_state_leaves_out_what_is_not_saved() -> None:
     module = nn.Linear(2, 2)
     module.register_buffer("positions", torch.arange(2), persistent=False)
