@@ -59,7 +59,7 @@ def check_layers(
             or gives another shape than (B, T, D).
     """
     context = context or {}
-    with _trial(nn.ModuleList(layers), training=True), _WithoutDropout():
+    with trial(nn.ModuleList(layers), training=True), _WithoutDropout():
         x = inputs
         for index, layer in enumerate(layers):
             is_head = index == len(layers) - 1
@@ -91,7 +91,7 @@ def check_same_outputs(
     context = context or {}
     for mode in ("training", "evaluation"):
         is_training = mode == "training"
-        with _trial(stack, is_training), _trial(model, is_training), _WithoutDropout():
+        with trial(stack, is_training), trial(model, is_training), _WithoutDropout():
             outputs, expected = stack(inputs, **context), forward(inputs, **context)
         if outputs.shape != expected.shape or not close(outputs, expected):
             raise UserError(
@@ -153,7 +153,7 @@ def _check_samples(layer: Layer, where: str, x: Tensor, context: Context, output
 
 
 @contextmanager
-def _trial(model: nn.Module, training: bool) -> Iterator[None]:
+def trial(model: nn.Module, training: bool) -> Iterator[None]:
     """Switches a model to a mode inside; restores its modes and buffers at the end."""
     modes = {module: module.training for module in model.modules()}
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]

@@ -77,9 +77,14 @@ class Layer(nn.Module):
         """False while the layer is on the meta device."""
         return all(not tensor.is_meta for _, tensor in self.tensors())
 
-    @torch.no_grad()
     def fill(self, values: Iterable[tuple[str, Tensor]], device: torch.device | str) -> None:
-        """Allocates a layer without storage and copies its tensors into it, converted to the layer's dtypes.
+        """Allocates a layer without storage and copies its tensors into it, as :meth:`copy_from` does."""
+        self.to_empty(device=device)
+        self.copy_from(values)
+
+    @torch.no_grad()
+    def copy_from(self, values: Iterable[tuple[str, Tensor]]) -> None:
+        """Copies tensors into a layer that has storage, converted to the layer's dtypes.
 
         Args:
             values: Whole tensors by original name, of which a sharded layer takes its part.
@@ -87,7 +92,6 @@ class Layer(nn.Module):
         Raises:
             UserError: The values are not those of the layer's tensors.
         """
-        self.to_empty(device=device)
         missing = dict(self.tensors())
         for name, value in values:
             own, part = missing.pop(name, None), self.own_part(name, value)

@@ -130,12 +130,9 @@ class LayerStack(nn.Module):
         if not self[index].has_storage:
             self[index].fill(self._initial(index), device)
 
-    @torch.no_grad()
     def load_again(self, index: int) -> None:
         """Copies a layer's tensors from its source into a layer that has storage."""
-        own = dict(self[index].tensors())
-        for name, value in self._initial(index):
-            own[name].copy_(self[index].own_part(name, value))
+        self[index].copy_from(self._initial(index))
 
     def loaded_copy(self, index: int, device: torch.device | str) -> Layer:
         """Returns a copy of a layer with weights; the stack's own layer stays as it is."""

@@ -25,6 +25,7 @@ from pipetransformer.errors import UserError
 from pipetransformer.freeze.base import FreezePolicy
 from pipetransformer.freeze.pipetransformer import PaperRule
 from pipetransformer.models.adapters import AdapterSpec, NoAdapters
+from pipetransformer.models.checks import trial
 from pipetransformer.models.instance import ModelInstance, give_back
 from pipetransformer.optim.base import OptimizerSpec
 from pipetransformer.report.reporter import LoggedWarnings, Reporter, Sink
@@ -299,18 +300,16 @@ def _check_shape(model: nn.Module, split: MapStyleSplit, train: MapStyleSplit) -
     """
     if split.input_shape == train.input_shape:
         return
-    modes, device = [(module, module.training) for module in model.modules()], next(model.parameters()).device
-    try:
-        model.eval()(split.inputs([0], None).to(device))
-    except Exception as error:  # whatever the model raises
-        raise UserError(
-            f"samples of the {split.name} split have shape {split.input_shape} and those of the training data "
-            f"{train.input_shape}, and the model does not take both ({type(error).__name__}: {error}); bring all to "
-            "one shape"
-        ) from error
-    finally:
-        for module, is_training in modes:
-            module.training = is_training
+    device = next(model.parameters()).device
+    with trial(model, training=False):
+        try:
+            model(split.inputs([0], None).to(device))
+        except Exception as error:  # whatever the model raises
+            raise UserError(
+                f"samples of the {split.name} split have shape {split.input_shape} and those of the training data "
+                f"{train.input_shape}, and the model does not take both ({type(error).__name__}: {error}); bring all "
+                "to one shape"
+            ) from error
 
 
 def _begin_anew(folder: Path) -> None:

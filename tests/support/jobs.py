@@ -101,7 +101,8 @@ C = TypeVar("C", bound=Config)
 
 
 def _of_groups(name: str, kind: type[C], arguments: Sequence[str]) -> C:
-    options = [each for each in arguments if each.partition("=")[0] not in groups(simulation=True)]
+    names = groups(simulation=True)
+    options = [each for each in arguments if each.partition("=")[0] not in names]
     choices = tuple(each for each in arguments if each not in options)
     node = copy.deepcopy(_composed(name, kind, choices))
     ConfigLoaderImpl._apply_overrides_to_config([_parsed(option) for option in options], node)
