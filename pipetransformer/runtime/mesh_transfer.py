@@ -4,7 +4,6 @@ Tensors have names of the original model, or of a snapshot: ``weights/<name>`` a
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,9 +11,11 @@ from torch import Tensor
 
 from pipetransformer.autodp.transition import Placement, lowest_of_each_part
 from pipetransformer.models.layer import Layer
-from pipetransformer.runtime.resident import ResidentLayers
+from pipetransformer.runtime.resident import ResidentLayers, as_bytes, from_bytes
 
 Tensors = dict[str, Tensor]
+Packed = tuple[dict[str, tuple[torch.Size, torch.dtype]], Tensor]
+"""The shapes and types of tensors by name, and their bytes one after another (num_bytes,)."""
 
 
 def gather_layer(
@@ -31,17 +32,16 @@ def gather_layer(
         The whole tensors in host memory, on the target; ``None`` on the others.
     """
     rank = dist.get_rank()
-    gathered: list[Any] | None = [None] * dist.get_world_size() if rank == target else None
-    dist.gather_object(dict(own) if rank in _senders(resident, placement, layer) else None, gathered, target)
+    gathered: list[Packed | None] | None = [None] * dist.get_world_size() if rank == target else None
+    dist.gather_object(pack(own) if rank in _senders(resident, placement, layer) else None, gathered, target)
     return None if gathered is None else _together(resident, layer, gathered)
 
 
 def all_gather_layer(resident: ResidentLayers, placement: Placement, layer: int) -> Tensors:
     """Gathers the weights and buffers of a layer on every rank, by original name. All ranks of the world call it."""
-    gathered: list[Any] = [None] * dist.get_world_size()
+    gathered: list[Packed | None] = [None] * dist.get_world_size()
     is_sender = dist.get_rank() in _senders(resident, placement, layer)
-    own = {name: tensor.detach().cpu() for name, tensor in resident.stack[layer].tensors()} if is_sender else None
-    dist.all_gather_object(gathered, own)
+    dist.all_gather_object(gathered, pack(dict(resident.stack[layer].tensors())) if is_sender else None)
     return _together(resident, layer, gathered)
 
 
@@ -59,9 +59,7 @@ def gather_sharded_state_dict(resident: ResidentLayers, placement: Placement) ->
     """Gathers all weights under their original names on rank 0, a layer at a time. All ranks of the world call it."""
     state: Tensors = {}
     for layer in range(len(resident.stack)):
-        own: Tensors = {}
-        if resident.holds(layer):
-            own = {name: tensor.detach().cpu() for name, tensor in resident.stack[layer].original_state().items()}
+        own = resident.stack[layer].original_state() if resident.holds(layer) else {}
         state |= gather_layer(resident, placement, layer, own, target=0) or {}
     return state if dist.get_rank() == 0 else None
 
@@ -70,11 +68,24 @@ def _senders(resident: ResidentLayers, placement: Placement, layer: int) -> tupl
     return lowest_of_each_part(placement[layer], resident.cuts.held_as[layer].num_ranks)
 
 
-def _together(resident: ResidentLayers, layer: int, gathered: list[Any]) -> Tensors:
+def pack(tensors: Mapping[str, Tensor]) -> Packed:
+    """Packs tensors into one in host memory, to be sent as one object; pickling each takes longer than to move it."""
+    host = torch.device("cpu")
+    data = torch.cat([torch.empty(0, dtype=torch.uint8), *(as_bytes(each, host) for each in tensors.values())])
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}, data
+
+
+def unpack(packed: Packed) -> Tensors:
+    """Returns the tensors that :func:`pack` packed, in host memory."""
+    forms, data = packed
+    return dict(zip(forms, from_bytes(data, forms.values()), strict=True))
+
+
+def _together(resident: ResidentLayers, layer: int, gathered: list[Packed | None]) -> Tensors:
     """Puts the parts of a layer together, by the rank that sent them."""
     parts, mesh, whole = resident.cuts.parts(layer), resident.cuts.held_as[layer], Tensors()
     for rank, sent in enumerate(gathered):
-        for path, own in (sent or {}).items():
+        for path, own in unpack(sent).items() if sent is not None else ():
             name = parameter_name(path)
             if name not in parts or not own.ndim:
                 whole[path] = own

@@ -153,11 +153,8 @@ class ResidentLayers:
             module.to_empty(device=self.device)
         own = dict(_module_tensors(module))
         state: OptimizerState = {}
-        start = 0
-        for name, key, shape, dtype in manifest:
-            num_bytes = shape.numel() * dtype.itemsize
-            tensor = data[start : start + num_bytes].clone().view(dtype).reshape(shape)
-            start += num_bytes
+        tensors = from_bytes(data, [(shape, dtype) for *_, shape, dtype in manifest])
+        for (name, key, shape, _), tensor in zip(manifest, tensors, strict=True):
             if key:
                 # A step count is a scalar and stays on the host, as torch's optimizers make it.
                 state.setdefault(name, {})[key] = tensor if shape and key != REFERENCE else tensor.cpu()
@@ -192,3 +189,12 @@ def on_device(state: OptimizerState, device: torch.device) -> OptimizerState:
 def as_bytes(tensor: Tensor, device: torch.device) -> Tensor:
     """Returns the numbers of a tensor on a device as bytes (num_bytes,)."""
     return tensor.detach().to(device).contiguous().reshape(-1).view(torch.uint8)
+
+
+def from_bytes(data: Tensor, forms: Iterable[tuple[torch.Size, torch.dtype]]) -> Iterator[Tensor]:
+    """Yields copies of the tensors of these shapes and types whose :func:`as_bytes` lie one after another."""
+    start = 0
+    for shape, dtype in forms:
+        num_bytes = shape.numel() * dtype.itemsize
+        yield data[start : start + num_bytes].clone().view(dtype).reshape(shape)
+        start += num_bytes

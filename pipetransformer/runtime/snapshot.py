@@ -71,7 +71,7 @@ def _snapshot_of_parts(resident: ResidentLayers, state: State, placement: Placem
     for layer, writer in enumerate(writers(placement, fsdp=False)):
         own: dict[str, Tensor] = {}
         if resident.holds(layer):
-            own = {name: tensor.cpu() for name, tensor in _tensors(resident.stack[layer], state)}
+            own = dict(_tensors(resident.stack[layer], state))
         found = gather_layer(resident, placement, layer, own, writer)
         if found is not None:
             copies[layer] = found

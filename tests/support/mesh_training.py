@@ -16,6 +16,7 @@ from pipetransformer.runtime.gradients import squared_gradient_norms, unscale_an
 from pipetransformer.runtime.mesh import RankMesh
 from pipetransformer.runtime.mesh_gradients import CopiedGradients
 from pipetransformer.runtime.mesh_stage import MeshStage
+from pipetransformer.runtime.mesh_transfer import pack, unpack
 from pipetransformer.runtime.precision import PRECISIONS
 from pipetransformer.runtime.rng import sample_keys
 from pipetransformer.runtime.tensor_parallel import shard_layer
@@ -95,18 +96,19 @@ class MeshTrainer:
     def whole(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         """Puts the parts of all ranks together on every rank; asserts that copies are equal bit for bit."""
         original = {name: p.shape for layer in self.case.stack().layers for name, p in layer.by_name().items()}  # type: ignore[operator, union-attr]
-        own = {name: (self._places(name, original[name]), value.detach()) for name, value in values.items()}
-        gathered: list[dict[str, Any]] = [{}] * dist.get_world_size()
-        dist.all_gather_object(gathered, own)
+        places = {name: self._places(name, original[name]) for name in values}
+        packed: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(packed, (pack(places), pack(values)))
+        gathered = [(unpack(its_places), unpack(its_values)) for its_places, its_values in packed]
         found: dict[str, Tensor] = {}
-        for name in own:
+        for name in values:
             whole = torch.full((original[name].numel(),), torch.nan, dtype=torch.float64)
-            for part in gathered:
-                places, value = part[name]
-                is_first = bool(whole[places].isnan().all())
-                is_equal = is_first or torch.equal(whole[places], value.flatten())
+            for its_places, its_values in gathered:
+                at, value = its_places[name], its_values[name]
+                is_first = bool(whole[at].isnan().all())
+                is_equal = is_first or torch.equal(whole[at], value.flatten())
                 assert is_equal or not self.checks_copies, f"copies of {name} differ"
-                whole[places] = value.flatten().double()
+                whole[at] = value.flatten().double()
             assert not whole.isnan().any(), name
             found[name] = whole.view(original[name])
         return found
