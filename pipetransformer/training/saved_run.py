@@ -102,6 +102,17 @@ def _check_labels(dataset: DatasetSpec, found: Head, trained: Head) -> None:
         )
 
 
+def _check_size(source: str, found: tuple[int, ...], trained: tuple[int, ...]) -> None:
+    """Raises UserError for pictures of another shape than that for which the run's model was built."""
+    if found != trained:
+        is_other_size = len(found) == len(trained) == 3 and found[0] == trained[0] and trained[1] == trained[2]
+        remedy = f"resize them, as model.image_size={trained[1]} does" if is_other_size else "convert them"
+        raise UserError(
+            f"{source} has pictures of shape {found} (channels, height, width), and the run was trained on {trained}; "
+            f"{remedy}"
+        )
+
+
 def open_model(run_dir: Path, config: Config, step: int | None = None) -> SavedModel:
     """Opens the weights of a run as :func:`open_saved` does, by what the run has recorded: without its data.
 
@@ -133,6 +144,7 @@ def _wanted(config: Config) -> TextFormat | ImageFormat:
 def _open(run_dir: Path, config: Config, head: Head, input_shape: tuple[int, ...], step: int | None) -> SavedModel:
     folder, own_step = saved_model(run_dir)
     found = _checkpoint(run_dir, step, folder, own_step)
+    _check_size("the data", input_shape, recorded_head(run_dir)[1])
     if found is None:
         config = replace(config, model=config.peft.open_saved(config.model, folder))
     stack = config.model.build_meta(head, input_shape, config.seed)
@@ -289,11 +301,7 @@ def predict(
         raise UserError(f"input={source} does not exist")
     head, input_shape = recorded_head(run_dir)
     samples = config.dataset.unlabelled(source, _wanted_again(config, input_shape), head)
-    if samples.input_shape != input_shape:
-        raise UserError(
-            f"input={source} has pictures of shape {samples.input_shape} (channels, height, width), and the run was "
-            f"trained on {input_shape}; resize them"
-        )
+    _check_size(f"input={source}", samples.input_shape, input_shape)
     saved = open_model(run_dir, config, step)
     with ExitStack() as closing:
         runtime = closing.enter_context(_runtime(saved, samples.task))

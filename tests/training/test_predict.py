@@ -219,9 +219,14 @@ def test_no_file_is_overwritten(texts: Job, tmp_path: Path, output: str, message
 def test_pictures_of_another_size_than_the_runs_are_refused(pictures: Job, tmp_path: Path) -> None:
     Image.fromarray(np.zeros((10, 10), dtype=np.uint8)).save(tmp_path / "a.png")
     config = read_config(pictures.folder / CONFIG)
-    for source, message in ((tmp_path, r"\(1, 10, 10\).*trained on \(1, 8, 8\)"), (tmp_path / "none", "not exist")):
+    for source, message in (
+        (tmp_path, r"\(1, 10, 10\).*trained on \(1, 8, 8\); .*model\.image_size=8"),
+        (tmp_path / "none", "not exist"),
+    ):
         with pytest.raises(UserError, match=message):
             predict(pictures.folder, config, source, tmp_path / "out.csv")
+    resized = read_config(pictures.folder / CONFIG, ["model.image_size=8"])
+    assert predict(pictures.folder, resized, tmp_path, tmp_path / "resized.csv")[0] == 1
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="has no pictures"):
         predict(pictures.folder, config, tmp_path / "empty", tmp_path / "out.csv")

@@ -102,6 +102,14 @@ def test_data_with_other_classes_is_refused(pool: Pool, tmp_path: Path) -> None:
         open_saved(job.folder, there)
 
 
+def test_pictures_of_another_size_are_scored_in_that_of_the_run_or_refused(job: Job) -> None:
+    larger = read_config(job.folder / CONFIG, ["model.image_size=16"])
+    with pytest.raises(UserError, match=r"shape \(1, 16, 16\).*trained on \(1, 8, 8\); .*model\.image_size=8"):
+        open_saved(job.folder, larger)
+    resized = read_config(job.folder / CONFIG, ["model.image_size=8"])
+    assert open_saved(job.folder, resized).data.input_shape == (1, 8, 8)
+
+
 def test_the_remedy_for_other_classes_names_them_all_as_hydra_reads_them(pool: Pool, tmp_path: Path) -> None:
     names = ["no", "yes", "it: is", "01", *"abcdefgh"]
     for name, labels in (("here", names), ("there", names[1:])):
