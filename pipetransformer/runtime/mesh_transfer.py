@@ -4,6 +4,7 @@ Tensors have names of the original model, or of a snapshot: ``weights/<name>`` a
 """
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -32,16 +33,16 @@ def gather_layer(
         The whole tensors in host memory, on the target; ``None`` on the others.
     """
     rank = dist.get_rank()
-    gathered: list[Packed | None] | None = [None] * dist.get_world_size() if rank == target else None
-    dist.gather_object(pack(own) if rank in _senders(resident, placement, layer) else None, gathered, target)
+    gathered: list[Any] | None = [None] * dist.get_world_size() if rank == target else None
+    dist.gather_object(pack(own if rank in _senders(resident, placement, layer) else {}), gathered, target)
     return None if gathered is None else _together(resident, layer, gathered)
 
 
 def all_gather_layer(resident: ResidentLayers, placement: Placement, layer: int) -> Tensors:
     """Gathers the weights and buffers of a layer on every rank, by original name. All ranks of the world call it."""
-    gathered: list[Packed | None] = [None] * dist.get_world_size()
+    gathered: list[Any] = [None] * dist.get_world_size()
     is_sender = dist.get_rank() in _senders(resident, placement, layer)
-    dist.all_gather_object(gathered, pack(dict(resident.stack[layer].tensors())) if is_sender else None)
+    dist.all_gather_object(gathered, pack(dict(resident.stack[layer].tensors()) if is_sender else {}))
     return _together(resident, layer, gathered)
 
 
@@ -70,9 +71,8 @@ def _senders(resident: ResidentLayers, placement: Placement, layer: int) -> tupl
 
 def pack(tensors: Mapping[str, Tensor]) -> Packed:
     """Packs tensors into one in host memory, to be sent as one object; pickling each takes longer than to move it."""
-    host = torch.device("cpu")
-    data = torch.cat([torch.empty(0, dtype=torch.uint8), *(as_bytes(each, host) for each in tensors.values())])
-    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}, data
+    forms = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+    return forms, as_bytes(tensors.values(), torch.device("cpu"))
 
 
 def unpack(packed: Packed) -> Tensors:
@@ -81,11 +81,11 @@ def unpack(packed: Packed) -> Tensors:
     return dict(zip(forms, from_bytes(data, forms.values()), strict=True))
 
 
-def _together(resident: ResidentLayers, layer: int, gathered: list[Packed | None]) -> Tensors:
+def _together(resident: ResidentLayers, layer: int, gathered: Iterable[Packed]) -> Tensors:
     """Puts the parts of a layer together, by the rank that sent them."""
     parts, mesh, whole = resident.cuts.parts(layer), resident.cuts.held_as[layer], Tensors()
     for rank, sent in enumerate(gathered):
-        for path, own in unpack(sent).items() if sent is not None else ():
+        for path, own in unpack(sent).items():
             name = parameter_name(path)
             if name not in parts or not own.ndim:
                 whole[path] = own

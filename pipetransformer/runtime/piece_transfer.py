@@ -163,8 +163,8 @@ class _Change:
         parts = list[Tensor]()
         for entry, box in self._pieces(move):
             inside = within(box, self._held(self.last, entry, move.source))
-            parts.append(as_bytes(entry.part.cut(old[entry.name, entry.key], inside), self.resident.device))
-        return torch.cat(parts)
+            parts.append(entry.part.cut(old[entry.name, entry.key], inside))
+        return as_bytes(parts, self.resident.device)
 
     @torch.no_grad()
     def _put_together(self, old: Mapping[Key, Tensor], received: Mapping[Move, Tensor]) -> None:

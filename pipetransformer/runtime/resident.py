@@ -136,9 +136,7 @@ class ResidentLayers:
 
     def pack(self, layer: int, with_state: bool = True) -> Tensor:
         """Returns the tensors of a held layer's :meth:`manifest` as one tensor of bytes (num_bytes,)."""
-        nothing = torch.empty(0, dtype=torch.uint8, device=self.device)  # a layer may have no tensors
-        with torch.no_grad():
-            return torch.cat([nothing, *(as_bytes(each, self.device) for *_, each in self.tensors(layer, with_state))])
+        return as_bytes((tensor for *_, tensor in self.tensors(layer, with_state)), self.device)
 
     def unpack(self, layer: int, manifest: Manifest, data: Tensor) -> None:
         """Fills a layer with the tensors that :meth:`pack` packed on another rank.
@@ -186,13 +184,15 @@ def on_device(state: OptimizerState, device: torch.device) -> OptimizerState:
     }
 
 
-def as_bytes(tensor: Tensor, device: torch.device) -> Tensor:
-    """Returns the numbers of a tensor on a device as bytes (num_bytes,)."""
-    return tensor.detach().to(device).contiguous().reshape(-1).view(torch.uint8)
+@torch.no_grad()
+def as_bytes(tensors: Iterable[Tensor], device: torch.device) -> Tensor:
+    """Returns the numbers of tensors one after another on a device as bytes (num_bytes,)."""
+    nothing = torch.empty(0, dtype=torch.uint8, device=device)  # a layer may have no tensors
+    return torch.cat([nothing, *(each.to(device).contiguous().reshape(-1).view(torch.uint8) for each in tensors)])
 
 
 def from_bytes(data: Tensor, forms: Iterable[tuple[torch.Size, torch.dtype]]) -> Iterator[Tensor]:
-    """Yields copies of the tensors of these shapes and types whose :func:`as_bytes` lie one after another."""
+    """Yields copies of the tensors of these shapes and types that :func:`as_bytes` has joined."""
     start = 0
     for shape, dtype in forms:
         num_bytes = shape.numel() * dtype.itemsize

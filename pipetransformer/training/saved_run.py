@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -75,8 +75,11 @@ def open_saved(run_dir: Path, config: Config, step: int | None = None) -> SavedR
         UserError: There is no such checkpoint and no model, or the data does not fit the model.
     """
     data = config.dataset.load(_wanted(config))
-    model = _open(run_dir, config, data.task.head, data.input_shape, step)
-    _check_labels(config.dataset, data.task.head, recorded_head(run_dir)[0])
+    weights = _find_weights(run_dir, step)
+    head, input_shape = recorded_head(run_dir)
+    _check_size("the data", data.input_shape, input_shape)
+    model = _open(weights, config, data.task.head, data.input_shape)
+    _check_labels(config.dataset, data.task.head, head)
     return SavedRun(model.config, model.stack, model.step, data)
 
 
@@ -120,7 +123,7 @@ def open_model(run_dir: Path, config: Config, step: int | None = None) -> SavedM
         UserError: There are no such weights, or no record of the model's head.
     """
     head, input_shape = recorded_head(run_dir)
-    return _open(run_dir, config, head, input_shape, step)
+    return _open(_find_weights(run_dir, step), config, head, input_shape)
 
 
 def recorded_head(run_dir: Path) -> tuple[Head, tuple[int, ...]]:
@@ -141,42 +144,44 @@ def _wanted(config: Config) -> TextFormat | ImageFormat:
     return TextFormat(**wanted) if config.model.modality == "text" else ImageFormat(**wanted)
 
 
-def _open(run_dir: Path, config: Config, head: Head, input_shape: tuple[int, ...], step: int | None) -> SavedModel:
-    folder, own_step = saved_model(run_dir)
-    found = _checkpoint(run_dir, step, folder, own_step)
-    _check_size("the data", input_shape, recorded_head(run_dir)[1])
-    if found is None:
-        config = replace(config, model=config.peft.open_saved(config.model, folder))
+class _Weights(NamedTuple):
+    """The weights to open: a checkpoint, or where that is ``None`` the model that the run saved at its end."""
+
+    model: Path
+    model_step: int | None
+    checkpoint: tuple[Path, Manifest] | None
+
+
+def _open(weights: _Weights, config: Config, head: Head, input_shape: tuple[int, ...]) -> SavedModel:
+    if weights.checkpoint is None:
+        config = replace(config, model=config.peft.open_saved(config.model, weights.model))
     stack = config.model.build_meta(head, input_shape, config.seed)
     config.peft.apply(stack, config.seed)
     stack = stack.to(PRECISIONS[config.precision].param_dtype)
-    if found is None:
-        config.peft.load_saved(stack, folder)
-        return SavedModel(config, stack, own_step)
-    path, manifest = found
+    if weights.checkpoint is None:
+        config.peft.load_saved(stack, weights.model)
+        return SavedModel(config, stack, weights.model_step)
+    path, manifest = weights.checkpoint
     stack.source = CheckpointLayers(path, manifest, stack).averages
     return SavedModel(config, stack, manifest.step)
 
 
-def _checkpoint(run_dir: Path, step: int | None, model: Path, own_step: int | None) -> tuple[Path, Manifest] | None:
-    """Returns the checkpoint to read; ``None`` where the saved model is it.
+def _find_weights(run_dir: Path, step: int | None) -> _Weights:
+    """Finds the weights of a step, or without one those of the run's end, or else the newest.
 
-    Args:
-        step: That the user asks for.
-        model: Folder of the saved model, which need not be there.
-        own_step: Step of the model that the run saved at its end; ``None``: it has not ended, or saved none.
+    Raises:
+        UserError: There are none.
     """
+    model, own_step = saved_model(run_dir)  # without a step: the run has not ended, or saved none
     opened = open_checkpoints(run_dir / FOLDER)
     found, problems = newest_whole(opened, own_step if step is None else step, problem_with)
-    if found is not None:
-        return found
-    if step is not None:
+    if found is None and step is not None:
         steps = [str(manifest.step) for _, manifest in opened if isinstance(manifest, Manifest)]
         told = "; ".join([f"it has {', '.join(steps) or 'none'}", *problems])
         raise UserError(f"{run_dir} has no whole checkpoint of step={step}: {told}")
-    if model.is_dir() and (own_step is not None or not problems):
-        return None
-    raise UserError("; ".join([f"{run_dir} has neither a whole checkpoint nor a saved model", *problems]))
+    if found is None and (not model.is_dir() or (own_step is None and problems)):
+        raise UserError("; ".join([f"{run_dir} has neither a whole checkpoint nor a saved model", *problems]))
+    return _Weights(model, own_step, found)
 
 
 def export(saved: SavedModel, run_dir: Path, folder: Path, merged: bool = False) -> None:
