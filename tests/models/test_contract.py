@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from pipetransformer.models.base import Head, ModelSpec
 from pipetransformer.models.huggingface import HuggingFaceModel
 from pipetransformer.models.huggingface_vision import HuggingFaceVisionModel
 from pipetransformer.models.huggingface_weights import load_state
+from pipetransformer.models.layer import deep_copy
 from pipetransformer.models.lazy_checkpoint import named_tensors
 from pipetransformer.models.stack import LayerStack, seeded
 from pipetransformer.models.timm import TimmModel
@@ -170,7 +170,7 @@ def build(family: Family, folder: Folder) -> LayerStack:
     """A copy of the family's stack of seed 0, which is built once: that takes longer than most tests."""
     if name_of(family) not in BUILT:
         BUILT[name_of(family)] = family.spec(folder).build(family.head, family.input_shape, seed=0)
-    return deepcopy(BUILT[name_of(family)])
+    return deep_copy(BUILT[name_of(family)])
 
 
 def gradients_of(stack: LayerStack) -> dict[str, Tensor | None]:
@@ -283,7 +283,7 @@ def test_a_stored_hidden_state_goes_on_bit_for_bit_from_every_depth(family: Fami
 
     for first in range(1, len(stack)):
         hidden = stack[first - 1](hidden, **context).detach()
-        upper = deepcopy(stack)
+        upper = deep_copy(stack)
         upper.layers[:first].to("meta")
         outputs = hidden.clone()
         for layer in upper.layers[first:]:
@@ -294,7 +294,7 @@ def test_a_stored_hidden_state_goes_on_bit_for_bit_from_every_depth(family: Fami
 def test_a_copy_stands_on_its_own(family: Family, encoder_folder: Folder) -> None:
     stack = build(family, encoder_folder).double().eval()
     inputs, context = family.batch()
-    twin = deepcopy(stack)
+    twin = deep_copy(stack)
     expected = stack(inputs, **context)
 
     stack.to("meta")

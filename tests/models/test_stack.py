@@ -1,9 +1,11 @@
+from collections import OrderedDict
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from pipetransformer.errors import UserError
-from pipetransformer.models.layer import shallow_copy
+from pipetransformer.models.layer import deep_copy, shallow_copy
 from pipetransformer.models.stack import Layer, LayerStack, WithoutFilling, seeded
 
 
@@ -74,6 +76,33 @@ def test_a_shallow_copy_shares_parameters_and_can_lose_parts_alone() -> None:
     assert twin[0].weight is original[0].weight
     assert len(original) == 2
     assert original.bias is not None
+
+
+def test_a_deep_copy_has_tensors_and_hooks_of_its_own() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    module[0].register_forward_hook(lambda _, __, out: out + 1)
+    twin, called = deep_copy(module), list[str]()
+    module[1].register_forward_hook(lambda *_: called.append("the original"))
+    module.eval(), twin.eval()
+    x = torch.randn(2, 4)
+    assert torch.equal(module(x), twin(x)), "the hook that was there is no hook of the copy"
+    assert called == ["the original"], "a hook of the original is called by the copy"
+    twin[1].register_forward_pre_hook(lambda *_: called.append("the copy"))
+    module(x)
+    assert called == ["the original"] * 2, "a hook of the copy is called by the original"
+    tables = [id(table) for each in twin.modules() for table in vars(each).values() if isinstance(table, OrderedDict)]
+    assert len({*tables}) == len(tables), "two modules of the copy share a table of hooks"
+    assert {*map(id, module.parameters())}.isdisjoint(map(id, twin.parameters()))
+    assert all(map(torch.equal, module.state_dict().values(), twin.state_dict().values()))
+
+
+def test_a_deep_copy_keeps_what_is_one_in_one_and_takes_what_stands_for_a_part() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    module[1].weight = module[0].weight
+    bias = nn.Parameter(torch.full((4,), 7.0))
+    twin = deep_copy(module, {id(module[0].bias): bias})
+    assert twin[0].weight is twin[1].weight is not module[0].weight
+    assert twin[0].bias is bias
 
 
 def test_seeded_draws_repeat_and_leave_the_outer_draws_alone() -> None:

@@ -1,6 +1,5 @@
 """Tiny models with their data, in float64 unless asked, for every comparison of two ways to train."""
 
-import copy
 import tempfile
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -23,7 +22,7 @@ from pipetransformer.models.adapters import Lora
 from pipetransformer.models.base import ModelSpec
 from pipetransformer.models.huggingface import HuggingFaceModel
 from pipetransformer.models.huggingface_vision import HuggingFaceVisionModel
-from pipetransformer.models.layer import Layer
+from pipetransformer.models.layer import Layer, deep_copy
 from pipetransformer.models.lora import head_modules
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.models.timm import TimmModel
@@ -149,7 +148,7 @@ class Case:
         return family(name=str(self.folder), pretrained=False, options=rates | sizes)
 
     def stack(self) -> LayerStack:
-        stack = copy.deepcopy(
+        stack = deep_copy(
             _stack(
                 Case(
                     self.kind, self.folder, self.dropout, width=self.width, num_heads=self.num_heads,
