@@ -14,6 +14,7 @@ from hydra.errors import ConfigCompositionException, HydraException, MissingConf
 from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
+from pipetransformer.config.names import OF_OTHER_TOOLS
 from pipetransformer.config.schema import CONF
 from pipetransformer.errors import UserError
 
@@ -22,13 +23,6 @@ RENAMED = {
     "parallel.num_chunks": "parallel.stages_per_rank",
     "eval_every_epochs": "evaluate.every_epochs",
 }
-ACCUMULATION = (
-    "parallel.num_microbatches=<number> is gradient accumulation; batch_size is the global batch, which stays as it is"
-)
-ELSEWHERE = dict.fromkeys(  # names of other tools
-    ("accumulate", "accumulation", "gradient_accumulation", "gradient_accumulation_steps", "accumulate_grad_batches"),
-    ACCUMULATION,
-)
 OPEN = ("options",)  # keys below take any name, which the library checks; Hydra asks for a plus
 MORE = "--help shows the options of what stands beside it, as in: {command} --help {example}"
 HEAD = """\
@@ -105,8 +99,9 @@ def _check_form(argument: str, following: Sequence[str]) -> None:
     name, is_given, value = argument.partition("=")
     if argument.startswith("--"):
         if name not in HYDRA_FLAGS and argument not in FLAGS:
-            value = value if is_given else " ".join(following)
-            raise UserError(f"{argument} is not an option; write {name.lstrip('-')}={value or '<value>'}")
+            value, key = value if is_given else " ".join(following), name.lstrip("-").replace("-", "_")
+            told = OF_OTHER_TOOLS.get(key, f"write {name.lstrip('-')}={value or '<value>'}")
+            raise UserError(f"{argument} is not an option; {told}")
     elif argument.startswith("="):
         raise UserError(f"{argument} stands alone; write name=value without spaces around the =")
 
@@ -240,8 +235,8 @@ def unknown_key(key: str, names: Sequence[str], elsewhere: list[str] | None = No
     if key in RENAMED:
         return f"{key} is now called {RENAMED[key]}"
     *parents, last = key.split(".")
-    if last in ELSEWHERE:
-        return f"{key} does not exist; {ELSEWHERE[last]}"
+    if last in OF_OTHER_TOOLS and not elsewhere:
+        return f"{key} does not exist; {OF_OTHER_TOOLS[last]}"
     near = elsewhere or [".".join([*parents, name]) for name in get_close_matches(last, names, n=1)]
     if near:
         return f"{key} does not exist; did you mean {' or '.join(near)}?"

@@ -5,6 +5,7 @@ from hydra.errors import HydraException
 from support.jobs import loaded
 
 from pipetransformer.config.arguments import explain, read_arguments
+from pipetransformer.config.names import ACCUMULATION, OF_OTHER_TOOLS
 from pipetransformer.errors import UserError
 
 
@@ -32,6 +33,10 @@ def refused(*overrides: str) -> str:
         (["epoch=2"], "epoch does not exist; did you mean epochs?"),
         (["parallel.checkpoint=true"], "parallel.checkpoint is now called parallel.recompute"),
         (["gradient_accumulation_steps=4"], "parallel.num_microbatches=<number> is gradient accumulation; batch_size"),
+        (["learning_rate=1"], "learning_rate does not exist; optim.lr=<peak rate> sets it"),
+        (["--output_dir", "runs"], "--output_dir is not an option; hydra.run.dir=<folder> sets it"),
+        (["--gradient-checkpointing"], "--gradient-checkpointing is not an option; parallel.recompute=true sets it"),
+        (["optim.max_grad_norm=1"], "optim.max_grad_norm does not exist; optim.clip_norm=<norm> sets it"),
         (["eval_every_epochs=2"], "eval_every_epochs is now called evaluate.every_epochs"),
         (["parallel.num_chunks=2"], "parallel.num_chunks is now called parallel.stages_per_rank"),
         (["freeze=schedule"], "give a value to freeze.num_frozen"),
@@ -84,3 +89,12 @@ def test_what_users_try_for_a_switch_is_taken_as_its_option() -> None:
         "+cache.x=1",
     ]
     assert not loaded("cache=false").cache.enabled
+
+
+@pytest.mark.parametrize("told", sorted({*OF_OTHER_TOOLS.values()} - {ACCUMULATION}))
+def test_what_is_named_in_place_of_another_tools_argument_exists(told: str) -> None:
+    option = told.partition("=")[0]
+    try:
+        loaded("model=bert", "dataset=sst2", f"{option}=null")
+    except (UserError, HydraException) as error:
+        assert "does not exist" not in explain(error)
