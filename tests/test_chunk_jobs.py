@@ -110,5 +110,12 @@ def test_what_does_not_go_with_chunks_is_refused_at_once(overrides: list[str], w
         loaded("parallel.device_chunk_gib=1", *overrides)
 
 
+def test_a_path_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    words = rf"parallel\.offload_path={tmp_path / 'file'} cannot be written .*; name another folder, or drop it"
+    with pytest.raises(UserError, match=words):
+        loaded("parallel.device_chunk_gib=1", f"parallel.offload_path={tmp_path / 'file'}")
+
+
 def test_a_path_without_chunks_has_no_effect() -> None:
     assert any("parallel.offload_path=x has no effect" in text for text in warnings(loaded("parallel.offload_path=x")))

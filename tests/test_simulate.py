@@ -119,7 +119,7 @@ def test_half_precision_runs_faster_and_in_less_memory() -> None:
     assert half.memory_gib < single.memory_gib
 
 
-ETHERNET = ("cluster.num_nodes=8", "cluster.node_link_gb_per_s=10")
+ETHERNET = ("cluster.link_gb_per_s=10", "cluster.num_nodes=8", "cluster.node_link_gb_per_s=10")
 
 
 def test_parts_of_heads_pay_for_small_batches_on_fast_links_and_never_for_large_ones_or_slow_links() -> None:
@@ -135,7 +135,9 @@ def test_parts_of_heads_pay_for_small_batches_on_fast_links_and_never_for_large_
     assert "tp 4" in mesh
     assert split >= 1.15 * whole
     assert "tp" not in rate("batch_size=512", "parallel.tp=null")[1]
-    assert "tp" not in rate("batch_size=8", "parallel.tp=null", "cluster.devices_per_node=1", *ETHERNET)[1]
+    on_ethernet = (*bert, "batch_size=8", "parallel.tp=null", *ETHERNET)
+    assert make_planner(composed(*on_ethernet)).profile.meshes, "there are some to choose from"
+    assert "tp" not in simulate(composed(*on_ethernet)).rows[0].schedule
 
 
 def test_a_peak_that_the_user_knows_makes_a_precision_possible() -> None:

@@ -1,9 +1,10 @@
 """Checks at the start of a run that a folder can be written. No torch, however far away: configuration stays fast."""
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
-from pipetransformer.errors import Unwritable
+from pipetransformer.errors import Unwritable, UserError
 
 
 def unwritable(path: Path, error: OSError) -> Unwritable:
@@ -14,11 +15,15 @@ def unwritable(path: Path, error: OSError) -> Unwritable:
     )
 
 
-def check_writable(path: Path) -> None:
+def check_writable(path: Path, refusal: Callable[[Path, OSError], UserError] = unwritable) -> None:
     """Makes and removes a temporary folder in ``path`` or its nearest existing parent, to see whether that works.
 
+    Args:
+        path: The folder, absolute or not.
+        refusal: Makes the error from the absolute path and the reason.
+
     Raises:
-        Unwritable: It is not a folder, or nothing can be made there.
+        UserError: It is not a folder, or nothing can be made there.
     """
     path = path.absolute()
     nearest = next(parent for parent in (path, *path.parents) if parent.exists())
@@ -27,5 +32,5 @@ def check_writable(path: Path) -> None:
             pass
     except OSError as error:
         if not nearest.exists():  # a finishing run removed it in the meantime
-            return check_writable(path)
-        raise unwritable(path, error) from error
+            return check_writable(path, refusal)
+        raise refusal(path, error) from error

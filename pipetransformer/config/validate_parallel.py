@@ -1,5 +1,8 @@
 """Refuses options of the section ``parallel`` that cannot be, alone or with others."""
 
+from pathlib import Path
+
+from pipetransformer.autocache.writable import check_writable
 from pipetransformer.autopipe.constraints import PlanConstraints, check_constraints
 from pipetransformer.autopipe.schedules import REFUSED, SCHEDULES
 from pipetransformer.config.names import in_options
@@ -121,6 +124,15 @@ def _check_chunks(config: Config) -> None:
     for name, is_given in others.items():
         if is_given:
             raise UserError(f"{given} does not go with {name}; drop one of them")
+    if parallel.offload_path is not None:
+        check_writable(Path(parallel.offload_path), _no_place_for_chunks)
+
+
+def _no_place_for_chunks(path: Path, error: OSError) -> UserError:
+    return UserError(
+        f"parallel.offload_path={path} cannot be written ({error}); name another folder, or drop it to keep chunks in "
+        "host memory"
+    )
 
 
 def _check_compile(config: Config) -> None:

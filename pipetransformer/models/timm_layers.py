@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from timm.layers import PatchEmbed
+from timm.layers import GluMlp, Mlp, PatchEmbed
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from pipetransformer.models.checks import check_same_outputs, draw_all
 from pipetransformer.models.layer import Forward, Layer, shallow_copy
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.models.timm_rotary import RotaryPositions
-from pipetransformer.models.tp_plan import Column, Heads, TpPlan
+from pipetransformer.models.tp_plan import Column, Heads, Rule, TpPlan
 
 FlatModel = VisionTransformer | Eva
 """Classes of timm whose blocks are a flat list."""
@@ -33,7 +33,7 @@ EMBEDDING_PLAN: TpPlan = {
     "patch_embed.proj": Column({"weight": 0, "bias": 0}),
     "norm_pre": "column_norm",
 }
-BLOCK_PLAN: TpPlan = {
+BLOCK_PLAN: dict[str, Rule] = {
     "norm1": "norm",
     "attn": Heads(("num_heads", "attn_dim")),
     "attn.qkv": "packed_colwise:3",
@@ -137,9 +137,25 @@ def _layers(model: FlatModel) -> list[Layer]:
         run_block = partial(_run_rotary_block, RotaryPositions(model))
     head._modules = {name: part for name, part in head._modules.items() if name in _BEHIND_THE_BLOCKS}
     head._parameters = {}
-    plans = (EMBEDDING_PLAN, BLOCK_PLAN) if isinstance(model, VisionTransformer) else (None, None)
-    blocks = [Layer(block, run_block, f"{BLOCKS}{index}.", plans[1]) for index, block in enumerate(model.blocks)]
-    return [Layer(embedding, _run_embedding, tp_plan=plans[0]), *blocks, Layer(head, _run_head)]
+    has_plan = isinstance(model, VisionTransformer)
+    blocks = [
+        Layer(block, run_block, f"{BLOCKS}{index}.", _plan_of(block) if has_plan else None)
+        for index, block in enumerate(model.blocks)
+    ]
+    return [
+        Layer(embedding, _run_embedding, tp_plan=EMBEDDING_PLAN if has_plan else None),
+        *blocks,
+        Layer(head, _run_head),
+    ]
+
+
+def _plan_of(block: Any) -> TpPlan:
+    """Returns how a block is split: a gated MLP has values and gates in one matrix, and each is cut by itself."""
+    if isinstance(block.mlp, GluMlp):
+        return BLOCK_PLAN | {"mlp.fc1": "packed_colwise:2"}
+    if isinstance(block.mlp, Mlp):
+        return BLOCK_PLAN
+    return {name: rule for name, rule in BLOCK_PLAN.items() if not name.startswith("mlp.")}  # refused by name
 
 
 def _run_embedding(model: FlatModel, images: Tensor, **_: Any) -> Tensor:
