@@ -79,7 +79,7 @@ def test_a_run_with_chunks_that_is_killed_goes_on(pool: Pool, tmp_path: Path, pl
 
 
 def test_a_model_that_does_not_fit_trains_with_chunks(pool: Pool, tmp_path: Path, plain: Job) -> None:
-    limit = f"parallel.device_memory_gib={200_000 / 2**30}"
+    limit = f"parallel.device_memory_gib={220_000 / 2**30}"
     refused = run_job(pool, 1, tmp_path / "refused", *RUN, limit, made_up_times=True)
     assert "parallel.device_memory_gib" in refused.error
     assert "parallel.device_chunk_gib" in refused.error

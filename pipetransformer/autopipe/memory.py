@@ -1,7 +1,7 @@
 """The memory model: bytes per device, from measured layers."""
 
 from math import ceil
-from operator import mul
+from operator import add, mul
 
 from pipetransformer.autopipe.cost import layers_with_grad
 from pipetransformer.autopipe.offload import on_host
@@ -22,9 +22,11 @@ class MemoryCosts:
       its buckets; or a bucket of them after the passes of a pipeline;
     - the activations of active layers for backward, for each micro-batch in flight. When recomputing, an active layer
       keeps its input, and one layer at a time all that its backward needs;
-    - the working memory of one frozen layer at a time;
-    - for each micro-batch the buffers of the tensors from below and to above. The output of a frozen layer gets no
-      gradient, so it is kept only while it is in flight;
+    - the working memory of one layer at a time, in the forward pass of a frozen one and the backward pass of an active
+      one;
+    - the inputs of all micro-batches;
+    - for each micro-batch the buffers of the tensor from below and of its gradient, of the gradient from above, and
+      while it is in flight of the output. The output of a frozen layer gets no gradient;
     - the budget of chunks in place of weights, gradients and optimizer state, where those lie in host memory;
     - where the cache is partial, the weights of the cached layers, and before the step the working memory of one of
       them for all samples of the replica.
@@ -49,13 +51,16 @@ class MemoryCosts:
         self._casts = PrefixSums(layer.autocast_bytes * on for layer, on in layers)
         self._gradients = PrefixSums(layer.trainable_bytes * on * here for layer, on in layers)
         self._first, self._first_active = layer_above(cache_level), layer_above(num_frozen)
-        self._working = max([0, *(layer.peak_forward_bytes for layer, on in layers if not on)])
+        self._working = [layer.peak_backward_bytes if on else layer.peak_forward_bytes for layer, on in layers]
         self._saved = PrefixSums(num_bytes * on for num_bytes, (_, on) in zip(saved, layers, strict=True))
         self._recompute = recompute
         self._again = [layer.activation_bytes * on for layer, on in layers]
+        again = self._again if recompute else [0.0] * len(layers)
+        self._turn = [*map(add, self._working, again)]
         cached = profile.layers[: layer_above(cache_level)] if profile.cache_miss_rate else ()
         self._cached = sum(layer.parameter_bytes for layer in cached) * here
         self._missing = max([0, *(layer.peak_forward_bytes for layer in cached)])
+        self._input = profile.input_bytes
         # one size for all boundaries, so that a shorter stage never needs more
         self._boundary = max(layer.most_output_bytes for layer in profile.layers[:-1])
 
@@ -71,24 +76,23 @@ class MemoryCosts:
             moments: The micro-batches in flight in each stage, by the schedule.
             num_replicas: Replicas that all-reduce the gradients.
         """
-        held, again, num_tensors = float(self._cached), 0, 0
+        held, turn, num_tensors = float(self._cached), 0.0, 0
         saved = []
         is_whole = (stages[0][0], stages[0][-1]) == (self._first, self._head)
         accumulates = is_whole and num_replicas > 1 and num_microbatches > 1
-        working = self._working * any(first < self._first_active for first, _ in stages)
         for index, (first, last) in enumerate(stages):
             held += self._held(first, last) + accumulates * self._gradients(first, last)
             saved.append(self._saved(first, last))
-            sent = num_microbatches if last >= self._first_active else max(moment[index] for moment in moments)
-            num_tensors += (first > 0) * num_microbatches + (last < self._head) * sent
-            if self._recompute:
-                again = max(again, *self._again[first : last + 1])
+            sent = max(moment[index] for moment in moments) + num_microbatches * (last >= self._first_active)
+            received = num_microbatches * (1 + (first > self._first_active))
+            num_tensors += (first > 0) * received + (last < self._head) * sent
+            turn = max(turn, *self._turn[first : last + 1])
         in_flight = max([sum(map(mul, saved, moment)) for moment in moments])
         buffers = self.buffer_bytes(num_tensors, num_samples)
-        running = max(in_flight + again + working, self._missing * num_microbatches) * num_samples
+        running = max(in_flight + turn, self._missing * num_microbatches) * num_samples
         if num_replicas > 1 and not is_whole:
             running = max(running, min(BUCKET_BYTES, sum(self._gradients(first, last) for first, last in stages)))
-        return round(held + running + buffers)
+        return round(held + running + buffers + self._input * num_samples * num_microbatches)
 
     def fsdp_bytes(self, first: int, num_devices: int, num_samples: int, num_microbatches: int) -> int:
         """Returns the bytes of each device under FSDP, with ``first`` the lowest layer that runs.
@@ -104,7 +108,7 @@ class MemoryCosts:
         for layer in range(first, self._head + 1):
             below, own, above = around[layer - first : layer - first + 3]
             kept = self._saved(first, layer) + self._recompute * self._again[layer]
-            activations = (kept if layer >= self._first_active else self._working) * num_samples
+            activations = (kept if layer >= self._first_active else self._working[layer]) * num_samples
             peak = max(peak, below + 2 * own + above + activations)
         inputs = self.buffer_bytes((first > 0) * num_microbatches, num_samples)
         casts = self._casts(first, self._head)

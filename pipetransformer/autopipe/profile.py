@@ -121,6 +121,8 @@ class LayerProfile:
         output_bytes: The output, per sample of a typical batch.
         peak_forward_bytes: The most that lives in a forward pass without gradient, output included, per sample, of the
             longest ones.
+        peak_backward_bytes: The most that a backward pass allocates beside the gradients of parameters that it adds to,
+            per sample, of the longest ones.
         autocast_bytes: Copies of the parameters in a type of fewer bytes, while they take a gradient.
         longest_output_bytes: The output of one of the longest samples; ``None``: as of any other.
         untouched_bytes: Gradients of an embedding's rows that no sample of a batch touches; replicas do not sum them.
@@ -135,6 +137,7 @@ class LayerProfile:
     activation_bytes: int
     output_bytes: int
     peak_forward_bytes: int = 0
+    peak_backward_bytes: int = 0
     autocast_bytes: int = 0
     fixed_bytes: int = 0
     longest_output_bytes: int | None = None
@@ -251,6 +254,7 @@ class Profile:
         host_copy_s_per_byte: Seconds of a copy between host memory and the device.
         is_on_host: Weights, gradients and optimizer state lie in host memory, see
             :func:`~pipetransformer.autopipe.offload.on_host`.
+        input_bytes: A sample as the embedding takes it, with what goes to every layer.
     """
 
     layers: tuple[LayerProfile, ...]
@@ -270,6 +274,7 @@ class Profile:
     kind: Kind | None = None
     host_copy_s_per_byte: float = 0.0
     is_on_host: bool = False
+    input_bytes: int = 0
 
     def on(self, mesh: StageMesh) -> MeshProfile:
         """Returns the model on a mesh that has been measured."""

@@ -87,7 +87,10 @@ def profile(
             xs = [precision.run_layer(layer, x, b.context) for x, b in zip(xs, batches, strict=True)]
         del layer, runs  # one at a time, as of_each_kind asks
     layers, state_factor = tuple(known[kind_of_layer(layer)] for layer in stack.layers), optimizer.state_factor
-    return Profile(layers, state_factor, contention=contention, waiting_s=waiting_s)
+    longest = batches[-1]  # one of two samples, where they differ in length
+    given = [longest.inputs, *longest.context.values()]
+    input_bytes = sum(tensor.nbytes for tensor in given if tensor is not None) // len(longest.ids)
+    return Profile(layers, state_factor, contention=contention, waiting_s=waiting_s, input_bytes=input_bytes)
 
 
 def of_each_kind(stack: LayerStack, device: torch.device) -> Iterator[tuple[int, Layer]]:
@@ -141,6 +144,7 @@ def layer_profile(
         longest = kept_of(sizes[1], *ones)
     else:
         longest = Kept(large.activation_bytes, large.output_bytes, peak(runs, xs[1], batches[1]))
+    longer = longest.activation_bytes / max(1, large.activation_bytes)  # so are the gradients of activations
     names = ("forward_s", "input_grad_s", "weight_grad_s", "lowest_grad_s", "checkpointing_s")
     update_s = max(0.0, _update_seconds(trainable(layer), optimizer) - idle_update_s)
     numbers = [getattr(measured, name) for measured in (small, large) for name in names] + [update_s]
@@ -160,6 +164,7 @@ def layer_profile(
         activation_bytes=longest.activation_bytes // sizes[1],
         output_bytes=large.output_bytes // sizes[1],
         peak_forward_bytes=longest.peak_forward_bytes // sizes[1],
+        peak_backward_bytes=round(longer * large.peak_backward_bytes) // sizes[1],
         autocast_bytes=large.autocast_bytes,
         fixed_bytes=sum(p.nbytes for p in layer.parameters() if not p.requires_grad),
         longest_output_bytes=longest.output_bytes // sizes[1] if ones else None,

@@ -112,6 +112,26 @@ def peak_forward_bytes(layer: nn.Module, forward: Callable[[], object], inputs: 
     return live.peak - num_bytes
 
 
+def peak_backward_bytes(layer: nn.Module, forward: Callable[[Tensor], Tensor], x: Tensor, wants_grad: bool) -> int:
+    """Measures the most bytes that a backward pass allocates at a time.
+
+    Args:
+        layer: Its parameters have gradients already, as after the first micro-batch: a new one is added to those.
+        forward: Runs the layer.
+        x: The input.
+        wants_grad: The input takes a gradient.
+    """
+    for parameter in layer.parameters():
+        parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+    with LiveBytes() as live:
+        output = forward(x.detach().requires_grad_(wants_grad))
+        num_bytes = live.peak = live.now
+        if output.requires_grad:
+            output.backward(torch.ones_like(output))
+    layer.zero_grad(set_to_none=True)
+    return live.peak - num_bytes
+
+
 @dataclass(frozen=True)
 class Kept:
     """Bytes that a layer takes for one batch."""

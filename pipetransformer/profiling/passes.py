@@ -7,7 +7,13 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from pipetransformer.profiling.memory import AutocastCopies, Kept, count_saved_bytes, peak_forward_bytes
+from pipetransformer.profiling.memory import (
+    AutocastCopies,
+    Kept,
+    count_saved_bytes,
+    peak_backward_bytes,
+    peak_forward_bytes,
+)
 from pipetransformer.profiling.timing import timed, typical, until_settled
 from pipetransformer.runtime.batch import Batch
 from pipetransformer.runtime.precision import Precision
@@ -29,6 +35,7 @@ class Measured:
     activation_bytes: int
     autocast_bytes: int
     output_bytes: int
+    peak_backward_bytes: int
 
 
 class Runs(Protocol):
@@ -115,6 +122,7 @@ def measure(runs: Runs, index: int, x: Tensor, batch: Batch, precision: Precisio
     with _warmed_up(runs, x, batch, precision, wants_grad) as (run, copies):
         full = until_settled(run, lambda passes: passes.seconds)
         checkpointing_s = _checkpointing_seconds(runs, x, batch, wants_grad, full)
+        backward_bytes = peak_backward_bytes(runs.module, lambda leaf: runs(leaf, batch), x, wants_grad)
     backward_s = lowest_s = typical([passes.backward_s for passes in full])
     input_grad_s = 0.0
     if wants_grad:
@@ -133,6 +141,7 @@ def measure(runs: Runs, index: int, x: Tensor, batch: Batch, precision: Precisio
         full[-1].saved_bytes,
         sum(copies.bytes_at.values()),
         full[-1].output.nbytes,
+        backward_bytes,
     )
 
 
@@ -166,4 +175,4 @@ def _backward_seconds(run: Callable[[], _Passes]) -> float:
 
 def peak(runs: Runs, x: Tensor, batch: Batch) -> int:
     """Returns the most bytes that live in a forward pass without gradient."""
-    return peak_forward_bytes(runs.module, lambda: runs(x, batch), (x, *batch.context.values()))
+    return peak_forward_bytes(runs.module, lambda: runs(x, batch), batch.context.values()) + x.nbytes

@@ -73,14 +73,16 @@ class PretendedAxis(MeshAxis):
             return x
         summed = self.summed(x)
         self.exchanges.count("reduce_scatter", self.size, summed, (self.size - 1) * summed.nbytes // self.size)
-        return x.narrow(dim, 0, x.shape[dim] // self.size).contiguous()
+        parts = summed.movedim(dim, 0).contiguous()
+        working = parts.clone() if parts.is_cpu else parts  # gloo sums in a copy
+        return working[: len(parts) // self.size].clone().movedim(0, dim).to(x.dtype)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         if self.size == 1:
             return x
         summed = self.summed(x)
         self.exchanges.count("all_reduce", self.size, summed, 2 * (self.size - 1) * summed.nbytes // self.size)
-        return x.clone()
+        return summed.contiguous().clone().to(x.dtype)
 
     def rotate(self, block: Tensor, received: Tensor) -> Tensor:
         self.exchanges.count("rotate", self.size, block, received.nbytes)

@@ -182,6 +182,7 @@ def layer_profile(
         parameter_bytes=round(parameter_bytes),
         activation_bytes=round(activation_bytes),
         output_bytes=round(counts.output * widths.wide),
+        peak_backward_bytes=round(activation_bytes / 2),  # gradients of activations, whose turn passes like theirs
         peak_forward_bytes=round(activation_bytes / 2),  # half of it has served its turn when the other half is made
         autocast_bytes=round(counts.multiplied * widths.narrow) if widths.narrow != widths.wide else 0,
     )

@@ -15,8 +15,13 @@ TWO_STAGES = ((0, 1), (2, 3))
 @pytest.mark.parametrize(("schedule", "num_in_flight"), [("1f1b", [2, 1]), ("gpipe", [3, 3])])
 def test_memory_holds_weights_states_and_the_microbatches_in_flight(schedule: str, num_in_flight: list[int]) -> None:
     plan = Plan(0, 0, TWO_STAGES, num_replicas=1, num_microbatches=3, schedule=schedule)
-    boundary = 3 * 2 * 3  # 3 bytes a sample, 2 samples, 3 micro-batches
-    expected = [2 * 1000 * (1 + 1 + 2) + 2 * 7 * 2 * waiting + boundary for waiting in num_in_flight]
+    boundary = 3 * 2  # 3 bytes a sample, 2 samples
+    # of all micro-batches the gradients from above, and of those in flight the output; tensors from below and gradients
+    tensors = [3 + num_in_flight[0], 3 + 3]
+    expected = [
+        2 * 1000 * (1 + 1 + 2) + 2 * 7 * 2 * waiting + boundary * number
+        for waiting, number in zip(num_in_flight, tensors, strict=True)
+    ]
     assert list(device_memory_bytes(PROFILE, plan, batch_size=6)) == expected
 
 
@@ -30,6 +35,16 @@ def test_casts_of_weights_are_held_while_they_take_a_gradient() -> None:
     plan = Plan(1, 0, TWO_STAGES, num_replicas=1, num_microbatches=3, schedule="gpipe")
     without = device_memory_bytes(PROFILE, plan, batch_size=3)
     assert device_memory_bytes(profile, plan, batch_size=3) == (without[0], without[1] + 2 * 500)
+
+
+def test_a_device_has_the_inputs_of_all_microbatches_and_works_on_one_layer_at_a_time() -> None:
+    layer = replace(LAYER, peak_forward_bytes=20, peak_backward_bytes=50)
+    profile = Profile((layer,) * 4, optimizer_state_factor=2, input_bytes=11)
+    for num_frozen, working in ((1, [20, 50]), (0, [50, 50])):
+        plan = Plan(num_frozen, 0, TWO_STAGES, num_replicas=1, num_microbatches=3)
+        without = device_memory_bytes(PROFILE, plan, batch_size=6)
+        found = device_memory_bytes(profile, plan, batch_size=6)
+        assert [one - other for one, other in zip(found, without, strict=True)] == [2 * w + 6 * 11 for w in working]
 
 
 def test_what_is_read_from_the_cache_takes_memory_as_an_input() -> None:
@@ -51,14 +66,16 @@ def test_checkpointing_saves_inputs_and_one_layer_at_a_time(num_frozen: int) -> 
     saved = [0 + 3, 3 + 3] if num_frozen == 0 else [0, 3 + 3]  # the model's own input counts nowhere
     again = [7, 7] if num_frozen == 0 else [0, 7]
     weights = [8000, 8000] if num_frozen == 0 else [2000, 8000]
-    expected = [w + 2 * (3 * s + a + 3 * 3) for w, s, a in zip(weights, saved, again, strict=True)]
+    tensors = [6, 6] if num_frozen == 0 else [3, 3]
+    expected = [w + 2 * (3 * s + a + 3 * n) for w, s, a, n in zip(weights, saved, again, tensors, strict=True)]
     assert list(device_memory_bytes(PROFILE, plan, batch_size=6)) == expected
 
 
 def test_chunks_of_a_device_add_up() -> None:
     plan = Plan(0, 0, ((0, 0), (1, 1), (2, 2), (3, 3)), 1, 2, "interleaved1f1b", stages_per_rank=2)
-    first = 8000 + 7 * 4 + 3 * (1 + 2) * 2  # all four stage passes of the first device wait for the last one's backward
-    last = 8000 + 7 * 3 + 3 * (2 + 1) * 2
+    # all four stage passes of the first device wait for the last one's backward
+    first = 8000 + 7 * 4 + 3 * (4 + (4 + 4))  # gradients and outputs to above; and from below, with their gradients
+    last = 8000 + 7 * 3 + 3 * ((4 + 4) + 4)
     assert device_memory_bytes(PROFILE, plan, batch_size=2) == (first, last)
 
 

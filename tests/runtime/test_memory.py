@@ -30,17 +30,24 @@ PLANS = {
     "3d in micro-batches": plan_on(StageMesh(tp=2, algorithm="3d"), microbatches=2),
     "cp 2, two stages": plan_on(StageMesh(cp=2), 2, microbatches=4),
     "checkpointing": Plan(0, 0, ((0, 3), (4, HEAD)), 1, 2, "gpipe", recompute=True),
+    "dp_shard 2 x tp 2 in micro-batches": plan_on(StageMesh(dp_shard=2, tp=2), microbatches=2),
 }
+
+
+LEAST = dict.fromkeys(PLANS, 0.9) | {"dp_shard 2 x tp 2": 0.85}
+"""Of the prediction: with one micro-batch the gradients that count are still to come at the peak, and they are much."""
 
 
 @pytest.mark.parametrize(("name", "kind"), [(name, ("vit", "bert")[number % 2]) for number, name in enumerate(PLANS)])
 def test_a_rank_takes_the_memory_that_the_planner_reckons_with(
     name: str, kind: str, pool: Pool, bert_config: Path, tmp_path: Path
 ) -> None:
+    """Never more, and nine tenths of it or nearly. Of the ranks of a mesh one may have a token more than the others."""
     case = Case(kind, bert_config, num_samples=128, batch_size=64, width=MEASURED_WIDTH)
-    num_ranks = PLANS[name].num_devices
-    for predicted, measured in pool.run(num_ranks, predicted_and_measured, case, PLANS[name], str(tmp_path)):
-        assert measured == pytest.approx(predicted, rel=0.1)
+    found = pool.run(PLANS[name].num_devices, predicted_and_measured, case, PLANS[name], str(tmp_path))
+    for first in range(0, len(found), PLANS[name].mesh.num_ranks):
+        (predicted, *_), measured = zip(*found[first : first + PLANS[name].mesh.num_ranks], strict=True)
+        assert LEAST[name] * predicted <= max(measured) <= predicted
 
 
 def test_samples_count_as_long_as_the_longest_in_memory_and_as_most_in_messages(

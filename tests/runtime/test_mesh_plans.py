@@ -11,7 +11,7 @@ import torch
 from support.cases import Case, tensors_equal
 from support.exactness import assert_as_near_as_one_process, assert_equal
 from support.mesh_moves import (
-    CHANGE_MUTATIONS,
+    MUTATIONS,
     WithScalar,
     bytes_lacking,
     bytes_of_transitions,
@@ -31,6 +31,10 @@ from pipetransformer.planning.history import plan_from_dict
 NARROW = StageMesh(tp=2, reduce_dtype="precision")
 TP, ROWS, RING = StageMesh(tp=2), StageMesh(dp_shard=2), StageMesh(cp=2)
 SUMMA, CUBE = StageMesh(tp=2, algorithm="2d"), StageMesh(tp=2, algorithm="3d")
+
+
+INTERLEAVED = ((0, 1), (2, 3), (4, 5), (6, 7))
+"""Stages of two ranks, or of two meshes."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,9 @@ ROWS_OF_PLANS = {
         "vit", plan(StageMesh(dp_shard=2, tp=2)), plan(TP, 2, microbatches=2, frozen=2), "lamb"
     ),
     "Lamb on 3d, then in one piece": Row("bert", plan(CUBE), plan(StageMesh(), replicas=4, frozen=1), "lamb"),
+    "tp 2, interleaved": Row(
+        "vit", plan(TP), Plan(1, 0, INTERLEAVED, 1, 4, "interleaved1f1b", stages_per_rank=2, mesh=TP)
+    ),
     "cp 2 x tp 2, a cache": Row("bert", plan(StageMesh(cp=2, tp=2)), plan(StageMesh(cp=2, tp=2), frozen=3, level=3)),
 }
 
@@ -108,12 +115,16 @@ def test_freezing_may_change_the_mesh(
     assert_equal(trace, train_reference(case, {step: one.num_frozen for step, one in enumerate(plans)}))
 
 
-@pytest.mark.parametrize("mutation", CHANGE_MUTATIONS)
-def test_a_broken_change_of_the_mesh_is_noticed(mutation: str, pool: Pool, bert_config: Path, tmp_path: Path) -> None:
-    case, plans = Case("vit", bert_config, 0.2, num_steps=4), {0: plan(TP), 2: plan(ROWS)}
-    losses = pool.run(2, losses_when_mutated, case, plans, mutation, str(tmp_path))[0]
-    reference = train_reference(case, {}).losses
-    assert losses[:2] == pytest.approx(reference[:2], rel=0, abs=1e-10)
+@pytest.mark.parametrize("mutation", MUTATIONS)
+def test_a_broken_mesh_of_a_plan_is_noticed(mutation: str, pool: Pool, bert_config: Path, tmp_path: Path) -> None:
+    case, (plans, _) = Case("vit", bert_config, 0.2, num_steps=4), MUTATIONS[mutation]
+    world = max(one.num_devices for one in plans.values())
+    losses, reference = (
+        pool.run(world, losses_when_mutated, case, mutation, str(tmp_path))[0],
+        train_reference(case, {}).losses,
+    )
+    whole = max(1, *plans) if len(plans) > 1 else 1  # steps before anything is broken
+    assert losses[:whole] == pytest.approx(reference[:whole], rel=0, abs=1e-10)
     assert max(abs(one - other) for one, other in zip(losses, reference, strict=True)) > 1e-7
 
 

@@ -2,25 +2,27 @@
 
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
 from pipetransformer.autodp.topology import Topology
 from pipetransformer.autodp.transition import Move
 from pipetransformer.autopipe.plan import Plan
-from pipetransformer.mesh import Box, Style, area, intersection
+from pipetransformer.mesh import Box, StageMesh, Style, area, intersection
 from pipetransformer.models.split import parts_of
 from pipetransformer.models.stack import LayerStack
-from pipetransformer.runtime import piece_transfer
+from pipetransformer.runtime import engine, piece_transfer
 from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.runtime.piece_transfer import Entry, Key, _Change
 from pipetransformer.runtime.resident import ResidentLayers
 from support.cases import Case
+from support.mesh_plans import plan_on
 from support.trainings import Plans, build, go, ids_of, rate, train_elastic
 
 
@@ -147,13 +149,23 @@ def _unpacked(resident: ResidentLayers, layer: int) -> Iterator[Entry]:
         yield entry._replace(part=replace(entry.part, groups=1))
 
 
-CHANGE_MUTATIONS: dict[str, tuple[object, str, object]] = {
-    "moments are left behind": (_Change, "_put_together", _without_moments),
-    "packed matrices move as one": (piece_transfer, "_entries", _unpacked),
+def _no_sum(parameters: Iterable[nn.Parameter], replicas: ProcessGroup) -> None:
+    """Leaves each replica the gradients of its own samples."""
+
+
+CHANGED: Plans = {0: plan_on(StageMesh(tp=2)), 2: plan_on(StageMesh(dp_shard=2))}
+MUTATIONS: dict[str, tuple[Plans, tuple[object, str, object]]] = {
+    "moments are left behind": (CHANGED, (_Change, "_put_together", _without_moments)),
+    "packed matrices move as one": (CHANGED, (piece_transfer, "_entries", _unpacked)),
+    "2.5d without the sum over replicas": (
+        {0: plan_on(StageMesh(tp=2, algorithm="2d"), replicas=2)},
+        (engine, "all_reduce_gradients", _no_sum),
+    ),
 }
 
 
-def losses_when_mutated(case: Case, plans: Plans, name: str, folder: str) -> list[float]:
+def losses_when_mutated(case: Case, name: str, folder: str) -> list[float]:
     """Every rank calls it."""
-    with mock.patch.object(*CHANGE_MUTATIONS[name]):
+    plans, broken = MUTATIONS[name]
+    with mock.patch.object(*broken):
         return train_elastic(case, plans, folder).losses

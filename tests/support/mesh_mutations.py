@@ -21,9 +21,10 @@ from support.cases import Case
 from support.mesh_training import train_on_mesh
 from support.trainings import Trace
 
-_sum, _around, _scatter, _part, _next_words = (
+_sum, _around, _backward, _scatter, _part, _next_words = (
     mesh_gradients.sum_gradients,
     ring_attention._around,
+    ring_attention._Scores.backward,
     ring_attention._scatter_tokens,
     tp_plan._part,
     ShardedRng._next_words,
@@ -60,6 +61,11 @@ def _always_the_first_block(own: Tensor, axis: MeshAxis, sizes: Sequence[int]) -
         yield columns, F.pad(first, (0, 0, 0, block.shape[-2] - first.shape[-2]))  # ranks may have a token more
 
 
+def _first_keys_in_backward(ctx: Any, *gradients: Any) -> Any:
+    with mock.patch.object(ring_attention, "_around", _always_the_first_block):
+        return _backward(ctx, *gradients)
+
+
 def _hidden_rows(self: RankMesh, x: Tensor) -> Tensor:
     return self.rows(x)
 
@@ -77,6 +83,10 @@ MUTATIONS: dict[str, tuple[StageMesh, Patch]] = {
     "masks by rank": (StageMesh(tp=2), (ShardedRng, "_next_words", _by_rank)),
     "ring gradients have the mean": (StageMesh(cp=2), (ring_attention, "_scatter_tokens", _mean_over_the_ring)),
     "the ring stands still": (StageMesh(cp=2), (ring_attention, "_around", _always_the_first_block)),
+    "keys of the first hop in backward": (
+        StageMesh(cp=2),
+        (ring_attention._Scores, "backward", staticmethod(_first_keys_in_backward)),
+    ),
     "attention draws for the hidden rows": (
         StageMesh(dp_shard=1, tp=2, algorithm="3d"),
         (RankMesh, "inner_rows", _hidden_rows),
