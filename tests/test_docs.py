@@ -31,7 +31,7 @@ from pipetransformer.simulate.hardware import Hardware
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
-SITE = [*PAGES, *sorted(ROOT.glob("experiments/*/README.md"))]
+SITE = [*PAGES, *sorted(ROOT.glob("experiments/**/README.md"))]
 TRAIN = re.compile(
     r"^(?:python train\.py|pipetransformer-train|torchrun .*train\.py|sbatch examples/slurm\.sbatch) (.*)"
 )
@@ -77,6 +77,18 @@ def test_every_page_is_in_the_navigation() -> None:
     own = {str(page.relative_to(DOCS)) for page in PAGES[1:]}
     assert own <= listed, own - listed
     assert all((DOCS / path).is_file() or (ROOT / path).is_file() for path in listed)
+
+
+def test_every_experiment_is_on_the_site() -> None:
+    """In the navigation, or linked from a page that is."""
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    linked = {
+        (page.parent / link).resolve()
+        for page in SITE
+        for link in re.findall(r"\]\(([^)\s#]+\.md)", page.read_text(encoding="utf-8"))
+    }
+    experiments = {page for page in SITE if ROOT / "experiments" in page.parents}
+    assert {page for page in experiments if str(page.relative_to(ROOT)) not in navigation} <= linked
 
 
 # Options

@@ -26,7 +26,7 @@ class Result:
         seconds: Of the command, start-up and evaluations included.
         cpu_seconds: Of all its processes.
         loop_seconds: From where data and model are there to the last evaluation.
-        is_static: It neither freezes nor changes its arrangement for less than the full schedule.
+        is_static: It does not freeze, and trains the full schedule; without freezing our elastic run is one of them.
         freezes: Steps before which a prefix froze, with its blocks.
         share_of_limit: Of our runs that are none of the static plans, see :mod:`pipetransformer.autopipe.limit`.
     """

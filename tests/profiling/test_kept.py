@@ -1,15 +1,19 @@
 """Of equal jobs one measures, and the others read the same numbers."""
 
 import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 from support.jobs import TINY, run_job
-from support.overheads import MEASUREMENT, kept
+from support.overheads import MEASUREMENT, kept, kept_behind_a_lock
 from support.pool import Pool
 
-from pipetransformer.profiling.kept import _inputs_in_brief, from_plain, to_plain
+from pipetransformer.profiling.kept import _inputs_in_brief, _write, from_plain, to_plain
 
 
 def test_a_measurement_survives_its_way_through_a_file() -> None:
@@ -21,6 +25,22 @@ def test_the_second_of_two_equal_jobs_does_not_measure(pool: Pool, tmp_path: Pat
     assert pool.run(2, kept, tmp_path / "profiles", "a") == [(MEASUREMENT, True, 0)] * 2
     assert pool.run(2, kept, tmp_path / "profiles", "b") == [(MEASUREMENT, False, 1)] * 2, "another model measures"
     assert pool.run(2, kept, None, "a") == [(MEASUREMENT, False, 1)] * 2
+
+
+def test_a_job_waits_for_another_that_is_measuring(pool: Pool, tmp_path: Path) -> None:
+    asked = tmp_path / "asked"
+    os.mkfifo(asked)
+
+    def end(_: object) -> None:
+        with suppress(OSError):  # nobody reads any more
+            os.close(os.open(asked, os.O_WRONLY | os.O_NONBLOCK))
+
+    with ThreadPoolExecutor(1) as beside, FileLock(tmp_path / "a.lock"):
+        job = beside.submit(pool.run, 1, kept_behind_a_lock, tmp_path, "a", asked)
+        job.add_done_callback(end)
+        assert asked.read_text() == "asked"
+        _write(tmp_path / "a.json", MEASUREMENT)
+    assert job.result() == [(MEASUREMENT, True, 0)]
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"profile": {"layers": [{}]}}'])

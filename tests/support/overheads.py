@@ -10,6 +10,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from filelock import FileLock
 
 from pipetransformer.autopipe.cluster import Cluster, Link
 from pipetransformer.autopipe.plan import Plan
@@ -163,3 +164,15 @@ def kept(folder: Path | None, key: str) -> tuple[Measurement, bool, int]:
 
     measured, was_kept = kept_or_measured(folder, key, measure)
     return measured, was_kept, len(calls)
+
+
+def kept_behind_a_lock(folder: Path, key: str, asked: Path) -> tuple[Measurement, bool, int]:
+    """Does the same, and writes to a pipe when it asks for the lock."""
+    acquire = FileLock.acquire
+
+    def telling(self: FileLock, *args: Any, **options: Any) -> Any:
+        asked.write_text("asked")
+        return acquire(self, *args, **options)
+
+    with mock.patch.object(FileLock, "acquire", telling):
+        return kept(folder, key)
