@@ -289,7 +289,8 @@ def chunk_sizes(profile: Profile, layers: Iterable[int], first_active: int) -> d
 def on_host(profile: Profile) -> Profile:
     """Returns the profile of layers whose chunks come from the host for each pass, and go back.
 
-    That is the most they can take: what stays on the device between two passes is not fetched again.
+    An estimate for any budget; :func:`step_traffic` has the bytes for one. What stays on the device between two passes
+    is not fetched again. Of several micro-batches, where there is little room, gradients are fetched back as well.
     """
     layers = tuple(_fetched(layer, profile.host_copy_s_per_byte) for layer in profile.layers)
     return replace(profile, layers=layers, is_on_host=True)

@@ -24,7 +24,7 @@ from torch.autograd import Function
 from pipetransformer.errors import UserError
 from pipetransformer.mesh import WHOLE
 from pipetransformer.models.layer import Layer
-from pipetransformer.models.split import parts_of, tp_plan_of
+from pipetransformer.models.split import WITHOUT_MESH, parts_of, tp_plan_of
 from pipetransformer.models.tp_plan import Column, Heads, Rule, ruled
 from pipetransformer.runtime.mesh import MeshAxis, RankMesh, widened
 
@@ -260,19 +260,22 @@ def replace_leaf(module: nn.Module, path: str, rule: Rule, mesh: RankMesh) -> No
     kind = rule.partition(":")[0].removeprefix("packed_")
     replacement: nn.Module | None = None
     if kind in ("colwise", "rowwise"):
-        assert isinstance(child, nn.Linear), _unlike(path, child, "nn.Linear")
+        if not isinstance(child, nn.Linear):
+            raise _cannot_split(path, child, "nn.Linear")
         replacement = ShardedLinear(child, kind, mesh)
     elif kind == "embedding":
-        assert isinstance(child, nn.Embedding), _unlike(path, child, "nn.Embedding")
+        if not isinstance(child, nn.Embedding):
+            raise _cannot_split(path, child, "nn.Embedding")
         replacement = ShardedEmbedding(child, mesh.axes.get("dp_shard", MeshAxis(1, 0)))
     elif kind == "column_norm" or (kind == "norm" and mesh.mesh.splits_hidden):
         if not isinstance(child, nn.LayerNorm):
-            raise UserError(f"{_unlike(path, child, 'nn.LayerNorm')}; its width cannot be split")
+            remedy = "run with parallel.tp_algorithm=1d" if kind == "norm" else WITHOUT_MESH
+            raise _cannot_split(path, child, "nn.LayerNorm", remedy)
         replacement = ShardedLayerNorm(child, mesh.hidden)
     if replacement is not None:
         parent, _, leaf = path.rpartition(".")
         setattr(module.get_submodule(parent), leaf, replacement.train(child.training))
 
 
-def _unlike(path: str, module: nn.Module, expected: str) -> str:
-    return f"{path} is a {type(module).__name__} and not an {expected}"
+def _cannot_split(path: str, module: nn.Module, expected: str, remedy: str = WITHOUT_MESH) -> UserError:
+    return UserError(f"{path} is a {type(module).__name__} and not an {expected}, and cannot be split; {remedy}")

@@ -139,6 +139,21 @@ def test_a_module_without_a_rule_is_refused_by_name(bert_config: Path) -> None:
         shard_layer(other, RankMesh(SINGLE, 0, {}))
 
 
+@pytest.mark.parametrize(
+    ("rule", "module", "words"),
+    [
+        ("colwise", nn.Conv1d(2, 2, 1), "Conv1d and not an nn.Linear, and cannot be split; run with parallel.tp=1"),
+        ("embedding", nn.Linear(2, 2), "Linear and not an nn.Embedding, and cannot be split; run with parallel.tp=1"),
+        ("norm", nn.RMSNorm(2), "RMSNorm and not an nn.LayerNorm, .*; run with parallel.tp_algorithm=1d$"),
+        ("column_norm", nn.RMSNorm(2), "RMSNorm and not an nn.LayerNorm, .*; run with parallel.tp=1"),
+    ],
+)
+def test_a_module_of_another_class_than_its_rule_is_for_is_refused(rule: str, module: nn.Module, words: str) -> None:
+    layer = Layer(nn.Sequential(module), _call, tp_plan={"0": rule})
+    with pytest.raises(UserError, match=f"0 is a {words}"):
+        shard_layer(layer, RankMesh(StageMesh(tp=2, algorithm="2d"), 0, {}))
+
+
 def _call(module: nn.Module, x: Tensor) -> Tensor:
     return module(x)
 
