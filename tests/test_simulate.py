@@ -11,6 +11,8 @@ from support.command import TIMEOUT_S
 from support.jobs import loaded_simulation
 
 from pipetransformer.autopipe.cost import step_seconds
+from pipetransformer.autopipe.plan import Layout
+from pipetransformer.autopipe.search.bounds import LowerBounds
 from pipetransformer.config.compose import CONF, compose_simulation
 from pipetransformer.config.schema import SimulationConfig
 from pipetransformer.errors import UserError
@@ -138,6 +140,27 @@ def test_parts_of_heads_pay_for_small_batches_on_fast_links_and_never_for_large_
     on_ethernet = (*bert, "batch_size=8", "parallel.tp=null", *ETHERNET)
     assert make_planner(composed(*on_ethernet)).profile.meshes, "there are some to choose from"
     assert "tp" not in simulate(composed(*on_ethernet)).rows[0].schedule
+
+
+def test_the_search_among_meshes_looks_at_most_twice_as_often_on_thousands_of_devices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Acceptance check 7: 4,096 devices. It counts bounds of layouts, of which there are millions."""
+    looks, bound = [0], LowerBounds.pipeline_makespan
+
+    def counted(self: LowerBounds, layout: Layout) -> float:
+        looks[0] += 1
+        return bound(self, layout)
+
+    monkeypatch.setattr(LowerBounds, "pipeline_makespan", counted)
+    bert = ("model=bert_large", "dataset=squad", "precision=bfloat16", "freeze=none", "cluster=dgx")
+    found = list[int]()
+    for meshes in (("parallel.tp=1",), ("parallel.tp=null",), ("parallel.tp=null", "parallel.dp_shard=null")):
+        looks[0] = 0
+        planner = make_planner(composed(*bert, "cluster.num_nodes=512", "batch_size=8192", "num_samples=8192", *meshes))
+        assert planner.static.num_devices == 4096
+        found.append(looks[0])
+    assert 0 < max(found) <= 2 * found[0], found
 
 
 def test_a_peak_that_the_user_knows_makes_a_precision_possible() -> None:

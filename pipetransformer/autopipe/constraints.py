@@ -54,6 +54,7 @@ class PlanConstraints:
 
 
 UNCONSTRAINED = PlanConstraints()
+MOST_STAGES_PER_RANK = 4  # where their number is not fixed
 
 
 def check_world(num_devices: int, num_layers: int, batch_size: int) -> None:
@@ -146,7 +147,7 @@ def stages_per_rank_choices(constraints: PlanConstraints, num_stages: int) -> li
     if constraints.stages_per_rank is not None:
         counts: tuple[int, ...] = (constraints.stages_per_rank,)
     else:
-        counts = (1,) if only_one else (1, 2, 3, 4)
+        counts = (1,) if only_one else tuple(range(1, MOST_STAGES_PER_RANK + 1))
     return [count for count in counts if num_stages % count == 0 and (count == 1 or num_stages > count)]
 
 

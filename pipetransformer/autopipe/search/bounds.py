@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 from functools import lru_cache
 from itertools import accumulate
+from math import inf
 
 from pipetransformer.autopipe.cluster import Link, allreduce_links, boundary_links
 from pipetransformer.autopipe.cost import allreduce_volume, layers_with_grad
@@ -54,18 +55,27 @@ class LowerBounds:
         self._update = lru_cache(maxsize=None)(self._update_of)
 
     def work_seconds(self, devices: DeviceLayout) -> float:
-        """Returns :meth:`devices_seconds` without boundaries, which is quick."""
+        """Returns the seconds of the busiest device for one micro-batch and without boundaries, which is quick."""
         num_samples = microbatch_size(self._solver.batch_size, devices.num_replicas, num_microbatches=1)
         return self._seconds(num_samples, False).largest(devices.pipeline_size) + self.update_seconds(devices)
 
-    def devices_seconds(self, devices: DeviceLayout) -> float:
-        """Returns a step's seconds for any stages per rank and micro-batches: the busiest device's work and update."""
-        num_samples = microbatch_size(self._solver.batch_size, devices.num_replicas, num_microbatches=1)
+    def devices_seconds(self, devices: DeviceLayout, counts: Iterable[int], stages_per_rank: int) -> float:
+        """Returns a step's seconds on a grid: of the busiest device, its wait for its first work, and the update.
+
+        Args:
+            counts: Numbers of micro-batches; the fastest of them counts.
+            stages_per_rank: The most that a device may have, which shortens the wait.
+        """
+        makespans = (self._least_makespan(devices, count, stages_per_rank) for count in counts)
+        return min(makespans, default=inf) + self.update_seconds(devices)
+
+    def _least_makespan(self, devices: DeviceLayout, num_microbatches: int, stages_per_rank: int) -> float:
+        num_samples = microbatch_size(self._solver.batch_size, devices.num_replicas, num_microbatches)
         seconds, (inner, _) = self._seconds(num_samples, False), self._boundaries(devices, num_samples)
-        size = devices.pipeline_size
-        mean_s = (seconds.total + _sum(inner)) / size
+        size, total_s = devices.pipeline_size, seconds.total + _sum(inner)
         crossing_s = max((boundary_s + seconds.least for boundary_s, _ in inner), default=0.0)
-        return max(seconds.largest(size), mean_s, crossing_s) + self.update_seconds(devices)
+        busiest_s = max(seconds.largest(size), total_s / size, crossing_s)
+        return num_microbatches * busiest_s + (total_s - busiest_s) / stages_per_rank
 
     def pipeline_makespan(self, layout: Layout) -> float:
         """Returns the seconds of the pipeline, without the update."""

@@ -6,7 +6,7 @@ from itertools import groupby
 from math import inf
 
 from pipetransformer.autopipe.cluster import Cluster
-from pipetransformer.autopipe.constraints import PlanConstraints, stages_per_rank_choices
+from pipetransformer.autopipe.constraints import MOST_STAGES_PER_RANK, PlanConstraints, stages_per_rank_choices
 from pipetransformer.autopipe.plan import DeviceLayout, Layout, microbatch_size
 from pipetransformer.autopipe.schedules import SCHEDULES
 
@@ -86,13 +86,15 @@ def candidates(
     """Yields all layouts on a grid of devices."""
     size, num_replicas, rank_order = devices
     recomputes = (False, True) if constraints.recompute is None and may_recompute else (bool(constraints.recompute),)
-    for stages_per_rank in (1, 2, 3, 4) if constraints.stages_per_rank is None else (constraints.stages_per_rank,):
+    for stages_per_rank in (
+        range(1, MOST_STAGES_PER_RANK + 1) if constraints.stages_per_rank is None else (constraints.stages_per_rank,)
+    ):
         num_stages = size * stages_per_rank
         if num_stages > num_layers or constraints.fixed_num_stages not in (None, num_stages):
             continue
         if stages_per_rank not in stages_per_rank_choices(constraints, num_stages):
             continue
-        for num_microbatches in _microbatch_counts(batch_size, devices, constraints.num_microbatches):
+        for num_microbatches in microbatch_counts(batch_size, devices, constraints.num_microbatches):
             sizes = num_stages, num_replicas, num_microbatches
             if schedule := _schedule(Layout(*sizes, "", stages_per_rank), constraints.schedule):
                 for recompute in recomputes:
@@ -136,7 +138,7 @@ def _with_fewest_samples(
     """
     fewest: dict[tuple[bool, int], tuple[int, DeviceLayout]] = {}
     for devices in of_one_size:
-        for num_microbatches in _microbatch_counts(batch_size, devices, constraints.num_microbatches):
+        for num_microbatches in microbatch_counts(batch_size, devices, constraints.num_microbatches):
             alike = devices.num_replicas > 1, num_microbatches
             num_samples = microbatch_size(batch_size, devices.num_replicas, num_microbatches)
             if alike not in fewest or num_samples < fewest[alike][0]:
@@ -144,7 +146,7 @@ def _with_fewest_samples(
     return sorted((*alike, devices) for alike, (_, devices) in fewest.items())
 
 
-def _microbatch_counts(batch_size: int, devices: DeviceLayout, fixed: int | None) -> list[int]:
+def microbatch_counts(batch_size: int, devices: DeviceLayout, fixed: int | None) -> list[int]:
     """Returns 1, 2, 3, 4, 6, 8, 12, ..., one for each device, and one for each sample, which needs least memory."""
     num_samples = microbatch_size(batch_size, devices.num_replicas, num_microbatches=1)
     if fixed is not None:

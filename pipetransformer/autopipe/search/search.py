@@ -12,14 +12,20 @@ from heapq import heapify, heappop, heappush
 from math import ceil, floor, inf, log10
 
 from pipetransformer.autopipe.cluster import Cluster
-from pipetransformer.autopipe.constraints import UNCONSTRAINED, PlanConstraints, check_constraints
+from pipetransformer.autopipe.constraints import MOST_STAGES_PER_RANK, UNCONSTRAINED, PlanConstraints, check_constraints
 from pipetransformer.autopipe.cost import StepScale, step_scale, step_seconds
 from pipetransformer.autopipe.memory import device_memory_bytes
 from pipetransformer.autopipe.meshes import mesh_batch_size, on_mesh
 from pipetransformer.autopipe.plan import DeviceLayout, Layout, Plan, layer_above
 from pipetransformer.autopipe.profile import Profile
 from pipetransformer.autopipe.search.bounds import LowerBounds
-from pipetransformer.autopipe.search.candidates import candidates, device_layouts, preference, smallest_candidates
+from pipetransformer.autopipe.search.candidates import (
+    candidates,
+    device_layouts,
+    microbatch_counts,
+    preference,
+    smallest_candidates,
+)
 from pipetransformer.autopipe.search.solver import RELATIVE_TOLERANCE, PartitionSolver
 from pipetransformer.errors import InfeasiblePlan, TooLargePlan
 from pipetransformer.mesh import SINGLE, StageMesh
@@ -135,7 +141,9 @@ class _Search:
             if is_final:
                 yield least_s, devices
             else:
-                bound_s = self._scale(devices).seconds(self.bounds.devices_seconds(devices))
+                counts = microbatch_counts(self.batch_size, devices, self.constraints.num_microbatches)
+                most = max(MOST_STAGES_PER_RANK, self.constraints.stages_per_rank or 1)
+                bound_s = self._scale(devices).seconds(self.bounds.devices_seconds(devices, counts, most))
                 heappush(waiting, (bound_s, True, devices))
 
     def _layouts(self, devices: DeviceLayout, update_s: float, most_s: float) -> list[tuple[float, Layout]]:

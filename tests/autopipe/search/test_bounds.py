@@ -6,13 +6,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipetransformer.autopipe.cluster import Cluster, Link
-from pipetransformer.autopipe.constraints import UNCONSTRAINED
+from pipetransformer.autopipe.constraints import MOST_STAGES_PER_RANK, UNCONSTRAINED
 from pipetransformer.autopipe.cost import step_seconds
 from pipetransformer.autopipe.memory import device_memory_bytes
 from pipetransformer.autopipe.plan import DeviceLayout, Layout, Plan
 from pipetransformer.autopipe.profile import AffineTime, LayerProfile, Profile
 from pipetransformer.autopipe.search.bounds import LoadBounds, LowerBounds
-from pipetransformer.autopipe.search.candidates import candidates, device_layouts, smallest_candidates
+from pipetransformer.autopipe.search.candidates import (
+    candidates,
+    device_layouts,
+    microbatch_counts,
+    smallest_candidates,
+)
 from pipetransformer.autopipe.search.solver import PartitionSolver
 
 ROUNDING = 1 + 1e-9
@@ -67,10 +72,12 @@ def test_no_bound_cuts_off_the_fastest_partition_of_a_candidate(
     bounds, num_layers = LowerBounds(solver), len(solver.layers)
     devices = data.draw(st.sampled_from(list(device_layouts(cluster, num_layers, batch_size, UNCONSTRAINED))))
     update_s = bounds.update_seconds(devices)
-    assert bounds.work_seconds(devices) <= bounds.devices_seconds(devices)
+    counts = microbatch_counts(batch_size, devices, None)
+    least_s = bounds.devices_seconds(devices, counts, MOST_STAGES_PER_RANK)
+    assert bounds.work_seconds(devices) <= least_s * ROUNDING
     for layout in candidates(devices, num_layers, batch_size, UNCONSTRAINED, may_recompute=True):
         fastest_s = min(step_seconds(profile, cluster, plan, batch_size) for plan in plans(solver, layout)) * ROUNDING
-        assert bounds.devices_seconds(devices) <= fastest_s
+        assert least_s <= fastest_s
         assert bounds.pipeline_makespan(layout) + update_s <= fastest_s
         assert bounds.frozen_below_seconds(layout) <= fastest_s
 
@@ -81,12 +88,12 @@ def test_a_pipeline_over_a_slow_link_is_no_faster_than_the_device_that_hands_ove
     slow, fast = (Cluster(4, None, Link(0, 1e9), Link(far_s, 1e9), devices_per_node=1) for far_s in (100, 0))
     seconds = [
         LowerBounds(PartitionSolver(Profile((layer,) * 8, 2), cluster, 4, 0, 0, None)).devices_seconds(
-            DeviceLayout(2, 1)
+            DeviceLayout(2, 1), counts=[1], stages_per_rank=1
         )
         for cluster in (slow, fast)
     ]
-    # 4 samples with 8 layers of 3 s, less a gradient below the first: half of that, or 2 messages and the first layer
-    assert seconds == [pytest.approx(2 * 100 + 4 * 2), pytest.approx(4 * 12)]
+    # 4 samples with 8 layers of 3 s, less a gradient below the first, one device after the other; and 2 messages
+    assert seconds == [pytest.approx(2 * 100 + 4 * 23), pytest.approx(4 * 23)]
 
 
 def test_frozen_stages_send_once_and_the_slowest_of_the_others_twice() -> None:
