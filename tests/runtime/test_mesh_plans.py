@@ -85,6 +85,18 @@ def test_a_plan_on_a_mesh_trains_as_one_process_does(name: str, pool: Pool, bert
     assert_equal(trace, train_reference(case, {1: row.after.num_frozen}))
 
 
+@pytest.mark.parametrize(
+    ("kind", "mesh"),
+    [("roberta", RING), ("roberta", StageMesh(dp_shard=2, tp=2)), ("ernie", CUBE), ("distilbert", RING)],
+)
+def test_other_families_with_a_plan_train_on_a_mesh(
+    kind: str, mesh: StageMesh, pool: Pool, bert_config: Path, tmp_path: Path
+) -> None:
+    case = Case(kind, bert_config, 0.2, num_steps=3)
+    trace = pool.run(mesh.num_ranks, train_elastic, case, {0: plan(mesh), 1: plan(mesh, frozen=2)}, str(tmp_path))[0]
+    assert_equal(trace, train_reference(case, {1: 2}))
+
+
 CHAIN = (
     plan(StageMesh(dp_shard=2, tp=2, algorithm="3d")),
     plan(StageMesh(dp_shard=2, tp=2, algorithm="2d"), replicas=2, frozen=2, level=2),

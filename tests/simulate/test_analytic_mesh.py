@@ -34,11 +34,12 @@ def counted(case: Case, mesh: StageMesh) -> MeshProfile:
     return analytic_mesh_profile(shape, SPEED, 2, WIDTHS["float64"], mesh)
 
 
+@pytest.mark.parametrize("width", [16, 48])
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_a_block_that_is_counted_exchanges_what_one_that_is_measured_does(
-    mesh: StageMesh, pool: Pool, bert_config: Path
+    mesh: StageMesh, width: int, pool: Pool, bert_config: Path
 ) -> None:
-    case = Case("vit" if mesh.cp == 1 else "vit_pooled", bert_config)  # 5 tokens, or 4 which are even parts
+    case = Case("vit" if mesh.cp == 1 else "vit_pooled", bert_config, width=width)  # 5 tokens, or 4: even
     own, measured = counted(case, mesh).layers[1], pool.run(1, mesh_profile, case, mesh)[0].layers[1]
     assert received(own, "forward") == pytest.approx(received(measured, "forward"))
     backward = [

@@ -18,6 +18,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "share_att_key": True, "pos_att_type": "p2c|c2p", "position_biased_input": False, "type_vocab_size": 0,
     },
     "mpnet": BERT_LIKE,
+    "roberta": BERT_LIKE,  # positions count the tokens that are no padding
+    "ernie": {**BERT_LIKE, "use_task_id": True},
     "distilbert": {
         "dim": 16, "n_heads": 2, "hidden_dim": 24, "max_position_embeddings": 16, "vocab_size": VOCABULARY,
         "pad_token_id": 0,
@@ -29,6 +31,8 @@ DROPOUTS = {
     "modernbert": ("embedding_dropout", "attention_dropout", "mlp_dropout", "classifier_dropout"),
     "deberta-v2": _OF_BERT,
     "mpnet": _OF_BERT,
+    "roberta": _OF_BERT,
+    "ernie": _OF_BERT,
     "distilbert": ("dropout", "attention_dropout", "seq_classif_dropout"),
     "albert": (*_OF_BERT, "classifier_dropout_prob"),
 }
