@@ -240,6 +240,8 @@ def unknown_key(key: str, names: Sequence[str], elsewhere: list[str] | None = No
     near = elsewhere or [".".join([*parents, name]) for name in get_close_matches(last, names, n=1)]
     if near:
         return f"{key} does not exist; did you mean {' or '.join(near)}?"
+    if theirs := get_close_matches(last, OF_OTHER_TOOLS, n=1, cutoff=0.85):
+        return f"{key} does not exist; {OF_OTHER_TOOLS[theirs[0]]}"
     having = _options_with(parents[0], last) if len(parents) == 1 else []
     hints = [f"{' or '.join(having)} has it"] if having else []
     hints += [f"valid options: {', '.join(names)}"] if names else []

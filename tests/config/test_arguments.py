@@ -34,6 +34,7 @@ def refused(*overrides: str) -> str:
         (["parallel.checkpoint=true"], "parallel.checkpoint is now called parallel.recompute"),
         (["gradient_accumulation_steps=4"], "parallel.num_microbatches=<number> is gradient accumulation; batch_size"),
         (["learning_rate=1"], "learning_rate does not exist; optim.lr=<peak rate> sets it"),
+        (["learing_rate=1"], "learing_rate does not exist; optim.lr=<peak rate> sets it"),
         (["--output_dir", "runs"], "--output_dir is not an option; hydra.run.dir=<folder> sets it"),
         (["--gradient-checkpointing"], "--gradient-checkpointing is not an option; parallel.recompute=true sets it"),
         (["optim.max_grad_norm=1"], "optim.max_grad_norm does not exist; optim.clip_norm=<norm> sets it"),
