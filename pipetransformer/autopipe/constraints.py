@@ -52,9 +52,12 @@ class PlanConstraints:
     def fixed_num_stages(self) -> int | None:
         return len(self.stages) if self.stages else self.num_stages
 
+    @property
+    def most_stages_per_rank(self) -> int:
+        return self.stages_per_rank or 4
+
 
 UNCONSTRAINED = PlanConstraints()
-MOST_STAGES_PER_RANK = 4  # where their number is not fixed
 
 
 def check_world(num_devices: int, num_layers: int, batch_size: int) -> None:
@@ -147,7 +150,7 @@ def stages_per_rank_choices(constraints: PlanConstraints, num_stages: int) -> li
     if constraints.stages_per_rank is not None:
         counts: tuple[int, ...] = (constraints.stages_per_rank,)
     else:
-        counts = (1,) if only_one else tuple(range(1, MOST_STAGES_PER_RANK + 1))
+        counts = (1,) if only_one else tuple(range(1, constraints.most_stages_per_rank + 1))
     return [count for count in counts if num_stages % count == 0 and (count == 1 or num_stages > count)]
 
 

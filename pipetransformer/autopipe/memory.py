@@ -53,10 +53,8 @@ class MemoryCosts:
         self._first, self._first_active = layer_above(cache_level), layer_above(num_frozen)
         self._working = [layer.peak_backward_bytes if on else layer.peak_forward_bytes for layer, on in layers]
         self._saved = PrefixSums(num_bytes * on for num_bytes, (_, on) in zip(saved, layers, strict=True))
-        self._recompute = recompute
-        self._again = [layer.activation_bytes * on for layer, on in layers]
-        again = self._again if recompute else [0.0] * len(layers)
-        self._turn = [*map(add, self._working, again)]
+        self._again = [layer.activation_bytes * on * recompute for layer, on in layers]
+        self._turn = [*map(add, self._working, self._again)]
         cached = profile.layers[: layer_above(cache_level)] if profile.cache_miss_rate else ()
         self._cached = sum(layer.parameter_bytes for layer in cached) * here
         self._missing = max([0, *(layer.peak_forward_bytes for layer in cached)])
@@ -107,7 +105,7 @@ class MemoryCosts:
         peak = 0.0
         for layer in range(first, self._head + 1):
             below, own, above = around[layer - first : layer - first + 3]
-            kept = self._saved(first, layer) + self._recompute * self._again[layer]
+            kept = self._saved(first, layer) + self._again[layer]
             activations = (kept if layer >= self._first_active else self._working[layer]) * num_samples
             peak = max(peak, below + 2 * own + above + activations)
         inputs = self.buffer_bytes((first > 0) * num_microbatches, num_samples)

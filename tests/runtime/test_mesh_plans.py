@@ -135,7 +135,7 @@ def test_a_broken_mesh_of_a_plan_is_noticed(mutation: str, pool: Pool, bert_conf
         pool.run(world, losses_when_mutated, case, mutation, str(tmp_path))[0],
         train_reference(case, {}).losses,
     )
-    whole = max(1, *plans) if len(plans) > 1 else 1  # steps before anything is broken
+    whole = max(1, *plans)  # steps before anything is broken
     assert losses[:whole] == pytest.approx(reference[:whole], rel=0, abs=1e-10)
     assert max(abs(one - other) for one, other in zip(losses, reference, strict=True)) > 1e-7
 

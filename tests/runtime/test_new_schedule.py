@@ -64,7 +64,7 @@ def test_a_rank_takes_the_memory_that_the_planner_counts(pool: Pool, bert_config
     """Never more. All micro-batches are in flight before there is a gradient, and all gradients count."""
     case = Case("vit", bert_config, num_samples=128, batch_size=64, width=MEASURED_WIDTH)
     for predicted, measured in pool.run(2, with_looped_bfs, predicted_and_measured, case, plan(), str(tmp_path)):
-        assert 0.85 * predicted <= measured <= predicted
+        assert 0.86 * predicted <= measured <= predicted
 
 
 @pytest.mark.parametrize("num_frozen", [0, 3])

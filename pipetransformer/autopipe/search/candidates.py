@@ -6,7 +6,7 @@ from itertools import groupby
 from math import inf
 
 from pipetransformer.autopipe.cluster import Cluster
-from pipetransformer.autopipe.constraints import MOST_STAGES_PER_RANK, PlanConstraints, stages_per_rank_choices
+from pipetransformer.autopipe.constraints import PlanConstraints, stages_per_rank_choices
 from pipetransformer.autopipe.plan import DeviceLayout, Layout, microbatch_size
 from pipetransformer.autopipe.schedules import SCHEDULES
 
@@ -86,9 +86,7 @@ def candidates(
     """Yields all layouts on a grid of devices."""
     size, num_replicas, rank_order = devices
     recomputes = (False, True) if constraints.recompute is None and may_recompute else (bool(constraints.recompute),)
-    for stages_per_rank in (
-        range(1, MOST_STAGES_PER_RANK + 1) if constraints.stages_per_rank is None else (constraints.stages_per_rank,)
-    ):
+    for stages_per_rank in range(1, constraints.most_stages_per_rank + 1):
         num_stages = size * stages_per_rank
         if num_stages > num_layers or constraints.fixed_num_stages not in (None, num_stages):
             continue

@@ -12,7 +12,7 @@ from heapq import heapify, heappop, heappush
 from math import ceil, floor, inf, log10
 
 from pipetransformer.autopipe.cluster import Cluster
-from pipetransformer.autopipe.constraints import MOST_STAGES_PER_RANK, UNCONSTRAINED, PlanConstraints, check_constraints
+from pipetransformer.autopipe.constraints import UNCONSTRAINED, PlanConstraints, check_constraints
 from pipetransformer.autopipe.cost import StepScale, step_scale, step_seconds
 from pipetransformer.autopipe.memory import device_memory_bytes
 from pipetransformer.autopipe.meshes import mesh_batch_size, on_mesh
@@ -142,7 +142,7 @@ class _Search:
                 yield least_s, devices
             else:
                 counts = microbatch_counts(self.batch_size, devices, self.constraints.num_microbatches)
-                most = max(MOST_STAGES_PER_RANK, self.constraints.stages_per_rank or 1)
+                most = self.constraints.most_stages_per_rank
                 bound_s = self._scale(devices).seconds(self.bounds.devices_seconds(devices, counts, most))
                 heappush(waiting, (bound_s, True, devices))
 

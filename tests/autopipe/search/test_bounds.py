@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipetransformer.autopipe.cluster import Cluster, Link
-from pipetransformer.autopipe.constraints import MOST_STAGES_PER_RANK, UNCONSTRAINED
+from pipetransformer.autopipe.constraints import UNCONSTRAINED
 from pipetransformer.autopipe.cost import step_seconds
 from pipetransformer.autopipe.memory import device_memory_bytes
 from pipetransformer.autopipe.plan import DeviceLayout, Layout, Plan
@@ -73,7 +73,7 @@ def test_no_bound_cuts_off_the_fastest_partition_of_a_candidate(
     devices = data.draw(st.sampled_from(list(device_layouts(cluster, num_layers, batch_size, UNCONSTRAINED))))
     update_s = bounds.update_seconds(devices)
     counts = microbatch_counts(batch_size, devices, None)
-    least_s = bounds.devices_seconds(devices, counts, MOST_STAGES_PER_RANK)
+    least_s = bounds.devices_seconds(devices, counts, UNCONSTRAINED.most_stages_per_rank)
     assert bounds.work_seconds(devices) <= least_s * ROUNDING
     for layout in candidates(devices, num_layers, batch_size, UNCONSTRAINED, may_recompute=True):
         fastest_s = min(step_seconds(profile, cluster, plan, batch_size) for plan in plans(solver, layout)) * ROUNDING
