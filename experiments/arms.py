@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from statistics import mean, median
@@ -27,6 +28,7 @@ from pipetransformer.report.summary_text import time_spent
 
 TOOK = "took.json"
 ALWAYS = ("overwrite=true", "logger=none")
+FIRST_PLAN, FIRST_STEP = "first plan", "first step"
 NOT_IN_PATHS = r"[^A-Za-z0-9.]+"  # Hydra would read them as its own
 
 
@@ -80,6 +82,18 @@ class Outcome:
         assert self.took is not None, "the command was not measured"
         return self.took.cpu_seconds
 
+    @property
+    def start_s(self) -> dict[str, float]:
+        """Seconds from the command to what the run tells of its start, in order; empty where nobody noted its start."""
+        began = self.took.began if self.took is not None else 0.0
+        told = [(phase["message"], phase) for phase in self.run.events["phase"]]
+        told += [
+            (FIRST_PLAN, self.run.events["start"][0]),
+            *((FIRST_STEP, step) for step in self.run.events["step"][:1]),
+        ]
+        times = ((name, datetime.fromisoformat(event["time"]).timestamp()) for name, event in told if "time" in event)
+        return {name: seconds - began for name, seconds in times} if began else {}
+
     def as_dict(self) -> dict[str, Any]:
         """Returns what ``results.json`` keeps of it."""
         names = (
@@ -90,11 +104,12 @@ class Outcome:
             "limit",
             "share_of_limit",
             "time_parts",
+            "report_seconds",
         )
         figures = {name: self.summary.get(name) for name in names}
         took = {} if self.took is None else {"seconds": self.seconds, "cpu_seconds": self.cpu_seconds}
         known = {"arm": self.arm, "seed": self.seed, "options": list(self.options), "metric": self.metric}
-        more = {"prefixes": self.prefixes, "signals": self.summary.get("signals", {})}
+        more = {"prefixes": self.prefixes, "signals": self.summary.get("signals", {}), "start_s": self.start_s}
         return known | figures | took | more | {"cache": self.summary.get("cache")}
 
 
@@ -136,7 +151,7 @@ def train(arm: Arm, seed: int, folder: Path, options: Sequence[str], so_far: SoF
     own = arm.options if isinstance(arm.options, tuple) else arm.options(so_far)
     run_dir = folder / f"{re.sub(NOT_IN_PATHS, '_', arm.name)}-{seed}"
     if not (is_complete(run_dir) and (run_dir / TOOK).is_file()):
-        command = [sys.executable, "train.py", *options, *own, f"seed={seed}", f"hydra.run.dir={run_dir}", *ALWAYS]
+        command = [sys.executable, "train.py", *ALWAYS, *options, *own, f"seed={seed}", f"hydra.run.dir={run_dir}"]
         run_measured(command, run_dir / TOOK, os.environ | {"OMP_NUM_THREADS": "1"})
     return Outcome(arm.name, seed, own, read_run(run_dir), Took.read(run_dir / TOOK))
 

@@ -37,10 +37,12 @@ class Took:
     Attributes:
         seconds: Wall time from its start to its end, start-up included.
         cpu_seconds: Of all its processes; on Linux those that outlived it, too.
+        began: When it was started, in seconds since 1970; 0 where nobody noted it.
     """
 
     seconds: float
     cpu_seconds: float
+    began: float = 0.0
 
     @classmethod
     def read(cls, file: Path) -> Took:
@@ -63,7 +65,7 @@ def run_measured(command: Sequence[str], file: Path, env: Mapping[str, str] | No
 
 def main(file: Path, command: Sequence[str]) -> int:
     """Runs a command, waits for all its processes, and writes what they took; returns its exit code."""
-    began, caller = time.perf_counter(), os.getppid()
+    noted, began, caller = time.time(), time.perf_counter(), os.getppid()
     with subprocess.Popen(command) as process:
         signal.signal(signal.SIGTERM, lambda *_: process.terminate())
         if sys.platform == "linux":
@@ -76,7 +78,7 @@ def main(file: Path, command: Sequence[str]) -> int:
     _wait_for_orphans()
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     if code == 0:
-        write_json(file, asdict(Took(seconds, used.ru_utime + used.ru_stime)))
+        write_json(file, asdict(Took(seconds, used.ru_utime + used.ru_stime, noted)))
     return code
 
 

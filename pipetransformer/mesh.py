@@ -43,6 +43,7 @@ Box = tuple[Span, Span]
 
 Axes = tuple[str, ...]
 
+_cached = lru_cache(maxsize=4096)  # fractions are slow, and the tensors of all layers have a few boxes
 WHOLE_SPAN: Span = (Fraction(0), Fraction(1))
 WHOLE: Box = (WHOLE_SPAN, WHOLE_SPAN)
 _GRID, _CUBE = ("dp_shard", "cp", "tp"), ("x", "y", "z")
@@ -243,6 +244,7 @@ class StageMesh:
         """Returns the ranks that have the same part of a parameter."""
         return prod(self.shape[axis] for axis in self.copy_axes(style))
 
+    @_cached
     def box(self, style: Style, rank: int) -> Box:
         """Returns the part of a parameter that a rank of the mesh has."""
         spans, coordinate = [WHOLE_SPAN, WHOLE_SPAN], self.coordinate(rank)
@@ -290,7 +292,6 @@ class StageMesh:
 
 
 SINGLE = StageMesh()
-_cached = lru_cache(maxsize=4096)  # fractions are slow, and the tensors of all layers have a few boxes
 
 
 @_cached

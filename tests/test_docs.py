@@ -338,9 +338,13 @@ def write_own_classes(page: str, folder: Path) -> tuple[str, list[str]]:
     return module, shlex.split(command)
 
 
-@pytest.mark.parametrize("page", ["model.md", "policy.md"])
-def test_the_command_with_a_class_of_ones_own_runs_in_another_folder(page: str, tmp_path: Path) -> None:
-    _, arguments = write_own_classes(page, tmp_path)
+def test_the_commands_with_classes_of_ones_own_run_in_another_folder(tmp_path: Path) -> None:
+    """Those of two pages as one, since each would be a run: a model and a policy, and both are allowed."""
+    given = [argument for page in ("model.md", "policy.md") for argument in write_own_classes(page, tmp_path)[1]]
+    allowed = [each.removeprefix("targets.allow=[").removesuffix("]") for each in given if each.startswith("targets")]
+    arguments = [*dict.fromkeys(each for each in given if not each.startswith("targets"))]
+    arguments.append(f"targets.allow=[{','.join(allowed)}]")
+    assert len(arguments) == 4, "--config-dir, model, freeze and what is allowed"
     few = ("dataset.max_train_samples=64", "dataset.max_eval_samples=40", "epochs=1", "logger=none")
     environment = {**os.environ, "PYTHONPATH": f".:{ROOT}", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(ROOT / "train.py"), *arguments, *few, "hydra.run.dir=out"]
@@ -348,6 +352,8 @@ def test_the_command_with_a_class_of_ones_own_runs_in_another_folder(page: str, 
     assert ended.returncode == 0, ended.stderr
     assert "status: completed" in ended.stdout
     assert (tmp_path / "out" / "model" / "model.safetensors").is_file()
+    config = yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())
+    assert [config[name]["_target_"].partition(".")[0] for name in ("model", "freeze")] == allowed
 
 
 def test_the_family_of_the_page_about_models_keeps_the_contract(

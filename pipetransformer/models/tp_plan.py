@@ -10,7 +10,7 @@ A name may have ``*`` for any part of it. The first rule that fits counts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -57,9 +57,8 @@ class Part:
     def cut(self, whole: Tensor, box: Box) -> Tensor:
         """Returns the part of a whole tensor that is in a box, as a view or a copy."""
         shape = list(whole.shape)
-        for (first, last), dim in zip(box, self.dims, strict=True):
-            if dim is not None:
-                shape[dim] = int(shape[dim] * (last - first))
+        for dim, groups, start, end in self._ranges(whole.shape, box):
+            shape[dim] = groups * (end - start)
         return self._view(whole, box).reshape(shape)
 
     def paste(self, whole: Tensor, box: Box, own: Tensor) -> None:
@@ -69,15 +68,22 @@ class Part:
 
     def _view(self, whole: Tensor, box: Box) -> Tensor:
         """Returns the part as a view, in which a packed dimension is two."""
-        # the last dimension first: those before it keep their numbers
-        for (first, last), dim, groups in reversed([*zip(box, self.dims, (self.groups, 1), strict=True)]):
-            if dim is None or last - first == 1:
-                continue
-            size = whole.shape[dim] // groups
-            start, end = first * size, last * size
-            assert start.denominator == end.denominator == 1, (tuple(whole.shape), box)
-            whole = whole.unflatten(dim, (groups, size)).narrow(dim + 1, int(start), int(end - start))
+        for dim, groups, start, end in reversed(self._ranges(whole.shape, box)):  # those before keep their numbers
+            whole, dim = (whole, dim) if groups == 1 else (whole.unflatten(dim, (groups, -1)), dim + 1)
+            whole = whole.narrow(dim, start, end - start)
         return whole
+
+    def _ranges(self, shape: Sequence[int], box: Box) -> list[tuple[int, int, int, int]]:
+        """Returns each dimension that is cut, the matrices in it, and from where to where it is cut in each of them."""
+        found: list[tuple[int, int, int, int]] = []
+        for (first, last), dim, groups in zip(box, self.dims, (self.groups, 1), strict=True):
+            if dim is not None:
+                size = shape[dim] // groups
+                start, end = (edge.numerator * size / edge.denominator for edge in (first, last))
+                assert start % 1 == end % 1 == 0, (tuple(shape), box)
+                if (start, end) != (0, size):
+                    found.append((dim, groups, int(start), int(end)))
+        return found
 
 
 WHOLE_PART = Part("whole", (None, None))

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pipetransformer.autodp.pieces import Shard
 from pipetransformer.autodp.transition import Move, Transition
-from pipetransformer.mesh import Box, area, intersection, within
+from pipetransformer.mesh import Box, Style, area, intersection, within
 from pipetransformer.models.tp_plan import WHOLE_PART, Part
 from pipetransformer.runtime.resident import REFERENCE, OptimizerState, ResidentLayers, as_bytes
 from pipetransformer.runtime.transfer import gather_manifests, send_layers
@@ -155,14 +155,14 @@ class _Change:
     def _num_bytes(self, move: Move) -> int:
         return sum(entry.num_bytes(box) for entry, box in self._pieces(move))
 
-    def _held(self, transition: Transition, entry: Entry, rank: int) -> Box:
-        """Returns the box that a rank has of a tensor after a transition."""
-        return Shard.of(transition.meshes[self.layer], rank).box(entry.part.style)
+    def _held(self, transition: Transition, style: Style, rank: int) -> Box:
+        """Returns the box that a rank has of the tensors of a style after a transition."""
+        return Shard.of(transition.meshes[self.layer], rank).box(style)
 
     def _pack(self, move: Move, old: Mapping[Key, Tensor]) -> Tensor:
         parts = list[Tensor]()
         for entry, box in self._pieces(move):
-            inside = within(box, self._held(self.last, entry, move.source))
+            inside = within(box, self._held(self.last, entry.part.style, move.source))
             parts.append(entry.part.cut(old[entry.name, entry.key], inside))
         return as_bytes(parts, self.resident.device)
 
@@ -172,6 +172,7 @@ class _Change:
         layer = self.resident.stack[self.layer]
         layer.to_empty(device=self.resident.device)
         own = dict([*layer.named_parameters(), *layer.named_buffers()])
+        common = {style: self._common(style) for style in {entry.part.style for entry in self.entries}}
         for entry in self.entries:
             key = entry.name, entry.key
             new[key] = self._empty(entry) if entry.key else own[entry.name]
@@ -179,8 +180,9 @@ class _Change:
                 state.setdefault(entry.name, {})[entry.key] = new[key]
             elif entry.scalar is not None:
                 own[entry.name].copy_(entry.scalar)
-            if old and entry.scalar is None:
-                self._keep(entry, old[key], new[key])
+            if old and entry.scalar is None and (boxes := common[entry.part.style]):
+                before, after = boxes
+                entry.part.paste(new[key], after, entry.part.cut(old[key], before))
         for move, data in received.items():
             self._unpack(move, data, new)
         if state:
@@ -190,23 +192,22 @@ class _Change:
         """Returns optimizer state of this rank's new part, yet to be filled; a scalar as it is."""
         if entry.scalar is not None:
             return entry.scalar.clone()
-        box = self._held(self.transition, entry, dist.get_rank())
+        box = self._held(self.transition, entry.part.style, dist.get_rank())
         shape = entry.part.cut(torch.empty(entry.shape, device="meta"), box).shape
         device = "cpu" if entry.key == REFERENCE else self.resident.device
         return torch.empty(shape, dtype=entry.dtype, device=device)
 
-    def _keep(self, entry: Entry, old: Tensor, new: Tensor) -> None:
-        """Copies what the old part and the new one have in common."""
-        before, after = (self._held(each, entry, dist.get_rank()) for each in (self.last, self.transition))
+    def _common(self, style: Style) -> tuple[Box, Box] | None:
+        """Returns what this rank's old and new part have in common, as fractions of each; ``None`` for nothing."""
+        before, after = (self._held(each, style, dist.get_rank()) for each in (self.last, self.transition))
         common = intersection(before, after)
-        if common is not None:
-            entry.part.paste(new, within(common, after), entry.part.cut(old, within(common, before)))
+        return None if common is None else (within(common, before), within(common, after))
 
     def _unpack(self, move: Move, data: Tensor, new: Mapping[Key, Tensor]) -> None:
         start = 0
         for entry, box in self._pieces(move):
             end = start + entry.num_bytes(box)
             values = data[start:end].clone().view(entry.dtype)
-            inside = within(box, self._held(self.transition, entry, move.target))
+            inside = within(box, self._held(self.transition, entry.part.style, move.target))
             entry.part.paste(new[entry.name, entry.key], inside, values)
             start = end

@@ -18,7 +18,7 @@ from pipetransformer.autodp.transition import Placement
 from pipetransformer.host_copies import HostCopies
 from pipetransformer.models.stack import Layer
 from pipetransformer.runtime.fsdp import gather
-from pipetransformer.runtime.mesh_transfer import gather_layer
+from pipetransformer.runtime.mesh_transfer import gather_layer, pack, unpack
 from pipetransformer.runtime.resident import REFERENCE, OptimizerState, ResidentLayers
 
 WEIGHTS, OPTIMIZER = "weights/", "optimizer/"
@@ -96,13 +96,13 @@ def gather_optimizer_state(
     """
     gathered: OptimizerState = {}
     for layer, writer in enumerate(writers(placement, fsdp)):
-        part: list[Any] = [copies.get(layer)]
+        part: list[Any] = [pack(copies.get(layer, {}))]
         if writer != 0 and dist.get_rank() == writer:
             dist.send_object_list(part, 0)
         elif writer != 0 and dist.get_rank() == 0:
             dist.recv_object_list(part, writer)
         if dist.get_rank() == 0:
-            for path, tensor in part[0].items():
+            for path, tensor in unpack(part[0]).items():
                 if path.startswith(OPTIMIZER):
                     name, _, key = path.removeprefix(OPTIMIZER).rpartition("/")
                     gathered.setdefault(name, {})[key] = tensor

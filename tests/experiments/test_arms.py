@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -22,6 +23,7 @@ from experiments.padding import __main__ as padding
 from experiments.policies import __main__ as policies
 from experiments.policies.equal import __main__ as equal
 from experiments.record import BEGIN, END
+from experiments.start import __main__ as start
 from experiments.static_plans import __main__ as static_plans
 from experiments.storage import __main__ as storage
 from pipetransformer.config.compose import CONF, compose_training
@@ -35,10 +37,18 @@ EXPERIMENTS = {
     "microbatches": (microbatches.ARMS, microbatches.COLUMNS),
     "padding": (padding.ARMS, padding.COLUMNS),
     "policies": (policies.ARMS, policies.COLUMNS),
+    "start": (start.ARMS, start.COLUMNS),
     "static_plans": (static_plans.ARMS, static_plans.COLUMNS),
     "storage": (storage.ARMS, storage.COLUMNS),
 }
 PLAN = {"num_frozen": 0, "step": 0, "num_microbatches": 2, "stages": [[0, 3], [3, 6]], "num_replicas": 1}
+BEGAN = datetime(2026, 11, 27, tzinfo=UTC).timestamp()
+EVENTS = [
+    {"event": "phase", "time": "2026-11-27T00:00:04.000+00:00", "message": "reading data"},
+    {"event": "phase", "time": "2026-11-27T00:00:04.500+00:00", "message": "measuring layers and links"},
+    {"event": "start", "time": "2026-11-27T00:00:06.000+00:00", "plan": PLAN},
+    {"event": "step", "time": "2026-11-27T00:00:07.250+00:00", "step": 1},
+]
 
 
 class Machine:
@@ -53,15 +63,15 @@ class Machine:
         epochs, frozen = int(given.get("epochs", 6)), given.get("freeze") != "none"
         file.parent.mkdir(parents=True, exist_ok=True)
         (file.parent / "config.yaml").write_text(yaml.dump({"epochs": epochs, "seed": int(given["seed"])}))
-        (file.parent / "metrics.jsonl").write_text(json.dumps({"event": "start", "plan": PLAN}) + "\n")
+        (file.parent / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in EVENTS))
         summary = {
             "status": "completed", "metric": {"name": "accuracy", "value": 0.5 + int(given["seed"]) / 100},
-            "train_seconds": 9.0, "step_seconds": 8.0, "predicted_step_seconds": 4.0,
+            "train_seconds": 9.0, "report_seconds": 0.09, "step_seconds": 8.0, "predicted_step_seconds": 4.0,
             "mean_frozen_fraction": frozen / 3,
             "plans": [PLAN, PLAN | {"num_frozen": 2, "step": 188}] if frozen else [PLAN], "signals": {"cka": 0.08},
         }  # fmt: skip
         write_json(file.parent / "summary.json", summary)
-        took = Took(10.0 + 2 * epochs, (6.0 if frozen else 12.0) * int(given["seed"]))
+        took = Took(10.0 + 2 * epochs, (6.0 if frozen else 12.0) * int(given["seed"]), began=BEGAN)
         write_json(file, vars(took))
         return took
 
@@ -132,6 +142,14 @@ def test_the_options_of_every_arm_compose(name: str) -> None:
     for arm in EXPERIMENTS[name][0]:
         if isinstance(arm.options, tuple):
             compose_training(["model=bert", "dataset=sst2", *arm.options])
+
+
+def test_the_way_to_the_first_step_is_told_in_seconds_from_the_command(machine: Machine, tmp_path: Path) -> None:
+    rows = table(run_arms(start.ARMS, (1, 2), tmp_path, []), start.COLUMNS).splitlines()
+    assert rows[2] == "| no service | 7.2 s | 4.0 s | 1.5 s | 9.0 s | 1.0% | 22 s |"
+    first, second = (values(machine.commands, "profile.path")[end - 2 : end] for end in (5, 10))
+    assert first == [str(tmp_path / "profiles-1")] * 2
+    assert second == [str(tmp_path / "profiles-2")] * 2
 
 
 def test_every_policy_has_an_arm_at_its_defaults_and_at_the_equal_fraction() -> None:

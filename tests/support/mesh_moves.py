@@ -115,7 +115,7 @@ def held_open(case: Case, plans: tuple[Plan, ...], num_steps: int, every: int, f
 
 def _copies_are_equal(runtime: ElasticRuntime) -> bool:
     """Compares what ranks have of the same box of a parameter and its moments, bit for bit."""
-    plan, rank, own = runtime.plan, dist.get_rank(), dict[tuple[object, ...], list[torch.Tensor]]()
+    plan, rank, own = runtime.plan, dist.get_rank(), dict[tuple[object, ...], list[bytes]]()
     assert plan is not None
     state = {} if runtime.optimizer is None else runtime.optimizer.state
     for layer in runtime.topology.layers if runtime.topology is not None else ():
@@ -124,14 +124,14 @@ def _copies_are_equal(runtime: ElasticRuntime) -> bool:
             style = runtime.resident.cuts.parts(layer)[name][0].style
             box = plan.mesh.box(style, rank % plan.mesh.num_ranks)
             moments = [value for key, value in sorted(state.get(parameter, {}).items()) if value.ndim]
-            own[name, box] = [parameter.detach(), *moments]
-    gathered: list[dict[tuple[object, ...], list[torch.Tensor]]] = [{} for _ in range(dist.get_world_size())]
+            own[name, box] = [tensor.detach().numpy().tobytes() for tensor in (parameter, *moments)]
+    gathered: list[dict[tuple[object, ...], list[bytes]]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(gathered, own)
     return all(
-        all(map(torch.equal, tensors, part[key]))
-        for key, tensors in own.items()
+        numbers == part[key]
+        for key, numbers in own.items()
         for part in gathered
-        if key in part and len(tensors) == len(part[key])
+        if key in part and len(numbers) == len(part[key])
     )
 
 

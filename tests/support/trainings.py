@@ -147,11 +147,11 @@ def copies_are_equal(runtime: ElasticRuntime) -> bool:
     stack, held = runtime.resident.stack, runtime.resident.held()
     equal = True
     for tie in stack.ties:
-        own = [gather(stack[layer].by_name()[name].detach()) for layer, name in tie if layer in held]
-        gathered: list[list[Tensor]] = [[] for _ in range(dist.get_world_size())]
-        dist.all_gather_object(gathered, own)
-        first, *others = (copy for part in gathered for copy in part)
-        equal &= bool(others) and all(torch.equal(first, other) for other in others)
+        copies = [gather(stack[layer].by_name()[name].detach()) for layer, name in tie if layer in held]
+        gathered: list[list[bytes]] = [[] for _ in range(dist.get_world_size())]
+        dist.all_gather_object(gathered, [copy.cpu().view(torch.uint8).numpy().tobytes() for copy in copies])
+        first, *others = (numbers for part in gathered for numbers in part)
+        equal &= bool(others) and all(first == other for other in others)
     return equal
 
 
