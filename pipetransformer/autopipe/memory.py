@@ -1,15 +1,35 @@
 """The memory model: bytes per device, from measured layers."""
 
+from collections.abc import Sequence
 from math import ceil
-from operator import add, mul
+from operator import mul
+from typing import NamedTuple
 
 from pipetransformer.autopipe.cost import layers_with_grad
 from pipetransformer.autopipe.offload import on_host
 from pipetransformer.autopipe.plan import Plan, Stages, layer_above
 from pipetransformer.autopipe.profile import PrefixSums, Profile
-from pipetransformer.autopipe.schedules import SCHEDULES, Moments
+from pipetransformer.autopipe.schedules import SCHEDULES, Moment
 
-BUCKET_BYTES = 1 << 20  # small gradients of a pipeline are all-reduced together; larger ones in place
+BUCKET_BYTES = 1 << 20  # small gradients are all-reduced together; larger ones in place
+
+
+class Load(NamedTuple):
+    """Bytes that a stage adds to a device.
+
+    Attributes:
+        saved: For backward, of each micro-batch in flight.
+        gradients: Once a micro-batch has been through backward.
+        forward: The working memory of a frozen layer; what its micro-batch saves above is not there yet.
+        first_backward, backward: That of a backward pass, which frees what is saved from the top down; the first one
+            makes the gradients meanwhile.
+    """
+
+    saved: float
+    gradients: float
+    forward: float
+    first_backward: float
+    backward: float
 
 
 class MemoryCosts:
@@ -17,13 +37,9 @@ class MemoryCosts:
 
     They are the sum of
 
-    - the weights of all its layers; gradients, optimizer state and autocast copies of the active ones;
-    - those gradients once more where replicas of a single stage accumulate several micro-batches, which DDP does beside
-      its buckets; or a bucket of them after the passes of a pipeline;
-    - the activations of active layers for backward, for each micro-batch in flight. When recomputing, an active layer
-      keeps its input, and one layer at a time all that its backward needs;
-    - the working memory of one layer at a time, in the forward pass of a frozen one and the backward pass of an active
-      one;
+    - the weights of all its layers; optimizer state and autocast copies of the active ones;
+    - the buckets of DistributedDataParallel, as large as the gradients, where replicas of a single stage have no mesh;
+    - at the worst moment of the step, gradients, activations and working memory, see below;
     - the inputs of all micro-batches;
     - for each micro-batch the buffers of the tensor from below and of its gradient, of the gradient from above, and
       while it is in flight of the output. The output of a frozen layer gets no gradient;
@@ -31,39 +47,46 @@ class MemoryCosts:
     - where the cache is partial, the weights of the cached layers, and before the step the working memory of one of
       them for all samples of the replica.
 
-    Samples count as long as the longest one: any batch may have it, and is padded to it.
+    A stage has gradients from its first backward pass on; with one micro-batch in DistributedDataParallel they are
+    views of the buckets. The activations of active layers for backward are there for each micro-batch in flight. When
+    recomputing, an active layer keeps its input, and one layer at a time all that its backward needs. One layer at a
+    time has its working memory, in the forward pass of a frozen one and the backward pass of an active one. After the
+    passes there are gradients alone, and where pipelines or copies of a mesh sum theirs a bucket of them.
 
-    Gradients count from the beginning of the step. So where all micro-batches are in flight before the first backward
-    pass, this is more than a device takes, by no more than its gradients.
+    Samples count as long as the longest one: any batch may have it, and is padded to it.
     """
 
     def __init__(self, profile: Profile, num_frozen: int, recompute: bool = False, cache_level: int = 0) -> None:
-        state_factor = 1 + profile.optimizer_state_factor
         self._head = len(profile.layers) - 1
-        layers = layers_with_grad(profile, num_frozen)
+        layers, here = layers_with_grad(profile, num_frozen), not profile.is_on_host
         inputs = [0, *(layer.most_output_bytes for layer in profile.layers[:-1])]
         saved = inputs if recompute else [layer.activation_bytes for layer in profile.layers]
-        here = not profile.is_on_host
         self._weights = [layer.parameter_bytes * here for layer in profile.layers]
-        self._lasting = PrefixSums(
-            (layer.parameter_bytes + layer.trainable_bytes * state_factor * on) * here for layer, on in layers
-        )
+        state = (layer.trainable_bytes * profile.optimizer_state_factor * on * here for layer, on in layers)
+        self._lasting = PrefixSums(map(sum, zip(self._weights, state, strict=True)))
         self._casts = PrefixSums(layer.autocast_bytes * on for layer, on in layers)
         self._gradients = PrefixSums(layer.trainable_bytes * on * here for layer, on in layers)
         self._first, self._first_active = layer_above(cache_level), layer_above(num_frozen)
-        self._working = [layer.peak_backward_bytes if on else layer.peak_forward_bytes for layer, on in layers]
         self._saved = PrefixSums(num_bytes * on for num_bytes, (_, on) in zip(saved, layers, strict=True))
+        self._forward = [layer.peak_forward_bytes * (not on) for layer, on in layers]
         self._again = [layer.activation_bytes * on * recompute for layer, on in layers]
-        self._turn = [*map(add, self._working, self._again)]
+        self._backward = [
+            layer.peak_backward_bytes * on + max(0, again - num_bytes)  # the input is there already
+            for again, num_bytes, (layer, on) in zip(self._again, inputs, layers, strict=True)
+        ]
+        self._fixed = [layer.peak_backward_fixed_bytes * on for layer, on in layers]
         cached = profile.layers[: layer_above(cache_level)] if profile.cache_miss_rate else ()
         self._cached = sum(layer.parameter_bytes for layer in cached) * here
         self._missing = max([0, *(layer.peak_forward_bytes for layer in cached)])
+        copied = profile.copied_bytes or (0,) * len(layers)
+        self._copied = PrefixSums(num_bytes * on * here for num_bytes, (_, on) in zip(copied, layers, strict=True))
+        self._may_have_ddp = profile.copied_bytes is None and here
         self._input = profile.input_bytes
         # one size for all boundaries, so that a shorter stage never needs more
         self._boundary = max(layer.most_output_bytes for layer in profile.layers[:-1])
 
     def bytes(
-        self, stages: Stages, num_samples: int, num_microbatches: int, moments: Moments, num_replicas: int
+        self, stages: Stages, num_samples: int, num_microbatches: int, moments: Sequence[Moment], num_replicas: int
     ) -> int:  # fmt: skip
         """Returns the bytes of a device.
 
@@ -71,26 +94,38 @@ class MemoryCosts:
             stages: The stages of the device, or only its lowest ones.
             num_samples: Samples of a micro-batch.
             num_microbatches: Micro-batches of a step.
-            moments: The micro-batches in flight in each stage, by the schedule.
+            moments: When the device may take most, by the schedule.
             num_replicas: Replicas that all-reduce the gradients.
         """
-        held, turn, num_tensors = float(self._cached), 0.0, 0
-        saved = []
         is_whole = (stages[0][0], stages[0][-1]) == (self._first, self._head)
-        accumulates = is_whole and num_replicas > 1 and num_microbatches > 1
+        has_ddp = is_whole and num_replicas > 1 and self._may_have_ddp
+        loads = [self._load(first, last, num_samples) for first, last in stages]
+        gradients = sum(load.gradients for load in loads)
+        held = self._cached + sum(self._held(first, last) for first, last in stages) + has_ddp * gradients
+        if has_ddp and num_microbatches == 1:  # a gradient that is made is copied to its bucket
+            loads = [load._replace(gradients=0.0, first_backward=load.backward) for load in loads]
+        summed = gradients if num_replicas > 1 else sum(self._copied(first, last) for first, last in stages)
+        after = sum(load.gradients for load in loads) + min(BUCKET_BYTES, summed) * (not has_ddp)
+        num_tensors = 0
         for index, (first, last) in enumerate(stages):
-            held += self._held(first, last) + accumulates * self._gradients(first, last)
-            saved.append(self._saved(first, last))
-            sent = max(moment[index] for moment in moments) + num_microbatches * (last >= self._first_active)
+            sent = max(moment.in_flight[index] for moment in moments) + num_microbatches * (last >= self._first_active)
             received = num_microbatches * (1 + (first > self._first_active))
             num_tensors += (first > 0) * received + (last < self._head) * sent
-            turn = max(turn, *self._turn[first : last + 1])
-        in_flight = max([sum(map(mul, saved, moment)) for moment in moments])
-        buffers = self.buffer_bytes(num_tensors, num_samples)
-        running = max(in_flight + turn, self._missing * num_microbatches) * num_samples
-        if num_replicas > 1 and not is_whole:
-            running = max(running, min(BUCKET_BYTES, sum(self._gradients(first, last) for first, last in stages)))
-        return round(held + running + buffers + self._input * num_samples * num_microbatches)
+        missing = self._missing * num_microbatches * num_samples
+        running = max(missing, after, *(at(moment, loads) for moment in moments))
+        inputs = self._input * num_samples * num_microbatches
+        return round(held + running + self.buffer_bytes(num_tensors, num_samples) + inputs)
+
+    def _load(self, first: int, last: int, num_samples: int) -> Load:
+        saved, gradients = self._saved(first, last) * num_samples, self._gradients(first, last)
+        forward = max(self._forward[first : last + 1]) * num_samples
+        backward, first_backward = 0.0, 0.0
+        for layer in range(max(first, self._first_active), last + 1):
+            turn = self._fixed[layer] + self._backward[layer] * num_samples
+            freed = self._saved(layer + 1, last) * num_samples
+            backward = max(backward, turn)
+            first_backward = max(first_backward, turn - freed + self._gradients(layer, last))
+        return Load(saved, gradients, max(0.0, forward - saved), first_backward, backward)
 
     def fsdp_bytes(self, first: int, num_devices: int, num_samples: int, num_microbatches: int) -> int:
         """Returns the bytes of each device under FSDP, with ``first`` the lowest layer that runs.
@@ -105,16 +140,19 @@ class MemoryCosts:
         peak = 0.0
         for layer in range(first, self._head + 1):
             below, own, above = around[layer - first : layer - first + 3]
+            is_active = layer >= self._first_active
             kept = self._saved(first, layer) + self._again[layer]
-            activations = (kept if layer >= self._first_active else self._working[layer]) * num_samples
+            activations = (kept if is_active else self._forward[layer]) * num_samples
             peak = max(peak, below + 2 * own + above + activations)
         inputs = self.buffer_bytes((first > 0) * num_microbatches, num_samples)
         casts = self._casts(first, self._head)
-        return ceil(self._lasting(0, self._head) / num_devices + casts + peak + inputs)
+        sharded = self._lasting(0, self._head) + self._gradients(0, self._head)
+        return ceil(sharded / num_devices + casts + peak + inputs)
 
-    def layer_bytes(self, layer: int, num_samples: int) -> float:
+    def layer_bytes(self, layer: int, num_samples: int, has_gradients: bool) -> float:
         """Returns the bytes that a layer adds to any device, with ``num_samples`` in flight."""
-        return self._held(layer, layer) + self._saved(layer, layer) * num_samples
+        gradients = self._gradients(layer, layer) * has_gradients
+        return self._held(layer, layer) + gradients + self._saved(layer, layer) * num_samples
 
     def _held(self, first: int, last: int) -> float:
         return self._lasting(first, last) + self._casts(first, last)
@@ -122,6 +160,17 @@ class MemoryCosts:
     def buffer_bytes(self, num_tensors: int, num_samples: int) -> int:
         """Returns the bytes of tensors between stages, of ``num_samples`` each."""
         return num_tensors * self._boundary * num_samples
+
+
+def at(moment: Moment, loads: Sequence[Load]) -> float:
+    """Returns the bytes of gradients, activations and working memory in a backward pass, or in the forward before it."""
+    held = sum(load.gradients for load, made in zip(loads, moment.has_gradients, strict=False) if made)
+    held += sum(map(mul, moment.in_flight, (load.saved for load in loads)))
+    turn = max(load.forward for load in loads)
+    if moment.stage < len(loads):
+        own = loads[moment.stage]
+        turn = max(turn, own.backward if moment.has_gradients[moment.stage] else own.first_backward)
+    return held + turn
 
 
 def device_memory_bytes(profile: Profile, plan: Plan, batch_size: int) -> tuple[int, ...]:
@@ -136,7 +185,7 @@ def device_memory_bytes(profile: Profile, plan: Plan, batch_size: int) -> tuple[
             plan.stages[device :: plan.pipeline_size],
             num_samples,
             num_microbatches,
-            SCHEDULES[plan.schedule].in_flight(device, plan),
+            SCHEDULES[plan.schedule].moments(device, plan),
             plan.num_replicas,
         )
         + plan.chunk_bytes

@@ -123,6 +123,8 @@ class LayerProfile:
             longest ones.
         peak_backward_bytes: The most that a backward pass allocates beside the gradients of parameters that it adds to,
             per sample, of the longest ones.
+        peak_backward_fixed_bytes: What it allocates besides, whatever the samples are: the gradient of a parameter
+            before it is added.
         autocast_bytes: Copies of the parameters in a type of fewer bytes, while they take a gradient.
         longest_output_bytes: The output of one of the longest samples; ``None``: as of any other.
         untouched_bytes: Gradients of an embedding's rows that no sample of a batch touches; replicas do not sum them.
@@ -144,6 +146,7 @@ class LayerProfile:
     untouched_bytes: int = 0
     lowest_grad: AffineTime | None = None
     checkpointing: AffineTime = AffineTime(0.0, 0.0)
+    peak_backward_fixed_bytes: int = 0
 
     @property
     def backward_as_lowest(self) -> AffineTime:
@@ -255,6 +258,8 @@ class Profile:
         is_on_host: Weights, gradients and optimizer state lie in host memory, see
             :func:`~pipetransformer.autopipe.offload.on_host`.
         input_bytes: A sample as the embedding takes it, with what goes to every layer.
+        copied_bytes: Where the layers are the parts of a rank of a mesh, the bytes of each layer's parameters that
+            train of which other ranks have copies; ``None`` without a mesh.
     """
 
     layers: tuple[LayerProfile, ...]
@@ -275,6 +280,7 @@ class Profile:
     host_copy_s_per_byte: float = 0.0
     is_on_host: bool = False
     input_bytes: int = 0
+    copied_bytes: tuple[int, ...] | None = None
 
     def on(self, mesh: StageMesh) -> MeshProfile:
         """Returns the model on a mesh that has been measured."""
@@ -284,7 +290,9 @@ class Profile:
         """Returns the profile of a rank's part of each layer, without the exchanges; itself where there is no mesh."""
         if mesh == SINGLE:
             return self
-        return replace(self, layers=tuple(shard.layer for shard in self.on(mesh).layers))
+        shards = self.on(mesh).layers
+        copied = tuple(sum(num_bytes for _, num_bytes in shard.copied_bytes) for shard in shards)
+        return replace(self, layers=tuple(shard.layer for shard in shards), copied_bytes=copied)
 
     def relief(self, num_busy: int, node_size: int) -> float:
         """Returns the seconds of a layer while fewer devices compute, over those while all of a node do; at most 1.

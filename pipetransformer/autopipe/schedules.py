@@ -17,13 +17,24 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, zip_longest
 from math import inf
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 if TYPE_CHECKING:
     from pipetransformer.autopipe.plan import Layout
 
-Moments = tuple[tuple[int, ...], ...]
-"""Micro-batches between forward and backward in each stage of a device, at the moments that may be the worst."""
+
+class Moment(NamedTuple):
+    """The beginning of a backward pass of a device, at which it may take most memory.
+
+    Attributes:
+        in_flight: Micro-batches between forward and backward in each stage of the device, that of the pass included.
+        has_gradients: Each stage that has been through a backward pass before.
+        stage: That of the pass, counted on the device.
+    """
+
+    in_flight: tuple[int, ...]
+    has_gradients: tuple[bool, ...]
+    stage: int = 0
 
 
 @dataclass(frozen=True)
@@ -55,12 +66,16 @@ class Schedule(ABC):
         return 1
 
     @abstractmethod
-    def in_flight(self, device: int, layout: Layout) -> Moments:
-        """Returns the worst moments of a device."""
+    def moments(self, device: int, layout: Layout) -> tuple[Moment, ...]:
+        """Returns the moments of a device that may be its worst."""
 
-    def least_in_flight(self, layout: Layout) -> int:
-        """Returns micro-batches that every device holds at once in each of its stages, at its worst moment."""
-        return 1
+    def least_in_flight(self, layout: Layout, has_gradients: bool) -> int:
+        """Returns micro-batches that every device holds at once in each of its stages at some moment.
+
+        Args:
+            has_gradients: All its stages have gradients then.
+        """
+        return 0 if has_gradients else 1
 
     @abstractmethod
     def order(self, layout: Layout, device: int) -> list[Pass]:
@@ -100,11 +115,11 @@ class GPipe(Schedule):
     def accepts(self, layout: Layout) -> bool:
         return layout.stages_per_rank == 1
 
-    def in_flight(self, device: int, layout: Layout) -> Moments:
-        return ((layout.num_microbatches,),)
+    def moments(self, device: int, layout: Layout) -> tuple[Moment, ...]:
+        return _moments_of_one_stage(layout.num_microbatches, layout)
 
-    def least_in_flight(self, layout: Layout) -> int:
-        return layout.num_microbatches
+    def least_in_flight(self, layout: Layout, has_gradients: bool) -> int:
+        return layout.num_microbatches - has_gradients
 
     def order(self, layout: Layout, device: int) -> list[Pass]:
         return _alternating(layout, device, layout.num_microbatches, lead=layout.num_microbatches)
@@ -121,8 +136,11 @@ class OneForwardOneBackward(Schedule):
     def min_microbatches(self, pipeline_size: int) -> int:
         return pipeline_size
 
-    def in_flight(self, device: int, layout: Layout) -> Moments:
-        return ((min(layout.num_microbatches, layout.pipeline_size - device),),)
+    def moments(self, device: int, layout: Layout) -> tuple[Moment, ...]:
+        return _moments_of_one_stage(layout.pipeline_size - device, layout)
+
+    def least_in_flight(self, layout: Layout, has_gradients: bool) -> int:
+        return min(1, layout.num_microbatches - has_gradients)
 
     def order(self, layout: Layout, device: int) -> list[Pass]:
         return _alternating(layout, device, layout.num_microbatches, lead=layout.pipeline_size - device)
@@ -138,14 +156,12 @@ class InterleavedOneForwardOneBackward(Schedule):
         # torch's rounds, one per pipeline_size micro-batches, are equally long
         return layout.num_microbatches % max(1, layout.num_microbatches // layout.pipeline_size) == 0
 
-    def in_flight(self, device: int, layout: Layout) -> Moments:
+    def moments(self, device: int, layout: Layout) -> tuple[Moment, ...]:
         return _interleaved_moments(
             device, layout.pipeline_size, layout.stages_per_rank, layout.num_microbatches, _per_round(layout)
         )
 
     def order(self, layout: Layout, device: int) -> list[Pass]:
-        if layout.stages_per_rank == 1:
-            return ONE_F_ONE_B.order(layout, device)
         per_round = _per_round(layout)
         lead = (layout.stages_per_rank - 1) * per_round + 2 * (layout.pipeline_size - 1 - device) + 1
         return _alternating(layout, device, per_round, lead)
@@ -186,10 +202,17 @@ def _rounds(stages: list[int], num_microbatches: int, per_round: int) -> list[tu
     return [(stage, microbatch) for batch in rounds for stage in stages for microbatch in batch]
 
 
+def _moments_of_one_stage(lead: int, layout: Layout) -> tuple[Moment, ...]:
+    """Returns the first and the second backward pass after ``lead`` forward passes."""
+    count = min(lead, layout.num_microbatches)
+    again = min(count, layout.num_microbatches - 1)  # another forward pass has filled it up, if there is one
+    return (Moment((count,), (False,)), *([Moment((again,), (True,))] if again else []))
+
+
 @lru_cache(maxsize=4096)
 def _interleaved_moments(
     device: int, pipeline_size: int, stages_per_rank: int, num_microbatches: int, per_round: int
-) -> Moments:
+) -> tuple[Moment, ...]:
     """Returns the moments of torch's ``ScheduleInterleaved1F1B``.
 
     A round of micro-batches goes through one stage of the device after the other, forwards from the lowest, backwards
@@ -199,16 +222,24 @@ def _interleaved_moments(
         forward      0 0  1   1   0   0   1   1            in the lower and the upper stage, after each forward:
         backward            1   1   0   0   1   1  0 0     1 0, 2 0, 2 1, 2 1, 3 0, 3 0, 2 1, 2 1
     """
-    num_steps = stages_per_rank * num_microbatches
-    warmup = min((stages_per_rank - 1) * per_round + 2 * (pipeline_size - 1 - device), num_steps)
-    counts = [0] * stages_per_rank
-    first, last = {}, {}
-    for step in range(min(num_steps, warmup + 2 * stages_per_rank * per_round)):  # then it repeats
+    warmup = (stages_per_rank - 1) * per_round + 2 * (pipeline_size - 1 - device)
+    period = stages_per_rank * per_round
+    num_forwards = (
+        min(num_microbatches // per_round, warmup // period + 3) * period
+    )  # more rounds repeat what was there
+    warmup = min(warmup, num_forwards)
+    counts, has_gradients = [0] * stages_per_rank, [False] * stages_per_rank
+    first, last = dict[object, Moment](), dict[object, Moment]()
+    for step in range(num_forwards + warmup):
         up, down = step // per_round, (step - warmup) // per_round
-        counts[up % stages_per_rank] += 1
-        if step >= min(warmup, num_steps - 1):
+        if step < num_forwards:
+            counts[up % stages_per_rank] += 1
+        if step >= warmup:
+            stage = stages_per_rank - 1 - down % stages_per_rank
+            moment = Moment(tuple(counts), tuple(has_gradients), stage)
             # while one stage fills and another empties evenly, the worst is at the start or the end
-            last[up, down] = tuple(counts)
-            first.setdefault((up, down), tuple(counts))
-            counts[stages_per_rank - 1 - down % stages_per_rank] -= 1
+            last[up, down, moment.has_gradients] = moment
+            first.setdefault((up, down, moment.has_gradients), moment)
+            counts[stage] -= 1
+            has_gradients[stage] = True
     return tuple(sorted({*first.values(), *last.values()}))

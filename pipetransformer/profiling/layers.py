@@ -145,6 +145,9 @@ def layer_profile(
     else:
         longest = Kept(large.activation_bytes, large.output_bytes, peak(runs, xs[1], batches[1]))
     longer = longest.activation_bytes / max(1, large.activation_bytes)  # so are the gradients of activations
+    by_size = {0: 0, sizes[0]: small.peak_backward_bytes, sizes[1]: large.peak_backward_bytes}  # one size: by samples
+    (few, some), (few_bytes, some_bytes) = zip(*list(by_size.items())[-2:], strict=True)
+    backward = AffineTime.through((few, some), (few_bytes, some_bytes))
     names = ("forward_s", "input_grad_s", "weight_grad_s", "lowest_grad_s", "checkpointing_s")
     update_s = max(0.0, _update_seconds(trainable(layer), optimizer) - idle_update_s)
     numbers = [getattr(measured, name) for measured in (small, large) for name in names] + [update_s]
@@ -164,10 +167,11 @@ def layer_profile(
         activation_bytes=longest.activation_bytes // sizes[1],
         output_bytes=large.output_bytes // sizes[1],
         peak_forward_bytes=longest.peak_forward_bytes // sizes[1],
-        peak_backward_bytes=round(longer * large.peak_backward_bytes) // sizes[1],
+        peak_backward_bytes=round(longer * backward.per_sample_s),
         autocast_bytes=large.autocast_bytes,
         fixed_bytes=sum(p.nbytes for p in layer.parameters() if not p.requires_grad),
         longest_output_bytes=longest.output_bytes // sizes[1] if ones else None,
+        peak_backward_fixed_bytes=round(backward.fixed_s),
     )
 
 

@@ -41,13 +41,19 @@ def sum_gradients(gradients: Sequence[Tensor], group: ProcessGroup) -> None:
     in_place = [each for each in gradients if _is_reduced_in_place(each)]
     pending = [dist.all_reduce(each, group=group, async_op=True) for each in in_place]
     for bucket in _buckets(each for each in gradients if not _is_reduced_in_place(each)):
-        flat = torch.cat([each.reshape(-1) for each in bucket])
-        dist.all_reduce(flat, group=group)
-        parts = flat.split([each.numel() for each in bucket])
-        torch._foreach_copy_(bucket, [part.view_as(each) for part, each in zip(parts, bucket, strict=True)])
+        _sum_bucket(bucket, group)
     for work in pending:
         assert work is not None
         work.wait()
+
+
+def _sum_bucket(bucket: list[Tensor], group: ProcessGroup) -> None:
+    flat = bucket[0].new_empty(sum(each.numel() for each in bucket))
+    split = flat.split([each.numel() for each in bucket])
+    parts = [part.view(each.shape) for part, each in zip(split, bucket, strict=True)]
+    torch._foreach_copy_(parts, bucket)
+    dist.all_reduce(flat, group=group)
+    torch._foreach_copy_(bucket, parts)
 
 
 def _is_reduced_in_place(gradient: Tensor) -> bool:

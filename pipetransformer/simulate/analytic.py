@@ -99,6 +99,7 @@ class LayerCounts:
         multiplied: Those of them that matrix products read.
         saved_wide, saved_narrow: Numbers that are kept for backward, per sample, by their :class:`DtypeBytes`.
         output: Numbers of the output, per sample.
+        largest: Parameters of its largest matrix.
     """
 
     work: tuple[float, float, float]
@@ -107,6 +108,7 @@ class LayerCounts:
     saved_wide: float
     saved_narrow: float
     output: float
+    largest: float
 
 
 def analytic_profile(
@@ -139,6 +141,7 @@ def block_counts(shape: TransformerShape) -> LayerCounts:
         # inputs of the four projections, of the attention and of the activation, and the softmax again as it is read
         saved_narrow=tokens * width * (6 + 2 * ratio) + scores,
         output=tokens * width,
+        largest=width * width * max(1.0, ratio),
     )
 
 
@@ -147,7 +150,8 @@ def embedding_counts(shape: TransformerShape) -> LayerCounts:
     weights = shape.token_values * shape.hidden_size
     linear, output = shape.num_tokens * weights, shape.num_tokens * shape.hidden_size
     parameters = weights + shape.num_embeddings * shape.hidden_size
-    return LayerCounts((linear, 0.0, linear), parameters, weights, output, 0.0, output)
+    largest = max(weights, parameters - weights)
+    return LayerCounts((linear, 0.0, linear), parameters, weights, output, 0.0, output, largest)
 
 
 def head_counts(shape: TransformerShape) -> LayerCounts:
@@ -155,7 +159,7 @@ def head_counts(shape: TransformerShape) -> LayerCounts:
     tokens = shape.head_tokens or shape.num_tokens
     weights = shape.hidden_size * shape.head_outputs
     hidden = shape.num_tokens * shape.hidden_size
-    return LayerCounts((tokens * weights,) * 3, weights, weights, hidden, 0.0, tokens * shape.head_outputs)
+    return LayerCounts((tokens * weights,) * 3, weights, weights, hidden, 0.0, tokens * shape.head_outputs, weights)
 
 
 def layer_profile(
@@ -185,4 +189,5 @@ def layer_profile(
         peak_backward_bytes=round(activation_bytes / 2),  # gradients of activations, whose turn passes like theirs
         peak_forward_bytes=round(activation_bytes / 2),  # half of it has served its turn when the other half is made
         autocast_bytes=round(counts.multiplied * widths.narrow) if widths.narrow != widths.wide else 0,
+        peak_backward_fixed_bytes=round(counts.largest * widths.wide),
     )

@@ -131,6 +131,7 @@ class _Counter:
             saved_wide=2 * self.tokens * width / self.hidden_parts + scores,
             saved_narrow=self.tokens * width * (2 / self.hidden_parts + (4 + 2 * ratio) / tp) + scores,
             output=self.tokens * width / self.hidden_parts,
+            largest=whole.largest / tp,  # a weight's gradient is whole over dp_shard before it is scattered
         )
 
     def block_passes(self) -> Passes:
@@ -184,7 +185,8 @@ class _Counter:
         projection = shape.token_values * shape.hidden_size * self.part("column")
         output = self.tokens * shape.hidden_size / self.hidden_parts
         forward, input_grad, weight_grad = (work / tp for work in whole.work)
-        return LayerCounts((forward, input_grad, weight_grad), table + projection, projection, output, 0.0, output)
+        work, largest = (forward, input_grad, weight_grad), max(table, projection)
+        return LayerCounts(work, table + projection, projection, output, 0.0, output, largest)
 
     def embedding_passes(self) -> Passes:
         shape, mesh = self.shape, self.mesh

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from pipetransformer.autopipe.memory import device_memory_bytes
-from pipetransformer.autopipe.plan import Plan
+from pipetransformer.autopipe.plan import Plan, Stages
 from pipetransformer.autopipe.profile import AffineTime, LayerProfile, Profile
 
 NOTHING = AffineTime(0, 0)
@@ -18,8 +18,9 @@ def test_memory_holds_weights_states_and_the_microbatches_in_flight(schedule: st
     boundary = 3 * 2  # 3 bytes a sample, 2 samples
     # of all micro-batches the gradients from above, and of those in flight the output; tensors from below and gradients
     tensors = [3 + num_in_flight[0], 3 + 3]
+    freed = 7 * 2 * (schedule == "gpipe")  # by the upper layer's backward pass, when the lower one makes its gradient
     expected = [
-        2 * 1000 * (1 + 1 + 2) + 2 * 7 * 2 * waiting + boundary * number
+        2 * 1000 * (1 + 1 + 2) + 2 * 7 * 2 * waiting - freed + boundary * number
         for waiting, number in zip(num_in_flight, tensors, strict=True)
     ]
     assert list(device_memory_bytes(PROFILE, plan, batch_size=6)) == expected
@@ -27,7 +28,8 @@ def test_memory_holds_weights_states_and_the_microbatches_in_flight(schedule: st
 
 def test_frozen_layers_take_their_weights_alone() -> None:
     plan = Plan(1, 0, TWO_STAGES, num_replicas=1, num_microbatches=1)
-    assert device_memory_bytes(PROFILE, plan, batch_size=1) == (2 * 1000 + 3, 2 * (4000 + 7) + 3)
+    # in the one backward pass the upper layer is through when the lower one makes its gradient
+    assert device_memory_bytes(PROFILE, plan, batch_size=1) == (2 * 1000 + 3, 2 * 4000 + 7 + 3)
 
 
 def test_casts_of_weights_are_held_while_they_take_a_gradient() -> None:
@@ -47,24 +49,47 @@ def test_a_device_has_the_inputs_of_all_microbatches_and_works_on_one_layer_at_a
         assert [one - other for one, other in zip(found, without, strict=True)] == [2 * w + 6 * 11 for w in working]
 
 
+def test_what_a_gradient_takes_before_it_is_added_is_there_whatever_the_samples_are() -> None:
+    profile = Profile((replace(LAYER, peak_backward_fixed_bytes=400),) * 4, optimizer_state_factor=2)
+    plan = Plan(0, 0, TWO_STAGES, num_replicas=1, num_microbatches=3)
+    for batch_size in (3, 6):
+        without = device_memory_bytes(PROFILE, plan, batch_size)
+        assert device_memory_bytes(profile, plan, batch_size) == tuple(each + 400 for each in without)
+
+
+def test_replicas_of_the_whole_model_have_buckets_and_those_of_stages_sum_after_the_passes() -> None:
+    def taken(stages: Stages, replicas: int, profile: Profile) -> tuple[int, ...]:
+        return device_memory_bytes(profile, Plan(0, 0, stages, replicas, 1, "gpipe"), batch_size=replicas)
+
+    many = Profile((replace(LAYER, activation_bytes=7000),) * 4, optimizer_state_factor=2)
+    whole, parts = ((0, 3),), TWO_STAGES
+    # the gradients are views of the buckets, which are there before the passes
+    assert taken(whole, 2, many) == (4 * (1000 + 2000 + 1000 + 7000),)
+    assert taken(whole, 1, many) == (4 * (1000 + 2000) + 4 * 7000 + 1000,), "when there is one gradient"
+    assert taken(parts, 2, PROFILE) == tuple(2 * (3000 + 1000) + 2000 + 2 * 3 for _ in parts), "a bucket of them"
+    copies = replace(PROFILE, copied_bytes=(500,) * 4)
+    assert taken(whole, 1, copies) == (4 * (3000 + 1000) + 4 * 500,), "a bucket of what ranks of a mesh have twice"
+
+
 def test_what_is_read_from_the_cache_takes_memory_as_an_input() -> None:
     assert device_memory_bytes(PROFILE, Plan(2, 2, ((3, 3),), 1, 1), batch_size=5) == (4000 + 5 * 7 + 5 * 3,)
 
 
 def test_what_the_cache_has_no_room_for_takes_the_weights_of_the_cached_layers_and_the_memory_to_run_them() -> None:
-    profile = Profile((replace(LAYER, peak_forward_bytes=50),) * 4, optimizer_state_factor=2)
+    profile = Profile((replace(LAYER, peak_forward_bytes=500),) * 4, optimizer_state_factor=2)
     plan = Plan(2, 2, ((3, 3),), 1, num_microbatches=2)
     (whole,), (short,) = (
         device_memory_bytes(replace(profile, cache_miss_rate=missing), plan, batch_size=6) for missing in (0.0, 0.5)
     )
-    assert short - whole == 3 * 1000 + 6 * 50 - 3 * 7, "instead of what one micro-batch saves"
+    assert short - whole == 3 * 1000 + 6 * 500 - (1000 + 3 * 7), "instead of a gradient and what one micro-batch saves"
 
 
 @pytest.mark.parametrize("num_frozen", [0, 1])
 def test_checkpointing_saves_inputs_and_one_layer_at_a_time(num_frozen: int) -> None:
     plan = Plan(num_frozen, 0, TWO_STAGES, 1, num_microbatches=3, schedule="gpipe", recompute=True)
     saved = [0 + 3, 3 + 3] if num_frozen == 0 else [0, 3 + 3]  # the model's own input counts nowhere
-    again = [7, 7] if num_frozen == 0 else [0, 7]
+    # in the lower layer's turn the upper one's input is free, and its own is there
+    again = [7 - 3, 7 - 3 - 3] if num_frozen == 0 else [0, 7 - 3 - 3]
     weights = [8000, 8000] if num_frozen == 0 else [2000, 8000]
     tensors = [6, 6] if num_frozen == 0 else [3, 3]
     expected = [w + 2 * (3 * s + a + 3 * n) for w, s, a, n in zip(weights, saved, again, tensors, strict=True)]
@@ -73,14 +98,13 @@ def test_checkpointing_saves_inputs_and_one_layer_at_a_time(num_frozen: int) -> 
 
 def test_chunks_of_a_device_add_up() -> None:
     plan = Plan(0, 0, ((0, 0), (1, 1), (2, 2), (3, 3)), 1, 2, "interleaved1f1b", stages_per_rank=2)
-    # all four stage passes of the first device wait for the last one's backward
-    first = 8000 + 7 * 4 + 3 * (4 + (4 + 4))  # gradients and outputs to above; and from below, with their gradients
-    last = 8000 + 7 * 3 + 3 * ((4 + 4) + 4)
-    assert device_memory_bytes(PROFILE, plan, batch_size=2) == (first, last)
+    # the lower chunk of each device makes its gradient when the upper one has nothing in flight, but its gradient
+    tensors = 4 + (4 + 4)  # gradients and outputs to above; and from below, with their gradients
+    assert device_memory_bytes(PROFILE, plan, batch_size=2) == (8000 + 7 * 2 + 3 * tensors,) * 2
 
 
 def test_weights_that_never_train_have_no_gradient_and_no_state() -> None:
     """As the base weights of adapters: of 1,000 bytes 900 are fixed."""
     adapted = Profile((replace(LAYER, fixed_bytes=900),) * 4, optimizer_state_factor=2)
     plan = Plan(1, 0, TWO_STAGES, num_replicas=1, num_microbatches=1)
-    assert device_memory_bytes(adapted, plan, batch_size=1) == (2 * 1000 + 3, 2 * (1000 + 3 * 100 + 7) + 3)
+    assert device_memory_bytes(adapted, plan, batch_size=1) == (2 * 1000 + 3, 2 * (1000 + 3 * 100) + 7 + 3)

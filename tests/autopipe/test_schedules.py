@@ -1,13 +1,15 @@
-from collections.abc import Iterable
+from collections.abc import Iterator
 from itertools import product
-from operator import mul
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.distributed.pipelining.schedules import ScheduleInterleaved1F1B
 
+from pipetransformer.autopipe.memory import Load, at
 from pipetransformer.autopipe.plan import Layout
-from pipetransformer.autopipe.schedules import INTERLEAVED, SCHEDULES
+from pipetransformer.autopipe.schedules import INTERLEAVED, SCHEDULES, Moment, Pass
 
 
 def drawn(layout: Layout) -> list[str]:
@@ -54,24 +56,48 @@ def test_every_microbatch_passes_once_each_way(schedule: str, num_microbatches: 
 
 
 @pytest.mark.parametrize(
-    ("pipeline_size", "stages_per_rank", "num_microbatches"), [(2, 2, 4), (3, 2, 7), (4, 3, 8), (4, 2, 3)]
+    ("pipeline_size", "stages_per_rank", "num_microbatches"), [(2, 2, 4), (3, 2, 6), (4, 3, 8), (4, 2, 3), (3, 1, 6)]
 )
-def test_interleaved_holds_what_torch_holds(pipeline_size: int, stages_per_rank: int, num_microbatches: int) -> None:
+def test_interleaved_passes_in_torchs_order(pipeline_size: int, stages_per_rank: int, num_microbatches: int) -> None:
     layout = Layout(pipeline_size * stages_per_rank, 1, num_microbatches, "interleaved1f1b", stages_per_rank)
     for device in range(pipeline_size):
-        counts, moments = [0] * stages_per_rank, []
-        for action in torch_actions(device, pipeline_size, stages_per_rank, num_microbatches):
-            forward = action.computation_type.name == "FORWARD"
-            counts[action.stage_index // pipeline_size] += 1 if forward else -1
-            moments.append(tuple(counts))
-        found = INTERLEAVED.in_flight(device, layout)
-        assert set(found) <= set(moments)
-        for weights in product((1, 2, 5), repeat=stages_per_rank):
-            assert peak(found, weights) == peak(moments, weights)
+        actions = torch_actions(device, pipeline_size, stages_per_rank, num_microbatches)
+        kinds = [action.computation_type.name == "FORWARD" for action in actions]
+        assert INTERLEAVED.order(layout, device) == [
+            Pass(is_forward, action.stage_index, action.microbatch_index)
+            for is_forward, action in zip(kinds, actions, strict=True)
+        ]
 
 
-def peak(moments: Iterable[tuple[int, ...]], weights: tuple[int, ...]) -> int:
-    return max(sum(map(mul, moment, weights)) for moment in moments)
+def layouts() -> Iterator[Layout]:
+    for name, size, per_rank, count in product(SCHEDULES, (1, 2, 3, 4), (1, 2, 3), (1, 2, 3, 4, 6, 8, 12)):
+        layout = Layout(size * per_rank, 1, count, name, per_rank)
+        if SCHEDULES[name].accepts(layout):
+            yield layout
+
+
+numbers = st.sampled_from((0.0, 1.0, 2.0, 5.0, 9.0))
+loads = st.builds(Load, numbers, numbers, numbers, numbers, numbers)
+
+
+@given(layout=st.sampled_from([*layouts()]), data=st.data())
+def test_the_moments_of_a_device_hold_its_worst(layout: Layout, data: st.DataObject) -> None:
+    """Whatever its stages weigh; after all passes it has every gradient."""
+    schedule, device = SCHEDULES[layout.schedule], data.draw(st.integers(0, layout.pipeline_size - 1))
+    own = data.draw(st.lists(loads, min_size=layout.stages_per_rank, max_size=layout.stages_per_rank))
+    met, counts, made = [], [0] * len(own), [False] * len(own)
+    for one in schedule.order(layout, device):
+        stage = (one.stage - device) // layout.pipeline_size
+        if not one.is_forward:
+            met.append(Moment(tuple(counts), tuple(made), stage))
+            made[stage] = True
+        counts[stage] += 1 if one.is_forward else -1
+    moments, after = schedule.moments(device, layout), sum(load.gradients for load in own)
+    assert set(moments) <= set(met)
+    assert max(after, *(at(each, own) for each in moments)) == max(after, *(at(each, own) for each in met))
+    for has_gradients in (False, True):  # of which a lower bound counts on every device
+        found = (min(each.in_flight) for each in met if not has_gradients or all(each.has_gradients))
+        assert schedule.least_in_flight(layout, has_gradients) <= max(found, default=0)
 
 
 def torch_actions(device: int, pipeline_size: int, stages_per_rank: int, num_microbatches: int) -> list[Any]:

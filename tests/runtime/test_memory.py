@@ -31,23 +31,30 @@ PLANS = {
     "cp 2, two stages": plan_on(StageMesh(cp=2), 2, microbatches=4),
     "checkpointing": Plan(0, 0, ((0, 3), (4, HEAD)), 1, 2, "gpipe", recompute=True),
     "dp_shard 2 x tp 2 in micro-batches": plan_on(StageMesh(dp_shard=2, tp=2), microbatches=2),
+    "one device": plan(0, 0, [HEAD], 1, 1),
+    "one device, half frozen": plan(3, 0, [HEAD], 1, 1),
+    "fewer micro-batches than stages": Plan(0, 0, ((0, 1), (2, 3), (4, 5), (6, HEAD)), 1, 2, "interleaved1f1b", 2),
+    "tp 2 in replicas": plan_on(StageMesh(tp=2), 1, 2, 2),
 }
 
 
-LEAST = dict.fromkeys(PLANS, 0.9) | {"dp_shard 2 x tp 2": 0.89}
-"""Of the prediction: with one micro-batch the gradients that count are still to come at the peak, and they are much."""
+COUNTERS = 4096  # bytes: step counts, norms and keys of samples are not in the model
+ROWS = [(name, ("vit", "bert")[number % 2], (64, 8)[number // 2 % 2]) for number, name in enumerate(PLANS)]
+FEW = ("sharded", "vit", 8)
+"""FSDP gathers a layer while another one is scattered, and few samples leave little else: 0.86 of the prediction."""
 
 
-@pytest.mark.parametrize(("name", "kind"), [(name, ("vit", "bert")[number % 2]) for number, name in enumerate(PLANS)])
+@pytest.mark.parametrize(("name", "kind", "batch_size"), [*ROWS, FEW])
 def test_a_rank_takes_the_memory_that_the_planner_reckons_with(
-    name: str, kind: str, pool: Pool, bert_config: Path, tmp_path: Path
+    name: str, kind: str, batch_size: int, pool: Pool, bert_config: Path, tmp_path: Path
 ) -> None:
-    """Never more, and nine tenths of it or nearly. Of the ranks of a mesh one may have a token more than the others."""
-    case = Case(kind, bert_config, num_samples=128, batch_size=64, width=MEASURED_WIDTH)
+    """Never more, and nine tenths of it. Of the ranks of a mesh one may have a token more than the others."""
+    case = Case(kind, bert_config, num_samples=2 * batch_size, batch_size=batch_size, width=MEASURED_WIDTH)
     found = pool.run(PLANS[name].num_devices, predicted_and_measured, case, PLANS[name], str(tmp_path))
     for first in range(0, len(found), PLANS[name].mesh.num_ranks):
         (predicted, *_), measured = zip(*found[first : first + PLANS[name].mesh.num_ranks], strict=True)
-        assert LEAST[name] * predicted <= max(measured) <= predicted
+        least = 0.85 if (name, kind, batch_size) == FEW else 0.9
+        assert least * predicted <= max(measured) <= predicted + COUNTERS
 
 
 def test_samples_count_as_long_as_the_longest_in_memory_and_as_most_in_messages(

@@ -61,10 +61,10 @@ def test_a_simulated_device_passes_in_torchs_order() -> None:
 
 
 def test_a_rank_takes_the_memory_that_the_planner_counts(pool: Pool, bert_config: Path, tmp_path: Path) -> None:
-    """Never more. All micro-batches are in flight before there is a gradient, and all gradients count."""
+    """All micro-batches are in flight before there is a gradient."""
     case = Case("vit", bert_config, num_samples=128, batch_size=64, width=MEASURED_WIDTH)
     for predicted, measured in pool.run(2, with_looped_bfs, predicted_and_measured, case, plan(), str(tmp_path)):
-        assert 0.86 * predicted <= measured <= predicted
+        assert 0.9 * predicted <= measured <= predicted
 
 
 @pytest.mark.parametrize("num_frozen", [0, 3])

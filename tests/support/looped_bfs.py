@@ -7,7 +7,7 @@ from typing import Any
 from torch.distributed.pipelining import ScheduleLoopedBFS
 
 from pipetransformer.autopipe.plan import Layout
-from pipetransformer.autopipe.schedules import SCHEDULES, Moments, Pass, Schedule
+from pipetransformer.autopipe.schedules import SCHEDULES, Moment, Pass, Schedule
 from pipetransformer.runtime.schedules import TORCH_SCHEDULES
 
 
@@ -20,11 +20,16 @@ class LoopedBFS(Schedule):
     def accepts(self, layout: Layout) -> bool:
         return True
 
-    def in_flight(self, device: int, layout: Layout) -> Moments:
-        return ((layout.num_microbatches,) * layout.stages_per_rank,)
+    def moments(self, device: int, layout: Layout) -> tuple[Moment, ...]:
+        count, size = layout.num_microbatches, layout.stages_per_rank
+        return tuple(
+            Moment((*[count] * stage, left, *[0] * above), (*[False] * stage, left < count, *[True] * above), stage)
+            for stage, above in ((size - 1 - above, above) for above in range(size))
+            for left in range(count, max(0, count - 2), -1)
+        )
 
-    def least_in_flight(self, layout: Layout) -> int:
-        return layout.num_microbatches
+    def least_in_flight(self, layout: Layout, has_gradients: bool) -> int:
+        return 0 if has_gradients else layout.num_microbatches
 
     def order(self, layout: Layout, device: int) -> list[Pass]:
         stages, microbatches = layout.device_stages(device), range(layout.num_microbatches)

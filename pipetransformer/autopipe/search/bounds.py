@@ -167,8 +167,12 @@ class LowerBounds:
 
         Where frozen layers run, the fullest device may be one that sends less.
         """
-        num_samples, num_in_flight = self._num_samples(layout), SCHEDULES[layout.schedule].least_in_flight(layout)
-        layers = self._bytes(num_samples * num_in_flight, layout.recompute).largest(layout.pipeline_size)
+        num_samples, schedule = self._num_samples(layout), SCHEDULES[layout.schedule]
+        in_flight = [(schedule.least_in_flight(layout, made), made) for made in (False, True)]
+        layers = max(
+            self._bytes(num_samples * count, layout.recompute, made).largest(layout.pipeline_size)
+            for count, made in in_flight
+        )
         # two for each stage of a device, but the lowest stage of all has none below it, and the highest none above
         num_boundaries = 2 * layout.stages_per_rank - 1 if layout.num_stages > 1 and not self._runs_frozen else 0
         memory = self._solver.memory[layout.recompute]
@@ -176,7 +180,11 @@ class LowerBounds:
 
     def least_bytes(self, pipeline_size: int) -> float:
         """Returns the bytes of the fullest device with one sample in flight, which may save less when recomputing."""
-        return min(self._bytes(1, recompute).largest(pipeline_size) for recompute in (False, True)) - 1
+        before, after = (
+            [self._bytes(count, recompute, made).largest(pipeline_size) for recompute in (False, True)]
+            for count, made in ((1, False), (0, True))
+        )
+        return min(map(max, before, after)) - 1
 
     def _seconds_of(self, num_samples: int, recompute: bool) -> LoadBounds:
         return LoadBounds(time.at(num_samples) for time in self._solver.times[recompute])
@@ -186,9 +194,9 @@ class LowerBounds:
         times = [time.at(num_samples) for time in self._solver.times[recompute]]
         return sum(times[: self._first_active]), LoadBounds(times[self._first_active :])
 
-    def _bytes_of(self, num_samples: int, recompute: bool) -> LoadBounds:
+    def _bytes_of(self, num_samples: int, recompute: bool, has_gradients: bool) -> LoadBounds:
         memory, layers = self._solver.memory[recompute], self._solver.layers
-        return LoadBounds(memory.layer_bytes(layer, num_samples) for layer in layers)
+        return LoadBounds(memory.layer_bytes(layer, num_samples, has_gradients) for layer in layers)
 
 
 def _sum(inner: list[tuple[float, int]]) -> float:

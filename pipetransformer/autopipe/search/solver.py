@@ -136,7 +136,7 @@ class LayoutCosts:
         links = allreduce_links(solver.cluster, layout.devices)
         self._updates = UpdateCosts(solver.profile, solver.num_frozen, layout.num_replicas, links)
         schedule = SCHEDULES[layout.schedule]
-        self._moments = [schedule.in_flight(device, layout) for device in range(layout.pipeline_size)]
+        self._moments = [schedule.moments(device, layout) for device in range(layout.pipeline_size)]
         self.device_bytes = lru_cache(maxsize=None)(self._device_bytes)
         self.update_seconds = lru_cache(maxsize=None)(self._update_seconds)
 

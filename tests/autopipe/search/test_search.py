@@ -209,13 +209,14 @@ def test_microbatches_are_not_only_powers_of_two() -> None:
 
 
 def test_of_equally_fast_plans_the_one_with_fewer_microbatches_is_taken() -> None:
+    blocks = Profile((replace(layer(), activation_bytes=20 * MIB),) * 6, optimizer_state_factor=2)
     one_by_one = Plan(0, 0, ((0, 5),), num_replicas=1, num_microbatches=2)
-    budget = max(device_memory_bytes(BLOCKS, one_by_one, 2))
+    budget = max(device_memory_bytes(blocks, one_by_one, 2))  # in which two samples have no room at once
     saved_s = 0.01 * (2 + 5 * 3)  # what the second replica saves, and loses again to the exchange
     devices = Cluster(2, budget, Link(latency_s=0, bandwidth_bytes_per_s=60 * MIB / saved_s))
-    found = best_plan(BLOCKS, devices, 2, constraints=PlanConstraints(num_stages=1))
+    found = best_plan(blocks, devices, 2, constraints=PlanConstraints(num_stages=1))
     assert (found.num_microbatches, found.num_replicas) == (1, 2)
-    assert found.predicted_step_s == pytest.approx(step_seconds(BLOCKS, devices, one_by_one, 2))
+    assert found.predicted_step_s == pytest.approx(step_seconds(blocks, devices, one_by_one, 2))
 
 
 @pytest.mark.parametrize(
