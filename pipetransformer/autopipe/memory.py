@@ -163,7 +163,7 @@ class MemoryCosts:
 
 
 def at(moment: Moment, loads: Sequence[Load]) -> float:
-    """Returns the bytes of gradients, activations and working memory in a backward pass, or in the forward before it."""
+    """Returns the bytes of gradients, activations and working memory in a backward pass, or the forward before it."""
     held = sum(load.gradients for load, made in zip(loads, moment.has_gradients, strict=False) if made)
     held += sum(map(mul, moment.in_flight, (load.saved for load in loads)))
     turn = max(load.forward for load in loads)
