@@ -26,20 +26,35 @@ Forward = Callable[..., Tensor]
 
 
 class _WithoutDropout(TorchFunctionMode):
-    """Switches off dropout, attention dropout and stochastic depth."""
+    """Switches off dropout, attention dropout and stochastic depth.
+
+    Attributes:
+        rates: Of the dropout that would have been, in order.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rates: list[float] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         if func in (F.dropout, torch.dropout):
+            _, rate, training = (*args, *[None] * 3)[:3]
+            self._note(kwargs.get("p", 0.5 if rate is None else rate), kwargs.get("training", training is not False))
             return args[0]
         if func is Tensor.bernoulli_:
+            self._note(1 - kwargs.get("p", (*args, 0.5)[1]))
             return args[0].fill_(1)
         if func is F.scaled_dot_product_attention:
+            self._note(kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0))
             kwargs["dropout_p"] = 0.0
             args = args[:4]  # dropout_p may be the fifth
         if func is F.multi_head_attention_forward:  # runs without this mode
             args = (*args[:10], 0.0, *args[11:])  # dropout_p
         return func(*args, **kwargs)
+
+    def _note(self, rate: float, training: bool = True) -> None:
+        self.rates += [float(rate)] if training and rate else []
 
 
 @torch.no_grad()
@@ -56,20 +71,36 @@ def check_layers(
 
     Raises:
         UserError: A layer changes a buffer, mixes the samples of a batch, draws random numbers other than dropout's,
-            or gives another shape than (B, T, D).
+            or dropout at a rate that is not found, or gives another shape than (B, T, D).
     """
     context = context or {}
-    with trial(nn.ModuleList(layers), training=True), _WithoutDropout():
+    with trial(nn.ModuleList(layers), training=True), _WithoutDropout() as without:
         x = inputs
         for index, layer in enumerate(layers):
             is_head = index == len(layers) - 1
             name = layer.prefix.removesuffix(".") or ("head" if is_head else "embedding")
             where = f"layer {index} ({name}, {type(layer.module).__name__})"
             outputs = _checked_for_buffers(layer, where, x, context)
+            if without.rates and not may_draw_numbers(layer):
+                raise UserError(
+                    f"{where} draws dropout of rate {without.rates[0]:.3g} that no attribute tells, so it would depend "
+                    "on the topology; use nn.Dropout, or keep the rate in an attribute with drop in its name"
+                )
+            without.rates.clear()
             if not is_head:
                 _check_shape(where, outputs.shape, hidden_shape)
             _check_samples(layer, where, x, context, outputs)
             x = outputs
+
+
+def may_draw_numbers(layer: nn.Module) -> bool:
+    """Returns ``True`` when a layer may draw random numbers in training: a rate above 0 anywhere in it."""
+    return any(
+        isinstance(value, float) and value > 0
+        for module in layer.modules()
+        for name, value in vars(module).items()
+        if name == "p" or "drop" in name
+    )
 
 
 @torch.no_grad()
@@ -91,12 +122,20 @@ def check_same_outputs(
     context = context or {}
     for mode in ("training", "evaluation"):
         is_training = mode == "training"
-        with trial(stack, is_training), trial(model, is_training), _WithoutDropout():
-            outputs, expected = stack(inputs, **context), forward(inputs, **context)
+        with trial(stack, is_training), trial(model, is_training):
+            with _WithoutDropout() as own:
+                outputs = stack(inputs, **context)
+            with _WithoutDropout() as wanted:
+                expected = forward(inputs, **context)
         if outputs.shape != expected.shape or not close(outputs, expected):
             raise UserError(
                 f"its layers, run one after the other, give other outputs than the model {_rows(outputs, expected)}in "
                 f"{mode} mode"
+            )
+        if own.rates != wanted.rates:
+            raise UserError(
+                f"its layers, run one after the other, draw dropout {len(own.rates)} times in {mode} mode, and the "
+                f"model {len(wanted.rates)} times or at other rates"
             )
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.weak import WeakTensorKeyDictionary
 from transformers import PretrainedConfig, PreTrainedModel
 
@@ -29,8 +30,12 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def _embed_words(base: Any, ids: Tensor, **_: Any) -> Tensor:
-    """Maps ids (B, T) to (B, T, D). The positions come in the blocks; Gemma's embedding scales its rows itself."""
-    return base.embed_tokens(ids)
+    """Maps ids (B, T) to (B, T, D). The positions come in the blocks; Gemma's embedding scales its rows itself.
+
+    Starcoder2 has dropout behind it that is no module.
+    """
+    rate = getattr(base, "embedding_dropout", 0.0)
+    return functional.dropout(base.embed_tokens(ids), rate, base.training) if rate else base.embed_tokens(ids)
 
 
 def _embed_words_and_positions(

@@ -97,12 +97,14 @@ def _split_encoder(model: PreTrainedModel) -> list[Layer]:
     emptied = shallow_copy(encoder)
     setattr(emptied, name, nn.ModuleList())
     setattr(embedding, container, emptied)
+    # an MLP that takes a few tokens at a time draws the dropout of those alone
+    plan = None if getattr(base.config, "chunk_size_feed_forward", 0) else BLOCK_PLAN
     pooler = getattr(base, "pooler", None)
     if pooler is not None:
         embedding.pooler = nn.Identity()
     return [
         Layer(embedding, _run_embedding, f"{prefix}.", EMBEDDING_PLAN),
-        *(Layer(block, _run_block, f"{prefix}.{container}.{name}.{i}.", BLOCK_PLAN) for i, block in enumerate(blocks)),
+        *(Layer(block, _run_block, f"{prefix}.{container}.{name}.{i}.", plan) for i, block in enumerate(blocks)),
         Layer(make_head(model, {} if pooler is None else {"pooler": pooler}), run_head),
     ]
 

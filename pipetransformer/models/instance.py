@@ -24,6 +24,7 @@ from pipetransformer.models.stack import LayerStack, seeded, without_storage
 SUPPORTED = (
     "timm's VisionTransformer and Eva, an encoder or decoder of transformers with a head, nn.Sequential and LayerStack"
 )
+RECOMPUTES = "it recomputes activations itself, with other dropout the second time; call {} and set parallel.recompute"
 
 
 def stack_of(model: nn.Module) -> LayerStack:
@@ -112,6 +113,8 @@ def _split_timm(model: nn.Module) -> LayerStack:
 
     if not isinstance(model, FlatModel):
         raise UserError(f"it is a {type(model).__name__}{why_not_flat(model)}; {NAMES}")
+    if getattr(model, "grad_checkpointing", False):
+        raise UserError(RECOMPUTES.format("set_grad_checkpointing(False)"))
     check_instance(model)
     return split_layers(without_storage(model))
 
@@ -123,6 +126,8 @@ def _split_transformers(model: nn.Module) -> LayerStack:
 
     if not isinstance(model, PreTrainedModel):
         raise UserError("supported are encoders of the usual shape and decoders, with a head")
+    if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
+        raise UserError(RECOMPUTES.format("gradient_checkpointing_disable()"))
     check_instance(model)
     if getattr(model.config, "sliding_window", None):  # wider than the texts of that check
         with seeded(0):

@@ -69,7 +69,7 @@ class LayerStack(nn.Module):
             UserError: There is no block, or with an example: a layer gives another shape, changes a buffer in
                 training or mixes the samples of a batch.
         """
-        layers = [Layer(deep_copy(module), _call, f"{name}.") for name, module in modules.named_children()]
+        layers = [Layer(module, _call, f"{name}.") for name, module in _entries(modules)]
         stack = cls(layers, hidden_shape or _OutputShape(layers[0].module))
         if example is not None:
             stack.check(example)
@@ -187,6 +187,29 @@ class _Separated:
         for (layer, name), lowest in self._lowest.items():
             if layer == index:
                 yield name, next(tensor for other, tensor in self._source(lowest.layer) if other == lowest.name)
+
+
+def _entries(modules: nn.Sequential) -> Iterator[tuple[str, nn.Module]]:
+    """Yields copies of the modules in the order in which they run, which share the parameters that those share.
+
+    Raises:
+        UserError: The whole does more than to run one after the other, or a module with parameters comes twice.
+    """
+    if type(modules).forward is not nn.Sequential.forward or modules._forward_hooks or modules._forward_pre_hooks:
+        raise UserError(
+            f"{type(modules).__name__} has a forward or hooks of its own, and its layers run one after the other; put "
+            "what it does into a layer"
+        )
+    seen: dict[int, str] = {}
+    for name, module in deep_copy(modules)._modules.items():
+        assert module is not None, "a Sequential runs each"
+        if id(module) in seen and any(True for _ in module.parameters()):
+            raise UserError(
+                f"layer {name} is layer {seen[id(module)]} once more, with the same weights; give each layer a module "
+                "of its own"
+            )
+        yield name, deep_copy(module) if id(module) in seen else module
+        seen[id(module)] = name
 
 
 def _call(module: nn.Module, x: Tensor, **_: Any) -> Tensor:

@@ -151,9 +151,10 @@ def _layers(model: FlatModel) -> list[Layer]:
 
 def _plan_of(block: Any) -> TpPlan:
     """Returns how a block is split: a gated MLP has values and gates in one matrix, and each is cut by itself."""
-    if isinstance(block.mlp, GluMlp):
+    mlp = getattr(block, "mlp", None)  # a block of parallel parts has none of its own
+    if isinstance(mlp, GluMlp):
         return BLOCK_PLAN | {"mlp.fc1": "packed_colwise:2"}
-    if isinstance(block.mlp, Mlp):
+    if isinstance(mlp, Mlp):
         return BLOCK_PLAN
     return {name: rule for name, rule in BLOCK_PLAN.items() if not name.startswith("mlp.")}  # refused by name
 

@@ -86,7 +86,7 @@ class ShardedRng(PerSampleRng):
         enable_gqa: bool = False,
     ) -> Tensor:
         ring = self._mesh.tokens
-        if ring.size == 1:
+        if ring.size == 1 or self._mesh.place == "whole":  # a head that pools by attention has all tokens
             return super()._attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         assert not is_causal, "a decoder's attention does not go around a ring"
         assert not enable_gqa, "a decoder's attention does not go around a ring"

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from pipetransformer.host_copies import to_device
+from pipetransformer.models.checks import may_draw_numbers
 from pipetransformer.models.stack import Layer
 from pipetransformer.runtime.compiled import BlockCompiler, LayerCall
 from pipetransformer.runtime.precision import Precision
@@ -51,7 +52,7 @@ class Stage(nn.Module):
         self._frozen = [index for index in layers if index not in active_parameters]
         self._active = [index for index in layers if index in active_parameters]
         self._recompute = recompute
-        self._is_random = any(_may_draw_numbers(layers[index]) for index in self._active)
+        self._is_random = any(may_draw_numbers(layers[index]) for index in self._active)
         self.requires_grad_(False)
         for parameter in chain.from_iterable(active_parameters.values()):
             parameter.requires_grad_(True)
@@ -135,16 +136,6 @@ def _with_zero_gradient(x: Tensor, received: Tensor) -> Tensor:
     Torch before 2.13 sends a gradient to the stage below also where that is frozen, and fails when there is none.
     """
     return x + 0 * received.flatten()[0]
-
-
-def _may_draw_numbers(layer: nn.Module) -> bool:
-    """Returns ``True`` when a layer may draw random numbers in training: a rate above 0 anywhere in it."""
-    return any(
-        isinstance(value, float) and value > 0
-        for module in layer.modules()
-        for name, value in vars(module).items()
-        if name == "p" or "drop" in name
-    )
 
 
 @contextmanager

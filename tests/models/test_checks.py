@@ -46,6 +46,17 @@ class Noisy(Block):
         return super().forward(x) + torch.randn_like(x)
 
 
+class Hidden(nn.Module):
+    """A block with dropout whose rate no attribute tells."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + nn.functional.dropout(self.linear(x), 0.25, self.training)
+
+
 class Narrowing(Block):
     """A block that drops a token."""
 
@@ -87,6 +98,7 @@ def test_blocks_with_dropout_pass_and_keep_their_mode() -> None:
         ),
         (Mixing(), r"layer 1 \(part\.1, Mixing\) mixes the samples of a batch"),
         (Noisy(), r"layer 1 .* draws random numbers that are not dropout's"),
+        (Hidden(), r"layer 1 .* draws dropout of rate 0\.25 that no attribute tells, .* use nn\.Dropout"),
         (Narrowing(), r"layer 1 .* gives \(4, 4, 8\); between layers .* \(4, 5, 8\)"),
     ],
 )

@@ -3,6 +3,7 @@
 import gc
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from pipetransformer.errors import UserError
 from pipetransformer.models import huggingface_decoders
 from pipetransformer.models.base import Head
 from pipetransformer.models.huggingface import HuggingFaceModel
@@ -31,6 +33,7 @@ from pipetransformer.models.huggingface_layers import split_layers
 from pipetransformer.models.instance import stack_of
 from pipetransformer.models.stack import LayerStack, ParamRef
 
+STRUCTURES = huggingface_decoders._STRUCTURES[1:2]  # Llama and those built like it
 Folder = Callable[..., Path]
 DECODERS = ["gpt2", "llama", "qwen2", "qwen3", "gemma3_text"]
 NEXT_TOKEN = Head("causal", 0)
@@ -38,6 +41,21 @@ WORDS = {"gpt2": "transformer.wte.weight", "qwen2": "model.embed_tokens.weight"}
 HEAD = "lm_head.weight"
 LENGTHS = torch.tensor([9, 6, 1])
 MASK = torch.arange(9) < LENGTHS[:, None]
+
+
+def test_dropout_behind_the_embedding_that_is_no_module_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Starcoder2 has it, and training without it would be another one; evaluation shows nothing."""
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 16}
+    config = AutoConfig.for_model(
+        "starcoder2", **sizes, vocab_size=30, num_hidden_layers=2, pad_token_id=0, embedding_dropout=0.5,
+        residual_dropout=0.0, attention_dropout=0.0,
+    )  # fmt: skip
+    model = AutoModelForSequenceClassification.from_config(config)
+    stack_of(model)
+    plain = (replace(each, embed=lambda base, ids, **_: base.embed_tokens(ids)) for each in STRUCTURES)
+    monkeypatch.setattr(huggingface_decoders, "_STRUCTURES", tuple(plain))
+    with pytest.raises(UserError, match="draw dropout"):
+        stack_of(model)
 
 
 def spec_of(folder: Path, **options: Any) -> HuggingFaceModel:

@@ -6,9 +6,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from transformers import BertConfig, BertForSequenceClassification
 
+from pipetransformer.errors import UserError
 from pipetransformer.models.base import Head
 from pipetransformer.models.huggingface import HuggingFaceModel
+from pipetransformer.models.huggingface_layers import split_layers
+from pipetransformer.models.split import tp_plan_of
 from pipetransformer.models.stack import LayerStack
 
 Folder = Callable[..., Path]
@@ -162,3 +166,12 @@ def test_an_encoder_with_batch_statistics_is_refused_by_name(
         ValueError, match=r"layer\.0\.output\.LayerNorm \(BatchTokens\) changes its buffer running_mean"
     ):
         build(encoder_folder("bert"))
+
+
+def test_an_encoder_whose_mlp_takes_a_few_tokens_at_a_time_is_not_split() -> None:
+    """Each piece draws dropout of its own, of which a rank could not tell its part."""
+    sizes = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 8, "num_hidden_layers": 2}
+    config = BertConfig(**sizes, vocab_size=20, chunk_size_feed_forward=1)
+    stack = split_layers(BertForSequenceClassification(config))
+    with pytest.raises(UserError, match=r"no tp_plan says how BertLayer is split; run with parallel\.tp=1"):
+        tp_plan_of(stack[1])

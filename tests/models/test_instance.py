@@ -22,6 +22,7 @@ from transformers import (
 )
 
 from pipetransformer.errors import UserError
+from pipetransformer.models.checks import check_same_outputs
 from pipetransformer.models.instance import give_back, save_model, stack_of
 from pipetransformer.models.stack import LayerStack
 
@@ -162,6 +163,59 @@ def frozen_embedding() -> nn.Module:
     return model
 
 
+def recomputing(model: Any) -> Any:
+    """The instance as a user makes it who saves memory by its own means."""
+
+    def make() -> nn.Module:
+        if isinstance(model, timm.models.VisionTransformer):
+            model.set_grad_checkpointing()
+        else:
+            enable = "activation_checkpointing_enable" if hasattr(model, "activation_checkpointing_enable") else ""
+            getattr(model, enable or "gradient_checkpointing_enable")()
+        return model
+
+    return make
+
+
+class OwnForward(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(2 * x)
+
+
+def hooked() -> nn.Module:
+    model = sequential()
+    model.register_forward_hook(lambda module, inputs, output: 2 * output)
+    return model
+
+
+def test_a_module_without_weights_may_come_several_times_in_a_sequential() -> None:
+    act = nn.GELU()
+    model = nn.Sequential(nn.Linear(4, 4), act, nn.Linear(4, 4), act, nn.Linear(4, 4), act, nn.Linear(4, 2)).eval()
+    x = torch.randn(3, 5, 4)
+    stack = load(stack_of(model)).eval()
+    assert len(stack) == 7
+    assert torch.equal(stack(x), model(x))
+
+
+def test_weights_that_layers_of_a_sequential_share_stay_shared() -> None:
+    model = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 4), nn.Linear(4, 7))
+    model[2].weight = model[0].weight
+    stack = load(stack_of(model))
+    assert [[tuple(copy) for copy in tie] for tie in stack.ties] == [[(0, "0.weight"), (2, "2.weight")]]
+    assert LayerStack.from_sequential(model).ties == stack.ties
+    assert torch.equal(stack[2].module.weight, model[0].weight)
+
+
+def test_dropout_that_the_layers_leave_out_is_noticed() -> None:
+    stack, model = LayerStack.from_sequential(sequential()), sequential()
+    model.load_state_dict({name: t for layer in stack.layers for name, t in layer.original_state().items()})
+    x = torch.randn(4, 5, 4)
+    check_same_outputs(stack, model, model, x)
+    dropped = nn.Sequential(nn.Dropout(0.3), model)
+    with pytest.raises(UserError, match="draw dropout 0 times in training mode, and the model 1 times"):
+        check_same_outputs(stack, dropped, dropped, x)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -181,6 +235,17 @@ def frozen_embedding() -> nn.Module:
         (
             lambda: GPT2ForSequenceClassification(GPT2Config(**{**GPT2.to_dict(), "pad_token_id": None})),
             r"a GPT2ForSequenceClassification cannot .* by its config\.pad_token_id, which is not set",
+        ),
+        (
+            recomputing(BertForSequenceClassification(CONFIG)),
+            r"it recomputes activations itself, .* call gradient_checkpointing_disable\(\) and set parallel\.recompute",
+        ),
+        (recomputing(vision_transformer()), r"it recomputes activations itself, .* set_grad_checkpointing\(False\)"),
+        (lambda: OwnForward(*sequential()), r"OwnForward has a forward or hooks of its own"),
+        (hooked, r"Sequential has a forward or hooks of its own"),
+        (
+            lambda: nn.Sequential(*[nn.Linear(4, 4)] * 2, nn.Linear(4, 4), nn.Linear(4, 2)),
+            r"layer 1 is layer 0 once more, with the same weights; give each layer a module of its own",
         ),
         (frozen_embedding, r"5 parameters .* take no gradient, the first bert\.embeddings\.word_embeddings\.weight"),
     ],

@@ -168,6 +168,16 @@ def test_what_does_not_fit_is_refused(changes: dict[str, Any], shape: tuple[int,
         build(tiny(**changes), shape)
 
 
+@pytest.mark.parametrize("name", ["vit_base_patch16_xp_224", "vit_small_patch16_18x2_224"])
+def test_blocks_of_parallel_parts_run_layer_by_layer(name: str) -> None:
+    spec = TimmModel(name=name, pretrained=False, options={"embed_dim": 24, "num_heads": 2, "depth": 2})
+    stack = spec.build(Head("image", 3), (3, 32, 32), seed=1)
+    model = timm.create_model(name, embed_dim=24, num_heads=2, depth=2, img_size=32, num_classes=3).eval()
+    model.load_state_dict({name: t for layer in stack.layers for name, t in layer.original_state().items()})
+    x = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(stack.eval()(x), model(x), rtol=0, atol=1e-6)
+
+
 def test_another_architecture_is_refused_with_what_is_supported() -> None:
     with pytest.raises(ValueError, match=r"is a ResNet, .*; supported is .* vit_"):
         build(TimmModel(name="resnet18", pretrained=False), (3, 64, 64))

@@ -41,7 +41,7 @@ MESHES = {
 NUM_STEPS = 3  # the last one has a smaller batch
 KINDS = {  # of the meshes that test_mesh_matrix.py does not reach, and of one with each way to multiply
     "vit": ["tp 2", "2d, cp 2 x tp 2", "3d 1x2x2", "dp_shard 2 x cp 2 x tp 2"], "bert": ["2d 2x2", "3d 2x2x2"],
-    "vit_gated": ["dp_shard 2 x tp 2", "2d, cp 2 x tp 2", "3d 1x2x2"],
+    "vit_map": ["cp 2"], "vit_gated": ["dp_shard 2 x tp 2", "2d, cp 2 x tp 2", "3d 1x2x2"],
 }  # fmt: skip
 
 

@@ -62,11 +62,11 @@ class Case:
 
     Attributes:
         kind: ``vit``, ``vit_pooled`` (without class token; its layers return strided tensors), ``vit_gated`` (values
-            and gates are one matrix), ``bert``, ``bert_qa``, ``bert_tags``, or ``bert_mlm``, whose output layer is its
-            word embeddings; ``bert_weighted`` (class weights and smoothed labels) and ``bert_sets`` (any number of
-            classes for a sample); of decoders ``gpt2`` and ``gemma3_text``, whose output layers are their word
-            embeddings, too, and ``llama``, which classifies; and the encoders of :mod:`support.encoders` and
-            :mod:`support.towers`.
+            and gates are one matrix), ``vit_map`` (its head pools by attention), ``bert``, ``bert_qa``, ``bert_tags``,
+            or ``bert_mlm``, whose output layer is its word embeddings; ``bert_weighted`` (class weights and smoothed
+            labels) and ``bert_sets`` (any number of classes for a sample); of decoders ``gpt2`` and ``gemma3_text``,
+            whose output layers are their word embeddings, too, and ``llama``, which classifies; and the encoders of
+            :mod:`support.encoders` and :mod:`support.towers`.
         folder: Where the configurations lie, the same ones everywhere (see :func:`write_config`).
         num_samples: With ``batch_size`` not a divisor, the last batch of an epoch is smaller.
         width: Of the model.
@@ -112,6 +112,7 @@ class Case:
             "vit": image_classification(NUM_CLASSES),
             "vit_pooled": image_classification(NUM_CLASSES),
             "vit_gated": image_classification(NUM_CLASSES),
+            "vit_map": image_classification(NUM_CLASSES),
             **dict.fromkeys(towers.KINDS, image_classification(NUM_CLASSES)),
             "bert": text_classification(NUM_CLASSES),
             "bert_qa": question_answering(),
@@ -127,7 +128,7 @@ class Case:
 
     @property
     def reads_images(self) -> bool:
-        return self.kind in ("vit", "vit_pooled", "vit_gated", *towers.KINDS)
+        return self.kind in ("vit", "vit_pooled", "vit_gated", "vit_map", *towers.KINDS)
 
     def spec(self) -> ModelSpec:
         if self.kind in towers.CONFIGS:
@@ -137,6 +138,7 @@ class Case:
             options = {"patch_size": 4, "embed_dim": self.width, "depth": NUM_BLOCKS, "num_heads": self.num_heads}
             options |= {"class_token": False, "global_pool": "avg"} if self.kind == "vit_pooled" else {}
             options |= {"mlp_layer": SwiGLUPacked} if self.kind == "vit_gated" else {}
+            options |= {"class_token": False, "global_pool": "map"} if self.kind == "vit_map" else {}
             rates = {"proj_drop_rate": self.dropout, "attn_drop_rate": self.dropout, "drop_path_rate": self.dropout}
             if self.kind == "eva02":  # whose head begins so small that the loss would hardly tell what the blocks do
                 rates["head_init_scale"] = 1.0
