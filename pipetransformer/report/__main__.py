@@ -10,7 +10,7 @@ from pathlib import Path
 from pipetransformer.errors import UserError
 from pipetransformer.report.comparison import COLUMNS, Arm, find_runs, read_arms, write_csv
 from pipetransformer.report.figures import OF_A_RUN, OF_ARMS, save_all
-from pipetransformer.report.page import check_values, comparison_page, read_page, undamaged
+from pipetransformer.report.page import check_place, check_values, comparison_page, read_page, undamaged
 from pipetransformer.report.run_folder import read_run
 from pipetransformer.report.sweep import print_table
 
@@ -25,7 +25,8 @@ Writes one run as a page of HTML, or compares several: a table here, and the sam
   <folder>        the folder of one run, also as run=<folder>; the page is <folder>/{PAGE}
   runs=<folders>  folders that hold runs, at any depth, or globs, separated by commas; runs that differ by their seed
                   alone are one row, with the mean and its interval
-  out=<path>      the page of one run; of several the folder of {COMPARISON} and {CSV}, by default the first of runs=
+  out=<path>      the page of one run, <name>.html; of several the folder of {COMPARISON} and {CSV}, by
+                  default the first of runs=
   figures=<path>  a folder for every figure of the page, each as PNG and as SVG"""
 OPTIONS = ("run", "runs", "out", "figures")
 
@@ -86,9 +87,12 @@ def write_page(folder: Path, out: Path | None = None, figures: Path | None = Non
         figures: A folder for its figures as files; ``None`` writes none.
 
     Raises:
-        UserError: See :func:`~pipetransformer.report.page.read_page`.
+        UserError: See :func:`~pipetransformer.report.page.read_page` and
+            :func:`~pipetransformer.report.page.check_place`.
     """
-    content, file = read_page(folder), out or folder / PAGE
+    file = out or folder / PAGE
+    check_place(file)
+    content = read_page(folder)
     file.write_text(content, encoding="utf-8")
     print(file)
     if figures is not None:
@@ -104,12 +108,13 @@ def compare(runs: str, out: Path | None = None, figures: Path | None = None) -> 
         figures: A folder for the figures as files, each arm's first run below; ``None`` writes none.
 
     Raises:
-        UserError: No run can be read.
+        UserError: No run can be read, or see :func:`~pipetransformer.report.page.check_place`.
     """
     folders = find_runs(runs)
     arms, problems = read_arms(folders, check_values)
     first = Path(runs.split(",")[0])
     folder = out or (first if first.is_dir() else folders[0].parent)
+    check_place(folder / COMPARISON)
     with undamaged(runs):
         print_table(COLUMNS, [arm.row() for arm in arms])
         content = comparison_page(arms)

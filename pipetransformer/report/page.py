@@ -26,6 +26,11 @@ MAX_UNWRAPPED = 32  # characters of a cell
 FIGURES, COMPARISONS = figures.OF_A_RUN, figures.OF_ARMS
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 """Content security policy: a browser refuses whatever would come from anywhere but the page."""
+BEGINNING = (
+    '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+    f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+)
+"""Beginning of every page, by which one is told from a file of the user's."""
 STYLE = """
 body { font-family: system-ui, sans-serif; line-height: 1.45; max-width: 62rem; margin: 2rem auto; padding: 0 1rem;
   color: #1a1a1a; background: white; }
@@ -77,14 +82,10 @@ def _document(title: str, sections: Sequence[tuple[str, str]]) -> str:
         for heading, content in sections
     )
     head = (
-        f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{STYLE}</style>"
     )
-    return (
-        f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body><h1>{escape(title)}</h1>\n'
-        f"<nav>{links}</nav>\n{body}\n</body></html>\n"
-    )
+    return f"{BEGINNING}{head}</head>\n<body><h1>{escape(title)}</h1>\n<nav>{links}</nav>\n{body}\n</body></html>\n"
 
 
 def _anchor(heading: str) -> str:
@@ -208,6 +209,24 @@ def read_page(folder: Path) -> str:
     check_values(run)
     with undamaged(folder):
         return page(run)
+
+
+def check_place(file: Path) -> None:
+    """Keeps a file of the user's where a page is to be written.
+
+    Raises:
+        UserError: The name does not end in ``.html``, or the file is there and is no page of this package.
+    """
+    if file.suffix != ".html":
+        raise UserError(f"{file} does not end in .html, as the page of a run does; give out=<name>.html")
+    if file.is_file() and not _is_page(file):
+        raise UserError(f"{file} is there, and is no page of this command; move it away, or name another place by out=")
+
+
+def _is_page(file: Path) -> bool:
+    beginning = BEGINNING.encode()
+    with file.open("rb") as content:
+        return content.read(len(beginning)) == beginning
 
 
 def check_values(run: Run) -> None:

@@ -84,6 +84,28 @@ def test_page_and_figures_go_where_they_are_asked_for(
     assert sorted(file.name for file in (tmp_path / "figures").iterdir()) == ["devices.png", "devices.svg"]
 
 
+@pytest.mark.parametrize(
+    ("name", "words"), [("precious.csv", "does not end in .html"), ("precious.html", "is no page of this command")]
+)
+def test_a_page_replaces_no_file_of_the_users(
+    name: str, words: str, run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "FIGURES", ())
+    precious = tmp_path / name
+    precious.write_text("a,b\n1,2\n")
+    with pytest.raises(SystemExit, match=rf"{words}.*; .* out=.*$"):
+        main([str(run_folder), f"out={precious}"])
+    assert precious.read_text() == "a,b\n1,2\n"
+
+
+def test_a_page_replaces_an_earlier_one(run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "FIGURES", ())
+    file = tmp_path / "page.html"
+    for _ in range(2):
+        main([str(run_folder), f"out={file}"])
+    assert file.read_text().startswith(pages.BEGINNING)
+
+
 def test_the_folder_is_named_as_for_the_other_commands_and_may_have_an_equals_sign(
     run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
