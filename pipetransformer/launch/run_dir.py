@@ -9,7 +9,8 @@ from typing import Any
 
 import yaml
 
-from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder
+from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder, open_checkpoints
+from pipetransformer.checkpoint.manifest import Manifest
 from pipetransformer.config.resuming import changes, dotted
 from pipetransformer.config.schema import Config, as_plain
 from pipetransformer.errors import RankLost, UserError
@@ -90,6 +91,26 @@ def _changes(config: Config, run_dir: Path) -> list[str]:
     old, new = dotted(found if isinstance(found, dict) else {}), dotted(redact(as_plain(config)))
     both = old.keys() & new.keys()
     return changes({name: old[name] for name in both}, {name: new[name] for name in both})
+
+
+def refuse_fewer_epochs(config: Config, run_dir: Path) -> None:
+    """Refuses to resume a run whose last checkpoint lies beyond the end of its epochs: it would train nothing.
+
+    Raises:
+        UserError: It does.
+    """
+    if config.resume.run is None:
+        return
+    manifest = next((found for _, found in open_checkpoints(run_dir / FOLDER) if isinstance(found, Manifest)), None)
+    if manifest is None:
+        return
+    epoch, step_in_epoch = (manifest.train.get(name, 0) for name in ("epoch", "step_in_epoch"))
+    num_needed = epoch + (step_in_epoch > 0)
+    if config.epochs < num_needed:
+        raise UserError(
+            f"epochs={config.epochs} ends before step {manifest.step:,} in epoch {num_needed}, the last checkpoint of "
+            f"the run in {run_dir}; give epochs={num_needed} or more"
+        )
 
 
 def refuse_other_run(config: Config, run_dir: Path) -> None:

@@ -16,7 +16,7 @@ from pipetransformer.cores import num_cores
 from pipetransformer.errors import UserError
 from pipetransformer.launch import forkserver
 from pipetransformer.launch.restarts import after_restart
-from pipetransformer.launch.run_dir import finished_summary, record_of_refused, refuse_other_run
+from pipetransformer.launch.run_dir import finished_summary, record_of_refused, refuse_fewer_epochs, refuse_other_run
 from pipetransformer.report.reporter import print_phase
 
 RANKS_PER_CORE = 16  # more only wait for each other
@@ -67,6 +67,7 @@ def run_in_folder(
     plain = as_plain(config)
     if not is_first_rank():
         return start(config, run_dir, plain, sweep)
+    refuse_fewer_epochs(config, run_dir)
     if finished := finished_summary(config, run_dir):
         return start(config, run_dir, plain, sweep) if under_torchrun() else finished  # there all ranks are told
     refuse_other_run(config, run_dir)

@@ -2,13 +2,16 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pipetransformer.checkpoint.folder import FOLDER
+from pipetransformer.checkpoint.manifest import MANIFEST, LayerFile, Manifest
 from pipetransformer.config.compose import compose_training
 from pipetransformer.config.schema import write_config
 from pipetransformer.errors import RankFailed, RankLost, UserError
+from pipetransformer.launch import start
 from pipetransformer.launch.run_dir import (
     finished_summary,
     record_of_refused,
@@ -92,6 +95,34 @@ def test_a_complete_run_is_not_resumed_with_other_settings_unless_they_are_allow
     with pytest.raises(UserError, match=r"seed: 1 -> 7\); drop them, or start another run"):
         finished_summary(compose_training(["epochs=2", "seed=7", "resume=auto"]), tmp_path)
     assert finished_summary(allowed, tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("epoch", "step_in_epoch", "epochs", "is_refused"),
+    [(2, 0, 1, True), (2, 0, 2, False), (1, 3, 1, True), (1, 3, 2, False), (2, 0, 3, False)],
+)
+def test_a_run_is_not_resumed_to_fewer_epochs_than_it_has_trained(
+    epoch: int, step_in_epoch: int, epochs: int, is_refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = tmp_path / FOLDER / "step-00000008"
+    checkpoint.mkdir(parents=True)
+    layers = (LayerFile(0, "", 0, "0" * 32),)
+    place = {"epoch": epoch, "step_in_epoch": step_in_epoch}
+    manifest = Manifest(8, layers, place, {}, None, {}, {}, {}, {}, 0, "", None, 0.0)
+    (checkpoint / MANIFEST).write_bytes(manifest.to_json())
+    monkeypatch.setattr(start, "start", lambda *_: {"status": "goes on"})
+    written: list[str] = []
+
+    def resume() -> dict[str, Any]:
+        config = compose_training([f"epochs={epochs}", "resume=auto", "resume.allow=[epochs]"])
+        return start.run_in_folder(config, tmp_path, lambda: written.append("config.yaml"))
+
+    if not is_refused:
+        assert resume() == {"status": "goes on"}
+        return
+    with pytest.raises(UserError, match=r"epochs=1 ends before step 8 in epoch 2, .*; give epochs=2 or more$"):
+        resume()
+    assert not written
 
 
 @pytest.mark.parametrize(
