@@ -275,6 +275,15 @@ def test_what_does_not_fit_ends_in_one_message(overrides: list[str], words: list
     assert all(word in line for word in words), "Hydra adds nothing of its own"
 
 
+def test_a_run_folder_that_is_a_file_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "odd.csv").touch()
+    done = command(tmp_path / "odd.csv")
+    assert done.returncode == 1
+    (line,) = (line for line in done.stderr.splitlines() if not line.startswith("import time:"))
+    assert line.startswith("the run folder cannot be written")
+    assert "hydra.run.dir=" in line
+
+
 def test_the_number_of_samples_is_the_datasets() -> None:
     assert compose_simulation(("model=bert", "dataset=squad")).num_samples == 88_524
     assert compose_simulation(("model=bert", "dataset=glue/sst2")).num_samples == 67_349

@@ -56,6 +56,8 @@ def main() -> None:
         compose_and_run()
     except (UserError, CompactHydraException) as error:
         sys.exit(explain(error))
+    except OSError as error:  # Hydra makes the folder
+        sys.exit(f"the run folder cannot be written ({error}); name another one by hydra.run.dir= or hydra.sweep.dir=")
 
 
 if __name__ == "__main__":
