@@ -80,13 +80,13 @@ def check_layers(
             is_head = index == len(layers) - 1
             name = layer.prefix.removesuffix(".") or ("head" if is_head else "embedding")
             where = f"layer {index} ({name}, {type(layer.module).__name__})"
+            without.rates.clear()
             outputs = _checked_for_buffers(layer, where, x, context)
             if without.rates and not may_draw_numbers(layer):
                 raise UserError(
                     f"{where} draws dropout of rate {without.rates[0]:.3g} that no attribute tells, so it would depend "
                     "on the topology; use nn.Dropout, or keep the rate in an attribute with drop in its name"
                 )
-            without.rates.clear()
             if not is_head:
                 _check_shape(where, outputs.shape, hidden_shape)
             _check_samples(layer, where, x, context, outputs)
