@@ -38,7 +38,6 @@ PLANS = {
 }
 
 
-COUNTERS = 4096  # bytes: step counts, norms and keys of samples are not in the model
 ROWS = [(name, ("vit", "bert")[number % 2], (64, 8)[number // 2 % 2]) for number, name in enumerate(PLANS)]
 FEW = ("sharded", "vit", 8)
 """FSDP gathers a layer while another one is scattered, and few samples leave little else: 0.86 of the prediction."""
@@ -54,7 +53,7 @@ def test_a_rank_takes_the_memory_that_the_planner_reckons_with(
     for first in range(0, len(found), PLANS[name].mesh.num_ranks):
         (predicted, *_), measured = zip(*found[first : first + PLANS[name].mesh.num_ranks], strict=True)
         least = 0.85 if (name, kind, batch_size) == FEW else 0.9
-        assert least * predicted <= max(measured) <= predicted + COUNTERS
+        assert least * predicted <= max(measured) <= predicted
 
 
 def test_samples_count_as_long_as_the_longest_in_memory_and_as_most_in_messages(
