@@ -15,7 +15,7 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from pipetransformer.config.arguments import explain, print_help, read_arguments
+from pipetransformer.config.arguments import explain, print_help, read_arguments, unwritable
 from pipetransformer.config.compose import load, register
 from pipetransformer.config.schema import CONF, Config, write_config
 from pipetransformer.errors import Stopped, UserError
@@ -67,7 +67,7 @@ def _write_record(config: Config, run_dir: Path) -> None:
         write_config(config, run_dir)
         write_overrides(run_dir, [*HydraConfig.get().overrides.task, *_own_folders()])
     except OSError as error:
-        raise UserError(_unwritable(error)) from None
+        raise UserError(unwritable(error)) from None
 
 
 def _own_folders() -> list[str]:
@@ -84,10 +84,6 @@ def _remove_empty(folder: Path) -> None:
         if Path.cwd() not in each.parents or any(each.iterdir()):
             return
         each.rmdir()
-
-
-def _unwritable(error: OSError) -> str:
-    return f"the run folder cannot be written ({error}); name another one by hydra.run.dir= or hydra.sweep.dir="
 
 
 def main() -> None:
@@ -108,7 +104,7 @@ def main() -> None:
     except (UserError, CompactHydraException) as error:
         _end(error)
     except OSError as error:  # Hydra makes the folder
-        sys.exit(_unwritable(error))
+        sys.exit(unwritable(error))
     except Stopped as stop:
         if is_first_rank():
             print(*notes(stop), SAVED if stop.is_saved else NOT_SAVED, sep="\n", file=sys.stderr)

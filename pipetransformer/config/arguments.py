@@ -204,6 +204,11 @@ def explain(error: Exception) -> str:
     return text if isinstance(error, HydraException) else str(error)
 
 
+def unwritable(error: OSError) -> str:
+    """Returns one line about a run folder that Hydra cannot make, or that cannot be written."""
+    return f"the run folder cannot be written ({error}); name another one by hydra.run.dir= or hydra.sweep.dir="
+
+
 def _unreadable(argument: str) -> str:
     name, is_given, value = argument.partition("=")
     if not is_given:

@@ -10,7 +10,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import CompactHydraException
 from omegaconf import DictConfig
 
-from pipetransformer.config.arguments import explain, print_help, read_arguments
+from pipetransformer.config.arguments import explain, print_help, read_arguments, unwritable
 from pipetransformer.config.compose import load, register
 from pipetransformer.config.names import in_options
 from pipetransformer.config.schema import CONF, SimulationConfig
@@ -57,7 +57,7 @@ def main() -> None:
     except (UserError, CompactHydraException) as error:
         sys.exit(explain(error))
     except OSError as error:  # Hydra makes the folder
-        sys.exit(f"the run folder cannot be written ({error}); name another one by hydra.run.dir= or hydra.sweep.dir=")
+        sys.exit(unwritable(error))
 
 
 if __name__ == "__main__":
