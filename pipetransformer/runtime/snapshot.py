@@ -96,16 +96,16 @@ def gather_optimizer_state(
     """
     gathered: OptimizerState = {}
     for layer, writer in enumerate(writers(placement, fsdp)):
-        part: list[Any] = [pack(copies.get(layer, {}))]
+        own = {path: tensor for path, tensor in copies.get(layer, {}).items() if path.startswith(OPTIMIZER)}
         if writer != 0 and dist.get_rank() == writer:
-            dist.send_object_list(part, 0)
+            dist.send_object_list([pack(own)], 0)
         elif writer != 0 and dist.get_rank() == 0:
+            part: list[Any] = [None]
             dist.recv_object_list(part, writer)
-        if dist.get_rank() == 0:
-            for path, tensor in unpack(part[0]).items():
-                if path.startswith(OPTIMIZER):
-                    name, _, key = path.removeprefix(OPTIMIZER).rpartition("/")
-                    gathered.setdefault(name, {})[key] = tensor
+            own = unpack(part[0])
+        for path, tensor in own.items() if dist.get_rank() == 0 else ():
+            name, _, key = path.removeprefix(OPTIMIZER).rpartition("/")
+            gathered.setdefault(name, {})[key] = tensor
     return gathered
 
 
