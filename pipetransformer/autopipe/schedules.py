@@ -224,9 +224,8 @@ def _interleaved_moments(
     """
     warmup = (stages_per_rank - 1) * per_round + 2 * (pipeline_size - 1 - device)
     period = stages_per_rank * per_round
-    num_forwards = (
-        min(num_microbatches // per_round, warmup // period + 3) * period
-    )  # more rounds repeat what was there
+    num_rounds = min(num_microbatches // per_round, warmup // period + 3)  # more of them repeat what was there
+    num_forwards = num_rounds * period
     warmup = min(warmup, num_forwards)
     counts, has_gradients = [0] * stages_per_rank, [False] * stages_per_rank
     first, last = dict[object, Moment](), dict[object, Moment]()

@@ -39,22 +39,28 @@ class _WithoutDropout(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         if func in (F.dropout, torch.dropout):
-            _, rate, training = (*args, *[None] * 3)[:3]
-            self._note(kwargs.get("p", 0.5 if rate is None else rate), kwargs.get("training", training is not False))
+            if _argument(args, kwargs, 2, "training", True):
+                self._note(_argument(args, kwargs, 1, "p", 0.5))
             return args[0]
         if func is Tensor.bernoulli_:
-            self._note(1 - kwargs.get("p", (*args, 0.5)[1]))
+            self._note(1 - _argument(args, kwargs, 1, "p", 0.5))
             return args[0].fill_(1)
         if func is F.scaled_dot_product_attention:
-            self._note(kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0))
+            self._note(_argument(args, kwargs, 4, "dropout_p", 0.0))
             kwargs["dropout_p"] = 0.0
             args = args[:4]  # dropout_p may be the fifth
         if func is F.multi_head_attention_forward:  # runs without this mode
             args = (*args[:10], 0.0, *args[11:])  # dropout_p
         return func(*args, **kwargs)
 
-    def _note(self, rate: float, training: bool = True) -> None:
-        self.rates += [float(rate)] if training and rate else []
+    def _note(self, rate: float) -> None:
+        if rate:
+            self.rates.append(float(rate))
+
+
+def _argument(args: Sequence[Any], kwargs: Mapping[str, Any], index: int, name: str, default: Any) -> Any:
+    """Returns what a function is given by its place or its name."""
+    return args[index] if len(args) > index else kwargs.get(name, default)
 
 
 @torch.no_grad()

@@ -145,9 +145,10 @@ def layer_profile(
     else:
         longest = Kept(large.activation_bytes, large.output_bytes, peak(runs, xs[1], batches[1]))
     longer = longest.activation_bytes / max(1, large.activation_bytes)  # so are the gradients of activations
-    by_size = {0: 0, sizes[0]: small.peak_backward_bytes, sizes[1]: large.peak_backward_bytes}  # one size: by samples
-    (few, some), (few_bytes, some_bytes) = zip(*list(by_size.items())[-2:], strict=True)
-    backward = AffineTime.through((few, some), (few_bytes, some_bytes))
+    few, many = sizes[:2]
+    backward = AffineTime(0.0, large.peak_backward_bytes / many)  # in bytes here; of one size all grows with samples
+    if few < many:
+        backward = AffineTime.through((few, many), (small.peak_backward_bytes, large.peak_backward_bytes))
     names = ("forward_s", "input_grad_s", "weight_grad_s", "lowest_grad_s", "checkpointing_s")
     update_s = max(0.0, _update_seconds(trainable(layer), optimizer) - idle_update_s)
     numbers = [getattr(measured, name) for measured in (small, large) for name in names] + [update_s]
