@@ -5,13 +5,12 @@ import os
 import signal
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.command import TIMEOUT_S, TRAIN, Ended, processes, started, torchrun
+from support.command import TIMEOUT_S, processes, started
 from support.jobs import ROOT, TINY, Job, run_job
 from support.nodes import NODE_ALL_REDUCE_S, free_port, of_two_nodes
 from support.pool import Pool
@@ -24,19 +23,27 @@ SLOW_NODES = str(ROOT / "tests" / "support" / "slow_nodes.py")
 SOON = ("freeze=schedule", "freeze.num_frozen=[1, 2]", "freeze.interval=0.1")  # so that caching pays twice
 RUN = (*TINY, "model.options.depth=3", *SOON, "precision=float64", "epochs=4")
 TWO_BY_TWO = ("parallel.num_stages=2", "parallel.num_replicas=2", "parallel.num_microbatches=2", "hydra.run.dir=run")
+ENDLESS = (
+    *TINY, "freeze=schedule", "freeze.num_frozen=[1]", "freeze.interval=0.001", "cache.memory_gib=0", "epochs=1000",
+    "hydra.run.dir=endless",
+)  # fmt: skip
 SHORT = ("cache.memory_gib=0", "cache.disk_gib=4e-5")  # about two thirds of the features find room on a node
 
 
 @dataclass(frozen=True)
 class TwoNodes:
-    """What two nodes left: their folders, and how they ended."""
+    """What two nodes left: their folders, how they ended, and processes that go on."""
 
     folders: tuple[Path, Path]
-    ended: list[Ended]
+    codes: list[int]
+    pids: list[int]
 
     @property
     def job(self) -> Job:
-        return Job(next(folder / "run" for folder in self.folders if (folder / "run").exists()), error="")
+        return self.job_in("run")
+
+    def job_in(self, name: str) -> Job:
+        return Job(next(folder / name for folder in self.folders if (folder / name).exists()), error="")
 
 
 def make_folders(parent: Path) -> tuple[Path, Path]:
@@ -48,20 +55,34 @@ def make_folders(parent: Path) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> TwoNodes:
+    """Two nodes that have trained one model, and then another one without end, until one of them was interrupted."""
     folders = make_folders(tmp_path_factory.mktemp("nodes"))
-    agent = of_two_nodes(free_port(), DEVICES_PER_NODE)
+    words = ("-m", "torch.distributed.run", *of_two_nodes(free_port(), DEVICES_PER_NODE), SLOW_NODES)
+    with ExitStack() as agents:
+        both = []
+        for folder in folders:
+            run = (*RUN, *TWO_BY_TWO, *SHORT, f"cache.path={folder / 'features'}", "trace=true")
+            both.append(agents.enter_context(started(folder, *words, *run, "then", *ENDLESS)))
+        first = wait_for_a_transition([folder / "endless" for folder in folders])
+        os.killpg(both[first][0].pid, signal.SIGINT)
+        for process, _ in both:
+            process.communicate(timeout=TIMEOUT_S)
+        left = [pid for _, mark in both for pid in processes(mark)]
+    return TwoNodes(folders, [process.returncode for process, _ in both], left)
 
-    def run(folder: Path) -> Ended:
-        options = (*RUN, *TWO_BY_TWO, *SHORT, f"cache.path={folder / 'features'}", "trace=true")
-        return torchrun(folder, *agent, SLOW_NODES, *options)
 
-    with ThreadPoolExecutor() as agents:
-        ended = list(agents.map(run, folders))
-    return TwoNodes(folders, ended)
+def wait_for_a_transition(runs: list[Path]) -> int:
+    """Which node has the run folder, once frozen features are stored."""
+    end = time.monotonic() + TIMEOUT_S
+    while time.monotonic() < end:
+        for node, log in enumerate(run / "metrics.jsonl" for run in runs):
+            if log.exists() and '"transition"' in log.read_text():
+                return node
+        time.sleep(0.05)
+    raise AssertionError("no transition")
 
 
 def test_two_nodes_train_one_model(nodes: TwoNodes) -> None:
-    assert [end.code for end in nodes.ended] == [0, 0], nodes.ended
     assert nodes.job.summary["status"] == "completed"
     assert nodes.job.events("start")[0]["world_size"] == 4
 
@@ -95,7 +116,9 @@ def test_samples_stay_with_the_node_that_has_room_for_them(nodes: TwoNodes) -> N
 
 def test_nothing_stays_on_the_nodes_but_the_run_folder_and_the_features(nodes: TwoNodes) -> None:
     left = sorted(path.name for folder in nodes.folders for path in folder.iterdir())
-    assert left == ["features", "features", "run"], "the node of rank 0 has the run folder, and the other none"
+    assert left == ["endless", "features", "features", "run"], (
+        "the node of rank 0 has the run folders, and the other none"
+    )
 
 
 def test_no_pipeline_crosses_a_node(nodes: TwoNodes) -> None:
@@ -123,30 +146,7 @@ def test_a_trace_shows_the_ranks_of_both_nodes_from_the_start_of_the_step(nodes:
         assert all(start >= 0 for _, start in starts)
 
 
-def wait_for_a_transition(parent: Path) -> Path:
-    """The run folder, once frozen features are stored."""
-    end = time.monotonic() + TIMEOUT_S
-    while time.monotonic() < end:
-        for log in parent.glob("*/run/metrics.jsonl"):
-            if '"transition"' in log.read_text():
-                return log.parent
-        time.sleep(0.05)
-    raise AssertionError("no transition")
-
-
-def test_an_interrupt_on_one_node_ends_both(tmp_path: Path) -> None:
-    folders, agent = make_folders(tmp_path), of_two_nodes(free_port(), 1)
-    soon = ("freeze=schedule", "freeze.num_frozen=[1]", "freeze.interval=0.001", "cache.memory_gib=0")
-    endless = (*TINY, *soon, "epochs=1000")
-    words = ("-m", "torch.distributed.run", *agent, TRAIN, *endless, "hydra.run.dir=run")
-    with ExitStack() as agents:
-        both = [agents.enter_context(started(folder, *words)) for folder in folders]
-        run_dir = wait_for_a_transition(tmp_path)
-        first = folders.index(run_dir.parent)
-        os.killpg(both[first][0].pid, signal.SIGINT)
-        for process, _ in both:
-            process.communicate(timeout=TIMEOUT_S)
-        assert not [pid for _, mark in both for pid in processes(mark)]
-    assert all(process.returncode != 0 for process, _ in both)
-    assert Job(run_dir, error="").summary["status"] == "interrupted"
-    assert [path for folder in folders for path in folder.iterdir()] == [run_dir]
+def test_an_interrupt_on_one_node_ends_both(nodes: TwoNodes) -> None:
+    assert all(nodes.codes), "neither says that it came to its end"
+    assert not nodes.pids
+    assert nodes.job_in("endless").summary["status"] == "interrupted"

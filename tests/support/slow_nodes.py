@@ -1,4 +1,7 @@
-"""``train.py`` where layers and messages between nodes are slow, whatever this machine does: ``slow_nodes.py ...``."""
+"""``train.py`` where layers and messages between nodes are slow, whatever this machine does.
+
+``slow_nodes.py ARGUMENTS then ARGUMENTS`` runs it twice; a start of all ranks takes longer than either.
+"""
 
 import runpy
 import sys
@@ -35,5 +38,7 @@ if __name__ == "__main__":
     }
     Planner.correct = lambda planner, plan, _: planner.predict(plan)  # type: ignore[method-assign]
     vars(setup).update(profile=made_up_profile, **made_up)
-    sys.argv[0] = str(ROOT / "train.py")
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    then = sys.argv.index("then")
+    for arguments in (sys.argv[1:then], sys.argv[then + 1 :]):
+        sys.argv = [str(ROOT / "train.py"), *arguments]
+        runpy.run_path(sys.argv[0], run_name="__main__")
