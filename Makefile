@@ -58,11 +58,11 @@ docs: $(VENV)/.dev
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs $(if $(SERVE),serve --livereload,build --strict)
 
 $(VENV)/.train: pyproject.toml constraints.txt | $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable .
+	$(VENV)/bin/python -m pip install --quiet --no-compile --constraint constraints.txt --editable .
 	touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(VENV)/bin/python -m pip install --quiet --no-compile --constraint constraints.txt --editable ".[dev]"
 	touch $@ $(VENV)/.train
 
 $(VENV):
