@@ -112,8 +112,9 @@ class StageMesh:
         tp: Parts of heads and widths.
         algorithm: ``1d`` and ``2d`` have the axes dp_shard, cp and tp; ``3d`` has x = dp_shard and y = z = tp, which
             are dp_shard times tp squared ranks.
-        reduce_dtype: In which the ranks sum activations and gradients of 16 bits: ``float32`` rounds a sum once,
-            ``precision`` keeps the type that they have, which halves the bytes and rounds in every addition.
+        reduce_dtype: In which more than two ranks sum activations and gradients of 16 bits: ``float32`` rounds a sum
+            once, ``precision`` keeps the type that they have, which halves the bytes and rounds in every addition. The
+            sum of two is rounded once in any type, and keeps theirs.
 
     Raises:
         UserError: A number is below 1, or ``3d`` has ``cp`` above 1.

@@ -187,8 +187,10 @@ def test_settings_that_have_no_effect_on_a_mesh_are_told() -> None:
     assert "no effect without parallel.tp=" in " ".join(warnings(loaded("parallel.tp_algorithm=2d")))
     narrow, half = "parallel.reduce_dtype=precision", "precision=bfloat16"
     assert "reduce_dtype=precision has no effect" in " ".join(warnings(loaded(narrow, half)))
-    assert "reduce_dtype=precision has no effect" in " ".join(warnings(loaded(narrow, "parallel.tp=2")))
-    assert "reduce_dtype" not in " ".join(warnings(loaded(narrow, "parallel.tp=2", half)))
+    assert "reduce_dtype=precision has no effect" in " ".join(warnings(loaded(narrow, "parallel.tp=4")))
+    assert "above 2: the sum of two" in " ".join(warnings(loaded(narrow, "parallel.tp=2", half)))
+    for size in ("4", "null"):
+        assert "reduce_dtype" not in " ".join(warnings(loaded(narrow, f"parallel.tp={size}", half)))
 
 
 def test_without_gpus_there_are_as_many_processes_as_the_mesh_takes() -> None:

@@ -260,10 +260,11 @@ def warnings(config: Config) -> list[str]:
         texts.append(f"parallel.offload_path={parallel.offload_path} has no effect without parallel.device_chunk_gib=")
     if not parallel.splits_stages and parallel.tp_algorithm != "1d":
         texts.append(f"parallel.tp_algorithm={parallel.tp_algorithm} has no effect without parallel.tp= above 1")
-    if parallel.reduce_dtype != "float32" and not (parallel.splits_stages and config.precision in HALF_PRECISIONS):
+    sums_more_than_two = any(size not in (1, 2) for size in parallel.mesh_sizes.values())
+    if parallel.reduce_dtype != "float32" and not (sums_more_than_two and config.precision in HALF_PRECISIONS):
         texts.append(
             f"parallel.reduce_dtype={parallel.reduce_dtype} has no effect without a precision of 16 bits, and "
-            "parallel.tp=, cp= or dp_shard= above 1"
+            "parallel.tp=, cp= or dp_shard= above 2: the sum of two numbers is rounded once in any case"
         )
     if config.cache.wait_s != Cache().wait_s and not (config.cache.path and config.freeze.is_static):
         texts.append(

@@ -100,6 +100,6 @@ class PretendedMesh(RankMesh):
         super().__init__(mesh, 0, {})
         self.exchanges = Pretended()
         self.axes = {
-            name: PretendedAxis(axis.size, 0, widens=axis.widens, exchanges=self.exchanges)
+            name: PretendedAxis(axis.size, 0, rounds_once=axis.rounds_once, exchanges=self.exchanges)
             for name, axis in self.axes.items()
         }

@@ -19,17 +19,17 @@ class MeshAxis:
     Attributes:
         group: Their process group; ``None`` where this rank is alone.
         index: Of this rank.
-        widens: Numbers of 16 bits are summed in float32 and rounded once; otherwise as they are.
+        rounds_once: A sum of numbers of 16 bits is rounded once; otherwise in every addition.
     """
 
     size: int
     index: int
     group: ProcessGroup | None = None
-    widens: bool = True
+    rounds_once: bool = True
 
     def summed(self, x: Tensor) -> Tensor:
-        """Returns a tensor in the type in which it is summed."""
-        return widened(x) if self.widens else x
+        """Returns a tensor in the type in which it is summed: the sum of two numbers is rounded once in any."""
+        return widened(x) if self.rounds_once and self.size > 2 else x
 
     def all_gather(self, x: Tensor, dim: int) -> Tensor:
         """Concatenates the ranks' parts along a dimension."""
@@ -100,9 +100,10 @@ class RankMesh:
     def __init__(self, mesh: StageMesh, rank: int, groups: Mapping[Axes, ProcessGroup]) -> None:
         self.mesh, self.rank, self.groups, self.place = mesh, rank, groups, "hidden"
         coordinate = mesh.coordinate(rank)
-        widens = mesh.reduce_dtype == "float32"
+        rounds_once = mesh.reduce_dtype == "float32"
         self.axes = {
-            name: MeshAxis(size, coordinate[name], groups.get((name,)), widens) for name, size in mesh.shape.items()
+            name: MeshAxis(size, coordinate[name], groups.get((name,)), rounds_once)
+            for name, size in mesh.shape.items()
         }
 
     @property

@@ -32,7 +32,7 @@ from pipetransformer.simulate.analytic import (
     layer_profile,
 )
 
-SUMMED_BYTES = 4  # numbers of 16 bits are summed in float32, unless the mesh keeps them
+SUMMED_BYTES = 4  # more than two numbers of 16 bits are summed in float32, unless the mesh keeps them
 
 
 class Pass(NamedTuple):
@@ -99,7 +99,6 @@ class _Counter:
         self.shape, self.widths, self.mesh = shape, widths, mesh
         self.tokens = shape.num_tokens / mesh.cp
         self.hidden_parts = mesh.tp if mesh.splits_hidden else 1
-        self.summed = max(widths.narrow, SUMMED_BYTES) if mesh.reduce_dtype == "float32" else widths.narrow
 
     @property
     def products(self) -> list[tuple[Style, float, float]]:
@@ -109,6 +108,11 @@ class _Counter:
             ("colwise", width, 3 * width), ("rowwise", width, width), ("colwise", width, ratio * width),
             ("rowwise", ratio * width, width),
         ]  # fmt: skip
+
+    def summed(self, num_ranks: int) -> int:
+        """Returns the bytes of a number that so many ranks sum."""
+        rounds_once = self.mesh.reduce_dtype == "float32" and num_ranks > 2
+        return max(self.widths.narrow, SUMMED_BYTES) if rounds_once else self.widths.narrow
 
     def part(self, style: Style) -> float:
         """Returns the share of a parameter that a rank has."""
@@ -159,12 +163,12 @@ class _Counter:
         if leave is not None and sizes[2] > 1:  # what a rank has made is summed over the axis, and scattered in 3d
             made = self.tokens * out * (sizes[0] / mesh.tp if leave.dim is not None else 1)
             y = made * (sizes[2] - 1) / sizes[2] * (2 if leave.dim is None else 1)
-        used = [size > 1 for size in sizes]
-        back = y * (self.summed if leave is not None and leave.dim is None else narrow)
+        used, summed = [size > 1 for size in sizes], [*map(self.summed, sizes)]
+        back = y * (summed[2] if leave is not None and leave.dim is None else narrow)
         return (
-            Pass(sum(used), weights=weight * narrow, values=x * narrow + y * self.summed),
-            Pass(sum(used), weights=weight * narrow, values=x * self.summed + back),
-            Pass(used[0] + used[1], weights=weight * self.summed, values=x * narrow),
+            Pass(sum(used), weights=weight * narrow, values=x * narrow + y * summed[2]),
+            Pass(sum(used), weights=weight * narrow, values=x * summed[0] + back),
+            Pass(used[0] + used[1], weights=weight * summed[1], values=x * narrow),
         )
 
     def _norm(self) -> Passes:
@@ -176,7 +180,7 @@ class _Counter:
         hops = self.mesh.cp - 1
         block = hops * self.tokens * self.shape.hidden_size / self.mesh.tp
         around = block * self.widths.narrow * 2
-        back = Pass(2, 2 * hops, values=2 * block * self.summed, message_values=around)
+        back = Pass(2, 2 * hops, values=2 * block * self.summed(self.mesh.cp), message_values=around)
         return Pass(messages=2 * hops, message_values=around), back, Pass()
 
     def embedding(self) -> LayerCounts:

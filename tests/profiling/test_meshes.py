@@ -10,7 +10,7 @@ from support.pool import Pool
 from torch import nn
 
 from pipetransformer.autopipe.profile import MeshProfile
-from pipetransformer.mesh import StageMesh
+from pipetransformer.mesh import ReduceDtype, StageMesh
 from pipetransformer.profiling.memory import AutocastCopies, count_saved_bytes
 from pipetransformer.profiling.pretended import PretendedAxis
 from pipetransformer.runtime.ring_attention import ring_scores, ring_values
@@ -98,13 +98,18 @@ def kept_in_a_ring(num_tokens: int, num_ranks: int) -> int:
     return kept[0]
 
 
-def test_sums_of_16_bits_take_half_the_bytes_where_they_stay_so(pool: Pool, bert_config: Path) -> None:
-    """In 1d a forward pass has nothing but sums; in 2d no sum of activations, but those of weights in backward."""
-    case = Case("vit", bert_config, dropout=0.2, precision="bfloat16")
-    narrow = StageMesh(tp=2, reduce_dtype="precision")
-    wide, half = (received(pool.run(1, mesh_profile, case, mesh)[0], 8) for mesh in (StageMesh(tp=2), narrow))
-    blocks = 8 * 5 * 16 * 2 * 6  # samples, tokens, width, products whose outputs are summed, blocks
-    assert wide.forward - half.forward == blocks * (4 - 2), "an all-reduce over two ranks receives each number once"
+@pytest.mark.parametrize(
+    ("num_ranks", "reduce_dtype", "width"), [(2, "float32", 2), (4, "float32", 4), (4, "precision", 2)]
+)
+def test_more_than_two_numbers_of_16_bits_are_summed_in_float32(
+    num_ranks: int, reduce_dtype: ReduceDtype, width: int, pool: Pool, bert_config: Path
+) -> None:
+    """In 1d the forward pass of a block exchanges nothing but sums. A sum of two is rounded once in any type."""
+    case = Case("vit", bert_config, precision="bfloat16", num_heads=4)
+    profile = pool.run(1, mesh_profile, case, StageMesh(tp=num_ranks, reduce_dtype=reduce_dtype))[0]
+    numbers = 5 * 16 * 2  # tokens, width, products whose outputs are summed
+    received = 2 * (num_ranks - 1) / num_ranks * numbers * width
+    assert {layer.forward.collectives.sample_bytes for layer in profile.layers[1:-1]} == {received}
 
 
 def test_without_other_ranks_nothing_is_exchanged(pool: Pool, bert_config: Path) -> None:

@@ -27,11 +27,11 @@ MESHES = [
 ]
 
 
-def counted(case: Case, mesh: StageMesh) -> MeshProfile:
+def counted(case: Case, mesh: StageMesh, precision: str = "float64") -> MeshProfile:
     stack, (inputs, *_) = case.stack(), (case.split().inputs([0], None),)
     _, num_tokens, width = stack.hidden_shape(inputs)
     shape = TransformerShape(num_blocks=len(stack) - 2, hidden_size=width, num_heads=4, num_tokens=num_tokens)
-    return analytic_mesh_profile(shape, SPEED, 2, WIDTHS["float64"], mesh)
+    return analytic_mesh_profile(shape, SPEED, 2, WIDTHS[precision], mesh)
 
 
 @pytest.mark.parametrize("width", [16, 48])
@@ -51,6 +51,15 @@ def test_a_block_that_is_counted_exchanges_what_one_that_is_measured_does(
     assert own.copied_bytes == measured.copied_bytes
     assert own.layer.parameter_bytes == measured.layer.parameter_bytes
     assert own.layer.output_bytes == measured.layer.output_bytes
+
+
+@pytest.mark.parametrize("mesh", [StageMesh(tp=4), StageMesh(dp_shard=4), StageMesh(cp=4, reduce_dtype="precision")])
+def test_so_does_one_in_16_bits(mesh: StageMesh, pool: Pool, bert_config: Path) -> None:
+    case = Case("vit_pooled", bert_config, precision="bfloat16", num_heads=4)
+    own, measured = counted(case, mesh, "bfloat16").layers[1], pool.run(1, mesh_profile, case, mesh)[0].layers[1]
+    for name in ("forward", "input_grad", "weight_grad"):
+        assert received(own, name) == pytest.approx(received(measured, name)), name
+    assert numbers(own) == numbers(measured)
 
 
 def numbers(shard: LayerShard) -> list[tuple[int, int]]:

@@ -192,3 +192,25 @@ def evaluate_alone(case: Case, num_samples: int) -> Tensor:
     """The same in one process."""
     inputs, context, _ = _read(case.split(), np.arange(num_samples), torch.float64)
     return case.stack().eval()(inputs, **context)
+
+
+def addend(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """What a rank adds: numbers of several magnitudes, so that the order of rounding shows."""
+    draws = torch.Generator().manual_seed(rank)
+    magnitude = 2.0 ** torch.randint(-4, 4, shape, generator=draws)
+    return (torch.randn(shape, generator=draws) * magnitude).to(dtype)
+
+
+def sums_along_an_axis(
+    mesh: StageMesh, shape: tuple[int, ...], dtype: torch.dtype
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Sums over the only axis of a mesh.
+
+    Returns:
+        The sum; this rank's part of it, where the first dimension has parts; and what the rank has added, afterwards.
+    """
+    with ExitStack() as closing:
+        (axis,) = (axis for axis in make_mesh(mesh, closing).axes.values() if axis.size > 1)
+        own = addend(dist.get_rank(), shape, dtype)
+        part = None if shape[0] % axis.size else axis.reduce_scatter(own, 0)
+        return axis.all_reduce(own), part, own
