@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from pipetransformer.autocache.writable import check_writable
+from pipetransformer.config.kinds import check_config
 from pipetransformer.config.schema import (
     BATCHINGS,
     CONF,
@@ -48,6 +49,7 @@ def validate(config: Config, with_data: bool = True) -> None:
     Raises:
         UserError: With the option, the reason and the remedy.
     """
+    check_config(config)
     check_modality(config.model, config.dataset)
     _check_numbers(config)
     one_of("precision", config.precision, PRECISIONS)
@@ -102,7 +104,7 @@ def _check_cache(cache: Cache) -> None:
         raise UserError(f"cache.wait_s={cache.wait_s} is below 0; give the longest wait for another run, or 0 for none")
     if cache.variants < 1:
         raise UserError(f"cache.variants={cache.variants} must be at least 1: the random draws of each sample")
-    if cache.path is not None and not cache.path.strip():
+    if cache.path is not None and not str(cache.path).strip():
         raise UserError("cache.path= is empty; give a folder, or null for a cache that ends with the run")
     if cache.enabled and cache.memory_gib == cache.disk_gib == 0:
         raise UserError("cache.memory_gib=0 and cache.disk_gib=0 leave no room; raise one of them, or give cache=off")

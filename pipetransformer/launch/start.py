@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from pipetransformer.config.kinds import RUN, check_kinds
 from pipetransformer.config.schema import Config, as_plain, write_config
 from pipetransformer.config.validate import check_batch, validate
 from pipetransformer.cores import num_cores
@@ -43,6 +44,7 @@ def train(config: Config, run_dir: str | Path | None = None) -> dict[str, Any]:
         RuntimeError: Any other failure of a rank, with its trace.
         KeyboardInterrupt: The run was interrupted.
     """
+    check_kinds({"config": config, "run_dir": run_dir}, RUN)
     validate(config)
     config = after_restart(config)
     preflight(config)

@@ -10,6 +10,7 @@ from pipetransformer.autopipe.memory import device_memory_bytes
 from pipetransformer.autopipe.meshes import mesh_candidates
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.autopipe.search.search import best_plan
+from pipetransformer.config.kinds import SIMULATED, check_config, check_kinds
 from pipetransformer.config.names import OPTIONS, in_options, of_section
 from pipetransformer.config.schema import SimulationConfig
 from pipetransformer.config.sections import StaticPipeline
@@ -51,6 +52,8 @@ def simulate(config: SimulationConfig) -> SimulationResult:
         InfeasiblePlan: Nothing fits the devices.
         UserError: The freeze policy does not fit the model, or ``cache.require`` asks for a cache that cannot be.
     """
+    check_kinds({"config": config}, SIMULATED)
+    check_config(config)
     config.freeze.check(config.shape.num_blocks)
     if config.cache.require and (note := _no_cache(config)):
         raise refused(note)

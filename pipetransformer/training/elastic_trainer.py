@@ -16,16 +16,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder
+from pipetransformer.config.kinds import RUN, check_kinds
 from pipetransformer.config.schema import Config
 from pipetransformer.config.sections import Cache, Checkpointing, Evaluation, Guard, Loading, Parallel, Resume
 from pipetransformer.config.validate import validate
-from pipetransformer.data.map_samples import readable
-from pipetransformer.data.map_style import Loss, MapStyleData, MapStyleSplit, Metrics
+from pipetransformer.data.map_style import Loss, MapStyleData, Metrics
 from pipetransformer.errors import UserError
 from pipetransformer.freeze.base import FreezePolicy
 from pipetransformer.freeze.pipetransformer import PaperRule
 from pipetransformer.models.adapters import AdapterSpec, NoAdapters
-from pipetransformer.models.checks import trial
 from pipetransformer.models.instance import ModelInstance, give_back
 from pipetransformer.optim.base import OptimizerSpec
 from pipetransformer.report.reporter import LoggedWarnings, Reporter, Sink
@@ -36,6 +35,7 @@ from pipetransformer.training.best_weights import weights_to_save
 from pipetransformer.training.build import prepare
 from pipetransformer.training.resume import wanted_checkpoint
 from pipetransformer.training.trainer import Callback, Trainer
+from pipetransformer.training.trainer_arguments import check_arguments, check_callbacks, check_samples
 from pipetransformer.training.world import open_world
 
 
@@ -122,20 +122,9 @@ class ElasticTrainer(Trainer):
         guard: Guard | None = None,
         resume: bool = False,
     ) -> None:
-        if run_dir is None and (checkpoint is not None or resume):
-            raise UserError("`checkpoint` and `resume` need a folder; give `run_dir`")
-        if freeze is not None and freeze.guard is not None and not (evaluation and evaluate):
-            raise UserError("`freeze.guard` judges by evaluations; give `evaluation` and `evaluate`")
-        if evaluate is not None and evaluate.patience is not None and not evaluation:
-            raise UserError("`evaluate` has `patience`, and there is nothing to evaluate; give `evaluation`")
+        check_arguments(locals())
         spec = ModelInstance.of(model)
-        rows = readable("train", train)
-        samples = MapStyleSplit("train", [rows[i % len(rows)] for i in range(2)] if len(rows) else [], loss)
-        ids, num_tokens = [0, 1], None if samples.lengths is None else int(samples.lengths.max())
-        spec.check_on(samples.inputs(ids, num_tokens), samples.context(ids, num_tokens))
-        for name, dataset in (evaluation or {}).items():
-            if len(rows := readable(name, dataset)):
-                _check_shape(spec.model, MapStyleSplit(name, [rows[0]], loss), samples)
+        check_samples(spec, train, evaluation or {}, loss)
         data = MapStyleData(
             train=train,
             evaluation=dict(evaluation or {}),
@@ -155,9 +144,9 @@ class ElasticTrainer(Trainer):
             checkpoint=checkpoint or Checkpointing(enabled=run_dir is not None),
             guard=guard or Guard(),
             resume=Resume(run="auto" if resume else None),
-            seed=seed,
-            epochs=epochs,
-            batch_size=batch_size,
+            seed=int(seed),  # may be numpy's
+            epochs=int(epochs),
+            batch_size=int(batch_size),
             batching=batching,
             precision=precision,
             randomness=randomness,
@@ -170,6 +159,8 @@ class ElasticTrainer(Trainer):
     @classmethod
     def from_config(cls, config: Config, run_dir: str | Path | None = None, callbacks: Sequence[Callback] = ()) -> Self:
         """Makes the trainer of a whole configuration, as the command line does, for an own loop."""
+        check_kinds({"config": config, "run_dir": run_dir}, RUN)
+        check_callbacks(callbacks)
         trainer = cls.__new__(cls)
         trainer._begin(config, None if run_dir is None else Path(run_dir), callbacks)
         return trainer
@@ -289,27 +280,6 @@ class ElasticTrainer(Trainer):
             if trained is not None:
                 give_back(spec.model, self.config.peft.merge(self.components.stack, trained))
             _broadcast(own, self.runtime.device)
-
-
-@torch.no_grad()
-def _check_shape(model: nn.Module, split: MapStyleSplit, train: MapStyleSplit) -> None:
-    """Tries a model on a sample to evaluate that has another shape than those to train on.
-
-    Raises:
-        UserError: The model does not take it.
-    """
-    if split.input_shape == train.input_shape:
-        return
-    device = next(model.parameters()).device
-    with trial(model, training=False):
-        try:
-            model(split.inputs([0], None).to(device))
-        except Exception as error:  # whatever the model raises
-            raise UserError(
-                f"samples of the {split.name} split have shape {split.input_shape} and those of the training data "
-                f"{train.input_shape}, and the model does not take both ({type(error).__name__}: {error}); bring all "
-                "to one shape"
-            ) from error
 
 
 def _begin_anew(folder: Path) -> None:

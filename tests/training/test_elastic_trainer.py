@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -12,6 +13,7 @@ from safetensors.torch import load_file
 from support.jobs import TINY
 from support.own import (
     EPOCHS,
+    Tokens,
     begin_where_a_run_was,
     best_and_last,
     close_on_a_full_disk,
@@ -243,12 +245,37 @@ def test_a_run_folder_gets_events_and_summary(pool: Pool, tmp_path: Path) -> Non
         ({"model": with_batch_norm()}, r"^1 \(BatchNorm1d\) changes its buffer running_mean"),
         ({"parallel": pt.Parallel(world_size=3)}, "world_size=3, and there are 1 processes"),
         ({"epochs": 0}, "epochs=0 must be above 0"),
+        (
+            {"optimizer": torch.optim.SGD([torch.zeros(1)], lr=1e-3)},
+            r"^optimizer is of type torch\.optim\.sgd\.SGD; give an optimizer .*, such as pt\.AdamW\(lr=",
+        ),
+        ({"optimizer": pt.AdamW}, r"^optimizer is the class AdamW; give .* such as pt\.AdamW\("),
+        ({"freeze": "pipetransformer"}, r"^freeze is 'pipetransformer' \(str\); give .* pt\.PaperRule\(\), or None"),
+        ({"evaluation": Tokens()}, r'^evaluation is of type .*Tokens; give data sets by name, as {"dev": dataset}'),
+        ({"metrics": "accuracy"}, r"^metrics is 'accuracy' \(str\); give a function, metrics\(predictions, targets\)"),
+        ({"loss": torch.nn.CrossEntropyLoss}, "^loss is the class CrossEntropyLoss; give a function"),
+        ({"model": "bert"}, r"^model is 'bert' \(str\); give the model itself"),
+        ({"batch_size": True}, r"^batch_size is True \(bool\); give a whole number"),
+        ({"epochs": 1.5}, r"^epochs is 1\.5 \(float\); give a whole number"),
+        ({"cache": False}, r"^cache is False \(bool\); give Cache\(\.\.\.\), or None"),
+        ({"cache": pt.Cache(memory_gib="2")}, r"^cache\.memory_gib is '2' \(str\); give a number$"),
+        ({"evaluate": {}}, r"^evaluate is of type dict; give Evaluation\("),
+        ({"callbacks": pt.Callback()}, r"^callbacks is of type .*Callback; give a list of them"),
+        ({"callbacks": [pt.Callback(), pt.Callback]}, r"^callbacks\[1\] is the class Callback; give an object"),
+        ({"run_dir": 3}, r"^run_dir is 3 \(int\); give the path of a folder, or None"),
+        ({"resume": "run"}, r"^resume is 'run' \(str\); give True or False, and the folder as run_dir"),
+        ({"precision": torch.bfloat16}, r"^precision=torch\.bfloat16 is unknown; choose one of float32"),
     ],
 )
 def test_what_does_not_fit_is_told_in_a_line(pool: Pool, options: dict[str, Any], message: str) -> None:
     (answer,) = pool.run(1, refused, options)
     assert "\n" not in answer
     assert re.search(message, answer), answer
+
+
+def test_numbers_of_numpy_are_taken(pool: Pool) -> None:
+    numbers = {"batch_size": np.int64(8), "epochs": np.int32(1), "seed": np.uint8(3)}
+    assert pool.run(1, refused, numbers) == [""]
 
 
 def test_two_splits_of_one_name_are_refused() -> None:

@@ -1,0 +1,60 @@
+"""A configuration of a script is refused in a line where a field holds a value of another kind."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.jobs import loaded
+
+import pipetransformer as pt
+from pipetransformer.config.compose import compose_simulation
+from pipetransformer.config.kinds import CONFIG, OPTIONS, check_config
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"optim": "adamw"}, r"optim is 'adamw' (str); give an optimizer of pipetransformer, such as pt.AdamW("),
+        ({"freeze": pt.PaperRule}, "freeze is the class PaperRule; give a freeze policy, such as pt.PaperRule()"),
+        ({"model": "bert"}, "model is 'bert' (str); give a specification, such as pt.TimmModel(name=...)"),
+        ({"logger": pt.PaperRule()}, "logger is of type pipetransformer.freeze.pipetransformer.PaperRule; give"),
+        ({"parallel": {"world_size": 2}}, "parallel is of type dict; give Parallel(...)"),
+        ({"parallel": pt.Parallel(world_size="2")}, "parallel.world_size is '2' (str); give a whole number or None"),
+        ({"parallel": pt.Parallel(recompute=1)}, "parallel.recompute is 1 (int); give True or False or None"),
+        ({"cache": pt.Cache(path=3)}, "cache.path is 3 (int); give a string or None"),
+        ({"resume": pt.Resume(allow="seed")}, "resume.allow is 'seed' (str); give a list"),
+        ({"batch_size": 8.0}, "batch_size is 8.0 (float); give a whole number"),
+        ({"epochs": True}, "epochs is True (bool); give a whole number"),
+        ({"log_every_s": "10"}, "log_every_s is '10' (str); give a number"),
+        ({"seed": None}, "seed is None; give a whole number"),
+    ],
+)  # fmt: skip
+def test_a_value_of_another_kind_is_told_in_a_line(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(pt.UserError, match=f"^{re.escape(message)}"):
+        check_config(replace(loaded(), **changes))
+
+
+def test_what_does_in_place_of_a_type_is_taken() -> None:
+    check_config(replace(loaded(), log_every_s=10, cache=pt.Cache(path=Path("x")), resume=pt.Resume(allow=("seed",))))
+    check_config(compose_simulation())
+
+
+def test_every_field_but_words_of_a_few_has_a_kind() -> None:
+    assert {"optim", "freeze", "parallel", "batch_size", "compile"} < CONFIG.keys()
+    assert "precision" not in CONFIG
+    assert {"path", "memory_gib", "enabled"} < OPTIONS["cache"].keys()
+
+
+def test_functions_that_take_a_configuration_refuse_anything_else(tmp_path: Path) -> None:
+    given: Any = {"model": "bert"}
+    for message, function in (
+        (r"pt\.Config\(", pt.train),
+        (r"pt\.Config\(", pt.ElasticTrainer.from_config),
+        ("SimulationConfig", pt.simulate),
+    ):
+        with pytest.raises(pt.UserError, match=f"^config is of type dict; give {message}"):
+            function(given)
+    with pytest.raises(pt.UserError, match=r"^run_dir is 3 \(int\); give the path of a folder, or None"):
+        pt.train(loaded(), 3)
