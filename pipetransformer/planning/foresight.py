@@ -16,6 +16,7 @@ from typing import Any
 from pipetransformer.autopipe.memory import device_memory_bytes
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.errors import InfeasiblePlan
+from pipetransformer.freeze.answer import ask
 from pipetransformer.freeze.base import Decision, FreezePolicy, Signals
 from pipetransformer.planning.history import PlanRecord, RunHistory
 from pipetransformer.planning.planner import Planner, RemainingRun
@@ -121,7 +122,7 @@ class _PredictedRun:
             self._signals(frozen),
             step / setting.timeline.num_steps,
         )
-        decision, self._policy_state = self._setting.policy.decide(signals, self._policy_state)
+        decision, self._policy_state = ask(self._setting.policy, signals, self._policy_state)
         self._num_decisions += 1
         if self._target is not None:
             self._spent.proposal = decision.num_frozen

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from pipetransformer.freeze.answer import ask
 from pipetransformer.freeze.base import Decision, Signals
 from pipetransformer.planning.target import Progress, Target
 from pipetransformer.training.position import inside
@@ -51,7 +52,7 @@ class RunDecisions:
         trainer, state, before = self._trainer, self._trainer.state, self._trainer.plan.num_frozen
         trainer.flush_log()
         signals = self._read_signals()
-        decision, policy_state = self._policy.decide(signals, state.policy_state)
+        decision, policy_state = ask(self._policy, signals, state.policy_state)
         if self._target is not None:
             state.target.proposal, state.target.is_paused = decision.num_frozen, False
             decision = self._target.scaled(decision, state.target, self._done, before)

@@ -7,7 +7,7 @@ from planning.test_planner import BATCH_SIZE, MIB, planner
 from support.resumes import FreezeAndUnfreeze
 
 from pipetransformer.autopipe.memory import device_memory_bytes
-from pipetransformer.errors import InfeasiblePlan
+from pipetransformer.errors import InfeasiblePlan, UserError
 from pipetransformer.freeze.base import FreezePolicy
 from pipetransformer.freeze.none import NoFreezing
 from pipetransformer.freeze.pipetransformer import PaperRule
@@ -73,6 +73,14 @@ def test_a_policy_that_unfreezes_is_foreseen_with_the_most_that_it_freezes() -> 
     assert [(entry.plan.num_frozen, entry.plan.cache_level) for entry in entries] == [(0, 0), (6, 6), (2, 2)]
     assert entries[2].transition_seconds > 0
     assert setting.estimate(BATCH_SIZE)["num_frozen"] == 6
+
+
+@pytest.mark.parametrize("prefix", [7, -1])
+def test_a_decision_of_no_block_of_the_model_is_told_with_its_policy(prefix: int) -> None:
+    with pytest.raises(
+        UserError, match=rf"^at freeze decision 0 FreezeAndUnfreeze\.decide returned num_frozen={prefix}"
+    ):
+        foresight(FreezeAndUnfreeze(prefixes=[prefix])).estimate(BATCH_SIZE)
 
 
 def test_the_last_batch_of_an_epoch_may_be_smaller() -> None:

@@ -11,6 +11,7 @@ import torch
 
 import pipetransformer as pt
 from pipetransformer.freeze.base import Decision, FreezePolicy, Signals, State
+from pipetransformer.planning.foresight import falling_norms
 from pipetransformer.runtime.fsdp import local_part
 from pipetransformer.runtime.signals.base import Collector
 from pipetransformer.runtime.signals.collect import COLLECTORS
@@ -46,6 +47,15 @@ class SmallWeights(FreezePolicy):
         if lowest == signals.num_blocks or norms[lowest] > self.ratio * norms[-1]:
             return Decision(lowest, "norm", "large"), state
         return Decision(lowest + 1, "norm", f"{norms[lowest]:.3g} is small", {"norm": norms[lowest]}), state
+
+
+@dataclass(frozen=True, kw_only=True)
+class TooMany(FreezePolicy):
+    """Freezes more blocks than there are, where it is asked in a run and not before one."""
+
+    def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
+        foreseen = signals["gradient_norm"] == falling_norms(signals.num_blocks, signals.num_frozen)
+        return Decision(signals.num_frozen if foreseen else 99, "own", "a reason"), state
 
 
 @contextmanager

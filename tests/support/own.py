@@ -361,12 +361,13 @@ def train_plainly() -> tuple[list[float], dict[str, Tensor]]:
 
 
 def refused(options: dict[str, Any]) -> str:
-    """The message with which a trainer refuses what it is given, before or in its first step."""
+    """The message with which a trainer refuses what it is given, before or in its steps."""
     given: dict[str, Any] = {"loss": loss, "train": Tokens(), "optimizer": OPTIMIZER, "batch_size": 8, "epochs": 1}
     model = options.pop("model", None) or sequential()
     try:
         with pt.ElasticTrainer(model, **given | options) as trainer:
-            next(iter(trainer))
+            for _ in trainer:
+                pass
     except pt.UserError as error:
         return str(error)
     return ""

@@ -11,6 +11,7 @@ import timm
 import torch
 from safetensors.torch import load_file
 from support.jobs import TINY
+from support.new_policy import TooMany
 from support.own import (
     EPOCHS,
     Tokens,
@@ -264,6 +265,10 @@ def test_a_run_folder_gets_events_and_summary(pool: Pool, tmp_path: Path) -> Non
         ({"callbacks": [pt.Callback(), pt.Callback]}, r"^callbacks\[1\] is the class Callback; give an object"),
         ({"run_dir": 3}, r"^run_dir is 3 \(int\); give the path of a folder, or None"),
         ({"resume": "run"}, r"^resume is 'run' \(str\); give True or False, and the folder as run_dir"),
+        (
+            {"freeze": TooMany(interval=0.5), "epochs": 2},
+            r"^at freeze decision 0 TooMany\.decide returned num_frozen=99",
+        ),
         ({"precision": torch.bfloat16}, r"^precision=torch\.bfloat16 is unknown; choose one of float32"),
     ],
 )

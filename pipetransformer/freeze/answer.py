@@ -1,0 +1,55 @@
+"""The answer of a policy to its signals. A policy may be the user's own, so it is checked before anything follows."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from numbers import Integral
+from typing import Any
+
+from pipetransformer.errors import UserError
+from pipetransformer.freeze.base import Decision, FreezePolicy, Signals, State
+
+
+def ask(policy: FreezePolicy, signals: Signals, state: State) -> tuple[Decision, State]:
+    """Returns what a policy decides, and its state for the next decision.
+
+    Raises:
+        UserError: The answer is no decision about this model, with the policy's class and the numbers.
+    """
+    answer = policy.decide(signals, state)
+    where = f"at freeze decision {signals.decision} {type(policy).__name__}.decide"
+    if not _is_answer(answer):
+        raise UserError(f"{where} returned {_kinds(answer)}; end it with: return Decision(...), state")
+    decision, new_state = answer
+    _check_prefix(decision.num_frozen, signals, where, policy.may_unfreeze)
+    return replace(decision, num_frozen=int(decision.num_frozen)), new_state  # numpy's numbers are not JSON's
+
+
+def _is_answer(answer: Any) -> bool:
+    is_pair = isinstance(answer, tuple | list) and len(answer) == 2
+    return is_pair and isinstance(answer[0], Decision) and isinstance(answer[1], Mapping)
+
+
+def _kinds(answer: Any) -> str:
+    """Returns the types of what a policy returned, in words."""
+    if isinstance(answer, type):
+        return f"the class {answer.__name__}"
+    if isinstance(answer, tuple | list):
+        return f"({', '.join(map(_kinds, answer))})"
+    return "None" if answer is None else f"a value of type {type(answer).__name__}"
+
+
+def _check_prefix(num_frozen: Any, signals: Signals, where: str, may_unfreeze: bool) -> None:
+    if isinstance(num_frozen, bool) or not isinstance(num_frozen, Integral):
+        raise UserError(
+            f"{where} returned num_frozen={num_frozen!r} ({type(num_frozen).__name__}); give a whole number of blocks"
+        )
+    if not 0 <= int(num_frozen) <= signals.num_blocks:
+        raise UserError(
+            f"{where} returned num_frozen={num_frozen}, and the model has {signals.num_blocks} blocks; give a number "
+            f"from 0 to {signals.num_blocks}"
+        )
+    if int(num_frozen) < signals.num_frozen and not may_unfreeze:
+        raise UserError(
+            f"{where} returned num_frozen={num_frozen} where {signals.num_frozen} blocks are frozen, and its policy "
+            "never unfreezes; give no fewer, or let the property may_unfreeze return True"
+        )

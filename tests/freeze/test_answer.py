@@ -1,0 +1,59 @@
+"""An answer of a user's policy that is no decision about the model is refused, with the policy's class and numbers."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from support.resumes import FreezeAndUnfreeze
+
+from pipetransformer.errors import UserError
+from pipetransformer.freeze.answer import ask
+from pipetransformer.freeze.base import Decision, FreezePolicy, Signals
+
+SIGNALS = Signals(2, 6, 3, {"gradient_norm": (0.0, 0.0, 0.0, 1.0, 1.0, 1.0)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers(FreezePolicy):
+    answer: Any
+
+    def decide(self, signals: Signals, state: dict[str, Any]) -> Any:
+        return self.answer
+
+
+def decision(num_frozen: Any) -> tuple[Decision, dict[str, Any]]:
+    return Decision(num_frozen, "own", "a reason"), {"count": 1}
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (decision(99), "num_frozen=99, and the model has 6 blocks; give a number from 0 to 6"),
+        (decision(-1), "num_frozen=-1, and the model has 6 blocks; give a number from 0 to 6"),
+        (decision(1.5), "num_frozen=1.5 (float); give a whole number of blocks"),
+        (decision(None), "num_frozen=None (NoneType); give a whole number of blocks"),
+        (decision(True), "num_frozen=True (bool); give a whole number of blocks"),
+        (decision(2), "num_frozen=2 where 3 blocks are frozen, and its policy never unfreezes; give no fewer, or let"),
+        (None, "None; end it with: return Decision(...), state"),
+        (decision(4)[0], "a value of type Decision; end it with: return Decision(...), state"),
+        ((Decision, {}), "(the class Decision, a value of type dict); end it with"),
+        ((decision(4)[0], None), "(a value of type Decision, None); end it with"),
+        ((4, {}), "(a value of type int, a value of type dict); end it with"),
+    ],
+)
+def test_an_answer_that_is_no_decision_is_told_in_a_line(answer: Any, message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(f"at freeze decision 2 Answers.decide returned {message}")):
+        ask(Answers(answer=answer), SIGNALS, {})
+
+
+def test_a_decision_is_returned_as_it_is() -> None:
+    assert ask(Answers(answer=decision(3)), SIGNALS, {}) == decision(3)
+    assert ask(Answers(answer=decision(6)), SIGNALS, {}) == decision(6)
+    found, _ = ask(Answers(answer=decision(np.int64(4))), SIGNALS, {})
+    assert type(found.num_frozen) is int
+
+
+def test_a_policy_that_unfreezes_may_freeze_fewer() -> None:
+    assert ask(FreezeAndUnfreeze(prefixes=[1]), SIGNALS, {})[0].num_frozen == 1
