@@ -2,7 +2,10 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+from pipetransformer.errors import UserError
 
 NEUTRAL = (
     "parallel", "cache", "loader", "checkpoint", "evaluate", "resume", "launch", "logger", "log_every_s",
@@ -46,6 +49,26 @@ def dotted(plain: Mapping[str, Any]) -> dict[str, Any]:
         inside = value if isinstance(value, Mapping) else {}
         found |= {f"{name}.{each}": inner for each, inner in inside.items()} or {name: value}
     return found
+
+
+def check_epochs(epochs: int, train: Mapping[str, Any], run_dir: Path) -> None:
+    """Refuses to go on with a run to fewer epochs than it has trained: it would train nothing.
+
+    Args:
+        epochs: Those that it is to have.
+        train: The state of its last checkpoint, by the names of :class:`~pipetransformer.planning.state.TrainState`.
+        run_dir: Its folder.
+
+    Raises:
+        UserError: The checkpoint lies beyond their end.
+    """
+    epoch, step_in_epoch, step = (train.get(name, 0) for name in ("epoch", "step_in_epoch", "step"))
+    num_needed = epoch + (step_in_epoch > 0)
+    if epochs < num_needed:
+        raise UserError(
+            f"epochs={epochs} ends before step {step:,} in epoch {num_needed}, the last checkpoint of the run in "
+            f"{run_dir}; give epochs={num_needed} or more"
+        )
 
 
 def _is_judged(settings: Settings) -> bool:

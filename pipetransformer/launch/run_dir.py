@@ -11,7 +11,7 @@ import yaml
 
 from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder, open_checkpoints
 from pipetransformer.checkpoint.manifest import Manifest
-from pipetransformer.config.resuming import changes, dotted
+from pipetransformer.config.resuming import changes, check_epochs, dotted
 from pipetransformer.config.schema import Config, as_plain
 from pipetransformer.errors import RankLost, UserError
 from pipetransformer.launch.forkserver import remove_stale
@@ -94,23 +94,16 @@ def _changes(config: Config, run_dir: Path) -> list[str]:
 
 
 def refuse_fewer_epochs(config: Config, run_dir: Path) -> None:
-    """Refuses to resume a run whose last checkpoint lies beyond the end of its epochs: it would train nothing.
+    """Refuses to resume a run whose last checkpoint lies beyond the end of its epochs, before anything is started.
 
     Raises:
-        UserError: It does.
+        UserError: See :func:`~pipetransformer.config.resuming.check_epochs`.
     """
     if config.resume.run is None:
         return
     manifest = next((found for _, found in open_checkpoints(run_dir / FOLDER) if isinstance(found, Manifest)), None)
-    if manifest is None:
-        return
-    epoch, step_in_epoch = (manifest.train.get(name, 0) for name in ("epoch", "step_in_epoch"))
-    num_needed = epoch + (step_in_epoch > 0)
-    if config.epochs < num_needed:
-        raise UserError(
-            f"epochs={config.epochs} ends before step {manifest.step:,} in epoch {num_needed}, the last checkpoint of "
-            f"the run in {run_dir}; give epochs={num_needed} or more"
-        )
+    if manifest is not None:
+        check_epochs(config.epochs, manifest.train, run_dir)
 
 
 def refuse_other_run(config: Config, run_dir: Path) -> None:

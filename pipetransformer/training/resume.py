@@ -16,7 +16,7 @@ from pipetransformer.autodp.sampler import num_batches
 from pipetransformer.checkpoint.folder import FOLDER, newest_whole, open_checkpoints, problem_with
 from pipetransformer.checkpoint.manifest import LayerFile, Manifest
 from pipetransformer.checkpoint.source import CheckpointLayers
-from pipetransformer.config.resuming import changes
+from pipetransformer.config.resuming import changes, check_epochs
 from pipetransformer.config.schema import Config
 from pipetransformer.config.sections import Parallel
 from pipetransformer.data.base import Data, Split, evenly_spaced
@@ -80,7 +80,7 @@ def wanted_checkpoint(config: Config, run_dir: Path) -> Checkpoint | None:
     """Returns the checkpoint from which a run goes on; ``None`` for one that starts. Collective.
 
     Raises:
-        UserError: The run to be resumed has none.
+        UserError: The run to be resumed has none, or has trained more epochs than it is to have.
     """
     if config.resume.run is None:
         return None
@@ -89,8 +89,11 @@ def wanted_checkpoint(config: Config, run_dir: Path) -> Checkpoint | None:
         raise UserError(
             f"resume={config.resume.run}: there is no checkpoint in {run_dir / FOLDER}; start anew with overwrite=true"
         )
+    if checkpoint is None:
+        return None
+    check_epochs(config.epochs, checkpoint.manifest.train, run_dir)
     log = run_dir / EVENT_LOG
-    return checkpoint and replace(checkpoint, log_end=log.stat().st_size if log.is_file() else 0)
+    return replace(checkpoint, log_end=log.stat().st_size if log.is_file() else 0)
 
 
 def find_checkpoint(run_dir: Path, step: int | None = None) -> Checkpoint | None:

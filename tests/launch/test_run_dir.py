@@ -107,7 +107,7 @@ def test_a_run_is_not_resumed_to_fewer_epochs_than_it_has_trained(
     checkpoint = tmp_path / FOLDER / "step-00000008"
     checkpoint.mkdir(parents=True)
     layers = (LayerFile(0, "", 0, "0" * 32),)
-    place = {"epoch": epoch, "step_in_epoch": step_in_epoch}
+    place = {"epoch": epoch, "step_in_epoch": step_in_epoch, "step": 8}
     manifest = Manifest(8, layers, place, {}, None, {}, {}, {}, {}, 0, "", None, 0.0)
     (checkpoint / MANIFEST).write_bytes(manifest.to_json())
     monkeypatch.setattr(start, "start", lambda *_: {"status": "goes on"})

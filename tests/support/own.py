@@ -4,6 +4,7 @@ import copy
 import json
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from transformers import (
 import pipetransformer as pt
 from pipetransformer.autodp.sampler import batch_ids, epoch_order, num_batches
 from pipetransformer.training.best_weights import weights_to_save
-from support.jobs import loaded
+from support.jobs import TINY, loaded
 
 WIDTH, NUM_BLOCKS, NUM_CLASSES, VOCABULARY = 8, 4, 3, 20
 BATCH_SIZE, EPOCHS, SEED = 8, 3, 1
@@ -278,6 +279,19 @@ def begin_where_a_run_was(folder: Path) -> tuple[list[str], bool]:
         except pt.UserError as error:
             errors.append(str(error))
     return errors, trace.exists()
+
+
+def resume_to_one_epoch_of_two(folder: Path) -> str:
+    """The error of a run that goes on with the checkpoint of a longer one; another number of epochs is allowed."""
+    config = loaded(*TINY, "epochs=2", "parallel=single", "freeze=none")
+    with pt.ElasticTrainer.from_config(config, folder) as trainer:
+        assert len(list(trainer)) == trainer.timeline.num_steps
+    shorter = replace(config, epochs=1, resume=pt.Resume(run="auto", allow=["epochs"]))
+    try:
+        with pt.ElasticTrainer.from_config(shorter, folder):
+            return ""
+    except pt.UserError as error:
+        return str(error)
 
 
 def keeps_checkpoints_without_a_folder(overrides: Sequence[str]) -> bool:

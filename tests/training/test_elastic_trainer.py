@@ -21,6 +21,7 @@ from support.own import (
     keeps_checkpoints_without_a_folder,
     model_and_data,
     refused,
+    resume_to_one_epoch_of_two,
     save_without_a_folder,
     saved_step,
     scored_on_longer_inputs,
@@ -127,6 +128,11 @@ def test_checkpoints_of_an_earlier_run_are_not_taken_for_those_of_a_new_one(pool
         assert "has checkpoints of an earlier run" in errors[0]
         assert "give resume=True to go on with it, or another run_dir" in errors[0]
         assert not has_trace, "it was of a plan of an earlier run"
+
+
+def test_a_run_is_not_resumed_to_fewer_epochs_than_it_has_trained(pool: Pool, tmp_path: Path) -> None:
+    (answer,) = pool.run(1, resume_to_one_epoch_of_two, tmp_path)
+    assert re.search(r"^epochs=1 ends before step \d+ in epoch 2, .*; give epochs=2 or more$", answer), answer
 
 
 @pytest.mark.parametrize(
