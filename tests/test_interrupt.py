@@ -1,6 +1,7 @@
 """A run that ends early: nothing keeps running, nothing is left over, and the summary says how far it came."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder
 from pipetransformer.checkpoint.manifest import read_manifest
 from pipetransformer.config.schema import CONF
 from pipetransformer.errors import Stopped
+from pipetransformer.report.run_folder import EVENT_LOG, read_events
 
 ENDLESS = (
     *TINY,
@@ -114,7 +116,8 @@ def test_a_run_that_diverges_stops_with_the_weights_of_the_step_before(pool: Poo
 
     job = run_job(pool, 1, tmp_path / "run", *TINY, "optim.lr=1e30")
     assert job.error.startswith("step ")
-    assert "lower optim.lr=" in job.error
+    assert re.search(r"lower optim\.lr=1e\+30 \(.*e\+29 in this step\) or check the data", job.error), job.error
+    assert [step["lr"] for step in read_events(job.folder / EVENT_LOG, "step")] == [None], "no line is damaged"
     assert len(job.error.splitlines()) == 1, job.error
     assert (job.summary["status"], job.summary["error"]) == ("diverged", job.error)
     weights = load_file(job.folder / "model" / "model.safetensors")

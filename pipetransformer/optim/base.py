@@ -196,7 +196,7 @@ class OptimizerSpec(ABC):
             step: The step, from 0 on.
             num_steps: Steps of the run.
         """
-        num_warmup = int(self.warmup * num_steps) if self.warmup_steps is None else self.warmup_steps
+        num_warmup = self._num_warmup(num_steps)
         if step < num_warmup:
             return self.peak * (step + 1) / num_warmup
         if self.schedule == "constant":
@@ -207,6 +207,13 @@ class OptimizerSpec(ABC):
             return self.peak * steps_down(step / num_steps, self.milestones, self.gamma)
         progress = (step - num_warmup) / max(1, num_steps - num_warmup)
         return self.peak * falling(self.schedule, progress, self.final_fraction, self.power)
+
+    def highest_rate(self, num_steps: int) -> float:
+        """Computes the highest rate of a run: the peak, unless the warm-up takes longer than the run."""
+        return self.peak if self._num_warmup(num_steps) <= num_steps else self.rate(num_steps - 1, num_steps)
+
+    def _num_warmup(self, num_steps: int) -> int:
+        return int(self.warmup * num_steps) if self.warmup_steps is None else self.warmup_steps
 
     def rates(self, rate: float, num_layers: int) -> list[float]:
         """Computes the learning rate of each layer from that of the head."""

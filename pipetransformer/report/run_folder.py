@@ -299,7 +299,7 @@ def _refuse_constant(name: str) -> None:
 def _check_numbers(value: Any) -> None:
     if isinstance(value, int | float) and not abs(value) < MAX_NUMBER:
         raise UserError(f"the number {str(value)[:20]} is larger than any that a run writes")
-    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():
         _check_numbers(each)
 
 
@@ -316,8 +316,9 @@ _encoder = json.JSONEncoder(allow_nan=False, ensure_ascii=False)  # json.dumps w
 
 def _line(values: Values) -> str:
     try:
+        _check_numbers(values)
         return _encoder.encode(values)
-    except ValueError:  # NaN or infinity, which few steps have
+    except ValueError:  # NaN, infinity or a number as large as a rate of 1e30, which few steps have
         return _dumps(values)
 
 

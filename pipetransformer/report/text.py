@@ -123,9 +123,11 @@ def _steps(values: Values) -> str:
 
 
 def _rate(values: Values) -> str:
-    """Returns the peak learning rate, and where it comes from if not from the user."""
+    """Returns the highest learning rate, the peak if it is another one, and where that comes from if not the user."""
     source = ", the recipe's for a model of this width; optim.lr= gives another" if values["lr_by_model"] else ""
-    return f"up to {number(values['lr'], 2)}{source}"
+    reached = values.get("lr_reached", values["lr"])  # not in logs of earlier releases
+    short = "" if reached == values["lr"] else f" of {number(values['lr'], 2)}: the warm-up is longer than the run"
+    return f"up to {number(reached, 2)}{short}{source}"
 
 
 def _batch(batch_size: int, plan: Values) -> str:

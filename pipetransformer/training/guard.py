@@ -65,7 +65,9 @@ class RunGuard:
     def _advice(self, rate: float) -> str:
         precision = self._trainer.runtime.precision
         wider = ", take precision=bfloat16, whose range is wider," if precision.scales_loss else ""
-        return f"lower optim.lr={rate:g}{wider} or check the data"
+        peak = self._trainer.components.optim.peak
+        now = "" if rate == peak else f" ({rate:g} in this step)"
+        return f"lower optim.lr={peak:g}{now}{wider} or check the data"
 
     def follow(self, verdict: Verdict) -> None:
         """Reports a refused step, which counts as done, and rolls the weights back where the verdict says so."""

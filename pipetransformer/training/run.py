@@ -170,6 +170,7 @@ def _report_start(trainer: Trainer, run_dir: Path) -> None:
         world_size=dist.get_world_size(),
         batch_size=config.batch_size,
         lr=components.optim.peak,
+        lr_reached=components.optim.highest_rate(trainer.timeline.num_steps),
         lr_by_model=components.optim.peak not in (config.optim.lr, config.optim.scratch_lr),
         epochs=config.epochs,
         steps_per_epoch=trainer.timeline.steps_per_epoch,

@@ -51,6 +51,13 @@ def test_a_rate_is_that_of_transformers(
     assert found[:before] == pytest.approx(expected[1 : before + 1], rel=1e-12)
 
 
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "constant", "inverse_sqrt"])
+@pytest.mark.parametrize("num_warmup", [0, WARMUP, STEPS, STEPS + 1, 4 * STEPS])
+def test_the_highest_rate_is_that_of_some_step(schedule: str, num_warmup: int) -> None:
+    found = SGD(lr=LR, warmup_steps=num_warmup, schedule=schedule).highest_rate(STEPS)
+    assert found == pytest.approx(max(ours(num_warmup, schedule=schedule)), rel=1e-12)
+
+
 def test_steps_down_are_those_of_torchs_multi_step_schedule() -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=LR)
     scheduler = MultiStepLR(optimizer, [20, 35], gamma=0.5)

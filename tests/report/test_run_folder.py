@@ -22,6 +22,7 @@ from pipetransformer.report.run_folder import (
     environment,
     find_run,
     next_steps,
+    read_events,
     read_json,
     read_overrides,
     read_run,
@@ -114,6 +115,14 @@ def test_each_event_is_on_disk_as_soon_as_it_is_written(tmp_path: Path) -> None:
     assert offset is not None
     assert offset.total_seconds() == 0
     assert values == {"event": "step", "step": 1, "loss": None}
+
+
+def test_a_number_that_no_reader_takes_becomes_null_in_its_line(tmp_path: Path) -> None:
+    log = JsonLines(tmp_path / EVENT_LOG)
+    log.write("step", {"step": 1, "lr": 1e30, "loss": 0.5, "norms": [1.0, 2.0**63]})
+    log.close()
+    (values,) = read_events(tmp_path / EVENT_LOG, "step")
+    assert (values["lr"], values["loss"], values["norms"]) == (None, 0.5, [1.0, None])
 
 
 def test_a_folder_is_read_back_as_it_was_written(run_folder: Path, events: Events) -> None:

@@ -25,6 +25,21 @@ def test_sizes_are_shown_as_equations(events: Events) -> None:
     assert rows["because"] == "one stage does not fit the memory"
 
 
+@pytest.mark.parametrize(
+    ("values", "row"),
+    [
+        ({"lr": 2e-5, "lr_reached": 2e-5}, "up to 2e-05"),
+        ({"lr": 2e-5}, "up to 2e-05"),
+        ({"lr": 2e-5, "lr_reached": 4.8e-6}, "up to 4.8e-06 of 2e-05: the warm-up is longer than the run"),
+    ],
+    ids=["reached", "earlier release", "never reached"],
+)
+def test_the_rate_is_the_highest_that_the_run_reaches(events: Events, values: dict[str, float], row: str) -> None:
+    start = first(events, "start") | values | {"lr_by_model": False}
+    assert dict(text.start_rows(start))["rate"] == row
+    assert f", learning rate {row};" in text.start_lines(start)[1]
+
+
 def test_a_cache_that_pays_at_no_block_alone_is_left_to_the_transitions(events: Events) -> None:
     cache = {"bytes_by_tier": {"memory": 2**20}, "missing": 0, "break_even_level": None}
     rows = dict(text.start_rows(first(events, "start") | {"cache": cache}))
