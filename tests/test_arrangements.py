@@ -8,7 +8,7 @@ from support.cases import tensors_equal
 from support.jobs import TINY, Job, loaded, run_job
 from support.pool import Pool
 
-from pipetransformer.config.validate import warnings
+from pipetransformer.config.no_effect import warnings
 from pipetransformer.errors import UserError
 
 RUN = (*TINY, "freeze=schedule", "freeze.num_frozen=[1]", "precision=float64")

@@ -9,7 +9,7 @@ from support.faults import Fault, play_with_fault, run_with
 from support.jobs import TINY, Job, loaded, play, run_job
 from support.pool import Pool, mortal_pool
 
-from pipetransformer.config.validate import warnings
+from pipetransformer.config.no_effect import warnings
 from pipetransformer.errors import UserError
 
 RUN = (

@@ -16,8 +16,8 @@ from support.pool import Pool
 from pipetransformer.autopipe.schedules import REFUSED
 from pipetransformer.config.arguments import explain
 from pipetransformer.config.compose import CONF, compose_simulation, compose_training, load
+from pipetransformer.config.no_effect import warnings
 from pipetransformer.config.schema import PRECISIONS, write_config
-from pipetransformer.config.validate import warnings
 from pipetransformer.errors import UserError
 from pipetransformer.runtime import precision
 
@@ -255,12 +255,21 @@ def test_the_record_composes_the_same_run(tmp_path: Path) -> None:
         (["baseline=true"], []),
         (["baseline=true", "parallel=sharded"], ["baseline=true has no effect with parallel=sharded"]),
         (["baseline=true", "freeze=prefix", "freeze.num_blocks=1"], ["baseline=true has no effect: static plans"]),
+        (["cache=off", "cache.path=features"], ["cache.path=features has no effect with cache=off"]),
+        (["launch.shrink=true"], []),
+        (["launch.shrink=true", "launch.max_restarts=0"], ["shrink=true has no effect with launch.max_restarts=0: no"]),
+        (["launch.shrink=true", "checkpoint=off"], ["launch.shrink=true has no effect with checkpoint=off: no"]),
+        (["launch.shrink=true", "checkpoint=off", "launch.max_restarts=1"], []),
+        (["resume.allow=[optim.lr,seed]"], ["resume.allow=[optim.lr,seed] has no effect without resume="]),
+        (["resume=auto", "resume.allow=[optim.lr]"], []),
+        (["evaluate.every_steps=48"], []),
+        (["evaluate.every_steps=49"], ["evaluate.every_steps=49 has no effect: the run has 48 steps"]),
         (["guard.freeze=stop", "guard.exploding=stop"], ["guard.freeze=stop has no", "guard.exploding=stop has no"]),
     ],
     ids=lambda value: " ".join(value),
 )
 def test_a_setting_without_effect_is_named(overrides: list[str], words: list[str]) -> None:
-    texts = warnings(loaded(*overrides))
+    texts = warnings(loaded(*overrides), num_steps=48)
     assert len(texts) == len(words)
     assert all(word in text for word, text in zip(words, texts, strict=True))
 
@@ -280,8 +289,10 @@ def test_a_cache_that_is_required_cannot_be_switched_off(option: str, reason: st
 
 
 def test_a_run_names_a_setting_without_effect_once(pool: Pool, tmp_path: Path) -> None:
-    job = run_job(pool, 2, tmp_path / "run", *TINY, "parallel.autopipe=false", "cache=off")
-    assert [message.partition(" with ")[0] for message in job.messages] == ["parallel.autodp has no effect"]
+    words = "parallel.autopipe=false", "cache=off", "evaluate.every_steps=9"
+    job = run_job(pool, 2, tmp_path / "run", *TINY, *words)
+    found = [message.partition(" no effect")[0] for message in job.messages]
+    assert found == ["parallel.autodp has", "evaluate.every_steps=9 has"], "the run has 8 steps"
 
 
 def test_a_random_transform_keeps_the_cache_off_and_says_so(pool: Pool, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from torch.testing import assert_close
 from transformers import AutoModelForSequenceClassification
 
 from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder
-from pipetransformer.config.validate import warnings
+from pipetransformer.config.no_effect import warnings
 from pipetransformer.errors import UserError
 
 FEW = ("dataset.max_train_samples=32", "dataset.max_eval_samples=16")

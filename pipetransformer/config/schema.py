@@ -38,6 +38,7 @@ HALF_PRECISIONS = ("bfloat16", "float16")
 PRECISIONS = ("float32", "float64", *HALF_PRECISIONS)
 BATCHINGS = ("uniform", "bucketed")
 RANDOMNESS = ("sample", "device")
+DEFAULT_RESTARTS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +103,12 @@ class Config:
         """
         is_guarded = self.freeze.guard is not None and not self.freeze.is_static
         return self.freeze.may_unfreeze or (is_guarded and self.guard.freeze != "stop")
+
+    @property
+    def num_restarts(self) -> int:
+        """Times that the ranks are started again after one has died."""
+        given = self.launch.max_restarts
+        return given if given is not None else DEFAULT_RESTARTS if self.checkpoint.enabled else 0
 
     @property
     def parks(self) -> bool:

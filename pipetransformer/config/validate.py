@@ -1,4 +1,4 @@
-"""Refuses options that cannot be, and names those without effect, before the model or the data is loaded."""
+"""Refuses options that cannot be, before the model or the data is loaded."""
 
 from dataclasses import fields
 from importlib import import_module
@@ -12,7 +12,6 @@ from pipetransformer.config.kinds import check_config
 from pipetransformer.config.schema import (
     BATCHINGS,
     CONF,
-    HALF_PRECISIONS,
     PRECISIONS,
     RANDOMNESS,
     Config,
@@ -26,17 +25,14 @@ from pipetransformer.config.sections import (
     STORAGE,
     Cache,
     Checkpointing,
-    Guard,
     Launch,
     Loading,
 )
 from pipetransformer.config.validate_parallel import check_parallel, one_of
 from pipetransformer.errors import UserError
-from pipetransformer.freeze.base import ON_UNFREEZE
 
 if TYPE_CHECKING:
     from pipetransformer.data.base import DatasetSpec
-    from pipetransformer.freeze.base import FreezePolicy
     from pipetransformer.models.base import ModelSpec
 
 
@@ -233,74 +229,3 @@ def _check_simulation(config: SimulationConfig) -> None:
             "parallel.device_chunk_gib has no effect here: no cluster says how fast its host memory is; drop it"
         )
     config.cluster.speed(config.precision)  # refuses a precision whose speed is not known
-
-
-def warnings(config: Config) -> list[str]:
-    """Settings that have no effect or make a run depend on its plans, each with the reason."""
-    parallel = config.parallel
-    texts = []
-    if config.randomness == "device" and parallel.arrangement == "elastic":
-        texts.append(
-            "randomness=device lets dropout follow the division of batches into replicas and micro-batches, so the "
-            "result depends on the plans; parallel=data keeps one division"
-        )
-    if config.cache.variants != 1 and config.cache.augmentation != "variants":
-        texts.append(f"cache.variants={config.cache.variants} has no effect without cache.augmentation=variants")
-    if config.cache.path is not None and config.cache.enabled and config.cache.disk_gib == 0:
-        texts.append("cache.path has no effect with cache.disk_gib=0: only what lies on disk outlives the run")
-    if config.freeze.guard is not None and config.freeze.never_freezes:
-        texts.append("freeze.guard has no effect with freeze=none: nothing ever freezes")
-    elif config.freeze.guard is not None and config.freeze.is_static:
-        texts.append("freeze.guard has no effect with this policy: nothing freezes after the start")
-    for name in ("target_fraction", "target_seconds"):
-        if getattr(config.freeze, name) is not None and config.freeze.is_static:
-            texts.append(f"freeze.{name} has no effect: this policy decides nothing after the start")
-    texts += _own_rates(config.freeze)
-    if parallel.splits_stages and config.randomness == "device":
-        texts.append("randomness=device has no effect on a mesh: its ranks draw their parts of what a sample draws")
-    if parallel.offload_path is not None and parallel.device_chunk_gib is None:
-        texts.append(f"parallel.offload_path={parallel.offload_path} has no effect without parallel.device_chunk_gib=")
-    if not parallel.splits_stages and parallel.tp_algorithm != "1d":
-        texts.append(f"parallel.tp_algorithm={parallel.tp_algorithm} has no effect without parallel.tp= above 1")
-    sums_more_than_two = any(size not in (1, 2) for size in parallel.mesh_sizes.values())
-    if parallel.reduce_dtype != "float32" and not (sums_more_than_two and config.precision in HALF_PRECISIONS):
-        texts.append(
-            f"parallel.reduce_dtype={parallel.reduce_dtype} has no effect without a precision of 16 bits, and "
-            "parallel.tp=, cp= or dp_shard= above 2: the sum of two numbers is rounded once in any case"
-        )
-    if config.cache.wait_s != Cache().wait_s and not (config.cache.path and config.freeze.is_static):
-        texts.append(
-            f"cache.wait_s={config.cache.wait_s:g} has no effect without cache.path= and a policy that freezes no more "
-            "after the start, as freeze=prefix: no other run waits for a store"
-        )
-    if config.guard.freeze != Guard().freeze and config.freeze.guard is None:
-        texts.append(f"guard.freeze={config.guard.freeze} has no effect without freeze.guard=, the fall that is taken")
-    if config.freeze.on_unfreeze != ON_UNFREEZE[0] and not config.may_unfreeze:
-        texts.append(
-            f"freeze.on_unfreeze={config.freeze.on_unfreeze} has no effect: neither the policy nor the guard of a "
-            "freeze (freeze.guard=) ever unfreezes a block"
-        )
-    if config.evaluate.min_delta and config.evaluate.patience is None:
-        texts.append(f"evaluate.min_delta={config.evaluate.min_delta} has no effect without evaluate.patience=")
-    if config.guard.exploding != Guard().exploding and config.guard.max_norm_ratio is None:
-        texts.append(f"guard.exploding={config.guard.exploding} has no effect without guard.max_norm_ratio=")
-    if config.baseline and parallel.arrangement == "sharded":
-        texts.append("baseline=true has no effect with parallel=sharded: no sharded run goes to another arrangement")
-    elif config.baseline and config.freeze.frozen_at_start:
-        texts.append("baseline=true has no effect: static plans freeze nothing, and blocks are frozen from the start")
-    if not parallel.autopipe and config.cache.enabled and not config.freeze.never_freezes:
-        texts.append("the cache has no effect with parallel.autopipe=false: the stages keep all their layers")
-    if not parallel.autopipe and parallel.autodp and not config.freeze.never_freezes:
-        texts.append("parallel.autodp has no effect with parallel.autopipe=false: no device becomes free")
-    return texts
-
-
-def _own_rates(freeze: "FreezePolicy") -> list[str]:
-    """Tells that learning rates do not follow a prefix that somebody else holds."""
-    given = [name for name in ("guard", "target_fraction", "target_seconds") if getattr(freeze, name) is not None]
-    if not (freeze.has_own_rates and given):
-        return []
-    return [
-        f"freeze.{given[0]} changes what freezes, and not the rates of this policy: a block whose rate is zero by then "
-        "learns no more, frozen or not"
-    ]

@@ -8,8 +8,6 @@ from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder
 from pipetransformer.config.schema import Config
 from pipetransformer.errors import CacheLost, RankFailed, RankLost
 
-DEFAULT_RESTARTS = 3
-
 
 class Restarts:
     """The restarts that a run has left.
@@ -27,8 +25,7 @@ class Restarts:
     def __init__(self, config: Config, run_dir: Path, num_ranks: int) -> None:
         self.config, self.num_ranks = config, num_ranks
         self._folder, self._num_done, self._last = CheckpointFolder(run_dir / FOLDER), 0, ("", -1)
-        limit = config.launch.max_restarts
-        self._limit = limit if limit is not None else DEFAULT_RESTARTS if config.checkpoint.enabled else 0
+        self._limit = config.num_restarts
 
     @property
     def step(self) -> int:

@@ -13,14 +13,16 @@ from pipetransformer.autocache.source import SampleSource
 from pipetransformer.autodp.sampler import SampleOrder
 from pipetransformer.autodp.transition import Transition
 from pipetransformer.autopipe.constraints import check_world
+from pipetransformer.config.no_effect import warnings
 from pipetransformer.config.schema import Config
 from pipetransformer.config.sections import Parallel
-from pipetransformer.config.validate import check_batch, warnings
+from pipetransformer.config.validate import check_batch
 from pipetransformer.data.base import Data, ImageFormat, TextFormat
 from pipetransformer.errors import TooLargePlan, UserError
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.base import OptimizerSpec
 from pipetransformer.planning.planner import Planner
+from pipetransformer.planning.timeline import Timeline
 from pipetransformer.report.reporter import Reporter
 from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.runtime.groups import RankContext, any_rank
@@ -106,7 +108,8 @@ def prepare(
     )
     train, *evaluation = _loaders(config, data, sources, cache_setup, nodes, inputs)
     order, order_notes = sample_order(config, data)
-    for text in (*warnings(config), *data.warnings, *cache_setup.notes, *order_notes, *input_notes, *mesh_notes):
+    settings = warnings(config, Timeline.of(config, len(data.train)).num_steps)
+    for text in (*settings, *data.warnings, *cache_setup.notes, *order_notes, *input_notes, *mesh_notes):
         report.write("warning", message=text)
     report.write("phase", message="measuring layers and links")
     planner = make_planner(

@@ -10,9 +10,9 @@ from support.jobs import TINY, loaded
 from experiments.components.table import ARMS, KEEPING, main
 from experiments.record import BEGIN, END
 from pipetransformer.config.compose import CONF
+from pipetransformer.config.no_effect import warnings
 from pipetransformer.config.schema import Config
 from pipetransformer.config.sections import Cache
-from pipetransformer.config.validate import warnings
 
 EXPERIMENTS = CONF / "experiment"
 NAMES = sorted(str(file.relative_to(EXPERIMENTS).with_suffix("")) for file in EXPERIMENTS.rglob("*.yaml"))

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.checkpoint.folder import FOLDER
-from pipetransformer.config.validate import validate, warnings
+from pipetransformer.config.no_effect import warnings
+from pipetransformer.config.validate import validate
 from pipetransformer.errors import UserError
 from pipetransformer.runtime.rng import DeviceRng, sample_keys
 

@@ -1,0 +1,117 @@
+"""Settings that have no effect, or make a run depend on its plans: each is told once, with the reason."""
+
+from pipetransformer.config.schema import HALF_PRECISIONS, Config
+from pipetransformer.config.sections import Cache, Guard
+from pipetransformer.freeze.base import ON_UNFREEZE, FreezePolicy
+
+
+def warnings(config: Config, num_steps: int | None = None) -> list[str]:
+    """Returns a text for each such setting.
+
+    Args:
+        num_steps: Optimizer steps of the run, where its data is known.
+    """
+    texts = [*_of_randomness(config), *_of_cache(config), *_of_freezing(config), *_own_rates(config.freeze)]
+    return [*texts, *_of_plans(config), *_of_a_run(config, num_steps)]
+
+
+def _of_randomness(config: Config) -> list[str]:
+    texts = []
+    if config.randomness == "device" and config.parallel.arrangement == "elastic":
+        texts.append(
+            "randomness=device lets dropout follow the division of batches into replicas and micro-batches, so the "
+            "result depends on the plans; parallel=data keeps one division"
+        )
+    if config.randomness == "device" and config.parallel.splits_stages:
+        texts.append("randomness=device has no effect on a mesh: its ranks draw their parts of what a sample draws")
+    return texts
+
+
+def _of_cache(config: Config) -> list[str]:
+    cache, texts = config.cache, []
+    if cache.variants != 1 and cache.augmentation != "variants":
+        texts.append(f"cache.variants={cache.variants} has no effect without cache.augmentation=variants")
+    if cache.path is not None and not cache.enabled:
+        texts.append(f"cache.path={cache.path} has no effect with cache=off: nothing is read or stored there")
+    elif cache.path is not None and cache.disk_gib == 0:
+        texts.append("cache.path has no effect with cache.disk_gib=0: only what lies on disk outlives the run")
+    if cache.wait_s != Cache().wait_s and not (cache.path and config.freeze.is_static):
+        texts.append(
+            f"cache.wait_s={cache.wait_s:g} has no effect without cache.path= and a policy that freezes no more after "
+            "the start, as freeze=prefix: no other run waits for a store"
+        )
+    if not config.parallel.autopipe and cache.enabled and not config.freeze.never_freezes:
+        texts.append("the cache has no effect with parallel.autopipe=false: the stages keep all their layers")
+    return texts
+
+
+def _of_freezing(config: Config) -> list[str]:
+    freeze, texts = config.freeze, []
+    if freeze.guard is not None and freeze.never_freezes:
+        texts.append("freeze.guard has no effect with freeze=none: nothing ever freezes")
+    elif freeze.guard is not None and freeze.is_static:
+        texts.append("freeze.guard has no effect with this policy: nothing freezes after the start")
+    for name in ("target_fraction", "target_seconds"):
+        if getattr(freeze, name) is not None and freeze.is_static:
+            texts.append(f"freeze.{name} has no effect: this policy decides nothing after the start")
+    if config.guard.freeze != Guard().freeze and freeze.guard is None:
+        texts.append(f"guard.freeze={config.guard.freeze} has no effect without freeze.guard=, the fall that is taken")
+    if freeze.on_unfreeze != ON_UNFREEZE[0] and not config.may_unfreeze:
+        texts.append(
+            f"freeze.on_unfreeze={freeze.on_unfreeze} has no effect: neither the policy nor the guard of a freeze "
+            "(freeze.guard=) ever unfreezes a block"
+        )
+    return texts
+
+
+def _own_rates(freeze: FreezePolicy) -> list[str]:
+    """Tells that learning rates do not follow a prefix that somebody else holds."""
+    given = [name for name in ("guard", "target_fraction", "target_seconds") if getattr(freeze, name) is not None]
+    if not (freeze.has_own_rates and given):
+        return []
+    return [
+        f"freeze.{given[0]} changes what freezes, and not the rates of this policy: a block whose rate is zero by then "
+        "learns no more, frozen or not"
+    ]
+
+
+def _of_plans(config: Config) -> list[str]:
+    parallel, texts = config.parallel, []
+    if parallel.offload_path is not None and parallel.device_chunk_gib is None:
+        texts.append(f"parallel.offload_path={parallel.offload_path} has no effect without parallel.device_chunk_gib=")
+    if not parallel.splits_stages and parallel.tp_algorithm != "1d":
+        texts.append(f"parallel.tp_algorithm={parallel.tp_algorithm} has no effect without parallel.tp= above 1")
+    sums_more_than_two = any(size not in (1, 2) for size in parallel.mesh_sizes.values())
+    if parallel.reduce_dtype != "float32" and not (sums_more_than_two and config.precision in HALF_PRECISIONS):
+        texts.append(
+            f"parallel.reduce_dtype={parallel.reduce_dtype} has no effect without a precision of 16 bits, and "
+            "parallel.tp=, cp= or dp_shard= above 2: the sum of two numbers is rounded once in any case"
+        )
+    if config.baseline and parallel.arrangement == "sharded":
+        texts.append("baseline=true has no effect with parallel=sharded: no sharded run goes to another arrangement")
+    elif config.baseline and config.freeze.frozen_at_start:
+        texts.append("baseline=true has no effect: static plans freeze nothing, and blocks are frozen from the start")
+    if not parallel.autopipe and parallel.autodp and not config.freeze.never_freezes:
+        texts.append("parallel.autodp has no effect with parallel.autopipe=false: no device becomes free")
+    return texts
+
+
+def _of_a_run(config: Config, num_steps: int | None) -> list[str]:
+    evaluate, guard, texts = config.evaluate, config.guard, []
+    every = evaluate.every_steps
+    if evaluate.min_delta and evaluate.patience is None:
+        texts.append(f"evaluate.min_delta={evaluate.min_delta} has no effect without evaluate.patience=")
+    if every is not None and num_steps is not None and every > num_steps:
+        texts.append(
+            f"evaluate.every_steps={every} has no effect: the run has {num_steps:,} steps, after the "
+            "last of which it is evaluated anyway"
+        )
+    if guard.exploding != Guard().exploding and guard.max_norm_ratio is None:
+        texts.append(f"guard.exploding={guard.exploding} has no effect without guard.max_norm_ratio=")
+    if config.launch.shrink and config.num_restarts == 0:
+        reason = "launch.max_restarts=0" if config.launch.max_restarts == 0 else "checkpoint=off"
+        texts.append(f"launch.shrink=true has no effect with {reason}: no rank is started again")
+    if config.resume.allow and config.resume.run is None:
+        allowed = ",".join(config.resume.allow)
+        texts.append(f"resume.allow=[{allowed}] has no effect without resume=: the run starts with its own settings")
+    return texts
