@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 INPUTS, TARGETS = ("input_ids", "pixel_values", "input", "image"), ("labels", "label", "target")
-PER_TOKEN = ("attention_mask", "token_type_ids", "position_ids")
+OF_THE_LOSS = ("start_positions", "end_positions")  # which a model takes for a loss of its own
+PER_TOKEN = ("attention_mask", "token_type_ids", "position_ids", "task_type_ids")
 
 
 @dataclass(frozen=True)
@@ -58,11 +59,25 @@ def readable(name: str, dataset: Any) -> Any:
             f"the data set {name} is a {type(dataset).__name__} without a length or without indices; give a map-style "
             "one, from which samples are read in any order"
         )
-    columns = getattr(dataset, "column_names", None)
-    if columns is None or not hasattr(dataset, "select_columns") or dataset.format["type"] == "custom":
-        return dataset  # whose transform may read any column
+    if (columns := _columns(dataset)) is None:
+        return dataset
     wanted = [column for column in columns if column in (*INPUTS, *TARGETS, *PER_TOKEN)]
     return dataset.select_columns(wanted) if {*wanted} & {*INPUTS} and {*wanted} & {*TARGETS} else dataset
+
+
+def _columns(dataset: Any) -> list[str] | None:
+    """Returns the columns of a ``datasets.Dataset``; ``None`` of one whose transform may read any, and of others."""
+    if not hasattr(dataset, "select_columns") or dataset.format["type"] == "custom":
+        return None
+    return dataset.column_names
+
+
+def further_names(dataset: Any) -> list[str]:
+    """Returns the names of all columns, or of all that the first sample holds, beside inputs and targets."""
+    if (names := _columns(dataset)) is None:
+        first = dataset[0] if len(dataset) else ()
+        names = [*first] if isinstance(first, Mapping) else []
+    return [name for name in names if name not in (*INPUTS, *TARGETS, *OF_THE_LOSS)]
 
 
 def sample_of(row: Any, index: int) -> Sample:
@@ -101,11 +116,28 @@ def sample_of(row: Any, index: int) -> Sample:
                 f"{key} of sample {index} has shape {tuple(values.shape)}, and its {len(sample.input)} tokens have one "
                 "value each; leave it out or give one value per token"
             )
+    if {"attention_mask", "position_ids"} <= {*per_token}:
+        _check_positions(index, **per_token)
     mask = per_token.pop("attention_mask", torch.ones_like(sample.input)).bool()
     length = max(1, int(mask.nonzero().max()) + 1 if mask.any() else 1)
     per_token["attention_mask"] = mask
     per_token = {key: values[:length] for key, values in per_token.items()}
     return Sample(sample.input[:length], sample.target, per_token, sample.target.shape == sample.input.shape)
+
+
+def _check_positions(index: int, attention_mask: Tensor, position_ids: Tensor, **_: Tensor) -> None:
+    """Refuses positions that begin anew beside a mask: they divide a decoder's row into texts, and the mask does not.
+
+    Raises:
+        UserError: With the token.
+    """
+    seen = attention_mask.bool()
+    anew = seen[1:] & seen[:-1] & (position_ids.diff() != 1)
+    if anew.any():
+        raise UserError(
+            f"position_ids of sample {index} begin anew at token {int(anew.nonzero()[0]) + 1}, and its attention_mask "
+            "makes all its tokens one text; leave attention_mask and padding out where a row holds several"
+        )
 
 
 def _one_of(row: Mapping[str, Any], names: tuple[str, ...], index: int) -> str:

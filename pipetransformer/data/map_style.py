@@ -39,7 +39,8 @@ class MapStyleSplit(Split):
     :data:`~pipetransformer.data.map_samples.INPUTS`, one of :data:`~pipetransformer.data.map_samples.TARGETS` and, for
     tokens, further values per token such as ``attention_mask``. Inputs are tensors of one shape, or token ids, 1-D and
     of any length, which are padded on the right and masked. Of a ``datasets.Dataset``, whatever its format, the columns
-    with these names are read and no others, as by transformers' trainer.
+    with these names are read and no others, as by transformers' trainer; one that changes what the model computes and
+    that its layers do not take is refused by :class:`~pipetransformer.ElasticTrainer`.
 
     Args:
         name: Name of the split in reports.
@@ -70,12 +71,19 @@ class MapStyleSplit(Split):
         """Returns the tokens of each sample, (N,).
 
         Raises:
-            UserError: Each sample has a target for each token, and they differ in length.
+            UserError: Samples have other values per token, or each has a target for each token and they differ in
+                length.
         """
-        found = [(sample.num_tokens, sample.is_tagged) for sample in self._all(range(len(self)))]
-        lengths = np.array([num_tokens for num_tokens, _ in found])
+        found = [(sample.num_tokens, sample.is_tagged, {*sample.per_token}) for sample in self._all(range(len(self)))]
+        lengths = np.array([num_tokens for num_tokens, *_ in found])
+        for index, (*_, names) in enumerate(found):
+            if different := names ^ found[0][2]:
+                raise UserError(
+                    f"of the samples 0 and {index} of {self.name} one has {', '.join(sorted(different))} and the other "
+                    "not; give each sample the same keys"
+                )
         others = np.flatnonzero(lengths != lengths[0])
-        if others.size and all(is_tagged for _, is_tagged in found):
+        if others.size and all(is_tagged for _, is_tagged, _ in found):
             raise UserError(
                 f"each sample of {self.name} has a target for each token, and sample 0 has {lengths[0]} tokens and "
                 f"sample {others[0]} {lengths[others[0]]}; bring all to one length without padding, or take "

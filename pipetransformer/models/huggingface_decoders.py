@@ -175,7 +175,8 @@ class BlockArguments:
         self, kind: str, hidden: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None
     ) -> dict[str, Any]:
         window = self._config.sliding_window if kind == SLIDING else None
-        seen = visible_keys(hidden, attention_mask, position_ids, window, self._is_causal)
+        documents = position_ids if self._is_causal else None  # ModernBERT's positions divide no row
+        seen = visible_keys(hidden, attention_mask, documents, window, self._is_causal)
         arguments: dict[str, Any] = {"attention_mask": seen}
         if self._rotary is not None:
             positions = torch.arange(hidden.shape[1], device=hidden.device)[None]

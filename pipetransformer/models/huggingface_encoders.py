@@ -138,19 +138,23 @@ def run_embedding(
     ids: Tensor,
     attention_mask: Tensor | None = None,
     token_type_ids: Tensor | None = None,
+    position_ids: Tensor | None = None,
     **_: Any,
 ) -> Tensor:
     """Maps ids (B, T) to (B, T, D). DeBERTa's padding is zero."""
     config = getattr(embeddings, "config", None)
     mask = {} if config is None else {"mask": attention_mask}
     types = {"token_type_ids": token_type_ids} if getattr(config, "type_vocab_size", 0) > 1 else {}
-    return embeddings(input_ids=ids, **types, **mask)
+    return embeddings(input_ids=ids, position_ids=position_ids, **types, **mask)
 
 
-def _run_albert_embedding(base: Any, ids: Tensor, token_type_ids: Tensor | None = None, **_: Any) -> Tensor:
+def _run_albert_embedding(
+    base: Any, ids: Tensor, token_type_ids: Tensor | None = None, position_ids: Tensor | None = None, **_: Any
+) -> Tensor:
     """Maps ids (B, T) to (B, T, D) through the narrow embedding."""
     types = token_type_ids if base.config.type_vocab_size > 1 else None
-    return base.encoder.embedding_hidden_mapping_in(base.embeddings(input_ids=ids, token_type_ids=types))
+    embedded = base.embeddings(input_ids=ids, token_type_ids=types, position_ids=position_ids)
+    return base.encoder.embedding_hidden_mapping_in(embedded)
 
 
 def _run_group(times: int, group: nn.Module, hidden: Tensor, attention_mask: Tensor | None = None, **_: Any) -> Tensor:

@@ -34,7 +34,7 @@ from pipetransformer.models.huggingface_vision_layers import (
     split_vision,
     tiny_vision_model,
 )
-from pipetransformer.models.layer import Layer, shallow_copy
+from pipetransformer.models.layer import Layer, arguments, shallow_copy
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.models.tp_plan import TpPlan
 
@@ -174,6 +174,7 @@ def check_instance(model: PreTrainedModel) -> None:
     words = [word for word in range(min(model.config.vocab_size, 21)) if word != pad_id]
     rows = torch.tensor(words).repeat(20)[:20].reshape(4, 5)
     types = {"token_type_ids": rows % 2} if _has_token_types(model) else {}
+    others = _values_of_tokens(model, rows)
 
     def forward(ids: Tensor, **context: Tensor) -> Tensor:
         context["attention_mask"] = context["attention_mask"].long()  # as the tokenizer gives it
@@ -182,8 +183,19 @@ def check_instance(model: PreTrainedModel) -> None:
     for lengths in ([5, 3, 1, 0], [5, 5, 5, 5]):
         mask = torch.arange(5) < torch.tensor(lengths)[:, None]
         ids = rows.masked_fill(~mask, pad_id or 0)
-        stack.check(ids, attention_mask=mask, **types)
-        check_same_outputs(stack, model, forward, ids, {"attention_mask": mask, **types})
+        context = {"attention_mask": mask, **types, **(others if all(lengths) else {})}
+        stack.check(ids, **context)
+        check_same_outputs(stack, model, forward, ids, context)
+
+
+def _values_of_tokens(model: PreTrainedModel, ids: Tensor) -> dict[str, Tensor]:
+    """Returns further values (B, T) that the embedding of an encoder takes; a decoder's texts follow from positions."""
+    if find_parts(model.base_model) is not None:
+        return {}
+    places = torch.arange(ids.shape[1]).flip(0).expand_as(ids)
+    num_tasks = getattr(model.config, "task_type_vocab_size", 1)
+    given = {"position_ids": places, "task_type_ids": ids % num_tasks}
+    return {name: values for name, values in given.items() if name in arguments(model)}
 
 
 def is_decoder(model: PreTrainedModel) -> bool:
@@ -228,10 +240,19 @@ def tiny_model(model: PreTrainedModel) -> PreTrainedModel:
     return tiny
 
 
-def _run_embedding(base: nn.Module, ids: Tensor, token_type_ids: Tensor | None = None, **_: Any) -> Tensor:
+def _run_embedding(
+    base: nn.Module,
+    ids: Tensor,
+    token_type_ids: Tensor | None = None,
+    position_ids: Tensor | None = None,
+    task_type_ids: Tensor | None = None,
+    **_: Any,
+) -> Tensor:
     """Maps ids (B, T) to (B, T, D); without blocks the mask is not used."""
     types = {"token_type_ids": token_type_ids} if _has_token_types(base) else {}
-    return base(input_ids=ids, **types).last_hidden_state
+    given = {"position_ids": position_ids, "task_type_ids": task_type_ids}  # the latter are ERNIE's
+    others = {name: value for name, value in given.items() if value is not None and name in arguments(base)}
+    return base(input_ids=ids, **types, **others).last_hidden_state
 
 
 def _has_token_types(model: nn.Module) -> bool:

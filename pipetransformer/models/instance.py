@@ -7,7 +7,7 @@ The instance keeps its weights while the stack trains, as the source of the init
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from pipetransformer.errors import UserError
 from pipetransformer.models.base import Head, ModelSpec
+from pipetransformer.models.layer import arguments
 from pipetransformer.models.stack import LayerStack, seeded, without_storage
 
 SUPPORTED = (
@@ -165,6 +166,26 @@ class ModelInstance(ModelSpec):
             self.model.check(inputs, **context)
         elif isinstance(self.model, nn.Sequential):
             LayerStack.from_sequential(self.model).check(inputs, **context)
+
+    def check_names(self, split: str, names: Iterable[str]) -> None:
+        """Refuses values of a sample that the model's own forward takes and its layers do not.
+
+        Args:
+            split: Name of the data set.
+            names: Of all that its samples hold beside inputs and targets.
+
+        Raises:
+            UserError: With their names.
+        """
+        if self.model is self.stack:
+            return
+        own = arguments(self.model) | arguments(getattr(self.model, "base_model", self.model))
+        taken = frozenset[str]().union(*(self.stack[index].arguments for index in range(len(self.stack))))
+        if ignored := [name for name in names if name in own - taken]:
+            raise UserError(
+                f"the data set {split} has {', '.join(ignored)}, which {type(self.model).__name__} takes and its "
+                "layers do not, so that it would train another model; leave it out"
+            )
 
     def check_exists(self, timeout_s: float = 5.0) -> None:
         """Accepts the model: it is there."""

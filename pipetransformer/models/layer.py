@@ -3,6 +3,8 @@
 import copy
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from inspect import signature
 from typing import Any, Self, TypeVar
 
 import torch
@@ -45,6 +47,11 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, **context: Any) -> Tensor:
         return self._forward(self.module, x, **context)
+
+    @property
+    def arguments(self) -> frozenset[str]:
+        """Names of the context tensors that the layer takes, beside those of its module and input."""
+        return frozenset(signature(self._forward).parameters)
 
     def by_name(self) -> dict[str, nn.Parameter]:
         """Returns the parameters by their original names."""
@@ -124,6 +131,16 @@ class Layer(nn.Module):
             for path, _, name in (other.rpartition(".") for other in others):
                 setattr(self.module.get_submodule(path), name, self.module.get_parameter(first))
         return self
+
+
+def arguments(module: nn.Module) -> frozenset[str]:
+    """Returns the names of the arguments of a module's forward."""
+    return _arguments(type(module).forward)
+
+
+@cache
+def _arguments(forward: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(signature(forward).parameters) - {"self"}
 
 
 def deep_copy(module: Module, memo: dict[int, Any] | None = None) -> Module:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from pipetransformer.config.kinds import CONFIG, RUN, Kind, check_kinds
-from pipetransformer.data.map_samples import readable
+from pipetransformer.data.map_samples import further_names, readable
 from pipetransformer.data.map_style import Loss, MapStyleSplit
 from pipetransformer.errors import UserError
 from pipetransformer.models.checks import trial
@@ -77,8 +77,11 @@ def check_samples(spec: ModelInstance, train: Any, evaluation: Mapping[str, Any]
     samples = MapStyleSplit("train", [rows[i % len(rows)] for i in range(2)] if len(rows) else [], loss)
     ids, num_tokens = [0, 1], None if samples.lengths is None else int(samples.lengths.max())
     spec.check_on(samples.inputs(ids, num_tokens), samples.context(ids, num_tokens))
+    spec.check_names("train", further_names(train))
     for name, dataset in evaluation.items():
-        if len(rows := readable(name, dataset)):
+        rows = readable(name, dataset)
+        spec.check_names(name, further_names(dataset))
+        if len(rows):
             _check_shape(spec.model, MapStyleSplit(name, [rows[0]], loss), samples)
 
 

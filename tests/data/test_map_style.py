@@ -194,11 +194,27 @@ def test_inputs_of_16_bits_have_an_identity_and_a_score() -> None:
         ([{"input_ids": [1]}], "give exactly one of labels"),
         ([{"input_ids": [1, 2], "token_type_ids": [0], "labels": 0}], r"token_type_ids of sample 0 has shape \(1,\)"),
         ([{"input_ids": [1, 2], "text": "it is", "labels": 0}], "text of sample 0 is a str; leave it out"),
+        (
+            [TEXTS[0], TEXTS[1] | {"position_ids": [0, 1, 2]}],
+            "of the samples 0 and 1 of train one has position_ids and",
+        ),
+        (
+            [TEXTS[0] | {"position_ids": [0, 1, 0]}],
+            "position_ids of sample 0 begin anew at token 2, and its attention_",
+        ),
     ],
 )
 def test_what_is_no_sample_is_refused(rows: list[Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         split(rows)
+
+
+@pytest.mark.parametrize(
+    "row", [{}, {"attention_mask": [0, 1, 1], "position_ids": [1, 0, 1]}, {"position_ids": [0, 0, 1]}]
+)
+def test_positions_that_the_mask_does_not_contradict_are_kept(row: dict[str, list[int]]) -> None:
+    given = {"input_ids": [1, 2, 3], "position_ids": [2, 3, 4], "labels": 0} | row
+    assert split([given]).context([0], 3)["position_ids"].tolist() == [given["position_ids"]]
 
 
 def test_images_of_other_shapes_are_refused_by_number() -> None:

@@ -10,6 +10,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
     BertConfig,
     BertForMaskedLM,
     BertForPreTraining,
@@ -23,7 +25,7 @@ from transformers import (
 
 from pipetransformer.errors import UserError
 from pipetransformer.models.checks import check_same_outputs
-from pipetransformer.models.instance import give_back, save_model, stack_of
+from pipetransformer.models.instance import ModelInstance, give_back, save_model, stack_of
 from pipetransformer.models.stack import LayerStack
 
 TINY: dict[str, Any] = {"patch_size": 4, "embed_dim": 24, "depth": 3, "num_heads": 2, "img_size": 16, "num_classes": 5}
@@ -155,6 +157,60 @@ def test_other_models_are_saved_under_their_own_names(make: Any, tmp_path: Path)
     saved = load_file(tmp_path / "model.safetensors")
     assert saved.keys() == state.keys() == sequential().state_dict().keys()
     assert all(torch.equal(tensor, state[name]) for name, tensor in saved.items())
+
+
+ENCODER: dict[str, Any] = {
+    "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": 30,
+    "max_position_embeddings": 20,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "names", "differs"),
+    [
+        ("bert", ["position_ids"], True),
+        ("roberta", ["position_ids"], True),
+        ("distilbert", ["position_ids"], True),
+        ("deberta-v2", ["position_ids"], True),
+        ("mpnet", ["position_ids"], True),
+        ("albert", ["position_ids"], True),
+        ("modernbert", ["position_ids"], True),
+        ("ernie", ["position_ids", "task_type_ids"], True),
+        ("bert", ["task_type_ids"], False),
+    ],
+)
+def test_further_values_of_tokens_count_as_in_the_original(kind: str, names: list[str], differs: bool) -> None:
+    sizes = {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 24, "embedding_size": 16, "pad_token_id": 0}
+    config = AutoConfig.for_model(kind, **ENCODER, **sizes, use_task_id=True)
+    model = AutoModelForSequenceClassification.from_config(config).eval()
+    ids = torch.arange(5, 25).reshape(4, 5)
+    each = {"position_ids": torch.tensor([3, 0, 1, 2, 4]).expand(4, 5), "task_type_ids": ids % 3}
+    given = {name: each[name] for name in names}
+    outputs = load(stack_of(model)).eval()(ids, attention_mask=torch.ones_like(ids).bool(), **given)
+    torch.testing.assert_close(outputs, model(ids, torch.ones_like(ids), **given).logits, rtol=0, atol=1e-6)
+    assert differs != torch.allclose(outputs, model(ids).logits, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "names", "refused"),
+    [
+        (lambda: BertForSequenceClassification(CONFIG), ["idx", "text", "task_type_ids", "position_ids"], None),
+        (lambda: BertForSequenceClassification(CONFIG), ["inputs_embeds", "idx"], "inputs_embeds, which BertFor"),
+        (lambda: GPT2LMHeadModel(GPT2), ["token_type_ids", "position_ids"], None),
+        (vision_transformer, ["name", "attn_mask"], "attn_mask, which VisionTransformer takes and its layers do not"),
+        (sequential, ["attention_mask"], None),
+        (lambda: LayerStack.from_sequential(sequential()), ["x"], None),
+    ],
+)
+def test_values_that_the_layers_of_a_model_would_leave_out_are_refused(
+    make: Any, names: list[str], refused: str | None
+) -> None:
+    instance = ModelInstance.of(make())
+    if refused is None:
+        instance.check_names("train", names)
+        return
+    with pytest.raises(UserError, match=f"the data set train has {refused}"):
+        instance.check_names("train", names)
 
 
 def frozen_embedding() -> nn.Module:

@@ -247,6 +247,13 @@ def test_a_run_folder_gets_events_and_summary(pool: Pool, tmp_path: Path) -> Non
             },
             r"^samples of .* have shape \(3, 5\) and .* \(3, 4\), and the model .* \(RuntimeError: .*one shape$",
         ),
+        (
+            {
+                "model": model_and_data("transformers")[0],
+                "train": [{"input_ids": [1, 2], "inputs_embeds": [0, 0], "labels": 0}] * 8,
+            },
+            "the data set train has inputs_embeds, which BertForSequenceClassification takes and its layers do not",
+        ),
         ({"loss": torch.nn.CrossEntropyLoss()}, r"the loss has shape \(\) for .* samples; .* reduction=\"none\""),
         ({"model": torch.nn.Linear(2, 2)}, "a Linear cannot be trained layer by layer; supported are timm's"),
         ({"model": with_batch_norm()}, r"^1 \(BatchNorm1d\) changes its buffer running_mean"),
