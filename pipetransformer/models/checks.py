@@ -8,59 +8,26 @@ A plan cuts the global batch into micro-batches and spreads it over replicas. Th
 Both show in a training pass over a few samples, without dropout.
 """
 
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from pipetransformer.errors import UserError
 from pipetransformer.models.layer import Layer
+from pipetransformer.models.without_dropout import WithoutDropout
 
 Context = Mapping[str, Tensor]
 Forward = Callable[..., Tensor]
 """Runs a model: ``forward(inputs, **context)``."""
-
-
-class _WithoutDropout(TorchFunctionMode):
-    """Switches off dropout, attention dropout and stochastic depth.
-
-    Attributes:
-        rates: Of the dropout that would have been, in order.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rates: list[float] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if func in (F.dropout, torch.dropout):
-            if _argument(args, kwargs, 2, "training", True):
-                self._note(_argument(args, kwargs, 1, "p", 0.5))
-            return args[0]
-        if func is Tensor.bernoulli_:
-            self._note(1 - _argument(args, kwargs, 1, "p", 0.5))
-            return args[0].fill_(1)
-        if func is F.scaled_dot_product_attention:
-            self._note(_argument(args, kwargs, 4, "dropout_p", 0.0))
-            kwargs["dropout_p"] = 0.0
-            args = args[:4]  # dropout_p may be the fifth
-        if func is F.multi_head_attention_forward:  # runs without this mode
-            args = (*args[:10], 0.0, *args[11:])  # dropout_p
-        return func(*args, **kwargs)
-
-    def _note(self, rate: float) -> None:
-        if rate:
-            self.rates.append(float(rate))
-
-
-def _argument(args: Sequence[Any], kwargs: Mapping[str, Any], index: int, name: str, default: Any) -> Any:
-    """Returns what a function is given by its place or its name."""
-    return args[index] if len(args) > index else kwargs.get(name, default)
+DRAWS = (
+    "{} draws random numbers that are not dropout's, or by a function that it imports by its name; they would depend "
+    "on the topology; use nn.Dropout, or torch.nn.functional.dropout by its whole name"
+)
 
 
 @torch.no_grad()
@@ -80,14 +47,13 @@ def check_layers(
             or dropout at a rate that is not found, or gives another shape than (B, T, D).
     """
     context = context or {}
-    with trial(nn.ModuleList(layers), training=True), _WithoutDropout() as without:
+    with trial(nn.ModuleList(layers), training=True), WithoutDropout() as without:
         x = inputs
         for index, layer in enumerate(layers):
             is_head = index == len(layers) - 1
             name = layer.prefix.removesuffix(".") or ("head" if is_head else "embedding")
             where = f"layer {index} ({name}, {type(layer.module).__name__})"
-            without.rates.clear()
-            outputs = _checked_for_buffers(layer, where, x, context)
+            outputs = _checked_for_buffers(layer, where, x, context, without)
             if without.rates and not may_draw_numbers(layer):
                 raise UserError(
                     f"{where} draws dropout of rate {without.rates[0]:.3g} that no attribute tells, so it would depend "
@@ -95,7 +61,7 @@ def check_layers(
                 )
             if not is_head:
                 _check_shape(where, outputs.shape, hidden_shape)
-            _check_samples(layer, where, x, context, outputs)
+            _check_samples(layer, where, x, context, outputs, without)
             x = outputs
 
 
@@ -129,9 +95,9 @@ def check_same_outputs(
     for mode in ("training", "evaluation"):
         is_training = mode == "training"
         with trial(stack, is_training), trial(model, is_training):
-            with _WithoutDropout() as own:
+            with WithoutDropout() as own:
                 outputs = stack(inputs, **context)
-            with _WithoutDropout() as wanted:
+            with WithoutDropout() as wanted:
                 expected = forward(inputs, **context)
         if outputs.shape != expected.shape or not close(outputs, expected):
             raise UserError(
@@ -159,10 +125,37 @@ def _rows(outputs: Tensor, expected: Tensor) -> str:
     return "" if len(differ) == len(expected) else f"for {len(differ)} of {len(expected)} samples "
 
 
-def _checked_for_buffers(layer: Layer, where: str, x: Tensor, context: Context) -> Tensor:
+def _run(layer: Layer, where: str, x: Tensor, context: Context, without: WithoutDropout) -> Tensor:
+    """Runs a layer and refuses it if it draws what the runtime does not draw by sample, or changes its input."""
+    without.clear()
+    before, version = _generators(), x._version
+    outputs = layer(x, **context)
+    if _generators() != before:
+        raise UserError(DRAWS.format(where))
+    if x._version != version:
+        raise UserError(
+            f"{where} changes its input in place, which the stage below and recomputing still need; make it without "
+            "inplace=True"
+        )
+    if others := [rows for rows in without.rows if rows != len(x)]:
+        raise UserError(
+            f"{where} gives dropout a tensor whose first dimension is {others[0]} and not the batch of {len(x)}, so "
+            "its numbers would depend on the topology; keep samples first, and call nn.MultiheadAttention with "
+            "batch_first=True and need_weights=False"
+        )
+    return outputs
+
+
+def _generators() -> tuple[object, ...]:
+    """Returns the states of the generators that a layer may draw from: torch's, NumPy's and Python's."""
+    of_numpy: Any = np.random.get_state()  # noqa: NPY002 - the one that others draw from
+    return torch.get_rng_state().numpy().tobytes(), of_numpy[1].tobytes(), of_numpy[2:], random.getstate()
+
+
+def _checked_for_buffers(layer: Layer, where: str, x: Tensor, context: Context, without: WithoutDropout) -> Tensor:
     """Runs a layer and refuses it if the pass changed a buffer."""
     before = {name: buffer.clone() for name, buffer in layer.module.named_buffers()}
-    outputs = layer(x, **context)
+    outputs = _run(layer, where, x, context, without)
     for name, buffer in layer.module.named_buffers():
         if buffer.shape != before[name].shape or not torch.equal(buffer, before[name]):
             path, _, own = name.rpartition(".")
@@ -180,14 +173,21 @@ def _check_shape(where: str, shape: torch.Size, hidden_shape: torch.Size) -> Non
         raise UserError(f"{where} gives {tuple(shape)}; between layers every tensor has the shape {expected}")
 
 
-def _check_samples(layer: Layer, where: str, x: Tensor, context: Context, outputs: Tensor) -> None:
+def _check_samples(
+    layer: Layer, where: str, x: Tensor, context: Context, outputs: Tensor, without: WithoutDropout
+) -> None:
     """Compares the outputs of a batch with those of a second pass and of its halves."""
     if not torch.allclose(outputs, layer(x, **context), rtol=0, atol=0, equal_nan=True):
-        raise UserError(f"{where} draws random numbers that are not dropout's; they would depend on the topology")
+        raise UserError(DRAWS.format(where))
     middle = len(x) // 2
     halves = slice(None, middle), slice(middle, None)
     try:
-        parts = [layer(x[half], **{name: value[half] for name, value in context.items()}) for half in halves]
+        parts = [
+            _run(layer, where, x[half], {name: value[half] for name, value in context.items()}, without)
+            for half in halves
+        ]
+    except UserError:
+        raise
     except (RuntimeError, ValueError, IndexError) as error:
         raise UserError(f"{where} does not run on a part of a batch: {str(error).partition(chr(10))[0]}") from error
     if not close(torch.cat(parts), outputs):

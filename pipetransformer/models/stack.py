@@ -208,7 +208,10 @@ def _entries(modules: nn.Sequential) -> Iterator[tuple[str, nn.Module]]:
                 f"layer {name} is layer {seen[id(module)]} once more, with the same weights; give each layer a module "
                 "of its own"
             )
-        yield name, deep_copy(module) if id(module) in seen else module
+        own = deep_copy(module) if id(module) in seen else module
+        if getattr(own, "inplace", False):  # the stage below still needs what it gets, and no one else sees it
+            own.__dict__["inplace"] = False
+        yield name, own
         seen[id(module)] = name
 
 

@@ -133,12 +133,13 @@ class PerSampleRng:
     def _dropout(self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         if not training or p == 0:
             return x
+        times = Tensor.mul_ if inplace else Tensor.mul
         if p == 1:
-            return x * 0
+            return times(x, 0)
         mask = self._fill(torch.empty_like(x, requires_grad=False), 1 - p)
-        if x.dtype.itemsize < 4:
-            return x * mask * (1 / (1 - p))  # in a mask of this type the factor would be rounded, always the same way
-        return x * mask.mul_(1 / (1 - p))
+        if x.dtype.itemsize < 4:  # in a mask of this type the factor would be rounded, always the same way
+            return times(times(x, mask), 1 / (1 - p))
+        return times(x, mask.mul_(1 / (1 - p)))
 
     def _draw_once(self, x: Tensor, p: float, training: bool) -> Tensor:
         """Dropout of a tensor without batch dimension, from the stream of the step."""

@@ -1,14 +1,20 @@
 """Layers that cannot run on a part of the batch are found, whatever library they come from."""
 
+import random
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import dropout
 
 from pipetransformer.errors import UserError
 from pipetransformer.models.checks import check_same_outputs
 from pipetransformer.models.stack import Layer, LayerStack
+from pipetransformer.models.without_dropout import WithoutDropout
+from pipetransformer.runtime import rng
 
 
 class Block(nn.Module):
@@ -57,6 +63,35 @@ class Hidden(nn.Module):
         return x + nn.functional.dropout(self.linear(x), 0.25, self.training)
 
 
+class ByName(Block):
+    """A block that runs a function on its linear layer's outputs."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.function(self.linear(x))
+
+
+class Attending(Block):
+    """A block with torch's attention, which gives the weights unless it is told not to."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.attention, self.options = nn.MultiheadAttention(8, 2, dropout=0.3, batch_first=True), options
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.attention(x, x, x, **self.options)[0]
+
+
+class TokensFirst(Block):
+    """A block whose dropout gets the tokens first."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.dropout(self.linear(x).transpose(0, 1)).transpose(0, 1)
+
+
 class Narrowing(Block):
     """A block that drops a token."""
 
@@ -98,13 +133,35 @@ def test_blocks_with_dropout_pass_and_keep_their_mode() -> None:
         ),
         (Mixing(), r"layer 1 \(part\.1, Mixing\) mixes the samples of a batch"),
         (Noisy(), r"layer 1 .* draws random numbers that are not dropout's"),
+        (ByName(dropout), r"layer 1 .* by a function that it imports by its name; .* use nn\.Dropout"),
+        (ByName(partial(torch.dropout, p=0.1, train=True)), r"layer 1 .* draws random numbers that are not dropout's"),
+        (ByName(lambda x: x.bernoulli_(torch.full_like(x, 0.9))), r"layer 1 .* draws random numbers that are not"),
+        (ByName(lambda x: x if random.random() < 0.99 else x * 0), r"layer 1 .* draws random numbers that are not"),
+        (Attending(), r"layer 1 .* gives dropout a tensor whose first dimension is 8 and not .* need_weights=False"),
+        (TokensFirst(), r"layer 1 .* first dimension is 5 and not the batch of 4, .* keep samples first"),
         (Hidden(), r"layer 1 .* draws dropout of rate 0\.25 that no attribute tells, .* use nn\.Dropout"),
+        (
+            nn.Sequential(nn.ReLU(inplace=True), Block()),
+            r"layer 1 .* changes its input in place, .* make it without inplace=True",
+        ),
+        (nn.Sequential(nn.Dropout(0.1, inplace=True), Block()), r"layer 1 .* changes its input in place"),
         (Narrowing(), r"layer 1 .* gives \(4, 4, 8\); between layers .* \(4, 5, 8\)"),
     ],
 )
 def test_a_layer_that_would_train_otherwise_in_micro_batches_is_refused_by_name(block: nn.Module, message: str) -> None:
     with pytest.raises(UserError, match=message):
         stack_with(block).check(INPUTS)
+
+
+@pytest.mark.parametrize("block", [Block(), Attending(need_weights=False)])
+def test_tokens_first_are_noticed_where_they_are_as_many_as_the_samples(block: nn.Module) -> None:
+    stack_with(block).check(INPUTS[:, :4])
+    with pytest.raises(UserError, match="first dimension is 4 and not the batch of 2"):
+        stack_with(TokensFirst()).check(INPUTS[:, :4])
+
+
+def test_a_trial_leaves_out_what_the_runtime_draws_by_sample_and_nothing_else() -> None:
+    assert WithoutDropout()._replaced.keys() == rng._REPLACED.keys()
 
 
 def test_buffers_are_put_back() -> None:

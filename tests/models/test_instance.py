@@ -253,6 +253,16 @@ def test_a_module_without_weights_may_come_several_times_in_a_sequential() -> No
     assert torch.equal(stack(x), model(x))
 
 
+@pytest.mark.parametrize("layer", [nn.ReLU(inplace=True), nn.Dropout(0.5, inplace=True)])
+def test_a_layer_of_a_sequential_leaves_its_input_as_it_is(layer: nn.Module) -> None:
+    stack = load(stack_of(nn.Sequential(nn.Linear(4, 8), layer, nn.Linear(8, 8), nn.Linear(8, 3))))
+    stack.check(torch.randn(4, 5, 4))
+    received = torch.randn(4, 5, 8, requires_grad=True)  # as from the stage below
+    stack[1](received).sum().backward()
+    assert received.grad is not None
+    assert layer.inplace
+
+
 def test_weights_that_layers_of_a_sequential_share_stay_shared() -> None:
     model = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 4), nn.Linear(4, 7))
     model[2].weight = model[0].weight

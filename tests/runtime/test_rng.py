@@ -71,6 +71,18 @@ def test_what_samples_have_in_common_is_drawn_by_the_step_and_the_layer_alone() 
     assert torch.equal(shared_dropout.draw_once(common, 0.5, False), common)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("p", [0.3, 1.0])
+def test_dropout_in_place_changes_its_input_as_torchs_does(p: float, dtype: torch.dtype) -> None:
+    x = torch.ones(NUM_SAMPLES, 8, dtype=dtype)
+    with PerSampleRng(KEYS, 1) as streams:
+        expected = F.dropout(x, p)
+        assert x.eq(1).all()
+        streams.layer(1)
+        assert F.dropout(x, p, inplace=True) is x
+    assert torch.equal(x, expected)
+
+
 def test_the_expected_value_stays() -> None:
     with PerSampleRng(KEYS):
         x = torch.full((NUM_SAMPLES, 4096), 3.0)
