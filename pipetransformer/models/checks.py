@@ -28,6 +28,11 @@ DRAWS = (
     "{} draws random numbers that are not dropout's, or by a function that it imports by its name; they would depend "
     "on the topology; use nn.Dropout, or torch.nn.functional.dropout by its whole name"
 )
+_BY_BATCH = {
+    "max_norm": "changes weights by the rows of a micro-batch, so it would train otherwise at another topology",
+    "scale_grad_by_freq": "counts the rows of a micro-batch, so it would train otherwise at another topology",
+    "sparse": "gives sparse gradients, and those that are exchanged and clipped are dense",
+}
 
 
 @torch.no_grad()
@@ -43,10 +48,13 @@ def check_layers(
         context: Tensors (B, ...) for every layer.
 
     Raises:
-        UserError: A layer changes a buffer, mixes the samples of a batch, draws random numbers other than dropout's,
-            or dropout at a rate that is not found, or gives another shape than (B, T, D).
+        UserError: A layer changes a buffer, a weight or its input, mixes the samples of a batch, also in the gradient
+            of an embedding, draws random numbers other than dropout's, or dropout at a rate that is not found, or gives
+            another shape than (B, T, D).
     """
     context = context or {}
+    for layer in layers:
+        _check_embeddings(layer)
     with trial(nn.ModuleList(layers), training=True), WithoutDropout() as without:
         x = inputs
         for index, layer in enumerate(layers):
@@ -63,6 +71,15 @@ def check_layers(
                 _check_shape(where, outputs.shape, hidden_shape)
             _check_samples(layer, where, x, context, outputs, without)
             x = outputs
+
+
+def _check_embeddings(layer: Layer) -> None:
+    """Refuses tables of which a pass changes or counts the rows that are in its batch."""
+    for path, module in layer.module.named_modules():
+        for option, reason in _BY_BATCH.items() if isinstance(module, nn.Embedding | nn.EmbeddingBag) else ():
+            if value := getattr(module, option):
+                name = f"{(layer.prefix + path).rstrip('.')} ({type(module).__name__})"
+                raise UserError(f"{name} has {option}={value}, which {reason}; make it without {option}")
 
 
 def may_draw_numbers(layer: nn.Module) -> bool:
@@ -129,6 +146,7 @@ def _run(layer: Layer, where: str, x: Tensor, context: Context, without: Without
     """Runs a layer and refuses it if it draws what the runtime does not draw by sample, or changes its input."""
     without.clear()
     before, version = _generators(), x._version
+    weights = [parameter._version for parameter in layer.parameters()]
     outputs = layer(x, **context)
     if _generators() != before:
         raise UserError(DRAWS.format(where))
@@ -137,6 +155,9 @@ def _run(layer: Layer, where: str, x: Tensor, context: Context, without: Without
             f"{where} changes its input in place, which the stage below and recomputing still need; make it without "
             "inplace=True"
         )
+    for (name, parameter), version in zip(layer.by_name().items(), weights, strict=True):
+        if parameter._version != version:
+            raise UserError(f"{where} changes its weight {name} in a forward pass; leave that to the optimizer")
     if others := [rows for rows in without.rows if rows != len(x)]:
         raise UserError(
             f"{where} gives dropout a tensor whose first dimension is {others[0]} and not the batch of {len(x)}, so "

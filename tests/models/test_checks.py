@@ -103,8 +103,8 @@ def run(module: nn.Module, x: Tensor, **_: Any) -> Tensor:
     return module(x)
 
 
-def stack_with(block: nn.Module) -> LayerStack:
-    modules = [nn.Linear(4, 8), block, nn.Linear(8, 3)]
+def stack_with(block: nn.Module, embedding: nn.Module | None = None) -> LayerStack:
+    modules = [embedding or nn.Linear(4, 8), block, nn.Linear(8, 3)]
     return LayerStack(
         [Layer(m, run, f"part.{i}.") for i, m in enumerate(modules)], lambda x: torch.Size((*x.shape[:2], 8))
     )
@@ -162,6 +162,34 @@ def test_tokens_first_are_noticed_where_they_are_as_many_as_the_samples(block: n
 
 def test_a_trial_leaves_out_what_the_runtime_draws_by_sample_and_nothing_else() -> None:
     assert WithoutDropout()._replaced.keys() == rng._REPLACED.keys()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"max_norm": 0.5},
+            r"part\.0 \(Embedding\) has max_norm=0\.5, which changes weights .*; make it without max_",
+        ),
+        ({"scale_grad_by_freq": True}, r"part\.0 \(Embedding\) has scale_grad_by_freq=True, which counts the rows"),
+        ({"sparse": True}, r"part\.0 \(Embedding\) has sparse=True, which gives sparse gradients"),
+    ],
+)
+def test_a_table_that_looks_at_the_rows_of_a_micro_batch_is_refused(options: dict[str, Any], message: str) -> None:
+    stack = stack_with(Block(), nn.Embedding(5, 8, **options))
+    before = stack[0].module.weight.clone()
+    with pytest.raises(UserError, match=message):
+        stack.check(torch.arange(20).reshape(4, 5) % 5)
+    assert torch.equal(stack[0].module.weight, before)
+
+
+def test_a_weight_that_a_pass_changes_is_refused() -> None:
+    class Renormed(nn.Embedding):
+        def forward(self, ids: Tensor) -> Tensor:
+            return nn.functional.embedding(ids, self.weight, max_norm=0.5)
+
+    with pytest.raises(UserError, match=r"layer 0 .* changes its weight part\.0\.weight in a forward pass"):
+        stack_with(Block(), Renormed(5, 8)).check(torch.arange(20).reshape(4, 5) % 5)
 
 
 def test_buffers_are_put_back() -> None:
