@@ -1,7 +1,7 @@
 """How the parameters of a layer are split over the ranks of a mesh: rules by the names of its modules.
 
-The words are those of transformers' ``base_model_tp_plan``. A plan names every module that has parameters of its own;
-one that is not named is refused, so that a new kind of block cannot slip through::
+The words are those of transformers' ``base_model_tp_plan``. A plan names every module that has parameters of its own
+or mixes the columns of its input; one that is not named is refused, so that a new kind of block cannot slip through::
 
     {"attention.self.query": "colwise", "attention.output.dense": "rowwise", "*.LayerNorm": "norm"}
 
@@ -10,10 +10,12 @@ A name may have ``*`` for any part of it. The first rule that fits counts.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+import torch
 from torch import Tensor, nn
 
 from pipetransformer.errors import UserError
@@ -105,19 +107,39 @@ def ruled(module: nn.Module, plan: TpPlan) -> Iterator[tuple[str, Rule]]:
     """Yields the path of each module that has a rule, with the rule.
 
     Raises:
-        UserError: A module with parameters of its own has none.
+        UserError: A module with parameters of its own has none, or one that mixes the columns of its input.
     """
     for path, child in module.named_modules():
         rule = next((rule for pattern, rule in plan.items() if fnmatchcase(path, pattern)), None)
         own = [name for name, _ in child.named_parameters(recurse=False)]
-        if rule is not None and bool(own) != isinstance(rule, Heads):
+        needs_rule = bool(own) or mixes_columns(child)
+        if rule is not None and needs_rule != isinstance(rule, Heads):
             yield path, rule
-        elif own:
+        elif needs_rule:
+            what = f"parameters {', '.join(own)}" if own else "which mixes the columns of its input"
             raise UserError(
-                f"{type(child).__name__} ({path or 'the layer itself'}, parameters {', '.join(own)}) has no rule for "
-                "tensor parallelism; run with parallel.tp=1 parallel.cp=1 parallel.dp_shard=1, or name it in its "
-                "layer's tp_plan"
+                f"{type(child).__name__} ({path or 'the layer itself'}, {what}) has no rule for tensor parallelism; "
+                "run with parallel.tp=1 parallel.cp=1 parallel.dp_shard=1, or name it in its layer's tp_plan"
             )
+
+
+def mixes_columns(module: nn.Module) -> bool:
+    """Returns whether a module without parts gives other outputs for the halves of a width than for the whole of it.
+
+    Activations, dropout in evaluation mode and the like do not. A module that does not run on one tensor counts as one
+    that does not.
+    """
+    if next(module.children(), None) is not None:
+        return False
+    if isinstance(module, nn.GroupNorm) or hasattr(module, "normalized_shape"):  # of a width of their own
+        return True
+    run, x = copy.copy(module).eval(), torch.linspace(-2, 3, 64).sin().view(2, 4, 8)  # (B, T, D)
+    try:
+        with torch.no_grad():
+            halves = torch.cat([run(half) for half in x.chunk(2, -1)], -1)
+            return not torch.allclose(run(x), halves, equal_nan=True)
+    except (TypeError, ValueError, LookupError, RuntimeError, AttributeError):
+        return False
 
 
 def _parts(module: nn.Module, path: str, rule: Rule) -> Iterator[tuple[str, Part]]:

@@ -148,7 +148,7 @@ class _LayerNorm(Function):
     """A norm of rows of which each rank along an axis has a part. It keeps its input, and two numbers of each row."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, axis: MeshAxis, eps: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, axis: MeshAxis, eps: float) -> Tensor:
         width, wide = x.shape[-1], widened(x)
         mean = wide.mean(-1)  # (...)
         deviations = (wide - mean[..., None]).square().sum(-1)
@@ -158,7 +158,10 @@ class _LayerNorm(Function):
         mean, scale = mean[..., None], torch.rsqrt(variance + eps)[..., None]
         ctx.save_for_backward(x, weight, mean, scale)
         ctx.axis = axis
-        return (wide - mean) * scale * weight + bias
+        normalized = (wide - mean) * scale
+        if weight is not None:
+            normalized = normalized * weight
+        return normalized if bias is None else normalized + bias
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -166,7 +169,7 @@ class _LayerNorm(Function):
         normalized, rows = (widened(x) - mean) * scale, range(gradient.ndim - 1)
         of_x = of_weight = of_bias = None
         if ctx.needs_input_grad[0]:
-            inner = gradient * weight
+            inner = gradient if weight is None else gradient * weight
             sums = torch.stack([inner.sum(-1), (inner * normalized).sum(-1)])  # (2, ...)
             of_mean, of_scale = axis.all_gather(sums[None], 0).sum(0)[..., None] / (x.shape[-1] * axis.size)
             of_x = ((inner - of_mean - normalized * of_scale) * scale).to(x.dtype)
@@ -186,7 +189,8 @@ class ShardedLayerNorm(nn.LayerNorm):
 
     def __init__(self, whole: nn.LayerNorm, axis: MeshAxis) -> None:
         nn.Module.__init__(self)
-        self.normalized_shape, self.eps, self.elementwise_affine = whole.normalized_shape, whole.eps, True
+        self.normalized_shape, self.eps = whole.normalized_shape, whole.eps
+        self.elementwise_affine = whole.elementwise_affine
         self.weight, self.bias = whole.weight, whole.bias
         self._axis = axis
 

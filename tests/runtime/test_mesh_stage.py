@@ -2,15 +2,18 @@
 
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import timm
 import torch
 from support.cases import Case
 from support.exactness import assert_equal
 from support.mesh_mutations import MUTATIONS, is_equal_when_mutated, masks
-from support.mesh_training import bytes_of_a_step, held_fraction, train_on_mesh
+from support.mesh_training import bytes_of_a_step, held_fraction, normed_in_parts, train_on_mesh
 from support.pool import Pool
 from support.trainings import train_reference
 from torch import Tensor, nn
@@ -18,6 +21,8 @@ from torch import Tensor, nn
 from pipetransformer.errors import UserError
 from pipetransformer.mesh import SINGLE, StageMesh
 from pipetransformer.models.layer import Layer
+from pipetransformer.models.split import split_widths
+from pipetransformer.models.timm_layers import split_layers
 from pipetransformer.models.tp_plan import parts
 from pipetransformer.profiling.pretended import PretendedMesh
 from pipetransformer.runtime.mesh import RankMesh
@@ -38,6 +43,7 @@ MESHES = {
     "3d 2x2x2": StageMesh(dp_shard=2, tp=2, algorithm="3d"),
     "dp_shard 2 x cp 2 x tp 2": StageMesh(2, 2, 2),
 }
+PLAIN_NORM = partial(nn.LayerNorm, elementwise_affine=False)
 NUM_STEPS = 3  # the last one has a smaller batch
 KINDS = {  # of the meshes that test_mesh_matrix.py does not reach, and of one with each way to multiply
     "vit": ["tp 2", "2d, cp 2 x tp 2", "3d 1x2x2", "dp_shard 2 x cp 2 x tp 2"], "bert": ["2d 2x2", "3d 2x2x2"],
@@ -140,11 +146,45 @@ def test_a_module_without_a_rule_is_refused_by_name(bert_config: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            {"act_layer": partial(nn.Softmax, dim=-1)},
+            r"Softmax \(mlp\.act, which mixes the columns of its input\) has no",
+        ),
+        ({"norm_layer": PLAIN_NORM, "scale_mlp_norm": True}, r"LayerNorm \(mlp\.norm, which mixes the columns"),
+        ({"norm_layer": PLAIN_NORM, "act_layer": nn.SiLU, "qk_norm": True, "init_values": 0.1}, None),
+    ],
+)
+def test_a_module_that_mixes_a_split_width_is_refused_where_it_has_no_rule(
+    options: dict[str, Any], words: str | None
+) -> None:
+    sizes = {"patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2, "img_size": 8, "proj_drop_rate": 0.1}
+    stack = split_layers(timm.create_model("vit_tiny_patch16_224", drop_path_rate=0.1, **sizes, **options))
+    if words is None:
+        assert split_widths(stack)["heads"] == 2
+        return
+    with pytest.raises(UserError, match=words):
+        split_widths(stack)
+
+
+@pytest.mark.parametrize("options", [{}, {"bias": False}, {"elementwise_affine": False}], ids=str)
+def test_a_norm_over_a_split_width_is_that_over_the_whole(pool: Pool, options: dict[str, bool]) -> None:
+    for own, expected in pool.run(2, normed_in_parts, options):
+        torch.testing.assert_close(own, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
     ("rule", "module", "words"),
     [
         ("colwise", nn.Conv1d(2, 2, 1), "Conv1d and not an nn.Linear, and cannot be split; run with parallel.tp=1"),
         ("embedding", nn.Linear(2, 2), "Linear and not an nn.Embedding, and cannot be split; run with parallel.tp=1"),
         ("norm", nn.RMSNorm(2), "RMSNorm and not an nn.LayerNorm, .*; run with parallel.tp_algorithm=1d$"),
+        (
+            "norm",
+            nn.RMSNorm(2, elementwise_affine=False),
+            "RMSNorm and not an nn.LayerNorm, .* parallel.tp_algorithm=1d$",
+        ),
         ("column_norm", nn.RMSNorm(2), "RMSNorm and not an nn.LayerNorm, .*; run with parallel.tp=1"),
     ],
 )

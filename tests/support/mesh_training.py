@@ -1,5 +1,6 @@
 """The training of a case by one mesh: all layers as one stage, of which each rank has its part."""
 
+import copy
 import tempfile
 from contextlib import ExitStack
 from typing import Any
@@ -13,13 +14,13 @@ from pipetransformer.autopipe.plan import Plan
 from pipetransformer.mesh import Axes, StageMesh
 from pipetransformer.models.tp_plan import Part
 from pipetransformer.runtime.gradients import squared_gradient_norms, unscale_and_clip
-from pipetransformer.runtime.mesh import RankMesh
+from pipetransformer.runtime.mesh import MeshAxis, RankMesh
 from pipetransformer.runtime.mesh_gradients import CopiedGradients
 from pipetransformer.runtime.mesh_stage import MeshStage
 from pipetransformer.runtime.mesh_transfer import pack, unpack
 from pipetransformer.runtime.precision import PRECISIONS
 from pipetransformer.runtime.rng import sample_keys
-from pipetransformer.runtime.tensor_parallel import shard_layer
+from pipetransformer.runtime.tensor_parallel import ShardedLayerNorm, shard_layer
 from support.cases import CLIP_NORM, OPTIMIZERS, SEED, Case
 from support.comm_meter import comm_meter
 from support.trainings import Trace, _divisor, _read, build, go, ids_of, rate
@@ -214,3 +215,30 @@ def sums_along_an_axis(
         own = addend(dist.get_rank(), shape, dtype)
         part = None if shape[0] % axis.size else axis.reduce_scatter(own, 0)
         return axis.all_reduce(own), part, own
+
+
+def normed_in_parts(options: dict[str, bool]) -> tuple[list[Tensor], list[Tensor]]:
+    """Returns this rank's half of a norm's output and gradients, and that of torch's norm of the whole."""
+    torch.manual_seed(0)
+    whole = nn.LayerNorm(8, dtype=torch.float64, **options)
+    for parameter in whole.parameters():
+        nn.init.normal_(parameter)
+    x, gradient = torch.randn(2, 3, 4, 8, dtype=torch.float64)
+    axis = MeshAxis(2, dist.get_rank(), dist.group.WORLD)
+    half = copy.deepcopy(whole)
+    for name, parameter in whole.named_parameters():
+        setattr(half, name, nn.Parameter(_half(parameter.detach(), axis)))
+    parts = ShardedLayerNorm(half, axis)
+    return _passes(parts, _half(x, axis), _half(gradient, axis)), [
+        _half(tensor, axis) for tensor in _passes(whole, x, gradient)
+    ]
+
+
+def _half(tensor: Tensor, axis: MeshAxis) -> Tensor:
+    return tensor.chunk(2, -1)[axis.index].contiguous()
+
+
+def _passes(norm: nn.Module, x: Tensor, gradient: Tensor) -> list[Tensor]:
+    x = x.clone().requires_grad_()
+    outputs = norm(x)
+    return [outputs.detach(), *torch.autograd.grad(outputs, [x, *norm.parameters()], gradient)]
