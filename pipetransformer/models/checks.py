@@ -38,7 +38,7 @@ _BY_BATCH = {
 @torch.no_grad()
 def check_layers(
     layers: Sequence[Layer], hidden_shape: torch.Size, inputs: Tensor, context: Context | None = None
-) -> None:
+) -> set[str]:
     """Runs layers in training mode, on a batch and on its halves.
 
     Args:
@@ -46,6 +46,9 @@ def check_layers(
         hidden_shape: Shape (B, T, D) of the tensor between layers for these inputs.
         inputs: At least two samples, images (B, C, H, W) or token ids (B, T).
         context: Tensors (B, ...) for every layer.
+
+    Returns:
+        The original names of parameters that get no gradient.
 
     Raises:
         UserError: A layer changes a buffer, a weight or its input, mixes the samples of a batch, also in the gradient
@@ -55,6 +58,7 @@ def check_layers(
     context = context or {}
     for layer in layers:
         _check_embeddings(layer)
+    without_gradient: set[str] = set()
     with trial(nn.ModuleList(layers), training=True), WithoutDropout() as without:
         x = inputs
         for index, layer in enumerate(layers):
@@ -70,7 +74,20 @@ def check_layers(
             if not is_head:
                 _check_shape(where, outputs.shape, hidden_shape)
             _check_samples(layer, where, x, context, outputs, without)
+            without_gradient |= _without_gradient(layer, x, context)
             x = outputs
+    return without_gradient
+
+
+def _without_gradient(layer: Layer, x: Tensor, context: Context) -> set[str]:
+    """Returns the original names of a layer's parameters that take no part in its outputs."""
+    named = {name: parameter for name, parameter in layer.by_name().items() if parameter.requires_grad}
+    with torch.enable_grad():
+        total = layer(x, **context).sum()
+    if not total.requires_grad:
+        return {*named}
+    gradients = torch.autograd.grad(total, [*named.values()], allow_unused=True)
+    return {name for name, gradient in zip(named, gradients, strict=True) if gradient is None}
 
 
 def _check_embeddings(layer: Layer) -> None:

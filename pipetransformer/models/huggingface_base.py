@@ -90,10 +90,12 @@ class TransformersSpec(ModelSpec):
                 if head.kind == "causal" and not is_decoder(model):
                     raise UserError("its tokens see those after them; a causal head takes a decoder")
                 stack = split_layers(model).train()
-                check_runs_by_layers(model)
+                idle = check_runs_by_layers(model)
             if self.pretrained:
-                return self._published(stack, head.kind, seed)
-            stack.source = RandomInit(model, stack, seed)
+                stack = self._published(stack, head.kind, seed)
+            else:
+                stack.source = RandomInit(model, stack, seed)
+            stack.note_idle(idle)
             return stack
 
     @abstractmethod

@@ -147,27 +147,32 @@ def _rope_types(config: PretrainedConfig) -> set[str]:
     return {str(parameters.get("rope_type")) for parameters in each}
 
 
-def check_runs_by_layers(model: PreTrainedModel) -> None:
+def check_runs_by_layers(model: PreTrainedModel) -> set[str]:
     """Checks on a two-block copy that the stack computes what the model computes, and trains in any micro-batches.
 
     The structure alone does not say how a model calls its parts. A few tokens do: with padding, without, and with a
     row of padding alone.
 
+    Returns:
+        The names of parameters of the copy that get no gradient.
+
     Raises:
         UserError: It does not, with the reason.
     """
-    check_instance(tiny_vision_model(model) if reads_images(model) else tiny_model(model))
+    return check_instance(tiny_vision_model(model) if reads_images(model) else tiny_model(model))
 
 
-def check_instance(model: PreTrainedModel) -> None:
+def check_instance(model: PreTrainedModel) -> set[str]:
     """Checks a model with weights as :func:`check_runs_by_layers` does.
+
+    Returns:
+        The names of parameters that get no gradient.
 
     Raises:
         UserError: It cannot be trained layer by layer, with the reason.
     """
     if reads_images(model):
-        check_vision(model)
-        return
+        return check_vision(model)
     stack, pad_id = split_layers(model), model.config.pad_token_id
     if is_decoder(model) and pools_last_token(model) and pad_id is None:
         raise UserError("it finds the last token of a text by its config.pad_token_id, which is not set")
@@ -180,12 +185,14 @@ def check_instance(model: PreTrainedModel) -> None:
         context["attention_mask"] = context["attention_mask"].long()  # as the tokenizer gives it
         return logits(model(input_ids=ids, **context))
 
+    idle: set[str] = set()
     for lengths in ([5, 3, 1, 0], [5, 5, 5, 5]):
         mask = torch.arange(5) < torch.tensor(lengths)[:, None]
         ids = rows.masked_fill(~mask, pad_id or 0)
         context = {"attention_mask": mask, **types, **(others if all(lengths) else {})}
-        stack.check(ids, **context)
+        idle |= stack.check(ids, **context)
         check_same_outputs(stack, model, forward, ids, context)
+    return idle
 
 
 def _values_of_tokens(model: PreTrainedModel, ids: Tensor) -> dict[str, Tensor]:

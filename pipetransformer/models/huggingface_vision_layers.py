@@ -86,16 +86,20 @@ def check_vision_config(config: PretrainedConfig) -> None:
             raise UserError(f"its {name} is {getattr(sizes, name, None)}; supported are square images and patches")
 
 
-def check_vision(model: PreTrainedModel) -> None:
+def check_vision(model: PreTrainedModel) -> set[str]:
     """Checks a model with weights: its layers compute what it computes, and train in any micro-batches.
+
+    Returns:
+        The names of parameters that get no gradient.
 
     Raises:
         UserError: It cannot be trained layer by layer, with the reason.
     """
     stack, sizes = split_vision(model), vision_config(model.config)
     images = torch.randn(4, sizes.num_channels, sizes.image_size, sizes.image_size)  # (B, C, H, W)
-    stack.check(images)
+    idle = stack.check(images)
     check_same_outputs(stack, model, lambda pixels: logits(model(pixel_values=pixels)), images)
+    return idle
 
 
 def tiny_vision_model(model: PreTrainedModel) -> PreTrainedModel:

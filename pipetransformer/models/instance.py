@@ -116,8 +116,10 @@ def _split_timm(model: nn.Module) -> LayerStack:
         raise UserError(f"it is a {type(model).__name__}{why_not_flat(model)}; {NAMES}")
     if getattr(model, "grad_checkpointing", False):
         raise UserError(RECOMPUTES.format("set_grad_checkpointing(False)"))
-    check_instance(model)
-    return split_layers(without_storage(model))
+    idle = check_instance(model)
+    stack = split_layers(without_storage(model))
+    stack.note_idle(idle)
+    return stack
 
 
 def _split_transformers(model: nn.Module) -> LayerStack:
@@ -129,11 +131,13 @@ def _split_transformers(model: nn.Module) -> LayerStack:
         raise UserError("supported are encoders of the usual shape and decoders, with a head")
     if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
         raise UserError(RECOMPUTES.format("gradient_checkpointing_disable()"))
-    check_instance(model)
+    idle = check_instance(model)
     if getattr(model.config, "sliding_window", None):  # wider than the texts of that check
         with seeded(0):
             check_runs_by_layers(model)
-    return split_layers(without_storage(model))
+    stack = split_layers(without_storage(model))
+    stack.note_idle(idle)
+    return stack
 
 
 def _libraries(model: nn.Module) -> set[str]:
@@ -163,9 +167,9 @@ class ModelInstance(ModelSpec):
     def check_on(self, inputs: Tensor, context: dict[str, Tensor]) -> None:
         """Checks a model that no library made on two samples; see :meth:`LayerStack.check`."""
         if isinstance(self.model, LayerStack):
-            self.model.check(inputs, **context)
+            self.stack.note_idle(self.model.check(inputs, **context))
         elif isinstance(self.model, nn.Sequential):
-            LayerStack.from_sequential(self.model).check(inputs, **context)
+            self.stack.note_idle(LayerStack.from_sequential(self.model).check(inputs, **context))
 
     def check_names(self, split: str, names: Iterable[str]) -> None:
         """Refuses values of a sample that the model's own forward takes and its layers do not.

@@ -1,5 +1,6 @@
 """A model as a flat list of layers, with the original names of its parameters and those that layers share."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
@@ -13,6 +14,7 @@ from pipetransformer.errors import UserError
 from pipetransformer.models.checks import check_layers
 from pipetransformer.models.layer import Layer, Module, deep_copy, shallow_copy
 
+_NUMBER = re.compile(r"\d+")
 WeightSource = Callable[[int], Iterable[tuple[str, Tensor]]]
 """Yields the initial tensors of a layer with their original names; the same in every process."""
 
@@ -33,6 +35,7 @@ class LayerStack(nn.Module):
         source: Gives layers without storage their initial weights; a family's ``build_meta`` sets it.
         ties: The copies of each shared parameter.
         fixed: Parameters that never train, such as the base weights of adapters.
+        idle: Original names of parameters that take no part in a pass, see :meth:`note_idle`.
 
     Raises:
         UserError: There is no block, or a layer has no parameter of its own.
@@ -40,6 +43,7 @@ class LayerStack(nn.Module):
 
     source: WeightSource | None = None
     fixed: "frozenset[ParamRef]" = frozenset()
+    idle: frozenset[str] = frozenset()
 
     def __init__(self, layers: list[Layer], hidden_shape: Callable[[Tensor], torch.Size], config: Any = None) -> None:
         super().__init__()
@@ -72,20 +76,37 @@ class LayerStack(nn.Module):
         layers = [Layer(module, _call, f"{name}.") for name, module in _entries(modules)]
         stack = cls(layers, hidden_shape or _OutputShape(layers[0].module))
         if example is not None:
-            stack.check(example)
+            stack.note_idle(stack.check(example))
         return stack
 
-    def check(self, inputs: Tensor, **context: Tensor) -> None:
+    def check(self, inputs: Tensor, **context: Tensor) -> set[str]:
         """Checks on a few samples that all layers give (B, T, D) and may run in micro-batches and on replicas.
 
         Args:
             inputs: At least two samples, images (B, C, H, W) or token ids (B, T).
             context: Tensors (B, ...) for every layer.
 
+        Returns:
+            The original names of parameters that get no gradient, for :meth:`note_idle`.
+
         Raises:
             UserError: As :func:`pipetransformer.models.checks.check_layers`.
         """
-        check_layers([self[index] for index in range(len(self))], self.hidden_shape(inputs), inputs, context)
+        return check_layers([self[index] for index in range(len(self))], self.hidden_shape(inputs), inputs, context)
+
+    def note_idle(self, names: Iterable[str]) -> None:
+        """Notes parameters that take no part in a pass, so that replicas do not wait for their gradients.
+
+        Args:
+            names: Of this model, or of a smaller one of its kind, whose blocks have other numbers.
+        """
+        idle = {_NUMBER.sub("#", name) for name in names}
+        own = (name for index in range(len(self)) for name in self[index].by_name())
+        self.idle = frozenset(name for name in own if _NUMBER.sub("#", name) in idle)
+
+    def idle_parameters(self, index: int) -> list[nn.Parameter]:
+        """Returns the parameters of a layer that take no part in a pass, as far as that is known."""
+        return [parameter for name, parameter in self[index].by_name().items() if name in self.idle]
 
     @property
     def num_blocks(self) -> int:

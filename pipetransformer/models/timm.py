@@ -124,12 +124,14 @@ class TimmModel(ModelSpec):
         create = partial(self._create, **arguments)
         model = create(pretrained=False, device="meta")
         with seeded(seed):
-            self._check_layers(model, head.num_outputs, num_channels)
+            idle = self._check_layers(model, head.num_outputs, num_channels)
         stack = split_layers(model, (arguments, head.labels))
         drawn = RandomInit(model, stack, create, seed)
         if self.pretrained:
-            return self._published(stack, create, drawn, seed)
-        stack.source = drawn
+            stack = self._published(stack, create, drawn, seed)
+        else:
+            stack.source = drawn
+        stack.note_idle(idle)
         return stack
 
     def save(self, stack: LayerStack, state: dict[str, Tensor], folder: Path) -> None:
@@ -185,12 +187,12 @@ class TimmModel(ModelSpec):
         )
         return whole
 
-    def _check_layers(self, model: FlatModel, num_outputs: int, num_channels: int) -> None:
+    def _check_layers(self, model: FlatModel, num_outputs: int, num_channels: int) -> set[str]:
         from pipetransformer.models.timm_layers import check_runs_by_layers
 
         create = partial(self._create, num_classes=num_outputs, in_chans=num_channels)
         try:
-            check_runs_by_layers(model, create, num_outputs)
+            return check_runs_by_layers(model, create, num_outputs)
         except ValueError as error:
             raise UserError(f"model.name={self.name} cannot be trained layer by layer: {error}") from error
 

@@ -64,13 +64,16 @@ def split_layers(model: FlatModel, config: Any = None) -> LayerStack:
     return LayerStack(_layers(model), lambda images: torch.Size((len(images), num_tokens, width)), config)
 
 
-def check_runs_by_layers(model: FlatModel, create: Callable[..., FlatModel], num_outputs: int) -> None:
+def check_runs_by_layers(model: FlatModel, create: Callable[..., FlatModel], num_outputs: int) -> set[str]:
     """Checks on a two-block copy that the stack computes what the model computes, and trains in any micro-batches.
 
     Args:
         model: May have no storage.
         create: Makes the model with other arguments of ``timm.create_model``.
         num_outputs: Numbers that the head must give for each image.
+
+    Returns:
+        The names of parameters of the copy that get no gradient.
 
     Raises:
         UserError: It does not, with the reason.
@@ -79,15 +82,16 @@ def check_runs_by_layers(model: FlatModel, create: Callable[..., FlatModel], num
     side = 2 * patches.feat_ratio()
     tiny = create(pretrained=False, img_size=side, **_short(model), **_narrow(model))
     draw_all(tiny)
-    outputs = _check(tiny, (side, side))
+    outputs, idle = _check(tiny, (side, side))
     if outputs.shape[1:] != (num_outputs,):
         raise UserError(
             f"its head gives {tuple(outputs.shape[1:])} for an image in place of {num_outputs} numbers; give "
             "model.options.global_pool=avg, or token where there is a class token"
         )
+    return idle
 
 
-def check_instance(model: FlatModel) -> None:
+def check_instance(model: FlatModel) -> set[str]:
     """Checks a model with weights, without most of its blocks, as :func:`check_runs_by_layers` does.
 
     Raises:
@@ -95,18 +99,18 @@ def check_instance(model: FlatModel) -> None:
     """
     short: Any = shallow_copy(model)
     short.blocks = nn.Sequential(*list(model.blocks)[:2])
-    _check(short, short.patch_embed.img_size)
+    return _check(short, short.patch_embed.img_size)[1]
 
 
-def _check(model: FlatModel, size: tuple[int, int]) -> Tensor:
-    """Returns the outputs for four images of noise."""
+def _check(model: FlatModel, size: tuple[int, int]) -> tuple[Tensor, set[str]]:
+    """Returns the outputs for four images of noise, and the names of parameters that get no gradient."""
     stack = split_layers(model)
     first = next(weight for weight in model.patch_embed.parameters() if weight.dim() == 4)  # (D, C, height, width)
     images = torch.randn(4, first.shape[1], *size, generator=torch.Generator().manual_seed(0))  # (B, C, H, W)
-    stack.check(images)
+    idle = stack.check(images)
     check_same_outputs(stack, model, model, images)
     with torch.no_grad():
-        return stack(images)
+        return stack(images), idle
 
 
 def _short(model: FlatModel) -> dict[str, Any]:

@@ -176,6 +176,7 @@ class ElasticRuntime(HeldModel):
         kind = self.resident, self._context, self._compiler, self._shards, self._mesh
         stages = {index: make_stage(plan, index, *kind) for index in topology.stages}
         embeddings = [] if plan.fsdp else list(chain.from_iterable(embedding_weights(stack, layer) for layer in own))
+        idle = [] if plan.fsdp else list(chain.from_iterable(map(stack.idle_parameters, own)))
         copied = None if self._mesh is None else self._mesh.copied_gradients(stages.values(), embeddings)
         active = (layer for stage in stages.values() for layer in stage.active_parameters)
         self.optimizer = self._build_optimizer(active, copied)
@@ -184,7 +185,7 @@ class ElasticRuntime(HeldModel):
         first_trained = stack.first_trained(plan.first_active_layer)
         mesh = self.resident.cuts.mesh
         self.engine = Engine(
-            resolved, stages, tied, self._objective, self._context, first_trained, mesh, copied, embeddings
+            resolved, stages, tied, self._objective, self._context, first_trained, mesh, copied, embeddings, idle
         )
         self._trained = {layer: stack.own_parameters(layer) for layer in self.engine.active_parameters}
         self.measured = self._trained if copied is None else copied.counted(self._trained)

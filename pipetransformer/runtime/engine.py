@@ -59,6 +59,7 @@ class Engine:
         mesh: This rank's view of the ranks that run its stages together; ``None`` where it runs them alone.
         copied: The gradients of what ranks of the mesh have copies of.
         embeddings: Weights of which replicas average the rows that a batch touches; without FSDP.
+        idle: Parameters that get no gradient, for which DistributedDataParallel would wait; without FSDP.
 
     Attributes:
         topology: This rank's view of the plan.
@@ -69,7 +70,7 @@ class Engine:
     def __init__(
         self, resolved: ResolvedTopology, stages: dict[int, Stage], tied: TiedWeights, objective: Objective,
         context: RankContext, first_trained: int, mesh: RankMesh | None = None, copied: CopiedGradients | None = None,
-        embeddings: Sequence[nn.Parameter] = (),
+        embeddings: Sequence[nn.Parameter] = (), idle: Sequence[nn.Parameter] = (),
     ) -> None:  # fmt: skip
         self._mesh, self._copied = mesh, copied
         self._first_trained = first_trained
@@ -83,9 +84,9 @@ class Engine:
         self.active_parameters = {i: p for stage in stages.values() for i, p in stage.active_parameters.items()}
         self._modules: dict[int, nn.Module] = {**stages}
         if has_ddp and resolved.replicas.size() > 1 and stages[0].trains:
-            self._modules[0] = self._data_parallel(stages[0], embeddings)
+            self._modules[0] = self._data_parallel(stages[0], (*embeddings, *idle))
         self._embeddings, apart = embeddings, set(embeddings)
-        own = [] if has_ddp or self.plan.fsdp else chain.from_iterable(self.active_parameters.values())
+        own = idle if has_ddp or self.plan.fsdp else chain.from_iterable(self.active_parameters.values())
         self._averaged = [parameter for parameter in own if parameter not in apart]
         self._schedules: dict[tuple[object, ...], Schedule] = {}
 

@@ -48,6 +48,16 @@ def saved(folder: Path, to: Path, shape: tuple[int, ...] = (3, 16, 16), **change
     return to
 
 
+@pytest.mark.parametrize("pretrained", [False, True])
+def test_parameters_that_only_pretraining_uses_are_noted(
+    pretrained: bool, encoder_folder: Folder, tmp_path: Path
+) -> None:
+    folder = encoder_folder("dinov2_with_registers", num_hidden_layers=3)
+    stack = build(saved(folder, tmp_path) if pretrained else folder, pretrained=pretrained)
+    assert stack.idle == {"dinov2_with_registers.embeddings.mask_token"}
+    assert [len(stack.idle_parameters(index)) for index in range(len(stack))] == [1, 0, 0, 0, 0]
+
+
 def test_the_published_preprocessing_is_the_format(encoder_folder: Folder) -> None:
     folder = encoder_folder("dinov2")
     (folder / "preprocessor_config.json").write_text(json.dumps(DINOV2_PROCESSOR))

@@ -98,10 +98,20 @@ def with_an_alias() -> nn.Sequential:
     return model
 
 
+def with_an_idle_layer() -> nn.Sequential:
+    """A block with parameters that it does not use, beside those of :func:`sequential`."""
+    model = sequential()
+    model[2].idle = nn.Linear(2, 2)
+    return model
+
+
+OF_LAYERS = {"sequential": sequential, "alias": with_an_alias, "idle": with_an_idle_layer}
+
+
 def model_and_data(kind: str) -> tuple[nn.Module, Any]:
     torch.manual_seed(0)
-    if kind in ("sequential", "alias"):
-        return sequential() if kind == "sequential" else with_an_alias(), Tokens()
+    if kind in OF_LAYERS:
+        return OF_LAYERS[kind](), Tokens()
     if kind == "encoder":  # torch's own blocks, with dropout
         blocks = [nn.TransformerEncoderLayer(WIDTH, 2, 16, dropout=0.3, batch_first=True) for _ in range(NUM_BLOCKS)]
         return nn.Sequential(nn.Embedding(VOCABULARY, WIDTH), *blocks, Head()), Tokens()

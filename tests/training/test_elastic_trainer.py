@@ -168,6 +168,18 @@ def test_a_summary_that_cannot_be_written_leaves_nothing_open(pool: Pool, tmp_pa
     assert pool.run(1, close_on_a_full_disk, tmp_path) == [("no space", True)]
 
 
+@pytest.mark.parametrize(
+    ("world", "parallel"), [ARRANGEMENTS["two replicas"], ARRANGEMENTS["two stages"], ARRANGEMENTS["fsdp"]]
+)
+def test_parameters_that_a_model_does_not_use_stay_as_they_are(
+    pool: Pool, tmp_path: Path, world: int, parallel: pt.Parallel
+) -> None:
+    losses, _ = train_plainly()
+    seen = pool.run(world, train_own, "idle", tmp_path, parallel)[0]
+    assert seen["losses"] == pytest.approx(losses, rel=0, abs=1e-10)
+    assert torch.equal(seen["model"]["2.idle.weight"], model_and_data("idle")[0][2].idle.weight)
+
+
 def test_without_its_optimizer_state_a_run_goes_another_way(pool: Pool, whole: list[float]) -> None:
     _, state = pool.run(1, train_from_a_state, "encoder", pt.Parallel(), 6, None)[0]
     losses, _ = pool.run(1, train_from_a_state, "encoder", pt.Parallel(), 12, state | {"optimizer": {}})[0]
