@@ -109,7 +109,8 @@ class TableImages(LabelledTable, PictureSpec):
         task, weights = self._image_task(pictures)
         wanted = replace(wanted, num_channels=wanted.num_channels or pictures.train.num_channels)
         note = pictures.labels.note if pictures.columns else ""
-        return self._data(pictures.train, pictures.evaluation, pictures.eval_name, task, wanted, weights, note)
+        data = self._data(pictures.train, pictures.evaluation, pictures.eval_name, task, wanted, weights, note)
+        return replace(data, warnings=pictures.labels.warnings)
 
     def _image_task(self, pictures: Pictures) -> tuple[Task, np.ndarray | None]:
         """Returns the task of the labels with a head for pictures, and the weight of each class."""

@@ -65,12 +65,14 @@ class Labels:
         task: ``classification``, ``multi_label`` or ``regression``.
         names: The classes in order; none for regression.
         is_multi_hot: Cells are lists with a 0 or 1 for each class, in the training data and so in all.
+        warnings: A task that follows from how labels are written, and may not be the one that is meant.
     """
 
     options: LabelOptions
     task: str
     names: tuple[str, ...] = ()
     is_multi_hot: bool = False
+    warnings: tuple[str, ...] = ()
 
     @staticmethod
     def of(rows: Rows, options: LabelOptions) -> Labels:
@@ -91,7 +93,7 @@ class Labels:
                 f"{options.text}: {rows.name} has {found}; give rows of two classes or more, or name the classes by "
                 "dataset.labels=[...]"
             )
-        return Labels(options, task, names, has_switches)
+        return Labels(options, task, names, has_switches, _doubts(rows, options, task))
 
     @property
     def note(self) -> str:
@@ -222,6 +224,21 @@ def _task(rows: Rows, options: LabelOptions) -> str:
     raise UserError(
         f"{options.text}: {rows.name} has {len(texts)} different {found} there, more than the {most} that are taken "
         f"for classes; name another column, or give {regression}dataset.task=classification"
+    )
+
+
+def _doubts(rows: Rows, options: LabelOptions, task: str) -> tuple[str, ...]:
+    """Returns a warning where few whole numbers are values only because they are written with a point, as 1.0."""
+    if options.task != "auto" or task != "regression":
+        return ()
+    found = {number(cell) for cell in distinct(column_of(rows, options.columns[0]))[0] if cell is not None}
+    values = sorted(value for value in found if not np.isnan(value))
+    if len(values) > MOST_WHOLE_NUMBERS or not all(value.is_integer() for value in values):
+        return ()
+    return (
+        f"{options.text} has {len(values)} different labels, all whole ({shown([*map(str, values)])}), and the task is "
+        "regression because they are written with a point; give dataset.task=classification if they are classes, or "
+        "dataset.task=regression if they are values",
     )
 
 

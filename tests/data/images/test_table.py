@@ -142,6 +142,7 @@ def test_the_draw_of_held_out_pictures_is_fixed(write: Callable[[Path], Path], t
         (["b", "a", "b"], "classification", ("a", "b"), [1, 0, 1]),
         ([3, 1, 3], "classification", ("1", "3"), [1, 0, 1]),
         ([0.5, 2.0, -1e3], "regression", (), [0.5, 2.0, -1000.0]),
+        ([0.0, 1.0, 1.0], "regression", (), [0.0, 1.0, 1.0]),
         ([["x"], [], ["y", "x"]], "multi_label_classification", ("x", "y"), [[1, 0], [0, 0], [1, 1]]),
     ],
 )
@@ -154,6 +155,7 @@ def test_labels_of_any_kind_choose_the_task(
     assert data.task.head.num_outputs == (len(names) or 1)
     assert data.train.targets([0, 1, 2]).tolist() == targets
     assert data.note.startswith("label is ")
+    assert len(data.warnings) == (task == "regression" and all(target.is_integer() for target in targets))
     perfect = np.array(targets)
     assert max(data.train.score(perfect).values()) == pytest.approx(1)
 

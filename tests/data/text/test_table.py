@@ -89,6 +89,27 @@ def test_the_task_follows_from_the_labels(
     assert data.task.head.problem_type == problem, "transformers' word for it"
 
 
+@pytest.mark.parametrize(
+    ("labels", "task", "is_told"),
+    [
+        ([0.0, 1.0], "auto", True),
+        (["0.0", "1.0", "1.0"], "auto", True),
+        ([0.0, 1.0], "regression", False),
+        ([0.0, 1.0], "classification", False),
+        ([0.0, 0.5], "auto", False),
+        ([*map(float, range(MOST_WHOLE_NUMBERS + 1))], "auto", False),
+    ],
+    ids=str,
+)
+def test_a_regression_on_few_whole_numbers_is_told_unless_the_task_is_given(
+    tmp_path: Path, text: TextFormat, labels: list[Any], task: str, is_told: bool
+) -> None:
+    data = on_its_own(text, write_lines(tmp_path / "a.jsonl", labels), task=task)
+    assert len(data.warnings) == is_told
+    for words in ("dataset.label=label has 2", "0.0, 1.0", "give dataset.task=classification"):
+        assert all(words in warning for warning in data.warnings)
+
+
 @pytest.mark.parametrize("labels", [["1", "2"], ["0.5", "2"], ["good", "bad"], ["true", "false"]], ids=str)
 def test_a_csv_file_gives_the_task_that_json_does(tmp_path: Path, text: TextFormat, labels: list[str]) -> None:
     native = [label if label in ("good", "bad") else json.loads(label) for label in labels]
