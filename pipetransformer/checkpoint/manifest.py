@@ -93,6 +93,12 @@ class Manifest:
     metric: float | None
     seconds: float
 
+    def fits(self, num_samples: int, batch_size: int) -> bool:
+        """Returns whether the step has the same place in its epoch with batches of this size from so many samples."""
+        steps_per_epoch = -(-num_samples // batch_size)
+        place = self.train.get("epoch"), self.train.get("step_in_epoch")
+        return place == divmod(self.train.get("step", 0), steps_per_epoch)
+
     def to_json(self) -> bytes:
         """Returns the file's content. Floats keep every bit; NaN and infinities are written as Python's JSON does."""
         values = {"schema": SCHEMA} | asdict(self)

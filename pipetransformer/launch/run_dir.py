@@ -71,15 +71,28 @@ def finished_summary(config: Config, run_dir: Path) -> dict[str, Any] | None:
     if config.resume.allow and is_saved:
         return None
     if changed := _changes(config, run_dir):
-        names, remedy = [change.partition(":")[0] for change in changed], "start another run"
-        if is_saved and "seed" not in names:
-            remedy = f"give resume.allow=[{','.join(names)}] to go on with the new ones"
         raise UserError(
-            f"the run in {run_dir} is complete, with other settings ({'; '.join(changed)}); drop them, or {remedy}"
+            f"the run in {run_dir} is complete, with other settings ({'; '.join(changed)}); drop them, or "
+            f"{_way_on(config, run_dir, [change.partition(':')[0] for change in changed])}"
         )
     remove_stale()  # of the launcher, which may have been killed after its last word
     print_line(f"nothing to resume: the run in {run_dir} is complete")
     return summary
+
+
+def _way_on(config: Config, run_dir: Path, names: Sequence[str]) -> str:
+    """Returns what to do for a run with other values of the named options than those of the complete one."""
+    manifest = _newest_manifest(run_dir)
+    if manifest is None or "seed" in names or not manifest.fits(manifest.data["num_samples"], config.batch_size):
+        return "start another run"
+    may_differ = any(name.startswith("dataset.") for name in names)  # only when they are loaded they are counted
+    where = " where an epoch has as many steps as before" if may_differ else ""
+    return f"give resume.allow=[{','.join(names)}] to go on with the new ones{where}"
+
+
+def _newest_manifest(run_dir: Path) -> Manifest | None:
+    """Returns the newest manifest of a run that can be read."""
+    return next((found for _, found in open_checkpoints(run_dir / FOLDER) if isinstance(found, Manifest)), None)
 
 
 def _changes(config: Config, run_dir: Path) -> list[str]:
@@ -101,7 +114,7 @@ def refuse_fewer_epochs(config: Config, run_dir: Path) -> None:
     """
     if config.resume.run is None:
         return
-    manifest = next((found for _, found in open_checkpoints(run_dir / FOLDER) if isinstance(found, Manifest)), None)
+    manifest = _newest_manifest(run_dir)
     if manifest is not None:
         check_epochs(config.epochs, manifest.train, run_dir)
 

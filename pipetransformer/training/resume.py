@@ -12,7 +12,6 @@ from typing import Any
 
 import torch.distributed as dist
 
-from pipetransformer.autodp.sampler import num_batches
 from pipetransformer.checkpoint.folder import FOLDER, newest_whole, open_checkpoints, problem_with
 from pipetransformer.checkpoint.manifest import LayerFile, Manifest
 from pipetransformer.checkpoint.source import CheckpointLayers
@@ -164,13 +163,14 @@ def check_settings(checkpoint: Checkpoint, config: Config, data: Mapping[str, An
     Raises:
         UserError: With each such option, its old and its new value.
     """
-    fits = _fits(checkpoint.manifest.train, config, data["num_samples"])
+    fits = checkpoint.manifest.fits(data["num_samples"], config.batch_size)
     allowed = [name for name in config.resume.allow if fits and name != "seed"]
     changed = changes(checkpoint.manifest.settings, settings_of(config), allowed)
     if dict(data) != checkpoint.manifest.data and "dataset" not in allowed:
         changed.append(f"dataset: {checkpoint.manifest.data} -> {dict(data)}")
     names = [change.partition(":")[0] for change in changed]
     if changed and fits and "seed" not in names:
+        names = [*config.resume.allow, *names]
         raise UserError(
             f"{checkpoint.folder} was written with other settings, under which the run would end otherwise "
             f"({'; '.join(changed)}); give the old ones, or resume.allow=[{','.join(names)}] to go on with the new ones"
@@ -180,12 +180,6 @@ def check_settings(checkpoint: Checkpoint, config: Config, data: Mapping[str, An
             f"{checkpoint.folder} was written with other settings, with which no run can go on ({'; '.join(changed)}); "
             "give the old ones: the seed, the data and the batch_size are those of the order of its samples"
         )
-
-
-def _fits(state: Mapping[str, Any], config: Config, num_samples: int) -> bool:
-    """Returns whether the place of a state's step in its epoch is the same with these settings and data."""
-    steps_per_epoch = num_batches(num_samples, config.batch_size)
-    return (state.get("epoch"), state.get("step_in_epoch")) == divmod(state.get("step", 0), steps_per_epoch)
 
 
 def data_digest(split: Split) -> dict[str, Any]:

@@ -66,6 +66,15 @@ def test_nothing_is_told_of_a_run_that_saved_its_model_or_made_no_step(tmp_path:
     assert not notes(RankLost("killed"), tmp_path / "other", num_steps=0)
 
 
+def write_manifest(run_dir: Path, step: int = 8, num_samples: int = 0, **place: int) -> None:
+    """A checkpoint of which a launcher reads no more than the manifest."""
+    folder = run_dir / FOLDER / f"step-{step:08d}"
+    folder.mkdir(parents=True)
+    state, data = {"step": step} | place, {"num_samples": num_samples}
+    manifest = Manifest(step, (LayerFile(0, "", 0, "0" * 32),), state, {}, None, data, {}, {}, {}, 0, "", None, 0.0)
+    (folder / MANIFEST).write_bytes(manifest.to_json())
+
+
 @pytest.mark.parametrize(
     ("status", "resume", "is_over"),
     [("completed", ("resume=auto",), True), ("completed", (), False), ("interrupted", ("resume=auto",), False)],
@@ -87,13 +96,22 @@ def test_a_complete_run_is_not_resumed_with_other_settings_unless_they_are_allow
     allowed = compose_training([*more, "resume.allow=[epochs]"])
     with pytest.raises(UserError, match="drop them, or start another run"):  # there is no checkpoint
         finished_summary(allowed, tmp_path)
-    (tmp_path / FOLDER / "step-00000008").mkdir(parents=True)
+    write_manifest(tmp_path, num_samples=128, epoch=2, step_in_epoch=0)
     with pytest.raises(
         UserError, match=r"complete, with other settings \(epochs: 2 -> 3\); drop them, or give resume.al"
     ):
         finished_summary(compose_training(more), tmp_path)
-    with pytest.raises(UserError, match=r"seed: 1 -> 7\); drop them, or start another run"):
-        finished_summary(compose_training(["epochs=2", "seed=7", "resume=auto"]), tmp_path)
+    for option, told in (
+        ("seed=7", r"\(seed: 1 -> 7\); drop them, or start another run$"),
+        ("batch_size=64", r"\(batch_size: 32 -> 64\); drop them, or start another run$"),
+        ("batch_size=33", r"or give resume.allow=\[batch_size\] to go on with the new ones$"),
+        (
+            "dataset.max_train_samples=64",
+            r"max_train_samples\] to go on .* where an epoch has as many steps as before$",
+        ),
+    ):
+        with pytest.raises(UserError, match=told):
+            finished_summary(compose_training(["epochs=2", option, "resume=auto"]), tmp_path)
     assert finished_summary(allowed, tmp_path) is None
 
 
@@ -104,12 +122,7 @@ def test_a_complete_run_is_not_resumed_with_other_settings_unless_they_are_allow
 def test_a_run_is_not_resumed_to_fewer_epochs_than_it_has_trained(
     epoch: int, step_in_epoch: int, epochs: int, is_refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checkpoint = tmp_path / FOLDER / "step-00000008"
-    checkpoint.mkdir(parents=True)
-    layers = (LayerFile(0, "", 0, "0" * 32),)
-    place = {"epoch": epoch, "step_in_epoch": step_in_epoch, "step": 8}
-    manifest = Manifest(8, layers, place, {}, None, {}, {}, {}, {}, 0, "", None, 0.0)
-    (checkpoint / MANIFEST).write_bytes(manifest.to_json())
+    write_manifest(tmp_path, epoch=epoch, step_in_epoch=step_in_epoch)
     monkeypatch.setattr(start, "start", lambda *_: {"status": "goes on"})
     written: list[str] = []
 

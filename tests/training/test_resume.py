@@ -9,15 +9,16 @@ from pathlib import Path
 
 import pytest
 from support.faults import Fault, run_with
-from support.jobs import TINY, Job, play, play_with_steps_held_back, run_job
+from support.jobs import TINY, Job, loaded, play, play_with_steps_held_back, run_job
 from support.pool import Pool
 from support.resumes import Ran, run_on
 from support.texts import text_run, write_decoder, write_table
 
 from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder
-from pipetransformer.checkpoint.manifest import MANIFEST, layer_file, read_manifest
+from pipetransformer.checkpoint.manifest import MANIFEST, Manifest, layer_file, read_manifest
+from pipetransformer.errors import UserError
 from pipetransformer.report.run_folder import EVENT_LOG
-from pipetransformer.training.resume import cut_log
+from pipetransformer.training.resume import Checkpoint, check_settings, cut_log, settings_of
 
 IS_WHOLE = "RESUME_MATRIX" in os.environ  # as by make resume-matrix
 EPOCHS = 16 if IS_WHOLE else 5
@@ -218,6 +219,14 @@ def test_no_permission_is_offered_that_would_not_help(pool: Pool, run_dir: Path,
         assert f"({name}: " in job.error
         assert "with which no run can go on" in job.error
         assert "resume.allow" not in job.error
+
+
+def test_what_is_allowed_already_stays_in_the_list_that_is_asked_for(tmp_path: Path) -> None:
+    old, new = loaded(), loaded("optim.lr=0.02", "optim.weight_decay=0.5", "resume.allow=[optim.lr]")
+    start, data = {"step": 0, "epoch": 0, "step_in_epoch": 0}, {"num_samples": 8}
+    manifest = Manifest(0, (), start, settings_of(old), None, data, {}, {}, {}, 0, "", None, 0.0)
+    with pytest.raises(UserError, match=r"give .*resume\.allow=\[optim\.lr,optim\.weight_decay\] to go on"):
+        check_settings(Checkpoint(tmp_path, manifest, ()), new, data)
 
 
 def test_a_complete_run_goes_on_with_more_epochs(pool: Pool, tmp_path: Path) -> None:
