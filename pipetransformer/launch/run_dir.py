@@ -119,8 +119,11 @@ def refuse_fewer_epochs(config: Config, run_dir: Path) -> None:
         check_epochs(config.epochs, manifest.train, run_dir)
 
 
-def refuse_other_run(config: Config, run_dir: Path) -> None:
+def refuse_other_run(config: Config, run_dir: Path, in_sweep: bool = False) -> None:
     """Keeps the run that a folder holds; with ``overwrite`` removes it, and one that was only estimated or refused.
+
+    Args:
+        in_sweep: The folder is one of a sweep's, which names them by the numbers of its jobs.
 
     Raises:
         UserError: There is one, and it is neither resumed nor to be overwritten.
@@ -133,7 +136,7 @@ def refuse_other_run(config: Config, run_dir: Path) -> None:
     if not config.overwrite and not is_empty:
         raise UserError(
             f"{run_dir} holds a run already ({status}); give resume=auto to go on with it, overwrite=true to replace "
-            "it, or another hydra.run.dir="
+            f"it, or another hydra.{'sweep' if in_sweep else 'run'}.dir="
         )
     for name in (*found, WANDB, TENSORBOARD):  # whose commands the new run would end with
         path = run_dir / name

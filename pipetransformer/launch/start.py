@@ -72,7 +72,7 @@ def run_in_folder(
     refuse_fewer_epochs(config, run_dir)
     if finished := finished_summary(config, run_dir):
         return start(config, run_dir, plain, sweep) if under_torchrun() else finished  # there all ranks are told
-    refuse_other_run(config, run_dir)
+    refuse_other_run(config, run_dir, in_sweep=sweep is not None)
     with record_of_refused(config, run_dir):
         write_record()
         return start(config, run_dir, plain, sweep)

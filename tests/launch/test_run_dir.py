@@ -159,6 +159,15 @@ def test_a_run_whose_resume_is_refused_keeps_its_settings_and_summary(
     assert all((file.read_text() == "before") == is_kept for file in files)
 
 
+@pytest.mark.parametrize(("sweep", "option"), [(None, "hydra.run.dir="), ("twice", "hydra.sweep.dir=")])
+def test_a_folder_that_is_taken_is_named_with_the_option_that_names_another(
+    sweep: str | None, option: str, tmp_path: Path
+) -> None:
+    (tmp_path / "summary.json").write_text(json.dumps({"status": "completed"}))
+    with pytest.raises(UserError, match=rf"holds a run already \(completed\); .* or another {option}$"):
+        start.run_in_folder(compose_training([]), tmp_path, lambda: None, sweep)
+
+
 def test_a_run_that_was_refused_before_its_first_step_does_not_stand_in_the_way(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text(json.dumps({"status": "failed"}))
     (tmp_path / "config.yaml").touch()
