@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
@@ -79,11 +79,14 @@ def _own_folders() -> list[str]:
 
 
 def _remove_empty(folder: Path) -> None:
-    """Removes a run folder that Hydra has made, and the empty folders of its date, below the working directory."""
+    """Removes a run folder that Hydra has made, and below the working directory the empty folders of its date."""
+    here = Path.cwd()
     for each in (folder, *folder.parents[:2]):
-        if Path.cwd() not in each.parents or any(each.iterdir()):
+        is_ours = here in each.parents or (each == folder != here)
+        if not is_ours or any(each.iterdir()):
             return
-        each.rmdir()
+        with suppress(OSError):  # another file system begins there
+            each.rmdir()
 
 
 def main() -> None:

@@ -157,10 +157,12 @@ def test_a_table_that_does_not_fit_is_answered_in_one_line(
 
 
 def test_a_folder_for_the_cache_below_a_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    ended = train(tmp_path, "cache.path=file/features")
+    (here := tmp_path / "here").mkdir()
+    (here / "file").touch()
+    ended = train(here, "cache.path=file/features", "hydra.run.dir=../run", "dry_run=true")
     assert ended.code == 1
-    assert ended.err.startswith(f"the cache's folder {tmp_path / 'file' / 'features'} cannot be written")
+    assert not (tmp_path / "run").exists(), "a refused command leaves no folder, wherever it was to be"
+    assert ended.err.startswith(f"the cache's folder {here / 'file' / 'features'} cannot be written")
     assert "cache.path=" in ended.err
     assert "Traceback" not in ended.err
 
