@@ -3,7 +3,7 @@
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import yaml
 
 from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder, open_checkpoints
 from pipetransformer.checkpoint.manifest import Manifest
+from pipetransformer.config.names import in_options
 from pipetransformer.config.resuming import changes, check_epochs, dotted
 from pipetransformer.config.schema import Config, as_plain
 from pipetransformer.errors import RankLost, UserError
@@ -28,6 +29,7 @@ from pipetransformer.report.run_folder import (
     known_summary,
     read_overrides,
     short_path,
+    write_json,
 )
 from pipetransformer.report.secrets import redact
 from pipetransformer.report.trace import remove_traces
@@ -146,7 +148,10 @@ def refuse_other_run(config: Config, run_dir: Path, in_sweep: bool = False) -> N
 
 @contextmanager
 def record_of_refused(config: Config, run_dir: Path) -> Iterator[None]:
-    """Gives a run its settings and summary back where it was to be resumed and is refused before its first step."""
+    """Gives a run its settings and summary back where it was to be resumed and is refused before its first step.
+
+    One that was to start has a summary that says so: without it the folder would count as that of a run that goes on.
+    """
     names = (CONFIG, OVERRIDES, SUMMARY) if config.resume.run is not None else ()
     before = {name: (run_dir / name).read_bytes() for name in names if (run_dir / name).is_file()}
     try:
@@ -155,7 +160,15 @@ def record_of_refused(config: Config, run_dir: Path) -> Iterator[None]:
         if _is_refused(error, known_summary(run_dir)):
             for name, content in before.items():
                 (run_dir / name).write_bytes(content)
+            if not before and not (run_dir / SUMMARY).is_file():
+                write_refused(error, run_dir)
         raise
+
+
+def write_refused(error: UserError, run_dir: Path) -> None:
+    """Writes the summary of a run that was refused before its ranks started."""
+    with suppress(OSError):  # what the user has to know is the refusal
+        write_json(run_dir / SUMMARY, {"status": "failed", "error": in_options(error)})
 
 
 def tell_where_weights_are(error: BaseException, run_dir: Path) -> None:

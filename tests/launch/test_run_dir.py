@@ -168,6 +168,21 @@ def test_a_folder_that_is_taken_is_named_with_the_option_that_names_another(
         start.run_in_folder(compose_training([]), tmp_path, lambda: None, sweep)
 
 
+def test_a_run_that_no_rank_began_leaves_its_refusal_and_does_not_stand_in_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> dict[str, Any]:
+        raise UserError("`world_size`=2 processes need a GPU each")
+
+    monkeypatch.setattr(start, "start", refuse)
+    config = compose_training(["dry_run=true"])
+    for _ in range(2):
+        with pytest.raises(UserError, match="need a GPU each"):
+            start.run_in_folder(config, tmp_path, lambda: write_config(config, tmp_path))
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary == {"status": "failed", "error": "parallel.world_size=2 processes need a GPU each"}
+
+
 def test_a_run_that_was_refused_before_its_first_step_does_not_stand_in_the_way(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text(json.dumps({"status": "failed"}))
     (tmp_path / "config.yaml").touch()
