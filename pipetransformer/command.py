@@ -6,21 +6,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn, cast
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import CompactHydraException
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from pipetransformer.config.arguments import explain, print_help, read_arguments, unwritable
 from pipetransformer.config.compose import load, register
 from pipetransformer.config.schema import CONF, Config, write_config
 from pipetransformer.errors import Stopped, UserError
 from pipetransformer.launch.restarts import after_restart
-from pipetransformer.launch.run_dir import resumed_arguments
+from pipetransformer.launch.run_dir import record_refused_job, resumed_arguments
 from pipetransformer.launch.start import is_first_rank, preflight, run_in_folder, under_torchrun
 from pipetransformer.report.reporter import erase_phase
 from pipetransformer.report.run_folder import write_overrides
@@ -55,8 +55,12 @@ def _run_job(node: DictConfig, run_dir: Path, sweep: str | None) -> float | None
     try:
         config = after_restart(load(node))
         preflight(config)
-    except UserError:
-        _remove_empty(run_dir)
+    except UserError as error:
+        if sweep is None:
+            _remove_empty(run_dir)
+        else:
+            settings = cast("dict[str, Any]", OmegaConf.to_container(node))
+            record_refused_job(error, run_dir, settings, _arguments())
         raise
     metric = run_in_folder(config, run_dir, partial(_write_record, config, run_dir), sweep).get("metric")
     return metric["value"] if metric else None
@@ -65,9 +69,14 @@ def _run_job(node: DictConfig, run_dir: Path, sweep: str | None) -> float | None
 def _write_record(config: Config, run_dir: Path) -> None:
     try:
         write_config(config, run_dir)
-        write_overrides(run_dir, [*HydraConfig.get().overrides.task, *_own_folders()])
+        write_overrides(run_dir, _arguments())
     except OSError as error:
         raise UserError(unwritable(error)) from None
+
+
+def _arguments() -> list[str]:
+    """Returns the arguments of a job, which a resumed run is composed of."""
+    return [*HydraConfig.get().overrides.task, *_own_folders()]
 
 
 def _own_folders() -> list[str]:

@@ -30,6 +30,7 @@ from pipetransformer.report.run_folder import (
     read_overrides,
     short_path,
     write_json,
+    write_overrides,
 )
 from pipetransformer.report.secrets import redact
 from pipetransformer.report.trace import remove_traces
@@ -130,20 +131,33 @@ def refuse_other_run(config: Config, run_dir: Path, in_sweep: bool = False) -> N
     Raises:
         UserError: There is one, and it is neither resumed nor to be overwritten.
     """
-    found = [name for name in OWN_FILES if (run_dir / name).exists()]
+    found = _own_files(run_dir)
     if config.resume.run is not None or not found:
         return
-    status = known_summary(run_dir).get("status", "not finished")
-    is_empty = status == DRY_RUN or (status == "failed" and not _has_steps(run_dir) and not (run_dir / FOLDER).exists())
-    if not config.overwrite and not is_empty:
+    if not config.overwrite and not _is_replaceable(run_dir):
         raise UserError(
-            f"{run_dir} holds a run already ({status}); give resume=auto to go on with it, overwrite=true to replace "
-            f"it, or another hydra.{'sweep' if in_sweep else 'run'}.dir="
+            f"{run_dir} holds a run already ({_status(run_dir)}); give resume=auto to go on with it, overwrite=true to "
+            f"replace it, or another hydra.{'sweep' if in_sweep else 'run'}.dir="
         )
     for name in (*found, WANDB, TENSORBOARD):  # whose commands the new run would end with
         path = run_dir / name
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     remove_traces(run_dir)
+
+
+def _own_files(run_dir: Path) -> list[str]:
+    """Returns the files and folders of a run that are there; none where the folder holds no run."""
+    return [name for name in OWN_FILES if (run_dir / name).exists()]
+
+
+def _status(run_dir: Path) -> str:
+    return known_summary(run_dir).get("status", "not finished")
+
+
+def _is_replaceable(run_dir: Path) -> bool:
+    """Returns whether the run there was only estimated, or refused before its first step."""
+    status = _status(run_dir)
+    return status == DRY_RUN or (status == "failed" and not _has_steps(run_dir) and not (run_dir / FOLDER).exists())
 
 
 @contextmanager
@@ -169,6 +183,21 @@ def write_refused(error: UserError, run_dir: Path) -> None:
     """Writes the summary of a run that was refused before its ranks started."""
     with suppress(OSError):  # what the user has to know is the refusal
         write_json(run_dir / SUMMARY, {"status": "failed", "error": in_options(error)})
+
+
+def record_refused_job(error: UserError, run_dir: Path, settings: Mapping[str, Any], arguments: Sequence[str]) -> None:
+    """Gives a sweep's job that was refused a record, by which tables of its sweep have it; another run keeps its own.
+
+    Args:
+        settings: Those of the job as they were composed, which may be what is wrong.
+        arguments: Of its command line.
+    """
+    if _own_files(run_dir) and not _is_replaceable(run_dir):
+        return
+    with suppress(OSError):
+        (run_dir / CONFIG).write_text(yaml.safe_dump(redact(settings), sort_keys=False), encoding="utf-8")
+        write_overrides(run_dir, arguments)
+    write_refused(error, run_dir)
 
 
 def tell_where_weights_are(error: BaseException, run_dir: Path) -> None:

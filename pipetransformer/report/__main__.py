@@ -8,11 +8,11 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from pipetransformer.errors import UserError
-from pipetransformer.report.comparison import COLUMNS, Arm, find_runs, read_arms, write_csv
+from pipetransformer.report.comparison import Arm, find_runs, read_arms, write_csv
 from pipetransformer.report.figures import OF_A_RUN, OF_ARMS, save_all
 from pipetransformer.report.page import check_place, check_values, comparison_page, read_page, undamaged
 from pipetransformer.report.run_folder import read_run
-from pipetransformer.report.sweep import print_table
+from pipetransformer.report.sweep import print_arms
 
 PAGE, COMPARISON, CSV = "report.html", "comparison.html", "comparison.csv"
 HELP = f"""\
@@ -116,7 +116,7 @@ def compare(runs: str, out: Path | None = None, figures: Path | None = None) -> 
     folder = out or (first if first.is_dir() else folders[0].parent)
     check_place(folder / COMPARISON)
     with undamaged(runs):
-        print_table(COLUMNS, [arm.row() for arm in arms])
+        print_arms(arms)
         content = comparison_page(arms)
     folder.mkdir(parents=True, exist_ok=True)
     write_csv(arms, folder / CSV)

@@ -14,7 +14,16 @@ from typing import Any
 
 from pipetransformer.errors import UserError
 from pipetransformer.report.format import duration, number, two_digits
-from pipetransformer.report.run_folder import CONFIG, EVENT_LOG, SUMMARY, Run, makes_arm, read_overrides, read_run
+from pipetransformer.report.run_folder import (
+    CONFIG,
+    EVENT_LOG,
+    SUMMARY,
+    Run,
+    makes_arm,
+    read_overrides,
+    read_run,
+    short_path,
+)
 from pipetransformer.report.text import flatten
 
 CONFIDENCE = 0.95
@@ -101,6 +110,12 @@ def _status(runs: Sequence[Run]) -> str:
     """Returns ``completed``, or with the numbers of runs where they ended differently."""
     counts = Counter(run.summary.get("status", "goes on") for run in runs)
     return ", ".join(status if len(counts) == 1 else f"{count} {status}" for status, count in counts.items())
+
+
+def errors(arms: Sequence[Arm]) -> list[tuple[str, str]]:
+    """Returns the folder of each run that ended with an error, and the error's first line."""
+    runs = [run for arm in arms for run in arm.runs if run.summary.get("error")]
+    return [(str(short_path(run.folder)), str(run.summary["error"]).strip().partition("\n")[0]) for run in runs]
 
 
 def _figure(summary: Mapping[str, Any], names: Sequence[str]) -> float | None:
@@ -222,11 +237,11 @@ def write_csv(arms: Sequence[Arm], file: Path) -> None:
     with file.open("w", newline="", encoding="utf-8") as lines:
         writer = csv.writer(lines)
         names = [*FIGURES, *(f"cache_{name}" for name in CACHE_FIGURES)]
-        writer.writerow(["arm", "seed", "folder", "status", "metric", "value", *names])
+        writer.writerow(["arm", "seed", "folder", "status", "metric", "value", *names, "error"])
         for arm in arms:
             for run in arm.runs:
                 metric = run.summary.get("metric") or {}
                 own = [arm.name, run.config.get("seed"), run.folder, run.summary.get("status")]
                 cache = run.summary.get("cache") or {}
                 figures = [*(run.summary.get(name) for name in FIGURES), *(cache.get(name) for name in CACHE_FIGURES)]
-                writer.writerow([*own, metric.get("name"), metric.get("value"), *figures])
+                writer.writerow([*own, metric.get("name"), metric.get("value"), *figures, run.summary.get("error")])

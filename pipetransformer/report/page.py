@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from pipetransformer.errors import UserError
 from pipetransformer.report import figures, summary_text, text
-from pipetransformer.report.comparison import COLUMNS, CONFIDENCE, Arm
+from pipetransformer.report.comparison import COLUMNS, CONFIDENCE, Arm, errors
 from pipetransformer.report.decisions import DECISION_COLUMNS, decision_rows
 from pipetransformer.report.figures import Drawing, Subject
 from pipetransformer.report.format import byte_size, duration, grid, plural
@@ -66,7 +66,8 @@ def comparison_page(arms: Sequence[Arm]) -> str:
     """Returns a page with the table and figures of several runs, and the parts of each arm's first run to unfold."""
     titles = dict.fromkeys(_title(run) for arm in arms for run in arm.started)
     table = _grid([COLUMNS, *(arm.row() for arm in arms)]) + f'<p class="note">{INTERVAL}</p>'
-    parts = [("Runs", table), *_drawn_sections(COMPARISONS, arms)]
+    failed = [("Errors", _table(errors(arms)))] if errors(arms) else []
+    parts = [("Runs", table), *failed, *_drawn_sections(COMPARISONS, arms)]
     details = [_details(f"{arm.name}: {arm.started[0].folder}", _of_one(arm.started[0])) for arm in arms if arm.started]
     return _document(", ".join(titles) or "runs", [*parts, ("First run of each arm", "".join(details))])
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipetransformer.errors import UserError
-from pipetransformer.report.comparison import COLUMNS, find_runs, read_arms
+from pipetransformer.report.comparison import COLUMNS, Arm, errors, find_runs, read_arms
 from pipetransformer.report.format import plural
 from pipetransformer.report.run_folder import SUMMARY, short_path
 
@@ -19,7 +19,7 @@ SPACE, MIN_WRAPPED = 2, 24  # characters between columns, and of the column that
 
 
 def print_sweep(folder: Path) -> None:
-    """Prints the comparison of a sweep's jobs that wrote a summary, and the command for its page; else nothing.
+    """Prints the comparison of a sweep's jobs that have a summary, and the command for its page; else nothing.
 
     Args:
         folder: The sweep's folder, with one run folder per job, named by its number.
@@ -33,11 +33,18 @@ def print_sweep(folder: Path) -> None:
     console = _console()
     num_jobs = sum(len(arm.runs) for arm in arms)
     console.print(Text(f"jobs of the sweep: {plural(num_jobs, 'run')} in {plural(len(arms), 'arm')}"), soft_wrap=True)
-    print_table(COLUMNS, [arm.row() for arm in arms])
+    print_arms(arms)
     for problem in problems:
         console.print(Text(f"left out: {problem}"), soft_wrap=True)
     console.print(Text(f"folders: {folder}/<job>"), soft_wrap=True)
     console.print(Text(f"as a page with figures: pipetransformer-report runs={short_path(folder)}"), soft_wrap=True)
+
+
+def print_arms(arms: Sequence[Arm]) -> None:
+    """Prints a row for each arm, and below the table how its runs failed."""
+    print_table(COLUMNS, [arm.row() for arm in arms])
+    for folder, error in errors(arms):
+        _console().print(Text(f"failed: {folder}: {error}"), soft_wrap=True)
 
 
 def _console() -> rich.console.Console:

@@ -188,12 +188,16 @@ def test_a_run_that_failed_before_its_first_plan_is_in_the_table(
     (sweep / "2" / EVENT_LOG).unlink()
     (sweep / "2" / SUMMARY).write_text('{"status": "interrupted"}')
     main([f"runs={sweep}"])
-    rows = capsys.readouterr().out.splitlines()[1:3]
+    rows, told = (lines := capsys.readouterr().out.splitlines())[1:3], lines[3]
     assert [row.split() for row in rows] == [
         ["freeze=none", "1", "(1)", *["-"] * 8, "failed"],
         ["freeze=alpha", "1", "(2)", *["-"] * 8, "interrupted"],
     ]
-    assert all(drawing.absent in (sweep / COMPARISON).read_text() for drawing in OF_ARMS)
+    assert told == f"failed: {sweep / '1'}: no plan fits"
+    html = (sweep / COMPARISON).read_text()
+    assert all(words in html for words in (*(drawing.absent for drawing in OF_ARMS), "<td>no plan fits</td>"))
+    with (sweep / CSV).open() as table:
+        assert [row["error"] for row in csv.DictReader(table)] == ["no plan fits", ""]
 
 
 def test_a_run_that_cannot_be_read_is_left_out_aloud(
