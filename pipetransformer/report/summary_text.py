@@ -100,12 +100,16 @@ def _report_wait(values: Values) -> str:
 def _results(values: Values) -> list[Row]:
     metric, others = values.get("metric"), dict(flatten(values.get("metrics") or {}))
     amount = f" on {metric['split']}, {plural(metric['num_samples'], 'sample')}" if metric else ""
+    model, last = values.get("model"), values.get("last_step")
+    other = model if model and last is not None and model["step"] != last else None
+    amount += f", with the weights of step {last:,}, which are not the saved ones" if other else ""
     rows = [(metric["name"], number(metric["value"]) + amount)] if metric else []
     best = values.get("best")
     if metric and best and best["value"] != metric["value"]:
         rows.append(("best", f"{best['name']} {number(best['value'])} at step {best['step']:,}"))
-    if (model := values.get("model")) and model["step"] != values.get("last_step", model["step"]):
-        rows.append(("model", f"the weights of step {model['step']:,}"))
+    if other:
+        scores = named_values(dict(flatten(other.get("metrics") or {})))
+        rows.append(("saved", f"the weights of step {other['step']:,}{': ' if scores else ''}{scores}"))
     return rows + ([("all metrics", named_values(others))] if len(others) > 1 else [])
 
 

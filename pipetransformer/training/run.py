@@ -27,9 +27,11 @@ from pipetransformer.report.reporter import ConsoleOptions, EventName, Reporter,
 from pipetransformer.report.run_folder import (
     CONFIG,
     DRY_RUN,
+    EVENT_LOG,
     MODEL,
     SUMMARY,
     known_summary,
+    read_events,
     share_files,
     write_json,
 )
@@ -219,12 +221,24 @@ def _save_weights(
             trainer.report.write("summary", **summary)
             raise
     else:
-        summary["model"] = {"folder": str(folder), "step": step}
+        summary["model"] = {"folder": str(folder), "step": step} | _own_scores(trainer, run_dir, step)
         write_json(run_dir / SUMMARY, summary)
         if (run_dir / CONFIG).is_file():  # by the command
             _write_card(trainer, run_dir, folder, step)
         if folder.parent != run_dir:
             trainer.report.write("warning", message=f"the model is in {folder}: {run_dir} has no room for it")
+
+
+def _own_scores(trainer: Trainer, run_dir: Path, step: int) -> dict[str, Any]:
+    """Returns the metrics of saved weights that are not the last ones, which the summary's metrics are of."""
+    if step == trainer.state.step:
+        return {}
+    try:
+        evaluations = read_events(run_dir / EVENT_LOG, "evaluate")
+    except (OSError, UserError) as error:
+        trainer.report.write("warning", message=f"the summary lacks the metrics of the saved weights: {error}")
+        return {}
+    return {"metrics": {each["split"]: each["metrics"] for each in evaluations if each["step"] == step}}
 
 
 def _write_card(trainer: Trainer, run_dir: Path, folder: Path, step: int) -> None:

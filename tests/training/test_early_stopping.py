@@ -14,6 +14,7 @@ from support.scores import play_with_scores
 import pipetransformer as pt
 from pipetransformer.checkpoint.folder import FOLDER
 from pipetransformer.config.schema import write_config
+from pipetransformer.report.summary_text import summary_rows
 
 # the first evaluation is the best, and no later one gains so much
 STOPS = pt.Evaluation(every_epochs=None, every_steps=2, metric="loss", patience=2, min_delta=1e9)
@@ -64,7 +65,13 @@ def test_the_best_weights_are_saved_and_their_checkpoint_stays(pool: Pool, tmp_p
     write_config(loaded(*BEST), tmp_path)
     assert pool.run(2, play_with_scores, SCORES, BEST, tmp_path) == ["", ""]
     job = Job(tmp_path, "")
-    assert job.summary["model"] == {"folder": str(tmp_path / "model"), "step": 6}
+    scores = {"test": {"accuracy": 0.9}}
+    assert job.summary["model"] == {"folder": str(tmp_path / "model"), "step": 6, "metrics": scores}
+    assert (job.summary["metrics"], job.summary["last_step"]) == ({"test": {"accuracy": 0.8}}, 12)
+    told = dict(summary_rows(job.summary))
+    assert told["saved"] == "the weights of step 6: test/accuracy 0.9"
+    assert told["accuracy"].startswith("0.8 on test, ")
+    assert told["accuracy"].endswith(", with the weights of step 12, which are not the saved ones")
     assert (job.summary["best"]["value"], job.summary["best"]["step"]) == (0.9, 6)
     assert {path.name for path in (tmp_path / FOLDER).iterdir()} == {"step-00000006", "step-00000012"}
     saved = load_file(tmp_path / "model" / "model.safetensors")
