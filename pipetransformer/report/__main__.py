@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from pipetransformer.errors import UserError
-from pipetransformer.report.comparison import Arm, find_runs, read_arms, write_csv
+from pipetransformer.report.comparison import Arm, check_csv, find_runs, read_arms, write_csv
 from pipetransformer.report.figures import OF_A_RUN, OF_ARMS, save_all
 from pipetransformer.report.page import check_place, check_values, comparison_page, read_page, undamaged
 from pipetransformer.report.run_folder import read_run
@@ -108,13 +108,15 @@ def compare(runs: str, out: Path | None = None, figures: Path | None = None) -> 
         figures: A folder for the figures as files, each arm's first run below; ``None`` writes none.
 
     Raises:
-        UserError: No run can be read, or see :func:`~pipetransformer.report.page.check_place`.
+        UserError: No run can be read, or see :func:`~pipetransformer.report.page.check_place` and
+            :func:`~pipetransformer.report.comparison.check_csv`.
     """
     folders = find_runs(runs)
     arms, problems = read_arms(folders, check_values)
     first = Path(runs.split(",")[0])
     folder = out or (first if first.is_dir() else folders[0].parent)
     check_place(folder / COMPARISON)
+    check_csv(folder / CSV)
     with undamaged(runs):
         print_arms(arms)
         content = comparison_page(arms)

@@ -36,6 +36,7 @@ FIGURES = (
     "train_seconds", "cpu_seconds", "speedup_vs_static", "limit", "share_of_limit", "mean_frozen_fraction",
     "samples_per_second", "optimizer_steps", "last_step", "speedup_is",
 )  # fmt: skip
+CSV_NAMES = ("arm", "seed", "folder", "status", "metric", "value")  # first columns, by which a table is known
 CACHE_FIGURES = ("hit_rate", "fill_seconds", "read_seconds", "wait_seconds")
 """Figures of a run's summary in the CSV file, as they are and with ``cache_`` before them."""
 
@@ -232,12 +233,40 @@ def _settings(run: Run) -> set[str]:
     return {f"{name.replace('/', '.')}={value}" for name, value in flatten(run.config)}
 
 
+def check_csv(file: Path) -> None:
+    """Keeps a file of the user's where :func:`write_csv` is to write one.
+
+    Raises:
+        UserError: The file is there and is no table of this package.
+    """
+    keep_file(file, ",".join(CSV_NAMES), "table")
+
+
+def keep_file(file: Path, beginning: str, what: str) -> None:
+    """Refuses to replace a file that does not begin as one of this package does.
+
+    Args:
+        what: It would be, for the message.
+
+    Raises:
+        UserError: It is there and begins otherwise.
+    """
+    if not file.is_file():
+        return
+    with file.open("rb") as content:
+        is_ours = content.read(len(beginning.encode())) == beginning.encode()
+    if not is_ours:
+        raise UserError(
+            f"{file} is there, and is no {what} of this command; move it away, or name another place by out="
+        )
+
+
 def write_csv(arms: Sequence[Arm], file: Path) -> None:
     """Writes a row for each run with its figures as they are."""
     with file.open("w", newline="", encoding="utf-8") as lines:
         writer = csv.writer(lines)
         names = [*FIGURES, *(f"cache_{name}" for name in CACHE_FIGURES)]
-        writer.writerow(["arm", "seed", "folder", "status", "metric", "value", *names, "error"])
+        writer.writerow([*CSV_NAMES, *names, "error"])
         for arm in arms:
             for run in arm.runs:
                 metric = run.summary.get("metric") or {}

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from pipetransformer.errors import UserError
 from pipetransformer.report import figures, summary_text, text
-from pipetransformer.report.comparison import COLUMNS, CONFIDENCE, Arm, errors
+from pipetransformer.report.comparison import COLUMNS, CONFIDENCE, Arm, errors, keep_file
 from pipetransformer.report.decisions import DECISION_COLUMNS, decision_rows
 from pipetransformer.report.figures import Drawing, Subject
 from pipetransformer.report.format import byte_size, duration, grid, plural
@@ -220,14 +220,7 @@ def check_place(file: Path) -> None:
     """
     if file.suffix != ".html":
         raise UserError(f"{file} does not end in .html, as the page of a run does; give out=<name>.html")
-    if file.is_file() and not _is_page(file):
-        raise UserError(f"{file} is there, and is no page of this command; move it away, or name another place by out=")
-
-
-def _is_page(file: Path) -> bool:
-    beginning = BEGINNING.encode()
-    with file.open("rb") as content:
-        return content.read(len(beginning)) == beginning
+    keep_file(file, BEGINNING, "page")
 
 
 def check_values(run: Run) -> None:

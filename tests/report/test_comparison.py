@@ -179,6 +179,17 @@ def test_figures_of_all_arms_and_of_a_run_of_each_become_files(
     assert found == ["arm_1/devices.svg", "arm_2/devices.svg", "gain.svg"]
 
 
+def test_a_comparison_replaces_an_earlier_table_and_no_file_of_the_users(sweep: Path, without_figures: None) -> None:
+    for _ in range(2):
+        main([f"runs={sweep}"])
+    (sweep / COMPARISON).unlink()
+    (sweep / CSV).write_text("name,value\nmine,1\n")
+    with pytest.raises(SystemExit, match=rf"{CSV} is there, and is no table of this command; move it away, or .* out="):
+        main([f"runs={sweep}"])
+    assert (sweep / CSV).read_text() == "name,value\nmine,1\n"
+    assert not (sweep / COMPARISON).exists()
+
+
 def test_a_run_that_failed_before_its_first_plan_is_in_the_table(
     sweep: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
