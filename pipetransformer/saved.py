@@ -52,7 +52,7 @@ Predicts samples without labels by the model of a run, or of one of its checkpoi
                   each line; questions: these with columns question and context, or SQuAD's .json; pictures: a folder,
                   a file, or a .txt list of files
   output=<file>   a new .csv or .jsonl file: for each sample its class with the probability of each, its value or its
-                  answer
+                  answer; row counts from 0, in a .txt file all lines, of which blank ones have no prediction
   step=<number>   step of a checkpoint; by default that of the saved model, or the newest one that is whole
   Further options are the run's: batch_size=..., dataset.max_length=..."""
 

@@ -110,6 +110,18 @@ def formats_of_inputs(has_one_text: bool) -> Formats:
     return {**FORMATS, ".txt": TextFile} if has_one_text else FORMATS
 
 
+def row_names(file: Path, num_rows: int) -> list[dict[str, int]]:
+    """Returns what names each sample of a table: its row, or in a ``.txt`` file its line, both from 0.
+
+    Blank lines are no samples, and count as lines.
+    """
+    from pipetransformer.data.text.document_files import TextFile
+
+    is_text = file.suffix.lower() == ".txt"
+    numbers = (line - 1 for line, _ in TextFile(file).records()) if is_text else range(num_rows)
+    return [{"row": number} for number in numbers]
+
+
 def read_table(file: Path, text_column: str | None) -> Table:
     """Reads a table by its ending, as those of ``dataset=text`` are read, or the lines of a ``.txt`` file.
 

@@ -14,7 +14,7 @@ from pipetransformer.data.tables.published import Table, class_labels, number_la
 from pipetransformer.data.tasks import Task, regression, text_classification
 from pipetransformer.data.text.kept import kept
 from pipetransformer.data.text.split import MIN_LENGTH, LabelledTexts, beyond_the_model, check_tokens, encode
-from pipetransformer.data.unlabelled import ScoredSplit, Unlabelled, read_table
+from pipetransformer.data.unlabelled import ScoredSplit, Unlabelled, read_table, row_names
 from pipetransformer.errors import UserError
 from pipetransformer.models.base import Head
 
@@ -155,8 +155,7 @@ class Glue(DatasetSpec):
         tokens = encode(texts, wanted.tokenizer, min(self.max_length, wanted.max_length))
         check_tokens(tokens, table.at)
         split = LabelledTexts("input", tokens, np.zeros(len(table), dtype=np.int64), kind.task)
-        names = [{"row": row} for row in range(len(table))]
-        return Unlabelled(ScoredSplit(split, names, kind.labels), kind.task)
+        return Unlabelled(ScoredSplit(split, row_names(source, len(table)), kind.labels), kind.task)
 
     def _hub(self) -> tuple[Table, dict[str, Table]]:
         names = TASKS[self.task].hub_splits if self.eval_split is None else (self.eval_split,)

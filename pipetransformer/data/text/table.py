@@ -14,7 +14,7 @@ from pipetransformer.data.tables.labelled import LabelledTable, columns_of, list
 from pipetransformer.data.tasks import Task, multi_label_classification, text_classification
 from pipetransformer.data.text.kept import kept
 from pipetransformer.data.text.split import MIN_LENGTH, LabelledTexts, beyond_the_model, check_tokens, encode_batches
-from pipetransformer.data.unlabelled import ScoredSets, ScoredSplit, Unlabelled, formats_of_inputs
+from pipetransformer.data.unlabelled import ScoredSets, ScoredSplit, Unlabelled, formats_of_inputs, row_names
 from pipetransformer.errors import UserError
 from pipetransformer.models.base import Head
 
@@ -85,7 +85,7 @@ class TextDataset(LabelledTable):
         task = multi_label_classification(num_classes) if has_sets else text_classification(num_classes)
         split = LabelledTexts("input", tokens, np.zeros(len(rows), dtype=np.int64), task)
         scored = ScoredSets if has_sets else ScoredSplit
-        return Unlabelled(scored(split, [{"row": row} for row in range(len(rows))], head.labels), task)
+        return Unlabelled(scored(split, row_names(source, len(rows)), head.labels), task)
 
     def _labels(self, rows: Rows) -> Labels:
         for column in columns_of("text", self.text):

@@ -16,6 +16,7 @@ from support.jobs import loaded
 from pipetransformer.data.base import Data, TextFormat
 from pipetransformer.data.tables.labels import MOST_CLASSES, MOST_WHOLE_NUMBERS, LabelOptions, Labels
 from pipetransformer.data.tables.rows import read_files
+from pipetransformer.data.text.glue import Glue
 from pipetransformer.data.text.split import LabelledTexts
 from pipetransformer.data.text.table import TextDataset
 from pipetransformer.errors import UserError
@@ -214,6 +215,16 @@ def test_many_different_labels_are_not_guessed(tmp_path: Path, text: TextFormat,
     assert on_its_own(text, file, task="classification").task.head.num_outputs == most + 1
     if kind == "number":
         assert on_its_own(text, file, task="regression").task.name == "regression"
+
+
+def test_a_text_to_predict_is_named_by_its_line_and_blank_lines_count(tmp_path: Path, text: TextFormat) -> None:
+    (tmp_path / "in.txt").write_text("\nit is\n \nof it\n\n")
+    (tmp_path / "in.csv").write_text("text\nit is\nof it\n")
+    for spec in (TextDataset(path="away"), Glue(task="sst2")):
+        found = spec.unlabelled(tmp_path / "in.txt", text, Head("sequence", 2, ("a", "b"))).split
+        assert [row["row"] for row in found.rows(np.array([[0.1, 0.9], [0.9, 0.1]]))] == [1, 3]
+    found = TextDataset(path="away").unlabelled(tmp_path / "in.csv", text, Head("sequence", 2, ("a", "b"))).split
+    assert [row["row"] for row in found.rows(np.array([[0.1, 0.9], [0.9, 0.1]]))] == [0, 1]
 
 
 def test_texts_and_pairs_are_tokenised_in_their_order_over_many_batches(tmp_path: Path, text: TextFormat) -> None:
