@@ -16,7 +16,8 @@ Row = dict[str, Any]
 def row_writer(file: Path) -> Callable[[Iterable[Row]], int]:
     """Returns what writes rows to a new file, and their number, so that a wrong name is refused before the work.
 
-    Values by name in a row become columns ``scores_<name>`` of a CSV file, which all rows have alike.
+    Values by name in a row become columns ``scores_<name>`` of a CSV file, which all rows have alike, and lists
+    cells of JSON.
 
     Raises:
         UserError: The file is there already, its folder is not, or it has another ending.
@@ -70,5 +71,8 @@ def _with_header(writer: csv.DictWriter[str]) -> csv.DictWriter[str]:
 def _flat(row: Row) -> Row:
     flat: Row = {}
     for name, value in row.items():
-        flat |= {f"{name}_{key}": each for key, each in value.items()} if isinstance(value, dict) else {name: value}
+        if isinstance(value, dict):
+            flat |= {f"{name}_{key}": each for key, each in value.items()}
+        else:
+            flat[name] = json.dumps(value, ensure_ascii=False) if isinstance(value, list) else value
     return flat

@@ -18,6 +18,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from pipetransformer.config.compose import read_config
 from pipetransformer.config.schema import CONFIG, write_config
 from pipetransformer.errors import UserError
+from pipetransformer.report.rows import row_writer
 from pipetransformer.training.saved_run import predict
 
 
@@ -198,6 +199,18 @@ def test_what_cannot_be_read_is_refused(
     with pytest.raises(UserError, match=message):
         predict(texts.folder, config, tmp_path / name, tmp_path / "out.csv")
     assert not (tmp_path / "out.csv").exists()
+
+
+def test_several_classes_in_a_cell_are_json(tmp_path: Path) -> None:
+    rows = [
+        {"row": 0, "prediction": ["it's", "é"], "scores": {"é": 0.75}},
+        {"row": 1, "prediction": [], "scores": {"é": 0}},
+    ]
+    assert row_writer(tmp_path / "out.csv")(rows) == 2
+    with (tmp_path / "out.csv").open(newline="", encoding="utf-8") as file:
+        table = list(csv.DictReader(file))
+    assert [json.loads(row["prediction"]) for row in table] == [["it's", "é"], []]
+    assert table[0] == {"row": "0", "prediction": '["it\'s", "é"]', "scores_é": "0.75"}
 
 
 @pytest.mark.parametrize(
