@@ -50,7 +50,7 @@ Predicts samples without labels by the model of a run, or of one of its checkpoi
   run=<folder>    the run folder
   input=<path>    texts: a .csv, .tsv or .jsonl file with the columns of the run's data, or a .txt file with a text in
                   each line; questions: these with columns question and context, or SQuAD's .json; pictures: a folder,
-                  a file, or a .txt list of files
+                  a file, a .txt list of files, or where the run's data is a table one with its column of pictures
   output=<file>   a new .csv or .jsonl file: for each sample its class with the probability of each, its value or its
                   answer; row counts from 0, in a .txt file all lines, of which blank ones have no prediction
   step=<number>   step of a checkpoint; by default that of the saved model, or the newest one that is whole

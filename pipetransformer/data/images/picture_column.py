@@ -65,6 +65,16 @@ class PictureColumn:
             lambda row: self._use(check_picture, row, *self._at(np.array([row]))),
         )
 
+    def names(self) -> list[dict[str, Any]]:
+        """Returns for each row its number as ``row``, and where the column has paths that in it as ``file``."""
+        numbers = [{"row": row} for row in range(len(self._rows))]
+        kind = self._rows.features.arrow_schema.field(self._column).type
+        if not is_text(kind) and not (pa.types.is_struct(kind) and kind.get_field_index("path") >= 0):
+            return numbers
+        cells = self._rows.column(self._column)
+        paths = cells if is_text(kind) else pc.struct_field(cells, "path")
+        return [number | {"file": path} for number, path in zip(numbers, paths.to_pylist(), strict=True)]
+
     def check_all(self) -> None:
         """Looks whether every row has a picture, without opening one.
 

@@ -103,12 +103,17 @@ class PictureSpec(DatasetSpec, ABC):
 
     def unlabelled(self, source: Path, wanted: ImageFormat | TextFormat, head: Head) -> Unlabelled:
         assert isinstance(wanted, ImageFormat)
-        names, pictures = unlabelled_files(source)
+        names, pictures = self._unlabelled_pictures(source)
         if errors := pictures.errors():
             raise UserError(errors[0])
         task = image_classification(head.num_outputs, head.labels)
         transforms = ImageTransforms(parse_transforms(self.transforms), wanted.size, wanted.mean)
         split = ImageSplit("input", pictures, wanted, task, transforms=transforms.fixed())
         has_several = head.problem_type == MULTI_LABEL
-        scored = ScoredSplit(split, [{"file": name} for name in names], head.labels, has_several)
+        scored = ScoredSplit(split, names, head.labels, has_several)
         return Unlabelled(scored, task, split.input_shape)
+
+    def _unlabelled_pictures(self, source: Path) -> tuple[list[dict[str, Any]], ImageSource]:
+        """Reads pictures to predict, with what names each in its row."""
+        names, pictures = unlabelled_files(source)
+        return [{"file": name} for name in names], pictures

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -111,6 +111,17 @@ class TableImages(LabelledTable, PictureSpec):
         note = pictures.labels.note if pictures.columns else ""
         data = self._data(pictures.train, pictures.evaluation, pictures.eval_name, task, wanted, weights, note)
         return replace(data, warnings=pictures.labels.warnings)
+
+    def _unlabelled_pictures(self, source: Path) -> tuple[list[dict[str, Any]], ImageSource]:
+        from pipetransformer.data.tables.files import FORMATS
+        from pipetransformer.data.tables.rows import read_files
+
+        if source.is_dir() or source.suffix.lower() not in FORMATS:
+            return super()._unlabelled_pictures(source)
+        rows = read_files((source,), self._delimiter)
+        column = self._column(rows, str(source))
+        column.check_all()
+        return column.names(), column.source(np.zeros(len(rows), dtype=np.int64))
 
     def _image_task(self, pictures: Pictures) -> tuple[Task, np.ndarray | None]:
         """Returns the task of the labels with a head for pictures, and the weight of each class."""

@@ -23,6 +23,7 @@ from pipetransformer.data.images.table import TableImages
 from pipetransformer.data.tables import spec as table_spec
 from pipetransformer.data.tables import splits as table_splits
 from pipetransformer.errors import UserError
+from pipetransformer.models.base import Head
 
 NUM, SIDE = 12, 6
 PIXELS = np.random.default_rng(0).integers(0, 256, (NUM, SIDE, SIDE, 3), dtype=np.uint8)
@@ -158,6 +159,21 @@ def test_labels_of_any_kind_choose_the_task(
     assert len(data.warnings) == (task == "regression" and all(target.is_integer() for target in targets))
     perfect = np.array(targets)
     assert max(data.train.score(perfect).values()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("write", "has_files"), [(as_csv, True), (as_lines, True), (as_bytes, False)])
+def test_a_table_that_can_be_trained_on_can_be_predicted(
+    write: Callable[[Path], Path], has_files: bool, tmp_path: Path
+) -> None:
+    table = write(tmp_path)
+    head = Head("image", 3, tuple(sorted(KINDS)))
+    found = TableImages(path="away").unlabelled(table, WANTED, head)
+    assert numbers(found.split) == [*range(NUM)]
+    rows = [*found.split.rows(np.eye(3)[[0] * NUM])]
+    assert [row["row"] for row in rows] == [*range(NUM)]
+    assert [Path(row["file"]).name for row in rows if "file" in row] == [f"{n}.png" for n in range(NUM)] * has_files
+    with pytest.raises(UserError, match=r"dataset\.image=photo: .* has no such column"):
+        TableImages(path="away", image="photo").unlabelled(table, WANTED, head)
 
 
 def test_splits_are_taken_by_the_names_of_files_or_of_folders(tmp_path: Path) -> None:
