@@ -60,6 +60,14 @@ if TYPE_CHECKING:
     from pipetransformer.data.base import DatasetSpec
 
 OF_THE_RUN = {each.name for each in fields(Config)}
+OF_MODELS = ("model", "peft", "precision", "targets")
+OF_SAMPLES = (*OF_MODELS, "dataset", "batch_size", "loader", "parallel.device", "parallel.timeout_s", "seed")
+"""Options and sections of a run on which its model depends, and those on which reading and scoring samples do too."""
+OF_LABELLED = (
+    "dataset.path", "dataset.hub", "dataset.train_split", "dataset.eval_split", "dataset.eval_path",
+    "dataset.eval_fraction", "dataset.max_train_samples", "dataset.max_eval_samples",
+)  # fmt: skip
+"""Options that say which samples are scored; those that are predicted are given by ``input``."""
 
 
 @dataclass
@@ -128,12 +136,33 @@ def _options(arguments: Sequence[str], names: Sequence[str]) -> Options:
     return options
 
 
+def without_effect(overrides: Sequence[str], known: Sequence[str], beside: Sequence[str] = ()) -> list[str]:
+    """Returns the options of a run that a command does not read.
+
+    Args:
+        overrides: As given.
+        known: Options and sections that it reads.
+        beside: Options of those sections that it does not.
+    """
+    names = {each: each.partition("=")[0].lstrip("+~") for each in overrides}
+    return [each for each, name in names.items() if name in beside or not {name, name.partition(".")[0]} & {*known}]
+
+
+def _warn(unread: Sequence[str], command: str) -> None:
+    if unread:
+        have, them = ("has", "it") if len(unread) == 1 else ("have", "them")
+        told = f"warning: {', '.join(unread)} {have} no effect on pipetransformer-{command}; drop {them}"
+        print(redact(told), file=sys.stderr)
+
+
 def _export(options: Options) -> None:
     from pipetransformer.training.saved_run import export, open_model
 
     run_dir = Path(options.run)
     folder = Path(options.out or run_dir / "export")
-    saved = open_model(run_dir, read_config(run_dir / CONFIG, options.overrides, with_data=False), _step(options))
+    config = read_config(run_dir / CONFIG, options.overrides, with_data=False)
+    _warn(without_effect(options.overrides, OF_MODELS), "export")
+    saved = open_model(run_dir, config, _step(options))
     export(saved, run_dir, folder, options.merge == "true")
     print(f"{_named(saved.step)} is in {folder}")
 
@@ -145,6 +174,7 @@ def _evaluate(options: Options) -> None:
     folder = Path(options.out or run_dir / "evaluation")
     names = [name for name in options.split.split(",") if name]
     config, is_other = settings_to_score(run_dir / CONFIG, options.overrides)
+    _warn(without_effect(options.overrides, OF_SAMPLES), "evaluate")
     if is_other and is_own_data(run_dir, own := read_config(run_dir / CONFIG, options.overrides)):
         print(f"{own.dataset.path} is the data of the run, whose own split is scored")
         config, is_other = own, False
@@ -204,6 +234,7 @@ def _predict(options: Options) -> None:
 
     run_dir = Path(options.run)
     config = read_config(run_dir / CONFIG, options.overrides, with_data=False)
+    _warn(without_effect(options.overrides, OF_SAMPLES, OF_LABELLED), "predict")
     num_rows, step = predict(run_dir, config, Path(options.input), Path(options.output), _step(options))
     print(f"{num_rows:,} prediction{'s' * (num_rows != 1)} by {_named(step)}: {options.output}")
 

@@ -14,6 +14,8 @@ from support.jobs import TINY, Job, loaded, run_job
 from support.pool import Pool
 from support.texts import SENTENCES, text_run, write_encoder, write_table
 
+from pipetransformer.saved import OF_LABELLED, OF_MODELS, OF_SAMPLES, without_effect
+
 RUN = (*TINY, "dataset.max_train_samples=256", "epochs=6", "freeze.interval=0.5", "optim.lr=0.005")
 NUM_STEPS = 6 * 16
 SUMMARY = {
@@ -141,9 +143,11 @@ def test_the_card_gives_the_command(job: Job) -> None:
 
 def test_pictures_are_predicted_by_a_command(folder: Path, job: Job, tmp_path: Path) -> None:
     Image.fromarray(np.zeros((8, 8), dtype=np.uint8)).save(tmp_path / "black.png")
-    words = ("run=run", f"input={tmp_path}", f"output={tmp_path / 'out.csv'}")
+    unread = "optim.lr=0.5", "dataset.max_eval_samples=3"
+    words = ("run=run", f"input={tmp_path}", f"output={tmp_path / 'out.csv'}", "batch_size=2", *unread)
     ended = saved(folder, "predict", *words)
     assert ended.code == 0, ended.err
+    assert f"warning: {', '.join(unread)} have no effect on pipetransformer-predict; drop them\n" in ended.err
     assert ended.out == f"1 prediction by the model of step {NUM_STEPS}: {tmp_path / 'out.csv'}\n"
     assert (tmp_path / "out.csv").read_text().startswith("file,prediction,scores_0,scores_1,")
     without_torch = "import sys; sys.modules['torch'] = None; from pipetransformer.saved import predict; predict()"
@@ -178,6 +182,21 @@ def test_a_command_for_a_saved_run_explains_a_wrong_option_in_a_line(
     assert ended.code == 1
     assert words in ended.err
     assert len(ended.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "known", "beside", "unread"),
+    [
+        (["optim.lr=1", "precision=bfloat16", "batch_size=2"], OF_MODELS, (), ["optim.lr=1", "batch_size=2"]),
+        (["batch_size=2", "dataset.path=x", "parallel.device=cpu"], OF_SAMPLES, (), []),
+        (["dataset.path=x", "++dataset.max_length=8"], OF_SAMPLES, OF_LABELLED, ["dataset.path=x"]),
+        (["parallel.world_size=2", "+optim.lr=1"], OF_SAMPLES, (), ["parallel.world_size=2", "+optim.lr=1"]),
+    ],
+)
+def test_options_of_a_run_that_a_command_does_not_read_are_known(
+    given: list[str], known: tuple[str, ...], beside: tuple[str, ...], unread: list[str]
+) -> None:
+    assert without_effect(given, known, beside) == unread
 
 
 def test_the_commands_for_saved_runs_have_help(tmp_path: Path) -> None:
