@@ -23,6 +23,7 @@ from pipetransformer.report.run_folder import (
     read_overrides,
     read_run,
     short_path,
+    that_count,
 )
 from pipetransformer.report.text import flatten
 
@@ -223,7 +224,9 @@ def _names(runs: Sequence[Run], given: Sequence[Sequence[str] | None]) -> list[s
     Args:
         given: The arguments of each run's command; ``None`` for a run that Python started.
     """
-    settings = [_settings(run) if None in given else set(one or ()) for run, one in zip(runs, given, strict=True)]
+    settings = [
+        _settings(run) if None in given else {*that_count(one or ())} for run, one in zip(runs, given, strict=True)
+    ]
     common = set.intersection(*settings)
     names = [" ".join(sorted(filter(makes_arm, own - common))) for own in settings]
     return [name or ("default" if any(names) else "all alike") for name in names]

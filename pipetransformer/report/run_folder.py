@@ -350,6 +350,11 @@ def read_overrides(folder: Path) -> list[str] | None:
     return overrides
 
 
+def that_count(overrides: Sequence[str]) -> list[str]:
+    """Returns the arguments of a command that count: of those for one option the last."""
+    return [*{each.partition("=")[0].lstrip("+~"): each for each in overrides}.values()]
+
+
 def makes_arm(override: str) -> bool:
     """Returns False for an option that changes neither what a run learns nor how fast, and for the seed."""
     return override.lstrip("+~").partition("=")[0].partition(".")[0] not in NO_ARM

@@ -123,6 +123,12 @@ def test_options_that_change_no_result_make_no_arm(sweep: Path) -> None:
     assert [arm.name for arm in arms_of(sweep)] == ["freeze=none", "default"]
 
 
+def test_of_an_option_that_is_given_twice_the_last_one_counts(sweep: Path) -> None:
+    write_overrides(sweep / "1", ["epochs=3", "freeze=alpha", "seed=2", "freeze=none"])
+    write_overrides(sweep / "2", ["epochs=3", "freeze=none", "freeze=alpha"])
+    assert [arm.name for arm in arms_of(sweep)] == ["freeze=none", "freeze=alpha"]
+
+
 def test_runs_of_python_are_told_apart_by_their_settings(sweep: Path) -> None:
     (sweep / "2" / "overrides.json").unlink()
     assert [arm.name for arm in arms_of(sweep)] == ["freeze.kind=freeze=none", "freeze.kind=freeze=alpha"]

@@ -297,7 +297,7 @@ class Real:
 def real(tmp_path_factory: pytest.TempPathFactory) -> Real:
     """Stops after a decision whose steps are trained again: step 16 happens twice."""
     folder, events = tmp_path_factory.mktemp("wandb"), run_events()
-    write_overrides(folder, ["freeze=alpha", "seed=2", "logger.project=mine", "hydra.sweep.dir=here"])
+    write_overrides(folder, ["freeze=none", "freeze=alpha", "seed=2", "logger.project=mine", "hydra.sweep.dir=here"])
     events.insert(-1, ("evaluate", {"step": 24, "split": "test", "metrics": {"diverged": float("nan")}}))
     numbered = [(event, values) for event, values in events if "step" in values or event == "summary"]
     start = next(values for event, values in events if event == "start")
