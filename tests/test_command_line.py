@@ -88,7 +88,7 @@ def test_help_shows_the_options_that_are_chosen(tmp_path: Path) -> None:
             ["logger=none", "logger.max_share=0.1"],
             "logger.max_share does not exist; logger=tensorboard or logger=wandb has it\n",
         ),
-        (["freeze=schedule", "freeze.num_frozen=[1,x]"], "freeze.num_frozen[1]: Value 'x' of type 'str'"),
+        (["freeze=schedule", "freeze.num_frozen=[1,x]"], "freeze.num_frozen[1]=x must be a whole number\n"),
         (
             ["model=bert"],
             "choose a model for images (model=deit, dinov2, eva02, siglip, vit, vit_hf, vit_tiny) or another dataset",

@@ -29,7 +29,7 @@ def options(group: str) -> list[str]:
 
 TEXT = ("model=bert", "dataset=squad")
 WRONG = {
-    "freeze.alpha=abc": "freeze.alpha: Value 'abc' of type 'str' could not be converted to Float",
+    "freeze.alpha=abc": "freeze.alpha=abc must be a number",
     "freeze.alpha=2": "freeze.alpha=2.0 is not a fraction of the active blocks; give a number between 0 and 1",
     "+foo=1": "foo does not exist; valid options: model, dataset, freeze",
     "parallel.wrold_size=1": "did you mean parallel.world_size?",
@@ -47,7 +47,7 @@ WRONG = {
     "guard.max_norm_ratio=1": "guard.max_norm_ratio=1.0 must be above 1",
     "guard.max_skips=0": "guard.max_skips=0 is below 1; take stop",
     "dataset.max_train_samples=0": "dataset.max_train_samples=0 leaves no samples",
-    "seed=one": "seed: Value 'one' of type 'str' could not be converted to Integer",
+    "seed=one": "seed=one must be a whole number",
     "seed=-1": "seed=-1 is below 0",
     "freeze.num_blocks=1": "freeze.num_blocks does not exist; freeze=prefix has it; valid options: interval, alpha",
     "freeze.num_frozen=[1]": "freeze.num_frozen does not exist; freeze=schedule has it; valid options: interval, alpha",

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from textwrap import wrap
 
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, Node
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
 from pipetransformer.config.names import OF_OTHER_TOOLS
@@ -60,6 +60,9 @@ HYDRA_FLAGS = (
     "--shell-completion", "--config-path", "--config-name", "--config-dir", "--experimental-rerun", "--info",
 )  # fmt: skip
 
+WRONG_TYPE = re.compile(r"(?:could not be converted to|is not a valid) (Integer|Float|bool)")
+TYPES = {"Integer": ("a whole number",), "Float": ("a number",), "bool": ("true", "false")}
+"""OmegaConf's words for a value of another type, and what users call the types."""
 VALUED = (
     "--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd",
     "--experimental-rerun", "--info",
@@ -224,7 +227,21 @@ def explain_key(error: OmegaConfBaseException) -> str:
     if isinstance(error, ConfigKeyError | ConfigAttributeError) and isinstance(parent, DictConfig):
         names = [str(name) for name in parent if name != "_target_"]
         return unknown_key(key, names, list(_elsewhere(key, parent)))
-    return f"{key}: {first_line(error)}"
+    return wrong_value(key, error)
+
+
+def wrong_value(name: str, error: OmegaConfBaseException) -> str:
+    """Returns one line about an option whose value has another type, with the values that it takes."""
+    text = first_line(error)
+    if text.endswith("is not Optional"):
+        return f"{name}=null is not possible; give a value"
+    found = WRONG_TYPE.search(text)
+    if found is None:
+        return f"{name}: {text}"
+    may_be_null = isinstance(error.child_node, Node) and error.child_node._is_optional()
+    *others, last = (*TYPES[found[1]], *(["null"] if may_be_null else []))
+    wanted = f"{', '.join(others)} or {last}" if others else last
+    return f"{name}={error.value} must be {wanted}"
 
 
 def _elsewhere(key: str, root: DictConfig) -> Iterator[str]:

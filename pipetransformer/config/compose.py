@@ -20,7 +20,14 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
-from pipetransformer.config.arguments import explain, explain_key, first_line, read_arguments, unknown_key
+from pipetransformer.config.arguments import (
+    explain,
+    explain_key,
+    first_line,
+    read_arguments,
+    unknown_key,
+    wrong_value,
+)
 from pipetransformer.config.names import in_options
 from pipetransformer.config.schema import CONF, SECTIONS, Config, SimulationConfig
 from pipetransformer.config.targets import check_targets, find_class
@@ -178,7 +185,7 @@ def _checked(group: str, node: DictConfig) -> DictConfig:
         unknown = next(key for key in values if key not in names)
         raise UserError(unknown_key(f"{group}.{unknown}", names)) from None
     except OmegaConfBaseException as error:
-        raise UserError(f"{group}.{error.full_key}: {first_line(error)}") from None
+        raise UserError(wrong_value(f"{group}.{error.full_key}", error)) from None
     missing = OmegaConf.missing_keys(checked)
     if missing:
         keys = ", ".join(f"{group}.{key}" for key in sorted(missing))
