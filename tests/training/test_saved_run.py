@@ -256,7 +256,7 @@ def test_the_card_names_blocks_that_were_frozen_from_the_start(pool: Pool, tmp_p
             lambda run, out: read_config(run / CONFIG, ["dataset.path=a(b"]),
             "dataset.path=a(b cannot be read; quote the",
         ),
-        (lambda run, out: read_config(run / CONFIG, ["seed.x=1"]), "seed: Value '{'x': 1}' of type"),
+        (lambda run, out: read_config(run / CONFIG, ["seed.x=1"]), "seed={'x': 1} must be a whole number"),
     ],
     ids=[
         "step",
