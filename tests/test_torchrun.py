@@ -41,6 +41,11 @@ summary = pt.train(
 print(f"rank {os.environ['RANK']}: {summary['status']}, {len(summary) > 1}", flush=True)
 """
 WRONG = f"""
+import torch.distributed as dist
+from pipetransformer.training.world import open_world
+
+with open_world(pt.Parallel(device="cpu")):  # torchrun ends the other rank with the first one that fails
+    dist.barrier()
 sys.argv[1:] = {[*TINY, "batch_size=65", "hydra.run.dir=wrong"]}
 main()
 """

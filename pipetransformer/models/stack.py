@@ -230,7 +230,8 @@ def _entries(modules: nn.Sequential) -> Iterator[tuple[str, nn.Module]]:
                 "of its own"
             )
         own = deep_copy(module) if id(module) in seen else module
-        if getattr(own, "inplace", False):  # the stage below still needs what it gets, and no one else sees it
+        if getattr(own, "inplace", False):  # the stage below still needs what it gets
+            own = shallow_copy(own)
             own.__dict__["inplace"] = False
         yield name, own
         seen[id(module)] = name
