@@ -12,7 +12,7 @@ from pipetransformer.config.compose import read_config
 from pipetransformer.config.schema import Config
 from pipetransformer.errors import UserError
 from pipetransformer.report.rows import row_writer
-from pipetransformer.report.run_folder import CONFIG
+from pipetransformer.report.run_folder import CONFIG, option_of
 from pipetransformer.report.secrets import redact
 
 EXPORT_HELP = """\
@@ -144,7 +144,7 @@ def without_effect(overrides: Sequence[str], known: Sequence[str], beside: Seque
         known: Options and sections that it reads.
         beside: Options of those sections that it does not.
     """
-    names = {each: each.partition("=")[0].lstrip("+~") for each in overrides}
+    names = {each: option_of(each) for each in overrides}
     return [each for each, name in names.items() if name in beside or not {name, name.partition(".")[0]} & {*known}]
 
 

@@ -1,5 +1,6 @@
 """The configuration of a run as a dataclass, and the same as plain values for the record."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -174,4 +175,9 @@ def _lists(value: Any) -> Any:
 
 def write_config(config: Config, folder: Path) -> None:
     """Writes the configuration to the run folder, without keys and tokens."""
-    (folder / CONFIG).write_text(yaml.safe_dump(redact(as_plain(config)), sort_keys=False), encoding="utf-8")
+    write_settings(as_plain(config), folder)
+
+
+def write_settings(plain: Mapping[str, Any], folder: Path) -> None:
+    """Writes settings to a run folder, without keys and tokens."""
+    (folder / CONFIG).write_text(yaml.safe_dump(redact(plain), sort_keys=False), encoding="utf-8")

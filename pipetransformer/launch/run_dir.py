@@ -13,7 +13,7 @@ from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder, open_che
 from pipetransformer.checkpoint.manifest import Manifest
 from pipetransformer.config.names import in_options
 from pipetransformer.config.resuming import changes, check_epochs, dotted
-from pipetransformer.config.schema import Config, as_plain
+from pipetransformer.config.schema import Config, as_plain, write_settings
 from pipetransformer.errors import RankLost, UserError
 from pipetransformer.launch.forkserver import remove_stale
 from pipetransformer.report.reporter import print_line
@@ -26,7 +26,9 @@ from pipetransformer.report.run_folder import (
     SUMMARY,
     TENSORBOARD,
     WANDB,
+    by_option,
     known_summary,
+    option_of,
     read_overrides,
     short_path,
     write_json,
@@ -45,7 +47,7 @@ def resumed_arguments(arguments: Sequence[str]) -> list[str]:
     Raises:
         UserError: The folder holds no run that the command line started.
     """
-    given = {argument.partition("=")[0].lstrip("+~"): argument for argument in arguments}
+    given = by_option(arguments)
     folder = given.get(RESUME, "").partition("=")[2]
     if folder in ("", "auto", "null"):
         return list(arguments)
@@ -54,7 +56,7 @@ def resumed_arguments(arguments: Sequence[str]) -> list[str]:
     own = read_overrides(Path(folder))
     if own is None:
         raise UserError(f"resume={folder} was started from Python; resume it there, by Resume(run=...)")
-    kept = [one for one in own if one.partition("=")[0].lstrip("+~") not in {*given, RUN_DIR, RESUME, "overwrite"}]
+    kept = [one for one in own if option_of(one) not in {*given, RUN_DIR, RESUME, "overwrite"}]
     num_flags = next((n for n, each in enumerate(arguments) if "=" in each and not each.startswith("-")), 0)
     return [*arguments[:num_flags], *kept, *arguments[num_flags:], f"{RUN_DIR}={folder}"]
 
@@ -195,7 +197,7 @@ def record_refused_job(error: UserError, run_dir: Path, settings: Mapping[str, A
     if _own_files(run_dir) and not _is_replaceable(run_dir):
         return
     with suppress(OSError):
-        (run_dir / CONFIG).write_text(yaml.safe_dump(redact(settings), sort_keys=False), encoding="utf-8")
+        write_settings(settings, run_dir)
         write_overrides(run_dir, arguments)
     write_refused(error, run_dir)
 

@@ -19,11 +19,11 @@ from pipetransformer.report.run_folder import (
     EVENT_LOG,
     SUMMARY,
     Run,
+    by_option,
     makes_arm,
     read_overrides,
     read_run,
     short_path,
-    that_count,
 )
 from pipetransformer.report.text import flatten
 
@@ -225,7 +225,8 @@ def _names(runs: Sequence[Run], given: Sequence[Sequence[str] | None]) -> list[s
         given: The arguments of each run's command; ``None`` for a run that Python started.
     """
     settings = [
-        _settings(run) if None in given else {*that_count(one or ())} for run, one in zip(runs, given, strict=True)
+        _settings(run) if None in given else {*by_option(one or ()).values()}
+        for run, one in zip(runs, given, strict=True)
     ]
     common = set.intersection(*settings)
     names = [" ".join(sorted(filter(makes_arm, own - common))) for own in settings]

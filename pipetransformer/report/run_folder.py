@@ -12,7 +12,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -350,14 +350,19 @@ def read_overrides(folder: Path) -> list[str] | None:
     return overrides
 
 
-def that_count(overrides: Sequence[str]) -> list[str]:
-    """Returns the arguments of a command that count: of those for one option the last."""
-    return [*{each.partition("=")[0].lstrip("+~"): each for each in overrides}.values()]
+def by_option(overrides: Iterable[str]) -> dict[str, str]:
+    """Returns the arguments of a command by their options; of those for one option the last, which counts."""
+    return {option_of(each): each for each in overrides}
+
+
+def option_of(override: str) -> str:
+    """Returns the option, or the group, of an argument as Hydra writes them, such as ``+experiment=tiny``."""
+    return override.partition("=")[0].lstrip("+~")
 
 
 def makes_arm(override: str) -> bool:
     """Returns False for an option that changes neither what a run learns nor how fast, and for the seed."""
-    return override.lstrip("+~").partition("=")[0].partition(".")[0] not in NO_ARM
+    return option_of(override).partition(".")[0] not in NO_ARM
 
 
 @cache  # 50 files of metadata are read, and every checkpoint asks

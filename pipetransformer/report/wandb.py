@@ -29,7 +29,7 @@ from pipetransformer.report.reporter import (
     Values,
     check_share,
 )
-from pipetransformer.report.run_folder import EVENT_LOG, makes_arm, read_events, read_overrides, that_count
+from pipetransformer.report.run_folder import EVENT_LOG, by_option, makes_arm, read_events, read_overrides
 from pipetransformer.report.secrets import redact
 from pipetransformer.report.text import flatten
 
@@ -128,7 +128,7 @@ class WandbLogger(LoggerSpec):
 
 def _names(run_dir: Path) -> tuple[str | None, str | None]:
     """Returns the options of a sweep's job as its name, and without the seed as that of its arm."""
-    given = that_count(redact(read_overrides(run_dir) or []))
+    given = by_option(redact(read_overrides(run_dir) or [])).values()
     options = [one for one in given if makes_arm(one) or one.startswith("seed=")]
     arm = [one for one in options if makes_arm(one)]
     job_name, arm_name = (" ".join(own)[:MAX_NAME] or None for own in (options, arm))
