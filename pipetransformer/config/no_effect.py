@@ -106,6 +106,12 @@ def _of_a_run(config: Config, num_steps: int | None) -> list[str]:
             f"evaluate.every_steps={every} has no effect: the run has {num_steps:,} steps, after the "
             "last of which it is evaluated anyway"
         )
+    saved = config.checkpoint.every_steps
+    if saved is not None and num_steps is not None and saved > num_steps and config.checkpoint.enabled:
+        texts.append(
+            f"checkpoint.every_steps={saved} has no effect: the run has {num_steps:,} steps, after the last of which "
+            "it is saved anyway"
+        )
     if guard.exploding != Guard().exploding and guard.max_norm_ratio is None:
         texts.append(f"guard.exploding={guard.exploding} has no effect without guard.max_norm_ratio=")
     if config.launch.shrink and config.num_restarts == 0:

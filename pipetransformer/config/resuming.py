@@ -1,7 +1,8 @@
 """Which options may differ where a run goes on: those under which it would end otherwise may not."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ JUDGED = ("evaluate.every_epochs", "evaluate.every_steps")
 """Options that do where evaluations decide when a run ends, or whether a freeze stays."""
 MOVABLE = ("dataset.path", "dataset.root")
 """Places of data whose digest is compared."""
+FURTHER = ("dataset", "randomness.topology")
+"""Names that may be allowed and are no options: the digest of the data, and what the device's random numbers follow."""
 
 Settings = Mapping[str, Any]
 """Plain values by the dotted names of their options."""
@@ -40,6 +43,22 @@ def changes(old: Settings, new: Settings, allowed: Sequence[str] = ()) -> list[s
         for name in sorted((old.keys() | new.keys()) - {*allowed})
         if (counts(name) or name in judged) and old.get(name, _MISSING) != new.get(name, _MISSING)
     ]
+
+
+def check_allowed(allowed: Sequence[str], known: Iterable[str]) -> None:
+    """Refuses to let a name differ that is none of the options of the run.
+
+    Raises:
+        UserError: With those that come near.
+    """
+    names = sorted({*known, *FURTHER})
+    for name in allowed:
+        if name in names:
+            continue
+        last = name.rpartition(".")[2]
+        near = [each for each in names if each.rpartition(".")[2] == last] or get_close_matches(name, names, n=1)
+        hint = f"did you mean {' or '.join(near)}?" if near else "name an option whose value differs, as optim.lr"
+        raise UserError(f"resume.allow: the run has no option {name}; {hint}")
 
 
 def dotted(plain: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """The answer of a policy to its signals. A policy may be the user's own, so it is checked before anything follows."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 from pipetransformer.errors import UserError
@@ -13,7 +14,8 @@ def ask(policy: FreezePolicy, signals: Signals, state: State) -> tuple[Decision,
     """Returns what a policy decides, and its state for the next decision.
 
     Raises:
-        UserError: The answer is no decision about this model, with the policy's class and the numbers.
+        UserError: The answer is no decision about this model, or cannot be logged or saved, with the policy's class and
+            the numbers.
     """
     answer = policy.decide(signals, state)
     where = f"at freeze decision {signals.decision} {type(policy).__name__}.decide"
@@ -21,7 +23,9 @@ def ask(policy: FreezePolicy, signals: Signals, state: State) -> tuple[Decision,
         raise UserError(f"{where} returned {_kinds(answer)}; end it with: return Decision(...), state")
     decision, new_state = answer
     _check_prefix(decision.num_frozen, signals, where, policy.may_unfreeze)
-    return replace(decision, num_frozen=int(decision.num_frozen)), new_state  # numpy's numbers are not JSON's
+    _check_state(new_state, where)
+    num_frozen, terms = int(decision.num_frozen), _plain_terms(decision.terms, where)  # numpy's are not JSON's
+    return replace(decision, num_frozen=num_frozen, terms=terms), new_state
 
 
 def _is_answer(answer: Any) -> bool:
@@ -53,3 +57,23 @@ def _check_prefix(num_frozen: Any, signals: Signals, where: str, may_unfreeze: b
             f"{where} returned num_frozen={num_frozen} where {signals.num_frozen} blocks are frozen, and its policy "
             "never unfreezes; give no fewer, or let the property may_unfreeze return True"
         )
+
+
+def _plain_terms(terms: Mapping[str, Any], where: str) -> dict[str, float]:
+    for name, value in terms.items():
+        if not isinstance(value, Real):
+            raise UserError(
+                f"{where} returned terms[{name!r}] of type {type(value).__name__}, and a term is a number of the log; "
+                "give a float, of a tensor its item()"
+            )
+    return {name: value if isinstance(value, int | float) else float(value) for name, value in terms.items()}
+
+
+def _check_state(state: Mapping[str, Any], where: str) -> None:
+    try:
+        json.dumps(state)
+    except TypeError as error:
+        raise UserError(
+            f"{where} returned a state that no checkpoint can hold ({error}); give numbers, strings, and lists and "
+            "dictionaries of them"
+        ) from error

@@ -9,7 +9,7 @@ from torch import nn
 from pipetransformer.errors import UserError
 from pipetransformer.models.layer import Layer
 from pipetransformer.models.stack import LayerStack
-from pipetransformer.models.tp_plan import WHOLE_PART, Part, TpPlan, parts
+from pipetransformer.models.tp_plan import WHOLE_PART, Part, TpPlan, check_columns, parts
 
 HEADS = ("num_heads", "num_attention_heads", "n_heads")
 WITHOUT_MESH = "run with parallel.tp=1 parallel.cp=1 parallel.dp_shard=1"
@@ -21,7 +21,7 @@ def split_widths(stack: LayerStack) -> dict[str, int]:
     The head of the model stays whole.
 
     Raises:
-        UserError: It has weights that layers share, or a layer or a parameter has no rule.
+        UserError: It has weights that layers share, or a layer, a parameter or a module that mixes columns has no rule.
     """
     if stack.ties:
         lowest, *copies = stack.ties[0]
@@ -31,6 +31,7 @@ def split_widths(stack: LayerStack) -> dict[str, int]:
         )
     found: dict[str, int] = {}
     for layer in (stack[index] for index in range(len(stack) - 1)):
+        check_columns(layer.module, tp_plan_of(layer))
         counts = [number for module in layer.modules() if (number := _heads(module)) is not None]
         if counts:
             found["heads"] = gcd(*counts, found.get("heads", 0))

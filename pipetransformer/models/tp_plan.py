@@ -107,20 +107,47 @@ def ruled(module: nn.Module, plan: TpPlan) -> Iterator[tuple[str, Rule]]:
     """Yields the path of each module that has a rule, with the rule.
 
     Raises:
-        UserError: A module with parameters of its own has none, or one that mixes the columns of its input.
+        UserError: A module with parameters of its own, or a norm, has none.
     """
     for path, child in module.named_modules():
-        rule = next((rule for pattern, rule in plan.items() if fnmatchcase(path, pattern)), None)
+        rule = _rule(path, plan)
         own = [name for name, _ in child.named_parameters(recurse=False)]
-        needs_rule = bool(own) or mixes_columns(child)
+        needs_rule = bool(own) or _is_norm(child)
         if rule is not None and needs_rule != isinstance(rule, Heads):
             yield path, rule
         elif needs_rule:
-            what = f"parameters {', '.join(own)}" if own else "which mixes the columns of its input"
-            raise UserError(
-                f"{type(child).__name__} ({path or 'the layer itself'}, {what}) has no rule for tensor parallelism; "
-                "run with parallel.tp=1 parallel.cp=1 parallel.dp_shard=1, or name it in its layer's tp_plan"
-            )
+            raise _without_rule(path, child, own)
+
+
+def check_columns(module: nn.Module, plan: TpPlan) -> None:
+    """Refuses modules that mix the columns of their input, and that the plan does not name.
+
+    They are run for it, which takes more time than all else here; once for a model is enough.
+
+    Raises:
+        UserError: There is one.
+    """
+    for path, child in module.named_modules():
+        is_plain = next(child.parameters(recurse=False), None) is None
+        if is_plain and _rule(path, plan) is None and mixes_columns(child):
+            raise _without_rule(path, child, [])
+
+
+def _rule(path: str, plan: TpPlan) -> Rule | None:
+    return next((rule for pattern, rule in plan.items() if fnmatchcase(path, pattern)), None)
+
+
+def _without_rule(path: str, module: nn.Module, own: Sequence[str]) -> UserError:
+    what = f"parameters {', '.join(own)}" if own else "which mixes the columns of its input"
+    return UserError(
+        f"{type(module).__name__} ({path or 'the layer itself'}, {what}) has no rule for tensor parallelism; "
+        "run with parallel.tp=1 parallel.cp=1 parallel.dp_shard=1, or name it in its layer's tp_plan"
+    )
+
+
+def _is_norm(module: nn.Module) -> bool:
+    """Returns whether a module, which may have no parameters, normalizes a width of its own."""
+    return isinstance(module, nn.GroupNorm) or hasattr(module, "normalized_shape")
 
 
 def mixes_columns(module: nn.Module) -> bool:
@@ -131,7 +158,7 @@ def mixes_columns(module: nn.Module) -> bool:
     """
     if next(module.children(), None) is not None:
         return False
-    if isinstance(module, nn.GroupNorm) or hasattr(module, "normalized_shape"):  # of a width of their own
+    if _is_norm(module):
         return True
     run, x = copy.copy(module).eval(), torch.linspace(-2, 3, 64).sin().view(2, 4, 8)  # (B, T, D)
     try:

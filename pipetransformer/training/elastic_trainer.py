@@ -89,6 +89,7 @@ class ElasticTrainer(Trainer):
         guard: What to do when a loss, a gradient or, with ``freeze.guard``, a freeze goes wrong; the defaults of
             :class:`~pipetransformer.config.sections.Guard` otherwise.
         resume: Go on from the newest checkpoint in ``run_dir``, if there is one. The world may be another one.
+        resume_allow: Options that change the result and may differ from those of the run, as ``["optim.lr"]``.
 
     Raises:
         UserError: Model, data, batch and devices do not fit together.
@@ -121,6 +122,7 @@ class ElasticTrainer(Trainer):
         checkpoint: Checkpointing | None = None,
         guard: Guard | None = None,
         resume: bool = False,
+        resume_allow: Sequence[str] = (),
     ) -> None:
         check_arguments(locals())
         spec = ModelInstance.of(model)
@@ -143,7 +145,7 @@ class ElasticTrainer(Trainer):
             loader=loader or Loading(),
             checkpoint=checkpoint or Checkpointing(enabled=run_dir is not None),
             guard=guard or Guard(),
-            resume=Resume(run="auto" if resume else None),
+            resume=Resume(run="auto" if resume else None, allow=list(resume_allow)),
             seed=int(seed),  # may be numpy's
             epochs=int(epochs),
             batch_size=int(batch_size),

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from pipetransformer.checkpoint.folder import FOLDER, newest_whole, open_checkpoints, problem_with
 from pipetransformer.checkpoint.manifest import LayerFile, Manifest
 from pipetransformer.checkpoint.source import CheckpointLayers
-from pipetransformer.config.resuming import changes, check_epochs
+from pipetransformer.config.resuming import changes, check_allowed, check_epochs
 from pipetransformer.config.schema import Config
 from pipetransformer.config.sections import Parallel
 from pipetransformer.data.base import Data, Split, evenly_spaced
@@ -161,11 +161,13 @@ def check_settings(checkpoint: Checkpoint, config: Config, data: Mapping[str, An
     """Refuses to go on with settings, data or a number of epochs under which the result would be another one.
 
     Raises:
-        UserError: With each such option, its old and its new value.
+        UserError: With each such option, its old and its new value; or an option that may differ is unknown.
     """
     fits = checkpoint.manifest.fits(data["num_samples"], config.batch_size)
     allowed = [name for name in config.resume.allow if fits and name != "seed"]
-    changed = changes(checkpoint.manifest.settings, settings_of(config), allowed)
+    old, new = checkpoint.manifest.settings, settings_of(config)
+    check_allowed(config.resume.allow, [*old, *new])
+    changed = changes(old, new, allowed)
     if dict(data) != checkpoint.manifest.data and "dataset" not in allowed:
         changed.append(f"dataset: {checkpoint.manifest.data} -> {dict(data)}")
     names = [change.partition(":")[0] for change in changed]

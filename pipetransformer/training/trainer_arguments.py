@@ -26,6 +26,7 @@ ARGUMENTS = (
         "optimizer": CONFIG["optim"],
         "callbacks": Kind((Sequence,), "a list of them, as [MyCallback()]"),
         "resume": Kind((bool,), "True or False, and the folder as run_dir"),
+        "resume_allow": Kind((list, tuple), 'a list of options, as ["optim.lr"]'),
         "run_dir": RUN["run_dir"],
     }
     | {name: CONFIG[name] for name in ("batch_size", "epochs", "seed", "compile")}
@@ -46,6 +47,8 @@ def check_arguments(given: Mapping[str, Any]) -> None:
     """
     check_kinds(given, ARGUMENTS)
     check_callbacks(given["callbacks"])
+    if given["resume_allow"] and not given["resume"]:
+        raise UserError("`resume_allow` names what may differ from an earlier run; give `resume=True` to go on with it")
     freeze, evaluate, evaluation = given["freeze"], given["evaluate"], given["evaluation"]
     if given["run_dir"] is None and (given["checkpoint"] is not None or given["resume"]):
         raise UserError("`checkpoint` and `resume` need a folder; give `run_dir`")

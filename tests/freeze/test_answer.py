@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from support.resumes import FreezeAndUnfreeze
 
 from pipetransformer.errors import UserError
@@ -41,6 +42,14 @@ def decision(num_frozen: Any) -> tuple[Decision, dict[str, Any]]:
         ((Decision, {}), "(the class Decision, a value of type dict); end it with"),
         ((decision(4)[0], None), "(a value of type Decision, None); end it with"),
         ((4, {}), "(a value of type int, a value of type dict); end it with"),
+        (
+            (Decision(3, "own", "a reason", {"norm": torch.ones(())}), {}),
+            "terms['norm'] of type Tensor, and a term is a number of the log; give a float, of a tensor its item()",
+        ),
+        (
+            (decision(3)[0], {"seen": np.ones(2)}),
+            "a state that no checkpoint can hold (Object of type ndarray is not JSON serializable); give numbers",
+        ),
     ],
 )
 def test_an_answer_that_is_no_decision_is_told_in_a_line(answer: Any, message: str) -> None:
@@ -53,6 +62,8 @@ def test_a_decision_is_returned_as_it_is() -> None:
     assert ask(Answers(answer=decision(6)), SIGNALS, {}) == decision(6)
     found, _ = ask(Answers(answer=decision(np.int64(4))), SIGNALS, {})
     assert type(found.num_frozen) is int
+    found, _ = ask(Answers(answer=(Decision(3, "own", "a reason", {"a": np.float32(0.5), "b": 2}), {})), SIGNALS, {})
+    assert [(value, type(value)) for value in found.terms.values()] == [(0.5, float), (2, int)]
 
 
 def test_a_policy_that_unfreezes_may_freeze_fewer() -> None:

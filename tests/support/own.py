@@ -291,6 +291,23 @@ def begin_where_a_run_was(folder: Path) -> tuple[list[str], bool]:
     return errors, trace.exists()
 
 
+def resume_with_another_rate(folder: Path, allow: Sequence[str]) -> tuple[int, str]:
+    """The step from which a run goes on with half the rate, or the error of it."""
+    model, data = model_and_data("sequential")
+    try:
+        for lr in (0.1, 0.05):
+            with pt.ElasticTrainer(
+                model, loss=loss, train=data, optimizer=pt.SGD(lr=lr), batch_size=BATCH_SIZE, epochs=1, run_dir=folder,
+                resume=lr < 0.1, resume_allow=allow if lr < 0.1 else (),
+            ) as trainer:  # fmt: skip
+                first = trainer.state.step
+                next(iter(trainer))
+                trainer.save_checkpoint()
+    except pt.UserError as error:
+        return -1, str(error)
+    return first, ""
+
+
 def resume_to_one_epoch_of_two(folder: Path) -> str:
     """The error of a run that goes on with the checkpoint of a longer one; another number of epochs is allowed."""
     config = loaded(*TINY, "epochs=2", "parallel=single", "freeze=none")

@@ -22,6 +22,7 @@ from support.own import (
     model_and_data,
     refused,
     resume_to_one_epoch_of_two,
+    resume_with_another_rate,
     save_without_a_folder,
     saved_step,
     scored_on_longer_inputs,
@@ -133,6 +134,12 @@ def test_checkpoints_of_an_earlier_run_are_not_taken_for_those_of_a_new_one(pool
 def test_a_run_is_not_resumed_to_fewer_epochs_than_it_has_trained(pool: Pool, tmp_path: Path) -> None:
     (answer,) = pool.run(1, resume_to_one_epoch_of_two, tmp_path)
     assert re.search(r"^epochs=1 ends before step \d+ in epoch 2, .*; give epochs=2 or more$", answer), answer
+
+
+def test_a_trainer_goes_on_with_another_rate_where_it_is_allowed(pool: Pool, tmp_path: Path) -> None:
+    ((_, error),) = pool.run(1, resume_with_another_rate, tmp_path / "refused", [])
+    assert "(optim.lr: 0.1 -> 0.05)" in error
+    assert pool.run(1, resume_with_another_rate, tmp_path / "allowed", ["optim.lr"]) == [(1, "")]
 
 
 @pytest.mark.parametrize(
@@ -290,6 +297,8 @@ def test_a_run_folder_gets_events_and_summary(pool: Pool, tmp_path: Path) -> Non
         ({"callbacks": [pt.Callback(), pt.Callback]}, r"^callbacks\[1\] is the class Callback; give an object"),
         ({"run_dir": 3}, r"^run_dir is 3 \(int\); give the path of a folder, or None"),
         ({"resume": "run"}, r"^resume is 'run' \(str\); give True or False, and the folder as run_dir"),
+        ({"resume_allow": "epochs"}, r"^resume_allow is 'epochs' \(str\); give a list of options"),
+        ({"resume_allow": ["epochs"]}, "^resume_allow names what may differ .*; give `resume=True`"),
         (
             {"freeze": TooMany(interval=0.5), "epochs": 2},
             r"^at freeze decision 0 TooMany\.decide returned num_frozen=99",

@@ -229,6 +229,23 @@ def test_what_is_allowed_already_stays_in_the_list_that_is_asked_for(tmp_path: P
         check_settings(Checkpoint(tmp_path, manifest, ()), new, data)
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("lr", r"did you mean optim\.lr\?"),
+        ("epoch", r"did you mean epochs\?"),
+        ("zzz", r"name an option whose value differs, as optim\.lr"),
+    ],
+)
+def test_an_option_that_may_differ_and_does_not_exist_is_refused(tmp_path: Path, name: str, hint: str) -> None:
+    start, data = {"step": 0, "epoch": 0, "step_in_epoch": 0}, {"num_samples": 8}
+    manifest = Manifest(0, (), start, settings_of(loaded()), None, data, {}, {}, {}, 0, "", None, 0.0)
+    checkpoint = Checkpoint(tmp_path, manifest, ())
+    with pytest.raises(UserError, match=rf"resume\.allow: the run has no option {name}; {hint}"):
+        check_settings(checkpoint, loaded(f"resume.allow=[{name}]"), data)
+    check_settings(checkpoint, loaded("resume.allow=[optim.lr,dataset,randomness.topology]"), data)
+
+
 def test_a_complete_run_goes_on_with_more_epochs(pool: Pool, tmp_path: Path) -> None:
     whole = run_job(pool, 1, tmp_path / "whole", *RUN, "freeze=none", "epochs=3", "optim.schedule=constant")
     run_job(pool, 1, tmp_path / "run", *RUN, "freeze=none", "epochs=2", "optim.schedule=constant")
