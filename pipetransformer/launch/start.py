@@ -187,6 +187,6 @@ def check_world_size(world_size: int | None) -> None:
     if world_size is not None and world_size > limit:
         raise UserError(
             f"parallel.world_size={world_size} is more than the {limit} processes that this machine can start "
-            f"({num_cores} cores, {memory / 2**30:.3g} GiB of memory, {descriptors} open files); lower "
+            f"({cores} cores, {memory / 2**30:.3g} GiB of memory, {descriptors} open files); lower "
             "parallel.world_size, or use several machines by torchrun"
         )
