@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from pipetransformer.launch.forkserver import start_method
+
 TIMEOUT_S = 300  # a slow machine hangs no earlier
 PROFILING = "pipetransformer.profiling"
 BRIEF = {
@@ -76,13 +78,15 @@ class Pool:
 
 
 def _start() -> tuple[mp.Process, Connection]:
-    context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["support.preload"])
+    method = start_method("auto")
+    context = mp.get_context(method)  # type: ignore[arg-type]
     with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):  # Python 3.11 does not hand it on
-        forkserver.ensure_running()
-    here, there = context.Pipe()
-    process = context.Process(target=_work, args=(there,), daemon=True)
-    process.start()
+        if method == "forkserver":
+            context.set_forkserver_preload(["support.preload"])
+            forkserver.ensure_running()
+        here, there = context.Pipe()
+        process = context.Process(target=_work, args=(there,), daemon=True)
+        process.start()
     there.close()
     return process, here
 
