@@ -296,4 +296,6 @@ def _names(rows: Rows, options: LabelOptions, task: str, has_switches: bool) -> 
         cells if task == "classification" else flat_lists(rows, column, options.separator)[0]
     )[0]
     names = {name(label) for label in labels if label is not None and label == label} - {""}  # NaN equals nothing
-    return tuple(sorted(names, key=int if all(map(WHOLE.fullmatch, names)) else str))
+    if all(map(WHOLE.fullmatch, names)):
+        return tuple(sorted(names, key=lambda each: (int(each), each)))  # 1 and 01 are two classes
+    return tuple(sorted(names))

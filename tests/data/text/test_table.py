@@ -205,6 +205,12 @@ def test_a_label_that_is_not_a_number_names_no_class(tmp_path: Path) -> None:
     assert Labels.of(rows, LabelOptions(("label",), "classification")).names == ("0", "1")
 
 
+def test_numbers_that_are_written_in_several_ways_are_classes_in_one_order(tmp_path: Path, text: TextFormat) -> None:
+    names = ("+1", "00001", "0001", "001", "01", "1", "2")
+    data = on_its_own(text, write_csv(tmp_path / "a.csv", ["2", "1", "01", "001", "0001", "00001", "+1"]))
+    assert (data.task.head.labels, targets(data)) == (names, [6, 5, 4, 3, 2, 1, 0])
+
+
 @pytest.mark.parametrize(("kind", "most"), [("number", MOST_WHOLE_NUMBERS), ("text", MOST_CLASSES)])
 def test_many_different_labels_are_not_guessed(tmp_path: Path, text: TextFormat, kind: str, most: int) -> None:
     labels = [str(each) if kind == "number" else f"class {each}" for each in range(most + 1)]
