@@ -72,7 +72,7 @@ class MapStyleSplit(Split):
 
         Raises:
             UserError: Samples have other values per token, or each has a target for each token and they differ in
-                length.
+                length or are padded.
         """
         found = [(sample.num_tokens, sample.is_tagged, {*sample.per_token}) for sample in self._all(range(len(self)))]
         lengths = np.array([num_tokens for num_tokens, *_ in found])
@@ -82,14 +82,23 @@ class MapStyleSplit(Split):
                     f"of the samples 0 and {index} of {self.name} one has {', '.join(sorted(different))} and the other "
                     "not; give each sample the same keys"
                 )
-        others = np.flatnonzero(lengths != lengths[0])
-        if others.size and all(is_tagged for _, is_tagged, _ in found):
-            raise UserError(
-                f"each sample of {self.name} has a target for each token, and sample 0 has {lengths[0]} tokens and "
-                f"sample {others[0]} {lengths[others[0]]}; bring all to one length without padding, or take "
-                "dataset=tokens or dataset=causal_lm by ElasticTrainer.from_config"
-            )
+        if all(is_tagged for _, is_tagged, _ in found):
+            self._check_one_length(lengths)
         return lengths
+
+    def _check_one_length(self, lengths: np.ndarray) -> None:
+        """Refuses texts with a target for each token that differ in length, or have targets for padding."""
+        others, num_targets = np.flatnonzero(lengths != lengths[0]), self._target_shape[0]
+        if others.size:
+            found = f"sample 0 has {lengths[0]} tokens and sample {others[0]} {lengths[others[0]]}"
+        elif lengths[0] != num_targets:
+            found = f"sample 0 has {num_targets} targets and {lengths[0]} tokens before its padding"
+        else:
+            return
+        raise UserError(
+            f"each sample of {self.name} has a target for each token, and {found}; bring all to one length without "
+            "padding, or take dataset=tokens or dataset=causal_lm by ElasticTrainer.from_config"
+        )
 
     @cached_property
     def draws_at_random(self) -> bool:

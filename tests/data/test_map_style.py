@@ -55,6 +55,12 @@ def test_targets_of_tokens_are_refused_where_texts_differ_in_length(rows: list[A
         split(rows)
 
 
+def test_targets_of_padding_are_refused_where_all_texts_have_one_length_without_it() -> None:
+    row = {"input_ids": [1, 2, 0], "attention_mask": [1, 1, 0], "labels": [0, 1, -100]}
+    with pytest.raises(UserError, match="sample 0 has 3 targets and 2 tokens before its padding; bring all to one"):
+        split([row, row])
+
+
 def test_targets_of_tokens_are_read_where_all_texts_have_one_length() -> None:
     blocks = split([{"input_ids": [1, 2, 3], "labels": [0, 1, n]} for n in range(2)])
     assert blocks.targets([1, 0], 3).tolist() == [[0, 1, 1], [0, 1, 0]]
