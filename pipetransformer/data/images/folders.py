@@ -43,16 +43,20 @@ class ClassFolders:
         return _files(folder, self.classes)
 
 
-def class_folders(root: Path, train_split: str, eval_split: str | None) -> ClassFolders | None:
+def class_folders(
+    root: Path, train_split: str, eval_split: str | None, labels: tuple[str, ...] = ()
+) -> ClassFolders | None:
     """Finds the folders of classes in a folder; ``None`` where it has tables, or is one.
 
     Args:
         root: The folder, with a folder for each split or for each class.
         train_split: Name of the folder to train on, where there is one for each split.
         eval_split: The same to evaluate on; ``None``: the first of :data:`EVAL_SPLITS` that there is.
+        labels: Names of all classes in order, of which some may have no folder; none: those that training has.
 
     Raises:
-        UserError: There are neither tables nor classes, a split is missing, or only evaluation has some class.
+        UserError: There are neither tables nor classes, a split is missing, only evaluation has some class, or a folder
+            is not among the labels.
     """
     if not root.is_dir() or _has_tables(root, train_split):
         return None
@@ -63,9 +67,11 @@ def class_folders(root: Path, train_split: str, eval_split: str | None) -> Class
     classes = _classes(train)
     if not classes:
         raise UserError(f"dataset.path={root} has neither tables nor folders of classes; give {CLASS_FOLDERS}")
+    if labels:
+        _refuse_unknown(train, "dataset.labels=", labels)
     if evaluation is not None:
-        _refuse_unknown(evaluation, train, classes)
-    return ClassFolders(train, evaluation, classes)
+        _refuse_unknown(evaluation, "dataset.labels=" if labels else f"{train.name}/", labels or classes)
+    return ClassFolders(train, evaluation, labels or classes)
 
 
 def _has_tables(root: Path, train_split: str) -> bool:
@@ -125,13 +131,14 @@ def folder_classes(root: Path, eval_split: str | None = None) -> tuple[Path, tup
     evaluation, classes = _evaluation(root, eval_split, EVALUATION), _classes(root / "train")
     if evaluation is None or not classes:
         raise UserError(f"dataset.path={root} is not an image folder; give {IMAGE_FOLDER}")
-    _refuse_unknown(evaluation, root / "train", classes)
+    _refuse_unknown(evaluation, "train/", classes)
     return evaluation, classes
 
 
-def _refuse_unknown(evaluation: Path, train: Path, classes: tuple[str, ...]) -> None:
-    if unknown := sorted({*_classes(evaluation)} - {*classes}):
-        raise UserError(f"{evaluation} has {len(unknown)} classes that {train.name}/ lacks: {', '.join(unknown[:5])}")
+def _refuse_unknown(folder: Path, known: str, classes: tuple[str, ...]) -> None:
+    """Refuses a folder with other classes than those of ``known``, a folder or an option."""
+    if unknown := sorted({*_classes(folder)} - {*classes}):
+        raise UserError(f"{folder} has {len(unknown)} classes that {known} lacks: {', '.join(unknown[:5])}")
 
 
 def _classes(folder: Path) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pipetransformer.data.tables.labels import Labels
     from pipetransformer.data.tables.rows import Rows
 
-OF_TABLES = ("image", "label", "root", "delimiter", "eval_path", "label_separator", "labels")  # not of class folders
+OF_TABLES = ("image", "label", "root", "delimiter", "eval_path", "label_separator")  # not of class folders
 
 MAX_DECODED = 5_000  # pictures of a split that are opened before the start; of all others the file has to be there
 
@@ -136,7 +136,10 @@ class TableImages(LabelledTable, PictureSpec):
 
     def _folders(self) -> ClassFolders | None:
         """Returns the folders of classes in ``path``; ``None`` where it has tables."""
-        return None if self.path is None else class_folders(Path(self.path), self.train_split, self.eval_split)
+        if self.path is None:
+            return None
+        labels = tuple(map(str, self.labels or ()))  # as folders are called
+        return class_folders(Path(self.path), self.train_split, self.eval_split, labels)
 
     def _of_folders(self, folders: ClassFolders) -> Pictures:
         from pipetransformer.data.tables.labels import LabelOptions, Labels

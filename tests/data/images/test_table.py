@@ -301,6 +301,17 @@ def test_a_table_that_is_named_as_the_split_is_read_beside_the_folders_of_its_pi
     assert load(path=str(tmp_path)).task.head.labels == ("one", "two")
 
 
+def test_classes_of_folders_may_be_named_in_order_and_some_may_have_no_folder(tmp_path: Path) -> None:
+    folder = as_classes(tmp_path)
+    shutil.rmtree(folder / "bird")
+    data = load(path=str(folder), labels=["dog", "bird", "cat"], eval_fraction=0.5)
+    assert data.task.head.labels == ("dog", "bird", "cat")
+    targets = data.train.targets(range(len(data.train))).tolist()
+    assert targets == [{"dog": 0, "cat": 2}[LABELS[number]] for number in numbers(data.train)]
+    with pytest.raises(UserError, match="has 1 classes that dataset.labels= lacks: dog"):
+        load(path=str(folder), labels=["bird", "cat"])
+
+
 def test_class_folders_take_weights_and_smoothing_too(tmp_path: Path) -> None:
     data = load(path=str(as_classes(tmp_path)), class_weights="balanced", label_smoothing=0.1, eval_fraction=0.25)
     np.testing.assert_allclose(data.train.loss_weights, np.ones(9))
