@@ -163,6 +163,16 @@ def test_no_limit_and_no_split_of_the_run_holds_for_other_data(pool: Pool, tmp_p
         assert (split.name, len(split)) == (name, count)
 
 
+def test_weights_of_classes_need_not_be_found_in_other_data(tmp_path: Path) -> None:
+    for name, labels in (("train", "abc"), ("other", "ab")):
+        (tmp_path / f"{name}.csv").write_text("\n".join(["text,label", *(f"bird,{each}" for each in labels * 4)]))
+    options = text_run(write_encoder(tmp_path / "encoder"), "text", tmp_path / "train.csv")
+    write_config(loaded(*options, "dataset.class_weights=balanced"), tmp_path)
+    other = [f"dataset.path={tmp_path / 'other.csv'}", "dataset.labels=[a,b,c]"]
+    config, _ = settings_to_score(tmp_path / CONFIG, other)
+    assert len(config.dataset.load(config_format(config)).evaluation[0]) == 8
+
+
 def test_the_data_of_the_run_elsewhere_is_scored_as_in_the_run(pool: Pool, tmp_path: Path) -> None:
     """Most of its rows were trained on."""
     for name, num in (("train", 8), ("other", 5)):
