@@ -80,8 +80,13 @@ def further_names(dataset: Any) -> list[str]:
     return [name for name in names if name not in (*INPUTS, *TARGETS, *OF_THE_LOSS)]
 
 
-def sample_of(row: Any, index: int) -> Sample:
+def sample_of(row: Any, index: int, padding_id: int | None = None) -> Sample:
     """Returns a row of a data set as a sample; padding that it brings is cut off.
+
+    Args:
+        row: As the data set gives it.
+        index: Its place.
+        padding_id: Token of which those at the end are padding where a row has no mask; ``None``: none is.
 
     Raises:
         UserError: It is of neither form that :class:`~pipetransformer.data.map_style.MapStyleSplit` reads.
@@ -118,8 +123,10 @@ def sample_of(row: Any, index: int) -> Sample:
             )
     if {"attention_mask", "position_ids"} <= {*per_token}:
         _check_positions(index, **per_token)
+    has_mask = "attention_mask" in per_token
     mask = per_token.pop("attention_mask", torch.ones_like(sample.input)).bool()
-    length = max(1, int(mask.nonzero().max()) + 1 if mask.any() else 1)
+    text = mask if has_mask or padding_id is None else sample.input != padding_id
+    length = max(1, int(text.nonzero().max()) + 1 if text.any() else 1)
     per_token["attention_mask"] = mask
     per_token = {key: values[:length] for key, values in per_token.items()}
     return Sample(sample.input[:length], sample.target, per_token, sample.target.shape == sample.input.shape)

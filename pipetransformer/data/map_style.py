@@ -48,13 +48,17 @@ class MapStyleSplit(Split):
             ``__getitems__``, batches are read by that, as torch's loader does.
         loss: Loss of each sample.
         metrics: Metrics of predictions and targets; accuracy where outputs are (B, C), C > 1, and targets are integers.
+        padding_id: Token of which those at the end of a text are padding where it has no mask; ``None``: none is.
 
     Raises:
         UserError: It is no map-style data set, or its first sample is of neither form.
     """
 
-    def __init__(self, name: str, dataset: Any, loss: Loss, metrics: Metrics | None = None) -> None:
+    def __init__(
+        self, name: str, dataset: Any, loss: Loss, metrics: Metrics | None = None, padding_id: int | None = None
+    ) -> None:
         self.name, self._dataset, self._loss, self._metrics = name, readable(name, dataset), loss, metrics
+        self._padding_id = padding_id
         self._last: tuple[tuple[int, ...], list[Sample]] = ((), [])
         if len(dataset) == 0:
             raise UserError(f"the data set {name} is empty; give at least one sample")
@@ -239,7 +243,7 @@ class MapStyleSplit(Split):
     def _load(self, ids: Sequence[int]) -> list[Sample]:
         read = getattr(self._dataset, "__getitems__", None)
         rows = [self._dataset[i] for i in ids] if read is None else read(list(ids))
-        return [sample_of(row, i) for i, row in zip(ids, rows, strict=True)]
+        return [sample_of(row, i, self._padding_id) for i, row in zip(ids, rows, strict=True)]
 
     def _all(self, ids: Sequence[int]) -> Iterator[Sample]:
         """Yields many samples, a few in memory at a time."""
@@ -271,6 +275,7 @@ class MapStyleData(DatasetSpec):
         loss: Loss of each sample.
         metrics: See :class:`MapStyleSplit`.
         output_shape: Maps the shape (B, T, D) between layers to that of the model's output.
+        padding_id: See :class:`MapStyleSplit`.
     """
 
     train: Any
@@ -278,6 +283,7 @@ class MapStyleData(DatasetSpec):
     loss: Loss
     metrics: Metrics | None = None
     output_shape: OutputShape
+    padding_id: int | None = None
 
     modality: ClassVar[str] = "any"
 
@@ -292,8 +298,9 @@ class MapStyleData(DatasetSpec):
         return len(self.train)
 
     def load(self, wanted: ImageFormat | TextFormat) -> Data:
-        train = MapStyleSplit("train", self.train, self.loss, self.metrics)
-        evaluation = (MapStyleSplit(name, data, self.loss, self.metrics) for name, data in self.evaluation.items())
+        how = self.loss, self.metrics, self.padding_id
+        train = MapStyleSplit("train", self.train, *how)
+        evaluation = (MapStyleSplit(name, data, *how) for name, data in self.evaluation.items())
         task = Task("custom", Head("custom", 0), train.loss, self.output_shape, _scored_by_split)
         return Data(train, tuple(evaluation), task, train.input_shape, train.draws_at_random)
 

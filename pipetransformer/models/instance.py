@@ -164,6 +164,16 @@ class ModelInstance(ModelSpec):
         """Splits a model into layers; see :func:`stack_of`."""
         return cls(name=type(model).__name__, model=model, stack=stack_of(model))
 
+    @property
+    def padding_id(self) -> int | None:
+        """The token by which the model itself finds the end of a text; ``None``: it looks at a mask alone."""
+        if "transformers" not in _libraries(self.model):
+            return None
+        from pipetransformer.models.huggingface_layers import is_decoder, pools_last_token
+
+        model = cast("Any", self.model)
+        return model.config.pad_token_id if is_decoder(model) and pools_last_token(model) else None
+
     def check_on(self, inputs: Tensor, context: dict[str, Tensor]) -> None:
         """Checks a model that no library made on two samples; see :meth:`LayerStack.check`."""
         if isinstance(self.model, LayerStack):

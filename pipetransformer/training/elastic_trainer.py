@@ -133,6 +133,7 @@ class ElasticTrainer(Trainer):
             loss=loss,
             metrics=metrics,
             output_shape=spec.output_shape,
+            padding_id=spec.padding_id,
         )
         config = Config(
             model=spec,

@@ -414,6 +414,24 @@ def refused(options: dict[str, Any]) -> str:
     return ""
 
 
+def scored_without_a_mask() -> tuple[float, float]:
+    """Losses of a decoder that classifies padded texts without a mask: by the trainer, and by the model itself."""
+    model, _ = model_and_data("decoder")
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(1, VOCABULARY, (BATCH_SIZE, 6), generator=generator)
+    ids[:, 3] = 0  # no padding where another token follows
+    ids = ids.masked_fill(torch.arange(6) >= torch.arange(BATCH_SIZE)[:, None], 0)
+    labels = torch.arange(BATCH_SIZE) % NUM_CLASSES
+    with torch.no_grad():
+        model.eval().get_submodule("score").weight.mul_(100)  # so that it matters which token is read
+        expected = float(loss(model(ids).logits, labels).mean())
+    texts = torch.utils.data.TensorDataset(ids, labels)
+    with pt.ElasticTrainer(
+        model, loss=loss, train=texts, evaluation={"dev": texts}, optimizer=OPTIMIZER, batch_size=BATCH_SIZE, epochs=1
+    ) as trainer:
+        return trainer.evaluate()["dev"]["loss"], expected
+
+
 def scored_on_longer_inputs() -> set[str]:
     """Metrics of a model of layers that take any number of vectors, trained on three and scored on five."""
     torch.manual_seed(0)

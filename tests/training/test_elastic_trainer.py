@@ -26,6 +26,7 @@ from support.own import (
     save_without_a_folder,
     saved_step,
     scored_on_longer_inputs,
+    scored_without_a_mask,
     steps_on_disk,
     train_from_a_state,
     train_own,
@@ -221,6 +222,11 @@ def test_a_dataset_of_the_datasets_library_trains_as_its_rows_do(pool: Pool, tmp
     found = pool.run(2, train_own, kind, tmp_path / "dataset", pt.Parallel(arrangement="data"))[0]
     assert found["losses"] == pytest.approx(expected["losses"], rel=0, abs=1e-10)
     assert found["metrics"] == pytest.approx(expected["metrics"], rel=0, abs=1e-10)
+
+
+def test_a_decoder_finds_the_last_token_of_a_text_without_a_mask_as_it_does_itself(pool: Pool) -> None:
+    found, expected = pool.run(1, scored_without_a_mask)[0]
+    assert found == pytest.approx(expected, rel=1e-5)
 
 
 def test_an_own_model_is_scored_on_inputs_of_another_shape_where_it_takes_them(pool: Pool) -> None:
