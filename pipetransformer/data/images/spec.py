@@ -99,7 +99,17 @@ class PictureSpec(DatasetSpec, ABC):
         if self.is_mixed:
             how = self.mixup, self.cutmix, self.mixup_prob, self.mixup_switch_prob, self.mixup_mode
             splits[0].mixing = Mixing(*how, splits[0].input_shape, task.head.num_outputs)
-        return Data(splits[0], splits[1:], task, splits[0].input_shape, self.is_random, note)
+        return Data(splits[0], splits[1:], task, splits[0].input_shape, self.is_random, note, self._not_saved())
+
+    def _not_saved(self) -> tuple[str, ...]:
+        """Returns the warning about transforms that evaluation takes and a saved model's preprocessing lacks."""
+        specs = [spec for spec in parse_transforms(self.transforms) if not spec.is_random and spec.name != "RGB"]
+        if not specs:
+            return ()
+        return (
+            f"dataset.transforms has {', '.join(spec.name for spec in specs)}, also for evaluation, and the preprocessing "
+            "in model/ only resizes and normalises; apply the same before it where another library loads the model",
+        )
 
     def unlabelled(self, source: Path, wanted: ImageFormat | TextFormat, head: Head) -> Unlabelled:
         assert isinstance(wanted, ImageFormat)

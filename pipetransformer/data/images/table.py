@@ -110,7 +110,7 @@ class TableImages(LabelledTable, PictureSpec):
         wanted = replace(wanted, num_channels=wanted.num_channels or pictures.train.num_channels)
         note = pictures.labels.note if pictures.columns else ""
         data = self._data(pictures.train, pictures.evaluation, pictures.eval_name, task, wanted, weights, note)
-        return replace(data, warnings=pictures.labels.warnings)
+        return replace(data, warnings=(*data.warnings, *pictures.labels.warnings))
 
     def _unlabelled_pictures(self, source: Path) -> tuple[list[dict[str, Any]], ImageSource]:
         from pipetransformer.data.tables.files import FORMATS

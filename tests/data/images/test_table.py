@@ -312,6 +312,22 @@ def test_classes_of_folders_may_be_named_in_order_and_some_may_have_no_folder(tm
         load(path=str(folder), labels=["bird", "cat"])
 
 
+@pytest.mark.parametrize(
+    ("transforms", "names"),
+    [
+        (["RGB", "RandomHorizontalFlip"], ""),
+        (
+            [{"name": "Resize", "size": 8}, {"name": "CenterCrop", "size": 6}, "RandomHorizontalFlip"],
+            "Resize, CenterCrop",
+        ),
+    ],
+)
+def test_transforms_that_a_saved_model_lacks_are_told(transforms: list[Any], names: str, tmp_path: Path) -> None:
+    warnings = load(path=str(as_csv(tmp_path)), transforms=transforms).warnings
+    assert len(warnings) == bool(names)
+    assert all(f"has {names}, also for evaluation" in warning for warning in warnings)
+
+
 def test_class_folders_take_weights_and_smoothing_too(tmp_path: Path) -> None:
     data = load(path=str(as_classes(tmp_path)), class_weights="balanced", label_smoothing=0.1, eval_fraction=0.25)
     np.testing.assert_allclose(data.train.loss_weights, np.ones(9))
