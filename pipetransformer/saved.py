@@ -199,7 +199,7 @@ def settings_to_score(file: Path, overrides: Sequence[str]) -> tuple[Config, boo
     if is_other:
         is_file = given.path is not None and Path(given.path).is_file()
         # weights are of the loss, and other data need not have all classes
-        whole = {name: "null" for name in ("max_train_samples", "max_eval_samples", "eval_split", "class_weights")}
+        whole = dict.fromkeys(("max_train_samples", "max_eval_samples", "eval_split", "class_weights"), "null")
         whole["eval_path"] = "${dataset.path}" if is_file else "null"
         options = {f"dataset.{name}": value for name, value in whole.items() if hasattr(given, name)}
         overrides = [*overrides, *(f"{name}={value}" for name, value in options.items() if name not in said)]

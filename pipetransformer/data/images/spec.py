@@ -106,9 +106,10 @@ class PictureSpec(DatasetSpec, ABC):
         specs = [spec for spec in parse_transforms(self.transforms) if not spec.is_random and spec.name != "RGB"]
         if not specs:
             return ()
+        names = ", ".join(spec.name for spec in specs)
         return (
-            f"dataset.transforms has {', '.join(spec.name for spec in specs)}, also for evaluation, and the preprocessing "
-            "in model/ only resizes and normalises; apply the same before it where another library loads the model",
+            f"dataset.transforms has {names}, also for evaluation, and the preprocessing in model/ only resizes and "
+            "normalises; apply the same before it where another library loads the model",
         )
 
     def unlabelled(self, source: Path, wanted: ImageFormat | TextFormat, head: Head) -> Unlabelled:

@@ -308,7 +308,7 @@ def test_classes_of_folders_may_be_named_in_order_and_some_may_have_no_folder(tm
     assert data.task.head.labels == ("dog", "bird", "cat")
     targets = data.train.targets(range(len(data.train))).tolist()
     assert targets == [{"dog": 0, "cat": 2}[LABELS[number]] for number in numbers(data.train)]
-    with pytest.raises(UserError, match="has 1 classes that dataset.labels= lacks: dog"):
+    with pytest.raises(UserError, match=r"has 1 classes that dataset\.labels= lacks: dog"):
         load(path=str(folder), labels=["bird", "cat"])
 
 
