@@ -204,6 +204,8 @@ class HubImages(ImageDataset):
         super().check()
         if self.path is None and self.hub_name is None:
             raise UserError(f"dataset.path= is missing; give {IMAGE_FOLDER}")
+        if self.eval_split == "train":
+            raise UserError("dataset.eval_split=train would evaluate on the training data; name another split")
         if self.path is not None:
             check_classes(folder_classes(Path(self.path), self.eval_split)[1])
 

@@ -61,7 +61,7 @@ def class_folders(
     if not root.is_dir() or _has_tables(root, train_split):
         return None
     train = root / train_split if (root / train_split).is_dir() else root
-    evaluation = _evaluation(root, eval_split, EVAL_SPLITS)
+    evaluation = _evaluation(root, eval_split, EVAL_SPLITS, train)
     if train == root and evaluation is not None:
         raise UserError(f"dataset.path={root} has {evaluation.name}/ and no {train_split}/; give dataset.train_split=")
     classes = _classes(train)
@@ -87,16 +87,19 @@ def _has_pictures(train: Path) -> bool:
     return any(file.suffix.lower() in SUFFIXES for file in files)
 
 
-def _evaluation(root: Path, wanted: str | None, usual: Sequence[str]) -> Path | None:
+def _evaluation(root: Path, wanted: str | None, usual: Sequence[str], train: Path) -> Path | None:
     """Returns the folder to evaluate on: the one that is asked for, or the first of the usual ones that there is.
+
+    It is never the folder to train on.
 
     Raises:
         UserError: The one that is asked for is not there.
     """
     names = usual if wanted is None else [wanted, *filter(None, [SYNONYMS.get(wanted)])]
-    found = next((root / name for name in names if (root / name).is_dir()), None)
+    there = [root / name for name in names if (root / name).is_dir() and root / name != train]
+    found = next(iter(there), None)
     if found is None and wanted is not None:
-        others = [name for name in usual if (root / name).is_dir()]
+        others = [name for name in usual if (root / name).is_dir() and root / name != train]
         raise UserError(
             f"dataset.eval_split={wanted}: there is no folder {root / wanted}; "
             + (f"there is {', '.join(others)}" if others else f"give {IMAGE_FOLDER}")
@@ -128,7 +131,8 @@ def folder_classes(root: Path, eval_split: str | None = None) -> tuple[Path, tup
     Raises:
         UserError: A folder is missing, or the evaluation folder has classes that training lacks.
     """
-    evaluation, classes = _evaluation(root, eval_split, EVALUATION), _classes(root / "train")
+    train = root / "train"
+    evaluation, classes = _evaluation(root, eval_split, EVALUATION, train), _classes(train)
     if evaluation is None or not classes:
         raise UserError(f"dataset.path={root} is not an image folder; give {IMAGE_FOLDER}")
     _refuse_unknown(evaluation, "train/", classes)

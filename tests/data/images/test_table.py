@@ -19,6 +19,7 @@ from support.command import TIMEOUT_S
 
 from pipetransformer.data.base import Data, ImageFormat, Split
 from pipetransformer.data.images import picture_column
+from pipetransformer.data.images.datasets import HubImages
 from pipetransformer.data.images.table import TableImages
 from pipetransformer.data.tables import spec as table_spec
 from pipetransformer.data.tables import splits as table_splits
@@ -190,6 +191,17 @@ def test_splits_are_taken_by_the_names_of_files_or_of_folders(tmp_path: Path) ->
             assert sorted(numbers(data.train)) == [*range(6)]
         swapped = load(path=str(tmp_path / folder), train_split="test", eval_split="train")
         assert sorted(numbers(swapped.train)) == [9, 10, 11]
+
+
+def test_the_folder_to_train_on_is_not_evaluated_on(tmp_path: Path) -> None:
+    as_classes(tmp_path).rename(tmp_path / "validation")
+    data = load(path=str(tmp_path), train_split="validation", eval_fraction=0.25)
+    assert (len(data.train), data.evaluation[0].name, len(data.evaluation[0])) == (9, "held_out", 3)
+    assert not {*numbers(data.train)} & {*numbers(data.evaluation[0])}
+    with pytest.raises(UserError, match=r"dataset\.eval_split=val: there is no folder"):
+        load(path=str(tmp_path), train_split="validation", eval_split="val")
+    with pytest.raises(UserError, match=r"dataset\.eval_split=train would evaluate on the training data; name another"):
+        HubImages(hub_name="owner/data", eval_split="train").check()
 
 
 @pytest.mark.parametrize("write", WAYS)
