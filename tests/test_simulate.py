@@ -65,6 +65,14 @@ def test_the_plans_freeze_what_the_cap_of_the_rule_allows() -> None:
     assert [(row.epoch, row.num_frozen) for row in rows] == [(0, 0), (1, 4), (2, 7), (3, 9)]
 
 
+def test_a_policy_unfreezes_where_the_learning_rate_of_the_run_has_dropped() -> None:
+    options = ("freeze=egeria", "freeze.interval=0.05", "cluster.transition_s=0")
+    falling, constant = (simulate(composed(*options, f"optim.schedule={each}")) for each in ("linear", "constant"))
+    assert [row.num_frozen for row in falling.rows] == [0, 12, 0]
+    assert [row.num_frozen for row in constant.rows] == [0, 12]
+    assert falling.speedup_vs_static < constant.speedup_vs_static
+
+
 def test_a_row_names_what_a_plan_adds_to_its_schedule_as_the_options_do() -> None:
     options = ("num_stages=4", "stages_per_rank=2", "schedule=interleaved1f1b", "recompute=true")
     rows = simulate(composed("freeze=none", *(f"parallel.{option}" for option in options))).rows

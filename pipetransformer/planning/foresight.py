@@ -9,6 +9,7 @@ compares with the last one is infinite, as it is in a run.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -38,6 +39,7 @@ class Foresight:
         num_blocks: Of the model.
         may_cache: Frozen layers' output can be stored.
         overhead_s: Seconds of a transition besides moving layers and filling the cache.
+        rate: Returns the learning rate of a step, by which a policy may unfreeze; ``None``: it stays the same.
     """
 
     planner: Planner
@@ -46,6 +48,7 @@ class Foresight:
     num_blocks: int
     may_cache: bool
     overhead_s: float = 0.0
+    rate: Callable[[int], float] | None = None
 
     def history(self) -> RunHistory:
         """Returns the history of the run from its first step to its last.
@@ -121,6 +124,7 @@ class _PredictedRun:
             frozen,
             self._signals(frozen),
             step / setting.timeline.num_steps,
+            1.0 if setting.rate is None else setting.rate(step),
         )
         decision, self._policy_state = ask(self._setting.policy, signals, self._policy_state)
         self._num_decisions += 1

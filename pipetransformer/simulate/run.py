@@ -108,7 +108,8 @@ def run_history(config: SimulationConfig, planner: Planner) -> RunHistory:
     timeline = Timeline.of(config, config.num_samples)
     may_cache = config.cache.enabled and config.parallel.autopipe and _no_cache(config) is None
     overhead_s = config.cluster.transition_s
-    return Foresight(planner, timeline, config.freeze, config.shape.num_blocks, may_cache, overhead_s).history()
+    rate = partial(config.optim.for_model(config.shape.hidden_size).rate, num_steps=timeline.num_steps)
+    return Foresight(planner, timeline, config.freeze, config.shape.num_blocks, may_cache, overhead_s, rate).history()
 
 
 def _no_cache(config: SimulationConfig) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -156,8 +157,8 @@ class Trainer:
     def _foresee(self) -> dict[str, Any]:
         """Returns time and memory of the run as they are predicted before its first step."""
         policy, may_cache = self.config.freeze, self.cache_session.is_on
-        overhead_s = self.state.overhead_s
-        foresight = Foresight(self.planner, self.timeline, policy, self.num_blocks, may_cache, overhead_s)
+        overhead_s, rate = self.state.overhead_s, partial(self.components.optim.rate, num_steps=self.timeline.num_steps)
+        foresight = Foresight(self.planner, self.timeline, policy, self.num_blocks, may_cache, overhead_s, rate)
         return foresight.estimate(self.config.batch_size)
 
     def go_to(self, state: dict[str, Any], load: Callable[[], None], reason: str = "goes on from another step") -> None:

@@ -9,6 +9,7 @@ from support.resumes import FreezeAndUnfreeze
 from pipetransformer.autopipe.memory import device_memory_bytes
 from pipetransformer.errors import InfeasiblePlan, UserError
 from pipetransformer.freeze.base import FreezePolicy
+from pipetransformer.freeze.egeria import Egeria
 from pipetransformer.freeze.none import NoFreezing
 from pipetransformer.freeze.pipetransformer import PaperRule
 from pipetransformer.freeze.schedule import FixedSchedule
@@ -73,6 +74,12 @@ def test_a_policy_that_unfreezes_is_foreseen_with_the_most_that_it_freezes() -> 
     assert [(entry.plan.num_frozen, entry.plan.cache_level) for entry in entries] == [(0, 0), (6, 6), (2, 2)]
     assert entries[2].transition_seconds > 0
     assert setting.estimate(BATCH_SIZE)["num_frozen"] == 6
+
+
+def test_a_policy_that_unfreezes_by_the_rate_sees_that_of_the_run() -> None:
+    often, policy = replace(LINE, decision_every=2), Egeria(window=2, patience=1, rate_drop=0.1)
+    setting = replace(foresight(policy), timeline=often, rate=lambda step: 1 - step / 30)
+    assert [(entry.step, entry.plan.num_frozen) for entry in setting.history().entries] == [(0, 0), (6, 6), (28, 0)]
 
 
 @pytest.mark.parametrize("prefix", [7, -1])
