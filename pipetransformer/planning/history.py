@@ -54,14 +54,19 @@ class PlanRecord:
 
     @property
     def typical_step_s(self) -> float | None:
-        """Median over the steps after the first ones, each as long as it would have taken on a typical batch.
+        """Median of :attr:`settled_seconds`; ``None`` before the first step."""
+        return statistics.median(self.settled_seconds) if self.step_seconds else None
+
+    @property
+    def settled_seconds(self) -> list[float]:
+        """Seconds of each step after the first ones, each as long as it would have taken on a typical batch.
 
         The traced one counts only where there is no other.
         """
         steps = list(enumerate(self.typical_seconds))
         steps = steps[NUM_WARMUP_STEPS:] or steps
         steps = [step for step in steps if step[0] != self.traced_step] or steps
-        return statistics.median(seconds for _, seconds in steps) if steps else None
+        return [seconds for _, seconds in steps]
 
     @property
     def typical_seconds(self) -> list[float]:
@@ -120,7 +125,7 @@ class RunHistory:
             known = next((own for plan, own in pooled if same_arrangement(plan, entry.plan)), None)
             if known is None:
                 pooled.append((entry.plan, known := []))
-            known += entry.typical_seconds[NUM_WARMUP_STEPS:]
+            known += entry.settled_seconds
         return [(plan, statistics.median(seconds), len(seconds)) for plan, seconds in pooled]
 
     @property

@@ -73,6 +73,14 @@ def test_the_traced_step_counts_only_where_no_other_is_typical(
     )
 
 
+def test_the_traced_step_is_none_of_those_by_which_static_plans_are_timed() -> None:
+    """It waits for the other ranks, and writes down what each of them does."""
+    record = PlanRecord(WHOLE, 0, "first", traced_step=NUM_WARMUP_STEPS)
+    (timed,) = booked((record, [9.0] * (NUM_WARMUP_STEPS + 1) + [2.0, 3.0, 4.0, 4.0, 5.0]))["static_plans"]
+    assert (timed["median_step_s"], timed["num_steps"]) == (4.0, 5)
+    assert timed["median_step_s"] == record.typical_step_s
+
+
 def test_the_limit_is_the_work_without_freezing_over_the_work_left_and_the_filling() -> None:
     summary = booked((PlanRecord(WHOLE, 0, "first"), [2.0] * 2), (PlanRecord(CACHED, 2, "froze 1", 0.0, 16), [1.0] * 2))
     all_blocks, one_block = 6 * BATCH_SIZE, 2 * BATCH_SIZE  # F + D + W twice; F + W of the block above the prefix
