@@ -155,6 +155,7 @@ class RunHistory:
             "num_frozen": self.entries[-1].plan.num_frozen if self.entries else 0,
             "mean_frozen_fraction": frozen / (num_samples * self._num_blocks) if num_samples else 0.0,
             "speedup_vs_static": speedup,
+            "baseline": self._baseline,
             "speedup_is": "measured" if self._is_measured(planner) else "predicted",
             "static_plans": [
                 plan_dict(plan) | {"median_step_s": seconds, "num_steps": number}

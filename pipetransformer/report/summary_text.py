@@ -64,7 +64,8 @@ def _gain(values: Values) -> list[Row]:
 def _static_step(values: Values) -> str:
     """Returns where the static plan's time comes from."""
     if values.get("speedup_is") != "measured":
-        return " (predicted; baseline=true measures it)"
+        untimed = ": blocks froze, or the run ended, before static plans of all kinds were timed"
+        return f" (predicted{untimed if values.get('baseline') else '; baseline=true measures it'})"
     timed = sorted(values["static_plans"], key=lambda plan: plan["median_step_s"])
     steps = ", ".join(f"{arrangement(plan)} {duration(plan['median_step_s'])}" for plan in timed)
     return f" (measured at the start: {steps} per step)"

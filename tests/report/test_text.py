@@ -253,6 +253,14 @@ def test_a_speed_up_over_timed_plans_says_what_they_took(events: Events) -> None
     )
 
 
+def test_a_baseline_that_came_to_no_end_is_not_advised_again(events: Events) -> None:
+    rows = dict(summary_text.summary_rows(first(events, "summary") | {"speedup_is": "predicted", "baseline": True}))
+    assert rows["speed-up"] == (
+        "2.0 times the best static plan (predicted: blocks froze, or the run ended, before static plans of all kinds "
+        "were timed)"
+    )
+
+
 def test_a_plan_that_is_changed_without_a_freeze_says_why(events: Events) -> None:
     frozen = first(events, "transition")
     assert text.new_plan_line(frozen) is None

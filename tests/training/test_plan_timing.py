@@ -108,6 +108,7 @@ def test_a_baseline_goes_on_where_a_run_was_stopped_in_it(pool: Pool, tmp_path: 
 
 def test_without_a_baseline_the_comparison_is_said_to_be_predicted(on_one_device: Job) -> None:
     assert on_one_device.summary["speedup_is"] == "predicted"
+    assert on_one_device.summary["baseline"] is False
 
 
 def test_a_freeze_ends_the_trial_of_static_plans(pool: Pool, tmp_path: Path) -> None:
@@ -116,3 +117,4 @@ def test_a_freeze_ends_the_trial_of_static_plans(pool: Pool, tmp_path: Path) -> 
     assert [plan["num_frozen"] for plan in job.summary["plans"]][-1] == 1
     assert len(job.summary["static_plans"]) == 1, "the second kind had made four steps by then"
     assert job.summary["speedup_is"] == "predicted", "two kinds were not timed"
+    assert job.summary["baseline"] is True
