@@ -116,10 +116,14 @@ class RunHistory:
         """Returns True when the plan in force has just made as many steps as tell its time."""
         return len(self.entries[-1].step_seconds) == NUM_WARMUP_STEPS + NUM_TIMED_STEPS
 
+    def timed(self) -> list[tuple[Plan, float]]:
+        """Returns each plan that was timed, and its median step in seconds; the oldest first."""
+        known = ((entry.plan, entry.typical_step_s) for entry in self.entries if _is_timed(entry))
+        return [(plan, seconds) for plan, seconds in known if seconds is not None]
+
     def static_steps(self) -> list[tuple[Plan, float, int]]:
         """Returns each plan with nothing frozen that was timed, its median step in seconds and its number of steps."""
-        timed = [entry for entry in self.entries if not entry.plan.num_frozen]
-        timed = [entry for entry in timed if len(entry.step_seconds) >= NUM_WARMUP_STEPS + NUM_TIMED_STEPS]
+        timed = [entry for entry in self.entries if not entry.plan.num_frozen and _is_timed(entry)]
         pooled: list[tuple[Plan, list[float]]] = []
         for entry in timed:
             known = next((own for plan, own in pooled if same_arrangement(plan, entry.plan)), None)
@@ -229,6 +233,10 @@ class RunHistory:
             if level not in (before, 0)
         ]
         return limit(planner.without_overhead(), phases, fills, planner.static_efficiency())
+
+
+def _is_timed(entry: PlanRecord) -> bool:
+    return len(entry.step_seconds) >= NUM_WARMUP_STEPS + NUM_TIMED_STEPS
 
 
 def same_arrangement(one: Plan, other: Plan) -> bool:

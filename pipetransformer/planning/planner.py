@@ -1,6 +1,6 @@
 """The planner of a run: its first plan, and at each decision the transition that pays most."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -91,7 +91,7 @@ class Planner:
     def resumed(self, num_frozen: int) -> Transition:
         """Returns the transition to the fastest plan for a frozen prefix, from where no rank holds a layer."""
         plan = self.initial()
-        if num_frozen:
+        if num_frozen or (self.profile.timed and self._parallel.autopipe):
             plan = self.next(plan, num_frozen, 0) if self._parallel.autopipe else self.keep(plan, num_frozen)
         return first_transition(plan, f"fastest plan with {num_frozen} blocks frozen, of which none is cached yet")
 
@@ -273,6 +273,16 @@ class Planner:
         self.profile = self.profile.with_timed(timed)
         self.__dict__.pop("static", None)  # may be another one now
         return predicted_s
+
+    def recall(self, timed: Iterable[tuple[Plan, float]]) -> None:
+        """Corrects predictions by what steps took before a run went on; plans of other devices tell nothing.
+
+        Args:
+            timed: Plans with their seconds of a step, the oldest first.
+        """
+        for plan, measured_s in timed:
+            if self.knows(plan):
+                self.correct(plan, measured_s)
 
     @property
     def _uncorrected(self) -> Profile:

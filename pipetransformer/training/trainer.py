@@ -139,6 +139,7 @@ class Trainer:
             return
         manifest = resumed.checkpoint.manifest
         self.state.load_state_dict(manifest.train)
+        self.planner.recall(self.state.history.timed())
         if self.config.resume.allow:
             self.state.patience.reason = ""  # it may have ended early, and is to go on
         self._transitions.start(self.planner.resumed(self.state.num_frozen), resumed.layers)

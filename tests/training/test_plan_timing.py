@@ -106,6 +106,21 @@ def test_a_baseline_goes_on_where_a_run_was_stopped_in_it(pool: Pool, tmp_path: 
     assert begun.count("reading data") == 2, "what the second start says stays in the log"
 
 
+def test_a_run_that_goes_on_knows_how_long_steps_took_before(pool: Pool, tmp_path: Path) -> None:
+    """Otherwise it would try the slow plan again, and compare itself with a static plan that it takes for fast."""
+    saved, slow = ("checkpoint.every_steps=20", "checkpoint.keep=9"), AS_PREDICTED | {"data": 1e4}
+    job = run_with_times(pool, tmp_path / "run", slow, *saved)
+    before = kinds(job)
+    for step in (40, 48):
+        shutil.rmtree(job.folder / "checkpoints" / f"step-{step:08d}")
+    assert set(pool.run(2, play_with_step_times, (*RUN, *saved, "resume.run=auto"), job.folder, slow)) == {""}
+    assert len(job.events("resume")) == 1
+    went_on = [plan for step, *plan in kinds(job) if step >= 20]
+    assert went_on == [[*before[-1][1:]]], "not the one that was predicted to be the fastest"
+    static_s = min(slow["single"], slow["pipeline"])
+    assert job.summary["speedup_vs_static"] == pytest.approx(static_s * 48 / job.summary["train_seconds"], rel=0.01)
+
+
 def test_without_a_baseline_the_comparison_is_said_to_be_predicted(on_one_device: Job) -> None:
     assert on_one_device.summary["speedup_is"] == "predicted"
     assert on_one_device.summary["baseline"] is False
