@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Self
@@ -77,6 +77,7 @@ class Manifest:
         sample_ids: Digest of the sample ids of the next global batch; empty at the end of the run.
         metric: The main metric, if the model was evaluated at this step; higher is better.
         seconds: Time of the run so far, start-up included.
+        spent: Other counts of the summary so far, from :meth:`~pipetransformer.training.spent.Spent.state_dict`.
     """
 
     step: int
@@ -92,6 +93,7 @@ class Manifest:
     sample_ids: str
     metric: float | None
     seconds: float
+    spent: dict[str, Any] = field(default_factory=dict)
 
     def fits(self, num_samples: int, batch_size: int) -> bool:
         """Returns whether the step has the same place in its epoch with batches of this size from so many samples."""
@@ -137,7 +139,7 @@ def _own_digest(values: Mapping[str, Any]) -> str:
 
 def _layer(values: dict[str, Any]) -> LayerFile:
     """Checks an entry of the manifest, of which the digest alone says that this package wrote it."""
-    file = LayerFile(**{field.name: values[field.name] for field in fields(LayerFile)})
+    file = LayerFile(**{each.name: values[each.name] for each in fields(LayerFile)})
     if not (isinstance(file.layer, int) and isinstance(file.num_bytes, int) and isinstance(file.prefix, str)):
         raise TypeError("a layer's entry has values of other types")
     if not _DIGEST.fullmatch(file.digest) or not _LAYER_FILE.fullmatch(file.name):

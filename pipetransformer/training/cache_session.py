@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,7 @@ class CacheSession:
         self._stats = ReadStats() if cache is None else cache.reader.stats  # outlives a cache that is turned off
         self._terms = terms
         self._stored: dict[str, Any] = {}  # figures of the fills so far
+        self._earlier_fill_s = 0.0  # of the processes before this one
         self._borrowed = ExitStack()  # frozen layers, for misses
 
     @property
@@ -197,7 +198,7 @@ class CacheSession:
 
     def _report_fill(self, cache: AutoCache, filled: Filled, from_level: int, step: int, seconds: float) -> None:
         bytes_by_tier = cache.capacity.bytes_by_tier
-        self._stored = {"bytes_by_tier": bytes_by_tier, "fill_seconds": cache.fill_s}
+        self._stored = {"bytes_by_tier": bytes_by_tier, "fill_seconds": self._earlier_fill_s + cache.fill_s}
         if filled.num_replaced:
             changed = f" ({', '.join(cache.changed)})" if cache.changed else ""
             others = f"{filled.num_replaced} stored samples were of other weights or another level{changed}"
@@ -246,6 +247,16 @@ class CacheSession:
     def waited_s(self) -> float:
         """Seconds in which this rank's steps waited for the cache so far."""
         return self._stats.waited_s
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what :meth:`figures` counts."""
+        return {"stored": self._stored, "reads": asdict(self._stats)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over the values of :meth:`state_dict`, before the first fill."""
+        self._stored, self._earlier_fill_s = state["stored"], state["stored"].get("fill_seconds", 0.0)
+        for name, value in state["reads"].items():
+            setattr(self._stats, name, value)
 
     def figures(self) -> dict[str, Any]:
         """Returns this rank's reads and its node's stores for the summary; empty if nothing was stored."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ class Checkpoints:
         timeline: Steps of the run.
         order: Of the training samples.
         metric: Of the run; checkpoints of the best weights stay.
+        spent: Returns the other counts of the summary so far.
         about: Entries of the manifest that stay the same during the run.
         report: Receives each checkpoint, and a warning for one that could not be written.
         run_dir: The run folder.
@@ -57,9 +59,9 @@ class Checkpoints:
 
     def __init__(
         self, config: Config, runtime: ElasticRuntime, timeline: Timeline, order: SampleOrder, about: dict[str, Any],
-        report: Reporter, run_dir: Path, metric: MainMetric,
+        report: Reporter, run_dir: Path, metric: MainMetric, spent: Callable[[], dict[str, Any]],
     ) -> None:  # fmt: skip
-        self._metric = metric
+        self._metric, self._spent = metric, spent
         self._options, self._config, self._timeline, self._order = config.checkpoint, config, timeline, order
         self._runtime, self._about, self._report, self._run_dir = runtime, about, report, run_dir
         token = broadcast_from_rank0(uuid4().hex[:8])
@@ -113,6 +115,7 @@ class Checkpoints:
             sample_ids=next_batch_digest(state, self._timeline, self._order),
             metric=goodness if goodness is not None and math.isfinite(goodness) else None,
             seconds=self._about["seconds"] + time.monotonic() - self._started_s,
+            spent=self._spent(),
             **{name: value for name, value in self._about.items() if name != "seconds"},
         )
         pinned = set() if state.guard.watched is None else {state.guard.watched.step}
@@ -182,6 +185,14 @@ class Checkpoints:
         """
         self._writer.close(give_up)
         self.report_written()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what :meth:`figures` counts, with the checkpoint that is being written."""
+        return self._figures | {"num_saved": self._figures["num_saved"] + 1}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over the values of :meth:`state_dict`."""
+        self._figures |= state
 
     def figures(self) -> dict[str, Any]:
         """Returns number, size and times of this run's checkpoints for the summary; empty where there are none."""

@@ -4,7 +4,6 @@ import gc
 import json
 import os
 import shutil
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -195,7 +194,7 @@ def _finish(trainer: Trainer, run_dir: Path, status: str, error: str | None, tog
     if dist.get_rank() != 0:
         return {}
     summary = {"status": status} | ({"error": error} if error else {}) | trainer.summary()
-    summary["cpu_seconds"] = time.process_time()  # of rank 0 since it started
+    summary["cpu_seconds"] = trainer.spent.cpu_seconds  # of rank 0
     summary["report_seconds"] = trainer.report.seconds
     if estimate := trainer.estimate:
         summary["estimate"] = estimate

@@ -67,9 +67,18 @@ class StepLog:
             self._last = None
 
     def input_figures(self) -> dict[str, Any]:
-        """Returns this rank's waiting for samples in this process's steps: in all, and the steps that hardly wait."""
+        """Returns this rank's waiting for samples: in all, and the part of the steps that hardly wait."""
         ready = 1 - self._num_waiting / self._num_steps if self._num_steps else None
         return {"wait_seconds": self._input_wait_s, "ready_fraction": ready}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what :meth:`input_figures` counts."""
+        return {"num_steps": self._num_steps, "num_waiting": self._num_waiting, "wait_seconds": self._input_wait_s}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over the values of :meth:`state_dict`."""
+        self._num_steps, self._num_waiting = state["num_steps"], state["num_waiting"]
+        self._input_wait_s = state["wait_seconds"]
 
     def scaling(self) -> dict[str, float]:
         """Returns the loss scale of the next step and the steps skipped so far; empty without scaling."""

@@ -37,6 +37,7 @@ from pipetransformer.training.main_metric import MainMetric
 from pipetransformer.training.plan_timing import PlanTiming
 from pipetransformer.training.position import inside
 from pipetransformer.training.resume import cut_log
+from pipetransformer.training.spent import Spent
 from pipetransformer.training.step_log import StepLog
 from pipetransformer.training.stops import RunStops
 from pipetransformer.training.tracer import Tracer
@@ -76,6 +77,7 @@ class Trainer:
 
     Attributes:
         state: Everything that the run has to know to go on.
+        spent: Counts of the summary that are rank 0's own.
         num_steps_lost: Logged steps after the checkpoint from which the run went on.
         estimate: Time and memory of a new run, predicted before its first step; empty on all ranks but 0.
     """
@@ -114,8 +116,11 @@ class Trainer:
         self.main_metric = MainMetric(config.evaluate, splits, components.data.task.metrics, self.state)
         about, order = about_run(config, components, report, run_dir), components.order
         self.checkpoints = Checkpoints(
-            config, self.runtime, self.timeline, order, about, report, run_dir, self.main_metric
-        )
+            config, self.runtime, self.timeline, order, about, report, run_dir, self.main_metric,
+            lambda: self.spent.state_dict(),
+        )  # fmt: skip
+        parts = {"input": self._log, "cache": self.cache_session, "checkpoints": self.checkpoints}
+        self.spent = Spent(report, parts)
         self.guard, self.stops = RunGuard(self, run_dir), RunStops(self)
         self.evaluations, self.decisions = RunEvaluations(self), RunDecisions(self)
         self._plan_timing = PlanTiming(self)
@@ -140,6 +145,8 @@ class Trainer:
         manifest = resumed.checkpoint.manifest
         self.state.load_state_dict(manifest.train)
         self.planner.recall(self.state.history.timed())
+        if dist.get_rank() == 0:
+            self.spent.load_state_dict(manifest.spent)
         if self.config.resume.allow:
             self.state.patience.reason = ""  # it may have ended early, and is to go on
         self._transitions.start(self.planner.resumed(self.state.num_frozen), resumed.layers)

@@ -169,6 +169,31 @@ def test_the_log_of_a_resumed_run_has_every_step_once(pool: Pool, run_dir: Path)
     assert not job.messages
 
 
+def test_the_summary_of_a_resumed_run_counts_what_the_processes_before_it_spent(pool: Pool, tmp_path: Path) -> None:
+    options = (*RUN, "freeze=schedule", "freeze.num_frozen=[1]", "epochs=4", "checkpoint.every_steps=4")
+    whole = run_job(pool, 1, tmp_path / "run", *options, "checkpoint.keep=9", made_up_times=True)
+    spent = read_manifest(whole.folder / FOLDER / "step-00000008").spent
+    assert spent["cache"]["reads"]["read_s"] > 0
+    for step in (12, 16):
+        shutil.rmtree(whole.folder / FOLDER / f"step-{step:08d}")
+    job = Job(whole.folder, pool.run(1, play, (*options, "checkpoint.keep=9", "resume=auto"), whole.folder, True)[0])
+    assert (job.error, len(job.events("resume"))) == ("", 1)
+    cache, own_fill_s = job.summary["cache"], spent["cache"]["stored"]["fill_seconds"]
+    assert cache["fill_seconds"] > own_fill_s > 0, "it is filled again"
+    assert cache["read_seconds"] > spent["cache"]["reads"]["read_s"]
+    assert cache["hit_rate"] == 1
+    assert job.summary["checkpoints"]["num_saved"] == whole.summary["checkpoints"]["num_saved"] == 4
+    assert job.summary["input"]["wait_seconds"] > spent["input"]["wait_seconds"] > 0
+    assert job.summary["cpu_seconds"] > 2 * spent["cpu_seconds"], "the process of the pool has been the same"
+
+
+def test_a_checkpoint_of_an_earlier_release_says_nothing_of_what_was_spent(pool: Pool, run_dir: Path) -> None:
+    file = run_dir / FOLDER / "step-00000008" / MANIFEST
+    file.write_bytes(replace(read_manifest(file.parent), spent={}).to_json())
+    job = go_on(pool, run_dir)
+    assert (job.error, job.summary["optimizer_steps"]) == ("", STEPS)
+
+
 def test_a_checkpoint_keeps_the_log_of_all_steps_before_it(pool: Pool, tmp_path: Path) -> None:
     often = "checkpoint.every_steps=3", "checkpoint.keep=9"
     pool.run(1, play_with_steps_held_back, (*RUN, "freeze=none", "epochs=2", *often), tmp_path)

@@ -30,5 +30,15 @@ def test_a_step_says_how_long_it_waited_and_the_run_how_many_found_their_input_r
     assert steps.input_figures() == {"wait_seconds": pytest.approx(0.6), "ready_fraction": 0.5}
 
 
+def test_the_waits_of_a_resumed_run_are_added_to_those_before() -> None:
+    earlier, later = log()[0], log()[0]
+    result = mock.Mock(loss=1.0, total_norm=2.0)
+    with mock.patch("torch.distributed.get_world_size", return_value=1):
+        earlier.note(1, result, 0.1, 8, seconds=1.0, wait_s=0.0, input_wait_s=0.5)
+        later.load_state_dict(earlier.state_dict())
+        later.note(2, result, 0.1, 8, seconds=1.0, wait_s=0.0, input_wait_s=0.0)
+    assert later.input_figures() == {"wait_seconds": 0.5, "ready_fraction": 0.5}
+
+
 def test_a_run_without_a_step_has_no_share_of_them() -> None:
     assert log()[0].input_figures() == {"wait_seconds": 0.0, "ready_fraction": None}
