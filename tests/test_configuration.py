@@ -19,6 +19,7 @@ from pipetransformer.config.compose import CONF, compose_simulation, compose_tra
 from pipetransformer.config.no_effect import warnings
 from pipetransformer.config.schema import PRECISIONS, write_config
 from pipetransformer.errors import UserError
+from pipetransformer.planning.timeline import Timeline
 from pipetransformer.runtime import precision
 
 
@@ -274,6 +275,30 @@ def test_a_setting_without_effect_is_named(overrides: list[str], words: list[str
     texts = warnings(loaded(*overrides), num_steps=48)
     assert len(texts) == len(words)
     assert all(word in text for word, text in zip(words, texts, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "first_decision"),
+    [
+        (["freeze.interval=null", "epochs=1"], "null, once per epoch, the first decision would come after step 48"),
+        (["freeze.interval=1"], "1 the first decision would come after step 48"),
+        (["freeze.interval=0.99"], "0.99 the first decision would come after step 48"),
+        (["freeze.interval=0.95"], None),
+        (["freeze.interval=null", "epochs=2"], None),
+        (["freeze.interval=1", "freeze.target_fraction=0.2"], None),
+        (["freeze=prefix", "freeze.num_blocks=1", "epochs=1"], None),
+        (["freeze=none", "epochs=1"], None),
+    ],
+    ids=str,
+)
+def test_a_run_that_ends_before_its_first_freeze_decision_says_so(
+    overrides: list[str], first_decision: str | None
+) -> None:
+    config = loaded("batch_size=16", "epochs=4", *overrides)
+    timeline = Timeline.of(config, 16 * 48 // config.epochs)
+    texts = warnings(config, timeline.num_steps, timeline.decision_every)
+    told = f"no block freezes after the start: with freeze.interval={first_decision}, and the run has 48; give"
+    assert [text.partition(" a smaller")[0] for text in texts] == ([told] if first_decision else [])
 
 
 @pytest.mark.parametrize(

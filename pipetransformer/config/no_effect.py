@@ -5,13 +5,15 @@ from pipetransformer.config.sections import Cache, Guard
 from pipetransformer.freeze.base import ON_UNFREEZE, FreezePolicy
 
 
-def warnings(config: Config, num_steps: int | None = None) -> list[str]:
+def warnings(config: Config, num_steps: int | None = None, decision_every: int | None = None) -> list[str]:
     """Returns a text for each such setting.
 
     Args:
         num_steps: Optimizer steps of the run, where its data is known.
+        decision_every: Those from one freeze decision to the next.
     """
     texts = [*_of_randomness(config), *_of_cache(config), *_of_freezing(config), *_own_rates(config.freeze)]
+    texts += _of_decisions(config.freeze, num_steps, decision_every)
     return [*texts, *_of_plans(config), *_of_a_run(config, num_steps)]
 
 
@@ -62,6 +64,18 @@ def _of_freezing(config: Config) -> list[str]:
             "(freeze.guard=) ever unfreezes a block"
         )
     return texts
+
+
+def _of_decisions(freeze: FreezePolicy, num_steps: int | None, every: int | None) -> list[str]:
+    """Tells that a run ends before its first freeze decision, as one of a single epoch does with ``interval=null``."""
+    has_target = freeze.target_fraction is not None or freeze.target_seconds is not None  # it freezes between decisions
+    if freeze.is_static or has_target or num_steps is None or every is None or every < num_steps:
+        return []
+    interval = "null, once per epoch," if freeze.interval is None else f"{freeze.interval:g}"
+    return [
+        f"no block freezes after the start: with freeze.interval={interval} the first decision would come after step "
+        f"{every:,}, and the run has {num_steps:,}; give a smaller fraction of the run, as 0.1"
+    ]
 
 
 def _own_rates(freeze: FreezePolicy) -> list[str]:

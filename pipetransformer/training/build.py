@@ -108,7 +108,8 @@ def prepare(
     )
     train, *evaluation = _loaders(config, data, sources, cache_setup, nodes, inputs)
     order, order_notes = sample_order(config, data)
-    settings = warnings(config, Timeline.of(config, len(data.train)).num_steps)
+    timeline = Timeline.of(config, len(data.train))
+    settings = warnings(config, timeline.num_steps, timeline.decision_every)
     for text in (*settings, *data.warnings, *cache_setup.notes, *order_notes, *input_notes, *mesh_notes):
         report.write("warning", message=text)
     report.write("phase", message="measuring layers and links")
