@@ -19,7 +19,7 @@ from pipetransformer.autocache.capacity import FeatureFormat
 from pipetransformer.autocache.fingerprint import StoreFingerprint
 from pipetransformer.data.base import ImageFormat, TextFormat
 from pipetransformer.errors import StaleStore
-from pipetransformer.training.cache_fingerprint import code_versions, fingerprint
+from pipetransformer.training.cache_fingerprint import code_versions, fingerprint, settings_of
 from pipetransformer.training.loader import sample_source
 
 VIT = {"patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2}
@@ -76,10 +76,10 @@ def test_the_head_has_no_part_in_it(texts: list[str]) -> None:
     assert identity(texts, **BERT).model == identity(texts, 3, **BERT).model
 
 
-def block_of(folder: Path, code: str) -> nn.Module:
-    """A module whose class a file of this code defines, as the user's own model would."""
+def own_module(folder: Path, code: str) -> Any:
+    """A module of this code in a file, as the user's own model would be."""
     file = folder / "own_family.py"
-    file.write_text(f"from torch import nn\n\nclass Block(nn.Linear):\n    factor = {code}\n")
+    file.write_text(f"from dataclasses import dataclass\n\nimport torch\nfrom torch import nn\n\n{code}\n")
     spec = importlib.util.spec_from_file_location("own_family", file)
     assert spec is not None
     assert spec.loader is not None
@@ -87,7 +87,7 @@ def block_of(folder: Path, code: str) -> nn.Module:
     sys.modules["own_family"] = module
     linecache.checkcache()
     spec.loader.exec_module(module)
-    return module.Block(2, 2)
+    return module
 
 
 @pytest.fixture
@@ -96,9 +96,54 @@ def own_family() -> Iterator[None]:
     del sys.modules["own_family"]
 
 
+CODE = {
+    "class": "class Block(nn.Linear):\n    factor = {}",
+    "base": "class Base(nn.Linear):\n    factor = {}\n\nclass Block(Base):\n    pass",
+    "function": (
+        "def scaled(x):\n    return {} * x\n\nclass Block(nn.Linear):\n"
+        "    def forward(self, x):\n        return [scaled(each) for each in x]"
+    ),
+    "constant": ("SCALE = {}\n\nclass Block(nn.Linear):\n    @property\n    def scale(self):\n        return SCALE\n"),
+    "closure": (
+        "def make(factor):\n    class Block(nn.Linear):\n        def forward(self, x):\n            return factor * x\n"
+        "    return Block\n\nBlock = make({})"
+    ),
+}
+
+
 @pytest.mark.usefixtures("own_family")
-def test_own_layers_count_by_their_code(tmp_path: Path) -> None:
-    one, same, other = (list(code_versions([block_of(tmp_path, code)])) for code in ("1", "1", "20"))
+@pytest.mark.parametrize("code", CODE.values(), ids=CODE)
+def test_own_layers_count_by_their_code_and_all_that_it_names(code: str, tmp_path: Path) -> None:
+    blocks = (own_module(tmp_path, code.format(number)).Block(2, 2) for number in (1, 1, 20))
+    one, same, other = (list(code_versions([block])) for block in blocks)
+    assert one == same != other
+
+
+CLASSES = """
+@dataclass
+class Settings:
+    scale: float
+
+class Rule:
+    def __init__(self, scale):
+        self.scale = scale
+
+class Block(nn.Linear):
+    def __init__(self):
+        super().__init__(2, 2)
+"""
+VALUES = [
+    "torch.full((2,), {})", "torch.full((2,), {}).numpy()", "dict(scale={})", "[dict(scale={})]", "Settings({})",
+    "Rule({})", "frozenset([{}])", "1j * {}", "torch.float32 if {} == 1 else torch.float64", "lambda x: x * {}",
+]  # fmt: skip
+
+
+@pytest.mark.usefixtures("own_family")
+@pytest.mark.parametrize("value", VALUES)
+def test_own_layers_count_by_their_values(value: str, tmp_path: Path) -> None:
+    code = f"{CLASSES}        self.value = {value}"
+    blocks = (own_module(tmp_path, code.format(number)).Block() for number in (1, 1, 20))
+    one, same, other = (settings_of(block) for block in blocks)
     assert one == same != other
 
 
