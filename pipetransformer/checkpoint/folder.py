@@ -2,7 +2,7 @@
 
 A crash at any moment leaves a published checkpoint that is whole, or none::
 
-    .staging-00000120-5f0c3a91/   layer files, each flushed by the rank that writes it
+    .staging-00000120-5f0c3a91-3/ layer files, each flushed by the rank that writes it
         manifest.json             by rank 0, when all ranks have told it that they are done; flushed, then the folder
     step-00000120/                the same folder after the rename
     .replaced-00000120/           an earlier one of that step, until the new one has its name
@@ -22,7 +22,7 @@ from pipetransformer.errors import DamagedCheckpoint
 
 FOLDER = "checkpoints"
 _PUBLISHED, _REPLACED = re.compile(r"step-\d{8,}"), re.compile(r"\.replaced-\d{8,}")
-_STAGED = re.compile(r"\.staging-\d{8,}-[0-9a-f]{8}")
+_STAGED = re.compile(r"\.staging-\d{8,}-[0-9a-f]{8}(-\d+)?")  # earlier releases wrote no number
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,14 @@ class CheckpointFolder:
     def __init__(self, path: Path, token: str = "0" * 8) -> None:
         self.path, self._token = path, token
 
-    def staging(self, step: int) -> Path:
-        """Returns the folder in which a checkpoint is written."""
-        return self.path / f".staging-{step:08d}-{self._token}"
+    def staging(self, step: int, number: int = 1) -> Path:
+        """Returns the folder in which a checkpoint is written.
+
+        Args:
+            number: Of the checkpoint in this start of the run. A step may be saved twice, and a rank begins the second
+                time while another one still publishes the first.
+        """
+        return self.path / f".staging-{step:08d}-{self._token}-{number}"
 
     @property
     def newest_step(self) -> int | None:
@@ -78,12 +83,12 @@ class CheckpointFolder:
             if _matches(path, _STAGED) or (_matches(path, _REPLACED) and path not in published):
                 shutil.rmtree(path, ignore_errors=True)
 
-    def publish(self, step: int) -> Path:
+    def publish(self, step: int, number: int = 1) -> Path:
         """Renames a staging folder that holds all of a checkpoint; flushes both folders.
 
         A published one of the same step is replaced, and counts until the new one has its name.
         """
-        staging, final = self.staging(step), self.path / f"step-{step:08d}"
+        staging, final = self.staging(step, number), self.path / f"step-{step:08d}"
         replaced = self.path / f".replaced-{step:08d}"
         _flush_folder(staging)
         if final.exists():
@@ -127,7 +132,7 @@ class CheckpointFolder:
 
     def _remove(self, path: Path) -> None:
         """Removes a published checkpoint: unpublished first, so that a crash leaves none that is half there."""
-        hidden = path.rename(self.staging(_step_of(path)))
+        hidden = path.rename(self.staging(_step_of(path), 0))
         shutil.rmtree(hidden, ignore_errors=True)
 
 

@@ -114,7 +114,7 @@ class CheckpointWriter:
         self.wait()
 
     def _run(self, layers: Mapping[int, tuple[str, LayerTensors]], manifest: Manifest) -> None:
-        staging = self.folder.staging(manifest.step)
+        staging = self.folder.staging(manifest.step, self._num_started)
         if self._rank == 0:
             self._outcome = self._write_all(staging, layers, manifest)
             return
@@ -135,7 +135,7 @@ class CheckpointWriter:
             files = sorted([*own, *self._messages.receive(self._num_started, staging)], key=lambda file: file.layer)
             if problem:
                 raise NotWritten(problem)
-            path = _publish(self.folder, staging, manifest, files)
+            path = self._publish(staging, manifest, files)
         except (OSError, DistError, NotWritten) as error:
             shutil.rmtree(staging, ignore_errors=True)
             return Written(manifest.step, None, 0, time.perf_counter() - start, problem or str(error))
@@ -146,13 +146,12 @@ class CheckpointWriter:
         num_bytes = sum(file.num_bytes for file in files)
         return Written(manifest.step, path, num_bytes, time.perf_counter() - start, problem)
 
-
-def _publish(folder: CheckpointFolder, staging: Path, manifest: Manifest, files: list[LayerFile]) -> Path:
-    for path in (staging / layer_file(file.layer) for file in files):
-        if not path.is_file():
-            raise NotWritten(f"another node has written {path}, which is not on this one: all need one run folder")
-    write_flushed(staging / MANIFEST, replace(manifest, layers=tuple(files)).to_json())
-    return folder.publish(manifest.step)
+    def _publish(self, staging: Path, manifest: Manifest, files: list[LayerFile]) -> Path:
+        for path in (staging / layer_file(file.layer) for file in files):
+            if not path.is_file():
+                raise NotWritten(f"another node has written {path}, which is not on this one: all need one run folder")
+        write_flushed(staging / MANIFEST, replace(manifest, layers=tuple(files)).to_json())
+        return self.folder.publish(manifest.step, self._num_started)
 
 
 def _write_layers(staging: Path, layers: Mapping[int, tuple[str, LayerTensors]]) -> list[LayerFile]:

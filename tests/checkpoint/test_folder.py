@@ -13,6 +13,7 @@ import torch
 from checkpoint.test_manifest import EXAMPLE
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import save
 from torch.distributed import HashStore
 
 from pipetransformer.checkpoint.folder import CheckpointFolder, Retention, check_files, open_checkpoints, read_file
@@ -41,6 +42,11 @@ def write(folder: Path, step: int, metric: float | None = None) -> Path:
     return outcome.path
 
 
+def contents(folder: Path) -> list[bytes]:
+    """The layer files of a checkpoint, each with its digest."""
+    return [read_file(folder, file) for file in read_manifest(folder).layers]
+
+
 def steps(folder: Path) -> list[int]:
     return [int(path.name.removeprefix("step-")) for path in CheckpointFolder(folder).published()]
 
@@ -60,6 +66,31 @@ def test_ranks_write_one_checkpoint_together(tmp_path: Path) -> None:
     assert [file.prefix for file in manifest.layers] == ["blocks.0.", "blocks.1.", "blocks.2."]
     assert sorted(path.name for path in folder.iterdir()) == [*map(layer_file, range(3)), MANIFEST]
     check_files(folder, manifest.layers)
+
+
+def test_a_rank_may_begin_a_second_checkpoint_of_a_step_while_the_first_is_published(tmp_path: Path) -> None:
+    first, second = writers(tmp_path, world=2)
+    about = replace(EXAMPLE, layers=())
+    with mock.patch.object(first.folder, "publish", wraps=first.folder.publish) as publish:
+
+        def publish_late(*args: int) -> Path:
+            publish.side_effect = None
+            second.start({1: LAYERS[2]}, about, ALL)  # its part of the first is written
+            second.wait()
+            return CheckpointFolder.publish(first.folder, *args)
+
+        publish.side_effect = publish_late
+        second.start({1: LAYERS[1]}, about, ALL)
+        first.start({0: LAYERS[0]}, about, ALL)
+        first.wait()
+        assert contents(tmp_path / "step-00000007") == [save(LAYERS[layer][1]) for layer in (0, 1)]
+        first.start({0: LAYERS[0]}, about, ALL)
+        first.wait()
+    outcome = first.take_outcome()
+    assert outcome is not None
+    assert outcome.path is not None, outcome.error
+    assert contents(outcome.path) == [save(LAYERS[layer][1]) for layer in (0, 2)]
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000007"]
 
 
 def test_a_rank_that_cannot_write_tells_why_and_nothing_is_published(tmp_path: Path) -> None:
