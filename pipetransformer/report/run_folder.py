@@ -126,8 +126,9 @@ def saved_model(folder: Path) -> tuple[Path, int | None]:
     """
     summary = read_json(folder / SUMMARY) if (folder / SUMMARY).is_file() else {}
     model = summary.get("model") or {}
-    elsewhere = Path(model.get("folder", folder / MODEL))  # the run folder may have been full, or moved since
-    return elsewhere if elsewhere.is_dir() else folder / MODEL, model.get("step")
+    elsewhere = Path(model.get("folder", folder / MODEL))  # the run folder may have been full, or copied or moved since
+    is_outside = elsewhere.name != MODEL and elsewhere.is_dir()
+    return elsewhere if is_outside else folder / MODEL, model.get("step")
 
 
 def _load_command(model: Path) -> str:

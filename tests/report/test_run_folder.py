@@ -1,6 +1,7 @@
 import json
 import math
 import re
+import shutil
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -26,6 +27,7 @@ from pipetransformer.report.run_folder import (
     read_json,
     read_overrides,
     read_run,
+    saved_model,
     share_files,
     write_json,
     write_overrides,
@@ -221,6 +223,18 @@ def test_the_model_is_named_with_the_call_that_loads_it(tmp_path: Path, monkeypa
 def test_a_model_of_an_earlier_run_is_not_offered_by_one_that_failed(tmp_path: Path) -> None:
     model_folder(tmp_path, "{}")
     assert next_steps(tmp_path, {"status": "failed"}) == []
+
+
+def test_a_copy_of_a_run_has_its_own_model_whatever_becomes_of_the_first(tmp_path: Path) -> None:
+    run, copy, second = tmp_path / "run", tmp_path / "copy", tmp_path / "pipetransformer-run-7"
+    run.mkdir()
+    model_folder(run, "{}")
+    write_json(run / SUMMARY, {"model": {"folder": str(run / "model"), "step": 3}})
+    shutil.copytree(run, copy)
+    assert saved_model(copy) == (copy / "model", 3)
+    second.mkdir()  # the run folder was full
+    write_json(copy / SUMMARY, {"model": {"folder": str(second), "step": 4}})
+    assert saved_model(copy) == (second, 4)
 
 
 def test_the_environment_names_versions_and_the_command() -> None:
