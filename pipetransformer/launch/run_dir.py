@@ -143,7 +143,7 @@ def refuse_other_run(config: Config, run_dir: Path, in_sweep: bool = False) -> N
         )
     for name in (*found, WANDB, TENSORBOARD):  # whose commands the new run would end with
         path = run_dir / name
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
     remove_traces(run_dir)
 
 

@@ -269,7 +269,7 @@ def save_model(save: Callable[[Path], None], state: Mapping[str, Tensor], folder
     reasons = []
     for folder in folders:
         try:
-            shutil.rmtree(folder, ignore_errors=True)
+            folder.unlink() if folder.is_symlink() else shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
             save(folder)
             share_files(folder)

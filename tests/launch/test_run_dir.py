@@ -204,3 +204,14 @@ def test_a_run_that_is_overwritten_leaves_nothing_of_its_own(tmp_path: Path) -> 
         (tmp_path / name).write_text("")
     refuse_other_run(compose_training(["overwrite=true"]), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_links_of_a_run_that_is_overwritten_are_removed_and_what_they_lead_to_stays(tmp_path: Path) -> None:
+    run, far = tmp_path / "run", tmp_path / "far"
+    run.mkdir()
+    for name in ("model", FOLDER):
+        (far / name / "inside").mkdir(parents=True)
+        (run / name).symlink_to(far / name)
+    refuse_other_run(compose_training(["overwrite=true"]), run)
+    assert not list(run.iterdir())
+    assert all((far / name / "inside").is_dir() for name in ("model", FOLDER))

@@ -54,6 +54,13 @@ def test_the_second_place_is_taken_where_the_first_is_full(tmp_path: Path) -> No
     assert [path.name for path in tmp_path.iterdir()] == ["roomy"]
 
 
+def test_a_model_takes_the_place_of_a_link(tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    (tmp_path / "roomy").symlink_to(tmp_path / "far")
+    assert save_model(SAVE, STATE, [tmp_path / "roomy", tmp_path / "other"]) == tmp_path / "roomy"
+    assert not list((tmp_path / "far").iterdir())
+
+
 def test_others_may_read_what_new_files_let_them(tmp_path: Path) -> None:
     before = os.umask(0o022)
     try:
