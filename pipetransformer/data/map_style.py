@@ -14,7 +14,7 @@ import numpy as np
 from pipetransformer.data.base import NUM_PROBED, Data, DatasetSpec, ImageFormat, Split, TextFormat, evenly_spaced
 from pipetransformer.data.map_samples import Sample, readable, sample_of
 from pipetransformer.data.tasks import Task
-from pipetransformer.errors import UserError
+from pipetransformer.errors import StaleStore, UserError
 from pipetransformer.models.base import Head
 
 if TYPE_CHECKING:
@@ -112,17 +112,40 @@ class MapStyleSplit(Split):
         return any(not one.equals(other) for one, other in pairs)
 
     def identity(self) -> str:
-        return self._digest(range(len(self)))
+        """See :meth:`Split.identity`. What draws at random is read with the global generators seeded for it.
 
-    def _digest(self, ids: Sequence[int]) -> str:
-        """Returns the digest of samples; of their shapes alone where each read gives other values."""
+        Raises:
+            StaleStore: It draws from others, so that no digest tells it from other data.
+        """
+        if not self.draws_at_random:
+            return self._digest(range(len(self)))
+        from pipetransformer.data.images.library_rng import kept_generators, seed_generators
+
+        digests = []
+        with kept_generators():
+            for ids in (evenly_spaced(len(self), NUM_PROBED), evenly_spaced(len(self), NUM_PROBED), range(len(self))):
+                seed_generators(0)
+                digests.append(self._digest(ids, seeded=True))
+        if digests[0] != digests[1]:
+            raise StaleStore(
+                f"the samples of {self.name} are drawn by generators of their own, so that stored features of other "
+                "data could not be told apart: draw from the global ones of Python, NumPy or torch, or set `path`=null"
+            )
+        return digests[2]
+
+    def _digest(self, ids: Sequence[int], seeded: bool = False) -> str:
+        """Returns the digest of samples; of their shapes alone where each read gives other values.
+
+        Args:
+            seeded: Reads give the same values.
+        """
         import torch
 
         digest = blake2b(digest_size=16)
         for sample in self._all(ids):
             for name, values in sorted({"": sample.input, **sample.per_token}.items()):
                 digest.update(f"{name} {values.dtype} {tuple(values.shape)}".encode())
-                if not self.draws_at_random:
+                if seeded or not self.draws_at_random:
                     digest.update(values.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 

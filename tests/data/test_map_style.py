@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from pipetransformer.data.map_style import MapStyleSplit
-from pipetransformer.errors import UserError
+from pipetransformer.errors import StaleStore, UserError
 
 
 def loss(output: Tensor, target: Tensor) -> Tensor:
@@ -177,6 +177,36 @@ def test_data_that_draw_at_random_have_one_identity() -> None:
 
     assert split(Drawn([0, 1])).quick_identity() == split(Drawn([0, 1])).quick_identity()
     assert split(Drawn([0, 1])).quick_identity() != split(Drawn([0, 1, 2])).quick_identity()
+
+
+class Noisy(list[Any]):
+    """Values with noise from global generators."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return torch.full((3, 2, 2), super().__getitem__(index)) + torch.rand(1) * np.random.rand(), 0  # noqa: NPY002
+
+
+def test_data_that_draw_at_random_are_told_from_others_of_their_shape_and_nobodys_draws_change() -> None:
+    before = torch.get_rng_state()
+    data = split(Noisy([1.0, 2.0]))
+    assert data.draws_at_random
+    torch.set_rng_state(before)
+    assert data.identity() == split(Noisy([1.0, 2.0])).identity()
+    assert data.identity() != split(Noisy([1.0, 3.0])).identity()
+    torch.set_rng_state(before)
+    data.identity()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_data_that_draw_by_generators_of_their_own_have_no_identity() -> None:
+    generator = np.random.default_rng(0)
+
+    class Drawn(list[Any]):
+        def __getitem__(self, index: Any) -> Any:
+            return torch.from_numpy(generator.random((3, 2, 2))), 0
+
+    with pytest.raises(StaleStore, match="train are drawn by generators of their own"):
+        split(Drawn([0, 1])).identity()
 
 
 def test_targets_that_are_cut_to_whole_numbers_are_refused() -> None:
