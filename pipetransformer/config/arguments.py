@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from textwrap import wrap
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, Node
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
@@ -130,6 +131,23 @@ def _option(argument: str, simulation: bool) -> str:
     if value.lower() in ("null", "true", "false"):
         raise UserError(unknown_option(group, value))
     return argument
+
+
+def unquoted(value: str) -> str:
+    """Returns the text of an argument's value as Hydra reads it; one that its grammar does not allow as it stands."""
+    try:
+        read = OverridesParser.create().parse_override(f"value={value}").value()
+    except HydraException:
+        return value
+    return read.replace("\\${", "${") if isinstance(read, str) else value
+
+
+def quoted(text: str) -> str:
+    """Returns a text as the value of an argument that Hydra reads as this text; plain words stay as they are."""
+    if re.fullmatch(r"[A-Za-z0-9_./-]*", text):
+        return text
+    literal = text.replace("${", "\\${")
+    return "'" + re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + found[2].replace("'", "\\'"), literal) + "'"
 
 
 def unknown_option(group: str, value: str) -> str:

@@ -11,6 +11,7 @@ import yaml
 
 from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder, open_checkpoints
 from pipetransformer.checkpoint.manifest import Manifest
+from pipetransformer.config.arguments import quoted, unquoted
 from pipetransformer.config.names import in_options
 from pipetransformer.config.resuming import changes, check_epochs, dotted
 from pipetransformer.config.schema import Config, as_plain, write_settings
@@ -48,7 +49,7 @@ def resumed_arguments(arguments: Sequence[str]) -> list[str]:
         UserError: The folder holds no run that the command line started.
     """
     given = by_option(arguments)
-    folder = given.get(RESUME, "").partition("=")[2]
+    folder = unquoted(given.get(RESUME, "").partition("=")[2])
     if folder in ("", "auto", "null"):
         return list(arguments)
     if not (Path(folder) / CONFIG).is_file():
@@ -58,7 +59,8 @@ def resumed_arguments(arguments: Sequence[str]) -> list[str]:
         raise UserError(f"resume={folder} was started from Python; resume it there, by Resume(run=...)")
     kept = [one for one in own if option_of(one) not in {*given, RUN_DIR, RESUME, "overwrite"}]
     num_flags = next((n for n, each in enumerate(arguments) if "=" in each and not each.startswith("-")), 0)
-    return [*arguments[:num_flags], *kept, *arguments[num_flags:], f"{RUN_DIR}={folder}"]
+    more = [one for one in arguments[num_flags:] if option_of(one) != RESUME]
+    return [*arguments[:num_flags], *kept, *more, f"{RESUME}={quoted(folder)}", f"{RUN_DIR}={quoted(folder)}"]
 
 
 def finished_summary(config: Config, run_dir: Path) -> dict[str, Any] | None:

@@ -8,6 +8,7 @@ import pytest
 
 from pipetransformer.checkpoint.folder import FOLDER
 from pipetransformer.checkpoint.manifest import MANIFEST, LayerFile, Manifest
+from pipetransformer.config.arguments import quoted
 from pipetransformer.config.compose import compose_training
 from pipetransformer.config.schema import write_config
 from pipetransformer.errors import RankFailed, RankLost, UserError
@@ -16,8 +17,10 @@ from pipetransformer.launch.run_dir import (
     finished_summary,
     record_of_refused,
     refuse_other_run,
+    resumed_arguments,
     tell_where_weights_are,
 )
+from pipetransformer.report.run_folder import write_overrides
 
 
 def notes(
@@ -215,3 +218,18 @@ def test_links_of_a_run_that_is_overwritten_are_removed_and_what_they_lead_to_st
     refuse_other_run(compose_training(["overwrite=true"]), run)
     assert not list(run.iterdir())
     assert all((far / name / "inside").is_dir() for name in ("model", FOLDER))
+
+
+@pytest.mark.parametrize(
+    "name", ["2026", "lr=0.1,seed=2", "my run", "größer", "a'b", "a(1) [2] {3}", "${x}", "a\\", "#1"]
+)
+def test_a_run_is_resumed_by_its_folder_whatever_it_is_called(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    (folder / "config.yaml").touch()
+    write_overrides(folder, ["epochs=2"])
+    for given in (str(folder), quoted(str(folder))):
+        arguments = resumed_arguments(["-v", f"resume.run={given}", "seed=3"])
+        assert {*arguments} > {"-v", "epochs=2", "seed=3"}
+        assert compose_training(arguments[1:]).resume.run == str(folder)
+        assert arguments[-1] == f"hydra.run.dir={quoted(str(folder))}"
