@@ -200,11 +200,20 @@ def _finish(trainer: Trainer, run_dir: Path, status: str, error: str | None, tog
         summary["estimate"] = estimate
     if status == "interrupted" and (run_dir / SUMMARY).is_file():  # by the launcher, which knows why
         summary |= json.loads((run_dir / SUMMARY).read_text(encoding="utf-8"))
-    write_json(run_dir / SUMMARY, summary)  # first, so that a model that finds no room costs the model alone
+    _write_summary(trainer, run_dir, summary)  # first, so that a model that finds no room costs the model alone
     if state is not None:
         _save_weights(trainer, run_dir, state, step, summary)
     trainer.report.write("summary", **summary)
     return summary
+
+
+def _write_summary(trainer: Trainer, run_dir: Path, summary: dict[str, Any]) -> None:
+    """Writes the summary. A folder that was removed is made again; one that cannot be written costs the file alone."""
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        write_json(run_dir / SUMMARY, summary)
+    except OSError as error:
+        trainer.report.write("warning", message=f"{run_dir / SUMMARY} cannot be written ({error.strerror})")
 
 
 def _save_weights(
@@ -215,13 +224,13 @@ def _save_weights(
         folder = save_model(partial(peft.save, model, stack, state), state, places(run_dir))
     except NotSaved as error:
         summary["error"] = "; ".join(filter(None, (summary.get("error"), str(error))))
-        write_json(run_dir / SUMMARY, summary)
+        _write_summary(trainer, run_dir, summary)
         if summary["status"] == "completed":  # otherwise what ended the run is told
             trainer.report.write("summary", **summary)
             raise
     else:
         summary["model"] = {"folder": str(folder), "step": step} | _own_scores(trainer, run_dir, step)
-        write_json(run_dir / SUMMARY, summary)
+        _write_summary(trainer, run_dir, summary)
         if (run_dir / CONFIG).is_file():  # by the command
             _write_card(trainer, run_dir, folder, step)
         if folder.parent != run_dir:

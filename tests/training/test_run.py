@@ -70,13 +70,9 @@ def test_others_may_read_what_new_files_let_them(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "roomy" / "model.safetensors").stat().st_mode) == 0o644
 
 
-@pytest.mark.parametrize(("status", "raised"), [("completed", True), ("diverged", False)])
-def test_a_run_whose_model_finds_no_room_keeps_its_summary(
-    status: str, raised: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(run, "SECOND_PLACE", tmp_path / "second")
-    monkeypatch.setattr(run.dist, "get_rank", lambda: 0)
-    trainer: Any = SimpleNamespace(
+def ended() -> Any:
+    """As much of a trainer as the end of a run asks for."""
+    return SimpleNamespace(
         runtime=SimpleNamespace(weights=lambda: STATE, averaged=nullcontext),
         config=SimpleNamespace(model=MODEL, evaluate=Evaluation(), peft=NoAdapters()),
         components=SimpleNamespace(stack=None),
@@ -86,8 +82,32 @@ def test_a_run_whose_model_finds_no_room_keeps_its_summary(
         main_metric=SimpleNamespace(best_step=None),
         estimate={},
     )
+
+
+@pytest.mark.parametrize("is_file", [False, True], ids=["removed", "a file"])
+def test_a_run_whose_folder_is_gone_at_its_end_saves_its_weights(
+    is_file: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, second = tmp_path / "run", tmp_path / "roomy"
+    if is_file:
+        folder.touch()
+    monkeypatch.setattr(run, "places", lambda _: [folder / "model", second])
+    monkeypatch.setattr(run.dist, "get_rank", lambda: 0)
+    summary = run._finish(ended(), folder, "completed", None, True)
+    assert summary["model"] == {"folder": str(second), "step": 8}
+    assert (second / "model.safetensors").is_file()
+    if not is_file:
+        assert json.loads((folder / "summary.json").read_text())["status"] == "completed"
+
+
+@pytest.mark.parametrize(("status", "raised"), [("completed", True), ("diverged", False)])
+def test_a_run_whose_model_finds_no_room_keeps_its_summary(
+    status: str, raised: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "SECOND_PLACE", tmp_path / "second")
+    monkeypatch.setattr(run.dist, "get_rank", lambda: 0)
     with pytest.raises(NotSaved) if raised else nullcontext():
-        run._finish(trainer, tmp_path, status, None, True)
+        run._finish(ended(), tmp_path, status, None, True)
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert (summary["status"], summary["metric"]) == (status, 0.5)
     assert "could not be saved in" in summary["error"]
