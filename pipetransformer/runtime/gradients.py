@@ -180,7 +180,9 @@ def unscale_and_clip(
     if clip_norm is not None or loss_scale != 1:
         gradients = [local_part(p.grad) for own in parameters.values() for p in own if p.grad is not None]
         if gradients:
-            torch._foreach_mul_(gradients, (clipped / loss_scale).to(gradients[0]))
+            factor, own = clipped / loss_scale, gradients[0]
+            # as a tensor, a number of the host would be copied, and the host would wait for the device
+            torch._foreach_mul_(gradients, factor.to(own) if factor.device == own.device else factor.item())
     return clipped
 
 

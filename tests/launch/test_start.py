@@ -37,7 +37,9 @@ def test_no_more_processes_than_the_machine_can_start(
     start.check_world_size(limit)
     start.check_world_size(None)
     config = loaded("parallel.world_size=999")
-    with pytest.raises(UserError, match=rf"parallel\.world_size=999 is more than the {limit} processes .*\({cores} cores, .*torchrun"):
+    with pytest.raises(
+        UserError, match=rf"parallel\.world_size=999 is more than the {limit} processes .*\({cores} cores, .*torchrun"
+    ):
         start.preflight(config)
 
 

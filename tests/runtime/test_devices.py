@@ -80,7 +80,9 @@ def test_the_loss_scale_survives_transitions(device: str, pool: Pool, bert_confi
 
 
 @GPU
-@pytest.mark.parametrize("options", [{}, {"randomness": "device"}, {"optimizer": "sgd"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"randomness": "device"}, {"optimizer": "sgd"}, {"optimizer": "lamb"}], ids=str
+)
 @pytest.mark.parametrize("kind", ["vit", "bert"])
 def test_the_host_waits_for_a_gpu_once_in_a_step(
     kind: str, options: dict[str, Any], pool: Pool, bert_config: Path, tmp_path: Path
