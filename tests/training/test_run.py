@@ -81,6 +81,7 @@ def ended() -> Any:
         state=SimpleNamespace(step=8),
         main_metric=SimpleNamespace(best_step=None),
         estimate={},
+        spent=SimpleNamespace(cpu_seconds=1.0),
     )
 
 
