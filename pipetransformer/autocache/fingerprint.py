@@ -43,11 +43,11 @@ def _layer_key(below: int, layer: Mapping[str, Tensor]) -> int:
     digest = blake2b(below.to_bytes(KEY_BYTES, "little"), digest_size=KEY_BYTES)
     for name, tensor in sorted(layer.items()):
         digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode() + b"\n")
-        digest.update(_raw(tensor))
+        digest.update(raw_bytes(tensor))
     return int.from_bytes(digest.digest(), "little") or 1
 
 
-def _raw(tensor: Tensor) -> memoryview:
+def raw_bytes(tensor: Tensor) -> memoryview:
     """Returns the bytes of a tensor in host memory; a view where it is contiguous there."""
     import torch
 

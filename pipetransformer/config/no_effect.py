@@ -111,21 +111,17 @@ def _of_plans(config: Config) -> list[str]:
 
 
 def _of_a_run(config: Config, num_steps: int | None) -> list[str]:
-    evaluate, guard, texts = config.evaluate, config.guard, []
-    every = evaluate.every_steps
+    evaluate, checkpoint, guard, texts = config.evaluate, config.checkpoint, config.guard, []
     if evaluate.min_delta and evaluate.patience is None:
         texts.append(f"evaluate.min_delta={evaluate.min_delta} has no effect without evaluate.patience=")
-    if every is not None and num_steps is not None and every > num_steps:
-        texts.append(
-            f"evaluate.every_steps={every} has no effect: the run has {num_steps:,} steps, after the "
-            "last of which it is evaluated anyway"
-        )
-    saved = config.checkpoint.every_steps
-    if saved is not None and num_steps is not None and saved > num_steps and config.checkpoint.enabled:
-        texts.append(
-            f"checkpoint.every_steps={saved} has no effect: the run has {num_steps:,} steps, after the last of which "
-            "it is saved anyway"
-        )
+    saved_every = checkpoint.every_steps if checkpoint.enabled else None
+    done_every = ("evaluate", evaluate.every_steps, "evaluated"), ("checkpoint", saved_every, "saved")
+    for section, every, done in done_every:
+        if every is not None and num_steps is not None and every > num_steps:
+            texts.append(
+                f"{section}.every_steps={every} has no effect: the run has {num_steps:,} steps, after the last of "
+                f"which it is {done} anyway"
+            )
     if guard.exploding != Guard().exploding and guard.max_norm_ratio is None:
         texts.append(f"guard.exploding={guard.exploding} has no effect without guard.max_norm_ratio=")
     if config.launch.shrink and config.num_restarts == 0:

@@ -39,7 +39,7 @@ class Foresight:
         num_blocks: Of the model.
         may_cache: Frozen layers' output can be stored.
         overhead_s: Seconds of a transition besides moving layers and filling the cache.
-        rate: Returns the learning rate of a step, by which a policy may unfreeze; ``None``: it stays the same.
+        rate: Returns the learning rate of a step, given all steps, by which a policy may unfreeze; ``None``: it stays.
     """
 
     planner: Planner
@@ -48,7 +48,7 @@ class Foresight:
     num_blocks: int
     may_cache: bool
     overhead_s: float = 0.0
-    rate: Callable[[int], float] | None = None
+    rate: Callable[[int, int], float] | None = None
 
     def history(self) -> RunHistory:
         """Returns the history of the run from its first step to its last.
@@ -117,14 +117,14 @@ class _PredictedRun:
         return self.history.entries[-1].plan
 
     def decide(self, step: int) -> None:
-        frozen, setting = self._plan.num_frozen, self._setting
+        frozen, setting, num_steps = self._plan.num_frozen, self._setting, self._setting.timeline.num_steps
         signals = Signals(
             self._num_decisions,
             setting.num_blocks,
             frozen,
             self._signals(frozen),
-            step / setting.timeline.num_steps,
-            1.0 if setting.rate is None else setting.rate(step),
+            step / num_steps,
+            1.0 if setting.rate is None else setting.rate(step, num_steps),
         )
         decision, self._policy_state = ask(self._setting.policy, signals, self._policy_state)
         self._num_decisions += 1

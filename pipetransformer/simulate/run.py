@@ -108,7 +108,7 @@ def run_history(config: SimulationConfig, planner: Planner) -> RunHistory:
     timeline = Timeline.of(config, config.num_samples)
     may_cache = config.cache.enabled and config.parallel.autopipe and _no_cache(config) is None
     overhead_s = config.cluster.transition_s
-    rate = partial(config.optim.for_model(config.shape.hidden_size).rate, num_steps=timeline.num_steps)
+    rate = config.optim.for_model(config.shape.hidden_size).rate
     return Foresight(planner, timeline, config.freeze, config.shape.num_blocks, may_cache, overhead_s, rate).history()
 
 

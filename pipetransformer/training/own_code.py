@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from pipetransformer.autocache.fingerprint import raw_bytes
 from pipetransformer.errors import StaleStore
 
 HERE = __name__.partition(".")[0]
@@ -180,10 +181,10 @@ def _tensor(value: Tensor) -> list[object]:
     about: list[object] = [str(value.dtype), list(value.shape)]
     if value.is_meta:
         return about
-    dense = value.detach().cpu().to_dense() if value.layout != torch.strided else value.detach().cpu()
+    own = value.detach().cpu()
+    dense = own if own.layout == torch.strided else own.to_dense()
     plain = torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense
-    content = plain.contiguous().reshape(-1).view(torch.uint8).numpy()
-    return [*about, blake2b(content.data, digest_size=8).hexdigest()]
+    return [*about, blake2b(raw_bytes(plain), digest_size=8).hexdigest()]
 
 
 def _function(value: Any) -> object:

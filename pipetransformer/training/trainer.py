@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +164,7 @@ class Trainer:
     def _foresee(self) -> dict[str, Any]:
         """Returns time and memory of the run as they are predicted before its first step."""
         policy, may_cache = self.config.freeze, self.cache_session.is_on
-        overhead_s, rate = self.state.overhead_s, partial(self.components.optim.rate, num_steps=self.timeline.num_steps)
+        overhead_s, rate = self.state.overhead_s, self.components.optim.rate
         foresight = Foresight(self.planner, self.timeline, policy, self.num_blocks, may_cache, overhead_s, rate)
         return foresight.estimate(self.config.batch_size)
 

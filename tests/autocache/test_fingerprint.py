@@ -103,7 +103,7 @@ def test_a_key_has_64_bits() -> None:
 
 def test_weights_are_read_where_they_lie() -> None:
     weights = torch.zeros(1000)
-    assert np.frombuffer(identity._raw(weights), np.uint8).ctypes.data == weights.data_ptr()
+    assert np.frombuffer(identity.raw_bytes(weights), np.uint8).ctypes.data == weights.data_ptr()
 
 
 def changed(value: Any) -> Any:

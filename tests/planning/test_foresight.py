@@ -78,7 +78,7 @@ def test_a_policy_that_unfreezes_is_foreseen_with_the_most_that_it_freezes() -> 
 
 def test_a_policy_that_unfreezes_by_the_rate_sees_that_of_the_run() -> None:
     often, policy = replace(LINE, decision_every=2), Egeria(window=2, patience=1, rate_drop=0.1)
-    setting = replace(foresight(policy), timeline=often, rate=lambda step: 1 - step / 30)
+    setting = replace(foresight(policy), timeline=often, rate=lambda step, _: 1 - step / 30)
     assert [(entry.step, entry.plan.num_frozen) for entry in setting.history().entries] == [(0, 0), (6, 6), (28, 0)]
 
 
