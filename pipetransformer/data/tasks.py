@@ -186,7 +186,8 @@ def compute_metrics(names: tuple[str, ...], predictions: np.ndarray, targets: np
         names: Of :data:`METRICS`: ``f1`` is that of class 1, ``macro_f1`` the mean over the classes that occur, or over
             all where a sample has several. The correlations ``matthews``, ``pearson`` and ``spearman`` are 0 where all
             predictions or all targets are equal. ``mse`` and ``mae`` are errors, and 0 is perfect.
-        predictions: Classes or values, shape (N,), or 1 and 0 for each class, (N, C).
+        predictions: Classes or values, shape (N,), or 1 and 0 for each class, (N, C). Every metric is NaN where one of
+            them is not finite.
         targets: The same for the truth.
     """
     from scipy import stats
@@ -210,6 +211,8 @@ def compute_metrics(names: tuple[str, ...], predictions: np.ndarray, targets: np
         "spearman": lambda truth, guess: stats.spearmanr(truth, guess).statistic,
     }
     values = targets.astype(np.float64), predictions.astype(np.float64)
+    if not np.isfinite(values[1]).all():
+        return dict.fromkeys(names, math.nan)
     is_constant = any((each == each[0]).all() for each in values)
     zero = {"matthews", "pearson", "spearman"} if is_constant else {}
     return {name: 0.0 if name in zero else float(functions[name](*values)) for name in names}

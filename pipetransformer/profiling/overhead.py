@@ -29,7 +29,7 @@ from pipetransformer.profiling.timing import (
 )
 from pipetransformer.runtime.batch import Batch
 from pipetransformer.runtime.elastic import ElasticRuntime
-from pipetransformer.runtime.groups import RankContext, broadcast_from_rank0
+from pipetransformer.runtime.groups import RankContext, barrier, broadcast_from_rank0
 from pipetransformer.runtime.rng import sample_keys
 
 NUM_ROUNDS, NUM_STEPS = 5, 11
@@ -57,12 +57,12 @@ def measure_contention(work: Callable[[], object], device: torch.device, devices
         return 1.0
     together, alone = list[float](), list[float]()
     for _ in range(NUM_ROUNDS):
-        _meet(device)
+        barrier(device)
         together.append(timed(work, device)[0])
-        _meet(device)
+        barrier(device)
         if dist.get_rank() == 0:
             alone.append(timed(work, device)[0])
-    _meet(device)
+    barrier(device)
     return broadcast_from_rank0(max(1.0, typical(together) / typical(alone)) if alone else 1.0)
 
 
@@ -92,9 +92,9 @@ def measure_waiting(work: Callable[[], object], work_s: float, most: int, device
 
     def passes_and_meeting() -> None:
         passes()
-        _meet(device)
+        barrier(device)
 
-    meet = partial(_meet, device)
+    meet = partial(barrier, device)
     meeting_s = typical_seconds(meet, device, NUM_STEPS)
     added_s = added_seconds(passes, passes_and_meeting, meet, num_rounds, device)
     return max(0.0, *mean_over_ranks([added_s - meeting_s], device))
@@ -106,13 +106,6 @@ def mean_over_ranks(values: list[float], device: torch.device) -> list[float]:
     if dist.get_world_size() > 1:
         dist.all_reduce(tensor)
     return (tensor / dist.get_world_size()).tolist()
-
-
-def _meet(device: torch.device) -> None:
-    """Waits until all ranks have come as far."""
-    dist.all_reduce(torch.zeros((), device=device))
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def measure_reading(batches: Pair[Callable[[], object]], sizes: Pair[int]) -> AffineTime:

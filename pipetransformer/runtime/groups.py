@@ -198,6 +198,16 @@ def any_rank(flag: bool, device: torch.device) -> bool:
     return bool(number.item())
 
 
+def barrier(device: torch.device) -> None:
+    """Waits until all ranks have come as far. Collective.
+
+    Torch's own warns on a GPU that its process group is bound to no device.
+    """
+    dist.all_reduce(torch.zeros((), device=device))
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 @dataclass(frozen=True)
 class RankContext:
     """Everything that stays the same on a rank from plan to plan.

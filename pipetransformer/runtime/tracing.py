@@ -53,7 +53,7 @@ class Recorder:
     """The recorder of one rank. On a GPU it records when kernels run, not when they are launched."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self.device = device
         self._clock: Clock | None = None
         self._records: list[_Record] = []
 
@@ -61,7 +61,7 @@ class Recorder:
     def recording(self) -> Iterator[list[Span]]:
         """Records all spans inside; the list is filled at the end."""
         spans: list[Span] = []
-        is_cuda = self._device.type == "cuda"
+        is_cuda = self.device.type == "cuda"
         self._records, self._clock = [], _DeviceClock() if is_cuda else _host_clock
         try:
             yield spans

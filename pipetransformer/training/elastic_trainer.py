@@ -30,7 +30,7 @@ from pipetransformer.optim.base import OptimizerSpec
 from pipetransformer.report.reporter import LoggedWarnings, Reporter, Sink
 from pipetransformer.report.run_folder import EVENT_LOG, SUMMARY, JsonLines, write_json
 from pipetransformer.report.trace import remove_traces
-from pipetransformer.runtime.groups import broadcast_from_rank0
+from pipetransformer.runtime.groups import barrier, broadcast_from_rank0
 from pipetransformer.training.best_weights import weights_to_save
 from pipetransformer.training.build import prepare
 from pipetransformer.training.resume import wanted_checkpoint
@@ -208,7 +208,7 @@ class ElasticTrainer(Trainer):
             state, _ = weights_to_save(self)
         if state is not None:
             self.config.peft.save(self.config.model, self.components.stack, state, Path(folder))
-        dist.barrier()  # the folder is whole when any rank goes on
+        barrier(self.runtime.device)  # the folder is whole when any rank goes on
 
     def save_checkpoint(self) -> Path:
         """Writes a checkpoint of this step, and waits for it. Collective.

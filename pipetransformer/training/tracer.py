@@ -13,6 +13,7 @@ from pipetransformer.autopipe.plan import Plan
 from pipetransformer.planning.history import NUM_WARMUP_STEPS, PlanRecord, RunHistory
 from pipetransformer.planning.timeline import Timeline
 from pipetransformer.report.trace import Event, pass_name, trace_files, write_trace
+from pipetransformer.runtime.groups import barrier
 from pipetransformer.runtime.tracing import Recorder, Span
 from pipetransformer.training.world import LocalRank
 
@@ -49,7 +50,7 @@ class Tracer:
     @contextmanager
     def _trace(self, entry: PlanRecord, run_dir: Path) -> Iterator[None]:
         entry.traced_step = len(entry.step_seconds)
-        dist.barrier()
+        barrier(self._recorder.device)
         start_s = time.perf_counter()
         with self._recorder.recording() as spans:
             yield

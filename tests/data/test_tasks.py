@@ -50,6 +50,15 @@ def test_what_is_constant_correlates_with_nothing(constant: int) -> None:
     assert compute_metrics(("pearson", "spearman"), *pair) == {"pearson": 0.0, "spearman": 0.0}
 
 
+@pytest.mark.parametrize("broken", [np.nan, np.inf])
+def test_values_that_are_not_finite_have_no_score(broken: float) -> None:
+    found = compute_metrics(
+        ("pearson", "spearman", "mse", "mae"), np.array([1.0, broken, 2.0]), np.array([1.0, 2.0, 3.0])
+    )
+    assert len(found) == 4
+    assert all(np.isnan(value) for value in found.values())
+
+
 def test_every_sample_must_be_predicted() -> None:
     with pytest.raises(AssertionError):
         compute_metrics(("accuracy",), GUESS[:-1], TRUTH)
