@@ -142,7 +142,7 @@ class Checkpoints:
     def _report_end(self, written: Written) -> None:
         if written.path is None:
             message = f"the checkpoint of step {written.step} was not written: {written.error}"
-            self._report.write("warning", message=f"{message}; the last one stays, and training goes on")
+            self._report.write("warning", message=f"{message}; the last one stays")
             return
         if written.error:
             message = f"checkpoints that need not stay could not be removed ({written.error}); remove them by hand"
