@@ -120,7 +120,7 @@ class CheckpointWriter:
             return
         try:
             message = {"files": [asdict(file) for file in _write_layers(staging, layers)]}
-        except (OSError, SafetensorError) as error:
+        except (OSError, SafetensorError, NotWritten) as error:
             message = {"error": str(error)}
         self._messages.send(self._num_started, message)
 
@@ -129,7 +129,7 @@ class CheckpointWriter:
         start, own, problem = time.perf_counter(), list[LayerFile](), ""
         try:
             own = _write_layers(staging, layers)
-        except (OSError, SafetensorError) as error:
+        except (OSError, SafetensorError, NotWritten) as error:
             problem = str(error)
         try:  # after a failure too: a rank that still writes would make the folder again
             files = sorted([*own, *self._messages.receive(self._num_started, staging)], key=lambda file: file.layer)
@@ -158,7 +158,10 @@ def _write_layers(staging: Path, layers: Mapping[int, tuple[str, LayerTensors]])
     staging.mkdir(parents=True, exist_ok=True)
     files = []
     for layer, (prefix, tensors) in layers.items():
-        content = save(dict(tensors))
+        try:
+            content = save(dict(tensors))
+        except MemoryError:
+            raise NotWritten(f"no memory of the host is left for the file of layer {layer}") from None
         write_flushed(staging / layer_file(layer), content)
         files.append(LayerFile(layer, prefix, len(content), digest_of(content)))
     return files

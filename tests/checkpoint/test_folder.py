@@ -108,6 +108,25 @@ def test_a_rank_that_cannot_write_tells_why_and_nothing_is_published(tmp_path: P
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_without_memory_for_a_file_tells_so(tmp_path: Path, rank: int) -> None:
+    def saved(tensors: dict[str, torch.Tensor]) -> bytes:
+        if tensors["weights/w"][0] == rank:
+            raise MemoryError
+        return save(tensors)
+
+    both = writers(tmp_path, world=2)
+    with mock.patch("pipetransformer.checkpoint.writer.save", saved):
+        for layer, writer in enumerate(both):
+            writer.start({layer: LAYERS[layer]}, replace(EXAMPLE, layers=()), ALL)
+        for writer in both[::-1]:
+            writer.wait()
+    outcome = both[0].take_outcome()
+    assert outcome is not None
+    assert f"no memory of the host is left for the file of layer {rank}" in outcome.error
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_rank_that_does_not_come_is_waited_for_only_so_long(tmp_path: Path) -> None:
     first, _ = writers(tmp_path, world=2, timeout_s=0.05)
     first.start({0: LAYERS[0]}, replace(EXAMPLE, layers=()), ALL)
