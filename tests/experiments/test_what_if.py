@@ -10,7 +10,7 @@ from experiments.what_if.elasticity import ARMS, Case, simulate_case
 from experiments.what_if.paper import PAPER, VARIANTS, rows, speedups
 from experiments.what_if.scale import HEADER, row
 from pipetransformer.config.compose import compose_simulation
-from pipetransformer.simulate.run import make_planner
+from pipetransformer.simulate.run import make_planner, simulate
 
 COST_MODEL, _, FITTED = VARIANTS.values()
 
@@ -18,6 +18,13 @@ COST_MODEL, _, FITTED = VARIANTS.values()
 def test_two_assumptions_explain_every_figure_of_the_paper_within_15_percent() -> None:
     found = speedups(compose_simulation(), FITTED)
     assert found == pytest.approx(PAPER, rel=0.15)
+
+
+def test_the_tables_on_the_papers_cluster_are_those_of_the_readme() -> None:
+    readme = (Path(elasticity.__file__).parent / "README.md").read_text("utf-8")
+    options = ("cluster=paper", "model=vit", "freeze=pipetransformer", "batch_size=640")
+    assert simulate(compose_simulation(options)).table() in readme
+    assert all(" | ".join(cells) in readme for cells in rows(compose_simulation()))
 
 
 def test_the_cost_model_alone_promises_more_than_the_paper_measured() -> None:
