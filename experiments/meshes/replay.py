@@ -12,6 +12,7 @@ from functools import cache
 
 from experiments.record import markdown
 from pipetransformer.autopipe.memory import device_memory_bytes
+from pipetransformer.autopipe.offload import model_bytes
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.config.compose import compose_simulation
 from pipetransformer.config.schema import SimulationConfig
@@ -136,12 +137,14 @@ def ring_rows() -> list[tuple[str, ...]]:
 
 def chunk_row() -> tuple[str, ...]:
     """Returns the largest model of 240 GB of host memory, in billions of weights, by the bytes of a weight."""
-    own, theirs = 240 / 16, 240 / 14
+    _, planner, plan = planned((*RING, "shape.num_tokens=512", "batch_size=64"))
+    num_weights = sum(layer.parameter_bytes for layer in planner.profile.layers) // 4  # in float32
+    own, theirs = model_bytes(planner.profile, plan) / num_weights, 14
     return (
         "PatrickStar: bytes of a weight on the host",
-        f"{14}",
-        f"{16}",
-        f"{own:.0f} and {theirs:.0f} billion in 240 GB",
+        f"{theirs}",
+        f"{own:.0f}",
+        f"{240 / own:.0f} and {240 / theirs:.0f} billion in 240 GB",
     )
 
 

@@ -1,8 +1,11 @@
 """The experiment about meshes: the order of the published systems, its table of steps, and a run of an arm."""
 
+from pathlib import Path
+
 import pytest
 
-from experiments.meshes.replay import HEADLINES, Headline, chunk_row, ratio
+from experiments.meshes import replay
+from experiments.meshes.replay import HEADLINES, Headline, ratio
 from experiments.meshes.steps import HEADER, Step, rows
 
 
@@ -16,8 +19,9 @@ def test_rows_of_tensor_parallelism_are_the_better_baseline() -> None:
     assert max(over_megatron, key=over_megatron.__getitem__) == "1d, tp 4 x dp_shard 16"
 
 
-def test_a_weight_takes_16_bytes_on_the_host() -> None:
-    assert chunk_row()[1:] == ("14", "16", "15 and 17 billion in 240 GB")
+def test_the_tables_of_the_replay_are_those_of_the_readme() -> None:
+    readme = (Path(replay.__file__).parent / "README.md").read_text("utf-8")
+    assert replay.tables() in readme
 
 
 def test_ratios_of_steps_are_taken_within_a_seed() -> None:
