@@ -23,7 +23,7 @@ def ask(policy: FreezePolicy, signals: Signals, state: State) -> tuple[Decision,
         raise UserError(f"{where} returned {_kinds(answer)}; end it with: return Decision(...), state")
     decision, new_state = answer
     _check_prefix(decision.num_frozen, signals, where, policy.may_unfreeze)
-    _check_state(new_state, where)
+    new_state = _saved_state(new_state, where)
     num_frozen, terms = int(decision.num_frozen), _plain_terms(decision.terms, where)  # numpy's are not JSON's
     return replace(decision, num_frozen=num_frozen, terms=terms), new_state
 
@@ -69,11 +69,28 @@ def _plain_terms(terms: Mapping[str, Any], where: str) -> dict[str, float]:
     return {name: value if isinstance(value, int | float) else float(value) for name, value in terms.items()}
 
 
-def _check_state(state: Mapping[str, Any], where: str) -> None:
+def _saved_state(state: Mapping[str, Any], where: str) -> State:
+    """Returns the state as a checkpoint gives it back, so that a run that goes on decides as one that never stopped."""
     try:
-        json.dumps(state)
-    except TypeError as error:
+        text = json.dumps(state)
+    except (TypeError, ValueError, RecursionError) as error:  # ValueError: it holds itself
         raise UserError(
             f"{where} returned a state that no checkpoint can hold ({error}); give numbers, strings, and lists and "
             "dictionaries of them"
         ) from error
+    _check_keys(state, where)
+    return json.loads(text)
+
+
+def _check_keys(value: Any, where: str) -> None:
+    """Raises an error for a key that JSON makes a string of, under which the policy would look in vain."""
+    if isinstance(value, dict):
+        for key in value:
+            if not isinstance(key, str):
+                raise UserError(
+                    f"{where} returned a state with the key {key!r} ({type(key).__name__}), and keys in a checkpoint "
+                    "are strings; give str(key)"
+                )
+    if isinstance(value, dict | list | tuple):
+        for each in value.values() if isinstance(value, dict) else value:
+            _check_keys(each, where)

@@ -68,3 +68,14 @@ def test_a_decision_is_returned_as_it_is() -> None:
 
 def test_a_policy_that_unfreezes_may_freeze_fewer() -> None:
     assert ask(FreezeAndUnfreeze(prefixes=[1]), SIGNALS, {})[0].num_frozen == 1
+
+
+@pytest.mark.parametrize("state", [{8: 1.0}, {"first": [{8: 1.0}]}])
+def test_a_key_that_a_checkpoint_makes_a_string_of_is_refused(state: dict[Any, Any]) -> None:
+    with pytest.raises(UserError, match=re.escape("Answers.decide returned a state with the key 8 (int), and keys in")):
+        ask(Answers(answer=(decision(3)[0], state)), SIGNALS, {})
+
+
+def test_a_state_is_handed_on_as_a_checkpoint_gives_it_back() -> None:
+    _, state = ask(Answers(answer=(decision(3)[0], {"seen": (1, 2)})), SIGNALS, {})
+    assert state == {"seen": [1, 2]}
