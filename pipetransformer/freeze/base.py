@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import isfinite
+from numbers import Integral
 from typing import Any
 
 from pipetransformer.errors import UserError
@@ -34,7 +35,16 @@ class Signals:
     rate: float = 1.0
 
     def __getitem__(self, name: str) -> tuple[float, ...]:
-        """Returns a signal that the policy asks for."""
+        """Returns a signal that the policy asks for.
+
+        Raises:
+            UserError: It does not ask for that one.
+        """
+        if name not in self.measured:
+            raise UserError(
+                f"the policy reads the signal {name!r} and does not ask for it; there are {', '.join(self.measured)}; "
+                "let its property signals return the name of each one that it reads"
+            )
         return self.measured[name]
 
     def check_finite(self, name: str) -> None:
@@ -155,7 +165,14 @@ class FreezePolicy(ABC):
         return (1.0,) * num_blocks
 
     def check(self, num_blocks: int) -> None:
-        """Raises an error where the policy asks for more blocks than the model has."""
+        """Raises an error where the policy asks for what a model of so many blocks does not have."""
+        name, at_start = type(self).__name__, self.frozen_at_start
+        if isinstance(self.signals, str):
+            raise UserError(
+                f"{name}.signals is the string {self.signals!r}; give a tuple of names: ({self.signals!r},)"
+            )
+        if isinstance(at_start, bool) or not isinstance(at_start, Integral) or at_start < 0:
+            raise UserError(f"{name}.frozen_at_start is {at_start!r}; give a whole number of blocks, 0 or more")
         if self.frozen_at_start > num_blocks:
             raise UserError(f"freeze.at_start={self.frozen_at_start} is more than the {num_blocks} blocks of the model")
 

@@ -79,3 +79,42 @@ def test_a_key_that_a_checkpoint_makes_a_string_of_is_refused(state: dict[Any, A
 def test_a_state_is_handed_on_as_a_checkpoint_gives_it_back() -> None:
     _, state = ask(Answers(answer=(decision(3)[0], {"seen": (1, 2)})), SIGNALS, {})
     assert state == {"seen": [1, 2]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asks(FreezePolicy):
+    asks: Any = ()
+    at_start: Any = 0
+
+    @property
+    def signals(self) -> Any:
+        return self.asks
+
+    @property
+    def frozen_at_start(self) -> Any:
+        return self.at_start
+
+    def decide(self, signals: Signals, state: dict[str, Any]) -> Any:
+        return Decision(len(signals["plasticity"]), "own", "a reason"), state
+
+
+def test_a_signal_that_is_read_and_not_asked_for_is_told_in_a_line() -> None:
+    with pytest.raises(
+        UserError, match="the signal 'plasticity' and does not ask for it; there are gradient_norm; let"
+    ):
+        ask(Asks(), SIGNALS, {})
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        (Asks(asks="plasticity"), "Asks.signals is the string 'plasticity'; give a tuple of names: ('plasticity',)"),
+        (Asks(at_start=-1), "Asks.frozen_at_start is -1; give a whole number of blocks, 0 or more"),
+        (Asks(at_start=1.5), "Asks.frozen_at_start is 1.5; give a whole number of blocks, 0 or more"),
+        (Asks(at_start=7), "freeze.at_start=7 is more than the 6 blocks of the model"),
+    ],
+)
+def test_what_a_policy_asks_for_is_checked_before_a_run(policy: FreezePolicy, message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        policy.check(6)
+    Asks(asks=("plasticity",), at_start=6).check(6)
