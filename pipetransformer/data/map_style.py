@@ -15,6 +15,7 @@ from pipetransformer.data.base import NUM_PROBED, Data, DatasetSpec, ImageFormat
 from pipetransformer.data.map_samples import Sample, readable, sample_of
 from pipetransformer.data.tasks import Task
 from pipetransformer.errors import StaleStore, UserError
+from pipetransformer.metric import plain_metrics
 from pipetransformer.models.base import Head
 
 if TYPE_CHECKING:
@@ -243,7 +244,7 @@ class MapStyleSplit(Split):
         if self._metrics is not None:
             if targets.ndim == 1 and predicted.shape[1:] == (1,):
                 predicted = predicted[:, 0]
-            return {name: float(value) for name, value in self._metrics(predicted, targets).items()} | loss
+            return plain_metrics(self._metrics(predicted, targets), "metrics") | loss
         if predictions[:, 1].all():
             return {"accuracy": float((predicted == targets).mean())} | loss
         return loss

@@ -6,7 +6,9 @@ import numpy as np
 import torch.distributed as dist
 
 from pipetransformer.autodp.sampler import batch_ids, num_batches
+from pipetransformer.data.base import Split
 from pipetransformer.errors import LoopLeft, UserError
+from pipetransformer.metric import plain_metrics
 from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.runtime.groups import broadcast_from_rank0
 from pipetransformer.training.loader import BatchLoader, ComingBatch
@@ -27,7 +29,12 @@ def evaluate(
         LoopLeft: It was to be left.
     """
     predictions = predict_all(runtime, loader, batch_size, stops)
-    return broadcast_from_rank0({} if predictions is None else loader.split.score(predictions))
+    return broadcast_from_rank0({} if predictions is None else metrics_of(loader.split, predictions))
+
+
+def metrics_of(split: Split, predictions: np.ndarray) -> dict[str, float]:
+    """Returns the metrics of a split, which may be the user's own, as plain numbers."""
+    return plain_metrics(split.score(predictions), f"{type(split).__name__}.score of {split.name}")
 
 
 def predict_all(

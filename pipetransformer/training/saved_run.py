@@ -33,7 +33,7 @@ from pipetransformer.report.run_folder import read_run, saved_model, share_files
 from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.runtime.groups import RankContext
 from pipetransformer.runtime.precision import PRECISIONS
-from pipetransformer.training.evaluate import predict_all
+from pipetransformer.training.evaluate import metrics_of, predict_all
 from pipetransformer.training.input_reader import open_inputs
 from pipetransformer.training.loader import BatchLoader
 from pipetransformer.training.resume import data_digest
@@ -244,7 +244,7 @@ def score(saved: SavedRun, names: list[str], folder: Path, with_predictions: boo
     folder.mkdir(parents=True, exist_ok=True)
     predictions = _predictions(saved, chosen)
     results = {
-        split.name: split.score(found) | {"num_samples": split.num_scored}
+        split.name: metrics_of(split, found) | {"num_samples": split.num_scored}
         for split, found in zip(chosen, predictions, strict=True)
     }
     write_json(folder / METRICS, {"step": saved.step, "dataset": saved.config.dataset.name, "splits": results})
