@@ -47,3 +47,9 @@ def test_metrics_of_a_script_that_return_nothing_are_told() -> None:
     predictions = dev.predict(torch.zeros(2, 2), [0, 1], None).numpy()
     with pytest.raises(UserError, match="metrics returned None; give a number by name"):
         dev.score(predictions)
+
+
+def test_a_loss_of_the_scripts_own_metrics_is_not_replaced() -> None:
+    rows = [(torch.zeros(2), 0), (torch.ones(2), 1)]
+    dev = MapStyleSplit("dev", rows, lambda output, _: output.sum(1), lambda *_: {"loss": 9.0, "f1": 0.5})
+    assert dev.score(dev.predict(torch.zeros(2, 2), [0, 1], None).numpy()) == {"loss": 9.0, "f1": 0.5}
