@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from hydra import compose, initialize_config_dir
 from hydra.errors import CompactHydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from support.jobs import ROOT, TINY, loaded, loaded_simulation, run_job
@@ -15,7 +16,7 @@ from support.pool import Pool
 
 from pipetransformer.autopipe.schedules import REFUSED
 from pipetransformer.config.arguments import explain
-from pipetransformer.config.compose import CONF, compose_simulation, compose_training, load
+from pipetransformer.config.compose import CONF, compose_simulation, compose_training, load, register
 from pipetransformer.config.no_effect import warnings
 from pipetransformer.config.schema import PRECISIONS, write_config
 from pipetransformer.errors import UserError
@@ -160,6 +161,16 @@ def test_what_goes_back_to_a_checkpoint_is_refused_without_one(option: str) -> N
         UserError, match=r"=roll_back goes back to a checkpoint, and none is written; drop checkpoint=off"
     ):
         loaded(option, "checkpoint=off")
+
+
+@pytest.mark.parametrize(("group", "value"), [("freeze", "linear"), ("logger", None), ("model", {"name": "mine"})])
+def test_a_group_that_a_file_gives_as_a_value_is_told_how_to_be_chosen(group: str, value: object) -> None:
+    register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        node = compose("config")
+    node[group] = value
+    with pytest.raises(UserError, match=f"gives {group} as .* names no class; .* as '- override /{group}: <name>'"):
+        load(node)
 
 
 def test_no_wrong_option_is_slow_to_answer() -> None:

@@ -175,6 +175,11 @@ def build_plain(cls: type, node: DictConfig) -> Any:
 
 def _checked(group: str, node: DictConfig) -> DictConfig:
     """Merges a group into the dataclass named by its ``_target_``, which types and names every key."""
+    if not isinstance(node, DictConfig) or "_target_" not in node:
+        raise UserError(
+            f"a config file gives {group} as {str(node)!r:.60}, which names no class; choose {group}=<name> on the "
+            f"command line, or in its defaults list as '- override /{group}: <name>'"
+        )
     spec = find_class(group, node["_target_"])
     schema = _schema(spec)
     values = {key: value for key, value in node.items() if key != "_target_"}
