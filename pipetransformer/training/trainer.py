@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.config.schema import Config
-from pipetransformer.errors import LoopLeft, StepRefused
+from pipetransformer.errors import LoopLeft, StepRefused, UserError
 from pipetransformer.freeze.base import Decision, Signals
 from pipetransformer.planning.foresight import Foresight
 from pipetransformer.planning.history import RunHistory
@@ -47,7 +47,17 @@ class Callback:
     """Hooks of a training loop, each called on every rank after what it is named after. Override those you need.
 
     A hook that runs a collective has to do so on every rank.
+
+    Raises:
+        UserError: A subclass has a method ``on_...`` that is no hook: nobody would call it.
     """
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        hooks = [name for name in vars(Callback) if name.startswith("on_")]
+        for name in vars(cls):
+            if name.startswith("on_") and name not in hooks:
+                raise UserError(f"{cls.__name__}.{name} is no hook; there are {', '.join(hooks)}")
 
     def on_step(self, trainer: Trainer, result: StepResult) -> None:
         """Called after each optimizer step; reading ``result.loss`` waits for it."""

@@ -242,6 +242,11 @@ def test_a_head_that_freezes_with_the_embedding_is_told_once(pool: Pool, tmp_pat
     assert pool.run(1, warnings_of, "decoder", tmp_path / "free") == [[]]
 
 
+def test_a_hook_that_nobody_would_call_is_refused() -> None:
+    with pytest.raises(pt.UserError, match=r"^Counts\.on_step_end is no hook; there are on_step, .*, on_evaluate$"):
+        type("Counts", (pt.Callback,), {"on_step_end": lambda self: None})
+
+
 def test_callbacks_are_called_on_every_rank(pool: Pool, tmp_path: Path) -> None:
     for seen in pool.run(2, train_own, "sequential", tmp_path, pt.Parallel(), {"evaluate": pt.Evaluation()}):
         assert [seen["calls"].count(name) for name in ("step", "decision", "transition")] == [12, 2, 2]
