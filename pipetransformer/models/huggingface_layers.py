@@ -231,6 +231,7 @@ def tiny_model(model: PreTrainedModel) -> PreTrainedModel:
         model: May have no storage.
     """
     config: Any = copy.deepcopy(model.config)
+    config.dtype = torch.get_default_dtype()  # some heads are of it whatever the configuration says of their model
     config.pad_token_id = min(config.pad_token_id or 0, 1)  # one that is among so few words
     config.vocab_size = min(config.vocab_size, 8 + config.pad_token_id)
     config.num_hidden_layers = min(2, config.num_hidden_layers)

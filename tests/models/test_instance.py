@@ -244,6 +244,19 @@ def hooked() -> nn.Module:
     return model
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a_decoder_with_a_window_is_taken_in_whatever_type_it_was_loaded(dtype: torch.dtype, tmp_path: Path) -> None:
+    """transformers loads weights in the type of the file, and makes a classifier's head beside them in float32."""
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 16}
+    config = AutoConfig.for_model(
+        "mistral", **sizes, vocab_size=30, num_hidden_layers=2, pad_token_id=0, sliding_window=4
+    )
+    AutoModelForSequenceClassification.from_config(config).to(dtype).save_pretrained(tmp_path)
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    assert model.dtype == dtype
+    assert len(stack_of(model)) == 4
+
+
 def test_a_module_without_weights_may_come_several_times_in_a_sequential() -> None:
     act = nn.GELU()
     model = nn.Sequential(nn.Linear(4, 4), act, nn.Linear(4, 4), act, nn.Linear(4, 4), act, nn.Linear(4, 2)).eval()
