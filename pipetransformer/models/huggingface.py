@@ -16,7 +16,7 @@ from pipetransformer.models.huggingface_base import BROKEN, REMEDY, Transformers
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
     from pipetransformer.models.stack import LayerStack
 
@@ -76,6 +76,26 @@ class HuggingFaceModel(TransformersSpec):
             model.config.pad_token_id = tokenizer.pad_token_id  # its classifier looks for the last token by it
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+
+    def _meta_model(self, head: Head, config: PretrainedConfig) -> PreTrainedModel:
+        from pipetransformer.models.huggingface_layers import is_decoder
+
+        model = super()._meta_model(head, config)
+        if head.kind == "sequence" and is_decoder(model):
+            self._warn_of_ends(type(model).__name__)
+        return model
+
+    def _warn_of_ends(self, kind: str) -> None:
+        """Warns of a token that ends texts and fills them up: a saved decoder takes the one before for the last."""
+        tokenizer: Any = self._tokenizer()
+        ends = [tokenizer(text)["input_ids"][-1:] for text in ("", "a")]
+        if ends == 2 * [[tokenizer.pad_token_id]]:
+            warnings.warn(
+                f"the tokenizer of model.name={self.name} ends texts with {tokenizer.pad_token}, which also fills them "
+                f"up: this run classifies a text by that token, a saved {kind} by the one before it, with other "
+                "results; give the tokenizer another pad_token",
+                stacklevel=2,
+            )
 
     def _untied(self, stack: LayerStack) -> LayerStack:
         """Returns the stack with an output matrix of its own."""

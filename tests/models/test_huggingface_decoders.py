@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 from transformers import (
@@ -287,6 +288,32 @@ def test_a_tokenizer_without_padding_fills_up_with_its_end_and_the_saved_model_c
     assert original.config.pad_token_id == 0
     outputs = stack(batch.input_ids, attention_mask=batch.attention_mask)
     torch.testing.assert_close(outputs, original(**batch).logits, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("padding", "head", "warns"),
+    [
+        ("[SEP]", Head("sequence", 3), True),
+        ("[PAD]", Head("sequence", 3), False),
+        ("[SEP]", Head("token", 3), False),
+        ("[SEP]", NEXT_TOKEN, False),
+    ],
+)
+def test_a_token_that_ends_texts_and_fills_them_up_is_told_where_a_saved_model_classifies_by_the_one_before(
+    padding: str, head: Head, warns: bool, encoder_folder: Folder
+) -> None:
+    folder = encoder_folder("qwen3")
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    end = [("[SEP]", tokenizer.convert_tokens_to_ids("[SEP]"))]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="$A [SEP]", special_tokens=end)
+    tokenizer.pad_token = padding
+    tokenizer.save_pretrained(folder)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        spec_of(folder).build_meta(head, (), seed=0)
+    assert [str(each.message).startswith(f"the tokenizer of model.name={folder} ends") for each in caught] == [
+        True
+    ] * warns
 
 
 @pytest.mark.parametrize("published", [AutoModel, AutoModelForCausalLM])
