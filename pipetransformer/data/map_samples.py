@@ -86,7 +86,7 @@ def sample_of(row: Any, index: int, padding_id: int | None = None) -> Sample:
     Args:
         row: As the data set gives it.
         index: Its place.
-        padding_id: Token of which those at the end are padding where a row has no mask; ``None``: none is.
+        padding_id: Token of which those at the end are padding, masked or not; ``None``: none is.
 
     Raises:
         UserError: It is of neither form that :class:`~pipetransformer.data.map_style.MapStyleSplit` reads.
@@ -123,9 +123,8 @@ def sample_of(row: Any, index: int, padding_id: int | None = None) -> Sample:
             )
     if {"attention_mask", "position_ids"} <= {*per_token}:
         _check_positions(index, **per_token)
-    has_mask = "attention_mask" in per_token
     mask = per_token.pop("attention_mask", torch.ones_like(sample.input)).bool()
-    text = mask if has_mask or padding_id is None else sample.input != padding_id
+    text = mask if padding_id is None else mask & (sample.input != padding_id)
     length = max(1, int(text.nonzero().max()) + 1 if text.any() else 1)
     per_token["attention_mask"] = mask
     per_token = {key: values[:length] for key, values in per_token.items()}

@@ -49,7 +49,7 @@ class MapStyleSplit(Split):
             ``__getitems__``, batches are read by that, as torch's loader does.
         loss: Loss of each sample.
         metrics: Metrics of predictions and targets; accuracy where outputs are (B, C), C > 1, and targets are integers.
-        padding_id: Token of which those at the end of a text are padding where it has no mask; ``None``: none is.
+        padding_id: Token of which those at the end of a text are padding, masked or not; ``None``: none is.
 
     Raises:
         UserError: It is no map-style data set, or its first sample is of neither form.

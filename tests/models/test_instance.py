@@ -23,6 +23,7 @@ from transformers import (
     GPT2LMHeadModel,
 )
 
+from pipetransformer.data.map_style import MapStyleSplit
 from pipetransformer.errors import UserError
 from pipetransformer.models.checks import check_same_outputs
 from pipetransformer.models.instance import ModelInstance, give_back, save_model, stack_of
@@ -242,6 +243,25 @@ def hooked() -> nn.Module:
     model = sequential()
     model.register_forward_hook(lambda module, inputs, output: 2 * output)
     return model
+
+
+@pytest.mark.parametrize(
+    ("ids", "mask"), [([5, 6, 7, 0, 0], [1, 1, 1, 1, 0]), ([0, 0, 5, 6, 0], [0, 0, 1, 1, 1]), ([0, 0], [1, 1])]
+)
+def test_a_text_whose_end_is_the_padding_token_is_classified_as_the_instance_does(
+    ids: list[int], mask: list[int]
+) -> None:
+    """It looks for the last token that is not padding, whatever the mask says of those behind it."""
+    torch.manual_seed(0)
+    model = GPT2ForSequenceClassification(GPT2).eval()
+    spec = ModelInstance.of(model)
+    row = {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask), "labels": torch.tensor(1)}
+    split = MapStyleSplit("train", [row], lambda output, _: output.sum(1), padding_id=spec.padding_id)
+    assert split.lengths is not None
+    num_tokens = int(split.lengths[0])
+    outputs = load(spec.stack).eval()(split.inputs([0], num_tokens), **split.context([0], num_tokens))
+    expected = model(input_ids=row["input_ids"][None], attention_mask=row["attention_mask"][None]).logits
+    torch.testing.assert_close(outputs, expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
