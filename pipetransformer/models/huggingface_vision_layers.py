@@ -96,7 +96,8 @@ def check_vision(model: PreTrainedModel) -> set[str]:
         UserError: It cannot be trained layer by layer, with the reason.
     """
     stack, sizes = split_vision(model), vision_config(model.config)
-    images = torch.randn(4, sizes.num_channels, sizes.image_size, sizes.image_size)  # (B, C, H, W)
+    shape = 4, sizes.num_channels, sizes.image_size, sizes.image_size
+    images = torch.randn(shape, dtype=model.dtype)  # (B, C, H, W)
     idle = stack.check(images)
     check_same_outputs(stack, model, lambda pixels: logits(model(pixel_values=pixels)), images)
     return idle

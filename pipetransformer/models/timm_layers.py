@@ -106,7 +106,8 @@ def _check(model: FlatModel, size: tuple[int, int]) -> tuple[Tensor, set[str]]:
     """Returns the outputs for four images of noise, and the names of parameters that get no gradient."""
     stack = split_layers(model)
     first = next(weight for weight in model.patch_embed.parameters() if weight.dim() == 4)  # (D, C, height, width)
-    images = torch.randn(4, first.shape[1], *size, generator=torch.Generator().manual_seed(0))  # (B, C, H, W)
+    shape, generator = (4, first.shape[1], *size), torch.Generator().manual_seed(0)
+    images = torch.randn(shape, generator=generator, dtype=first.dtype)  # (B, C, H, W)
     idle = stack.check(images)
     check_same_outputs(stack, model, model, images)
     with torch.no_grad():

@@ -21,6 +21,8 @@ from transformers import (
     GPT2Config,
     GPT2ForSequenceClassification,
     GPT2LMHeadModel,
+    ViTConfig,
+    ViTForImageClassification,
 )
 
 from pipetransformer.data.map_style import MapStyleSplit
@@ -59,6 +61,11 @@ def vision_transformer() -> nn.Module:
 
 def eva() -> nn.Module:
     return timm.create_model("eva02_tiny_patch14_224", **TINY)
+
+
+def vision_tower() -> nn.Module:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 24}
+    return ViTForImageClassification(ViTConfig(**sizes, image_size=16, patch_size=4))
 
 
 INSTANCES: dict[str, Any] = {
@@ -275,6 +282,12 @@ def test_a_decoder_with_a_window_is_taken_in_whatever_type_it_was_loaded(dtype: 
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path)
     assert model.dtype == dtype
     assert len(stack_of(model)) == 4
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("make", [vision_transformer, eva, vision_tower])
+def test_a_model_of_images_is_taken_in_whatever_type_its_weights_are(make: Any, dtype: torch.dtype) -> None:
+    assert len(stack_of(make().to(dtype))) == 5
 
 
 def test_a_module_without_weights_may_come_several_times_in_a_sequential() -> None:
