@@ -1,15 +1,41 @@
 """Ends a process with the one that has started it, which only Linux does."""
 
 import ctypes
+import os
 import signal
 import sys
+import time
+from collections.abc import Callable
+from threading import Thread
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 LAUNCHER = "PIPETRANSFORMER_LAUNCHER"
 """Variable with the number of the launcher's process, for its fork server; 1 where a container runs nothing else."""
+
+LOOK_S = 1.0  # between two looks for the parent
 
 
 def end_with_parent(number: int = signal.SIGKILL) -> None:
     """Asks Linux to signal this process when the thread that has started it ends; does nothing elsewhere."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
+
+
+def end_unheard(parent: int, has_heard: Callable[[], bool], wait_s: float = 60.0) -> None:
+    """Ends this process where its parent has ended and it does not hear of the signal in ``wait_s``.
+
+    Python's handlers run between two instructions, and torch looks for a store that has gone in one, for 20 minutes.
+
+    Args:
+        parent: The parent's process.
+        has_heard: Returns whether the handler of the signal has run.
+    """
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(LOOK_S)
+        time.sleep(wait_s)
+        if not has_heard():
+            os._exit(1)
+
+    Thread(target=watch, daemon=True).start()

@@ -28,9 +28,10 @@ from pipetransformer.errors import CacheLost, RankFailed, RankLost, Stopped, Use
 from pipetransformer.launch import failures, forkserver, rendezvous
 from pipetransformer.launch.restarts import Restarts
 from pipetransformer.launch.run_dir import tell_where_weights_are
+from pipetransformer.parent_process import end_unheard
 from pipetransformer.report.reporter import print_line
 from pipetransformer.report.run_folder import SUMMARY, write_json
-from pipetransformer.training.interrupt import QUIT, SAME_S, SIGNALS
+from pipetransformer.training.interrupt import QUIT, SAME_S, SIGNALS, is_requested
 
 NOISY = ("torch.distributed.elastic", "torch.multiprocessing", "torch.distributed.launcher")
 STOPPED = ("interrupted", "requeue")
@@ -186,6 +187,7 @@ def _run_rank(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str |
     parent = os.getppid()
     forkserver.restore_signals()
     forkserver.collect_again()
+    end_unheard(parent, is_requested)
     from pipetransformer.training.run import run_job
 
     try:
