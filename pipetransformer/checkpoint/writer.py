@@ -120,7 +120,7 @@ class CheckpointWriter:
             return
         try:
             message = {"files": [asdict(file) for file in _write_layers(staging, layers)]}
-        except (OSError, SafetensorError, NotWritten) as error:
+        except (OSError, SafetensorError) as error:
             message = {"error": str(error)}
         self._messages.send(self._num_started, message)
 
@@ -129,7 +129,7 @@ class CheckpointWriter:
         start, own, problem = time.perf_counter(), list[LayerFile](), ""
         try:
             own = _write_layers(staging, layers)
-        except (OSError, SafetensorError, NotWritten) as error:
+        except (OSError, SafetensorError) as error:
             problem = str(error)
         try:  # after a failure too: a rank that still writes would make the folder again
             files = sorted([*own, *self._messages.receive(self._num_started, staging)], key=lambda file: file.layer)
@@ -161,7 +161,7 @@ def _write_layers(staging: Path, layers: Mapping[int, tuple[str, LayerTensors]])
         try:
             content = save(dict(tensors))
         except MemoryError:
-            raise NotWritten(f"no memory of the host is left for the file of layer {layer}") from None
+            raise OSError(f"no memory of the host is left for the file of layer {layer}") from None
         write_flushed(staging / layer_file(layer), content)
         files.append(LayerFile(layer, prefix, len(content), digest_of(content)))
     return files

@@ -88,7 +88,7 @@ class ProcessGroups:
             self._create(topology.all_groups())
             self._create(topology.holders(layers, replica) for layers in shared for replica in replicas)
         if len(self) > num_groups:  # a rank that closes a group at once would break those that still connect
-            any_rank(False, torch.device(device_type))
+            barrier(torch.device(device_type))
         return ResolvedTopology(topology, self._mesh(topology, device_type), self)
 
     def _create(self, wanted: Iterable[Ranks]) -> None:
