@@ -4,7 +4,8 @@
 # make chaos [KILLS=100]   kills ranks and whole runs at random; make resume-matrix   resumes at every step in every world.
 # make matrix   compares plans of every kind and family, signals and peers with one process, and runs under any two options;
 #               make mesh-matrix   compares plans on meshes.
-# make hostgpu   runs what is for a GPU on a device of torch's own kind in host memory, as strict as a GPU; needs a compiler.
+# make gpu   runs what is for a GPU, on one.
+# make hostgpu   runs it on a device of torch's own kind in host memory, as strict as a GPU; needs a compiler.
 # make test-isa   runs the tests of rounding as on older x86 processors: oneDNN and ATen keep to fewer instructions.
 PYTHON ?= python3
 VENV   ?= .venv
@@ -16,7 +17,7 @@ ISAS   ?= SSE41:default AVX:default AVX2:avx2 AVX512_CORE:avx2 DEFAULT:avx2
 ROUNDS ?= tests/models/test_contract.py tests/runtime/test_precision.py tests/runtime/test_elastic.py \
           tests/runtime/test_fsdp.py tests/runtime/test_tied.py tests/runtime/test_devices.py
 
-.PHONY: train test test-isa hostgpu fuzz chaos matrix mesh-matrix resume-matrix check docs clean
+.PHONY: train test test-isa gpu hostgpu fuzz chaos matrix mesh-matrix resume-matrix check docs clean
 
 train: $(VENV)/.train
 	$(VENV)/bin/python train.py $(ARGS)
@@ -30,6 +31,9 @@ test-isa: $(VENV)/.dev
 	  ONEDNN_MAX_CPU_ISA=$${isa%:*} ATEN_CPU_CAPABILITY=$${isa#*:} \
 	    $(VENV)/bin/python -m pytest --numprocesses 2 --dist loadfile $(ROUNDS) $(ARGS) || exit 1; \
 	done
+
+gpu: $(VENV)/.dev
+	$(VENV)/bin/python -m pytest tests/runtime/test_devices.py tests/training/test_device_runs.py -k "cuda or gpu or exceeds" $(ARGS)
 
 hostgpu: $(VENV)/.dev
 	$(VENV)/bin/python -m tests.hostgpu $(ARGS)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -42,7 +43,7 @@ def record(folder: Path, results: Any, table: str) -> None:
         raise ValueError(f"{readme} has no place for a table; it takes the lines {BEGIN} and {END}")
     readme.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}", encoding="utf-8")
     known = environment()
-    packages = {name: known["packages"][name] for name in ("torch", "timm", "transformers")}
+    packages = {name: version(name) for name in ("torch", "timm", "transformers")}  # also where only they are installed
     file = folder / "results.json"
     write_json(file, {"num_cpus": known["num_cpus"], "packages": packages, "results": results})
     file.write_text(with_numbers_in_line(file.read_text(encoding="utf-8")), encoding="utf-8")

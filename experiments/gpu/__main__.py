@@ -157,6 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=20, help="of each model and frozen prefix")
     parser.add_argument("--steps", type=int, default=10, help="steps of a turn")
     parser.add_argument("--cases", type=int, nargs="+", help="models, from 0")
+    parser.add_argument("--prefixes", type=int, nargs="+", help="blocks that are frozen; those of the model otherwise")
     parser.add_argument("--into", type=Path, help="folder whose results.json and README.md take the results")
     options = parser.parse_args(arguments)
     cases = SMALL if options.small else CASES
@@ -169,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     results = []
     with open_world(Parallel(device=options.device)) as device:
         for case in chosen:
-            for num_frozen in case.prefixes:
+            for num_frozen in options.prefixes or case.prefixes:
                 found = measure(
                     case, num_frozen, device, options.precision, options.compile, options.seconds, options.steps
                 )

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from pipetransformer.data.base import Digest, Split
 from pipetransformer.data.tasks import Task, image_classification, text_classification
 from pipetransformer.models.huggingface import HuggingFaceModel
-from pipetransformer.models.layer import Layer
+from pipetransformer.models.layer import Layer, deep_copy
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.models.timm import TimmModel
 
 SEED, NUM_BATCHES = 1, 4
 """Batches that both loops go through again and again."""
+_STACKS: dict[str, LayerStack] = {}  # to draw the weights of a large model takes seconds
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,21 @@ class Case:
         """True where training draws random numbers, so that two loops see different losses."""
         return self.family == "bert" and self.options.get("hidden_dropout_prob", 0.1) > 0
 
+    @property
+    def num_blocks(self) -> int:
+        return self.options.get("depth", self.options.get("num_hidden_layers", 12))
+
     def stack(self, folder: Path) -> LayerStack:
-        """Returns the model with random weights.
+        """Returns the model with random weights, the same each time.
 
         Args:
             folder: Takes BERT's configuration.
         """
+        if self.name not in _STACKS:
+            _STACKS[self.name] = self._stack(folder)
+        return deep_copy(_STACKS[self.name])
+
+    def _stack(self, folder: Path) -> LayerStack:
         if self.family == "vit":
             vit = TimmModel(name="vit_base_patch16_224", pretrained=False, options=self.options)
             return vit.build(self.task.head, (3, self.size, self.size), SEED)

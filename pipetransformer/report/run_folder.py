@@ -368,13 +368,21 @@ def makes_arm(override: str) -> bool:
 
 @cache  # 50 files of metadata are read, and every checkpoint asks
 def library_versions() -> dict[str, str]:
-    """Returns the versions of this package and of all that it requires, by its own metadata."""
+    """Returns the versions of this package and of what it requires and is installed, by their own metadata."""
     try:
         required = metadata.requires(PACKAGE) or []
     except metadata.PackageNotFoundError:  # a checkout that was not installed
         return {}
     names = [PACKAGE, *(re.split(r"[^\w.-]", line)[0] for line in required if "extra ==" not in line)]
-    return {name: metadata.version(name) for name in names}
+    found = {name: _version(name) for name in names}
+    return {name: version for name, version in found.items() if version is not None}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:  # a run that does without it, such as one without a logger, goes on
+        return None
 
 
 def _git_commit() -> str | None:

@@ -9,6 +9,7 @@ import torch
 from experiments.gpu.__main__ import CACHED, NO_GPU, PLAIN, RUNTIME, Measured, main, warm_up
 from experiments.gpu.cases import CASES, SMALL
 from experiments.gpu.loops import Loop
+from experiments.gpu.runs import __main__ as runs
 from experiments.record import BEGIN, END
 
 TINY = ["--device", "cpu", "--small", "--precision", "float32", "--seconds", "0", "--steps", "1"]
@@ -32,6 +33,28 @@ def test_every_prefix_of_every_model_is_timed_with_the_same_training_in_all_loop
         assert all(seconds > 0 for turns in each["step_s"].values() for seconds in turns)
     assert f"| {SMALL[0].name} | 2 |" in (tmp_path / "README.md").read_text()
     assert "On one CPU, float32" in capsys.readouterr().out
+
+
+def test_whole_runs_take_turns_and_freeze_alike_with_and_without_the_cache(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "README.md").write_text(f"{BEGIN}\n{END}\n")
+    tiny = ("--device", "cpu", "--small", "--precision", "float32", "--batches", "4", "--epochs", "4", "--rounds", "1")
+    runs.main([*tiny, "--into", str(tmp_path)])
+    results = json.loads((tmp_path / "results.json").read_text())["results"]
+    assert [each["arm"] for each in results] == 2 * list(runs.ARMS)
+    for plain, frozen, cached in (results[:3], results[3:]):
+        assert frozen["losses"] == pytest.approx(cached["losses"], rel=0, abs=1e-6)
+        assert frozen["losses"] != pytest.approx(plain["losses"], rel=0, abs=1e-6)
+        prefixes = [[plan["num_frozen"] for plan in each["summary"]["plans"]] for each in (plain, frozen, cached)]
+        assert prefixes == [[0], [0, 1, 2, 3], [0, 1, 2, 3]]
+    assert f"| {SMALL[1].name} | {runs.CACHED} |" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_whole_runs_without_a_gpu_say_so_and_end(capsys: pytest.CaptureFixture[str]) -> None:
+    runs.main([])
+    assert capsys.readouterr().out.strip() == NO_GPU
 
 
 def test_loops_that_train_otherwise_are_noticed() -> None:

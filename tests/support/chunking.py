@@ -24,12 +24,14 @@ class Chunked:
         traffic: Of each step.
         home_bytes: After each step, of weights, gradients and moments that lie on the host.
         held: Bytes of chunks on the device after each step.
+        are_pinned: All homes are in pinned memory, from which a GPU copies by itself.
     """
 
     trace: Trace
     traffic: list[HostTraffic]
     home_bytes: list[int]
     held: list[int]
+    are_pinned: bool = True
 
 
 def sizes_of(case: Case, first: int = 0, first_active: int = 0) -> dict[Chunk, int]:
@@ -57,6 +59,7 @@ def train_chunked(case: Case, plans: Plans, folder: str, evaluates: bool = False
         if isinstance(stage, ChunkedStage):
             found.traffic.append(stage.chunks.traffic)
             found.held.append(sum(buffer.nbytes for buffer in stage.chunks._on_device.values()))
+            found.are_pinned &= all(home.is_pinned() for home in stage.chunks._homes.values())
             found.home_bytes.append(_home_bytes(stage.chunks) + _state_bytes(runtime.optimizer))
         if evaluates:
             runtime.evaluate(loader, ids_of(case, step))

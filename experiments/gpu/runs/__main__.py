@@ -1,0 +1,161 @@
+"""Times whole runs on one GPU, without freezing, with it, and with the cache: ``python -m experiments.gpu.runs``.
+
+A run is what a user's script is: ``pt.ElasticTrainer`` with a model of timm or transformers and data in memory. Its
+schedule freezes a quarter of the blocks after each quarter of the run.
+"""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+import pipetransformer as pt
+from experiments.gpu.__main__ import NO_GPU
+from experiments.gpu.cases import CASES, SEED, SMALL, Case
+from experiments.record import markdown, publish
+from pipetransformer.config.sections import Cache, Loading, Parallel
+
+NUM_QUARTERS, RATE, TIMES = 4, 1e-5, 2
+PLAIN, FROZEN, CACHED = "no freezing", "freezing", "freezing and cache"
+ARMS = (PLAIN, FROZEN, CACHED)
+WITH_NOTHING_DRAWN = slice(0, 2)
+HEADER = (
+    "model", "arm", "training, s", "times as fast", "in steps, s", "transitions, s", "share of limit",
+    "predicted / measured step", "last loss",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A run.
+
+    Attributes:
+        losses: Of the steps.
+        summary: As in ``summary.json``.
+    """
+
+    name: str
+    arm: str
+    losses: tuple[float, ...]
+    summary: dict[str, Any]
+
+    @property
+    def seconds(self) -> float:
+        return self.summary["train_seconds"]
+
+    def predictions(self) -> list[float]:
+        """Returns the predicted over the measured step, of each plan that was measured."""
+        plans = self.summary["plans"]
+        return [plan["predicted_step_s"] / plan["median_step_s"] for plan in plans if plan["median_step_s"]]
+
+
+class Samples(Dataset[dict[str, Any]]):
+    """Random pictures, or texts of one length, with random classes."""
+
+    def __init__(self, case: Case, num_samples: int) -> None:
+        draw = torch.Generator().manual_seed(SEED)
+        self._reads_images = case.family == "vit"
+        if self._reads_images:
+            self._inputs = torch.randn(num_samples, 3, case.size, case.size, generator=draw)
+        else:
+            self._inputs = torch.randint(
+                5, case.options.get("vocab_size", 30522), (num_samples, case.size), generator=draw
+            )
+        self._labels = torch.randint(case.num_classes, (num_samples,), generator=draw)
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitem__(self, index: int) -> Any:
+        inputs, label = self._inputs[index], self._labels[index]
+        if self._reads_images:
+            return inputs, label
+        return {"input_ids": inputs, "attention_mask": torch.ones_like(inputs), "labels": label}
+
+
+def run(
+    case: Case, arm: str, num_samples: int, epochs: int, parallel: Parallel, precision: str, folder: Path
+) -> Outcome:
+    """Trains once."""
+    model = case.original(case.stack(folder))
+    quarter = max(1, case.num_blocks // NUM_QUARTERS)
+    freeze = pt.FixedSchedule(
+        num_frozen=[quarter * number for number in range(1, NUM_QUARTERS)], interval=1 / NUM_QUARTERS
+    )
+    with pt.ElasticTrainer(
+        model,
+        loss=nn.CrossEntropyLoss(reduction="none"),
+        train=Samples(case, num_samples),
+        optimizer=pt.AdamW(lr=RATE, clip_norm=1.0),
+        batch_size=case.batch_size,
+        epochs=epochs,
+        freeze=pt.NoFreezing() if arm == PLAIN else freeze,
+        parallel=parallel,
+        cache=Cache(enabled=arm == CACHED, memory_gib=8.0),
+        loader=Loading(num_workers=0 if parallel.device == "cpu" else 4),
+        precision=precision,
+        seed=SEED,
+    ) as trainer:
+        losses = tuple(step.loss for step in trainer)
+        return Outcome(case.name, arm, losses, trainer.summary())
+
+
+def rows(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
+    """Returns the cells of the table; times as fast is against the run of the same round without freezing."""
+    plain: dict[str, float] = {}
+    found = []
+    for each in outcomes:
+        if each.arm == PLAIN:
+            plain[each.name] = each.seconds
+        predictions, share = each.predictions(), each.summary.get("share_of_limit")
+        found.append(
+            (
+                each.name,
+                each.arm,
+                f"{each.seconds:.1f}",
+                f"{plain[each.name] / each.seconds:.2f}",
+                f"{each.summary['step_seconds']:.1f}",
+                f"{each.summary['time_parts']['transitions']:.1f}",
+                "" if share is None else f"{share:.0%}",
+                f"{min(predictions):.2f}-{max(predictions):.2f}",
+                f"{each.losses[-1]:.4f}",
+            )
+        )
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m experiments.gpu.runs", description=__doc__)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--small", action="store_true", help="small models, in place of the real ones")
+    parser.add_argument("--precision", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--batches", type=int, default=16, help="of an epoch")
+    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=TIMES, help="how often all arms run, one after another")
+    parser.add_argument("--cases", type=int, nargs="+", help="models, from 0")
+    parser.add_argument("--into", type=Path, help="folder whose results.json and README.md take the results")
+    options = parser.parse_args(arguments)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        print(NO_GPU)
+        return
+    cases = (SMALL if options.small else CASES)[WITH_NOTHING_DRAWN]
+    parallel, outcomes = Parallel(device=options.device, world_size=1), list[Outcome]()
+    with TemporaryDirectory() as folder:
+        for case in [cases[index] for index in options.cases or range(len(cases))]:
+            for arm in ARMS * options.rounds:
+                num_samples = options.batches * case.batch_size
+                outcomes.append(run(case, arm, num_samples, options.epochs, parallel, options.precision, Path(folder)))
+                print(" | ".join(rows(outcomes)[-1]), flush=True)
+    name = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
+    table = f"On one {name}, {options.precision}:\n\n" + markdown(HEADER, rows(outcomes))
+    publish(table, [asdict(each) for each in outcomes], options.into)
+
+
+if __name__ == "__main__":
+    main()
