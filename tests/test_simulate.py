@@ -87,6 +87,37 @@ def test_the_cache_is_filled_where_that_pays() -> None:
     assert [row.cache_level for row in simulate(composed("cluster.transition_s=5")).rows] == [0, 0, 0, 0]
 
 
+def test_an_epoch_has_the_samples_that_the_dataset_is_limited_to() -> None:
+    limited, fewer = (simulate(composed(each)) for each in ("dataset.max_train_samples=3200", "num_samples=3200"))
+    assert limited == fewer
+    assert "3,200 training samples" in limited.header()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["peft=lora"], "peft= cannot be simulated"),
+        (["model.options={depth: 6}"], "model.options.depth=6 and shape.num_blocks=12 are two models"),
+        (["dataset.max_train_samples=63"], "dataset.max_train_samples=63 must be at least batch_size=64"),
+    ],
+)
+def test_what_would_be_simulated_as_another_run_is_refused(overrides: list[str], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        simulate(composed(*overrides))
+
+
+def test_a_model_of_another_size_is_simulated_by_its_shape() -> None:
+    result = simulate(composed("model.options={depth: 6}", "shape.num_blocks=6"))
+    assert "6 blocks of width 768" in result.header()
+
+
+def test_options_that_a_simulation_does_not_count_are_named() -> None:
+    options = ("compile=true", "batching=bucketed", "cache.memory_gib=0.5", "cache.storage=float16")
+    row = "cache.memory_gib=0.5, cache.storage=float16, batching=bucketed, compile=true: what a run takes with it"
+    assert row in simulate(composed(*options)).header()
+    assert "left out" not in simulate(composed()).header()
+
+
 def test_samples_per_second_and_training_time_follow_from_the_cost_model() -> None:
     config = composed("freeze=none")
     planner = make_planner(config)

@@ -1,6 +1,6 @@
 """Settings that have no effect, or make a run depend on its plans: each is told once, with the reason."""
 
-from pipetransformer.config.schema import HALF_PRECISIONS, Config
+from pipetransformer.config.schema import HALF_PRECISIONS, Config, SimulationConfig
 from pipetransformer.config.sections import Cache, Guard
 from pipetransformer.freeze.base import ON_UNFREEZE, FreezePolicy
 
@@ -131,3 +131,13 @@ def _of_a_run(config: Config, num_steps: int | None) -> list[str]:
         allowed = ",".join(config.resume.allow)
         texts.append(f"resume.allow=[{allowed}] has no effect without resume=: the run starts with its own settings")
     return texts
+
+
+def not_counted(config: SimulationConfig) -> list[str]:
+    """Returns the options that change the time of a run, and not that of its simulation."""
+    cache, usual = config.cache, Cache()
+    budgets = ("memory_gib", "disk_gib", "storage") if cache.enabled and not config.freeze.never_freezes else ()
+    given = {f"cache.{name}": getattr(cache, name) for name in budgets if getattr(cache, name) != getattr(usual, name)}
+    others = {"batching": "uniform", "randomness": "sample", "compile": False, "baseline": False}
+    given |= {name: getattr(config, name) for name, default in others.items() if getattr(config, name) != default}
+    return [f"{name}={str(value).lower()}" for name, value in given.items()]

@@ -125,13 +125,26 @@ class SimulationConfig(Config):
         cluster: The devices, a :class:`~pipetransformer.simulate.hardware.Hardware`.
         shape: The model's size, a :class:`~pipetransformer.simulate.analytic.TransformerShape`.
         pipeline: The static pipeline that the run is compared with.
-        num_samples: Training samples of an epoch; by default the dataset's ``num_train_samples``.
+        num_samples: Training samples, of which ``max_train_samples`` of the dataset are an epoch's; by default the
+            dataset's ``num_train_samples``.
     """
 
     cluster: Any
     shape: Any
     pipeline: StaticPipeline = field(default_factory=StaticPipeline)
     num_samples: int | None = None
+
+    @property
+    def has_adapters(self) -> bool:
+        """True where few of the weights train."""
+        return not isinstance(self.peft, NoAdapters)
+
+    @property
+    def samples_of_an_epoch(self) -> int:
+        """Training samples after the dataset's limit."""
+        assert self.num_samples is not None, "validate() refuses a dataset that does not say"
+        limit = self.dataset.max_train_samples
+        return self.num_samples if limit is None else min(self.num_samples, limit)
 
 
 SECTIONS: dict[str, type] = {

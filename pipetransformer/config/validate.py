@@ -215,10 +215,13 @@ def _check_simulation(config: SimulationConfig) -> None:
         raise UserError(
             f"dataset {config.dataset.name} does not say how many training samples it has; give num_samples="
         )
-    if config.num_samples < config.batch_size:
-        raise UserError(
-            f"num_samples={config.num_samples} must be at least batch_size={config.batch_size}: they are an epoch's"
-        )
+    num_samples, limit = config.samples_of_an_epoch, config.dataset.max_train_samples
+    if num_samples < config.batch_size:
+        given = f"num_samples={num_samples}" if num_samples != limit else f"dataset.max_train_samples={limit}"
+        raise UserError(f"{given} must be at least batch_size={config.batch_size}: they are an epoch's")
+    if config.has_adapters:
+        raise UserError("peft= cannot be simulated: the work is counted of a model whose weights all train; drop it")
+    _check_sizes(config)
     if config.parallel.world_size is not None and config.parallel.arrangement != "single":  # which has one itself
         raise UserError(
             f"parallel.world_size={config.parallel.world_size} has no effect here: the devices are cluster.num_nodes x "
@@ -229,3 +232,21 @@ def _check_simulation(config: SimulationConfig) -> None:
             "parallel.device_chunk_gib has no effect here: no cluster says how fast its host memory is; drop it"
         )
     config.cluster.speed(config.precision)  # refuses a precision whose speed is not known
+
+
+SIZES = {
+    "depth": "num_blocks", "num_hidden_layers": "num_blocks", "embed_dim": "hidden_size", "hidden_size": "hidden_size",
+    "num_heads": "num_heads", "num_attention_heads": "num_heads", "mlp_ratio": "mlp_ratio",
+}  # fmt: skip
+"""Sizes of a shape by the names that models have for them."""
+
+
+def _check_sizes(config: SimulationConfig) -> None:
+    """Refuses a model that is another one than its shape, by which alone it is simulated."""
+    for option, value in getattr(config.model, "options", {}).items():
+        name = SIZES.get(option)
+        if name is not None and getattr(config.shape, name) != value:
+            raise UserError(
+                f"model.options.{option}={value} and shape.{name}={getattr(config.shape, name)} are two models: a "
+                f"simulation takes its sizes from shape=; give shape.{name}={value} as well"
+            )

@@ -12,6 +12,7 @@ from pipetransformer.autopipe.plan import Plan
 from pipetransformer.autopipe.search.search import best_plan
 from pipetransformer.config.kinds import SIMULATED, check_config, check_kinds
 from pipetransformer.config.names import OPTIONS, in_options, of_section
+from pipetransformer.config.no_effect import not_counted
 from pipetransformer.config.schema import SimulationConfig
 from pipetransformer.config.sections import StaticPipeline
 from pipetransformer.errors import InfeasiblePlan
@@ -104,8 +105,7 @@ def _meshes(config: SimulationConfig) -> tuple[StageMesh, ...]:
 
 def run_history(config: SimulationConfig, planner: Planner) -> RunHistory:
     """Returns the history of a run from its first step to its last."""
-    assert config.num_samples is not None
-    timeline = Timeline.of(config, config.num_samples)
+    timeline = Timeline.of(config, config.samples_of_an_epoch)
     may_cache = config.cache.enabled and config.parallel.autopipe and _no_cache(config) is None
     overhead_s = config.cluster.transition_s
     rate = config.optim.for_model(config.shape.hidden_size).rate
@@ -128,7 +128,7 @@ def _setting(config: SimulationConfig, planner: Planner) -> tuple[tuple[str, str
     speed = f"{cluster.peak_tflops:g} TFLOPS peak x {cluster.efficiency:g}"
     rows = [
         ("model", f"{config.model.name}: {size}, {millions:,.0f} M parameters, {config.precision}"),
-        ("data", f"{config.dataset.name}: {config.num_samples:,} training samples, {steps}"),
+        ("data", f"{config.dataset.name}: {config.samples_of_an_epoch:,} training samples, {steps}"),
         ("devices", f"{devices}, each {cluster.memory_gib:g} GiB and {speed} in float32"),
     ]
     if not config.freeze.never_freezes:
@@ -136,6 +136,9 @@ def _setting(config: SimulationConfig, planner: Planner) -> tuple[tuple[str, str
         note = _no_cache(config)
         if note is not None and config.cache.enabled and config.parallel.autopipe:
             rows.append(("cache", note))
+    uncounted = not_counted(config)
+    if uncounted:
+        rows.append(("left out", f"{', '.join(uncounted)}: what a run takes with it, a simulation does not count"))
     return tuple(rows)
 
 
@@ -161,8 +164,7 @@ def option_names(config: SimulationConfig) -> dict[str, str]:
 
 
 def _epoch(config: SimulationConfig, entry: PlanRecord) -> float:
-    assert config.num_samples is not None
-    return entry.step / -(-config.num_samples // config.batch_size)
+    return entry.step / -(-config.samples_of_an_epoch // config.batch_size)
 
 
 def _events(config: SimulationConfig, planner: Planner, plan: Plan) -> list[Event]:
