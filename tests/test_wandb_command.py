@@ -1,4 +1,4 @@
-"""A command that logs to W&B leaves none of its keys and tokens anywhere, and is reached from this machine alone."""
+"""A command that logs to W&B leaves no keys and tokens and needs no home, and is reached from this machine alone."""
 
 import os
 import re
@@ -35,7 +35,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
         "parallel.world_size=2", "parallel.device=cpu",
     )  # fmt: skip
     listened: set[str] = set()
-    with started(folder, TRAIN, *words, WANDB_API_KEY=KEY, HF_TOKEN=HUB) as (process, mark):
+    with started(folder, TRAIN, *words, WANDB_API_KEY=KEY, HF_TOKEN=HUB, HOME="/dev/null/home") as (process, mark):
         while has_not_ended(process):
             listened |= listeners(processes(mark))
         out, err = process.communicate()
@@ -63,6 +63,14 @@ def listeners(pids: list[int]) -> set[str]:
 def test_no_file_of_the_run_holds_a_secret(ran: Ran, secret: str) -> None:
     assert any(file.suffix == ".wandb" for file in ran.written)
     assert [str(file) for file, content in ran.written.items() if secret.encode() in content] == []
+
+
+def test_a_run_whose_home_cannot_be_written_keeps_its_tables_in_its_folder(ran: Ran) -> None:
+    assert b"/dev/null" not in ran.written[Path("output")], "nobody complains"
+    (sent,) = (content for file, content in ran.written.items() if file.suffix == ".wandb")
+    staged = {*re.findall(rb"/[!-~]+/artifacts/staging/tmp[a-z0-9_]{8}", sent)}
+    assert staged
+    assert staged <= {str(file).encode() for file in ran.written}
 
 
 def test_a_sweep_with_a_secret_among_its_arguments_is_refused(tmp_path: Path) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -97,29 +98,32 @@ class WandbLogger(LoggerSpec):
         job, arm = _names(run_dir) if group_default else (None, None)
 
         settings = wandb.Settings(silent=True, console="off", init_timeout=INIT_TIMEOUT_S)
-        wandb.setup(settings=settings)
-        if self.mode == "online" and not wandb.login(prompt=False):
-            raise self._refused("no API key was found; run `wandb login` first")
-        try:
-            with _redacted_command():
-                run = wandb.init(
-                    project=redact(self.project),
-                    mode=cast("Any", self.mode),
-                    entity=redact(self.entity),
-                    group=redact(self.group or group_default),
-                    job_type=arm,
-                    name=redact(self.name) or job,
-                    tags=redact(self.tags),
-                    dir=run_dir,
-                    config=config,
-                    id=run_id,
-                    resume="allow" if run_id else None,
-                    settings=settings,
-                )
-        except (wandb.Error, OSError) as error:
-            raise self._refused(str(error)) from error
-        every_s = 0.0 if self.max_share is None else TABLES_EVERY_S
-        return Thinned(WandbSink(run, run_dir / EVENT_LOG, every_s), self.max_share)
+        with ExitStack() as closing:
+            closing.enter_context(_folders_in(run_dir / "wandb"))
+            wandb.setup(settings=settings)
+            if self.mode == "online" and not wandb.login(prompt=False):
+                raise self._refused("no API key was found; run `wandb login` first")
+            try:
+                with _redacted_command():
+                    run = wandb.init(
+                        project=redact(self.project),
+                        mode=cast("Any", self.mode),
+                        entity=redact(self.entity),
+                        group=redact(self.group or group_default),
+                        job_type=arm,
+                        name=redact(self.name) or job,
+                        tags=redact(self.tags),
+                        dir=run_dir,
+                        config=config,
+                        id=run_id,
+                        resume="allow" if run_id else None,
+                        settings=settings,
+                    )
+            except (wandb.Error, OSError) as error:
+                raise self._refused(str(error)) from error
+            every_s = 0.0 if self.max_share is None else TABLES_EVERY_S
+            sink = WandbSink(run, run_dir / EVENT_LOG, every_s, closing=closing.pop_all())
+        return Thinned(sink, self.max_share)
 
     def _refused(self, why: str) -> UserError:
         remedy = "logger.mode=offline keeps the data in the run folder, logger=none does without wandb"
@@ -133,6 +137,23 @@ def _names(run_dir: Path) -> tuple[str | None, str | None]:
     arm = [one for one in options if makes_arm(one)]
     job_name, arm_name = (" ".join(own)[:MAX_NAME] or None for own in (options, arm))
     return job_name, arm_name
+
+
+@contextmanager
+def _folders_in(folder: Path) -> Iterator[None]:
+    """Keeps in a folder what wandb would put into the user's home: tables until they are sent, and logs.
+
+    An offline run names the files of its tables by their paths, and a home may be another one where it is sent, or one
+    that cannot be written, as in many containers.
+    """
+    own = {f"WANDB_{kind.upper()}_DIR": str(folder.resolve() / kind) for kind in ("data", "cache")}
+    added = {name: path for name, path in own.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
 
 
 @contextmanager
@@ -158,12 +179,14 @@ class WandbSink(Sink):
         event_log: The events of the run, which a resumed one reads.
         tables_every_s: Seconds from one table to the next at least: each takes the service a fifth of a second.
         clock: Seconds since any fixed moment.
+        closing: Is closed after the run.
     """
 
     def __init__(
-        self, run: Run, event_log: Path, tables_every_s: float = 0.0, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._run, self._event_log, self._clock = run, event_log, clock
+        self, run: Run, event_log: Path, tables_every_s: float = 0.0, clock: Callable[[], float] = time.monotonic,
+        closing: ExitStack | None = None,
+    ) -> None:  # fmt: skip
+        self._run, self._event_log, self._clock, self._closing = run, event_log, clock, closing or ExitStack()
         self._tables_every_s, self._tables_at, self._has_news = tables_every_s, clock(), False
         self._exit_code, self._num_rolled_back, self._step = 1, 0, 0
         self._decisions, self._transitions = list[Values](), list[Values]()
@@ -215,11 +238,12 @@ class WandbSink(Sink):
 
     def close(self) -> None:
         """Logs what the tables lack of a run without a summary; marks it as failed unless one said otherwise."""
-        try:
-            if tables := self._tables():
-                self._log(self._step, tables)
-        finally:
-            self._run.finish(exit_code=self._exit_code)
+        with self._closing:
+            try:
+                if tables := self._tables():
+                    self._log(self._step, tables)
+            finally:
+                self._run.finish(exit_code=self._exit_code)
 
     def _log(self, step: int, row: Values) -> None:
         self._run.log({"step": step, **row}, step=step + self._num_rolled_back)
