@@ -114,7 +114,7 @@ def _fixed(spec: Lora, stack: LayerStack) -> Iterator[ParamRef]:
     """Yields the parameters of embedding and blocks that do not train."""
     for index in range(len(stack) - 1):
         for name in stack[index].by_name():
-            is_bias = name.endswith("bias") and (spec.bias == "all" or (spec.bias == "lora_only" and _BASE in name))
+            is_bias = name.endswith(".bias") and (spec.bias == "all" or (spec.bias == "lora_only" and _BASE in name))
             if not (_is_adapter(name) or is_bias):
                 yield ParamRef(index, name)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import peft
 import pytest
+import timm
 import torch
 from support.cases import NUM_BLOCKS, SEED, Case, tensors_equal
 from support.exactness import assert_equal
@@ -19,7 +20,8 @@ from pipetransformer.autopipe.plan import Plan
 from pipetransformer.errors import UserError
 from pipetransformer.models.adapters import Lora
 from pipetransformer.models.base import Head
-from pipetransformer.models.stack import LayerStack
+from pipetransformer.models.instance import stack_of
+from pipetransformer.models.stack import LayerStack, ParamRef
 from pipetransformer.models.timm import TimmModel
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # peft asks for it
@@ -89,6 +91,23 @@ def outputs_of(model: torch.nn.Module, case: Case) -> Tensor:
     inputs, context = inputs_of(case)
     output = model(inputs, **context)
     return output if isinstance(output, Tensor) else output.logits
+
+
+@pytest.mark.parametrize("bias", ["none", "lora_only", "all"])
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "eva02_tiny_patch14_224"])
+def test_the_biases_that_train_are_those_of_peft(name: str, bias: str) -> None:
+    tiny = {"patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2, "img_size": 8}
+    original = timm.create_model(name, pretrained=False, **tiny)
+    stack = stack_of(original)
+    Lora(bias=bias).apply(stack, SEED)
+    of_blocks = [(ParamRef(n, key), key) for n in range(len(stack) - 1) for key in stack[n].by_name()]
+    trained = {key for ref, key in of_blocks if ref not in stack.fixed}
+    adapted = sorted({key.partition(".lora_")[0] for key in trained if ".lora_" in key})
+
+    config = peft.LoraConfig(target_modules=adapted, bias=bias)  # type: ignore[arg-type]
+    model = peft.get_peft_model(original, config)  # type: ignore[arg-type]
+    wanted = {key.removeprefix("base_model.model.") for key, p in model.named_parameters() if p.requires_grad}
+    assert trained == wanted & {key for _, key in of_blocks}
 
 
 @pytest.mark.parametrize("bias", ["none", "lora_only", "all"])
