@@ -182,19 +182,21 @@ def save(spec: Lora, stack: LayerStack, state: dict[str, Tensor], base: str, fol
 
 
 def _trained(stack: LayerStack) -> Iterator[ParamRef]:
-    refs = (ParamRef(index, name) for index in range(len(stack)) for name in stack[index].by_name())
-    return (ref for ref in refs if ref not in stack.fixed)
+    """Yields the parameters that train; a weight that is shared with a fixed one does not."""
+    for index in range(len(stack)):
+        trained = {*map(id, stack.trainable(index, 0))}
+        yield from (ParamRef(index, name) for name, own in stack[index].by_name().items() if id(own) in trained)
 
 
 def head_modules(stack: LayerStack) -> list[str]:
-    """Returns the paths of the modules of the head, each the shortest that holds no part of another layer.
+    """Returns the paths of the head's modules that train, each the shortest that holds no part of another layer.
 
     Raises:
         UserError: A parameter of the head is in no module of its own.
     """
     others = [name for index in range(len(stack) - 1) for name, _ in stack[index].tensors()]
     found: dict[str, None] = {}
-    for name in stack[len(stack) - 1].by_name():
+    for name in (ref.name for ref in _trained(stack) if ref.layer == len(stack) - 1):
         parts = name.split(".")[:-1]
         paths = (".".join(parts[: end + 1]) for end in range(len(parts)))
         path = next((path for path in paths if not any(other.startswith(f"{path}.") for other in others)), None)

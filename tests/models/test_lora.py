@@ -7,6 +7,7 @@ import peft
 import pytest
 import timm
 import torch
+from safetensors.torch import load_file
 from support.cases import NUM_BLOCKS, SEED, Case, tensors_equal
 from support.exactness import assert_equal
 from support.messages import num_received
@@ -133,6 +134,17 @@ def test_peft_loads_what_is_saved_and_the_sum_is_the_model(
     for index in range(len(again)):
         again.load_again(index)
     tensors_equal(state_of(again), state_of(stack), 0.0)
+
+
+def test_a_head_that_is_the_word_embeddings_is_not_saved(bert_config: Path, tmp_path: Path) -> None:
+    case = Case("gpt2", bert_config)
+    stack = case.stack()
+    Lora().apply(stack, SEED)
+    Lora().save(case.spec(), stack, state_of(stack), tmp_path)
+    names = load_file(tmp_path / "adapter_model.safetensors")
+    assert {name for name in names if ".lora_" not in name} == {
+        f"base_model.model.transformer.ln_f.{each}" for each in ("weight", "bias")
+    }
 
 
 def test_every_adapter_of_an_eva_trains() -> None:
