@@ -171,7 +171,12 @@ def save(spec: Lora, stack: LayerStack, state: dict[str, Tensor], base: str, fol
     """
     head = head_modules(stack)
     targets = sorted({name.partition(".lora_")[0] for name in state if _is_adapter(name)})
-    config = _config(spec, targets, modules_to_save=head, base_model_name_or_path=base, inference_mode=True)
+    layers = [module for index in range(len(stack)) for _, module in _lora_layers(stack[index])]
+    is_transposed = any(vars(layer)["fan_in_fan_out"] for layer in layers)
+    config = _config(
+        spec, targets, modules_to_save=head, base_model_name_or_path=base, inference_mode=True,
+        fan_in_fan_out=is_transposed,
+    )  # fmt: skip
     trained = {ref.name for ref in _trained(stack)}
     in_head = tuple(f"{module}." for module in head)
     kept = {name: tensor for name, tensor in state.items() if name in trained or name.startswith(in_head)}
@@ -226,12 +231,15 @@ def merge(stack: LayerStack, state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Returns the weights with the adapters added, by the original names."""
     merged = {_original(name): tensor for name, tensor in state.items() if not _is_adapter(name)}
     for index in range(len(stack)):
-        for path, module in stack[index].module.named_modules():
-            if isinstance(module, LoraLayer):
-                name = stack[index].prefix + path
-                down, up = (state[f"{name}.lora_{part}{_ADAPTER}.weight"] for part in ("A", "B"))
-                product = module.scaling["default"] * (up @ down)  # (out, in)
-                merged[f"{name}.weight"] = merged[f"{name}.weight"] + (
-                    product.T if vars(module)["fan_in_fan_out"] else product
-                )
+        for path, module in _lora_layers(stack[index]):
+            name = stack[index].prefix + path
+            down, up = (state[f"{name}.lora_{part}{_ADAPTER}.weight"] for part in ("A", "B"))
+            product = module.scaling["default"] * (up @ down)  # (out, in)
+            merged[f"{name}.weight"] = merged[f"{name}.weight"] + (
+                product.T if vars(module)["fan_in_fan_out"] else product
+            )
     return merged
+
+
+def _lora_layers(layer: Layer) -> list[tuple[str, LoraLayer]]:
+    return [(path, module) for path, module in layer.module.named_modules() if isinstance(module, LoraLayer)]

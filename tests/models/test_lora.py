@@ -112,7 +112,7 @@ def test_the_biases_that_train_are_those_of_peft(name: str, bias: str) -> None:
 
 
 @pytest.mark.parametrize("bias", ["none", "lora_only", "all"])
-@pytest.mark.parametrize("kind", ["vit", "bert"])
+@pytest.mark.parametrize("kind", ["vit", "bert", "gpt2"])
 def test_peft_loads_what_is_saved_and_the_sum_is_the_model(
     kind: str, bias: str, bert_config: Path, tmp_path: Path
 ) -> None:
