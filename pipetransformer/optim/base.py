@@ -28,6 +28,11 @@ FROM_SCRATCH = 10.0  # times the learning rate of a recipe, where weights are dr
 class OptimizerSpec(ABC):
     """An optimizer and its learning rates, as a user writes them.
 
+    A class of one's own defines ``_build(groups)``, which returns a ``torch.optim.Optimizer`` over parameter groups
+    with ``params`` and ``weight_decay``; a step's rate is put into their ``lr``. Its update of a parameter has to
+    depend on that parameter alone. This is measured on small parameters, as are the size of its state and whether it
+    can run on parts of a parameter.
+
     Attributes:
         lr: The peak learning rate; ``None``: the recipe's, by the model's width, see :meth:`for_model`.
         recipe_lr: The peak learning rate of the recipe, for AdamW and a pretrained model of width 768.
@@ -130,28 +135,59 @@ class OptimizerSpec(ABC):
         """Bytes of optimizer state per byte of parameters, the average of the weights included."""
         return self._own_state_factor + (self.ema_decay is not None)
 
+    @cached_property
+    def traits(self) -> Traits:
+        """Measured on small parameters."""
+        from pipetransformer.optim.traits import measure
+
+        return measure(self._build, self._label)
+
     @property
-    @abstractmethod
-    def _own_state_factor(self) -> float: ...
+    def _label(self) -> str:
+        """The optimizer in messages."""
+        return type(self).__name__
+
+    @property
+    def _is_known(self) -> bool:
+        """True where nothing has to be measured: the update is elementwise, and all state is tensors by parameter."""
+        return type(self) in (AdamW, SGD)
+
+    @property
+    def _own_state_factor(self) -> float:
+        return self.traits.state_factor
 
     @property
     def is_elementwise(self) -> bool:
         """True when the update of a number depends on no other number of its parameter."""
-        return True
+        return self._is_known or self.traits.is_elementwise
 
     @property
     def takes_parts(self) -> bool:
         """True when it runs on parameters of which the ranks of a mesh have parts."""
         return self.is_elementwise
 
-    def check_shards(self) -> None:  # noqa: B027 - most optimizers can
+    def check_shards(self) -> None:
         """Raises UserError where the optimizer cannot run on FSDP's shards."""
+        if not self.is_elementwise:
+            raise UserError(
+                f"{self._label} updates a number by other numbers of its parameter, of which parallel=sharded gives it "
+                "a part; choose another optimizer or arrangement"
+            )
 
     @abstractmethod
-    def _build(self, groups: list[dict[str, Any]]) -> Optimizer: ...
+    def _build(self, groups: list[dict[str, Any]]) -> Optimizer:
+        """Builds the optimizer as it is."""
+
+    def _build_portable(self, groups: list[dict[str, Any]]) -> Optimizer:
+        """Builds the optimizer with all that it remembers beside each parameter."""
+        if self._is_known:
+            return self._build(groups)
+        from pipetransformer.optim.portable import PortableOptimizer
+
+        return PortableOptimizer.wrap(self._build, groups, self.traits)
 
     def _build_of_parts(self, groups: list[dict[str, Any]], sum_over_parts: SumOverParts) -> Optimizer:
-        return self._build(groups)
+        return self._build_portable(groups)
 
     def build(self, parameters: Iterable[Parameter]) -> Optimizer | None:
         """Builds the optimizer over the trainable parameters of one layer; ``None`` without any."""
@@ -186,7 +222,8 @@ class OptimizerSpec(ABC):
         groups = [group for group in groups if group["params"]]
         if not groups:
             return None
-        optimizer = self._build(groups) if sum_over_parts is None else self._build_of_parts(groups, sum_over_parts)
+        whole = sum_over_parts is None
+        optimizer = self._build_portable(groups) if whole else self._build_of_parts(groups, sum_over_parts)
         return optimizer if self.ema_decay is None else _averaging(optimizer, self.ema_decay)
 
     def rate(self, step: int, num_steps: int) -> float:
@@ -302,18 +339,10 @@ class Lamb(_TwoMoments):
 
         return LambOfParts(groups, self.peak, (self.betas[0], self.betas[1]), self.eps, sum_over_parts)
 
+    def check_shards(self) -> None:
+        """Takes any: its norms are those of whole parameters, of DTensors too."""
+
     def _build(self, groups: list[dict[str, Any]]) -> Optimizer:
-        from pipetransformer.optim.portable import PortableOptimizer
-
-        return PortableOptimizer.wrap(self._plain, groups, self._traits)
-
-    @cached_property
-    def _traits(self) -> Traits:
-        from pipetransformer.optim.traits import measure
-
-        return measure(self._plain, "optim=lamb")
-
-    def _plain(self, groups: list[dict[str, Any]]) -> Optimizer:
         from timm.optim import Lamb
 
         # the runtime clips, because only it knows the norm over all ranks

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pipetransformer.errors import UserError
@@ -14,8 +13,6 @@ from pipetransformer.optim.signatures import timm_optimizers, torch_optimizers
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
-
-    from pipetransformer.optim.traits import Traits
 
 _NOT_AN_OPTION = {"lr": "use optim.lr", "weight_decay": "use optim.weight_decay", "params": "they are the model's"}
 
@@ -60,36 +57,9 @@ class NamedOptimizer(OptimizerSpec):
     def _known(self) -> dict[str, frozenset[str]]:
         """Returns the library's optimizers, each with the arguments of its class."""
 
-    @cached_property
-    def traits(self) -> Traits:
-        """Measured on small parameters."""
-        from pipetransformer.optim.traits import measure
-
-        return measure(self._plain, f"optim.name={self.name}")
-
     @property
-    def is_elementwise(self) -> bool:
-        return self.traits.is_elementwise
-
-    @property
-    def _own_state_factor(self) -> float:
-        return self.traits.state_factor
-
-    def check_shards(self) -> None:
-        if not self.is_elementwise:
-            raise UserError(
-                f"optim.name={self.name} updates a number by other numbers of its parameter, of which parallel=sharded "
-                "gives it a part; choose another optimizer or arrangement"
-            )
-
-    def _build(self, groups: list[dict[str, Any]]) -> Optimizer:
-        from pipetransformer.optim.portable import PortableOptimizer
-
-        return PortableOptimizer.wrap(self._plain, groups, self.traits)
-
-    @abstractmethod
-    def _plain(self, groups: list[dict[str, Any]]) -> Optimizer:
-        """Builds the library's optimizer."""
+    def _label(self) -> str:
+        return f"optim.name={self.name}"
 
     def _arguments(self) -> dict[str, Any]:
         return {name: tuple(each) if isinstance(each, list) else each for name, each in self.options.items()}
@@ -104,7 +74,7 @@ class TorchOptimizer(NamedOptimizer):
     def _known(self) -> dict[str, frozenset[str]]:
         return torch_optimizers()
 
-    def _plain(self, groups: list[dict[str, Any]]) -> Optimizer:
+    def _build(self, groups: list[dict[str, Any]]) -> Optimizer:
         import torch
 
         return getattr(torch.optim, self.name)(groups, lr=self.peak, **self._arguments())
@@ -119,7 +89,7 @@ class TimmOptimizer(NamedOptimizer):
     def _known(self) -> dict[str, frozenset[str]]:
         return timm_optimizers()
 
-    def _plain(self, groups: list[dict[str, Any]]) -> Optimizer:
+    def _build(self, groups: list[dict[str, Any]]) -> Optimizer:
         from timm.optim import create_optimizer_v2
 
         return create_optimizer_v2(groups, opt=self.name, lr=self.peak, weight_decay=0.0, **self._arguments())

@@ -1,4 +1,4 @@
-"""Optimizers of torch and timm by name: what is taken, what is refused, and that those taken are exact."""
+"""Optimizers of torch and timm by name, and of one's own: what is taken, what is refused, and that it is exact."""
 
 import subprocess
 import sys
@@ -10,6 +10,7 @@ import torch
 from support.cases import OPTIMIZERS, Case
 from support.exactness import assert_equal
 from support.jobs import TINY
+from support.own_optimizer import OwnOptimizer
 from support.plans import HEAD, plan
 from support.pool import Pool
 from support.resumes import run_on
@@ -17,8 +18,10 @@ from support.trainings import train_elastic, train_reference
 from torch import nn
 
 from pipetransformer.errors import UserError
+from pipetransformer.optim.base import OptimizerSpec
 from pipetransformer.optim.named import NamedOptimizer, TimmOptimizer, TorchOptimizer
 from pipetransformer.optim.signatures import timm_optimizers, torch_optimizers
+from pipetransformer.runtime.mesh_layers import check_mesh
 
 NAMED = {name: spec for name, spec in OPTIMIZERS.items() if isinstance(spec, NamedOptimizer)}
 PLANS = {  # from a pipeline to replicas and back, with blocks that freeze and thaw between
@@ -28,7 +31,7 @@ PLANS = {  # from a pipeline to replicas and back, with blocks that freeze and t
 }
 
 
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("name", [*NAMED, "own"])
 def test_training_through_transitions_equals_one_process(
     name: str, pool: Pool, bert_config: Path, tmp_path: Path
 ) -> None:
@@ -44,7 +47,7 @@ def test_an_optimizer_steps_as_its_library_has_it(spec: NamedOptimizer) -> None:
     theirs.load_state_dict(ours.state_dict())
     optimizer = replace(spec, ema_decay=None).build(ours.parameters())
     decays = ((theirs.weight, spec.weight_decay), (theirs.bias, 0.0))
-    original = spec._plain([{"params": [parameter], "weight_decay": decay} for parameter, decay in decays])
+    original = spec._build([{"params": [parameter], "weight_decay": decay} for parameter, decay in decays])
     assert optimizer is not None
     for step in range(5):
         for module in (ours, theirs):
@@ -93,8 +96,18 @@ def test_an_optimizer_that_mixes_the_numbers_of_a_parameter_does_not_run_on_shar
         TimmOptimizer(name=name, lr=0.1).check_shards()
 
 
-@pytest.mark.parametrize("spec", NAMED.values(), ids=NAMED)
-def test_the_state_takes_as_many_bytes_as_the_planner_is_told(spec: NamedOptimizer) -> None:
+def test_an_optimizer_of_ones_own_that_mixes_the_numbers_of_a_parameter_does_not_run_on_parts() -> None:
+    spec = OwnOptimizer(lr=0.1, by_norm=True)
+    with pytest.raises(UserError, match="OwnOptimizer updates a number by other numbers"):
+        spec.check_shards()
+    with pytest.raises(UserError, match="OwnOptimizer needs each weight in one piece"):
+        check_mesh(spec, compiles=False)
+    OwnOptimizer(lr=0.1).check_shards()
+    check_mesh(OwnOptimizer(lr=0.1), compiles=False)
+
+
+@pytest.mark.parametrize("spec", [*NAMED.values(), OPTIMIZERS["own"]], ids=[*NAMED, "own"])
+def test_the_state_takes_as_many_bytes_as_the_planner_is_told(spec: OptimizerSpec) -> None:
     weight = nn.Parameter(torch.randn(256, 160))
     optimizer = spec.build([weight])
     assert optimizer is not None

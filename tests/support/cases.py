@@ -33,6 +33,7 @@ from pipetransformer.runtime.precision import PRECISIONS
 from support import decoders, encoders, towers
 from support.by_token import NEXT_TOKEN, TAGGING, prompted_texts, tagged_texts
 from support.masked import MASKED_LM, MaskedLanguageModel, MaskedText
+from support.own_optimizer import OwnOptimizer
 from support.samples import IMAGE_SIZE, NUM_CLASSES, VOCABULARY, RandomImages, RandomText
 
 CLASS_WEIGHTS = (0.5, 2.0, 1.25)
@@ -52,6 +53,7 @@ OPTIMIZERS: dict[str, OptimizerSpec] = {
     "adafactor": TimmOptimizer(name="adafactor", lr=LEARNING_RATE, clip_norm=CLIP_NORM, options={"eps": 1e-12}),
     "muon": TimmOptimizer(name="muon", lr=LEARNING_RATE, clip_norm=CLIP_NORM, options={"eps": 1e-6}),
     "laprop": TimmOptimizer(name="laprop", lr=LEARNING_RATE, clip_norm=CLIP_NORM, options={"eps": 1e-6}),
+    "own": OwnOptimizer(lr=LEARNING_RATE, weight_decay=0.1, clip_norm=CLIP_NORM),
 }
 DROPOUTS = decoders.DROPOUTS | encoders.DROPOUTS
 
