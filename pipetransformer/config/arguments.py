@@ -86,6 +86,8 @@ def groups(simulation: bool = False) -> list[str]:
 def read_arguments(arguments: Sequence[str], simulation: bool = False) -> list[str]:
     """Returns the arguments for Hydra: flags first, then options, ``-v`` and ``cache=false`` as what they stand for.
 
+    Fields of a class of the user's own are added where its file lacks them; their names are checked with the class.
+
     Raises:
         UserError: An argument is not of the form ``name=value``, or a group has no such option.
     """
@@ -96,7 +98,17 @@ def read_arguments(arguments: Sequence[str], simulation: bool = False) -> list[s
         is_flag = argument.startswith("-") and argument not in FLAGS
         is_value = last in VALUED and not is_flag and "=" not in argument
         (flags if is_flag or is_value else options).append(argument)
-    return [*flags, *(FLAGS.get(argument) or _option(argument, simulation) for argument in options)]
+    options = [FLAGS.get(argument) or _option(argument, simulation) for argument in options]
+    own = tuple(f"{group}." for group in _own_groups(options))
+    return [*flags, *(f"++{each}" if each.startswith(own) else each for each in options)]
+
+
+def _own_groups(options: Sequence[str]) -> set[str]:
+    """Returns the groups with a file or class of the user's own, whose file may leave out fields of the class."""
+    given = {name: value for name, _, value in (option.partition("=") for option in options)}
+    known = groups(simulation=True)
+    files = {group for group in known if group in given and given[group] not in choices(group)}
+    return files | {group for group in known if f"{group}._target_" in given}
 
 
 def _check_form(argument: str, following: Sequence[str]) -> None:

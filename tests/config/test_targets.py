@@ -15,7 +15,7 @@ from pipetransformer.freeze.none import NoFreezing
 
 @dataclass(frozen=True, kw_only=True)
 class Mine(NoFreezing):
-    pass
+    ratio: float = 2.0
 """
 
 
@@ -77,6 +77,28 @@ def test_an_allowed_class_is_taken(name: str, tmp_path: Path, monkeypatch: pytes
     config = loaded("freeze=none", "freeze._target_=my_freezing.Mine", f"targets.allow=[{name}]")
     assert type(config.freeze).__name__ == "Mine"
     assert config.targets.allow == [name]
+
+
+def test_each_field_of_an_allowed_class_is_an_option_whether_its_file_has_it_or_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_freezing.py").write_text(SPEC)
+    (tmp_path / "conf" / "freeze").mkdir(parents=True)
+    (tmp_path / "conf" / "freeze" / "mine.yaml").write_text("_target_: my_freezing.Mine\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    own = ("freeze=none", "freeze._target_=my_freezing.Mine", "targets.allow=[my_freezing]")
+    freeze = loaded(*own, "freeze.ratio=3", "freeze.target_fraction=0.5").freeze
+    assert (vars(freeze)["ratio"], freeze.target_fraction) == (3.0, 0.5)
+    with pytest.raises(UserError, match=r"^freeze\.ratoi does not exist; did you mean freeze\.ratio\?$"):
+        loaded(*own, "freeze.ratoi=3")
+    with pytest.raises(UserError, match=r"^freeze\.ratio=many must be a number$"):
+        loaded(*own, "freeze.ratio=many")
+    given = ["--config-dir=conf", "freeze=mine", "freeze.ratio=3", "freeze.guard=0.5", "targets.allow=[my_freezing]"]
+    command = [sys.executable, str(ROOT / "train.py"), *given, "--cfg=job", "--package=freeze"]
+    env = {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
+    assert "ratio: 3" in done.stdout
+    assert "guard: 0.5" in done.stdout
 
 
 MISSING = [
