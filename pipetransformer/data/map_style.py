@@ -13,7 +13,7 @@ import numpy as np
 
 from pipetransformer.data.base import NUM_PROBED, Data, DatasetSpec, ImageFormat, Split, TextFormat, evenly_spaced
 from pipetransformer.data.map_samples import Sample, readable, sample_of
-from pipetransformer.data.tasks import Task
+from pipetransformer.data.tasks import Task, check_losses
 from pipetransformer.errors import StaleStore, UserError
 from pipetransformer.metric import plain_metrics
 from pipetransformer.models.base import Head
@@ -209,11 +209,7 @@ class MapStyleSplit(Split):
             UserError: The loss is not one number per sample.
         """
         losses = self._loss(output, targets.to(self._target_dtype).reshape(len(output), *self._target_shape))
-        if tuple(losses.shape) != (len(output),):
-            raise UserError(
-                f"the loss has shape {tuple(losses.shape)} for {len(output)} samples; return one number per sample, as "
-                'torch\'s losses do with reduction="none"'
-            )
+        check_losses(losses, len(output))
         return losses
 
     def predict(self, outputs: Tensor, ids: Sequence[int], num_tokens: int | None) -> Tensor:

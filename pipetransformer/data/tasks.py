@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pipetransformer.errors import UserError
 from pipetransformer.models.base import Head
 
 if TYPE_CHECKING:
@@ -33,6 +34,19 @@ ANSWER_METRICS = ("f1", "exact_match")
 def likeliest(output: Tensor) -> Tensor:
     """Returns the index of the highest of the last dimension, (B, ..., C) -> (B, ...)."""
     return output.argmax(-1)
+
+
+def check_losses(losses: Tensor, num_samples: int) -> None:
+    """Refuses a loss that is not one number per sample (B,): a mean would count the samples that fill a batch up.
+
+    Raises:
+        UserError: With the shape and the remedy.
+    """
+    if tuple(losses.shape) != (num_samples,):
+        raise UserError(
+            f"the loss has shape {tuple(losses.shape)} for {num_samples} samples; return one number per sample, as "
+            'torch\'s losses do with reduction="none"'
+        )
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from pipetransformer.data.tasks import check_losses
 from pipetransformer.runtime.batch import Batch
 from pipetransformer.runtime.carrier import CarryingStage, carries
 from pipetransformer.runtime.embedding_gradients import all_reduce_embeddings
@@ -250,10 +251,14 @@ class Engine:
         Args:
             output: The head's output (B / M, ...).
             loss_targets: Rows of :meth:`Batch.loss_targets`, (B / M, k + 2).
+
+        Raises:
+            UserError: The task's loss is not one number per sample.
         """
         if self._mesh is not None:
             loss_targets = self._mesh.rows(loss_targets)
         targets, weights, factor = loss_targets[:, :-2], loss_targets[:, -2], loss_targets[0, -1]
         per_sample = self._objective.loss(output, targets.squeeze(1))  # (B / M,)
+        check_losses(per_sample, len(weights))
         total = (per_sample * weights.to(per_sample.dtype)).sum()
         return total * (factor.to(total.dtype) + 0 * total.detach())

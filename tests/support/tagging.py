@@ -14,6 +14,7 @@ from pipetransformer.data.base import Data, DatasetSpec, ImageFormat, TextFormat
 from pipetransformer.data.tasks import Task
 from pipetransformer.data.text.split import TextSplit, Tokens, encode
 from pipetransformer.data.token_tasks import IGNORED, token_cross_entropy
+from pipetransformer.errors import UserError
 from pipetransformer.models.base import Head
 from pipetransformer.training.run import run_rank
 from support.jobs import loaded
@@ -79,3 +80,21 @@ class Tagging(DatasetSpec):
 def tag(overrides: tuple[str, ...], folder: Path) -> None:
     """One rank of a run on tagged texts."""
     run_rank(replace(loaded(*overrides), dataset=Tagging()), folder, torch.device("cpu"), {}, None)
+
+
+def tag_by_mean(overrides: tuple[str, ...], folder: Path) -> str:
+    """Returns the error of a rank whose task takes the mean over a micro-batch for its loss."""
+
+    class ByMean(Tagging):
+        def load(self, wanted: ImageFormat | TextFormat) -> Data:
+            return replace(super().load(wanted), task=replace(TAGGING, loss=_mean_loss))
+
+    try:
+        run_rank(replace(loaded(*overrides), dataset=ByMean()), folder, torch.device("cpu"), {}, None)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def _mean_loss(output: Tensor, targets: Tensor) -> Tensor:
+    return token_cross_entropy(output, targets).mean()

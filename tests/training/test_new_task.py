@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from support.jobs import Job
 from support.pool import Pool
-from support.tagging import LABELS, tag
+from support.tagging import LABELS, tag, tag_by_mean
 from support.texts import write_encoder
 
 OPTIONS = (
@@ -45,3 +45,13 @@ def test_a_task_of_ones_own_is_trained_frozen_cached_scored_and_saved_in_a_pipel
     assert pipeline.events("start")[0]["task"] == "tagging"
     saved = AutoModelForTokenClassification.from_pretrained(tmp_path / "pipeline" / "model")
     assert saved.config.num_labels == len(LABELS)
+
+
+def test_a_task_whose_loss_is_a_mean_over_the_batch_is_refused_on_every_rank(
+    pool: Pool, tmp_path: Path, encoder: Path
+) -> None:
+    model = ("model=bert", f"model.name={encoder}", "model.pretrained=false", "parallel=data")
+    errors = pool.run(2, tag_by_mean, (*model, "dataset=sst2", *OPTIONS), tmp_path)
+    assert all(error.startswith("the loss has shape () for 3 samples; return one number per") for error in errors), (
+        errors
+    )
