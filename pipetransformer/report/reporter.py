@@ -8,8 +8,8 @@ import shutil
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -42,7 +42,10 @@ class Sink(ABC):
         """Writes what has been taken and is held back, where a sink does so."""
 
     def identity(self) -> dict[str, Any]:
-        """Returns what :meth:`LoggerSpec.open` takes to go on with the same run; empty where nothing is needed."""
+        """Returns what :meth:`LoggerSpec.open` takes to go on with the same run; empty where nothing is needed.
+
+        It is asked once, before the first event, and goes into every checkpoint.
+        """
         return {}
 
     @abstractmethod
@@ -98,9 +101,9 @@ class Sinks(Sink):
         return {name: value for sink in self.parts for name, value in sink.identity().items()}
 
     def close(self) -> None:
-        """Closes all, also after one of them has failed; then raises that failure."""
+        """Closes all, the last one first, also after one of them has failed; then raises that failure."""
         with ExitStack() as stack:
-            for sink in reversed(self.parts):
+            for sink in self.parts:
                 stack.callback(sink.close)
 
 
@@ -145,6 +148,46 @@ class Thinned(Sink):
 
     def close(self) -> None:
         self._sink.close()
+
+
+class Spared(Sink):
+    """A tracking service whose failure costs its own record and not the run, whose event log has all of it.
+
+    Args:
+        sink: Of a tracking service; after its first error it is closed and gets no more.
+        tell: Takes a warning.
+    """
+
+    def __init__(self, sink: Sink, tell: Callable[[str], None]) -> None:
+        self._sink, self._tell = sink, tell
+
+    def write(self, event: EventName, values: Values) -> None:
+        with self._sparing():
+            self._sink.write(event, values)
+
+    def flush(self) -> None:
+        with self._sparing():
+            self._sink.flush()
+
+    def identity(self) -> dict[str, Any]:
+        with self._sparing():
+            return self._sink.identity()
+        return {}
+
+    def close(self) -> None:
+        with self._sparing():
+            self._sink.close()
+
+    @contextmanager
+    def _sparing(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            failed, self._sink = self._sink, NullSink()
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            self._tell(f"the logger failed and gets no more of this run ({reason}); metrics.jsonl has all of it")
+            with suppress(Exception):  # it has been told what is wrong
+                failed.close()
 
 
 class Reporter:
@@ -262,7 +305,9 @@ def open_report(
     write_json(run_dir / ENVIRONMENT, environment())
     tracker = logger.open(run_dir, redact(config), sweep, resumed)
     log = JsonLines(run_dir / EVENT_LOG, goes_on=resumed is not None)
-    return Reporter([log, open_console(console), tracker])
+    view = open_console(console)
+    shown = Sinks([log, view])
+    return Reporter([log, view, Spared(tracker, lambda told: shown.write("warning", redact_event({"message": told})))])
 
 
 def open_console(options: ConsoleOptions) -> Sink:

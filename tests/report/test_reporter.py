@@ -1,12 +1,26 @@
+import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise, repeat
+from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipetransformer.report.reporter import EventName, NullSink, Reporter, Sink, Thinned, Values
+from pipetransformer.report.reporter import (
+    EventName,
+    LoggerSpec,
+    NullSink,
+    Reporter,
+    Sink,
+    Thinned,
+    Values,
+    open_report,
+)
+from pipetransformer.report.run_folder import EVENT_LOG
 
 
 class Recorder(Sink):
@@ -56,6 +70,55 @@ def test_closing_reaches_all_sinks_even_when_one_fails(failing: int) -> None:
     with pytest.raises(OSError, match="disk full"):
         Reporter(sinks).close()
     assert [sink.num_closed for sink in sinks] == [1, 1, 1]
+
+
+class Failing(Recorder):
+    """Fails at one of its calls."""
+
+    def __init__(self, fails_at: str) -> None:
+        super().__init__(OSError("no\nroute") if fails_at == "close" else None)
+        self._fails_at = fails_at
+
+    def write(self, event: EventName, values: Values) -> None:
+        super().write(event, values)
+        if event == self._fails_at:
+            raise ConnectionError("no\nroute")
+
+    def identity(self) -> dict[str, Any]:
+        if self._fails_at == "identity":
+            raise ConnectionError("no\nroute")
+        return {"id": 1}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnLogger(LoggerSpec):
+    sink: Sink
+
+    def open(self, run_dir: Path, *_: Any) -> Sink:
+        return self.sink
+
+
+@pytest.mark.parametrize("fails_at", ["identity", "step", "close"])
+def test_a_tracking_service_that_fails_is_told_of_once_and_the_run_goes_on(
+    fails_at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipetransformer.report.reporter.open_console", lambda _: NullSink())
+    sink = Failing(fails_at)
+    report = open_report(OwnLogger(sink=sink), tmp_path, {})
+    assert report.identity() == ({} if fails_at == "identity" else {"id": 1})
+    for step in (1, 2):
+        report.write("step", step=step)
+    report.write("phase", message="saving")
+    report.close()
+    events = [json.loads(line) for line in (tmp_path / EVENT_LOG).read_text().splitlines()]
+    assert [each["step"] for each in events if each["event"] == "step"] == [1, 2]
+    (warning,) = (each["message"] for each in events if each["event"] == "warning")
+    kind = "OSError" if fails_at == "close" else "ConnectionError"
+    assert warning.startswith(f"the logger failed and gets no more of this run ({kind}: no route)")
+    assert [event for event, _ in sink.received] == {"identity": [], "step": ["step"]}.get(
+        fails_at, ["step", "step", "phase"]
+    )
+    assert sink.num_closed == (2 if fails_at == "close" else 1)
 
 
 def test_the_null_sink_takes_anything() -> None:

@@ -88,7 +88,7 @@ def test_several_loggers_take_each_event_and_are_all_closed(tmp_path: Path) -> N
     assert both.identity() == {"one": 1, "two": 1}
     with pytest.raises(OSError, match=r"one|two"):
         both.close()
-    assert seen == ["one phase", "two phase", "one closed", "two closed"]
+    assert seen == ["one phase", "two phase", "two closed", "one closed"]
 
 
 @pytest.mark.parametrize(
