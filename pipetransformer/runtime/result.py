@@ -93,6 +93,11 @@ class TransitionReport:
     moves: tuple[tuple[int, int, int], ...]
     bytes_moved: int
 
+    @property
+    def overhead_s(self) -> float:
+        """Seconds besides moving layers, which the next transition takes again."""
+        return self.group_s + self.rebuild_s
+
 
 class UpdateObserver(Protocol):
     """Measures updates of the weights.

@@ -178,7 +178,7 @@ class Transitions:
         """
         self._warn_of_frozen_ties(transition)
         moved, guard = self._runtime.apply(transition, source), self._state.guard
-        own = torch.tensor([moved.group_s + moved.rebuild_s, guard.mean_norm], dtype=torch.float64)
+        own = torch.tensor([moved.overhead_s, guard.mean_norm], dtype=torch.float64)
         self._state.overhead_s, guard.mean_norm = broadcast_from_rank0(own).tolist()
         return moved
 

@@ -38,6 +38,7 @@ from pipetransformer.report import run_folder
 from pipetransformer.runtime import precision
 from pipetransformer.runtime.groups import broadcast_from_rank0
 from pipetransformer.runtime.precision import Precision
+from pipetransformer.runtime.result import TransitionReport
 from pipetransformer.training import planner_setup as setup
 from pipetransformer.training.run import run_rank
 from support.pool import Pool
@@ -203,6 +204,7 @@ def with_made_up_times() -> Iterator[None]:
         mock.patch.object(setup, "measure_sharding_overhead", return_value=(0.0, 0.0)),
         mock.patch.object(setup, "measure_reading", return_value=AffineTime(0.0, 0.0)),
         mock.patch.object(Planner, "correct", corrected_by),
+        mock.patch.object(TransitionReport, "overhead_s", 0.0),
     ):
         yield
 
