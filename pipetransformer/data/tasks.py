@@ -210,6 +210,8 @@ def compute_metrics(names: tuple[str, ...], predictions: np.ndarray, targets: np
     assert predictions.shape == targets.shape, (predictions.shape, targets.shape)
 
     def f1(truth: np.ndarray, guess: np.ndarray, average: str) -> float:
+        if truth.ndim > 1 and truth.shape[1] == 1:  # sklearn would take yes and no for two classes
+            truth, guess, average = truth[:, 0], guess[:, 0], "binary"
         return metrics.f1_score(truth, guess, average=average, zero_division=0.0)  # type: ignore[arg-type]
 
     functions: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {

@@ -181,6 +181,12 @@ def test_multi_label_metrics_are_scikit_learns(guess: np.ndarray, rows: slice) -
     assert next(iter(found)) == "micro_f1"
 
 
+def test_the_scores_of_one_class_that_a_sample_has_or_not_are_those_of_that_class() -> None:
+    truth, guess = np.array([[1], [0], [1], [0], [0]]), np.array([[1], [1], [0], [0], [0]])
+    found = multi_label_classification(1).score(guess, truth)
+    assert found == pytest.approx({"micro_f1": 0.5, "macro_f1": 0.5, "subset_accuracy": 0.6})
+
+
 @pytest.mark.parametrize("guess", [[0, 1, 2, 2], [1, 1, 1, 1], [2, 0, 1, 0]], ids=["right", "one class", "wrong"])
 def test_metrics_of_classes_are_scikit_learns_where_one_never_occurs(guess: list[int]) -> None:
     truth = np.array([0, 1, 2, 2])  # of 4 classes
