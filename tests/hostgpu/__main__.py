@@ -19,9 +19,22 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="hostgpu-") as name:
         copy = Path(name) / "copy"
         make_copy(copy, build())
-        words = [sys.executable, "-W", "ignore", "-m", "pytest", "-p", "no:cacheprovider", "-W", "ignore", "-v"]
+        words = [
+            sys.executable,
+            "-W",
+            "ignore",
+            "-m",
+            "pytest",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "late",
+            "-W",
+            "ignore",
+            "-v",
+        ]
         rows = sys.argv[1:] or [*ROWS, "-k", WHAT_IT_CAN]
-        env = os.environ | {"PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
+        env = os.environ | {"PYTHONPATH": f"{copy}{os.pathsep}{OWN}", "OMP_NUM_THREADS": "1"}
         return subprocess.run([*words, *rows], cwd=copy, env=env, check=False).returncode
 
 

@@ -6,16 +6,10 @@ from unittest import mock
 import face
 import pytest
 import torch
-from training.test_device_runs import CACHED, FREEZES, NAME, PICTURES, check, closed_world, train
+from training.test_device_runs import CACHED, FREEZES, NAME, PICTURES, RUNS, closed_world, train
 
 __all__ = ["closed_world"]
 OPTIONS = (*PICTURES, "precision=float64", *CACHED)
-
-
-def test_features_come_while_the_device_computes(tmp_path: Path) -> None:
-    before = face.device.num_late()
-    train(OPTIONS, NAME, tmp_path)
-    assert face.device.num_late() > before
 
 
 def test_features_that_nobody_waits_for_are_other_features(tmp_path: Path) -> None:
@@ -26,8 +20,20 @@ def test_features_that_nobody_waits_for_are_other_features(tmp_path: Path) -> No
     assert losses != pytest.approx(expected, rel=0, abs=1e-10)
 
 
-def test_the_device_draws_as_the_cpu_whose_generator_it_has(tmp_path: Path) -> None:
-    check((*PICTURES, "precision=float64", *FREEZES, "randomness=device"), tmp_path)
+@pytest.mark.parametrize(
+    ("options", "within"),
+    [
+        (("precision=float64", *RUNS["Muon"]), 1e-10),
+        (("precision=float64", *FREEZES, "randomness=device"), 1e-10),
+        (("precision=bfloat16", *CACHED), 1e-3),
+        (("precision=float16", *CACHED), 1e-3),
+    ],
+    ids=str,
+)
+def test_kernels_and_draws_of_the_cpu_give_its_numbers(options: tuple[str, ...], within: float, tmp_path: Path) -> None:
+    (expected, metrics), (losses, own) = (train((*PICTURES, *options), each, tmp_path / each) for each in ("cpu", NAME))
+    assert losses == pytest.approx(expected, rel=0, abs=within)
+    assert own == metrics
 
 
 def test_a_tensor_of_the_host_does_not_mix_with_the_device() -> None:
