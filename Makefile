@@ -33,7 +33,7 @@ test-isa: $(VENV)/.dev
 	done
 
 gpu: $(VENV)/.dev
-	$(VENV)/bin/python -m pytest tests/runtime/test_devices.py tests/training/test_device_runs.py -k "cuda or gpu or exceeds" $(ARGS)
+	$(VENV)/bin/python -m pytest tests/runtime/test_devices.py tests/training/test_device_runs.py $(ARGS)
 
 hostgpu: $(VENV)/.dev
 	$(VENV)/bin/python -m tests.hostgpu $(ARGS)

@@ -148,25 +148,41 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m experiments.gpu", description=__doc__)
+def parser_of(prog: str, description: str | None) -> argparse.ArgumentParser:
+    """Returns the parser of a command with the options that both have."""
+    parser = argparse.ArgumentParser(prog=prog, description=description)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--small", action="store_true", help="small models, in place of the real ones")
     parser.add_argument("--precision", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--cases", type=int, nargs="+", help="models, from 0")
+    parser.add_argument("--into", type=Path, help="folder whose results.json and README.md take the results")
+    return parser
+
+
+def chosen_cases(parser: argparse.ArgumentParser, options: argparse.Namespace, cases: Sequence[Case]) -> list[Case]:
+    """Returns the models that are asked for, and ends the command where there is no such model."""
+    if any(index not in range(len(cases)) for index in options.cases or ()):
+        parser.error(f"--cases {' '.join(map(str, options.cases))}: the models are 0 to {len(cases) - 1}")
+    return [cases[index] for index in options.cases or range(len(cases))]
+
+
+def title(options: argparse.Namespace) -> str:
+    """Returns the line above a table: the device, and the type of matrix products."""
+    name = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
+    return f"On one {name}, {options.precision}:\n\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = parser_of("python -m experiments.gpu", __doc__)
     parser.add_argument("--compile", action="store_true", help="torch.compile in all loops")
     parser.add_argument("--seconds", type=float, default=20, help="of each model and frozen prefix")
     parser.add_argument("--steps", type=int, default=10, help="steps of a turn")
-    parser.add_argument("--cases", type=int, nargs="+", help="models, from 0")
     parser.add_argument("--prefixes", type=int, nargs="+", help="blocks that are frozen; those of the model otherwise")
-    parser.add_argument("--into", type=Path, help="folder whose results.json and README.md take the results")
     options = parser.parse_args(arguments)
-    cases = SMALL if options.small else CASES
-    if any(index not in range(len(cases)) for index in options.cases or ()):
-        parser.error(f"--cases {' '.join(map(str, options.cases))}: the models are 0 to {len(cases) - 1}")
+    chosen = chosen_cases(parser, options, SMALL if options.small else CASES)
     if options.device == "cuda" and not torch.cuda.is_available():
         print(NO_GPU)
         return
-    chosen = [cases[index] for index in options.cases or range(len(cases))]
     results = []
     with open_world(Parallel(device=options.device)) as device:
         for case in chosen:
@@ -176,8 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 )
                 print(" | ".join(found.row()), flush=True)
                 results.append(found)
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    table = f"On one {name}, {options.precision}:\n\n" + markdown(HEADER, (each.row() for each in results))
+    table = title(options) + markdown(HEADER, (each.row() for each in results))
     publish(table, [asdict(each) for each in results], options.into)
 
 

@@ -44,13 +44,17 @@ class Case:
 
     @property
     def task(self) -> Task:
-        make = image_classification if self.family == "vit" else text_classification
+        make = image_classification if self.reads_images else text_classification
         return make(self.num_classes)
 
     @property
     def draws(self) -> bool:
         """True where training draws random numbers, so that two loops see different losses."""
-        return self.family == "bert" and self.options.get("hidden_dropout_prob", 0.1) > 0
+        return not self.reads_images and self.options.get("hidden_dropout_prob", 0.1) > 0
+
+    @property
+    def reads_images(self) -> bool:
+        return self.family == "vit"
 
     @property
     def num_blocks(self) -> int:
@@ -67,7 +71,7 @@ class Case:
         return deep_copy(_STACKS[self.name])
 
     def _stack(self, folder: Path) -> LayerStack:
-        if self.family == "vit":
+        if self.reads_images:
             vit = TimmModel(name="vit_base_patch16_224", pretrained=False, options=self.options)
             return vit.build(self.task.head, (3, self.size, self.size), SEED)
         from transformers import BertConfig
@@ -84,7 +88,7 @@ class Case:
         return model
 
     def _original(self) -> nn.Module:
-        if self.family == "vit":
+        if self.reads_images:
             import timm
 
             sizes: dict[str, Any] = {"img_size": self.size, "num_classes": self.num_classes}
@@ -97,6 +101,15 @@ class Case:
 
     def split(self) -> Split:
         return MadeUp(self)
+
+    def samples(self, number: int) -> tuple[Tensor, Tensor]:
+        """Returns random images (N, 3, H, W), or texts of one length (N, T), with random classes (N,)."""
+        draw = torch.Generator().manual_seed(SEED)
+        if self.reads_images:
+            inputs = torch.randn(number, 3, self.size, self.size, generator=draw)
+        else:
+            inputs = torch.randint(5, self.options.get("vocab_size", 30522), (number, self.size), generator=draw)
+        return inputs, torch.randint(self.num_classes, (number,), generator=draw)
 
 
 BERT_WITHOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -124,13 +137,8 @@ class MadeUp(Split):
     name = "train"
 
     def __init__(self, case: Case) -> None:
-        draw, number = torch.Generator().manual_seed(SEED), NUM_BATCHES * case.batch_size
-        self._reads_images = case.family == "vit"
-        if self._reads_images:
-            self._inputs = torch.randn(number, 3, case.size, case.size, generator=draw)
-        else:
-            self._inputs = torch.randint(5, case.options.get("vocab_size", 30522), (number, case.size), generator=draw)
-        self._labels = torch.randint(case.num_classes, (number,), generator=draw)
+        self._reads_images = case.reads_images
+        self._inputs, self._labels = case.samples(NUM_BATCHES * case.batch_size)
 
     def __len__(self) -> int:
         return len(self._labels)

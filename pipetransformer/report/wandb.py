@@ -92,38 +92,39 @@ class WandbLogger(LoggerSpec):
         group_default: str | None = None,
         resumed: dict[str, Any] | None = None,
     ) -> Sink:
-        import wandb
-
-        run_id = (resumed or {}).get("wandb_id")
-        job, arm = _names(run_dir) if group_default else (None, None)
-
-        settings = wandb.Settings(silent=True, console="off", init_timeout=INIT_TIMEOUT_S)
         with ExitStack() as closing:
             closing.enter_context(_folders_in(run_dir / "wandb"))
-            wandb.setup(settings=settings)
-            if self.mode == "online" and not wandb.login(prompt=False):
-                raise self._refused("no API key was found; run `wandb login` first")
-            try:
-                with _redacted_command():
-                    run = wandb.init(
-                        project=redact(self.project),
-                        mode=cast("Any", self.mode),
-                        entity=redact(self.entity),
-                        group=redact(self.group or group_default),
-                        job_type=arm,
-                        name=redact(self.name) or job,
-                        tags=redact(self.tags),
-                        dir=run_dir,
-                        config=config,
-                        id=run_id,
-                        resume="allow" if run_id else None,
-                        settings=settings,
-                    )
-            except (wandb.Error, OSError) as error:
-                raise self._refused(str(error)) from error
+            run = self._start(run_dir, config, group_default, (resumed or {}).get("wandb_id"))
             every_s = 0.0 if self.max_share is None else TABLES_EVERY_S
             sink = WandbSink(run, run_dir / EVENT_LOG, every_s, closing=closing.pop_all())
         return Thinned(sink, self.max_share)
+
+    def _start(self, run_dir: Path, config: dict[str, Any], sweep: str | None, run_id: str | None) -> Run:
+        import wandb
+
+        job, arm = _names(run_dir) if sweep else (None, None)
+        settings = wandb.Settings(silent=True, console="off", init_timeout=INIT_TIMEOUT_S)
+        wandb.setup(settings=settings)
+        if self.mode == "online" and not wandb.login(prompt=False):
+            raise self._refused("no API key was found; run `wandb login` first")
+        try:
+            with _redacted_command():
+                return wandb.init(
+                    project=redact(self.project),
+                    mode=cast("Any", self.mode),
+                    entity=redact(self.entity),
+                    group=redact(self.group or sweep),
+                    job_type=arm,
+                    name=redact(self.name) or job,
+                    tags=redact(self.tags),
+                    dir=run_dir,
+                    config=config,
+                    id=run_id,
+                    resume="allow" if run_id else None,
+                    settings=settings,
+                )
+        except (wandb.Error, OSError) as error:
+            raise self._refused(str(error)) from error
 
     def _refused(self, why: str) -> UserError:
         remedy = "logger.mode=offline keeps the data in the run folder, logger=none does without wandb"

@@ -4,7 +4,6 @@ A run is what a user's script is: ``pt.ElasticTrainer`` with a model of timm or 
 schedule freezes a quarter of the blocks after each quarter of the run.
 """
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,15 +15,14 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import pipetransformer as pt
-from experiments.gpu.__main__ import NO_GPU
+from experiments.gpu.__main__ import NO_GPU, chosen_cases, parser_of, title
 from experiments.gpu.cases import CASES, SEED, SMALL, Case
 from experiments.record import markdown, publish
 from pipetransformer.config.sections import Cache, Loading, Parallel
 
-NUM_QUARTERS, RATE, TIMES = 4, 1e-5, 2
+NUM_QUARTERS, RATE = 4, 1e-5
 PLAIN, FROZEN, CACHED = "no freezing", "freezing", "freezing and cache"
 ARMS = (PLAIN, FROZEN, CACHED)
-WITH_NOTHING_DRAWN = slice(0, 2)
 HEADER = (
     "model", "arm", "training, s", "times as fast", "in steps, s", "transitions, s", "share of limit",
     "predicted / measured step", "last loss",
@@ -59,15 +57,8 @@ class Samples(Dataset[dict[str, Any]]):
     """Random pictures, or texts of one length, with random classes."""
 
     def __init__(self, case: Case, num_samples: int) -> None:
-        draw = torch.Generator().manual_seed(SEED)
-        self._reads_images = case.family == "vit"
-        if self._reads_images:
-            self._inputs = torch.randn(num_samples, 3, case.size, case.size, generator=draw)
-        else:
-            self._inputs = torch.randint(
-                5, case.options.get("vocab_size", 30522), (num_samples, case.size), generator=draw
-            )
-        self._labels = torch.randint(case.num_classes, (num_samples,), generator=draw)
+        self._reads_images = case.reads_images
+        self._inputs, self._labels = case.samples(num_samples)
 
     def __len__(self) -> int:
         return len(self._labels)
@@ -131,29 +122,24 @@ def rows(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m experiments.gpu.runs", description=__doc__)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--small", action="store_true", help="small models, in place of the real ones")
-    parser.add_argument("--precision", choices=("bfloat16", "float32"), default="bfloat16")
+    parser = parser_of("python -m experiments.gpu.runs", __doc__)
     parser.add_argument("--batches", type=int, default=16, help="of an epoch")
     parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=TIMES, help="how often all arms run, one after another")
-    parser.add_argument("--cases", type=int, nargs="+", help="models, from 0")
-    parser.add_argument("--into", type=Path, help="folder whose results.json and README.md take the results")
+    parser.add_argument("--rounds", type=int, default=2, help="how often all arms run, one after another")
     options = parser.parse_args(arguments)
+    cases = [case for case in (SMALL if options.small else CASES) if not case.draws]
+    chosen = chosen_cases(parser, options, cases)
     if options.device == "cuda" and not torch.cuda.is_available():
         print(NO_GPU)
         return
-    cases = (SMALL if options.small else CASES)[WITH_NOTHING_DRAWN]
     parallel, outcomes = Parallel(device=options.device, world_size=1), list[Outcome]()
     with TemporaryDirectory() as folder:
-        for case in [cases[index] for index in options.cases or range(len(cases))]:
+        for case in chosen:
             for arm in ARMS * options.rounds:
                 num_samples = options.batches * case.batch_size
                 outcomes.append(run(case, arm, num_samples, options.epochs, parallel, options.precision, Path(folder)))
                 print(" | ".join(rows(outcomes)[-1]), flush=True)
-    name = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
-    table = f"On one {name}, {options.precision}:\n\n" + markdown(HEADER, rows(outcomes))
+    table = title(options) + markdown(HEADER, rows(outcomes))
     publish(table, [asdict(each) for each in outcomes], options.into)
 
 
