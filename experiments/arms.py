@@ -83,6 +83,12 @@ class Outcome:
         return self.took.cpu_seconds
 
     @property
+    def peak_bytes(self) -> int:
+        """The most that a process of the command had in memory."""
+        assert self.took is not None, "the command was not measured"
+        return self.took.peak_bytes
+
+    @property
     def start_s(self) -> dict[str, float]:
         """Seconds from the command to what the run tells of its start, in order; empty where nobody noted its start."""
         began = self.took.began if self.took is not None else 0.0
@@ -108,6 +114,7 @@ class Outcome:
         )
         figures = {name: self.summary.get(name) for name in names}
         took = {} if self.took is None else {"seconds": self.seconds, "cpu_seconds": self.cpu_seconds}
+        took |= {"peak_bytes": self.peak_bytes} if self.took is not None and self.peak_bytes else {}
         known = {"arm": self.arm, "seed": self.seed, "options": list(self.options), "metric": self.metric}
         more = {"prefixes": self.prefixes, "signals": self.summary.get("signals", {}), "start_s": self.start_s}
         return known | figures | took | more | {"cache": self.summary.get("cache")}
@@ -203,6 +210,7 @@ ACCURACY: Column = ("main metric", lambda row: with_interval(row.values(lambda o
 TRAINING: Column = ("training", lambda row: f"{median(row.values(lambda one: one.summary['train_seconds'])):.0f} s")
 SECONDS: Column = ("command", lambda row: f"{median(row.values(lambda one: one.seconds)):.0f} s")
 CPU: Column = ("CPU", lambda row: f"{median(row.values(lambda one: one.cpu_seconds)):.0f} s")
+MEMORY: Column = ("peak memory", lambda row: f"{median(row.values(lambda one: one.peak_bytes)) / 2**20:,.0f} MiB")
 SIGNALS: Column = ("signals", lambda row: f"{median(row.values(lambda one: one.signal_share)):.2%}")
 FASTER: Column = ("times as fast", lambda row: f"{row.ratio(lambda one: one.seconds):.2f}")
 FASTER_CPU: Column = ("in CPU time", lambda row: f"{row.ratio(lambda one: one.cpu_seconds):.2f}")

@@ -1,4 +1,4 @@
-"""Wall and CPU seconds of a command with all its processes: ``python -m experiments.measured <file> <command>``.
+"""Seconds and memory of a command with all its processes: ``python -m experiments.measured <file> <command>``.
 
 A process that adopts orphans stands between, because some of a command's processes outlive it for a moment: the server
 from which ranks are forked ends by itself, and what it has used would be counted nowhere. It ends the command where the
@@ -38,11 +38,14 @@ class Took:
         seconds: Wall time from its start to its end, start-up included.
         cpu_seconds: Of all its processes; on Linux those that outlived it, too.
         began: When it was started, in seconds since 1970; 0 where nobody noted it.
+        peak_bytes: The most that one of its processes had in memory, libraries and shared memory included; 0 where
+            nobody looked.
     """
 
     seconds: float
     cpu_seconds: float
     began: float = 0.0
+    peak_bytes: int = 0
 
     @classmethod
     def read(cls, file: Path) -> Took:
@@ -78,7 +81,8 @@ def main(file: Path, command: Sequence[str]) -> int:
     _wait_for_orphans()
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     if code == 0:
-        write_json(file, asdict(Took(seconds, used.ru_utime + used.ru_stime, noted)))
+        peak_bytes = used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        write_json(file, asdict(Took(seconds, used.ru_utime + used.ru_stime, noted, peak_bytes)))
     return code
 
 

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from experiments import arms, measured
+from experiments.adapters import __main__ as adapters
 from experiments.alpha import __main__ as alpha
 from experiments.arms import Arm, as_long_as, run_arms, table
 from experiments.components import __main__ as components
@@ -22,6 +23,7 @@ from experiments.microbatches import __main__ as microbatches
 from experiments.padding import __main__ as padding
 from experiments.policies import __main__ as policies
 from experiments.policies.equal import __main__ as equal
+from experiments.recipes import __main__ as recipes
 from experiments.record import BEGIN, END
 from experiments.start import __main__ as start
 from experiments.static_plans import __main__ as static_plans
@@ -30,6 +32,7 @@ from pipetransformer.config.compose import CONF, compose_training
 from pipetransformer.report.run_folder import write_json
 
 EXPERIMENTS = {
+    "adapters": (adapters.ARMS, adapters.COLUMNS),
     "alpha": (alpha.ARMS, alpha.COLUMNS),
     "components": (components.ARMS, arms.USUAL),
     "equal": (equal.ARMS, equal.COLUMNS),
@@ -37,6 +40,7 @@ EXPERIMENTS = {
     "microbatches": (microbatches.ARMS, microbatches.COLUMNS),
     "padding": (padding.ARMS, padding.COLUMNS),
     "policies": (policies.ARMS, policies.COLUMNS),
+    "recipes": (recipes.ARMS, recipes.COLUMNS),
     "start": (start.ARMS, start.COLUMNS),
     "static_plans": (static_plans.ARMS, static_plans.COLUMNS),
     "storage": (storage.ARMS, storage.COLUMNS),
@@ -161,10 +165,11 @@ def test_every_policy_has_an_arm_at_its_defaults_and_at_the_equal_fraction() -> 
 
 
 def test_what_a_command_takes_counts_processes_that_outlive_it(tmp_path: Path) -> None:
-    busy = "import time, os\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass"
+    busy = "import time\nheld = bytearray(2**26)\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass"
     leaves = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {busy!r}])"
     took = run_measured(["python3", "-c", leaves], tmp_path / "took.json")
     assert took.cpu_seconds > 0.3
+    assert took.peak_bytes > 2**26
     assert Took.read(tmp_path / "took.json") == took
 
 
