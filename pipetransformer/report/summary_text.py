@@ -186,4 +186,7 @@ def plan_row(plan: Values) -> tuple[str, ...]:
 def plan_line(plan: Values) -> str:
     where = f"{arrangement(plan)} ({layers_per_stage(plan)}), {plural(plan['num_microbatches'], 'micro-batch')}"
     state = f"{plan['num_frozen']} frozen, {plan['cache_level']} cached"
-    return f"plan from step {plan['step']:,}: {state}, {where}, {duration(plan['predicted_step_s'])} per step"
+    median_s = plan.get("median_step_s")  # none of a plan under which no step was made
+    measured = "" if median_s is None else f", {duration(median_s)} measured"
+    times = f"{duration(plan['predicted_step_s'])} per step predicted{measured}"
+    return f"plan from step {plan['step']:,}: {state}, {where}, {times}"

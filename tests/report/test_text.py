@@ -330,8 +330,10 @@ def test_a_plan_has_a_cell_for_each_column(events: Events) -> None:
 
 def test_a_plan_fits_one_line(events: Events) -> None:
     plan = first(events, "summary")["plans"][1]
-    words = "2 frozen, 0 cached, 2 stages x 2 replicas (embedding-4 | 5-head), 2 micro-batches, 130 ms per step"
-    assert summary_text.plan_line(plan) == f"plan from step 8: {words}"
+    words = "2 frozen, 0 cached, 2 stages x 2 replicas (embedding-4 | 5-head), 2 micro-batches"
+    line = f"plan from step 8: {words}, 130 ms per step predicted"
+    assert summary_text.plan_line(plan | {"median_step_s": None}) == line
+    assert summary_text.plan_line(plan | {"median_step_s": 0.31}) == f"{line}, 310 ms measured"
 
 
 def test_what_the_guard_did_is_shown_with_its_reason(events: Events) -> None:
