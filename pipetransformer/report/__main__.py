@@ -11,7 +11,7 @@ from pipetransformer.errors import UserError
 from pipetransformer.report.comparison import Arm, check_csv, find_runs, read_arms, write_csv
 from pipetransformer.report.figures import OF_A_RUN, OF_ARMS, save_all
 from pipetransformer.report.page import check_place, check_values, comparison_page, read_page, undamaged
-from pipetransformer.report.run_folder import read_run
+from pipetransformer.report.run_folder import patterns, read_run
 from pipetransformer.report.sweep import print_arms
 
 PAGE, COMPARISON, CSV = "report.html", "comparison.html", "comparison.csv"
@@ -113,7 +113,7 @@ def compare(runs: str, out: Path | None = None, figures: Path | None = None) -> 
     """
     folders = find_runs(runs)
     arms, problems = read_arms(folders, check_values)
-    first = Path(runs.split(",")[0])
+    first = Path(patterns(runs)[0])
     folder = out or (first if first.is_dir() else folders[0].parent)
     check_place(folder / COMPARISON)
     check_csv(folder / CSV)

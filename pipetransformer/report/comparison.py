@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import glob
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,8 @@ from pipetransformer.report.run_folder import (
     Run,
     by_option,
     makes_arm,
+    matches,
+    patterns,
     read_overrides,
     read_run,
     short_path,
@@ -172,9 +173,8 @@ def find_runs(runs: str) -> list[Path]:
         UserError: One of them holds no run.
     """
     found: dict[Path, None] = {}
-    for pattern in filter(None, runs.split(",")):
-        folders = [Path(name) for name in glob.glob(pattern)]
-        files = (file for folder in folders for name in (EVENT_LOG, SUMMARY) for file in folder.rglob(name))
+    for pattern in patterns(runs):
+        files = (file for folder in matches(pattern) for name in (EVENT_LOG, SUMMARY) for file in folder.rglob(name))
         own = sorted({file.parent for file in files if (file.parent / CONFIG).is_file()}, key=_by_numbers)
         if not own:
             missing = f"no folder there has {CONFIG} and {EVENT_LOG} or {SUMMARY}"

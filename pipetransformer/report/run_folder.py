@@ -198,10 +198,19 @@ def find_run(name: str | Path) -> Path:
 
 def find_pattern(runs: str) -> str:
     """Returns folders and globs, separated by commas, from the place where a user means them; see :func:`find_run`."""
-    patterns = filter(None, runs.split(","))
     return ",".join(
-        next((str(place / each) for place in _places() if glob.glob(str(place / each))), each) for each in patterns
+        next((str(place / each) for place in _places() if matches(str(place / each))), each) for each in patterns(runs)
     )
+
+
+def patterns(runs: str) -> list[str]:
+    """Returns folders and globs that are separated by commas; a folder that is there may have commas in its name."""
+    return [runs] if runs and Path(runs).is_dir() else [*filter(None, runs.split(","))]
+
+
+def matches(pattern: str) -> list[Path]:
+    """Returns the folder of that name, whatever its characters, else what a glob finds."""
+    return [Path(pattern)] if Path(pattern).is_dir() else [Path(name) for name in glob.glob(pattern)]
 
 
 def _places() -> list[Path]:

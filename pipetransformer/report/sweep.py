@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -37,7 +38,8 @@ def print_sweep(folder: Path) -> None:
     for problem in problems:
         console.print(Text(f"left out: {problem}"), soft_wrap=True)
     console.print(Text(f"folders: {folder}/<job>"), soft_wrap=True)
-    console.print(Text(f"as a page with figures: pipetransformer-report runs={short_path(folder)}"), soft_wrap=True)
+    command = shlex.join(["pipetransformer-report", f"runs={short_path(folder)}"])
+    console.print(Text(f"as a page with figures: {command}"), soft_wrap=True)
 
 
 def print_arms(arms: Sequence[Arm]) -> None:

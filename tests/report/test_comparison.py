@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -140,6 +141,21 @@ def test_runs_are_found_at_any_depth_by_globs_and_once(sweep: Path) -> None:
     assert len(find_runs(f"{sweep / '[01]'},{sweep}")) == 4
     with pytest.raises(UserError, match=r"runs=.*nothing holds no run"):
         find_runs(str(sweep / "nothing"))
+
+
+@pytest.mark.parametrize("name", ["lr[1e-3]", "freeze=none,seed=1", "my runs", "what?", "it's"])
+def test_a_sweep_may_have_a_folder_of_any_name(
+    sweep: Path, name: str, capsys: pytest.CaptureFixture[str], without_figures: None
+) -> None:
+    folder = sweep.rename(sweep.with_name(name))
+    try:
+        print_sweep(folder)
+        first, *_, command = capsys.readouterr().out.splitlines()
+        assert first == "jobs of the sweep: 3 runs in 2 arms"
+        main(shlex.split(command.removeprefix("as a page with figures: "))[1:])
+        assert (folder / COMPARISON).is_file()
+    finally:
+        shutil.rmtree(folder)
 
 
 def test_the_command_writes_table_page_and_csv(
