@@ -76,7 +76,7 @@ def _rows(run: Run, step: int | None) -> Iterator[tuple[str, str]]:
         metrics = ", ".join(f"{name} {value:.4f}" for name, value in each["metrics"].items() if value is not None)
         yield f"{split}, {each['num_samples']:,} samples", f"{metrics} at step {each['step']:,}"
     yield "data", _data(config["dataset"], start["dataset"])
-    yield "step", f"{start['num_steps'] if step is None else step:,} of {start['num_steps']:,}"
+    yield "step", f"{run.num_steps if step is None else step:,} of {run.num_steps:,}"
     yield "batch size, epochs, seed", f"{config['batch_size']}, {config['epochs']}, {config['seed']}"
     yield "precision", config["precision"]
     yield "freeze policy", config["freeze"]["_target_"].rpartition(".")[2]

@@ -103,7 +103,8 @@ def _sections(run: Run) -> Iterator[tuple[str, str]]:
     """Yields the headings of a run's page, each with its content."""
     if run.summary:
         yield "In short", _table(summary_text.summary_rows(run.summary))
-    yield "Setting", _table(text.start_rows(run.start))
+    resumed = [_details(text.resume_line(each), _table(text.start_rows(each))) for each in run.events["resume"]]
+    yield "Setting", _table(text.start_rows(run.start)) + "".join(resumed)
     tables = {
         figures.DECISIONS: _decisions(run),
         figures.TRANSITIONS: _transitions(run),

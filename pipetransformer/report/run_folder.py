@@ -175,6 +175,11 @@ class Run:
         return self.events["start"][0]
 
     @property
+    def num_steps(self) -> int:
+        """Returns the steps of the whole run: it may be resumed for more epochs."""
+        return (self.events["resume"] or [self.start])[-1]["num_steps"]
+
+    @property
     def plans(self) -> list[tuple[int, Values]]:
         """Returns each plan with the step from which it held, and in it the devices of the run then, ``world_size``."""
         changed = [(each["step"], each["time"], each["after"]) for each in self.events["transition"]]

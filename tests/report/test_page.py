@@ -74,6 +74,19 @@ def test_the_page_of_a_run_that_goes_on_has_no_summary(run_folder: Path, monkeyp
     assert "In short" not in pages.page(read_run(run_folder))
 
 
+def test_the_page_of_a_resumed_run_has_the_setting_of_each_part(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "FIGURES", ())
+    run = read_run(run_folder)
+    more = {"step": 24, "checkpoint": "checkpoints/step-24", "num_steps_lost": 3, "epochs": 5, "num_steps": 40}
+    run.events["resume"].append(run.start | more)
+    html = pages.page(run)
+    assert "8 steps per epoch x 3 epochs = 24 steps" in html
+    assert "<summary>resumed at step 24 from checkpoints/step-24; 3 steps after it are repeated</summary>" in html
+    assert "8 steps per epoch x 5 epochs = 40 steps" in html
+
+
 def test_page_and_figures_go_where_they_are_asked_for(
     run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

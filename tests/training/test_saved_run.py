@@ -1,6 +1,7 @@
 """A run's model, exported and scored after the run."""
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,8 @@ from support.texts import text_run, write_encoder, write_squad, write_table
 from pipetransformer.config.compose import read_config
 from pipetransformer.config.schema import CONFIG, write_config
 from pipetransformer.errors import UserError
+from pipetransformer.report.card import CARD, write_card
+from pipetransformer.report.run_folder import EVENT_LOG
 from pipetransformer.saved import evaluate, settings_to_score
 from pipetransformer.training.saved_run import export, open_saved, splits
 
@@ -236,6 +239,15 @@ def test_the_card_tells_data_scores_freezing_and_how_it_was_made(pool: Pool, job
     assert "| 6 | 1 of 2 |" not in early, "it was frozen later"
     assert "Trained with no block frozen;" in early
     assert "## Freezing" not in early
+
+
+def test_the_card_counts_the_steps_of_a_run_that_was_resumed_for_more_epochs(job: Job, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(job.folder, tmp_path / "run"))
+    (start,) = job.events("start")
+    with (folder / EVENT_LOG).open("a") as log:
+        log.write(json.dumps(start | {"event": "resume", "step": 12, "epochs": 4, "num_steps": 16}) + "\n")
+    write_card(folder, tmp_path, 16)
+    assert "| step | 16 of 16 |" in (tmp_path / CARD).read_text()
 
 
 def test_the_card_names_blocks_that_were_frozen_from_the_start(pool: Pool, tmp_path: Path) -> None:
