@@ -105,9 +105,10 @@ def legend_below(axes: Axes, num_columns: int = 3) -> None:
 
 
 def shortened(name: str, length: int = 48) -> str:
-    """Returns a name that fits beside an axis, cut in its middle."""
+    """Returns a name that fits beside an axis, cut in its middle; dollars in it begin no formula."""
     half = (length - 3) // 2
-    return name if len(name) <= length else f"{name[:half]} … {name[-half:]}"
+    cut = name if len(name) <= length else f"{name[:half]} … {name[-half:]}"
+    return cut.replace("$", r"\$")
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:

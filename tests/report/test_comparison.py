@@ -290,6 +290,14 @@ def test_the_metric_is_drawn_over_the_seconds_of_training_with_the_interval(swee
     assert ends == [pytest.approx(share_interval(value, 1000)) for value in (0.58, 0.66, 0.74)], "of a single run"
 
 
+def test_dollars_in_an_option_begin_no_formula(sweep: Path) -> None:
+    write_overrides(sweep / "2", [r"dataset.path=$\frac{$", "seed=1"])
+    for drawing in OF_ARMS:
+        figure = drawing.draw(arms_of(sweep))
+        if figure is not None:
+            figure.savefig(io.BytesIO())  # where a formula would be read
+
+
 def test_plans_are_drawn_over_the_steps(sweep: Path) -> None:
     figure = comparison_plots.plans_over_steps(arms_of(sweep))
     assert figure is not None
