@@ -71,6 +71,11 @@ class Arm:
         found = (_figure(run.summary, names) for run in self.counted)
         return [value for value in found if value is not None]
 
+    def gains(self, name: str) -> list[float]:
+        """Returns a figure that compares with the best static plan, of each counted run that was not that plan."""
+        found = (_figure(run.summary, [name]) for run in self.counted if not run.summary.get("is_static"))
+        return [value for value in found if value is not None]
+
     def stored_bytes(self) -> list[float]:
         """Returns the bytes of each counted run's cache, of all tiers."""
         caches = [run.summary.get("cache") or {} for run in self.counted]
@@ -88,7 +93,7 @@ class Arm:
             _mean(self.figures("train_seconds"), duration),
             _mean(self.figures("cpu_seconds"), duration),
             self._speedup(),
-            _mean(self.figures("share_of_limit"), _percent),
+            _mean(self.gains("share_of_limit"), _percent),
             _mean(self.figures("mean_frozen_fraction"), _percent),
             _mean(self.figures("cache", "hit_rate"), _percent),
             _status(self.runs),
@@ -96,12 +101,12 @@ class Arm:
 
     def _speedup(self) -> str:
         """Returns the mean speed-up, and where the time of the best static plan comes from."""
-        values = self.figures("speedup_vs_static")
-        if not values:
-            return "-"
         known = [run.summary for run in self.counted if run.summary.get("speedup_vs_static") is not None]
-        is_measured = all(summary.get("speedup_is") == "measured" for summary in known)
-        return f"{two_digits(mean(values))} {'measured' if is_measured else 'predicted'}"
+        compared = [summary for summary in known if not summary.get("is_static")]
+        if not compared:
+            return "best static plan" if known else "-"
+        is_measured = all(summary.get("speedup_is") == "measured" for summary in compared)
+        return f"{two_digits(mean(self.gains('speedup_vs_static')))} {'measured' if is_measured else 'predicted'}"
 
 
 def _folder_names(runs: Sequence[Run]) -> str:

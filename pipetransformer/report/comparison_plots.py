@@ -120,14 +120,17 @@ def plans_over_steps(arms: Sequence[Arm]) -> Figure | None:
 
 
 def gain(arms: Sequence[Arm]) -> Figure | None:
-    """Draws speed-up, its limit as a mark, and the share of the limit that each arm reached; a mark for each run."""
+    """Draws speed-up, its limit as a mark, and the share of the limit that each arm reached; a mark for each run.
+
+    Runs that were the best static plan from start to end have neither.
+    """
     labels = ["speed-up over the best static plan, times", "share of the limit, %"]
-    if not any(arm.figures("speedup_vs_static") for arm in arms):
+    if not any(arm.gains("speedup_vs_static") for arm in arms):
         return None
     figure, (speed, share) = new_row("Speed-up and share of the limit", labels, len(arms))
-    _bars(speed, arms, [arm.figures("speedup_vs_static") for arm in arms])
-    _bars(share, arms, [[100 * value for value in arm.figures("share_of_limit")] for arm in arms])
-    limits = [(np.mean(arm.figures("limit")), row) for row, arm in enumerate(arms) if arm.figures("limit")]
+    _bars(speed, arms, [arm.gains("speedup_vs_static") for arm in arms])
+    _bars(share, arms, [[100 * value for value in arm.gains("share_of_limit")] for arm in arms])
+    limits = [(np.mean(arm.gains("limit")), row) for row, arm in enumerate(arms) if arm.gains("limit")]
     if limits:
         style = {"marker": "|", "markersize": 20, "markeredgewidth": 2.5, "color": COLOURS[5]}
         speed.plot(*np.array(limits).T, linestyle="", label="limit", **style)

@@ -77,7 +77,7 @@ OF_A_RUN: tuple[Drawing[Run], ...] = (
     Drawing(
         "gain", SPEED, system_plots.gain,
         "The limit is what the same freeze decisions could gain without communication and waiting.",
-        "The run made no step, or has not ended yet.",
+        "The run was the best static plan from start to end, made no step, or has not ended yet.",
     ),
     Drawing(
         "cache", CACHE, system_plots.cache,
@@ -100,7 +100,7 @@ OF_ARMS: tuple[Drawing[Sequence[Arm]], ...] = (
     ),
     Drawing(
         "gain", SPEED, comparison_plots.gain, "Thin marks are single runs.",
-        "No run made a step, or none has ended yet.",
+        "No run that was other than the best static plan made a step and has ended.",
     ),
     Drawing(
         "plans_over_steps", PLANS, comparison_plots.plans_over_steps, "Equal numbers lie on each other.",

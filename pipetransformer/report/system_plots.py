@@ -101,10 +101,10 @@ def step_parts(run: Run) -> Figure | None:
 
 
 def gain(run: Run) -> Figure | None:
-    """Draws the speed-up over the best static plan, between that plan and the limit."""
+    """Draws the speed-up over the best static plan, between that plan and the limit; not of that plan itself."""
     summary = run.summary
     values = {"best static plan": 1.0, "this run": summary.get("speedup_vs_static"), "limit": summary.get("limit")}
-    if values["this run"] is None:
+    if values["this run"] is None or summary.get("is_static"):
         return None
     shown = {name: value for name, value in values.items() if value is not None}
     figure, (axes,) = new_row("Speed-up and its limit", ["speed-up over the best static plan, times"], len(shown))

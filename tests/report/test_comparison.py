@@ -357,6 +357,21 @@ def test_a_run_without_a_summary_is_drawn_by_the_metric_that_was_asked_for(sweep
     assert figure.axes[0].get_ylabel() == "test f1"
 
 
+def test_runs_that_were_the_best_static_plan_have_no_speed_up_over_it(sweep: Path) -> None:
+    for job in ("0", "1"):
+        change(sweep / job, is_static=True, speedup_vs_static=0.6)
+    arms = arms_of(sweep)
+    rows = [dict(zip(COLUMNS, arm.row(), strict=True)) for arm in arms]
+    assert [row["speed-up"] for row in rows] == ["best static plan", "2.0 predicted"]
+    assert [row["limit reached"] for row in rows] == ["-", "84%"]
+    figure = comparison_plots.gain(arms)
+    assert figure is not None
+    assert [text.get_text() for axes in figure.axes for text in axes.texts] == ["2.0", "84"]
+    change(sweep / "1", is_static=False)
+    assert arms_of(sweep)[0].gains("speedup_vs_static") == [0.6]
+    assert comparison_plots.gain(arms_of(sweep / "0")) is None
+
+
 def test_runs_that_did_not_complete_take_no_part_in_the_means(sweep: Path) -> None:
     change(sweep / "1", status="failed", train_seconds=0.0, mean_frozen_fraction=0.0, speedup_vs_static=None)
     change(sweep / "0", speedup_is="measured")

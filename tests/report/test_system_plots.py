@@ -81,6 +81,11 @@ def test_the_gain_lies_between_the_best_static_plan_and_the_limit(run: Run) -> N
     assert [text.get_text() for text in axes.texts] == ["1.0", "2.0 (84% of the limit)", "2.4"]
 
 
+def test_a_run_that_was_the_best_static_plan_has_no_gain_over_it(run: Run) -> None:
+    run.summary["is_static"] = True
+    assert system_plots.gain(run) is None
+
+
 def test_the_cache_is_shown_by_its_level_its_bytes_and_the_waiting_for_it(run: Run) -> None:
     level, stored, waiting = shown(system_plots.cache(run)).axes
     assert list(np.asarray(level.lines[0].get_ydata())) == [0] * 16 + [4] * 8
