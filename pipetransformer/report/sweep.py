@@ -68,7 +68,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         return
     table = Table(box=None, padding=(0, SPACE, 0, 0))
     for column in columns:
-        table.add_column(column, no_wrap=column != columns[0])
+        table.add_column(column, no_wrap=column != columns[0], overflow="fold")
     for row in rows:
         table.add_row(*map(Text, row))
     console.print(table, highlight=False)

@@ -395,6 +395,20 @@ def test_no_cell_of_the_table_is_cut(sweep: Path, width: int, monkeypatch: pytes
         assert all(cell in shown for cell in row), shown
 
 
+def test_an_option_without_spaces_that_is_wider_than_its_column_is_broken(
+    sweep: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [arm.row() for arm in arms_of(sweep)]
+    console = rich.console.Console(width=200, file=io.StringIO(), force_terminal=True, color_system=None)
+    monkeypatch.setattr(sweep_table, "_console", lambda: console)
+    name = f"model.name=/{'folder/' * 20}end"
+    sweep_table.print_table(COLUMNS, [(name, *rows[0][1:]), *rows[1:]])
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    broken = [line.split()[0] for line in lines if "folder/" in line]
+    assert "".join(broken).startswith("model.name=/folder/")
+    assert "…" not in "".join(lines)
+
+
 def test_a_run_with_impossible_values_is_left_out_by_its_folder(
     sweep: Path, capsys: pytest.CaptureFixture[str], without_figures: None
 ) -> None:
