@@ -102,8 +102,12 @@ def _results(values: Values) -> list[Row]:
     metric, others = values.get("metric"), dict(flatten(values.get("metrics") or {}))
     amount = f" on {metric['split']}, {plural(metric['num_samples'], 'sample')}" if metric else ""
     model, last = values.get("model"), values.get("last_step")
-    other = model if model and last is not None and model["step"] != last else None
-    amount += f", with the weights of step {last:,}, which are not the saved ones" if other else ""
+    scored = (metric or {}).get("step", last)  # of earlier releases the last one
+    other = model if model and scored is not None and model["step"] != scored else None
+    if other:
+        amount += f", with the weights of step {scored:,}, which are not the saved ones"
+    elif metric and scored is not None and scored != last:
+        amount += f", with the weights of step {scored:,}"
     rows = [(metric["name"], number(metric["value"]) + amount)] if metric else []
     best = values.get("best")
     if metric and best and best["value"] != metric["value"]:

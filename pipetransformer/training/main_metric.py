@@ -85,7 +85,8 @@ class MainMetric:
         if self.value is not None:
             split = next(split for split in self._splits if split.name == self._split)
             about = {"name": self.name, "value": self.value, "split": split.name, "num_samples": split.num_scored}
-            figures["metric"] = about | self._state.metrics[split.name]
+            at = {"step": self._state.evaluated_at}  # earlier than the last step of a run that was stopped
+            figures["metric"] = about | at | self._state.metrics[split.name]
             figures["best"] = self._state.best_metrics[split.name]
         if self._state.patience.reason:
             figures["stopped_early"] = {"step": self._state.step, "reason": self._state.patience.reason}

@@ -274,6 +274,21 @@ def test_a_run_that_ends_with_its_best_metric_names_it_once(events: Events) -> N
     assert "best" not in rows
 
 
+def test_a_metric_of_earlier_weights_than_the_last_ones_names_their_step(events: Events) -> None:
+    def shown(last: int, **model: Any) -> dict[str, str]:
+        values = first(events, "summary") | {"last_step": last} | model
+        return dict(summary_text.summary_rows(values | {"metric": values["metric"] | {"step": 16}}))
+
+    scored = "0.74 on test, 1,000 samples"
+    assert shown(24)["accuracy"] == f"{scored}, with the weights of step 16"
+    rows = shown(24, model={"folder": "model", "step": 24})
+    assert rows["accuracy"] == f"{scored}, with the weights of step 16, which are not the saved ones"
+    assert rows["saved"] == "the weights of step 24"
+    for last, saved in ((24, 16), (16, 16)):
+        assert shown(last, model={"folder": "model", "step": saved})["accuracy"].startswith(scored)
+        assert "not the saved ones" not in shown(last, model={"folder": "model", "step": saved})["accuracy"]
+
+
 def test_a_run_that_was_the_best_static_plan_throughout_has_no_speed_up(events: Events) -> None:
     rows = dict(summary_text.summary_rows(first(events, "summary") | {"is_static": True}))
     assert {"speed-up", "limit"}.isdisjoint(rows)

@@ -68,6 +68,7 @@ def test_the_best_weights_are_saved_and_their_checkpoint_stays(pool: Pool, tmp_p
     scores = {"test": {"accuracy": 0.9}}
     assert job.summary["model"] == {"folder": str(tmp_path / "model"), "step": 6, "metrics": scores}
     assert (job.summary["metrics"], job.summary["last_step"]) == ({"test": {"accuracy": 0.8}}, 12)
+    assert job.summary["metric"]["step"] == 12
     told = dict(summary_rows(job.summary))
     assert told["saved"] == "the weights of step 6: test/accuracy 0.9"
     assert told["accuracy"].startswith("0.8 on test, ")
