@@ -63,6 +63,9 @@ def transitions(run: Run) -> Figure | None:
 def _draw_parts(axes: Axes, shown: Sequence[Values]) -> None:
     """Draws a bar for each transition, with the parts of its seconds behind each other."""
     parts = {PART_NAMES[part]: _floats([each.get(f"{part}_seconds", 0.0) for each in shown]) for part in PARTS}
+    lost = _floats([each.get("lost_seconds", 0.0) for each in shown])  # where the guard has rolled the run back
+    if lost.any():
+        parts["steps trained again"] = lost
     _name_bars(axes, _stack_bars(axes, parts), [f"{two_digits(each['seconds'])} s" for each in shown])
 
 

@@ -69,6 +69,15 @@ def test_the_parts_of_a_step_lie_behind_each_other_and_a_mark_shows_the_measured
     ]  # fmt: skip
 
 
+def test_steps_that_a_roll_back_loses_are_a_part_of_its_transition(run: Run) -> None:
+    labels = [text.get_text() for text in shown(system_plots.transitions(run)).legends[0].get_texts()]
+    assert "steps trained again" not in labels
+    run.events["transition"][-1] |= {"lost_seconds": 5.0, "seconds": 6.0}
+    figure = shown(system_plots.transitions(run))
+    assert "steps trained again" in [text.get_text() for text in figure.legends[0].get_texts()]
+    assert figure.axes[0].patches[-1].get_width() == 5  # type: ignore[attr-defined]
+
+
 def test_a_run_of_an_earlier_release_has_no_parts_of_a_step(run: Run) -> None:
     for plan in run.summary["plans"]:
         del plan["step_parts"]
