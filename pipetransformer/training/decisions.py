@@ -6,8 +6,11 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch.distributed as dist
+
+from pipetransformer.errors import UserError
 from pipetransformer.freeze.answer import ask
-from pipetransformer.freeze.base import Decision, Signals
+from pipetransformer.freeze.base import Decision, FreezePolicy, Signals
 from pipetransformer.planning.target import Progress, Target
 from pipetransformer.training.position import inside
 
@@ -53,6 +56,7 @@ class RunDecisions:
         trainer.flush_log()
         signals = self._read_signals()
         decision, policy_state = ask(self._policy, signals, state.policy_state)
+        check_alike(self._policy, signals.decision, decision.num_frozen)
         if self._target is not None:
             state.target.proposal, state.target.is_paused = decision.num_frozen, False
             decision = self._target.scaled(decision, state.target, self._done, before)
@@ -141,3 +145,24 @@ class RunDecisions:
         rates = trainer.components.optim.rates(rate, trainer.num_blocks + 2)
         # the embedding freezes with the first block
         return [own * factor for own, factor in zip(rates, (blocks[0], *blocks, 1.0), strict=True)]
+
+
+def check_alike(policy: FreezePolicy, count: int, num_frozen: int) -> None:
+    """Refuses a policy that answers otherwise on another rank, which would then wait for this one. Collective.
+
+    Args:
+        count: Decisions before this one.
+        num_frozen: What it answers on this rank.
+
+    Raises:
+        UserError: On every rank alike.
+    """
+    answers = [0] * dist.get_world_size()
+    dist.all_gather_object(answers, num_frozen)
+    other = next((rank for rank, each in enumerate(answers) if each != answers[0]), None)
+    if other is not None:
+        raise UserError(
+            f"at freeze decision {count} {type(policy).__name__}.decide returned num_frozen={answers[0]} on rank 0 and "
+            f"{answers[other]} on rank {other}, for the same signals; let it decide by its arguments alone: no clock, "
+            "no randomness, no memory besides its state"
+        )

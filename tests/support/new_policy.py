@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
+import torch.distributed as dist
 
 import pipetransformer as pt
 from pipetransformer.freeze.base import Decision, FreezePolicy, Signals, State
@@ -56,6 +58,27 @@ class TooMany(FreezePolicy):
     def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
         foreseen = signals["gradient_norm"] == falling_norms(signals.num_blocks, signals.num_frozen)
         return Decision(signals.num_frozen if foreseen else 99, "own", "a reason"), state
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByRank(FreezePolicy):
+    """Freezes a block on rank 1 alone."""
+
+    interval: float | None = 0.2
+
+    def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
+        return Decision(signals.num_frozen + (dist.get_rank() == 1), "own", "a reason"), state
+
+
+def refusal_of_policy(overrides: tuple[str, ...], folder: Path) -> str:
+    """One rank of a run whose policy decides otherwise on each rank; gives the error."""
+    config = replace(loaded(*overrides, "checkpoint=off", "parallel.timeout_s=20"), freeze=ByRank())
+    with with_made_up_times():
+        trainer = pt.ElasticTrainer.from_config(config, folder)
+        with trainer, pytest.raises(pt.UserError) as error:
+            for _ in trainer:
+                pass
+    return str(error.value)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from support.jobs import TINY
-from support.new_policy import run_with_new_policy
+from support.new_policy import refusal_of_policy, run_with_new_policy
 from support.pool import Pool
 
 RUN = (
@@ -25,3 +25,9 @@ def test_a_new_policy_with_a_new_signal_decides_alike_in_any_world(
         assert [frozen for _, frozen in found] == [frozen for _, frozen in alone]
         for (own, _), (other, _) in zip(found, alone, strict=True):
             assert own == pytest.approx(other, rel=0, abs=1e-10)
+
+
+def test_a_policy_that_decides_otherwise_on_each_rank_is_told_on_every_rank(pool: Pool, tmp_path: Path) -> None:
+    first, second = pool.run(2, refusal_of_policy, (*RUN, "parallel=data"), tmp_path)
+    assert first == second
+    assert first.startswith("at freeze decision 0 ByRank.decide returned num_frozen=0 on rank 0 and 1 on rank 1, for")
