@@ -4,14 +4,14 @@ Without it a value of another kind would end in a trace of whatever uses it firs
 itself.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from os import PathLike
 from types import NoneType, UnionType
 from typing import Any, Self, get_args, get_origin
 
-from pipetransformer.config.schema import SECTIONS, Config, SimulationConfig
+from pipetransformer.config.schema import SECTIONS, Config, SimulationConfig, as_plain
 from pipetransformer.data.base import DatasetSpec
 from pipetransformer.errors import UserError
 from pipetransformer.freeze.base import FreezePolicy
@@ -108,6 +108,32 @@ def check_config(config: Config) -> None:
     check_kinds(vars(config), SIMULATION if isinstance(config, SimulationConfig) else CONFIG)
     for name in OPTIONS.keys() & vars(config).keys():
         check_kinds(vars(getattr(config, name)), OPTIONS[name], f"{name}.")
+
+
+def check_plain(config: Config) -> None:
+    """Refuses a configuration with a value that ``config.yaml`` cannot hold, such as a function.
+
+    Raises:
+        UserError: With the option and the remedy.
+    """
+    for name, value in _leaves(as_plain(config), ""):
+        if type(value) not in (NoneType, bool, int, float, str):
+            raise UserError(
+                f"{name} is {_in_words(value)}, which config.yaml of the run cannot hold; give numbers, strings, and "
+                "lists and dictionaries of them, or hand a model or data of your own to pt.ElasticTrainer(...)"
+            )
+
+
+def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Yields what containers hold, with its full name."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from _leaves(each, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list):
+        for index, each in enumerate(value):
+            yield from _leaves(each, f"{name}[{index}]")
+    else:
+        yield name, value
 
 
 def _in_words(value: Any) -> str:

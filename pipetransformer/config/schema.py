@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from numbers import Integral, Real
+from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -180,10 +182,16 @@ def _plain(value: Any) -> Any:
 
 
 def _lists(value: Any) -> Any:
-    """Returns containers that YAML writes without tags: tuples as lists."""
+    """Returns what YAML writes without tags: of tuples lists, of paths strings, of numpy's numbers Python's."""
     if isinstance(value, dict):
         return {name: _lists(each) for name, each in value.items()}
-    return [_lists(each) for each in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return [_lists(each) for each in value]
+    if isinstance(value, PathLike):
+        return fspath(value)
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
 
 
 def write_config(config: Config, folder: Path) -> None:

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from pipetransformer.config.kinds import RUN, check_kinds
+from pipetransformer.config.kinds import RUN, check_kinds, check_plain
 from pipetransformer.config.schema import Config, as_plain, write_config
 from pipetransformer.config.validate import check_batch, validate
 from pipetransformer.cores import num_cores
@@ -46,6 +46,7 @@ def train(config: Config, run_dir: str | Path | None = None) -> dict[str, Any]:
     """
     check_kinds({"config": config, "run_dir": run_dir}, RUN)
     validate(config)
+    check_plain(config)
     config = after_restart(config)
     preflight(config)
     resumed = None if config.resume.run == "auto" else config.resume.run

@@ -5,12 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.jobs import loaded
 
 import pipetransformer as pt
-from pipetransformer.config.compose import compose_simulation
+from pipetransformer.config.compose import compose_simulation, read_config
 from pipetransformer.config.kinds import CONFIG, OPTIONS, check_config
+from pipetransformer.config.schema import write_config
 
 
 @pytest.mark.parametrize(
@@ -58,3 +60,27 @@ def test_functions_that_take_a_configuration_refuse_anything_else(tmp_path: Path
             function(given)
     with pytest.raises(pt.UserError, match=r"^run_dir is 3 \(int\); give the path of a folder, or None"):
         pt.train(loaded(), 3)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"norm_layer": int}, "model.options.norm_layer is the class int, which config.yaml of the run cannot hold"),
+        ({"norm_layer": lambda width: width}, "model.options.norm_layer is of type function, which config.yaml of"),
+        ({"sizes": [1, {2, 3}]}, "model.options.sizes[1] is of type set, which config.yaml of the run cannot hold"),
+    ],
+)  # fmt: skip
+def test_an_option_that_no_file_holds_is_told_in_a_line(value: dict[str, Any], message: str, tmp_path: Path) -> None:
+    config = loaded()
+    config = replace(config, model=replace(config.model, options=value))
+    with pytest.raises(pt.UserError, match=f"^{re.escape(message)}"):
+        pt.train(config, tmp_path / "run")
+
+
+def test_what_does_in_place_of_a_type_is_written_as_a_plain_value(tmp_path: Path) -> None:
+    given = replace(loaded(), epochs=np.int64(2), log_every_s=np.float64(0.5), cache=pt.Cache(path=tmp_path / "store"))
+    given = replace(given, model=replace(given.model, options={"depth": np.int64(4), "drop_rate": np.float32(0.5)}))
+    write_config(given, tmp_path)
+    read = read_config(tmp_path / "config.yaml")
+    assert (read.epochs, read.log_every_s, read.cache.path) == (2, 0.5, str(tmp_path / "store"))
+    assert read.model.options == {"depth": 4, "drop_rate": 0.5}
