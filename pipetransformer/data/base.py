@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -267,6 +268,48 @@ class DatasetSpec(ABC):
             f"{type(self).__name__} does not read samples without labels; give labelled ones by dataset.path= to "
             "pipetransformer-evaluate with predictions=true"
         )
+
+
+def load_data(spec: DatasetSpec, wanted: ImageFormat | TextFormat) -> Data:
+    """Loads a dataset, whose class may be the user's own.
+
+    Raises:
+        UserError: See :meth:`DatasetSpec.load`; or it returns something else than data, with its class.
+    """
+    data = spec.load(wanted)
+    own = type(spec).__name__
+    if not isinstance(data, Data):
+        raise UserError(f"{own}.load returned {_kind(data)}; end it with: return Data(train, (evaluation,), task)")
+    for name, kind in (("train", Split), ("evaluation", tuple | list), ("task", Task)):
+        if not isinstance(getattr(data, name), kind):
+            give = "a tuple of splits" if name == "evaluation" else f"a {kind.__name__}"
+            raise UserError(f"{own}.load returned Data with {name} {_kind(getattr(data, name))}; give {give}")
+    for split in data.evaluation:
+        if not isinstance(split, Split):
+            raise UserError(f"{own}.load returned Data with {_kind(split)} among evaluation; give a tuple of splits")
+    return data
+
+
+def count_before_loading(spec: DatasetSpec) -> int | None:
+    """Returns what :meth:`DatasetSpec.preflight` does.
+
+    Raises:
+        UserError: See there; or it returns something else than a number or ``None``, with its class.
+    """
+    count = spec.preflight()
+    if count is not None and (isinstance(count, bool) or not isinstance(count, Integral)):
+        raise UserError(
+            f"{type(spec).__name__}.preflight returned {_kind(count)}; return the number of training samples, or None "
+            "where only load can tell"
+        )
+    return count
+
+
+def _kind(value: Any) -> str:
+    """Returns the type of a value in words."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    return "None" if value is None else f"a value of type {type(value).__name__}"
 
 
 def subsample(num_samples: int, at_most: int | None) -> np.ndarray:

@@ -14,6 +14,7 @@ from pipetransformer.config.kinds import RUN, check_kinds, check_plain
 from pipetransformer.config.schema import Config, as_plain, write_config
 from pipetransformer.config.validate import check_batch, validate
 from pipetransformer.cores import num_cores
+from pipetransformer.data.base import count_before_loading
 from pipetransformer.errors import UserError
 from pipetransformer.launch import forkserver
 from pipetransformer.launch.restarts import after_restart
@@ -157,7 +158,7 @@ def check_data(config: Config) -> None:
     Raises:
         UserError: The data is nowhere, cannot be read, or is too small.
     """
-    num_samples = config.dataset.preflight()
+    num_samples = count_before_loading(config.dataset)
     if num_samples is not None:
         check_batch(config.batch_size, num_samples)
 

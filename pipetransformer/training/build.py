@@ -17,7 +17,7 @@ from pipetransformer.config.no_effect import warnings
 from pipetransformer.config.schema import Config
 from pipetransformer.config.sections import Parallel
 from pipetransformer.config.validate import check_batch
-from pipetransformer.data.base import Data, ImageFormat, TextFormat
+from pipetransformer.data.base import Data, ImageFormat, TextFormat, load_data
 from pipetransformer.errors import TooLargePlan, UserError
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.base import OptimizerSpec
@@ -78,7 +78,8 @@ def prepare(
     """
     report.write("phase", message="reading data")
     wanted = config.model.input_format()
-    data: Data = config.dataset.load(TextFormat(**wanted) if config.model.modality == "text" else ImageFormat(**wanted))
+    format_of = TextFormat if config.model.modality == "text" else ImageFormat
+    data = load_data(config.dataset, format_of(**wanted))
     # what a rank sees in a few samples may be chance
     data = replace(data, random_transform=any_rank(data.random_transform, device))
     _check_names(data)

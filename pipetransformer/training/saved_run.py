@@ -19,7 +19,7 @@ from pipetransformer.checkpoint.manifest import Manifest
 from pipetransformer.checkpoint.source import CheckpointLayers
 from pipetransformer.config.schema import Config
 from pipetransformer.config.sections import Parallel
-from pipetransformer.data.base import Data, DatasetSpec, ImageFormat, Split, TextFormat
+from pipetransformer.data.base import Data, DatasetSpec, ImageFormat, Split, TextFormat, load_data
 from pipetransformer.data.tables.base import shown
 from pipetransformer.data.tables.labelled import listed
 from pipetransformer.data.tasks import Task
@@ -74,7 +74,7 @@ def open_saved(run_dir: Path, config: Config, step: int | None = None) -> SavedR
     Raises:
         UserError: There is no such checkpoint and no model, or the data does not fit the model.
     """
-    data = config.dataset.load(_wanted(config))
+    data = load_data(config.dataset, _wanted(config))
     weights = _find_weights(run_dir, step)
     head, input_shape = recorded_head(run_dir)
     _check_size("the data", data.input_shape, input_shape)
@@ -91,7 +91,7 @@ def is_own_data(run_dir: Path, config: Config) -> bool:
     """
     trained = [manifest.data for _, manifest in open_checkpoints(run_dir / FOLDER) if isinstance(manifest, Manifest)]
     with suppress(UserError):  # other data may have no split to evaluate on
-        return bool(trained) and data_digest(config.dataset.load(_wanted(config)).train) in trained
+        return bool(trained) and data_digest(load_data(config.dataset, _wanted(config)).train) in trained
     return False
 
 

@@ -1,10 +1,13 @@
 """What holds for every dataset."""
 
 import json
+import re
 import subprocess
 import sys
 import tracemalloc
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,12 +17,23 @@ from omegaconf import OmegaConf
 from PIL import Image
 from support.command import TIMEOUT_S
 
-from pipetransformer.data.base import DatasetSpec, Digest, Plain, subsample
+from pipetransformer.data.base import (
+    Data,
+    DatasetSpec,
+    Digest,
+    ImageFormat,
+    Plain,
+    TextFormat,
+    count_before_loading,
+    load_data,
+    subsample,
+)
 from pipetransformer.data.images.datasets import Digits, HubImages, IdxImages
 from pipetransformer.data.images.table import TableImages
 from pipetransformer.data.text.glue import Glue
 from pipetransformer.data.text.squad import Squad
 from pipetransformer.data.text.table import TextDataset
+from pipetransformer.errors import UserError
 
 VALUES = st.sampled_from([None, 0, 1, 11, 1.0, "", "1", "11", "None", (1,), (1, 1)])
 SPECS = [Digits, IdxImages, HubImages, TableImages, Glue, Squad, TextDataset]
@@ -169,3 +183,57 @@ def test_an_array_is_not_copied() -> None:
 def test_addresses_of_objects_are_refused() -> None:
     with pytest.raises(AssertionError, match="addresses"):
         digest(np.array([object()]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own(DatasetSpec):
+    """Returns what it is given."""
+
+    returns: Any
+
+    def load(self, wanted: ImageFormat | TextFormat) -> Data:
+        return self.returns
+
+    def preflight(self) -> int | None:
+        return self.returns
+
+
+def loaded_digits(**changes: Any) -> Data:
+    data = Digits(max_train_samples=8, max_eval_samples=8).load(ImageFormat())
+    return Data(**{"train": data.train, "evaluation": data.evaluation, "task": data.task} | changes)
+
+
+@pytest.mark.parametrize(
+    ("returns", "message"),
+    [
+        (None, "Own.load returned None; end it with: return Data(train, (evaluation,), task)"),
+        (({}, {}), "Own.load returned a value of type tuple; end it with: return Data("),
+        ({"train": {}}, "Own.load returned Data with train a value of type dict; give a Split"),
+        ({"evaluation": None}, "Own.load returned Data with evaluation None; give a tuple of splits"),
+        ({"evaluation": ("dev",)}, "Own.load returned Data with a value of type str among evaluation; give a tuple"),
+        ({"task": "classes"}, "Own.load returned Data with task a value of type str; give a Task"),
+    ],
+)
+def test_a_dataset_of_ones_own_that_returns_something_else_is_told_in_a_line(returns: Any, message: str) -> None:
+    returns = loaded_digits(**returns) if isinstance(returns, dict) else returns
+    with pytest.raises(UserError, match=f"^{re.escape(message)}"):
+        load_data(Own(returns=returns), ImageFormat())
+
+
+def test_data_of_a_dataset_of_ones_own_is_taken() -> None:
+    data = loaded_digits()
+    assert load_data(Own(returns=data), ImageFormat()) is data
+
+
+@pytest.mark.parametrize(
+    ("returns", "kind"), [("64", "a value of type str"), (True, "a value of type bool"), (Own, "the class Own")]
+)
+def test_a_preflight_that_returns_no_number_is_told_in_a_line(returns: Any, kind: str) -> None:
+    told = f"Own.preflight returned {kind}; return the number of training samples, or None where only load can tell"
+    with pytest.raises(UserError, match=f"^{re.escape(told)}$"):
+        count_before_loading(Own(returns=returns))
+
+
+@pytest.mark.parametrize("returns", [None, 64, np.int64(64)])
+def test_a_preflight_that_counts_or_cannot_is_taken(returns: Any) -> None:
+    assert count_before_loading(Own(returns=returns)) == returns
