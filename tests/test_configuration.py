@@ -276,6 +276,8 @@ def test_the_record_composes_the_same_run(tmp_path: Path) -> None:
         (["resume=auto", "resume.allow=[optim.lr]"], []),
         (["evaluate.every_steps=48"], []),
         (["evaluate.every_steps=49"], ["evaluate.every_steps=49 has no effect: the run has 48 steps"]),
+        (["evaluate.every_epochs=2", "epochs=2"], []),
+        (["evaluate.every_epochs=3", "epochs=2"], ["every_epochs=3 has no effect with epochs=2: the end of"]),
         (["checkpoint.every_steps=48"], []),
         (["checkpoint.every_steps=49"], ["checkpoint.every_steps=49 has no effect: the run has 48 steps"]),
         (["guard.freeze=stop", "guard.exploding=stop"], ["guard.freeze=stop has no", "guard.exploding=stop has no"]),

@@ -114,6 +114,11 @@ def _of_a_run(config: Config, num_steps: int | None) -> list[str]:
     evaluate, checkpoint, guard, texts = config.evaluate, config.checkpoint, config.guard, []
     if evaluate.min_delta and evaluate.patience is None:
         texts.append(f"evaluate.min_delta={evaluate.min_delta} has no effect without evaluate.patience=")
+    if evaluate.every_epochs is not None and evaluate.every_epochs > config.epochs:
+        texts.append(
+            f"evaluate.every_epochs={evaluate.every_epochs} has no effect with epochs={config.epochs}: the end of the "
+            "run is evaluated anyway"
+        )
     saved_every = checkpoint.every_steps if checkpoint.enabled else None
     done_every = ("evaluate", evaluate.every_steps, "evaluated"), ("checkpoint", saved_every, "saved")
     for section, every, done in done_every:
