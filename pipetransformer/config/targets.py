@@ -12,6 +12,7 @@ from typing import Any
 from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 
+from pipetransformer.decorated import check_decorated
 from pipetransformer.errors import UserError
 
 TARGET, PACKAGE, HYDRA = "_target_", "pipetransformer", "hydra"
@@ -64,6 +65,7 @@ def find_class(group: str, target: str) -> type:
         raise UserError(f"{group}.{TARGET}={target} cannot be imported: {_reason(error, target)}") from error
     if not is_dataclass(found) or _is_within(target, PACKAGE) != _is_within(found.__module__, PACKAGE):
         raise UserError(f"{group}.{TARGET}={target} is no dataclass of that place; name a spec's class")
+    check_decorated(found)
     return found
 
 

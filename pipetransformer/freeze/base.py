@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 from numbers import Integral
-from typing import Any
+from typing import Any, Self
 
+from pipetransformer.decorated import check_decorated
 from pipetransformer.errors import UserError
 
 ON_UNFREEZE = ("keep", "reset")
@@ -101,6 +102,10 @@ class FreezePolicy(ABC):
     on_unfreeze: str = "keep"
     target_fraction: float | None = None
     target_seconds: float | None = None
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        check_decorated(cls)  # before an option that is no field is an unexpected argument
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         if self.interval is not None and not 0 < self.interval <= 1:
