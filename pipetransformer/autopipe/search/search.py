@@ -180,10 +180,10 @@ class _Search:
         others = ", activation checkpointing" * min_memory.recompute
         return (
             f"no plan fits `device_memory_gib`={(self.cluster.device_memory_bytes or 0) / 2**30:.4g}: it takes "
-            f"at least {gib_upwards(smallest):.4g} GiB per device (with {min_memory.num_stages} stages, "
-            f"{min_memory.num_replicas} replicas{others} and {min_memory.num_microbatches} micro-batches) at "
-            f"`batch_size`={self.batch_size}; raise `device_memory_gib` or `num_devices`, or lower "
-            f"`batch_size`{self._accumulation_remedy()}"
+            f"at least {gib_upwards(smallest):.4g} GiB per device (with `num_stages`={min_memory.num_stages}, "
+            f"`num_replicas`={min_memory.num_replicas}{others} and "
+            f"`num_microbatches`={min_memory.num_microbatches}) at `batch_size`={self.batch_size}; "
+            f"raise `device_memory_gib` or `num_devices`, or lower `batch_size`{self._accumulation_remedy()}"
         )
 
     def _accumulation_remedy(self) -> str:
@@ -260,12 +260,12 @@ def _fsdp_plans(
 
 
 def _explain_fsdp(min_memory: Plan, smallest: int, budget: int, batch_size: int) -> str:
-    others = " with activation checkpointing" * min_memory.recompute
+    others = ", activation checkpointing" * min_memory.recompute
     return (
         f"a sharded plan does not fit `device_memory_gib`={budget / 2**30:.4g}: it takes at least "
-        f"{gib_upwards(smallest):.4g} GiB on each of {min_memory.num_replicas} devices ({min_memory.num_microbatches} "
-        f"micro-batches{others}) at `batch_size`={batch_size}; raise `device_memory_gib` or `num_devices`, "
-        "or lower `batch_size`"
+        f"{gib_upwards(smallest):.4g} GiB on each of {min_memory.num_replicas} devices (with "
+        f"`num_microbatches`={min_memory.num_microbatches}{others}) at `batch_size`={batch_size}; raise "
+        "`device_memory_gib` or `num_devices`, or lower `batch_size`"
     )
 
 
