@@ -243,7 +243,9 @@ def read_run(folder: str | Path, may_have_failed: bool = False) -> Run:
     for line in [] if missing else _read_lines(folder / EVENT_LOG):
         events[line["event"]].append({name: value for name, value in line.items() if name != "event"})
     if not events["start"] and not has_ended:
-        raise UserError(f"{folder / EVENT_LOG} has no start event: the run ended before its first plan")
+        log, resumed = folder / EVENT_LOG, events["resume"]
+        lost = f"its lines before the run went on at step {resumed[0]['step']:,} are gone" if resumed else ""
+        raise UserError(f"{log} has no start event: {lost or 'the run ended before its first plan'}")
     summary = read_json(folder / SUMMARY) if (folder / SUMMARY).is_file() else {}
     return Run(folder, _read_config(folder / CONFIG), summary, events)
 

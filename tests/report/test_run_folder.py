@@ -164,6 +164,14 @@ def test_a_line_that_is_no_event_is_refused(run_folder: Path, line: str) -> None
         read_run(run_folder)
 
 
+def test_a_log_whose_beginning_was_removed_before_the_run_went_on_is_not_said_to_have_ended(run_folder: Path) -> None:
+    (run_folder / EVENT_LOG).write_text('{"event": "resume", "step": 4}\n')
+    with pytest.raises(
+        ValueError, match=r"metrics\.jsonl has no start event: its lines before the run went on at step 4"
+    ):
+        read_run(run_folder)
+
+
 def test_a_run_that_never_started_is_refused(run_folder: Path) -> None:
     (run_folder / EVENT_LOG).write_text('{"event": "warning", "message": "slow"}\n')
     with pytest.raises(ValueError, match="no start event"):
