@@ -116,8 +116,13 @@ def _folder_names(runs: Sequence[Run]) -> str:
 
 def _status(runs: Sequence[Run]) -> str:
     """Returns ``completed``, or with the numbers of runs where they ended differently."""
-    counts = Counter(run.summary.get("status", "goes on") for run in runs)
+    counts = Counter(map(_ending, runs))
     return ", ".join(status if len(counts) == 1 else f"{count} {status}" for status, count in counts.items())
+
+
+def _ending(run: Run) -> str:
+    status = run.summary.get("status", "goes on")
+    return "completed without a model" if status == "completed" and run.summary.get("error") else status
 
 
 def errors(arms: Sequence[Arm]) -> list[tuple[str, str]]:

@@ -382,6 +382,13 @@ def test_runs_that_did_not_complete_take_no_part_in_the_means(sweep: Path) -> No
     assert rows[0]["speed-up"] == "2.0 measured", "the run that failed says nothing of it"
 
 
+def test_a_run_whose_model_could_not_be_written_is_told_in_its_row(sweep: Path) -> None:
+    change(sweep / "1", error="the model takes 1 GiB and could not be saved in model")
+    arms, _ = read_arms(find_runs(str(sweep)))
+    row = dict(zip(COLUMNS, arms[0].row(), strict=True))
+    assert (row["result"], row["status"]) == ("accuracy 0.8 ± 0.64", "1 completed, 1 completed without a model")
+
+
 @pytest.mark.parametrize("width", [80, 120, 160, 200])
 def test_no_cell_of_the_table_is_cut(sweep: Path, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     change(sweep / "1", status="diverged")
