@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -65,7 +65,7 @@ class Labels:
         task: ``classification``, ``multi_label`` or ``regression``.
         names: The classes in order; none for regression.
         is_multi_hot: Cells are lists with a 0 or 1 for each class, in the training data and so in all.
-        warnings: A task that follows from how labels are written, and may not be the one that is meant.
+        warnings: A task or classes that follow from how labels are written, and may not be those that are meant.
     """
 
     options: LabelOptions
@@ -93,7 +93,8 @@ class Labels:
                 f"{options.text}: {rows.name} has {found}; give rows of two classes or more, or name the classes by "
                 "dataset.labels=[...]"
             )
-        return Labels(options, task, names, has_switches, _doubts(rows, options, task))
+        doubts = *_doubts(rows, options, task), *_near_names(options, names)
+        return Labels(options, task, names, has_switches, doubts)
 
     @property
     def note(self) -> str:
@@ -240,6 +241,19 @@ def _doubts(rows: Rows, options: LabelOptions, task: str) -> tuple[str, ...]:
         "regression because they are written with a point; give dataset.task=classification if they are classes, or "
         "dataset.task=regression if they are values",
     )
+
+
+def _near_names(options: LabelOptions, names: Iterable[str]) -> Iterator[str]:
+    """Yields a warning where names of classes that the data gave differ by case alone, as True and true."""
+    seen: dict[str, str] = {}
+    for each in () if options.names else names:
+        other = seen.setdefault(each.casefold(), each)
+        if other != each:
+            yield (
+                f"{options.text}: the labels {other} and {each} differ by case alone and are two classes; write them "
+                "alike if they are one, or name all classes by dataset.labels=[...]"
+            )
+            return
 
 
 def _check_columns(rows: Rows, options: LabelOptions, task: str) -> None:
