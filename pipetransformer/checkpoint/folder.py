@@ -83,13 +83,12 @@ class CheckpointFolder:
             if _matches(path, _STAGED) or (_matches(path, _REPLACED) and path not in published):
                 shutil.rmtree(path, ignore_errors=True)
 
-    def publish(self, step: int, number: int = 1) -> Path:
+    def publish(self, staging: Path, step: int) -> Path:
         """Renames a staging folder that holds all of a checkpoint; flushes both folders.
 
         A published one of the same step is replaced, and counts until the new one has its name.
         """
-        staging, final = self.staging(step, number), self.path / f"step-{step:08d}"
-        replaced = self.path / f".replaced-{step:08d}"
+        final, replaced = self.path / f"step-{step:08d}", self.path / f".replaced-{step:08d}"
         _flush_folder(staging)
         if final.exists():
             shutil.rmtree(replaced, ignore_errors=True)  # left by a run that was killed

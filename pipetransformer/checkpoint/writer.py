@@ -151,7 +151,7 @@ class CheckpointWriter:
             if not path.is_file():
                 raise NotWritten(f"another node has written {path}, which is not on this one: all need one run folder")
         write_flushed(staging / MANIFEST, replace(manifest, layers=tuple(files)).to_json())
-        return self.folder.publish(manifest.step, self._num_started)
+        return self.folder.publish(staging, manifest.step)
 
 
 def _write_layers(staging: Path, layers: Mapping[int, tuple[str, LayerTensors]]) -> list[LayerFile]:

@@ -73,11 +73,11 @@ def test_a_rank_may_begin_a_second_checkpoint_of_a_step_while_the_first_is_publi
     about = replace(EXAMPLE, layers=())
     with mock.patch.object(first.folder, "publish", wraps=first.folder.publish) as publish:
 
-        def publish_late(*args: int) -> Path:
+        def publish_late(staging: Path, step: int) -> Path:
             publish.side_effect = None
             second.start({1: LAYERS[2]}, about, ALL)  # its part of the first is written
             second.wait()
-            return CheckpointFolder.publish(first.folder, *args)
+            return CheckpointFolder.publish(first.folder, staging, step)
 
         publish.side_effect = publish_late
         second.start({1: LAYERS[1]}, about, ALL)
@@ -254,14 +254,15 @@ def test_a_kill_while_a_step_is_replaced_leaves_one_that_is_whole(tmp_path: Path
         return called
 
     write(tmp_path, 1, metric=0.25)
-    shutil.copytree(tmp_path / "step-00000001", CheckpointFolder(tmp_path).staging(1))
+    folder = CheckpointFolder(tmp_path)
+    shutil.copytree(tmp_path / "step-00000001", folder.staging(1))
     moments = count()
     with (
         mock.patch.object(shutil, "rmtree", until_then(shutil.rmtree)),
         mock.patch.object(Path, "rename", until_then(Path.rename)),
         pytest.raises(Killed),
     ):
-        CheckpointFolder(tmp_path).publish(1)
+        folder.publish(folder.staging(1), 1)
     CheckpointFolder(tmp_path).discard()
     ((path, manifest),) = open_checkpoints(tmp_path)
     assert isinstance(manifest, Manifest)
