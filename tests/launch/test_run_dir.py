@@ -162,6 +162,19 @@ def test_a_run_whose_resume_is_refused_keeps_its_settings_and_summary(
     assert all((file.read_text() == "before") == is_kept for file in files)
 
 
+def test_a_complete_run_that_is_refused_before_its_ranks_start_keeps_its_record(tmp_path: Path) -> None:
+    def refuse() -> None:
+        with record_of_refused(compose_training(["resume.run=auto"]), tmp_path):
+            (tmp_path / "config.yaml").write_text("of the refused one")
+            raise UserError("torchrun started another number of processes")
+
+    (tmp_path / "config.yaml").write_text("before")
+    (tmp_path / "summary.json").write_text(json.dumps({"status": "completed", "optimizer_steps": 5}))
+    with pytest.raises(UserError, match="another number"):
+        refuse()
+    assert (tmp_path / "config.yaml").read_text() == "before"
+
+
 @pytest.mark.parametrize(("sweep", "option"), [(None, "hydra.run.dir="), ("twice", "hydra.sweep.dir=")])
 def test_a_folder_that_is_taken_is_named_with_the_option_that_names_another(
     sweep: str | None, option: str, tmp_path: Path
