@@ -108,7 +108,7 @@ def main() -> None:
     register()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors of composition come here in place of being printed
     try:
-        sys.argv[1:] = resumed_arguments(read_arguments(sys.argv[1:]))
+        sys.argv[1:] = resumed_arguments(read_arguments(sys.argv[1:]), under_torchrun())
         _refuse_secrets(sys.argv[1:])
         run = _recorded(compose_and_run) if under_torchrun() else compose_and_run
         with _table_at_the_end():

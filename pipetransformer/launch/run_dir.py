@@ -38,12 +38,16 @@ from pipetransformer.report.run_folder import (
 from pipetransformer.report.secrets import redact
 from pipetransformer.report.trace import remove_traces
 
-RUN_DIR, RESUME = "hydra.run.dir", "resume.run"
+RUN_DIR, RESUME, WORLD_SIZE = "hydra.run.dir", "resume.run", "parallel.world_size"
 OWN_FILES = (CONFIG, EVENT_LOG, SUMMARY, MODEL, FOLDER)
 
 
-def resumed_arguments(arguments: Sequence[str]) -> list[str]:
+def resumed_arguments(arguments: Sequence[str], by_torchrun: bool = False) -> list[str]:
     """Returns the arguments of a run that is resumed by its folder: its own, and those that are given in addition.
+
+    Args:
+        arguments: Of the command line.
+        by_torchrun: It has started the ranks, so that the run's own number of them does not count.
 
     Raises:
         UserError: The folder holds no run that the command line started.
@@ -57,7 +61,8 @@ def resumed_arguments(arguments: Sequence[str]) -> list[str]:
     own = read_overrides(Path(folder))
     if own is None:
         raise UserError(f"resume={folder} was started from Python; resume it there, by Resume(run=...)")
-    kept = [one for one in own if option_of(one) not in {*given, RUN_DIR, RESUME, "overwrite"}]
+    dropped = {*given, RUN_DIR, RESUME, "overwrite"} | ({WORLD_SIZE} if by_torchrun else set())
+    kept = [one for one in own if option_of(one) not in dropped]
     num_flags = next((n for n, each in enumerate(arguments) if "=" in each and not each.startswith("-")), 0)
     more = [one for one in arguments[num_flags:] if option_of(one) != RESUME]
     return [*arguments[:num_flags], *kept, *more, f"{RESUME}={quoted(folder)}", f"{RUN_DIR}={quoted(folder)}"]

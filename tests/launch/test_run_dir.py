@@ -246,3 +246,12 @@ def test_a_run_is_resumed_by_its_folder_whatever_it_is_called(name: str, tmp_pat
         assert {*arguments} > {"-v", "epochs=2", "seed=3"}
         assert compose_training(arguments[1:]).resume.run == str(folder)
         assert arguments[-1] == f"hydra.run.dir={quoted(str(folder))}"
+
+
+def test_the_ranks_of_torchrun_take_the_place_of_those_that_the_run_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").touch()
+    write_overrides(tmp_path, ["parallel.world_size=4", "epochs=2"])
+    resumed = [f"resume.run={tmp_path}"]
+    by = {by_torchrun: {*resumed_arguments(resumed, by_torchrun)} for by_torchrun in (False, True)}
+    assert by[False] - by[True] == {"parallel.world_size=4"}
+    assert "parallel.world_size=3" in resumed_arguments([*resumed, "parallel.world_size=3"], by_torchrun=True), "asked"
