@@ -27,7 +27,7 @@ from pipetransformer.autopipe.search.candidates import (
     smallest_candidates,
 )
 from pipetransformer.autopipe.search.solver import RELATIVE_TOLERANCE, PartitionSolver
-from pipetransformer.errors import InfeasiblePlan, TooLargePlan
+from pipetransformer.errors import InfeasiblePlan, TooLargePlan, UserError
 from pipetransformer.mesh import SINGLE, StageMesh
 
 
@@ -61,7 +61,9 @@ def best_plan(
 
     Raises:
         InfeasiblePlan: Nothing fits the memory, or the constraints cannot be met.
+        UserError: ``num_frozen`` is no number of the blocks, or ``cache_level`` none of the frozen ones.
     """
+    _check_frozen(profile, num_frozen, cache_level)
     best: Plan | None = None
     refusal: InfeasiblePlan | None = None
     for mesh in constraints.meshes:
@@ -78,6 +80,18 @@ def best_plan(
         assert refusal is not None, "there is a mesh"
         raise refusal
     return best
+
+
+def _check_frozen(profile: Profile, num_frozen: int, cache_level: int) -> None:
+    """Refuses a frozen prefix that the model does not have, and a cache above it."""
+    num_blocks = len(profile.layers) - 2
+    if not 0 <= num_frozen <= num_blocks:
+        raise UserError(f"`num_frozen`={num_frozen} is none of 0 to {num_blocks}, the blocks of the profile")
+    if not 0 <= cache_level <= num_frozen:
+        raise UserError(
+            f"`cache_level`={cache_level} is none of 0 to {num_frozen}: frozen blocks alone are cached; lower it "
+            "or raise `num_frozen`"
+        )
 
 
 def _search_on(

@@ -18,7 +18,7 @@ from pipetransformer.autopipe.profile import AffineTime, LayerProfile, Profile, 
 from pipetransformer.autopipe.search.bounds import LowerBounds
 from pipetransformer.autopipe.search.search import best_plan
 from pipetransformer.autopipe.search.solver import PartitionSolver
-from pipetransformer.errors import InfeasiblePlan
+from pipetransformer.errors import InfeasiblePlan, UserError
 
 MIB = 2**20
 
@@ -325,3 +325,17 @@ def counted(monkeypatch: pytest.MonkeyPatch, method: str, of: type) -> list[Layo
 
     monkeypatch.setattr(of, method, counting)
     return layouts
+
+
+@pytest.mark.parametrize(
+    ("frozen", "words"),
+    [
+        ((5, 0), "num_frozen=5 is none of 0 to 4"),
+        ((-1, 0), "num_frozen=-1 is none of 0 to 4"),
+        ((2, 3), "cache_level=3 is none of 0 to 2"),
+        ((2, -1), "cache_level=-1 is none of 0 to 2"),
+    ],
+)
+def test_a_frozen_prefix_that_cannot_be_is_refused_in_a_line(frozen: tuple[int, int], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        best_plan(BLOCKS, cluster(2), 8, *frozen)
