@@ -1,4 +1,4 @@
-"""Trains a whole model and adapters, frozen and cached or not: ``python -m experiments.adapters <folder> <options>``."""
+"""Trains a model or its adapters, frozen and cached or not: ``python -m experiments.adapters <folder> <options>``."""
 
 from pathlib import Path
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipetransformer.report.reporter import Values
 from pipetransformer.report.run_folder import Run, library_versions, read_overrides, read_run
 from pipetransformer.report.secrets import redact
+from pipetransformer.report.sinks import Values
 
 CARD = "README.md"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipetransformer.report.decisions import PARTS
-from pipetransformer.report.reporter import EventName, Values
+from pipetransformer.report.sinks import EventName, Values
 
 STEP_SECTIONS = {
     "num_frozen": "topology",

@@ -7,7 +7,7 @@ from math import inf
 from typing import Any
 
 from pipetransformer.report.format import num_devices
-from pipetransformer.report.reporter import Values
+from pipetransformer.report.sinks import Values
 
 DECISION_COLUMNS = ("step", "decision", "bound", "reason", "num_frozen_before", "num_frozen", "taken_back")
 PARTS = ("plan", "fill", "group", "move", "rebuild")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pipetransformer.report import summary_text, text
 from pipetransformer.report.format import Progress
-from pipetransformer.report.reporter import EventName, Handlers, Sink, Values, handlers
 from pipetransformer.report.run_folder import next_steps
+from pipetransformer.report.sinks import EventName, Handlers, Sink, Values, handlers
 
 
 class PlainLog(Sink):

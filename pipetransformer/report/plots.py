@@ -19,8 +19,8 @@ from matplotlib.patheffects import AbstractPathEffect, Normal, Stroke
 
 from pipetransformer.report.decisions import is_of_the_guard
 from pipetransformer.report.format import grid, num_devices
-from pipetransformer.report.reporter import Values
 from pipetransformer.report.run_folder import Run
+from pipetransformer.report.sinks import Values
 from pipetransformer.report.style import (
     CACHED,
     COLOURS,

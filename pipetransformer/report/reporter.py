@@ -14,27 +14,8 @@ from typing import IO, Any
 
 from pipetransformer.errors import UserError
 from pipetransformer.report.secrets import redact, redact_event
-from pipetransformer.report.sinks import (
-    BEFORE_THE_STEPS,
-    EVENTS,
-    MAX_SHARE,
-    EventName,
-    Handlers,
-    LoggedWarnings,
-    NullSink,
-    Sink,
-    Sinks,
-    Spared,
-    Thinned,
-    Values,
-    handlers,
-)
+from pipetransformer.report.sinks import BEFORE_THE_STEPS, EVENTS, EventName, Sink, Sinks, Spared
 
-__all__ = [
-    "EVENTS", "MAX_SHARE", "ConsoleOptions", "EventName", "Handlers", "LoggedWarnings", "LoggerSpec", "NullSink",
-    "Reporter", "Sink", "Sinks", "Spared", "Thinned", "Values", "check_share", "erase_phase", "handlers",
-    "open_console", "open_report", "print_line", "print_phase", "show_phase",
-]  # fmt: skip
 ERASE_LINE = "\r\x1b[2K"  # for the line that a terminal's cursor is on
 
 

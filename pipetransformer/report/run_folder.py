@@ -23,8 +23,8 @@ from typing import Any
 import yaml
 
 from pipetransformer.errors import UserError
-from pipetransformer.report.reporter import EVENTS, EventName, Sink, Values
 from pipetransformer.report.secrets import redact, redact_event
+from pipetransformer.report.sinks import EVENTS, EventName, Sink, Values
 
 CONFIG, ENVIRONMENT, EVENT_LOG, SUMMARY = "config.yaml", "env.json", "metrics.jsonl", "summary.json"
 OVERRIDES = "overrides.json"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipetransformer.report.format import arrangement, byte_size, duration, number, plural, replicas, two_digits
-from pipetransformer.report.reporter import Values
+from pipetransformer.report.sinks import Values
 from pipetransformer.report.text import Row, flatten, layers_per_stage, named_values
 
 LONG_WAIT = 0.05  # part of the steps' time; a shorter wait for input is not worth a line

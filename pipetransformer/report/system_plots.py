@@ -15,8 +15,8 @@ from matplotlib.patches import Patch
 
 from pipetransformer.report.decisions import PARTS
 from pipetransformer.report.format import arrangement, grid, plural, two_digits
-from pipetransformer.report.reporter import Values
 from pipetransformer.report.run_folder import Run
+from pipetransformer.report.sinks import Values
 from pipetransformer.report.style import (
     COLOURS,
     FROZEN,

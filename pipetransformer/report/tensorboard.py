@@ -10,17 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from pipetransformer.errors import UserError
 from pipetransformer.report.charts import charts, step_of
-from pipetransformer.report.reporter import (
-    MAX_SHARE,
-    EventName,
-    LoggerSpec,
-    Sink,
-    Sinks,
-    Thinned,
-    Values,
-    check_share,
-)
+from pipetransformer.report.reporter import LoggerSpec, check_share
 from pipetransformer.report.run_folder import TENSORBOARD
+from pipetransformer.report.sinks import MAX_SHARE, EventName, Sink, Sinks, Thinned, Values
 from pipetransformer.report.text import flatten
 from pipetransformer.report.wandb import WandbLogger
 

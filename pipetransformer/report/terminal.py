@@ -28,8 +28,9 @@ from rich.text import Text
 
 from pipetransformer.report import summary_text, text
 from pipetransformer.report.format import Progress
-from pipetransformer.report.reporter import EventName, Handlers, Sink, Values, erase_phase, handlers, show_phase
+from pipetransformer.report.reporter import erase_phase, show_phase
 from pipetransformer.report.run_folder import next_steps
+from pipetransformer.report.sinks import EventName, Handlers, Sink, Values, handlers
 
 BARS = "▁▂▃▄▅▆▇█"
 NUM_EVALUATIONS = 5  # lines of a run at most, those of new best values; the live line has all

@@ -13,7 +13,7 @@ from pipetransformer.report.format import (
     number,
     plural,
 )
-from pipetransformer.report.reporter import Values
+from pipetransformer.report.sinks import Values
 
 Row = tuple[str, str]
 Change = tuple[str, str, str]

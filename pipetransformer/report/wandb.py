@@ -20,18 +20,10 @@ from pipetransformer.report.decisions import (
     is_of_the_guard,
     transition_rows,
 )
-from pipetransformer.report.reporter import (
-    MAX_SHARE,
-    EventName,
-    LoggerSpec,
-    NullSink,
-    Sink,
-    Thinned,
-    Values,
-    check_share,
-)
+from pipetransformer.report.reporter import LoggerSpec, check_share
 from pipetransformer.report.run_folder import EVENT_LOG, by_option, makes_arm, read_events, read_overrides
 from pipetransformer.report.secrets import redact
+from pipetransformer.report.sinks import MAX_SHARE, EventName, NullSink, Sink, Thinned, Values
 from pipetransformer.report.text import flatten
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from pipetransformer.config.names import in_options
 from pipetransformer.config.schema import Config
 from pipetransformer.errors import Diverged, FreezeHurts, NotSaved, Stopped, UserError
 from pipetransformer.report.card import write_card
-from pipetransformer.report.reporter import ConsoleOptions, EventName, Reporter, open_report
+from pipetransformer.report.reporter import ConsoleOptions, Reporter, open_report
 from pipetransformer.report.run_folder import (
     CONFIG,
     DRY_RUN,
@@ -34,6 +34,7 @@ from pipetransformer.report.run_folder import (
     share_files,
     write_json,
 )
+from pipetransformer.report.sinks import EventName
 from pipetransformer.report.wandb import NoLogger
 from pipetransformer.runtime.groups import broadcast_from_rank0
 from pipetransformer.runtime.host_memory import keep_freed_memory

@@ -165,7 +165,9 @@ def test_every_policy_has_an_arm_at_its_defaults_and_at_the_equal_fraction() -> 
 
 
 def test_what_a_command_takes_counts_processes_that_outlive_it(tmp_path: Path) -> None:
-    busy = "import time\nheld = bytearray(2**26)\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass"
+    busy = (
+        "import time\nheld = bytearray(2**26)\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass"
+    )
     leaves = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {busy!r}])"
     took = run_measured(["python3", "-c", leaves], tmp_path / "took.json")
     assert took.cpu_seconds > 0.3

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from pipetransformer.report.reporter import EventName
 from pipetransformer.report.run_folder import CONFIG, EVENT_LOG, SUMMARY, JsonLines, write_json
+from pipetransformer.report.sinks import EventName
 from pipetransformer.report.summary_text import TIME_PARTS
 from pipetransformer.report.trace import Event, write_trace
 

@@ -12,15 +12,13 @@ from pipetransformer.report import run_folder
 from pipetransformer.report.plain import PlainLog
 from pipetransformer.report.reporter import (
     ERASE_LINE,
-    EVENTS,
     ConsoleOptions,
-    EventName,
-    Sink,
     open_console,
     print_line,
     print_phase,
     show_phase,
 )
+from pipetransformer.report.sinks import EVENTS, EventName, Sink
 from pipetransformer.report.summary_text import PLAN_COLUMNS
 from pipetransformer.report.terminal import NUM_EVALUATIONS, Terminal
 

@@ -10,17 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipetransformer.report.reporter import (
-    EventName,
-    LoggerSpec,
-    NullSink,
-    Reporter,
-    Sink,
-    Thinned,
-    Values,
-    open_report,
-)
+from pipetransformer.report.reporter import LoggerSpec, Reporter, open_report
 from pipetransformer.report.run_folder import EVENT_LOG
+from pipetransformer.report.sinks import EventName, NullSink, Sink, Thinned, Values
 
 
 class Recorder(Sink):

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipetransformer.errors import UserError
-from pipetransformer.report.reporter import EVENTS, EventName
 from pipetransformer.report.run_folder import (
     CONFIG,
     EVENT_LOG,
@@ -32,6 +31,7 @@ from pipetransformer.report.run_folder import (
     write_json,
     write_overrides,
 )
+from pipetransformer.report.sinks import EVENTS, EventName
 
 Events = list[tuple[EventName, dict[str, Any]]]
 

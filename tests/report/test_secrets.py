@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipetransformer.report import run_folder
-from pipetransformer.report.reporter import EventName, NullSink, Reporter, Values
+from pipetransformer.report.reporter import Reporter
 from pipetransformer.report.secrets import HIDDEN, redact
+from pipetransformer.report.sinks import EventName, NullSink, Values
 
 SECRET = "0123456789abcdef0123456789abcdef01234567"
 

@@ -13,7 +13,8 @@ from pipetransformer.config.arguments import read_arguments
 from pipetransformer.errors import UserError
 from pipetransformer.report import tensorboard
 from pipetransformer.report.charts import charts
-from pipetransformer.report.reporter import EventName, NullSink, Reporter, Sinks
+from pipetransformer.report.reporter import Reporter
+from pipetransformer.report.sinks import EventName, NullSink, Sinks
 from pipetransformer.report.tensorboard import TensorBoardLogger, WandbAndTensorBoard
 from pipetransformer.report.wandb import WandbLogger
 

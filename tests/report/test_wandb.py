@@ -19,8 +19,8 @@ from pipetransformer.config.compose import CONF
 from pipetransformer.report.charts import charts as charts_of
 from pipetransformer.report.charts import step_of
 from pipetransformer.report.decisions import DECISION_COLUMNS, TRANSITION_COLUMNS, decision_rows, transition_rows
-from pipetransformer.report.reporter import EventName, NullSink, Sinks, Thinned
 from pipetransformer.report.run_folder import EVENT_LOG, write_overrides
+from pipetransformer.report.sinks import EventName, NullSink, Sinks, Thinned
 from pipetransformer.report.tensorboard import TensorBoardLogger, WandbAndTensorBoard
 from pipetransformer.report.wandb import NoLogger, WandbLogger, WandbSink
 

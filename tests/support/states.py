@@ -9,7 +9,8 @@ import torch
 
 from pipetransformer.planning.history import RunHistory
 from pipetransformer.planning.state import TrainState
-from pipetransformer.report.reporter import Reporter, Sink, Values
+from pipetransformer.report.reporter import Reporter
+from pipetransformer.report.sinks import Sink, Values
 from pipetransformer.runtime.precision import LossScale
 from pipetransformer.runtime.signals.collect import SignalCollectors
 from pipetransformer.training.build import prepare
