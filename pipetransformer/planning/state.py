@@ -109,6 +109,7 @@ class TrainState:
             "step": self.step,
             "epoch": self.epoch,
             "step_in_epoch": self.step_in_epoch,
+            "steps_per_epoch": self.steps_per_epoch,
             "policy_state": dict(self.policy_state),
             "num_decisions": self.num_decisions,
             "decided_at": self.decided_at,
@@ -167,6 +168,12 @@ class TrainState:
     def _load(self, state: dict[str, Any]) -> None:
         if state["seed"] != self.seed:
             raise UserError(f"the state has seed={state['seed']}, and this run has seed={self.seed}; give them alike")
+        length = state.get("steps_per_epoch", self.steps_per_epoch)  # states of earlier releases do not tell
+        if length != self.steps_per_epoch:
+            raise UserError(
+                f"the state has {length} steps per epoch, and this run has {self.steps_per_epoch}; give the same data "
+                "and batch_size"
+            )
         if (state["epoch"], state["step_in_epoch"]) != divmod(state["step"], self.steps_per_epoch):
             raise UserError(
                 f"step {state['step']} is step {state['step_in_epoch']} of epoch {state['epoch']} in the state, and "

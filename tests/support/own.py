@@ -229,6 +229,30 @@ def train_from_a_state(
     return losses, after
 
 
+def refusals_of_states() -> list[str]:
+    """What a trainer says to states of rank 1 alone, without a section, and of shorter batches in the first epoch."""
+    model, data = model_and_data("sequential")
+
+    def trainer(batch_size: int) -> pt.ElasticTrainer:
+        return pt.ElasticTrainer(
+            copy.deepcopy(model), loss=loss, train=data, optimizer=OPTIMIZER, batch_size=batch_size, epochs=EPOCHS,
+            freeze=pt.NoFreezing(),
+        )  # fmt: skip
+
+    said = []
+    with trainer(BATCH_SIZE // 2) as other:
+        next(iter(other))
+        shorter = other.state_dict()
+    with trainer(BATCH_SIZE) as one:
+        own = one.state_dict()
+        for state in (own | {"model": {}}, {name: own[name] for name in ("model", "train")}, shorter):
+            try:
+                one.load_state_dict(state)
+            except pt.UserError as error:
+                said.append(str(error))
+    return said
+
+
 def saved_step(folder: Path, goes_back: bool) -> int | None:
     """The step of the checkpoint after four steps, an epoch; or after three, the state before them, and one more."""
     model, data = model_and_data("sequential")

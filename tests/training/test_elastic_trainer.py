@@ -20,6 +20,7 @@ from support.own import (
     close_on_a_full_disk,
     keeps_checkpoints_without_a_folder,
     model_and_data,
+    refusals_of_states,
     refused,
     resume_to_one_epoch_of_two,
     resume_with_another_rate,
@@ -106,6 +107,15 @@ def test_a_trainer_goes_back_to_an_earlier_state(pool: Pool, name: str, whole: l
     _, state = pool.run(world, train_from_a_state, "encoder", parallel, 3, None)[0]
     for losses, _ in pool.run(world, train_from_a_state, "encoder", parallel, 7, state, True):
         assert losses == pytest.approx(whole[3:10], rel=0, abs=1e-10)
+
+
+def test_a_state_of_another_run_is_refused_on_every_rank_in_a_line(pool: Pool) -> None:
+    for said in pool.run(2, refusals_of_states):
+        assert [line.partition(",")[0].partition(";")[0] for line in said] == [
+            "the state lacks 0.weight",
+            "the state lacks optimizer",
+            "the state has 7 steps per epoch",
+        ]
 
 
 @pytest.mark.parametrize(("goes_back", "expected"), [(False, 4), (True, None)])
