@@ -34,7 +34,8 @@ def train(config: Config, run_dir: str | Path | None = None) -> dict[str, Any]:
 
     Args:
         config: The run, for example ``Config(model=TimmModel(name="vit_tiny_patch16_224"), dataset=Digits(), ...)``.
-        run_dir: Folder for events, summary and model; by default ``outputs/<date>/<time>``.
+        run_dir: Folder for events, summary and model; by default that of ``resume.run``, else
+            ``outputs/<date>/<time>``.
 
     Returns:
         The contents of ``summary.json``; under torchrun its ``status`` alone on all ranks but 0.

@@ -212,7 +212,8 @@ class Trainer:
         """Yields the result of each step.
 
         Raises:
-            Diverged: Loss or gradient is not finite, on every rank alike.
+            Diverged: Loss or gradient is not finite, or explodes with ``guard.exploding=stop``, on every rank alike.
+            FreezeHurts: The main metric fell after a freeze, with ``guard.freeze=stop``.
             Stopped: A signal asked for it; the run is saved, unless checkpoints are off or cannot be written.
         """
         with interrupt.deferred():
