@@ -11,6 +11,7 @@ import pytest
 from support.jobs import loaded
 
 import pipetransformer as pt
+from pipetransformer.config.kinds import check_config
 from pipetransformer.freeze.base import Decision, FreezePolicy, Signals, State
 
 PLAIN = """
@@ -68,6 +69,15 @@ class Good(Keeps):
 def test_an_option_that_would_be_lost_is_told_in_a_line(policy: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(pt.UserError, match=f"^{re.escape(message)}"):
         policy(**options)
+
+
+def test_a_script_is_told_of_any_class_in_its_configuration() -> None:
+    class Few(pt.Digits):
+        max_train_samples = 8
+
+    config = replace(loaded(), dataset=Few())
+    with pytest.raises(pt.UserError, match=r"^Few\.max_train_samples is no option, because Few is no dataclass"):
+        check_config(config)
 
 
 def test_the_command_line_tells_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

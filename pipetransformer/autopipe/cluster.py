@@ -12,10 +12,18 @@ from pipetransformer.errors import UserError
 
 @dataclass(frozen=True)
 class Link:
-    """Seconds of a message as a line in its bytes."""
+    """Seconds of a message as a line in its bytes.
+
+    Raises:
+        UserError: The bandwidth is not above 0.
+    """
 
     latency_s: float
     bandwidth_bytes_per_s: float
+
+    def __post_init__(self) -> None:
+        if not self.bandwidth_bytes_per_s > 0:
+            raise UserError(f"bandwidth_bytes_per_s={self.bandwidth_bytes_per_s} must be above 0")
 
     def seconds(self, num_bytes: float) -> float:
         """Returns the seconds of one message."""

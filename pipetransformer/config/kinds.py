@@ -5,7 +5,7 @@ itself.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from numbers import Integral, Real
 from os import PathLike
 from types import NoneType, UnionType
@@ -13,6 +13,7 @@ from typing import Any, Self, get_args, get_origin
 
 from pipetransformer.config.schema import SECTIONS, Config, SimulationConfig, as_plain
 from pipetransformer.data.base import DatasetSpec
+from pipetransformer.decorated import check_decorated
 from pipetransformer.errors import UserError
 from pipetransformer.freeze.base import FreezePolicy
 from pipetransformer.models.adapters import AdapterSpec
@@ -99,7 +100,7 @@ def check_kinds(given: Mapping[str, Any], kinds: Mapping[str, Kind], section: st
 
 
 def check_config(config: Config) -> None:
-    """Refuses a configuration one of whose fields holds a value of another kind.
+    """Refuses a configuration one of whose fields holds a value of another kind, or loses options of its class.
 
     Raises:
         UserError: With the option, the value and the remedy.
@@ -108,6 +109,9 @@ def check_config(config: Config) -> None:
     check_kinds(vars(config), SIMULATION if isinstance(config, SimulationConfig) else CONFIG)
     for name in OPTIONS.keys() & vars(config).keys():
         check_kinds(vars(getattr(config, name)), OPTIONS[name], f"{name}.")
+    for spec in vars(config).values():
+        if is_dataclass(spec) and not isinstance(spec, type):
+            check_decorated(type(spec))
 
 
 def check_plain(config: Config) -> None:

@@ -112,7 +112,7 @@ def plans_over_steps(arms: Sequence[Arm]) -> Figure | None:
         for axes, values in zip(panels, zip(*numbers, strict=True), strict=True):
             axes.stairs(values, edges, baseline=None, **style)
     for axes in panels[1:]:
-        axes.set_ylim(-0.2, axes.get_ylim()[1] + 0.4)
+        axes.set_ylim(-0.2, max(1.0, axes.get_ylim()[1]) + 0.4)  # also where all are 0
         whole_numbers(axes, x=True, y=True)
     panels[0].set_ylim(-0.05, 1.05)
     legend_below(panels[0], num_columns=2)

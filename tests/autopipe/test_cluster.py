@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from pipetransformer.autodp.topology import Topology
 from pipetransformer.autopipe.cluster import Cluster, Link, allreduce_links, boundary_links
 from pipetransformer.autopipe.plan import DeviceLayout, Plan, RankOrder
+from pipetransformer.errors import UserError
 
 RANK_ORDERS = st.sampled_from(RankOrder.__args__)
 NEAR, FAR = Link(0, 1e9), Link(1, 1e6)
@@ -73,3 +74,9 @@ def test_a_ring_shares_the_node_link_with_those_that_leave_the_same_node(
 
 def test_replica_first_pipelines_leave_a_node_together() -> None:
     assert boundary_links(nodes_of(4), DeviceLayout(2, 4, "replica-first"))[0] == FAR.shared(4)
+
+
+@pytest.mark.parametrize("bandwidth", [0.0, -1.0, float("nan")])
+def test_a_link_that_sends_nothing_is_refused(bandwidth: float) -> None:
+    with pytest.raises(UserError, match=r"^bandwidth_bytes_per_s=.* must be above 0$"):
+        Link(0.1, bandwidth)

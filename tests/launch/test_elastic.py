@@ -175,3 +175,18 @@ with alive(Path({str(tmp_path)!r})):
         failures.wait_for_ranks(tmp_path, 0)  # no longer: the rank is ended
         assert rank.wait(60) == -signal.SIGKILL
         waits.result(60)
+
+
+@pytest.mark.parametrize(
+    ("option", "remedy"),
+    [
+        ("parallel=single", "start one, or drop parallel=single"),
+        ("parallel.world_size=3", "leave parallel.world_size out or make them equal"),
+    ],
+)
+def test_other_processes_than_those_of_torchrun_are_refused(
+    option: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match=f"but torchrun started 2 processes; {remedy}$"):
+        elastic.run_here(loaded(option), tmp_path, {}, None)

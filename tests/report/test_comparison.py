@@ -306,6 +306,7 @@ def test_plans_are_drawn_over_the_steps(sweep: Path) -> None:
     frozen, stages, replicas, idle = (data.values.tolist() for data in found)
     assert frozen == pytest.approx([0, 2 / 6, 4 / 6])
     assert (stages, replicas, idle) == ([4, 2, 1], [1, 2, 4], [0, 0, 0])
+    assert [tick for tick in figure.axes[3].get_yticks() if tick % 1] == [], "also where no device is idle"
 
 
 def test_caches_are_compared_by_hits_bytes_and_waiting(sweep: Path) -> None:
