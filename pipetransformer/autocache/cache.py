@@ -67,7 +67,6 @@ class AutoCache:
     Attributes:
         level: Block whose output is stored; 0 for none.
         reader: Reads the stored level.
-        fill_s: Seconds of filling, at all levels.
     """
 
     def __init__(
@@ -88,7 +87,7 @@ class AutoCache:
         self._may_be_read = False  # by some rank, at the present level
         self._key, self._num_keys = 0, 0
         self._num_unclaimed = 0  # intact samples of an earlier run, until the first fill
-        self.level, self.fill_s = 0, 0.0
+        self.level = 0
 
     def open(self) -> Opened:
         """Opens the stores, unless they are open. Collective.
@@ -158,7 +157,6 @@ class AutoCache:
             LoopLeft: The same, where a rank asked for it.
         """
         assert level > self.level, f"the cache is at level {self.level} and cannot advance to {level}"
-        start = time.perf_counter()
         self.reader.stop_prefetching()
         self._num_keys += 1
         key = self._num_keys if layers is None else level_key(self._key, self._with_origin(layers))
@@ -173,7 +171,6 @@ class AutoCache:
         self._describe(level, key, num_computed)
         self.level, self._key, self._may_be_read = level, key, False
         num_replaced, self._num_unclaimed = 0 if num_found else self._num_unclaimed, 0
-        self.fill_s += time.perf_counter() - start
         return Filled(num_computed, num_found, num_replaced)
 
     def _note_changes(self) -> None:

@@ -69,7 +69,7 @@ class CacheSession:
         self._stats = ReadStats() if cache is None else cache.reader.stats  # outlives a cache that is turned off
         self._terms = terms
         self._stored: dict[str, Any] = {}  # figures of the fills so far
-        self._earlier_fill_s = 0.0  # of the processes before this one
+        self._fill_s = 0.0  # of all fills that the log tells of, those before a stop too
         self._borrowed = ExitStack()  # frozen layers, for misses
 
     @property
@@ -198,7 +198,8 @@ class CacheSession:
 
     def _report_fill(self, cache: AutoCache, filled: Filled, from_level: int, step: int, seconds: float) -> None:
         bytes_by_tier = cache.capacity.bytes_by_tier
-        self._stored = {"bytes_by_tier": bytes_by_tier, "fill_seconds": self._earlier_fill_s + cache.fill_s}
+        self._fill_s += seconds
+        self._stored = {"bytes_by_tier": bytes_by_tier, "fill_seconds": self._fill_s}
         if filled.num_replaced:
             changed = f" ({', '.join(cache.changed)})" if cache.changed else ""
             others = f"{filled.num_replaced} stored samples were of other weights or another level{changed}"
@@ -254,7 +255,7 @@ class CacheSession:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over the values of :meth:`state_dict`, before the first fill."""
-        self._stored, self._earlier_fill_s = state["stored"], state["stored"].get("fill_seconds", 0.0)
+        self._stored, self._fill_s = state["stored"], state["stored"].get("fill_seconds", 0.0)
         for name, value in state["reads"].items():
             setattr(self._stats, name, value)
 

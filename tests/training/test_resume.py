@@ -172,6 +172,8 @@ def test_the_log_of_a_resumed_run_has_every_step_once(pool: Pool, run_dir: Path)
 def test_the_summary_of_a_resumed_run_counts_what_the_processes_before_it_spent(pool: Pool, tmp_path: Path) -> None:
     options = (*RUN, "freeze=schedule", "freeze.num_frozen=[1]", "epochs=4", "checkpoint.every_steps=4")
     whole = run_job(pool, 1, tmp_path / "run", *options, "checkpoint.keep=9", made_up_times=True)
+    filled_s = [fill["seconds"] for fill in whole.events("cache_fill")]
+    assert sum(filled_s) == pytest.approx(whole.summary["cache"]["fill_seconds"]), "as the log tells"
     spent = read_manifest(whole.folder / FOLDER / "step-00000008").spent
     assert spent["cache"]["reads"]["read_s"] > 0
     for step in (12, 16):
