@@ -175,7 +175,7 @@ def as_plain(config: Config) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     if not is_dataclass(value) or isinstance(value, type):
-        return value
+        return _lists(value)
     kind = type(value)
     target = {} if kind in SECTIONS.values() else {"_target_": f"{kind.__module__}.{kind.__qualname__}"}
     return target | _lists(asdict(value))

@@ -49,11 +49,15 @@ def run_here(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str | 
     """
     world_size = int(os.environ["WORLD_SIZE"])
     if config.parallel.world_size not in (None, world_size):
-        given, by_preset = config.parallel.world_size, config.parallel.arrangement == "single"
-        remedy = (
-            "start one, or drop parallel=single" if by_preset else "leave parallel.world_size out or make them equal"
+        if config.parallel.arrangement == "single":
+            raise UserError(
+                f"parallel=single takes one process, but torchrun started {world_size}; start one, or take another "
+                "parallel="
+            )
+        raise UserError(
+            f"parallel.world_size={config.parallel.world_size}, but torchrun started {world_size} processes; leave "
+            "parallel.world_size out or make them equal"
         )
-        raise UserError(f"parallel.world_size={given}, but torchrun started {world_size} processes; {remedy}")
     from pipetransformer.training.run import run_job  # here, for the launcher needs none of it and starts sooner
 
     try:

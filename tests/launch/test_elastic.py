@@ -178,15 +178,15 @@ with alive(Path({str(tmp_path)!r})):
 
 
 @pytest.mark.parametrize(
-    ("option", "remedy"),
+    ("option", "words"),
     [
-        ("parallel=single", "start one, or drop parallel=single"),
-        ("parallel.world_size=3", "leave parallel.world_size out or make them equal"),
+        ("parallel=single", "torchrun started 2; start one, or take another parallel=$"),
+        ("parallel.world_size=3", "torchrun started 2 processes; leave parallel.world_size out or make them equal$"),
     ],
 )
 def test_other_processes_than_those_of_torchrun_are_refused(
-    option: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    option: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UserError, match=f"but torchrun started 2 processes; {remedy}$"):
+    with pytest.raises(UserError, match=words):
         elastic.run_here(loaded(option), tmp_path, {}, None)
