@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from experiments.arms import ACCURACY, ARM, CPU, FASTER_CPU, FROZEN_FROM, MEMORY, TRAINING, Arm, main
+from experiments.arms import ACCURACY, ARM, CPU, FASTER_CPU, FROZEN_FROM, MEMORY, Arm, main
 
 ARMS = (
     Arm("whole model, no freezing", ("freeze=none",)),
@@ -11,7 +11,7 @@ ARMS = (
     Arm("LoRA, default rule, no cache", ("cache=off", "peft=lora")),
     Arm("LoRA, default rule, cache", ("peft=lora",)),
 )
-COLUMNS = (ARM, FROZEN_FROM, ACCURACY, TRAINING, CPU, FASTER_CPU, MEMORY)
+COLUMNS = (ARM, FROZEN_FROM, ACCURACY, CPU, FASTER_CPU, MEMORY)
 
 if __name__ == "__main__":
     main(ARMS, Path(__file__).parent, COLUMNS)
