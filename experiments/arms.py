@@ -113,8 +113,8 @@ class Outcome:
             "report_seconds",
         )
         figures = {name: self.summary.get(name) for name in names}
-        took = {} if self.took is None else {"seconds": self.seconds, "cpu_seconds": self.cpu_seconds}
-        took |= {"peak_bytes": self.peak_bytes} if self.took is not None and self.peak_bytes else {}
+        measured = ("seconds", "cpu_seconds", "peak_bytes") if self.took is not None else ()
+        took = {name: getattr(self, name) for name in measured}
         known = {"arm": self.arm, "seed": self.seed, "options": list(self.options), "metric": self.metric}
         more = {"prefixes": self.prefixes, "signals": self.summary.get("signals", {}), "start_s": self.start_s}
         return known | figures | took | more | {"cache": self.summary.get("cache")}

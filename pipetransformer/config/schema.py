@@ -175,18 +175,18 @@ def as_plain(config: Config) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     if not is_dataclass(value) or isinstance(value, type):
-        return _lists(value)
+        return _untagged(value)
     kind = type(value)
     target = {} if kind in SECTIONS.values() else {"_target_": f"{kind.__module__}.{kind.__qualname__}"}
-    return target | _lists(asdict(value))
+    return target | _untagged(asdict(value))
 
 
-def _lists(value: Any) -> Any:
+def _untagged(value: Any) -> Any:
     """Returns what YAML writes without tags: of tuples lists, of paths strings, of numpy's numbers Python's."""
     if isinstance(value, dict):
-        return {name: _lists(each) for name, each in value.items()}
+        return {name: _untagged(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_lists(each) for each in value]
+        return [_untagged(each) for each in value]
     if isinstance(value, PathLike):
         return fspath(value)
     if isinstance(value, bool) or not isinstance(value, Real):

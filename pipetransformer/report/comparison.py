@@ -68,13 +68,16 @@ class Arm:
 
     def figures(self, *names: str) -> list[float]:
         """Returns a figure of each counted run's summary, by its keys; of no run that has not written it."""
-        found = (_figure(run.summary, names) for run in self.counted)
-        return [value for value in found if value is not None]
+        return _figures(self.counted, names)
+
+    @property
+    def compared(self) -> list[Run]:
+        """Returns the counted runs that were not the best static plan themselves."""
+        return [run for run in self.counted if not run.summary.get("is_static")]
 
     def gains(self, name: str) -> list[float]:
-        """Returns a figure that compares with the best static plan, of each counted run that was not that plan."""
-        found = (_figure(run.summary, [name]) for run in self.counted if not run.summary.get("is_static"))
-        return [value for value in found if value is not None]
+        """Returns a figure that compares with the best static plan, of each run that does."""
+        return _figures(self.compared, [name])
 
     def stored_bytes(self) -> list[float]:
         """Returns the bytes of each counted run's cache, of all tiers."""
@@ -101,12 +104,12 @@ class Arm:
 
     def _speedup(self) -> str:
         """Returns the mean speed-up, and where the time of the best static plan comes from."""
-        known = [run.summary for run in self.counted if run.summary.get("speedup_vs_static") is not None]
-        compared = [summary for summary in known if not summary.get("is_static")]
-        if not compared:
-            return "best static plan" if known else "-"
-        is_measured = all(summary.get("speedup_is") == "measured" for summary in compared)
-        return f"{two_digits(mean(self.gains('speedup_vs_static')))} {'measured' if is_measured else 'predicted'}"
+        gains = self.gains("speedup_vs_static")
+        if not gains:
+            return "best static plan" if self.figures("speedup_vs_static") else "-"
+        known = [run.summary for run in self.compared if run.summary.get("speedup_vs_static") is not None]
+        is_measured = all(summary.get("speedup_is") == "measured" for summary in known)
+        return f"{two_digits(mean(gains))} {'measured' if is_measured else 'predicted'}"
 
 
 def _folder_names(runs: Sequence[Run]) -> str:
@@ -129,6 +132,11 @@ def errors(arms: Sequence[Arm]) -> list[tuple[str, str]]:
     """Returns the folder of each run that ended with an error, and the error's first line."""
     runs = [run for arm in arms for run in arm.runs if run.summary.get("error")]
     return [(str(short_path(run.folder)), str(run.summary["error"]).strip().partition("\n")[0]) for run in runs]
+
+
+def _figures(runs: Iterable[Run], names: Sequence[str]) -> list[float]:
+    found = (_figure(run.summary, names) for run in runs)
+    return [value for value in found if value is not None]
 
 
 def _figure(summary: Mapping[str, Any], names: Sequence[str]) -> float | None:

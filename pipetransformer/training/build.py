@@ -62,6 +62,12 @@ class RunComponents:
     resumed: Resumed | None = None
 
 
+def wanted_format(config: Config) -> TextFormat | ImageFormat:
+    """Returns the input that the model takes of data."""
+    wanted = config.model.input_format()
+    return TextFormat(**wanted) if config.model.modality == "text" else ImageFormat(**wanted)
+
+
 def prepare(
     config: Config, device: torch.device, run_dir: Path, closing: ExitStack, report: Reporter,
     checkpoint: Checkpoint | None = None,
@@ -77,9 +83,8 @@ def prepare(
         UserError: Data, model, batch and devices do not fit together.
     """
     report.write("phase", message="reading data")
-    wanted = config.model.input_format()
-    format_of = TextFormat if config.model.modality == "text" else ImageFormat
-    data = load_data(config.dataset, format_of(**wanted))
+    wanted = wanted_format(config)
+    data = load_data(config.dataset, wanted)
     # what a rank sees in a few samples may be chance
     data = replace(data, random_transform=any_rank(data.random_transform, device))
     _check_names(data)
@@ -103,7 +108,7 @@ def prepare(
     optim = config.optim.for_model(sources[0].hidden_size, config.peft.rate_factor, config.model.pretrained)
     meshes, mesh_notes = choose_meshes(config, stack, optim, sources, dist.get_world_size(), nodes.devices_per_node)
     feature_format = FeatureFormat(sources[0].hidden_size, precision.param_dtype, config.cache.storage)
-    tokenizer = wanted.get("tokenizer")
+    tokenizer = wanted.tokenizer if isinstance(wanted, TextFormat) else None
     cache_setup = set_up_cache(
         config, stack, data, sources, feature_format, device, run_dir, closing, report, tokenizer
     )

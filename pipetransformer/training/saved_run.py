@@ -33,6 +33,7 @@ from pipetransformer.report.run_folder import read_run, saved_model, share_files
 from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.runtime.groups import RankContext
 from pipetransformer.runtime.precision import PRECISIONS
+from pipetransformer.training.build import wanted_format
 from pipetransformer.training.evaluate import metrics_of, predict_all
 from pipetransformer.training.input_reader import open_inputs
 from pipetransformer.training.loader import BatchLoader
@@ -74,7 +75,7 @@ def open_saved(run_dir: Path, config: Config, step: int | None = None) -> SavedR
     Raises:
         UserError: There is no such checkpoint and no model, or the data does not fit the model.
     """
-    data = load_data(config.dataset, _wanted(config))
+    data = load_data(config.dataset, wanted_format(config))
     weights = _find_weights(run_dir, step)
     head, input_shape = recorded_head(run_dir)
     _check_size("the data", data.input_shape, input_shape)
@@ -91,7 +92,7 @@ def is_own_data(run_dir: Path, config: Config) -> bool:
     """
     trained = [manifest.data for _, manifest in open_checkpoints(run_dir / FOLDER) if isinstance(manifest, Manifest)]
     with suppress(UserError):  # other data may have no split to evaluate on
-        return bool(trained) and data_digest(load_data(config.dataset, _wanted(config)).train) in trained
+        return bool(trained) and data_digest(load_data(config.dataset, wanted_format(config)).train) in trained
     return False
 
 
@@ -137,11 +138,6 @@ def recorded_head(run_dir: Path) -> tuple[Head, tuple[int, ...]]:
         raise UserError(f"{run_dir} has no record of its model's head: an earlier release wrote it")
     head = start["head"]
     return Head(**head | {"labels": tuple(head["labels"])}), tuple(start["input_shape"])
-
-
-def _wanted(config: Config) -> TextFormat | ImageFormat:
-    wanted = config.model.input_format()
-    return TextFormat(**wanted) if config.model.modality == "text" else ImageFormat(**wanted)
 
 
 class _Weights(NamedTuple):
@@ -319,7 +315,7 @@ def predict(
 
 def _wanted_again(config: Config, input_shape: tuple[int, ...]) -> TextFormat | ImageFormat:
     """Returns the model's input as the run had it, which may have taken the channels from its data."""
-    wanted = _wanted(config)
+    wanted = wanted_format(config)
     return replace(wanted, num_channels=input_shape[0]) if isinstance(wanted, ImageFormat) else wanted
 
 
