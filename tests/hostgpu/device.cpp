@@ -23,6 +23,7 @@
 #include <cstring>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <string>
@@ -45,12 +46,12 @@ bool refuses_waiting = false;
 
 // -- Memory ----------------------------------------------------------------------------------------------------------
 
-std::recursive_mutex lock;
+std::recursive_mutex memory_lock;  // is held by threads that have the GIL: nothing that may need it runs inside
 std::map<const char*, size_t> pinned, owned;  // first byte and size
 size_t allocated = 0, peak = 0;
 
 void count(size_t bytes) {
-  std::lock_guard<std::recursive_mutex> guard(lock);
+  std::lock_guard<std::recursive_mutex> guard(memory_lock);
   peak = std::max(peak, allocated += bytes);
 }
 
@@ -61,7 +62,7 @@ void* aligned(size_t size) {
 }
 
 void free_device(void* memory) {
-  std::lock_guard<std::recursive_mutex> guard(lock);
+  std::lock_guard<std::recursive_mutex> guard(memory_lock);
   if (auto found = owned.find(static_cast<char*>(memory)); found != owned.end()) {
     allocated -= found->second;
     owned.erase(found);
@@ -70,7 +71,7 @@ void free_device(void* memory) {
 }
 
 void free_pinned(void* memory) {
-  std::lock_guard<std::recursive_mutex> guard(lock);
+  std::lock_guard<std::recursive_mutex> guard(memory_lock);
   pinned.erase(static_cast<char*>(memory));
   std::free(memory);
 }
@@ -80,7 +81,7 @@ struct DeviceAllocator final : c10::Allocator {
     void* memory = aligned(size);
     if (size) {
       std::memset(memory, kGarbage, size);
-      std::lock_guard<std::recursive_mutex> guard(lock);
+      std::lock_guard<std::recursive_mutex> guard(memory_lock);
       owned[static_cast<char*>(memory)] = size;
       count(size);
     }
@@ -93,7 +94,7 @@ struct DeviceAllocator final : c10::Allocator {
 struct PinnedAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t size) override {
     void* memory = aligned(size);
-    std::lock_guard<std::recursive_mutex> guard(lock);
+    std::lock_guard<std::recursive_mutex> guard(memory_lock);
     if (size) pinned[static_cast<char*>(memory)] = size;
     return {memory, memory, &free_pinned, Device(DeviceType::CPU)};
   }
@@ -105,7 +106,7 @@ DeviceAllocator device_allocator;
 PinnedAllocator pinned_allocator;
 
 bool is_pinned(const void* at) {
-  std::lock_guard<std::recursive_mutex> guard(lock);
+  std::lock_guard<std::recursive_mutex> guard(memory_lock);
   auto found = pinned.upper_bound(static_cast<const char*>(at));
   if (found == pinned.begin()) return false;
   --found;
@@ -181,10 +182,9 @@ Tensor device(const Tensor& own) {
   c10::DataPtr memory(
       storage.mutable_data(), new c10::Storage(storage),
       [](void* held) {
-        std::lock_guard<std::recursive_mutex> guard(lock);
-        auto* storage = static_cast<c10::Storage*>(held);
+        std::unique_ptr<c10::Storage> storage(static_cast<c10::Storage*>(held));
+        std::lock_guard<std::recursive_mutex> guard(memory_lock);
         allocated -= storage->nbytes();
-        delete storage;
       },
       Device(kDevice, 0));
   c10::Storage wrapped(c10::Storage::use_byte_size_t(), storage.nbytes(), std::move(memory), &device_allocator, true);
@@ -196,6 +196,7 @@ Tensor device(const Tensor& own) {
 
 // -- Streams: the copies that are still to be made -------------------------------------------------------------------
 
+std::recursive_mutex streams_lock;
 thread_local int current = 0;
 std::map<int, std::vector<std::function<void()>>> queues;
 std::map<int, long> num_done;
@@ -203,18 +204,19 @@ long num_late = 0;
 
 /// Makes the copies of a stream, up to the one of that number; all of them if it is negative.
 void flush(int stream, long upto) {
-  std::lock_guard<std::recursive_mutex> guard(lock);
+  std::vector<std::function<void()>> made;  // destroyed after the lock: a tensor that Python knows waits for the GIL
+  std::lock_guard<std::recursive_mutex> guard(streams_lock);
   auto& queue = queues[stream];
   while (!queue.empty() && (upto < 0 || num_done[stream] < upto)) {
-    auto copy = queue.front();
+    made.push_back(std::move(queue.front()));
     queue.erase(queue.begin());
     num_done[stream]++;
-    copy();
+    made.back()();
   }
 }
 
 long mark(int stream) {
-  std::lock_guard<std::recursive_mutex> guard(lock);
+  std::lock_guard<std::recursive_mutex> guard(streams_lock);
   return num_done[stream] + static_cast<long>(queues[stream].size());
 }
 
@@ -230,7 +232,7 @@ Tensor copy_from(const Tensor& from, const Tensor& to, bool non_blocking) {
     host(to).copy_(host(from));
     return to;
   }
-  std::lock_guard<std::recursive_mutex> guard(lock);
+  std::lock_guard<std::recursive_mutex> guard(streams_lock);
   num_late++;
   Tensor source = from;
   if (current == 0) {  // from the device in order: its next kernel may write it
