@@ -23,7 +23,8 @@ from typing import Any
 from experiments.measured import Took, run_measured
 from experiments.record import markdown, publish, share
 from pipetransformer.report.comparison import with_interval
-from pipetransformer.report.run_folder import SUMMARY, Run, read_run
+from pipetransformer.report.event_log import SUMMARY
+from pipetransformer.report.run_folder import Run, read_run
 from pipetransformer.report.summary_text import time_spent
 
 TOOK = "took.json"

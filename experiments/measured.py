@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pipetransformer.parent_process import end_with_parent
-from pipetransformer.report.run_folder import write_json
+from pipetransformer.report.event_log import write_json
 
 SET_CHILD_SUBREAPER = 36  # of prctl(2), Linux
 ROOT = Path(__file__).resolve().parents[1]

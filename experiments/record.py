@@ -7,7 +7,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from pipetransformer.report.run_folder import environment, write_json
+from pipetransformer.report.environment import environment
+from pipetransformer.report.event_log import write_json
 
 BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 

@@ -22,8 +22,8 @@ from pipetransformer.errors import Stopped, UserError
 from pipetransformer.launch.restarts import after_restart
 from pipetransformer.launch.run_dir import record_refused_job, resumed_arguments
 from pipetransformer.launch.start import is_first_rank, preflight, run_in_folder, under_torchrun
+from pipetransformer.report.environment import write_overrides
 from pipetransformer.report.reporter import erase_phase
-from pipetransformer.report.run_folder import write_overrides
 from pipetransformer.report.secrets import redact
 from pipetransformer.training import interrupt
 

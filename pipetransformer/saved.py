@@ -11,8 +11,9 @@ from pipetransformer.config.arguments import explain, unknown_key
 from pipetransformer.config.compose import read_config
 from pipetransformer.config.schema import Config
 from pipetransformer.errors import UserError
+from pipetransformer.report.environment import option_of
 from pipetransformer.report.rows import row_writer
-from pipetransformer.report.run_folder import CONFIG, option_of
+from pipetransformer.report.run_folder import CONFIG
 from pipetransformer.report.secrets import redact
 
 EXPORT_HELP = """\

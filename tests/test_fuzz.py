@@ -38,7 +38,9 @@ from pipetransformer.data.text.squad import Squad
 from pipetransformer.errors import DamagedCheckpoint, UserError
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.report import page as pages
-from pipetransformer.report.run_folder import CONFIG, ENVIRONMENT, EVENT_LOG, SUMMARY
+from pipetransformer.report.environment import ENVIRONMENT
+from pipetransformer.report.event_log import EVENT_LOG, SUMMARY
+from pipetransformer.report.run_folder import CONFIG
 from pipetransformer.runtime.snapshot import OPTIMIZER, WEIGHTS
 
 from .checkpoint.test_manifest import EXAMPLE

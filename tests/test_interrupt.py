@@ -20,7 +20,7 @@ from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder
 from pipetransformer.checkpoint.manifest import read_manifest
 from pipetransformer.config.schema import CONF
 from pipetransformer.errors import Stopped
-from pipetransformer.report.run_folder import EVENT_LOG, read_events
+from pipetransformer.report.event_log import EVENT_LOG, read_events
 
 ENDLESS = (
     *TINY,

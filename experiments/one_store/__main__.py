@@ -20,7 +20,8 @@ from typing import Any
 
 from experiments.one_store.plain import FILE, RECOMPUTES
 from experiments.record import markdown, publish
-from pipetransformer.report.run_folder import read_run, write_json
+from pipetransformer.report.event_log import write_json
+from pipetransformer.report.run_folder import read_run
 
 RATES, SEEDS = (1e-4, 3e-4, 1e-3), (1, 2, 3)
 STORE, WITHOUT = "store", "without"

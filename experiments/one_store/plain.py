@@ -22,7 +22,7 @@ from pipetransformer.config.compose import compose_training
 from pipetransformer.config.schema import Config
 from pipetransformer.data.base import Data, Split, TextFormat
 from pipetransformer.models.stack import LayerStack
-from pipetransformer.report.run_folder import write_json
+from pipetransformer.report.event_log import write_json
 from pipetransformer.runtime.precision import PRECISIONS
 from pipetransformer.training.loader import padded_length
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from experiments.peers import frameworks, loops
 from experiments.peers.problem import Freezes, Problem, Watch
 from pipetransformer.config.compose import compose_training
-from pipetransformer.report.run_folder import write_json
+from pipetransformer.report.event_log import write_json
 from pipetransformer.training.world import open_world
 
 

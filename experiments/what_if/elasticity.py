@@ -19,7 +19,7 @@ from pipetransformer.config.compose import compose_simulation
 from pipetransformer.config.schema import SimulationConfig
 from pipetransformer.planning.planner import Planner, RemainingRun
 from pipetransformer.planning.timeline import Timeline
-from pipetransformer.report.run_folder import write_json
+from pipetransformer.report.event_log import write_json
 from pipetransformer.simulate.run import make_planner, run_history
 
 MODELS = {

@@ -29,8 +29,8 @@ from pipetransformer.launch import failures, forkserver, rendezvous
 from pipetransformer.launch.restarts import Restarts
 from pipetransformer.launch.run_dir import tell_where_weights_are
 from pipetransformer.parent_process import end_unheard
+from pipetransformer.report.event_log import SUMMARY, write_json
 from pipetransformer.report.reporter import print_line
-from pipetransformer.report.run_folder import SUMMARY, write_json
 from pipetransformer.training.interrupt import QUIT, SAME_S, SIGNALS, is_requested
 
 NOISY = ("torch.distributed.elastic", "torch.multiprocessing", "torch.distributed.launcher")

@@ -17,24 +17,10 @@ from pipetransformer.config.resuming import changes, check_epochs, dotted
 from pipetransformer.config.schema import Config, as_plain, write_settings
 from pipetransformer.errors import RankLost, UserError
 from pipetransformer.launch.forkserver import remove_stale
+from pipetransformer.report.environment import OVERRIDES, by_option, option_of, read_overrides, write_overrides
+from pipetransformer.report.event_log import EVENT_LOG, SUMMARY, known_summary, write_json
 from pipetransformer.report.reporter import print_line
-from pipetransformer.report.run_folder import (
-    CONFIG,
-    DRY_RUN,
-    EVENT_LOG,
-    MODEL,
-    OVERRIDES,
-    SUMMARY,
-    TENSORBOARD,
-    WANDB,
-    by_option,
-    known_summary,
-    option_of,
-    read_overrides,
-    short_path,
-    write_json,
-    write_overrides,
-)
+from pipetransformer.report.run_folder import CONFIG, DRY_RUN, MODEL, TENSORBOARD, WANDB, short_path
 from pipetransformer.report.secrets import redact
 from pipetransformer.report.trace import remove_traces
 

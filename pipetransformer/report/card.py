@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipetransformer.report.run_folder import Run, library_versions, read_overrides, read_run
+from pipetransformer.report.environment import library_versions, read_overrides
+from pipetransformer.report.run_folder import Run, read_run
 from pipetransformer.report.secrets import redact
 from pipetransformer.report.sinks import Values
 

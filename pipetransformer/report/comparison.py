@@ -12,20 +12,10 @@ from statistics import mean, stdev
 from typing import Any
 
 from pipetransformer.errors import UserError
+from pipetransformer.report.environment import by_option, makes_arm, read_overrides
+from pipetransformer.report.event_log import EVENT_LOG, SUMMARY
 from pipetransformer.report.format import duration, number, two_digits
-from pipetransformer.report.run_folder import (
-    CONFIG,
-    EVENT_LOG,
-    SUMMARY,
-    Run,
-    by_option,
-    makes_arm,
-    matches,
-    patterns,
-    read_overrides,
-    read_run,
-    short_path,
-)
+from pipetransformer.report.run_folder import CONFIG, Run, matches, patterns, read_run, short_path
 from pipetransformer.report.text import flatten
 
 CONFIDENCE = 0.95

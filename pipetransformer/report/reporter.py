@@ -129,7 +129,8 @@ def open_report(
         console: How much standard output shows.
         resumed: What the tracking service needs to go on with its run; ``None`` for a new run.
     """
-    from pipetransformer.report.run_folder import ENVIRONMENT, EVENT_LOG, JsonLines, environment, write_json
+    from pipetransformer.report.environment import ENVIRONMENT, environment
+    from pipetransformer.report.event_log import EVENT_LOG, JsonLines, write_json
 
     write_json(run_dir / ENVIRONMENT, environment())
     tracker = logger.open(run_dir, redact(config), sweep, resumed)

@@ -12,8 +12,9 @@ from rich.text import Text
 
 from pipetransformer.errors import UserError
 from pipetransformer.report.comparison import COLUMNS, Arm, errors, find_runs, read_arms
+from pipetransformer.report.event_log import SUMMARY
 from pipetransformer.report.format import plural
-from pipetransformer.report.run_folder import SUMMARY, short_path
+from pipetransformer.report.run_folder import short_path
 
 WIDTH_OF_A_LOG = 200
 SPACE, MIN_WRAPPED = 2, 24  # characters between columns, and of the column that is wrapped

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipetransformer.report.run_folder import read_json
+from pipetransformer.report.event_log import read_json
 
 COMPUTE = ("forward", "backward", "optimizer")
 COMMUNICATION = ("transfer", "all-reduce")

@@ -20,8 +20,9 @@ from pipetransformer.report.decisions import (
     is_of_the_guard,
     transition_rows,
 )
+from pipetransformer.report.environment import by_option, makes_arm, read_overrides
+from pipetransformer.report.event_log import EVENT_LOG, read_events
 from pipetransformer.report.reporter import LoggerSpec, check_share
-from pipetransformer.report.run_folder import EVENT_LOG, by_option, makes_arm, read_events, read_overrides
 from pipetransformer.report.secrets import redact
 from pipetransformer.report.sinks import MAX_SHARE, EventName, NullSink, Sink, Thinned, Values
 from pipetransformer.report.text import flatten

@@ -27,8 +27,9 @@ from pipetransformer.config.schema import Config
 from pipetransformer.errors import UserError
 from pipetransformer.planning.state import TrainState
 from pipetransformer.planning.timeline import Timeline
+from pipetransformer.report.environment import library_versions, read_overrides
+from pipetransformer.report.event_log import EVENT_LOG
 from pipetransformer.report.reporter import Reporter
-from pipetransformer.report.run_folder import EVENT_LOG, library_versions, read_overrides
 from pipetransformer.report.secrets import redact
 from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.runtime.groups import broadcast_from_rank0, own_store

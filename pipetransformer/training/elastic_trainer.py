@@ -27,8 +27,8 @@ from pipetransformer.freeze.pipetransformer import PaperRule
 from pipetransformer.models.adapters import AdapterSpec, NoAdapters
 from pipetransformer.models.instance import ModelInstance, give_back
 from pipetransformer.optim.base import OptimizerSpec
+from pipetransformer.report.event_log import EVENT_LOG, SUMMARY, JsonLines, write_json
 from pipetransformer.report.reporter import Reporter
-from pipetransformer.report.run_folder import EVENT_LOG, SUMMARY, JsonLines, write_json
 from pipetransformer.report.sinks import LoggedWarnings, Sink
 from pipetransformer.report.trace import remove_traces
 from pipetransformer.runtime.groups import barrier, broadcast_from_rank0

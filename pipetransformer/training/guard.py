@@ -13,7 +13,7 @@ from pipetransformer.checkpoint.source import CheckpointLayers
 from pipetransformer.errors import Diverged, FreezeHurts, NotFinite, StepRefused, UserError
 from pipetransformer.freeze.base import Decision
 from pipetransformer.planning.guard import Verdict, Watched, judge_freeze, judge_step, norm_limit
-from pipetransformer.report.run_folder import EVENT_LOG
+from pipetransformer.report.event_log import EVENT_LOG
 from pipetransformer.runtime.groups import broadcast_from_rank0
 from pipetransformer.training.resume import Checkpoint, cut_log, find_checkpoint
 

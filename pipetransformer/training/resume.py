@@ -21,7 +21,7 @@ from pipetransformer.config.sections import Parallel
 from pipetransformer.data.base import Data, Split, evenly_spaced
 from pipetransformer.errors import UserError
 from pipetransformer.models.stack import LayerStack
-from pipetransformer.report.run_folder import EVENT_LOG
+from pipetransformer.report.event_log import EVENT_LOG
 from pipetransformer.report.secrets import redact
 from pipetransformer.runtime.groups import broadcast_from_rank0
 

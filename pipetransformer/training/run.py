@@ -22,18 +22,9 @@ from pipetransformer.config.names import in_options
 from pipetransformer.config.schema import Config
 from pipetransformer.errors import Diverged, FreezeHurts, NotSaved, Stopped, UserError
 from pipetransformer.report.card import write_card
+from pipetransformer.report.event_log import EVENT_LOG, SUMMARY, known_summary, read_events, write_json
 from pipetransformer.report.reporter import ConsoleOptions, Reporter, open_report
-from pipetransformer.report.run_folder import (
-    CONFIG,
-    DRY_RUN,
-    EVENT_LOG,
-    MODEL,
-    SUMMARY,
-    known_summary,
-    read_events,
-    share_files,
-    write_json,
-)
+from pipetransformer.report.run_folder import CONFIG, DRY_RUN, MODEL, share_files
 from pipetransformer.report.sinks import EventName
 from pipetransformer.report.wandb import NoLogger
 from pipetransformer.runtime.groups import broadcast_from_rank0

@@ -28,8 +28,9 @@ from pipetransformer.models.base import Head
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.schedules import REFERENCE_WIDTH
 from pipetransformer.report.card import write_card
+from pipetransformer.report.event_log import write_json
 from pipetransformer.report.rows import row_writer
-from pipetransformer.report.run_folder import read_run, saved_model, share_files, write_json
+from pipetransformer.report.run_folder import read_run, saved_model, share_files
 from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.runtime.groups import RankContext
 from pipetransformer.runtime.precision import PRECISIONS

@@ -18,8 +18,8 @@ from pipetransformer.planning.foresight import Foresight
 from pipetransformer.planning.history import RunHistory
 from pipetransformer.planning.state import TrainState
 from pipetransformer.planning.timeline import Timeline
+from pipetransformer.report.event_log import EVENT_LOG
 from pipetransformer.report.reporter import Reporter
-from pipetransformer.report.run_folder import EVENT_LOG
 from pipetransformer.runtime.groups import broadcast_from_rank0
 from pipetransformer.runtime.result import StepResult
 from pipetransformer.runtime.signals.base import SignalContext

@@ -65,7 +65,7 @@ def test_a_target_within_a_spec_or_section_is_refused(override: str) -> None:
 
 
 def test_what_a_module_of_this_package_imports_is_none_of_its_classes() -> None:
-    for target in ("pipetransformer.report.run_folder.subprocess.Popen", "pipetransformer.models.timm.Path"):
+    for target in ("pipetransformer.report.environment.subprocess.Popen", "pipetransformer.models.timm.Path"):
         with pytest.raises(UserError, match=r"model\._target_=.* is no dataclass of that place"):
             loaded(f"model._target_={target}")
 

@@ -29,7 +29,7 @@ from experiments.start import __main__ as start
 from experiments.static_plans import __main__ as static_plans
 from experiments.storage import __main__ as storage
 from pipetransformer.config.compose import CONF, compose_training
-from pipetransformer.report.run_folder import write_json
+from pipetransformer.report.event_log import write_json
 
 EXPERIMENTS = {
     "adapters": (adapters.ARMS, adapters.COLUMNS),

@@ -18,7 +18,8 @@ from experiments.cache.hidden import BUDGETS, UNCACHED, Steps, measure_hidden, r
 from experiments.cache.losses import Difference, compare
 from experiments.cache.reading import STORAGE, ReadTimes, measure_reading
 from experiments.record import BEGIN, END
-from pipetransformer.report.run_folder import EVENTS, Run
+from pipetransformer.report.run_folder import Run
+from pipetransformer.report.sinks import EVENTS
 
 READ = ReadTimes("small", "memory", "exact", 1024, 4096, (0.004, 0.001, 0.002))
 STEPS = Steps("small", "memory", (0.1, 0.1, 0.2, 0.1), (0.0, 0.004, 0.1, 0.0), 0.208, 30, 10, (0.1, 0.2))

@@ -19,7 +19,7 @@ from experiments.peers.workloads import WORKLOADS, write_idx
 from experiments.record import BEGIN, END
 from pipetransformer.config.compose import compose_training
 from pipetransformer.data.images.sources import read_idx
-from pipetransformer.report.run_folder import write_json
+from pipetransformer.report.event_log import write_json
 
 FREEZES = [(100, 2), (200, 4)]
 LOG = [

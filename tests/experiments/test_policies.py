@@ -8,7 +8,8 @@ from support.pool import Pool
 from experiments.arms import Outcome, table
 from experiments.measured import Took
 from experiments.policies.__main__ import COLUMNS
-from pipetransformer.report.run_folder import read_run, write_json
+from pipetransformer.report.event_log import write_json
+from pipetransformer.report.run_folder import read_run
 
 
 def test_a_row_shows_what_froze_when_and_what_measuring_took(pool: Pool, tmp_path: Path) -> None:

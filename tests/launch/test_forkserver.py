@@ -11,7 +11,7 @@ from support.jobs import ROOT, loaded
 
 from pipetransformer.launch import forkserver
 from pipetransformer.launch.run_dir import finished_summary
-from pipetransformer.report.run_folder import SUMMARY
+from pipetransformer.report.event_log import SUMMARY
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from pipetransformer.launch.run_dir import (
     resumed_arguments,
     tell_where_weights_are,
 )
-from pipetransformer.report.run_folder import write_overrides
+from pipetransformer.report.environment import write_overrides
 
 
 def notes(

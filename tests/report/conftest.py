@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from pipetransformer.report.run_folder import CONFIG, EVENT_LOG, SUMMARY, JsonLines, write_json
+from pipetransformer.report.event_log import EVENT_LOG, SUMMARY, JsonLines, write_json
+from pipetransformer.report.run_folder import CONFIG
 from pipetransformer.report.sinks import EventName
 from pipetransformer.report.summary_text import TIME_PARTS
 from pipetransformer.report.trace import Event, write_trace

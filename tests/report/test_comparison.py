@@ -29,8 +29,10 @@ from pipetransformer.report.comparison import (
     share_interval,
     with_interval,
 )
+from pipetransformer.report.environment import write_overrides
+from pipetransformer.report.event_log import EVENT_LOG, SUMMARY
 from pipetransformer.report.figures import OF_A_RUN, OF_ARMS
-from pipetransformer.report.run_folder import CONFIG, EVENT_LOG, SUMMARY, write_overrides
+from pipetransformer.report.run_folder import CONFIG
 from pipetransformer.report.sweep import print_sweep
 
 RESULTS = {("freeze=none", 1): 0.75, ("freeze=none", 2): 0.85, ("freeze=alpha", 1): 0.7}

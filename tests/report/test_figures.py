@@ -15,8 +15,9 @@ from matplotlib.patches import Patch
 
 from pipetransformer.report import style
 from pipetransformer.report.comparison import Arm
+from pipetransformer.report.event_log import EVENT_LOG
 from pipetransformer.report.figures import OF_A_RUN, OF_ARMS, Drawing, save_all
-from pipetransformer.report.run_folder import EVENT_LOG, Run, read_run
+from pipetransformer.report.run_folder import Run, read_run
 
 STEP = "optimizer step"
 TIMES = "speed-up over the best static plan, times"

@@ -10,8 +10,8 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from support.command import TIMEOUT_S
 
+from pipetransformer.report.environment import write_overrides
 from pipetransformer.report.figures import OF_ARMS
-from pipetransformer.report.run_folder import write_overrides
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 RUN, COMPARE = NOTEBOOKS / "run.ipynb", NOTEBOOKS / "compare.ipynb"

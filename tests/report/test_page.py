@@ -9,8 +9,9 @@ from pipetransformer.errors import UserError
 from pipetransformer.report import __main__
 from pipetransformer.report import page as pages
 from pipetransformer.report.__main__ import main
+from pipetransformer.report.event_log import EVENT_LOG, SUMMARY
 from pipetransformer.report.figures import OF_A_RUN
-from pipetransformer.report.run_folder import EVENT_LOG, SUMMARY, read_run
+from pipetransformer.report.run_folder import read_run
 
 
 def test_the_page_holds_figures_transitions_and_summary(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from pipetransformer.report import page as pages
 from pipetransformer.report.__main__ import COMPARISON, main
+from pipetransformer.report.environment import write_overrides
 from pipetransformer.report.figures import OF_A_RUN
-from pipetransformer.report.run_folder import write_overrides
 
 from .conftest import Events, write_run
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipetransformer.report.event_log import EVENT_LOG
 from pipetransformer.report.reporter import LoggerSpec, Reporter, open_report
-from pipetransformer.report.run_folder import EVENT_LOG
 from pipetransformer.report.sinks import EventName, NullSink, Sink, Thinned, Values
 
 

@@ -13,24 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipetransformer.errors import UserError
-from pipetransformer.report.run_folder import (
-    CONFIG,
-    EVENT_LOG,
-    OVERRIDES,
-    SUMMARY,
-    JsonLines,
-    environment,
-    find_run,
-    next_steps,
-    read_events,
-    read_json,
-    read_overrides,
-    read_run,
-    saved_model,
-    share_files,
-    write_json,
-    write_overrides,
-)
+from pipetransformer.report.environment import OVERRIDES, environment, read_overrides, write_overrides
+from pipetransformer.report.event_log import EVENT_LOG, SUMMARY, JsonLines, read_events, read_json, write_json
+from pipetransformer.report.run_folder import CONFIG, find_run, next_steps, read_run, saved_model, share_files
 from pipetransformer.report.sinks import EVENTS, EventName
 
 Events = list[tuple[EventName, dict[str, Any]]]
@@ -279,7 +264,7 @@ def test_a_plan_that_follows_a_resume_at_the_same_step_comes_after_it(tmp_path: 
     (tmp_path / EVENT_LOG).write_text("".join(f"{json.dumps(line)}\n" for line in kept))
     again, clock = JsonLines(tmp_path / EVENT_LOG, goes_on=True), iter("34")
     moments = mock.Mock(now=lambda _: datetime(2126, 1, 1, second=int(next(clock)), tzinfo=UTC))
-    with mock.patch("pipetransformer.report.run_folder.datetime", moments):
+    with mock.patch("pipetransformer.report.event_log.datetime", moments):
         again.write("resume", resumed | {"plan": transition["before"]})
         again.write("transition", transition | {"step": 12, "after": transition["after"] | {"cache_level": 2}})
     again.close()

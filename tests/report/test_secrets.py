@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipetransformer.report import run_folder
+from pipetransformer.report import environment, event_log
 from pipetransformer.report.reporter import Reporter
 from pipetransformer.report.secrets import HIDDEN, redact
 from pipetransformer.report.sinks import EventName, NullSink, Values
@@ -76,9 +76,9 @@ def test_values_without_secrets_come_back_equal(value: Any) -> None:
 def test_no_writer_of_a_run_folder_passes_one_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", SECRET)
     monkeypatch.setattr(sys, "argv", ["train.py", f"+logger.api_key={SECRET}", "model.name=https://me:planted@host/x"])
-    run_folder.write_json(tmp_path / "env.json", run_folder.environment())
-    run_folder.write_json(tmp_path / "summary.json", {"error": f"401 for {SECRET}"})
-    log = run_folder.JsonLines(tmp_path / "metrics.jsonl")
+    event_log.write_json(tmp_path / "env.json", environment.environment())
+    event_log.write_json(tmp_path / "summary.json", {"error": f"401 for {SECRET}"})
+    log = event_log.JsonLines(tmp_path / "metrics.jsonl")
     log.write("warning", {"message": f"tried https://me:planted@host with {SECRET}"})
     log.close()
     written = "".join(file.read_text() for file in tmp_path.iterdir())

@@ -19,7 +19,8 @@ from pipetransformer.config.compose import CONF
 from pipetransformer.report.charts import charts as charts_of
 from pipetransformer.report.charts import step_of
 from pipetransformer.report.decisions import DECISION_COLUMNS, TRANSITION_COLUMNS, decision_rows, transition_rows
-from pipetransformer.report.run_folder import EVENT_LOG, write_overrides
+from pipetransformer.report.environment import write_overrides
+from pipetransformer.report.event_log import EVENT_LOG
 from pipetransformer.report.sinks import EventName, NullSink, Sinks, Thinned
 from pipetransformer.report.tensorboard import TensorBoardLogger, WandbAndTensorBoard
 from pipetransformer.report.wandb import NoLogger, WandbLogger, WandbSink
@@ -250,7 +251,7 @@ def test_no_logger_opens_a_sink_that_does_nothing(tmp_path: Path) -> None:
 REAL_RUN = """
 import json, sys
 from pathlib import Path
-from pipetransformer.report.run_folder import EVENT_LOG, JsonLines
+from pipetransformer.report.event_log import EVENT_LOG, JsonLines
 from pipetransformer.report.tensorboard import TensorBoardLogger, WandbAndTensorBoard
 from pipetransformer.report.wandb import WandbLogger
 

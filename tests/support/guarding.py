@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import pipetransformer as pt
 from pipetransformer.autodp.sampler import batch_ids, epoch_order, num_batches
 from pipetransformer.checkpoint.folder import FOLDER, open_checkpoints
-from pipetransformer.report.run_folder import EVENT_LOG
+from pipetransformer.report.event_log import EVENT_LOG
 from pipetransformer.runtime.elastic import ElasticRuntime
 from support.jobs import with_made_up_times
 from support.own import BATCH_SIZE, NUM_BLOCKS, NUM_CLASSES, OPTIMIZER, SEED, WIDTH, Block, Head, loss

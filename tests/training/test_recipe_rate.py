@@ -8,7 +8,7 @@ from support.jobs import run_job
 from support.pool import Pool
 from support.texts import text_run, write_encoder, write_table
 
-from pipetransformer.report.run_folder import EVENT_LOG
+from pipetransformer.report.event_log import EVENT_LOG
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from support.texts import text_run, write_decoder, write_table
 from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder
 from pipetransformer.checkpoint.manifest import MANIFEST, Manifest, layer_file, read_manifest
 from pipetransformer.errors import UserError
-from pipetransformer.report.run_folder import EVENT_LOG
+from pipetransformer.report.event_log import EVENT_LOG
 from pipetransformer.training.resume import Checkpoint, check_settings, cut_log, settings_of
 
 IS_WHOLE = "RESUME_MATRIX" in os.environ  # as by make resume-matrix

@@ -21,7 +21,7 @@ from pipetransformer.config.compose import read_config
 from pipetransformer.config.schema import CONFIG, write_config
 from pipetransformer.errors import UserError
 from pipetransformer.report.card import CARD, write_card
-from pipetransformer.report.run_folder import EVENT_LOG
+from pipetransformer.report.event_log import EVENT_LOG
 from pipetransformer.saved import evaluate, settings_to_score
 from pipetransformer.training.saved_run import export, open_saved, splits
 
