@@ -47,7 +47,7 @@ class CheckpointLayers:
         Raises:
             DamagedCheckpoint: The file is not what was written, or is of another model.
         """
-        tensors, shapes = _of_kind(self._read(layer), WEIGHTS), self._shapes(layer)
+        tensors, shapes = _of_kind(self._read(layer), WEIGHTS), self._stack[layer].shapes()
         for name in self._names[layer]:
             if name not in tensors or tensors[name].shape != shapes[name]:
                 found = tuple(tensors[name].shape) if name in tensors else "nothing"
@@ -93,7 +93,7 @@ class CheckpointLayers:
     def _original_state(self, layer: int, tensors: Mapping[str, Tensor]) -> OptimizerState:
         """Returns the optimizer's tensors of a layer, by the original names of its parameters and by key."""
         state: OptimizerState = {}
-        shapes = self._shapes(layer)
+        shapes = self._stack[layer].shapes()
         for path, tensor in _of_kind(tensors, OPTIMIZER).items():
             name, _, key = path.rpartition("/")
             if name not in shapes or not _may_belong(tensor.shape, shapes[name]):
@@ -103,11 +103,6 @@ class CheckpointLayers:
                 )
             state.setdefault(name, {})[key] = tensor
         return state
-
-    def _shapes(self, layer: int) -> dict[str, torch.Size]:
-        """Returns the shapes of a layer's tensors in one piece, also where a rank has them in part."""
-        own = self._stack[layer]
-        return {name: tensor.shape for name, tensor in own.tensors()} | own.whole_shapes
 
     def _read(self, layer: int) -> dict[str, Tensor]:
         file = self._manifest.layers[layer]

@@ -68,6 +68,10 @@ class Layer(nn.Module):
         for name, buffer in self.module.named_buffers():
             yield self.prefix + name, buffer
 
+    def shapes(self) -> dict[str, torch.Size]:
+        """Returns the shapes of :meth:`tensors` in one piece, also where this rank has them in part."""
+        return {name: tensor.shape for name, tensor in self.tensors()} | self.whole_shapes
+
     def take_form(self, other: Self) -> None:
         """Takes the module of another form of the same layer, whole or a part, with what it has of each parameter."""
         self.module, self.cuts, self.whole_shapes = other.module, other.cuts, other.whole_shapes

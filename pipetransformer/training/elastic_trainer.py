@@ -247,25 +247,31 @@ class ElasticTrainer(Trainer):
             state: From :meth:`state_dict`, in a run with the same model, data, batch size and seed. Rank 0's counts.
 
         Raises:
-            UserError: It is of another release, seed, or length of an epoch, or lacks weights of the model.
+            UserError: It is of another release, seed, or length of an epoch, or has not the weights of the model.
         """
-        if missing := broadcast_from_rank0(self._missing_from(state)):
+        if fault := broadcast_from_rank0(self._fault_of(state)):
             raise UserError(
-                f"the state lacks {missing}; give what `state_dict` returned on rank 0, of a run with the same model"
+                f"the state {fault}; give what `state_dict` returned on rank 0, of a run with the same model"
             )
         self.go_to(broadcast_from_rank0(state["train"]), partial(self.runtime.load, state["model"], state["optimizer"]))
         self.checkpoints.go_back_to(self.state.step)
         self.freeze_at_start()
         self.cache_again()
 
-    def _missing_from(self, state: Mapping[str, Any]) -> str | None:
-        """Returns what a state lacks of this run, by one name; ``None`` where it has all."""
+    def _fault_of(self, state: Mapping[str, Any]) -> str | None:
+        """Returns what a state lacks of this run, or has in another shape, by one name; ``None`` if nothing."""
         for section in ("train", "optimizer", "model"):
             if section not in state:
-                return section
+                return f"lacks {section}"
         layers = [self.components.stack[index] for index in range(len(self.components.stack))]
-        wanted = (name for layer in layers for name in layer.original_state().keys() - layer.alias_names())
-        return min((name for name in wanted if name not in state["model"]), default=None)
+        kept = {name for layer in layers for name in layer.original_state()}
+        for name, shape in sorted(item for layer in layers for item in layer.shapes().items() if item[0] in kept):
+            given = state["model"].get(name)
+            if given is None:
+                return f"lacks {name}"
+            if given.shape != shape:  # torch would repeat a smaller one
+                return f"has {name} of shape {tuple(given.shape)} where the model's is {tuple(shape)}"
+        return None
 
     def close(self) -> None:
         """Closes groups, cache and files. Not a collective."""

@@ -230,7 +230,7 @@ def train_from_a_state(
 
 
 def refusals_of_states() -> list[str]:
-    """What a trainer says to states of rank 1 alone, without a section, and of shorter batches in the first epoch."""
+    """What a trainer says to states without weights, of another width, without a section, and of shorter batches."""
     model, data = model_and_data("sequential")
 
     def trainer(batch_size: int) -> pt.ElasticTrainer:
@@ -245,7 +245,10 @@ def refusals_of_states() -> list[str]:
         shorter = other.state_dict()
     with trainer(BATCH_SIZE) as one:
         own = one.state_dict()
-        for state in (own | {"model": {}}, {name: own[name] for name in ("model", "train")}, shorter):
+        weights = own["model"]
+        wider = {name: torch.cat([tensor, tensor]) for name, tensor in weights.items()}
+        parts = {name: own[name] for name in ("model", "train")}
+        for state in (own | {"model": {}}, own | {"model": wider}, parts, shorter):
             try:
                 one.load_state_dict(state)
             except pt.UserError as error:

@@ -14,6 +14,8 @@ from support.jobs import TINY
 from support.new_policy import TooMany
 from support.own import (
     EPOCHS,
+    VOCABULARY,
+    WIDTH,
     Tokens,
     begin_where_a_run_was,
     best_and_last,
@@ -111,8 +113,9 @@ def test_a_trainer_goes_back_to_an_earlier_state(pool: Pool, name: str, whole: l
 
 def test_a_state_of_another_run_is_refused_on_every_rank_in_a_line(pool: Pool) -> None:
     for said in pool.run(2, refusals_of_states):
-        assert [line.partition(",")[0].partition(";")[0] for line in said] == [
+        assert [re.split(r"; |, \D", line)[0] for line in said] == [
             "the state lacks 0.weight",
+            f"the state has 0.weight of shape ({2 * VOCABULARY}, {WIDTH}) where the model's is ({VOCABULARY}, {WIDTH})",
             "the state lacks optimizer",
             "the state has 7 steps per epoch",
         ]
