@@ -21,6 +21,7 @@ from pipetransformer.config.compose import read_config
 from pipetransformer.config.schema import CONFIG, write_config
 from pipetransformer.errors import UserError
 from pipetransformer.report.card import CARD, write_card
+from pipetransformer.report.environment import write_overrides
 from pipetransformer.report.event_log import EVENT_LOG
 from pipetransformer.saved import evaluate, settings_to_score
 from pipetransformer.training.saved_run import export, open_saved, splits
@@ -246,8 +247,13 @@ def test_the_card_counts_the_steps_of_a_run_that_was_resumed_for_more_epochs(job
     (start,) = job.events("start")
     with (folder / EVENT_LOG).open("a") as log:
         log.write(json.dumps(start | {"event": "resume", "step": 12, "epochs": 4, "num_steps": 16}) + "\n")
+    write_overrides(
+        folder, ["epochs=4", f"resume.run={folder}", "overwrite=true", f"hydra.run.dir={folder}", "freeze.a=1"]
+    )
     write_card(folder, tmp_path, 16)
-    assert "| step | 16 of 16 |" in (tmp_path / CARD).read_text()
+    card = (tmp_path / CARD).read_text()
+    assert "| step | 16 of 16 |" in card
+    assert "    pipetransformer-train epochs=4 freeze.a=1\n" in card, "others have not the folders of this machine"
 
 
 def test_the_card_names_blocks_that_were_frozen_from_the_start(pool: Pool, tmp_path: Path) -> None:
