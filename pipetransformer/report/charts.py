@@ -18,7 +18,8 @@ STEP_SECTIONS = {
 }
 
 
-RESULTS = ("speedup_vs_static", "limit", "share_of_limit", "mean_frozen_fraction", "train_seconds")
+GAINS = ("speedup_vs_static", "share_of_limit")
+RESULTS = (*GAINS, "limit", "mean_frozen_fraction", "train_seconds")
 
 
 def step_of(values: Values) -> int:
@@ -62,9 +63,13 @@ def charts(event: EventName, values: Values) -> Values:
 
 
 def _result(summary: Values) -> Values:
-    """Returns how a run ended, in the figures by which runs are compared; without those that it has not."""
+    """Returns how a run ended, in the figures by which runs are compared; without those that it has not.
+
+    A run that was the best static plan itself has no gain over it: its steps would be held against their prediction.
+    """
     metric, cache = summary.get("metric") or {}, summary.get("cache") or {}
-    found = {name: summary.get(name) for name in RESULTS} | {"cache_hit_rate": cache.get("hit_rate")}
+    results = [name for name in RESULTS if not (summary.get("is_static") and name in GAINS)]
+    found = {name: summary.get(name) for name in results} | {"cache_hit_rate": cache.get("hit_rate")}
     if metric:
         found[metric["name"]] = metric["value"]
     return {f"result/{name}": value for name, value in found.items() if value is not None}

@@ -26,7 +26,7 @@ COLUMNS = (
 )  # fmt: skip
 FIGURES = (
     "train_seconds", "cpu_seconds", "speedup_vs_static", "limit", "share_of_limit", "mean_frozen_fraction",
-    "samples_per_second", "optimizer_steps", "last_step", "speedup_is",
+    "samples_per_second", "optimizer_steps", "last_step", "speedup_is", "is_static",
 )  # fmt: skip
 CSV_NAMES = ("arm", "seed", "folder", "status", "metric", "value")  # first columns, by which a table is known
 CACHE_FIGURES = ("hit_rate", "fill_seconds", "read_seconds", "wait_seconds")

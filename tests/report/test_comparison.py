@@ -179,6 +179,7 @@ def test_the_command_writes_table_page_and_csv(
     assert [(row["arm"], int(row["seed"]), float(row["value"])) for row in rows] == [
         (*key, value) for key, value in RESULTS.items()
     ]
+    assert {row["is_static"] for row in rows} == {"False"}, "a run that is has no speed-up to speak of"
 
 
 def test_the_table_at_the_end_of_a_sweep_is_that_of_the_command(

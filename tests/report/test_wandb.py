@@ -333,6 +333,12 @@ def test_a_job_of_a_sweep_is_named_by_its_options_and_grouped(real: Real) -> Non
     )
 
 
+def test_a_run_that_was_the_best_static_plan_has_no_gain_over_it() -> None:
+    summary = dict(run_events()[-1][1])
+    gains = {"result/speedup_vs_static", "result/share_of_limit"}
+    assert charts_of("summary", summary).keys() - charts_of("summary", summary | {"is_static": True}).keys() == gains
+
+
 def test_what_is_read_back_says_at_each_step_what_the_events_say(real: Real) -> None:
     first, second = ({row["step"]: row for row in start.history} for start in real.starts)
     assert [*first] == [row["step"] for row in real.starts[0].history] == [*range(1, STOPPED + 1)], "no row twice"
