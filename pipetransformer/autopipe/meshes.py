@@ -43,7 +43,7 @@ def on_mesh(profile: Profile, cluster: Cluster, mesh: StageMesh) -> tuple[Profil
     widening = mesh.rows_multiple * profile.layers[1].output_bytes / layers[1].output_bytes  # features are read whole
     return (
         replace(
-            profile,
+            profile.sharded(mesh),  # by whose copies the memory of a rank is counted
             layers=layers,
             step_overhead_s=profile.step_overhead_s + num_sums * allreduce_link.latency_s,
             read=AffineTime(profile.read.fixed_s, profile.read.per_sample_s * mesh.rows_multiple),

@@ -234,3 +234,19 @@ def test_a_size_that_leaves_no_mesh_is_refused_by_its_name(wanted: dict[str, int
 def test_two_dimensions_are_for_those_who_ask_for_them() -> None:
     found = mesh_candidates({"tp": 2, "cp": 1, "dp_shard": 2}, StageMesh(algorithm="2d"), WIDTHS, 64, 8, False)
     assert [str(mesh) for mesh in found] == ["tp 2 x dp_shard 2 (2d)"]
+
+
+@pytest.mark.parametrize(("num_replicas", "num_microbatches"), [(1, 1), (1, 2), (2, 1), (2, 2)])
+def test_the_search_and_the_report_count_the_same_bytes(num_replicas: int, num_microbatches: int) -> None:
+    fixed = PlanConstraints(
+        num_stages=1, num_replicas=num_replicas, num_microbatches=num_microbatches, recompute=False, meshes=(TP,)
+    )
+
+    def within(budget: int | None) -> Plan:
+        devices = replace(cluster(2 * num_replicas), device_memory_bytes=budget)
+        return best_plan(profile(), devices, 8, constraints=fixed)
+
+    needed = max(device_memory_bytes(profile(), within(None), 8))
+    assert within(needed).mesh == TP
+    with pytest.raises(InfeasiblePlan):
+        within(needed - 1)
