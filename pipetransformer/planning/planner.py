@@ -120,14 +120,18 @@ class Planner:
         """
         if self._parallel.device_chunk_gib is not None:
             return self._best(UNCONSTRAINED)
-        meshes = tuple(dict.fromkeys((SINGLE, *self._constraints.meshes)))
-        constraints = PlanConstraints(stages_per_rank=1 if self._parallel.stages_per_rank == 1 else None, meshes=meshes)
         try:
-            return best_plan(self.profile, self.cluster, self._batch_size, constraints=constraints)
+            return best_plan(self.profile, self.cluster, self._batch_size, constraints=self._of_static)
         except InfeasiblePlan:
             if self._parallel.arrangement != "sharded":
                 raise
             return self._best(UNCONSTRAINED)
+
+    @property
+    def _of_static(self) -> PlanConstraints:
+        """What a plan has to be to be compared with; plain arrangements count beside pinned meshes."""
+        meshes = tuple(dict.fromkeys((SINGLE, *self._constraints.meshes)))
+        return PlanConstraints(stages_per_rank=1 if self._parallel.stages_per_rank == 1 else None, meshes=meshes)
 
     def transition(self, last: Transition, num_frozen: int, remaining: RemainingRun) -> Transition:
         """Returns the transition for another frozen prefix, from where the last one ended.
@@ -295,14 +299,14 @@ class Planner:
         """
         if self._parallel.device_chunk_gib is not None:
             return [self.initial()]
-        plans = list[Plan]()
-        for mesh in self._constraints.meshes:
+        plans, constraints = list[Plan](), self._of_static
+        for mesh in constraints.meshes:
             num_devices = self.cluster.num_devices // mesh.num_ranks
             for num_stages in range(1, min(num_devices, len(self.profile.layers)) + 1):
                 for num_replicas in {1, max(1, num_devices // num_stages)}:
                     with suppress(InfeasiblePlan):
-                        fixed = PlanConstraints(num_stages=num_stages, num_replicas=num_replicas, meshes=(mesh,))
-                        plans.append(best_plan(self.profile, self.cluster, self._batch_size, constraints=fixed))
+                        own = replace(constraints, num_stages=num_stages, num_replicas=num_replicas, meshes=(mesh,))
+                        plans.append(best_plan(self.profile, self.cluster, self._batch_size, constraints=own))
         fastest: dict[Kind, Plan] = {}
         for plan in sorted(plans, key=lambda plan: plan.predicted_step_s):
             fastest.setdefault(kind_of_plan(plan), plan)

@@ -1,14 +1,18 @@
 from collections.abc import Sequence
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 
 from pipetransformer.autodp.transition import Transition, first_transition
 from pipetransformer.autopipe.cluster import Cluster, Link
+from pipetransformer.autopipe.cost import kind_of_plan
 from pipetransformer.autopipe.plan import Plan
-from pipetransformer.autopipe.profile import AffineTime, LayerProfile, Profile
+from pipetransformer.autopipe.profile import AffineTime, LayerProfile, LayerShard, MeshProfile, Profile, Traffic
+from pipetransformer.autopipe.search.search import best_plan
 from pipetransformer.config.sections import Parallel
 from pipetransformer.errors import InfeasiblePlan
+from pipetransformer.mesh import StageMesh
 from pipetransformer.planning.planner import Planner, RemainingRun
 
 MIB = 2**20
@@ -272,3 +276,23 @@ def test_the_static_candidates_are_the_fastest_of_each_kind() -> None:
 
 def test_what_does_not_fit_the_memory_is_no_static_candidate() -> None:
     assert all(shape(plan)[0] > 1 for plan in planner(memory_mib=115).static_candidates())
+
+
+def test_plain_arrangements_are_candidates_beside_a_pinned_mesh() -> None:
+    """What is measured has to be the best static plan, which a mesh that is asked for need not be."""
+    mesh, elastic = StageMesh(tp=2), planner()
+    layer = replace(elastic.profile.layers[0], output_bytes=1)
+    shard = LayerShard(layer, *(Traffic(),) * 4)
+    known = replace(elastic.profile, layers=(layer,) * 8, meshes=(MeshProfile(mesh, (shard,) * 8),))
+    pinned = Planner(known, elastic.cluster, Parallel(tp=2), BATCH_SIZE, meshes=(mesh,))
+    kinds = {kind_of_plan(plan) for plan in pinned.static_candidates()}
+    assert kinds == {"mesh", *(kind_of_plan(plan) for plan in planner().static_candidates())}
+    assert pinned.initial().mesh == mesh
+
+
+@pytest.mark.parametrize("stages_per_rank", [1, None])
+def test_a_static_candidate_interleaves_its_stages_only_where_the_run_may(stages_per_rank: int | None) -> None:
+    elastic = planner(memory_mib=115, stages_per_rank=stages_per_rank)
+    with mock.patch("pipetransformer.planning.planner.best_plan", side_effect=best_plan) as search:
+        elastic.static_candidates()
+    assert {call.kwargs["constraints"].stages_per_rank for call in search.call_args_list} == {stages_per_rank}
