@@ -23,12 +23,13 @@ class PlanRecord:
     Attributes:
         step: First step under it, 0-based.
         transition_seconds: Seconds of the transition to it, the filling of the cache included.
-        num_samples_left: Training samples that are still read from then on, each counted once.
+        num_samples_left: Training samples that are still read from then on, each counted once, or once for each draw.
         choice: The planner's reason to go to this plan or to stay, in numbers.
         step_seconds: Of each step.
         step_sizes: For each step the padded length of its batch over that of a typical batch, for which steps are
             predicted.
         traced_step: The one of its steps that was traced, 0-based.
+        num_devices: Of the run while it was in force; ``None`` in the state of an earlier release.
     """
 
     plan: Plan
@@ -41,6 +42,7 @@ class PlanRecord:
     step_seconds: list[float] = field(default_factory=list)
     step_sizes: list[float] = field(default_factory=list)
     traced_step: int | None = None
+    num_devices: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
         return plan_dict(self.plan) | {
@@ -121,9 +123,14 @@ class RunHistory:
         known = ((entry.plan, entry.typical_step_s) for entry in self.entries if _is_timed(entry))
         return [(plan, seconds) for plan, seconds in known if seconds is not None]
 
-    def static_steps(self) -> list[tuple[Plan, float, int]]:
-        """Returns each plan with nothing frozen that was timed, its median step in seconds and its number of steps."""
-        timed = [entry for entry in self.entries if not entry.plan.num_frozen and _is_timed(entry)]
+    def static_steps(self, planner: Planner) -> list[tuple[Plan, float, int]]:
+        """Returns each plan with nothing frozen that was timed, its median step in seconds and its number of steps.
+
+        Steps on the devices that the run had before it went on with others are none of these.
+        """
+        devices = (None, planner.cluster.num_devices)
+        own = [entry for entry in self.entries if entry.num_devices in devices]
+        timed = [entry for entry in own if not entry.plan.num_frozen and _is_timed(entry)]
         pooled: list[tuple[Plan, list[float]]] = []
         for entry in timed:
             known = next((own for plan, own in pooled if same_arrangement(plan, entry.plan)), None)
@@ -163,7 +170,7 @@ class RunHistory:
             "speedup_is": "measured" if self._is_measured(planner) else "predicted",
             "static_plans": [
                 plan_dict(plan) | {"median_step_s": seconds, "num_steps": number}
-                for plan, seconds, number in self.static_steps()
+                for plan, seconds, number in self.static_steps(planner)
             ],
             "limit": bound,
             "share_of_limit": speedup / bound if speedup and bound else None,
@@ -188,7 +195,7 @@ class RunHistory:
 
     def untimed(self, planner: Planner) -> list[Plan]:
         """Returns the best static plan of each kind of which none was timed."""
-        timed = {kind_of_plan(plan) for plan, *_ in self.static_steps()}
+        timed = {kind_of_plan(plan) for plan, *_ in self.static_steps(planner)}
         return [plan for plan in planner.static_candidates() if kind_of_plan(plan) not in timed]
 
     def _is_measured(self, planner: Planner) -> bool:
@@ -210,7 +217,7 @@ class RunHistory:
         The factor is 1 where that plan is the best static one.
         """
         if self._is_measured(planner):
-            return min(seconds for _, seconds, _ in self.static_steps())
+            return min(seconds for _, seconds, _ in self.static_steps(planner))
         for entry in self.entries:
             if entry.typical_step_s is not None and planner.knows(entry.plan):
                 return entry.typical_step_s * planner.predict(planner.static) / planner.predict(entry.plan)

@@ -51,7 +51,7 @@ class Transitions:
             source: Layers of a checkpoint, from which the run goes on.
         """
         self._apply(first, source)
-        self._state.history.plan(PlanRecord(first.after, self._state.step, first.reason))
+        self._state.history.plan(self._record(first.after, self._state.step, first.reason))
 
     def replace(self, plan: Plan, reason: str, load: Callable[[], None], lost_s: float) -> None:
         """Goes to a plan that caches nothing, for a run that goes on from another step.
@@ -66,7 +66,7 @@ class Transitions:
         before = replace(last.after, predicted_step_s=self._planner.predict(last.after))
         moved = self._apply(next_transition(last, plan))
         load()
-        record = PlanRecord(plan, self._state.step, reason, lost_s + time.perf_counter() - start)
+        record = self._record(plan, self._state.step, reason, lost_s + time.perf_counter() - start)
         self._state.history.plan(record)
         self._write(before, record, moved, choice=reason, lost_seconds=lost_s)
 
@@ -121,7 +121,7 @@ class Transitions:
         moved = self._apply(transition)
         self._cache_session.start_reading(plan.cache_level)
         seconds = time.perf_counter() - start
-        record = PlanRecord(plan, step, reason, seconds, remaining.num_samples, transition.reason)
+        record = self._record(plan, step, reason, seconds, remaining.num_samples, transition.reason)
         self._state.history.plan(record)
         self._write(
             before,
@@ -170,6 +170,12 @@ class Transitions:
             may_cache=cache.is_on,
             must_cache=cache.is_required,
         )
+
+    def _record(
+        self, plan: Plan, step: int, reason: str, seconds: float = 0.0, num_samples: int = 0, choice: str = ""
+    ) -> PlanRecord:
+        num_devices = self._planner.cluster.num_devices
+        return PlanRecord(plan, step, reason, seconds, num_samples, choice, num_devices=num_devices)
 
     def _apply(self, transition: Transition, source: LayerSource | None = None) -> TransitionReport:
         """Carries out a transition, and remembers the seconds that it takes besides moving layers.

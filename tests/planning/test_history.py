@@ -125,6 +125,20 @@ def test_a_history_of_an_earlier_release_has_typical_batches() -> None:
     assert history.entries[0].step_sizes == [1.0]
 
 
+@pytest.mark.parametrize(("num_devices", "is_known"), [(1, True), (None, True), (2, False), (4, False)])
+def test_only_steps_on_the_devices_that_the_run_has_are_a_baseline(num_devices: int | None, is_known: bool) -> None:
+    """A run that goes on with other devices would be compared with the steps of those that it had."""
+    history = RunHistory(num_blocks=2, may_cache=True, baseline=True)
+    history.plan(PlanRecord(WHOLE, 0, "first", num_devices=num_devices))
+    for _ in range(NUM_WARMUP_STEPS + NUM_TIMED_STEPS):
+        history.step(BATCH_SIZE, 5.0)
+    again = RunHistory(num_blocks=2, may_cache=True, baseline=True)
+    again.load_state_dict(history.state_dict())
+    assert [len(each.static_steps(PLANNER)) for each in (history, again)] == [is_known] * 2
+    assert again.untimed(PLANNER) == ([] if is_known else [PLANNER.static])
+    assert again.summary(PLANNER)["speedup_is"] == ("measured" if is_known else "predicted")
+
+
 @pytest.mark.parametrize("other", [replace(WHOLE, num_replicas=2), replace(WHOLE, mesh=StageMesh(tp=2))])
 def test_steps_on_devices_that_a_resumed_run_no_longer_has_are_not_predicted(other: Plan) -> None:
     summary = booked((PlanRecord(other, 0, "first"), [9.0] * 4), (PlanRecord(WHOLE, 4, "resumed"), [48.0] * 4))
