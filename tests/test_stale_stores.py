@@ -62,6 +62,17 @@ def found(job: Job) -> int:
     return fill["num_found"]
 
 
+def test_other_evaluation_data_moves_no_sample_of_a_store_that_a_budget_binds(pool: Pool, tmp_path: Path) -> None:
+    """Splits share the budgets, so that each has less beside a larger one, and its samples lie elsewhere."""
+    options = (*TINY, *PREFIX, f"cache.path={tmp_path / 'features'}", "cache.memory_gib=1e-5")
+    first = run_job(pool, 1, tmp_path / "first", *options, made_up_times=True)
+    fewer = run_job(pool, 1, tmp_path / "fewer", *options, "dataset.max_eval_samples=20", made_up_times=True)
+    again = run_job(pool, 1, tmp_path / "again", *options, made_up_times=True)
+    stored = [fill["num_samples"] for job in (first, fewer) for fill in job.events("cache_fill")]
+    assert (stored, found(first), found(fewer), found(again)) == ([104, 84], 0, 0, 104)
+    assert not any("damaged" in message for job in (fewer, again) for message in job.messages)
+
+
 def test_another_resolution_is_named_and_not_read(pool: Pool, tmp_path: Path) -> None:
     options = (*TINY, *PREFIX, f"cache.path={tmp_path / 'features'}")
     run_job(pool, 1, tmp_path / "first", *options, made_up_times=True)

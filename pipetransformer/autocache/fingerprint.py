@@ -68,7 +68,7 @@ class StoreFingerprint:
         num_samples: N of the split.
         num_tokens: Tokens of all samples together at the layer boundary.
         hidden_size: Width of a row, D.
-        capacity: Budgets of the node, which decide the offsets of the samples.
+        capacity: Budgets of the split, which decide the offsets of the samples.
         storage_type: Name of the codec, for example ``float32``.
         precision: Types of weights and products: the ``precision`` of the run.
         model: First word: a readable name. Then everything about the model that its weights do not tell: classes of

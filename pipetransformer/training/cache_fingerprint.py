@@ -10,6 +10,7 @@ from torch import nn
 
 from pipetransformer.autocache.capacity import FeatureFormat
 from pipetransformer.autocache.fingerprint import StoreFingerprint
+from pipetransformer.autocache.layout import Budgets
 from pipetransformer.autocache.source import SampleSource
 from pipetransformer.config.schema import Config
 from pipetransformer.data.base import Split
@@ -21,9 +22,12 @@ OF_TORCH = vars(nn.Module()).keys()  # parameters and buffers, which the level's
 
 def fingerprint(
     config: Config, stack: LayerStack, split: Split, source: SampleSource, feature_format: FeatureFormat,
-    device: torch.device,
+    budgets: Budgets, device: torch.device,
 ) -> StoreFingerprint:  # fmt: skip
-    """Returns everything besides the frozen weights that the features of a split depend on.
+    """Returns everything besides the frozen weights that the features of a split, and their places, depend on.
+
+    Args:
+        budgets: Of the split, in which those of the node and the sizes of the other splits have their share.
 
     Raises:
         StaleStore: The source of a module's class cannot be read, so that a change of it would go unnoticed.
@@ -39,7 +43,7 @@ def fingerprint(
         hidden_size=feature_format.hidden_size,
         storage_type=feature_format.storage,
         precision=config.precision,
-        capacity=f"{config.cache.memory_gib:g} GiB memory, {config.cache.disk_gib:g} GiB disk",
+        capacity=f"{budgets.memory_bytes} bytes of memory, {budgets.disk_bytes} of disk",
         model=" ".join([config.model.name, digest, *code_versions(modules)]),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         torch_version=torch.__version__,

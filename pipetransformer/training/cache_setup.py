@@ -119,13 +119,17 @@ def _set_up(
     setup, communicator = CacheSetup(), WorldCommunicator()
     if config.cache.augmentation == "flip_pair" and not data.random_transform:
         setup.notes.append("cache.augmentation=flip_pair has no effect: no transform of the dataset is random")
-    kept = KeptStores()
-    if config.cache.path is not None:
-        splits = zip((data.train, *data.evaluation), sources, strict=True)
-        fingerprints = (fingerprint(config, stack, *one, feature_format, device) for one in splits)
+    kept, persistent = KeptStores(), config.cache.path is not None
+    capacity = CacheCapacity(sources, feature_format, _budgets(config.cache), persistent)
+    if persistent:
+        fingerprints = (
+            fingerprint(config, stack, split, source, feature_format, capacity.budgets[source.name], device)
+            for split, source in zip((data.train, *data.evaluation), sources, strict=True)
+        )
         kept = lock_stores(config, fingerprints, run_dir, closing, communicator, report, tokenizer)
         setup.notes += kept.notes
-    capacity = CacheCapacity(sources, feature_format, _budgets(config.cache), persistent=bool(kept.folders))
+    if not kept.folders:
+        capacity = capacity.for_this_run()
     folders = kept.folders or {source.name: run_dir for source in sources}
     problem = _shortage(config, capacity)
     if problem is None:

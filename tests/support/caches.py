@@ -22,7 +22,7 @@ OURS = StoreFingerprint(
     num_samples=64,
     num_tokens=320,
     hidden_size=16,
-    capacity="2 GiB memory, 20 GiB disk",
+    capacity="4096 bytes of memory, 8192 of disk",
     storage_type="float32",
     precision="float32",
     model="some/vit_tiny TimmModel heads=2",

@@ -17,6 +17,7 @@ from torch import nn
 
 from pipetransformer.autocache.capacity import FeatureFormat
 from pipetransformer.autocache.fingerprint import StoreFingerprint
+from pipetransformer.autocache.layout import Budgets
 from pipetransformer.data.base import ImageFormat, TextFormat
 from pipetransformer.errors import StaleStore
 from pipetransformer.training.cache_fingerprint import code_versions, fingerprint, settings_of
@@ -41,7 +42,8 @@ def identity(run: list[str], num_outputs: int = 2, **options: object) -> StoreFi
     data = config.dataset.load(TextFormat(**wanted) if "tokenizer" in wanted else ImageFormat(**wanted))
     stack = config.model.build(replace(data.task.head, num_outputs=num_outputs), data.input_shape, seed=0)
     source = sample_source(data.train, stack.hidden_shape)
-    return fingerprint(config, stack, data.train, source, FeatureFormat(16, torch.float32), torch.device("cpu"))
+    of_features = FeatureFormat(16, torch.float32), Budgets(1 << 20, 1 << 20), torch.device("cpu")
+    return fingerprint(config, stack, data.train, source, *of_features)
 
 
 @pytest.mark.parametrize(
