@@ -6,7 +6,7 @@ from typing import Any
 
 from pipetransformer.errors import UserError
 from pipetransformer.freeze.base import Decision, FreezePolicy, Signals, State
-from pipetransformer.freeze.common import all_frozen, blocks, check_numbers, lowest_run
+from pipetransformer.freeze.common import NOISE, all_frozen, blocks, check_numbers, lowest_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,7 @@ class Egeria(FreezePolicy):
         window: Decisions through which the line is laid, and over which plasticity is smoothed; at least 2.
         tolerance: Slope per decision, over the largest plasticity so far, below which a block is calm.
         patience: Calm decisions in a row after which a block freezes; at least 1.
-        rate_drop: Part of the learning rate at the first freeze below which all blocks train again; ``None``: never.
+        rate_drop: Part of the learning rate at the first freeze at which all blocks train again; ``None``: never.
     """
 
     interval: float | None = 0.1
@@ -72,11 +72,11 @@ class Egeria(FreezePolicy):
         return decision, {"rate": rate, "histories": histories}
 
     def _has_dropped(self, rate: float, first: float | None) -> bool:
-        return self.rate_drop is not None and first is not None and rate < self.rate_drop * first
+        return self.rate_drop is not None and first is not None and rate <= self.rate_drop * first * (1 + NOISE)
 
     def _unfreeze(self, signals: Signals, first: float | None) -> Decision:
         reason = (
-            f"the learning rate is {signals.rate:.3g}, below {self.rate_drop:g} of {first:.3g}, with which the first "
+            f"the learning rate is {signals.rate:.3g}, at most {self.rate_drop:g} of {first:.3g}, with which the first "
             "block froze: all blocks train again"
         )
         return Decision(0, "rate", reason, {"rate": signals.rate, "rate_at_freeze": float(first or 0)})

@@ -12,6 +12,7 @@ from support.policies import Row, check_mutation, check_table, not_in_a_row
 
 from pipetransformer.freeze.base import Decision, Signals, State
 from pipetransformer.freeze.egeria import Egeria, relative_slope, smooth
+from pipetransformer.optim.base import AdamW
 
 MODULE = "pipetransformer.freeze.egeria"
 POLICY = Egeria(window=3, tolerance=0.1, patience=2, rate_drop=0.1)
@@ -119,6 +120,19 @@ def test_a_broken_memory_leaves_the_table(rule: type[Egeria]) -> None:
     check_mutation(rule(window=3, tolerance=0.1, patience=2, rate_drop=0.1), 3, TABLE)
 
 
+@pytest.mark.parametrize("peak", [3e-5, 1e-3, 0.1])
+def test_the_first_step_down_of_a_schedule_unfreezes(peak: float) -> None:
+    """A tenth of the rate is the default of both; as numbers of a computer they differ by rounding at most."""
+    optim = AdamW(lr=peak, schedule="step", milestones=[0.5])
+    state: State = {"rate": optim.rate(0, 10), "histories": []}
+    for step, bound in ((4, None), (5, "rate")):
+        signals = Signals(1, 3, 1, {"plasticity": (inf,) * 3}, step / 10, optim.rate(step, 10))
+        if bound is None:
+            assert not POLICY._has_dropped(signals.rate, state["rate"])
+        else:
+            assert POLICY.decide(signals, state)[0].bound == bound
+
+
 def test_a_rule_without_a_drop_unfreezes_nothing() -> None:
     policy = replace(POLICY, rate_drop=None)
     assert POLICY.may_unfreeze
@@ -169,7 +183,7 @@ def test_the_reason_has_the_numbers() -> None:
     assert reason(calm, 8) == ("the plasticity of block 1 has a slope of 0.167 of its peak; 0 of 2 decisions below 0.1")
     assert reason(calm | {"smoothed": []}, 4) == ("block 1 has 1 of 3 plasticities through which a line is laid")
     assert reason(calm, 0, rate=0.04, num_frozen=2) == (
-        "the learning rate is 0.04, below 0.1 of 0.5, with which the first block froze: all blocks train again"
+        "the learning rate is 0.04, at most 0.1 of 0.5, with which the first block froze: all blocks train again"
     )  # fmt: skip
 
 
