@@ -1,8 +1,8 @@
 """Measured profiles that outlive a run: of several equal jobs the first one measures, and the others read.
 
-A profile is kept under the digest of all that it depends on: kinds and shapes of the layers, batches, types, optimizer,
-ranks, machine and libraries. A kept one is wrong where the machine is busier or idler than it was; the first steps of
-each plan correct that.
+A profile is kept under the digest of what it depends on: kinds, shapes and settings of the layers, batches, types,
+optimizer, ranks, machine and libraries. A kept one is wrong where the machine is busier or idler than it was; the first
+steps of each plan correct that.
 """
 
 import json
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from filelock import FileLock, Timeout
-from torch import Tensor
+from torch import Tensor, nn
 
 from pipetransformer.autopipe.cluster import Cluster, Link
 from pipetransformer.autopipe.profile import (
@@ -41,7 +41,7 @@ from pipetransformer.runtime.groups import broadcast_from_rank0
 from pipetransformer.runtime.precision import Precision
 
 WAIT_S = 120.0  # for another job that measures the same; after that this one measures too
-FORMAT = 10
+FORMAT = 11
 TIMES = ("forward", "input_grad", "weight_grad", "lowest_grad")
 LINKS = ("link", "node_link", "allreduce_link", "node_allreduce_link")
 Measurement = tuple[Profile, Cluster]
@@ -62,6 +62,8 @@ def profile_key(
     parts = (
         FORMAT,
         [kind_of_layer(stack[index]) for index in range(len(stack))],
+        [[_settings(module) for module in stack[index].modules()] for index in range(len(stack))],
+        stack.ties,
         [[*_inputs_in_brief(batch.inputs), len(batch)] for batch in batches],
         samples,
         type(optimizer).__qualname__,
@@ -75,6 +77,13 @@ def profile_key(
         [version(name) for name in ("pipetransformer", "torch", "timm", "transformers")],
     )
     return blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+
+
+def _settings(module: nn.Module) -> list[tuple[str, object]]:
+    """Returns what shapes do not tell and costs time or memory: rates of dropout, heads, the kind of attention."""
+    found = {name: value for name, value in vars(module).items() if isinstance(value, int | float | str)}
+    attention = getattr(getattr(module, "config", None), "_attn_implementation", None)
+    return sorted((found | {"attention": attention}).items(), key=lambda item: item[0])
 
 
 def _inputs_in_brief(inputs: Tensor | None) -> tuple[object, ...]:
