@@ -3,8 +3,10 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.command import TIMEOUT_S
@@ -15,8 +17,10 @@ from pipetransformer.autopipe.plan import Layout
 from pipetransformer.autopipe.search.bounds import LowerBounds
 from pipetransformer.config.compose import CONF, compose_simulation
 from pipetransformer.config.schema import SimulationConfig
+from pipetransformer.config.sections import Parallel
+from pipetransformer.data.images.datasets import Digits
 from pipetransformer.errors import UserError
-from pipetransformer.simulate.run import make_planner, simulate
+from pipetransformer.simulate.run import make_planner, run_history, simulate
 
 ROOT = Path(__file__).parents[1]
 SMALL = ("epochs=4", "num_samples=6400", "batch_size=64")
@@ -87,6 +91,23 @@ def test_the_cache_is_filled_where_that_pays() -> None:
     assert [row.cache_level for row in simulate(composed("cluster.transition_s=5")).rows] == [0, 0, 0, 0]
 
 
+def test_a_cache_that_is_required_is_filled_whatever_it_costs() -> None:
+    rows = simulate(composed("cluster.transition_s=5", "cache.require=true")).rows
+    assert [row.cache_level for row in rows] == [row.num_frozen for row in rows] == [0, 4, 7, 9]
+
+
+def test_each_draw_of_a_sample_that_is_still_read_is_filled() -> None:
+    """Decisions come after each of four epochs, and three, two and one are left."""
+    random = ("dataset.augment=true", "cache.augmentation=variants", "cache.require=true", "cluster.transition_s=0")
+    one, two, eight = (
+        [entry.num_samples_left for entry in run_history(config, make_planner(config)).entries]
+        for config in (composed(*random, f"cache.variants={each}") for each in (1, 2, 8))
+    )
+    assert one == [0, 6400, 6400, 6400]
+    assert two == [0, 12800, 12800, 6400]
+    assert eight == [0, 19200, 12800, 6400]
+
+
 def test_an_epoch_has_the_samples_that_the_dataset_is_limited_to() -> None:
     limited, fewer = (simulate(composed(each)) for each in ("dataset.max_train_samples=3200", "num_samples=3200"))
     assert limited == fewer
@@ -104,6 +125,27 @@ def test_an_epoch_has_the_samples_that_the_dataset_is_limited_to() -> None:
 def test_what_would_be_simulated_as_another_run_is_refused(overrides: list[str], words: str) -> None:
     with pytest.raises(UserError, match=words):
         simulate(composed(*overrides))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"precision": "bf16"}, "precision=bf16 is unknown; choose one of float32"),
+        ({"batch_size": 0}, "batch_size=0 must be above 0"),
+        ({"parallel": Parallel(world_size=2)}, "parallel.world_size=2 has no effect here"),
+        ({"parallel": Parallel(device_chunk_gib=0.2)}, "parallel.device_chunk_gib has no effect here"),
+        ({"num_samples": None, "dataset": Digits()}, "dataset digits does not say how many training samples it has"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_a_script_is_refused_what_the_command_is(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        simulate(replace(composed(), **changes))
+
+
+def test_a_dataset_says_how_many_samples_it_has() -> None:
+    known = replace(composed(), num_samples=None, dataset=Digits(num_train_samples=6400))
+    assert "6,400 training samples" in simulate(known).header()
 
 
 def test_a_model_of_another_size_is_simulated_by_its_shape() -> None:
@@ -225,7 +267,7 @@ FLIPS = "dataset.transforms=[RandomHorizontalFlip]"
         (["dataset.augment=true"], "the cache is off: the dataset's transform is random"),
         (["dataset.transforms=[RandAugment]"], "the cache is off: the dataset's transform is random"),
         (["dataset.augment=true", "cache.augmentation=first_draw"], ""),
-        (["dataset.transforms=[RandAugment]", "cache.augmentation=variants", "cache.variants=4"], ""),
+        (["dataset.transforms=[RandAugment]", "cache.augmentation=variants", "cache.variants=2", "epochs=12"], ""),
         ([FLIPS, "cache.augmentation=flip_pair"], ""),
         ([FLIPS, "dataset.augment=true", "cache.augmentation=flip_pair"], "the cache is off: cache.augmentation=flip"),
         (["dataset.mixup=0.8", "cache.augmentation=first_draw"], "the cache is off: dataset.mixup and dataset.cutmix"),

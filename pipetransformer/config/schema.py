@@ -22,6 +22,7 @@ from pipetransformer.config.sections import (
     StaticPipeline,
     Targets,
 )
+from pipetransformer.errors import UserError
 from pipetransformer.models.adapters import NoAdapters
 from pipetransformer.report.run_folder import CONFIG
 from pipetransformer.report.secrets import redact
@@ -143,10 +144,18 @@ class SimulationConfig(Config):
 
     @property
     def samples_of_an_epoch(self) -> int:
-        """Training samples after the dataset's limit."""
-        assert self.num_samples is not None, "validate() refuses a dataset that does not say"
+        """Training samples after the dataset's limit.
+
+        Raises:
+            UserError: Neither the dataset says how many it has nor ``num_samples``.
+        """
+        known = self.num_samples if self.num_samples is not None else getattr(self.dataset, "num_train_samples", None)
+        if known is None:
+            raise UserError(
+                f"dataset {self.dataset.name} does not say how many training samples it has; give num_samples="
+            )
         limit = self.dataset.max_train_samples
-        return self.num_samples if limit is None else min(self.num_samples, limit)
+        return known if limit is None else min(known, limit)
 
 
 SECTIONS: dict[str, type] = {

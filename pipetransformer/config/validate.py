@@ -1,5 +1,6 @@
 """Refuses options that cannot be, before the model or the data is loaded."""
 
+import math
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
@@ -86,16 +87,19 @@ def _check_numbers(config: Config) -> None:
             value = getattr(section, each.name)
             if each.name == "seed" and value < 0:
                 raise UserError(f"seed={value} is below 0; give 0 or more")
-            if each.name != "seed" and isinstance(value, int | float) and not isinstance(value, bool) and value <= 0:
-                raise UserError(f"{prefix}{each.name}={value} must be above 0")
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if is_number and each.name != "seed" and not 0 < value < math.inf:
+                wanted = "above 0" if value <= 0 else "a finite number"
+                raise UserError(f"{prefix}{each.name}={value} must be {wanted}")
 
 
 def _check_cache(cache: Cache) -> None:
     one_of("cache.storage", cache.storage, STORAGE)
     one_of("cache.augmentation", cache.augmentation, AUGMENTATIONS)
     for name, value in (("memory_gib", cache.memory_gib), ("disk_gib", cache.disk_gib)):
-        if value < 0:
-            raise UserError(f"cache.{name}={value} is below 0; give the most that it may take, or 0 for none")
+        if not 0 <= value < math.inf:
+            reason = "is below 0" if value < 0 else "is no finite number"
+            raise UserError(f"cache.{name}={value} {reason}; give the most that it may take, or 0 for none")
     if not cache.wait_s >= 0:
         raise UserError(f"cache.wait_s={cache.wait_s} is below 0; give the longest wait for another run, or 0 for none")
     if cache.variants < 1:
@@ -211,10 +215,6 @@ def _models(modality: str) -> list[str]:
 def _check_simulation(config: SimulationConfig) -> None:
     if config.pipeline.schedule is not None:
         one_of("pipeline.schedule", config.pipeline.schedule, ("gpipe", "1f1b"))
-    if config.num_samples is None:
-        raise UserError(
-            f"dataset {config.dataset.name} does not say how many training samples it has; give num_samples="
-        )
     num_samples, limit = config.samples_of_an_epoch, config.dataset.max_train_samples
     if num_samples < config.batch_size:
         given = f"num_samples={num_samples}" if num_samples != limit else f"dataset.max_train_samples={limit}"

@@ -40,6 +40,9 @@ class Foresight:
         may_cache: Frozen layers' output can be stored.
         overhead_s: Seconds of a transition besides moving layers and filling the cache.
         rate: Returns the learning rate of a step, given all steps, by which a policy may unfreeze; ``None``: it stays.
+        must_cache: The run ends where frozen layers' output cannot be stored.
+        num_samples: Returns the training samples that a fill before a step has to get back, each once for every draw
+            that is read; ``None``: those that are still read, each once.
     """
 
     planner: Planner
@@ -49,6 +52,8 @@ class Foresight:
     may_cache: bool
     overhead_s: float = 0.0
     rate: Callable[[int, int], float] | None = None
+    must_cache: bool = False
+    num_samples: Callable[[int], int] | None = None
 
     def history(self) -> RunHistory:
         """Returns the history of the run from its first step to its last.
@@ -104,7 +109,8 @@ class _PredictedRun:
         self._setting = setting
         self.history = RunHistory(setting.num_blocks, setting.may_cache)
         self._last = setting.planner.first
-        self.history.plan(PlanRecord(self._last.after, 0, self._last.reason))
+        self._num_devices = setting.planner.cluster.num_devices
+        self.history.plan(PlanRecord(self._last.after, 0, self._last.reason, num_devices=self._num_devices))
         self._policy_state = setting.policy.initial_state()
         self._num_decisions = 0
         self._step_s = setting.planner.predict(self._plan)
@@ -166,12 +172,14 @@ class _PredictedRun:
     def go_to(self, step: int, decision: Decision) -> None:
         """Makes the transition that follows from a decision."""
         setting, timeline = self._setting, self._setting.timeline
+        num_samples = (setting.num_samples or timeline.samples_left)(step)
         remaining = RemainingRun(
-            timeline.steps_left(step), timeline.samples_left(step), setting.overhead_s, setting.may_cache
+            timeline.steps_left(step), num_samples, setting.overhead_s, setting.may_cache, setting.must_cache
         )
         self._last = transition = setting.planner.transition(self._last, decision.num_frozen, remaining)
         plan, seconds, why = transition.after, transition.cost_s, transition.reason
-        self.history.plan(PlanRecord(plan, step, decision.reason, seconds, remaining.num_samples, why))
+        devices = self._num_devices
+        self.history.plan(PlanRecord(plan, step, decision.reason, seconds, num_samples, why, num_devices=devices))
         self._step_s = setting.planner.predict(plan)
         if self._target is not None:
             self._target.spend_transition(self._spent, transition.cost_s)

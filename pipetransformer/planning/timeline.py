@@ -47,6 +47,10 @@ class Timeline:
         done = epoch * self.num_samples + min(index * self.batch_size, self.num_samples)
         return done / (self.num_epochs * self.num_samples)
 
+    def epochs_left(self, step: int) -> range:
+        """Returns the epochs that are not done before a step, 0-based."""
+        return range(step // self.steps_per_epoch, self.num_epochs)
+
     def samples_read(self, step: int) -> int:
         """Returns the samples of the last epoch that have already been consumed; 0 in earlier epochs."""
         epoch, index = divmod(step, self.steps_per_epoch)

@@ -10,11 +10,12 @@ from pipetransformer.autopipe.memory import device_memory_bytes
 from pipetransformer.autopipe.meshes import mesh_candidates
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.autopipe.search.search import best_plan
-from pipetransformer.config.kinds import SIMULATED, check_config, check_kinds
+from pipetransformer.config.kinds import SIMULATED, check_kinds
 from pipetransformer.config.names import OPTIONS, in_options, of_section
 from pipetransformer.config.no_effect import not_counted
 from pipetransformer.config.schema import SimulationConfig
 from pipetransformer.config.sections import StaticPipeline
+from pipetransformer.config.validate import validate
 from pipetransformer.errors import InfeasiblePlan
 from pipetransformer.mesh import SINGLE, StageMesh
 from pipetransformer.planning.cache_rule import obstacle, refused
@@ -54,7 +55,7 @@ def simulate(config: SimulationConfig) -> SimulationResult:
         UserError: The freeze policy does not fit the model, or ``cache.require`` asks for a cache that cannot be.
     """
     check_kinds({"config": config}, SIMULATED)
-    check_config(config)
+    validate(config, with_data=False)
     config.freeze.check(config.shape.num_blocks)
     if config.cache.require and (note := _no_cache(config)):
         raise refused(note)
@@ -107,9 +108,16 @@ def run_history(config: SimulationConfig, planner: Planner) -> RunHistory:
     """Returns the history of a run from its first step to its last."""
     timeline = Timeline.of(config, config.samples_of_an_epoch)
     may_cache = config.cache.enabled and config.parallel.autopipe and _no_cache(config) is None
-    overhead_s = config.cluster.transition_s
-    rate = config.optim.for_model(config.shape.hidden_size).rate
-    return Foresight(planner, timeline, config.freeze, config.shape.num_blocks, may_cache, overhead_s, rate).history()
+    num_draws = max(1, config.cache.num_draws) if config.dataset.is_random else 1
+
+    def num_samples(step: int) -> int:
+        """Returns the samples of a fill: of each the draws that the epochs which are left may read."""
+        return timeline.samples_left(step) * min(num_draws, len(timeline.epochs_left(step)))
+
+    return Foresight(
+        planner, timeline, config.freeze, config.shape.num_blocks, may_cache, config.cluster.transition_s,
+        config.optim.for_model(config.shape.hidden_size).rate, config.cache.require, num_samples,
+    ).history()  # fmt: skip
 
 
 def _no_cache(config: SimulationConfig) -> str | None:

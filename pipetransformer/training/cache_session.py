@@ -217,12 +217,19 @@ class CacheSession:
         )
 
     def _remaining(self, step: int) -> np.ndarray:
-        """Returns the cache's numbers of training samples that are still read; fewer in the last epoch."""
+        """Returns the cache's numbers of training samples that are still read, ascending; fewer in the last epoch.
+
+        Of several draws they are those of the epochs that are left, unless a later run reads the others.
+        """
         source, num_read = self._train.source, self._timeline.samples_read(step)
-        if num_read == 0:
-            return np.arange(len(source.lengths))
         last = self._timeline.num_epochs - 1
-        return source.numbers(np.sort(self._order.epoch(last)[num_read:]), last)
+        if num_read:
+            return source.numbers(np.sort(self._order.epoch(last)[num_read:]), last)
+        is_kept = self._cache is not None and self._cache.capacity.persistent
+        if source.num_draws == 1 or is_kept:
+            return np.arange(len(source.lengths))
+        ids = np.arange(self._timeline.num_samples)
+        return np.unique([source.numbers(ids, epoch) for epoch in self._timeline.epochs_left(step)])
 
     def start_reading(self, level: int) -> None:
         """Reads a stored level from here on. Collective where samples have to be recomputed."""

@@ -173,9 +173,11 @@ class Trainer:
 
     def _foresee(self) -> dict[str, Any]:
         """Returns time and memory of the run as they are predicted before its first step."""
-        policy, may_cache = self.config.freeze, self.cache_session.is_on
-        overhead_s, rate = self.state.overhead_s, self.components.optim.rate
-        foresight = Foresight(self.planner, self.timeline, policy, self.num_blocks, may_cache, overhead_s, rate)
+        cache = self.cache_session
+        foresight = Foresight(
+            self.planner, self.timeline, self.config.freeze, self.num_blocks, cache.is_on, self.state.overhead_s,
+            self.components.optim.rate, cache.is_required, cache.num_samples,
+        )  # fmt: skip
         return foresight.estimate(self.config.batch_size)
 
     def go_to(self, state: dict[str, Any], load: Callable[[], None], reason: str = "goes on from another step") -> None:

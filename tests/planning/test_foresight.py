@@ -93,3 +93,15 @@ def test_a_decision_of_no_block_of_the_model_is_told_with_its_policy(prefix: int
 def test_the_last_batch_of_an_epoch_may_be_smaller() -> None:
     short = replace(foresight(NoFreezing()), timeline=replace(LINE, num_samples=155))
     assert short.history().num_samples == 3 * 155
+
+
+def test_a_run_that_must_cache_is_foreseen_with_its_cache_and_the_samples_that_it_fills() -> None:
+    policy = FixedSchedule(num_frozen=[2, 4])
+    free = replace(foresight(policy, overhead_s=1e6), may_cache=True, num_samples=lambda step: 4 * 160)
+    levels = [[entry.plan.cache_level for entry in each.history().entries] for each in (free, bound(free))]
+    assert levels == [[0, 0, 0], [0, 2, 4]]
+    assert [entry.num_samples_left for entry in bound(free).history().entries] == [0, 640, 640]
+
+
+def bound(setting: Foresight) -> Foresight:
+    return replace(setting, must_cache=True)
