@@ -1,5 +1,7 @@
 """Settings that have no effect, or make a run depend on its plans: each is told once, with the reason."""
 
+from dataclasses import fields
+
 from pipetransformer.config.schema import HALF_PRECISIONS, Config, SimulationConfig
 from pipetransformer.config.sections import Cache, Guard
 from pipetransformer.freeze.base import ON_UNFREEZE, FreezePolicy
@@ -13,7 +15,7 @@ def warnings(config: Config, num_steps: int | None = None, decision_every: int |
         decision_every: Those from one freeze decision to the next.
     """
     texts = [*_of_randomness(config), *_of_cache(config), *_of_freezing(config), *_own_rates(config.freeze)]
-    texts += _of_decisions(config.freeze, num_steps, decision_every)
+    texts += [*_of_decisions(config.freeze, num_steps, decision_every), *_of_the_rate(config)]
     return [*texts, *_of_plans(config), *_of_a_run(config, num_steps)]
 
 
@@ -86,6 +88,21 @@ def _own_rates(freeze: FreezePolicy) -> list[str]:
     return [
         f"freeze.{given[0]} changes what freezes, and not the rates of this policy: a block whose rate is zero by then "
         "learns no more, frozen or not"
+    ]
+
+
+def _of_the_rate(config: Config) -> list[str]:
+    optim, defaults = config.optim, {each.name: each.default for each in fields(config.optim)}
+    used = {
+        "final_fraction": ("linear", "cosine", "polynomial"),
+        "power": ("polynomial",),
+        "gamma": ("step",),
+    }
+    return [
+        f"optim.{name}={getattr(optim, name):g} has no effect with optim.schedule={optim.schedule}: it is of "
+        f"{' and '.join(schedules)}"
+        for name, schedules in used.items()
+        if getattr(optim, name) != defaults[name] and optim.schedule not in schedules
     ]
 
 

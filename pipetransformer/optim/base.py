@@ -279,6 +279,8 @@ class _TwoMoments(OptimizerSpec):
         super().__post_init__()
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise UserError(f"optim.betas={list(self.betas)} are not two numbers from 0 to below 1, as [0.9,0.999]")
+        if not 0 <= self.eps < math.inf:
+            raise UserError(f"optim.eps={self.eps} must be 0 or more, as 1e-8")
 
     @property
     def _own_state_factor(self) -> float:
@@ -303,6 +305,11 @@ class SGD(OptimizerSpec):
     """Stochastic gradient descent with momentum."""
 
     momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.momentum < 1:
+            raise UserError(f"optim.momentum={self.momentum} must be 0 or more and below 1, as 0.9")
 
     @property
     def _own_state_factor(self) -> float:

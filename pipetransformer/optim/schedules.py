@@ -1,7 +1,8 @@
 """Learning rates after the warm-up, as fractions of the peak. Pure functions of the step, so they survive everything.
 
-The names and formulas are those of ``transformers.get_scheduler``, and ``step`` is torch's ``MultiStepLR``. All but
-``inverse_sqrt`` depend on the progress of the run alone, from 0 at the end of the warm-up to 1 at the end::
+The names and formulas are those of ``transformers.get_scheduler``, and ``step`` is torch's ``MultiStepLR``. The first
+ones depend on the progress of the run alone, from 0 at the end of the warm-up to 1 at the end, and ``step`` on the part
+of the whole run that is done::
 
     linear, cosine, polynomial    from 1 down to ``final_fraction``
     constant                      1

@@ -86,11 +86,15 @@ def test_the_state_takes_as_many_bytes_as_the_planner_is_told(spec: OptimizerSpe
         ({"betas": [0.9]}, r"optim\.betas=\[0\.9\] are not two numbers"),
         ({"betas": [0.9, 1.0]}, r"optim\.betas=\[0\.9, 1\.0\] are not two numbers"),
         ({"clip_norm": -1.0}, "optim.clip_norm=-1.0 must be above 0"),
+        ({"eps": -1e-8}, "optim.eps=-1e-08 must be 0 or more"),
+        ({"momentum": -0.9}, "optim.momentum=-0.9 must be 0 or more and below 1"),
+        ({"momentum": float("nan")}, "optim.momentum=nan must be 0 or more"),
     ],
 )
 def test_a_wrong_option_is_named(options: dict[str, object], words: str) -> None:
+    spec = SGD if "momentum" in options else AdamW
     with pytest.raises(ValueError, match=words):
-        AdamW(**{"lr": 0.1, **options})  # type: ignore[arg-type]
+        spec(**{"lr": 0.1, **options})  # type: ignore[arg-type]
 
 
 def test_a_parameter_without_a_gradient_does_not_count_a_step() -> None:
