@@ -129,7 +129,7 @@ class Planner:
 
     @property
     def _of_static(self) -> PlanConstraints:
-        """What a plan has to be to be compared with; plain arrangements count beside pinned meshes."""
+        """Constraints of the plans that a run is compared with: plain arrangements count beside pinned meshes."""
         meshes = tuple(dict.fromkeys((SINGLE, *self._constraints.meshes)))
         return PlanConstraints(stages_per_rank=1 if self._parallel.stages_per_rank == 1 else None, meshes=meshes)
 
