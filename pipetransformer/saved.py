@@ -202,6 +202,7 @@ def settings_to_score(file: Path, overrides: Sequence[str]) -> tuple[Config, boo
         # weights are of the loss, and other data need not have all classes
         whole = dict.fromkeys(("max_train_samples", "max_eval_samples", "eval_split", "class_weights"), "null")
         whole["eval_path"] = "${dataset.path}" if is_file else "null"
+        whole["validation_fraction"] = "0"
         options = {f"dataset.{name}": value for name, value in whole.items() if hasattr(given, name)}
         overrides = [*overrides, *(f"{name}={value}" for name, value in options.items() if name not in said)]
     return read_config(file, overrides), is_other
