@@ -21,7 +21,7 @@ from pipetransformer.config.schema import Config
 from pipetransformer.config.sections import Parallel
 from pipetransformer.data.base import Data, DatasetSpec, ImageFormat, Split, TextFormat, load_data
 from pipetransformer.data.tables.base import shown
-from pipetransformer.data.tables.labelled import listed
+from pipetransformer.data.tables.labelled import LabelledTable, another_task, listed, task_of
 from pipetransformer.data.tasks import Task
 from pipetransformer.errors import UserError
 from pipetransformer.models.base import Head
@@ -80,8 +80,9 @@ def open_saved(run_dir: Path, config: Config, step: int | None = None) -> SavedR
     weights = _find_weights(run_dir, step)
     head, input_shape = recorded_head(run_dir)
     _check_size("the data", data.input_shape, input_shape)
-    model = _open(weights, config, data.task.head, data.input_shape)
+    _check_task(config.dataset, data.task.head, head)
     _check_labels(config.dataset, data.task.head, head)
+    model = _open(weights, config, data.task.head, data.input_shape)
     return SavedRun(model.config, model.stack, model.step, data)
 
 
@@ -95,6 +96,14 @@ def is_own_data(run_dir: Path, config: Config) -> bool:
     with suppress(UserError):  # other data may have no split to evaluate on
         return bool(trained) and data_digest(load_data(config.dataset, wanted_format(config)).train) in trained
     return False
+
+
+def _check_task(dataset: DatasetSpec, found: Head, trained: Head) -> None:
+    """Raises UserError where other data was taken for another task, as values that are all whole are for classes."""
+    if found.problem_type != trained.problem_type:
+        known, other = task_of(trained), task_of(found)
+        remedy = another_task(known, other) if isinstance(dataset, LabelledTable) else "data for the same task"
+        raise UserError(f"the run has learned the task {known}, and this data was taken for {other}; give {remedy}")
 
 
 def _check_labels(dataset: DatasetSpec, found: Head, trained: Head) -> None:

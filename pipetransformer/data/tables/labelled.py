@@ -24,6 +24,7 @@ from pipetransformer.errors import UserError
 if TYPE_CHECKING:
     from pipetransformer.data.tables.labels import Labels
     from pipetransformer.data.tables.rows import Rows
+    from pipetransformer.models.base import Head
 
 TASKS = ("classification", "multi_label", "regression")
 CLASS_METRICS = ("accuracy", "macro_f1")
@@ -162,6 +163,18 @@ class LabelledTable(TableSpec, ABC):
             what = "is no class" if wrong[0] in by_name else "has no weight"
             raise UserError(f"dataset.class_weights: {wrong[0]} {what}; give one for each of {', '.join(names)}")
         return np.array([by_name[name] for name in names], dtype=np.float64)
+
+
+def task_of(head: Head) -> str:
+    """Returns the task of a head as ``dataset.task=`` names it."""
+    return str(head.problem_type).removeprefix("single_label_").removesuffix("_classification")
+
+
+def another_task(wanted: str, found: str) -> str:
+    """Returns the options, or the data, by which a table that was taken for one task is for another."""
+    if wanted == "multi_label":
+        return 'dataset.task=multi_label dataset.label_separator="|", or what else stands between two labels'
+    return "data with one label in each row" if found == "multi_label" else f"dataset.task={wanted}"
 
 
 def columns_of(option: str, given: Any) -> tuple[str, ...]:
