@@ -213,44 +213,52 @@ class MapStyleSplit(Split):
         return losses
 
     def predict(self, outputs: Tensor, ids: Sequence[int], num_tokens: int | None) -> Tensor:
-        """Returns of each sample its loss, 1 for a class, the shape of its prediction, and the prediction.
+        """Returns of each sample its loss, 1 for a class, the shape of its prediction, the prediction, and its target.
 
-        The prediction is the likeliest class, or the output where metrics look at it.
+        The prediction is the likeliest class, or the output where metrics look at it. Where nobody looks at them,
+        prediction and target are empty.
 
         Returns:
-            Shape (B, 3 + d + k), float64: loss, 1 or 0, d, the d sizes of the shape, and its k numbers.
+            Shape (B, 3 + d + k + t), float64: loss, 1 or 0, d, the d sizes of the shape, its k numbers, and the t of
+            the target.
         """
         import torch
 
-        losses = self.loss(outputs, self.targets(ids).to(outputs.device))
+        targets = self.targets(ids).to(outputs.device)
+        losses = self.loss(outputs, targets)
         is_class = self._has_classes(outputs)
         predicted = outputs.argmax(-1) if is_class else outputs
         if not is_class and self._metrics is None:
-            predicted = outputs.new_empty(len(outputs), 0)  # nobody looks at it
+            predicted, targets = (each.new_empty(len(outputs), 0) for each in (outputs, targets))
         header = losses.new_tensor([is_class, predicted.ndim - 1, *predicted.shape[1:]], dtype=torch.float64)
-        values = predicted.reshape(len(losses), math.prod(predicted.shape[1:])).double()
-        return torch.cat([losses[:, None].double(), header.expand(len(losses), -1), values], dim=1)
+        values = [each.reshape(len(losses), math.prod(each.shape[1:])).double() for each in (predicted, targets)]
+        return torch.cat([losses[:, None].double(), header.expand(len(losses), -1), *values], dim=1)
 
     def score(self, predictions: np.ndarray) -> dict[str, float]:
         loss = {"loss": float(predictions[:, 0].mean())}
-        targets = np.stack([_array(sample.target) for sample in self._all(range(len(self)))])
+        if self._metrics is None and not predictions[:, 1].all():
+            return loss
         num_sizes = int(predictions[0, 2])
         sizes = predictions[0, 3 : 3 + num_sizes].astype(np.int64)
-        predicted = predictions[:, 3 + num_sizes :].reshape(len(predictions), *sizes)
+        given, truth = np.split(predictions, [3 + num_sizes + math.prod(sizes)], axis=1)
+        predicted, targets = given[:, 3 + num_sizes :].reshape(len(given), *sizes), self._targets_of(truth)
         if self._metrics is not None:
             if targets.ndim == 1 and predicted.shape[1:] == (1,):
                 predicted = predicted[:, 0]
             own = plain_metrics(self._metrics(predicted, targets), "metrics")
             return own | loss | own  # its own loss, where it gives one
-        if predictions[:, 1].all():
-            return {"accuracy": float((predicted == targets).mean())} | loss
-        return loss
+        return {"accuracy": float((predicted == targets).mean())} | loss
+
+    def _targets_of(self, values: np.ndarray) -> np.ndarray:
+        """Returns targets from their values (N, t) in float64, in the type and shape of the data set."""
+        import torch
+
+        return _array(torch.from_numpy(values).to(self._target_dtype)).reshape(len(values), *self._target_shape)
 
     def _has_classes(self, outputs: Tensor) -> bool:
         """Returns whether the outputs are logits (B, C) of several classes and the targets classes (B,)."""
-        is_scalar = self.targets([0]).ndim == 1
         are_logits = outputs.ndim == 2 and outputs.shape[1] > 1
-        return are_logits and is_scalar and not self._target_dtype.is_floating_point
+        return are_logits and not self._target_shape and not self._target_dtype.is_floating_point
 
     def _read(self, ids: Sequence[int]) -> list[Sample]:
         """Reads samples; inputs, context and targets of a batch are asked for one after the other and read once."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from pipetransformer.data.map_style import MapStyleSplit
+from pipetransformer.data.map_style import MapStyleSplit, Metrics
 from pipetransformer.errors import StaleStore, UserError
 
 
@@ -137,13 +137,31 @@ def test_a_single_output_is_no_class() -> None:
     assert (scored["mean"], scored["whole"]) == (pytest.approx(3.5 / 3), 1)
 
 
-def test_own_metrics_get_predictions_and_targets_in_order() -> None:
-    def metrics(predictions: np.ndarray, targets: np.ndarray) -> dict[str, float]:
-        return {"same": float((predictions == targets).sum())}
+def same(predictions: np.ndarray, targets: np.ndarray) -> dict[str, float]:
+    return {"same": float((predictions == targets).sum())}
 
-    images = MapStyleSplit("dev", IMAGES, loss, metrics)
+
+def test_own_metrics_get_predictions_and_targets_in_order() -> None:
+    images = MapStyleSplit("dev", IMAGES, loss, same)
     outputs = torch.eye(2)[[0, 1, 0]]
     assert images.score(images.predict(outputs, [0, 1, 2], None).numpy())["same"] == 3
+
+
+@pytest.mark.parametrize("metrics", [None, same])
+@pytest.mark.parametrize("width", [1, 2])
+def test_an_evaluation_reads_each_sample_once(width: int, metrics: Metrics | None) -> None:
+    read: list[int] = []
+
+    class Counted(list[Any]):
+        def __getitem__(self, index: Any) -> Any:
+            read.append(index)
+            return super().__getitem__(index)
+
+    images = MapStyleSplit("dev", Counted(IMAGES), lambda output, target: output[:, 0] - target, metrics)
+    read.clear()
+    predicted = [images.predict(torch.zeros(len(ids), width), ids, None).numpy() for ids in ([1, 2], [0])]
+    images.score(np.concatenate(predicted)[[2, 0, 1]])
+    assert read == [1, 2, 0]
 
 
 def test_the_identity_is_that_of_the_inputs() -> None:
