@@ -50,6 +50,7 @@ class ScoredSplit(Split):
     ) -> None:
         assert len(names) == len(split), (len(names), len(split))
         self.name, self.lengths = split.name, split.lengths
+        self.is_slow, self.read_ahead = split.is_slow, split.read_ahead
         self._split, self._names, self._labels, self._has_several = split, names, labels, has_several
 
     def __len__(self) -> int:

@@ -36,6 +36,7 @@ from pipetransformer.data.images.split import ImageSplit
 from pipetransformer.data.images.transforms import ImageTransforms, parse_transforms
 from pipetransformer.data.map_style import MapStyleSplit
 from pipetransformer.data.tasks import image_classification
+from pipetransformer.data.unlabelled import ScoredSplit
 from pipetransformer.errors import UserError
 from pipetransformer.runtime.batch import Batch
 from pipetransformer.training import input_reader
@@ -323,6 +324,9 @@ def test_workers_are_as_many_as_the_cores_leave(splits: list[Split], monkeypatch
     assert default_num_workers(splits, gpu, 1) == input_reader.MAX_WORKERS
     assert default_num_workers(splits, cpu, 4) == 1, "its core is free while it waits for others"
     assert default_num_workers([*splits[1:], in_memory], gpu, 1) == 0, "all lies in memory"
+    to_predict = ScoredSplit(resized, [{}] * NUM, ("a",))
+    assert default_num_workers([to_predict], gpu, 1) == input_reader.MAX_WORKERS
+    assert to_predict.read_ahead == ("inputs",)
 
 
 @pytest.mark.parametrize(
