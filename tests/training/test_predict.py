@@ -17,7 +17,11 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from pipetransformer.config.compose import read_config
 from pipetransformer.config.schema import CONFIG, write_config
+from pipetransformer.data.base import TextFormat
+from pipetransformer.data.text.table import TextDataset
 from pipetransformer.errors import UserError
+from pipetransformer.models.base import Head
+from pipetransformer.models.huggingface import HuggingFaceModel
 from pipetransformer.report.rows import row_writer
 from pipetransformer.training.saved_run import predict
 
@@ -114,6 +118,15 @@ def test_rows_of_a_table_have_the_probabilities_that_transformers_gives_them(
     classes = [[names[i] for i in (each > 0.5).nonzero().flatten()] for each in expected]
     likeliest = [names[int(each.argmax())] for each in expected]
     assert [row["prediction"] for row in found] == (classes if options else likeliest)
+
+
+def test_texts_to_predict_may_be_numbers(tmp_path: Path) -> None:
+    """The run has said which column holds texts."""
+    (tmp_path / "input.csv").write_text("text\n12\n-3.5\n")
+    model = HuggingFaceModel(name=str(write_encoder(tmp_path / "encoder")), pretrained=False)
+    head = Head("sequence", 2, ("a", "b"))
+    found = TextDataset(path="away").unlabelled(tmp_path / "input.csv", TextFormat(**model.input_format()), head)
+    assert len(found.split) == 2
 
 
 def test_values_are_predicted_where_the_run_learned_values(pool: Pool, tmp_path: Path) -> None:

@@ -14,8 +14,14 @@ if TYPE_CHECKING:
     from pipetransformer.data.tables.rows import Rows
 
 
-def text_batches(rows: Rows, columns: tuple[str, ...]) -> Iterator[tuple[list[str], ...]]:
+def text_batches(rows: Rows, columns: tuple[str, ...], refuse_numbers: bool = True) -> Iterator[tuple[list[str], ...]]:
     """Yields the texts of each column, batch by batch, and looks at them on the way.
+
+    Args:
+        rows: The table.
+        columns: Names of the columns.
+        refuse_numbers: Refuse a column of nothing but numbers, which was hardly meant; ``False`` where the columns are
+            known.
 
     Raises:
         UserError: There is no such column, a row has no text in it, or all that it holds are numbers.
@@ -27,7 +33,7 @@ def text_batches(rows: Rows, columns: tuple[str, ...]) -> Iterator[tuple[list[st
             raise UserError(
                 f"dataset.text={column}: {rows.name} has cells of type {kind} there; name a column of texts"
             )
-    only_numbers = {*columns}
+    only_numbers = {*columns} if refuse_numbers else set[str]()
     for start, table in rows.batches(columns):
         texts = tuple(_texts(rows, start, column, table[column]) for column in columns)
         only_numbers -= {name for name, batch in zip(columns, texts, strict=True) if not _are_numbers(batch)}

@@ -79,7 +79,8 @@ class TextDataset(LabelledTable):
         columns = columns_of("text", self.text)
         rows = read_files((source,), self._delimiter, formats_of_inputs(len(columns) == 1))
         columns = (TEXT,) if source.suffix.lower() == ".txt" else columns
-        tokens = encode_batches(text_batches(rows, columns), wanted.tokenizer, min(self.max_length, wanted.max_length))
+        texts = text_batches(rows, columns, refuse_numbers=False)
+        tokens = encode_batches(texts, wanted.tokenizer, min(self.max_length, wanted.max_length))
         check_tokens(tokens, rows.at)
         num_classes, has_sets = head.num_outputs, head.problem_type == "multi_label_classification"
         task = multi_label_classification(num_classes) if has_sets else text_classification(num_classes)
