@@ -54,7 +54,7 @@ def readable(name: str, dataset: Any) -> Any:
     """
     if isinstance(dataset, Mapping):
         raise UserError(f"the data set {name} holds several: {', '.join(map(str, dataset))}; give one of them")
-    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+    if not hasattr(dataset, "__len__") or not _has_indices(dataset):
         raise UserError(
             f"the data set {name} is a {type(dataset).__name__} without a length or without indices; give a map-style "
             "one, from which samples are read in any order"
@@ -63,6 +63,13 @@ def readable(name: str, dataset: Any) -> Any:
         return dataset
     wanted = [column for column in columns if column in (*INPUTS, *TARGETS, *PER_TOKEN)]
     return dataset.select_columns(wanted) if {*wanted} & {*INPUTS} and {*wanted} & {*TARGETS} else dataset
+
+
+def _has_indices(dataset: Any) -> bool:
+    """Returns whether it reads samples by index; torch's base class has a method for it that only raises an error."""
+    from torch.utils.data import Dataset
+
+    return hasattr(dataset, "__getitem__") and getattr(type(dataset), "__getitem__", None) is not Dataset.__getitem__
 
 
 def _columns(dataset: Any) -> list[str] | None:
@@ -104,7 +111,7 @@ def sample_of(row: Any, index: int, padding_id: int | None = None) -> Sample:
             f"sample {index} is a {type(row).__name__}; a sample is a pair (input, target), or a dictionary with one "
             f"of {', '.join(INPUTS)} and one of {', '.join(TARGETS)}"
         )
-    sample = Sample(torch.as_tensor(pair[0]), torch.as_tensor(pair[1]))
+    sample = Sample(*_tensors(pair, index))
     if not sample.is_text:
         return sample
     per_token: dict[str, Tensor] = {}
@@ -129,6 +136,24 @@ def sample_of(row: Any, index: int, padding_id: int | None = None) -> Sample:
     per_token["attention_mask"] = mask
     per_token = {key: values[:length] for key, values in per_token.items()}
     return Sample(sample.input[:length], sample.target, per_token, sample.target.shape == sample.input.shape)
+
+
+def _tensors(pair: tuple[Any, Any], index: int) -> tuple[Tensor, Tensor]:
+    """Returns input and target as tensors.
+
+    Raises:
+        UserError: One of them is none, as a picture, a text or nothing.
+    """
+    import torch
+
+    try:
+        return torch.as_tensor(pair[0]), torch.as_tensor(pair[1])
+    except (TypeError, ValueError, RuntimeError) as error:
+        kinds = [type(each).__name__ for each in pair]
+        raise UserError(
+            f"sample {index} has an input of type {kinds[0]} and a target of type {kinds[1]} ({error}); give tensors, "
+            "arrays or numbers, a picture through torchvision's ToTensor or with_transform of datasets"
+        ) from None
 
 
 def _check_positions(index: int, attention_mask: Tensor, position_ids: Tensor, **_: Tensor) -> None:

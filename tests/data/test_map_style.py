@@ -1,14 +1,16 @@
 """Data sets of a script: pairs and dictionaries, tokens of any length, and what is refused."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import datasets
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.nn.functional import cross_entropy
+from torch.utils.data import IterableDataset
 
 from pipetransformer.data.map_style import MapStyleSplit, Metrics
 from pipetransformer.errors import StaleStore, UserError
@@ -246,6 +248,9 @@ def test_inputs_of_16_bits_have_an_identity_and_a_score() -> None:
         ([3], "sample 0 is a int"),
         ([{"input_ids": [1], "pixel_values": [2], "labels": 0}], "give exactly one of input_ids"),
         ([{"input_ids": [1]}], "give exactly one of labels"),
+        ([(Image.new("RGB", (2, 2)), 0)], "sample 0 has an input of type Image and a target of type int .*ToTensor"),
+        ([(torch.zeros(2, 2), "cat")], "sample 0 has an input of type Tensor and a target of type str"),
+        ([{"image": torch.zeros(2, 2), "label": None}], "and a target of type NoneType .*; give tensors, arrays or"),
         ([{"input_ids": [1, 2], "token_type_ids": [0], "labels": 0}], r"token_type_ids of sample 0 has shape \(1,\)"),
         ([{"input_ids": [1, 2], "text": "it is", "labels": 0}], "text of sample 0 is a str; leave it out"),
         (
@@ -335,15 +340,26 @@ def test_batches_are_read_at_once_where_the_data_set_can() -> None:
     assert Batched.read == [[0], [2, 0]]
 
 
+class Stream(IterableDataset[Any]):
+    """As long as its source, and read in its order alone."""
+
+    def __len__(self) -> int:
+        return len(IMAGES)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(IMAGES)
+
+
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
+        (Stream(), "the data set train is a Stream without a length or without indices; give a map-style one"),
         (datasets.DatasetDict({"train": datasets.Dataset.from_dict(COLUMNS)}), "holds several: train; give one"),
         (datasets.Dataset.from_dict(COLUMNS).to_iterable_dataset(), "IterableDataset without a length"),
         (datasets.Dataset.from_dict({"text": ["a"], "label": [0]}), "sample 0 has the keys text, label; give exactly"),
         (datasets.Dataset.from_dict(COLUMNS | {"label": [0, 1, 1]}), "exactly one of labels, label, target"),
     ],
-    ids=["several", "iterable", "not tokenised", "two labels"],
+    ids=["stream", "several", "iterable", "not tokenised", "two labels"],
 )
 def test_other_datasets_are_refused(rows: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
