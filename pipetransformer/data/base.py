@@ -47,8 +47,7 @@ class TextFormat:
     Attributes:
         tokenizer: Of the model.
         max_length: The most tokens that its positions allow.
-        vocab_size: Rows of its word embeddings, at least as many as the tokenizer has words, and columns of a
-            causal head.
+        vocab_size: Rows of its word embeddings, and columns of a causal head; 0 where they are not known.
     """
 
     tokenizer: Any

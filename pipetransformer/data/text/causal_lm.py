@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pipetransformer.data.base import Data, ImageFormat, TextFormat
 from pipetransformer.data.tables.spec import TableSpec
 from pipetransformer.data.text.kept import kept
-from pipetransformer.data.text.split import MIN_LENGTH, beyond_the_model
+from pipetransformer.data.text.split import MIN_LENGTH, beyond_the_model, check_embedded
 from pipetransformer.data.token_tasks import causal_language_modelling
 from pipetransformer.errors import UserError
 
@@ -124,6 +124,7 @@ class CausalLM(TableSpec):
         max_length = min(self.max_length, wanted.max_length)
         splits = self.long == "split"
         documents = kept(tokenize_documents, lambda: self._texts(rows), wanted.tokenizer, max_length, splits)
+        check_embedded(documents.tokens, wanted)
         left_out = _left_out(name, documents, rows)
         if len(documents.first) == 0:
             raise UserError(left_out)

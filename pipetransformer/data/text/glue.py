@@ -153,7 +153,7 @@ class Glue(DatasetSpec):
         table = read_table(source, kind.columns[0] if len(kind.columns) == 1 else None)
         texts = text_columns(table, kind.text_columns)
         tokens = encode(texts, wanted.tokenizer, min(self.max_length, wanted.max_length))
-        check_tokens(tokens, table.at)
+        check_tokens(tokens, wanted, table.at)
         split = LabelledTexts("input", tokens, np.zeros(len(table), dtype=np.int64), kind.task)
         return Unlabelled(ScoredSplit(split, row_names(source, len(table)), kind.labels), kind.task)
 
@@ -182,7 +182,7 @@ class Glue(DatasetSpec):
         rows = subsample(len(labels), at_most)
         chosen = tuple([column[row] for row in rows] for column in texts)
         tokens = kept(encode, lambda: chosen, wanted.tokenizer, min(self.max_length, wanted.max_length))
-        check_tokens(tokens, lambda sample: table.at(int(rows[sample])))
+        check_tokens(tokens, wanted, lambda sample: table.at(int(rows[sample])))
         return LabelledTexts(name, tokens, labels[rows], TASKS[self.task].task)
 
 

@@ -202,16 +202,36 @@ def encode_batches(batches: Iterable[tuple[list[str], ...]], tokenizer: Any, max
     return Tokens(Ragged.joined(ids), Ragged.joined(type_ids) if type_ids else None, pad_id)
 
 
-def check_tokens(tokens: Tokens, name: Callable[[int], str]) -> None:
-    """Raises UserError where a sample has no tokens; a tokenizer without special tokens makes none of an empty text.
+def check_tokens(tokens: Tokens, wanted: TextFormat, name: Callable[[int], str]) -> None:
+    """Raises UserError where a sample has no tokens, or one that the model does not know.
+
+    A tokenizer without special tokens makes none of an empty text.
 
     Args:
         tokens: The samples.
+        wanted: Input of the model.
         name: Maps the index of a sample to its name in messages.
     """
+    check_embedded(tokens, wanted)
     empty = np.flatnonzero(tokens.ids.lengths == 0)
     if len(empty):
         raise UserError(
             f"{len(empty)} texts have no tokens, the first is {name(int(empty[0]))}; remove them, or choose a "
             "model.name whose tokenizer adds special tokens"
+        )
+
+
+def check_embedded(tokens: Tokens, wanted: TextFormat) -> None:
+    """Raises UserError where texts or their padding have a token beyond the model's word embeddings.
+
+    A tokenizer may have more words than the model if no text holds them, as Gemma 3's has one for pictures.
+    """
+    if not wanted.vocab_size or max(wanted.tokenizer.get_vocab().values()) < wanted.vocab_size:
+        return  # without a look at all tokens
+    highest = max(tokens.pad_id, int(tokens.ids.values.max(initial=0)))
+    if highest >= wanted.vocab_size:
+        raise UserError(
+            f"texts or their padding have the token {highest}, {wanted.tokenizer.convert_ids_to_tokens(highest)}, and "
+            f"the model has word embeddings for {wanted.vocab_size}, from 0; save it once more after "
+            "resize_token_embeddings(len(tokenizer)), or put its own tokenizer beside it"
         )

@@ -91,7 +91,7 @@ class Squad(DatasetSpec):
         assert isinstance(wanted, TextFormat)
         questions = _without_answers(source)
         windows = tokenize_windows(questions, wanted.tokenizer, min(self.max_length, wanted.max_length), self.stride)
-        check_tokens(windows.tokens, lambda window: f"question {questions[windows.questions[window]].id}")
+        check_tokens(windows.tokens, wanted, lambda window: f"question {questions[windows.questions[window]].id}")
         split = SquadSplit("input", questions, windows, self.max_answer_length, self.version_2)
         return Unlabelled(AnsweredSplit(split), split.task)
 
@@ -129,7 +129,7 @@ class Squad(DatasetSpec):
         chosen = [questions[row] for row in subsample(len(questions), at_most)]
         max_length = min(self.max_length, wanted.max_length)
         windows = kept(tokenize_windows, lambda: chosen, wanted.tokenizer, max_length, self.stride)
-        check_tokens(windows.tokens, lambda window: f"question {chosen[windows.questions[window]].id}")
+        check_tokens(windows.tokens, wanted, lambda window: f"question {chosen[windows.questions[window]].id}")
         return SquadSplit(name, chosen, windows, self.max_answer_length, self.version_2)
 
 

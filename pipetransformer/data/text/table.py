@@ -81,7 +81,7 @@ class TextDataset(LabelledTable):
         columns = (TEXT,) if source.suffix.lower() == ".txt" else columns
         texts = text_batches(rows, columns, refuse_numbers=False)
         tokens = encode_batches(texts, wanted.tokenizer, min(self.max_length, wanted.max_length))
-        check_tokens(tokens, rows.at)
+        check_tokens(tokens, wanted, rows.at)
         num_classes, has_sets = head.num_outputs, head.problem_type == "multi_label_classification"
         task = multi_label_classification(num_classes) if has_sets else text_classification(num_classes)
         split = LabelledTexts("input", tokens, np.zeros(len(rows), dtype=np.int64), task)
@@ -103,5 +103,5 @@ class TextDataset(LabelledTable):
     ) -> LabelledTexts:
         targets, max_length = labels.targets(rows), min(self.max_length, wanted.max_length)
         tokens = kept(encode_batches, lambda: self._texts(rows), wanted.tokenizer, max_length)
-        check_tokens(tokens, rows.at)
+        check_tokens(tokens, wanted, rows.at)
         return LabelledTexts(name, tokens, targets, task, None if weights is None else weights[targets])

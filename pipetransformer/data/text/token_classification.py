@@ -98,7 +98,7 @@ class TokenClassification(TableSpec):
         from pipetransformer.data.text.tagged_split import TaggedSplit, align
 
         words = kept(align, rows.sentences, wanted.tokenizer, min(self.max_length, wanted.max_length))
-        check_tokens(words.tokens, rows.at)
+        check_tokens(words.tokens, wanted, rows.at)
         return TaggedSplit(name, words, rows.tags, rows.sentences, task)
 
 

@@ -15,10 +15,11 @@ from torch import Tensor
 from pipetransformer.data.base import DatasetSpec, TextFormat
 from pipetransformer.data.text.causal_lm import CausalLM
 from pipetransformer.data.text.glue import Glue
-from pipetransformer.data.text.split import CHUNK, Ragged, TextSplit, Tokens, encode, padding_id
+from pipetransformer.data.text.split import CHUNK, Ragged, TextSplit, Tokens, check_embedded, encode, padding_id
 from pipetransformer.data.text.squad import Squad
 from pipetransformer.data.text.table import TextDataset
 from pipetransformer.data.text.token_classification import TokenClassification
+from pipetransformer.errors import UserError
 
 ROWS = st.lists(st.lists(st.integers(1, 1000), min_size=1, max_size=12), min_size=1, max_size=8)
 
@@ -131,3 +132,21 @@ def test_a_length_that_the_model_does_not_read_is_told(kind: Any, tmp_path: Path
     assert kind(**options, max_length=16).load(short).warnings == ()
     (warning,) = kind(**options, max_length=17).load(short).warnings
     assert warning.startswith("dataset.max_length=17 has no effect above 16, the most tokens that this model reads")
+
+
+@pytest.mark.parametrize("kind", [TextDataset, Glue, Squad, TokenClassification, CausalLM])
+def test_a_token_that_the_model_does_not_embed_is_refused(kind: Any, tmp_path: Path, text: TextFormat) -> None:
+    """Words of the tokenizer that no text holds are none of these."""
+    spec = kind(**data_of(kind, tmp_path), max_length=16, **({"stride": 4} if kind is Squad else {}))
+    highest = int(spec.load(text).train.tokens.ids.values.max())
+    assert highest + 1 < len(text.tokenizer)
+    spec.load(replace(text, vocab_size=highest + 1))
+    with pytest.raises(UserError, match=rf"have the token {highest}, .* word embeddings for {highest}, from 0; save"):
+        spec.load(replace(text, vocab_size=highest))
+
+
+def test_padding_that_the_model_does_not_embed_is_refused(text: TextFormat) -> None:
+    tokens = Tokens(Ragged.of([[1, 2]]), None, pad_id=9)
+    check_embedded(tokens, replace(text, vocab_size=10))
+    with pytest.raises(UserError, match="or their padding have the token 9, "):
+        check_embedded(tokens, replace(text, vocab_size=9))
