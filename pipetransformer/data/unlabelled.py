@@ -89,20 +89,6 @@ class ScoredSplit(Split):
                 yield {**name, "prediction": above if self._has_several else likeliest, "scores": scores}
 
 
-class ScoredSets(ScoredSplit):
-    """The samples of a split with the probability of each class, of which a sample has any number."""
-
-    def predict(self, outputs: Tensor, ids: Sequence[int], num_tokens: int | None) -> Tensor:
-        """Returns probabilities (B, C), each class on its own."""
-        return outputs.float().sigmoid()
-
-    def rows(self, predictions: np.ndarray) -> Iterator[dict[str, Any]]:
-        """Yields the classes whose probability is above 1/2, with the probability of each."""
-        for name, predicted in zip(self._names, predictions.tolist(), strict=True):
-            scores = dict(zip(self._labels, predicted, strict=True))
-            yield {**name, "prediction": [each for each, score in scores.items() if score > 0.5], "scores": scores}
-
-
 def formats_of_inputs(has_one_text: bool) -> Formats:
     """Returns the formats of a table to predict; where a sample is one text, lines of a ``.txt`` file, too."""
     from pipetransformer.data.tables.files import FORMATS

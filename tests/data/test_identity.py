@@ -35,7 +35,7 @@ from pipetransformer.data.text.squad_split import AnsweredSplit, SquadSplit
 from pipetransformer.data.text.table import TextDataset
 from pipetransformer.data.text.tagged_split import TaggedSplit
 from pipetransformer.data.text.token_classification import TokenClassification
-from pipetransformer.data.unlabelled import ScoredSets, ScoredSplit
+from pipetransformer.data.unlabelled import ScoredSplit
 
 SIDE, NUM_TRAIN = 6, 8
 GREY, COLOUR = ImageFormat(mean=(0.5,), std=(0.5,)), ImageFormat(size=4, num_channels=3)
@@ -221,7 +221,7 @@ def test_every_kind_of_split_is_here() -> None:
 
     ours = {kind for kind in final(Split) if kind.__module__.startswith("pipetransformer.")}
     ours.remove(MapStyleSplit)  # a script's own, whose samples are tensors already: test_map_style.py
-    ours -= {AnsweredSplit, ScoredSplit, ScoredSets}  # of samples to predict, which no store keeps
+    ours -= {AnsweredSplit, ScoredSplit}  # of samples to predict, which no store keeps
     assert {kind for kind in ours if not kind.__abstractmethods__} == {kind.split for kind in KINDS.values()}
 
 

@@ -11,10 +11,10 @@ import numpy as np
 
 from pipetransformer.data.base import Data, ImageFormat, TextFormat
 from pipetransformer.data.tables.labelled import LabelledTable, columns_of, listed
-from pipetransformer.data.tasks import Task, multi_label_classification, text_classification
+from pipetransformer.data.tasks import MULTI_LABEL, Task, multi_label_classification, text_classification
 from pipetransformer.data.text.kept import kept
 from pipetransformer.data.text.split import MIN_LENGTH, LabelledTexts, beyond_the_model, check_tokens, encode_batches
-from pipetransformer.data.unlabelled import ScoredSets, ScoredSplit, Unlabelled, formats_of_inputs, row_names
+from pipetransformer.data.unlabelled import ScoredSplit, Unlabelled, formats_of_inputs, row_names
 from pipetransformer.errors import UserError
 from pipetransformer.models.base import Head
 
@@ -82,11 +82,10 @@ class TextDataset(LabelledTable):
         texts = text_batches(rows, columns, refuse_numbers=False)
         tokens = encode_batches(texts, wanted.tokenizer, min(self.max_length, wanted.max_length))
         check_tokens(tokens, wanted, rows.at)
-        num_classes, has_sets = head.num_outputs, head.problem_type == "multi_label_classification"
+        num_classes, has_sets = head.num_outputs, head.problem_type == MULTI_LABEL
         task = multi_label_classification(num_classes) if has_sets else text_classification(num_classes)
         split = LabelledTexts("input", tokens, np.zeros(len(rows), dtype=np.int64), task)
-        scored = ScoredSets if has_sets else ScoredSplit
-        return Unlabelled(scored(split, row_names(source, len(rows)), head.labels), task)
+        return Unlabelled(ScoredSplit(split, row_names(source, len(rows)), head.labels, has_sets), task)
 
     def _labels(self, rows: Rows) -> Labels:
         for column in columns_of("text", self.text):
