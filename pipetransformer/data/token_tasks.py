@@ -140,7 +140,7 @@ def next_token_scores(sums: np.ndarray, targets: Any = None) -> dict[str, float]
     """
     loss, num_right, num_tokens = sums.sum(0).tolist()
     mean = loss / num_tokens
-    perplexity = math.exp(mean) if mean < LARGEST_LOSS else math.inf
+    perplexity = math.inf if mean >= LARGEST_LOSS else math.exp(mean)  # not a number where the loss is none
     return {"loss": mean, "perplexity": perplexity, "token_accuracy": num_right / num_tokens}
 
 

@@ -105,6 +105,12 @@ def test_the_perplexity_of_a_model_that_knows_nothing_is_infinite() -> None:
     }  # fmt: skip
 
 
+def test_the_perplexity_of_a_loss_that_is_not_a_number_is_none_either() -> None:
+    scores = next_token_scores(np.array([[math.nan, 1, 2]]))
+    assert math.isnan(scores["loss"])
+    assert math.isnan(scores["perplexity"])
+
+
 def drawn(choices: list[str], seed: int) -> list[list[str]]:
     draw = random.Random(seed)
     return [[draw.choice(choices) for _ in range(draw.randint(1, 9))] for _ in range(40)]
