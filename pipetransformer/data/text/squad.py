@@ -181,13 +181,18 @@ def from_rows(rows: Iterable[Any]) -> list[Question]:
             row["id"],
             row["question"],
             row["context"],
-            tuple(row["answers"]["text"]),
-            tuple(row["answers"]["answer_start"]),
+            *_without_blanks(zip(row["answers"]["text"], row["answers"]["answer_start"], strict=True)),
         )
         for row in rows
     ]
     check_answers(questions)
     return questions
+
+
+def _without_blanks(answers: Iterable[tuple[str, int]]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Returns texts and starts of the answers that are not blank; a blank one is how some files say that none is."""
+    given = [(text, start) for text, start in answers if text.strip()]
+    return tuple(text for text, _ in given), tuple(start for _, start in given)
 
 
 def check_answers(questions: Iterable[Question]) -> None:
@@ -213,8 +218,7 @@ def _questions(article: dict[str, Any], with_answers: bool) -> Iterator[Question
                 _text(str(question["id"])),
                 _text(question["question"]),
                 _text(paragraph["context"]),
-                tuple(_text(answer["text"]) for answer in answers),
-                tuple(_position(answer["answer_start"]) for answer in answers),
+                *_without_blanks((_text(answer["text"]), _position(answer["answer_start"])) for answer in answers),
             )
 
 

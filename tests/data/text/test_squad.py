@@ -90,6 +90,18 @@ def test_unanswered_questions_need_version_2(tmp_path: Path, text: TextFormat) -
     assert load(text, path=str(tmp_path), version_2=True).evaluation[0].targets([0])[:, :2].tolist() == [[0, 0]]
 
 
+@pytest.mark.parametrize("blank", ["", " "])
+def test_a_blank_answer_is_none(tmp_path: Path, text: TextFormat, blank: str) -> None:
+    asked = question("a", (blank, 3)), question("b", ("cat", 4), (blank, 0))
+    file = write(tmp_path, *[article(*asked)] * 5)
+    assert [each.answers for each in read_articles(file)[0]] == [(), ("cat",)]
+    row = {"id": "a", "question": "a?", "context": CONTEXT, "answers": {"text": [blank], "answer_start": [3]}}
+    assert (from_rows([row])[0].answers, from_rows([row])[0].starts) == ((), ())
+    with pytest.raises(ValueError, match=r"4 questions of the train split have no answer, the first is a; set dataset"):
+        load(text, path=str(file))
+    assert len(load(text, path=str(file), version_2=True).train) == 8
+
+
 def test_a_file_of_one_article_cannot_be_split(tmp_path: Path, text: TextFormat) -> None:
     (tmp_path / "one.json").write_text(content(1))
     with pytest.raises(
