@@ -1,4 +1,4 @@
-"""Ends a process with the one that has started it, which only Linux does."""
+"""Ends a process with the one that has started it, and tells when that began, which only Linux does."""
 
 import ctypes
 import os
@@ -6,6 +6,8 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
 from threading import Thread
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -39,3 +41,22 @@ def end_unheard(parent: int, has_heard: Callable[[], bool], wait_s: float = 60.0
             os._exit(1)
 
     Thread(target=watch, daemon=True).start()
+
+
+def start_time() -> datetime:
+    """Returns the moment after which a run folder is named: now, or under torchrun its start.
+
+    Ranks that torchrun starts again so find the run of the ranks before them.
+    """
+    return (parent_start() if "TORCHELASTIC_RUN_ID" in os.environ else None) or datetime.now()
+
+
+def parent_start() -> datetime | None:
+    """Returns when the parent began; ``None`` where the system does not tell."""
+    try:
+        values = Path(f"/proc/{os.getppid()}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        system = Path("/proc/stat").read_text(encoding="utf-8").splitlines()
+        booted_s = next(int(line.split()[1]) for line in system if line.startswith("btime "))
+        return datetime.fromtimestamp(booted_s + int(values[19]) / os.sysconf("SC_CLK_TCK"))  # field 22 of proc(5)
+    except (OSError, ValueError, IndexError, StopIteration):
+        return None

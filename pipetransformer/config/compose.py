@@ -33,6 +33,7 @@ from pipetransformer.config.schema import CONF, SECTIONS, Config, SimulationConf
 from pipetransformer.config.targets import check_targets, find_class
 from pipetransformer.config.validate import check_modality, validate
 from pipetransformer.errors import UserError
+from pipetransformer.parent_process import start_time
 
 SPEC_GROUPS = ("model", "dataset", "freeze", "optim", "peft", "logger")
 SIMULATION_GROUPS = ("cluster", "shape")
@@ -40,7 +41,8 @@ C = TypeVar("C", bound=Config)
 
 
 def register(schema: type[Config] = Config) -> None:
-    """Registers the schema with Hydra under the name that ``conf/config.yaml`` uses."""
+    """Registers the schema and the time of the start with Hydra under the names that ``conf/config.yaml`` uses."""
+    OmegaConf.register_new_resolver("start", lambda form: f"{start_time():{form}}", use_cache=True, replace=True)
     ConfigStore.instance().store(name="schema", node=_schema(_general(schema)))
 
 

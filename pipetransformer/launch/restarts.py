@@ -68,7 +68,12 @@ class Restarts:
 
 def after_restart(config: Config) -> Config:
     """Returns the configuration with which to go on where torchrun has started all ranks again."""
-    return from_checkpoint(config) if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) else config
+    return from_checkpoint(config) if is_restarted() else config
+
+
+def is_restarted() -> bool:
+    """Returns whether torchrun has started all ranks again after one has died."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
 def from_checkpoint(config: Config) -> Config:

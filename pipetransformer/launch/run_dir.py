@@ -1,5 +1,6 @@
 """The run folder before a run starts: whether it holds another run, and the arguments of the one to be resumed."""
 
+import re
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from pipetransformer.config.resuming import changes, check_epochs, dotted
 from pipetransformer.config.schema import Config, as_plain, write_settings
 from pipetransformer.errors import RankLost, UserError
 from pipetransformer.launch.forkserver import remove_stale
+from pipetransformer.launch.restarts import is_restarted
 from pipetransformer.report.environment import OVERRIDES, by_option, option_of, read_overrides, write_overrides
 from pipetransformer.report.event_log import EVENT_LOG, SUMMARY, known_summary, write_json
 from pipetransformer.report.reporter import print_line
@@ -26,6 +28,7 @@ from pipetransformer.report.trace import remove_traces
 
 RUN_DIR, RESUME, WORLD_SIZE = "hydra.run.dir", "resume.run", "parallel.world_size"
 OWN_FILES = (CONFIG, EVENT_LOG, SUMMARY, MODEL, FOLDER)
+DEFAULT_FOLDER = re.compile(r"outputs/\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d")
 
 
 def resumed_arguments(arguments: Sequence[str], by_torchrun: bool = False) -> list[str]:
@@ -102,6 +105,16 @@ def _changes(config: Config, run_dir: Path) -> list[str]:
     old, new = dotted(found if isinstance(found, dict) else {}), dotted(redact(as_plain(config)))
     both = old.keys() & new.keys()
     return changes({name: old[name] for name in both}, {name: new[name] for name in both})
+
+
+def tell_of_new_start(run_dir: Path) -> None:
+    """Tells that a run begins anew where torchrun has started it again and the default folder does not hold it."""
+    is_default = DEFAULT_FOLDER.fullmatch("/".join(run_dir.parts[-3:]))
+    if is_default and is_restarted() and not _own_files(run_dir):
+        print_line(
+            f"torchrun has started the ranks again, and the run begins anew: {run_dir} does not hold it; give "
+            "hydra.run.dir=, or in a script run_dir=, to go on after a restart"
+        )
 
 
 def refuse_fewer_epochs(config: Config, run_dir: Path) -> None:

@@ -5,8 +5,8 @@ import os
 import resource
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import datetime
 from importlib import import_module
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,21 @@ from pipetransformer.data.base import count_before_loading
 from pipetransformer.errors import UserError
 from pipetransformer.launch import forkserver
 from pipetransformer.launch.restarts import after_restart
-from pipetransformer.launch.run_dir import finished_summary, record_of_refused, refuse_fewer_epochs, refuse_other_run
+from pipetransformer.launch.run_dir import (
+    finished_summary,
+    record_of_refused,
+    refuse_fewer_epochs,
+    refuse_other_run,
+    tell_of_new_start,
+)
+from pipetransformer.parent_process import start_time
 from pipetransformer.report.reporter import print_phase
 
 RANKS_PER_CORE = 16  # more only wait for each other
 MEMORY_PER_RANK = 128 * 2**20  # bytes of a forked rank that it shares with no other, and of a very small model
 DESCRIPTORS_PER_RANK = 8  # of the launcher: queue, pipes and log files of each rank
 DESCRIPTORS_SENT_PER_RANK, MOST_DESCRIPTORS_SENT = 2, 250  # to each forked process, in one message
+_numbers = count(1)  # of the runs of this process whose folder has no name
 
 
 def train(config: Config, run_dir: str | Path | None = None) -> dict[str, Any]:
@@ -35,7 +43,7 @@ def train(config: Config, run_dir: str | Path | None = None) -> dict[str, Any]:
     Args:
         config: The run, for example ``Config(model=TimmModel(name="vit_tiny_patch16_224"), dataset=Digits(), ...)``.
         run_dir: Folder for events, summary and model; by default that of ``resume.run``, else
-            ``outputs/<date>/<time>``.
+            ``outputs/<date>/<time>``; under torchrun of its start, with ``-2`` for the second run of a script.
 
     Returns:
         The contents of ``summary.json``; under torchrun its ``status`` alone on all ranks but 0.
@@ -52,13 +60,19 @@ def train(config: Config, run_dir: str | Path | None = None) -> dict[str, Any]:
     config = after_restart(config)
     preflight(config)
     resumed = None if config.resume.run == "auto" else config.resume.run
-    folder = Path(run_dir or resumed or f"outputs/{datetime.now():%Y-%m-%d/%H-%M-%S}").resolve()
+    folder = Path(run_dir or resumed or _default_folder()).resolve()
 
     def write_record() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         write_config(config, folder)
 
     return run_in_folder(config, folder, write_record)
+
+
+def _default_folder() -> str:
+    """Returns the folder of a run without one; the n-th of a script finds its own where torchrun starts it again."""
+    name, number = f"outputs/{start_time():%Y-%m-%d/%H-%M-%S}", next(_numbers) if under_torchrun() else 1
+    return name if number == 1 else f"{name}-{number}"
 
 
 def run_in_folder(
@@ -72,6 +86,7 @@ def run_in_folder(
     plain = as_plain(config)
     if not is_first_rank():
         return start(config, run_dir, plain, sweep)
+    tell_of_new_start(run_dir)
     refuse_fewer_epochs(config, run_dir)
     if finished := finished_summary(config, run_dir):
         return start(config, run_dir, plain, sweep) if under_torchrun() else finished  # there all ranks are told

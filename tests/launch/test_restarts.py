@@ -1,15 +1,25 @@
 """Whether, with how many ranks and from where a run starts again after a rank has died."""
 
+import os
+import subprocess
 from dataclasses import replace
+from datetime import datetime
+from itertools import count
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 from support.jobs import TINY, loaded
 
 from pipetransformer.checkpoint.folder import FOLDER
+from pipetransformer.config.compose import register
+from pipetransformer.config.schema import CONF
 from pipetransformer.config.sections import Checkpointing, Launch
 from pipetransformer.errors import CacheLost, RankFailed, RankLost
+from pipetransformer.launch import start
 from pipetransformer.launch.restarts import Restarts, after_restart
+from pipetransformer.launch.run_dir import tell_of_new_start
+from pipetransformer.parent_process import start_time
 
 LOST = RankLost("rank 1 was killed by SIGKILL, perhaps for want of memory; lower batch_size", num_lost=2)
 FAILED = RankFailed("rank 0 failed: ValueError: no\nTraceback ...", "rank 0 failed: ValueError: no")
@@ -88,3 +98,48 @@ def test_a_run_that_torchrun_has_started_again_goes_on(
     if count is not None:
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", count)
     assert after_restart(loaded(*TINY)).resume.run == run
+
+
+def trained_in(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The folders of two runs of one script, and that of the command."""
+    monkeypatch.setattr(start, "run_in_folder", lambda config, folder, _: {"folder": folder})
+    monkeypatch.setattr(start, "_numbers", count(1))  # as in a new process
+    folders = [start.train(loaded(*TINY))["folder"].relative_to(Path.cwd()) for _ in range(2)]
+    register()
+    return [*map(str, folders), OmegaConf.load(CONF / "config.yaml").hydra.run.dir]
+
+
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="Linux alone tells when a process began")
+def test_ranks_that_torchrun_starts_again_find_the_folder_of_those_before_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    own = start_time()
+    first = trained_in(monkeypatch)
+    assert first == trained_in(monkeypatch) == [f"outputs/{own:%Y-%m-%d/%H-%M-%S}{end}" for end in ("", "-2", "")]
+    with subprocess.Popen(["sleep", "60"]) as other:
+        monkeypatch.setattr(os, "getppid", lambda: other.pid)
+        assert own < start_time() == start_time() <= datetime.now()
+        other.kill()
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID")
+    now = datetime.now()
+    assert now <= start_time(), "any other run has its own"
+
+
+@pytest.mark.parametrize(
+    ("restarts", "name", "has_run", "is_told"),
+    [
+        ("1", "2026-11-22/10-15-00", False, True),
+        ("0", "2026-11-22/10-15-00", False, False),
+        ("1", "2026-11-22/10-15-00", True, False),
+        ("1", "2026-11-22/10-15-00-2", False, False),
+        ("1", "my/own", False, False),
+    ],
+)
+def test_a_run_that_does_not_find_itself_again_says_so(
+    restarts: str, name: str, has_run: bool, is_told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", restarts)
+    folder = tmp_path / "outputs" / name
+    (folder / FOLDER if has_run else folder).mkdir(parents=True)
+    tell_of_new_start(folder)
+    assert ("the run begins anew" in capsys.readouterr().out) == is_told
