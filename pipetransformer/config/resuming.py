@@ -1,4 +1,4 @@
-"""Which options may differ where a run goes on: those under which it would end otherwise may not."""
+"""Decides whether a run goes on, and which options may differ: those under which it would end otherwise may not."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,7 +6,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder
+from pipetransformer.config.schema import Config
 from pipetransformer.errors import UserError
+from pipetransformer.report.event_log import known_summary
 
 NEUTRAL = (
     "parallel", "cache", "loader", "checkpoint", "evaluate", "resume", "launch", "logger", "log_every_s",
@@ -28,6 +31,18 @@ FURTHER = ("dataset", "randomness.topology")
 Settings = Mapping[str, Any]
 """Plain values by the dotted names of their options."""
 _MISSING = object()
+
+
+def complete_summary(config: Config, run_dir: Path) -> dict[str, Any]:
+    """Returns the summary of a run that is to be resumed and has nothing left to do; empty for any other.
+
+    A complete run goes on from its last checkpoint where its model was not saved, as after a signal meanwhile, or where
+    ``resume.allow`` lets options differ.
+    """
+    summary = {} if config.resume.run is None else known_summary(run_dir)
+    may_go_on = bool(config.resume.allow) or "model" not in summary
+    goes_on = may_go_on and CheckpointFolder(run_dir / FOLDER).newest_step is not None
+    return summary if summary.get("status") == "completed" and not goes_on else {}
 
 
 def counts(option: str) -> bool:

@@ -14,7 +14,7 @@ from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder, open_che
 from pipetransformer.checkpoint.manifest import Manifest
 from pipetransformer.config.arguments import quoted, unquoted
 from pipetransformer.config.names import in_options
-from pipetransformer.config.resuming import changes, check_epochs, dotted
+from pipetransformer.config.resuming import changes, check_epochs, complete_summary, dotted
 from pipetransformer.config.schema import Config, as_plain, write_settings
 from pipetransformer.errors import RankLost, UserError
 from pipetransformer.launch.forkserver import remove_stale
@@ -60,16 +60,11 @@ def resumed_arguments(arguments: Sequence[str], by_torchrun: bool = False) -> li
 def finished_summary(config: Config, run_dir: Path) -> dict[str, Any] | None:
     """Returns the summary of a run that is to be resumed and has already come to its end; ``None`` for any other.
 
-    A complete run goes on from its last checkpoint where ``resume.allow`` lets options differ, such as ``epochs``.
-
     Raises:
         UserError: It has come to its end with options under which it ended otherwise.
     """
-    summary = known_summary(run_dir)
-    if config.resume.run is None or summary.get("status") != "completed":
-        return None
-    is_saved = CheckpointFolder(run_dir / FOLDER).newest_step is not None
-    if config.resume.allow and is_saved:
+    summary = complete_summary(config, run_dir)
+    if not summary:
         return None
     if changed := _changes(config, run_dir):
         raise UserError(

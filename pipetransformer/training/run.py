@@ -17,12 +17,12 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from pipetransformer.autocache.buffer import GIB
-from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder
 from pipetransformer.config.names import in_options
+from pipetransformer.config.resuming import complete_summary
 from pipetransformer.config.schema import Config
 from pipetransformer.errors import Diverged, FreezeHurts, NotSaved, Stopped, UserError
 from pipetransformer.report.card import write_card
-from pipetransformer.report.event_log import EVENT_LOG, SUMMARY, known_summary, read_events, write_json
+from pipetransformer.report.event_log import EVENT_LOG, SUMMARY, read_events, write_json
 from pipetransformer.report.reporter import ConsoleOptions, Reporter, open_report
 from pipetransformer.report.run_folder import CONFIG, DRY_RUN, MODEL, share_files
 from pipetransformer.report.sinks import EventName
@@ -57,9 +57,8 @@ def _run(
     config: Config, run_dir: Path, device: torch.device, plain: dict[str, Any], sweep: str | None
 ) -> dict[str, Any]:
     run_dir = broadcast_from_rank0(run_dir)  # under torchrun each process has composed one of its own
-    goes_on = config.resume.allow and CheckpointFolder(run_dir / FOLDER).newest_step is not None
-    known = known_summary(run_dir) if config.resume.run and not goes_on else {}
-    if broadcast_from_rank0(known.get("status") == "completed"):  # under torchrun, where all ranks have to leave
+    known = complete_summary(config, run_dir)
+    if broadcast_from_rank0(bool(known)):  # under torchrun, where all ranks have to leave
         return known if dist.get_rank() == 0 else {"status": "completed"}
     try:
         if dist.get_rank() == 0:

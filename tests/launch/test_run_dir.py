@@ -22,6 +22,8 @@ from pipetransformer.launch.run_dir import (
 )
 from pipetransformer.report.environment import write_overrides
 
+COMPLETE = {"status": "completed", "model": {"folder": "model", "step": 8}}
+
 
 def notes(
     error: BaseException, folder: Path, num_steps: int = 3, checkpoint: int | None = 2, **summary: object
@@ -79,20 +81,29 @@ def write_manifest(run_dir: Path, step: int = 8, num_samples: int = 0, **place: 
 
 
 @pytest.mark.parametrize(
-    ("status", "resume", "is_over"),
-    [("completed", ("resume=auto",), True), ("completed", (), False), ("interrupted", ("resume=auto",), False)],
+    ("known", "has_checkpoint", "resume", "is_over"),
+    [
+        (COMPLETE, True, ("resume=auto",), True),
+        (COMPLETE, True, (), False),
+        (COMPLETE | {"status": "interrupted"}, True, ("resume=auto",), False),
+        ({"status": "completed"}, True, ("resume=auto",), False),  # a signal came while its model was saved
+        ({"status": "completed"}, False, ("resume=auto",), True),
+    ],
 )
 def test_a_run_that_is_complete_is_not_resumed(
-    status: str, resume: tuple[str, ...], is_over: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "summary.json").write_text(json.dumps({"status": status}))
+    known: dict[str, Any], has_checkpoint: bool, resume: tuple[str, ...], is_over: bool, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    (tmp_path / "summary.json").write_text(json.dumps(known))
+    if has_checkpoint:
+        write_manifest(tmp_path)
     summary = finished_summary(compose_training(resume), tmp_path)
-    assert summary == ({"status": status} if is_over else None)
+    assert summary == (known if is_over else None)
     assert ("nothing to resume: the run in" in capsys.readouterr().out) == is_over
 
 
 def test_a_complete_run_is_not_resumed_with_other_settings_unless_they_are_allowed(tmp_path: Path) -> None:
-    (tmp_path / "summary.json").write_text(json.dumps({"status": "completed"}))
+    (tmp_path / "summary.json").write_text(json.dumps(COMPLETE))
     write_config(compose_training(["epochs=2"]), tmp_path)
     assert finished_summary(compose_training(["epochs=2", "resume=auto", "parallel=data"]), tmp_path) is not None
     more = ["epochs=3", "resume=auto"]

@@ -4,7 +4,7 @@ import copy
 import gc
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -132,8 +132,9 @@ def run_job(
 
 
 def play(
-    overrides: tuple[str, ...], folder: Path, made_up_times: bool, first_loss_scale: float = precision.INITIAL_SCALE
-) -> str:
+    overrides: tuple[str, ...], folder: Path, made_up_times: bool, first_loss_scale: float = precision.INITIAL_SCALE,
+    run: Callable[..., object] = run_rank,
+) -> str:  # fmt: skip
     """One rank of a run, in a world that is open; gives what the user can mend."""
     try:
         with (
@@ -142,7 +143,7 @@ def play(
             mock.patch.object(precision, "INITIAL_SCALE", first_loss_scale),
             mock.patch.object(gc, "freeze"),  # a run's process ends with it; here what it keeps would stay for ever
         ):
-            run_rank(composed(overrides), folder, torch.device("cpu"), {}, None)
+            run(composed(overrides), folder, torch.device("cpu"), {}, None)
     except UserError as error:
         return in_options(error)
     return ""

@@ -1,4 +1,4 @@
-"""A model that finds no room is told with its size, and the summary does not go with it."""
+"""A model that finds no room is told with its size, and the summary does not go with it; it can be saved later."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors import SafetensorError
-from support.jobs import TINY, Job, play
+from support.jobs import TINY, Job, play, run_job
 from support.pool import Pool
 
 from pipetransformer.config.sections import Evaluation
@@ -21,6 +21,7 @@ from pipetransformer.errors import NotSaved
 from pipetransformer.models.adapters import NoAdapters
 from pipetransformer.models.timm import TimmModel
 from pipetransformer.report.reporter import Reporter
+from pipetransformer.runtime.precision import INITIAL_SCALE
 from pipetransformer.training import run
 from pipetransformer.training.run import save_model
 
@@ -112,6 +113,22 @@ def test_a_run_whose_model_finds_no_room_keeps_its_summary(
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert (summary["status"], summary["metric"]) == (status, 0.5)
     assert "could not be saved in" in summary["error"]
+
+
+def test_a_complete_run_whose_model_was_not_saved_goes_on_to_save_it(pool: Pool, tmp_path: Path) -> None:
+    job = run_job(pool, 1, tmp_path / "run", *TINY, "epochs=1")
+    file, losses, whole = job.folder / "model" / "model.safetensors", job.losses, job.summary
+    weights = file.read_bytes()
+    shutil.rmtree(file.parent)
+    known = {name: value for name, value in whole.items() if name != "model"}
+    (job.folder / "summary.json").write_text(json.dumps(known))
+    for _ in range(2):  # the second time nothing is left to do
+        again = (*TINY, "epochs=1", "resume=auto"), job.folder, False, INITIAL_SCALE, run._run
+        assert pool.run(1, play, *again) == [""]
+        assert file.read_bytes() == weights
+        assert (job.losses, len(job.events("resume"))) == (losses, 1)
+        for name in ("status", "model", "metric", "optimizer_steps"):
+            assert job.summary[name] == whole[name]
 
 
 def test_a_run_says_that_its_model_is_in_the_second_place(pool: Pool, tmp_path: Path) -> None:
