@@ -35,6 +35,7 @@ from pipetransformer.training.interrupt import QUIT, SAME_S, SIGNALS, is_request
 
 NOISY = ("torch.distributed.elastic", "torch.multiprocessing", "torch.distributed.launcher")
 STOPPED = ("interrupted", "requeue")
+STOP_FILE = "stopped"  # tells ranks that begin after a signal
 Summary = dict[str, Any]
 
 
@@ -114,7 +115,7 @@ def _run_once(config: Config, num_ranks: int, run_dir: Path, plain: dict[str, An
     (run_dir / SUMMARY).unlink(missing_ok=True)  # of an earlier run, in case the ranks fail before writing one
     ending = {"status": "failed"}
     folder = tempfile.TemporaryDirectory()
-    with folder as name, _quiet(), _no_collector(), _main_not_imported(config), forwarded_signals() as came:
+    with folder as name, _quiet(), _no_collector(), _main_not_imported(config), forwarded_signals(Path(name)) as came:
         try:
             summaries = elastic_launch(settings, _run_rank)(config, run_dir, plain, sweep, Path(name))
             return _unless_stopped(summaries[0], run_dir)
@@ -146,8 +147,11 @@ def _unless_stopped(summary: Summary, run_dir: Path) -> Summary:
 
 
 @contextmanager
-def forwarded_signals() -> Iterator[list[int]]:
+def forwarded_signals(folder: Path) -> Iterator[list[int]]:
     """Hands signals on to the ranks, which save the run and end by themselves; torch's launcher would stop them.
+
+    Args:
+        folder: In which ranks that begin later find that a signal came, as while the fork server still imports.
 
     Yields:
         The signals that came.
@@ -159,6 +163,8 @@ def forwarded_signals() -> Iterator[list[int]]:
         nonlocal first_s
         came.append(number)
         first_s = min(first_s, time.monotonic())
+        with suppress(OSError):
+            (folder / STOP_FILE).touch()  # first, so that a rank that begins meanwhile finds it
         for child in multiprocessing.active_children():
             if child.pid is not None:
                 with suppress(ProcessLookupError):
@@ -196,6 +202,8 @@ def _run_rank(config: Config, run_dir: Path, plain: dict[str, Any], sweep: str |
     from pipetransformer.training.run import run_job
 
     try:
+        if (folder / STOP_FILE).exists():
+            raise KeyboardInterrupt
         with failures.alive(folder):
             summary = run_job(config, run_dir, plain, sweep)
         forkserver.restore_signals()  # torch's launcher has the rank wait for the others

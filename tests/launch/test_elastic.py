@@ -1,11 +1,13 @@
 """A run's failure is told by its cause, whichever rank ends first."""
 
 import errno
+import gc
 import json
 import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from support.jobs import ROOT, loaded
 
 from pipetransformer.errors import Diverged, InfeasiblePlan, StaleStore, Stopped, StoreFailed, Unwritable, UserError
 from pipetransformer.launch import elastic, failures
+from pipetransformer.training import run
 
 CLOSED = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1"
 FAILED = {"status": "failed", "error": "rank 1 was killed"}
@@ -153,6 +156,25 @@ def test_a_run_that_was_stopped_is_saved_where_it_has_a_checkpoint(tmp_path: Pat
         (tmp_path / "checkpoints/step-00000008").mkdir(parents=True, exist_ok=True)
     assert found == [False, True]
     assert elastic._unless_stopped({"status": "completed"}, tmp_path) == {"status": "completed"}
+
+
+@pytest.mark.parametrize("signals", [[], [signal.SIGTERM]], ids=["no signal", "a signal"])
+def test_a_signal_that_comes_before_the_ranks_ends_them(
+    signals: list[signal.Signals], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher waits for its fork server, and has no children yet."""
+    monkeypatch.setattr(elastic.multiprocessing, "active_children", list)
+    monkeypatch.setattr(run, "run_job", lambda *_: {"status": "completed"})
+    monkeypatch.setenv("RANK", "0")
+    try:
+        with elastic.forwarded_signals(tmp_path) as came:
+            for each in signals:
+                signal.raise_signal(each)
+            with pytest.raises(KeyboardInterrupt) if signals else nullcontext():
+                elastic._run_rank(loaded(), tmp_path, {}, None, tmp_path)
+            assert came == signals
+    finally:
+        gc.unfreeze()
 
 
 def test_a_launcher_waits_for_ranks_that_are_not_its_own_any_more(tmp_path: Path) -> None:
