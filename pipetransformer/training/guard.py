@@ -107,6 +107,7 @@ class RunGuard:
             return
         state.guard.watched = Watched(state.step, state.num_frozen, metric, dict(state.policy_state))
         if self._options.freeze == "roll_back" and trainer.checkpoints.saved_step != state.step:
+            trainer.flush_log()  # the log is cut to what it holds now
             trainer.checkpoints.save(state)
 
     def judge_freeze(self) -> bool:

@@ -200,6 +200,14 @@ def test_a_target_does_not_freeze_again_what_the_guard_has_taken_back(action: st
         assert seen.losses[10:15] == pytest.approx(none.losses[5:10], rel=0, abs=1e-10)
 
 
+def test_a_freeze_that_a_target_asks_for_is_taken_back_without_a_gap_in_the_log(pool: Pool, tmp_path: Path) -> None:
+    """The target allows a block in the middle of an epoch, for which no checkpoint is due."""
+    options = {"freeze": replace(FREEZE, target_fraction=0.1), "guard": pt.Guard(max_rollbacks=1)}
+    seen = pool.run(1, train_guarded, tmp_path, pt.Parallel(), {}, options, {0: 0.9, 1: 0.5, 2: 0.5})[0]
+    assert (seen.decisions[0]["step"], seen.summary["guard"]["num_rollbacks"]) == (12, 1)
+    assert seen.steps == list(range(1, STEPS + 1)), "each step is in the log once"
+
+
 def test_a_freeze_that_the_policy_has_taken_back_itself_is_not_judged(pool: Pool, tmp_path: Path) -> None:
     """Before the evaluation at step 10 three blocks freeze at step 6, and train again from step 9 on."""
     listed = FreezeAndUnfreeze(prefixes=[1, 3, 0], interval=0.15, guard=0.1)
