@@ -144,7 +144,7 @@ class TrainState:
         kept = {"guard", "num_resumes", "num_steps_lost", "overhead_s"}
         if not repeats:
             kept |= {"step", "epoch", "step_in_epoch", "evaluation_due", "metrics", "best_metrics", "patience"}
-            kept |= {"history"}
+            kept |= {"history", "evaluated_at"}
         back = {**earlier, **{name: value for name, value in self.state_dict().items() if name in kept}}
         if not repeats:  # steps that count as done have cost what they cost
             back["target"] = earlier["target"] | {"spent": self.target.spent}

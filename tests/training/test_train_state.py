@@ -155,10 +155,13 @@ def test_a_state_is_rolled_back_without_what_cannot_be_taken_back() -> None:
     earlier, now = state(), state()
     earlier.step, earlier.num_frozen = 5, 1
     now.step, now.num_frozen, now.num_resumes, now.guard.num_rollbacks = 9, 2, 3, 1
+    earlier.evaluated_at, now.evaluated_at = 4, 8
+    earlier.metrics, now.metrics = {"dev": {"accuracy": 0.5}}, {"dev": {"accuracy": 0.75}}
     again = now.rolled_back(earlier.state_dict(), repeats=True)
     passed_over = now.rolled_back(earlier.state_dict(), repeats=False)
-    for back, step in ((again, 5), (passed_over, 9)):
+    for back, step, evaluated_at, accuracy in ((again, 5, 4, 0.5), (passed_over, 9, 8, 0.75)):
         restored = state()
         restored.load_state_dict(back)
         assert (restored.step, restored.num_frozen) == (step, 1)
         assert (restored.num_resumes, restored.guard.num_rollbacks) == (3, 1)
+        assert (restored.evaluated_at, restored.metrics["dev"]["accuracy"]) == (evaluated_at, accuracy)
