@@ -80,5 +80,6 @@ class RunStops:
         self._stop(not quits)
 
     def _stop(self, requeue: bool) -> NoReturn:
+        self._trainer.flush_log()  # nothing is saved where checkpoints are off
         self._trainer.checkpoints.wait()
         raise Stopped(requeue, self._trainer.checkpoints.folder.newest_step is not None)

@@ -226,6 +226,7 @@ class Trainer:
                     yield self._next_step()
             except LoopLeft:
                 self.stops.save_and_stop()
+            self.flush_log()
             self.checkpoints.wait()
 
     def _next_step(self) -> StepResult:

@@ -4,6 +4,7 @@ import copy
 import json
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -25,6 +26,9 @@ from transformers import (
 
 import pipetransformer as pt
 from pipetransformer.autodp.sampler import batch_ids, epoch_order, num_batches
+from pipetransformer.errors import Stopped
+from pipetransformer.report.event_log import EVENT_LOG, read_events
+from pipetransformer.training import interrupt
 from pipetransformer.training.best_weights import weights_to_save
 from support.jobs import TINY, loaded
 
@@ -288,6 +292,18 @@ def steps_on_disk(folder: Path) -> tuple[list[int], list[int]]:
             trainer.load_state_dict(begun)
     before, after = found
     return before, after
+
+
+def logged_steps(folder: Path, is_stopped: bool) -> tuple[list[int], int]:
+    """The steps in the log of a run that neither saves nor evaluates, and how many it made; a signal may stop it."""
+    model, data = model_and_data("sequential")
+    with suppress(Stopped), mock.patch.object(interrupt, "_requested", None), pt.ElasticTrainer(
+        model, loss=loss, train=data, optimizer=OPTIMIZER, batch_size=BATCH_SIZE, epochs=1, run_dir=folder,
+        freeze=pt.NoFreezing(), checkpoint=pt.Checkpointing(enabled=False),
+    ) as trainer:  # fmt: skip
+        for _ in trainer:
+            interrupt._requested = interrupt.QUIT if is_stopped else None
+    return [event["step"] for event in read_events(folder / EVENT_LOG, "step")], trainer.state.step
 
 
 def save_without_a_folder() -> str:

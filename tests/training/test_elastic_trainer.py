@@ -21,6 +21,7 @@ from support.own import (
     best_and_last,
     close_on_a_full_disk,
     keeps_checkpoints_without_a_folder,
+    logged_steps,
     model_and_data,
     refusals_of_states,
     refused,
@@ -131,6 +132,13 @@ def test_what_ranks_asked_for_is_dropped_where_a_trainer_goes_back(
 def test_checkpoints_of_steps_that_were_left_are_removed(pool: Pool, tmp_path: Path) -> None:
     """A run that is resumed would go on from the newest one, and retention would count them."""
     assert pool.run(1, steps_on_disk, tmp_path) == [([4, 6], [2])]
+
+
+@pytest.mark.parametrize(("is_stopped", "num_steps"), [(False, 4), (True, 3)], ids=["to its end", "stopped"])
+def test_the_last_step_is_in_the_log_where_nothing_is_saved_after_it(
+    pool: Pool, tmp_path: Path, is_stopped: bool, num_steps: int
+) -> None:
+    assert pool.run(1, logged_steps, tmp_path, is_stopped) == [([*range(1, num_steps + 1)], num_steps)]
 
 
 def test_a_checkpoint_without_a_run_folder_is_refused(pool: Pool) -> None:
