@@ -192,7 +192,7 @@ def data_digest(split: Split) -> dict[str, Any]:
     return {"train": digest.hexdigest(), "num_samples": len(split)}
 
 
-def cut_log(log: Path, num_bytes: int, end: int | None = None) -> int:
+def cut_log(log: Path, num_bytes: int, end: int | None = None) -> tuple[int, int]:
     """Cuts an event log back to where a checkpoint was made; the run writes the steps after it again.
 
     Args:
@@ -200,22 +200,25 @@ def cut_log(log: Path, num_bytes: int, end: int | None = None) -> int:
         end: Where the events begin that this process has written, which stay; ``None``: nothing stays.
 
     Returns:
-        Steps that the run loses: those in the part that was cut, and those that an attempt in it had lost.
+        Steps that the run loses: those in the part that was cut, and those that an attempt in it had lost; and the
+        number of the last attempt in it, 0 where there was none.
     """
     if not log.is_file() or log.stat().st_size <= num_bytes or (end is not None and end <= num_bytes):
-        return 0
+        return 0, 0
     with log.open("r+b") as file:
         file.seek(num_bytes)
         rest = file.read()
         size = len(rest) if end is None else end - num_bytes
-        lost = 0
+        lost = num_resumes = 0
         for line in rest[:size].splitlines(keepends=True):
             lost += b'"event": "step"' in line
             if b'"event": "resume"' in line and line.endswith(b"\n"):  # from the same checkpoint
-                lost += json.loads(line)["num_steps_lost"]
+                attempt = json.loads(line)
+                lost += attempt["num_steps_lost"]
+                num_resumes = attempt.get("num_resumes", 0)  # logs of earlier releases do not tell
         file.seek(num_bytes)
         file.write(rest[size:])
         file.truncate()
         file.flush()
         os.fsync(file.fileno())
-    return lost
+    return lost, num_resumes

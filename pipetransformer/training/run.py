@@ -144,6 +144,7 @@ def _report_start(trainer: Trainer, run_dir: Path) -> None:
     if resumed is not None:
         folder, lost = resumed.checkpoint.folder, trainer.num_steps_lost
         about = {"step": trainer.state.step, "checkpoint": str(folder), "num_steps_lost": lost}
+        about["num_resumes"] = trainer.state.num_resumes
         about["best"] = trainer.state.best_metrics
         about["num_steps_rolled_back"] = trainer.state.guard.num_steps_lost
     trainer.report.write(

@@ -163,9 +163,9 @@ class Trainer:
         is_allowed = bool(self.config.resume.allow)  # for example another batch size
         assert is_allowed or manifest.sample_ids == expected, "the next batch is the one that would have followed"
         cut = self._run_dir / EVENT_LOG, manifest.log_bytes, resumed.checkpoint.log_end
-        lost = cut_log(*cut) if dist.get_rank() == 0 else 0
-        self.num_steps_lost = broadcast_from_rank0(lost)
-        self.state.num_resumes += 1
+        lost = cut_log(*cut) if dist.get_rank() == 0 else (0, 0)
+        self.num_steps_lost, num_attempts = broadcast_from_rank0(lost)
+        self.state.num_resumes = max(self.state.num_resumes, num_attempts) + 1
         self.state.num_steps_lost += self.num_steps_lost
         for note in resumed.checkpoint.notes:
             self.report.write("warning", message=f"a newer checkpoint is passed over: {note}")

@@ -209,10 +209,20 @@ def test_a_checkpoint_keeps_the_log_of_all_steps_before_it(pool: Pool, tmp_path:
 def test_steps_that_an_attempt_repeats_in_vain_are_lost_twice(tmp_path: Path) -> None:
     log = tmp_path / EVENT_LOG
     kept = '{"event": "step", "step": 8}\n'
-    cut = ['{"event": "step"}', '{"event": "resume", "num_steps_lost": 2}', '{"event": "step"}', '{"event": "eva']
-    log.write_text(kept + "\n".join(cut))
-    assert cut_log(log, len(kept)) == 4
+    resumed = '{"event": "resume", "num_steps_lost": 2, "num_resumes": 3}'
+    log.write_text(kept + "\n".join(['{"event": "step"}', resumed, '{"event": "step"}', '{"event": "eva']))
+    assert cut_log(log, len(kept)) == (4, 3)
     assert log.read_text() == kept
+
+
+def test_each_time_that_a_run_goes_on_from_the_same_checkpoint_counts(pool: Pool, run_dir: Path) -> None:
+    for num_resumes, num_lost in ((1, 2), (2, 14), (3, 26)):
+        job = go_on(pool, run_dir, "checkpoint.keep=9")
+        counts = {"num_resumes": num_resumes, "num_steps_lost": num_lost}
+        assert job.summary["checkpoints"] | counts == job.summary["checkpoints"]
+        for path in CheckpointFolder(run_dir / FOLDER).published():
+            if int(path.name.rpartition("-")[2]) > 8:
+                shutil.rmtree(path)
 
 
 def test_settings_that_change_the_result_are_refused_and_others_are_taken(pool: Pool, run_dir: Path) -> None:
