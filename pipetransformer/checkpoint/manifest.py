@@ -76,7 +76,7 @@ class Manifest:
         log_bytes: Length of the event log at this step.
         sample_ids: Digest of the sample ids of the next global batch; empty at the end of the run.
         metric: The main metric, if the model was evaluated at this step; higher is better.
-        seconds: Time of the run so far, start-up included.
+        seconds: Time of the run so far, without what comes before the first plan of each start; for the reader alone.
         spent: Other counts of the summary so far, from :meth:`~pipetransformer.training.spent.Spent.state_dict`.
     """
 
