@@ -34,7 +34,7 @@ from pipetransformer.planning.planner import Planner
 from pipetransformer.profiling.kept import profile_key
 from pipetransformer.profiling.layers import Batches, profile
 from pipetransformer.profiling.meshes import profile_mesh
-from pipetransformer.report import run_folder
+from pipetransformer.report import event_log
 from pipetransformer.runtime import precision
 from pipetransformer.runtime.groups import broadcast_from_rank0
 from pipetransformer.runtime.precision import Precision
@@ -151,7 +151,7 @@ def play(
 
 def play_with_steps_held_back(overrides: tuple[str, ...], folder: Path) -> str:
     """The same with steps that follow each other as fast as they may: none is written to the log for its own sake."""
-    with mock.patch.object(run_folder, "HOLD_S", math.inf):
+    with mock.patch.object(event_log, "HOLD_S", math.inf):
         return play(overrides, folder, made_up_times=True)
 
 
