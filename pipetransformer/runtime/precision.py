@@ -98,9 +98,13 @@ class LossScale:
 
     def state_dict(self) -> dict[str, float]:
         """Returns all that a run needs to go on with the same scale."""
-        return {"value": self.value, "num_skipped": self.num_skipped, "num_good": self._num_good}
+        count = {"num_skipped": self.num_skipped, "num_good": self._num_good}
+        return {"value": self.value, "max": self._max, **count}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Restores what :meth:`state_dict` returned."""
-        self.value = state["value"]
-        self.num_skipped, self._num_good = int(state["num_skipped"]), int(state["num_good"])
+        """Restores what :meth:`state_dict` returned; of another precision the count of skipped steps alone."""
+        self.num_skipped = int(state["num_skipped"])
+        own, num_good = state["value"], int(state["num_good"])
+        highest = state.get("max", MAX_SCALE if own > 1 else 1.0)  # states of earlier releases do not tell
+        if highest == self._max:
+            self.value, self._num_good = own, num_good

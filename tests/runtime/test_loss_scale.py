@@ -39,3 +39,17 @@ def test_other_precisions_are_not_scaled(name: str) -> None:
 def test_norms_are_those_of_the_loss_without_the_scale() -> None:
     scaled = torch.tensor([INITIAL_SCALE**2 * 9.0, 0.0], dtype=torch.float64)
     assert LossScale(PRECISIONS["float16"]).unscaled(scaled).tolist() == [9.0, 0.0]
+
+
+@pytest.mark.parametrize("tells", [True, False])
+@pytest.mark.parametrize(("one", "other"), [("float16", "bfloat16"), ("bfloat16", "float16"), ("float32", "bfloat16")])
+def test_a_run_that_goes_on_in_another_precision_begins_with_its_own_scale(one: str, other: str, tells: bool) -> None:
+    before, after_it = (LossScale(PRECISIONS[name]) for name in (one, other))
+    before.num_skipped = 3
+    state = {name: value for name, value in before.state_dict().items() if tells or name != "max"}
+    after_it.load_state_dict(state)
+    assert (after_it.value, after_it.num_skipped) == (LossScale(PRECISIONS[other]).value, 3)
+    again = LossScale(PRECISIONS[one])
+    before.shrink()
+    again.load_state_dict(before.state_dict())
+    assert vars(again) == vars(before)
