@@ -234,6 +234,7 @@ class ChunkedStage(Stage):
     ) -> None:  # fmt: skip
         super().__init__(layers, active_parameters, precision, recompute=True, randomness=randomness)
         self.chunks = chunks
+        chunks.expect(train=True)  # as the stage begins
         self._anchor = torch.zeros((), requires_grad=True)  # so that a layer whose input takes no gradient has one
 
     def _recomputed(self, index: int, x: Tensor, keys: Tensor, context: dict[str, Tensor]) -> Tensor:

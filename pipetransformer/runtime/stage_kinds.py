@@ -56,4 +56,6 @@ def _chunks(
             "of this plan sum theirs on the device; take parallel=single, or parallel=sharded for several"
         )
     own = {layer: resident.stack[layer] for layer in layers}
-    return Chunks(own, active, plan.chunk_bytes, context.device, context.offload_folder)
+    idle = {id(parameter) for layer in layers for parameter in resident.stack.idle_parameters(layer)}
+    used = {layer: [each for each in own if id(each) not in idle] for layer, own in active.items()}  # take a gradient
+    return Chunks(own, used, plan.chunk_bytes, context.device, context.offload_folder)

@@ -167,9 +167,9 @@ def train_own(kind: str, folder: Path, parallel: pt.Parallel, options: dict[str,
     model, data = model_and_data(kind)
     hooks = Hooks()
     with pt.ElasticTrainer(
-        model, loss=loss, train=data, evaluation={"dev": data}, optimizer=OPTIMIZER, batch_size=BATCH_SIZE,
-        epochs=EPOCHS, seed=SEED, parallel=parallel, precision="float64", callbacks=[hooks],
-        freeze=pt.FixedSchedule(num_frozen=[1, 2], interval=1 / 3), **(options or {}),
+        model, loss=loss, train=data, evaluation={"dev": data}, batch_size=BATCH_SIZE, epochs=EPOCHS, seed=SEED,
+        parallel=parallel, precision="float64", callbacks=[hooks],
+        freeze=pt.FixedSchedule(num_frozen=[1, 2], interval=1 / 3), **{"optimizer": OPTIMIZER, **(options or {})},
     ) as trainer:  # fmt: skip
         losses = [step.loss for step in trainer]
         metrics = trainer.evaluate()["dev"]

@@ -10,6 +10,7 @@ import pytest
 import timm
 import torch
 from safetensors.torch import load_file
+from support.cases import tensors_equal
 from support.jobs import TINY
 from support.new_policy import TooMany
 from support.own import (
@@ -207,6 +208,18 @@ def test_parameters_that_a_model_does_not_use_stay_as_they_are(
     seen = pool.run(world, train_own, "idle", tmp_path, parallel)[0]
     assert seen["losses"] == pytest.approx(losses, rel=0, abs=1e-10)
     assert torch.equal(seen["model"]["2.idle.weight"], model_and_data("idle")[0][2].idle.weight)
+
+
+def test_chunks_decay_no_parameter_that_a_model_does_not_use(pool: Pool, tmp_path: Path) -> None:
+    """It has no gradient, which is another thing than one of zeros."""
+    options = {"optimizer": pt.AdamW(lr=1e-2, schedule="constant", weight_decay=0.5)}
+    parallel = pt.Parallel(device_chunk_gib=2.5e-6)
+    seen, plain = (
+        pool.run(1, train_own, "idle", tmp_path / str(number), each, options)[0]["model"]
+        for number, each in enumerate((parallel, pt.Parallel()))
+    )
+    assert torch.equal(seen["2.idle.weight"], model_and_data("idle")[0][2].idle.weight)
+    tensors_equal(seen, plain, tolerance=0)
 
 
 def test_without_its_optimizer_state_a_run_goes_another_way(pool: Pool, whole: list[float]) -> None:
