@@ -26,6 +26,12 @@ if TYPE_CHECKING:
 SAFE_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 PICKLED_WEIGHTS = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 NOT_RUN = (".embeddings.mask_token", ".attn.masked_bias")  # DINOv2's in pretraining, a constant of old GPT-2s
+FROM_DATA = "it follows from the data"
+NOT_AN_OPTION = {
+    **dict.fromkeys(("num_labels", "problem_type", "id2label", "label2id"), FROM_DATA),
+    **dict.fromkeys(("dtype", "torch_dtype"), "use precision="),
+    "trust_remote_code": "use model.trust_remote_code",
+}
 REMEDY = (
     "Without network give model.name=<folder> with config.json, weights and tokenizer or image processor, or "
     "HF_HUB_OFFLINE=1"
@@ -55,10 +61,9 @@ class TransformersSpec(ModelSpec):
     libraries: ClassVar[tuple[str, ...]] = ("transformers.modeling_utils",)
 
     def check(self) -> None:
-        if "num_labels" in self.options:
-            raise UserError("model.options.num_labels is not an option: it follows from the data")
-        if "trust_remote_code" in self.options:
-            raise UserError("model.options.trust_remote_code is not an option: use model.trust_remote_code")
+        for name, remedy in NOT_AN_OPTION.items():
+            if name in self.options:
+                raise UserError(f"model.options.{name} is not an option: {remedy}")
 
     def check_exists(self, timeout_s: float = TIMEOUT_S) -> None:
         if Path(self.name).is_dir():

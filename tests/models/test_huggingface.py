@@ -186,9 +186,20 @@ def test_weights_that_the_encoder_has_no_place_for_are_refused(
         HuggingFaceModel(name=str(folder), options={"num_hidden_layers": 2}).build(Head("sequence", 3), (), seed=0)
 
 
-def test_the_number_of_labels_is_not_an_option() -> None:
-    with pytest.raises(ValueError, match="num_labels is not an option"):
-        HuggingFaceModel(name="bert-base-uncased", options={"num_labels": 3}).check()
+@pytest.mark.parametrize(
+    ("options", "remedy"),
+    [
+        ({"num_labels": 3}, "it follows from the data"),
+        ({"problem_type": "regression"}, "it follows from the data"),
+        ({"id2label": {0: "a"}}, "it follows from the data"),
+        ({"dtype": "bfloat16"}, "use precision="),
+        ({"torch_dtype": "bfloat16"}, "use precision="),
+        ({"trust_remote_code": True}, "use model.trust_remote_code"),
+    ],
+)
+def test_what_follows_from_elsewhere_is_not_an_option(options: dict[str, object], remedy: str) -> None:
+    with pytest.raises(ValueError, match=f"model.options.{next(iter(options))} is not an option: {remedy}"):
+        HuggingFaceModel(name="bert-base-uncased", options=options).check()
 
 
 def test_images_are_refused(encoder_folder: Folder) -> None:
