@@ -71,6 +71,11 @@ class PlanRecord:
         return [seconds for _, seconds in steps]
 
     @property
+    def seconds(self) -> float:
+        """Seconds of its steps and of the transition to it."""
+        return sum(self.step_seconds) + self.transition_seconds
+
+    @property
     def typical_seconds(self) -> list[float]:
         """Seconds of each step over the size of its batch."""
         return [seconds / size for seconds, size in zip(self.step_seconds, self.step_sizes, strict=True)]
@@ -128,9 +133,7 @@ class RunHistory:
 
         Steps on the devices that the run had before it went on with others are none of these.
         """
-        devices = (None, planner.cluster.num_devices)
-        own = [entry for entry in self.entries if entry.num_devices in devices]
-        timed = [entry for entry in own if not entry.plan.num_frozen and _is_timed(entry)]
+        timed = [entry for entry in self._here(planner) if not entry.plan.num_frozen and _is_timed(entry)]
         pooled: list[tuple[Plan, list[float]]] = []
         for entry in timed:
             known = next((own for plan, own in pooled if same_arrangement(plan, entry.plan)), None)
@@ -139,6 +142,10 @@ class RunHistory:
             known += entry.settled_seconds
         return [(plan, statistics.median(seconds), len(seconds)) for plan, seconds in pooled]
 
+    def _here(self, planner: Planner) -> list[PlanRecord]:
+        """Returns the plans on the devices that the run has now: what it took on others is compared with nothing."""
+        return [entry for entry in self.entries if entry.num_devices in (None, planner.cluster.num_devices)]
+
     @property
     def num_samples(self) -> int:
         return sum(entry.num_samples for entry in self.entries)
@@ -146,7 +153,7 @@ class RunHistory:
     @property
     def train_seconds(self) -> float:
         """Steps, transitions and cache filling; not start-up and not evaluation."""
-        return sum(sum(entry.step_seconds) + entry.transition_seconds for entry in self.entries)
+        return sum(entry.seconds for entry in self.entries)
 
     def summary(self, planner: Planner) -> dict[str, Any]:
         """Returns the run in figures; speed-up and limit are ``None`` before the first step."""
@@ -174,7 +181,7 @@ class RunHistory:
             ],
             "limit": bound,
             "share_of_limit": speedup / bound if speedup and bound else None,
-            "is_static": all(same_arrangement(entry.plan, planner.static) for entry in self.entries),
+            "is_static": all(same_arrangement(entry.plan, planner.static) for entry in self._here(planner)),
             "plans": [entry.as_dict() | {"step_parts": own} for entry, own in zip(self.entries, parts, strict=True)],
         }
 
@@ -204,10 +211,11 @@ class RunHistory:
 
     def _speedup(self, planner: Planner) -> float | None:
         """Returns the time that the best static plan would have taken, over the time taken; ``None`` without steps."""
-        static_step_s = self._static_step_s(planner)
-        if static_step_s is None or not self.train_seconds:
+        static_step_s, own = self._static_step_s(planner), self._here(planner)
+        seconds = sum(entry.seconds for entry in own)
+        if static_step_s is None or not seconds:
             return None
-        return static_step_s * sum(entry.num_typical_steps for entry in self.entries) / self.train_seconds
+        return static_step_s * sum(entry.num_typical_steps for entry in own) / seconds
 
     def _static_step_s(self, planner: Planner) -> float | None:
         """Returns the seconds of a step under the best static plan.
@@ -218,28 +226,30 @@ class RunHistory:
         """
         if self._is_measured(planner):
             return min(seconds for _, seconds, _ in self.static_steps(planner))
-        for entry in self.entries:
+        for entry in self._here(planner):
             if entry.typical_step_s is not None and planner.knows(entry.plan):
                 return entry.typical_step_s * planner.predict(planner.static) / planner.predict(entry.plan)
         return None
 
     def _limit(self, planner: Planner) -> float | None:
         """Returns the higher one of two limits: with the run's cache levels, and with all frozen blocks cached."""
-        if not self.num_samples:
+        entries = self._here(planner)
+        if not sum(entry.num_samples for entry in entries):
             return None
-        own = self._limit_with(planner, [entry.plan.cache_level for entry in self.entries])
+        own = _limit_with(planner, entries, [entry.plan.cache_level for entry in entries])
         if not self._may_cache:
             return own
-        return max(own, self._limit_with(planner, [entry.plan.num_frozen for entry in self.entries]))
+        return max(own, _limit_with(planner, entries, [entry.plan.num_frozen for entry in entries]))
 
-    def _limit_with(self, planner: Planner, levels: list[int]) -> float:
-        phases = [Phase(e.plan.num_frozen, level, e.num_samples) for e, level in zip(self.entries, levels, strict=True)]
-        fills = [
-            Fill(before if before <= level else 0, level, entry.num_samples_left)
-            for entry, before, level in zip(self.entries, [0, *levels], levels, strict=False)
-            if level not in (before, 0)
-        ]
-        return limit(planner.without_overhead(), phases, fills, planner.static_efficiency())
+
+def _limit_with(planner: Planner, entries: Sequence[PlanRecord], levels: Sequence[int]) -> float:
+    phases = [Phase(e.plan.num_frozen, level, e.num_samples) for e, level in zip(entries, levels, strict=True)]
+    fills = [
+        Fill(before if before <= level else 0, level, entry.num_samples_left)
+        for entry, before, level in zip(entries, [0, *levels], levels, strict=False)
+        if level not in (before, 0)
+    ]
+    return limit(planner.without_overhead(), phases, fills, planner.static_efficiency())
 
 
 def _is_timed(entry: PlanRecord) -> bool:

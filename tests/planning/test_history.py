@@ -147,6 +147,17 @@ def test_steps_on_devices_that_a_resumed_run_no_longer_has_are_not_predicted(oth
     assert summary["speedup_vs_static"] == pytest.approx(8 * 48.0 / (4 * 57.0)), "the static step is the second plan's"
 
 
+def test_a_run_that_goes_on_with_other_devices_is_compared_on_these_alone() -> None:
+    """Four steps of 9 s on two devices are no loss or gain over steps on the one that it has now."""
+    before = PlanRecord(replace(WHOLE, num_replicas=2), 0, "first", num_devices=2)
+    summary = booked((before, [9.0] * 4), (PlanRecord(WHOLE, 4, "resumed", num_devices=1), [48.0] * 4))
+    alone = booked((PlanRecord(WHOLE, 0, "first", num_devices=1), [48.0] * 4))
+    for name in ("speedup_vs_static", "limit", "share_of_limit", "is_static"):
+        assert summary[name] == alone[name], name
+    assert (summary["speedup_vs_static"], summary["is_static"]) == (1, True)
+    assert summary["train_seconds"] == 4 * 57.0
+
+
 @pytest.mark.parametrize(
     ("num_samples_left", "may_cache", "filled"), [(8, True, True), (8, False, False), (99, True, False)]
 )
