@@ -63,13 +63,16 @@ def _training(run: Run, step: int | None) -> str:
 
 
 def _changes(run: Run, step: int | None) -> list[Values]:
-    """Returns ``step``, ``num_frozen`` and ``reason`` of what was frozen from the start, and of each decision."""
+    """Returns ``step``, ``num_frozen`` and ``reason`` of what was frozen from the start, and of each decision.
+
+    A decision at the step of the weights came after them.
+    """
     first = [
         {"step": 0, "num_frozen": each["after"]["num_frozen"], "reason": each["reason"]}
         for each in run.events["transition"]
         if each["step"] == 0 and each["after"]["num_frozen"]
     ]
-    return [each for each in [*first[-1:], *run.events["decision"]] if step is None or each["step"] <= step]
+    return [*first[-1:], *(each for each in run.events["decision"] if step is None or each["step"] < step)]
 
 
 def _rows(run: Run, step: int | None) -> Iterator[tuple[str, str]]:

@@ -162,9 +162,12 @@ def next_steps(folder: Path, summary: Values) -> list[tuple[str, str]]:
 
 def _load_command(model: Path) -> str:
     """Returns the folder of a saved model and how its library loads it; empty where there is none."""
+    path = short_path(model)
+    if (model / "adapter_config.json").is_file():
+        return f"{path}  (peft.PeftModel.from_pretrained(<model>, '{path}'))"
     if not (model / "config.json").is_file():
         return ""
-    config, path = read_json(model / "config.json"), short_path(model)
+    config = read_json(model / "config.json")
     if "architectures" in config:
         return f"{path}  (transformers.{config['architectures'][0]}.from_pretrained('{path}'))"
     if "architecture" in config:

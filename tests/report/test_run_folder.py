@@ -213,6 +213,16 @@ def test_the_model_is_named_with_the_call_that_loads_it(tmp_path: Path, monkeypa
     ]
 
 
+def test_adapters_are_named_with_the_call_that_loads_them(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/adapter_config.json").write_text("{}")
+    (label, command), _ = next_steps(tmp_path, {"model": {"folder": str(tmp_path / "model"), "step": 8}})
+    assert (label, command.partition("  ")[2]) == (
+        "model",
+        f"(peft.PeftModel.from_pretrained(<model>, '{tmp_path / 'model'}'))",
+    )
+
+
 def test_a_model_of_an_earlier_run_is_not_offered_by_one_that_failed(tmp_path: Path) -> None:
     model_folder(tmp_path, "{}")
     assert next_steps(tmp_path, {"status": "failed"}) == []

@@ -242,6 +242,14 @@ def test_the_card_tells_data_scores_freezing_and_how_it_was_made(pool: Pool, job
     assert "## Freezing" not in early
 
 
+def test_a_block_that_froze_after_the_weights_were_saved_is_none_of_theirs(job: Job, tmp_path: Path) -> None:
+    for step, words in ((6, "Trained with no block frozen;"), (7, "Trained with blocks frozen from the bottom up;")):
+        write_card(job.folder, tmp_path, step)
+        card = (tmp_path / CARD).read_text()
+        assert words in card
+        assert ("## Freezing" in card) == (step > 6)
+
+
 def test_the_card_counts_the_steps_of_a_run_that_was_resumed_for_more_epochs(job: Job, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(job.folder, tmp_path / "run"))
     (start,) = job.events("start")
