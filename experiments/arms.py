@@ -138,12 +138,12 @@ class Arm:
 
 
 def as_long_as(arm: str, baseline: str) -> Callable[[SoFar], tuple[str, ...]]:
-    """Returns the options of the control: no freezing, in as many epochs as the CPU time of another arm pays for."""
+    """Returns the options of the control: no freezing, in the whole epochs that another arm's CPU time pays for."""
 
     def options(so_far: SoFar) -> tuple[str, ...]:
         whole = so_far[baseline]
         share = so_far[arm].cpu_seconds / whole.cpu_seconds
-        return ("freeze=none", f"epochs={max(1, round(share * whole.run.config['epochs']))}")
+        return ("freeze=none", f"epochs={max(1, int(share * whole.run.config['epochs']))}")
 
     return options
 
@@ -191,6 +191,10 @@ class Row:
     def values(self, figure: Callable[[Outcome], float]) -> list[float]:
         return [figure(outcome) for outcome in self.own.values()]
 
+    def each(self, cell: Callable[[Outcome], str]) -> str:
+        """Returns the cell of each seed, once where they are alike."""
+        return " / ".join(dict.fromkeys(cell(outcome) for outcome in self.own.values()))
+
     def ratio(self, figure: Callable[[Outcome], float]) -> float:
         """Returns the median over the seeds of the baseline's figure over the arm's own."""
         return median(figure(self.baseline[seed]) / figure(outcome) for seed, outcome in self.own.items())
@@ -201,7 +205,7 @@ Column = tuple[str, Callable[[Row], str]]
 
 
 def _frozen_from(row: Row) -> str:
-    return ", ".join(f"{frozen} from {step:,}" for step, frozen in row.first.prefixes) or "none"
+    return row.each(lambda one: ", ".join(f"{frozen} from {step:,}" for step, frozen in one.prefixes) or "none")
 
 
 ARM: Column = ("arm", lambda row: row.first.arm)

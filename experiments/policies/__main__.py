@@ -14,7 +14,7 @@ KNOBS: dict[str, tuple[str, ...]] = {
     "pipetransformer": (),
     "alpha": (),
     "linear": (),
-    "random": (),
+    "random": ("freeze.draw_seed=${seed}",),  # another draw with each seed
     "schedule": ("freeze.num_frozen=[2,4]",),
     "prefix": ("freeze.num_blocks=2",),
     "freezeout": (),

@@ -27,9 +27,12 @@ ARMS = (
 
 
 def _plans(row: Row) -> str:
-    """Returns stages x replicas of the plans of the first run, in their order."""
-    shapes = (f"{len(plan['stages'])} x {plan['num_replicas']}" for plan in row.first.summary["plans"])
-    return ", ".join(dict.fromkeys(shapes))
+    """Returns stages x replicas of the plans of the runs, in their order."""
+    return row.each(
+        lambda one: ", ".join(
+            dict.fromkeys(f"{len(plan['stages'])} x {plan['num_replicas']}" for plan in one.summary["plans"])
+        )
+    )
 
 
 PLANS: Column = ("stages x replicas", _plans)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -15,7 +16,7 @@ import yaml
 from experiments import arms, measured
 from experiments.adapters import __main__ as adapters
 from experiments.alpha import __main__ as alpha
-from experiments.arms import Arm, as_long_as, run_arms, table
+from experiments.arms import FROZEN_FROM, Arm, Row, as_long_as, run_arms, table
 from experiments.components import __main__ as components
 from experiments.interval import __main__ as interval
 from experiments.measured import ROOT, Took, run_measured
@@ -124,6 +125,17 @@ def test_the_control_has_the_epochs_that_another_arm_s_cpu_time_pays_for(machine
     made = (Arm("none", ("freeze=none",)), Arm("all", ("freeze=alpha",)), Arm("shorter", as_long_as("all", "none")))
     shorter = run_arms(made, (1,), tmp_path, [])[-1]
     assert shorter.options == ("freeze=none", "epochs=3")
+
+
+def test_the_control_never_has_more_time_than_is_paid_for() -> None:
+    whole = SimpleNamespace(cpu_seconds=100.0, run=SimpleNamespace(config={"epochs": 4}))
+    so_far: Any = {"none": whole, "all": SimpleNamespace(cpu_seconds=69.5)}  # 2.78 epochs
+    assert as_long_as("all", "none")(so_far) == ("freeze=none", "epochs=2")
+
+
+def test_a_cell_tells_each_seed_apart_where_they_differ() -> None:
+    seeds: Any = {seed: SimpleNamespace(prefixes=prefixes) for seed, prefixes in enumerate([[(8, 1)], [(8, 1)], []])}
+    assert dict([FROZEN_FROM])["frozen blocks from step"](Row(seeds, seeds)) == "1 from 8 / none"
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

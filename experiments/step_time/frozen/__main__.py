@@ -82,7 +82,9 @@ class HandLoop:
         self._bench, first = bench, layer_above(num_frozen)
         self._frozen = nn.ModuleList(stack[index] for index in range(first)).eval().requires_grad_(False)
         self._active = _Active([stack[index] for index in range(first, len(stack))])
-        self._model = DistributedDataParallel(self._active, gradient_as_bucket_view=True)
+        self._model: nn.Module = self._active
+        if dist.get_world_size() > 1:  # nobody wraps a model for one process
+            self._model = DistributedDataParallel(self._active, gradient_as_bucket_view=True)
         optimizer = OPTIMIZER.build(self._active.parameters())
         assert optimizer is not None
         self._optimizer = optimizer
