@@ -60,8 +60,9 @@ class Run:
 
     def world_size(self, time: str) -> int:
         """Returns the devices of the run at the time of an event: it may be resumed with other ones."""
-        starts = [event for event in (self.start, *self.events["resume"]) if event["time"] <= time]
-        return (starts or [self.start])[-1]["world_size"]
+        told = sorted([*self.events["resume"], *self.events["transition"]], key=lambda event: event["time"])
+        known = (event["world_size"] for event in told if event["time"] <= time and "world_size" in event)
+        return [self.start["world_size"], *known][-1]
 
 
 def read_run(folder: str | Path, may_have_failed: bool = False) -> Run:

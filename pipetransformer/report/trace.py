@@ -68,10 +68,11 @@ def trace_files(folder: Path) -> list[Path]:
     return sorted((file for file in folder.glob("trace_*.json") if _number(file) >= 0), key=_number)
 
 
-def remove_traces(folder: Path) -> None:
-    """Removes the traces of an earlier run, of plans that a new one may not have."""
+def remove_traces(folder: Path, first: int = 0) -> None:
+    """Removes the traces of plans from a number on: of an earlier run, or of steps that a run makes again otherwise."""
     for trace in trace_files(folder):
-        trace.unlink()
+        if _number(trace) >= first:
+            trace.unlink()
 
 
 def _number(file: Path) -> int:

@@ -12,7 +12,7 @@ from pipetransformer.autodp.topology import Topology
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.planning.history import NUM_WARMUP_STEPS, PlanRecord, RunHistory
 from pipetransformer.planning.timeline import Timeline
-from pipetransformer.report.trace import Event, pass_name, trace_files, write_trace
+from pipetransformer.report.trace import Event, pass_name, remove_traces, trace_files, write_trace
 from pipetransformer.runtime.groups import barrier
 from pipetransformer.runtime.tracing import Recorder, Span
 from pipetransformer.training.world import LocalRank
@@ -39,6 +39,11 @@ class Tracer:
     def files(self) -> list[str]:
         """Returns the names of the run's traces so far on rank 0; on other ranks, and where none are taken, nothing."""
         return [file.name for file in trace_files(self._run_dir)] if self._run_dir and dist.get_rank() == 0 else []
+
+    def go_back(self) -> None:
+        """Removes the traces of plans that the history does not have: of steps that the run makes again."""
+        if self._run_dir is not None and dist.get_rank() == 0:
+            remove_traces(self._run_dir, first=len(self._history.entries))
 
     def step(self, step: int) -> AbstractContextManager[None]:
         """Returns the context in which a step, 0-based, has to run; it is traced if it is the one of its plan."""

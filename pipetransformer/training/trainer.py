@@ -153,6 +153,7 @@ class Trainer:
             return
         manifest = resumed.checkpoint.manifest
         self.state.load_state_dict(manifest.train)
+        self.tracer.go_back()
         self.planner.recall(self.state.history.timed())
         if dist.get_rank() == 0:
             self.spent.load_state_dict(manifest.spent)
@@ -189,6 +190,7 @@ class Trainer:
         self.flush_log()
         before_s = self.state.history.train_seconds
         self.state.load_state_dict(state)
+        self.tracer.go_back()
         lost_s = max(0.0, before_s - self.state.history.train_seconds)
         self._transitions.replace(self.planner.resumed(self.state.num_frozen).after, reason, load, lost_s)
         self.stops.forget()

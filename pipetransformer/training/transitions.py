@@ -152,6 +152,7 @@ class Transitions:
             bytes_moved=moved.bytes_moved,
             predicted_gain=before.predicted_step_s / record.plan.predicted_step_s,
             parks=self._runtime.resident.parks,
+            world_size=self._planner.cluster.num_devices,  # a roll-back takes the line of a resume out of the log
             **more,
         )
 

@@ -264,6 +264,15 @@ def test_a_resumed_run_has_the_plans_of_all_its_parts(tmp_path: Path, events: Ev
     assert len(run.events["step"]) == 24
 
 
+def test_a_transition_tells_its_devices_where_the_line_of_the_resume_is_gone(tmp_path: Path, events: Events) -> None:
+    """A roll-back cuts the log to a checkpoint of the time before."""
+    rolled = [(name, values | {"world_size": 7} if name == "transition" else values) for name, values in events]
+    write_events(tmp_path / EVENT_LOG, rolled)
+    (tmp_path / CONFIG).write_text("seed: 1\n")
+    run = read_run(tmp_path)
+    assert [plan["world_size"] for _, plan in run.plans][1:] == [7, 7]
+
+
 def test_a_plan_that_follows_a_resume_at_the_same_step_comes_after_it(tmp_path: Path, events: Events) -> None:
     """A resumed run begins without its cache, and fills it in a transition; it may have other devices than before."""
     resumed = events[1][1] | {"step": 12, "checkpoint": "step-12", "num_steps_lost": 0, "world_size": 7}

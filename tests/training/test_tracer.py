@@ -6,8 +6,10 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
+import torch
 from support.cases import NUM_BLOCKS, Case
 from support.jobs import TINY, run_job
 from support.plans import HEAD, PIPE_TO_DATA, plan
@@ -19,13 +21,13 @@ from pipetransformer.autopipe.cluster import Cluster, Link
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.autopipe.profile import AffineTime, LayerProfile, Profile
 from pipetransformer.autopipe.schedules import SCHEDULES
-from pipetransformer.planning.history import NUM_WARMUP_STEPS, PlanRecord
+from pipetransformer.planning.history import NUM_WARMUP_STEPS, PlanRecord, RunHistory
 from pipetransformer.planning.timeline import Timeline
 from pipetransformer.report.summary_text import summary_rows
 from pipetransformer.report.trace import COMPUTE, Event, pass_name
-from pipetransformer.runtime.tracing import Span
+from pipetransformer.runtime.tracing import Recorder, Span
 from pipetransformer.simulate.step import step_events
-from pipetransformer.training.tracer import Notes, is_due, measured_events
+from pipetransformer.training.tracer import Notes, Tracer, is_due, measured_events
 
 TWO_STAGES = Plan(0, 0, ((0, 1), (2, 3)), 1, 1)
 Row = dict[str, Any]
@@ -173,6 +175,18 @@ def of_rank(node: int, start_s: float, *spans: tuple[str, int, float, float]) ->
     """Spans of micro-batch 0 from kind, stage, start and end."""
     own = [Span(kind, stage, 0, start_s + begin, start_s + end) for kind, stage, begin, end in spans]
     return Notes(node, start_s, own)
+
+
+def test_a_run_that_goes_back_keeps_no_trace_of_a_plan_that_it_has_no_more(tmp_path: Path) -> None:
+    history = RunHistory(num_blocks=2, may_cache=False)
+    for step in range(2):
+        history.plan(PlanRecord(Plan(0, 0, ((0, 3),), 1, 1), step, ""))
+    for number in (0, 1, 2, 10):
+        (tmp_path / f"trace_{number}.json").write_text("{}")
+    tracer = Tracer(tmp_path, Recorder(torch.device("cpu")), Timeline(8, 4, 2, 4, 1), history)
+    with mock.patch("torch.distributed.get_rank", return_value=0):
+        tracer.go_back()
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["trace_0.json", "trace_1.json"]
 
 
 def test_the_clocks_of_machines_are_set_by_the_barrier_and_a_transfer_lasts_until_it_is_used() -> None:
