@@ -1,5 +1,6 @@
 """The numbers by which the ranks of a run plan."""
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -11,9 +12,10 @@ from pipetransformer.planning.planner import Planner
 from pipetransformer.training import planner_setup
 from pipetransformer.training.cache_session import CacheSession
 from pipetransformer.training.loader import BatchLoader
+from pipetransformer.training.trainer import Trainer
 from support.jobs import play
 
-_num_samples = CacheSession.num_samples
+_num_samples, _foresee = CacheSession.num_samples, Trainer._foresee
 
 
 def numbers_of_plans(overrides: tuple[str, ...], folder: Path, of_nodes: bool) -> tuple[str, list[Any]]:
@@ -35,12 +37,22 @@ def numbers_of_plans(overrides: tuple[str, ...], folder: Path, of_nodes: bool) -
         seen.append(_num_samples(session, step))
         return seen[-1]
 
+    def foresee(trainer: Trainer) -> dict[str, Any]:
+        """Rank 0 alone tells what it foresees, and nothing is decided by it."""
+        before = len(seen)
+        found = _foresee(trainer)
+        del seen[before:]
+        return found
+
     patches = [
+        mock.patch.object(Trainer, "_foresee", foresee),
         mock.patch.object(planner_setup, "Planner", planner),
         mock.patch.object(CacheSession, "num_samples", num_samples),
         mock.patch.object(planner_setup, "_cache_figures", figures if of_nodes else planner_setup._cache_figures),
     ]
-    with patches[0], patches[1], patches[2]:
+    with ExitStack() as patched:
+        for patch in patches:
+            patched.enter_context(patch)
         return play(overrides, folder, made_up_times=False), seen
 
 
