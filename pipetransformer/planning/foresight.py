@@ -109,8 +109,7 @@ class _PredictedRun:
         self._setting = setting
         self.history = RunHistory(setting.num_blocks, setting.may_cache)
         self._last = setting.planner.first
-        self._num_devices = setting.planner.cluster.num_devices
-        self.history.plan(PlanRecord(self._last.after, 0, self._last.reason, num_devices=self._num_devices))
+        self.history.plan(PlanRecord(self._last.after, 0, self._last.reason))
         self._policy_state = setting.policy.initial_state()
         self._num_decisions = 0
         self._step_s = setting.planner.predict(self._plan)
@@ -178,8 +177,7 @@ class _PredictedRun:
         )
         self._last = transition = setting.planner.transition(self._last, decision.num_frozen, remaining)
         plan, seconds, why = transition.after, transition.cost_s, transition.reason
-        devices = self._num_devices
-        self.history.plan(PlanRecord(plan, step, decision.reason, seconds, num_samples, why, num_devices=devices))
+        self.history.plan(PlanRecord(plan, step, decision.reason, seconds, num_samples, why))
         self._step_s = setting.planner.predict(plan)
         if self._target is not None:
             self._target.spend_transition(self._spent, transition.cost_s)

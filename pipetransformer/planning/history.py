@@ -29,7 +29,7 @@ class PlanRecord:
         step_sizes: For each step the padded length of its batch over that of a typical batch, for which steps are
             predicted.
         traced_step: The one of its steps that was traced, 0-based.
-        num_devices: Of the run while it was in force; ``None`` in the state of an earlier release.
+        num_devices: Of the run while it was in force; ``None`` in a prediction and in states of earlier releases.
     """
 
     plan: Plan

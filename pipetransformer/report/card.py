@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipetransformer.report.environment import library_versions, option_of, read_overrides
+from pipetransformer.report.environment import library_versions, read_overrides, section_of
 from pipetransformer.report.run_folder import Run, read_run
 from pipetransformer.report.secrets import redact
 from pipetransformer.report.sinks import Values
@@ -50,7 +50,7 @@ def _lines(run: Run, overrides: list[str] | None, step: int | None) -> Iterator[
     if overrides is None:
         yield "A script that called `pipetransformer`; its settings are in the run's config.yaml."
     else:
-        command = (each for each in overrides if option_of(each).partition(".")[0] not in OF_FOLDERS)
+        command = (each for each in overrides if section_of(each) not in OF_FOLDERS)
         yield f"    pipetransformer-train {shlex.join(command)}".rstrip()
     yield ""
     yield from (f"    {name}=={version}" for name, version in sorted(library_versions().items()))

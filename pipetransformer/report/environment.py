@@ -88,6 +88,11 @@ def option_of(override: str) -> str:
     return override.partition("=")[0].lstrip("+~")
 
 
+def section_of(override: str) -> str:
+    """Returns the section, or the option of none, of an argument."""
+    return option_of(override).partition(".")[0]
+
+
 def makes_arm(override: str) -> bool:
     """Returns False for an option that changes neither what a run learns nor how fast, and for the seed."""
-    return option_of(override).partition(".")[0] not in NO_ARM
+    return section_of(override) not in NO_ARM

@@ -128,8 +128,8 @@ def _set_up(
         )
         kept = lock_stores(config, fingerprints, run_dir, closing, communicator, report, tokenizer)
         setup.notes += kept.notes
-    if not kept.folders:
-        capacity = capacity.for_this_run()
+        if not kept.folders:
+            capacity = capacity.for_this_run()
     folders = kept.folders or {source.name: run_dir for source in sources}
     problem = _shortage(config, capacity)
     if problem is None:
