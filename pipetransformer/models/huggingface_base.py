@@ -152,7 +152,7 @@ class TransformersSpec(ModelSpec):
             checkpoint = find_checkpoint(self.name)
         if checkpoint is not None:
             model, report = load_state(model_class, config, checkpoint.placeholders())
-            self._check_complete(model, report, stack)
+            self._check_complete(model, report, stack, kind)
             keys = checkpoint.origins(model.state_dict().items())
             if model.state_dict().keys() <= keys.keys() | _lacking(report):
                 stack.source = Pretrained(stack, checkpoint, keys, seed)
@@ -169,7 +169,7 @@ class TransformersSpec(ModelSpec):
                 weights_only=True,
                 **WANTED,
             )
-        self._check_complete(model, report, stack)
+        self._check_complete(model, report, stack, kind)
         why = "transformers converts them" if checkpoint else "there is no model.safetensors"
         warnings.warn(
             f"every process reads all weights of model.name={self.name} before it keeps its own: {why}; save the model "
@@ -209,8 +209,11 @@ class TransformersSpec(ModelSpec):
                 f"supported are {SUPPORTED}"
             ) from error
 
-    def _check_complete(self, model: PreTrainedModel, report: dict[str, Any], stack: LayerStack) -> None:
-        """Raises UserError for weights that lack tensors of the encoder, or have tensors that it has no place for."""
+    def _check_complete(self, model: PreTrainedModel, report: dict[str, Any], stack: LayerStack, kind: str) -> None:
+        """Raises UserError for weights that lack tensors of the encoder, or have tensors that it has no place for.
+
+        A causal head is no new part: its published weights say what comes next, drawn ones would unlearn it.
+        """
         from pipetransformer.models.huggingface_heads import find_base
 
         prefix, _ = find_base(model)
@@ -220,6 +223,12 @@ class TransformersSpec(ModelSpec):
             raise UserError(
                 f"the weights of model.name={self.name} lack {len(lacking)} tensors of the encoder, the first "
                 f"{lacking[0]}; change model.options={self.options} or give model.pretrained=false"
+            )
+        if kind == "causal" and (lacking := sorted(_lacking(report))):
+            raise UserError(
+                f"the weights of model.name={self.name} lack {lacking[0]} of the causal head, which would be drawn; "
+                f"change model.options={self.options} (where it is to start as the embedding: model.untie=true), "
+                "choose weights that have it, or give model.pretrained=false"
             )
         left = _without_place(model, report["unexpected_keys"], stack)
         if left:

@@ -255,6 +255,22 @@ def test_an_untied_head_starts_as_the_embedding_and_belongs_to_itself(
     assert torch.equal(again[head].by_name()[HEAD], state[HEAD])
 
 
+@pytest.mark.parametrize(
+    ("model_type", "published", "options"),
+    [("gpt2", AutoModelForCausalLM, {"tie_word_embeddings": False}), ("llama", AutoModel, {})],
+    ids=["untied by an option", "published without its head"],
+)
+def test_a_pretrained_causal_model_whose_head_would_be_drawn_is_refused(
+    model_type: str, published: Any, options: dict[str, Any], encoder_folder: Folder
+) -> None:
+    folder = encoder_folder(model_type)
+    published.from_config(AutoConfig.from_pretrained(folder)).save_pretrained(folder)
+    spec = spec_of(folder, pretrained=True, options=options)
+    with pytest.raises(UserError, match=r"lack lm_head\.weight of the causal head, which would be drawn"):
+        spec.build_meta(NEXT_TOKEN, (), seed=0)
+    spec.build_meta(Head("sequence", 2), (), seed=0)
+
+
 def test_a_tied_head_is_saved_once(encoder_folder: Folder, tmp_path: Path) -> None:
     spec = spec_of(encoder_folder("gpt2"))
     stack = spec.build(NEXT_TOKEN, (), seed=0)
