@@ -91,9 +91,12 @@ class CheckpointLayers:
         return to_own_names(self._stack[layer], self._original_state(layer, self._read(layer)))
 
     def _original_state(self, layer: int, tensors: Mapping[str, Tensor]) -> OptimizerState:
-        """Returns the optimizer's tensors of a layer, by the original names of its parameters and by key."""
+        """Returns the optimizer's tensors of a layer, by the original names of its parameters and by key.
+
+        What had the type of its weight gets the one that the weight has now: the run may go on in another precision.
+        """
         state: OptimizerState = {}
-        shapes = self._stack[layer].shapes()
+        shapes, types = self._stack[layer].shapes(), self._stack[layer].types()
         for path, tensor in _of_kind(tensors, OPTIMIZER).items():
             name, _, key = path.rpartition("/")
             if name not in shapes or not _may_belong(tensor.shape, shapes[name]):
@@ -101,7 +104,9 @@ class CheckpointLayers:
                     f"{self._folder}: layer {layer} has {key} of shape {tuple(tensor.shape)} for {name}, and the model "
                     f"has {tuple(shapes[name]) if name in shapes else 'no such parameter'}"
                 )
-            state.setdefault(name, {})[key] = tensor
+            weight = tensors.get(WEIGHTS + name)
+            follows = tensor.ndim and weight is not None and tensor.dtype == weight.dtype  # a counter has no sizes
+            state.setdefault(name, {})[key] = tensor.to(types[name]) if follows else tensor
         return state
 
     def _read(self, layer: int) -> dict[str, Tensor]:

@@ -72,6 +72,10 @@ class Layer(nn.Module):
         """Returns the shapes of :meth:`tensors` in one piece, also where this rank has them in part."""
         return {name: tensor.shape for name, tensor in self.tensors()} | self.whole_shapes
 
+    def types(self) -> dict[str, torch.dtype]:
+        """Returns the types of :meth:`tensors`."""
+        return {name: tensor.dtype for name, tensor in self.tensors()}
+
     def take_form(self, other: Self) -> None:
         """Takes the module of another form of the same layer, whole or a part, with what it has of each parameter."""
         self.module, self.cuts, self.whole_shapes = other.module, other.cuts, other.whole_shapes

@@ -248,6 +248,18 @@ def test_another_batch_size_is_taken_where_it_is_allowed(pool: Pool, run_dir: Pa
     assert job.events("step")[-1]["epoch"] == 5
 
 
+@pytest.mark.parametrize(("world", "options"), [(1, ()), (2, ("parallel=megatron",))], ids=["elastic", "a mesh"])
+def test_a_run_goes_on_in_another_precision_with_the_moments_that_it_had(
+    pool: Pool, run_dir: Path, world: int, options: tuple[str, ...]
+) -> None:
+    before = Job(run_dir, error="").events("step")
+    job = go_on(pool, run_dir, *options, "precision=float32", "resume.allow=[precision]", world=world)
+    assert job.error == ""
+    assert len(before) == 10, "two steps after the checkpoint"
+    for then, now in zip(before[8:], job.events("step")[8:], strict=False):
+        assert now["loss"] == pytest.approx(then["loss"], rel=1e-5)
+
+
 @pytest.mark.parametrize("option", ["seed=5", "batch_size=32"])
 def test_no_permission_is_offered_that_would_not_help(pool: Pool, run_dir: Path, option: str) -> None:
     name = option.partition("=")[0]
