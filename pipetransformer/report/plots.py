@@ -25,8 +25,8 @@ from pipetransformer.report.style import (
     CACHED,
     COLOURS,
     FROZEN,
-    HATCHES,
     STEP_LABEL,
+    fill,
     legend_below,
     looks,
     new_figure,
@@ -139,8 +139,8 @@ CACHED_LOOK = {"facecolor": CACHED, "edgecolor": FROZEN, "hatch": "//", "linewid
 
 
 def _stage_look(stage: int) -> dict[str, Any]:
-    hatch = HATCHES[stage % len(HATCHES)]
-    return {"facecolor": COLOURS[stage % len(COLOURS)], "edgecolor": "white", "hatch": hatch, "linewidth": 0.8}
+    colour, hatch = fill(stage)
+    return {"facecolor": colour, "edgecolor": "white", "hatch": hatch, "linewidth": 0.8}
 
 
 def _name_stages(axes: Axes, begin: int, end: int, plan: Values, num_steps: int) -> None:

@@ -42,6 +42,11 @@ def looks(things: Sequence[T]) -> Iterator[tuple[T, Look]]:
         yield thing, Look(*look)
 
 
+def fill(number: int) -> tuple[str, str]:
+    """Returns colour and hatch of one of several areas; up to 64 differ: colours come again with other hatches."""
+    return COLOURS[number % len(COLOURS)], HATCHES[(number + number // len(COLOURS)) % len(HATCHES)]
+
+
 def new_figure(title: str, x_label: str, y_label: str, height: float = 4.2) -> tuple[Figure, Axes]:
     """Returns a figure with one panel.
 

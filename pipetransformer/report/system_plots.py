@@ -22,6 +22,7 @@ from pipetransformer.report.style import (
     FROZEN,
     HATCHES,
     STEP_LABEL,
+    fill,
     legend_below,
     new_panels,
     new_row,
@@ -45,7 +46,8 @@ def transitions(run: Run) -> Figure | None:
     if not shown:
         return None
     sizes, rows = _floats([each["bytes_moved"] for each in shown]) / MIB, np.arange(len(shown))
-    title = "Transitions" if sizes.any() else "Transitions (nothing was moved between devices)"
+    title = "Transitions" + _last_of(run.events["transition"])
+    title += "" if sizes.any() else " (nothing was moved between devices)"
     labels = ["time, s", "moved between devices, MiB"][: 1 + bool(sizes.any())]
     figure, (seconds, *others) = new_row(title, labels, len(shown))
     _draw_parts(seconds, shown)
@@ -58,6 +60,11 @@ def transitions(run: Run) -> Figure | None:
     seconds.set_yticks(rows, names)
     legend_below(seconds, num_columns=5)
     return figure
+
+
+def _last_of(rows: Sequence[Values]) -> str:
+    """Returns which of the rows a figure has, where it has not room for all."""
+    return f", the last {MAX_TRANSITIONS} of {len(rows)}" if len(rows) > MAX_TRANSITIONS else ""
 
 
 def _draw_parts(axes: Axes, shown: Sequence[Values]) -> None:
@@ -77,19 +84,28 @@ def _stack_bars(axes: Axes, parts: Mapping[str, np.ndarray]) -> np.ndarray:
     """
     ends = np.zeros(1)
     for number, (name, lengths) in enumerate(parts.items()):
-        hatch = HATCHES[(number + number // len(COLOURS)) % len(HATCHES)]
-        look = {"color": COLOURS[number % len(COLOURS)], "hatch": hatch, "edgecolor": "white"}
-        axes.barh(range(len(lengths)), lengths, left=ends, height=0.6, label=name, **look)
+        colour, hatch = fill(number)
+        axes.barh(
+            range(len(lengths)),
+            lengths,
+            left=ends,
+            height=0.6,
+            label=name,
+            color=colour,
+            hatch=hatch,
+            edgecolor="white",
+        )
         ends = ends + np.nan_to_num(lengths)
     return ends
 
 
 def step_parts(run: Run) -> Figure | None:
     """Draws the parts of a step under each plan as predicted, and a mark where the measured step ends."""
-    plans = [plan for plan in run.summary.get("plans", []) if plan.get("step_parts")][-MAX_TRANSITIONS:]
+    told = [plan for plan in run.summary.get("plans", []) if plan.get("step_parts")]
+    plans = told[-MAX_TRANSITIONS:]
     if not plans:
         return None
-    figure, (axes,) = new_row("A step by what it goes to", ["time of a step, ms"], len(plans))
+    figure, (axes,) = new_row("A step by what it goes to" + _last_of(told), ["time of a step, ms"], len(plans))
     names = [name for name in TIME_PARTS if name in plans[0]["step_parts"]]
     parts = {TIME_PARTS[name]: _floats([plan["step_parts"][name] for plan in plans]) * 1000 for name in names}
     longest = np.max(sum(parts.values()))
@@ -153,16 +169,18 @@ def timeline(run: Run) -> Figure | None:
         return None
     chosen = sorted({round(index) for index in np.linspace(0, len(traces) - 1, min(MAX_TRACES, len(traces)))})
     shown = [[*traces.items()][index] for index in chosen]
-    counts = [min(MAX_DEVICES, 1 + max((event.rank for event in events), default=0)) for _, events in shown]
+    found = [1 + max((event.rank for event in events), default=0) for _, events in shown]
+    counts = [min(MAX_DEVICES, count) for count in found]
     height = 1.4 + sum(0.9 + 0.42 * count for count in counts)
     labels = ["device"] * len(shown)
     figure, panels = new_panels("", "time in the step, ms", labels, height)
     longest_s = max((event.end_s for _, events in shown for event in events), default=0.0)
-    for axes, (number, events), count in zip(panels, shown, counts, strict=True):
+    for axes, (number, events), count, num_found in zip(panels, shown, counts, found, strict=True):
         _draw_step(axes, [event for event in events if event.rank < count], longest_s)
         axes.set_yticks(range(count), [str(rank) for rank in range(count)])
         axes.set(xlim=(0, 1.02 * longest_s * 1000 or 1.0), ylim=(count - 0.4, -0.6))
-        set_title(axes, _plan_of(run, number))
+        cut = f", the first {count} of {num_found} devices" if count < num_found else ""
+        set_title(axes, _plan_of(run, number) + cut)
     handles = [Patch(**_look(category), label=category) for category in CATEGORIES]
     figure.legend(handles=handles, loc="outside lower left", ncols=5, frameon=False, handleheight=1.4)
     return figure

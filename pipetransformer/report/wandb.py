@@ -199,7 +199,8 @@ class WandbSink(Sink):
         self._has_news |= event in ("transition", "summary") or (event == "decision" and is_of_the_guard(values))
         is_due = event == "summary" or self._clock() - self._tables_at >= self._tables_every_s
         if row := charts(event, values) | (self._tables() if is_due else {}):
-            if "step" in values or event == "summary":  # a warning has none, and wandb drops rows of earlier steps
+            # wandb drops rows of earlier steps: a warning has none, and a checkpoint that of when it was begun
+            if ("step" in values and event != "checkpoint") or event == "summary":
                 self._step = step_of(values)
             self._log(self._step, row)
 

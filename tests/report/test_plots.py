@@ -12,7 +12,7 @@ from matplotlib.patches import Rectangle, StepPatch
 
 from pipetransformer.report import plots
 from pipetransformer.report.run_folder import Run, read_run
-from pipetransformer.report.style import CACHED, COLOURS, FROZEN
+from pipetransformer.report.style import CACHED, COLOURS, FROZEN, fill
 
 
 @pytest.fixture
@@ -79,6 +79,10 @@ def test_a_layer_has_the_colour_of_its_stage_until_it_is_frozen_and_then_cached(
         [FROZEN] * 3 + [first] * 2 + [second] * 3,
         [CACHED] * 5 + [first] * 3,
     ]
+
+
+def test_no_two_of_many_stages_look_alike() -> None:
+    assert len({fill(stage) for stage in range(64)}) == 64
 
 
 def test_the_embedding_is_active_while_no_block_is_frozen(run: Run) -> None:

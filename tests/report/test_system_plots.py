@@ -118,6 +118,20 @@ def test_a_step_of_each_plan_is_drawn_on_its_devices_at_its_times(run: Run) -> N
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [*CATEGORIES]
 
 
+def test_a_figure_without_room_for_all_says_what_it_shows(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(system_plots, "MAX_TRANSITIONS", 1)
+    monkeypatch.setattr(system_plots, "MAX_DEVICES", 2)
+    titles = [
+        shown(draw(run)).axes[0].get_title(loc="left")
+        for draw in (system_plots.transitions, system_plots.step_parts, system_plots.timeline)
+    ]
+    assert titles == [
+        "Transitions, the last 1 of 2",
+        "A step by what it goes to, the last 1 of 3",
+        "plan from step 0: 4 stages x 1 replica, 0 frozen, the first 2 of 4 devices",
+    ]
+
+
 def test_a_run_in_which_nothing_happened_has_no_such_figures(run: Run) -> None:
     for events in run.events.values():
         events[:] = [event for event in events if "num_steps" in event and "plan" in event]

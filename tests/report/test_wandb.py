@@ -174,11 +174,16 @@ def test_transitions_of_a_run_without_decisions_are_a_table_too(events: Events, 
     assert "tables/decisions" not in row
 
 
-def test_tables_that_are_due_at_a_warning_come_at_the_last_step(events: Events, fake: FakeRun) -> None:
+@pytest.mark.parametrize(
+    ("event", "values"), [("warning", {"message": "slow"}), ("checkpoint", {"step": 4})], ids=["warning", "checkpoint"]
+)
+def test_tables_that_are_due_at_an_event_of_no_step_come_at_the_last_one(
+    event: EventName, values: dict[str, Any], events: Events, fake: FakeRun
+) -> None:
     seconds = iter([0.0, 0.0, 61.0, 61.0, 61.0])
     sink = WandbSink(fake, Path(EVENT_LOG), 60.0, lambda: next(seconds))  # pyright: ignore[reportArgumentType]
     sink.write("transition", next(values for event, values in events if event == "transition"))
-    sink.write("warning", {"message": "slow"})
+    sink.write(event, values)
     assert "tables/transitions" in fake.logged[-1]
     assert fake.rows == [8, 8], "wandb drops a row below the last one"
 
