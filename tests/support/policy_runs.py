@@ -9,20 +9,14 @@ from pipetransformer.config.sections import Checkpointing, Resume
 from support.jobs import composed, with_made_up_times
 
 
-def run_policy(overrides: tuple[str, ...], folder: Path, at_most: int | None = None) -> list[float]:
-    """One rank of a run that starts, or goes on from its newest checkpoint; ends after ``at_most`` of its steps."""
-    checkpoint = Checkpointing(every_steps=at_most, every_minutes=None, keep=1, keep_best=0)
+def run_policy(overrides: tuple[str, ...], folder: Path, every_steps: int | None = None) -> list[float]:
+    """One rank of a run that starts, or goes on from its newest checkpoint; it keeps one after so many steps each."""
+    checkpoint = Checkpointing(every_steps=every_steps, every_minutes=None, keep=1000, keep_best=0)
     config = replace(composed(overrides), checkpoint=checkpoint, resume=Resume(run="auto"))
     with with_made_up_times():
         trainer = pt.ElasticTrainer.from_config(config, folder)
     with trainer:
-        losses = []
-        for result in trainer:
-            losses.append(result.loss)
-            if len(losses) == at_most:
-                break
-        trainer.checkpoints.wait()
-        return losses
+        return [result.loss for result in trainer]
 
 
 def plain(decision: dict[str, Any]) -> tuple[Any, ...]:

@@ -2,7 +2,9 @@
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,9 @@ from support.jobs import TINY, Job
 from support.policy_runs import plain, run_policy
 from support.pool import Pool
 
+from pipetransformer.checkpoint.folder import FOLDER
 from pipetransformer.config.compose import CONF
+from pipetransformer.report.event_log import EVENT_LOG
 
 RUN = (
     *TINY, "model.options={patch_size: 4, embed_dim: 16, depth: 5, num_heads: 2, proj_drop_rate: 0.1}", "epochs=5",
@@ -37,7 +41,7 @@ MORE = {  # what the rows of the policies leave out
     "egeria anew": ("freeze=egeria", *OPTIONS["egeria"], "freeze.on_unfreeze=reset"),
     "a target": ("freeze.target_fraction=0.4",),
 }
-NEVER = {"none", "prefix"}  # decide nothing
+NEVER = {"none", "prefix"}  # decide nothing; make resume-matrix stops them too
 POLICIES = {file.stem: (f"freeze={file.stem}", *OPTIONS.get(file.stem, ())) for file in CONF.glob("freeze/*.yaml")}
 RUNS = POLICIES | MORE
 WORLDS = {
@@ -45,6 +49,7 @@ WORLDS = {
     "four in a pipeline": (4, ("parallel=pipeline", "cache=off")),
     "two, sharded": (2, ("parallel=sharded",)),
 }
+LAMB = "two, sharded"  # where it sums norms over parts
 IS_WHOLE = "RESUME_MATRIX" in os.environ  # as by make resume-matrix
 UNSTOPPED = {"budget", "cka", "linear"}  # in the suite, one in each world
 
@@ -57,7 +62,8 @@ def alone(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tup
         def __missing__(self, name: str) -> tuple[list[float], Job]:
             folder = tmp_path_factory.mktemp("alone")
             options = (*RUN, *RUNS[name], "parallel=single", "cache=off")
-            self[name] = pool.run(1, run_policy, options, folder)[0], Job(folder, "")
+            every = 1 if IS_WHOLE else next((step for own, _, step in rows() if own == name), 0)
+            self[name] = pool.run(1, run_policy, options, folder, every or None)[0], Job(folder, "")
             return self[name]
 
     return Runs()
@@ -65,28 +71,28 @@ def alone(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tup
 
 def rows() -> Iterator[tuple[str, str, int]]:
     """Each run in one of the worlds, in turns, and the step that it is stopped at; all by make resume-matrix."""
-    for index, name in enumerate(sorted(RUNS)):
-        for place, world in enumerate(WORLDS):
-            if IS_WHOLE:
-                yield from ((name, world, step) for step in range(NUM_STEPS))
-            elif index % len(WORLDS) == place:
-                yield name, world, 0 if name in UNSTOPPED else 3 + index % 14
-    if not IS_WHOLE:
-        yield "threshold with Lamb", "two, sharded", 8
+    if IS_WHOLE:
+        yield from product(sorted(RUNS), WORLDS, range(NUM_STEPS))
+        return
+    for index, name in enumerate(sorted({*RUNS} - NEVER)):
+        world = LAMB if "Lamb" in name else [*WORLDS][index % len(WORLDS)]
+        yield name, world, 0 if name in UNSTOPPED else 3 + index % 14
 
 
 @pytest.mark.parametrize(("name", "world", "step"), list(rows()))
 def test_a_policy_decides_alike_in_any_world_and_after_a_stop(
     name: str, world: str, step: int, pool: Pool, tmp_path: Path, alone: dict[str, tuple[list[float], Job]]
 ) -> None:
-    """The steps before the stop are made in one process without a cache; with ``step=0`` the run is not stopped."""
+    """The steps before the stop are those of one process without a cache; with ``step=0`` the run is not stopped."""
     num_ranks, arrangement = WORLDS[world]
-    first = []
+    losses, whole = alone[name]
     if step:
-        first = pool.run(1, run_policy, (*RUN, *RUNS[name], "parallel=single", "cache=off"), tmp_path, step)[0]
-        assert len(first) == step
+        shutil.copy(whole.folder / EVENT_LOG, tmp_path)
+        saved = Path(FOLDER, f"step-{step:08d}")
+        shutil.copytree(whole.folder / saved, tmp_path / saved)
     rest = pool.run(num_ranks, run_policy, (*RUN, *RUNS[name], *arrangement), tmp_path)[0]
-    check(first + rest, Job(tmp_path, ""), alone[name])
+    assert len(rest) == NUM_STEPS - step
+    check(losses[:step] + rest, Job(tmp_path, ""), alone[name])
     frozen = {each["num_frozen"] for each in Job(tmp_path, "").events("step")}
     assert (frozen > {0}) or name in NEVER, "the row shows something"
 
