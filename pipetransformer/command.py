@@ -1,5 +1,7 @@
 """The command ``pipetransformer-train`` (or ``python train.py``), for example with ``model=bert dataset=squad``."""
 
+import atexit
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -100,6 +102,7 @@ def _remove_empty(folder: Path) -> None:
 
 def main() -> None:
     """Runs the command line. An error that the user can fix ends in one line, without a trace."""
+    atexit.register(gc.freeze)  # no search for garbage in all that was imported, which goes with the process: a second
     if {"-h", "--help"} & {*sys.argv}:
         return print_help(sys.argv[1:])
     if under_torchrun():

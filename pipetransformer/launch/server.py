@@ -4,6 +4,7 @@ The forked ranks end too: ``torch.multiprocessing`` has each interrupted at its 
 takes a fifth of the time of the imports and finds nothing; each rank turns it on again.
 """
 
+import atexit
 import gc
 import os
 import sys
@@ -14,3 +15,4 @@ end_with_parent()
 if sys.platform == "linux" and os.getppid() != int(os.environ.get(LAUNCHER, os.getppid())):  # it was gone before
     os._exit(0)
 gc.disable()
+atexit.register(gc.freeze)  # the last search of all that was imported would take a second, and finds nothing either
