@@ -341,13 +341,8 @@ def test_the_command_prints_a_table_and_writes_traces_without_torch(tmp_path: Pa
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (
-            ["cluster.memory_gib=0.001"],
-            ["no plan fits cluster.memory_gib=0.001", "raise cluster.memory_gib or"],
-        ),
+        (["cluster.memory_gib=0.001"], ["no plan fits cluster.memory_gib=0.001", "raise cluster.memory_gib or"]),
         (["parallel.device_memory_gib=0.001"], ["no plan fits parallel.device_memory_gib=0.001"]),
-        (["freeze=schedule", "freeze.num_frozen=[1,90]"], ["freezes up to 90 blocks"]),
-        (["model=bert"], ["reads texts and the dataset holds images"]),
     ],
 )
 def test_what_does_not_fit_ends_in_one_message(overrides: list[str], words: list[str], tmp_path: Path) -> None:
@@ -357,6 +352,11 @@ def test_what_does_not_fit_ends_in_one_message(overrides: list[str], words: list
     assert "Traceback" not in done.stderr
     (line,) = (line for line in done.stderr.splitlines() if not line.startswith("import time:"))
     assert all(word in line for word in words), "Hydra adds nothing of its own"
+
+
+def test_a_schedule_of_more_blocks_than_the_model_has_is_refused() -> None:
+    with pytest.raises(UserError, match="freezes up to 90 blocks"):
+        simulate(composed("freeze=schedule", "freeze.num_frozen=[1,90]"))
 
 
 def test_a_run_folder_that_is_a_file_is_refused_in_one_line(tmp_path: Path) -> None:

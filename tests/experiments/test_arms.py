@@ -12,6 +12,7 @@ from unittest import mock
 
 import pytest
 import yaml
+from support.jobs import loaded
 
 from experiments import arms, measured
 from experiments.adapters import __main__ as adapters
@@ -29,7 +30,7 @@ from experiments.record import BEGIN, END
 from experiments.start import __main__ as start
 from experiments.static_plans import __main__ as static_plans
 from experiments.storage import __main__ as storage
-from pipetransformer.config.compose import CONF, compose_training
+from pipetransformer.config.compose import CONF
 from pipetransformer.report.event_log import write_json
 
 EXPERIMENTS = {
@@ -157,7 +158,7 @@ def test_the_command_of_an_experiment_trains_every_arm_and_keeps_a_table(
 def test_the_options_of_every_arm_compose(name: str) -> None:
     for arm in EXPERIMENTS[name][0]:
         if isinstance(arm.options, tuple):
-            compose_training(["model=bert", "dataset=sst2", *arm.options])
+            loaded("model=bert", "dataset=sst2", *arm.options)
 
 
 def test_the_way_to_the_first_step_is_told_in_seconds_from_the_command(machine: Machine, tmp_path: Path) -> None:

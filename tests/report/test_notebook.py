@@ -39,23 +39,18 @@ def test_a_notebook_is_kept_without_outputs(file: Path) -> None:
     assert all(cell.execution_count is None for cell in notebook.cells if cell.cell_type == "code")
 
 
-def test_the_notebook_draws_a_run(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RUN_FOLDER", str(run_folder))
-    made = outputs(execute(run_folder))
-    assert num_images(made) == 10
-    printed = "".join(output.get("text", "") for output in made)
-    assert "freeze at step 8: 0 -> 2 of 6 blocks (at most a third of the active blocks)" in printed
-    assert "2.0 times the best static plan" in printed
-
-
-def test_the_notebook_finds_a_folder_that_is_relative_to_the_folders_above(
+def test_the_notebook_draws_a_run_whose_folder_is_relative_to_the_folders_above(
     run_folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tmp_path_factory.mktemp("root")
     (root / "notebooks").mkdir()
     run_folder.rename(root / "run")
     monkeypatch.setenv("RUN_FOLDER", "run")
-    assert outputs(execute(root / "notebooks"))
+    made = outputs(execute(root / "notebooks"))
+    assert num_images(made) == 10
+    printed = "".join(output.get("text", "") for output in made)
+    assert "freeze at step 8: 0 -> 2 of 6 blocks (at most a third of the active blocks)" in printed
+    assert "2.0 times the best static plan" in printed
 
 
 def test_the_notebook_without_a_run_folder_says_what_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

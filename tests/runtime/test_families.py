@@ -1,11 +1,14 @@
 """Design promises 1, 3 and 6 for every family whose blocks take more than a mask or share weights, and for adapters.
 
-The factors are covered pairwise, by ``make matrix`` with more settings of each; those of which this says nothing new
-are in test_matrix.py.
+Each family has one of the rows that cover the other factors pairwise, and transitions through all that changes with a
+plan; by ``make matrix`` it has all of them, with more settings. Factors of which this says nothing new are in
+test_matrix.py.
 """
 
 import os
 import random
+from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -23,7 +26,7 @@ KERNELS = "wide norms"
 KINDS = [*decoders.DROPOUTS, *encoders.DROPOUTS, *towers.KINDS]
 ADAPTED = {"vit with adapters": "vit", "bert with adapters": "bert"}
 IS_WHOLE = "MATRIX" in os.environ
-FACTORS = {
+FACTORS: dict[str, Sequence[object]] = {
     "arrangement": [(1, 2), (2, 1), (2, 2)] if IS_WHOLE else [(1, 2), (2, 1)],  # odd depths have both at once
     "schedule": ["gpipe", "1f1b", "interleaved1f1b"] if IS_WHOLE else ["1f1b", "interleaved1f1b"],
     "num_microbatches": [1, 4],
@@ -36,7 +39,21 @@ FACTORS = {
     "dropout": [0.0, 0.2],
 }
 NUM_SHAPE = 7  # the first factors make the shape of the plan, the others the case
-ROWS = pairwise(list(FACTORS.values()), lambda row: PlanShape(*row[:NUM_SHAPE]).is_possible)  # type: ignore[arg-type]
+KIND = [*FACTORS].index("kind")
+
+
+def rows() -> list[tuple[object, ...]]:
+    def covered(factors: Mapping[str, Sequence[object]]) -> list[tuple[object, ...]]:
+        return pairwise([*factors.values()], lambda row: PlanShape(*row[:NUM_SHAPE]).is_possible)  # type: ignore[arg-type]
+
+    if IS_WHOLE:
+        return covered(FACTORS)
+    shared, kinds = covered({name: values for name, values in FACTORS.items() if name != "kind"}), FACTORS["kind"]
+    assert len(shared) <= len(kinds), "each row is somebody's"
+    return [(*row[:KIND], kind, *row[KIND:]) for row, kind in zip(cycle(shared), kinds, strict=False)]
+
+
+ROWS = rows()
 ODD_DEPTHS: Plans = {  # stages and the cache begin at blocks whose kind depends on their place in the whole model
     0: plan(0, 0, [1, 2, 4, HEAD], 1, 4, "gpipe"),  # what blocks have in common is on all four devices
     2: plan(1, 1, [3, HEAD], 2, 2),

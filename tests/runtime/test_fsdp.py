@@ -41,7 +41,6 @@ def run_both(pool: Pool, case: Case, world: int, plans: Plans, folder: Path) -> 
         (2, "bert_qa", "lamb", True, True, 1),
         (3, "vit", "lamb", True, False, 2),
         (4, "vit", "sgd", True, True, 1),
-        (4, "bert", "adamw", False, True, 2),
         (2, "bert_mlm", "adamw", False, False, 2),  # with a weight that layers share
     ],
 )
