@@ -41,7 +41,8 @@ class MapStyleSplit(Split):
     tokens, further values per token such as ``attention_mask``. Inputs are tensors of one shape, or token ids, 1-D and
     of any length, which are padded on the right and masked. Of a ``datasets.Dataset``, whatever its format, the columns
     with these names are read and no others, as by transformers' trainer; one that changes what the model computes and
-    that its layers do not take is refused by :class:`~pipetransformer.ElasticTrainer`.
+    that its layers do not take is refused by :class:`~pipetransformer.ElasticTrainer`, and so are texts of different
+    lengths where a layer sees the padding.
 
     Args:
         name: Name of the split in reports.

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pipetransformer.errors import UserError
@@ -62,9 +63,7 @@ def check_layers(
     with trial(nn.ModuleList(layers), training=True), WithoutDropout() as without:
         x = inputs
         for index, layer in enumerate(layers):
-            is_head = index == len(layers) - 1
-            name = layer.prefix.removesuffix(".") or ("head" if is_head else "embedding")
-            where = f"layer {index} ({name}, {type(layer.module).__name__})"
+            is_head, where = index == len(layers) - 1, _place(layers, index)
             outputs = _checked_for_buffers(layer, where, x, context, without)
             if without.rates and not may_draw_numbers(layer):
                 raise UserError(
@@ -77,6 +76,41 @@ def check_layers(
             without_gradient |= _without_gradient(layer, x, context)
             x = outputs
     return without_gradient
+
+
+def _place(layers: Sequence[Layer], index: int) -> str:
+    """Returns number, name and class of a layer."""
+    layer, is_head = layers[index], index == len(layers) - 1
+    name = layer.prefix.removesuffix(".") or ("head" if is_head else "embedding")
+    return f"layer {index} ({name}, {type(layer.module).__name__})"
+
+
+@torch.no_grad()
+def where_padding_counts(layers: Sequence[Layer], ids: Tensor, context: Context) -> str | None:
+    """Finds the first layer that computes something else of a text where masked tokens follow it.
+
+    Args:
+        layers: All layers of a stack, with weights. Modes and buffers are restored.
+        ids: Token ids (B, T). Their first half counts, since a model may take no more than T tokens.
+        context: Tensors (B, T) for every layer.
+
+    Returns:
+        The layer, or ``None``: texts of different lengths may share a batch.
+    """
+    kept = max(1, ids.shape[1] // 2)
+    alone, own = ids[:, :kept], {name: values[:, :kept] for name, values in context.items()}
+    added = 0, max(1, ids.shape[1] - kept)
+    padded, longer = F.pad(alone, added), {name: F.pad(values, added) for name, values in own.items()}
+    with trial(nn.ModuleList(layers), training=True), WithoutDropout():
+        for index, layer in enumerate(layers):
+            try:
+                alone, padded = layer(alone, **own), layer(padded, **longer)
+            except (RuntimeError, ValueError, IndexError):  # it takes texts of one length
+                return _place(layers, index)
+            found = padded if padded.shape == alone.shape else padded[:, :kept]
+            if found.shape != alone.shape or not close(found, alone):
+                return _place(layers, index)
+    return None
 
 
 def _without_gradient(layer: Layer, x: Tensor, context: Context) -> set[str]:

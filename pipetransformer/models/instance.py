@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from pipetransformer.errors import UserError
 from pipetransformer.models.base import Head, ModelSpec
+from pipetransformer.models.checks import where_padding_counts
 from pipetransformer.models.layer import arguments
 from pipetransformer.models.stack import LayerStack, seeded, without_storage
 
@@ -176,10 +177,12 @@ class ModelInstance(ModelSpec):
 
     def check_on(self, inputs: Tensor, context: dict[str, Tensor]) -> None:
         """Checks a model that no library made on two samples; see :meth:`LayerStack.check`."""
-        if isinstance(self.model, LayerStack):
-            self.stack.note_idle(self.model.check(inputs, **context))
-        elif isinstance(self.model, nn.Sequential):
-            self.stack.note_idle(LayerStack.from_sequential(self.model).check(inputs, **context))
+        whole = LayerStack.from_sequential(self.model) if isinstance(self.model, nn.Sequential) else self.model
+        if isinstance(whole, LayerStack):
+            self.stack.note_idle(whole.check(inputs, **context))
+            if "attention_mask" in context:
+                layers = [whole[index] for index in range(len(whole))]
+                self.stack.padding_counts_in = where_padding_counts(layers, inputs, context)
 
     def check_names(self, split: str, names: Iterable[str]) -> None:
         """Refuses values of a sample that the model's own forward takes and its layers do not.

@@ -36,6 +36,7 @@ class LayerStack(nn.Module):
         ties: The copies of each shared parameter.
         fixed: Parameters that never train, such as the base weights of adapters.
         idle: Original names of parameters that take no part in a pass, see :meth:`note_idle`.
+        padding_counts_in: The first layer that sees the padding of a text; ``None``: none is known to.
 
     Raises:
         UserError: There is no block, or a layer has no parameter of its own.
@@ -44,6 +45,7 @@ class LayerStack(nn.Module):
     source: WeightSource | None = None
     fixed: "frozenset[ParamRef]" = frozenset()
     idle: frozenset[str] = frozenset()
+    padding_counts_in: str | None = None
 
     def __init__(self, layers: list[Layer], hidden_shape: Callable[[Tensor], torch.Size], config: Any = None) -> None:
         super().__init__()

@@ -95,6 +95,7 @@ def prepare(
     report.write("phase", message="reading the model")
     precision = PRECISIONS[config.precision]
     stack = config.model.build_meta(data.task.head, data.input_shape, config.seed)
+    _check_lengths(data, stack)
     config.peft.apply(stack, config.seed)
     stack = stack.to(precision.param_dtype)
     config.freeze.check(stack.num_blocks)
@@ -175,6 +176,22 @@ def _check_shapes(config: Config, data: Data) -> None:
                 f"samples of the {split.name} split have shape {split.input_shape}, and those of the training data "
                 f"{data.train.input_shape}; give model.image_size=, or a fixed Resize or CenterCrop in "
                 "dataset.transforms"
+            )
+
+
+def _check_lengths(data: Data, stack: LayerStack) -> None:
+    """Refuses texts of different lengths for layers that see the padding, so that batches and the cache would count.
+
+    Raises:
+        UserError: With the layer and the lengths.
+    """
+    for split in (data.train, *data.evaluation):
+        lengths = split.lengths
+        if stack.padding_counts_in and lengths is not None and lengths.min() < lengths.max():
+            raise UserError(
+                f"{stack.padding_counts_in} sees the padding of a batch, and texts of {split.name} have "
+                f"{lengths.min()} to {lengths.max()} tokens; give texts of one length, or a pt.LayerStack whose layers "
+                "take attention_mask"
             )
 
 

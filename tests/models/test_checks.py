@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout
 
 from pipetransformer.errors import UserError
-from pipetransformer.models.checks import check_same_outputs
+from pipetransformer.models.checks import check_same_outputs, where_padding_counts
 from pipetransformer.models.stack import Layer, LayerStack
 from pipetransformer.models.without_dropout import WithoutDropout
 from pipetransformer.runtime import rng
@@ -223,3 +223,47 @@ def test_a_stack_that_computes_something_else_is_found(differs: Any, message: st
         return
     with pytest.raises(UserError, match=message):
         check()
+
+
+class OfOneLength(Block):
+    """A block that knows the number of tokens, three."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + x.reshape(len(x), 3, 8)
+
+
+class Mean(nn.Linear):
+    """A head that averages over tokens, those of the text alone where it is given the mask."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        weights = torch.ones_like(x[..., :1]) if mask is None else mask[..., None].to(x.dtype)
+        return super().forward((weights * x).sum(1) / weights.sum(1))
+
+
+def attend_masked(block: nn.Module, x: Tensor, attention_mask: Tensor, **_: Any) -> Tensor:
+    return block(x, src_key_padding_mask=~attention_mask)
+
+
+def run_masked(head: nn.Module, x: Tensor, attention_mask: Tensor, **_: Any) -> Tensor:
+    return head(x, attention_mask)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3, 8])
+@pytest.mark.parametrize(
+    ("block", "run_block", "head", "run_head", "where"),
+    [
+        (Block(), run, nn.Linear(8, 3), run, None),
+        (nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), attend_masked, Mean(8, 3), run_masked, None),
+        (nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), run, nn.Linear(8, 3), run, "layer 1 (part.1, Trans"),
+        (Block(), run, Mean(8, 3), run, "layer 2 (part.2, Mean)"),
+        (OfOneLength(), run, nn.Linear(8, 3), run, "layer 1 (part.1, OfOneLength)"),
+    ],
+)
+def test_a_layer_that_sees_the_padding_of_a_text_is_found(
+    block: nn.Module, run_block: Any, head: nn.Module, run_head: Any, where: str | None, num_tokens: int
+) -> None:
+    parts = zip((nn.Embedding(9, 8), block, head), (run, run_block, run_head), strict=True)
+    layers = [Layer(module, forward, f"part.{index}.") for index, (module, forward) in enumerate(parts)]
+    ids = torch.arange(2 * num_tokens).reshape(2, num_tokens) % 8 + 1
+    found = where_padding_counts(layers, ids, {"attention_mask": torch.ones_like(ids).bool()})
+    assert (found is None) if where is None else found is not None and found.startswith(where)

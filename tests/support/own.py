@@ -55,6 +55,13 @@ class Head(nn.Module):
         return self.linear(x.mean(1))  # (B, T, D) -> (B, C)
 
 
+class FirstToken(Head):
+    """A head that sees one token, and so no padding."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x[:, :1])
+
+
 class Tokens(torch.utils.data.Dataset[Any]):
     """Pairs of token ids, all of one length, and a class."""
 

@@ -17,6 +17,8 @@ from support.own import (
     EPOCHS,
     VOCABULARY,
     WIDTH,
+    FirstToken,
+    Texts,
     Tokens,
     begin_where_a_run_was,
     best_and_last,
@@ -318,6 +320,14 @@ def test_a_run_folder_gets_events_and_summary(pool: Pool, tmp_path: Path) -> Non
             },
             "the data set train has inputs_embeds, which BertForSequenceClassification takes and its layers do not",
         ),
+        (
+            {"train": Texts()},
+            r"^layer 5 \(5, Head\) sees the padding .* texts of train have 2 to 5 tokens; give texts of",
+        ),
+        (
+            {"evaluation": {"dev": Texts()}},
+            r"^layer 5 .*, and texts of dev have 2 to 5 tokens; give texts of one length",
+        ),
         ({"loss": torch.nn.CrossEntropyLoss()}, r"the loss has shape \(\) for .* samples; .* reduction=\"none\""),
         ({"model": torch.nn.Linear(2, 2)}, "a Linear cannot be trained layer by layer; supported are timm's"),
         ({"model": with_batch_norm()}, r"^1 \(BatchNorm1d\) changes its buffer running_mean"),
@@ -355,6 +365,11 @@ def test_what_does_not_fit_is_told_in_a_line(pool: Pool, options: dict[str, Any]
     (answer,) = pool.run(1, refused, options)
     assert "\n" not in answer
     assert re.search(message, answer), answer
+
+
+def test_texts_of_different_lengths_are_taken_where_no_layer_sees_padding(pool: Pool) -> None:
+    model = torch.nn.Sequential(*model_and_data("sequential")[0][:-1], FirstToken())
+    assert pool.run(1, refused, {"model": model, "train": Texts(), "evaluation": {"dev": Texts()}}) == [""]
 
 
 def test_numbers_of_numpy_are_taken(pool: Pool) -> None:
