@@ -19,6 +19,7 @@ from pipetransformer.config.resuming import changes, check_allowed, check_epochs
 from pipetransformer.config.schema import Config
 from pipetransformer.config.sections import Parallel
 from pipetransformer.data.base import Data, Split, evenly_spaced
+from pipetransformer.data.map_style import MapStyleData
 from pipetransformer.errors import UserError
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.report.event_log import EVENT_LOG
@@ -132,12 +133,20 @@ def settings_of(config: Config) -> dict[str, Any]:
         if not is_dataclass(value):
             settings[each.name] = value
             continue
-        settings[each.name] = f"{type(value).__module__}.{type(value).__qualname__}"
-        members = {member.name: getattr(value, member.name) for member in fields(value)}
+        settings[each.name] = _name_of_type(value)
+        members = {member.name: getattr(value, member.name) for member in fields(value)} | _own_data(value)
         settings |= {f"{each.name}.{name}": _plain(member) for name, member in members.items()}
     if config.randomness == "device":
         settings["randomness.topology"] = _division(config.parallel)
     return redact(settings)
+
+
+def _own_data(spec: Any) -> dict[str, Any]:
+    """Returns the types of a script's own data sets: a list is one, too, and its samples have a digest."""
+    if not isinstance(spec, MapStyleData):
+        return {}
+    evaluation = {name: _name_of_type(data) for name, data in spec.evaluation.items()}
+    return {"train": _name_of_type(spec.train), "evaluation": evaluation}
 
 
 def _division(parallel: Parallel) -> str:
@@ -154,6 +163,10 @@ def _plain(value: Any) -> Any:
         return {str(name): _plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
+    return _name_of_type(value)
+
+
+def _name_of_type(value: Any) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 

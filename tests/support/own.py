@@ -3,6 +3,7 @@
 import copy
 import json
 import logging
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -26,6 +27,7 @@ from transformers import (
 
 import pipetransformer as pt
 from pipetransformer.autodp.sampler import batch_ids, epoch_order, num_batches
+from pipetransformer.checkpoint.manifest import read_manifest
 from pipetransformer.errors import Stopped
 from pipetransformer.report.event_log import EVENT_LOG, read_events
 from pipetransformer.training import interrupt
@@ -356,6 +358,21 @@ def resume_with_another_rate(folder: Path, allow: Sequence[str]) -> tuple[int, s
     except pt.UserError as error:
         return -1, str(error)
     return first, ""
+
+
+def resume_on_a_list(folder: Path) -> tuple[dict[str, Any], int]:
+    """The settings in the checkpoint of a run on lists with a missing value, and the step from which it goes on."""
+    rows = [([[0.123, 0.0, float(index)]] * 2, math.nan) for index in range(BATCH_SIZE)]
+    for resume in (False, True):
+        with pt.ElasticTrainer(
+            nn.Sequential(*(nn.Linear(3, 3) for _ in range(3))), loss=lambda output, _: output.mean((1, 2)), train=rows,
+            evaluation={"dev": rows}, optimizer=OPTIMIZER, batch_size=BATCH_SIZE, epochs=2, run_dir=folder,
+            resume=resume, freeze=pt.NoFreezing(),
+        ) as trainer:  # fmt: skip
+            first = trainer.state.step
+            next(iter(trainer))
+            saved = trainer.save_checkpoint()
+    return read_manifest(saved).settings, first
 
 
 def resume_to_one_epoch_of_two(folder: Path) -> str:

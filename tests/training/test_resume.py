@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from support.faults import Fault, run_with
 from support.jobs import TINY, Job, loaded, play, play_with_steps_held_back, run_job
+from support.own import resume_on_a_list
 from support.pool import Pool
 from support.resumes import Ran, run_on
 from support.texts import text_run, write_decoder, write_table
@@ -293,6 +294,13 @@ def test_an_option_that_may_differ_and_does_not_exist_is_refused(tmp_path: Path,
     with pytest.raises(UserError, match=rf"resume\.allow: the run has no option {name}; {hint}"):
         check_settings(checkpoint, loaded(f"resume.allow=[{name}]"), data)
     check_settings(checkpoint, loaded("resume.allow=[optim.lr,dataset,randomness.topology]"), data)
+
+
+def test_a_data_set_that_is_a_list_stays_out_of_the_settings_and_is_gone_on_with(pool: Pool, tmp_path: Path) -> None:
+    ((settings, first),) = pool.run(1, resume_on_a_list, tmp_path)
+    assert (settings["dataset.train"], settings["dataset.evaluation"]) == ("builtins.list", {"dev": "builtins.list"})
+    assert "0.123" not in repr(settings)
+    assert first == 1
 
 
 def test_a_complete_run_goes_on_with_more_epochs(pool: Pool, tmp_path: Path) -> None:
