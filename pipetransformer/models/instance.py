@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from pipetransformer.errors import UserError
 from pipetransformer.models.base import Head, ModelSpec
 from pipetransformer.models.checks import where_padding_counts
-from pipetransformer.models.layer import arguments
+from pipetransformer.models.layer import arguments, shallow_copy
 from pipetransformer.models.stack import LayerStack, seeded, without_storage
 
 SUPPORTED = (
@@ -33,14 +33,12 @@ def stack_of(model: nn.Module) -> LayerStack:
     """Makes a stack without storage whose layers get the weights of an instance when they are loaded.
 
     Args:
-        model: A VisionTransformer or Eva of timm, an encoder or decoder of transformers, or an ``nn.Sequential``,
-            with the head that is to be trained. It stays as it is. A LayerStack is returned itself.
+        model: A VisionTransformer or Eva of timm, an encoder or decoder of transformers, an ``nn.Sequential`` or a
+            LayerStack, with the head that is to be trained. It stays as it is.
 
     Raises:
         UserError: The model is of another kind, cannot be trained layer by layer, or has parameters without gradient.
     """
-    if isinstance(model, LayerStack):
-        return model
     fixed = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
     if fixed:
         raise UserError(
@@ -48,13 +46,18 @@ def stack_of(model: nn.Module) -> LayerStack:
             "requires_grad_(True), which layers are frozen is decided while training"
         )
     stack = _split(model).train()
-    stack.source = _InstanceWeights(model, stack.names())
+    weights = _StackWeights if isinstance(model, LayerStack) else _InstanceWeights
+    stack.source = weights(model, stack.names())
     return stack
 
 
 def give_back(model: nn.Module, state: dict[str, Tensor]) -> None:
     """Copies trained weights, by their original names, into the instance that the stack was made of."""
-    model.load_state_dict(state)
+    if not isinstance(model, LayerStack):
+        model.load_state_dict(state)
+        return
+    for layer in (model[index] for index in range(len(model))):
+        layer.module.load_state_dict({name: state[layer.prefix + name] for name in layer.module.state_dict()})
 
 
 def save_model(model: nn.Module, state: dict[str, Tensor], folder: Path) -> None:
@@ -93,6 +96,17 @@ class _InstanceWeights:
         return ((name, tensors[name].detach()) for name in self._names[index])
 
 
+class _StackWeights:
+    """Gives each layer of a stack its tensors of the one that it is a copy of."""
+
+    def __init__(self, model: LayerStack, names: list[list[str]]) -> None:
+        self._model, self._names = model, names
+
+    def __call__(self, index: int) -> Iterator[tuple[str, Tensor]]:
+        own = self._names[index]
+        return ((name, tensor.detach()) for name, tensor in self._model[index].tensors() if name in own)
+
+
 def _split(model: nn.Module) -> LayerStack:
     """Checks the instance and returns its layers without storage."""
     libraries = _libraries(model)
@@ -103,10 +117,27 @@ def _split(model: nn.Module) -> LayerStack:
             return _split_transformers(model)
         if isinstance(model, nn.Sequential):
             return LayerStack.from_sequential(without_storage(model))
+        if isinstance(model, LayerStack):
+            return _copied(model)
     except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
         raise UserError(f"a {type(model).__name__} cannot be trained layer by layer: {reason}") from error
     raise UserError(f"a {type(model).__name__} cannot be trained layer by layer; supported are {SUPPORTED}")
+
+
+def _copied(model: LayerStack) -> LayerStack:
+    """Returns a copy without storage, so that adapters, types and devices of a training leave the model alone."""
+    found: dict[str, int] = {}
+    for index in range(len(model)):
+        for name in model[index].original_state():
+            if found.setdefault(name, index) != index:
+                raise UserError(
+                    f"its layers {found[name]} and {index} both have {name}, and weights are kept by their names; give "
+                    "each Layer a prefix of its own, as Layer(module, forward, 'blocks.0.')"
+                )
+    stack = shallow_copy(model)
+    stack.layers = without_storage(model.layers)
+    return stack
 
 
 def _split_timm(model: nn.Module) -> LayerStack:
@@ -194,7 +225,7 @@ class ModelInstance(ModelSpec):
         Raises:
             UserError: With their names.
         """
-        if self.model is self.stack:
+        if isinstance(self.model, LayerStack):
             return
         own = arguments(self.model) | arguments(getattr(self.model, "base_model", self.model))
         taken = frozenset[str]().union(*(self.stack[index].arguments for index in range(len(self.stack))))

@@ -59,7 +59,7 @@ class ElasticTrainer(Trainer):
 
     Args:
         model: A timm or transformers model, an ``nn.Sequential`` (embedding, blocks, head), or a
-            :class:`~pipetransformer.models.stack.LayerStack`, which is trained in place.
+            :class:`~pipetransformer.models.stack.LayerStack`.
         loss: Loss of each sample, ``loss(output, target) -> (B,)``, such as ``nn.CrossEntropyLoss(reduction="none")``.
         train: Map-style dataset of pairs ``(input, target)``, or of dictionaries with ``labels``; see
             :class:`~pipetransformer.data.map_style.MapStyleSplit`.
@@ -297,7 +297,7 @@ class ElasticTrainer(Trainer):
     def _give_back(self) -> None:
         """Copies the trained weights into the user's model, on every rank. Collective."""
         spec = self.config.model
-        if isinstance(spec, ModelInstance) and spec.model is not spec.stack:
+        if isinstance(spec, ModelInstance):
             with self.runtime.averaged():
                 (trained, _), own = weights_to_save(self), spec.model.state_dict()
             if trained is not None:

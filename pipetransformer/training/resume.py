@@ -71,7 +71,7 @@ def resume(checkpoint: Checkpoint, config: Config, data: Data, stack: LayerStack
     layers = CheckpointLayers(checkpoint.folder, checkpoint.manifest, stack)
     stack.source = layers.weights
     for index in range(len(stack)):
-        if stack[index].has_storage:  # a user's own stack, which is trained in place
+        if stack[index].has_storage:  # of a family that makes its layers with weights
             stack.load_again(index)
     return Resumed(checkpoint, layers, digest)
 

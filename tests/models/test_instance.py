@@ -29,6 +29,7 @@ from pipetransformer.data.map_style import MapStyleSplit
 from pipetransformer.errors import UserError
 from pipetransformer.models.checks import check_same_outputs
 from pipetransformer.models.instance import ModelInstance, give_back, save_model, stack_of
+from pipetransformer.models.layer import Layer
 from pipetransformer.models.stack import LayerStack
 
 TINY: dict[str, Any] = {"patch_size": 4, "embed_dim": 24, "depth": 3, "num_heads": 2, "img_size": 16, "num_classes": 5}
@@ -70,6 +71,7 @@ def vision_tower() -> nn.Module:
 
 INSTANCES: dict[str, Any] = {
     "sequential": (sequential, torch.randn(4, 5, 4)),
+    "stack": (lambda: LayerStack.from_sequential(sequential()), torch.randn(4, 5, 4)),
     "timm": (vision_transformer, torch.randn(4, 3, 16, 16)),
     "rotary positions": (eva, torch.randn(4, 3, 16, 16)),
     "token classification": (lambda: BertForTokenClassification(CONFIG), torch.arange(20).reshape(4, 5)),
@@ -358,6 +360,14 @@ def test_dropout_that_the_layers_leave_out_is_noticed() -> None:
         (
             lambda: nn.Sequential(*[nn.Linear(4, 4)] * 2, nn.Linear(4, 4), nn.Linear(4, 2)),
             r"layer 1 is layer 0 once more, with the same weights; give each layer a module of its own",
+        ),
+        (
+            lambda: LayerStack.from_sequential(sequential()).requires_grad_(False),
+            "8 parameters of the LayerStack take no",
+        ),
+        (
+            lambda: LayerStack([Layer(nn.Linear(2, 2), nn.Module.__call__) for _ in range(3)], lambda x: x.shape),
+            "its layers 0 and 1 both have weight, and weights are kept by their names; give each Layer a prefix",
         ),
         (frozen_embedding, r"5 parameters .* take no gradient, the first bert\.embeddings\.word_embeddings\.weight"),
     ],

@@ -118,7 +118,11 @@ def with_an_idle_layer() -> nn.Sequential:
     return model
 
 
-OF_LAYERS = {"sequential": sequential, "alias": with_an_alias, "idle": with_an_idle_layer}
+def as_a_stack() -> pt.LayerStack:
+    return pt.LayerStack.from_sequential(sequential())
+
+
+OF_LAYERS = {"sequential": sequential, "alias": with_an_alias, "idle": with_an_idle_layer, "stack": as_a_stack}
 
 
 def model_and_data(kind: str) -> tuple[nn.Module, Any]:
@@ -194,6 +198,20 @@ def train_own(kind: str, folder: Path, parallel: pt.Parallel, options: dict[str,
         "saved": {name: tensor.float() for name, tensor in state["model"].items()},
         "model": {name: tensor.clone() for name, tensor in model.state_dict().items()},
     }
+
+
+def train_twice(kind: str, parallel: pt.Parallel) -> tuple[list[float], Tensor]:
+    """Losses of two trainings of one model, one after the other, and its outputs after them."""
+    model, data = model_and_data(kind)
+    losses = []
+    for _ in range(2):
+        with pt.ElasticTrainer(
+            model, loss=loss, train=data, optimizer=OPTIMIZER, batch_size=BATCH_SIZE, epochs=EPOCHS, parallel=parallel,
+            precision="float64", freeze=pt.FixedSchedule(num_frozen=[1, 2], interval=1 / 3),
+        ) as trainer:  # fmt: skip
+            losses += [step.loss for step in trainer]
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    return losses, model(data.tokens).detach()
 
 
 def warnings_of(kind: str, folder: Path) -> list[str]:

@@ -38,6 +38,7 @@ from support.own import (
     train_from_a_state,
     train_own,
     train_plainly,
+    train_twice,
     train_with_a_block_of_no_parameters,
     warnings_of,
     with_batch_norm,
@@ -73,6 +74,15 @@ def test_an_own_model_trains_as_by_a_plain_loop(pool: Pool, tmp_path: Path, worl
         assert seen["saved"].keys() == (weights.keys() if rank == 0 else set())
         for name, tensor in seen["model"].items():  # every rank's model has the trained weights
             torch.testing.assert_close(tensor, weights[name].float(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["one process", "two stages", "fsdp"])
+def test_a_layer_stack_has_its_trained_weights_on_every_rank_and_trains_again(pool: Pool, name: str) -> None:
+    ((losses, outputs),) = pool.run(1, train_twice, "sequential", pt.Parallel())
+    world, parallel = ARRANGEMENTS[name]
+    for own_losses, own_outputs in pool.run(world, train_twice, "stack", parallel):
+        assert own_losses == pytest.approx(losses, rel=0, abs=1e-6)  # the model has float32 weights in between
+        torch.testing.assert_close(own_outputs, outputs, rtol=0, atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # peft asks for it
