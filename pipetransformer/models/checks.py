@@ -78,6 +78,17 @@ def check_layers(
     return without_gradient
 
 
+def beside_weights(
+    model: nn.Module, inputs: Tensor, context: Context | None = None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Returns inputs and context where the weights of a model are, and numbers in their type, as training has them."""
+    weight = next((each for each in model.parameters() if each.is_floating_point()), None)
+    if weight is None:
+        return inputs, dict(context or {})
+    inputs = inputs.to(weight.device, weight.dtype if inputs.is_floating_point() else inputs.dtype)
+    return inputs, {name: values.to(weight.device) for name, values in (context or {}).items()}
+
+
 def _place(layers: Sequence[Layer], index: int) -> str:
     """Returns number, name and class of a layer."""
     layer, is_head = layers[index], index == len(layers) - 1

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from pipetransformer.errors import UserError
-from pipetransformer.models.checks import check_same_outputs, draw_all
+from pipetransformer.models.checks import beside_weights, check_same_outputs, draw_all
 from pipetransformer.models.huggingface_decoders import find_parts, pools_last_token, split_decoder
 from pipetransformer.models.huggingface_encoders import (
     find_shared_parts,
@@ -189,7 +189,8 @@ def check_instance(model: PreTrainedModel) -> set[str]:
     for lengths in ([5, 3, 1, 0], [5, 5, 5, 5]):
         mask = torch.arange(5) < torch.tensor(lengths)[:, None]
         ids = rows.masked_fill(~mask, pad_id or 0)
-        context = {"attention_mask": mask, **types, **(others if all(lengths) else {})}
+        given = {"attention_mask": mask, **types, **(others if all(lengths) else {})}
+        ids, context = beside_weights(model, ids, given)
         idle |= stack.check(ids, **context)
         check_same_outputs(stack, model, forward, ids, context)
     return idle

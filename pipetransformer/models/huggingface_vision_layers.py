@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from pipetransformer.errors import UserError
-from pipetransformer.models.checks import check_same_outputs, draw_all
+from pipetransformer.models.checks import beside_weights, check_same_outputs, draw_all
 from pipetransformer.models.huggingface_heads import find_base, logits, make_head
 from pipetransformer.models.layer import Layer
 from pipetransformer.models.stack import LayerStack
@@ -97,7 +97,7 @@ def check_vision(model: PreTrainedModel) -> set[str]:
     """
     stack, sizes = split_vision(model), vision_config(model.config)
     shape = 4, sizes.num_channels, sizes.image_size, sizes.image_size
-    images = torch.randn(shape, dtype=model.dtype)  # (B, C, H, W)
+    images, _ = beside_weights(model, torch.randn(shape, dtype=model.dtype))  # (B, C, H, W)
     idle = stack.check(images)
     check_same_outputs(stack, model, lambda pixels: logits(model(pixel_values=pixels)), images)
     return idle

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from pipetransformer.errors import UserError
 from pipetransformer.models.base import Head, ModelSpec
-from pipetransformer.models.checks import where_padding_counts
+from pipetransformer.models.checks import beside_weights, where_padding_counts
 from pipetransformer.models.layer import arguments, shallow_copy
 from pipetransformer.models.stack import LayerStack, seeded, without_storage
 
@@ -210,6 +210,7 @@ class ModelInstance(ModelSpec):
         """Checks a model that no library made on two samples; see :meth:`LayerStack.check`."""
         whole = LayerStack.from_sequential(self.model) if isinstance(self.model, nn.Sequential) else self.model
         if isinstance(whole, LayerStack):
+            inputs, context = beside_weights(whole, inputs, context)
             self.stack.note_idle(whole.check(inputs, **context))
             if "attention_mask" in context:
                 layers = [whole[index] for index in range(len(whole))]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from pipetransformer.errors import UserError
-from pipetransformer.models.checks import check_layers
+from pipetransformer.models.checks import beside_weights, check_layers
 from pipetransformer.models.layer import Layer, Module, deep_copy, shallow_copy
 
 _NUMBER = re.compile(r"\d+")
@@ -94,6 +94,7 @@ class LayerStack(nn.Module):
         Raises:
             UserError: As :func:`pipetransformer.models.checks.check_layers`.
         """
+        inputs, context = beside_weights(self, inputs, context)
         return check_layers([self[index] for index in range(len(self))], self.hidden_shape(inputs), inputs, context)
 
     def note_idle(self, names: Iterable[str]) -> None:
@@ -251,7 +252,7 @@ class _OutputShape:
 
     @torch.no_grad()
     def __call__(self, inputs: Tensor) -> torch.Size:
-        shape = self._module(inputs.to("meta")).shape
+        shape = self._module(beside_weights(self._module, inputs.to("meta"))[0]).shape
         if len(shape) != 3:
             raise UserError(
                 f"the embedding gives {tuple(shape)}; between layers every tensor is (batch, tokens, width)"

@@ -19,7 +19,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from pipetransformer.errors import UserError
-from pipetransformer.models.checks import check_same_outputs, draw_all
+from pipetransformer.models.checks import beside_weights, check_same_outputs, draw_all
 from pipetransformer.models.layer import Forward, Layer, shallow_copy
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.models.timm_rotary import RotaryPositions
@@ -107,7 +107,7 @@ def _check(model: FlatModel, size: tuple[int, int]) -> tuple[Tensor, set[str]]:
     stack = split_layers(model)
     first = next(weight for weight in model.patch_embed.parameters() if weight.dim() == 4)  # (D, C, height, width)
     shape, generator = (4, first.shape[1], *size), torch.Generator().manual_seed(0)
-    images = torch.randn(shape, generator=generator, dtype=first.dtype)  # (B, C, H, W)
+    images, _ = beside_weights(model, torch.randn(shape, generator=generator, dtype=first.dtype))  # (B, C, H, W)
     idle = stack.check(images)
     check_same_outputs(stack, model, model, images)
     with torch.no_grad():

@@ -180,6 +180,8 @@ class ElasticTrainer(Trainer):
             folder.mkdir(parents=True, exist_ok=True)
             if isinstance(config.model, ModelInstance):
                 _broadcast(config.model.model.state_dict(), device)
+            if isinstance(config.dataset, MapStyleData) and isinstance(config.dataset.loss, nn.Module):
+                config.dataset.loss.to(device)  # it may have weights of classes
             checkpoint = wanted_checkpoint(config, folder)
             if checkpoint is None:
                 _begin_anew(folder)

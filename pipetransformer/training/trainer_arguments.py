@@ -12,7 +12,7 @@ from pipetransformer.config.kinds import CONFIG, RUN, Kind, check_kinds
 from pipetransformer.data.map_samples import further_names, readable
 from pipetransformer.data.map_style import Loss, MapStyleSplit
 from pipetransformer.errors import UserError
-from pipetransformer.models.checks import trial
+from pipetransformer.models.checks import beside_weights, trial
 from pipetransformer.models.instance import ModelInstance
 from pipetransformer.training.trainer import Callback
 
@@ -97,10 +97,10 @@ def _check_shape(model: nn.Module, split: MapStyleSplit, train: MapStyleSplit) -
     """
     if split.input_shape == train.input_shape:
         return
-    device = next(model.parameters()).device
+    inputs, _ = beside_weights(model, split.inputs([0], None))
     with trial(model, training=False):
         try:
-            model(split.inputs([0], None).to(device))
+            model(inputs)
         except Exception as error:  # whatever the model raises
             raise UserError(
                 f"samples of the {split.name} split have shape {split.input_shape} and those of the training data "

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.jobs import TINY, loaded
+from support.own import model_and_data
 from support.texts import text_run, write_encoder, write_table
 
 import pipetransformer as pt
@@ -123,6 +124,25 @@ def test_a_run_of_16_bits_rounds_on_a_gpu_no_more_than_on_the_cpu(precision: str
     )
     errors = [max(abs(one - other) for one, other in zip(each, exact, strict=True)) for each in (on_cpu, own)]
     assert 0 < errors[1] < 4 * errors[0], "two roundings of the same size, the largest of many steps"
+
+
+@pytest.mark.parametrize("kind", ["sequential", "stack", "timm", "transformers", "decoder"])
+def test_a_model_that_is_on_the_gpu_trains_as_on_the_cpu_and_has_its_weights_there(kind: str, tmp_path: Path) -> None:
+    ended = []
+    for device in ("cpu", NAME):
+        model, data = model_and_data(kind)
+        weighted = torch.nn.CrossEntropyLoss(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64), reduction="none")
+        with pt.ElasticTrainer(
+            model.double().to(device), loss=weighted, train=data, optimizer=pt.AdamW(lr=1e-2), batch_size=8, epochs=2,
+            precision="float64", parallel=pt.Parallel(device=device), freeze=pt.NoFreezing(),
+        ) as trainer:  # fmt: skip
+            losses = [step.loss for step in trainer]
+        ended.append((losses, {name: tensor.cpu() for name, tensor in model.state_dict().items()}))
+        assert {tensor.device.type for tensor in model.parameters()} == {device}
+    (expected, weights), (losses, own) = ended
+    assert losses == pytest.approx(expected, rel=0, abs=1e-10)
+    for name, tensor in own.items():
+        torch.testing.assert_close(tensor, weights[name], rtol=0, atol=1e-9)
 
 
 def test_chunks_train_in_a_memory_that_the_model_exceeds(tmp_path: Path) -> None:

@@ -387,6 +387,12 @@ def test_numbers_of_numpy_are_taken(pool: Pool) -> None:
     assert pool.run(1, refused, numbers) == [""]
 
 
+def test_inputs_of_numpy_are_taken_in_the_type_of_the_weights(pool: Pool) -> None:
+    model = torch.nn.Sequential(*model_and_data("sequential")[0][1:])
+    train, dev = ([(np.full((n, WIDTH), index / 8), index % 2) for index in range(8)] for n in (3, 5))
+    assert pool.run(1, refused, {"model": model, "train": train, "evaluation": {"dev": dev}}) == [""]
+
+
 def test_two_splits_of_one_name_are_refused() -> None:
     rows: Any = SimpleNamespace(name="train")
     other: Any = SimpleNamespace(name="dev")
