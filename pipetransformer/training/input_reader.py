@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
@@ -132,7 +133,8 @@ def open_inputs(config: Config, splits: Sequence[Split], device: torch.device) -
     if not num_workers and options.prefetch_factor != Loading().prefetch_factor:
         notes.append(f"loader.prefetch_factor={options.prefetch_factor} has no effect: no worker reads ahead")
     is_gpu, timeout_s = device.type == "cuda", config.parallel.timeout_s
-    return InputReader(splits, num_workers, options.prefetch_factor, is_gpu, timeout_s), notes
+    key = config.seed, dist.get_rank() if dist.is_initialized() else 0
+    return InputReader(splits, num_workers, options.prefetch_factor, is_gpu, timeout_s, key), notes
 
 
 def default_num_workers(splits: Iterable[Split], device: torch.device, local_world_size: int) -> int:
@@ -157,6 +159,7 @@ class InputReader:
         prefetch_factor: Batches that each of them has ready, or is reading.
         pin_memory: Copies batches into page-locked memory, from which a GPU takes them beside its work.
         timeout_s: Longest wait for one batch.
+        key: Seeds what a script's own data set draws from global generators in a worker: seed and rank.
 
     Attributes:
         num_workers: See above.
@@ -165,7 +168,7 @@ class InputReader:
 
     def __init__(
         self, splits: Sequence[Split], num_workers: int = 0, prefetch_factor: int = 2, pin_memory: bool = False,
-        timeout_s: float = 0.0,
+        timeout_s: float = 0.0, key: tuple[int, ...] = (0,),
     ) -> None:  # fmt: skip
         self._splits = tuple(splits)
         self.num_workers, self.waited_s = num_workers, 0.0
@@ -184,7 +187,7 @@ class InputReader:
                 timeout=timeout_s,
                 worker_init_fn=_begin_worker,
                 multiprocessing_context="fork",
-                generator=torch.Generator(),  # else each iterator takes a number from the global one
+                generator=_generator(key),  # else each iterator takes a number from the global one
             )
             self._close = self._start()
 
@@ -301,6 +304,11 @@ def _portable(error: Exception) -> Exception:
         return pickle.loads(pickle.dumps(error))
     except Exception:
         return RuntimeError(f"{type(error).__name__}: {error}")
+
+
+def _generator(key: tuple[int, ...]) -> torch.Generator:
+    """Returns what DataLoader seeds its workers by; a new one of torch has the same seed each time."""
+    return torch.Generator().manual_seed(int(np.random.SeedSequence(key).generate_state(1)[0]))
 
 
 def _as_it_is(samples: Any) -> Any:

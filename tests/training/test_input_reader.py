@@ -15,6 +15,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from PIL import Image
 from support.command import MARK, environment, processes
 from support.command import train as train_command
@@ -345,6 +346,37 @@ def test_an_option_without_effect_is_named(
     monkeypatch.setattr(multiprocessing.current_process(), "_config", {"daemon": is_daemon})
     reader, notes = open_inputs(config, [text], torch.device("cpu"))
     assert (reader.num_workers, notes) == (0, [note] * bool(note))
+
+
+class Drawn(list[Any]):
+    """Samples with noise from torch's global generator."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return torch.rand(2, 3), 0
+
+
+def drawn(seed: int, rank: int) -> list[float]:
+    """Returns the inputs of a batch that a worker of a rank has read."""
+    split = MapStyleSplit("train", Drawn(range(NUM)), torch.nn.CrossEntropyLoss(reduction="none"))
+    config = mock.Mock(spec=Config, loader=Loading(num_workers=1), parallel=Parallel(timeout_s=TIMEOUT_S), seed=seed)
+    with (
+        mock.patch.object(dist, "is_initialized", return_value=True),
+        mock.patch.object(dist, "get_rank", return_value=rank),
+    ):
+        reader, _ = open_inputs(config, [split], torch.device("cpu"))
+    with reader:
+        loader, topology = BatchLoader.uncached(split, shape, 1, reader), Topology(PLANS["one device"], 0)
+        loader.prefetch(steps(0, 1), topology)
+        (batch,) = read(loader, steps(0, 1), topology)
+    assert batch.inputs is not None
+    return batch.inputs.flatten().tolist()
+
+
+def test_what_a_data_set_draws_in_a_worker_follows_from_the_seed_and_the_rank() -> None:
+    first, *others = (drawn(*key) for key in ((1, 0), (1, 1), (2, 0)))
+    assert first not in others
+    assert others[0] != others[1]
+    assert first == drawn(1, 0)
 
 
 def run_options(folder: Path) -> tuple[str, ...]:
