@@ -243,6 +243,8 @@ class MapStyleSplit(Split):
         sizes = predictions[0, 3 : 3 + num_sizes].astype(np.int64)
         given, truth = np.split(predictions, [3 + num_sizes + math.prod(sizes)], axis=1)
         predicted, targets = given[:, 3 + num_sizes :].reshape(len(given), *sizes), self._targets_of(truth)
+        if predictions[:, 1].all():
+            predicted = predicted.astype(np.int64)
         if self._metrics is not None:
             if targets.ndim == 1 and predicted.shape[1:] == (1,):
                 predicted = predicted[:, 0]

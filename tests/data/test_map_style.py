@@ -143,8 +143,14 @@ def same(predictions: np.ndarray, targets: np.ndarray) -> dict[str, float]:
     return {"same": float((predictions == targets).sum())}
 
 
-def test_own_metrics_get_predictions_and_targets_in_order() -> None:
-    images = MapStyleSplit("dev", IMAGES, loss, same)
+def named(predictions: np.ndarray, targets: np.ndarray) -> dict[str, float]:
+    names = np.array(["cat", "dog"])  # looked up by classes
+    return {"same": float((names[predictions] == names[targets]).sum())}
+
+
+@pytest.mark.parametrize("metrics", [same, named])
+def test_own_metrics_get_predictions_and_targets_in_order(metrics: Metrics) -> None:
+    images = MapStyleSplit("dev", IMAGES, loss, metrics)
     outputs = torch.eye(2)[[0, 1, 0]]
     assert images.score(images.predict(outputs, [0, 1, 2], None).numpy())["same"] == 3
 
