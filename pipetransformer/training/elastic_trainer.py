@@ -36,7 +36,12 @@ from pipetransformer.training.best_weights import weights_to_save
 from pipetransformer.training.build import prepare
 from pipetransformer.training.resume import wanted_checkpoint
 from pipetransformer.training.trainer import Callback, Trainer
-from pipetransformer.training.trainer_arguments import check_arguments, check_callbacks, check_samples
+from pipetransformer.training.trainer_arguments import (
+    check_arguments,
+    check_callbacks,
+    check_samples,
+    check_without_folder,
+)
 from pipetransformer.training.world import open_world
 
 
@@ -171,6 +176,7 @@ class ElasticTrainer(Trainer):
 
     def _begin(self, config: Config, run_dir: Path | None, callbacks: Sequence[Callback]) -> None:
         if run_dir is None:  # a checkpoint would have no place where it stays
+            check_without_folder(config)
             config = replace(config, checkpoint=replace(config.checkpoint, enabled=False))
         validate(config)
         with ExitStack() as closing:

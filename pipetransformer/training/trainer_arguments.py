@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipetransformer.config.kinds import CONFIG, RUN, Kind, check_kinds
+from pipetransformer.config.kinds import CONFIG, RUN, Kind, check_config, check_kinds
+from pipetransformer.config.schema import Config
 from pipetransformer.data.map_samples import further_names, readable
 from pipetransformer.data.map_style import Loss, MapStyleSplit
 from pipetransformer.errors import UserError
@@ -56,6 +57,33 @@ def check_arguments(given: Mapping[str, Any]) -> None:
         raise UserError("`freeze.guard` judges by evaluations; give `evaluation` and `evaluate`")
     if evaluate is not None and evaluate.patience is not None and not evaluation:
         raise UserError("`evaluate` has `patience`, and there is nothing to evaluate; give `evaluation`")
+
+
+def check_without_folder(config: Config) -> None:
+    """Refuses options that need a checkpoint for a run that has no folder, and so none.
+
+    Raises:
+        UserError: With the option, and what to give in its place.
+    """
+    check_config(config)
+    guard, rolls_back = config.guard, "roll_back"
+    for option, remedy, is_so in (
+        ("evaluate.save=best", "evaluate.save=last", config.evaluate.save == "best"),
+        ("guard.not_finite=roll_back", "guard.not_finite=skip", guard.not_finite == rolls_back),
+        (
+            "guard.exploding=roll_back", "guard.exploding=skip",
+            guard.exploding == rolls_back and guard.max_norm_ratio is not None,
+        ),
+        (
+            "guard.freeze=roll_back", "guard.freeze=unfreeze",
+            guard.freeze == rolls_back and config.freeze.guard is not None,
+        ),
+    ):  # fmt: skip
+        if is_so:
+            raise UserError(
+                f"{option} goes back to a checkpoint, and a run without a folder has none; give `run_dir`, or take "
+                f"{remedy}"
+            )
 
 
 def check_callbacks(callbacks: Sequence[Callback]) -> None:

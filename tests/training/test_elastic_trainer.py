@@ -360,6 +360,19 @@ def test_a_run_folder_gets_events_and_summary(pool: Pool, tmp_path: Path) -> Non
         ({"evaluate": {}}, r"^evaluate is of type dict; give Evaluation\("),
         ({"callbacks": pt.Callback()}, r"^callbacks is of type .*Callback; give a list of them"),
         ({"callbacks": [pt.Callback(), pt.Callback]}, r"^callbacks\[1\] is the class Callback; give an object"),
+        (
+            {"evaluation": {"dev": Tokens()}, "evaluate": pt.Evaluation(save="best")},
+            r"^evaluate\.save=best goes back to a checkpoint, and .* give run_dir, or take evaluate\.save=last$",
+        ),
+        ({"guard": pt.Guard(not_finite="roll_back")}, r"^guard\.not_finite=roll_back goes .*; give run_dir, or take "),
+        (
+            {"guard": pt.Guard(exploding="roll_back", max_norm_ratio=2.0)},
+            r"^guard\.exploding=roll_back goes .*; give run_dir, or take guard\.exploding=skip$",
+        ),
+        (
+            {"evaluation": {"dev": Tokens()}, "evaluate": pt.Evaluation(), "freeze": pt.PaperRule(guard=0.01)},
+            r"^guard\.freeze=roll_back goes .*; give run_dir, or take guard\.freeze=unfreeze$",
+        ),
         ({"run_dir": 3}, r"^run_dir is 3 \(int\); give the path of a folder, or None"),
         ({"resume": "run"}, r"^resume is 'run' \(str\); give True or False, and the folder as run_dir"),
         ({"resume_allow": "epochs"}, r"^resume_allow is 'epochs' \(str\); give a list of options"),
