@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder
-from pipetransformer.config.kinds import RUN, check_kinds
+from pipetransformer.config.kinds import RUN, check_config, check_kinds
 from pipetransformer.config.schema import Config
 from pipetransformer.config.sections import Cache, Checkpointing, Evaluation, Guard, Loading, Parallel, Resume
 from pipetransformer.config.validate import validate
@@ -162,19 +162,28 @@ class ElasticTrainer(Trainer):
             compile=compile,
             evaluate=evaluate or Evaluation(),
         )
-        self._begin(config, None if run_dir is None else Path(run_dir), callbacks)
+        self._begin(config, run_dir, callbacks)
         self.evaluations.is_on = evaluate is not None
 
     @classmethod
     def from_config(cls, config: Config, run_dir: str | Path | None = None, callbacks: Sequence[Callback] = ()) -> Self:
-        """Makes the trainer of a whole configuration, as the command line does, for an own loop."""
+        """Makes the trainer of a whole configuration, as the command line does, for an own loop.
+
+        Args:
+            config: The run. Its logger and its options of the terminal and of starting processes have no effect here.
+            run_dir: Folder for the event log, the summary and checkpoints; by default that of ``resume.run``, or none.
+            callbacks: Hooks, called on every rank.
+        """
         check_kinds({"config": config, "run_dir": run_dir}, RUN)
+        check_config(config)
         check_callbacks(callbacks)
+        resumed = None if config.resume.run == "auto" else config.resume.run
         trainer = cls.__new__(cls)
-        trainer._begin(config, None if run_dir is None else Path(run_dir), callbacks)
+        trainer._begin(config, run_dir if run_dir is not None else resumed, callbacks)
         return trainer
 
-    def _begin(self, config: Config, run_dir: Path | None, callbacks: Sequence[Callback]) -> None:
+    def _begin(self, config: Config, folder_name: str | Path | None, callbacks: Sequence[Callback]) -> None:
+        run_dir = None if folder_name is None else Path(folder_name).resolve()  # the script may go to another folder
         if run_dir is None:  # a checkpoint would have no place where it stays
             check_without_folder(config)
             config = replace(config, checkpoint=replace(config.checkpoint, enabled=False))

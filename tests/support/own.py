@@ -4,8 +4,9 @@ import copy
 import json
 import logging
 import math
+import os
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import chdir, suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -404,6 +405,29 @@ def resume_to_one_epoch_of_two(folder: Path) -> str:
             return ""
     except pt.UserError as error:
         return str(error)
+
+
+def resume_by_the_configuration(folder: Path) -> int:
+    """The step from which a trainer goes on whose configuration names the run to be resumed."""
+    config = loaded(*TINY, "epochs=2", "parallel=single", "freeze=none")
+    with pt.ElasticTrainer.from_config(config, folder) as trainer:
+        next(iter(trainer))
+        trainer.save_checkpoint()
+    with pt.ElasticTrainer.from_config(replace(config, resume=pt.Resume(run=str(folder)))) as trainer:
+        return trainer.state.step
+
+
+def train_and_go_elsewhere(folder: Path) -> list[str]:
+    """The files of a run in a relative folder whose script goes to another one."""
+    model, data = model_and_data("sequential")
+    with chdir(folder), pt.ElasticTrainer(
+        model, loss=loss, train=data, optimizer=OPTIMIZER, batch_size=BATCH_SIZE, epochs=1, run_dir="run"
+    ) as trainer:  # fmt: skip
+        next(iter(trainer))
+        (folder / "other").mkdir()
+        os.chdir("other")
+        trainer.save_checkpoint()
+    return sorted(str(path.relative_to(folder)) for path in folder.glob("**/*.json*") if "step-" not in str(path))
 
 
 def keeps_checkpoints_without_a_folder(overrides: Sequence[str]) -> bool:

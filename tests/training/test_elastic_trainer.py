@@ -28,6 +28,7 @@ from support.own import (
     model_and_data,
     refusals_of_states,
     refused,
+    resume_by_the_configuration,
     resume_to_one_epoch_of_two,
     resume_with_another_rate,
     save_without_a_folder,
@@ -35,6 +36,7 @@ from support.own import (
     scored_on_longer_inputs,
     scored_without_a_mask,
     steps_on_disk,
+    train_and_go_elsewhere,
     train_from_a_state,
     train_own,
     train_plainly,
@@ -169,6 +171,14 @@ def test_checkpoints_of_an_earlier_run_are_not_taken_for_those_of_a_new_one(pool
 def test_a_run_is_not_resumed_to_fewer_epochs_than_it_has_trained(pool: Pool, tmp_path: Path) -> None:
     (answer,) = pool.run(1, resume_to_one_epoch_of_two, tmp_path)
     assert re.search(r"^epochs=1 ends before step \d+ in epoch 2, .*; give epochs=2 or more$", answer), answer
+
+
+def test_a_configuration_names_the_run_that_is_gone_on_with(pool: Pool, tmp_path: Path) -> None:
+    assert pool.run(1, resume_by_the_configuration, tmp_path) == [1]
+
+
+def test_a_run_stays_in_its_folder_where_the_script_goes_to_another_one(pool: Pool, tmp_path: Path) -> None:
+    assert pool.run(1, train_and_go_elsewhere, tmp_path) == [["run/metrics.jsonl", "run/summary.json"]]
 
 
 def test_a_trainer_goes_on_with_another_rate_where_it_is_allowed(pool: Pool, tmp_path: Path) -> None:
