@@ -293,6 +293,8 @@ class ElasticTrainer(Trainer):
     def close(self) -> None:
         """Closes groups, cache and files. Not a collective."""
         try:
+            if not self._has_failed:
+                self.flush_log()  # the last step, where the loop was left before its end
             if self._summary is not None and dist.get_rank() == 0:
                 write_json(self._summary, self.summary())
         finally:

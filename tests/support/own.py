@@ -322,8 +322,13 @@ def steps_on_disk(folder: Path) -> tuple[list[int], list[int]]:
     return before, after
 
 
-def logged_steps(folder: Path, is_stopped: bool) -> tuple[list[int], int]:
-    """The steps in the log of a run that neither saves nor evaluates, and how many it made; a signal may stop it."""
+def logged_steps(folder: Path, is_stopped: bool, leave_at: int | None = None) -> tuple[list[int], int]:
+    """The steps in the log of a run that neither saves nor evaluates, and how many it made.
+
+    Args:
+        is_stopped: A signal stops it.
+        leave_at: Step after which the loop is left.
+    """
     model, data = model_and_data("sequential")
     with suppress(Stopped), mock.patch.object(interrupt, "_requested", None), pt.ElasticTrainer(
         model, loss=loss, train=data, optimizer=OPTIMIZER, batch_size=BATCH_SIZE, epochs=1, run_dir=folder,
@@ -331,6 +336,8 @@ def logged_steps(folder: Path, is_stopped: bool) -> tuple[list[int], int]:
     ) as trainer:  # fmt: skip
         for _ in trainer:
             interrupt._requested = interrupt.QUIT if is_stopped else None
+            if trainer.state.step == leave_at:
+                break
     return [event["step"] for event in read_events(folder / EVENT_LOG, "step")], trainer.state.step
 
 

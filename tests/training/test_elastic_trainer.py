@@ -149,11 +149,14 @@ def test_checkpoints_of_steps_that_were_left_are_removed(pool: Pool, tmp_path: P
     assert pool.run(1, steps_on_disk, tmp_path) == [([4, 6], [2])]
 
 
-@pytest.mark.parametrize(("is_stopped", "num_steps"), [(False, 4), (True, 3)], ids=["to its end", "stopped"])
+@pytest.mark.parametrize(
+    ("is_stopped", "leave_at", "num_steps"), [(False, None, 4), (True, None, 3), (False, 2, 2)],
+    ids=["to its end", "stopped", "left"],
+)  # fmt: skip
 def test_the_last_step_is_in_the_log_where_nothing_is_saved_after_it(
-    pool: Pool, tmp_path: Path, is_stopped: bool, num_steps: int
+    pool: Pool, tmp_path: Path, is_stopped: bool, leave_at: int | None, num_steps: int
 ) -> None:
-    assert pool.run(1, logged_steps, tmp_path, is_stopped) == [([*range(1, num_steps + 1)], num_steps)]
+    assert pool.run(1, logged_steps, tmp_path, is_stopped, leave_at) == [([*range(1, num_steps + 1)], num_steps)]
 
 
 def test_a_checkpoint_without_a_run_folder_is_refused(pool: Pool) -> None:
