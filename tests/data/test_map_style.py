@@ -188,6 +188,7 @@ def test_a_transform_that_draws_is_noticed() -> None:
 
     assert split(Drawn([0, 1])).draws_at_random
     assert not split(IMAGES).draws_at_random
+    assert not split([(torch.tensor([[1.0, torch.nan]]), 0)]).draws_at_random, "what is missing is missing each time"
 
     class Seldom(list[Any]):
         def __getitem__(self, index: Any) -> Any:
