@@ -114,6 +114,8 @@ def sample_of(row: Any, index: int, padding_id: int | None = None) -> Sample:
             f"of {', '.join(INPUTS)} and one of {', '.join(TARGETS)}"
         )
     sample = Sample(*_tensors(pair, index))
+    if sample.input.ndim == 1 and not len(sample.input):
+        raise UserError(f"sample {index} has no token in its input; leave it out of the data set")
     if not sample.is_text:
         return sample
     per_token: dict[str, Tensor] = {}

@@ -259,6 +259,8 @@ def test_inputs_of_16_bits_have_an_identity_and_a_score() -> None:
         ([(torch.zeros(2, 2), "cat")], "sample 0 has an input of type Tensor and a target of type str"),
         ([{"image": torch.zeros(2, 2), "label": None}], "and a target of type NoneType .*; give tensors, arrays or"),
         ([{"input_ids": [1, 2], "token_type_ids": [0], "labels": 0}], r"token_type_ids of sample 0 has shape \(1,\)"),
+        ([{"input_ids": [], "labels": 0}], "sample 0 has no token in its input; leave it out of the data set"),
+        ([TEXTS[0], {"input_ids": [], "attention_mask": [], "labels": 0}], "sample 1 has no token in its input"),
         ([{"input_ids": [1, 2], "text": "it is", "labels": 0}], "text of sample 0 is a str; leave it out"),
         (
             [TEXTS[0], TEXTS[1] | {"position_ids": [0, 1, 2]}],
