@@ -128,7 +128,7 @@ class Lora(AdapterSpec):
         """Writes adapters and head in peft's format, for ``PeftModel.from_pretrained(base, folder)``."""
         from pipetransformer.models.lora import save
 
-        save(self, stack, state, model.name, folder)
+        save(self, stack, state, model.base_name, folder)
 
     def open_saved(self, model: ModelSpec, folder: Path) -> ModelSpec:
         return model

@@ -53,6 +53,11 @@ class ModelSpec(ABC):
     modality: ClassVar[str] = "image"
     libraries: ClassVar[tuple[str, ...]] = ()
 
+    @property
+    def base_name(self) -> str:
+        """The name by which peft finds the model that saved adapters belong to."""
+        return self.name
+
     def check(self) -> None:  # noqa: B027 - most families have nothing to add
         """Raises UserError for options that can be refused without loading torch."""
 

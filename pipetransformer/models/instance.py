@@ -197,6 +197,11 @@ class ModelInstance(ModelSpec):
         return cls(name=type(model).__name__, model=model, stack=stack_of(model))
 
     @property
+    def base_name(self) -> str:
+        """The name or folder that transformers has loaded the model from; its class where there is none."""
+        return getattr(getattr(self.model, "config", None), "_name_or_path", "") or self.name
+
+    @property
     def padding_id(self) -> int | None:
         """The token by which the model itself finds the end of a text; ``None``: it looks at a mask alone."""
         if "transformers" not in _libraries(self.model):

@@ -1,6 +1,7 @@
 """Stacks of models that a user made, and the way back."""
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from transformers import (
 
 from pipetransformer.data.map_style import MapStyleSplit
 from pipetransformer.errors import UserError
+from pipetransformer.models.adapters import Lora
 from pipetransformer.models.checks import check_same_outputs
 from pipetransformer.models.instance import ModelInstance, give_back, save_model, stack_of
 from pipetransformer.models.layer import Layer
@@ -290,6 +292,17 @@ def test_a_decoder_with_a_window_is_taken_in_whatever_type_it_was_loaded(dtype: 
 @pytest.mark.parametrize("make", [vision_transformer, eva, vision_tower])
 def test_a_model_of_images_is_taken_in_whatever_type_its_weights_are(make: Any, dtype: torch.dtype) -> None:
     assert len(stack_of(make().to(dtype))) == 5
+
+
+def test_the_base_of_adapters_is_the_model_that_was_loaded(tmp_path: Path) -> None:
+    BertForSequenceClassification(CONFIG).save_pretrained(tmp_path / "bert")
+    model = BertForSequenceClassification.from_pretrained(tmp_path / "bert")
+    spec, lora = ModelInstance.of(model), Lora(r=2)
+    lora.apply(spec.stack, 0)
+    lora.save(spec, spec.stack, doubled(load(spec.stack)), tmp_path / "adapters")
+    saved = json.loads((tmp_path / "adapters" / "adapter_config.json").read_text())
+    assert saved["base_model_name_or_path"] == str(tmp_path / "bert")
+    assert ModelInstance.of(BertForSequenceClassification(CONFIG)).base_name == "BertForSequenceClassification"
 
 
 def test_a_module_without_weights_may_come_several_times_in_a_sequential() -> None:
