@@ -284,7 +284,7 @@ class _TwoMoments(OptimizerSpec):
 
     @property
     def _own_state_factor(self) -> float:
-        return 2.0
+        return 2.0 if type(self)._build in (AdamW._build, Lamb._build) else super()._own_state_factor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,6 +313,8 @@ class SGD(OptimizerSpec):
 
     @property
     def _own_state_factor(self) -> float:
+        if type(self)._build is not SGD._build:
+            return super()._own_state_factor
         return 1.0 if self.momentum else 0.0
 
     def _build(self, groups: list[dict[str, Any]]) -> Optimizer:
@@ -334,20 +336,29 @@ class Lamb(_TwoMoments):
     eps: float = 1e-6
 
     @property
+    def _is_lamb(self) -> bool:
+        """False of a subclass that builds another optimizer."""
+        return type(self)._build is Lamb._build
+
+    @property
     def is_elementwise(self) -> bool:
-        return False
+        return not self._is_lamb and super().is_elementwise
 
     @property
     def takes_parts(self) -> bool:
-        return True
+        return self._is_lamb or super().takes_parts
 
     def _build_of_parts(self, groups: list[dict[str, Any]], sum_over_parts: SumOverParts) -> Optimizer:
+        if not self._is_lamb:
+            return super()._build_of_parts(groups, sum_over_parts)
         from pipetransformer.optim.lamb import LambOfParts
 
         return LambOfParts(groups, self.peak, (self.betas[0], self.betas[1]), self.eps, sum_over_parts)
 
     def check_shards(self) -> None:
         """Takes any: its norms are those of whole parameters, of DTensors too."""
+        if not self._is_lamb:
+            super().check_shards()
 
     def _build(self, groups: list[dict[str, Any]]) -> Optimizer:
         from timm.optim import Lamb

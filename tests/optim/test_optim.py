@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -145,3 +146,28 @@ def test_weights_that_are_drawn_take_ten_times_the_rate_or_one_of_their_own() ->
     assert own.for_model(96, 2, pretrained=False).peak == 1e-3
     assert own.for_model(768, 2).peak == pytest.approx(4e-5, rel=1e-12)
     assert AdamW(lr=3e-4, scratch_lr=1e-3).for_model(96, pretrained=False).peak == 3e-4
+
+
+class OwnAdamW(AdamW):
+    """Keeps the largest second moment, too."""
+
+    def _build(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(groups, lr=self.peak, amsgrad=True)
+
+
+class OwnSGD(SGD):
+    def _build(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        return torch.optim.Adam(groups, lr=self.peak)
+
+
+class OwnLamb(Lamb):
+    def _build(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(groups, lr=self.peak)
+
+
+@pytest.mark.parametrize(("kind", "state_factor"), [(OwnAdamW, 3), (OwnSGD, 2), (OwnLamb, 0)])
+def test_what_a_class_of_ones_own_builds_is_measured(kind: Any, state_factor: float) -> None:
+    spec = kind(lr=0.1)
+    assert (spec.state_factor, spec.is_elementwise, spec.takes_parts) == (state_factor, True, True)
+    parts = spec.build_layers({0: [nn.Parameter(torch.ones(2, 2))]}, sum_over_parts=lambda values: values)
+    assert type(parts) is type(spec.build([nn.Parameter(torch.ones(2, 2))]))
