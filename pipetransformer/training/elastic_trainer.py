@@ -59,8 +59,8 @@ class ElasticTrainer(Trainer):
             trainer.save("model")
 
     Every rank makes the same calls. All ranks begin with the weights of rank 0, as with DDP. The model keeps its first
-    weights while it is trained; at the end of the context it gets the trained ones, on every rank. Warnings go to the
-    logger ``pipetransformer`` on rank 0.
+    weights while it is trained, unless :meth:`save` fills it; at the end of the context it gets the trained ones, on
+    every rank. Warnings go to the logger ``pipetransformer`` on rank 0.
 
     Args:
         model: A timm or transformers model, an ``nn.Sequential`` (embedding, blocks, head), or a
@@ -221,7 +221,10 @@ class ElasticTrainer(Trainer):
         return dist.get_rank()
 
     def save(self, folder: str | Path) -> None:
-        """Writes the last or the best weights (``evaluate``) as the model's library loads them. Collective."""
+        """Writes the last or the best weights (``evaluate``) as the model's library loads them. Collective.
+
+        The library writes the model itself, which gets these weights for it on rank 0.
+        """
         with self.runtime.averaged():
             state, _ = weights_to_save(self)
         if state is not None:
