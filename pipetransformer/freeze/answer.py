@@ -1,7 +1,7 @@
 """The answer of a policy to its signals. A policy may be the user's own, so it is checked before anything follows."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from numbers import Integral, Real
 from typing import Any
@@ -26,6 +26,24 @@ def ask(policy: FreezePolicy, signals: Signals, state: State) -> tuple[Decision,
     new_state = _saved_state(new_state, where)
     num_frozen, terms = int(decision.num_frozen), _plain_terms(decision.terms, where)  # numpy's are not JSON's
     return replace(decision, num_frozen=num_frozen, terms=terms), new_state
+
+
+def ask_rates(policy: FreezePolicy, progress: float, num_blocks: int) -> list[float]:
+    """Returns a policy's factor of the learning rate of each block.
+
+    Raises:
+        UserError: There is not one number for each, with the policy's class.
+    """
+    answer = policy.rate_factors(progress, num_blocks)
+    where, remedy = f"{type(policy).__name__}.rate_factors", "return one factor for each block"
+    if not isinstance(answer, Iterable):
+        raise UserError(f"{where} returned {_kinds(answer)}; {remedy}")
+    factors = [*answer]
+    if len(factors) != num_blocks:
+        raise UserError(f"{where} returned {len(factors)} numbers, and the model has {num_blocks} blocks; {remedy}")
+    if others := [each for each in factors if not isinstance(each, Real)]:
+        raise UserError(f"{where} returned {_kinds(others[0])} for a block; {remedy}")
+    return [float(factor) for factor in factors]
 
 
 def _is_answer(answer: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from pipetransformer.errors import UserError
-from pipetransformer.freeze.answer import ask
+from pipetransformer.freeze.answer import ask, ask_rates
 from pipetransformer.freeze.base import Decision, FreezePolicy, Signals
 from pipetransformer.planning.target import Progress, Target
 from pipetransformer.training.position import inside
@@ -141,7 +141,7 @@ class RunDecisions:
         if not self._policy.has_own_rates:
             return rate
         trainer = self._trainer
-        blocks = self._policy.rate_factors(trainer.state.step / trainer.timeline.num_steps, trainer.num_blocks)
+        blocks = ask_rates(self._policy, trainer.state.step / trainer.timeline.num_steps, trainer.num_blocks)
         rates = trainer.components.optim.rates(rate, trainer.num_blocks + 2)
         # the embedding freezes with the first block
         return [own * factor for own, factor in zip(rates, (blocks[0], *blocks, 1.0), strict=True)]

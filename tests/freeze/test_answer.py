@@ -10,7 +10,7 @@ import torch
 from support.resumes import FreezeAndUnfreeze
 
 from pipetransformer.errors import UserError
-from pipetransformer.freeze.answer import ask
+from pipetransformer.freeze.answer import ask, ask_rates
 from pipetransformer.freeze.base import Decision, FreezePolicy, Signals
 
 SIGNALS = Signals(2, 6, 3, {"gradient_norm": (0.0, 0.0, 0.0, 1.0, 1.0, 1.0)})
@@ -118,3 +118,23 @@ def test_what_a_policy_asks_for_is_checked_before_a_run(policy: FreezePolicy, me
     with pytest.raises(UserError, match=re.escape(message)):
         policy.check(6)
     Asks(asks=("plasticity",), at_start=6).check(6)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Anneals(Answers):
+    def rate_factors(self, progress: float, num_blocks: int) -> Any:
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ((0.5, 1.0), "returned 2 numbers, and the model has 3 blocks; return one factor for each block"),
+        (None, "returned None; return one factor for each block"),
+        ([0.5, None, 1.0], "returned None for a block; return one factor for each block"),
+    ],
+)
+def test_rates_that_are_not_one_for_each_block_are_refused(answer: Any, message: str) -> None:
+    with pytest.raises(UserError, match=f"^{re.escape('Anneals.rate_factors ' + message)}$"):
+        ask_rates(Anneals(answer=answer), 0.5, 3)
+    assert ask_rates(Anneals(answer=np.array([0.0, 0.5, 1.0])), 0.5, 3) == [0.0, 0.5, 1.0]
