@@ -12,8 +12,10 @@ from unittest import mock
 import pytest
 import timm
 from support.command import TIMEOUT_S, TRAIN, processes, started, wait_until_gone
+from support.faults import SLOW_S, Fault
 from support.jobs import TINY, Job, run_job
 from support.pool import Pool
+from support.stopping import play_to_its_end
 
 from pipetransformer import command
 from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder
@@ -122,3 +124,15 @@ def test_a_run_that_diverges_stops_with_the_weights_of_the_step_before(pool: Poo
     assert (job.summary["status"], job.summary["error"]) == ("diverged", job.error)
     weights = load_file(job.folder / "model" / "model.safetensors")
     assert all(torch.isfinite(tensor).all() for tensor in weights.values())
+
+
+def test_no_rank_of_a_run_that_diverges_ends_before_its_model_is_saved(pool: Pool, tmp_path: Path) -> None:
+    """The launcher would end rank 0 with the first one that does."""
+    slow = Fault("pipetransformer.training.run.save_model", what="is slow", local_rank=0)
+    ends = pool.run(2, play_to_its_end, slow, (*TINY, "optim.lr=1e30"), tmp_path)
+    (error, saved_s), (_, other_s) = ends
+    assert saved_s - other_s < SLOW_S / 2
+    job = Job(tmp_path, error)
+    assert (job.summary["status"], job.summary["error"]) == ("diverged", error)
+    assert (tmp_path / "model" / "model.safetensors").is_file()
+    assert "model" in job.summary

@@ -29,9 +29,11 @@ def test_every_node_starts_torchrun_with_the_first_node_as_meeting_point(tmp_pat
     environment = os.environ | JOB | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_TMPDIR": "/disk"}
     words = ["bash", EXAMPLE, "model=bert"]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
-    _, _, command, *arguments = done.stdout.splitlines()
+    *of_srun, _, command = done.stdout.splitlines()[:4]
+    arguments = done.stdout.splitlines()[4:]
     options = parse_args(arguments)
     assert command == "torchrun"
+    assert of_srun == ["--kill-on-bad-exit=0", "--wait=60"], "an error on one node does not kill rank 0 while it saves"
     assert (options.nnodes, options.nproc_per_node, options.rdzv_endpoint) == ("2", "4", "n1:20123")
     assert (options.rdzv_backend, options.rdzv_id) == ("c10d", "70123")
     assert options.training_script == "train.py"

@@ -32,6 +32,7 @@ from pipetransformer.runtime.host_memory import keep_freed_memory
 from pipetransformer.training import interrupt
 from pipetransformer.training.best_weights import weights_to_save
 from pipetransformer.training.build import prepare
+from pipetransformer.training.leaving import rank0_first
 from pipetransformer.training.position import inside, naming_hangs
 from pipetransformer.training.resume import wanted_checkpoint
 from pipetransformer.training.trainer import Trainer
@@ -89,7 +90,7 @@ def run_rank(
     Returns:
         The summary on rank 0, its status on the others.
     """
-    with ExitStack() as closing, naming_hangs(config.parallel.timeout_s):
+    with rank0_first(), ExitStack() as closing, naming_hangs(config.parallel.timeout_s):
         report, checkpoint = Reporter(), wanted_checkpoint(config, run_dir)
         if dist.get_rank() == 0:
             logger = None if checkpoint is None else checkpoint.manifest.logger

@@ -6,6 +6,7 @@ import pkgutil
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -102,6 +103,7 @@ def _meet(path: str) -> None:
 
 
 HANG_S = 8.0  # longer than the time-out of a run that is tested with it, and than its ranks take to give up
+SLOW_S = 1.0
 HAVE_MET = set[str]()
 HAS_HUNG = threading.Event()  # a process hangs once
 
@@ -115,6 +117,7 @@ HAPPENINGS: dict[str, Callable[[str], Any]] = {
     "remove": _remove,
     "hang": _hang,
     "meet": _meet,
+    "is slow": lambda _: time.sleep(SLOW_S),
     "signal": lambda _: os.kill(os.getpid(), signal.SIGTERM),
     "Ctrl-C": lambda _: os.kill(os.getpid(), signal.SIGINT),
 }

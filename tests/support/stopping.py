@@ -1,6 +1,7 @@
 """A run in an open world that a signal asks to stop."""
 
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -20,3 +21,8 @@ def play_until_stopped(fault: Fault, rank: int, overrides: tuple[str, ...], fold
         interrupt.listen()  # forgets it
         for each, handler in before.items():
             signal.signal(each, handler)
+
+
+def play_to_its_end(fault: Fault, overrides: tuple[str, ...], folder: Path) -> tuple[str, float]:
+    """One rank of a run; gives its error, and when it ended by a clock that all ranks share."""
+    return play_with_fault(fault, overrides, folder), time.monotonic()
