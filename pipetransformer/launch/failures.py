@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from filelock import FileLock, Timeout
-from torch.distributed import DistError
 
 from pipetransformer.config.names import in_options
 from pipetransformer.errors import CacheLost, RankFailed, RankHangs, RankLost, StoreFailed, UserError
 from pipetransformer.report.secrets import redact
+from pipetransformer.runtime.collectives import is_collective
 
 OWN, CONNECTION, INTERRUPT = "own", "connection", "interrupt"
 
@@ -98,8 +98,7 @@ def _first(error: BaseException) -> BaseException:
 def _origin(error: BaseException) -> str:
     if not isinstance(error, Exception):
         return INTERRUPT
-    is_gloo = isinstance(error, RuntimeError) and "gloo" in str(error)  # it has no class of its own
-    return CONNECTION if is_gloo or isinstance(error, DistError | ConnectionError) else OWN
+    return CONNECTION if is_collective(error) or isinstance(error, ConnectionError) else OWN
 
 
 def cause(folder: Path, num_ranks: int, exit_codes: dict[int, int]) -> tuple[Exception, str]:

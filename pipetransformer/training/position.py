@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch.distributed import DistError, PrefixStore, Store
 
 from pipetransformer.errors import RankHangs
+from pipetransformer.runtime.collectives import is_collective
 from pipetransformer.runtime.groups import own_store
 
 PUBLISH_S = 1.0  # between two publications
@@ -80,10 +81,13 @@ def _publish(store: Store, is_over: Event) -> None:
 
 
 def _gives_up(store: Store, error: BaseException) -> bool:
-    """Tells the others that this rank has failed; returns whether it was for a time-out."""
+    """Tells the others that this rank has failed; returns whether it waited for them too long.
+
+    Disks, networks and readers of samples time out too.
+    """
     with suppress(DistError):
         store.set(f"failed/{dist.get_rank()}", "")
-    return "timed out" in str(error).lower()
+    return is_collective(error) and "timed out" in str(error).lower()
 
 
 def _message(store: Store, timeout_s: float) -> str:

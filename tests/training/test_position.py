@@ -1,12 +1,18 @@
 """A rank that hangs is named, with the step and what it was in."""
 
+import errno
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from support.faults import Fault
 from support.hanging import play_until_timed_out
 from support.jobs import TINY
 from support.pool import Pool
+from torch.distributed import DistStoreError, HashStore
+
+from pipetransformer.errors import StoreFailed
+from pipetransformer.training import position
 
 RUN = (
     *TINY, "freeze=schedule", "freeze.num_frozen=[1]", "freeze.interval=0.25", "epochs=4", "parallel.timeout_s=3",
@@ -32,3 +38,20 @@ def test_a_rank_that_hangs_is_named_with_its_place(place: str, hanging: int, poo
     assert f"rank {1 - hanging} waited in" in told
     assert told.endswith("raise parallel.timeout_s where that may take so long")
     assert answers[hanging].startswith("RuntimeError: "), "it finds that the others have gone"
+
+
+@pytest.mark.parametrize(
+    ("error", "waited"),
+    [
+        (RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 3000ms for recv operation"), True),
+        (DistStoreError("Socket timed out"), True),
+        (RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1"), False),
+        (RuntimeError("DataLoader timed out after 5 seconds"), False),
+        (StoreFailed(errno.ETIMEDOUT, "/disk fails: Connection timed out; set `disk_gib`=0"), False),
+        (TimeoutError(errno.ETIMEDOUT, "Connection timed out"), False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_an_error_of_one_rank_is_told_as_it_is(error: Exception, waited: bool) -> None:
+    with mock.patch("torch.distributed.get_rank", return_value=0):
+        assert position._gives_up(HashStore(), error) == waited
