@@ -27,6 +27,7 @@ from pipetransformer.report.secrets import redact
 from pipetransformer.report.trace import remove_traces
 
 RUN_DIR, RESUME, WORLD_SIZE = "hydra.run.dir", "resume.run", "parallel.world_size"
+OF_ONE_START = (RUN_DIR, RESUME, "resume.allow", "overwrite")  # what they permit holds for one command
 OWN_FILES = (CONFIG, EVENT_LOG, SUMMARY, MODEL, FOLDER)
 DEFAULT_FOLDER = re.compile(r"outputs/\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d")
 
@@ -50,7 +51,7 @@ def resumed_arguments(arguments: Sequence[str], by_torchrun: bool = False) -> li
     own = read_overrides(Path(folder))
     if own is None:
         raise UserError(f"resume={folder} was started from Python; resume it there, by Resume(run=...)")
-    dropped = {*given, RUN_DIR, RESUME, "overwrite"} | ({WORLD_SIZE} if by_torchrun else set())
+    dropped = {*given, *OF_ONE_START} | ({WORLD_SIZE} if by_torchrun else set())
     kept = [one for one in own if option_of(one) not in dropped]
     num_flags = next((n for n, each in enumerate(arguments) if "=" in each and not each.startswith("-")), 0)
     more = [one for one in arguments[num_flags:] if option_of(one) != RESUME]

@@ -266,3 +266,12 @@ def test_the_ranks_of_torchrun_take_the_place_of_those_that_the_run_asked_for(tm
     by = {by_torchrun: {*resumed_arguments(resumed, by_torchrun)} for by_torchrun in (False, True)}
     assert by[False] - by[True] == {"parallel.world_size=4"}
     assert "parallel.world_size=3" in resumed_arguments([*resumed, "parallel.world_size=3"], by_torchrun=True), "asked"
+
+
+def test_what_one_command_has_permitted_the_next_one_does_not_permit(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").touch()
+    write_overrides(tmp_path, ["epochs=2", "resume.allow=[epochs]", "overwrite=true", "resume.run=auto"])
+    resumed = [f"resume.run={tmp_path}"]
+    assert resumed_arguments(resumed)[0] == "epochs=2"
+    assert len(resumed_arguments(resumed)) == 3, "and the folder, as resume.run= and hydra.run.dir="
+    assert "resume.allow=[epochs]" in resumed_arguments([*resumed, "resume.allow=[epochs]"]), "asked"
