@@ -3,6 +3,7 @@
 import atexit
 import gc
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -26,12 +27,12 @@ from pipetransformer.launch.run_dir import record_refused_job, resumed_arguments
 from pipetransformer.launch.start import is_first_rank, preflight, run_in_folder, under_torchrun
 from pipetransformer.report.environment import write_overrides
 from pipetransformer.report.reporter import erase_phase
+from pipetransformer.report.run_folder import short_path
 from pipetransformer.report.secrets import redact
 from pipetransformer.training import interrupt
 
 NO_RUN_FOLDER = ("hydra.run.dir=.",)
-SAVED = "the run is saved; give the same command with resume=auto, or resume=<folder>, to go on"
-NOT_SAVED = "the run has no checkpoint; the same command starts it anew"
+NOT_SAVED = "the run has no checkpoint; the same command with overwrite=true starts it anew"
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
@@ -122,11 +123,18 @@ def main() -> None:
         sys.exit(unwritable(error))
     except Stopped as stop:
         if is_first_rank():
-            print(*notes(stop), SAVED if stop.is_saved else NOT_SAVED, sep="\n", file=sys.stderr)
+            print(*notes(stop), _way_on(stop.saved_in), sep="\n", file=sys.stderr)
         sys.exit(stop.exit_code)
     except KeyboardInterrupt as error:  # before the first step, or a second time
         print(*notes(error), sep="\n", end="\n" * bool(notes(error)), file=sys.stderr)
-        sys.exit(Stopped(interrupt.requested() not in (None, interrupt.QUIT), is_saved=False).exit_code)
+        sys.exit(Stopped(interrupt.requested() not in (None, interrupt.QUIT)).exit_code)
+
+
+def _way_on(saved_in: Path | None) -> str:
+    """Returns the last word of a run that was stopped: the same command might make a folder of its own."""
+    if saved_in is None:
+        return NOT_SAVED
+    return f"the run is saved; {shlex.quote(f'resume={short_path(saved_in)}')} goes on with it"
 
 
 class SweepFolder(Callback):

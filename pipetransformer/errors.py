@@ -6,6 +6,7 @@ an error drops the backticks; :func:`pipetransformer.config.names.in_options` pu
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 _FIELD = re.compile(r"`([a-z_]+)`")
@@ -76,12 +77,12 @@ class Stopped(KeyboardInterrupt):
 
     Attributes:
         requeue: A scheduler asked, which starts the same command again; otherwise the user did.
-        is_saved: There is a checkpoint from which the run can be resumed.
+        saved_in: The run folder with a checkpoint from which the run can be resumed; ``None`` where there is none.
     """
 
-    def __init__(self, requeue: bool, is_saved: bool) -> None:
+    def __init__(self, requeue: bool, saved_in: Path | None = None) -> None:
         super().__init__()
-        self.requeue, self.is_saved = requeue, is_saved
+        self.requeue, self.saved_in = requeue, saved_in
 
     @property
     def exit_code(self) -> int:

@@ -122,7 +122,7 @@ def _run_once(config: Config, num_ranks: int, run_dir: Path, plain: dict[str, An
         except ChildFailedError as error:
             failures.wait_for_ranks(Path(name), config.parallel.timeout_s)
             if came:  # before the first step
-                stop = Stopped(came[0] != QUIT, CheckpointFolder(run_dir / FOLDER).newest_step is not None)
+                stop = _stopped(came[0] != QUIT, run_dir)
                 ending["status"] = "requeue" if stop.requeue else "interrupted"
                 raise stop from error
             exit_codes = {failed.local_rank: failed.exitcode for failed in error.failures.values()}
@@ -142,8 +142,12 @@ def _run_once(config: Config, num_ranks: int, run_dir: Path, plain: dict[str, An
 def _unless_stopped(summary: Summary, run_dir: Path) -> Summary:
     """Returns the summary of a run that came to its end."""
     if summary.get("status") in STOPPED:
-        raise Stopped(summary["status"] == "requeue", CheckpointFolder(run_dir / FOLDER).newest_step is not None)
+        raise _stopped(summary["status"] == "requeue", run_dir)
     return summary
+
+
+def _stopped(requeue: bool, run_dir: Path) -> Stopped:
+    return Stopped(requeue, None if CheckpointFolder(run_dir / FOLDER).newest_step is None else run_dir)
 
 
 @contextmanager

@@ -127,7 +127,7 @@ def refuse_fewer_epochs(config: Config, run_dir: Path) -> None:
 
 
 def refuse_other_run(config: Config, run_dir: Path, in_sweep: bool = False) -> None:
-    """Keeps the run that a folder holds; with ``overwrite`` removes it, and one that was only estimated or refused.
+    """Keeps the run that a folder holds; removes one without a step, and with ``overwrite`` any other.
 
     Args:
         in_sweep: The folder is one of a sweep's, which names them by the numbers of its jobs.
@@ -159,9 +159,9 @@ def _status(run_dir: Path) -> str:
 
 
 def _is_replaceable(run_dir: Path) -> bool:
-    """Returns whether the run there was only estimated, or refused before its first step."""
-    status = _status(run_dir)
-    return status == DRY_RUN or (status == "failed" and not _has_steps(run_dir) and not (run_dir / FOLDER).exists())
+    """Returns whether the run there was only estimated, or refused or stopped before its first step."""
+    status, is_empty = _status(run_dir), not (_has_steps(run_dir) or (run_dir / FOLDER).exists())
+    return status == DRY_RUN or (status in ("failed", "interrupted", "requeue") and is_empty)
 
 
 @contextmanager

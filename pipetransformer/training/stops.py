@@ -82,4 +82,5 @@ class RunStops:
     def _stop(self, requeue: bool) -> NoReturn:
         self._trainer.flush_log()  # nothing is saved where checkpoints are off
         self._trainer.checkpoints.wait()
-        raise Stopped(requeue, self._trainer.checkpoints.folder.newest_step is not None)
+        folder = self._trainer.checkpoints.folder
+        raise Stopped(requeue, None if folder.newest_step is None else folder.path.parent)

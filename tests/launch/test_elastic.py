@@ -152,9 +152,9 @@ def test_a_run_that_was_stopped_is_saved_where_it_has_a_checkpoint(tmp_path: Pat
         with pytest.raises(Stopped) as stopped:
             elastic._unless_stopped({"status": status}, tmp_path)
         assert stopped.value.exit_code == exit_code
-        found.append(stopped.value.is_saved)
+        found.append(stopped.value.saved_in)
         (tmp_path / "checkpoints/step-00000008").mkdir(parents=True, exist_ok=True)
-    assert found == [False, True]
+    assert found == [None, tmp_path]
     assert elastic._unless_stopped({"status": "completed"}, tmp_path) == {"status": "completed"}
 
 

@@ -210,14 +210,15 @@ def test_a_run_that_no_rank_began_leaves_its_refusal_and_does_not_stand_in_the_w
     assert summary == {"status": "failed", "error": "parallel.world_size=2 processes need a GPU each"}
 
 
-def test_a_run_that_was_refused_before_its_first_step_does_not_stand_in_the_way(tmp_path: Path) -> None:
-    (tmp_path / "summary.json").write_text(json.dumps({"status": "failed"}))
+@pytest.mark.parametrize("status", ["failed", "interrupted", "requeue"])
+def test_a_run_that_ended_before_its_first_step_does_not_stand_in_the_way(status: str, tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text(json.dumps({"status": status}))
     (tmp_path / "config.yaml").touch()
     (tmp_path / "metrics.jsonl").write_text('{"event": "phase"}\n')
     refuse_other_run(compose_training([]), tmp_path)
     assert not list(tmp_path.iterdir())
     for left in ('{"event": "step"}\n', ""):
-        (tmp_path / "summary.json").write_text(json.dumps({"status": "failed"}))
+        (tmp_path / "summary.json").write_text(json.dumps({"status": status}))
         (tmp_path / "metrics.jsonl").write_text(left)
         (tmp_path / FOLDER).mkdir(exist_ok=True)
         with pytest.raises(UserError, match="holds a run already"):
