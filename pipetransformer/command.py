@@ -22,7 +22,6 @@ from pipetransformer.config.arguments import explain, print_help, read_arguments
 from pipetransformer.config.compose import load, register
 from pipetransformer.config.schema import CONF, Config, write_config
 from pipetransformer.errors import Stopped, UserError
-from pipetransformer.launch.restarts import after_restart
 from pipetransformer.launch.run_dir import record_refused_job, resumed_arguments
 from pipetransformer.launch.start import is_first_rank, preflight, run_in_folder, under_torchrun
 from pipetransformer.report.environment import write_overrides
@@ -56,7 +55,7 @@ def compose_and_run(node: DictConfig) -> float | None:
 
 def _run_job(node: DictConfig, run_dir: Path, sweep: str | None) -> float | None:
     try:
-        config = after_restart(load(node))
+        config = load(node)
         preflight(config)
     except UserError as error:
         if sweep is None:

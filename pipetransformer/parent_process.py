@@ -51,6 +51,15 @@ def start_time() -> datetime:
     return (parent_start() if "TORCHELASTIC_RUN_ID" in os.environ else None) or datetime.now()
 
 
+def torchrun_start() -> datetime | None:
+    """Returns when torchrun began; ``None`` where nobody can tell, as behind a script that starts the ranks for it."""
+    try:
+        is_between = b"TORCHELASTIC_RUN_ID=" in Path(f"/proc/{os.getppid()}/environ").read_bytes()
+    except OSError:
+        return None
+    return None if is_between else parent_start()
+
+
 def parent_start() -> datetime | None:
     """Returns when the parent began; ``None`` where the system does not tell."""
     try:

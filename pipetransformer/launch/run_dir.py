@@ -19,6 +19,7 @@ from pipetransformer.config.schema import Config, as_plain, write_settings
 from pipetransformer.errors import RankLost, UserError
 from pipetransformer.launch.forkserver import remove_stale
 from pipetransformer.launch.restarts import is_restarted
+from pipetransformer.parent_process import torchrun_start
 from pipetransformer.report.environment import OVERRIDES, by_option, option_of, read_overrides, write_overrides
 from pipetransformer.report.event_log import EVENT_LOG, SUMMARY, known_summary, write_json
 from pipetransformer.report.reporter import print_line
@@ -27,6 +28,7 @@ from pipetransformer.report.secrets import redact
 from pipetransformer.report.trace import remove_traces
 
 RUN_DIR, RESUME, WORLD_SIZE = "hydra.run.dir", "resume.run", "parallel.world_size"
+CLOCKS_S = 10.0  # by which those of nodes and disks may differ
 OF_ONE_START = (RUN_DIR, RESUME, "resume.allow", "overwrite")  # what they permit holds for one command
 OWN_FILES = (CONFIG, EVENT_LOG, SUMMARY, MODEL, FOLDER)
 DEFAULT_FOLDER = re.compile(r"outputs/\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d")
@@ -124,6 +126,17 @@ def refuse_fewer_epochs(config: Config, run_dir: Path) -> None:
     manifest = _newest_manifest(run_dir)
     if manifest is not None:
         check_epochs(config.epochs, manifest.train, run_dir)
+
+
+def began_with_torchrun(run_dir: Path) -> bool:
+    """Returns whether a folder's run began since torchrun did, or nobody can tell: a restart then goes on with it."""
+    began = torchrun_start()
+    if began is None:
+        return True
+    try:
+        return (run_dir / CONFIG).stat().st_mtime > began.timestamp() - CLOCKS_S
+    except OSError:
+        return False
 
 
 def refuse_other_run(config: Config, run_dir: Path, in_sweep: bool = False) -> None:

@@ -19,6 +19,7 @@ from pipetransformer.errors import UserError
 from pipetransformer.launch import forkserver
 from pipetransformer.launch.restarts import after_restart
 from pipetransformer.launch.run_dir import (
+    began_with_torchrun,
     finished_summary,
     record_of_refused,
     refuse_fewer_epochs,
@@ -57,7 +58,6 @@ def train(config: Config, run_dir: str | Path | None = None) -> dict[str, Any]:
     check_kinds({"config": config, "run_dir": run_dir}, RUN)
     validate(config)
     check_plain(config)
-    config = after_restart(config)
     preflight(config)
     resumed = None if config.resume.run == "auto" else config.resume.run
     folder = Path(run_dir or resumed or _default_folder()).resolve()
@@ -83,14 +83,15 @@ def run_in_folder(
     Args:
         write_record: Writes the settings of the run there; the first rank calls it.
     """
+    asked, config = config, after_restart(config)
     plain = as_plain(config)
     if not is_first_rank():
         return start(config, run_dir, plain, sweep)
     tell_of_new_start(run_dir)
+    refuse_other_run(config if began_with_torchrun(run_dir) else asked, run_dir, in_sweep=sweep is not None)
     refuse_fewer_epochs(config, run_dir)
     if finished := finished_summary(config, run_dir):
         return start(config, run_dir, plain, sweep) if under_torchrun() else finished  # there all ranks are told
-    refuse_other_run(config, run_dir, in_sweep=sweep is not None)
     with record_of_refused(config, run_dir):
         write_record()
         return start(config, run_dir, plain, sweep)

@@ -2,8 +2,9 @@
 
 import os
 import subprocess
+from contextlib import nullcontext
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import count
 from pathlib import Path
 
@@ -15,11 +16,11 @@ from pipetransformer.checkpoint.folder import FOLDER
 from pipetransformer.config.compose import register
 from pipetransformer.config.schema import CONF
 from pipetransformer.config.sections import Checkpointing, Launch
-from pipetransformer.errors import CacheLost, RankFailed, RankLost
-from pipetransformer.launch import start
+from pipetransformer.errors import CacheLost, RankFailed, RankLost, UserError
+from pipetransformer.launch import run_dir, start
 from pipetransformer.launch.restarts import Restarts, after_restart
 from pipetransformer.launch.run_dir import tell_of_new_start
-from pipetransformer.parent_process import start_time
+from pipetransformer.parent_process import parent_start, start_time, torchrun_start
 
 LOST = RankLost("rank 1 was killed by SIGKILL, perhaps for want of memory; lower batch_size", num_lost=2)
 FAILED = RankFailed("rank 0 failed: ValueError: no\nTraceback ...", "rank 0 failed: ValueError: no")
@@ -100,6 +101,38 @@ def test_a_run_that_torchrun_has_started_again_goes_on(
     assert after_restart(loaded(*TINY)).resume.run == run
 
 
+@pytest.mark.parametrize(
+    ("began", "options", "is_refused"),
+    [
+        (datetime.now() - timedelta(hours=1), (), False),
+        (datetime.now() + timedelta(hours=1), (), True),
+        (datetime.now() + timedelta(hours=1), ("resume=auto",), False),
+        (datetime.now() + timedelta(hours=1), ("overwrite=true",), False),
+        (None, (), False),
+    ],
+    ids=["its own", "another", "another, asked for", "another, overwritten", "unknown"],
+)
+def test_torchrun_goes_on_with_no_run_that_it_was_refused_for(
+    began: datetime | None, options: tuple[str, ...], is_refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    monkeypatch.setattr(run_dir, "torchrun_start", lambda: began)
+    monkeypatch.setattr(start, "start", lambda config, *_: {"resume": config.resume.run})
+    (tmp_path / "config.yaml").touch()
+    with pytest.raises(UserError, match="holds a run already") if is_refused else nullcontext():
+        ended = start.run_in_folder(loaded(*TINY, *options), tmp_path, lambda: None)
+        assert ended == {"resume": "auto"}, "as the other ranks, which know no folder"
+    assert (tmp_path / "config.yaml").exists() == ("overwrite=true" not in options)
+
+
+def test_a_script_goes_on_in_the_folder_that_it_names_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    monkeypatch.setattr(start, "run_in_folder", lambda config, folder, _: {"folder": folder})
+    assert start.train(loaded(*TINY, f"resume.run={tmp_path}")) == {"folder": tmp_path}
+
+
 def trained_in(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The folders of two runs of one script, and that of the command."""
     monkeypatch.setattr(start, "run_in_folder", lambda config, folder, _: {"folder": folder})
@@ -113,11 +146,13 @@ def trained_in(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_ranks_that_torchrun_starts_again_find_the_folder_of_those_before_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
     own = start_time()
+    assert torchrun_start() == parent_start() == own
     first = trained_in(monkeypatch)
     assert first == trained_in(monkeypatch) == [f"outputs/{own:%Y-%m-%d/%H-%M-%S}{end}" for end in ("", "-2", "")]
     with subprocess.Popen(["sleep", "60"]) as other:
         monkeypatch.setattr(os, "getppid", lambda: other.pid)
         assert own < start_time() == start_time() <= datetime.now()
+        assert torchrun_start() is None, "it has started what has started this process"
         other.kill()
     monkeypatch.delenv("TORCHELASTIC_RUN_ID")
     now = datetime.now()
