@@ -17,6 +17,7 @@ from pipetransformer.cores import num_cores
 from pipetransformer.data.base import count_before_loading
 from pipetransformer.errors import UserError
 from pipetransformer.launch import forkserver
+from pipetransformer.launch.claim import claimed
 from pipetransformer.launch.restarts import after_restart
 from pipetransformer.launch.run_dir import (
     began_with_torchrun,
@@ -84,12 +85,24 @@ def run_in_folder(
         write_record: Writes the settings of the run there; the first rank calls it.
     """
     asked, config = config, after_restart(config)
-    plain = as_plain(config)
     if not is_first_rank():
-        return start(config, run_dir, plain, sweep)
+        return start(config, run_dir, as_plain(config), sweep)
+    with claimed(run_dir, f"hydra.{'run' if sweep is None else 'sweep'}.dir"):
+        return _run_claimed(asked, config, run_dir, write_record, sweep)
+
+
+def _run_claimed(
+    asked: Config, config: Config, run_dir: Path, write_record: Callable[[], None], sweep: str | None
+) -> dict[str, Any]:
+    """Runs a job in a folder where no other run goes on.
+
+    Args:
+        asked: The configuration as it is at the first start; after a restart by torchrun the run goes on.
+    """
     tell_of_new_start(run_dir)
     refuse_other_run(config if began_with_torchrun(run_dir) else asked, run_dir, in_sweep=sweep is not None)
     refuse_fewer_epochs(config, run_dir)
+    plain = as_plain(config)
     if finished := finished_summary(config, run_dir):
         return start(config, run_dir, plain, sweep) if under_torchrun() else finished  # there all ranks are told
     with record_of_refused(config, run_dir):
