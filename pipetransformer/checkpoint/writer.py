@@ -2,7 +2,7 @@
 
 No collective runs here, so that a thread can do it while the rank trains. Ranks meet in the store of the run::
 
-    rank 0   layer files, waits for the messages of rank 1 ... , manifest.json, rename, prune
+    rank 0   layer files, waits for the messages of rank 1 ... , manifest.json, rename, prune, a message: it is over
     rank 1   layer files, a message: files and digests, or why there are none
 """
 
@@ -27,6 +27,7 @@ from pipetransformer.checkpoint.folder import CheckpointFolder, Retention, write
 from pipetransformer.checkpoint.manifest import MANIFEST, LayerFile, Manifest, digest_of, layer_file
 
 POLL_S = 0.02  # between two looks for the other ranks' messages
+OVER = "over"
 LayerTensors = Mapping[str, Tensor]
 
 
@@ -69,6 +70,7 @@ class CheckpointWriter:
         self.folder, self._retention, self._rank = folder, Retention(), rank
         self._messages, self._num_started = _Messages(store, rank, world_size, timeout_s), 0
         self._thread: Thread | None = None
+        self._staged: dict[int, Path] = {}  # by this rank, other than rank 0, by the number of the checkpoint
         self._outcome: Written | None = None
 
     @property
@@ -112,12 +114,22 @@ class CheckpointWriter:
         if give_up:
             self._messages.given_up.set()
         self.wait()
+        self._remove_staged()
+
+    def _remove_staged(self) -> None:
+        """Removes what this rank wrote for checkpoints that are over: on a disk of its own nobody else does."""
+        over = self._messages.last_over() if self._staged else 0
+        for number in [number for number in self._staged if number <= over]:
+            shutil.rmtree(self._staged.pop(number), ignore_errors=True)
 
     def _run(self, layers: Mapping[int, tuple[str, LayerTensors]], manifest: Manifest) -> None:
         staging = self.folder.staging(manifest.step, self._num_started)
         if self._rank == 0:
             self._outcome = self._write_all(staging, layers, manifest)
+            self._messages.tell_over(self._num_started)
             return
+        self._remove_staged()
+        self._staged[self._num_started] = staging
         try:
             message = {"files": [asdict(file) for file in _write_layers(staging, layers)]}
         except (OSError, SafetensorError) as error:
@@ -187,6 +199,17 @@ class _Messages:
         """Tells rank 0 how writing the checkpoint with this number has ended here."""
         with suppress(DistError):  # rank 0 has ended, and with it the run
             self._store.set(f"{number}/{self._rank}", json.dumps(message))
+
+    def tell_over(self, number: int) -> None:
+        """Tells the other ranks that the checkpoint with this number was published or given up."""
+        with suppress(DistError):
+            self._store.set(OVER, str(number))
+
+    def last_over(self) -> int:
+        """Returns the number of the last checkpoint of which rank 0 has told that; 0 before the first."""
+        with suppress(DistError):
+            return int(self._store.get(OVER)) if self._store.check([OVER]) else 0
+        return 0
 
     def receive(self, number: int, staging: Path) -> list[LayerFile]:
         """Waits for all ranks and returns the files that they have written.

@@ -153,14 +153,18 @@ def test_a_rank_that_writes_late_leaves_nothing_after_the_first_has_failed(tmp_p
 def test_files_that_another_node_wrote_elsewhere_are_not_published(tmp_path: Path) -> None:
     first, second = writers(tmp_path / "here", world=2)
     second.folder = CheckpointFolder(tmp_path / "there", "0123abcd")
-    for layer, writer in enumerate((first, second)):
-        writer.start({layer: LAYERS[layer]}, replace(EXAMPLE, layers=()), ALL)
-    for writer in (second, first):
-        writer.wait()
-    outcome = first.take_outcome()
-    assert outcome is not None
-    assert "all need one run folder" in outcome.error
-    assert steps(tmp_path / "here") == []
+    for step in (7, 8):
+        for layer, writer in enumerate((first, second)):
+            writer.start({layer: LAYERS[layer]}, replace(EXAMPLE, step=step, layers=()), ALL)
+        for writer in (second, first):
+            writer.wait()
+        outcome = first.take_outcome()
+        assert outcome is not None
+        assert "all need one run folder" in outcome.error
+        assert list((tmp_path / "here").iterdir()) == []
+        assert len(list((tmp_path / "there").iterdir())) == 1, "not those of all checkpoints"
+    second.close(give_up=False)
+    assert list((tmp_path / "there").iterdir()) == []
 
 
 def test_a_run_that_has_failed_does_not_wait_for_other_ranks(tmp_path: Path) -> None:
