@@ -9,8 +9,10 @@ Ranks agree by the sums of a step, its loss among them, one step ahead, so that 
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -112,7 +114,7 @@ class Checkpoints:
             step=state.step,
             layers=(),
             train=state.state_dict(),
-            log_bytes=log.stat().st_size if log.is_file() else 0,
+            log_bytes=_flushed_size(log) if dist.get_rank() == 0 else 0,
             sample_ids=next_batch_digest(state, self._timeline, self._order),
             metric=goodness if goodness is not None and math.isfinite(goodness) else None,
             seconds=self._about["seconds"] + time.monotonic() - self._started_s,
@@ -198,6 +200,16 @@ class Checkpoints:
     def figures(self) -> dict[str, Any]:
         """Returns number, size and times of this run's checkpoints for the summary; empty where there are none."""
         return self._figures if self._options.enabled else {}
+
+
+def _flushed_size(log: Path) -> int:
+    """Returns the size of the log when it is on disk, as the files of a checkpoint are; 0 where there is none."""
+    if not log.is_file():
+        return 0
+    with log.open("rb") as file:
+        with suppress(OSError):  # a disk that takes nothing more costs the lines that it does not have
+            os.fsync(file.fileno())
+        return os.fstat(file.fileno()).st_size
 
 
 def about_run(config: Config, components: RunComponents, report: Reporter, run_dir: Path) -> dict[str, Any]:

@@ -209,29 +209,35 @@ def cut_log(log: Path, num_bytes: int, end: int | None = None) -> tuple[int, int
     """Cuts an event log back to where a checkpoint was made; the run writes the steps after it again.
 
     Args:
-        num_bytes: Of the log when the checkpoint was made.
+        num_bytes: Of the log when the checkpoint was made. A log that is shorter, after a loss of power, is cut back to
+            its last whole line.
         end: Where the events begin that this process has written, which stay; ``None``: nothing stays.
 
     Returns:
         Steps that the run loses: those in the part that was cut, and those that an attempt in it had lost; and the
         number of the last attempt in it, 0 where there was none.
     """
-    if not log.is_file() or log.stat().st_size <= num_bytes or (end is not None and end <= num_bytes):
+    if not log.is_file():
         return 0, 0
+    end = log.stat().st_size if end is None else end
+    is_short = end < num_bytes
     with log.open("r+b") as file:
+        num_bytes = file.read(end).rfind(b"\n") + 1 if is_short else num_bytes
+        if end == num_bytes:
+            return 0, 0
         file.seek(num_bytes)
-        rest = file.read()
-        size = len(rest) if end is None else end - num_bytes
-        lost = num_resumes = 0
-        for line in rest[:size].splitlines(keepends=True):
-            lost += b'"event": "step"' in line
-            if b'"event": "resume"' in line and line.endswith(b"\n"):  # from the same checkpoint
-                attempt = json.loads(line)
-                lost += attempt["num_steps_lost"]
-                num_resumes = attempt.get("num_resumes", 0)  # logs of earlier releases do not tell
+        lines, own = file.read(end - num_bytes).splitlines(keepends=True), file.read()
         file.seek(num_bytes)
-        file.write(rest[size:])
+        file.write(own)
         file.truncate()
         file.flush()
         os.fsync(file.fileno())
-    return lost, num_resumes
+    return (0, 0) if is_short else _lost(lines)
+
+
+def _lost(lines: Sequence[bytes]) -> tuple[int, int]:
+    """Returns the steps in lines of a log and those that attempts in them had lost, and the number of the last one."""
+    whole = [line for line in lines if b'"event": "resume"' in line and line.endswith(b"\n")]
+    attempts = [json.loads(line) for line in whole]  # from the same checkpoint
+    num_steps = sum(b'"event": "step"' in line for line in lines) + sum(each["num_steps_lost"] for each in attempts)
+    return num_steps, attempts[-1].get("num_resumes", 0) if attempts else 0  # logs of earlier releases do not tell

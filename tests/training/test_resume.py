@@ -1,11 +1,13 @@
 """A run that stops and goes on in another world ends as if it had never stopped."""
 
+import errno
 import json
 import os
 import shutil
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from support.faults import Fault, run_with
@@ -19,6 +21,7 @@ from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder
 from pipetransformer.checkpoint.manifest import MANIFEST, Manifest, layer_file, read_manifest
 from pipetransformer.errors import UserError
 from pipetransformer.report.event_log import EVENT_LOG
+from pipetransformer.training.checkpoints import _flushed_size
 from pipetransformer.training.resume import Checkpoint, check_settings, cut_log, settings_of
 
 IS_WHOLE = "RESUME_MATRIX" in os.environ  # as by make resume-matrix
@@ -214,6 +217,24 @@ def test_steps_that_an_attempt_repeats_in_vain_are_lost_twice(tmp_path: Path) ->
     log.write_text(kept + "\n".join(['{"event": "step"}', resumed, '{"event": "step"}', '{"event": "eva']))
     assert cut_log(log, len(kept)) == (4, 3)
     assert log.read_text() == kept
+
+
+def test_a_log_that_a_loss_of_power_has_cut_ends_with_a_whole_line(tmp_path: Path) -> None:
+    log = tmp_path / EVENT_LOG
+    kept, torn, own = '{"event": "step", "step": 7}\n', '{"event": "step", "st', '{"event": "phase"}\n'
+    log.write_text(kept + torn + own)
+    assert cut_log(log, 1000, len(kept + torn)) == (0, 0), "no step is repeated"
+    assert log.read_text() == kept + own
+    assert cut_log(log, 1000) == (0, 0)
+    assert log.read_text() == kept + own
+
+
+@pytest.mark.parametrize("error", [None, OSError(errno.ENOSPC, "full")], ids=["in time", "a full disk"])
+def test_the_log_is_on_disk_before_a_checkpoint_counts_its_bytes(error: OSError | None, tmp_path: Path) -> None:
+    (tmp_path / EVENT_LOG).write_text("12345")
+    with mock.patch("os.fsync", side_effect=error) as fsync:
+        assert _flushed_size(tmp_path / EVENT_LOG) == 5
+    fsync.assert_called_once()
 
 
 def test_each_time_that_a_run_goes_on_from_the_same_checkpoint_counts(pool: Pool, run_dir: Path) -> None:
