@@ -172,7 +172,7 @@ class RunGuard:
         trainer.flush_log()
         trainer.checkpoints.go_back_to(manifest.step)
         if dist.get_rank() == 0:
-            cut_log(self._run_dir / EVENT_LOG, manifest.log_bytes)
+            cut_log(self._run_dir / EVENT_LOG, manifest.log_bytes, back_to=manifest.step)
         self._report(verdict, state.num_frozen, back["num_frozen"], num_lost)
         self._go_to(checkpoint, back, verdict)
 

@@ -205,13 +205,14 @@ def data_digest(split: Split) -> dict[str, Any]:
     return {"train": digest.hexdigest(), "num_samples": len(split)}
 
 
-def cut_log(log: Path, num_bytes: int, end: int | None = None) -> tuple[int, int]:
+def cut_log(log: Path, num_bytes: int, end: int | None = None, back_to: int | None = None) -> tuple[int, int]:
     """Cuts an event log back to where a checkpoint was made; the run writes the steps after it again.
 
     Args:
         num_bytes: Of the log when the checkpoint was made. A log that is shorter, after a loss of power, is cut back to
             its last whole line.
         end: Where the events begin that this process has written, which stay; ``None``: nothing stays.
+        back_to: Step to which this process rolls the run back: what the log tells of its restarts stays, at most there.
 
     Returns:
         Steps that the run loses: those in the part that was cut, and those that an attempt in it had lost; and the
@@ -227,17 +228,28 @@ def cut_log(log: Path, num_bytes: int, end: int | None = None) -> tuple[int, int
             return 0, 0
         file.seek(num_bytes)
         lines, own = file.read(end - num_bytes).splitlines(keepends=True), file.read()
+        told = [] if back_to is None else [_moved(each, back_to) for each in _attempts(lines)]
         file.seek(num_bytes)
-        file.write(own)
+        file.write(b"".join([*told, own]))
         file.truncate()
         file.flush()
         os.fsync(file.fileno())
     return (0, 0) if is_short else _lost(lines)
 
 
+def _attempts(lines: Sequence[bytes]) -> list[dict[str, Any]]:
+    """Returns the events by which runs went on among lines of a log."""
+    return [json.loads(line) for line in lines if b'"event": "resume"' in line and line.endswith(b"\n")]
+
+
+def _moved(event: Mapping[str, Any], step: int) -> bytes:
+    """Returns the line of an event as if it had come no later than a step."""
+    moved = {**event, "step": min(event["step"], step)}
+    return (json.dumps(moved, ensure_ascii=False) + "\n").encode()
+
+
 def _lost(lines: Sequence[bytes]) -> tuple[int, int]:
     """Returns the steps in lines of a log and those that attempts in them had lost, and the number of the last one."""
-    whole = [line for line in lines if b'"event": "resume"' in line and line.endswith(b"\n")]
-    attempts = [json.loads(line) for line in whole]  # from the same checkpoint
+    attempts = _attempts(lines)  # from the same checkpoint
     num_steps = sum(b'"event": "step"' in line for line in lines) + sum(each["num_steps_lost"] for each in attempts)
     return num_steps, attempts[-1].get("num_resumes", 0) if attempts else 0  # logs of earlier releases do not tell

@@ -229,6 +229,14 @@ def test_a_log_that_a_loss_of_power_has_cut_ends_with_a_whole_line(tmp_path: Pat
     assert log.read_text() == kept + own
 
 
+def test_a_run_that_is_rolled_back_to_before_a_restart_keeps_what_the_log_tells_of_it(tmp_path: Path) -> None:
+    log, attempt = tmp_path / EVENT_LOG, {"event": "resume", "step": 12, "num_steps": 99, "num_steps_lost": 0}
+    kept, step = '{"event": "step", "step": 8}\n', '{"event": "step", "step": 13}\n'
+    log.write_text(kept + json.dumps(attempt) + "\n" + step)
+    cut_log(log, len(kept), back_to=8)
+    assert log.read_text() == kept + json.dumps(attempt | {"step": 8}) + "\n"
+
+
 @pytest.mark.parametrize("error", [None, OSError(errno.ENOSPC, "full")], ids=["in time", "a full disk"])
 def test_the_log_is_on_disk_before_a_checkpoint_counts_its_bytes(error: OSError | None, tmp_path: Path) -> None:
     (tmp_path / EVENT_LOG).write_text("12345")
