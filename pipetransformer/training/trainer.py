@@ -218,7 +218,7 @@ class Trainer:
         Raises:
             Diverged: Loss or gradient is not finite, or explodes with ``guard.exploding=stop``, on every rank alike.
             FreezeHurts: The main metric fell after a freeze, with ``guard.freeze=stop``.
-            Stopped: A signal asked for it; the run is saved, unless checkpoints are off or cannot be written.
+            Stopped: A signal asked for it, in a run of the command or ``pt.train``; saved, if checkpoints are on.
         """
         with interrupt.deferred():
             try:
