@@ -89,7 +89,7 @@ class ElasticTrainer(Trainer):
             evaluations to you.
         callbacks: Hooks, called on every rank.
         run_dir: Folder for the event log, the summary and checkpoints; ``None`` writes none. One with checkpoints of an
-            earlier run is refused without ``resume``.
+            earlier run is refused without ``resume``. The commands that read a run take only folders of ``pt.train``.
         checkpoint: When to write checkpoints, with a ``run_dir``; the defaults of
             :class:`~pipetransformer.config.sections.Checkpointing` otherwise.
         guard: What to do when a loss, a gradient or, with ``freeze.guard``, a freeze goes wrong; the defaults of
