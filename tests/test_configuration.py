@@ -323,6 +323,37 @@ def test_a_run_that_ends_before_its_first_freeze_decision_says_so(
 
 
 @pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (
+            ["freeze=egeria"],
+            "needs 5 decisions to freeze one, and with freeze.interval=0.3 the run has 3; give a smaller",
+        ),
+        (["freeze=egeria", "freeze.interval=0.17"], None),
+        (["freeze=egeria", "freeze.window=2", "freeze.patience=1"], None),
+        (["freeze=egeria", "freeze.target_fraction=0.2"], None),
+        (["freeze=autofreeze", "freeze.interval=0.5"], "this policy needs 2 decisions to freeze one, and"),
+        (["freeze=cka", "freeze.interval=0.5"], "the run has 1; give a smaller fraction of the run, as 0.33"),
+        (["freeze=threshold", "freeze.interval=0.5"], "this policy needs 2 decisions to freeze one, and"),
+        (["freeze=threshold", "freeze.interval=0.5", "freeze.signal=relative_update"], None),
+        (["freeze=schedule", "freeze.num_frozen=[1,2,3]"], None),
+        (["freeze=schedule", "freeze.num_frozen=[1,3,3,3]"], None),
+        (
+            ["freeze=schedule", "freeze.num_frozen=[1,2,3,4]", "freeze.interval=null", "epochs=3"],
+            "[1, 2, 3, 4] stops at 2: with freeze.interval=null, once per epoch, the run has 2 of its 4 decisions",
+        ),
+    ],
+    ids=str,
+)
+def test_a_policy_with_too_few_decisions_says_so(overrides: list[str], told: str | None) -> None:
+    config = loaded("batch_size=16", "epochs=4", *overrides)
+    timeline = Timeline.of(config, 16 * 48 // config.epochs)
+    texts = warnings(config, timeline.num_steps, timeline.decision_every)
+    assert len(texts) == (told is not None)
+    assert all(told in text for text in texts if told)
+
+
+@pytest.mark.parametrize(
     ("option", "reason"),
     [
         ("freeze=none", "freeze=none, which freezes nothing to store"),

@@ -5,6 +5,7 @@ from dataclasses import fields
 from pipetransformer.config.schema import HALF_PRECISIONS, Config, SimulationConfig
 from pipetransformer.config.sections import Cache, Guard
 from pipetransformer.freeze.base import ON_UNFREEZE, FreezePolicy
+from pipetransformer.freeze.schedule import FixedSchedule
 
 
 def warnings(config: Config, num_steps: int | None = None, decision_every: int | None = None) -> list[str]:
@@ -69,15 +70,39 @@ def _of_freezing(config: Config) -> list[str]:
 
 
 def _of_decisions(freeze: FreezePolicy, num_steps: int | None, every: int | None) -> list[str]:
-    """Tells that a run ends before its first freeze decision, as one of a single epoch does with ``interval=null``."""
+    """Tells that a run has no freeze decision, as one of a single epoch with ``interval=null``, or too few of them."""
     has_target = freeze.target_fraction is not None or freeze.target_seconds is not None  # it freezes between decisions
-    if freeze.is_static or has_target or num_steps is None or every is None or every < num_steps:
+    if freeze.is_static or has_target or num_steps is None or every is None:
         return []
     interval = "null, once per epoch," if freeze.interval is None else f"{freeze.interval:g}"
+    if num_decisions := (num_steps - 1) // every:
+        return _cut_off(freeze, num_decisions, interval)
     return [
         f"no block freezes after the start: with freeze.interval={interval} the first decision would come after step "
         f"{every:,}, and the run has {num_steps:,}; give a smaller fraction of the run, as 0.1"
     ]
+
+
+def _cut_off(freeze: FreezePolicy, num_decisions: int, interval: str) -> list[str]:
+    """Tells what a policy does not come to in the decisions that a run has.
+
+    Args:
+        interval: The fraction of the run between two of them, in words.
+    """
+    if freeze.decisions_needed > num_decisions:
+        return [
+            f"no block freezes after the start: this policy needs {freeze.decisions_needed} decisions to freeze one, "
+            f"and with freeze.interval={interval} the run has {num_decisions}; give a smaller fraction of the run, as "
+            f"{1 / (freeze.decisions_needed + 1):.2g}"
+        ]
+    listed = list(freeze.num_frozen) if isinstance(freeze, FixedSchedule) else [0]
+    if listed[-1] > listed[:num_decisions][-1]:
+        return [
+            f"freeze.num_frozen={listed} stops at {listed[num_decisions - 1]}: with freeze.interval={interval} the run "
+            f"has {num_decisions} of its {len(listed)} decisions; leave out the others, or give a smaller fraction of "
+            "the run"
+        ]
+    return []
 
 
 def _own_rates(freeze: FreezePolicy) -> list[str]:

@@ -35,6 +35,10 @@ class AutoFreeze(FreezePolicy):
     def signals(self) -> tuple[str, ...]:
         return ("gradient_norm",)
 
+    @property
+    def decisions_needed(self) -> int:
+        return 2  # the first interval has none before it
+
     def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
         """Returns the decision and the norms of this interval as ``{"norms": [...]}``.
 

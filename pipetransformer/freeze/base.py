@@ -156,6 +156,11 @@ class FreezePolicy(ABC):
         return self.never_freezes
 
     @property
+    def decisions_needed(self) -> int:
+        """Decisions after which a block can be frozen by one of them, at the earliest."""
+        return 1
+
+    @property
     def frozen_at_start(self) -> int:
         """Blocks that are frozen before the first step."""
         return 0

@@ -33,6 +33,10 @@ class CkaRule(FreezePolicy):
     def signals(self) -> tuple[str, ...]:
         return ("feature_change",)
 
+    @property
+    def decisions_needed(self) -> int:
+        return 2  # the first decision has no earlier features
+
     def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
         """Returns the decision; there is nothing to remember.
 

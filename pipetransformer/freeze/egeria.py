@@ -55,6 +55,10 @@ class Egeria(FreezePolicy):
     def may_unfreeze(self) -> bool:
         return self.rate_drop is not None
 
+    @property
+    def decisions_needed(self) -> int:
+        return self.window + self.patience  # the first decision has no reference yet
+
     def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
         """Returns the decision and, as state, the blocks' histories and the rate at the first freeze.
 

@@ -51,6 +51,10 @@ class ThresholdRule(FreezePolicy):
     def signals(self) -> tuple[str, ...]:
         return (self.signal,)
 
+    @property
+    def decisions_needed(self) -> int:
+        return 2 if self.signal in ("gradient_norm", "weight_change") else 1  # those compare two decisions
+
     def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
         """Returns the decision and, with ``signal=gradient_norm``, the norms as ``{"norms": [...]}``.
 
