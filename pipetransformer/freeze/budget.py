@@ -1,5 +1,6 @@
 """A budget of time: the prefix that fits it and gives up the least fall of the loss."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -10,13 +11,14 @@ from pipetransformer.freeze.common import all_frozen
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetRule(FreezePolicy):
-    """Freezes the prefix that brings a step below a share of its time and gives up the least fall of the loss.
+    """Freezes the prefix that brings the passes below a share of their time and gives up the least fall of the loss.
 
     GreenTrainer (Huang et al., ICLR 2024, arXiv 2309.13192) picks tensors by a dynamic programme. There are only
     ``L + 1`` prefixes, so that all of them are compared.
 
     Attributes:
-        time_share: Seconds of a step over those with nothing frozen, at most; above 0 and below 1.
+        time_share: Seconds of the layers' passes over those with nothing frozen, at most; above 0 and below 1. The
+            forward pass of frozen blocks counts, so that below about a third no prefix fits, and all blocks freeze.
     """
 
     time_share: float = 0.5
@@ -32,6 +34,16 @@ class BudgetRule(FreezePolicy):
     @property
     def signals(self) -> tuple[str, ...]:
         return ("loss_drop", "step_share")
+
+    def shortfall(self, shares: Sequence[float]) -> str | None:
+        """Returns why no prefix can meet the share, by that of each (L + 1,); ``None`` where one does."""
+        least = min(shares)
+        if least <= self.time_share:
+            return None
+        return (
+            f"no prefix meets freeze.time_share={self.time_share:g}, so that all blocks freeze at the first decision: "
+            f"the passes of a step then take {least:.3g} of those with nothing frozen; give more than that"
+        )
 
     def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
         """Returns the decision and each block's last fall of the loss as ``{"loss_drop": [...]}``.
@@ -53,7 +65,7 @@ class BudgetRule(FreezePolicy):
         fitting = [prefix for prefix in prefixes if shares[prefix] <= self.time_share]
         num_frozen = min(fitting, key=lambda prefix: (lost[prefix], prefix)) if fitting else num_blocks
         terms = {"share": shares[num_frozen], "time_share": self.time_share, "loss_drop_given_up": lost[num_frozen]}
-        takes = f"with {num_frozen} of {num_blocks} blocks frozen a step takes {shares[num_frozen]:.3g} of a full one"
+        takes = f"with {num_frozen} of {num_blocks} blocks frozen the passes take {shares[num_frozen]:.3g} of all"
         if not fitting:
             return Decision(num_frozen, "nothing", f"no prefix meets time_share={self.time_share:.3g}; {takes}", terms)
         reason = (

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from pipetransformer.errors import UserError
 from pipetransformer.freeze.answer import ask, ask_rates
 from pipetransformer.freeze.base import Decision, FreezePolicy, Signals
+from pipetransformer.freeze.budget import BudgetRule
 from pipetransformer.planning.target import Progress, Target
 from pipetransformer.training.position import inside
 
@@ -33,6 +34,8 @@ class RunDecisions:
         seconds = partial(trainer.planner.frozen_step_seconds, trainer.cache_session.is_on)
         num_steps, is_new = trainer.timeline.num_steps, trainer.components.resumed is None
         self._target = Target.of(self._policy, trainer.num_blocks, seconds, num_steps, is_new)
+        if isinstance(self._policy, BudgetRule) and (note := self._policy.shortfall(trainer.planner.step_shares())):
+            trainer.report.write("warning", message=note)
 
     def decide_if_due(self) -> None:
         """Decides before a step at which that is due. Collective."""

@@ -1,12 +1,15 @@
 from contextlib import AbstractContextManager
 from itertools import pairwise
 from math import inf, nan
+from pathlib import Path
 from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.jobs import TINY, run_job
 from support.policies import Row, check_mutation, check_table
+from support.pool import Pool
 
 from pipetransformer.freeze.base import Signals
 from pipetransformer.freeze.budget import BudgetRule, given_up
@@ -79,15 +82,26 @@ def test_a_share_that_must_be_undercut_leaves_the_table() -> None:
 def test_all_blocks_freeze_where_no_prefix_fits_and_the_reason_says_so() -> None:
     decision, _ = BudgetRule(time_share=0.1).decide(Signals(0, 4, 0, drops(1, 1, 1, 1)), {})
     assert (decision.num_frozen, decision.bound) == (4, "nothing")
-    assert decision.reason == (
-        "no prefix meets time_share=0.1; with 4 of 4 blocks frozen a step takes 0.2 of a full one"
+    assert decision.reason == ("no prefix meets time_share=0.1; with 4 of 4 blocks frozen the passes take 0.2 of all")
+
+
+def test_a_share_that_no_prefix_meets_is_told_before_the_first_decision() -> None:
+    assert [BudgetRule(time_share=share).shortfall(SHARES) for share in (0.2, 0.9)] == [None, None]
+    assert BudgetRule(time_share=0.19).shortfall(SHARES) == (
+        "no prefix meets freeze.time_share=0.19, so that all blocks freeze at the first decision: the passes of a step "
+        "then take 0.2 of those with nothing frozen; give more than that"
     )
+
+
+def test_a_run_whose_share_cannot_be_met_says_so(pool: Pool, tmp_path: Path) -> None:
+    job = run_job(pool, 1, tmp_path / "run", *TINY, "freeze=budget", "freeze.time_share=0.01", "dry_run=true")
+    assert [message.partition(",")[0] for message in job.messages] == ["no prefix meets freeze.time_share=0.01"]
 
 
 def test_the_reason_has_the_numbers() -> None:
     decision, state = RULE.decide(Signals(0, 4, 0, drops(0.1, 0.1, 0, 0.5)), {})
     assert decision.reason == (
-        "with 2 of 4 blocks frozen a step takes 0.6 of a full one, within time_share=0.6, and gives up 0.2 of the "
+        "with 2 of 4 blocks frozen the passes take 0.6 of all, within time_share=0.6, and gives up 0.2 of the "
         "loss's fall per step, the least of 3 prefixes that fit"
     )
     assert state == {"loss_drop": [0.1, 0.1, 0, 0.5]}
