@@ -18,8 +18,9 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from pipetransformer.config.arguments import explain, print_help, read_arguments, unwritable
+from pipetransformer.config.arguments import explain, read_arguments, unwritable
 from pipetransformer.config.compose import load, register
+from pipetransformer.config.help import print_help
 from pipetransformer.config.schema import CONF, Config, write_config
 from pipetransformer.errors import Stopped, UserError
 from pipetransformer.launch.run_dir import record_refused_job, resumed_arguments

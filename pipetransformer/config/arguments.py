@@ -1,14 +1,11 @@
-"""The command line around Hydra: arguments before it reads them, ``--help``, and one line about each mistake.
+"""The command line around Hydra: arguments before it reads them, and one line about each mistake.
 
 Hydra would answer in its own words, or with a trace.
 """
 
-import os
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
-from textwrap import wrap
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
@@ -25,28 +22,6 @@ RENAMED = {
     "eval_every_epochs": "evaluate.every_epochs",
 }
 OPEN = ("options",)  # keys below take any name, which the library checks; Hydra asks for a plus
-MORE = "--help shows the options of what stands beside it, as in: {command} --help {example}"
-HEAD = """\
-Fine-tunes a Transformer on several devices. Blocks that have converged freeze from the bottom up; the others are
-packed into fewer devices, the freed devices become replicas, and the frozen blocks' output is read from a cache.
-
-  pipetransformer-train                                     a small ViT on digits, no download
-  pipetransformer-train model=bert dataset=glue/sst2 epochs=3 optim.lr=2e-5
-  pipetransformer-train -m freeze=none,pipetransformer seed=1,2      one run for each combination
-
-Write name=value; a group takes one of its options, a list stands in brackets; -v shows more. In a checkout
-`python train.py` does the same. README.md has a table of the options; --hydra-help is about Hydra.
-"""
-SIMULATION_HEAD = """\
-Simulates a run on devices that are not there: its plans, its speed-up, and a trace of one step for each plan. It takes
-seconds and no torch. The options are those of pipetransformer-train, and the groups cluster, pipeline and shape.
-
-  pipetransformer-simulate                                           ViT-B/16 on the paper's cluster
-  pipetransformer-simulate cluster=dgx model=bert_large dataset=squad batch_size=64 cluster.num_nodes=4
-
-In a checkout `python -m pipetransformer.simulate` does the same.
-"""
-HYDRA = "\nhydra:"  # begins the part of config.yaml that is not about training
 SIMULATION_ONLY = ("cluster", "pipeline", "shape")
 TRUE, FALSE = ("true", "on", "yes"), ("false", "off", "no", "null", "none")
 SWITCHES = {  # values that users try for a group, and its option
@@ -171,52 +146,6 @@ def unknown_option(group: str, value: str) -> str:
     near = [by_last[each] for each in found]
     hint = f"did you mean {group}={near[0]}? " if near else ""
     return f"{group}={value} is unknown; {hint}there are: {', '.join(names)}"
-
-
-def print_help(arguments: Sequence[str] = (), simulation: bool = False) -> None:
-    """Prints :func:`help_text`, to a reader who may stop in the middle, such as ``head``."""
-    try:
-        print(help_text(arguments, simulation), flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
-
-
-def help_text(arguments: Sequence[str] = (), simulation: bool = False) -> str:
-    """Returns the help for the groups' options that the arguments choose, or else the default ones."""
-    given = {name: value for name, _, value in (each.partition("=") for each in arguments)}
-    chosen = _defaults(simulation) | given
-    chosen = {"shape": chosen["model"]} | chosen
-    command, example = ("simulate", "cluster=dgx") if simulation else ("train", "dataset=text freeze=prefix")
-    more = MORE.format(command=f"pipetransformer-{command}", example=example)
-    lines = [SIMULATION_HEAD if simulation else HEAD, "Groups and their options\n"]
-    for group in groups(simulation):
-        lines += wrap(", ".join(choices(group)), 110, initial_indent=f"  {group:<11} ", subsequent_indent=" " * 14)
-    lines += ["", *wrap(more, 120), "", "General options\n"]
-    for name in ("config", "simulate") if simulation else ("config",):
-        lines += _indented(_body((CONF / f"{name}.yaml").read_text(encoding="utf-8")))
-    for group in groups(simulation):
-        file = CONF / group / f"{chosen.get(group)}.yaml"
-        if file.is_file() and group != "experiment":
-            lines += ["", f"{group}={chosen[group]}\n", *_indented(_body(file.read_text(encoding="utf-8")))]
-    return "\n".join(lines)
-
-
-def _defaults(simulation: bool) -> dict[str, str]:
-    """Returns the option of each group that nobody has to name."""
-    text = (CONF / "config.yaml").read_text(encoding="utf-8")
-    if simulation:
-        text += (CONF / "simulate.yaml").read_text(encoding="utf-8")
-    return dict(re.findall(r'^  - (?:override )?(\w+): "?(\w+)"?', text, flags=re.MULTILINE))
-
-
-def _body(text: str) -> list[str]:
-    """Returns the options of a YAML file with their comments: without defaults list, class and Hydra's part."""
-    text = re.sub(r"^defaults:\n(?:[ #].*\n|\n)*", "", text.partition(HYDRA)[0], flags=re.MULTILINE)
-    return [line for line in text.splitlines() if line.strip() and not re.match(r"# @package|\s*_target_:", line)]
-
-
-def _indented(lines: Sequence[str]) -> list[str]:
-    return [f"  {line}" for line in lines]
 
 
 def explain(error: Exception) -> str:

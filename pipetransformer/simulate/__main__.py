@@ -10,8 +10,9 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import CompactHydraException
 from omegaconf import DictConfig
 
-from pipetransformer.config.arguments import explain, print_help, read_arguments, unwritable
+from pipetransformer.config.arguments import explain, read_arguments, unwritable
 from pipetransformer.config.compose import load, register
+from pipetransformer.config.help import print_help
 from pipetransformer.config.names import in_options
 from pipetransformer.config.schema import CONF, SimulationConfig
 from pipetransformer.errors import UserError

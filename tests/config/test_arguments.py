@@ -5,6 +5,7 @@ from hydra.errors import HydraException
 from support.jobs import loaded
 
 from pipetransformer.config.arguments import explain, read_arguments
+from pipetransformer.config.help import help_text
 from pipetransformer.config.names import ACCUMULATION, OF_OTHER_TOOLS
 from pipetransformer.errors import UserError
 
@@ -95,6 +96,31 @@ def test_what_users_try_for_a_switch_is_taken_as_its_option() -> None:
         "+cache.x=1",
     ]
     assert not loaded("cache=false").cache.enabled
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        (
+            "parallel=data",
+            "\nparallel=data\n\n  # Static data parallelism: the whole model on every device, from the start",
+        ),
+        ("parallel=data", "\n  arrangement: data  # elastic, data, sharded, pipeline or single;"),
+        ("parallel=data", "\n  world_size: null         # processes"),
+        ("parallel=data", "\n  autodp: false  # turn freed devices into replicas\n"),
+        ("dataset=sst2", "\n  # Short for dataset=glue/sst2\n  # SST-2: is a film review positive?"),
+        ("dataset=sst2", "\n    max_length: 128  # tokens of a sample"),
+        ("dataset=causal_lm", "\nfreeze=none\n"),
+        ("dataset=causal_lm freeze=alpha", "\nfreeze=alpha\n"),
+        ("experiment=components/freeze", "\ncache=off\n"),
+        ("experiment=cache_storage/text", "\nmodel=bert\n"),
+        ("experiment=cache_storage/text model=vit", "\nmodel=vit\n"),
+    ],
+)
+def test_help_follows_what_a_file_builds_on(argument: str, words: str) -> None:
+    text = help_text(["--help", *argument.split()])
+    assert words in text
+    assert all(text.count(f"\n  {name}:") == 1 for name in ("arrangement", "autodp", "num_stages"))
 
 
 @pytest.mark.parametrize("told", sorted({*OF_OTHER_TOOLS.values()} - {ACCUMULATION}))
