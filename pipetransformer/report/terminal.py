@@ -33,7 +33,7 @@ from pipetransformer.report.run_folder import next_steps
 from pipetransformer.report.sinks import EventName, Handlers, Sink, Values, handlers
 
 BARS = "▁▂▃▄▅▆▇█"
-NUM_EVALUATIONS = 5  # lines of a run at most, those of new best values; the live line has all
+NUM_EVALUATIONS = 5  # lines of a run at most, those of new best values, unless verbose; the live line has all
 
 
 class Terminal(Sink):
@@ -136,9 +136,9 @@ class Terminal(Sink):
         is_best, step = self._progress.evaluation(values), values["step"]
         apart = self._progress.num_steps / NUM_EVALUATIONS
         is_news = self._evaluated_at is None or step - self._evaluated_at >= apart
-        if is_best and (is_news or self._verbose):
+        if self._verbose or (is_best and is_news):
             self._evaluated_at = step
-            self._console.print(f"[bold]{escape(text.evaluation_line(values))}[/]")
+            self._console.print(escape(text.evaluation_line(values)), style="bold" if is_best else None)
 
     def _checkpoint(self, _: Values) -> None:
         """Shows nothing: the summary counts them."""

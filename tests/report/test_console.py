@@ -148,11 +148,13 @@ def evaluations(*accuracies: float) -> Events:
     ]
 
 
-def test_the_terminal_prints_an_evaluation_where_it_is_the_best_so_far(events: Events) -> None:
-    shown = drawn([events[1], *evaluations(0.5, 0.25, 0.75, 0.75)], verbose=True)
+@pytest.mark.parametrize(("verbose", "steps"), [(False, "0257"), (True, "0123456789")])
+def test_the_terminal_prints_the_best_evaluations_and_verbose_all(verbose: bool, steps: str, events: Events) -> None:
+    start = ("start", events[1][1] | {"num_steps": 10})
+    values = (0.5, 0.25, 0.75, 0.75, 0.5, 0.8, 0.7, 0.9, 0.95, 0.1)
+    shown = drawn([start, *evaluations(*values)], verbose=verbose)
     assert re.findall(r"test at step \d: accuracy [\d.]+", shown) == [
-        "test at step 0: accuracy 0.5",
-        "test at step 2: accuracy 0.75",
+        f"test at step {step}: accuracy {values[int(step)]}" for step in steps
     ]
 
 
