@@ -47,7 +47,7 @@ def test_the_notebook_draws_a_run_whose_folder_is_relative_to_the_folders_above(
     run_folder.rename(root / "run")
     monkeypatch.setenv("RUN_FOLDER", "run")
     made = outputs(execute(root / "notebooks"))
-    assert num_images(made) == 10
+    assert num_images(made) == 12
     printed = "".join(output.get("text", "") for output in made)
     assert "freeze at step 8: 0 -> 2 of 6 blocks (at most a third of the active blocks)" in printed
     assert "2.0 times the best static plan" in printed
