@@ -339,13 +339,14 @@ def write_own_classes(page: str, folder: Path) -> tuple[str, list[str]]:
 
 
 def test_the_commands_with_classes_of_ones_own_run_in_another_folder(tmp_path: Path) -> None:
-    """Those of two pages as one, since each would be a run: a model and a policy, and both are allowed."""
-    given = [argument for page in ("model.md", "policy.md") for argument in write_own_classes(page, tmp_path)[1]]
+    """Those of four pages as one, since each would be a run; all of their modules are allowed."""
+    kinds = ("model", "policy", "optimizer", "logger")
+    given = [argument for kind in kinds for argument in write_own_classes(f"{kind}.md", tmp_path)[1]]
     allowed = [each.removeprefix("targets.allow=[").removesuffix("]") for each in given if each.startswith("targets")]
     arguments = [*dict.fromkeys(each for each in given if not each.startswith("targets"))]
     arguments.append(f"targets.allow=[{','.join(allowed)}]")
-    assert len(arguments) == 4, "--config-dir, model, freeze and what is allowed"
-    few = ("dataset.max_train_samples=64", "dataset.max_eval_samples=40", "epochs=1", "logger=none")
+    assert len(arguments) == 6, "--config-dir, the four choices and what is allowed"
+    few = ("dataset.max_train_samples=64", "dataset.max_eval_samples=40", "epochs=1")
     environment = {**os.environ, "PYTHONPATH": f".:{ROOT}", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(ROOT / "train.py"), *arguments, *few, "hydra.run.dir=out"]
     ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
@@ -353,7 +354,9 @@ def test_the_commands_with_classes_of_ones_own_run_in_another_folder(tmp_path: P
     assert "status: completed" in ended.stdout
     assert (tmp_path / "out" / "model" / "model.safetensors").is_file()
     config = yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())
-    assert [config[name]["_target_"].partition(".")[0] for name in ("model", "freeze")] == allowed
+    assert [config[name]["_target_"].partition(".")[0] for name in ("model", "freeze", "optim", "logger")] == allowed
+    steps = [line.partition(",")[0] for line in (tmp_path / "out" / "loss.csv").read_text().splitlines()]
+    assert steps == ["1", "2"]
 
 
 def test_the_family_of_the_page_about_models_keeps_the_contract(
