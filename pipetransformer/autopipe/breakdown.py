@@ -17,15 +17,16 @@ from typing import NamedTuple
 from pipetransformer.autopipe.cluster import Cluster
 from pipetransformer.autopipe.cost import (
     as_searched,
-    cached_time,
     compute_seconds,
     layer_time,
     layers_with_grad,
+    missed_seconds,
     slowest_update,
     stage_seconds,
     step_scale,
+    stored_time,
 )
-from pipetransformer.autopipe.plan import Plan
+from pipetransformer.autopipe.plan import Plan, microbatch_size
 from pipetransformer.autopipe.profile import Profile
 from pipetransformer.autopipe.schedules import SCHEDULES
 
@@ -38,7 +39,7 @@ class StepParts(NamedTuple):
         frozen: Forward passes of frozen layers that no cache has the output of.
         recompute: Forward passes that activation checkpointing makes again.
         launch: Launching every layer for each micro-batch, and rows that pad the last one.
-        cache: Reading frozen layers' output from the cache.
+        cache: Reading frozen layers' output from the cache, and computing what it does not hold.
         wait: Waiting for other stages: the schedule, stages that take different times, devices without a stage.
         transfer: Messages between stages, exchanges of a mesh, of FSDP and with host memory, and the schedule itself.
         all_reduce: Gradients over the replicas.
@@ -71,8 +72,10 @@ def step_parts(profile: Profile, cluster: Cluster, plan: Plan, batch_size: int) 
     profile, cluster, plan, batch_size = as_searched(replace(profile, timed=()), cluster, plan, batch_size)
     bare = replace(profile, layers=bare_layers)
     scale = step_scale(profile, cluster, plan.devices, plan.cache_level, batch_size, plan.fsdp)
-    busy = _busy_parts(profile, bare, cluster, plan, batch_size)
-    return StepParts(*(scale.factor * seconds for seconds in busy))._replace(fixed=scale.fixed_s)
+    busy = StepParts(*(scale.factor * each for each in _busy_parts(profile, bare, cluster, plan, batch_size)))
+    num_rows = microbatch_size(batch_size, plan.num_replicas, num_microbatches=1)
+    missed_s = scale.factor * missed_seconds(profile, plan.cache_level, num_rows)
+    return busy._replace(cache=busy.cache + missed_s, fixed=scale.fixed_s - missed_s)
 
 
 def _busy_parts(profile: Profile, bare: Profile, cluster: Cluster, plan: Plan, batch_size: int) -> StepParts:
@@ -114,4 +117,4 @@ def _work(profile: Profile, plan: Plan) -> tuple[float, float, float, float]:
             recompute += layer.forward.per_sample_s * plan.recompute
         else:
             frozen += seconds
-    return active, frozen, recompute, cached_time(profile, plan.cache_level).per_sample_s if plan.cache_level else 0.0
+    return active, frozen, recompute, stored_time(profile, plan.cache_level).per_sample_s if plan.cache_level else 0.0

@@ -44,22 +44,36 @@ def layer_time(profile: Profile, layer: int, num_frozen: int, recompute: bool = 
 
 
 def running_times(profile: Profile, num_frozen: int, cache_level: int, recompute: bool) -> list[AffineTime]:
-    """Returns the time of each layer above the cache; the lowest one includes cache reads and computing misses."""
+    """Returns the time of each layer above the cache; the lowest one includes reading what is stored."""
     first = layer_above(cache_level)
     times = [layer_time(profile, layer, num_frozen, recompute) for layer in range(first, len(profile.layers))]
     if cache_level:
-        times[0] += cached_time(profile, cache_level)
+        times[0] += stored_time(profile, cache_level)
     return times
 
 
-def cached_time(profile: Profile, cache_level: int) -> AffineTime:
-    """Returns the time until the output of a cached block is on the device, read or computed."""
+def stored_time(profile: Profile, cache_level: int) -> AffineTime:
+    """Returns the time until the output of a cached block is on the device, of the samples that are stored."""
+    stored = 1 - profile.cache_miss_rate
+    return AffineTime(0.0, stored * profile.cache_read_s_per_byte * profile.layers[cache_level].output_bytes)
+
+
+def missed_seconds(profile: Profile, cache_level: int, num_rows: int) -> float:
+    """Returns the seconds that a replica takes in a step for the samples that the cache does not hold.
+
+    Its lowest device reads their inputs and runs the frozen layers on them once for the whole batch, before the first
+    micro-batch; no worker reads ahead of that.
+
+    Args:
+        num_rows: Samples of the replica's batch.
+    """
     missing = profile.cache_miss_rate
-    time = AffineTime(0.0, (1 - missing) * profile.cache_read_s_per_byte * profile.layers[cache_level].output_bytes)
-    if missing:
-        for layer in profile.layers[: cache_level + 1]:
-            time += AffineTime(layer.forward.fixed_s, missing * layer.forward.per_sample_s)
-    return time
+    if not (cache_level and missing):
+        return 0.0
+    time = AffineTime(0.0, missing * profile.fill_read_s)
+    for layer in profile.layers[: cache_level + 1]:
+        time += AffineTime(layer.forward.fixed_s, missing * layer.forward.per_sample_s)
+    return time.at(num_rows)
 
 
 def boundary_seconds(profile: Profile, link: Link, layer: int, num_frozen: int, num_samples: float) -> float:
@@ -157,7 +171,8 @@ class StepScale(NamedTuple):
     """Seconds of a step as a line in those of its pipeline and its update.
 
     ``factor`` has what the busy devices take from each other and what steps so far have shown of the predictions;
-    ``fixed_s`` has reading, waiting for the other devices and all else that depends on the grid of devices alone.
+    ``fixed_s`` has reading, computing what the cache misses, waiting for the other devices and all else that depends on
+    the grid of devices alone.
     """
 
     factor: float
@@ -190,15 +205,16 @@ def step_scale(
     profile: Profile, cluster: Cluster, devices: DeviceLayout, cache_level: int, batch_size: int, fsdp: bool = False
 ) -> StepScale:
     """Returns the scale of all steps on a grid of devices, whatever its stages and micro-batches."""
-    correction = profile.correction(profile.kind or kind_of(devices, fsdp))
+    correction = profile.correction(profile.kind or kind_of(devices, fsdp), cache_level > 0)
     num_rows = microbatch_size(batch_size, devices.num_replicas, num_microbatches=1)
-    read_s = 0.0 if cache_level else profile.read.at(num_rows)  # otherwise the lowest layer's time has it
+    read_s = 0.0 if cache_level else profile.read.at(num_rows)  # otherwise the lowest layer's time has what is stored
     node_size = min(cluster.devices_per_node or cluster.num_devices, cluster.num_devices)
     ranks = cluster.ranks_per_device  # they are what shares cores and memory
     num_devices = devices.pipeline_size * devices.num_replicas
     relief = profile.relief(ranks * num_devices, ranks * node_size)
     waiting_s = profile.waiting_s * (num_devices > 1)
-    fixed_s = correction.factor * (profile.step_overhead_s + waiting_s + read_s) + correction.extra_s
+    missed_s = relief * missed_seconds(profile, cache_level, num_rows)
+    fixed_s = correction.factor * (profile.step_overhead_s + waiting_s + read_s + missed_s) + correction.extra_s
     return StepScale(correction.factor * relief, fixed_s)
 
 

@@ -47,6 +47,7 @@ def on_mesh(profile: Profile, cluster: Cluster, mesh: StageMesh) -> tuple[Profil
             layers=layers,
             step_overhead_s=profile.step_overhead_s + num_sums * allreduce_link.latency_s,
             read=AffineTime(profile.read.fixed_s, profile.read.per_sample_s * mesh.rows_multiple),
+            fill_read_s=profile.fill_read_s * mesh.rows_multiple,
             cache_read_s_per_byte=profile.cache_read_s_per_byte * widening,
             kind="mesh",
         ),

@@ -248,7 +248,8 @@ class Profile:
         waiting_s: Seconds that devices wait for each other at the end of a step, where several run a plan, besides what
             the all-reduce takes while all are ready.
         read: Reading a replica's batch where no cache is read, before the first layer.
-        fill_read_s: Reading a sample's input in a fill of the cache from the input, for which its rank waits.
+        fill_read_s: Reading a sample's input, for which its rank waits: in a fill of the cache from the input, and in a
+            step of what the cache misses.
         contention: Seconds of a layer while all devices of a node compute, over those while one does, at least 1: they
             may share cores and memory. The layers' times are those while all do.
         timed: Plans whose first steps have been compared with their prediction, the last one at the end.
@@ -308,19 +309,26 @@ class Profile:
         others = (known for known in self.timed if known[:3] != plan[:3])
         return replace(self, timed=(*others, plan))
 
-    def correction(self, kind: Kind) -> Correction:
+    def correction(self, kind: Kind, is_cached: bool = False) -> Correction:
         """Returns the correction of the predictions for a kind of layout.
+
+        Of its plans those that read a cache count alone where there are any, and so do those that read none: on one
+        line that rises, a cached plan would stay faster than an uncached one whatever was measured.
 
         A kind that has not been timed takes what those that have been have in common: what slows all of them is the
         machine, or a disturbed profile. It is held for no slower than predicted otherwise, so that a kind that might be
         faster than all timed ones is tried.
+
+        Args:
+            is_cached: The plan reads a cache.
         """
+        own = tuple(plan for plan in self.timed if plan.kind == kind)
+        if own or not self.timed:
+            return corrected_by(tuple(plan for plan in own if (plan.cache_level > 0) == is_cached) or own)
         kinds = dict.fromkeys(plan.kind for plan in self.timed)
-        known = {each: corrected_by(tuple(plan for plan in self.timed if plan.kind == each)) for each in kinds}
-        if kind in known or not known:
-            return known.get(kind, NO_CORRECTION)
-        factor = min(1.0, geometric_mean(own.factor for own in known.values()))
-        return Correction(factor, min(own.extra_s for own in known.values()))
+        known = [corrected_by(tuple(plan for plan in self.timed if plan.kind == each)) for each in kinds]
+        factor = min(1.0, geometric_mean(each.factor for each in known))
+        return Correction(factor, min(each.extra_s for each in known))
 
 
 class PrefixSums:

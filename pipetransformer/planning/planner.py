@@ -136,10 +136,11 @@ class Planner:
     def transition(self, last: Transition, num_frozen: int, remaining: RemainingRun) -> Transition:
         """Returns the transition for another frozen prefix, from where the last one ended.
 
-        Considers three options: cache all frozen blocks, keep the cache level, keep the stages. Where blocks below the
-        cache level are unfrozen, what is stored is void: then the options are to fill the cache from the input up to
-        the frozen prefix, and to cache nothing. Takes the one with which the run ends first. Evaluation samples do not
-        count: filling the cache for them takes as long as the next evaluation saves.
+        Considers three options: cache all frozen blocks, keep the cache level, keep the stages; and to cache nothing
+        once steps have shown what reading takes. Where blocks below the cache level are unfrozen, what is stored is
+        void: then the options are to fill the cache from the input up to the frozen prefix, and to cache nothing. Takes
+        the one with which the run ends first. Evaluation samples do not count: filling the cache for them takes as long
+        as the next evaluation saves.
 
         Raises:
             InfeasiblePlan: It cannot stay, and nothing else fits.
@@ -152,12 +153,17 @@ class Planner:
             stay = next_transition(last, self.keep(plan, num_frozen))
         plans: list[Plan] = []
         if self._parallel.autopipe:
-            levels = {num_frozen, _valid_level(plan, num_frozen)} if remaining.may_cache else {0}
+            levels = self._levels(plan, num_frozen) if remaining.may_cache else {0}
             levels = {num_frozen} if remaining.must_cache else levels
             plans = self._feasible(plan, num_frozen, sorted(levels, reverse=True), can_stay)
         others = (next_transition(last, new) for new in plans if stay is None or new != stay.after)
         options = [self._costed(other, remaining) for other in others]
         return choose_transition(stay, options, remaining.num_steps, _why_invalid(plan, num_frozen))
+
+    def _levels(self, plan: Plan, num_frozen: int) -> set[int]:
+        """Returns the cache levels worth it after a plan: none is worth it only where reading may be slow."""
+        levels = {num_frozen, _valid_level(plan, num_frozen)}
+        return levels | {0} if any(timed.cache_level for timed in self.profile.timed) else levels
 
     def _feasible(self, plan: Plan, num_frozen: int, levels: Sequence[int], may_be_none: bool) -> list[Plan]:
         """Returns the fastest plan for each level of the cache, where there is one."""

@@ -49,6 +49,7 @@ def settings(draw: st.DrawFn) -> tuple[Profile, Cluster, Plan, int]:
         2,
         cache_read_s_per_byte=draw(seconds),
         cache_miss_rate=draw(st.sampled_from([0.0, 0.3])),
+        fill_read_s=draw(seconds),
         schedule_overhead_s=draw(seconds),
         sharding_overhead_s=draw(seconds),
         sharding_s_per_byte=draw(seconds),
@@ -109,6 +110,12 @@ def test_frozen_layers_run_unless_their_output_is_read() -> None:
     read = step_parts(profile, cluster(1), Plan(2, 2, ((3, 3),), 1, 1), batch_size=2)
     assert nonzero(computed) == {"active": 2 * (FORWARD + WEIGHT), "frozen": 2 * 3 * FORWARD, "optimizer": 0.5}
     assert nonzero(read) == {"active": 2 * (FORWARD + WEIGHT), "cache": 2 * 0.1 * 3, "optimizer": 0.5}
+
+
+def test_what_the_cache_misses_counts_as_its_time() -> None:
+    profile = replace(PROFILE, cache_miss_rate=0.5, fill_read_s=0.25)
+    missed = step_parts(profile, cluster(1), Plan(2, 2, ((3, 3),), 1, 1), batch_size=4)
+    assert nonzero(missed) == {"active": 4 * (FORWARD + WEIGHT), "cache": 2 * (0.25 + 3 * FORWARD), "optimizer": 0.5}
 
 
 def test_each_microbatch_launches_its_layers_and_pads_its_rows() -> None:

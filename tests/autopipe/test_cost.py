@@ -24,6 +24,9 @@ PROFILE = Profile((LAYER,) * 4, optimizer_state_factor=2)
 FREE_LINKS = Cluster(8, None, Link(0, float("inf")))
 SLOW_LINKS = Cluster(8, None, Link(latency_s=0.25, bandwidth_bytes_per_s=4))
 TWO_STAGES = ((0, 1), (2, 3))
+PARTIAL = Profile(
+    (replace(LAYER, forward=AffineTime(4, 1)),) * 4, 2, cache_read_s_per_byte=0.5, cache_miss_rate=0.25
+)  # of which every fourth sample is not stored
 
 
 def test_time_is_a_line_in_the_number_of_samples() -> None:
@@ -147,12 +150,23 @@ def test_the_lowest_layer_waits_for_the_cache() -> None:
     assert step_seconds(profile, FREE_LINKS, uncached, 2) == step_seconds(PROFILE, FREE_LINKS, uncached, 2)
 
 
-def test_what_the_cache_has_no_room_for_goes_through_the_frozen_layers() -> None:
-    layers = (replace(LAYER, forward=AffineTime(4, 1)),) * 4
-    profile = Profile(layers, optimizer_state_factor=2, cache_read_s_per_byte=0.5, cache_miss_rate=0.25)
-    plan = Plan(2, 2, ((3, 3),), num_replicas=1, num_microbatches=1)
-    read_s, computed_s = 0.75 * 0.5 * 3 * 8, 3 * (4 + 0.25 * 8)
-    assert step_seconds(profile, FREE_LINKS, plan, batch_size=8) == 8 * 101 + 4 + read_s + computed_s + 0.5
+@pytest.mark.parametrize("fill_read_s", [0.0, 16.0])
+@pytest.mark.parametrize("num_microbatches", [1, 4])
+def test_what_the_cache_has_no_room_for_is_read_and_goes_through_the_frozen_layers_once_in_a_step(
+    fill_read_s: float, num_microbatches: int
+) -> None:
+    profile = replace(PARTIAL, fill_read_s=fill_read_s)
+    plan = Plan(2, 2, ((3, 3),), num_replicas=1, num_microbatches=num_microbatches)
+    stored_s, missed_s = 0.75 * 0.5 * 3 * 8, 0.25 * 8 * fill_read_s + 3 * (4 + 0.25 * 8)
+    active_s = 8 * 101 + 4 * num_microbatches
+    assert step_seconds(profile, FREE_LINKS, plan, batch_size=8) == active_s + stored_s + missed_s + 0.5
+
+
+def test_no_other_stage_hides_what_the_lowest_one_computes_before_the_first_micro_batch() -> None:
+    plan = Plan(1, 1, ((2, 2), (3, 3)), num_replicas=1, num_microbatches=4)
+    whole = step_seconds(replace(PARTIAL, cache_miss_rate=0.0, cache_read_s_per_byte=0.0), FREE_LINKS, plan, 8)
+    missed_s = 2 * (4 + 0.25 * 8)
+    assert step_seconds(replace(PARTIAL, cache_read_s_per_byte=0.0), FREE_LINKS, plan, 8) == whole + missed_s
 
 
 def test_the_schedule_of_a_pipeline_takes_its_time_for_each_pass_and_a_single_stage_has_none() -> None:
@@ -230,6 +244,15 @@ def test_a_correction_counts_for_its_kind_of_layout(devices: DeviceLayout, fsdp:
 
 def timed(profile: Profile, kind: Kind, predicted_s: float, measured_s: float, num_frozen: int = 0) -> Profile:
     return profile.with_timed(TimedPlan(kind, num_frozen, 0, predicted_s, measured_s))
+
+
+def test_plans_that_read_a_cache_are_corrected_apart_from_those_that_do_not() -> None:
+    computing = timed(PROFILE, "data", 0.1, 0.11)
+    assert computing.correction("data", is_cached=True) == computing.correction("data"), "until one is timed"
+    both = computing.with_timed(TimedPlan("data", 2, 2, 0.05, 0.3))
+    assert both.correction("data") == computing.correction("data")
+    factor, extra_s = both.correction("data", is_cached=True)
+    assert factor * 0.05 + extra_s == pytest.approx(0.3, rel=0.03)
 
 
 def test_a_kind_that_was_not_timed_is_taken_for_no_slower_than_predicted() -> None:

@@ -133,6 +133,13 @@ def test_ranks_that_are_busy_take_from_each_other_and_not_their_meshes(num_busy:
     assert scale.factor == pytest.approx(expected)
 
 
+def test_each_rank_of_a_mesh_reads_all_rows_of_a_sample_that_it_has_a_part_of() -> None:
+    known = replace(profile(CUBE), read=AffineTime(1.0, 2.0), fill_read_s=3.0)
+    on_units, _ = on_mesh(known, cluster(8), CUBE)
+    assert CUBE.rows_multiple == 2
+    assert (on_units.read, on_units.fill_read_s) == (AffineTime(1.0, 4.0), 6.0)
+
+
 def test_a_device_of_ranks_that_split_rows_sees_fewer_samples() -> None:
     assert [mesh_batch_size(10, mesh) for mesh in (SINGLE, TP, ROWS, CUBE)] == [10, 10, 5, 3]
 

@@ -98,6 +98,15 @@ def test_pictures_that_are_slow_to_decode_are_not_read_once_more_for_less_than_i
         assert more_s == pytest.approx(160 * read_s / 4), "four devices divide the samples"
 
 
+@pytest.mark.parametrize(("read_s", "level"), [(0.0, 4), (0.5, 4), (1e3, 0)])
+def test_a_cache_that_misses_pictures_which_are_slow_to_decode_is_left_out(read_s: float, level: int) -> None:
+    """Workers read ahead of steps without a cache, and of none that it misses."""
+    known = planner()
+    partial = replace(known.profile, fill_read_s=read_s, cache_miss_rate=0.25)
+    elastic = Planner(partial, known.cluster, Parallel(), BATCH_SIZE)
+    assert transition(elastic, 4, remaining(num_samples=1)).after.cache_level == level
+
+
 def test_a_fill_from_stored_features_reads_no_input() -> None:
     known = planner(memory_mib=115)
     elastic = Planner(replace(known.profile, fill_read_s=1e4), known.cluster, Parallel(), BATCH_SIZE)
@@ -246,6 +255,21 @@ def test_a_kind_that_turns_out_slow_gives_way_to_another() -> None:
     assert shape(elastic.static) != (1, 4), "the run is compared with what is now the best static plan"
     after = transition(elastic, 0, remaining()).after
     assert shape(after) == shape(elastic.fastest())
+
+
+@pytest.mark.parametrize(("factor", "level"), [(1.0, 4), (30.0, 0)])
+def test_a_cache_that_turns_out_slow_is_left_and_not_filled_again(factor: float, level: int) -> None:
+    elastic = planner(num_stages=1, num_replicas=4, num_microbatches=1)
+    elastic.correct(elastic.initial(), elastic.predict(elastic.initial()))
+    cached = transition(elastic, 4, remaining()).after
+    assert cached.cache_level == 4
+    elastic.correct(cached, factor * elastic.predict(cached))
+    left = transition(elastic, 4, remaining(), cached).after
+    assert left.cache_level == level
+    elastic.correct(left, elastic.predict(left))
+    assert transition(elastic, 4, remaining(), left).after.cache_level == level
+    required = replace(remaining(), must_cache=True)
+    assert transition(elastic, 4, required, cached).after.cache_level == 4
 
 
 def test_a_machine_that_is_slow_for_all_kinds_changes_no_plan() -> None:

@@ -89,7 +89,8 @@ def profiles(draw: st.DrawFn) -> Profile:
     return Profile(
         tuple(layers), 2, 1e-9, missing, schedule_overhead_s, step_overhead_s=draw(st.sampled_from([0.0, 0.02])),
         waiting_s=draw(st.sampled_from([0.0, 0.03])),
-        read=read, contention=draw(st.sampled_from([1.0, 1.8])), timed=timed,
+        read=read, fill_read_s=draw(st.sampled_from([0.0, 0.02])), contention=draw(st.sampled_from([1.0, 1.8])),
+        timed=timed,
     )  # fmt: skip
 
 
