@@ -123,9 +123,9 @@ class RunHistory:
         """Returns True when the plan in force has just made as many steps as tell its time."""
         return len(self.entries[-1].step_seconds) == NUM_WARMUP_STEPS + NUM_TIMED_STEPS
 
-    def timed(self) -> list[tuple[Plan, float]]:
-        """Returns each plan that was timed, and its median step in seconds; the oldest first."""
-        known = ((entry.plan, entry.typical_step_s) for entry in self.entries if _is_timed(entry))
+    def timed(self, planner: Planner) -> list[tuple[Plan, float]]:
+        """Returns each plan that was timed on the present devices, and its median step in seconds; the oldest first."""
+        known = ((entry.plan, entry.typical_step_s) for entry in self._here(planner) if _is_timed(entry))
         return [(plan, seconds) for plan, seconds in known if seconds is not None]
 
     def static_steps(self, planner: Planner) -> list[tuple[Plan, float, int]]:

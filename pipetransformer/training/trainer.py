@@ -154,7 +154,7 @@ class Trainer:
         manifest = resumed.checkpoint.manifest
         self.state.load_state_dict(manifest.train)
         self.tracer.go_back()
-        self.planner.recall(self.state.history.timed())
+        self.planner.recall(self.state.history.timed(self.planner))
         if dist.get_rank() == 0:
             self.spent.load_state_dict(manifest.spent)
         if self.config.resume.allow:

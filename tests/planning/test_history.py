@@ -135,6 +135,7 @@ def test_only_steps_on_the_devices_that_the_run_has_are_a_baseline(num_devices: 
     again = RunHistory(num_blocks=2, may_cache=True, baseline=True)
     again.load_state_dict(history.state_dict())
     assert [len(each.static_steps(PLANNER)) for each in (history, again)] == [is_known] * 2
+    assert len(again.timed(PLANNER)) == is_known, "seconds of other devices correct no prediction"
     assert again.untimed(PLANNER) == ([] if is_known else [PLANNER.static])
     assert again.summary(PLANNER)["speedup_is"] == ("measured" if is_known else "predicted")
 
