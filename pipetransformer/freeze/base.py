@@ -1,7 +1,7 @@
 """The interface of a freeze policy: signals in, a decision out."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from numbers import Integral
@@ -185,6 +185,14 @@ class FreezePolicy(ABC):
             raise UserError(f"{name}.frozen_at_start is {at_start!r}; give a whole number of blocks, 0 or more")
         if self.frozen_at_start > num_blocks:
             raise UserError(f"freeze.at_start={self.frozen_at_start} is more than the {num_blocks} blocks of the model")
+
+    def shortfall(self, step_shares: Sequence[float]) -> str | None:
+        """Returns why the policy cannot give what it is asked for, which is told at the start; ``None`` where it can.
+
+        Args:
+            step_shares: The work of a step with 0 to L blocks frozen over that with none, shape (L + 1,).
+        """
+        return None
 
     def initial_state(self) -> State:
         return {}

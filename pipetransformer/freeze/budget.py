@@ -35,9 +35,9 @@ class BudgetRule(FreezePolicy):
     def signals(self) -> tuple[str, ...]:
         return ("loss_drop", "step_share")
 
-    def shortfall(self, shares: Sequence[float]) -> str | None:
-        """Returns why no prefix can meet the share, by that of each (L + 1,); ``None`` where one does."""
-        least = min(shares)
+    def shortfall(self, step_shares: Sequence[float]) -> str | None:
+        """Returns that no prefix can meet the share, where none does."""
+        least = min(step_shares)
         if least <= self.time_share:
             return None
         return (

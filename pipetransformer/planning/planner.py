@@ -240,8 +240,8 @@ class Planner:
         Args:
             may_cache: The frozen blocks' output may come from the cache.
         """
-        first = self.initial()
-        seconds = [first.predicted_step_s]
+        first = self.fastest() if self.profile.timed and self._parallel.autopipe else self.initial()
+        seconds = [self.predict(first)]
         for num_frozen in range(1, len(self.profile.layers) - 1):
             levels = sorted({0, num_frozen * may_cache}, reverse=True)
             if self._parallel.autopipe:

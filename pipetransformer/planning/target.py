@@ -126,6 +126,16 @@ class Target:
             )
         return cls(f"freeze.target_seconds={policy.target_seconds:g}", costs, policy.target_seconds, in_seconds=True)
 
+    def at_speed(self, step_seconds: Callable[[], Sequence[float]], num_steps: int) -> Target:
+        """Returns the target with its costs by what is known now of the seconds of a step; itself without seconds.
+
+        Args:
+            step_seconds, num_steps: As for :meth:`of`.
+        """
+        if not self.in_seconds:
+            return self
+        return replace(self, costs=_falling([seconds * num_steps for seconds in step_seconds()]))
+
     def spend(self, state: TargetState, num_frozen: int, run_seconds: float, done: Progress) -> None:
         """Counts a step.
 

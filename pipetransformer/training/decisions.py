@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from pipetransformer.autopipe.plan import Plan
 from pipetransformer.errors import UserError
 from pipetransformer.freeze.answer import ask, ask_rates
 from pipetransformer.freeze.base import Decision, FreezePolicy, Signals
-from pipetransformer.freeze.budget import BudgetRule
 from pipetransformer.planning.target import Progress, Target
 from pipetransformer.training.position import inside
 
@@ -31,11 +30,20 @@ class RunDecisions:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer, self._policy = trainer, trainer.config.freeze
-        seconds = partial(trainer.planner.frozen_step_seconds, trainer.cache_session.is_on)
         num_steps, is_new = trainer.timeline.num_steps, trainer.components.resumed is None
-        self._target = Target.of(self._policy, trainer.num_blocks, seconds, num_steps, is_new)
-        if isinstance(self._policy, BudgetRule) and (note := self._policy.shortfall(trainer.planner.step_shares())):
+        self._target = Target.of(self._policy, trainer.num_blocks, self._step_seconds, num_steps, is_new)
+        self._known_s: dict[Plan, float] = {}  # predicted seconds of a step
+        if note := self._policy.shortfall(trainer.planner.step_shares()):
             trainer.report.write("warning", message=note)
+
+    def _step_seconds(self) -> tuple[float, ...]:
+        return self._trainer.planner.frozen_step_seconds(self._trainer.cache_session.is_on)
+
+    def heed_times(self) -> None:
+        """Counts the target's costs by what the planner knows now of the seconds of a step."""
+        self._known_s.clear()
+        if self._target is not None:
+            self._target = self._target.at_speed(self._step_seconds, self._trainer.timeline.num_steps)
 
     def decide_if_due(self) -> None:
         """Decides before a step at which that is due. Collective."""
@@ -130,7 +138,9 @@ class RunDecisions:
         """Counts the present step towards the target."""
         trainer, plan, step = self._trainer, self._trainer.plan, self._trainer.state.step
         if self._target is not None:
-            run_seconds = plan.predicted_step_s * trainer.timeline.num_steps
+            if plan not in self._known_s:
+                self._known_s[plan] = trainer.planner.predict(plan)
+            run_seconds = self._known_s[plan] * trainer.timeline.num_steps
             self._target.spend(trainer.state.target, plan.num_frozen, run_seconds, trainer.timeline.progress(step))
 
     def count_transition(self) -> None:

@@ -64,6 +64,7 @@ class PlanTiming:
         measured_s = broadcast_from_rank0(trainer.state.history.entries[-1].typical_step_s)
         assert measured_s is not None, "the plan has been timed"
         predicted_s = trainer.planner.correct(plan, measured_s)
+        trainer.decisions.heed_times()
         trainer.flush_log()
         trainer.report.write(
             "plan_timed",

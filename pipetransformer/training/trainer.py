@@ -155,6 +155,7 @@ class Trainer:
         self.state.load_state_dict(manifest.train)
         self.tracer.go_back()
         self.planner.recall(self.state.history.timed(self.planner))
+        self.decisions.heed_times()
         if dist.get_rank() == 0:
             self.spent.load_state_dict(manifest.spent)
         if self.config.resume.allow:

@@ -247,6 +247,15 @@ def test_a_measured_step_corrects_the_predictions_of_its_kind() -> None:
     assert elastic.predict(first) == pytest.approx(2 * before, rel=0.01), "the last measurement counts"
 
 
+@pytest.mark.parametrize("autopipe", [True, False])
+def test_the_seconds_of_frozen_prefixes_follow_what_steps_have_shown(autopipe: bool) -> None:
+    elastic = planner(num_replicas=4, autopipe=autopipe)
+    before = elastic.frozen_step_seconds(may_cache=False)
+    elastic.correct(elastic.initial(), 1.2 * elastic.predict(elastic.initial()))
+    after = elastic.frozen_step_seconds(may_cache=False)
+    assert after == pytest.approx([1.2 * seconds for seconds in before], rel=0.01)
+
+
 def test_a_kind_that_turns_out_slow_gives_way_to_another() -> None:
     elastic = planner(bandwidth=1e12)
     assert shape(elastic.initial()) == (1, 4)

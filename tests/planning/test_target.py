@@ -136,6 +136,19 @@ def test_a_target_in_seconds_takes_predicted_steps_and_transitions() -> None:
     assert state.spent == 13.0
 
 
+def test_a_target_in_seconds_follows_what_steps_have_shown_and_a_fraction_does_not() -> None:
+    in_seconds, fraction = (
+        Target.of(PaperRule(**options), 3, seconds, 50)
+        for options in ({"target_seconds": 60.0}, {"target_fraction": 0.5})
+    )
+    assert in_seconds is not None
+    assert fraction is not None
+    slower = in_seconds.at_speed(lambda: [1.2 * each for each in seconds()], 50)
+    assert slower.costs == pytest.approx((120.0, 60.0, 60.0, 30.0))
+    assert slower.total == 60.0
+    assert fraction.at_speed(lambda: [1.2 * each for each in seconds()], 50) == fraction
+
+
 def test_transitions_cost_no_fraction() -> None:
     target, state = Target.of(PaperRule(target_fraction=0.5), 3, seconds, 50), TargetState()
     assert target is not None

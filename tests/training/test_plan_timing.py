@@ -1,5 +1,6 @@
 """The first steps of each plan are held against the prediction, and against static plans where a run is asked to."""
 
+import re
 import shutil
 from pathlib import Path
 from statistics import median
@@ -10,6 +11,7 @@ from support.plan_times import play_with_step_times
 from support.pool import Pool
 
 RUN = (*TINY, "precision=float64", "epochs=12", "cache=off", "freeze=none")  # 48 steps of 16 samples
+TARGET = "freeze.target_seconds=4000"  # without freezing they are predicted to take 48 times 88 s
 AS_PREDICTED = {"data": 24.0, "single": 48.0, "pipeline": 40.0, "hybrid": 40.0}  # a second per layer and sample
 
 
@@ -51,6 +53,16 @@ def test_plans_do_not_alternate(pool: Pool, tmp_path: Path) -> None:
     assert len({plan[1:] for plan in plans[:3]}) == 3
     assert plans[-1][1:] == (2, 1)
     assert len(plans) <= 4
+
+
+def test_a_target_in_seconds_is_spent_by_the_seconds_that_steps_have_shown(pool: Pool, tmp_path: Path) -> None:
+    target = ("parallel=data", "freeze=schedule", "freeze.num_frozen=[2]", "freeze.interval=0.5", TARGET)
+    job = run_with_times(pool, tmp_path / "run", AS_PREDICTED | {"data": 120.0}, *target)
+    (decision, *_), (timed, *_) = job.events("decision"), job.events("plan_timed")
+    assert (timed["step"], timed["predicted_step_s"]) == (8, 88.0)
+    told = re.search(r"as ([\d.e+]+) of", decision["reason"])
+    assert told is not None, decision["reason"]
+    assert float(told[1]) == pytest.approx(8 * 88.0 + (decision["step"] - 8) * 120.0, rel=0.01)
 
 
 def test_a_fixed_arrangement_stays_however_slow_it_is(pool: Pool, tmp_path: Path) -> None:
