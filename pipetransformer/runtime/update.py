@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -47,11 +48,11 @@ class WeightUpdate:
         Raises:
             StepRefused: On every rank alike, before any weight changes.
         """
-        runtime, engine, loss_scale = self._runtime, self._engine, self._runtime.loss_scale
+        runtime, loss_scale = self._runtime, self._runtime.loss_scale
         own = gradients.squared_gradient_norms(runtime.measured, runtime.num_layers, runtime.device)
-        squared = gradients.all_reduce_squared_norms(own, engine.norm_group)
+        squared, told, is_summed = self._summed(own, told)
         verdict = NormVerdict(loss_scale.unscaled(squared), max_norm)
-        sums = self._agreement.sums(told, verdict.flags, engine.sums_for_world)
+        sums = self._agreement.sums(told, verdict.flags, is_summed)
         if (fused := self._dropping) is not None:
             self._on_device(fused, verdict, loss_scale.value, rate)
             return self._agreement.judge(sums, *verdict.read())
@@ -62,6 +63,18 @@ class WeightUpdate:
             raise
         self._on_host(result, rate)
         return result
+
+    def _summed(self, own: Tensor, told: Tensor) -> tuple[Tensor, Tensor, bool]:
+        """Sums the norms, and in the same all-reduce what the ranks tell, where both are summed over the world.
+
+        Returns:
+            The squared norms of the whole gradient; what is told, and whether it is the sum over the world.
+        """
+        engine, group = self._engine, self._engine.norm_group
+        if engine.sums_for_world or group.size() < dist.get_world_size():
+            return gradients.all_reduce_squared_norms(own, group), told, engine.sums_for_world
+        both = gradients.all_reduce_squared_norms(torch.cat([own, told]), group)
+        return both[: len(own)], both[len(own) :], True
 
     @property
     def _dropping(self) -> Optimizer | None:

@@ -8,7 +8,7 @@ import torch
 from support.carriers import MUTATIONS, count_sums_of_a_step, told, train_mutated
 from support.cases import Case
 from support.exactness import assert_equal
-from support.plans import PIPE_TO_DATA
+from support.plans import HEAD, PIPE_TO_DATA
 from support.pool import Pool
 from support.trainings import train_reference
 
@@ -49,6 +49,18 @@ def test_a_step_on_replicas_makes_no_sum_of_its_own(
     for counted, own_loss in pool.run(world, count_sums_of_a_step, case, str(tmp_path)):
         assert counted == num_sums
         assert own_loss == pytest.approx(loss, rel=1e-5)
+
+
+@pytest.mark.parametrize(("world", "num_sums"), [(2, [1, 1]), (3, [2, 2, 1])], ids=["all ranks", "an idle one"])
+def test_a_pipeline_of_all_ranks_sums_once(
+    world: int, num_sums: list[int], pool: Pool, bert_config: Path, tmp_path: Path
+) -> None:
+    """The norms of the gradient and what ranks tell each other; an idle rank hears the latter alone."""
+    case = Case("vit", bert_config, precision="float32")
+    loss = train_reference(Case("vit", bert_config), {}).losses[0]
+    counted = pool.run(world, count_sums_of_a_step, case, str(tmp_path), (3, HEAD))
+    assert [number for number, _ in counted] == num_sums
+    assert [own_loss for _, own_loss in counted] == pytest.approx([loss] * world, rel=1e-5)
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS)

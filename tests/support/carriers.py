@@ -1,6 +1,6 @@
 """Numbers that travel with the gradients of replicas."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from unittest import mock
 
@@ -41,10 +41,10 @@ def told(numbers_of_ranks: list[list[float]], num_microbatches: int) -> list[tup
     return results
 
 
-def count_sums_of_a_step(case: Case, folder: str) -> tuple[int, float]:
-    """Takes a step on replicas; the sums over the ranks that it makes besides DDP's, and its loss."""
+def count_sums_of_a_step(case: Case, folder: str, ends: Sequence[int] = (HEAD,)) -> tuple[int, float]:
+    """Takes a step on as many replicas as there can be; the sums that it makes besides DDP's, and its loss."""
     runtime, loader, groups = build(case, folder)
-    go(runtime, loader, plan(0, 0, [HEAD], dist.get_world_size(), 1))
+    go(runtime, loader, plan(0, 0, list(ends), dist.get_world_size() // len(ends), len(ends)))
     with mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as sums:
         loss = runtime.train_step(loader, ids_of(case, 0), 0, rate(0)).loss
     loader.close()
