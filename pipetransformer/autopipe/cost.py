@@ -94,20 +94,23 @@ def compute_seconds(profile: Profile, plan: Plan, batch_size: int) -> list[float
 
 def stage_seconds(profile: Profile, cluster: Cluster, plan: Plan, batch_size: int) -> list[float]:
     """Returns the seconds of each stage per micro-batch, with the boundary above it or FSDP's collectives."""
-    besides_s = sum(exchange_seconds(profile, cluster, plan)) + schedule_overhead_seconds(profile, plan.num_stages)
+    exchange_s = sum(exchange_seconds(profile, cluster, plan))
     num_samples = plan.microbatch_size(batch_size)
     links = boundary_links(cluster, plan.devices)
     return [
-        compute_s + boundary_seconds(profile, links[stage % len(links)], last, plan.num_frozen, num_samples) + besides_s
+        compute_s
+        + boundary_seconds(profile, links[stage % len(links)], last, plan.num_frozen, num_samples)
+        + schedule_overhead_seconds(profile, stage, plan.num_stages)
+        + exchange_s
         for stage, (compute_s, (_, last)) in enumerate(
             zip(compute_seconds(profile, plan, batch_size), plan.stages, strict=True)
         )
     ]
 
 
-def schedule_overhead_seconds(profile: Profile, num_stages: int) -> float:
-    """Returns the seconds of the schedule itself per micro-batch and stage; a single stage runs without one."""
-    return profile.schedule_overhead_s if num_stages > 1 else 0.0
+def schedule_overhead_seconds(profile: Profile, stage: int, num_stages: int) -> float:
+    """Returns the seconds of the schedule itself per micro-batch: as often as a stage has a neighbour to talk to."""
+    return profile.schedule_overhead_s * ((stage > 0) + (stage < num_stages - 1))
 
 
 def exchange_seconds(profile: Profile, cluster: Cluster, plan: Plan) -> tuple[float, float]:

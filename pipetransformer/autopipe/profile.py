@@ -240,8 +240,8 @@ class Profile:
         optimizer_state_factor: The optimizer's bytes per parameter byte (2 for Adam).
         cache_read_s_per_byte: Seconds until a cached output is on the device; 0 where it is prefetched.
         cache_miss_rate: Fraction of the samples that the cache cannot hold; they go through the frozen layers.
-        schedule_overhead_s: Seconds of the schedule itself, per micro-batch and stage of a pipeline, besides layers
-            and transfers.
+        schedule_overhead_s: Seconds of the schedule itself, per micro-batch and neighbour of a stage, besides layers
+            and transfers. A stage between others has two, with each of which it exchanges messages.
         sharding_overhead_s, sharding_s_per_byte: Seconds of FSDP itself besides its collectives' links, per layer and
             micro-batch, and in addition per byte of the layer's parameters.
         step_overhead_s: Seconds of a step that no plan changes: norms, clipping, sums over the ranks, bookkeeping.

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from pipetransformer.autopipe.cluster import Cluster, Link
 from pipetransformer.autopipe.cost import kind_of, layer_time, stage_seconds, step_scale, step_seconds
-from pipetransformer.autopipe.plan import DeviceLayout, Layout, Plan, microbatch_size
+from pipetransformer.autopipe.plan import DeviceLayout, Layout, Plan, Stages, microbatch_size
 from pipetransformer.autopipe.profile import (
     NO_CORRECTION,
     AffineTime,
@@ -169,13 +169,24 @@ def test_no_other_stage_hides_what_the_lowest_one_computes_before_the_first_micr
     assert step_seconds(replace(PARTIAL, cache_read_s_per_byte=0.0), FREE_LINKS, plan, 8) == whole + missed_s
 
 
-def test_the_schedule_of_a_pipeline_takes_its_time_for_each_pass_and_a_single_stage_has_none() -> None:
+@pytest.mark.parametrize(
+    ("stages", "stages_per_rank", "num_neighbours"),
+    [
+        (((0, 3),), 1, [0]),
+        (TWO_STAGES, 1, [1, 1]),
+        (((0, 0), (1, 1), (2, 3)), 1, [1, 2, 1]),
+        (((0, 0), (1, 1), (2, 2), (3, 3)), 2, [1, 2, 2, 1]),
+    ],
+    ids=["no schedule", "ends", "one between others", "two of a device"],
+)
+def test_the_schedule_of_a_pipeline_takes_its_time_for_each_neighbour_of_a_stage(
+    stages: Stages, stages_per_rank: int, num_neighbours: list[int]
+) -> None:
+    schedule = "interleaved1f1b" if stages_per_rank > 1 else "1f1b"
+    plan = Plan(0, 0, stages, 1, 4, schedule, stages_per_rank=stages_per_rank)
     profile = replace(PROFILE, schedule_overhead_s=7)
-    plan = Plan(0, 0, TWO_STAGES, num_replicas=1, num_microbatches=3)
-    longer = step_seconds(profile, FREE_LINKS, plan, 6) - step_seconds(PROFILE, FREE_LINKS, plan, 6)
-    assert longer == 7 * (3 + 2 - 1), "as often as a micro-batch passes a stage one after the other"
-    whole = Plan(0, 0, ((0, 3),), 2, 3)
-    assert step_seconds(profile, FREE_LINKS, whole, 6) == step_seconds(PROFILE, FREE_LINKS, whole, 6)
+    seconds = (stage_seconds(each, FREE_LINKS, plan, 4) for each in (PROFILE, profile))
+    assert [longer - plain for plain, longer in zip(*seconds, strict=True)] == [7 * number for number in num_neighbours]
 
 
 def test_boundaries_and_rings_between_nodes_take_the_node_link() -> None:

@@ -169,13 +169,15 @@ class LayoutCosts:
         return self._budget_bytes is None or self.largest_bytes(stages) <= self._budget_bytes
 
     def _boundary_rows(self) -> list[list[float]]:
-        links = boundary_links(self._solver.cluster, self.layout.devices)
-        rows = {link: self._boundary_row(link) for link in set(links)}
-        return [rows[link] for link in links] * self.layout.stages_per_rank
+        profile, num_stages = self._solver.profile, self.layout.num_stages
+        links = boundary_links(self._solver.cluster, self.layout.devices) * self.layout.stages_per_rank
+        overheads_s = [schedule_overhead_seconds(profile, stage, num_stages) for stage in range(num_stages)]
+        stages = list(zip(links, overheads_s, strict=True))
+        rows = {stage: self._boundary_row(*stage) for stage in set(stages)}
+        return [rows[stage] for stage in stages]
 
-    def _boundary_row(self, link: Link) -> list[float]:
+    def _boundary_row(self, link: Link, overhead_s: float) -> list[float]:
         solver, num_samples = self._solver, self._num_samples
-        overhead_s = schedule_overhead_seconds(solver.profile, self.layout.num_stages)
         return [
             overhead_s + boundary_seconds(solver.profile, link, layer, solver.num_frozen, num_samples)
             for layer in solver.layers
