@@ -20,7 +20,7 @@ from typing import NamedTuple
 from pipetransformer.autopipe.cluster import Cluster, Link, allreduce_links, boundary_links
 from pipetransformer.autopipe.meshes import without_mesh
 from pipetransformer.autopipe.offload import on_host
-from pipetransformer.autopipe.plan import DeviceLayout, Plan, Stages, layer_above, microbatch_size
+from pipetransformer.autopipe.plan import DeviceLayout, Layout, Plan, Stages, layer_above, microbatch_size
 from pipetransformer.autopipe.profile import AffineTime, Kind, LayerProfile, PrefixSums, Profile
 from pipetransformer.autopipe.schedules import SCHEDULES
 from pipetransformer.mesh import SINGLE
@@ -100,7 +100,7 @@ def stage_seconds(profile: Profile, cluster: Cluster, plan: Plan, batch_size: in
     return [
         compute_s
         + boundary_seconds(profile, links[stage % len(links)], last, plan.num_frozen, num_samples)
-        + schedule_overhead_seconds(profile, stage, plan.num_stages)
+        + schedule_overhead_seconds(profile, plan, stage)
         + exchange_s
         for stage, (compute_s, (_, last)) in enumerate(
             zip(compute_seconds(profile, plan, batch_size), plan.stages, strict=True)
@@ -108,9 +108,9 @@ def stage_seconds(profile: Profile, cluster: Cluster, plan: Plan, batch_size: in
     ]
 
 
-def schedule_overhead_seconds(profile: Profile, stage: int, num_stages: int) -> float:
+def schedule_overhead_seconds(profile: Profile, layout: Layout, stage: int) -> float:
     """Returns the seconds of the schedule itself per micro-batch: as often as a stage has a neighbour to talk to."""
-    return profile.schedule_overhead_s * ((stage > 0) + (stage < num_stages - 1))
+    return profile.overhead_s(layout.schedule) * ((stage > 0) + (stage < layout.num_stages - 1))
 
 
 def exchange_seconds(profile: Profile, cluster: Cluster, plan: Plan) -> tuple[float, float]:

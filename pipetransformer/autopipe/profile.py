@@ -242,6 +242,7 @@ class Profile:
         cache_miss_rate: Fraction of the samples that the cache cannot hold; they go through the frozen layers.
         schedule_overhead_s: Seconds of the schedule itself, per micro-batch and neighbour of a stage, besides layers
             and transfers. A stage between others has two, with each of which it exchanges messages.
+        gpipe_overhead_s: The same with GPipe; ``None``: as with other schedules.
         sharding_overhead_s, sharding_s_per_byte: Seconds of FSDP itself besides its collectives' links, per layer and
             micro-batch, and in addition per byte of the layer's parameters.
         step_overhead_s: Seconds of a step that no plan changes: norms, clipping, sums over the ranks, bookkeeping.
@@ -282,6 +283,13 @@ class Profile:
     is_on_host: bool = False
     input_bytes: int = 0
     copied_bytes: tuple[int, ...] | None = None
+    gpipe_overhead_s: float | None = None
+
+    def overhead_s(self, schedule: str) -> float:
+        """Returns the seconds of a schedule itself per micro-batch and neighbour of a stage."""
+        if schedule != "gpipe" or self.gpipe_overhead_s is None:
+            return self.schedule_overhead_s
+        return self.gpipe_overhead_s
 
     def on(self, mesh: StageMesh) -> MeshProfile:
         """Returns the model on a mesh that has been measured."""

@@ -41,7 +41,7 @@ from pipetransformer.runtime.groups import broadcast_from_rank0
 from pipetransformer.runtime.precision import Precision
 
 WAIT_S = 120.0  # for another job that measures the same; after that this one measures too
-FORMAT = 11
+FORMAT = 12
 TIMES = ("forward", "input_grad", "weight_grad", "lowest_grad")
 LINKS = ("link", "node_link", "allreduce_link", "node_allreduce_link")
 Measurement = tuple[Profile, Cluster]

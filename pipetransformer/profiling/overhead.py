@@ -2,9 +2,11 @@
 other."""
 
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple, TypeVar
+from itertools import cycle
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -32,11 +34,13 @@ from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.runtime.groups import RankContext, barrier, broadcast_from_rank0
 from pipetransformer.runtime.rng import sample_keys
 
-NUM_ROUNDS, NUM_STEPS = 5, 11
+NUM_ROUNDS, NUM_STEPS, NUM_PIPELINE_STEPS = 5, 11, 7
 WAITING_AFTER_S = 0.05  # of work at least, unless a step has less
 NUM_LAYERS = 3  # of a model in which there is nothing to compute
 FEW_MICROBATCHES, MANY_MICROBATCHES = 2, 10
+WORK_S = 0.001  # of a pass beside which a schedule is measured
 OTHER_BYTES = 1 << 24  # more than the caches of a core
+PIECE_BYTES = 1 << 16  # a clock is read between two of them
 Value = TypeVar("Value")
 Pair = tuple[Value, Value]
 
@@ -128,25 +132,44 @@ def measure_reading(batches: Pair[Callable[[], object]], sizes: Pair[int]) -> Af
     return AffineTime.through(sizes, (small_s, large_s))
 
 
-def measure_step_overheads(optimizer: OptimizerSpec, context: RankContext) -> tuple[float, float]:
-    """Measures optimizer steps of a model in which there is nothing to compute. All ranks call it.
+class StepOverheads(NamedTuple):
+    """Seconds of a step besides its layers.
+
+    Attributes:
+        step_s: Of a step with a replica on each rank.
+        schedule_s: Of 1F1B for a micro-batch and a stage, messages between the two stages included.
+        gpipe_s: The same of GPipe, whose stages wait for no message of each other while they compute.
+    """
+
+    step_s: float
+    schedule_s: float = 0.0
+    gpipe_s: float = 0.0
+
+
+def measure_step_overheads(optimizer: OptimizerSpec, context: RankContext) -> StepOverheads:
+    """Measures optimizer steps of a model in which there is next to nothing to compute. All ranks call it.
 
     With a replica on each rank they take what every step does besides its layers: bookkeeping, norms and clipping, the
-    optimizer's own, and the sums over the ranks, waiting included. Then ranks 0 and 1 take steps of 1F1B, with few and
-    with many micro-batches. One runtime takes all of them: its process groups take longer to make than the steps.
+    optimizer's own, and the sums over the ranks, waiting included. Then ranks 0 and 1 take steps of a pipeline, by each
+    schedule with few and with many micro-batches. There each pass works for :data:`WORK_S`, as messages come beside the
+    computing of a step, and that is subtracted. One runtime takes all of them: its process groups take longer to make
+    than the steps.
 
     Returns:
-        Seconds of a step with replicas, and what a pipeline does for a micro-batch and a stage besides its layers,
-        messages between the two stages included, which is zero in a world of one rank. Rank 0 measured them; they are
-        equal on every rank.
+        The seconds, equal on every rank, as rank 0 has measured them; those of pipelines are zero in a world of one
+        rank.
     """
     stages, counts = ((0, 0), (1, NUM_LAYERS - 1)), (FEW_MICROBATCHES, MANY_MICROBATCHES)
-    pipelines = [Plan(0, 0, stages, 1, number, "1f1b") for number in counts if dist.get_world_size() > 1]
+    schedules = ("1f1b", "gpipe") if dist.get_world_size() > 1 else ()
+    pipelines = [Plan(0, 0, stages, 1, number, schedule) for schedule in schedules for number in counts]
     step_s, *pipeline_s = _empty_step_seconds(optimizer, context, [_replicas(), *pipelines])
-    if not pipeline_s:
-        return step_s, 0.0
-    few_s, many_s = pipeline_s
-    return step_s, max(0.0, (many_s - few_s) / (MANY_MICROBATCHES - FEW_MICROBATCHES))
+    pairs = zip(pipeline_s[::2], pipeline_s[1::2], strict=True)
+    return StepOverheads(step_s, *(_besides_work(few_s, many_s) for few_s, many_s in pairs))
+
+
+def _besides_work(few_s: float, many_s: float) -> float:
+    """Returns the seconds of a micro-batch in a stage without its two passes, from steps with few and with many."""
+    return max(0.0, (many_s - few_s) / (MANY_MICROBATCHES - FEW_MICROBATCHES) - 2 * WORK_S)
 
 
 class ShardedBlock(NamedTuple):
@@ -199,7 +222,9 @@ def _replicas(fsdp: bool = False) -> Plan:
 def _empty_step_seconds(
     optimizer: OptimizerSpec, context: RankContext, plans: Sequence[Plan], num_parameters: int = 1, num_numbers: int = 1
 ) -> list[float]:
-    layers = [Layer(_Nothing(num_parameters, num_numbers), _call, f"{n}.") for n in range(NUM_LAYERS)]
+    work = _Work()
+    works = (work if n in (0, NUM_LAYERS - 1) else None for n in range(NUM_LAYERS))  # a layer of each stage
+    layers = [Layer(_Nothing(num_parameters, num_numbers, own), _call, f"{n}.") for n, own in enumerate(works)]
     stack = LayerStack(layers, lambda x: torch.Size((len(x), 1, 1)))
     memory = torch.zeros(OTHER_BYTES // 4, device=context.device)
 
@@ -208,25 +233,59 @@ def _empty_step_seconds(
 
     def seconds(plan: Plan) -> float:
         runtime.apply_plan(plan)
+        work.is_on, num_steps = (True, NUM_PIPELINE_STEPS) if plan.num_stages > 1 else (False, NUM_STEPS)
         assert runtime.topology is not None
         batch = None if runtime.topology.is_idle else _samples(plan, runtime.topology.replica)
-        return typical_seconds(lambda: runtime.step(batch, 0.0), context.device, NUM_STEPS, before=compute)
+        return typical_seconds(lambda: runtime.step(batch, 0.0), context.device, num_steps, before=compute)
 
     with ElasticRuntime(stack.to(context.precision.param_dtype), _NoTask(), optimizer, context) as runtime:
         return [broadcast_from_rank0(seconds(plan)) for plan in plans]
 
 
-class _Nothing(nn.Module):
-    """A layer that computes with one number of each parameter."""
+class _Work:
+    """Keeps a core busy for :data:`WORK_S` of its thread's own time: what takes the core away makes it longer.
 
-    def __init__(self, num_parameters: int, num_numbers: int) -> None:
+    Attributes:
+        is_on: Otherwise it does nothing.
+    """
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self._pieces = cycle(torch.zeros(OTHER_BYTES // 4).split(PIECE_BYTES // 4))
+
+    def __call__(self) -> None:
+        end_s = time.thread_time() + WORK_S
+        while time.thread_time() < end_s:
+            next(self._pieces).add_(1)
+
+
+class _Working(torch.autograd.Function):
+    """Hands its input on after some work, and its gradient, too."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, work: _Work) -> Tensor:
+        ctx.work = work
+        work()
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        ctx.work()
+        return gradients[0], None
+
+
+class _Nothing(nn.Module):
+    """A layer that computes with one number of each parameter, and may work for a while."""
+
+    def __init__(self, num_parameters: int, num_numbers: int, work: _Work | None) -> None:
         super().__init__()
+        self.work = work
         self.scales = nn.ParameterList(nn.Parameter(torch.ones(num_numbers)) for _ in range(num_parameters))
 
     def forward(self, x: Tensor) -> Tensor:
         for scale in self.scales:
             x = x * scale[0]
-        return x
+        return x if self.work is None or not self.work.is_on else _Working.apply(x, self.work)
 
 
 def _call(module: nn.Module, x: Tensor, **_: Tensor) -> Tensor:

@@ -130,15 +130,16 @@ class Measuring:
             profile_mesh(self.stack, mesh, self._batches(mesh), self.optim, *where, cluster) for mesh in split_meshes
         )
         (link, _) = boundary_links(cluster, DeviceLayout(2, 1))  # a message up and one back are counted elsewhere
-        step_overhead_s, schedule_overhead_s = measure_step_overheads(self.optim, context)
+        overheads = measure_step_overheads(self.optim, context)
         small, large, *_ = self._ids(SINGLE)
         reading = measure_reading((partial(self._read, small), partial(self._read, large)), (len(small), len(large)))
         measured = replace(
             layers,
             read=reading,
             meshes=on_meshes,
-            step_overhead_s=step_overhead_s,
-            schedule_overhead_s=max(0.0, schedule_overhead_s - 2 * link.latency_s),
+            step_overhead_s=overheads.step_s,
+            schedule_overhead_s=max(0.0, overheads.schedule_s - 2 * link.latency_s),
+            gpipe_overhead_s=max(0.0, overheads.gpipe_s - 2 * link.latency_s),
         )
         return measured, cluster
 

@@ -10,29 +10,39 @@ from support.overheads import (
     sharding_overhead_by_a_clock,
     step_overheads,
     waiting,
+    work_of_steps,
 )
 from support.pool import Pool
 
-from pipetransformer.profiling.overhead import OTHER_BYTES
+from pipetransformer.profiling.overhead import FEW_MICROBATCHES, MANY_MICROBATCHES, OTHER_BYTES, WORK_S
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_every_rank_hears_the_same_overheads_of_a_step_and_of_a_schedule(world: int, pool: Pool) -> None:
     measured = pool.run(world, step_overheads)
     assert len({seconds for seconds, _ in measured}) == 1
-    step_s, schedule_s = measured[0][0]
+    step_s, *schedules_s = measured[0][0]
     assert step_s > 0
-    assert schedule_s >= 0, "on a busy machine more micro-batches may happen to take no longer"
-    assert schedule_s == 0 or world > 1, "one rank has no pipeline"
+    assert min(schedules_s) >= 0, "on a busy machine more micro-batches may happen to take no longer"
+    assert schedules_s == [0, 0] or world > 1, "one rank has no pipeline"
     assert all(num_groups == 0 for _, num_groups in measured), "process groups are destroyed"
 
 
 def test_what_does_not_grow_with_the_micro_batches_is_no_overhead_of_one(pool: Pool) -> None:
-    assert pool.run(3, schedule_overhead_by_a_clock, 0.25) == [(1.25, 0.25)] * 3
+    for step_s, schedule_s, gpipe_s in pool.run(3, schedule_overhead_by_a_clock, {"1f1b": 0.25, "gpipe": 0.125}):
+        assert step_s == 1.25
+        assert (schedule_s, gpipe_s) == pytest.approx((0.25 - 2 * WORK_S, 0.125 - 2 * WORK_S))
+
+
+def test_a_schedule_is_measured_beside_passes_that_take_a_while(pool: Pool) -> None:
+    counts = [0, *(2 * number for number in (FEW_MICROBATCHES, MANY_MICROBATCHES) * 2)]
+    assert pool.run(3, work_of_steps) == [counts, counts, [0] * 5], (
+        "forward and backward; replicas and an idle rank not"
+    )
 
 
 def test_before_an_empty_step_is_timed_more_is_computed_with_than_the_caches_of_a_core_hold(pool: Pool) -> None:
-    assert pool.run(2, between_empty_steps) == [[OTHER_BYTES] * 3] * 2, "replicas, few and many micro-batches"
+    assert pool.run(2, between_empty_steps) == [[OTHER_BYTES] * 5] * 2, "replicas, few and many micro-batches"
 
 
 def test_every_rank_hears_the_same_overhead_of_sharding_without_the_link(pool: Pool) -> None:

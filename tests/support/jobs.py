@@ -34,6 +34,7 @@ from pipetransformer.planning.planner import Planner
 from pipetransformer.profiling.kept import profile_key
 from pipetransformer.profiling.layers import Batches, profile
 from pipetransformer.profiling.meshes import profile_mesh
+from pipetransformer.profiling.overhead import StepOverheads
 from pipetransformer.report import event_log
 from pipetransformer.runtime import precision
 from pipetransformer.runtime.groups import broadcast_from_rank0
@@ -201,7 +202,7 @@ def with_made_up_times() -> Iterator[None]:
         mock.patch("pipetransformer.profiling.meshes._Exchanges.seconds", return_value=0.0),
         mock.patch.object(setup, "measure_messages", return_value=((1e-3, 1e12), None)),
         mock.patch.object(setup, "measure_all_reduces", return_value=((1e-3, 1e12), None)),
-        mock.patch.object(setup, "measure_step_overheads", return_value=(0.0, 0.0)),
+        mock.patch.object(setup, "measure_step_overheads", return_value=StepOverheads(0.0)),
         mock.patch.object(setup, "measure_sharding_overhead", return_value=(0.0, 0.0)),
         mock.patch.object(setup, "measure_reading", return_value=AffineTime(0.0, 0.0)),
         mock.patch.object(Planner, "correct", corrected_by),

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import count
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 import torch
@@ -29,6 +29,7 @@ from pipetransformer.profiling import overhead, timing
 from pipetransformer.profiling.kept import Measurement, kept_or_measured
 from pipetransformer.profiling.overhead import (
     ShardedBlock,
+    StepOverheads,
     measure_contention,
     measure_reading,
     measure_sharding_overhead,
@@ -40,6 +41,7 @@ from pipetransformer.runtime.precision import PRECISIONS
 
 CPU = torch.device("cpu")
 Pair = tuple[float, float]
+Numbers = TypeVar("Numbers")
 SECOND = AffineTime(0.25, 1.5)
 LAYER = LayerProfile(
     "layer", SECOND, SECOND, SECOND, 0.5, 8, 4, 2, 1, 3, 5,
@@ -59,25 +61,43 @@ def context() -> RankContext:
     return RankContext.create(CPU, PRECISIONS["float32"], 60.0)
 
 
-def with_groups_left(measure: Callable[[], Pair]) -> tuple[Pair, int]:
+def with_groups_left(measure: Callable[[], Numbers]) -> tuple[Numbers, int]:
     """Returns what is measured, and the process groups that are left over."""
     num_groups = len(dist.distributed_c10d._world.pg_map)
     return measure(), len(dist.distributed_c10d._world.pg_map) - num_groups
 
 
-def step_overheads() -> tuple[Pair, int]:
-    """Measures the overhead of a step and that of a pipeline."""
+def step_overheads() -> tuple[StepOverheads, int]:
+    """Measures the overhead of a step and those of pipelines."""
     return with_groups_left(lambda: measure_step_overheads(AdamW(lr=1.0), context()))
 
 
-def schedule_overhead_by_a_clock(seconds: float) -> Pair:
-    """What is found where a step takes a second, and so many more for each micro-batch."""
+def schedule_overhead_by_a_clock(seconds: dict[str, float]) -> StepOverheads:
+    """What is found where a step takes a second, and so many more for each micro-batch, by schedule."""
 
     def made_up(_: object, __: object, plans: Sequence[Plan]) -> list[float]:
-        return [1 + plan.num_microbatches * seconds for plan in plans]
+        return [1 + plan.num_microbatches * seconds[plan.schedule] for plan in plans]
 
     with mock.patch.object(overhead, "_empty_step_seconds", made_up):
         return measure_step_overheads(AdamW(lr=1.0), context())
+
+
+def work_of_steps() -> list[int]:
+    """Returns how often each stage works in a step of each plan, by its rank."""
+    calls, counted = list[float](), list[int]()
+
+    def noting(function: Callable[[], object], *_: object, **__: object) -> float:
+        calls.clear()
+        function()
+        counted.append(len(calls))
+        return 1.0
+
+    with (
+        mock.patch.object(overhead, "typical_seconds", noting),
+        mock.patch.object(overhead._Work, "__call__", lambda _: calls.append(0.0)),
+    ):
+        step_overheads()
+    return counted
 
 
 def between_empty_steps() -> list[int]:

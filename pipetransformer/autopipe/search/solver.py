@@ -169,9 +169,9 @@ class LayoutCosts:
         return self._budget_bytes is None or self.largest_bytes(stages) <= self._budget_bytes
 
     def _boundary_rows(self) -> list[list[float]]:
-        profile, num_stages = self._solver.profile, self.layout.num_stages
-        links = boundary_links(self._solver.cluster, self.layout.devices) * self.layout.stages_per_rank
-        overheads_s = [schedule_overhead_seconds(profile, stage, num_stages) for stage in range(num_stages)]
+        solver, layout = self._solver, self.layout
+        links = boundary_links(solver.cluster, layout.devices) * layout.stages_per_rank
+        overheads_s = (schedule_overhead_seconds(solver.profile, layout, stage) for stage in range(layout.num_stages))
         stages = list(zip(links, overheads_s, strict=True))
         rows = {stage: self._boundary_row(*stage) for stage in set(stages)}
         return [rows[stage] for stage in stages]
