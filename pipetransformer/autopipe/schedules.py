@@ -95,7 +95,8 @@ class Schedule(ABC):
         A stage cannot be done before the first micro-batch passed all stages and the others passed this one. A device
         cannot be done before all its work and the wait for its first: ``M D + (T - D) / v`` with ``D`` the work of the
         busiest device, ``T`` that of all of them and ``v`` stages per rank, which shorten the wait (Narayanan et al.
-        2021, 2.2). With one stage per rank the two are the same. 1F1B and GPipe take the same time.
+        2021, 2.2). With one stage per rank the two are the same. 1F1B and GPipe take the same time, but for what each
+        of them does itself, which is in the seconds of the stages.
         """
         passing_s = total_s + (layout.num_microbatches - 1) * slowest_s
         waiting_s = (total_s - busiest_s) / layout.stages_per_rank
@@ -170,7 +171,8 @@ class InterleavedOneForwardOneBackward(Schedule):
 GPIPE, ONE_F_ONE_B, INTERLEAVED = GPipe(), OneForwardOneBackward(), InterleavedOneForwardOneBackward()
 
 SCHEDULES: dict[str, Schedule] = {schedule.name: schedule for schedule in (ONE_F_ONE_B, GPIPE, INTERLEAVED)}
-"""By name. All take the same time, so the search takes the first one that accepts a layout: it keeps least memory."""
+"""By name. The search takes the first one that accepts a layout: it keeps least memory. Besides what a schedule does
+itself all take the same time; where GPipe does less, it is tried, too."""
 
 REFUSED = {
     "interleaved_zero_bubble": "leaves gradients out where a stage below is frozen, and torch does not say so",

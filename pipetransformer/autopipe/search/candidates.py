@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import groupby
+from itertools import groupby, product
 from math import inf
 
 from pipetransformer.autopipe.cluster import Cluster
 from pipetransformer.autopipe.constraints import PlanConstraints, stages_per_rank_choices
 from pipetransformer.autopipe.plan import DeviceLayout, Layout, microbatch_size
-from pipetransformer.autopipe.schedules import SCHEDULES
+from pipetransformer.autopipe.schedules import GPIPE, SCHEDULES
 
 Preference = tuple[bool, int, int, int, int, str, str]
 
@@ -81,9 +81,14 @@ def _replica_first_counts(cluster: Cluster, pipeline_size: int, most: int, batch
 
 
 def candidates(
-    devices: DeviceLayout, num_layers: int, batch_size: int, constraints: PlanConstraints, may_recompute: bool
-) -> Iterator[Layout]:
-    """Yields all layouts on a grid of devices."""
+    devices: DeviceLayout, num_layers: int, batch_size: int, constraints: PlanConstraints, may_recompute: bool,
+    gpipe_is_faster: bool = False,
+) -> Iterator[Layout]:  # fmt: skip
+    """Yields all layouts on a grid of devices.
+
+    Args:
+        gpipe_is_faster: It takes less time than 1F1B, though more memory, so that both are worth trying.
+    """
     size, num_replicas, rank_order = devices
     recomputes = (False, True) if constraints.recompute is None and may_recompute else (bool(constraints.recompute),)
     for stages_per_rank in range(1, constraints.most_stages_per_rank + 1):
@@ -94,15 +99,17 @@ def candidates(
             continue
         for num_microbatches in microbatch_counts(batch_size, devices, constraints.num_microbatches):
             sizes = num_stages, num_replicas, num_microbatches
-            if schedule := _schedule(Layout(*sizes, "", stages_per_rank), constraints.schedule):
-                for recompute in recomputes:
-                    yield Layout(*sizes, schedule, stages_per_rank, recompute, rank_order)
+            bare = Layout(*sizes, "", stages_per_rank)
+            for schedule, recompute in product(_schedules(bare, constraints.schedule, gpipe_is_faster), recomputes):
+                yield Layout(*sizes, schedule, stages_per_rank, recompute, rank_order)
 
 
-def _schedule(layout: Layout, fixed: str | None) -> str | None:
-    """Returns the first schedule that accepts a layout, or ``None``."""
+def _schedules(layout: Layout, fixed: str | None, gpipe_is_faster: bool) -> list[str]:
+    """Returns the first schedule that accepts a layout, if any does, and GPipe where it may be faster."""
     names = SCHEDULES if fixed is None else (fixed,)
-    return next((name for name in names if SCHEDULES[name].accepts(layout)), None)
+    accepting = [name for name in names if SCHEDULES[name].accepts(layout)]
+    may_gpipe = gpipe_is_faster and layout.num_stages > 1
+    return accepting[:1] + [name for name in accepting[1:] if name == GPIPE.name and may_gpipe]
 
 
 def smallest_candidates(

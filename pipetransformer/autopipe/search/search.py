@@ -42,8 +42,9 @@ def best_plan(
     """Returns the fastest plan by :func:`~pipetransformer.autopipe.cost.step_seconds` that fits the devices' memory.
 
     Considers every number of devices in a pipeline and of replicas; 1, 2, 3, 4, 6, 8, 12, ... micro-batches; one to
-    four stages per rank; recomputing where memory is limited; both rank orders where there are nodes; and for each of
-    these all partitions worth it, from the fastest slowest stage to the fastest slowest update.
+    four stages per rank; recomputing where memory is limited; GPipe beside 1F1B where it is faster; both rank orders
+    where there are nodes; and for each of these all partitions worth it, from the fastest slowest stage to the fastest
+    slowest update.
     That is exact where the outputs of all layers are equally large. Below the frozen prefix, where no gradient comes
     back, it may miss the optimum by a transfer, and with several stages per rank where
     :func:`~pipetransformer.autopipe.search.partition.interleave` gives up.
@@ -167,7 +168,9 @@ class _Search:
         """
         budget = self.cluster.device_memory_bytes
         limited = budget is not None
-        every = candidates(devices, len(self.solver.layers), self.batch_size, self.constraints, may_recompute=limited)
+        profile, num_layers = self.solver.profile, len(self.solver.layers)
+        gpipe_is_faster = profile.overhead_s("gpipe") < profile.overhead_s("1f1b")
+        every = candidates(devices, num_layers, self.batch_size, self.constraints, limited, gpipe_is_faster)
         bounded = [
             (bound_s, layout)
             for layout in every

@@ -53,13 +53,14 @@ def all_arrangements(size: int, stages_per_rank: int, devices: Cluster, batch_si
         for num_microbatches in range(1, ceil(batch_size / num_replicas) + 1):
             if stages_per_rank > 1 and num_microbatches % max(1, num_microbatches // size):
                 continue
-            schedule = "1f1b" if num_microbatches >= size else "gpipe"
-            for recompute, rank_order in product((False, True), RankOrder.__args__):
+            plain = ["1f1b", "gpipe"][num_microbatches < size : 1 + (size > 1)] if stages_per_rank == 1 else []
+            schedules = plain or ["interleaved1f1b"]
+            for schedule, recompute, rank_order in product(schedules, (False, True), RankOrder.__args__):
                 if rank_order == "pipeline-first" or fills_nodes(devices, num_replicas):
                     yield {
                         "num_replicas": num_replicas,
                         "num_microbatches": num_microbatches,
-                        "schedule": "interleaved1f1b" if stages_per_rank > 1 else schedule,
+                        "schedule": schedule,
                         "stages_per_rank": stages_per_rank,
                         "recompute": recompute,
                         "rank_order": rank_order,
@@ -90,7 +91,7 @@ def profiles(draw: st.DrawFn) -> Profile:
         tuple(layers), 2, 1e-9, missing, schedule_overhead_s, step_overhead_s=draw(st.sampled_from([0.0, 0.02])),
         waiting_s=draw(st.sampled_from([0.0, 0.03])),
         read=read, fill_read_s=draw(st.sampled_from([0.0, 0.02])), contention=draw(st.sampled_from([1.0, 1.8])),
-        timed=timed,
+        timed=timed, gpipe_overhead_s=draw(st.sampled_from([None, 0.0, 0.02, 0.1])),
     )  # fmt: skip
 
 
@@ -164,6 +165,19 @@ def test_a_model_that_fits_no_device_is_cut_into_stages() -> None:
     plan = best_plan(BLOCKS, cluster(4, memory_mib=150), batch_size=32)
     assert plan.num_stages > 1
     assert max(device_memory_bytes(BLOCKS, plan, 32)) <= 150 * MIB
+
+
+@pytest.mark.parametrize(
+    ("gpipe_overhead_s", "memory_mib", "schedule"),
+    [(None, None, "1f1b"), (0.01, None, "1f1b"), (0.001, None, "gpipe"), (0.001, 250, "1f1b")],
+    ids=["as fast", "slower", "faster", "no room"],
+)
+def test_gpipe_is_taken_where_it_takes_less_time_and_fits(
+    gpipe_overhead_s: float | None, memory_mib: int | None, schedule: str
+) -> None:
+    profile = replace(BLOCKS, schedule_overhead_s=0.005, gpipe_overhead_s=gpipe_overhead_s)
+    two = PlanConstraints(num_stages=2, num_replicas=1, num_microbatches=8, recompute=False)
+    assert best_plan(profile, cluster(2, memory_mib), 32, constraints=two).schedule == schedule
 
 
 def test_freezing_frees_devices_for_replicas() -> None:
