@@ -46,13 +46,19 @@ def on_mesh(profile: Profile, cluster: Cluster, mesh: StageMesh) -> tuple[Profil
             profile.sharded(mesh),  # by whose copies the memory of a rank is counted
             layers=layers,
             step_overhead_s=profile.step_overhead_s + num_sums * allreduce_link.latency_s,
-            read=AffineTime(profile.read.fixed_s, profile.read.per_sample_s * mesh.rows_multiple),
+            read=_of_rows(profile.read, mesh),
+            read_besides=_of_rows(profile.read_besides, mesh),
             fill_read_s=profile.fill_read_s * mesh.rows_multiple,
             cache_read_s_per_byte=profile.cache_read_s_per_byte * widening,
             kind="mesh",
         ),
         _cluster_of(cluster, mesh),
     )
+
+
+def _of_rows(read: AffineTime, mesh: StageMesh) -> AffineTime:
+    """Returns the time of reading by samples of which each rank has a part, and reads all rows."""
+    return AffineTime(read.fixed_s, read.per_sample_s * mesh.rows_multiple)
 
 
 def without_mesh(profile: Profile, cluster: Cluster, plan: Plan, batch_size: int) -> tuple[Profile, Cluster, Plan, int]:

@@ -249,6 +249,8 @@ class Profile:
         waiting_s: Seconds that devices wait for each other at the end of a step, where several run a plan, besides what
             the all-reduce takes while all are ready.
         read: Reading a replica's batch where no cache is read, before the first layer.
+        read_besides: The same without the inputs, where a cache is read: sampling, random keys, targets, what goes to
+            every layer. No worker reads them ahead.
         fill_read_s: Reading a sample's input, for which its rank waits: in a fill of the cache from the input, and in a
             step of what the cache misses.
         contention: Seconds of a layer while all devices of a node compute, over those while one does, at least 1: they
@@ -284,6 +286,7 @@ class Profile:
     input_bytes: int = 0
     copied_bytes: tuple[int, ...] | None = None
     gpipe_overhead_s: float | None = None
+    read_besides: AffineTime = AffineTime(0.0, 0.0)
 
     def overhead_s(self, schedule: str) -> float:
         """Returns the seconds of a schedule itself per micro-batch and neighbour of a stage."""

@@ -164,8 +164,9 @@ def from_plain(values: dict[str, Any]) -> Measurement:
     layers = tuple(map(_layer, profile["layers"]))
     links = {name: None if cluster[name] is None else Link(**cluster[name]) for name in LINKS}
     meshes = tuple(_mesh(*each) for each in profile["meshes"])
-    known = {"layers": layers, "read": AffineTime(**profile["read"]), "timed": (), "meshes": meshes}
-    return Profile(**profile | known), Cluster(**cluster | links)
+    reading = {name: AffineTime(**profile[name]) for name in ("read", "read_besides")}
+    known = {"layers": layers, "timed": (), "meshes": meshes}
+    return Profile(**profile | known | reading), Cluster(**cluster | links)
 
 
 def _mesh(mesh: dict[str, Any], shards: list[dict[str, Any]], exchange: dict[str, Any] | None) -> MeshProfile:

@@ -131,17 +131,26 @@ class Measuring:
         )
         (link, _) = boundary_links(cluster, DeviceLayout(2, 1))  # a message up and one back are counted elsewhere
         overheads = measure_step_overheads(self.optim, context)
-        small, large, *_ = self._ids(SINGLE)
-        reading = measure_reading((partial(self._read, small), partial(self._read, large)), (len(small), len(large)))
+        reading, besides = self._reading()
         measured = replace(
             layers,
             read=reading,
+            read_besides=besides,
             meshes=on_meshes,
             step_overhead_s=overheads.step_s,
             schedule_overhead_s=max(0.0, overheads.schedule_s - 2 * link.latency_s),
             gpipe_overhead_s=max(0.0, overheads.gpipe_s - 2 * link.latency_s),
         )
         return measured, cluster
+
+    def _reading(self) -> tuple[AffineTime, AffineTime]:
+        """Measures reading a batch, and what of it is left where a cache has the inputs."""
+        small, large, *_ = self._ids(SINGLE)
+        whole, besides = (
+            measure_reading((partial(read, small), partial(read, large)), (len(small), len(large)))
+            for read in (self._read, self._read_besides)
+        )
+        return whole, besides
 
     def sharding_overhead(self, block: LayerProfile, link: Link) -> tuple[float, float]:
         """Measures what a step takes more with sharded layers: see :func:`measure_sharding_overhead`.
@@ -173,6 +182,13 @@ class Measuring:
         stages = ((0, len(self.stack) - 1),)
         whole = Plan(num_frozen=0, cache_level=0, stages=stages, num_replicas=1, num_microbatches=1)
         return self.loader.batch(ids, Topology(whole, rank=0))
+
+    def _read_besides(self, ids: np.ndarray) -> Batch:
+        """Reads samples without their inputs, as the last one of two stages does."""
+        last = len(self.stack) - 1
+        stages = ((0, last - 1), (last, last))
+        halves = Plan(num_frozen=0, cache_level=0, stages=stages, num_replicas=1, num_microbatches=1, schedule="gpipe")
+        return self.loader.batch(ids, Topology(halves, rank=1))
 
     def _ids(self, mesh: StageMesh) -> list[np.ndarray]:
         """Returns the samples of :data:`~pipetransformer.profiling.layers.Batches` on a mesh.

@@ -56,6 +56,7 @@ def settings(draw: st.DrawFn) -> tuple[Profile, Cluster, Plan, int]:
         step_overhead_s=draw(seconds),
         waiting_s=draw(seconds),
         read=draw(times),
+        read_besides=draw(times),
         contention=draw(st.sampled_from([1.0, 1.5])),
         host_copy_s_per_byte=draw(seconds),
         meshes=(MeshProfile(MESH, tuple(shard(draw) for _ in range(6)), draw(times)),),

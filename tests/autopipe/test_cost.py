@@ -199,7 +199,9 @@ def test_boundaries_and_rings_between_nodes_take_the_node_link() -> None:
     assert step_seconds(PROFILE, nodes, across, 4) == 212 + 222 + 2 * (1 + 3 / 50) + 1 + ring_bytes / 100 + update_s
 
 
-SCALED = replace(PROFILE, step_overhead_s=5.0, read=AffineTime(2.0, 3.0), contention=2.0)
+SCALED = replace(
+    PROFILE, step_overhead_s=5.0, read=AffineTime(2.0, 3.0), read_besides=AffineTime(0.5, 0.25), contention=2.0
+)
 ON_TWO = Cluster(2, None, Link(0, float("inf")))
 
 
@@ -219,10 +221,10 @@ def test_devices_wait_for_each_other_once_in_a_step_where_there_are_several(
     assert step_seconds(waiting, ON_TWO, plan, batch_size=4) == plain + 7 * waits
 
 
-def test_what_is_read_from_the_cache_is_not_read_again() -> None:
+def test_what_is_read_from_the_cache_is_not_read_again_and_all_else_is() -> None:
     plan = Plan(1, 1, ((2, 3),), num_replicas=2, num_microbatches=1)
     plain = step_seconds(PROFILE, ON_TWO, plan, batch_size=12)
-    assert step_seconds(SCALED, ON_TWO, plan, batch_size=12) == plain + 5
+    assert step_seconds(SCALED, ON_TWO, plan, batch_size=12) == plain + 5 + 0.5 + 0.25 * 6
 
 
 @pytest.mark.parametrize(("num_busy", "factor"), [(1, 1 / 2), (2, 2 / 3), (3, 5 / 6), (4, 1), (8, 1)])
@@ -249,7 +251,7 @@ def test_one_device_of_two_is_predicted_as_if_it_were_alone() -> None:
 )
 def test_a_correction_counts_for_its_kind_of_layout(devices: DeviceLayout, fsdp: bool, kind: Kind) -> None:
     assert kind_of(devices, fsdp) == kind
-    slow = SCALED.with_timed(TimedPlan(kind, 0, 0, 1e3, 3e3))
+    slow = replace(SCALED, read_besides=AffineTime(0, 0)).with_timed(TimedPlan(kind, 0, 0, 1e3, 3e3))
     assert step_scale(slow, FREE_LINKS, devices, 1, 8, fsdp).fixed_s == pytest.approx(3 * 5, rel=0.01)
 
 

@@ -134,10 +134,12 @@ def test_ranks_that_are_busy_take_from_each_other_and_not_their_meshes(num_busy:
 
 
 def test_each_rank_of_a_mesh_reads_all_rows_of_a_sample_that_it_has_a_part_of() -> None:
-    known = replace(profile(CUBE), read=AffineTime(1.0, 2.0), fill_read_s=3.0)
+    known = replace(profile(CUBE), read=AffineTime(1.0, 2.0), read_besides=AffineTime(0.5, 0.25), fill_read_s=3.0)
     on_units, _ = on_mesh(known, cluster(8), CUBE)
     assert CUBE.rows_multiple == 2
-    assert (on_units.read, on_units.fill_read_s) == (AffineTime(1.0, 4.0), 6.0)
+    assert (on_units.read, on_units.read_besides, on_units.fill_read_s) == (
+        AffineTime(1.0, 4.0), AffineTime(0.5, 0.5), 6.0,
+    )  # fmt: skip
 
 
 def test_a_device_of_ranks_that_split_rows_sees_fewer_samples() -> None:

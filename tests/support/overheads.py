@@ -52,7 +52,17 @@ SHARD = LayerShard(LAYER, EXCHANGES, EXCHANGES, Traffic(), EXCHANGES, ((2, 8),))
 ON_MESH = MeshProfile(StageMesh(tp=2), (SHARD,), AffineTime(0.002, 0.001))
 LAYERS = (LAYER, replace(LAYER, name="head"))
 MEASUREMENT = (
-    Profile(LAYERS, 2.0, step_overhead_s=0.01, waiting_s=0.002, read=SECOND, contention=1.25, meshes=(ON_MESH,)),
+    Profile(
+        LAYERS,
+        2.0,
+        step_overhead_s=0.01,
+        waiting_s=0.002,
+        read=SECOND,
+        contention=1.25,
+        meshes=(ON_MESH,),
+        gpipe_overhead_s=0.001,
+        read_besides=SECOND,
+    ),
     Cluster(2, None, Link(1e-3, float("inf")), None, 2, Link(2e-3, 1e9)),
 )
 
@@ -94,7 +104,7 @@ def work_of_steps() -> list[int]:
 
     with (
         mock.patch.object(overhead, "typical_seconds", noting),
-        mock.patch.object(overhead._Work, "__call__", lambda _: calls.append(0.0)),
+        mock.patch.object(overhead._Work, "__call__", side_effect=lambda: calls.append(0.0)),
     ):
         step_overheads()
     return counted

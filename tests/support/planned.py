@@ -1,5 +1,6 @@
 """The numbers by which the ranks of a run plan."""
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import torch.distributed as dist
 
 from pipetransformer.autopipe.profile import AffineTime
 from pipetransformer.planning.planner import Planner
+from pipetransformer.runtime.batch import Batch
 from pipetransformer.training import planner_setup
 from pipetransformer.training.cache_session import CacheSession
 from pipetransformer.training.loader import BatchLoader
@@ -56,15 +58,23 @@ def numbers_of_plans(overrides: tuple[str, ...], folder: Path, of_nodes: bool) -
         return play(overrides, folder, made_up_times=False), seen
 
 
-def reading_of_plans(overrides: tuple[str, ...], folder: Path, reads_ahead: bool) -> list[tuple[AffineTime, float]]:
-    """The time of reading in a step and in a fill by which a run plans, where a batch took 1 s and 2 s a sample."""
-    seen: list[tuple[AffineTime, float]] = []
+def reading_of_plans(
+    overrides: tuple[str, ...], folder: Path, reads_ahead: bool
+) -> list[tuple[AffineTime, AffineTime, float]]:
+    """The time of reading in a step, without a cache and with one, and in a fill, by which a run plans, where a batch
+    took 1 s and 2 s a sample, and without inputs 0.5 s and 0.25 s a sample."""
+    seen: list[tuple[AffineTime, AffineTime, float]] = []
 
     def planner(profile: Any, *arguments: Any) -> Planner:
-        seen.append((profile.read, profile.fill_read_s))
+        seen.append((profile.read, profile.read_besides, profile.fill_read_s))
         return Planner(profile, *arguments)
 
-    reading = mock.patch.object(planner_setup, "measure_reading", return_value=AffineTime(1.0, 2.0))
+    def measured(batches: tuple[Callable[[], Batch], ...], _: object) -> AffineTime:
+        has_inputs = {read().inputs is not None for read in batches}
+        assert len(has_inputs) == 1
+        return AffineTime(1.0, 2.0) if has_inputs.pop() else AffineTime(0.5, 0.25)
+
+    reading = mock.patch.object(planner_setup, "measure_reading", measured)
     ahead = mock.patch.object(BatchLoader, "reads_ahead", new_callable=mock.PropertyMock, return_value=reads_ahead)
     with mock.patch.object(planner_setup, "Planner", planner), reading, ahead:
         assert play(overrides, folder, made_up_times=False) == ""

@@ -38,7 +38,8 @@ def test_workers_read_ahead_of_steps_and_of_no_fill(
     reads_ahead: bool, in_a_step: AffineTime, pool: Pool, tmp_path: Path
 ) -> None:
     options = (*TINY, "epochs=1", "freeze=none")
-    assert pool.run(1, reading_of_plans, options, tmp_path, reads_ahead) == [[(in_a_step, 2.0)]]
+    besides = AffineTime(0.5, 0.25)  # targets and random keys, of which none comes from the cache
+    assert pool.run(1, reading_of_plans, options, tmp_path, reads_ahead) == [[(in_a_step, besides, 2.0)]]
 
 
 @pytest.mark.parametrize(("device", "world", "is_refused"), [("cuda", 2, True), ("cuda", 1, False), ("cpu", 2, False)])

@@ -91,7 +91,8 @@ def profiles(draw: st.DrawFn) -> Profile:
         tuple(layers), 2, 1e-9, missing, schedule_overhead_s, step_overhead_s=draw(st.sampled_from([0.0, 0.02])),
         waiting_s=draw(st.sampled_from([0.0, 0.03])),
         read=read, fill_read_s=draw(st.sampled_from([0.0, 0.02])), contention=draw(st.sampled_from([1.0, 1.8])),
-        timed=timed, gpipe_overhead_s=draw(st.sampled_from([None, 0.0, 0.02, 0.1])),
+        timed=timed, read_besides=draw(st.sampled_from([AffineTime(0.0, 0.0), AffineTime(0.005, 0.001)])),
+        gpipe_overhead_s=draw(st.sampled_from([None, 0.0, 0.02, 0.1])),
     )  # fmt: skip
 
 
