@@ -16,6 +16,7 @@ from experiments.ranks import SEED, run_ranks
 from experiments.record import markdown, publish
 from experiments.step_time.cases import CASES, Case, write_bert
 from experiments.step_time.loops import OPTIMIZER, ElasticLoop
+from pipetransformer.autocache.bandwidth import read_times
 from pipetransformer.autocache.cache import AutoCache
 from pipetransformer.autocache.capacity import CacheCapacity, FeatureFormat
 from pipetransformer.autocache.layout import Budgets
@@ -25,7 +26,7 @@ from pipetransformer.autopipe.search.search import best_plan
 from pipetransformer.config.sections import Parallel
 from pipetransformer.planning.planner import Planner
 from pipetransformer.runtime.precision import PRECISIONS
-from pipetransformer.training.cache_setup import WorldCommunicator
+from pipetransformer.training.cache_setup import CacheSetup, WorldCommunicator
 from pipetransformer.training.loader import BatchLoader, sample_source
 from pipetransformer.training.planner_setup import make_planner
 from pipetransformer.training.world import NodeLayout
@@ -102,7 +103,10 @@ class Bench:
         source = sample_source(split, self.stack.hidden_shape)
         feature_format = FeatureFormat(source.hidden_size, FLOAT32.param_dtype)
         capacity = CacheCapacity([source], feature_format, Budgets(1 << 30, disk_bytes=0), persistent=False)
+        num_tokens, share = int(np.median(source.lengths)), case.batch_size // WORLD
+        read = read_times(feature_format, num_tokens, capacity.bytes_by_tier, folder, share)
         self._cache = AutoCache(capacity, {source.name: folder}, WorldCommunicator())
+        self._cache_setup = CacheSetup(self._cache, read=read)
         self._cache.open()
         self._loader = BatchLoader(split, source, SEED, self._cache.reader)
         self._loop = ElasticLoop(case.stack(folder), split, case.batch_size, self._loader)
@@ -110,9 +114,8 @@ class Bench:
 
     def planner(self) -> Planner:
         """Measures layers and links anew."""
-        return make_planner(
-            self.stack, self._loader, OPTIMIZER, Parallel(), self.case.batch_size, CPU, FLOAT32, NodeLayout.here()
-        )
+        about = self.stack, self._loader, OPTIMIZER, Parallel(), self.case.batch_size, CPU, FLOAT32
+        return make_planner(*about, NodeLayout.here(), self._cache_setup)
 
     def seconds(self, plan: Plan, num_steps: int) -> float:
         """Returns the median step, as this rank sees it."""

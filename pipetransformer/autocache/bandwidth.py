@@ -12,15 +12,15 @@ from pipetransformer.autocache.capacity import SEED, SHARD_SIZE, FeatureFormat
 from pipetransformer.autocache.layout import Budgets, bytes_needed
 from pipetransformer.autocache.store import FeatureStore, StoreSpec
 from pipetransformer.autopipe.limit import fill_seconds
-from pipetransformer.autopipe.profile import Profile
+from pipetransformer.autopipe.profile import AffineTime, Profile
 
 NUM_BYTES, NUM_BATCHES, KEY = 16 << 20, 4, 1
 
 
-def seconds_per_byte(
-    feature_format: FeatureFormat, num_tokens: int, tiers: Mapping[str, int], folder: Path
-) -> dict[str, float]:
-    """Measures seconds per byte of a feature as it leaves the cache, for batches in random order.
+def read_times(
+    feature_format: FeatureFormat, num_tokens: int, tiers: Mapping[str, int], folder: Path, share: int
+) -> dict[str, AffineTime]:
+    """Measures how long features take to leave the cache, for batches in random order.
 
     The disk tier is evicted from the page cache first, as a store larger than the memory would be.
 
@@ -29,9 +29,13 @@ def seconds_per_byte(
         num_tokens: Tokens of a sample.
         tiers: Bytes of ``memory`` and ``disk`` that may be used.
         folder: A folder on the disk.
+        share: Samples of a device's batch, which may be few.
+
+    Returns:
+        The seconds of a batch as a line in its bytes, by tier.
     """
     return {
-        tier: _measure(feature_format, _lengths(feature_format, num_tokens, most), tier, folder)
+        tier: _measure(feature_format, _lengths(feature_format, num_tokens, most), tier, folder, share)
         for tier, most in tiers.items()
     }
 
@@ -45,7 +49,7 @@ def _lengths(feature_format: FeatureFormat, num_tokens: int, most_bytes: int) ->
     return np.full(num_samples, num_tokens)
 
 
-def _measure(feature_format: FeatureFormat, lengths: np.ndarray, tier: str, folder: Path) -> float:
+def _measure(feature_format: FeatureFormat, lengths: np.ndarray, tier: str, folder: Path, share: int) -> AffineTime:
     hidden_size, dtype = feature_format.hidden_size, feature_format.dtype
     store = _store(feature_format, lengths, tier, folder)
     try:
@@ -54,9 +58,15 @@ def _measure(feature_format: FeatureFormat, lengths: np.ndarray, tier: str, fold
         if tier == "disk":
             store.drop_page_cache()
         order = np.random.default_rng(SEED).permutation(len(lengths))
-        batches = np.array_split(order, min(NUM_BATCHES, len(order)))
+        few = share if share <= len(order) // (2 * NUM_BATCHES) else 0  # of larger batches the bytes are all
+        small, large = order[: few * NUM_BATCHES].reshape(-1, max(few, 1)), order[few * NUM_BATCHES :]
+        batches = np.array_split(large, min(NUM_BATCHES, len(large)))
         out = torch.zeros(len(batches[0]), int(lengths[0]), hidden_size, dtype=dtype)
-        return median(_seconds(store, ids, out[: len(ids)]) / out[: len(ids)].nbytes for ids in batches)
+        small_s = [_seconds(store, ids, out[:few]) for ids in small]
+        byte_s = median(_seconds(store, ids, out[: len(ids)]) / out[: len(ids)].nbytes for ids in batches)
+        if not small_s:
+            return AffineTime(0.0, byte_s)
+        return AffineTime.through((out[:few].nbytes, out.nbytes), (median(small_s), byte_s * out.nbytes))
     finally:
         store.close()
 

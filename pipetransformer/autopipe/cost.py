@@ -210,7 +210,9 @@ def step_scale(
     """Returns the scale of all steps on a grid of devices, whatever its stages and micro-batches."""
     correction = profile.correction(profile.kind or kind_of(devices, fsdp), cache_level > 0)
     num_rows = microbatch_size(batch_size, devices.num_replicas, num_microbatches=1)
-    read_s = (profile.read_besides if cache_level else profile.read).at(num_rows)  # the lowest layer has what is stored
+    read_s = profile.read.at(num_rows)
+    if cache_level:  # the lowest layer's time has the bytes of what is stored
+        read_s = profile.read_besides.at(num_rows) + profile.cache_read_fixed_s
     node_size = min(cluster.devices_per_node or cluster.num_devices, cluster.num_devices)
     ranks = cluster.ranks_per_device  # they are what shares cores and memory
     num_devices = devices.pipeline_size * devices.num_replicas

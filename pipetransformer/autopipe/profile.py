@@ -239,6 +239,7 @@ class Profile:
         layers: Embedding first and head last.
         optimizer_state_factor: The optimizer's bytes per parameter byte (2 for Adam).
         cache_read_s_per_byte: Seconds until a cached output is on the device; 0 where it is prefetched.
+        cache_read_fixed_s: The same of a batch besides its bytes.
         cache_miss_rate: Fraction of the samples that the cache cannot hold; they go through the frozen layers.
         schedule_overhead_s: Seconds of the schedule itself, per micro-batch and neighbour of a stage, besides layers
             and transfers. A stage between others has two, with each of which it exchanges messages.
@@ -287,6 +288,7 @@ class Profile:
     copied_bytes: tuple[int, ...] | None = None
     gpipe_overhead_s: float | None = None
     read_besides: AffineTime = AffineTime(0.0, 0.0)
+    cache_read_fixed_s: float = 0.0
 
     def overhead_s(self, schedule: str) -> float:
         """Returns the seconds of a schedule itself per micro-batch and neighbour of a stage."""

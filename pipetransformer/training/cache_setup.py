@@ -8,15 +8,16 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
-from pipetransformer.autocache.bandwidth import break_even_level, forward_seconds, read_seconds, seconds_per_byte
+from pipetransformer.autocache.bandwidth import break_even_level, forward_seconds, read_seconds, read_times
 from pipetransformer.autocache.buffer import GIB
 from pipetransformer.autocache.cache import AutoCache, describe_os_error
 from pipetransformer.autocache.capacity import CacheCapacity, FeatureFormat
 from pipetransformer.autocache.layout import Budgets
 from pipetransformer.autocache.reader import FeatureReader
 from pipetransformer.autocache.source import SampleSource
-from pipetransformer.autopipe.profile import Profile
+from pipetransformer.autopipe.profile import AffineTime, Profile
 from pipetransformer.config.names import in_options
 from pipetransformer.config.schema import Config
 from pipetransformer.config.sections import Cache
@@ -36,12 +37,12 @@ class CacheSetup:
     Attributes:
         cache: ``None`` where frozen layers' output is not stored.
         notes: Messages for the user.
-        read_s_per_byte: Measured, by tier.
+        read: Seconds of reading a batch as a line in its bytes, measured by tier.
     """
 
     cache: AutoCache | None = None
     notes: list[str] = field(default_factory=list)
-    read_s_per_byte: Mapping[str, float] = field(default_factory=dict)
+    read: Mapping[str, AffineTime] = field(default_factory=dict)
 
     @property
     def reader(self) -> FeatureReader | None:
@@ -54,11 +55,13 @@ class CacheSetup:
         return self.cache is not None and self.cache.capacity.is_partial
 
     @property
-    def mean_read_s_per_byte(self) -> float:
-        """Mean over everything that is stored."""
+    def mean_read(self) -> AffineTime:
+        """Mean of :attr:`read` over everything that is stored."""
         num_bytes = {} if self.cache is None else self.cache.capacity.bytes_by_tier
-        total = sum(self.read_s_per_byte[tier] * own for tier, own in num_bytes.items())
-        return total / sum(num_bytes.values()) if total else 0.0
+        total = sum(num_bytes.values())
+        parts = [(own / total, self.read[tier]) for tier, own in num_bytes.items()]
+        fixed_s = sum(part * read.fixed_s for part, read in parts)
+        return AffineTime(fixed_s, sum(part * read.per_sample_s for part, read in parts))
 
     def outlook(self, profile: Profile, train: SampleSource) -> dict[str, Any] | None:
         """Describes the cache's size, and the block from which on it pays, for the run's record."""
@@ -67,7 +70,7 @@ class CacheSetup:
         level = break_even_level(profile)
         return {
             "bytes_by_tier": self.cache.capacity.bytes_by_tier,
-            "read_seconds_per_byte": dict(self.read_s_per_byte),
+            "read_seconds_per_byte": {tier: read.per_sample_s for tier, read in self.read.items()},
             "missing": self.cache.capacity.miss_rate(train.name),
             "break_even_level": level,
             "read_seconds": None if level is None else read_seconds(profile, level),
@@ -133,7 +136,8 @@ def _set_up(
     folders = kept.folders or {source.name: run_dir for source in sources}
     problem = _shortage(config, capacity)
     if problem is None:
-        problem, setup.read_s_per_byte = _measure_reads(capacity, sources[0], folders, communicator)
+        share = max(1, config.batch_size // dist.get_world_size())
+        problem, setup.read = _measure_reads(capacity, sources[0], folders, communicator, share)
     if problem is not None:
         setup.notes.append(f"the cache is off: {problem}")
         return setup
@@ -143,19 +147,26 @@ def _set_up(
 
 
 def _measure_reads(
-    capacity: CacheCapacity, source: SampleSource, folders: Mapping[str, Path], communicator: WorldCommunicator
-) -> tuple[str | None, dict[str, float]]:
-    """Measures the seconds per byte of each tier, on the slowest node; or returns why that failed."""
+    capacity: CacheCapacity, source: SampleSource, folders: Mapping[str, Path], communicator: WorldCommunicator,
+    share: int,
+) -> tuple[str | None, dict[str, AffineTime]]:  # fmt: skip
+    """Measures reading from each tier, on the slowest node; or returns why that failed."""
     problem, own = None, {}
     if communicator.local_rank == 0:
         try:
             num_tokens = int(np.median(source.lengths))
-            own = seconds_per_byte(capacity.feature_format, num_tokens, capacity.bytes_by_tier, folders[source.name])
+            about = capacity.feature_format, num_tokens, capacity.bytes_by_tier
+            own = read_times(*about, folders[source.name], share)
         except OSError as error:
             problem = in_options(describe_os_error(error))
     ranks = communicator.all_gather((problem, own))
     problem = next((each for each, _ in ranks if each is not None), None)
-    return problem, {tier: max(each.get(tier, 0.0) for _, each in ranks) for tier in capacity.bytes_by_tier}
+    measured = {tier: [each[tier] for _, each in ranks if tier in each] for tier in capacity.bytes_by_tier}
+    return problem, {
+        tier: AffineTime(max(read.fixed_s for read in nodes), max(read.per_sample_s for read in nodes))
+        for tier, nodes in measured.items()
+        if nodes
+    }
 
 
 def _budgets(cache: Cache) -> Budgets:

@@ -88,8 +88,12 @@ def _cache_figures(setup: CacheSetup | None, loader: BatchLoader) -> dict[str, A
     """Returns the entries of a profile that say how fast the cache is read, and how much of it is missed."""
     if setup is None or setup.cache is None:
         return {}
-    miss_rate = setup.cache.capacity.miss_rate(loader.source.name)
-    return {"cache_read_s_per_byte": setup.mean_read_s_per_byte, "cache_miss_rate": miss_rate}
+    read, miss_rate = setup.mean_read, setup.cache.capacity.miss_rate(loader.source.name)
+    return {
+        "cache_read_s_per_byte": read.per_sample_s,
+        "cache_read_fixed_s": read.fixed_s,
+        "cache_miss_rate": miss_rate,
+    }
 
 
 @dataclass(frozen=True)

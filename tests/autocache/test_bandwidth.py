@@ -7,7 +7,8 @@ import pytest
 import torch
 from planning.test_planner import planner
 
-from pipetransformer.autocache.bandwidth import NUM_BYTES, passes_to_pay_back, read_seconds, seconds_per_byte
+from pipetransformer.autocache import bandwidth
+from pipetransformer.autocache.bandwidth import NUM_BYTES, passes_to_pay_back, read_seconds, read_times
 from pipetransformer.autocache.buffer import SharedBuffer
 from pipetransformer.autocache.capacity import FeatureFormat
 from pipetransformer.autopipe.limit import fill_seconds
@@ -28,11 +29,21 @@ def test_measuring_keeps_the_budget_and_leaves_nothing(
         taken.append(buffer.num_bytes)
 
     monkeypatch.setattr(SharedBuffer, "__init__", noted)
-    seconds = seconds_per_byte(FORMAT, 8, {"memory": num_bytes, "disk": num_bytes}, tmp_path / "not there")
-    assert all(0 < each < 1e-3 for each in seconds.values())
+    lines = read_times(FORMAT, 8, {"memory": num_bytes, "disk": num_bytes}, tmp_path / "not there", share=4)
+    assert all(0 < each.at(SAMPLE_BYTES) / SAMPLE_BYTES < 1e-3 for each in lines.values())
     assert len(taken) == 2
     assert all(each <= min(num_bytes, 1.1 * NUM_BYTES) for each in taken)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("share", "fixed_s"), [(4, 0.25), (10**6, 0.0)], ids=["few samples", "more than are measured"])
+def test_what_reading_a_batch_takes_besides_its_bytes_is_told_by_batches_of_few_samples(
+    share: int, fixed_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bandwidth, "_seconds", lambda _, ids, out: 0.25 + out.nbytes * 1e-6)
+    (line,) = read_times(FORMAT, 8, {"memory": 2**40}, tmp_path, share).values()
+    assert line.fixed_s == pytest.approx(fixed_s)
+    assert line.per_sample_s == pytest.approx(1e-6 + (0.25 - fixed_s) / (NUM_BYTES / 4), rel=0.01)
 
 
 def test_a_fill_pays_back_by_what_each_later_pass_saves() -> None:

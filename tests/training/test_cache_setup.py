@@ -13,6 +13,7 @@ from support.samples import RandomImages
 
 from pipetransformer.autocache.capacity import CacheCapacity
 from pipetransformer.autocache.layout import Budgets
+from pipetransformer.autopipe.profile import AffineTime
 from pipetransformer.data.base import Data
 from pipetransformer.data.tasks import image_classification
 from pipetransformer.errors import UserError
@@ -35,7 +36,7 @@ def set_up(*overrides: str, data: Data = DATA) -> CacheSetup:
 def test_unless_frozen_layers_leave_the_pipeline_nothing_is_stored(options: tuple[str, ...]) -> None:
     setup = set_up(*options, data=replace(DATA, random_transform=True))
     assert setup == CacheSetup(), "without a word about the transform"
-    assert (setup.reader, setup.is_partial, setup.mean_read_s_per_byte) == (None, False, 0)
+    assert (setup.reader, setup.is_partial, setup.mean_read) == (None, False, AffineTime(0.0, 0.0))
 
 
 def test_a_random_transform_keeps_the_cache_off_and_says_how_to_have_it() -> None:
