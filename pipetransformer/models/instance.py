@@ -46,8 +46,8 @@ def stack_of(model: nn.Module) -> LayerStack:
             "requires_grad_(True), which layers are frozen is decided while training"
         )
     stack = _split(model).train()
-    weights = _StackWeights if isinstance(model, LayerStack) else _InstanceWeights
-    stack.source = weights(model, stack.names())
+    names = stack.names()
+    stack.source = _StackWeights(model, names) if isinstance(model, LayerStack) else _InstanceWeights(model, names)
     return stack
 
 

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.distributed import DistError, PrefixStore, Store
 
 from pipetransformer.errors import RankHangs
-from pipetransformer.runtime.collectives import is_collective
+from pipetransformer.collectives import is_collective
 from pipetransformer.runtime.groups import own_store
 
 PUBLISH_S = 1.0  # between two publications
