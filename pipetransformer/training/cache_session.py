@@ -95,7 +95,8 @@ class CacheSession:
             miss_rate = self._cache.capacity.miss_rate(self._train.source.name)
         else:
             miss_rate = self._terms.planner.profile.cache_miss_rate  # of rank 0's node, so that all ranks plan alike
-        return round(len(self._remaining(step)) * (1 - miss_rate))
+        num_draws = 1 if self._reads_each_once(step) else len(self._draws_left(step))
+        return round(self._timeline.samples_left(step) * num_draws * (1 - miss_rate))
 
     def advance_to(self, level: int, step: int) -> bool:
         """Brings the cache to a level, for the samples that the rest of the run reads. Collective.
@@ -219,17 +220,25 @@ class CacheSession:
     def _remaining(self, step: int) -> np.ndarray:
         """Returns the cache's numbers of training samples that are still read, ascending; fewer in the last epoch.
 
-        Of several draws they are those of the epochs that are left, unless a later run reads the others.
+        Of several draws they are those that epochs left may read, unless a later run reads the others.
         """
-        source, num_read = self._train.source, self._timeline.samples_read(step)
-        last = self._timeline.num_epochs - 1
-        if num_read:
-            return source.numbers(np.sort(self._order.epoch(last)[num_read:]), last)
+        source, ids, last = self._train.source, np.arange(self._timeline.num_samples), self._timeline.num_epochs - 1
+        if self._reads_each_once(step):
+            return np.sort(source.numbers(self._order.epoch(last)[self._timeline.samples_read(step) :], last))
+        return np.concatenate([ids + draw * len(ids) for draw in self._draws_left(step)])
+
+    def _reads_each_once(self, step: int) -> bool:
+        """Returns whether one draw of each sample is all that is still read: in the last epoch."""
         is_kept = self._cache is not None and self._cache.capacity.persistent
-        if source.num_draws == 1 or is_kept:
-            return np.arange(len(source.lengths))
-        ids = np.arange(self._timeline.num_samples)
-        return np.unique([source.numbers(ids, epoch) for epoch in self._timeline.epochs_left(step)])
+        is_last = len(self._timeline.epochs_left(step)) == 1
+        return self._timeline.samples_read(step) > 0 or (is_last and not is_kept)
+
+    def _draws_left(self, step: int) -> list[int]:
+        """Returns the draws that are filled; all where each sample has its own, which would take long to draw."""
+        source, is_kept = self._train.source, self._cache is not None and self._cache.capacity.persistent
+        if source.num_draws == 1 or source.draws is not None or is_kept:
+            return list(range(source.num_draws))
+        return sorted({epoch % source.num_draws for epoch in self._timeline.epochs_left(step)})
 
     def start_reading(self, level: int) -> None:
         """Reads a stored level from here on. Collective where samples have to be recomputed."""
