@@ -60,7 +60,7 @@ class StoreFingerprint:
 
     The weights are not included, because one store holds level after level, each under its :func:`level_key`. Neither
     are labels and head, so that a sweep over heads, rates or seeds reuses the first run's features, nor the number of
-    processes and the plan, which do not change what a frozen layer computes beyond rounding.
+    processes of a node and the plan, which do not change what a frozen layer computes beyond rounding.
 
     Attributes:
         split_name: For example ``train``.
@@ -68,7 +68,8 @@ class StoreFingerprint:
         num_samples: N of the split.
         num_tokens: Tokens of all samples together at the layer boundary.
         hidden_size: Width of a row, D.
-        capacity: Budgets of the split, which decide the offsets of the samples.
+        capacity: Budgets of the split and, of several nodes, the samples that a node stores first: they decide the
+            offsets of the samples.
         storage_type: Name of the codec, for example ``float32``.
         precision: Types of weights and products: the ``precision`` of the run.
         model: First word: a readable name. Then everything about the model that its weights do not tell: classes of

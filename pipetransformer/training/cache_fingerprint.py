@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -43,11 +44,19 @@ def fingerprint(
         hidden_size=feature_format.hidden_size,
         storage_type=feature_format.storage,
         precision=config.precision,
-        capacity=f"{budgets.memory_bytes} bytes of memory, {budgets.disk_bytes} of disk",
+        capacity=f"{budgets.memory_bytes} bytes of memory, {budgets.disk_bytes} of disk{of_node(source)}",
         model=" ".join([config.model.name, digest, *code_versions(modules)]),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         torch_version=torch.__version__,
     )
+
+
+def of_node(source: SampleSource) -> str:
+    """Describes the samples that a node of several stores before the others; empty for one node, which has them all."""
+    if source.is_local is None or source.is_local.all():
+        return ""
+    digest = blake2b(np.packbits(source.is_local).tobytes(), digest_size=4).hexdigest()
+    return f", {np.count_nonzero(source.is_local)} of its node first ({digest})"
 
 
 def settings_of(module: nn.Module) -> dict[str, Any]:

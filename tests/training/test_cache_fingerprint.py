@@ -22,6 +22,7 @@ from pipetransformer.data.base import ImageFormat, TextFormat
 from pipetransformer.errors import StaleStore
 from pipetransformer.training.cache_fingerprint import code_versions, fingerprint, settings_of
 from pipetransformer.training.loader import sample_source
+from pipetransformer.training.world import ONE_NODE, NodeLayout
 
 VIT = {"patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2}
 BERT = {"num_hidden_layers": 2}
@@ -35,13 +36,13 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return text_run(write_encoder(tmp_path_factory.mktemp("encoder")), "sst2", folder)
 
 
-def identity(run: list[str], num_outputs: int = 2, **options: object) -> StoreFingerprint:
+def identity(run: list[str], num_outputs: int = 2, nodes: NodeLayout = ONE_NODE, **options: object) -> StoreFingerprint:
     """Of the training samples of a run whose model has these options."""
     config = loaded(*run, *(f"++model.options.{name}={value}" for name, value in options.items()))
     wanted = config.model.input_format()
     data = config.dataset.load(TextFormat(**wanted) if "tokenizer" in wanted else ImageFormat(**wanted))
     stack = config.model.build(replace(data.task.head, num_outputs=num_outputs), data.input_shape, seed=0)
-    source = sample_source(data.train, stack.hidden_shape)
+    source = sample_source(data.train, stack.hidden_shape, nodes=nodes)
     of_features = FeatureFormat(16, torch.float32), Budgets(1 << 20, 1 << 20), torch.device("cpu")
     return fingerprint(config, stack, data.train, source, *of_features)
 
@@ -76,6 +77,15 @@ def test_a_text_model_with_other_settings_has_features_of_its_own(texts: list[st
 def test_the_head_has_no_part_in_it(texts: list[str]) -> None:
     assert identity([], **VIT).model == identity([], 3, **VIT).model
     assert identity(texts, **BERT).model == identity(texts, 3, **BERT).model
+
+
+def test_each_node_of_several_has_features_of_its_own_as_its_samples_come_first() -> None:
+    alone, first, second = (
+        identity([], 2, NodeLayout(sizes, index), **VIT) for sizes, index in (((2,), 0), ((1, 1), 0), ((1, 1), 1))
+    )
+    assert alone == identity([], **VIT), "as many processes as there are"
+    assert len({alone.digest(), first.digest(), second.digest()}) == 3
+    assert "of its node first" in alone.explain_difference(first)
 
 
 def own_module(folder: Path, code: str) -> Any:
