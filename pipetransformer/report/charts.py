@@ -62,14 +62,18 @@ def charts(event: EventName, values: Values) -> Values:
     return {}
 
 
-def _result(summary: Values) -> Values:
-    """Returns how a run ended, in the figures by which runs are compared; without those that it has not.
+def without_idle_gains(summary: Values) -> Values:
+    """Returns a summary without the gains of a run that was the best static plan itself.
 
-    A run that was the best static plan itself has no gain over it: its steps would be held against their prediction.
+    It has none over it: its steps would be held against their prediction.
     """
-    metric, cache = summary.get("metric") or {}, summary.get("cache") or {}
-    results = [name for name in RESULTS if not (summary.get("is_static") and name in GAINS)]
-    found = {name: summary.get(name) for name in results} | {"cache_hit_rate": cache.get("hit_rate")}
+    return {name: value for name, value in summary.items() if not (summary.get("is_static") and name in GAINS)}
+
+
+def _result(summary: Values) -> Values:
+    """Returns how a run ended, in the figures by which runs are compared; without those that it has not."""
+    metric, cache, told = summary.get("metric") or {}, summary.get("cache") or {}, without_idle_gains(summary)
+    found = {name: told.get(name) for name in RESULTS} | {"cache_hit_rate": cache.get("hit_rate")}
     if metric:
         found[metric["name"]] = metric["value"]
     return {f"result/{name}": value for name, value in found.items() if value is not None}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipetransformer.errors import UserError
-from pipetransformer.report.charts import charts, step_of
+from pipetransformer.report.charts import charts, step_of, without_idle_gains
 from pipetransformer.report.reporter import LoggerSpec, check_share
 from pipetransformer.report.run_folder import TENSORBOARD
 from pipetransformer.report.sinks import MAX_SHARE, EventName, Sink, Sinks, Thinned, Values
@@ -95,7 +95,7 @@ class TensorBoardSink(Sink):
         if self._writer is None:  # before the first step
             return
         if event == "summary":
-            self._add_text("summary", dict(flatten(values)), step_of(values))
+            self._add_text("summary", dict(flatten(without_idle_gains(values))), step_of(values))
         for name, value in charts(event, values).items():
             if isinstance(value, int | float):
                 self._writer.add_scalar(name, value, step_of(values))

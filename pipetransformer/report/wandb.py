@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from pipetransformer.errors import UserError
-from pipetransformer.report.charts import charts, step_of
+from pipetransformer.report.charts import charts, step_of, without_idle_gains
 from pipetransformer.report.decisions import (
     DECISION_COLUMNS,
     TRANSITION_COLUMNS,
@@ -194,7 +194,7 @@ class WandbSink(Sink):
             self._run.config.update({event: values}, allow_val_change=True)
         elif event == "summary":
             self._exit_code = 0 if values["status"] == "completed" else 1
-            self._run.summary.update(dict(flatten(values)))
+            self._run.summary.update(dict(flatten(without_idle_gains(values))))
         self._keep(event, values)
         self._has_news |= event in ("transition", "summary") or (event == "decision" and is_of_the_guard(values))
         is_due = event == "summary" or self._clock() - self._tables_at >= self._tables_every_s

@@ -59,6 +59,14 @@ def test_a_resumed_run_goes_on_in_the_same_log_without_doubled_steps(events: Eve
     assert [value > 100 for _, value in losses] == [False] * 12 + [True] * 12
 
 
+def test_the_summary_of_a_run_that_was_the_best_static_plan_tells_no_gain(events: Events, tmp_path: Path) -> None:
+    write(tmp_path, [*events[:-1], ("summary", events[-1][1] | {"is_static": True})])
+    log = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    (told,) = log.Tensors("summary/text_summary")
+    assert b"is_static" in told.tensor_proto.string_val[0]
+    assert b"speedup_vs_static" not in told.tensor_proto.string_val[0]
+
+
 def test_steps_that_the_guard_has_taken_back_are_hidden(events: Events, tmp_path: Path) -> None:
     start, steps = events[1], [event for event in events if event[0] == "step"]
     decision = next(values for event, values in events if event == "decision")
