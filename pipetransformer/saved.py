@@ -42,7 +42,8 @@ Scores the model of a run, or of one of its checkpoints, in one process; prints 
                      names also as prediction_label and target_label
   out=<folder>       where to; by default <run folder>/evaluation
   Further options are the run's: dataset.path=..., dataset.max_eval_samples=..., batch_size=...
-  All of a file dataset.path= is scored, where it is other data than the run's."""
+  All of a file dataset.path= is scored, where it is other data than the run's, and all of what dataset.eval_split= or
+  dataset.eval_path= names."""
 
 PREDICT_HELP = """\
 Predicts samples without labels by the model of a run, or of one of its checkpoints, in one process.
@@ -67,8 +68,8 @@ OF_MODELS = ("model", "peft", "precision", "targets")
 OF_SAMPLES = (*OF_MODELS, "dataset", "batch_size", "loader", "parallel.device", "parallel.timeout_s", "seed")
 """Options and sections of a run on which its model depends, and those on which reading and scoring samples do too."""
 OF_LABELLED = (
-    "dataset.path", "dataset.hub", "dataset.train_split", "dataset.eval_split", "dataset.eval_path",
-    "dataset.eval_fraction", "dataset.max_train_samples", "dataset.max_eval_samples",
+    "dataset.path", "dataset.hub", "dataset.hub_name", "dataset.train_split", "dataset.eval_split", "dataset.eval_path",
+    "dataset.eval_fraction", "dataset.validation_fraction", "dataset.max_train_samples", "dataset.max_eval_samples",
 )  # fmt: skip
 """Options that say which samples are scored; those that are predicted are given by ``input``."""
 
@@ -192,27 +193,33 @@ def _evaluate(options: Options) -> None:
 
 
 def settings_to_score(file: Path, overrides: Sequence[str]) -> tuple[Config, bool]:
-    """Reads the settings of a run for scores, perhaps of other data, all of which is scored.
+    """Reads the settings of a run for scores, perhaps of other data or of a split or file that is named, all of it.
 
     Returns:
         The settings, and whether it is other data of which nobody says what to evaluate on.
     """
     own, given = (read_config(file, each, with_data=False).dataset for each in ((), overrides))
-    said = {each.partition("=")[0] for each in overrides}
-    is_other = _place(own) != _place(given) and not {"dataset.eval_path", "dataset.eval_split"} & said
+    said = dict(each.partition("=")[::2] for each in overrides)
+    named = [said[name] for name in ("dataset.eval_path", "dataset.eval_split") if name in said]
+    is_other = _place(own) != _place(given) and not named
+    whole: dict[str, str] = {}
+    if is_other or any(name != "null" for name in named):
+        whole |= {"max_eval_samples": "null", "validation_fraction": "0"}
     if is_other:
-        is_file = given.path is not None and Path(given.path).is_file()
         # weights are of the loss, and other data need not have all classes
-        whole = dict.fromkeys(("max_train_samples", "max_eval_samples", "eval_split", "class_weights"), "null")
+        whole |= dict.fromkeys(("max_train_samples", "eval_split", "class_weights"), "null")
+        is_file = given.path is not None and Path(given.path).is_file()
         whole["eval_path"] = "${dataset.path}" if is_file else "null"
-        whole["validation_fraction"] = "0"
-        options = {f"dataset.{name}": value for name, value in whole.items() if hasattr(given, name)}
-        overrides = [*overrides, *(f"{name}={value}" for name, value in options.items() if name not in said)]
-    return read_config(file, overrides), is_other
+    options = {f"dataset.{name}": value for name, value in whole.items() if hasattr(given, name)}
+    added = (f"{name}={value}" for name, value in options.items() if name not in said)
+    return read_config(file, [*overrides, *added]), is_other
 
 
-def _place(dataset: "DatasetSpec") -> tuple[Path | None, str | None]:
-    return None if dataset.path is None else Path(dataset.path).resolve(), getattr(dataset, "hub", None)
+def _place(dataset: "DatasetSpec") -> Path | str | None:
+    """Returns where data is read, on the disk or on the hub."""
+    if dataset.path is not None:
+        return Path(dataset.path).resolve()
+    return getattr(dataset, "hub", None) or getattr(dataset, "hub_name", None)
 
 
 def refuse_a_part(config: Config, split: str) -> None:

@@ -190,6 +190,7 @@ def test_a_command_for_a_saved_run_explains_a_wrong_option_in_a_line(
         (["optim.lr=1", "precision=bfloat16", "batch_size=2"], OF_MODELS, (), ["optim.lr=1", "batch_size=2"]),
         (["batch_size=2", "dataset.path=x", "parallel.device=cpu"], OF_SAMPLES, (), []),
         (["dataset.path=x", "++dataset.max_length=8"], OF_SAMPLES, OF_LABELLED, ["dataset.path=x"]),
+        (["dataset.hub_name=x"], OF_SAMPLES, OF_LABELLED, ["dataset.hub_name=x"]),
         (["parallel.world_size=2", "+optim.lr=1"], OF_SAMPLES, (), ["parallel.world_size=2", "+optim.lr=1"]),
     ],
 )

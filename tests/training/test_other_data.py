@@ -13,6 +13,7 @@ from support.texts import text_run, write_encoder
 from pipetransformer.config.compose import read_config
 from pipetransformer.config.schema import CONFIG, write_config
 from pipetransformer.data.base import ImageFormat
+from pipetransformer.data.images.datasets import HubImages
 from pipetransformer.errors import UserError
 from pipetransformer.saved import settings_to_score
 from pipetransformer.training.saved_run import open_saved
@@ -36,10 +37,21 @@ def test_the_test_data_of_other_pictures_is_scored_where_the_run_held_out_a_part
         ([], "validation", 4),
         (there, "test", 6),
         ([*there, "dataset.validation_fraction=0.25"], "validation", 2),
+        ([*there, "dataset.eval_split=test"], "test", 6),
+        (["dataset.eval_split=test"], "test", 6),
+        (["dataset.eval_split=null"], "validation", 4),
     ):
         config, _ = settings_to_score(tmp_path / CONFIG, overrides)
         (split,) = config.dataset.load(ImageFormat(8, 3)).evaluation
         assert (split.name, len(split)) == (name, count)
+
+
+def test_other_pictures_of_the_hub_are_scored_on_their_test_data(tmp_path: Path) -> None:
+    write_config(loaded("dataset=cifar10", "dataset.validation_fraction=0.5", "dataset.max_eval_samples=2"), tmp_path)
+    config, is_other = settings_to_score(tmp_path / CONFIG, ["dataset.hub_name=someone/other"])
+    assert is_other
+    assert isinstance(config.dataset, HubImages)
+    assert (config.dataset.validation_fraction, config.dataset.max_eval_samples) == (0, None)
 
 
 @pytest.mark.parametrize(

@@ -161,6 +161,7 @@ def test_no_limit_and_no_split_of_the_run_holds_for_other_data(pool: Pool, tmp_p
         ([f"dataset.path={tmp_path / 'other.csv'}"], "other", 10),
         ([f"dataset.path={tmp_path / 'other.csv'}", "dataset.max_eval_samples=3"], "other", 3),
         ([f"dataset.path={tmp_path / 'new'}"], "test", 12),
+        ([f"dataset.eval_path={tmp_path / 'other.csv'}"], "other", 10),
     ):
         config, _ = settings_to_score(job.folder / CONFIG, overrides)
         (split,) = config.dataset.load(config_format(config)).evaluation
