@@ -35,6 +35,7 @@ from pipetransformer.runtime.groups import barrier, broadcast_from_rank0
 from pipetransformer.training.best_weights import weights_to_save
 from pipetransformer.training.build import prepare
 from pipetransformer.training.resume import wanted_checkpoint
+from pipetransformer.training.start_event import report_start
 from pipetransformer.training.trainer import Callback, Trainer
 from pipetransformer.training.trainer_arguments import (
     check_arguments,
@@ -210,6 +211,8 @@ class ElasticTrainer(Trainer):
             self._has_failed = False
             closing.callback(lambda: self.checkpoints.close(give_up=self._has_failed))
             self.start()
+            if checkpoint is not None:  # the next process counts it, where this one comes to no checkpoint
+                report_start(self, folder)
             self.freeze_at_start()
             self.cache_again()
             closing.callback(self.cache_session.release)

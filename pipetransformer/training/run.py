@@ -6,7 +6,6 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ from pipetransformer.report.card import write_card
 from pipetransformer.report.event_log import EVENT_LOG, SUMMARY, read_events, write_json
 from pipetransformer.report.reporter import ConsoleOptions, Reporter, open_report
 from pipetransformer.report.run_folder import CONFIG, DRY_RUN, MODEL, share_files
-from pipetransformer.report.sinks import EventName
 from pipetransformer.report.wandb import NoLogger
 from pipetransformer.runtime.groups import broadcast_from_rank0
 from pipetransformer.runtime.host_memory import keep_freed_memory
@@ -35,6 +33,7 @@ from pipetransformer.training.build import prepare
 from pipetransformer.training.leaving import rank0_first
 from pipetransformer.training.position import inside, naming_hangs
 from pipetransformer.training.resume import wanted_checkpoint
+from pipetransformer.training.start_event import report_start
 from pipetransformer.training.trainer import Trainer
 from pipetransformer.training.world import limit_threads, open_world
 
@@ -108,7 +107,7 @@ def _train(trainer: Trainer, run_dir: Path) -> dict[str, Any]:
     trainer.start()
     status, error, together = "failed", None, True
     try:
-        _report_start(trainer, run_dir)
+        report_start(trainer, run_dir)
         if not trainer.config.dry_run:
             trainer.freeze_at_start()
             trainer.cache_again()
@@ -135,45 +134,6 @@ def _train(trainer: Trainer, run_dir: Path) -> dict[str, Any]:
         trainer.cache_session.release()
         summary = _finish(trainer, run_dir, status, error, together)
     return summary or {"status": status}
-
-
-def _report_start(trainer: Trainer, run_dir: Path) -> None:
-    config, components, record = trainer.config, trainer.components, trainer.state.history.entries[-1]
-    resumed = components.resumed
-    event: EventName = "start" if resumed is None else "resume"
-    about: dict[str, Any] = {}
-    if resumed is not None:
-        folder, lost = resumed.checkpoint.folder, trainer.num_steps_lost
-        about = {"step": trainer.state.step, "checkpoint": str(folder), "num_steps_lost": lost}
-        about["num_resumes"] = trainer.state.num_resumes
-        about["best"] = trainer.state.best_metrics
-        about["num_steps_rolled_back"] = trainer.state.guard.num_steps_lost
-    trainer.report.write(
-        event,
-        **about,
-        run_dir=str(run_dir),
-        model=config.model.name,
-        dataset=config.dataset.name,
-        task=components.data.task.name,
-        data_note=components.data.note,
-        main_metric=trainer.main_metric.wanted,
-        head=asdict(components.data.task.head),
-        input_shape=list(components.data.input_shape),
-        num_blocks=trainer.num_blocks,
-        num_parameters=components.stack.num_parameters,
-        world_size=dist.get_world_size(),
-        batch_size=config.batch_size,
-        lr=components.optim.peak,
-        lr_reached=components.optim.highest_rate(trainer.timeline.num_steps),
-        lr_by_model=components.optim.peak not in (config.optim.lr, config.optim.scratch_lr),
-        epochs=config.epochs,
-        steps_per_epoch=trainer.timeline.steps_per_epoch,
-        num_steps=trainer.timeline.num_steps,
-        plan=record.as_dict(),
-        reason=record.reason,
-        **({"estimate": trainer.estimate} if trainer.estimate else {}),
-        cache=components.cache_setup.outlook(components.planner.profile, components.train.source),
-    )
 
 
 def _finish(trainer: Trainer, run_dir: Path, status: str, error: str | None, together: bool) -> dict[str, Any]:

@@ -85,6 +85,14 @@ def run_on(
         return Ran(first, losses, shapes, differences, _comparable(trainer.state.state_dict()))
 
 
+def resume_own(overrides: tuple[str, ...], folder: Path) -> dict[str, Any]:
+    """Goes on with a run by the trainer of a script, to the end; returns the figures of its checkpoints."""
+    with with_made_up_times(), pt.ElasticTrainer.from_config(composed(overrides), folder) as trainer:
+        for _ in trainer:
+            pass
+        return trainer.summary()["checkpoints"]
+
+
 def run_on_from(
     overrides: tuple[str, ...], whole: Path, folder: Path, steps: list[int], prefixes: list[int], on_unfreeze: str
 ) -> list[Ran]:

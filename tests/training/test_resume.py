@@ -14,7 +14,7 @@ from support.faults import Fault, run_with
 from support.jobs import TINY, Job, loaded, play, play_with_steps_held_back, run_job
 from support.own import resume_on_a_list
 from support.pool import Pool
-from support.resumes import Ran, run_on
+from support.resumes import Ran, resume_own, run_on
 from support.texts import text_run, write_decoder, write_table
 
 from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder
@@ -245,14 +245,22 @@ def test_the_log_is_on_disk_before_a_checkpoint_counts_its_bytes(error: OSError 
     fsync.assert_called_once()
 
 
-def test_each_time_that_a_run_goes_on_from_the_same_checkpoint_counts(pool: Pool, run_dir: Path) -> None:
+@pytest.mark.parametrize("is_script", [False, True], ids=["the command", "a script"])
+def test_each_time_that_a_run_goes_on_from_the_same_checkpoint_counts(
+    pool: Pool, run_dir: Path, is_script: bool
+) -> None:
+    own = (*RUN, "freeze=none", "resume=auto", "checkpoint.every_steps=4", "checkpoint.keep=9")
     for num_resumes, num_lost in ((1, 2), (2, 14), (3, 26)):
-        job = go_on(pool, run_dir, "checkpoint.keep=9")
-        counts = {"num_resumes": num_resumes, "num_steps_lost": num_lost}
-        assert job.summary["checkpoints"] | counts == job.summary["checkpoints"]
+        if is_script:
+            (found,) = pool.run(1, resume_own, own, run_dir)
+        else:
+            found = go_on(pool, run_dir, "checkpoint.keep=9").summary["checkpoints"]
+        assert found | {"num_resumes": num_resumes, "num_steps_lost": num_lost} == found
         for path in CheckpointFolder(run_dir / FOLDER).published():
             if int(path.name.rpartition("-")[2]) > 8:
                 shutil.rmtree(path)
+    (resumed,) = Job(run_dir, error="").events("resume")
+    assert (resumed["num_resumes"], resumed["num_steps"], resumed["plan"]["num_devices"]) == (3, STEPS, 1)
 
 
 def test_settings_that_change_the_result_are_refused_and_others_are_taken(pool: Pool, run_dir: Path) -> None:
