@@ -47,6 +47,7 @@ class Cluster:
         allreduce_link, node_allreduce_link: The same links as an all-reduce sees them, which reduces as it sends;
             ``None``: as a message.
         ranks_per_device: Processes that a device is made of, see :func:`~pipetransformer.autopipe.meshes.on_mesh`.
+        device_name: Of the first device; ``None`` in a simulation.
     """
 
     num_devices: int
@@ -57,6 +58,7 @@ class Cluster:
     allreduce_link: Link | None = None
     node_allreduce_link: Link | None = None
     ranks_per_device: int = 1
+    device_name: str | None = None
 
     def __post_init__(self) -> None:
         if self.devices_per_node is not None and self.devices_per_node < 1:

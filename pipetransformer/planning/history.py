@@ -29,7 +29,8 @@ class PlanRecord:
         step_sizes: For each step the padded length of its batch over that of a typical batch, for which steps are
             predicted.
         traced_step: The one of its steps that was traced, 0-based.
-        num_devices: Of the run while it was in force; ``None`` in a prediction and in states of earlier releases.
+        num_devices, device_name: Of the run while it was in force; ``None`` in a prediction and in states of earlier
+            releases.
     """
 
     plan: Plan
@@ -43,6 +44,7 @@ class PlanRecord:
     step_sizes: list[float] = field(default_factory=list)
     traced_step: int | None = None
     num_devices: int | None = None
+    device_name: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         return plan_dict(self.plan) | {
@@ -144,7 +146,9 @@ class RunHistory:
 
     def _here(self, planner: Planner) -> list[PlanRecord]:
         """Returns the plans on the devices that the run has now: what it took on others is compared with nothing."""
-        return [entry for entry in self.entries if entry.num_devices in (None, planner.cluster.num_devices)]
+        number, name = planner.cluster.num_devices, planner.cluster.device_name
+        alike = (entry for entry in self.entries if entry.num_devices in (None, number))
+        return [entry for entry in alike if entry.device_name in (None, name)]
 
     @property
     def num_samples(self) -> int:

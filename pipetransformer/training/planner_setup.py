@@ -41,7 +41,7 @@ from pipetransformer.runtime.groups import RankContext, broadcast_from_rank0
 from pipetransformer.runtime.precision import Precision
 from pipetransformer.training.cache_setup import CacheSetup
 from pipetransformer.training.loader import BatchLoader
-from pipetransformer.training.world import NodeLayout
+from pipetransformer.training.world import NodeLayout, device_name
 
 
 def make_planner(
@@ -79,8 +79,9 @@ def make_planner(
         (link,) = allreduce_links(cluster, DeviceLayout(1, dist.get_world_size()))
         overhead = measuring.sharding_overhead(measured.layers[1], link)
         figures["sharding_overhead_s"], figures["sharding_s_per_byte"] = overhead
-    budget_gib = parallel.device_memory_gib
-    cluster = replace(cluster, device_memory_bytes=None if budget_gib is None else int(budget_gib * GIB))
+    budget_gib, name = parallel.device_memory_gib, broadcast_from_rank0(device_name(device))
+    memory_bytes = None if budget_gib is None else int(budget_gib * GIB)
+    cluster = replace(cluster, device_memory_bytes=memory_bytes, device_name=name)
     return Planner(replace(measured, **figures), cluster, parallel, batch_size, parks, meshes)
 
 

@@ -175,8 +175,8 @@ class Transitions:
     def _record(
         self, plan: Plan, step: int, reason: str, seconds: float = 0.0, num_samples: int = 0, choice: str = ""
     ) -> PlanRecord:
-        num_devices = self._planner.cluster.num_devices
-        return PlanRecord(plan, step, reason, seconds, num_samples, choice, num_devices=num_devices)
+        cluster, reached = self._planner.cluster, (plan, step, reason, seconds, num_samples, choice)
+        return PlanRecord(*reached, num_devices=cluster.num_devices, device_name=cluster.device_name)
 
     def _apply(self, transition: Transition, source: LayerSource | None = None) -> TransitionReport:
         """Carries out a transition, and remembers the seconds that it takes besides moving layers.

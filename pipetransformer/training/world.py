@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from pipetransformer.config.sections import Parallel
-from pipetransformer.cores import num_cores
+from pipetransformer.cores import num_cores, processor_name
 from pipetransformer.errors import UserError
 from pipetransformer.runtime.groups import batch_scheduled, destroy_group
 
@@ -94,6 +94,11 @@ def _own_device(wanted: str) -> torch.device:
         )
     torch.cuda.set_device(node.local_rank)
     return torch.device("cuda", node.local_rank)
+
+
+def device_name(device: torch.device) -> str:
+    """Returns the name of a GPU, or that of the processor."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ BATCH_SIZE = 8
 NOTHING, SECOND = AffineTime(0.0, 0.0), AffineTime(0.0, 1.0)
 UNCONSTRAINED = LayerProfile("free", NOTHING, NOTHING, NOTHING, 0.0, 0, 0, 0)
 BLOCK = LayerProfile("block", SECOND, SECOND, SECOND, 0.0, 0, 0, 0)
-SETTING = Cluster(1, None, Link(0.0, 1e12)), Parallel(), BATCH_SIZE
+SETTING = Cluster(1, None, Link(0.0, 1e12), device_name="here"), Parallel(), BATCH_SIZE
 PLANNER = Planner(Profile((UNCONSTRAINED, BLOCK, BLOCK, UNCONSTRAINED), 0.0), *SETTING)
 WHOLE = Plan(0, 0, ((0, 3),), 1, 1)
 CACHED = Plan(1, 1, ((2, 3),), 1, 1)
@@ -125,11 +125,16 @@ def test_a_history_of_an_earlier_release_has_typical_batches() -> None:
     assert history.entries[0].step_sizes == [1.0]
 
 
-@pytest.mark.parametrize(("num_devices", "is_known"), [(1, True), (None, True), (2, False), (4, False)])
-def test_only_steps_on_the_devices_that_the_run_has_are_a_baseline(num_devices: int | None, is_known: bool) -> None:
+@pytest.mark.parametrize(
+    ("num_devices", "name", "is_known"),
+    [(1, None, True), (None, None, True), (2, None, False), (4, None, False), (1, "here", True), (1, "another", False)],
+)
+def test_only_steps_on_the_devices_that_the_run_has_are_a_baseline(
+    num_devices: int | None, name: str | None, is_known: bool
+) -> None:
     """A run that goes on with other devices would be compared with the steps of those that it had."""
     history = RunHistory(num_blocks=2, may_cache=True, baseline=True)
-    history.plan(PlanRecord(WHOLE, 0, "first", num_devices=num_devices))
+    history.plan(PlanRecord(WHOLE, 0, "first", num_devices=num_devices, device_name=name))
     for _ in range(NUM_WARMUP_STEPS + NUM_TIMED_STEPS):
         history.step(BATCH_SIZE, 5.0)
     again = RunHistory(num_blocks=2, may_cache=True, baseline=True)

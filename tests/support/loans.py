@@ -31,7 +31,7 @@ def _gather(runtime: ElasticRuntime, loader: CachedLoader) -> None:
 def _go_back(runtime: ElasticRuntime, loader: CachedLoader) -> None:
     history = SimpleNamespace(plan=lambda record: None)
     state: Any = SimpleNamespace(step=BACK, guard=SimpleNamespace(mean_norm=0.0), overhead_s=0.0, history=history)
-    planner: Any = SimpleNamespace(predict=lambda plan: 1.0, cluster=SimpleNamespace(num_devices=2))
+    planner: Any = SimpleNamespace(predict=lambda plan: 1.0, cluster=SimpleNamespace(num_devices=2, device_name=None))
     timeline: Any = None  # it asks for none
     transitions = Transitions(planner, runtime, loader.cache_session, timeline, state, Reporter())
     transitions.replace(replace(PLANS[BACK], predicted_step_s=1.0), "", lambda: None, 0.0)
