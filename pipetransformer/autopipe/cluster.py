@@ -48,6 +48,7 @@ class Cluster:
             ``None``: as a message.
         ranks_per_device: Processes that a device is made of, see :func:`~pipetransformer.autopipe.meshes.on_mesh`.
         device_name: Of the first device; ``None`` in a simulation.
+        usable_bytes: Memory of a GPU that a plan can use, budget or not; ``None``: not known.
     """
 
     num_devices: int
@@ -59,6 +60,7 @@ class Cluster:
     node_allreduce_link: Link | None = None
     ranks_per_device: int = 1
     device_name: str | None = None
+    usable_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if self.devices_per_node is not None and self.devices_per_node < 1:

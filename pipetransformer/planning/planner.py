@@ -302,17 +302,20 @@ class Planner:
         """Returns the fastest plan with nothing frozen of each kind that the devices can have, the fastest one first.
 
         One device, replicas of one device, and pipelines, as far as they fit the memory; on a mesh the fastest of all.
+        Who pins a mesh may do so since the model fits no device: without a budget the others have to fit what there is.
         """
         if self._parallel.device_chunk_gib is not None:
             return [self.initial()]
         plans, constraints = list[Plan](), self._of_static
         for mesh in constraints.meshes:
-            num_devices = self.cluster.num_devices // mesh.num_ranks
+            num_devices, cluster = self.cluster.num_devices // mesh.num_ranks, self.cluster
+            if cluster.device_memory_bytes is None and mesh not in self._constraints.meshes:
+                cluster = replace(cluster, device_memory_bytes=cluster.usable_bytes)
             for num_stages in range(1, min(num_devices, len(self.profile.layers)) + 1):
                 for num_replicas in {1, max(1, num_devices // num_stages)}:
                     with suppress(InfeasiblePlan):
                         own = replace(constraints, num_stages=num_stages, num_replicas=num_replicas, meshes=(mesh,))
-                        plans.append(best_plan(self.profile, self.cluster, self._batch_size, constraints=own))
+                        plans.append(best_plan(self.profile, cluster, self._batch_size, constraints=own))
         fastest: dict[Kind, Plan] = {}
         for plan in sorted(plans, key=lambda plan: plan.predicted_step_s):
             fastest.setdefault(kind_of_plan(plan), plan)

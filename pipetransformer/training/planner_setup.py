@@ -43,6 +43,8 @@ from pipetransformer.training.cache_setup import CacheSetup
 from pipetransformer.training.loader import BatchLoader
 from pipetransformer.training.world import NodeLayout, device_name
 
+USABLE = 0.9  # of a GPU's memory; the rest is CUDA's own, and what lies unused between tensors
+
 
 def make_planner(
     stack: LayerStack, loader: BatchLoader, optim: OptimizerSpec, parallel: Parallel, batch_size: int,
@@ -79,10 +81,17 @@ def make_planner(
         (link,) = allreduce_links(cluster, DeviceLayout(1, dist.get_world_size()))
         overhead = measuring.sharding_overhead(measured.layers[1], link)
         figures["sharding_overhead_s"], figures["sharding_s_per_byte"] = overhead
-    budget_gib, name = parallel.device_memory_gib, broadcast_from_rank0(device_name(device))
+    budget_gib, (name, usable_bytes) = parallel.device_memory_gib, broadcast_from_rank0(_about(device))
     memory_bytes = None if budget_gib is None else int(budget_gib * GIB)
-    cluster = replace(cluster, device_memory_bytes=memory_bytes, device_name=name)
+    cluster = replace(cluster, device_memory_bytes=memory_bytes, device_name=name, usable_bytes=usable_bytes)
     return Planner(replace(measured, **figures), cluster, parallel, batch_size, parks, meshes)
+
+
+def _about(device: torch.device) -> tuple[str, int | None]:
+    """Returns the name of a device, and the memory of a GPU that a plan can use; CPU ranks share the host's."""
+    if device.type != "cuda":
+        return device_name(device), None
+    return device_name(device), int(USABLE * torch.cuda.get_device_properties(device).total_memory)
 
 
 def _cache_figures(setup: CacheSetup | None, loader: BatchLoader) -> dict[str, Any]:

@@ -311,15 +311,19 @@ def test_what_does_not_fit_the_memory_is_no_static_candidate() -> None:
     assert all(shape(plan)[0] > 1 for plan in planner(memory_mib=115).static_candidates())
 
 
-def test_plain_arrangements_are_candidates_beside_a_pinned_mesh() -> None:
+@pytest.mark.parametrize(("usable_bytes", "fit"), [(None, True), (2**40, True), (1, False)])
+def test_plain_arrangements_are_candidates_beside_a_pinned_mesh_where_they_fit(
+    usable_bytes: int | None, fit: bool
+) -> None:
     """What is measured has to be the best static plan, which a mesh that is asked for need not be."""
     mesh, elastic = StageMesh(tp=2), planner()
     layer = replace(elastic.profile.layers[0], output_bytes=1)
     shard = LayerShard(layer, *(Traffic(),) * 4)
     known = replace(elastic.profile, layers=(layer,) * 8, meshes=(MeshProfile(mesh, (shard,) * 8),))
-    pinned = Planner(known, elastic.cluster, Parallel(tp=2), BATCH_SIZE, meshes=(mesh,))
+    cluster = replace(elastic.cluster, usable_bytes=usable_bytes)
+    pinned = Planner(known, cluster, Parallel(tp=2), BATCH_SIZE, meshes=(mesh,))
     kinds = {kind_of_plan(plan) for plan in pinned.static_candidates()}
-    assert kinds == {"mesh", *(kind_of_plan(plan) for plan in planner().static_candidates())}
+    assert kinds == {"mesh", *(kind_of_plan(plan) for plan in planner().static_candidates() if fit)}
     assert pinned.initial().mesh == mesh
 
 
