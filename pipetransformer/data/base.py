@@ -74,6 +74,7 @@ class Split(ABC):
         flip_pair: Both pictures of each sample, where all that is random is whether it is mirrored; ``None`` elsewhere.
         mixing: Mixes the samples of a global batch with each other, in training; ``None``: they stay apart.
         is_slow: Reading samples takes long enough that processes should do it ahead, as decoding pictures does.
+        reading: Settings by which reading the samples takes longer or less long, in words; empty where there are none.
         read_ahead: Parts of a batch that such processes read, of :data:`PARTS`; the others take no time.
     """
 
@@ -85,6 +86,7 @@ class Split(ABC):
     flip_pair: FlipPair | None = None
     mixing: Mixing | None = None
     is_slow: bool = False
+    reading: str = ""
     read_ahead: tuple[str, ...] = PARTS
 
     @abstractmethod

@@ -129,7 +129,7 @@ class Measuring:
     def key(self) -> str:
         """Returns a digest of all that determines :meth:`measure`."""
         split, context = self.loader.split, self.context
-        samples = f"{type(split).__qualname__}, slow={split.is_slow}"
+        samples = f"{type(split).__qualname__}, slow={split.is_slow}, {split.reading}"
         about = context.device, context.precision, self.devices_per_node, self.meshes, context.randomness
         return profile_key(self.stack, self._whole, samples, self.optim, *about)
 

@@ -68,8 +68,9 @@ def test_jobs_that_differ_in_rate_and_seed_alone_share_a_profile(pool: Pool, tmp
     assert [path.read_bytes() for path in (tmp_path / "profiles").glob("*.json")] == [written]
     run_job(pool, 1, tmp_path / "third", *options, "batch_size=8")
     assert len(list((tmp_path / "profiles").glob("*.json"))) == 2
-    for number, other in enumerate(("drop_path_rate=0.1", "num_heads=4")):
-        run_job(pool, 1, tmp_path / str(number), *options, f"model.options.{other}")
+    transforms = "dataset.transforms=[RandomVerticalFlip]", "dataset.transforms=[RandAugment]"
+    for number, other in enumerate(("model.options.drop_path_rate=0.1", "model.options.num_heads=4", *transforms)):
+        run_job(pool, 1, tmp_path / str(number), *options, other)
         assert len(list((tmp_path / "profiles").glob("*.json"))) == 3 + number, "shapes do not tell it"
 
 

@@ -59,6 +59,7 @@ class ImageSplit(Split):
             self.flip_pair = self._flip_pair()
         self.read_ahead = ("inputs",)  # a label lies in memory
         self.is_slow = source.stamp is not None or augment or bool(self._transforms.specs) or self._resizes()
+        self.reading = f"augment={augment}, transforms={self._transforms.identity()}"
         self.input_shape = _input_shape(self._pictures([0], 0)[0], wanted.num_channels or source.num_channels)
         self._mean, self._std = (_per_channel(values, self.input_shape[0]) for values in (wanted.mean, wanted.std))
 
