@@ -199,7 +199,7 @@ def settings_to_score(file: Path, overrides: Sequence[str]) -> tuple[Config, boo
         The settings, and whether it is other data of which nobody says what to evaluate on.
     """
     own, given = (read_config(file, each, with_data=False).dataset for each in ((), overrides))
-    said = dict(each.partition("=")[::2] for each in overrides)
+    said = {name: value for name, _, value in (each.partition("=") for each in overrides)}
     named = [said[name] for name in ("dataset.eval_path", "dataset.eval_split") if name in said]
     is_other = _place(own) != _place(given) and not named
     whole: dict[str, str] = {}

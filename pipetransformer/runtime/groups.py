@@ -126,9 +126,11 @@ def destroy_group(group: ProcessGroup | None = None) -> None:
     """Destroys a process group, by default that of the world.
 
     Nccl first waits for all kernels of a group. Where this rank has failed, they may wait for it. The group is then
-    left to the end of the process, so that the error is told.
+    left to the end of the process, so that the error is told. Kernels of a world of one rank wait for no other, and a
+    script may go on with a world of another device.
     """
-    if sys.exception() is None or dist.get_backend(group) != "nccl":
+    waits = dist.get_backend(group) == "nccl" and dist.get_world_size() > 1
+    if not waits or sys.exception() is None:
         dist.destroy_process_group(group)
 
 

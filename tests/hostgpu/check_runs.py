@@ -6,9 +6,8 @@ from unittest import mock
 import face
 import pytest
 import torch
-from training.test_device_runs import CACHED, FREEZES, NAME, PICTURES, RUNS, closed_world, train
+from training.test_device_runs import CACHED, FREEZES, NAME, PICTURES, RUNS, train
 
-__all__ = ["closed_world"]
 OPTIONS = (*PICTURES, "precision=float64", *CACHED)
 
 

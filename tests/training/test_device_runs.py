@@ -63,14 +63,6 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 
 
 @pytest.fixture(autouse=True)
-def closed_world() -> Iterator[None]:
-    """A run that failed leaves its group open, as with nccl, whose end would wait for kernels that failed."""
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
-@pytest.fixture(autouse=True)
 def step_that_never_waits() -> Iterator[None]:
     """From the second step of a plan on; the first one makes what the others find."""
     own_step, steps = ElasticRuntime.step, dict[int, tuple[Any, int]]()
@@ -145,14 +137,22 @@ def test_a_model_that_is_on_the_gpu_trains_as_on_the_cpu_and_has_its_weights_the
         torch.testing.assert_close(tensor, weights[name], rtol=0, atol=1e-9)
 
 
+def test_a_run_that_is_refused_leaves_no_world_behind(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no plan fits"):
+        train((*PICTURES, "parallel.world_size=1", "parallel.device_memory_gib=0.0001"), NAME, tmp_path / "refused")
+    assert not dist.is_initialized()
+    losses, _ = train(PICTURES, "cpu", tmp_path / "cpu")
+    assert losses
+
+
 def test_chunks_train_in_a_memory_that_the_model_exceeds(tmp_path: Path) -> None:
     """Torch's allocator takes no more than the budget: weights, gradients, activations and what libraries work with."""
     large = (*TINY[:3], "model.options={patch_size: 4, embed_dim: 512, depth: 8, num_heads: 8}", "precision=float64")
     run = (*large, "freeze=none", "epochs=2", "batch_size=16", "parallel.world_size=1")
     limit = f"parallel.device_memory_gib={BUDGET_GIB}"
+    expected, _ = train(run, "cpu", tmp_path / "cpu")
     with pytest.raises(UserError, match="no plan fits"):
         train((*run, limit), NAME, tmp_path / "refused")
-    expected, _ = train(run, "cpu", tmp_path / "cpu")
     with memory_limit(BUDGET_GIB):
         with pytest.raises((UserError, torch.OutOfMemoryError), match="memory"):
             train(run, NAME, tmp_path / "too large")
