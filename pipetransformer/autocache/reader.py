@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -88,7 +89,7 @@ class FeatureReader:
     def prefetch(self, requests: Iterator[Request]) -> None:
         """Prefetches requests in their order. Any other request can still be read, and ends the prefetching."""
         self.stop_prefetching()
-        self._prefetcher = Prefetcher(self._fetch, requests, DEPTH)
+        self._prefetcher = Prefetcher(self._fetch, requests, DEPTH, self.device)
 
     def stop_prefetching(self) -> None:
         """Ends the prefetching thread."""
@@ -159,11 +160,15 @@ class Prefetcher(Generic[R, Result]):
         read: Answers one request; runs in the thread, one call at a time.
         requests: In the order in which the consumer takes their answers.
         depth: Most answers that are pending or ready, besides the one that was taken last.
+        device: The thread's own. Otherwise a GPU's copies would begin on the first GPU, and take memory of it.
     """
 
-    def __init__(self, read: Callable[[R], Result], requests: Iterator[R], depth: int) -> None:
+    def __init__(
+        self, read: Callable[[R], Result], requests: Iterator[R], depth: int, device: torch.device | None = None
+    ) -> None:
         self._read, self._requests = read, requests
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="cache-prefetch")
+        begin = partial(torch.cuda.set_device, device) if device is not None and device.type == "cuda" else None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="cache-prefetch", initializer=begin)
         self._pending: deque[tuple[R, Future[Result]]] = deque()
         for _ in range(depth):
             self._submit_next()

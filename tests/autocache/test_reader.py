@@ -1,10 +1,12 @@
 """Answers come in order, ahead of time, and errors reach the consumer."""
 
 import threading
+from unittest import mock
 
 import pytest
+import torch
 
-from pipetransformer.autocache.reader import Prefetcher
+from pipetransformer.autocache.reader import FeatureReader, Prefetcher
 
 
 def test_answers_come_in_the_order_of_the_requests() -> None:
@@ -35,6 +37,21 @@ def test_it_reads_in_another_thread() -> None:
     prefetcher = Prefetcher(lambda _: threading.get_ident(), iter([0]), depth=1)
     assert prefetcher.take() != threading.get_ident()
     prefetcher.close()
+
+
+@pytest.mark.parametrize("device", [torch.device("cpu"), torch.device("cuda", 1)], ids=str)
+def test_its_thread_is_on_the_device_of_the_reader(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread begins on the first GPU, where copies for another one would leave a context behind."""
+    chosen: list[tuple[torch.device, int]] = []
+    monkeypatch.setattr(torch.cuda, "set_device", lambda each: chosen.append((each, threading.get_ident())))
+    monkeypatch.setattr(FeatureReader, "_fetch", lambda *_: threading.get_ident())
+    reader = FeatureReader()
+    reader.device = device
+    reader.prefetch(iter([mock.sentinel.request]))
+    assert reader._prefetcher is not None
+    thread = reader._prefetcher.take()
+    reader.stop_prefetching()
+    assert chosen == [(device, thread)] * (device.type == "cuda")
 
 
 def test_an_error_reaches_the_one_who_takes() -> None:
