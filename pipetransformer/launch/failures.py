@@ -128,15 +128,27 @@ def cause(folder: Path, num_ranks: int, exit_codes: dict[int, int]) -> tuple[Exc
         return RankLost(SERVER_KILLED, num_lost=0), SERVER_KILLED
     # a signal ended these first; the launcher then ends the others, which leave no record either
     first = [rank for rank in silent if exit_codes.get(rank, 0) < 0] or silent
-    text = _killed(first, exit_codes)
-    return RankLost(text, len(first)), text
+    killed = [rank for rank in first if exit_codes.get(rank) != -signal.SIGABRT]
+    text = _killed(killed, exit_codes) if killed else _aborted(first)
+    return RankLost(text, len(killed)), text
 
 
 def _killed(first: list[int], exit_codes: dict[int, int]) -> str:
     names = {signal.Signals(-exit_codes[rank]).name for rank in first if rank in exit_codes}
-    who = f"rank {first[0]}" if len(first) == 1 else f"one of the ranks {', '.join(map(str, first))}"
     by = f" by {' and '.join(sorted(names))}" if names else ""
     return (
-        f"{who} was killed{by}, perhaps for want of memory; lower batch_size or parallel.world_size, or set "
+        f"{_one_of(first)} was killed{by}, perhaps for want of memory; lower batch_size or parallel.world_size, or set "
         "parallel.device_memory_gib"
     )
+
+
+def _aborted(first: list[int]) -> str:
+    """Returns the cause of ranks that ended themselves: nccl's watchdog does that to one that waits too long."""
+    return (
+        f"{_one_of(first)} ended by SIGABRT: nccl's watchdog may have ended it, because a rank did not answer within "
+        "parallel.timeout_s; raise it where that may take so long, or look for another cause in the rank's output"
+    )
+
+
+def _one_of(ranks: list[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"one of the ranks {', '.join(map(str, ranks))}"

@@ -13,7 +13,16 @@ from pathlib import Path
 import pytest
 from support.jobs import ROOT, loaded
 
-from pipetransformer.errors import Diverged, InfeasiblePlan, StaleStore, Stopped, StoreFailed, Unwritable, UserError
+from pipetransformer.errors import (
+    Diverged,
+    InfeasiblePlan,
+    RankLost,
+    StaleStore,
+    Stopped,
+    StoreFailed,
+    Unwritable,
+    UserError,
+)
 from pipetransformer.launch import elastic, failures
 from pipetransformer.training import run
 
@@ -88,6 +97,22 @@ def test_the_rank_that_was_killed_first_is_named_and_not_those_that_the_launcher
     (tmp_path / "0.part").write_text('{"rank": ')  # ended by the launcher in the middle of its record
     _, line = failures.cause(tmp_path, 4, {3: -signal.SIGKILL})
     assert line.startswith("rank 3 was killed by SIGKILL, perhaps")
+
+
+@pytest.mark.parametrize(("exit_codes", "begin", "num_lost"), [
+    ({1: -signal.SIGABRT}, "rank 1 ended by SIGABRT: nccl's watchdog may have ended it", 0),
+    ({0: -signal.SIGABRT, 1: -signal.SIGABRT}, "one of the ranks 0, 1 ended by SIGABRT", 0),
+    ({0: -signal.SIGABRT, 1: -signal.SIGKILL}, "rank 1 was killed by SIGKILL, perhaps", 1),
+])  # fmt: skip
+def test_a_rank_that_aborts_is_not_said_to_be_killed(
+    exit_codes: dict[int, int], begin: str, num_lost: int, tmp_path: Path
+) -> None:
+    """The watchdog of nccl ends a rank by it that waits for one that hangs; no machine took either."""
+    failures.record(tmp_path, 2, raised(KeyboardInterrupt()))
+    cause, line = failures.cause(tmp_path, 4, exit_codes)
+    assert isinstance(cause, RankLost)
+    assert cause.num_lost == num_lost
+    assert line.startswith(begin)
 
 
 def test_a_rank_that_does_not_come_to_run_is_not_said_to_be_killed(tmp_path: Path) -> None:
