@@ -78,7 +78,7 @@ class Engine:
         self.topology, self.plan, self._resolved, self.stages = resolved.topology, resolved.plan, resolved, stages
         self.norm_group, self._tied, self._objective = resolved.norm_group, tied, objective
         self._device, self._precision, self._recorder = context.device, context.precision, context.recorder
-        self._keys_on_host = context.randomness == "device"  # it seeds by them
+        self._keys_on_host = context.randomness == "device" and mesh is None  # it seeds by them, but not on a mesh
         # FSDP averages in its reduce-scatter; pipelines all-reduce after the last backward
         has_ddp = self.plan.num_stages == 1 and not self.plan.fsdp and mesh is None and not self.plan.chunk_bytes
         self._carrier: CarryingStage | None = None

@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from support.cases import Case
 from support.exactness import assert_equal
 from support.jobs import loaded
+from support.mesh_plans import plan_on
 from support.plans import HEAD, plan
 from support.pool import Pool
-from support.random_kernels import kinds_that_are_drawn, train_and_count
+from support.random_kernels import keys_on_host, kinds_that_are_drawn, train_and_count
 from support.resumes import run_on
 from support.trainings import Plans, Trace
 from torch import Tensor
@@ -23,6 +24,7 @@ from pipetransformer.checkpoint.folder import FOLDER
 from pipetransformer.config.no_effect import warnings
 from pipetransformer.config.validate import validate
 from pipetransformer.errors import UserError
+from pipetransformer.mesh import StageMesh
 from pipetransformer.runtime.rng import DeviceRng, sample_keys
 
 CPU = torch.device("cpu")
@@ -77,6 +79,15 @@ def test_where_batches_are_divided_alike_the_rest_of_a_topology_changes_nothing(
     trained: dict[str, Trace], name: str
 ) -> None:
     assert_equal(trained[name], trained["whole"])
+
+
+def test_keys_are_on_the_host_where_they_seed_the_device_and_not_on_a_mesh(
+    pool: Pool, bert_config: Path, tmp_path: Path
+) -> None:
+    """A mesh draws by sample: each mask would copy the keys to the device, and the host would wait."""
+    case = Case("vit", bert_config, 0.2, randomness="device", num_steps=1)
+    for world, mesh, on_host in ((1, StageMesh(), True), (2, StageMesh(tp=2), False)):
+        assert pool.run(world, keys_on_host, case, {0: plan_on(mesh)}, str(tmp_path)) == [{on_host}] * world
 
 
 def test_another_division_of_batches_draws_others(trained: dict[str, Trace]) -> None:

@@ -8,6 +8,7 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 
+from pipetransformer.runtime.batch import Batch
 from pipetransformer.runtime.rng import DeviceRng, PerSampleRng
 from support.cases import Case
 from support.mixed import measured_layers
@@ -34,6 +35,13 @@ def train_and_count(case: Case, plans: Plans, folder: str) -> tuple[Trace, int, 
     with counting_attention(counts):
         trace = train_elastic(case, plans, folder)
     return trace, counts.get("dropping", 0), torch.equal(torch.get_rng_state(), before)
+
+
+def keys_on_host(case: Case, plans: Plans, folder: str) -> set[bool]:
+    """Whether the keys of batches stay where the host reads them."""
+    with mock.patch.object(Batch, "to", autospec=True, side_effect=Batch.to) as spy:
+        train_elastic(case, plans, folder)
+    return {call.args[3] for call in spy.call_args_list}
 
 
 def kinds_that_are_drawn(case: Case, randomness: str) -> dict[str, int]:
