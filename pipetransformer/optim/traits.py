@@ -124,7 +124,7 @@ def _train(build: Build, begun: list[Tensor], apart: bool = False) -> _Run:
     optimizer = build([{"params": group, "weight_decay": WEIGHT_DECAY} for group in groups])
     before = [dict(group) for group in optimizer.param_groups]
     for step in range(4):
-        torch.manual_seed(len(parameters))
+        torch.default_generator.manual_seed(len(parameters))  # torch.manual_seed would seed the GPUs as well
         for parameter in parameters:
             parameter.grad = _gradient(parameter, step)
         for group in optimizer.param_groups:

@@ -87,6 +87,11 @@ def test_torchs_elementwise_optimizers_run_on_shards(name: str) -> None:
     spec.check_shards()
 
 
+def test_gpu_generators_are_not_seeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", None)
+    assert TorchOptimizer(name="Adadelta", lr=0.1).is_elementwise
+
+
 MIXING = ["adafactor", "lars", "muon", "clion", "adamp", "novograd"]
 
 
