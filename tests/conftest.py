@@ -6,6 +6,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 gc.disable()  # until all tests are collected: it takes a fifth of the time of imports and finds nothing
@@ -19,7 +20,8 @@ from support.pool import Pool
 os.environ["OMP_NUM_THREADS"] = "1"
 # of a process that it starts, and of gloo's, no thread takes the core of another: see runtime/groups.py
 if sys.platform == "linux":
-    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    with suppress(OSError):  # a sandbox may refuse it
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 # hundreds of processes start here: each would compile the whole package again
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False

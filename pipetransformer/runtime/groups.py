@@ -8,7 +8,7 @@ message while a step runs, because all ranks decide alike from the same numbers,
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -45,20 +45,28 @@ def batch_scheduled(device_type: str) -> Iterator[None]:
         receiver              an answer: try, try, try, try, ...             read, the collective goes on
                               |<-- milliseconds of one core --->|
 
-    A policy that the user has set stays. Systems without this one are as they are; it matters to speed alone.
+    A policy that the user has set stays. Systems without this one, or that refuse it as some sandboxes do, are as they
+    are; it matters to speed alone.
 
     Args:
         device_type: Of the groups; those of GPUs are not gloo's, and nothing changes.
     """
     is_linux = hasattr(os, "sched_getscheduler")
-    if device_type != "cpu" or not is_linux or os.sched_getscheduler(0) != os.SCHED_OTHER:  # 0: of the calling thread
-        yield
-        return
-    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    is_free = device_type == "cpu" and is_linux and os.sched_getscheduler(0) == os.SCHED_OTHER  # 0: the calling thread
+    is_set = is_free and _set_policy(os.SCHED_BATCH)
     try:
         yield
     finally:
-        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+        if is_set:
+            _set_policy(os.SCHED_OTHER)
+
+
+def _set_policy(policy: int) -> bool:
+    """Sets the policy of the calling thread; returns whether the system lets it."""
+    with suppress(OSError):
+        os.sched_setscheduler(0, policy, os.sched_param(0))
+        return True
+    return False
 
 
 class ProcessGroups:

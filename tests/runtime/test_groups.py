@@ -1,5 +1,6 @@
 """A topology resolves to the right process groups, on one mesh with named axes, and no group is left open."""
 
+import errno
 import os
 import sys
 import threading
@@ -111,6 +112,22 @@ def test_a_system_without_policies_goes_without(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delattr(os, "sched_getscheduler", raising=False)
     with batch_scheduled("cpu"):
         pass
+
+
+@ON_LINUX
+def test_a_system_that_refuses_the_policy_goes_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As gVisor does."""
+    asked: list[int] = []
+
+    def refuse(_: int, policy: int, __: object) -> None:
+        asked.append(policy)
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "sched_getscheduler", lambda _: os.SCHED_OTHER)
+    monkeypatch.setattr(os, "sched_setscheduler", refuse)
+    with batch_scheduled("cpu"):
+        assert sys.exception() is None
+    assert asked == [os.SCHED_BATCH]
 
 
 @pytest.mark.parametrize("fails", [False, True])
