@@ -41,6 +41,8 @@ class BlockCompiler:
         _dynamo.config.recompile_limit = MAX_GRAPHS
         # torch looks at the gradient of a block's input while it traces, and says so
         warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
+        # products of float32 are those that the user asks for, by precision=
+        warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores for float32 matrix multiplication avail")
         self._head = num_layers - 1
         self._functions: dict[object, LayerCall] = {}
 

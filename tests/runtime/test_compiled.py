@@ -1,5 +1,6 @@
 """Compiled blocks train as the original model does, share their graphs, and keep them when blocks freeze."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,18 @@ def test_weights_that_freeze_in_a_part_of_a_block_get_a_graph_of_their_own(compi
         assert (weight.grad is not None) == trains
         assert bias.grad is not None
     assert num_graphs() == 2
+
+
+def test_torchs_advice_to_round_float32_is_not_handed_on() -> None:
+    """Torch 2.11 warns on a GPU."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        BlockCompiler(num_layers=5)
+        warnings.warn(
+            "TensorFloat32 tensor cores for float32 matrix multiplication available but not enabled. Consider setting "
+            "`torch.set_float32_matmul_precision('high')` for better performance.",
+            stacklevel=1,
+        )
 
 
 def test_embedding_and_head_run_as_they_are(compiler: BlockCompiler) -> None:
