@@ -10,6 +10,7 @@ FSDP reduce-scatters after each micro-batch, so no rank ever holds more of the g
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from typing import Any, cast
 
@@ -101,8 +102,9 @@ class ShardedStage(Stage):
         super().__init__(*arguments)
         self._under_shards: Callable[..., Tensor] = shards.__call__
 
-    def forward(self, x: Tensor, **context: Any) -> Tensor:
-        return self._under_shards(super().forward, x, **context)
+    def forward(self, x: Tensor, *, keys: Tensor, **context: Tensor) -> Tensor:
+        # FSDP moves the tensors that it is given to the device, where the host cannot read keys without waiting
+        return self._under_shards(partial(super().forward, keys=keys), x, **context)
 
 
 def _mesh_of_its_own(group: ProcessGroup, device_type: str) -> DeviceMesh:

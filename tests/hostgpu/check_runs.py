@@ -24,6 +24,7 @@ def test_features_that_nobody_waits_for_are_other_features(tmp_path: Path) -> No
     [
         (("precision=float64", *RUNS["Muon"]), 1e-10),
         (("precision=float64", *FREEZES, "randomness=device"), 1e-10),
+        (("precision=float64", *FREEZES, "parallel=sharded", "randomness=device"), 1e-10),
         (("precision=bfloat16", *CACHED), 1e-3),
         (("precision=float16", *CACHED), 1e-3),
     ],
