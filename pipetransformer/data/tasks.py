@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from pipetransformer.errors import UserError
 from pipetransformer.models.base import Head
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 Shape = tuple[int, ...]
@@ -159,9 +160,18 @@ def cross_entropy(
     """
     from torch.nn import functional
 
-    weight = output.new_tensor(class_weights) if class_weights else None
+    weight = _on_device(class_weights, output.dtype, output.device) if class_weights else None
     wanted = targets.long() if targets.ndim == 1 else targets.to(output.dtype)
     return functional.cross_entropy(output, wanted, weight, reduction="none", label_smoothing=label_smoothing)
+
+
+@lru_cache(maxsize=16)
+def _on_device(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Returns numbers (N,) on a device; copied once, because the host would wait for each copy."""
+    import torch
+
+    with torch.inference_mode(False):  # a first evaluation may be in it, and training goes on with the same tensor
+        return torch.tensor(numbers, dtype=dtype, device=device)
 
 
 def binary_cross_entropy(output: Tensor, targets: Tensor) -> Tensor:

@@ -92,7 +92,7 @@ def test_the_loss_scale_survives_transitions(device: str, pool: Pool, bert_confi
 @pytest.mark.parametrize(
     "options", [{}, {"randomness": "device"}, {"optimizer": "sgd"}, {"optimizer": "lamb"}], ids=str
 )
-@pytest.mark.parametrize("kind", ["vit", "bert"])
+@pytest.mark.parametrize("kind", ["vit", "bert", "bert_weighted"])
 def test_the_host_waits_for_a_gpu_once_in_a_step(
     kind: str, options: dict[str, Any], pool: Pool, bert_config: Path, tmp_path: Path
 ) -> None:
