@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments.gpu.__main__ import CACHED, NO_GPU, PLAIN, RUNTIME, Measured, main, warm_up
-from experiments.gpu.cases import CASES, SMALL
+from experiments.gpu import __main__ as gpu
+from experiments.gpu.__main__ import CACHED, NO_GPU, PLAIN, RUNTIME, Measured, OtherTraining, main, warm_up
+from experiments.gpu.cases import CASES, SMALL, Case
 from experiments.gpu.loops import Loop
 from experiments.gpu.runs import __main__ as runs
 from experiments.record import BEGIN, END
@@ -57,21 +58,47 @@ def test_whole_runs_without_a_gpu_say_so_and_end(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out.strip() == NO_GPU
 
 
+class Other(Loop):
+    def __init__(self, loss: float, *drifts: float) -> None:
+        self._losses = [loss - 0.1 * (step + 1) + drift for step, drift in enumerate((drifts + 5 * (0.0,))[:5])]
+
+    def _train(self, index: int) -> None:
+        pass
+
+    def loss(self) -> float:
+        return self._losses[self._num_steps - 1]
+
+
 def test_loops_that_train_otherwise_are_noticed() -> None:
-    class Other(Loop):
-        def __init__(self, loss: float) -> None:
-            self._loss = loss
-
-        def _train(self, index: int) -> None:
-            self._loss -= 0.1
-
-        def loss(self) -> float:
-            return self._loss
-
     warm_up([Other(1.0), Other(1.0)], same_losses=True, exact=True)
     warm_up([Other(1.0), Other(2.0)], same_losses=False, exact=True)
     with pytest.raises(ValueError, match="do not train the same"):
         warm_up([Other(1.0), Other(1.001)], same_losses=True, exact=True)
+
+
+def test_what_rounding_of_16_bits_grows_to_is_no_other_training() -> None:
+    warm_up([Other(1.0), Other(1.0, 0.01, 0.01, 0.1)], same_losses=True, exact=False)
+    for early in ((0.1,), (0.0, 0.1)):
+        with pytest.raises(ValueError, match=f"the losses of step {len(early) - 1} are"):
+            warm_up([Other(1.0), Other(1.0, *early)], same_losses=True, exact=False)
+
+
+def test_a_row_that_does_not_train_alike_costs_no_other_row(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(case: Case, num_frozen: int, *_: object) -> Measured:
+        if num_frozen == 0:
+            raise OtherTraining("the loops do not train the same")
+        return Measured(case.name, num_frozen, {PLAIN: (0.1,), RUNTIME: (0.1,)}, {})
+
+    (tmp_path / "README.md").write_text(f"{BEGIN}\n{END}\n")
+    monkeypatch.setattr(gpu, "measure", measured)
+    with pytest.raises(SystemExit) as ended:
+        main([*TINY, "--cases", "0", "--into", str(tmp_path)])
+    assert ended.value.code == 1
+    assert f"\nNot timed: {SMALL[0].name}, 0 frozen: the loops do not train the same." in capsys.readouterr().out
+    assert "Not timed" in (tmp_path / "README.md").read_text()
+    assert [each["num_frozen"] for each in json.loads((tmp_path / "results.json").read_text())["results"]] == [2]
 
 
 def test_a_ratio_is_taken_within_its_round() -> None:
