@@ -101,6 +101,28 @@ def test_a_row_that_does_not_train_alike_costs_no_other_row(
     assert [each["num_frozen"] for each in json.loads((tmp_path / "results.json").read_text())["results"]] == [2]
 
 
+def test_every_loop_pays_for_the_workspace_of_its_matrix_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = {"weights": 0, "workspace": 0}
+
+    class Multiplying(Other):
+        def _train(self, index: int) -> None:
+            held.update(weights=5, workspace=3)
+
+        def close(self) -> None:
+            held["weights"] = 0
+
+    def clear() -> None:
+        held["workspace"] = 0
+
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", clear, raising=False)
+    for name in ("empty_cache", "reset_peak_memory_stats", "synchronize"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: None)
+    for name in ("memory_allocated", "max_memory_allocated"):
+        monkeypatch.setattr(torch.cuda, name, lambda _: sum(held.values()))
+    peaks = [gpu.peak_bytes(lambda: Multiplying(1.0), torch.device("cuda")) for _ in range(2)]
+    assert peaks == [8, 8]
+
+
 def test_a_ratio_is_taken_within_its_round() -> None:
     steps = {PLAIN: (0.1, 0.2, 0.4), RUNTIME: (0.1, 0.22, 0.8), CACHED: (0.05, 0.1, 0.2)}
     measured = Measured("a", 3, steps, {PLAIN: 2**30, RUNTIME: 2**31, CACHED: None})
