@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -50,6 +51,16 @@ def test_whole_runs_take_turns_and_freeze_alike_with_and_without_the_cache(
         prefixes = [[plan["num_frozen"] for plan in each["summary"]["plans"]] for each in (plain, frozen, cached)]
         assert prefixes == [[0], [0, 1, 2, 3], [0, 1, 2, 3]]
     assert f"| {SMALL[1].name} | {runs.CACHED} |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("free_mib", "expected"), [(64, [0, 4]), (512, [2, 4]), (4096, [4, 4])])
+def test_no_more_processes_read_ahead_than_have_room_in_shared_memory(
+    free_mib: int, expected: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch of pictures takes 73.5 MiB, and each process has three."""
+    monkeypatch.setattr(runs.shutil, "disk_usage", lambda _: mock.Mock(free=free_mib * 2**20))
+    assert [runs.num_workers(case, tmp_path) for case in CASES[:2]] == expected
+    assert runs.num_workers(CASES[0], tmp_path / "none") == runs.MAX_WORKERS
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -4,6 +4,7 @@ A run is what a user's script is: ``pt.ElasticTrainer`` with a model of timm or 
 schedule freezes a quarter of the blocks after each quarter of the run.
 """
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from experiments.record import markdown, publish
 from pipetransformer.config.sections import Cache, Loading, Parallel
 
 NUM_QUARTERS, RATE = 4, 1e-5
+MAX_WORKERS, SHARED = 4, Path("/dev/shm")
 PLAIN, FROZEN, CACHED = "no freezing", "freezing", "freezing and cache"
 ARMS = (PLAIN, FROZEN, CACHED)
 HEADER = (
@@ -70,9 +72,21 @@ class Samples(Dataset[dict[str, Any]]):
         return {"input_ids": inputs, "attention_mask": torch.ones_like(inputs), "labels": label}
 
 
+def num_workers(case: Case, shared: Path = SHARED) -> int:
+    """Returns how many processes read ahead: their batches lie in shared memory, of which a container may have little.
+
+    Args:
+        shared: Where it is.
+    """
+    batch_bytes = case.batch_size * sum(each.nbytes for each in case.samples(1))
+    most = batch_bytes * (Loading().prefetch_factor + 1)  # of each: those that are ready, and the one that is taken
+    return min(MAX_WORKERS, shutil.disk_usage(shared).free // most) if shared.is_dir() else MAX_WORKERS
+
+
 def run(
-    case: Case, arm: str, num_samples: int, epochs: int, parallel: Parallel, precision: str, folder: Path
-) -> Outcome:
+    case: Case, arm: str, num_samples: int, epochs: int, parallel: Parallel, precision: str, folder: Path,
+    workers: int,
+) -> Outcome:  # fmt: skip
     """Trains once."""
     model = case.original(case.stack(folder))
     quarter = max(1, case.num_blocks // NUM_QUARTERS)
@@ -89,7 +103,7 @@ def run(
         freeze=pt.NoFreezing() if arm == PLAIN else freeze,
         parallel=parallel,
         cache=Cache(enabled=arm == CACHED, memory_gib=8.0),
-        loader=Loading(num_workers=0 if parallel.device == "cpu" else 4),
+        loader=Loading(num_workers=workers),
         precision=precision,
         seed=SEED,
     ) as trainer:
@@ -135,9 +149,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parallel, outcomes = Parallel(device=options.device, world_size=1), list[Outcome]()
     with TemporaryDirectory() as folder:
         for case in chosen:
+            settings = options.batches * case.batch_size, options.epochs, parallel, options.precision, Path(folder)
+            workers = 0 if options.device == "cpu" else num_workers(case)
+            print(f"{case.name}: {workers} processes read ahead", flush=True)
             for arm in ARMS * options.rounds:
-                num_samples = options.batches * case.batch_size
-                outcomes.append(run(case, arm, num_samples, options.epochs, parallel, options.precision, Path(folder)))
+                outcomes.append(run(case, arm, *settings, workers))
                 print(" | ".join(rows(outcomes)[-1]), flush=True)
     table = title(options) + markdown(HEADER, rows(outcomes))
     publish(table, [asdict(each) for each in outcomes], options.into)
