@@ -54,7 +54,8 @@ def predicted_and_measured(case: Case, under: Plan, folder: str) -> tuple[int, i
     planner = _planner(case, loader, runtime.device, under.mesh)
     device = Topology(under, dist.get_rank()).device
     predicted = device_memory_bytes(planner.profile, under, case.batch_size)[device]
-    with ResizedBytes() if under.fsdp else LiveBytes() as live:
+    # cuDNN takes memory for the time of a convolution, as much as it likes; torch's own takes a sample's columns
+    with torch.backends.cudnn.flags(enabled=False), ResizedBytes() if under.fsdp else LiveBytes() as live:
         for _, tensor in runtime.resident.stack.named_parameters():
             live.add(tensor)
         runtime.apply_plan(under)
