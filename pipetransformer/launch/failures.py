@@ -15,10 +15,10 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from pipetransformer.collectives import is_collective
 from pipetransformer.config.names import in_options
 from pipetransformer.errors import CacheLost, RankFailed, RankHangs, RankLost, StoreFailed, UserError
 from pipetransformer.report.secrets import redact
-from pipetransformer.collectives import is_collective
 
 OWN, CONNECTION, INTERRUPT = "own", "connection", "interrupt"
 

@@ -19,8 +19,8 @@ from threading import Event, Thread
 import torch.distributed as dist
 from torch.distributed import DistError, PrefixStore, Store
 
-from pipetransformer.errors import RankHangs
 from pipetransformer.collectives import is_collective
+from pipetransformer.errors import RankHangs
 from pipetransformer.runtime.groups import own_store
 
 PUBLISH_S = 1.0  # between two publications
