@@ -42,11 +42,16 @@ def told(numbers_of_ranks: list[list[float]], num_microbatches: int) -> list[tup
 
 
 def count_sums_of_a_step(case: Case, folder: str, ends: Sequence[int] = (HEAD,)) -> tuple[int, float]:
-    """Takes a step on as many replicas as there can be; the sums that it makes besides DDP's, and its loss."""
+    """Takes two steps on as many replicas as there can be: torch sets a pipeline up in its first one.
+
+    Returns:
+        The sums over the ranks that the second one makes besides DDP's; the loss of the first one.
+    """
     runtime, loader, groups = build(case, folder)
     go(runtime, loader, plan(0, 0, list(ends), dist.get_world_size() // len(ends), len(ends)))
+    loss = runtime.train_step(loader, ids_of(case, 0), 0, rate(0)).loss
     with mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as sums:
-        loss = runtime.train_step(loader, ids_of(case, 0), 0, rate(0)).loss
+        runtime.train_step(loader, ids_of(case, 1), 1, rate(1))
     loader.close()
     groups.close()
     return sums.call_count, loss
