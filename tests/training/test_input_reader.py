@@ -359,10 +359,8 @@ def drawn(seed: int, rank: int) -> list[float]:
     """Returns the inputs of a batch that a worker of a rank has read."""
     split = MapStyleSplit("train", Drawn(range(NUM)), torch.nn.CrossEntropyLoss(reduction="none"))
     config = mock.Mock(spec=Config, loader=Loading(num_workers=1), parallel=Parallel(timeout_s=TIMEOUT_S), seed=seed)
-    with (
-        mock.patch.object(dist, "is_initialized", return_value=True),
-        mock.patch.object(dist, "get_rank", return_value=rank),
-    ):
+    of_world = {"is_initialized": True, "get_rank": rank, "get_world_size": 2}
+    with mock.patch.multiple(dist, **{name: mock.Mock(return_value=value) for name, value in of_world.items()}):
         reader, _ = open_inputs(config, [split], torch.device("cpu"))
     with reader:
         loader, topology = BatchLoader.uncached(split, shape, 1, reader), Topology(PLANS["one device"], 0)
