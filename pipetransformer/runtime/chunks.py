@@ -62,17 +62,18 @@ class Chunks:
             for module in layer.modules():
                 for name, buffer in module.named_buffers(recurse=False):
                     module._buffers[name] = buffer.to(device)
-        self._homes = {chunk: _home(chunk, own, device, folder) for chunk, own in self._owners.items()}
+        self._homes: dict[Chunk, Tensor] = {}
+        for chunk, own in self._owners.items():  # one at a time: a layer leaves its last home before the next one moves
+            home = self._homes[chunk] = _home(chunk, own, device, folder)
+            if chunk.kind == "weights":
+                _fill(home, own)
+                self._point(chunk, home)
         self._on_device: dict[Chunk, Tensor] = {}
         self._coming: dict[Chunk, Fetch] = {}
         self._active = min(active_parameters, default=max(layers, default=0) + 1)
         self._in_use: set[int] = set()
         self._written: set[Chunk] = set()  # gradients of this step whose home has numbers
         self._residency = Residency[Chunk]({chunk: home.nbytes for chunk, home in self._homes.items()}, budget)
-        for chunk, own in self._owners.items():
-            if chunk.kind == "weights":
-                _fill(self._homes[chunk], own)
-                self._point(chunk, self._homes[chunk])
 
     @contextmanager
     def on_device(self, layer: int, with_gradient: bool = False) -> Iterator[None]:

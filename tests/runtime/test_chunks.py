@@ -5,7 +5,14 @@ from pathlib import Path
 
 import pytest
 from support.cases import NUM_BLOCKS, Case, tensors_equal
-from support.chunking import CHUNK_MUTATIONS, chunked, losses_of_broken_chunks, sizes_of, train_chunked
+from support.chunking import (
+    CHUNK_MUTATIONS,
+    chunked,
+    losses_of_broken_chunks,
+    most_bytes_of_homes,
+    sizes_of,
+    train_chunked,
+)
 from support.exactness import assert_as_near_as_one_process, assert_equal
 from support.mesh_plans import plan_on
 from support.pool import Pool
@@ -71,6 +78,19 @@ def test_frozen_layers_have_no_gradient_and_no_moments_and_cached_ones_are_not_f
     whole, frozen = (sum(sizes[Chunk(layer, "weights")] for layer in range(last)) for last in (8, 4))
     assert own.home_bytes == [4 * whole] * 2 + [4 * whole - 3 * frozen] * 2 + [4 * (whole - frozen)] * 2
     assert own.traffic[-1] == step_traffic(sizes_of(case, 4, 4), budget, range(4, 8), 4, 1)[1]
+
+
+def test_a_transition_takes_the_room_of_one_layer_besides_the_chunks(
+    pool: Pool, bert_config: Path, tmp_path: Path
+) -> None:
+    """A disk that holds the chunks of a run holds those of its next plan, too."""
+    case = Case("vit", bert_config)
+    sizes, budget = sizes_of(case), smallest_budget(sizes_of(case))
+    plans = {number: chunked(plan_on(SINGLE, frozen=frozen), budget) for number, frozen in enumerate((0, 3))}
+    (most,) = pool.run(1, most_bytes_of_homes, case, plans, str(tmp_path))
+    kept = [sum(sizes_of(case, first_active=active).values()) for active in (0, 4)]
+    assert most[0] == kept[0]
+    assert most[1] <= kept[1] + max(sizes.values())
 
 
 @pytest.mark.parametrize("num_stages", [1, 2])

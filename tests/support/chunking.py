@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from pipetransformer.autopipe.offload import Chunk, HostTraffic, leaving
 from pipetransformer.autopipe.plan import Plan
+from pipetransformer.profiling.memory import LiveBytes
 from pipetransformer.runtime import chunks
 from pipetransformer.runtime.chunks import ChunkedStage, Chunks
 from support.cases import Case
@@ -84,6 +86,26 @@ def _state_bytes(optimizer: torch.optim.Optimizer | None) -> int:
 def chunked(plan: Plan, budget: int) -> Plan:
     """The same plan with chunks."""
     return replace(plan, recompute=True, chunk_bytes=budget)
+
+
+def most_bytes_of_homes(case: Case, plans: Plans, folder: str) -> list[int]:
+    """Goes to one plan after another; returns the most bytes that lay in homes at a time on the way to each."""
+    runtime, loader, groups = build(case, folder, offload_folder=Path(folder) / "chunks")
+    live, found, make = LiveBytes(), list[int](), chunks._home
+
+    def counted(*arguments: Any) -> Tensor:
+        home = make(*arguments)
+        live.add(home)
+        found[-1] = max(found[-1], live.now)
+        return home
+
+    with mock.patch.object(chunks, "_home", counted):
+        for plan in plans.values():
+            found.append(0)
+            go(runtime, loader, plan)
+    loader.close()
+    groups.close()
+    return found
 
 
 _fetch = Chunks._fetch
