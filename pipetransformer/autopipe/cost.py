@@ -71,7 +71,7 @@ def missed_seconds(profile: Profile, cache_level: int, num_rows: int) -> float:
     if not (cache_level and missing):
         return 0.0
     time = AffineTime(0.0, missing * profile.fill_read_s)
-    for layer in profile.layers[: cache_level + 1]:
+    for layer in (profile.whole or profile.layers)[: cache_level + 1]:
         time += AffineTime(layer.forward.fixed_s, missing * layer.forward.per_sample_s)
     return time.at(num_rows)
 

@@ -44,8 +44,8 @@ class MemoryCosts:
     - for each micro-batch the buffers of the tensor from below and of its gradient, of the gradient from above, and
       while it is in flight of the output. The output of a frozen layer gets no gradient;
     - the budget of chunks in place of weights, gradients and optimizer state, where those lie in host memory;
-    - where the cache is partial, the weights of the cached layers, and before the step the working memory of one of
-      them for all samples of the replica.
+    - where the cache is partial, the weights of the cached layers, whole ones on a mesh too, and of chunks those of one
+      layer at a time; and before the step the working memory of one of them for all samples of the replica.
 
     A stage has gradients from its first backward pass on; with one micro-batch in DistributedDataParallel they are
     views of the buckets. The activations of active layers for backward are there for each micro-batch in flight. When
@@ -75,8 +75,9 @@ class MemoryCosts:
             for again, num_bytes, (layer, on) in zip(self._again, inputs, layers, strict=True)
         ]
         self._fixed = [layer.peak_backward_fixed_bytes * on for layer, on in layers]
-        cached = profile.layers[: layer_above(cache_level)] if profile.cache_miss_rate else ()
-        self._cached = sum(layer.parameter_bytes for layer in cached) * here
+        cached = (profile.whole or profile.layers)[: layer_above(cache_level)] if profile.cache_miss_rate else ()
+        lent = [layer.parameter_bytes for layer in cached]
+        self._cached = max([0, *lent]) if profile.is_on_host else sum(lent)
         self._missing = max([0, *(layer.peak_forward_bytes for layer in cached)])
         copied = profile.copied_bytes or (0,) * len(layers)
         self._copied = PrefixSums(num_bytes * on * here for num_bytes, (_, on) in zip(copied, layers, strict=True))

@@ -157,6 +157,11 @@ class LayerProfile:
         """Returns the seconds of its passes over a micro-batch, forward and both gradients."""
         return (self.forward + self.input_grad + self.weight_grad).at(num_samples)
 
+    def of_rows(self, number: int) -> LayerProfile:
+        """Returns the layer that computes several rows for each sample, as far as a forward pass alone goes."""
+        forward = AffineTime(self.forward.fixed_s, number * self.forward.per_sample_s)
+        return replace(self, forward=forward, peak_forward_bytes=number * self.peak_forward_bytes)
+
     @property
     def most_output_bytes(self) -> int:
         """The output of a sample, as memory has to have room for it."""
@@ -265,6 +270,8 @@ class Profile:
         input_bytes: A sample as the embedding takes it, with what goes to every layer.
         copied_bytes: Where the layers are the parts of a rank of a mesh, the bytes of each layer's parameters that
             train of which other ranks have copies; ``None`` without a mesh.
+        whole: On a mesh the layers in one piece, as each rank borrows them for what the cache lacks. A sample is the
+            rows that a rank reads for one that it computes.
     """
 
     layers: tuple[LayerProfile, ...]
@@ -289,6 +296,7 @@ class Profile:
     gpipe_overhead_s: float | None = None
     read_besides: AffineTime = AffineTime(0.0, 0.0)
     cache_read_fixed_s: float = 0.0
+    whole: tuple[LayerProfile, ...] = ()
 
     def overhead_s(self, schedule: str) -> float:
         """Returns the seconds of a schedule itself per micro-batch and neighbour of a stage."""
@@ -306,7 +314,8 @@ class Profile:
             return self
         shards = self.on(mesh).layers
         copied = tuple(sum(num_bytes for _, num_bytes in shard.copied_bytes) for shard in shards)
-        return replace(self, layers=tuple(shard.layer for shard in shards), copied_bytes=copied)
+        whole = tuple(layer.of_rows(mesh.rows_multiple) for layer in self.layers)
+        return replace(self, layers=tuple(shard.layer for shard in shards), copied_bytes=copied, whole=whole)
 
     def relief(self, num_busy: int, node_size: int) -> float:
         """Returns the seconds of a layer while fewer devices compute, over those while all of a node do; at most 1.

@@ -19,7 +19,7 @@ from pipetransformer.runtime.mesh_transfer import gather_sharded_state_dict, who
 from pipetransformer.runtime.resident import OptimizerState, ResidentLayers
 from pipetransformer.runtime.snapshot import gather_optimizer_state, load_layers, shard_state, snapshot
 from pipetransformer.runtime.stage import FrozenForward, eval_forward
-from pipetransformer.runtime.transfer import borrowed, gather_state_dict
+from pipetransformer.runtime.transfer import borrowed, gather_state_dict, on_device
 from pipetransformer.runtime.update import swap_averages
 
 
@@ -105,22 +105,30 @@ class HeldModel:
         numbers = range(first, last + 1)
         layers = {number: self.resident.stack[number] for number in numbers}
         compiler = self._compiler if self._shards is None else None
+        lend = on_device if self._is_chunked else None  # a layer at a time, as the device has room for
         before = self._computing
         if self.resident.cuts.any:
             layers = whole_layers(self.resident, self.placement, numbers)
             self._computing = {**before, **layers}
         try:
-            with self._borrowed(numbers), eval_forward(layers, self.precision, self.device, compiler) as forward:
+            with (
+                self._borrowed(numbers),
+                eval_forward(layers, self.precision, self.device, compiler, lend) as forward,
+            ):
                 yield forward
         finally:
             self._computing = before
+
+    @property
+    def _is_chunked(self) -> bool:
+        return self.plan is not None and bool(self.plan.chunk_bytes)
 
     def _borrowed(self, layers: range) -> AbstractContextManager[None]:
         if self.resident.cuts.any:
             return nullcontext()
         if self._shards is not None:
             return self._shards.whole(layers)
-        return borrowed(self.resident, self.placement, layers)
+        return borrowed(self.resident, self.placement, layers, at_once=not self._is_chunked)
 
     def layer_state(self, layer: int) -> dict[str, Tensor]:
         """Returns the whole weights of a layer inside :meth:`frozen_forward`, by name, the same on every rank."""

@@ -1,7 +1,7 @@
 """The layers of one stage as the module that a rank runs, and frozen layers as a function."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
 from typing import Any
 
@@ -140,8 +140,9 @@ def _with_zero_gradient(x: Tensor, received: Tensor) -> Tensor:
 
 @contextmanager
 def eval_forward(
-    layers: dict[int, Layer], precision: Precision, device: torch.device, compiler: BlockCompiler | None = None
-) -> Iterator[FrozenForward]:
+    layers: dict[int, Layer], precision: Precision, device: torch.device, compiler: BlockCompiler | None = None,
+    lend: Callable[[Sequence[Layer], torch.device], AbstractContextManager[None]] | None = None,
+) -> Iterator[FrozenForward]:  # fmt: skip
     """Puts layers into evaluation mode, and back at the end.
 
     Args:
@@ -149,6 +150,7 @@ def eval_forward(
         precision: The types in which they compute.
         device: Computes them.
         compiler: Compiles the blocks.
+        lend: Brings layers to the device while they run; ``None`` where they are there.
 
     Yields:
         A function that runs them one after the other without gradient.
@@ -158,8 +160,9 @@ def eval_forward(
     def forward(inputs: Tensor, context: dict[str, Tensor]) -> Tensor:
         x = to_device(inputs, device, precision.param_dtype if inputs.is_floating_point() else None)
         context = {name: to_device(tensor, device) for name, tensor in context.items()}
-        for call in calls:
-            x = precision.run_layer(call, x, context)
+        for layer, call in zip(layers.values(), calls, strict=True):
+            with nullcontext() if lend is None else lend([layer], device):
+                x = precision.run_layer(call, x, context)
         return x
 
     calls = [each.forward if compiler is None else compiler.call(index, each) for index, each in layers.items()]

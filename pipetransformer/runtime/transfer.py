@@ -1,6 +1,6 @@
 """Moves layers between ranks, in memory and straight from sender to receiver."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from typing import TypeVar
@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from pipetransformer.autodp.transition import Move, Placement
+from pipetransformer.models.layer import Layer
 from pipetransformer.runtime.resident import Manifest, ResidentLayers
 
 Described = TypeVar("Described")
@@ -61,22 +62,34 @@ def _num_bytes(manifest: Manifest) -> int:
 
 
 @contextmanager
-def borrowed(resident: ResidentLayers, placement: Placement, layers: range) -> Iterator[None]:
+def borrowed(resident: ResidentLayers, placement: Placement, layers: range, at_once: bool = True) -> Iterator[None]:
     """Broadcasts the weights of layers to every rank, and frees the borrowed ones at the end.
 
     All ranks enter it together; each leaves alone.
+
+    Args:
+        at_once: A rank's own layers are on its device inside; otherwise they stay where they are.
     """
     borrowed = _broadcast_layers(resident, placement, layers)
-    owned = [resident.stack[layer] for layer in layers if layer not in borrowed]
-    # the weights of chunks lie in host memory, and their buffers on the device
-    homes = [(each, each.data) for own in owned for each in chain(own.parameters(), own.buffers())]
+    owned = [resident.stack[layer] for layer in layers if at_once and layer not in borrowed]
     try:
-        for layer in owned:
-            layer.to(resident.device)  # offloaded layers are in host memory
-        yield
+        with on_device(owned, resident.device):
+            yield
     finally:
         for index in borrowed:
             resident.stack[index].to("meta")
+
+
+@contextmanager
+def on_device(layers: Sequence[Layer], device: torch.device) -> Iterator[None]:
+    """Keeps layers on a device inside: offloaded ones, and those of chunks, lie in host memory otherwise."""
+    # the weights of chunks lie in host memory, and their buffers on the device
+    homes = [(each, each.data) for own in layers for each in chain(own.parameters(), own.buffers())]
+    try:
+        for layer in layers:
+            layer.to(device)
+        yield
+    finally:
         for tensor, home in homes:
             if tensor.device != home.device:
                 tensor.data = home  # a view of its chunk, in which averages and the next pass look for it

@@ -1,10 +1,12 @@
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from pipetransformer.autopipe.memory import device_memory_bytes
 from pipetransformer.autopipe.plan import Plan, Stages
-from pipetransformer.autopipe.profile import AffineTime, LayerProfile, Profile
+from pipetransformer.autopipe.profile import AffineTime, LayerProfile, LayerShard, MeshProfile, Profile, Traffic
+from pipetransformer.mesh import StageMesh
 
 NOTHING = AffineTime(0, 0)
 LAYER = LayerProfile("block", NOTHING, NOTHING, NOTHING, 0, parameter_bytes=1000, activation_bytes=7, output_bytes=3)
@@ -75,13 +77,29 @@ def test_what_is_read_from_the_cache_takes_memory_as_an_input() -> None:
     assert device_memory_bytes(PROFILE, Plan(2, 2, ((3, 3),), 1, 1), batch_size=5) == (4000 + 5 * 7 + 5 * 3,)
 
 
-def test_what_the_cache_has_no_room_for_takes_the_weights_of_the_cached_layers_and_the_memory_to_run_them() -> None:
-    profile = Profile((replace(LAYER, peak_forward_bytes=500),) * 4, optimizer_state_factor=2)
-    plan = Plan(2, 2, ((3, 3),), 1, num_microbatches=2)
+CUBE = StageMesh(tp=2, algorithm="3d")  # of whose ranks each computes one of two rows that it reads
+PART = replace(LAYER, parameter_bytes=250)
+ON_CUBE = MeshProfile(CUBE, (LayerShard(PART, Traffic(), Traffic(), Traffic(), Traffic()),) * 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "batch_size", "expected"),
+    [
+        ({}, 6, 3 * 1000 + 6 * 500 - (1000 + 3 * 7)),  # instead of a gradient and what one micro-batch saves
+        ({"chunk_bytes": 3000, "recompute": True}, 6, 1000 + 6 * 500 - 3 * 7),  # a layer at a time, besides the chunks
+        ({"mesh": CUBE}, 12, 3 * 1000 + 12 * 500 - (250 + 3 * 7)),  # whole layers on each rank, for all rows
+    ],
+)
+def test_what_the_cache_has_no_room_for_takes_the_weights_of_the_cached_layers_and_the_memory_to_run_them(
+    options: dict[str, Any], batch_size: int, expected: int
+) -> None:
+    layer = replace(LAYER, peak_forward_bytes=500)
+    profile = Profile((layer,) * 4, optimizer_state_factor=2, meshes=(ON_CUBE,))
+    plan = Plan(2, 2, ((3, 3),), 1, num_microbatches=2, **options)
     (whole,), (short,) = (
-        device_memory_bytes(replace(profile, cache_miss_rate=missing), plan, batch_size=6) for missing in (0.0, 0.5)
+        device_memory_bytes(replace(profile, cache_miss_rate=missing), plan, batch_size) for missing in (0.0, 0.5)
     )
-    assert short - whole == 3 * 1000 + 6 * 500 - (1000 + 3 * 7), "instead of a gradient and what one micro-batch saves"
+    assert short - whole == expected
 
 
 @pytest.mark.parametrize("num_frozen", [0, 1])

@@ -6,7 +6,7 @@ import pytest
 
 from pipetransformer.autopipe.cluster import Cluster, Link
 from pipetransformer.autopipe.constraints import PlanConstraints
-from pipetransformer.autopipe.cost import kind_of_plan, step_scale, step_seconds
+from pipetransformer.autopipe.cost import kind_of_plan, missed_seconds, step_scale, step_seconds
 from pipetransformer.autopipe.memory import device_memory_bytes
 from pipetransformer.autopipe.meshes import mesh_batch_size, mesh_candidates, on_mesh
 from pipetransformer.autopipe.plan import DeviceLayout, Plan
@@ -72,6 +72,16 @@ def test_a_mesh_is_taken_where_a_batch_has_fewer_samples_than_devices() -> None:
 
 def test_a_mesh_is_not_taken_where_its_exchanges_cost_more_than_it_saves() -> None:
     assert planned((SINGLE, TP), bandwidth=1e6).mesh == SINGLE
+
+
+@pytest.mark.parametrize("mesh", [TP, CUBE])
+def test_what_the_cache_lacks_runs_through_whole_layers_of_all_rows_that_a_rank_reads(mesh: StageMesh) -> None:
+    known = replace(profile(mesh), cache_miss_rate=0.5)
+    alone, together = (
+        missed_seconds(each, 2, num_rows=6) - missed_seconds(each, 2, num_rows=0)
+        for each in (known, on_mesh(known, cluster(8), mesh)[0])
+    )
+    assert together == pytest.approx(mesh.rows_multiple * alone)
 
 
 def test_replicas_are_taken_where_the_batch_is_large() -> None:

@@ -12,6 +12,7 @@ from support.chunking import (
     most_bytes_of_homes,
     sizes_of,
     train_chunked,
+    train_lending,
 )
 from support.exactness import assert_as_near_as_one_process, assert_equal
 from support.mesh_plans import plan_on
@@ -91,6 +92,18 @@ def test_a_transition_takes_the_room_of_one_layer_besides_the_chunks(
     kept = [sum(sizes_of(case, first_active=active).values()) for active in (0, 4)]
     assert most[0] == kept[0]
     assert most[1] <= kept[1] + max(sizes.values())
+
+
+def test_frozen_layers_come_one_at_a_time_for_what_the_cache_lacks(
+    pool: Pool, bert_config: Path, tmp_path: Path
+) -> None:
+    """In the fill, too: a device that takes a budget of chunks has no room for all of them."""
+    case = Case("vit", bert_config, 0.2, num_steps=4, cache_shares=(1 / 2, 0.0))
+    budget = smallest_budget(sizes_of(case))
+    plans = {0: chunked(plan_on(SINGLE), budget), 2: chunked(plan_on(SINGLE, frozen=3, level=3), budget)}
+    ((own, most),) = pool.run(1, train_lending, case, plans, str(tmp_path))
+    assert most == 1
+    assert own.trace.losses == pytest.approx(train_reference(case, {2: 3}).losses, rel=0, abs=1e-10)
 
 
 @pytest.mark.parametrize("num_stages", [1, 2])

@@ -1,6 +1,7 @@
 """Trainings whose layers come from the host in chunks, and what of them is on the device."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,11 @@ from torch import Tensor
 
 from pipetransformer.autopipe.offload import Chunk, HostTraffic, leaving
 from pipetransformer.autopipe.plan import Plan
+from pipetransformer.models.layer import Layer
 from pipetransformer.profiling.memory import LiveBytes
-from pipetransformer.runtime import chunks
+from pipetransformer.runtime import chunks, held_model, transfer
 from pipetransformer.runtime.chunks import ChunkedStage, Chunks
+from pipetransformer.runtime.transfer import on_device
 from support.cases import Case
 from support.trainings import Plans, Trace, build, go, ids_of, rate
 
@@ -72,6 +75,20 @@ def train_chunked(case: Case, plans: Plans, folder: str, evaluates: bool = False
     if on_disk:
         assert not list((Path(folder) / "chunks").iterdir()), "files have no name any more"
     return found
+
+
+def train_lending(case: Case, plans: Plans, folder: str) -> tuple[Chunked, int]:
+    """Trains; and tells how many frozen layers were on the device at a time to compute features."""
+    lent = [0]
+
+    @contextmanager
+    def counted(layers: Sequence[Layer], device: torch.device) -> Iterator[None]:
+        lent.append(len(layers))
+        with on_device(layers, device):
+            yield
+
+    with mock.patch.object(transfer, "on_device", counted), mock.patch.object(held_model, "on_device", counted):
+        return train_chunked(case, plans, folder), max(lent)
 
 
 def _home_bytes(own: Chunks) -> int:
