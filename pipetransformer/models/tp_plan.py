@@ -107,16 +107,25 @@ def ruled(module: nn.Module, plan: TpPlan) -> Iterator[tuple[str, Rule]]:
     """Yields the path of each module that has a rule, with the rule.
 
     Raises:
-        UserError: A module with parameters of its own, or a norm, has none.
+        UserError: A module with parameters of its own, or a norm, has none; or it has one that does not exist.
     """
     for path, child in module.named_modules():
         rule = _rule(path, plan)
         own = [name for name, _ in child.named_parameters(recurse=False)]
         needs_rule = bool(own) or _is_norm(child)
         if rule is not None and needs_rule != isinstance(rule, Heads):
+            _check_rule(path, child, rule, own)
             yield path, rule
         elif needs_rule:
             raise _without_rule(path, child, own)
+
+
+def _check_rule(path: str, module: nn.Module, rule: Rule, own: Sequence[str]) -> None:
+    if isinstance(rule, Column) and (others := [name for name in own if name not in rule.dims]):
+        raise _without_rule(path, module, others)
+    kinds = (*_LINEAR, "embedding", *_VECTORS)
+    if isinstance(rule, str) and kind_of_rule(rule)[0] not in kinds:
+        raise UserError(f"tp_plan has {path}: {rule}, which is no rule; choose one of {', '.join(kinds)}")
 
 
 def check_columns(module: nn.Module, plan: TpPlan) -> None:
@@ -169,6 +178,12 @@ def mixes_columns(module: nn.Module) -> bool:
         return False
 
 
+def kind_of_rule(rule: str) -> tuple[str, int]:
+    """Returns the word of a rule, and the matrices that are packed in one."""
+    kind, _, groups = rule.partition(":")
+    return kind.removeprefix("packed_"), int(groups or 1)
+
+
 def _parts(module: nn.Module, path: str, rule: Rule) -> Iterator[tuple[str, Part]]:
     child, prefix = module.get_submodule(path), f"{path}." if path else ""
     for name, parameter in child.named_parameters(recurse=False):
@@ -179,11 +194,9 @@ def _part(name: str, parameter: Tensor, rule: Rule) -> Part:
     if isinstance(rule, Column):
         return Part("column", (rule.dims[name], None))
     assert isinstance(rule, str), "modules that count heads have no parameters"
-    kind, _, groups = rule.partition(":")
-    kind = kind.removeprefix("packed_")
+    kind, packed = kind_of_rule(rule)
     if kind in _LINEAR:
         matrix, vector = _LINEAR[kind]
-        packed = int(groups or 1)
         return Part(matrix, groups=packed) if name == "weight" else Part(vector, (0, None), packed)
     if kind == "embedding":
         return Part("embedding")

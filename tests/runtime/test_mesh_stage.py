@@ -145,6 +145,18 @@ def test_a_module_without_a_rule_is_refused_by_name(bert_config: Path) -> None:
         shard_layer(other, RankMesh(SINGLE, 0, {}))
 
 
+def test_a_parameter_beside_those_of_its_rule_is_refused_by_name(bert_config: Path) -> None:
+    stack = Case("vit", bert_config).stack()
+    stack[0].module.register_parameter("prompt", nn.Parameter(torch.zeros(1, 1, 16)))
+    with pytest.raises(UserError, match=r"\(the layer itself, parameters prompt\) has no rule .* parallel.tp=1"):
+        split_widths(stack)
+
+
+def test_a_rule_that_does_not_exist_is_refused_with_those_that_do() -> None:
+    with pytest.raises(UserError, match=r"tp_plan has 0: nrom, which is no rule; choose one of colwise, rowwise, "):
+        parts(nn.Sequential(nn.LayerNorm(2)), {"0": "nrom"})
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
