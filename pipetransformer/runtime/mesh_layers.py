@@ -52,8 +52,10 @@ class MeshLayers:
     def copied_gradients(self, stages: Iterable[Stage], embeddings: Iterable[nn.Parameter]) -> CopiedGradients:
         """Returns the gradients of which several ranks have copies; of embeddings, those of touched rows."""
         stack, active = self._stack, [layer for stage in stages for layer in stage.active_parameters]
-        named = {p: stack[layer].cuts[name][0] for layer in active for name, p in stack[layer].by_name().items()}
-        return CopiedGradients(self._mesh, {p: part for p, part in named.items() if p.requires_grad}, embeddings)
+        named = ((name, p, stack[layer].cuts) for layer in active for name, p in stack[layer].by_name().items())
+        # what takes no part in a pass keeps no gradient: with one of zeros it would decay
+        parts = {p: cuts[name][0] for name, p, cuts in named if p.requires_grad and name not in stack.idle}
+        return CopiedGradients(self._mesh, parts, embeddings)
 
     def evaluated(self, engine: Engine, batch: Batch, outputs: Tensor) -> Evaluated | None:
         """Returns the outputs of this rank's rows, on one rank of those that computed them."""

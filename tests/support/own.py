@@ -145,7 +145,9 @@ def model_and_data(kind: str) -> tuple[nn.Module, Any]:
         num_labels=NUM_CLASSES,
     )  # fmt: skip
     model, texts = BertForSequenceClassification(config), Texts()
-    if kind == "transformers":
+    if kind == "idle transformers":
+        model.idle = nn.Linear(2, 2)
+    if kind.endswith("transformers"):
         return model, texts
     rows = [texts[index] | {"text": "not tokenised", "idx": index} for index in range(len(texts))]
     dataset = datasets.Dataset.from_list(rows)

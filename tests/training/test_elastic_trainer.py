@@ -235,16 +235,25 @@ def test_parameters_that_a_model_does_not_use_stay_as_they_are(
     assert torch.equal(seen["model"]["2.idle.weight"], model_and_data("idle")[0][2].idle.weight)
 
 
-def test_chunks_decay_no_parameter_that_a_model_does_not_use(pool: Pool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "name", "world", "parallel"),
+    [
+        ("idle", "2.idle.weight", 1, pt.Parallel(device_chunk_gib=2.5e-6)),
+        ("idle transformers", "idle.weight", 2, pt.Parallel(tp=2)),
+    ],
+    ids=["chunks", "mesh"],
+)
+def test_a_parameter_that_a_model_does_not_use_does_not_decay(
+    kind: str, name: str, world: int, parallel: pt.Parallel, pool: Pool, tmp_path: Path
+) -> None:
     """It has no gradient, which is another thing than one of zeros."""
-    options = {"optimizer": pt.AdamW(lr=1e-2, schedule="constant", weight_decay=0.5)}
-    parallel = pt.Parallel(device_chunk_gib=2.5e-6)
+    options = {"optimizer": pt.AdamW(lr=1e-2, schedule="constant", weight_decay=0.5, eps=1e-6)}
     seen, plain = (
-        pool.run(1, train_own, "idle", tmp_path / str(number), each, options)[0]["model"]
-        for number, each in enumerate((parallel, pt.Parallel()))
+        pool.run(size, train_own, kind, tmp_path / str(number), each, options)[0]["model"]
+        for number, (size, each) in enumerate([(world, parallel), (1, pt.Parallel())])
     )
-    assert torch.equal(seen["2.idle.weight"], model_and_data("idle")[0][2].idle.weight)
-    tensors_equal(seen, plain, tolerance=0)
+    assert torch.equal(seen[name], dict(model_and_data(kind)[0].named_parameters())[name])
+    tensors_equal(seen, plain, tolerance=0 if world == 1 else 1e-6)
 
 
 def test_without_its_optimizer_state_a_run_goes_another_way(pool: Pool, whole: list[float]) -> None:
