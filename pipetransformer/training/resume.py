@@ -151,7 +151,10 @@ def _own_data(spec: Any) -> dict[str, Any]:
 
 def _division(parallel: Parallel) -> str:
     """Describes what decides how batches are divided, on which the device's own random numbers depend."""
-    fixed = (f"{name}={getattr(parallel, name)}" for name in ("num_stages", "num_replicas", "num_microbatches"))
+    names = ["num_stages", "num_replicas", "num_microbatches"]
+    if parallel.splits_stages:  # a mesh draws by sample
+        names += ["tp", "cp", "dp_shard", "tp_algorithm"]
+    fixed = (f"{name}={getattr(parallel, name)}" for name in names)
     return ", ".join((f"{dist.get_world_size()} ranks", f"parallel={parallel.arrangement}", *fixed))
 
 

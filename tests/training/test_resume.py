@@ -10,6 +10,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+import torch.distributed as dist
 from support.faults import Fault, run_with
 from support.jobs import TINY, Job, loaded, play, play_with_steps_held_back, run_job
 from support.own import resume_on_a_list
@@ -19,6 +20,7 @@ from support.texts import text_run, write_decoder, write_table
 
 from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder
 from pipetransformer.checkpoint.manifest import MANIFEST, Manifest, layer_file, read_manifest
+from pipetransformer.config.resuming import changes
 from pipetransformer.errors import UserError
 from pipetransformer.report.event_log import EVENT_LOG
 from pipetransformer.training.checkpoints import _flushed_size
@@ -338,6 +340,16 @@ def test_a_data_set_that_is_a_list_stays_out_of_the_settings_and_is_gone_on_with
     assert (settings["dataset.train"], settings["dataset.evaluation"]) == ("builtins.list", {"dev": "builtins.list"})
     assert "0.123" not in repr(settings)
     assert first == 1
+
+
+@pytest.mark.parametrize("mesh", ["parallel.tp=2", "parallel.cp=2", "parallel.dp_shard=2"])
+def test_numbers_of_the_device_go_on_neither_on_a_mesh_nor_without_it(
+    mesh: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks of a mesh draw by sample."""
+    monkeypatch.setattr(dist, "get_world_size", lambda: 4)
+    plain, own = (settings_of(loaded("randomness=device", *each)) for each in ([], [mesh]))
+    assert [change.partition(":")[0] for change in changes(plain, own)] == ["randomness.topology"]
 
 
 def test_a_complete_run_goes_on_with_more_epochs(pool: Pool, tmp_path: Path) -> None:
