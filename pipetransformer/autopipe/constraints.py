@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from pipetransformer.autopipe.meshes import mesh_batch_size
 from pipetransformer.autopipe.plan import Stages
 from pipetransformer.autopipe.schedules import SCHEDULES
 from pipetransformer.errors import InfeasiblePlan, UserError
@@ -60,16 +61,19 @@ class PlanConstraints:
 UNCONSTRAINED = PlanConstraints()
 
 
-def check_world(num_devices: int, num_layers: int, batch_size: int) -> None:
-    """Refuses more devices than one layer and one sample each could fill.
+def check_world(
+    num_devices: int, num_layers: int, batch_size: int, meshes: tuple[StageMesh, ...] = (SINGLE,)
+) -> None:  # fmt: skip
+    """Refuses more devices than one layer and one sample each could fill, or a mesh of devices each.
 
     Raises:
         InfeasiblePlan: With the numbers and the options to change.
     """
-    if num_devices > num_layers * batch_size:
+    most = max(num_layers * mesh_batch_size(batch_size, mesh) * mesh.num_ranks for mesh in meshes)
+    if num_devices > most:
         raise InfeasiblePlan(
             f"`num_devices`={num_devices} is more than {num_layers} layers x `batch_size`={batch_size} can fill "
-            f"({num_layers * batch_size} devices); lower `num_devices` or raise `batch_size`"
+            f"({most} devices); lower `num_devices` or raise `batch_size`"
         )
 
 

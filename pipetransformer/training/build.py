@@ -102,12 +102,12 @@ def prepare(
     if config.parallel.arrangement == "sharded":
         config.optim.check_shards()
     resumed = None if checkpoint is None else resume(checkpoint, config, data, stack)
-    check_world(dist.get_world_size(), len(stack), config.batch_size)
     check_chunks(config.parallel, device, dist.get_world_size())
     nodes = NodeLayout.here()
     sources = _sources(config, data, stack, nodes)
     optim = config.optim.for_model(sources[0].hidden_size, config.peft.rate_factor, config.model.pretrained)
     meshes, mesh_notes = choose_meshes(config, stack, optim, sources, dist.get_world_size(), nodes.devices_per_node)
+    check_world(dist.get_world_size(), len(stack), config.batch_size, meshes)
     feature_format = FeatureFormat(sources[0].hidden_size, precision.param_dtype, config.cache.storage)
     tokenizer = wanted.tokenizer if isinstance(wanted, TextFormat) else None
     cache_setup = set_up_cache(

@@ -5,6 +5,7 @@ from pipetransformer.autopipe.constraints import PlanConstraints, check_constrai
 from pipetransformer.autopipe.profile import AffineTime, LayerProfile, Profile
 from pipetransformer.autopipe.search.search import best_plan
 from pipetransformer.errors import InfeasiblePlan
+from pipetransformer.mesh import SINGLE, StageMesh
 
 LINK, SECOND = Link(0, 1e9), AffineTime(0, 1)
 BLOCKS = Profile((LayerProfile("block", SECOND, SECOND, SECOND, 0, 1000, 7, 3),) * 6, optimizer_state_factor=2)
@@ -57,6 +58,15 @@ def test_a_world_that_the_batch_cannot_fill_is_refused() -> None:
     check_world(num_devices=12, num_layers=6, batch_size=2)
     with pytest.raises(InfeasiblePlan, match=r"num_devices=13 is more than 6 layers x batch_size=2"):
         check_world(num_devices=13, num_layers=6, batch_size=2)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "most"), [(StageMesh(tp=8), 6 * 8), (StageMesh(dp_shard=2), 6 * 2), (StageMesh(cp=2, dp_shard=2), 6 * 4)]
+)
+def test_a_world_may_be_as_large_as_the_meshes_of_one_layer_and_one_sample_are(mesh: StageMesh, most: int) -> None:
+    check_world(most, 6, 1, (SINGLE, mesh))
+    with pytest.raises(InfeasiblePlan, match=rf"6 layers x batch_size=1 can fill \({most} devices\)"):
+        check_world(most + 1, 6, 1, (SINGLE, mesh))
 
 
 def test_chunks_that_fit_no_schedule_are_refused() -> None:
