@@ -1,8 +1,14 @@
 """Runs whose stages are on meshes: by one word of the command line, and trained as by one device."""
 
+import re
 import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -11,13 +17,19 @@ from support.cases import tensors_equal
 from support.jobs import TINY, Job, loaded, play, run_job
 from support.pool import Pool
 from support.texts import text_run, write_encoder
-from torch import Tensor
+from torch import Tensor, nn
 from torch.testing import assert_close
 from transformers import AutoModelForSequenceClassification
 
+from pipetransformer.autocache.source import SampleSource
 from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder
 from pipetransformer.config.no_effect import warnings
 from pipetransformer.errors import UserError
+from pipetransformer.mesh import SINGLE, StageMesh
+from pipetransformer.models.stack import LayerStack
+from pipetransformer.models.timm_layers import split_layers
+from pipetransformer.optim.base import AdamW
+from pipetransformer.training.mesh_setup import choose_meshes
 
 FEW = ("dataset.max_train_samples=32", "dataset.max_eval_samples=16")
 RUN = (*TINY, *FEW, "freeze=schedule", "freeze.num_frozen=[1]", "precision=float64", "optim.eps=1e-6")
@@ -158,6 +170,56 @@ def test_a_mesh_that_a_run_cannot_have_is_refused_before_anything_is_measured(
     with pytest.raises(UserError, match=words):
         raise UserError(job.error)
     assert "measuring layers and links" not in [phase["message"] for phase in job.events("phase")]
+
+
+def with_a_prompt(stack: LayerStack) -> None:
+    stack[0].module.register_parameter("prompt", nn.Parameter(torch.zeros(1, 1, 16)))
+
+
+def with_softmax_by_hand(stack: LayerStack) -> None:
+    stack[1].module.attn.fused_attn = False  # type: ignore[union-attr]
+
+
+def with_another_norm(stack: LayerStack) -> None:
+    stack[1].module.norm1 = nn.RMSNorm(16)
+
+
+@pytest.mark.parametrize(
+    ("change", "overrides", "words", "left"),
+    [
+        (with_a_prompt, ["parallel.tp=2"], r"parameters prompt\) has no rule for tensor", None),
+        (with_a_prompt, ["parallel.tp=null"], r"every stage runs on one device: .*parameters prompt", [SINGLE]),
+        (with_softmax_by_hand, ["parallel.cp=2"], r"cp=2 splits the tokens, and blocks\.0\.attn computes", None),
+        (
+            with_softmax_by_hand,
+            ["parallel.cp=null", "parallel.tp=null"],
+            r"no stage runs on cp 2, nor on larger meshes of its kind: .*cp=2 splits the tokens",
+            [SINGLE, StageMesh(tp=2)],
+        ),
+        (with_another_norm, ["parallel.tp=2", "parallel.tp_algorithm=2d"], "RMSNorm and not an nn.LayerNorm", None),
+        (
+            with_another_norm,
+            ["parallel.tp=null", "parallel.tp_algorithm=2d"],
+            r"no stage runs on tp 2 \(2d\), nor .*: norm1 is a RMSNorm",
+            [SINGLE],
+        ),
+    ],
+)
+def test_a_model_that_does_not_run_on_a_mesh_is_refused_or_has_none(
+    change: Callable[[LayerStack], None], overrides: list[str], words: str, left: list[StageMesh] | None
+) -> None:
+    config, source = loaded(*TINY, *overrides), SimpleNamespace(lengths=np.array([2048]))
+    sizes = {"patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2, "img_size": 8}
+    stack = split_layers(timm.create_model("vit_tiny_patch16_224", **sizes))
+    change(stack)
+    chosen = partial(choose_meshes, config, stack, AdamW(lr=0.1), [cast(SampleSource, source)], 2, 2)
+    if left is None:
+        with pytest.raises(UserError, match=words):
+            chosen()
+        return
+    meshes, (note,) = chosen()
+    assert list(meshes) == left
+    assert re.search(words, note)
 
 
 @pytest.mark.parametrize(

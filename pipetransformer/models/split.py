@@ -32,13 +32,17 @@ def split_widths(stack: LayerStack) -> dict[str, int]:
     found: dict[str, int] = {}
     for layer in (stack[index] for index in range(len(stack) - 1)):
         check_columns(layer.module, tp_plan_of(layer))
-        counts = [number for module in layer.modules() if (number := _heads(module)) is not None]
-        if counts:
+        if counts := head_counts(layer):
             found["heads"] = gcd(*counts, found.get("heads", 0))
         for name, size in _sizes(layer):
             if size not in found.values():
                 found[name] = size
     return found
+
+
+def head_counts(layer: nn.Module) -> list[int]:
+    """Returns the number of heads of each module of a layer that has some."""
+    return [number for module in layer.modules() if (number := _heads(module)) is not None]
 
 
 def _heads(module: nn.Module) -> int | None:

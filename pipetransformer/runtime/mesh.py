@@ -93,9 +93,11 @@ class RankMesh:
         place: Where in a layer the computation is: ``embed``, ``hidden``, ``inner`` or ``whole``. It says how a tensor
             is split from which a mask is drawn.
         num_tokens: T of the batches that come next, (B, T, D) between the layers.
+        num_rings: How often attention has gone around the ring.
     """
 
     num_tokens: int
+    num_rings = 0
 
     def __init__(self, mesh: StageMesh, rank: int, groups: Mapping[Axes, ProcessGroup]) -> None:
         self.mesh, self.rank, self.groups, self.place = mesh, rank, groups, "hidden"

@@ -90,6 +90,7 @@ class ShardedRng(PerSampleRng):
             return super()._attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         assert not is_causal, "a decoder's attention does not go around a ring"
         assert not enable_gqa, "a decoder's attention does not go around a ring"
+        self._mesh.num_rings += 1
         scores = ring_scores(query, key, ring, self._token_sizes)
         scores = scores * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
         weights = attention_weights(scores, attn_mask, is_causal=False)

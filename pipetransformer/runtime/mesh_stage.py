@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pipetransformer.errors import UserError
+from pipetransformer.models.split import head_counts
 from pipetransformer.runtime.mesh import RankMesh
 from pipetransformer.runtime.mesh_rng import ShardedRng
 from pipetransformer.runtime.precision import Precision
@@ -79,9 +81,22 @@ class MeshStage(Stage):
             mesh.place = "whole"
             own = {name: mesh.rows(tensor) for name, tensor in context.items()}
             return self._precision.run_layer(call, self._gather_tokens(self._to_whole_width(x)), own)
-        mesh.place = "hidden"
+        mesh.place, rings = "hidden", mesh.num_rings
         own = {name: mesh.inner_rows(tensor) for name, tensor in context.items()}
-        return self._precision.run_layer(call, x, own)
+        output = self._precision.run_layer(call, x, own)
+        if mesh.tokens.size > 1 and mesh.num_rings == rings:
+            self._check_heads(index)
+        return output
+
+    def _check_heads(self, index: int) -> None:
+        """Refuses a block that has heads, none of which have gone around the ring."""
+        layer = self.layers[str(index)]
+        if head_counts(layer):
+            raise UserError(
+                f"`cp`={self._mesh.tokens.size} splits the tokens, and layer {index} computes its attention without "
+                "torch's scaled_dot_product_attention, so that tokens would not see each other; call that, or take "
+                "`cp`=1"
+            )
 
     def _to_hidden_width(self, x: Tensor) -> Tensor:
         return x if self._mesh.mesh.splits_hidden else all_gather(x, self._mesh.hidden, -1)

@@ -22,13 +22,19 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from pipetransformer.errors import UserError
-from pipetransformer.mesh import WHOLE
+from pipetransformer.mesh import WHOLE, StageMesh
 from pipetransformer.models.layer import Layer
 from pipetransformer.models.split import WITHOUT_MESH, parts_of, tp_plan_of
-from pipetransformer.models.tp_plan import Column, Heads, Rule, ruled
+from pipetransformer.models.tp_plan import Column, Heads, Rule, kind_of_rule, ruled
 from pipetransformer.runtime.mesh import MeshAxis, RankMesh, widened
 
 Place = tuple[MeshAxis, int | None] | None
+_CLASSES: dict[str, type[nn.Module]] = {
+    **dict.fromkeys(("colwise", "rowwise"), nn.Linear),
+    "embedding": nn.Embedding,
+    **dict.fromkeys(("norm", "column_norm"), nn.LayerNorm),
+}
+"""Modules that a rule is for, and that another one stands for on a mesh."""
 
 
 class _Product(Function):
@@ -224,7 +230,7 @@ def shard_layer(layer: Layer, mesh: RankMesh, is_head: bool = False) -> None:
     Raises:
         UserError: A parameter has no rule, or attention would not go around the ring.
     """
-    _refuse_own_attention(layer, mesh)
+    _refuse_own_attention(layer, mesh.mesh)
     module, found = layer.module, parts_of(layer, is_head)
     layer.whole_shapes = {name: parameter.shape for name, parameter in layer.by_name().items()}
     if is_head:
@@ -241,12 +247,24 @@ def shard_layer(layer: Layer, mesh: RankMesh, is_head: bool = False) -> None:
         setattr(owner, leaf, nn.Parameter(part.cut(whole.detach(), box).clone(), whole.requires_grad))
 
 
-def _refuse_own_attention(layer: Layer, mesh: RankMesh) -> None:
+def check_modules(layer: Layer, mesh: StageMesh) -> None:
+    """Refuses a layer below the head whose modules do not run on a mesh, before it is cut.
+
+    Raises:
+        UserError: A module is of another class than its rule is for, or attention would not go around the ring.
+    """
+    _refuse_own_attention(layer, mesh)
+    for path, rule in ruled(layer.module, tp_plan_of(layer)):
+        if isinstance(rule, str):
+            _check_class(path, layer.module.get_submodule(path), kind_of_rule(rule)[0], mesh)
+
+
+def _refuse_own_attention(layer: Layer, mesh: StageMesh) -> None:
     """Refuses attention that computes its own softmax: a ring takes the place of torch's function alone."""
     own = (name for name, module in layer.module.named_modules() if getattr(module, "fused_attn", True) is False)
-    if mesh.mesh.cp > 1 and (name := next(own, None)) is not None:
+    if mesh.cp > 1 and (name := next(own, None)) is not None:
         raise UserError(
-            f"`cp`={mesh.mesh.cp} splits the tokens, and {layer.prefix}{name} computes its attention without torch's "
+            f"`cp`={mesh.cp} splits the tokens, and {layer.prefix}{name} computes its attention without torch's "
             "scaled_dot_product_attention, so that tokens would not see each other; set its fused_attn (timm: "
             "TIMM_FUSED_ATTN=1), or take `cp`=1"
         )
@@ -254,31 +272,36 @@ def _refuse_own_attention(layer: Layer, mesh: RankMesh) -> None:
 
 def replace_leaf(module: nn.Module, path: str, rule: Rule, mesh: RankMesh) -> None:
     """Replaces one module by the one that stands for it on a mesh."""
-    child = module.get_submodule(path)
+    child: Any = module.get_submodule(path)
     if isinstance(rule, Heads):
         for name in filter(partial(hasattr, child), rule.attributes):  # older versions lack some
             setattr(child, name, getattr(child, name) // mesh.inner.size)
         return
     if isinstance(rule, Column):
         return
-    kind = rule.partition(":")[0].removeprefix("packed_")
+    kind, _ = kind_of_rule(rule)
+    expected = _check_class(path, child, kind, mesh.mesh)
     replacement: nn.Module | None = None
-    if kind in ("colwise", "rowwise"):
-        if not isinstance(child, nn.Linear):
-            raise _cannot_split(path, child, "nn.Linear")
+    if expected is nn.Linear:
         replacement = ShardedLinear(child, kind, mesh)
-    elif kind == "embedding":
-        if not isinstance(child, nn.Embedding):
-            raise _cannot_split(path, child, "nn.Embedding")
+    elif expected is nn.Embedding:
         replacement = ShardedEmbedding(child, mesh.axes.get("dp_shard", MeshAxis(1, 0)))
-    elif kind == "column_norm" or (kind == "norm" and mesh.mesh.splits_hidden):
-        if not isinstance(child, nn.LayerNorm):
-            remedy = "run with parallel.tp_algorithm=1d" if kind == "norm" else WITHOUT_MESH
-            raise _cannot_split(path, child, "nn.LayerNorm", remedy)
+    elif expected is nn.LayerNorm:
         replacement = ShardedLayerNorm(child, mesh.hidden)
     if replacement is not None:
         parent, _, leaf = path.rpartition(".")
         setattr(module.get_submodule(parent), leaf, replacement.train(child.training))
+
+
+def _check_class(path: str, child: nn.Module, kind: str, mesh: StageMesh) -> type[nn.Module] | None:
+    """Returns the class of modules that another one stands for on a mesh; ``None`` where they stay."""
+    expected: type[nn.Module] | None = _CLASSES.get(kind)
+    if kind == "norm" and not mesh.splits_hidden:
+        return None
+    if expected is not None and not isinstance(child, expected):
+        remedy = "run with parallel.tp_algorithm=1d" if kind == "norm" else WITHOUT_MESH
+        raise _cannot_split(path, child, f"nn.{expected.__name__}", remedy)
+    return expected
 
 
 def _cannot_split(path: str, module: nn.Module, expected: str, remedy: str = WITHOUT_MESH) -> UserError:

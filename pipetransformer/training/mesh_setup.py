@@ -11,6 +11,7 @@ from pipetransformer.models.split import split_widths
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.base import OptimizerSpec
 from pipetransformer.runtime.mesh_layers import check_mesh
+from pipetransformer.runtime.tensor_parallel import check_modules
 
 
 def choose_meshes(
@@ -37,6 +38,7 @@ def choose_meshes(
         check_mesh(optimizer, config.compile)
         widths = split_widths(stack)
         parallel.mesh.check(widths)
+        _check_modules(stack, parallel.mesh)
     except UserError as error:
         if parallel.mesh.num_ranks > 1:
             raise
@@ -50,4 +52,24 @@ def choose_meshes(
     check_num_ranks(parallel.mesh, num_devices)
     is_limited = parallel.device_memory_gib is not None
     meshes = mesh_candidates(parallel.mesh_sizes, parallel.mesh, widths, longest, node_size, is_limited)
-    return tuple(mesh for mesh in meshes if mesh.cp <= shortest), []
+    return _runnable(stack, [mesh for mesh in meshes if mesh.cp <= shortest])
+
+
+def _runnable(stack: LayerStack, meshes: Sequence[StageMesh]) -> tuple[tuple[StageMesh, ...], list[str]]:
+    """Returns the meshes on which the modules of a model run, and what keeps them from others."""
+    refused: dict[tuple[bool, bool], str] = {}  # by what it depends on
+    for mesh in meshes:
+        kind = mesh.splits_hidden, mesh.cp > 1
+        if kind not in refused:
+            try:
+                _check_modules(stack, mesh)
+                refused[kind] = ""
+            except UserError as error:
+                refused[kind] = f"no stage runs on {mesh}, nor on larger meshes of its kind: {error}"
+    runnable = tuple(mesh for mesh in meshes if not refused[mesh.splits_hidden, mesh.cp > 1])
+    return runnable, [note for note in refused.values() if note]
+
+
+def _check_modules(stack: LayerStack, mesh: StageMesh) -> None:
+    for index in range(len(stack) - 1 if mesh.num_ranks > 1 else 0):
+        check_modules(stack[index], mesh)

@@ -26,6 +26,8 @@ from pipetransformer.models.timm_layers import split_layers
 from pipetransformer.models.tp_plan import parts
 from pipetransformer.profiling.pretended import PretendedMesh
 from pipetransformer.runtime.mesh import RankMesh
+from pipetransformer.runtime.mesh_stage import MeshStage
+from pipetransformer.runtime.precision import PRECISIONS
 from pipetransformer.runtime.rng import sample_keys
 from pipetransformer.runtime.tensor_parallel import shard_layer
 
@@ -228,3 +230,16 @@ def test_attention_that_no_ring_goes_around_is_refused(mesh: StageMesh, is_refus
     refused = pytest.raises(UserError, match=r"cp=2 .*attn computes its attention without")
     with refused if is_refused else nullcontext():
         shard_layer(stack[1], PretendedMesh(mesh))
+
+
+def test_a_block_whose_heads_are_not_on_the_ring_is_refused_when_it_runs(bert_config: Path) -> None:
+    """No attribute tells of a softmax by hand; a block without heads has nothing to pass around."""
+    mesh, block = PretendedMesh(StageMesh(cp=2)), Case("vit", bert_config).stack()[1]
+    shard_layer(block, mesh)
+    block.module.attn.fused_attn = False  # type: ignore[union-attr]
+    mesh.num_tokens, hidden = 5, torch.ones(2, 3, 16, dtype=torch.float64)
+    for layer, refused in ((block, True), (Layer(nn.LayerNorm(16, dtype=torch.float64), _call), False)):
+        stage = MeshStage({1: layer}, {1: [*layer.parameters()]}, PRECISIONS["float64"], False, mesh, 3)
+        words = r"cp=2 splits the tokens, and layer 1 computes its attention without .*; call that, or take"
+        with pytest.raises(UserError, match=words) if refused else nullcontext():
+            stage(hidden, keys=sample_keys(0, 0, np.arange(2)))
