@@ -91,24 +91,44 @@ def answers_of_timm(run: Job, pictures: Tensor) -> Tensor:
         return model(pictures)
 
 
-@pytest.mark.parametrize(
-    "mesh", [("parallel.tp=2",), ("parallel.cp=2",), ("parallel.tp=2", "parallel.tp_algorithm=2d")]
-)
-def test_transformers_loads_what_a_mesh_has_trained(mesh: tuple[str, ...], pool: Pool, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """The options of a run of a BERT on a few texts."""
+    folder = tmp_path_factory.mktemp("texts")
     rows = "\n".join(["sentence\tlabel", *(f"{'bird ' * (2 + row % 7)}\t{row % 2}" for row in range(8))])
     for name in ("train.tsv", "dev.tsv"):
-        (tmp_path / name).write_text(rows + "\n")
-    options = (*text_run(write_encoder(tmp_path / "encoder"), "sst2", tmp_path), "precision=float64", "epochs=1")
-    tokens = torch.tensor([[1, 2, 3, 4, 5]])
-    answers = []
-    for name, arrangement in {"mesh": mesh, "single": ("parallel=single",)}.items():
-        num_ranks = loaded(*arrangement).parallel.cpu_processes if name == "mesh" else 1
-        job = run_job(pool, num_ranks, tmp_path / name, *options, *arrangement, made_up_times=True)
-        assert job.error == ""
-        model = AutoModelForSequenceClassification.from_pretrained(job.folder / "model", dtype=torch.float64).eval()
-        with torch.no_grad():
-            answers.append(model(tokens).logits)
-    assert_close(answers[0], answers[1], rtol=0, atol=1e-10)
+        (folder / name).write_text(rows + "\n")
+    return (*text_run(write_encoder(folder / "encoder"), "sst2", folder), "precision=float64", "epochs=1")
+
+
+def answer_of_transformers(job: Job) -> Tensor:
+    assert job.error == ""
+    model = AutoModelForSequenceClassification.from_pretrained(job.folder / "model", dtype=torch.float64).eval()
+    with torch.no_grad():
+        return model(torch.tensor([[1, 2, 3, 4, 5]])).logits
+
+
+@pytest.fixture(scope="module")
+def answer_of_one_process(pool: Pool, texts: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Tensor:
+    folder = tmp_path_factory.mktemp("single_text") / "run"
+    return answer_of_transformers(run_job(pool, 1, folder, *texts, "parallel=single", made_up_times=True))
+
+
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        ("parallel.dp_shard=2",),
+        ("parallel.cp=2", "parallel.tp=2"),
+        ("parallel.tp=2", "parallel.tp_algorithm=2d"),
+        ("parallel.tp=2", "parallel.tp_algorithm=3d"),
+    ],
+)
+def test_transformers_loads_what_a_mesh_has_trained(
+    mesh: tuple[str, ...], pool: Pool, tmp_path: Path, texts: tuple[str, ...], answer_of_one_process: Tensor
+) -> None:
+    num_ranks = loaded(*mesh).parallel.cpu_processes
+    job = run_job(pool, num_ranks, tmp_path / "run", *texts, *mesh, made_up_times=True)
+    assert_close(answer_of_transformers(job), answer_of_one_process, rtol=0, atol=1e-10)
 
 
 def test_a_mesh_goes_with_stages_and_a_static_arrangement(pool: Pool, tmp_path: Path, single: Job) -> None:

@@ -4,11 +4,13 @@ from pathlib import Path
 
 import pytest
 from support.cases import MEASURED_WIDTH, Case
+from support.chunking import chunked, sizes_of
 from support.memory_use import blocks_by_length, predicted_and_measured
 from support.mesh_plans import plan_on
 from support.plans import HEAD, plan, sharded
 from support.pool import Pool
 
+from pipetransformer.autopipe.offload import smallest_budget
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.mesh import StageMesh
 
@@ -54,6 +56,17 @@ def test_a_rank_takes_the_memory_that_the_planner_reckons_with(
         (predicted, *_), measured = zip(*found[first : first + PLANS[name].mesh.num_ranks], strict=True)
         least = 0.85 if (name, kind, batch_size) == FEW else 0.9
         assert least * predicted <= max(measured) <= predicted
+
+
+@pytest.mark.parametrize(("kind", "frozen", "times"), [("vit", 0, 1), ("bert", 3, 2)])
+def test_a_device_with_chunks_takes_their_budget_and_the_activations_that_the_planner_reckons_with(
+    kind: str, frozen: int, times: int, pool: Pool, bert_config: Path, tmp_path: Path
+) -> None:
+    case = Case(kind, bert_config, num_samples=128, batch_size=64, width=MEASURED_WIDTH)
+    under = chunked(plan(frozen, 0, [HEAD], 1, 2), times * smallest_budget(sizes_of(case)))
+    ((predicted, measured),) = pool.run(1, predicted_and_measured, case, under, str(tmp_path))
+    uncounted = 128 * case.batch_size  # keys, targets and losses
+    assert 0.9 * predicted <= measured <= predicted + uncounted
 
 
 def test_samples_count_as_long_as_the_longest_in_memory_and_as_most_in_messages(

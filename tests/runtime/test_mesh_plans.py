@@ -24,6 +24,7 @@ from support.mesh_training import evaluate_alone, evaluate_on_mesh
 from support.pool import Pool
 from support.trainings import train_elastic, train_reference
 
+from pipetransformer.autodp.transition import first_transition, next_transition
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.mesh import REDUCE_DTYPES, StageMesh
 from pipetransformer.planning.history import plan_from_dict
@@ -148,6 +149,19 @@ def test_what_moves_to_another_mesh_is_what_each_rank_lacks(pool: Pool, bert_con
         bytes_lacking(case, old, replace(new, mesh=StageMesh(), num_replicas=8)) for old, new in pairwise(CHAIN)
     ]
     assert all(own < whole for own, whole in zip(moved[:2], gathered[:2], strict=True)), "layers were gathered"
+
+
+def test_what_moves_back_when_blocks_train_again_is_what_each_rank_lacks(
+    pool: Pool, bert_config: Path, tmp_path: Path
+) -> None:
+    """Parked moments too, and cached layers from the ranks of the mesh that they were frozen on."""
+    case = Case("vit", bert_config, parks=True)
+    plans = plan(TP), plan(StageMesh(), replicas=2, frozen=3, level=3), plan(ROWS, frozen=1), plan(RING)
+    transitions = [first_transition(plans[0])]
+    for each in plans[1:]:
+        transitions.append(next_transition(transitions[-1], each))
+    moved = pool.run(2, bytes_of_transitions, case, plans, str(tmp_path))[0]
+    assert moved == [bytes_lacking(case, old.after, new.after, last=old) for old, new in pairwise(transitions)]
 
 
 def test_a_number_without_dimensions_goes_along_to_another_mesh(pool: Pool, bert_config: Path, tmp_path: Path) -> None:

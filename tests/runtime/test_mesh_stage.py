@@ -16,6 +16,7 @@ from support.mesh_mutations import MUTATIONS, is_equal_when_mutated, masks
 from support.mesh_training import bytes_of_a_step, held_fraction, normed_in_parts, train_on_mesh
 from support.pool import Pool
 from support.trainings import train_reference
+from timm.models import vision_transformer
 from torch import Tensor, nn
 
 from pipetransformer.errors import UserError
@@ -179,6 +180,24 @@ def test_a_module_that_mixes_a_split_width_is_refused_where_it_has_no_rule(
         assert split_widths(stack)["heads"] == 2
         return
     with pytest.raises(UserError, match=words):
+        split_widths(stack)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"block_fn": vision_transformer.ParallelScalingBlock}, r"LayerNorm \(in_norm, parameters weight, bias\)"),
+        (
+            {"block_fn": vision_transformer.ParallelThingsBlock},
+            r"LayerNorm \(attns\.0\.norm, parameters weight, bias\)",
+        ),
+        ({"attn_layer": "diff"}, r"DiffAttention \(attn, parameters lambda_q1, .*\)"),
+    ],
+)
+def test_timms_other_blocks_are_refused_by_name(options: dict[str, Any], words: str) -> None:
+    sizes = {"patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2, "img_size": 8}
+    stack = split_layers(timm.create_model("vit_tiny_patch16_224", **sizes, **options))
+    with pytest.raises(UserError, match=rf"{words} has no rule for tensor parallelism; run with parallel\.tp=1"):
         split_widths(stack)
 
 

@@ -65,7 +65,7 @@ def train_chunked(case: Case, plans: Plans, folder: str, evaluates: bool = False
             found.traffic.append(stage.chunks.traffic)
             found.held.append(sum(buffer.nbytes for buffer in stage.chunks._on_device.values()))
             found.are_pinned &= all(home.is_pinned() for home in stage.chunks._homes.values())
-            found.home_bytes.append(_home_bytes(stage.chunks) + _state_bytes(runtime.optimizer))
+            found.home_bytes.append(bytes_on_the_host(stage.chunks, runtime.optimizer))
         if evaluates:
             runtime.evaluate(loader, ids_of(case, step))
     loader.cache_session.release()
@@ -91,13 +91,13 @@ def train_lending(case: Case, plans: Plans, folder: str) -> tuple[Chunked, int]:
         return train_chunked(case, plans, folder), max(lent)
 
 
-def _home_bytes(own: Chunks) -> int:
-    return sum(home.nbytes for home in own._homes.values())
-
-
-def _state_bytes(optimizer: torch.optim.Optimizer | None) -> int:
+def bytes_on_the_host(own: Chunks, optimizer: torch.optim.Optimizer | None) -> int:
+    """Weights, gradients and moments that lie there."""
     states = () if optimizer is None else optimizer.state.values()
-    return sum(value.nbytes for state in states for value in state.values() if isinstance(value, Tensor) and value.ndim)
+    moments = sum(
+        value.nbytes for each in states for value in each.values() if isinstance(value, Tensor) and value.ndim
+    )
+    return moments + sum(home.nbytes for home in own._homes.values())
 
 
 def chunked(plan: Plan, budget: int) -> Plan:

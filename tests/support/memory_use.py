@@ -18,12 +18,14 @@ from pipetransformer.mesh import SINGLE, StageMesh
 from pipetransformer.planning.planner import Planner
 from pipetransformer.profiling.layers import profile
 from pipetransformer.profiling.memory import LiveBytes
+from pipetransformer.runtime.chunks import ChunkedStage
 from pipetransformer.runtime.fsdp import local_part
 from pipetransformer.runtime.precision import PRECISIONS
 from pipetransformer.training.loader import BatchLoader
 from pipetransformer.training.planner_setup import make_planner
 from pipetransformer.training.world import NodeLayout
 from support.cases import OPTIMIZERS, Case
+from support.chunking import bytes_on_the_host
 from support.jobs import with_made_up_times
 from support.observations import one_step
 from support.plans import HEAD, plan
@@ -66,6 +68,9 @@ def predicted_and_measured(case: Case, under: Plan, folder: str) -> tuple[int, i
             torch.cuda.reset_peak_memory_stats()
         one_step(runtime, loader, case, 1)
     measured = torch.cuda.max_memory_allocated() - besides if runtime.device.type == "cuda" else live.peak
+    for stage in runtime.engine.stages.values() if runtime.engine and runtime.device.type == "cpu" else ():
+        if isinstance(stage, ChunkedStage):  # there host and device are one
+            measured -= bytes_on_the_host(stage.chunks, runtime.optimizer)
     loader.close()
     groups.close()
     return predicted, measured

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from pipetransformer.autodp.topology import Topology
-from pipetransformer.autodp.transition import Move
+from pipetransformer.autodp.transition import Move, Transition
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.mesh import Box, StageMesh, Style, area, intersection
 from pipetransformer.models.split import parts_of
@@ -41,16 +41,23 @@ def bytes_of_transitions(case: Case, plans: tuple[Plan, ...], folder: str) -> li
     return moved
 
 
-def bytes_lacking(case: Case, old: Plan, new: Plan) -> int:
-    """What the ranks of a plan lack of its layers, with two moments of each weight that goes on training."""
+def bytes_lacking(case: Case, old: Plan, new: Plan, last: Transition | None = None) -> int:
+    """What the ranks of a plan lack of its layers, with two moments of each weight that goes on training or is parked.
+
+    Args:
+        last: To the old plan; tells where the layers are that it does not run.
+    """
     stack, num_bytes = case.stack(), 0.0
     for layer in range(new.first_layer, new.num_layers):
-        copies = 3 if layer >= new.first_active_layer else 1
+        copies = 3 if case.parks or layer >= new.first_active_layer else 1
         parts = parts_of(stack[layer], is_head=layer == new.num_layers - 1)
         for name, parameter in stack[layer].by_name().items():
             share = 0.0
             for rank in range(new.num_devices):
                 wanted, held = _box(new, layer, rank, parts[name].style), _box(old, layer, rank, parts[name].style)
+                if last is not None and layer < old.first_layer and rank in last.placement[layer]:
+                    mesh = last.meshes[layer]
+                    held = mesh.box(parts[name].style, rank % mesh.num_ranks)
                 if wanted is not None:
                     common = None if held is None else intersection(wanted, held)
                     share += float(area(wanted) - (0 if common is None else area(common)))
