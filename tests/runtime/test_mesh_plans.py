@@ -72,7 +72,6 @@ ROWS_OF_PLANS = {
     "tp 2, interleaved": Row(
         "vit", plan(TP), Plan(1, 0, INTERLEAVED, 1, 4, "interleaved1f1b", stages_per_rank=2, mesh=TP)
     ),
-    "cp 2 x tp 2, a cache": Row("bert", plan(StageMesh(cp=2, tp=2)), plan(StageMesh(cp=2, tp=2), frozen=3, level=3)),
 }
 
 

@@ -20,6 +20,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 
+from pipetransformer.autopipe.cluster import Cluster
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.autopipe.profile import AffineTime, LayerProfile, MeshProfile, Profile
 from pipetransformer.config import compose
@@ -228,12 +229,21 @@ def made_up_profile(
     return _made_up_profiles[key]
 
 
-def made_up_mesh_profile(stack: LayerStack, mesh: StageMesh, *args: Any) -> MeshProfile:
+_made_up_mesh_profiles: dict[tuple[str, StageMesh, int], MeshProfile] = {}
+
+
+def made_up_mesh_profile(
+    stack: LayerStack, mesh: StageMesh, batches: Batches, optimizer: OptimizerSpec, device: torch.device,
+    precision: Precision, cluster: Cluster,
+) -> MeshProfile:  # fmt: skip
     """The same in equal parts; exchanges take what their bytes take."""
-    measured = profile_mesh(stack, mesh, *args)
-    parts = mesh.num_ranks / mesh.batch_ways
-    layers = tuple(replace(shard, layer=_made_up(shard.layer, 1 / parts)) for shard in measured.layers)
-    return measured._replace(layers=layers)
+    key = profile_key(stack, batches, "", optimizer, device, precision, 1), mesh, dist.get_world_size()
+    if key not in _made_up_mesh_profiles:
+        measured = profile_mesh(stack, mesh, batches, optimizer, device, precision, cluster)
+        parts = mesh.num_ranks / mesh.batch_ways
+        layers = tuple(replace(shard, layer=_made_up(shard.layer, 1 / parts)) for shard in measured.layers)
+        _made_up_mesh_profiles[key] = measured._replace(layers=layers)
+    return _made_up_mesh_profiles[key]
 
 
 def _made_up(layer: LayerProfile, seconds: float) -> LayerProfile:

@@ -33,13 +33,9 @@ class MeshTrainer:
 
     Args:
         case: In float64.
-        num_frozen: Blocks that are frozen from the start.
-        recompute: Activations are recomputed in backward.
     """
 
-    def __init__(
-        self, case: Case, mesh: StageMesh, closing: ExitStack, num_frozen: int = 0, recompute: bool = False
-    ) -> None:
+    def __init__(self, case: Case, mesh: StageMesh, closing: ExitStack) -> None:
         assert mesh.num_ranks == dist.get_world_size()
         self.case, self.mesh, self.checks_copies = case, make_mesh(mesh, closing), True
         self.stack, self.split = case.stack(), case.split()
@@ -51,13 +47,9 @@ class MeshTrainer:
             shard_layer(layer, self.mesh, is_head=index == len(self.stack) - 1)
             named = {name: (layer.cuts[name][0], parameter) for name, parameter in layer.by_name().items()}
             self.parts |= named
-            if not num_frozen or index > num_frozen:
-                self.active[index] = [parameter for _, parameter in named.values()]
-        self.stage = MeshStage(layers, self.active, PRECISIONS[case.precision], recompute, self.mesh, len(self.stack))
-        trained = {
-            p: part for part, p in self.parts.values() if any(p is q for own in self.active.values() for q in own)
-        }
-        self.gradients = CopiedGradients(self.mesh, trained)
+            self.active[index] = [parameter for _, parameter in named.values()]
+        self.stage = MeshStage(layers, self.active, PRECISIONS[case.precision], False, self.mesh, len(self.stack))
+        self.gradients = CopiedGradients(self.mesh, {parameter: part for part, parameter in self.parts.values()})
         optimizer = OPTIMIZERS[case.optimizer].build(trained)
         assert optimizer is not None
         self.optimizer = optimizer
@@ -130,12 +122,10 @@ def make_mesh(mesh: StageMesh, closing: ExitStack) -> RankMesh:
     return RankMesh(mesh, rank, groups)
 
 
-def train_on_mesh(
-    case: Case, mesh: StageMesh, num_frozen: int = 0, recompute: bool = False, checks_copies: bool = True
-) -> Trace:
+def train_on_mesh(case: Case, mesh: StageMesh, checks_copies: bool = True) -> Trace:
     """Every rank calls it."""
     with ExitStack() as closing:
-        trainer, trace = MeshTrainer(case, mesh, closing, num_frozen, recompute), Trace()
+        trainer, trace = MeshTrainer(case, mesh, closing), Trace()
         trainer.checks_copies = checks_copies
         for step in range(case.num_steps):
             loss, norm = trainer.step(step)
