@@ -140,14 +140,15 @@ def test_all_groups_are_closed_at_the_end_also_after_a_failure(
         assert after == 0
 
 
-@pytest.mark.parametrize(("backend", "fails", "is_destroyed"), [
-    ("gloo", True, True), ("nccl", False, True), ("nccl", True, False),
+@pytest.mark.parametrize(("backend", "world", "fails", "is_destroyed"), [
+    ("gloo", 2, True, True), ("nccl", 2, False, True), ("nccl", 2, True, False), ("nccl", 1, True, True),
 ])  # fmt: skip
 def test_a_rank_that_fails_does_not_wait_for_the_kernels_of_nccl(
-    backend: str, fails: bool, is_destroyed: bool, monkeypatch: pytest.MonkeyPatch
+    backend: str, world: int, fails: bool, is_destroyed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     destroyed: list[object] = []
     monkeypatch.setattr(dist, "get_backend", lambda _: backend)
+    monkeypatch.setattr(dist, "get_world_size", lambda: world)
     monkeypatch.setattr(dist, "destroy_process_group", destroyed.append)
     with pytest.raises(ZeroDivisionError) if fails else nullcontext():
         try:

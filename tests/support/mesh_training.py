@@ -50,7 +50,7 @@ class MeshTrainer:
             self.active[index] = [parameter for _, parameter in named.values()]
         self.stage = MeshStage(layers, self.active, PRECISIONS[case.precision], False, self.mesh, len(self.stack))
         self.gradients = CopiedGradients(self.mesh, {parameter: part for part, parameter in self.parts.values()})
-        optimizer = OPTIMIZERS[case.optimizer].build(trained)
+        optimizer = OPTIMIZERS[case.optimizer].build([parameter for _, parameter in self.parts.values()])
         assert optimizer is not None
         self.optimizer = optimizer
 
