@@ -136,13 +136,13 @@ def squared_gradient_norms(parameters: ParametersByLayer, num_layers: int, devic
     if not (flat := [*chain.from_iterable(gradients.values())]):
         return torch.zeros(num_layers, dtype=torch.float64, device=device)
     squared = torch.stack(torch._foreach_norm(flat)).double().square().to(device)
-    lengths = _on_device(tuple(map(len, gradients.values())), device)
+    lengths = numbers_on_device(tuple(map(len, gradients.values())), device)
     # in one order, so that replicas agree; the check of the lengths would make the host wait
     return torch.segment_reduce(squared, "sum", lengths=lengths, initial=0.0, unsafe=True)
 
 
 @lru_cache(maxsize=16)
-def _on_device(numbers: tuple[int, ...], device: torch.device) -> Tensor:
+def numbers_on_device(numbers: tuple[int, ...], device: torch.device) -> Tensor:
     """Returns numbers (N,) on a device; copied once, because every step of a plan has the same ones."""
     return torch.tensor(numbers, device=device)
 

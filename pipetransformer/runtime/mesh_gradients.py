@@ -12,7 +12,7 @@ from torch.distributed import ProcessGroup
 
 from pipetransformer.models.tp_plan import Part
 from pipetransformer.runtime.embedding_gradients import sum_embedding
-from pipetransformer.runtime.gradients import gradient_or_zero, sum_gradients
+from pipetransformer.runtime.gradients import gradient_or_zero, numbers_on_device, sum_gradients
 from pipetransformer.runtime.mesh import RankMesh
 from pipetransformer.runtime.stage import ParametersByLayer
 
@@ -53,8 +53,8 @@ class CopiedGradients:
             parameters: That train, as many as ``values`` has columns.
             values: (K, number of parameters), of this rank's parts.
         """
-        counts = [parameter in self._first_copies for parameter in parameters]
-        total = values * values.new_tensor(counts)
+        counts = tuple(int(parameter in self._first_copies) for parameter in parameters)
+        total = values * numbers_on_device(counts, values.device)
         dist.all_reduce(total, group=self._mesh_group)
         return total
 

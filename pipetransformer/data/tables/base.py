@@ -69,7 +69,16 @@ class RecordFile(TableFile):
 
     def batches(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         for records in batched(self.records()):
-            yield _as_batch([row for _, row in records], schema)
+            yield self._as_batch([row for _, row in records], schema)
+
+    def _as_batch(self, rows: list[dict[str, Any]], schema: pa.Schema) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays([self._column(rows, each) for each in schema], schema=schema)
+
+    def _column(self, rows: list[dict[str, Any]], field: pa.Field) -> pa.Array:
+        try:
+            return pa.array([row.get(field.name) for row in rows], field.type)
+        except pa.ArrowException as error:  # as a whole number above 2^53 where other rows have fractions
+            raise UserError(f"{self.path}: {field.name} has no type for all its values ({first_line(error)})") from None
 
     def at(self, row: int) -> str:
         return f"{self.path} {self.unit} {_nth(self.records(), row)[0]}"
@@ -127,11 +136,6 @@ def batched(records: Iterator[Record]) -> Iterator[list[Record]]:
 def first_line(error: BaseException) -> str:
     """Returns the first line of an error's message; its type where it has none."""
     return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def _as_batch(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.RecordBatch:
-    columns = [pa.array([row.get(each.name) for row in rows], each.type) for each in schema]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _nth(records: Iterator[Record], row: int) -> Record:

@@ -119,6 +119,12 @@ def test_types_of_json_are_those_of_all_rows(tmp_path: Path) -> None:
     assert rows.data[0] == {"a": 1.0, "tags": [], "n": None, "new": None}
 
 
+def test_a_whole_number_that_no_fraction_holds_is_refused_in_whatever_part_of_a_file_it_comes(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.jsonl", [{"a": 0.5}] * ROWS_PER_BATCH + [{"a": 2**60}])
+    with pytest.raises(UserError, match=r"a\.jsonl: a has no type for all its values \(.*1152921504606846976"):
+        read_files((tmp_path / "a.jsonl",))
+
+
 def test_features_of_the_library_survive(tmp_path: Path) -> None:
     features = datasets.Features(
         {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["bad", "good"])}
