@@ -193,6 +193,10 @@ def with_another_norm(stack: LayerStack) -> None:
     stack[1].module.norm1 = nn.RMSNorm(16)
 
 
+def with_a_norm_before_the_blocks(stack: LayerStack) -> None:
+    stack[0].module.norm_pre = nn.RMSNorm(16)
+
+
 @pytest.mark.parametrize(
     ("change", "overrides", "words", "left"),
     [
@@ -212,6 +216,7 @@ def with_another_norm(stack: LayerStack) -> None:
             r"no stage runs on tp 2 \(2d\), nor .*: norm1 is a RMSNorm",
             [SINGLE],
         ),
+        (with_a_norm_before_the_blocks, ["parallel.tp=null"], r"no stage runs on tp 2, nor .*RMSNorm", [SINGLE]),
     ],
 )
 def test_a_model_that_does_not_run_on_a_mesh_is_refused_or_has_none(

@@ -15,6 +15,7 @@ from pipetransformer.autopipe.limit import fill_seconds
 from pipetransformer.autopipe.profile import AffineTime, Profile
 
 NUM_BYTES, NUM_BATCHES, KEY = 16 << 20, 4, 1
+LEAST_RATIO = 4  # half of it at least lies between the sizes of two batches
 
 
 def read_times(
@@ -58,7 +59,8 @@ def _measure(feature_format: FeatureFormat, lengths: np.ndarray, tier: str, fold
         if tier == "disk":
             store.drop_page_cache()
         order = np.random.default_rng(SEED).permutation(len(lengths))
-        few = share if share <= len(order) // (2 * NUM_BATCHES) else 0  # of larger batches the bytes are all
+        # of larger batches the bytes are all, and two sizes near each other make no line
+        few = share if LEAST_RATIO * share <= len(order) // (2 * NUM_BATCHES) else 0
         small, large = order[: few * NUM_BATCHES].reshape(-1, max(few, 1)), order[few * NUM_BATCHES :]
         batches = np.array_split(large, min(NUM_BATCHES, len(large)))
         out = torch.zeros(len(batches[0]), int(lengths[0]), hidden_size, dtype=dtype)

@@ -1,6 +1,6 @@
 """The planner of a run: its first plan, and at each decision the transition that pays most."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -120,18 +120,29 @@ class Planner:
         """
         if self._parallel.device_chunk_gib is not None:
             return self._best(UNCONSTRAINED)
-        try:
-            return best_plan(self.profile, self.cluster, self._batch_size, constraints=self._of_static)
-        except InfeasiblePlan:
-            if self._parallel.arrangement != "sharded":
-                raise
+        plans, faults = list[Plan](), list[InfeasiblePlan]()
+        for constraints, cluster in self._of_static():
+            try:
+                plans.append(best_plan(self.profile, cluster, self._batch_size, constraints=constraints))
+            except InfeasiblePlan as error:
+                faults.append(error)
+        if plans:
+            return min(plans, key=lambda plan: plan.predicted_step_s)
+        if self._parallel.arrangement == "sharded":
             return self._best(UNCONSTRAINED)
+        raise faults[-1]
 
-    @property
-    def _of_static(self) -> PlanConstraints:
-        """Constraints of the plans that a run is compared with: plain arrangements count beside pinned meshes."""
-        meshes = tuple(dict.fromkeys((SINGLE, *self._constraints.meshes)))
-        return PlanConstraints(stages_per_rank=1 if self._parallel.stages_per_rank == 1 else None, meshes=meshes)
+    def _of_static(self) -> Iterator[tuple[PlanConstraints, Cluster]]:
+        """Yields constraints and devices of the plans that a run is compared with.
+
+        Plain arrangements count beside a pinned mesh. Who pins one may do so since the model fits no device: without a
+        budget they have to fit what there is.
+        """
+        bare = PlanConstraints(stages_per_rank=1 if self._parallel.stages_per_rank == 1 else None)
+        if SINGLE not in self._constraints.meshes:
+            budget = self.cluster.device_memory_bytes or self.cluster.usable_bytes
+            yield replace(bare, meshes=(SINGLE,)), replace(self.cluster, device_memory_bytes=budget)
+        yield replace(bare, meshes=self._constraints.meshes), self.cluster
 
     def transition(self, last: Transition, num_frozen: int, remaining: RemainingRun) -> Transition:
         """Returns the transition for another frozen prefix, from where the last one ended.
@@ -240,7 +251,8 @@ class Planner:
         Args:
             may_cache: The frozen blocks' output may come from the cache.
         """
-        first = self.fastest() if self.profile.timed and self._parallel.autopipe else self.initial()
+        is_known = self.profile.timed and self._parallel.autopipe
+        first = self.next(self.initial(), 0, 0) if is_known else self.initial()
         seconds = [self.predict(first)]
         for num_frozen in range(1, len(self.profile.layers) - 1):
             levels = sorted({0, num_frozen * may_cache}, reverse=True)
@@ -302,15 +314,12 @@ class Planner:
         """Returns the fastest plan with nothing frozen of each kind that the devices can have, the fastest one first.
 
         One device, replicas of one device, and pipelines, as far as they fit the memory; on a mesh the fastest of all.
-        Who pins a mesh may do so since the model fits no device: without a budget the others have to fit what there is.
         """
         if self._parallel.device_chunk_gib is not None:
             return [self.initial()]
-        plans, constraints = list[Plan](), self._of_static
-        for mesh in constraints.meshes:
-            num_devices, cluster = self.cluster.num_devices // mesh.num_ranks, self.cluster
-            if cluster.device_memory_bytes is None and mesh not in self._constraints.meshes:
-                cluster = replace(cluster, device_memory_bytes=cluster.usable_bytes)
+        plans = list[Plan]()
+        for constraints, cluster, mesh in ((*each, mesh) for each in self._of_static() for mesh in each[0].meshes):
+            num_devices = cluster.num_devices // mesh.num_ranks
             for num_stages in range(1, min(num_devices, len(self.profile.layers)) + 1):
                 for num_replicas in {1, max(1, num_devices // num_stages)}:
                     with suppress(InfeasiblePlan):

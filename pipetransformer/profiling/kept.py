@@ -165,7 +165,7 @@ def from_plain(values: dict[str, Any]) -> Measurement:
     links = {name: None if cluster[name] is None else Link(**cluster[name]) for name in LINKS}
     meshes = tuple(_mesh(*each) for each in profile["meshes"])
     reading = {name: AffineTime(**profile[name]) for name in ("read", "read_besides")}
-    known = {"layers": layers, "timed": (), "meshes": meshes}
+    known = {"layers": layers, "timed": (), "meshes": meshes, "whole": ()}
     return Profile(**profile | known | reading), Cluster(**cluster | links)
 
 

@@ -57,16 +57,16 @@ def choose_meshes(
 
 def _runnable(stack: LayerStack, meshes: Sequence[StageMesh]) -> tuple[tuple[StageMesh, ...], list[str]]:
     """Returns the meshes on which the modules of a model run, and what keeps them from others."""
-    refused: dict[tuple[bool, bool], str] = {}  # by what it depends on
-    for mesh in meshes:
-        kind = mesh.splits_hidden, mesh.cp > 1
+    refused: dict[tuple[bool, ...], str] = {}  # by what it depends on
+    kinds = [(mesh.num_ranks > 1, mesh.splits_hidden, mesh.cp > 1) for mesh in meshes]
+    for mesh, kind in zip(meshes, kinds, strict=True):
         if kind not in refused:
             try:
                 _check_modules(stack, mesh)
                 refused[kind] = ""
             except UserError as error:
                 refused[kind] = f"no stage runs on {mesh}, nor on larger meshes of its kind: {error}"
-    runnable = tuple(mesh for mesh in meshes if not refused[mesh.splits_hidden, mesh.cp > 1])
+    runnable = tuple(mesh for mesh, kind in zip(meshes, kinds, strict=True) if not refused[kind])
     return runnable, [note for note in refused.values() if note]
 
 

@@ -74,7 +74,7 @@ def make_planner(
     figures = broadcast_from_rank0(_cache_figures(cache_setup, loader))  # nodes may store different samples
     figures["fill_read_s"] = measured.read.per_sample_s  # no worker reads ahead of a fill
     if loader.reads_ahead:
-        figures["read"] = AffineTime(0.0, 0.0)  # by workers, while the rank computes
+        figures["read"] = measured.read_besides  # workers read the inputs while the rank computes
     if parallel.device_chunk_gib is not None:
         figures["host_copy_s_per_byte"] = measure_host_copies(device)
     if parallel.arrangement == "sharded":

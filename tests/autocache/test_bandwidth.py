@@ -36,7 +36,11 @@ def test_measuring_keeps_the_budget_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("share", "fixed_s"), [(4, 0.25), (10**6, 0.0)], ids=["few samples", "more than are measured"])
+@pytest.mark.parametrize(
+    ("share", "fixed_s"),
+    [(4, 0.25), (NUM_BYTES // SAMPLE_BYTES // 8, 0.0), (10**6, 0.0)],
+    ids=["few samples", "as many as in a larger batch", "more than are measured"],
+)
 def test_what_reading_a_batch_takes_besides_its_bytes_is_told_by_batches_of_few_samples(
     share: int, fixed_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

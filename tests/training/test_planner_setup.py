@@ -33,7 +33,7 @@ def test_nodes_that_store_different_samples_plan_by_the_same_numbers(pool: Pool,
     assert "cache_miss_rate=0.1," in first[1][0]
 
 
-@pytest.mark.parametrize(("reads_ahead", "in_a_step"), [(False, AffineTime(1.0, 2.0)), (True, AffineTime(0.0, 0.0))])
+@pytest.mark.parametrize(("reads_ahead", "in_a_step"), [(False, AffineTime(1.0, 2.0)), (True, AffineTime(0.5, 0.25))])
 def test_workers_read_ahead_of_steps_and_of_no_fill(
     reads_ahead: bool, in_a_step: AffineTime, pool: Pool, tmp_path: Path
 ) -> None:

@@ -18,6 +18,8 @@ def chunked_plan(
 ) -> Plan:  # fmt: skip
     """Returns the fastest plan with chunks, or the fastest one without where all of a device fits their budget.
 
+    All of it is what the plan runs, and the layers below the cache where some samples are computed again.
+
     Args:
         profile: Knows the time of a copy from host memory.
         chunk_bytes: Of weights and gradients on a device at a time.
@@ -27,7 +29,9 @@ def chunked_plan(
     """
     arguments = batch_size, num_frozen, cache_level
     whole = _whole_plan(profile, cluster, *arguments, constraints)
-    if whole is not None and model_bytes(profile, whole) <= chunk_bytes:
+    lent = profile.layers[: layer_above(cache_level)] if profile.cache_miss_rate else ()
+    lent_bytes = sum(layer.parameter_bytes for layer in lent)
+    if whole is not None and model_bytes(profile, whole) + lent_bytes <= chunk_bytes:
         return whole
     _check_budget(profile, cluster, chunk_bytes, num_frozen, cache_level)
     limit = cluster.device_memory_bytes

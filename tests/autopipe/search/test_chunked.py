@@ -34,6 +34,12 @@ def test_what_freezes_and_what_is_cached_leaves_the_budget() -> None:
     assert not chunked_plan(PROFILE, ALONE, 4, 3 * 4000, num_frozen=2, cache_level=2).chunk_bytes
 
 
+def test_chunks_stay_where_cached_layers_that_some_samples_run_through_do_not_fit_too() -> None:
+    partial = replace(PROFILE, cache_miss_rate=0.5)
+    assert chunked_plan(partial, ALONE, 4, 3 * 4000 + 3 * 1000 - 1, num_frozen=2, cache_level=2).chunk_bytes
+    assert not chunked_plan(partial, ALONE, 4, 3 * 4000 + 3 * 1000, num_frozen=2, cache_level=2).chunk_bytes
+
+
 def test_each_pass_waits_for_its_chunks() -> None:
     plan = chunked_plan(PROFILE, ALONE, 4, 2000)
     without = replace(plan, chunk_bytes=0)
