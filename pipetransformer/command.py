@@ -32,7 +32,7 @@ from pipetransformer.report.secrets import redact
 from pipetransformer.training import interrupt
 
 NO_RUN_FOLDER = ("hydra.run.dir=.",)
-NOT_SAVED = "the run has no checkpoint; the same command with overwrite=true starts it anew"
+NOT_SAVED = "the run has no checkpoint; the same command with resume=auto starts it anew"
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
@@ -123,15 +123,18 @@ def main() -> None:
         sys.exit(unwritable(error))
     except Stopped as stop:
         if is_first_rank():
-            print(*notes(stop), _way_on(stop.saved_in), sep="\n", file=sys.stderr)
+            print(*notes(stop), _way_on(stop.saved_in, SweepFolder.folder), sep="\n", file=sys.stderr)
         sys.exit(stop.exit_code)
     except KeyboardInterrupt as error:  # before the first step, or a second time
         print(*notes(error), sep="\n", end="\n" * bool(notes(error)), file=sys.stderr)
         sys.exit(Stopped(interrupt.requested() not in (None, interrupt.QUIT)).exit_code)
 
 
-def _way_on(saved_in: Path | None) -> str:
+def _way_on(saved_in: Path | None, sweep: Path | None) -> str:
     """Returns the last word of a run that was stopped: the same command might make a folder of its own."""
+    if sweep is not None:
+        folder = shlex.quote(f"hydra.sweep.dir={short_path(sweep)}")
+        return f"the same command with resume=auto {folder} goes on with each job that is not complete"
     if saved_in is None:
         return NOT_SAVED
     return f"the run is saved; {shlex.quote(f'resume={short_path(saved_in)}')} goes on with it"

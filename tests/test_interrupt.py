@@ -70,24 +70,34 @@ def test_an_interrupted_run_leaves_nothing_but_its_record(
 
 
 @pytest.mark.parametrize(
-    ("rank", "saved_in", "told"),
+    ("rank", "saved_in", "sweep", "told"),
     [
-        ("0", Path.cwd() / "outputs" / "a run", "the run is saved; 'resume=outputs/a run' goes on with it\n"),
-        ("0", None, "the run has no checkpoint; the same command with overwrite=true starts it anew\n"),
-        ("1", Path("run"), ""),
+        ("0", Path.cwd() / "outputs" / "a run", None, "the run is saved; 'resume=outputs/a run' goes on with it\n"),
+        ("0", None, None, "the run has no checkpoint; the same command with resume=auto starts it anew\n"),
+        (
+            "0",
+            None,
+            Path.cwd() / "seeds",
+            "the same command with resume=auto hydra.sweep.dir=seeds goes on with each job",
+        ),
+        ("1", Path("run"), None, ""),
     ],
 )
 def test_the_first_rank_tells_whether_a_stopped_run_is_saved(
-    rank: str, saved_in: Path | None, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    rank: str, saved_in: Path | None, sweep: Path | None, told: str, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     monkeypatch.setattr(sys, "argv", ["train.py"])
     monkeypatch.setenv("RANK", rank)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # set by the command
     monkeypatch.setattr(command, "compose_and_run", mock.Mock(side_effect=Stopped(True, saved_in)))
+    monkeypatch.setattr(command.SweepFolder, "folder", sweep)
+    monkeypatch.setattr("pipetransformer.report.sweep.print_sweep", lambda _: None)
     with pytest.raises(SystemExit) as ended:
         command.main()
     assert ended.value.code == 75
-    assert capsys.readouterr().err == told
+    err = capsys.readouterr().err
+    assert err == told if sweep is None else err.startswith(told)
 
 
 def test_a_stopped_run_goes_on_by_the_same_command_with_another_number_of_processes(tmp_path: Path) -> None:

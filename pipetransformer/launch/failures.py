@@ -146,7 +146,8 @@ def _aborted(first: list[int]) -> str:
     """Returns the cause of ranks that ended themselves: nccl's watchdog does that to one that waits too long."""
     return (
         f"{_one_of(first)} ended by SIGABRT: nccl's watchdog may have ended it, because a rank did not answer within "
-        "parallel.timeout_s; raise it where that may take so long, or look for another cause in the rank's output"
+        "parallel.timeout_s; raise it where that may take so long, or look for another cause in the rank's output, as "
+        "memory that it could not get"
     )
 
 

@@ -9,12 +9,13 @@ A launcher ends all ranks as soon as one has ended with an error, as each does a
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from uuid import uuid4
 
 import torch.distributed as dist
 from torch.distributed import DistError, PrefixStore, Store
 
 from pipetransformer.errors import Diverged, FreezeHurts
-from pipetransformer.runtime.groups import own_store
+from pipetransformer.runtime.groups import broadcast_from_rank0, own_store
 
 WORD, POLL_S = "rank 0 has saved", 0.05
 LONGEST_S = 3600.0  # a rank 0 that was killed leaves no word, and on several nodes nobody may end the others
@@ -26,9 +27,8 @@ def rank0_first() -> Iterator[None]:
     if dist.get_world_size() == 1:
         yield
         return
-    store, together = PrefixStore("leaving", own_store()), False
-    if dist.get_rank() == 0:
-        store.delete_key(WORD)  # of an earlier run in this world; the others look after many steps
+    token = broadcast_from_rank0(uuid4().hex)  # a world that a script has opened may see several runs
+    store, together = PrefixStore(f"leaving/{token}", own_store()), False
     try:
         yield
         together = True

@@ -232,6 +232,14 @@ class OfOneLength(Block):
         return super().forward(x) + x.reshape(len(x), 3, 8)
 
 
+class Asserting(Block):
+    """A block that asserts its number of tokens, three."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.shape[1] == 3
+        return super().forward(x)
+
+
 class Mean(nn.Linear):
     """A head that averages over tokens, those of the text alone where it is given the mask."""
 
@@ -257,6 +265,7 @@ def run_masked(head: nn.Module, x: Tensor, attention_mask: Tensor, **_: Any) -> 
         (nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), run, nn.Linear(8, 3), run, "layer 1 (part.1, Trans"),
         (Block(), run, Mean(8, 3), run, "layer 2 (part.2, Mean)"),
         (OfOneLength(), run, nn.Linear(8, 3), run, "layer 1 (part.1, OfOneLength)"),
+        (Asserting(), run, nn.Linear(8, 3), run, "layer 1 (part.1, Asserting)"),
     ],
 )
 def test_a_layer_that_sees_the_padding_of_a_text_is_found(
