@@ -69,11 +69,10 @@ def test_a_preset_trains_and_saves_as_a_single_device_does(
 def test_features_that_a_mesh_stores_are_found_by_the_next_run_on_any_arrangement(pool: Pool, tmp_path: Path) -> None:
     """Their key has the frozen weights in one piece, the same on every rank, also where it has other layers."""
     frozen = (*TINY, "freeze=prefix", "freeze.num_blocks=1", "precision=float64", f"cache.path={tmp_path / 'features'}")
-    mesh = "parallel=pipeline", "parallel.tp=2"
+    mesh = "parallel.tp=2", "parallel.num_stages=2"
     first = run_job(pool, 4, tmp_path / "mesh", *frozen, *mesh, made_up_times=True)
     again = run_job(pool, 1, tmp_path / "single", *frozen, "parallel=single", made_up_times=True)
     assert (first.error, again.error) == ("", "")
-    assert {(len(plan["stages"]), plan["mesh"]) for plan in first.summary["plans"]} == {(2, "tp 2")}
     fills = [run.events("cache_fill") for run in (first, again)]
     assert [(fill["num_found"], fill["to_level"]) for (fill, *_) in fills] == [(0, 1), (fills[0][0]["num_samples"], 1)]
     assert again.losses == pytest.approx(first.losses, rel=0, abs=1e-10)
@@ -124,6 +123,12 @@ def test_transformers_loads_what_a_mesh_has_trained(
     num_ranks = loaded(*mesh).parallel.cpu_processes
     job = run_job(pool, num_ranks, tmp_path / "run", *texts, *mesh, made_up_times=True)
     assert_close(answer_of_transformers(job), answer_of_one_process, rtol=0, atol=1e-10)
+
+
+def test_a_mesh_goes_with_stages_and_a_static_arrangement(pool: Pool, tmp_path: Path, single: Job) -> None:
+    job = run_job(pool, 4, tmp_path / "run", *RUN, "parallel=pipeline", "parallel.tp=2", made_up_times=True)
+    assert {(len(plan["stages"]), plan["mesh"]) for plan in job.summary["plans"]} == {(2, "tp 2")}
+    assert job.losses == pytest.approx(single.losses, rel=0, abs=1e-10)
 
 
 def test_a_run_on_a_mesh_goes_on_without_one(pool: Pool, tmp_path: Path, single: Job) -> None:

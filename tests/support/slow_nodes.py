@@ -15,6 +15,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from pipetransformer.autopipe.profile import AffineTime  # noqa: E402
 from pipetransformer.planning.planner import Planner  # noqa: E402
 from pipetransformer.profiling.network import Pair  # noqa: E402
+from pipetransformer.profiling.overhead import StepOverheads  # noqa: E402
 from pipetransformer.training import planner_setup as setup  # noqa: E402
 from support.jobs import made_up_profile  # noqa: E402
 from support.nodes import NODE_ALL_REDUCE_S  # noqa: E402
@@ -33,7 +34,7 @@ if __name__ == "__main__":
     made_up = {
         "measure_messages": messages,
         "measure_all_reduces": all_reduces,
-        "measure_step_overheads": lambda *_: (0.0, 0.0),
+        "measure_step_overheads": lambda *_: StepOverheads(0.0),
         "measure_reading": lambda *_: AffineTime(0.0, 0.0),
     }
     Planner.correct = lambda planner, plan, _: planner.predict(plan)  # type: ignore[method-assign]
