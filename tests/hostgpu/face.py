@@ -252,6 +252,7 @@ def _module() -> ModuleType:
     module.max_memory_allocated = module.max_memory_reserved = lambda *_: device.peak()
     module.reset_peak_memory_stats = lambda *_: device.reset_peak()
     module.mem_get_info = _returns((MEMORY, MEMORY))
+    module.get_device_properties = _returns(SimpleNamespace(total_memory=MEMORY))
     return module
 
 
