@@ -251,8 +251,7 @@ class Planner:
         Args:
             may_cache: The frozen blocks' output may come from the cache.
         """
-        is_known = self.profile.timed and self._parallel.autopipe
-        first = self.next(self.initial(), 0, 0) if is_known else self.initial()
+        first = self.resumed(num_frozen=0).after
         seconds = [self.predict(first)]
         for num_frozen in range(1, len(self.profile.layers) - 1):
             levels = sorted({0, num_frozen * may_cache}, reverse=True)

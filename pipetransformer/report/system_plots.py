@@ -20,7 +20,6 @@ from pipetransformer.report.sinks import Values
 from pipetransformer.report.style import (
     COLOURS,
     FROZEN,
-    HATCHES,
     STEP_LABEL,
     fill,
     legend_below,
@@ -85,16 +84,8 @@ def _stack_bars(axes: Axes, parts: Mapping[str, np.ndarray]) -> np.ndarray:
     ends = np.zeros(1)
     for number, (name, lengths) in enumerate(parts.items()):
         colour, hatch = fill(number)
-        axes.barh(
-            range(len(lengths)),
-            lengths,
-            left=ends,
-            height=0.6,
-            label=name,
-            color=colour,
-            hatch=hatch,
-            edgecolor="white",
-        )
+        look = {"color": colour, "hatch": hatch, "edgecolor": "white"}
+        axes.barh(range(len(lengths)), lengths, left=ends, height=0.6, label=name, **look)
         ends = ends + np.nan_to_num(lengths)
     return ends
 
@@ -200,8 +191,8 @@ def _draw_step(axes: Axes, events: Sequence[Event], longest_s: float) -> None:
 
 
 def _look(category: str) -> dict[str, Any]:
-    number = CATEGORIES.index(category)
-    return {"facecolor": COLOURS[number], "hatch": HATCHES[number], "edgecolor": "white"}
+    colour, hatch = fill(CATEGORIES.index(category))
+    return {"facecolor": colour, "hatch": hatch, "edgecolor": "white"}
 
 
 def _plan_of(run: Run, number: int) -> str:

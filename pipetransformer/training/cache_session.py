@@ -229,14 +229,18 @@ class CacheSession:
 
     def _reads_each_once(self, step: int) -> bool:
         """Returns whether one draw of each sample is all that is still read: in the last epoch."""
-        is_kept = self._cache is not None and self._cache.capacity.persistent
         is_last = len(self._timeline.epochs_left(step)) == 1
-        return self._timeline.samples_read(step) > 0 or (is_last and not is_kept)
+        return self._timeline.samples_read(step) > 0 or (is_last and not self._is_kept)
+
+    @property
+    def _is_kept(self) -> bool:
+        """True where a later run may read what is stored."""
+        return self._cache is not None and self._cache.capacity.persistent
 
     def _draws_left(self, step: int) -> list[int]:
         """Returns the draws that are filled; all where each sample has its own, which would take long to draw."""
-        source, is_kept = self._train.source, self._cache is not None and self._cache.capacity.persistent
-        if source.num_draws == 1 or source.draws is not None or is_kept:
+        source = self._train.source
+        if source.num_draws == 1 or source.draws is not None or self._is_kept:
             return list(range(source.num_draws))
         return sorted({epoch % source.num_draws for epoch in self._timeline.epochs_left(step)})
 

@@ -71,7 +71,8 @@ def make_planner(
     (measured, cluster), is_kept = kept_or_measured(kept, key, measuring.measure)
     if is_kept:
         tell(f"planning by what an equal job has measured: {kept}/{key}.json")
-    figures = broadcast_from_rank0(_cache_figures(cache_setup, loader))  # nodes may store different samples
+    # nodes may store different samples, and have other devices
+    figures, (name, usable_bytes) = broadcast_from_rank0((_cache_figures(cache_setup, loader), _about(device)))
     figures["fill_read_s"] = measured.read.per_sample_s  # no worker reads ahead of a fill
     if loader.reads_ahead:
         figures["read"] = measured.read_besides  # workers read the inputs while the rank computes
@@ -81,7 +82,7 @@ def make_planner(
         (link,) = allreduce_links(cluster, DeviceLayout(1, dist.get_world_size()))
         overhead = measuring.sharding_overhead(measured.layers[1], link)
         figures["sharding_overhead_s"], figures["sharding_s_per_byte"] = overhead
-    budget_gib, (name, usable_bytes) = parallel.device_memory_gib, broadcast_from_rank0(_about(device))
+    budget_gib = parallel.device_memory_gib
     memory_bytes = None if budget_gib is None else int(budget_gib * GIB)
     cluster = replace(cluster, device_memory_bytes=memory_bytes, device_name=name, usable_bytes=usable_bytes)
     return Planner(replace(measured, **figures), cluster, parallel, batch_size, parks, meshes)
