@@ -15,7 +15,7 @@ import torch
 from experiments.ranks import SEED, run_ranks
 from experiments.record import markdown, publish
 from experiments.step_time.cases import CASES, Case, write_bert
-from experiments.step_time.loops import OPTIMIZER, ElasticLoop
+from experiments.step_time.loops import OPTIMIZER, TASK, ElasticLoop
 from pipetransformer.autocache.bandwidth import read_times
 from pipetransformer.autocache.cache import AutoCache
 from pipetransformer.autocache.capacity import CacheCapacity, FeatureFormat
@@ -114,7 +114,7 @@ class Bench:
 
     def planner(self) -> Planner:
         """Measures layers and links anew."""
-        about = self.stack, self._loader, OPTIMIZER, Parallel(), self.case.batch_size, CPU, FLOAT32
+        about = self.stack, TASK.loss, self._loader, OPTIMIZER, Parallel(), self.case.batch_size, CPU, FLOAT32
         return make_planner(*about, NodeLayout.here(), self._cache_setup)
 
     def seconds(self, plan: Plan, num_steps: int) -> float:

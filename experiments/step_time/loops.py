@@ -23,13 +23,14 @@ from pipetransformer.runtime.precision import PRECISIONS
 from pipetransformer.runtime.result import StepResult
 from pipetransformer.training.loader import BatchLoader, ComingBatch
 
+TASK = text_classification(NUM_CLASSES)
 OPTIMIZER = AdamW(lr=1e-4, weight_decay=0.01, schedule="constant", clip_norm=1.0)
 
 
 def make_runtime(stack: LayerStack) -> ElasticRuntime:
     """Makes the runtime of this rank, for benchmarks of its parts under plans that a trainer would not choose."""
     context = RankContext.create(torch.device("cpu"), PRECISIONS["float32"], TIMEOUT_S)
-    return ElasticRuntime(stack, text_classification(NUM_CLASSES), OPTIMIZER, context)
+    return ElasticRuntime(stack, TASK, OPTIMIZER, context)
 
 
 class Loop(ABC):

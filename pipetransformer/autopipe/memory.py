@@ -40,7 +40,7 @@ class MemoryCosts:
     - the weights of all its layers; optimizer state and autocast copies of the active ones;
     - the buckets of DistributedDataParallel, as large as the gradients, where replicas of a single stage have no mesh;
     - at the worst moment of the step, gradients, activations and working memory, see below;
-    - the inputs of all micro-batches;
+    - the inputs and targets of all micro-batches;
     - for each micro-batch the buffers of the tensor from below and of its gradient, of the gradient from above, and
       while it is in flight of the output. The output of a frozen layer gets no gradient;
     - the budget of chunks in place of weights, gradients and optimizer state, where those lie in host memory;
@@ -60,7 +60,8 @@ class MemoryCosts:
         self._head = len(profile.layers) - 1
         layers, here = layers_with_grad(profile, num_frozen), not profile.is_on_host
         inputs = [0, *(layer.most_output_bytes for layer in profile.layers[:-1])]
-        saved = inputs if recompute else [layer.activation_bytes for layer in profile.layers]
+        kept = inputs if recompute else [layer.activation_bytes for layer in profile.layers]
+        saved = [num_bytes + layer.loss_bytes for num_bytes, layer in zip(kept, profile.layers, strict=True)]
         self._weights = [layer.parameter_bytes * here for layer in profile.layers]
         state = (layer.trainable_bytes * profile.optimizer_state_factor * on * here for layer, on in layers)
         self._lasting = PrefixSums(map(sum, zip(self._weights, state, strict=True)))
@@ -134,15 +135,15 @@ class MemoryCosts:
         A shard of weights, gradients and optimizer state, cached layers included; autocast copies, which backward needs
         whole; the input of all micro-batches. At a layer's turn its weights and gradient are whole, or its weights
         twice during the all-gather. With them there are the prefetched weights of the next layer and the gradient of
-        the one before in its reduce-scatter; and the activations of the active layers up to it for one micro-batch, or
-        the working memory of a frozen layer.
+        the one before in its reduce-scatter; and the activations of the active layers up to it for one micro-batch and
+        the working memory of its backward pass, or that of a frozen layer's forward pass.
         """
         around = [0, *self._weights[first:], 0]
         peak = 0.0
         for layer in range(first, self._head + 1):
             below, own, above = around[layer - first : layer - first + 3]
             is_active = layer >= self._first_active
-            kept = self._saved(first, layer) + self._again[layer]
+            kept = self._saved(first, layer) + self._backward[layer]
             activations = (kept if is_active else self._forward[layer]) * num_samples
             peak = max(peak, below + 2 * own + above + activations)
         inputs = self.buffer_bytes((first > 0) * num_microbatches, num_samples)

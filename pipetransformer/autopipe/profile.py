@@ -118,6 +118,8 @@ class LayerProfile:
         parameter_bytes: All parameters; those that layers share count in each, because each has a copy.
         fixed_bytes: Those of them that never train, such as the base weights of adapters.
         activation_bytes: Activations kept for backward, per sample, of the longest ones.
+        loss_bytes: What the loss of the head keeps in addition, the head's output included. Recomputing does not free
+            it.
         output_bytes: The output, per sample of a typical batch.
         peak_forward_bytes: The most that lives in a forward pass without gradient, output included, per sample, of the
             longest ones.
@@ -147,6 +149,7 @@ class LayerProfile:
     lowest_grad: AffineTime | None = None
     checkpointing: AffineTime = AffineTime(0.0, 0.0)
     peak_backward_fixed_bytes: int = 0
+    loss_bytes: int = 0
 
     @property
     def backward_as_lowest(self) -> AffineTime:
@@ -267,7 +270,7 @@ class Profile:
         host_copy_s_per_byte: Seconds of a copy between host memory and the device.
         is_on_host: Weights, gradients and optimizer state lie in host memory, see
             :func:`~pipetransformer.autopipe.offload.on_host`.
-        input_bytes: A sample as the embedding takes it, with what goes to every layer.
+        input_bytes: A sample as the embedding takes it, with what goes to every layer and to the loss.
         copied_bytes: Where the layers are the parts of a rank of a mesh, the bytes of each layer's parameters that
             train of which other ranks have copies; ``None`` without a mesh.
         whole: On a mesh the layers in one piece, as each rank borrows them for what the cache lacks. A sample is the

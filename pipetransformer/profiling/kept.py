@@ -11,6 +11,7 @@ import platform
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
+from functools import partial
 from hashlib import blake2b
 from importlib.metadata import version
 from pathlib import Path
@@ -36,20 +37,21 @@ from pipetransformer.mesh import SINGLE, StageMesh
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.base import OptimizerSpec
 from pipetransformer.profiling.layers import kind_of_layer
-from pipetransformer.runtime.batch import Batch
+from pipetransformer.runtime.batch import Batch, SampleLoss
 from pipetransformer.runtime.groups import broadcast_from_rank0
 from pipetransformer.runtime.precision import Precision
 
 WAIT_S = 120.0  # for another job that measures the same; after that this one measures too
-FORMAT = 12
+FORMAT = 13
 TIMES = ("forward", "input_grad", "weight_grad", "lowest_grad")
 LINKS = ("link", "node_link", "allreduce_link", "node_allreduce_link")
 Measurement = tuple[Profile, Cluster]
 
 
 def profile_key(
-    stack: LayerStack, batches: Sequence[Batch], samples: str, optimizer: OptimizerSpec, device: torch.device,
-    precision: Precision, devices_per_node: int, meshes: Sequence[StageMesh] = (SINGLE,), randomness: str = "sample",
+    stack: LayerStack, loss: SampleLoss, batches: Sequence[Batch], samples: str, optimizer: OptimizerSpec,
+    device: torch.device, precision: Precision, devices_per_node: int, meshes: Sequence[StageMesh] = (SINGLE,),
+    randomness: str = "sample",
 ) -> str:  # fmt: skip
     """Returns a digest of all that determines a measurement, the same in equal jobs on one machine.
 
@@ -64,6 +66,7 @@ def profile_key(
         [kind_of_layer(stack[index]) for index in range(len(stack))],
         [[_settings(module) for module in stack[index].modules()] for index in range(len(stack))],
         stack.ties,
+        _name(loss),
         [[*_inputs_in_brief(batch.inputs), len(batch)] for batch in batches],
         samples,
         type(optimizer).__qualname__,
@@ -77,6 +80,14 @@ def profile_key(
         [version(name) for name in ("pipetransformer", "torch", "timm", "transformers")],
     )
     return blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+
+
+def _name(function: Callable[..., object]) -> tuple[object, ...]:
+    """Returns what a function is called, where it is equal in equal jobs."""
+    if isinstance(function, partial):
+        return *_name(function.func), function.args, sorted(function.keywords.items())
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return named.__module__, named.__qualname__
 
 
 def _settings(module: nn.Module) -> list[tuple[str, object]]:

@@ -15,7 +15,7 @@ from pipetransformer.profiling.memory import AutocastCopies, Kept, kept_of
 from pipetransformer.profiling.overhead import mean_over_ranks, measure_contention, measure_waiting
 from pipetransformer.profiling.passes import Runs, has_input_grad, kept, measure, passes, peak, trainable
 from pipetransformer.profiling.timing import timed, typical, until_settled
-from pipetransformer.runtime.batch import Batch
+from pipetransformer.runtime.batch import Batch, SampleLoss, total_loss
 from pipetransformer.runtime.embedding_gradients import embedding_weights, untouched_bytes
 from pipetransformer.runtime.gradients import squared_gradient_norms, unscale_and_clip
 from pipetransformer.runtime.precision import Precision
@@ -30,16 +30,24 @@ class WholeLayer:
         index: In the model.
         precision: The types in which it computes.
         randomness: Makes its random numbers.
+        loss: Of the head; ``None`` for a layer below.
     """
 
-    def __init__(self, layer: nn.Module, index: int, precision: Precision, randomness: MakeRandomness) -> None:
+    def __init__(
+        self, layer: nn.Module, index: int, precision: Precision, randomness: MakeRandomness,
+        loss: SampleLoss | None = None,
+    ) -> None:  # fmt: skip
         self.module, self._index, self._precision, self._randomness = layer, index, precision, randomness
-        self.draws_by_sample = randomness is PerSampleRng
+        self._loss, self.draws_by_sample = loss, randomness is PerSampleRng
 
     def __call__(self, x: Tensor, batch: Batch) -> Tensor:
         with self._randomness(batch.keys) as numbers:
             numbers.layer(self._index)
             return self._precision.run_layer(self.module, x, batch.context)
+
+    def loss(self, output: Tensor, batch: Batch) -> Tensor | None:
+        targets = batch.loss_targets(1.0)
+        return None if self._loss is None or targets is None else total_loss(self._loss, output, targets)
 
 
 Batches = Sequence[Batch]
@@ -48,17 +56,20 @@ longest one once and twice as well, for the bytes."""
 
 
 def profile(
-    stack: LayerStack, batches: Batches, optimizer: OptimizerSpec, device: torch.device,
+    stack: LayerStack, loss: SampleLoss, batches: Batches, optimizer: OptimizerSpec, device: torch.device,
     precision: Precision, devices_per_node: int = 1, randomness: str = "sample",
 ) -> Profile:  # fmt: skip
     """Measures every kind of layer once (blocks of one shape are alike) and averages over the ranks. All ranks call it.
+
+    The head is measured with the loss: of a vocabulary it takes as long as the head, and several times its output.
 
     All ranks measure at the same time, as they compute in a step. What one takes by itself, and what they wait for each
     other, is measured on a block.
 
     Args:
         stack: The model; layers without storage are loaded one at a time.
-        batches: With inputs.
+        loss: Of the head's output.
+        batches: With inputs and targets.
         optimizer: Builds the optimizer whose update is timed.
         device: The device that computes.
         precision: The types in which the layers compute.
@@ -70,7 +81,8 @@ def profile(
     xs = [batch.inputs for batch in batches if batch.inputs is not None]
     sizes = [len(batch.ids) for batch in batches]
     for index, layer in of_each_kind(stack, device):
-        runs = WholeLayer(layer, index, precision, make_randomness(randomness, device))
+        own_loss = loss if index == len(stack) - 1 else None
+        runs = WholeLayer(layer, index, precision, make_randomness(randomness, device), own_loss)
         measured = layer_profile(runs, index, xs, batches, sizes, optimizer, precision, update_s)
         embeddings, num_shares = embedding_weights(stack, index, layer), dist.get_world_size()
         measured = with_untouched_bytes(measured, runs, xs[1], batches[1], embeddings, num_shares)
@@ -88,8 +100,7 @@ def profile(
         del layer, runs  # one at a time, as of_each_kind asks
     layers, state_factor = tuple(known[kind_of_layer(layer)] for layer in stack.layers), optimizer.state_factor
     longest = batches[-1]  # one of two samples, where they differ in length
-    given = [longest.inputs, *longest.context.values()]
-    input_bytes = sum(tensor.nbytes for tensor in given if tensor is not None) // len(longest.ids)
+    input_bytes = -(-longest.nbytes // len(longest.ids))
     return Profile(layers, state_factor, contention=contention, waiting_s=waiting_s, input_bytes=input_bytes)
 
 
@@ -143,7 +154,7 @@ def layer_profile(
     if ones:
         longest = kept_of(sizes[1], *ones)
     else:
-        longest = Kept(large.activation_bytes, large.output_bytes, peak(runs, xs[1], batches[1]))
+        longest = Kept(large.activation_bytes, large.loss_bytes, large.output_bytes, peak(runs, xs[1], batches[1]))
     longer = longest.activation_bytes / max(1, large.activation_bytes)  # so are the gradients of activations
     few, many = sizes[:2]
     backward = AffineTime(0.0, large.peak_backward_bytes / many)  # in bytes here; of one size all grows with samples
@@ -166,6 +177,7 @@ def layer_profile(
         optimizer_s=numbers[-1],
         parameter_bytes=sum(p.numel() * p.element_size() for p in layer.parameters()),
         activation_bytes=longest.activation_bytes // sizes[1],
+        loss_bytes=longest.loss_bytes // sizes[1],
         output_bytes=large.output_bytes // sizes[1],
         peak_forward_bytes=longest.peak_forward_bytes // sizes[1],
         peak_backward_bytes=round(longer * backward.per_sample_s),

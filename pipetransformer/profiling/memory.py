@@ -32,26 +32,35 @@ class AutocastCopies(TorchDispatchMode):
         return output
 
 
-@contextmanager
-def count_saved_bytes(layer: nn.Module, copies: AutocastCopies) -> Iterator[list[int]]:
-    """Counts the bytes that autograd saves for backward inside: each storage once, without parameters and their copies.
+class SavedBytes:
+    """Counts the bytes that are kept for backward: each storage once, without parameters and their copies.
 
-    Yields:
-        A list whose only entry is the number of bytes, filled at the end.
+    Args:
+        layer: Has the parameters.
+        copies: Those of autocast.
     """
-    own = _addresses(layer) | copies.bytes_at.keys()
-    storages: dict[int, int] = {}
 
-    def pack(tensor: Tensor) -> Tensor:
+    def __init__(self, layer: nn.Module, copies: AutocastCopies) -> None:
+        self._own = _addresses(layer) | copies.bytes_at.keys()
+        self._storages: dict[int, int] = {}
+
+    @property
+    def total(self) -> int:
+        """The bytes so far."""
+        return sum(self._storages.values())
+
+    def add(self, tensor: Tensor) -> Tensor:
+        """Counts a tensor and returns it."""
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            storages[storage.data_ptr()] = storage.nbytes()
+        if storage.data_ptr() not in self._own:
+            self._storages[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    total = [0]
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        yield total
-    total[0] = sum(storages.values())
+    @contextmanager
+    def of_autograd(self) -> Iterator[None]:
+        """Counts what autograd saves inside."""
+        with torch.autograd.graph.saved_tensors_hooks(self.add, lambda tensor: tensor):
+            yield
 
 
 def _addresses(layer: nn.Module) -> set[int]:
@@ -137,6 +146,7 @@ class Kept:
     """Bytes that a layer takes for one batch."""
 
     activation_bytes: int
+    loss_bytes: int
     output_bytes: int
     peak_forward_bytes: int
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from pipetransformer.profiling.memory import (
     AutocastCopies,
     Kept,
-    count_saved_bytes,
+    SavedBytes,
     peak_backward_bytes,
     peak_forward_bytes,
 )
@@ -34,6 +34,7 @@ class Measured:
     checkpointing_s: float
     activation_bytes: int
     autocast_bytes: int
+    loss_bytes: int
     output_bytes: int
     peak_backward_bytes: int
 
@@ -53,6 +54,10 @@ class Runs(Protocol):
         """Runs it forward, in training with the numbers that its samples draw."""
         ...
 
+    def loss(self, output: Tensor, batch: Batch) -> Tensor | None:
+        """Computes of the head's output (B, ...) the loss; ``None`` for a layer below."""
+        ...
+
 
 def trainable(layer: nn.Module) -> list[nn.Parameter]:
     """Returns the parameters that take a gradient."""
@@ -61,12 +66,16 @@ def trainable(layer: nn.Module) -> list[nn.Parameter]:
 
 @dataclass(frozen=True)
 class _Passes:
-    """Seconds of a forward and a backward pass, their output, and the bytes that forward saved for backward."""
+    """Seconds of a forward and a backward pass, their output, and the bytes that forward saved for backward.
+
+    Those of the loss are in addition: its output, too, lives until backward.
+    """
 
     forward_s: float
     backward_s: float
     output: Tensor
     saved_bytes: int
+    loss_bytes: int
 
     @property
     def seconds(self) -> float:
@@ -86,12 +95,17 @@ def passes(runs: Runs, x: Tensor, batch: Batch, copies: AutocastCopies, wants_gr
     """
 
     def run() -> _Passes:
-        leaf = x.detach().requires_grad_(wants_grad)
-        with count_saved_bytes(runs.module, copies) as saved:
+        leaf, saved = x.detach().requires_grad_(wants_grad), SavedBytes(runs.module, copies)
+        with saved.of_autograd():
             forward_s, output = timed(lambda: runs(leaf, batch), x.device)
-        backward_s = timed(lambda: output.sum().backward(), x.device)[0] if output.requires_grad else 0.0
+            saved_bytes = saved.total
+            loss_s, loss = timed(lambda: runs.loss(output, batch), x.device)
+        if loss is not None:
+            saved.add(output)
+        total = output if loss is None else loss
+        backward_s = timed(lambda: total.sum().backward(), x.device)[0] if total.requires_grad else 0.0
         runs.module.zero_grad(set_to_none=True)
-        return _Passes(forward_s, backward_s, output, saved[0])
+        return _Passes(forward_s + loss_s, backward_s, output, saved_bytes, saved.total - saved_bytes)
 
     return run
 
@@ -105,7 +119,8 @@ def _warmed_up(
     run = passes(runs, x, batch, copies, wants_grad)
     with precision.cached_autocast(x.device):
         with RefuseOtherRandomness() if runs.draws_by_sample else nullcontext(), copies:
-            run()
+            runs(x, batch)
+        run()
         yield run, copies
 
 
@@ -113,7 +128,7 @@ def kept(runs: Runs, index: int, x: Tensor, batch: Batch, precision: Precision) 
     """Measures the bytes of a layer's passes over a batch."""
     with _warmed_up(runs, x, batch, precision, has_input_grad(x, index)) as (run, _):
         passes = run()
-    return Kept(passes.saved_bytes, passes.output.nbytes, peak(runs, x, batch))
+    return Kept(passes.saved_bytes, passes.loss_bytes, passes.output.nbytes, peak(runs, x, batch))
 
 
 def measure(runs: Runs, index: int, x: Tensor, batch: Batch, precision: Precision) -> Measured:
@@ -122,7 +137,9 @@ def measure(runs: Runs, index: int, x: Tensor, batch: Batch, precision: Precisio
     with _warmed_up(runs, x, batch, precision, wants_grad) as (run, copies):
         full = until_settled(run, lambda passes: passes.seconds)
         checkpointing_s = _checkpointing_seconds(runs, x, batch, wants_grad, full)
-        backward_bytes = peak_backward_bytes(runs.module, lambda leaf: runs(leaf, batch), x, wants_grad)
+        backward_bytes = peak_backward_bytes(
+            runs.module, lambda leaf: _loss_or_output(runs, leaf, batch), x, wants_grad
+        )
     backward_s = lowest_s = typical([passes.backward_s for passes in full])
     input_grad_s = 0.0
     if wants_grad:
@@ -140,9 +157,17 @@ def measure(runs: Runs, index: int, x: Tensor, batch: Batch, precision: Precisio
         checkpointing_s,
         full[-1].saved_bytes,
         sum(copies.bytes_at.values()),
+        full[-1].loss_bytes,
         full[-1].output.nbytes,
         backward_bytes,
     )
+
+
+def _loss_or_output(runs: Runs, x: Tensor, batch: Batch) -> Tensor:
+    """Returns what the backward pass of a layer begins with."""
+    output = runs(x, batch)
+    loss = runs.loss(output, batch)
+    return output if loss is None else loss
 
 
 class _Checkpointed:
@@ -153,6 +178,9 @@ class _Checkpointed:
 
     def __call__(self, x: Tensor, batch: Batch) -> Tensor:
         return recomputed(self._runs, x, batch)
+
+    def loss(self, output: Tensor, batch: Batch) -> Tensor | None:
+        return self._runs.loss(output, batch)
 
 
 def _checkpointing_seconds(runs: Runs, x: Tensor, batch: Batch, wants_grad: bool, plain: Sequence[_Passes]) -> float:

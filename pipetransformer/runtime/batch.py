@@ -1,5 +1,6 @@
 """The part of a global batch that a rank needs for one step, and who loads it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pipetransformer.autodp.topology import Topology
+from pipetransformer.data.tasks import check_losses
 from pipetransformer.host_copies import to_device
 
 
@@ -59,6 +61,13 @@ class Batch:
             keys=self.keys if keys_on_host else to_device(self.keys, device),
         )
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its tensors on a device that has the first stage and the last one."""
+        targets = self.loss_targets(1.0)
+        tensors = (self.inputs, self.targets, targets, self.weights, self.keys, *self.context.values())
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
     def loss_targets(self, factor: float) -> Tensor | None:
         """Packs targets, weights and the factor of the loss into one tensor, because a schedule splits one tensor.
 
@@ -73,6 +82,31 @@ class Batch:
         targets = self.targets.reshape(len(self), -1).to(torch.float64)  # (B, k)
         weights = self.weights.to(torch.float64)
         return torch.cat([targets, torch.stack([weights, torch.full_like(weights, factor)], dim=1)], dim=1)
+
+
+SampleLoss = Callable[[Tensor, Tensor], Tensor]
+"""Loss of each sample: ``loss(output, targets) -> (B,)``."""
+
+
+def total_loss(loss: SampleLoss, output: Tensor, loss_targets: Tensor) -> Tensor:
+    """Computes the weighted sum of the samples' losses times the factor of the step.
+
+    The factor comes with the targets, because a schedule outlives the step. A loss that is not finite makes the
+    gradient of every layer and replica NaN, so no rank needs to be told.
+
+    Args:
+        loss: Of each sample.
+        output: The head's output (B, ...).
+        loss_targets: Rows of :meth:`Batch.loss_targets`, (B, k + 2).
+
+    Raises:
+        UserError: The loss is not one number per sample.
+    """
+    targets, weights, factor = loss_targets[:, :-2], loss_targets[:, -2], loss_targets[0, -1]
+    per_sample = loss(output, targets.squeeze(1))  # (B,)
+    check_losses(per_sample, len(weights))
+    total = (per_sample * weights.to(per_sample.dtype)).sum()
+    return total * (factor.to(total.dtype) + 0 * total.detach())
 
 
 class Loader(Protocol):

@@ -13,8 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pipetransformer.data.tasks import check_losses
-from pipetransformer.runtime.batch import Batch
+from pipetransformer.runtime.batch import Batch, SampleLoss, total_loss
 from pipetransformer.runtime.carrier import CarryingStage, carries
 from pipetransformer.runtime.embedding_gradients import all_reduce_embeddings
 from pipetransformer.runtime.gradients import TiedWeights, all_reduce_gradients
@@ -34,8 +33,8 @@ class Objective(Protocol):
     """The part of a task that the runtime knows."""
 
     @property
-    def loss(self) -> Callable[[Tensor, Tensor], Tensor]:
-        """Loss of each sample: ``loss(output, targets) -> (B,)``."""
+    def loss(self) -> SampleLoss:
+        """Loss of each sample."""
         ...
 
     @property
@@ -243,22 +242,12 @@ class Engine:
         return torch.cat([self._mesh.rows(chunk) for chunk in values.chunk(self.plan.num_microbatches)])
 
     def _loss(self, output: Tensor, loss_targets: Tensor) -> Tensor:
-        """Computes the loss of a micro-batch: the weighted sum over its samples times the factor of the step.
-
-        The factor comes with the targets, because a schedule outlives the step. A loss that is not finite makes the
-        gradient of every layer and replica NaN, so no rank needs to be told.
+        """Computes the loss of a micro-batch.
 
         Args:
             output: The head's output (B / M, ...).
             loss_targets: Rows of :meth:`Batch.loss_targets`, (B / M, k + 2).
-
-        Raises:
-            UserError: The task's loss is not one number per sample.
         """
         if self._mesh is not None:
             loss_targets = self._mesh.rows(loss_targets)
-        targets, weights, factor = loss_targets[:, :-2], loss_targets[:, -2], loss_targets[0, -1]
-        per_sample = self._objective.loss(output, targets.squeeze(1))  # (B / M,)
-        check_losses(per_sample, len(weights))
-        total = (per_sample * weights.to(per_sample.dtype)).sum()
-        return total * (factor.to(total.dtype) + 0 * total.detach())
+        return total_loss(self._objective.loss, output, loss_targets)

@@ -100,6 +100,7 @@ class LayerCounts:
         saved_wide, saved_narrow: Numbers that are kept for backward, per sample, by their :class:`DtypeBytes`.
         output: Numbers of the output, per sample.
         largest: Parameters of its largest matrix.
+        loss: Numbers that the loss keeps for backward, per sample.
     """
 
     work: tuple[float, float, float]
@@ -109,6 +110,7 @@ class LayerCounts:
     saved_narrow: float
     output: float
     largest: float
+    loss: float = 0.0
 
 
 def analytic_profile(
@@ -155,11 +157,11 @@ def embedding_counts(shape: TransformerShape) -> LayerCounts:
 
 
 def head_counts(shape: TransformerShape) -> LayerCounts:
-    """Counts the head."""
+    """Counts the head with the loss, which keeps its outputs and their logarithms."""
     tokens = shape.head_tokens or shape.num_tokens
     weights = shape.hidden_size * shape.head_outputs
-    hidden = shape.num_tokens * shape.hidden_size
-    return LayerCounts((tokens * weights,) * 3, weights, weights, hidden, 0.0, tokens * shape.head_outputs, weights)
+    hidden, outputs = shape.num_tokens * shape.hidden_size, tokens * shape.head_outputs
+    return LayerCounts((tokens * weights,) * 3, weights, weights, hidden, 0.0, outputs, weights, 2 * outputs)
 
 
 def layer_profile(
@@ -176,6 +178,7 @@ def layer_profile(
     has_input_grad = counts.work[1] > 0
     parameter_bytes = counts.parameters * widths.wide
     activation_bytes = counts.saved_wide * widths.wide + counts.saved_narrow * widths.narrow
+    loss_bytes = counts.loss * widths.wide  # as many as the gradients of both
     return LayerProfile(
         name,
         forward,
@@ -186,8 +189,10 @@ def layer_profile(
         parameter_bytes=round(parameter_bytes),
         activation_bytes=round(activation_bytes),
         output_bytes=round(counts.output * widths.wide),
-        peak_backward_bytes=round(activation_bytes / 2),  # gradients of activations, whose turn passes like theirs
+        # gradients of activations, whose turn passes like theirs
+        peak_backward_bytes=round(activation_bytes / 2 + loss_bytes),
         peak_forward_bytes=round(activation_bytes / 2),  # half of it has served its turn when the other half is made
         autocast_bytes=round(counts.multiplied * widths.narrow) if widths.narrow != widths.wide else 0,
         peak_backward_fixed_bytes=round(counts.largest * widths.wide),
+        loss_bytes=round(loss_bytes),
     )

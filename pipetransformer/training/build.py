@@ -121,8 +121,8 @@ def prepare(
         report.write("warning", message=text)
     report.write("phase", message="measuring layers and links")
     planner = make_planner(
-        stack, train, optim, config.parallel, config.batch_size, device, precision, nodes, cache_setup, config.parks,
-        order, None if config.profile.path is None else Path(config.profile.path),
+        stack, data.task.loss, train, optim, config.parallel, config.batch_size, device, precision, nodes, cache_setup,
+        config.parks, order, None if config.profile.path is None else Path(config.profile.path),
         lambda message: report.write("phase", message=message), meshes, config.randomness,
     )  # fmt: skip
     offload = None if config.parallel.offload_path is None else Path(config.parallel.offload_path)

@@ -36,7 +36,7 @@ from pipetransformer.profiling.overhead import (
     measure_sharding_overhead,
     measure_step_overheads,
 )
-from pipetransformer.runtime.batch import Batch
+from pipetransformer.runtime.batch import Batch, SampleLoss
 from pipetransformer.runtime.groups import RankContext, broadcast_from_rank0
 from pipetransformer.runtime.precision import Precision
 from pipetransformer.training.cache_setup import CacheSetup
@@ -47,14 +47,16 @@ USABLE = 0.9  # of a GPU's memory; the rest is CUDA's own, and what lies unused 
 
 
 def make_planner(
-    stack: LayerStack, loader: BatchLoader, optim: OptimizerSpec, parallel: Parallel, batch_size: int,
-    device: torch.device, precision: Precision, nodes: NodeLayout, cache_setup: CacheSetup | None = None,
+    stack: LayerStack, loss: SampleLoss, loader: BatchLoader, optim: OptimizerSpec, parallel: Parallel,
+    batch_size: int, device: torch.device, precision: Precision, nodes: NodeLayout,
+    cache_setup: CacheSetup | None = None,
     parks: bool = False, order: SampleOrder | None = None, kept: Path | None = None,
     tell: Callable[[str], object] = str, meshes: tuple[StageMesh, ...] = (SINGLE,), randomness: str = "sample",
 ) -> Planner:  # fmt: skip
     """Measures the layers on a typical batch of a feed, and the links; every rank calls it.
 
     Args:
+        loss: Of the head's output.
         nodes: The nodes of all ranks; links are measured within and between them.
         cache_setup: With which the cache's time is counted; else reading takes none.
         parks: Frozen layers keep their optimizer state.
@@ -66,7 +68,7 @@ def make_planner(
     """
     context = RankContext.create(device, precision, parallel.timeout_s, randomness)
     order = order or SampleOrder(len(loader.split), 0, batch_size)
-    measuring = Measuring(stack, loader, optim, batch_size, context, nodes.devices_per_node, order, meshes)
+    measuring = Measuring(stack, loss, loader, optim, batch_size, context, nodes.devices_per_node, order, meshes)
     key = measuring.key()
     (measured, cluster), is_kept = kept_or_measured(kept, key, measuring.measure)
     if is_kept:
@@ -112,6 +114,7 @@ class Measuring:
     """All that equal jobs measure alike. Every rank makes the same calls.
 
     Attributes:
+        loss: Of the head's output.
         loader: Of the training split.
         batch_size: Of a global batch.
         order: Of the samples.
@@ -119,6 +122,7 @@ class Measuring:
     """
 
     stack: LayerStack
+    loss: SampleLoss
     loader: BatchLoader
     optim: OptimizerSpec
     batch_size: int
@@ -132,17 +136,19 @@ class Measuring:
         split, context = self.loader.split, self.context
         samples = f"{type(split).__qualname__}, slow={split.is_slow}, {split.reading}"
         about = context.device, context.precision, self.devices_per_node, self.meshes, context.randomness
-        return profile_key(self.stack, self._whole, samples, self.optim, *about)
+        return profile_key(self.stack, self.loss, self._whole, samples, self.optim, *about)
 
     def measure(self) -> Measurement:
         """Measures layers, links, and the parts of a step that no plan changes."""
         context = self.context
         where = context.device, context.precision
-        layers = profile(self.stack, self._whole, self.optim, *where, self.devices_per_node, context.randomness)
+        about = *where, self.devices_per_node, context.randomness
+        layers = profile(self.stack, self.loss, self._whole, self.optim, *about)
         cluster = _measured_cluster(context.device, self.devices_per_node)
         split_meshes = (mesh for mesh in self.meshes if mesh != SINGLE)
         on_meshes = tuple(
-            profile_mesh(self.stack, mesh, self._batches(mesh), self.optim, *where, cluster) for mesh in split_meshes
+            profile_mesh(self.stack, self.loss, mesh, self._batches(mesh), self.optim, *where, cluster)
+            for mesh in split_meshes
         )
         (link, _) = boundary_links(cluster, DeviceLayout(2, 1))  # a message up and one back are counted elsewhere
         overheads = measure_step_overheads(self.optim, context)

@@ -51,6 +51,17 @@ def test_a_device_has_the_inputs_of_all_microbatches_and_works_on_one_layer_at_a
         assert [one - other for one, other in zip(found, without, strict=True)] == [2 * w + 6 * 11 for w in working]
 
 
+def test_recomputing_does_not_free_what_the_loss_keeps() -> None:
+    layer = replace(LAYER, parameter_bytes=0)
+    for recompute in (False, True):
+        plan = Plan(0, 0, TWO_STAGES, 1, 3, "gpipe", recompute=recompute)
+        without, found = (
+            device_memory_bytes(Profile((layer,) * 3 + (head,), 2), plan, batch_size=6)
+            for head in (layer, replace(layer, loss_bytes=500))
+        )
+        assert found == (without[0], without[1] + 3 * 2 * 500), "of three micro-batches"
+
+
 def test_what_a_gradient_takes_before_it_is_added_is_there_whatever_the_samples_are() -> None:
     profile = Profile((replace(LAYER, peak_backward_fixed_bytes=400),) * 4, optimizer_state_factor=2)
     plan = Plan(0, 0, TWO_STAGES, num_replicas=1, num_microbatches=3)

@@ -13,7 +13,8 @@ from support.jobs import TINY, run_job
 from support.overheads import MEASUREMENT, kept, kept_behind_a_lock
 from support.pool import Pool
 
-from pipetransformer.profiling.kept import _inputs_in_brief, _write, from_plain, to_plain
+from pipetransformer.data.tasks import squared_error, text_classification
+from pipetransformer.profiling.kept import _inputs_in_brief, _name, _write, from_plain, to_plain
 
 
 def test_a_measurement_survives_its_way_through_a_file() -> None:
@@ -72,6 +73,17 @@ def test_jobs_that_differ_in_rate_and_seed_alone_share_a_profile(pool: Pool, tmp
     for number, other in enumerate(("model.options.drop_path_rate=0.1", "model.options.num_heads=4", *transforms)):
         run_job(pool, 1, tmp_path / str(number), *options, other)
         assert len(list((tmp_path / "profiles").glob("*.json"))) == 3 + number, "shapes do not tell it"
+
+
+def test_a_loss_has_one_name_in_equal_jobs_and_another_where_it_differs() -> None:
+    plain, smoothed, weighted = (
+        text_classification(2).loss,
+        text_classification(2, label_smoothing=0.1).loss,
+        text_classification(2, class_weights=(1.0, 2.0)).loss,
+    )
+    assert len({repr(_name(loss)) for loss in (plain, smoothed, weighted, squared_error)}) == 4
+    assert _name(text_classification(2, label_smoothing=0.1).loss) == _name(smoothed)
+    assert " at 0x" not in repr(_name(smoothed))
 
 
 def test_batches_of_other_numbers_of_tokens_have_another_key() -> None:

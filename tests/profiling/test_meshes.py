@@ -11,7 +11,7 @@ from torch import nn
 
 from pipetransformer.autopipe.profile import MeshProfile
 from pipetransformer.mesh import ReduceDtype, StageMesh
-from pipetransformer.profiling.memory import AutocastCopies, count_saved_bytes
+from pipetransformer.profiling.memory import AutocastCopies, SavedBytes
 from pipetransformer.profiling.pretended import PretendedAxis
 from pipetransformer.runtime.ring_attention import ring_scores, ring_values
 
@@ -92,10 +92,11 @@ def kept_in_a_ring(num_tokens: int, num_ranks: int) -> int:
     """Returns the bytes that one head's attention keeps for backward on a rank."""
     axis, sizes = PretendedAxis(num_ranks, 0), [num_tokens // num_ranks] * num_ranks
     query, key, value = (torch.ones(sizes[0], 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
-    with count_saved_bytes(nn.Module(), AutocastCopies(nn.Module())) as kept:
+    kept = SavedBytes(nn.Module(), AutocastCopies(nn.Module()))
+    with kept.of_autograd():
         weights = ring_scores(query, key, axis, sizes).softmax(-1)
         ring_values(weights, value, axis, sizes)
-    return kept[0]
+    return kept.total
 
 
 @pytest.mark.parametrize(

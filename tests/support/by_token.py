@@ -11,7 +11,7 @@ from pipetransformer.data.token_tasks import causal_language_modelling, token_cl
 from support.samples import NUM_CLASSES, VOCABULARY
 
 TAGGING = token_classification(tuple(f"tag{number}" for number in range(NUM_CLASSES)), is_chunked=False)
-NEXT_TOKEN = causal_language_modelling(VOCABULARY)
+next_token = cache(causal_language_modelling)
 
 
 @cache
@@ -32,8 +32,8 @@ def tagged_texts(num_samples: int) -> TaggedSplit:
     return TaggedSplit("train", Words(tokens, Ragged.of(map(np.arange, counts)), Ragged.of(first)), tags, list, TAGGING)
 
 
-def prompted_texts(num_samples: int) -> DocumentSplit:
+def prompted_texts(num_samples: int, vocabulary: int = VOCABULARY) -> DocumentSplit:
     """Of each text a part, from its second token on or later, is learned."""
     tokens = random_tokens(num_samples)
     first = np.random.default_rng(1).integers(1, tokens.ids.lengths)
-    return DocumentSplit("train", Documents(tokens, first, 0, []), NEXT_TOKEN)
+    return DocumentSplit("train", Documents(tokens, first, 0, []), next_token(vocabulary))

@@ -31,7 +31,7 @@ from pipetransformer.optim.base import SGD, AdamW, Lamb, OptimizerSpec
 from pipetransformer.optim.named import TimmOptimizer, TorchOptimizer
 from pipetransformer.runtime.precision import PRECISIONS
 from support import decoders, encoders, towers
-from support.by_token import NEXT_TOKEN, TAGGING, prompted_texts, tagged_texts
+from support.by_token import TAGGING, next_token, prompted_texts, tagged_texts
 from support.masked import MASKED_LM, MaskedLanguageModel, MaskedText
 from support.own_optimizer import OwnOptimizer
 from support.samples import IMAGE_SIZE, NUM_CLASSES, VOCABULARY, RandomImages, RandomText
@@ -55,7 +55,7 @@ OPTIMIZERS: dict[str, OptimizerSpec] = {
     "laprop": TimmOptimizer(name="laprop", lr=LEARNING_RATE, clip_norm=CLIP_NORM, options={"eps": 1e-6}),
     "own": OwnOptimizer(lr=LEARNING_RATE, weight_decay=0.1, clip_norm=CLIP_NORM),
 }
-DROPOUTS = decoders.DROPOUTS | encoders.DROPOUTS
+DROPOUTS, CAUSAL = decoders.DROPOUTS | encoders.DROPOUTS, ("gpt2", "gemma3_text")
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Case:
         parks: Blocks that train again go on with the optimizer state that they froze with.
         randomness: Of dropout.
         compiles: Blocks are compiled.
-        vocabulary: Of ``bert`` with dropout; the texts have tokens of :data:`VOCABULARY` alone.
+        vocabulary: Of BERTs and decoders; the texts have tokens of :data:`VOCABULARY` alone.
     """
 
     kind: str
@@ -124,8 +124,7 @@ class Case:
             "bert_sets": multi_label_classification(NUM_CLASSES),
             "llama": text_classification(NUM_CLASSES),
             **dict.fromkeys(encoders.DROPOUTS, text_classification(NUM_CLASSES)),
-            "gpt2": NEXT_TOKEN,
-            "gemma3_text": NEXT_TOKEN,
+            **dict.fromkeys(CAUSAL, next_token(self.vocabulary)),
         }[self.kind]
 
     @property
@@ -147,8 +146,9 @@ class Case:
                 return TimmModel(name="eva02_tiny_patch14_224", pretrained=False, options=options | rates)
             return TimmModel(name="vit_tiny_patch16_224", pretrained=False, options=options | rates)
         if self.kind in DROPOUTS:
-            rates = dict.fromkeys(DROPOUTS[self.kind], self.dropout)
-            return HuggingFaceModel(name=str(self.folder / self.kind), pretrained=False, options=rates)
+            options = dict.fromkeys(DROPOUTS[self.kind], self.dropout)
+            options |= {} if self.vocabulary == VOCABULARY else {"vocab_size": self.vocabulary}
+            return HuggingFaceModel(name=str(self.folder / self.kind), pretrained=False, options=options)
         rates = {"hidden_dropout_prob": self.dropout, "attention_probs_dropout_prob": self.dropout}
         sizes = {"hidden_size": self.width, "intermediate_size": 2 * self.width, "num_attention_heads": self.num_heads}
         sizes["vocab_size"] = self.vocabulary
@@ -175,8 +175,8 @@ class Case:
     def split(self) -> Split:
         if self.kind == "bert_mlm":
             return MaskedText(self.num_samples)
-        if self.task is NEXT_TOKEN:
-            split = prompted_texts(self.num_samples)
+        if self.kind in CAUSAL:
+            split = prompted_texts(self.num_samples, self.vocabulary)
             split.row_length = self.row_length
             return split
         if self.task is TAGGING:
@@ -211,7 +211,7 @@ class Case:
             return transformers.AutoModelForImageClassification.from_config(self.stack().config[1])
         if self.kind in DROPOUTS:
             config = transformers.AutoConfig.from_pretrained(self.folder / self.kind, num_labels=NUM_CLASSES)
-            is_causal = self.task is NEXT_TOKEN
+            is_causal = self.kind in CAUSAL
             family = transformers.AutoModelForCausalLM if is_causal else transformers.AutoModelForSequenceClassification
             return family.from_config(config)
         config = transformers.BertConfig.from_pretrained(self.folder)

@@ -38,6 +38,7 @@ from pipetransformer.profiling.meshes import profile_mesh
 from pipetransformer.profiling.overhead import StepOverheads
 from pipetransformer.report import event_log
 from pipetransformer.runtime import precision
+from pipetransformer.runtime.batch import SampleLoss
 from pipetransformer.runtime.groups import broadcast_from_rank0
 from pipetransformer.runtime.precision import Precision
 from pipetransformer.runtime.result import TransitionReport
@@ -216,12 +217,12 @@ _made_up_profiles: dict[str, Profile] = {}
 
 
 def made_up_profile(
-    stack: LayerStack, batches: Batches, optimizer: OptimizerSpec, device: torch.device, precision: Precision,
-    devices_per_node: int = 1, randomness: str = "sample",
+    stack: LayerStack, loss: SampleLoss, batches: Batches, optimizer: OptimizerSpec, device: torch.device,
+    precision: Precision, devices_per_node: int = 1, randomness: str = "sample",
 ) -> Profile:  # fmt: skip
     """One second per layer and sample, whatever the machine does. The bytes are measured in the first of equal jobs."""
-    args = (stack, batches, optimizer, device, precision, devices_per_node, randomness)
-    key = profile_key(stack, batches, "", optimizer, device, precision, devices_per_node, randomness=randomness)
+    args = (stack, loss, batches, optimizer, device, precision, devices_per_node, randomness)
+    key = profile_key(stack, loss, batches, "", optimizer, device, precision, devices_per_node, randomness=randomness)
     if key not in _made_up_profiles:
         measured = profile(*args)
         layers = tuple(_made_up(layer, 1.0) for layer in measured.layers)
@@ -233,13 +234,13 @@ _made_up_mesh_profiles: dict[tuple[str, StageMesh, int], MeshProfile] = {}
 
 
 def made_up_mesh_profile(
-    stack: LayerStack, mesh: StageMesh, batches: Batches, optimizer: OptimizerSpec, device: torch.device,
-    precision: Precision, cluster: Cluster,
+    stack: LayerStack, loss: SampleLoss, mesh: StageMesh, batches: Batches, optimizer: OptimizerSpec,
+    device: torch.device, precision: Precision, cluster: Cluster,
 ) -> MeshProfile:  # fmt: skip
     """The same in equal parts; exchanges take what their bytes take."""
-    key = profile_key(stack, batches, "", optimizer, device, precision, 1), mesh, dist.get_world_size()
+    key = profile_key(stack, loss, batches, "", optimizer, device, precision, 1), mesh, dist.get_world_size()
     if key not in _made_up_mesh_profiles:
-        measured = profile_mesh(stack, mesh, batches, optimizer, device, precision, cluster)
+        measured = profile_mesh(stack, loss, mesh, batches, optimizer, device, precision, cluster)
         parts = mesh.num_ranks / mesh.batch_ways
         layers = tuple(replace(shard, layer=_made_up(shard.layer, 1 / parts)) for shard in measured.layers)
         _made_up_mesh_profiles[key] = measured._replace(layers=layers)

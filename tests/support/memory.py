@@ -50,7 +50,7 @@ def start(case: Case, folder: Path, num_outputs: int, plan: Plan) -> Started:
     seen, spec, precision = Started(), OPTIMIZERS[case.optimizer], PRECISIONS["float32"]
     stack = HuggingFaceModel(name=str(folder)).build_meta(Head("sequence", num_outputs), (), SEED)
     with _watched(seen):
-        profile(stack, (_batch(1), _batch(2)), spec, CPU, precision)
+        profile(stack, case.task.loss, (_batch(1), _batch(2)), spec, CPU, precision)
         seen.most_bytes_measuring, seen.most_bytes = seen.most_bytes, 0
         seen.read.clear()
         with ElasticRuntime(stack, case.task, spec, RankContext.create(CPU, precision, 60)) as runtime:

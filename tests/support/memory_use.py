@@ -79,7 +79,7 @@ def predicted_and_measured(case: Case, under: Plan, folder: str) -> tuple[int, i
 def _planner(case: Case, loader: BatchLoader, device: torch.device, mesh: StageMesh = SINGLE) -> Planner:
     with with_made_up_times():
         return make_planner(
-            case.stack(), loader, OPTIMIZERS[case.optimizer], Parallel(), case.batch_size, device,
+            case.stack(), case.task.loss, loader, OPTIMIZERS[case.optimizer], Parallel(), case.batch_size, device,
             PRECISIONS[case.precision], NodeLayout.here(), meshes=tuple(dict.fromkeys((SINGLE, mesh))),
         )  # fmt: skip
 
@@ -95,7 +95,7 @@ def blocks_by_length(case: Case, folder: str) -> tuple[LayerProfile, LayerProfil
         batch = loader.batch(np.array([sample]), Topology(plan(0, 0, [HEAD], 1, 1), 0))
         batch = batch.to(runtime.device, PRECISIONS[case.precision].param_dtype)
         spec, precision = OPTIMIZERS[case.optimizer], PRECISIONS[case.precision]
-        alone.append(profile(case.stack(), (batch, batch), spec, runtime.device, precision).layers[1])
+        alone.append(profile(case.stack(), case.task.loss, (batch, batch), spec, runtime.device, precision).layers[1])
     loader.close()
     groups.close()
     return known.layers[1], alone[0], alone[1]

@@ -29,7 +29,7 @@ def mesh_profile(case: Case, mesh: StageMesh) -> MeshProfile:
     small, large = (_batch(case, size * mesh.rows_multiple) for size in (1, 2))
     cluster = Cluster(dist.get_world_size(), None, Link(0.0, inf))
     about = OPTIMIZERS[case.optimizer], CPU, PRECISIONS[case.precision], cluster
-    return profile_mesh(case.stack(), mesh, (small, large), *about)
+    return profile_mesh(case.stack(), case.task.loss, mesh, (small, large), *about)
 
 
 def exchange_by_a_clock(case: Case, mesh: StageMesh, wait_s: float) -> tuple[float, int]:

@@ -117,4 +117,4 @@ def measured_layers(case: Case, randomness: str = "sample") -> tuple[LayerProfil
     small, large = (
         loader.batch(np.arange(size), Topology(whole, rank=0)).to(CPU, precision.param_dtype) for size in (2, 4)
     )
-    return profile(stack, (small, large), spec, CPU, precision, 1, randomness).layers
+    return profile(stack, case.task.loss, (small, large), spec, CPU, precision, 1, randomness).layers
