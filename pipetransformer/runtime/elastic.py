@@ -21,7 +21,7 @@ from pipetransformer.runtime import gradients, host_memory
 from pipetransformer.runtime.agreement import Agreement
 from pipetransformer.runtime.batch import Batch, Loader
 from pipetransformer.runtime.embedding_gradients import embedding_weights
-from pipetransformer.runtime.engine import Engine, Objective
+from pipetransformer.runtime.engine import Engine, Objective, Predict
 from pipetransformer.runtime.fsdp import FsdpLayers
 from pipetransformer.runtime.groups import RankContext, ResolvedTopology
 from pipetransformer.runtime.held_model import HeldModel
@@ -269,20 +269,22 @@ class ElasticRuntime(HeldModel):
         """True when the optimizer keeps nothing from step to step."""
         return self._spec.state_factor == 0
 
-    def evaluate(self, loader: Loader, ids: np.ndarray) -> Evaluated | None:
+    def evaluate(self, loader: Loader, ids: np.ndarray, predict: Predict | None = None) -> Evaluated | None:
         """Loads this rank's part of a global batch and runs forward in evaluation mode.
 
         Args:
             loader: Loads the samples.
             ids: Sample ids of the global batch, the same on every rank.
+            predict: Predicts of the outputs of each micro-batch, which are not kept.
 
         Returns:
-            The outputs on the last stage of each replica; ``None`` on other ranks, and where a replica has no sample.
+            The outputs or predictions on the last stage of each replica; ``None`` on other ranks, and where a replica
+            has no sample.
         """
         if self.engine is None:
             return None
         batch = loader.batch(ids, self.engine.topology, targets=False)
-        outputs = self.engine.forward(batch)
+        outputs = self.engine.forward(batch, predict)
         if outputs is None:
             return None
         if self._mesh is not None:

@@ -20,7 +20,7 @@ from pipetransformer.runtime.gradients import TiedWeights, all_reduce_gradients
 from pipetransformer.runtime.groups import RankContext, ResolvedTopology
 from pipetransformer.runtime.mesh import RankMesh
 from pipetransformer.runtime.mesh_gradients import CopiedGradients
-from pipetransformer.runtime.pipeline_stage import EarlyReceivingStage, TracedStage
+from pipetransformer.runtime.pipeline_stage import EarlyReceivingStage, Reduce, TracedStage
 from pipetransformer.runtime.result import Requests
 from pipetransformer.runtime.schedules import Schedule, SingleStageSchedule, pipeline_schedule, receives_early
 from pipetransformer.runtime.stage import Stage
@@ -41,6 +41,10 @@ class Objective(Protocol):
     def output_shape(self) -> Callable[[tuple[int, ...]], tuple[int, ...]]:
         """Maps the shape (B, T, D) between layers to that of the head's output."""
         ...
+
+
+Predict = Callable[[Tensor, list[int]], Tensor]
+"""``predict(outputs, ids)``: predicts samples (n, ...) from their outputs (n, ...)."""
 
 
 class Engine:
@@ -89,6 +93,7 @@ class Engine:
         own = idle if has_ddp or self.plan.fsdp else chain.from_iterable(self.active_parameters.values())
         self._averaged = [parameter for parameter in own if parameter not in apart]
         self._schedules: dict[tuple[object, ...], Schedule] = {}
+        self._reduce: Reduce = _unchanged
 
     def _data_parallel(self, stage: Stage, apart: Sequence[nn.Parameter]) -> nn.Module:
         """Wraps the only stage of a plan into DistributedDataParallel, which averages its gradients bucket by bucket.
@@ -160,14 +165,24 @@ class Engine:
         return torch.cat([total[None] / (self.plan.num_replicas * loss_scale), numbers])
 
     @torch.no_grad()
-    def forward(self, batch: Batch) -> Tensor | None:
+    def forward(self, batch: Batch, predict: Predict | None = None) -> Tensor | None:
         """Runs forward in evaluation mode.
 
+        Args:
+            batch: This replica's samples.
+            predict: Predicts of each micro-batch at once, whose outputs are not kept: those of a vocabulary take more
+                than all else.
+
         Returns:
-            Outputs (B, ...) on the last stage, ``None`` on the others.
+            Outputs (B, ...) or predictions of them on the last stage, ``None`` on the others.
         """
         batch = self._on_device(batch)
         self._set_mode(train=False)
+        if predict is None:
+            self._reduce = _unchanged
+        else:
+            ids = iter(self.rows_of_microbatches(torch.from_numpy(batch.ids)))
+            self._reduce = lambda output: predict(output, next(ids).tolist())
         outputs = self._schedule(batch, train=False).step(*self._inputs(batch), **self._context(batch))
         self._end_step()
         return outputs
@@ -203,7 +218,8 @@ class Engine:
         assert len(batch) % num_microbatches == 0, "the sampler pads to whole micro-batches"
         loss = self._recorder.extending(self._loss) if train else None
         if self.plan.num_stages == 1:
-            return SingleStageSchedule(self._modules[0], num_microbatches, loss, self._recorder)
+            reduce = None if train else self._reduced
+            return SingleStageSchedule(self._modules[0], num_microbatches, loss, self._recorder, reduce)
         stages = [self._pipeline_stage(index, batch, train) for index in self.stages]
         return pipeline_schedule(self.plan.schedule, stages, num_microbatches, loss)
 
@@ -215,10 +231,12 @@ class Engine:
         output = self._objective.output_shape((shape[0], *whole[1:])) if is_last else shape
         first, last = self.plan.stages[index]
         inputs = batch.inputs[:size].to("meta") if index == 0 and batch.inputs is not None else self._meta(shape)
-        kind = partial(TracedStage, self._recorder)
+        kind: Callable[..., TracedStage] = TracedStage
         if self._device.type == "cpu" and receives_early(self.plan.schedule, train):  # nccl's messages have no tags
-            kind = partial(EarlyReceivingStage, self._recorder, self.plan.num_microbatches)
+            kind = partial(EarlyReceivingStage, self.plan.num_microbatches)
         return kind(
+            self._recorder,
+            None if train else self._reduced,
             self._modules[index],
             index,
             self.plan.num_stages,
@@ -227,6 +245,10 @@ class Engine:
             output_args=self._meta(output).requires_grad_(train and self._has_gradient(last + 1)),
             group=self._resolved.pipeline,
         )
+
+    def _reduced(self, output: Tensor) -> Tensor:
+        """Returns what is kept of a micro-batch's output; a schedule outlives the batch, which says what."""
+        return self._reduce(output)
 
     def _meta(self, shape: tuple[int, ...]) -> Tensor:
         return torch.empty(shape, dtype=self._precision.param_dtype, device="meta")
@@ -237,9 +259,12 @@ class Engine:
 
     def rows_of_outputs(self, values: Tensor) -> Tensor:
         """Returns of one value for each row of a batch (B, ...) those of the rows whose outputs this rank has."""
-        if self._mesh is None:
-            return values
-        return torch.cat([self._mesh.rows(chunk) for chunk in values.chunk(self.plan.num_microbatches)])
+        return values if self._mesh is None else torch.cat(self.rows_of_microbatches(values))
+
+    def rows_of_microbatches(self, values: Tensor) -> list[Tensor]:
+        """Returns the same for each micro-batch."""
+        chunks = values.chunk(self.plan.num_microbatches)
+        return [*chunks] if self._mesh is None else [self._mesh.rows(chunk) for chunk in chunks]
 
     def _loss(self, output: Tensor, loss_targets: Tensor) -> Tensor:
         """Computes the loss of a micro-batch.
@@ -251,3 +276,8 @@ class Engine:
         if self._mesh is not None:
             loss_targets = self._mesh.rows(loss_targets)
         return total_loss(self._objective.loss, output, loss_targets)
+
+
+def _unchanged(output: Tensor) -> Tensor:
+    """Returns all of the output."""
+    return output

@@ -1,29 +1,46 @@
 """A rank's stage of a pipeline of torch: it records when its passes run, and asks for messages before it needs them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed import P2POp, Work
 from torch.distributed.pipelining import PipelineStage
 
 from pipetransformer.runtime.tracing import Recorder
 
+Reduce = Callable[[Tensor], Tensor]
+"""``reduce(output)``: maps (B / M, ...) to rows that are kept."""
+
 
 class TracedStage(PipelineStage):
-    """A stage that records when its passes begin and end.
+    """A stage that records when its passes begin and end, and keeps of the head's output no more than is wanted.
 
     Torch's schedules wait for the input before they call the pass. Their own marks for a profiler would not do: they
     count that waiting in, and 1F1B sets none.
+
+    Args:
+        recorder: Records.
+        reduce: Maps the head's output of a micro-batch to what is kept of it; ``None`` in training.
+        args, options: Of torch's stage.
     """
 
-    def __init__(self, recorder: Recorder, *args: Any, **options: Any) -> None:
+    def __init__(self, recorder: Recorder, reduce: Reduce | None, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._recorder = recorder
+        self._recorder, self._reduce = recorder, reduce
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **options: Any) -> Any:
         with self._recorder.span("forward", self.stage_index, fwd_chunk_id):
-            return super().forward_one_chunk(fwd_chunk_id, *args, **options)
+            output = super().forward_one_chunk(fwd_chunk_id, *args, **options)
+        if self._reduce is None or not self.is_last:
+            return output
+        reduced = self.output_chunks[-1] = self._reduce(output)
+        if hasattr(self, "fwd_cache"):  # torch's name for it has changed
+            self.fwd_cache[fwd_chunk_id] = (reduced,), []
+        else:
+            self._forward_chunk_states[fwd_chunk_id] = self._make_forward_chunk_state((reduced,), [])
+        return reduced
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **options: Any) -> None:
         with self._recorder.span("backward", self.stage_index, bwd_chunk_id):
@@ -43,13 +60,12 @@ class EarlyReceivingStage(TracedStage):
     given no receives to wait for; a pass waits for its own.
 
     Args:
-        recorder: See :class:`TracedStage`.
         num_microbatches: Micro-batches of a step.
-        args, options: Of torch's stage.
+        args, options: Of :class:`TracedStage`.
     """
 
-    def __init__(self, recorder: Recorder, num_microbatches: int, *args: Any, **options: Any) -> None:
-        super().__init__(recorder, *args, **options)
+    def __init__(self, num_microbatches: int, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self._num_microbatches = num_microbatches
         self._activations: list[list[Work]] = []
         self._gradients: list[list[Work]] = []

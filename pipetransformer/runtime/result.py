@@ -72,7 +72,7 @@ class Evaluated:
 
     Attributes:
         ids: Sample ids (N,), without padding.
-        outputs: The head's outputs (N, ...).
+        outputs: The head's outputs (N, ...), or what was predicted of them.
     """
 
     ids: np.ndarray

@@ -9,6 +9,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 from torch.nn.parallel import DistributedDataParallel
 
+from pipetransformer.runtime.pipeline_stage import Reduce
 from pipetransformer.runtime.tracing import Recorder
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -30,11 +31,14 @@ class SingleStageSchedule:
         num_microbatches: Micro-batches of a step.
         loss: The loss of a micro-batch; ``None`` runs forward only.
         recorder: Records when passes begin and end.
+        reduce: Maps the output of a micro-batch to what is kept of it.
     """
 
-    def __init__(self, module: nn.Module, num_microbatches: int, loss: Loss | None, recorder: Recorder) -> None:
+    def __init__(
+        self, module: nn.Module, num_microbatches: int, loss: Loss | None, recorder: Recorder, reduce: Reduce | None
+    ) -> None:
         self._module, self._num_microbatches, self._loss = module, num_microbatches, loss
-        self._recorder = recorder
+        self._recorder, self._reduce = recorder, reduce
 
     def step(
         self, x: Tensor, *, target: Tensor | None = None, losses: list[Tensor] | None = None,
@@ -50,7 +54,7 @@ class SingleStageSchedule:
             context: Tensors (B, ...) that the layers need.
 
         Returns:
-            Outputs (B, ...), if they are kept.
+            Outputs (B, ...) or what is kept of them, if any.
         """
         outputs: list[Tensor] = []
         last = self._num_microbatches - 1
@@ -64,7 +68,7 @@ class SingleStageSchedule:
                     with self._recorder.backward(index, self._module, all_reduces=index == last):
                         losses[-1].backward()
             if return_outputs:
-                outputs.append(output)
+                outputs.append(output if self._reduce is None else self._reduce(output))
         return torch.cat(outputs) if outputs else None
 
     def _without_all_reduce(self) -> AbstractContextManager[None]:

@@ -1,9 +1,11 @@
 """Evaluation over all ranks, every sample once (design promise 5)."""
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch.distributed as dist
+from torch import Tensor
 
 from pipetransformer.autodp.sampler import batch_ids, num_batches
 from pipetransformer.data.base import Split
@@ -61,11 +63,14 @@ def _predictions(
         for number, global_ids in enumerate(batches):
             if stops is not None and number % ASK_EVERY == 0 and stops():
                 raise LoopLeft
-            evaluated = runtime.evaluate(loader, global_ids)
+            evaluated = runtime.evaluate(loader, global_ids, partial(_predicted, loader, loader.padded(global_ids)))
             if evaluated is not None:
-                predicted = loader.split.predict(evaluated.outputs, evaluated.ids.tolist(), loader.padded(global_ids))
-                own.append((evaluated.ids, predicted.cpu().numpy()))
+                own.append((evaluated.ids, evaluated.outputs.cpu().numpy()))
     return own
+
+
+def _predicted(loader: BatchLoader, num_tokens: int | None, outputs: Tensor, ids: list[int]) -> Tensor:
+    return loader.split.predict(outputs, ids, num_tokens)
 
 
 def _in_order(loader: BatchLoader, parts: Predictions) -> np.ndarray:

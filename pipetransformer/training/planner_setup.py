@@ -43,6 +43,7 @@ from pipetransformer.training.cache_setup import CacheSetup
 from pipetransformer.training.loader import BatchLoader
 from pipetransformer.training.world import NodeLayout, device_name
 
+MOST_OUTPUTS = 1 << 27  # numbers, of which a loss over a vocabulary takes four times the memory
 USABLE = 0.9  # of a GPU's memory; the rest is CUDA's own, and what lies unused between tensors
 
 
@@ -193,6 +194,13 @@ class Measuring:
     def _whole(self) -> Batches:
         return self._batches(SINGLE)
 
+    @cached_property
+    def _outputs(self) -> int:
+        """Numbers of the head's output for the longest sample at most: for each token as its widest layer has."""
+        lengths = self.loader.split.lengths
+        num_tokens = self._read(np.array([0 if lengths is None else lengths.argmax()])).hidden_shape[1]
+        return num_tokens * max([1, *(len(p) for p in self.stack[-1].parameters() if p.ndim > 1)])
+
     def _batches(self, mesh: StageMesh) -> Batches:
         context = self.context
         about = context.device, context.precision.param_dtype, context.randomness == "device"
@@ -214,11 +222,12 @@ class Measuring:
     def _ids(self, mesh: StageMesh) -> list[np.ndarray]:
         """Returns the samples of :data:`~pipetransformer.profiling.layers.Batches` on a mesh.
 
-        The large batch is a device's share, the small one a quarter of it. The longest sample counts by itself where
-        samples differ in length, and do not share rows with others.
+        The large batch is a device's share, or as much of it as has :data:`MOST_OUTPUTS`: a plan may have
+        micro-batches, and the share be larger than the device. The small one is a quarter of it. The longest sample
+        counts by itself where samples differ in length, and do not share rows with others.
         """
         num_units, multiple, split = dist.get_world_size() // mesh.num_ranks, mesh.rows_multiple, self.loader.split
-        share = max(2, -(-mesh_batch_size(self.batch_size, mesh) // num_units))
+        share = max(2, min(-(-mesh_batch_size(self.batch_size, mesh) // num_units), MOST_OUTPUTS // self._outputs))
         found = [np.resize(self._typical, size * multiple) for size in (max(1, share // 4), share)]
         if split.lengths is not None and split.row_length is None:
             found += [np.full(times * multiple, split.lengths.argmax()) for times in (1, 2)]

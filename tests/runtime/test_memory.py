@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from support.cases import MEASURED_WIDTH, Case
 from support.chunking import chunked, sizes_of
-from support.memory_use import blocks_by_length, predicted_and_measured
+from support.memory_use import blocks_by_length, peaks_of_step_and_evaluation, predicted_and_measured
 from support.mesh_plans import plan_on
 from support.plans import HEAD, plan, sharded
 from support.pool import Pool
@@ -77,6 +77,19 @@ def test_the_loss_over_a_vocabulary_takes_the_memory_that_the_planner_reckons_wi
     found = pool.run(PLANS[under].num_devices, predicted_and_measured, case, PLANS[under], str(tmp_path))
     (*_, predicted), measured = zip(*found, strict=True)
     assert 0.85 * predicted <= measured[-1] <= predicted
+
+
+@pytest.mark.parametrize(
+    "under",
+    [plan(0, 0, [HEAD], 2, 8), plan(0, 0, [3, HEAD], 1, 8), PLANS["interleaved"]],
+    ids=["data", "1F1B", "interleaved"],
+)
+def test_an_evaluation_keeps_no_outputs_over_a_vocabulary(
+    under: Plan, pool: Pool, bert_config: Path, tmp_path: Path
+) -> None:
+    case = Case("gpt2", bert_config, num_samples=64, batch_size=64, vocabulary=1000)
+    for in_step, in_evaluation in pool.run(under.num_devices, peaks_of_step_and_evaluation, case, under, str(tmp_path)):
+        assert in_evaluation < in_step
 
 
 def test_samples_count_as_long_as_the_longest_in_memory_and_as_most_in_messages(

@@ -1,6 +1,7 @@
 """The memory of a rank under a plan, predicted and counted."""
 
 import weakref
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from pipetransformer.profiling.memory import LiveBytes
 from pipetransformer.runtime.chunks import ChunkedStage
 from pipetransformer.runtime.fsdp import local_part
 from pipetransformer.runtime.precision import PRECISIONS
+from pipetransformer.training.evaluate import _predicted
 from pipetransformer.training.loader import BatchLoader
 from pipetransformer.training.planner_setup import make_planner
 from pipetransformer.training.world import NodeLayout
@@ -74,6 +76,24 @@ def predicted_and_measured(case: Case, under: Plan, folder: str) -> tuple[int, i
     loader.close()
     groups.close()
     return predicted, measured
+
+
+def peaks_of_step_and_evaluation(case: Case, under: Plan, folder: str) -> tuple[int, int]:
+    """The most bytes of tensors that live at a time in a step, and in the evaluation of as many samples."""
+    runtime, loader, groups = build(case, folder)
+    with LiveBytes() as live:
+        for _, tensor in runtime.resident.stack.named_parameters():
+            live.add(tensor)
+        runtime.apply_plan(under)
+        one_step(runtime, loader, case, 0)
+        live.peak = live.now
+        one_step(runtime, loader, case, 1)
+        in_step, live.peak = live.peak, live.now
+        for _ in range(2):  # the second comes while the first one's outputs are there, if anything keeps them
+            runtime.evaluate(loader, np.arange(case.batch_size), partial(_predicted, loader, None))
+    loader.close()
+    groups.close()
+    return in_step, live.peak
 
 
 def _planner(case: Case, loader: BatchLoader, device: torch.device, mesh: StageMesh = SINGLE) -> Planner:

@@ -6,15 +6,22 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import torch
 import torch.distributed as dist
 
+from pipetransformer.autodp.sampler import SampleOrder
 from pipetransformer.autopipe.profile import AffineTime
+from pipetransformer.mesh import SINGLE
 from pipetransformer.planning.planner import Planner
 from pipetransformer.runtime.batch import Batch
+from pipetransformer.runtime.groups import RankContext
+from pipetransformer.runtime.precision import PRECISIONS
 from pipetransformer.training import planner_setup
 from pipetransformer.training.cache_session import CacheSession
 from pipetransformer.training.loader import BatchLoader
+from pipetransformer.training.planner_setup import Measuring
 from pipetransformer.training.trainer import Trainer
+from support.cases import OPTIMIZERS, SEED, Case
 from support.jobs import play
 
 _num_samples, _foresee = CacheSession.num_samples, Trainer._foresee
@@ -79,3 +86,14 @@ def reading_of_plans(
     with mock.patch.object(planner_setup, "Planner", planner), reading, ahead:
         assert play(overrides, folder, made_up_times=False) == ""
     return seen
+
+
+def sizes_measured(case: Case, most: int) -> list[int]:
+    """Returns the samples of each batch on which a rank of this world measures the layers."""
+    stack, precision = case.stack(), PRECISIONS[case.precision]
+    loader = BatchLoader.uncached(case.split(), stack.hidden_shape, SEED)
+    context = RankContext.create(torch.device("cpu"), precision, 60)
+    about = OPTIMIZERS[case.optimizer], case.batch_size, context, 1, SampleOrder(case.num_samples, 0, case.batch_size)
+    measuring = Measuring(stack, case.task.loss, loader, *about, (SINGLE,))
+    with mock.patch.object(planner_setup, "MOST_OUTPUTS", most):
+        return [len(batch) for batch in measuring._batches(SINGLE)]

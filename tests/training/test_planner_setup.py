@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.cases import Case
 from support.jobs import TINY
-from support.planned import numbers_of_plans, reading_of_plans
+from support.planned import numbers_of_plans, reading_of_plans, sizes_measured
 from support.pool import Pool
 
 from pipetransformer.autopipe.profile import AffineTime
@@ -46,3 +47,13 @@ def test_workers_read_ahead_of_steps_and_of_no_fill(
 def test_chunks_on_several_gpus_are_refused_at_the_start(device: str, world: int, is_refused: bool) -> None:
     with pytest.raises(UserError, match="2 GPUs sum theirs on the device") if is_refused else nullcontext():
         check_chunks(Parallel(device_chunk_gib=0.5), torch.device(device), world)
+
+
+@pytest.mark.parametrize(("most", "sizes"), [(1 << 27, (2, 8)), (4 * 11 * 1000, (1, 4)), (1, (1, 2))])
+def test_a_share_whose_logits_are_too_many_is_measured_in_part(
+    most: int, sizes: tuple[int, int], pool: Pool, bert_config: Path
+) -> None:
+    """A plan may have micro-batches, and measuring must not take more memory than any of its steps."""
+    case = Case("gpt2", bert_config, batch_size=16, vocabulary=1000)  # of texts of at most 11 tokens
+    longest = 1, 2
+    assert pool.run(2, sizes_measured, case, most) == [[*sizes, *longest]] * 2
