@@ -2,6 +2,7 @@
 
 import argparse
 import gc
+import json
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -14,8 +15,9 @@ import torch
 
 from experiments.ranks import SEED, run_ranks
 from experiments.record import markdown, publish
-from experiments.step_time.cases import CASES, Case, write_bert
-from experiments.step_time.loops import OPTIMIZER, TASK, ElasticLoop
+from experiments.step_time.cases import CASES as STEPS
+from experiments.step_time.cases import NUM_TEXTS, Case, write_bert
+from experiments.step_time.loops import OPTIMIZER, ElasticLoop
 from pipetransformer.autocache.bandwidth import read_times
 from pipetransformer.autocache.cache import AutoCache
 from pipetransformer.autocache.capacity import CacheCapacity, FeatureFormat
@@ -24,6 +26,13 @@ from pipetransformer.autopipe.constraints import PlanConstraints
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.autopipe.search.search import best_plan
 from pipetransformer.config.sections import Parallel
+from pipetransformer.data.base import Split
+from pipetransformer.data.tasks import Task
+from pipetransformer.data.text.document_split import Documents, DocumentSplit
+from pipetransformer.data.text.split import Ragged, Tokens
+from pipetransformer.data.token_tasks import causal_language_modelling
+from pipetransformer.models.huggingface import HuggingFaceModel
+from pipetransformer.models.stack import LayerStack
 from pipetransformer.planning.planner import Planner
 from pipetransformer.runtime.precision import PRECISIONS
 from pipetransformer.training.cache_setup import CacheSetup, WorldCommunicator
@@ -33,6 +42,33 @@ from pipetransformer.training.world import NodeLayout
 
 WORLD, NUM_WARMUP_STEPS, CPU, FLOAT32 = 2, 2, torch.device("cpu"), PRECISIONS["float32"]
 HEADER = ("model", "plan", "predicted, ms", "measured, ms", "predicted / measured", "quartiles")
+
+
+@dataclass(frozen=True)
+class Decoder(Case):
+    """A GPT-2 that learns the next token: its head and its loss over the vocabulary take as long as its blocks."""
+
+    def stack(self, bert_folder: Path) -> LayerStack:
+        folder = bert_folder / "decoder"
+        folder.mkdir(exist_ok=True)
+        (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", **self.options}), encoding="utf-8")
+        return HuggingFaceModel(name=str(folder), pretrained=False).build(self.task.head, (), seed=1)
+
+    @property
+    def task(self) -> Task:
+        return causal_language_modelling(self.options["vocab_size"])
+
+    def split(self) -> Split:
+        sizes = NUM_TEXTS, self.options["n_positions"]
+        tokens = np.random.default_rng(0).integers(5, self.options["vocab_size"], sizes)
+        documents = Documents(Tokens(Ragged.of([*tokens]), None, 0), np.ones(NUM_TEXTS, np.int64), 0, [])
+        return DocumentSplit("train", documents, self.task)
+
+
+NO_DROPOUT = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
+IDS = {"bos_token_id": 1, "eos_token_id": 2}
+SIZES = {**IDS, "n_embd": 192, "n_layer": 6, "n_head": 4, "n_positions": 64, "vocab_size": 8000}
+CASES = (*STEPS, Decoder("GPT-2 192 wide, 6 blocks, 64 tokens, 8,000 words", "gpt2", 16, SIZES | NO_DROPOUT))
 
 
 @dataclass(frozen=True)
@@ -109,12 +145,12 @@ class Bench:
         self._cache_setup = CacheSetup(self._cache, read=read)
         self._cache.open()
         self._loader = BatchLoader(split, source, SEED, self._cache.reader)
-        self._loop = ElasticLoop(case.stack(folder), split, case.batch_size, self._loader)
+        self._loop = ElasticLoop(case.stack(folder), split, case.batch_size, self._loader, case.task)
         self._runtime = self._loop.runtime
 
     def planner(self) -> Planner:
         """Measures layers and links anew."""
-        about = self.stack, TASK.loss, self._loader, OPTIMIZER, Parallel(), self.case.batch_size, CPU, FLOAT32
+        about = self.stack, self.case.task.loss, self._loader, OPTIMIZER, Parallel(), self.case.batch_size, CPU, FLOAT32
         return make_planner(*about, NodeLayout.here(), self._cache_setup)
 
     def seconds(self, plan: Plan, num_steps: int) -> float:

@@ -14,6 +14,7 @@ from torch import Tensor
 from pipetransformer.config.compose import CONF
 from pipetransformer.data.base import Digest, ImageFormat, Split
 from pipetransformer.data.images.datasets import Digits
+from pipetransformer.data.tasks import Task, text_classification
 from pipetransformer.models.base import Head
 from pipetransformer.models.huggingface import HuggingFaceModel
 from pipetransformer.models.stack import LayerStack
@@ -64,6 +65,10 @@ class Case:
 
     def _vit_options(self) -> dict[str, Any]:
         return yaml.safe_load(VIT_TINY.read_text(encoding="utf-8"))["options"] | self.options
+
+    @property
+    def task(self) -> Task:
+        return text_classification(NUM_CLASSES)
 
     def split(self) -> Split:
         return RandomText() if self.family == "bert" else Digits().load(ImageFormat()).train

@@ -14,7 +14,7 @@ from experiments.step_time.cases import NUM_CLASSES
 from pipetransformer.autodp.sampler import batch_ids, epoch_order, num_batches
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.data.base import Split
-from pipetransformer.data.tasks import text_classification
+from pipetransformer.data.tasks import Task, text_classification
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.base import AdamW
 from pipetransformer.runtime.elastic import ElasticRuntime
@@ -27,10 +27,10 @@ TASK = text_classification(NUM_CLASSES)
 OPTIMIZER = AdamW(lr=1e-4, weight_decay=0.01, schedule="constant", clip_norm=1.0)
 
 
-def make_runtime(stack: LayerStack) -> ElasticRuntime:
+def make_runtime(stack: LayerStack, task: Task = TASK) -> ElasticRuntime:
     """Makes the runtime of this rank, for benchmarks of its parts under plans that a trainer would not choose."""
     context = RankContext.create(torch.device("cpu"), PRECISIONS["float32"], TIMEOUT_S)
-    return ElasticRuntime(stack, TASK, OPTIMIZER, context)
+    return ElasticRuntime(stack, task, OPTIMIZER, context)
 
 
 class Loop(ABC):
@@ -99,11 +99,11 @@ class ElasticLoop(Loop):
     """
 
     def __init__(
-        self, stack: LayerStack, split: Split, batch_size: int, loader: BatchLoader | None = None
-    ) -> None:  # fmt: skip
+        self, stack: LayerStack, split: Split, batch_size: int, loader: BatchLoader | None = None, task: Task = TASK
+    ) -> None:
         super().__init__(stack, split, batch_size)
         self.loader = loader or BatchLoader.uncached(split, stack.hidden_shape, SEED)
-        self.runtime = make_runtime(stack)
+        self.runtime = make_runtime(stack, task)
         self._last: StepResult | None = None
         self.runtime.apply_plan(Plan(0, 0, ((0, len(stack) - 1),), dist.get_world_size(), num_microbatches=1))
 
