@@ -34,6 +34,7 @@ from pipetransformer.data.token_tasks import causal_language_modelling
 from pipetransformer.models.huggingface import HuggingFaceModel
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.planning.planner import Planner
+from pipetransformer.runtime.host_memory import keep_freed_memory
 from pipetransformer.runtime.precision import PRECISIONS
 from pipetransformer.training.cache_setup import CacheSetup, WorldCommunicator
 from pipetransformer.training.loader import BatchLoader, sample_source
@@ -134,6 +135,7 @@ class Bench:
 
     def __init__(self, case: Case, folder: Path) -> None:
         write_bert(folder)
+        keep_freed_memory()  # as a run does
         self.case, self.stack = case, case.stack(folder)
         split = case.split()
         source = sample_source(split, self.stack.hidden_shape)
