@@ -66,14 +66,15 @@ def trainable(layer: nn.Module) -> list[nn.Parameter]:
 
 @dataclass(frozen=True)
 class _Passes:
-    """Seconds of a forward and a backward pass, their output, and the bytes that forward saved for backward.
+    """Seconds of a forward and a backward pass, and the bytes of the output and of what forward saved for backward.
 
     Those of the loss are in addition: its output, too, lives until backward.
     """
 
     forward_s: float
     backward_s: float
-    output: Tensor
+    has_backward: bool
+    output_bytes: int
     saved_bytes: int
     loss_bytes: int
 
@@ -103,9 +104,11 @@ def passes(runs: Runs, x: Tensor, batch: Batch, copies: AutocastCopies, wants_gr
         if loss is not None:
             saved.add(output)
         total = output if loss is None else loss
-        backward_s = timed(lambda: total.sum().backward(), x.device)[0] if total.requires_grad else 0.0
+        has_backward = total.requires_grad
+        backward_s = timed(lambda: total.sum().backward(), x.device)[0] if has_backward else 0.0
         runs.module.zero_grad(set_to_none=True)
-        return _Passes(forward_s + loss_s, backward_s, output, saved_bytes, saved.total - saved_bytes)
+        loss_bytes = saved.total - saved_bytes
+        return _Passes(forward_s + loss_s, backward_s, has_backward, output.nbytes, saved_bytes, loss_bytes)
 
     return run
 
@@ -128,7 +131,7 @@ def kept(runs: Runs, index: int, x: Tensor, batch: Batch, precision: Precision) 
     """Measures the bytes of a layer's passes over a batch."""
     with _warmed_up(runs, x, batch, precision, has_input_grad(x, index)) as (run, _):
         passes = run()
-    return Kept(passes.saved_bytes, passes.loss_bytes, passes.output.nbytes, peak(runs, x, batch))
+    return Kept(passes.saved_bytes, passes.loss_bytes, passes.output_bytes, peak(runs, x, batch))
 
 
 def measure(runs: Runs, index: int, x: Tensor, batch: Batch, precision: Precision) -> Measured:
@@ -158,7 +161,7 @@ def measure(runs: Runs, index: int, x: Tensor, batch: Batch, precision: Precisio
         full[-1].saved_bytes,
         sum(copies.bytes_at.values()),
         full[-1].loss_bytes,
-        full[-1].output.nbytes,
+        full[-1].output_bytes,
         backward_bytes,
     )
 
@@ -190,7 +193,7 @@ def _checkpointing_seconds(runs: Runs, x: Tensor, batch: Batch, wants_grad: bool
         plain: Passes without. After long ones it is not worth its time.
     """
     forward_s, plain_s = typical([passes.forward_s for passes in plain]), typical([passes.seconds for passes in plain])
-    if plain_s > LONG_PASS_S or not plain[0].output.requires_grad:
+    if plain_s > LONG_PASS_S or not plain[0].has_backward:
         return 0.0
     run = passes(_Checkpointed(runs), x, batch, AutocastCopies(runs.module), wants_grad)
     seconds = typical([passes.seconds for passes in until_settled(run, lambda passes: passes.seconds)])

@@ -14,10 +14,13 @@ from pipetransformer.autodp.topology import Topology
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.autopipe.profile import LayerProfile
 from pipetransformer.errors import NotFinite
-from pipetransformer.profiling.layers import profile
+from pipetransformer.profiling.layers import WholeLayer, profile
+from pipetransformer.profiling.memory import LiveBytes
+from pipetransformer.profiling.passes import measure
 from pipetransformer.runtime import gradients
 from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.runtime.precision import PRECISIONS
+from pipetransformer.runtime.rng import PerSampleRng
 from pipetransformer.training.loader import BatchLoader
 from support.cases import OPTIMIZERS, SEED, Case
 from support.observations import one_step
@@ -118,3 +121,16 @@ def measured_layers(case: Case, randomness: str = "sample") -> tuple[LayerProfil
         loader.batch(np.arange(size), Topology(whole, rank=0)).to(CPU, precision.param_dtype) for size in (2, 4)
     )
     return profile(stack, case.task.loss, (small, large), spec, CPU, precision, 1, randomness).layers
+
+
+def most_bytes_measuring_the_head(case: Case) -> tuple[int, int]:
+    """The most bytes that live while the head is measured on eight samples, and those of its output for them."""
+    stack, precision, index = case.stack(), PRECISIONS[case.precision], len(case.stack()) - 1
+    loader = BatchLoader.uncached(case.split(), stack.hidden_shape, SEED)
+    batch = loader.batch(np.arange(8), Topology(plan(0, 0, [HEAD], 1, 1), rank=0)).to(CPU, precision.param_dtype)
+    runs = WholeLayer(stack[index], index, precision, PerSampleRng, case.task.loss)
+    x = torch.ones(batch.hidden_shape, dtype=precision.param_dtype)
+    output_bytes = runs(x, batch).nbytes
+    with LiveBytes() as live:
+        measure(runs, index, x, batch, precision)
+    return live.peak, output_bytes

@@ -7,6 +7,7 @@ import pytest
 import torch
 from support.cases import Case
 from support.jobs import TINY
+from support.mixed import most_bytes_measuring_the_head
 from support.planned import numbers_of_plans, reading_of_plans, sizes_measured
 from support.pool import Pool
 
@@ -57,3 +58,10 @@ def test_a_share_whose_logits_are_too_many_is_measured_in_part(
     case = Case("gpt2", bert_config, batch_size=16, vocabulary=1000)  # of texts of at most 11 tokens
     longest = 1, 2
     assert pool.run(2, sizes_measured, case, most) == [[*sizes, *longest]] * 2
+
+
+def test_measuring_a_head_over_a_vocabulary_keeps_no_output(pool: Pool, bert_config: Path) -> None:
+    """Logits, their logarithms and both gradients live at a time, however often they are measured."""
+    case = Case("gpt2", bert_config, vocabulary=1000)
+    ((most, output),) = pool.run(1, most_bytes_measuring_the_head, case)
+    assert most < 5 * output
