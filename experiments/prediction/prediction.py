@@ -47,7 +47,7 @@ HEADER = ("model", "plan", "predicted, ms", "measured, ms", "predicted / measure
 
 @dataclass(frozen=True)
 class Decoder(Case):
-    """A GPT-2 that learns the next token: its head and its loss over the vocabulary take as long as its blocks."""
+    """A GPT-2 that learns the next token: its head and its loss over the vocabulary take half as long as its blocks."""
 
     def stack(self, bert_folder: Path) -> LayerStack:
         folder = bert_folder / "decoder"

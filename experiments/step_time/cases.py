@@ -33,6 +33,8 @@ BERT = {
     "max_position_embeddings": NUM_TOKENS,
 }
 
+TASK = text_classification(NUM_CLASSES)
+
 
 @dataclass(frozen=True)
 class Case:
@@ -68,7 +70,7 @@ class Case:
 
     @property
     def task(self) -> Task:
-        return text_classification(NUM_CLASSES)
+        return TASK
 
     def split(self) -> Split:
         return RandomText() if self.family == "bert" else Digits().load(ImageFormat()).train

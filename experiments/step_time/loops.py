@@ -10,11 +10,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from experiments.ranks import SEED, TIMEOUT_S
-from experiments.step_time.cases import NUM_CLASSES
+from experiments.step_time.cases import TASK
 from pipetransformer.autodp.sampler import batch_ids, epoch_order, num_batches
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.data.base import Split
-from pipetransformer.data.tasks import Task, text_classification
+from pipetransformer.data.tasks import Task
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.base import AdamW
 from pipetransformer.runtime.elastic import ElasticRuntime
@@ -23,7 +23,6 @@ from pipetransformer.runtime.precision import PRECISIONS
 from pipetransformer.runtime.result import StepResult
 from pipetransformer.training.loader import BatchLoader, ComingBatch
 
-TASK = text_classification(NUM_CLASSES)
 OPTIMIZER = AdamW(lr=1e-4, weight_decay=0.01, schedule="constant", clip_norm=1.0)
 
 

@@ -70,10 +70,10 @@ class MemoryCosts:
         self._first, self._first_active = layer_above(cache_level), layer_above(num_frozen)
         self._saved = PrefixSums(num_bytes * on for num_bytes, (_, on) in zip(saved, layers, strict=True))
         self._forward = [layer.peak_forward_bytes * (not on) for layer, on in layers]
-        self._again = [layer.activation_bytes * on * recompute for layer, on in layers]
+        again = [layer.activation_bytes * on * recompute for layer, on in layers]
         self._backward = [
-            layer.peak_backward_bytes * on + max(0, again - num_bytes)  # the input is there already
-            for again, num_bytes, (layer, on) in zip(self._again, inputs, layers, strict=True)
+            layer.peak_backward_bytes * on + max(0, made - num_bytes)  # the input is there already
+            for made, num_bytes, (layer, on) in zip(again, inputs, layers, strict=True)
         ]
         self._fixed = [layer.peak_backward_fixed_bytes * on for layer, on in layers]
         cached = (profile.whole or profile.layers)[: layer_above(cache_level)] if profile.cache_miss_rate else ()

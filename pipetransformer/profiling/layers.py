@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -13,9 +14,18 @@ from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.base import OptimizerSpec
 from pipetransformer.profiling.memory import AutocastCopies, Kept, kept_of
 from pipetransformer.profiling.overhead import mean_over_ranks, measure_contention, measure_waiting
-from pipetransformer.profiling.passes import Runs, has_input_grad, kept, measure, passes, peak, trainable
+from pipetransformer.profiling.passes import (
+    Runs,
+    has_input_grad,
+    kept,
+    loss_of_rows,
+    measure,
+    passes,
+    peak,
+    trainable,
+)
 from pipetransformer.profiling.timing import timed, typical, until_settled
-from pipetransformer.runtime.batch import Batch, SampleLoss, total_loss
+from pipetransformer.runtime.batch import Batch, SampleLoss
 from pipetransformer.runtime.embedding_gradients import embedding_weights, untouched_bytes
 from pipetransformer.runtime.gradients import squared_gradient_norms, unscale_and_clip
 from pipetransformer.runtime.precision import Precision
@@ -38,16 +48,18 @@ class WholeLayer:
         loss: SampleLoss | None = None,
     ) -> None:  # fmt: skip
         self.module, self._index, self._precision, self._randomness = layer, index, precision, randomness
-        self._loss, self.draws_by_sample = loss, randomness is PerSampleRng
+        self.draws_by_sample = randomness is PerSampleRng
+        self.loss = None if loss is None else partial(loss_of_rows, loss, _all_rows)
 
     def __call__(self, x: Tensor, batch: Batch) -> Tensor:
         with self._randomness(batch.keys) as numbers:
             numbers.layer(self._index)
             return self._precision.run_layer(self.module, x, batch.context)
 
-    def loss(self, output: Tensor, batch: Batch) -> Tensor | None:
-        targets = batch.loss_targets(1.0)
-        return None if self._loss is None or targets is None else total_loss(self._loss, output, targets)
+
+def _all_rows(rows: Tensor) -> Tensor:
+    """Returns all rows of a batch: one rank computes them."""
+    return rows
 
 
 Batches = Sequence[Batch]
@@ -61,7 +73,7 @@ def profile(
 ) -> Profile:  # fmt: skip
     """Measures every kind of layer once (blocks of one shape are alike) and averages over the ranks. All ranks call it.
 
-    The head is measured with the loss: of a vocabulary it takes as long as the head, and several times its output.
+    The head is measured with the loss, which over a vocabulary keeps and makes several times the head's output.
 
     All ranks measure at the same time, as they compute in a step. What one takes by itself, and what they wait for each
     other, is measured on a block.
@@ -81,8 +93,8 @@ def profile(
     xs = [batch.inputs for batch in batches if batch.inputs is not None]
     sizes = [len(batch.ids) for batch in batches]
     for index, layer in of_each_kind(stack, device):
-        own_loss = loss if index == len(stack) - 1 else None
-        runs = WholeLayer(layer, index, precision, make_randomness(randomness, device), own_loss)
+        about = precision, make_randomness(randomness, device), loss if index == len(stack) - 1 else None
+        runs = WholeLayer(layer, index, *about)
         measured = layer_profile(runs, index, xs, batches, sizes, optimizer, precision, update_s)
         embeddings, num_shares = embedding_weights(stack, index, layer), dist.get_world_size()
         measured = with_untouched_bytes(measured, runs, xs[1], batches[1], embeddings, num_shares)

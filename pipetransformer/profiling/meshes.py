@@ -36,10 +36,10 @@ from pipetransformer.profiling.layers import (
     with_untouched_bytes,
 )
 from pipetransformer.profiling.network import FEW_BYTES, destroyed
-from pipetransformer.profiling.passes import has_input_grad, trainable
+from pipetransformer.profiling.passes import has_input_grad, loss_of_rows, trainable
 from pipetransformer.profiling.pretended import Meet, PretendedMesh, Tally, nothing
 from pipetransformer.profiling.timing import ENOUGH_S, added_seconds
-from pipetransformer.runtime.batch import Batch, SampleLoss, total_loss
+from pipetransformer.runtime.batch import Batch, SampleLoss
 from pipetransformer.runtime.embedding_gradients import embedding_weights
 from pipetransformer.runtime.groups import batch_scheduled
 from pipetransformer.runtime.mesh_stage import MeshStage
@@ -56,28 +56,23 @@ class ShardedLayer:
         layer: With storage, sharded.
         index: In the model.
         num_layers: Of the model.
-        loss: Of the head.
+        loss: Of the head; ``None`` for a layer below.
     """
 
     draws_by_sample = True
 
     def __init__(
-        self, layer: Layer, index: int, num_layers: int, mesh: PretendedMesh, precision: Precision, loss: SampleLoss
-    ) -> None:
+        self, layer: Layer, index: int, num_layers: int, mesh: PretendedMesh, precision: Precision,
+        loss: SampleLoss | None,
+    ) -> None:  # fmt: skip
         self.module: nn.Module = MeshStage(
             {index: layer}, {index: trainable(layer)}, precision, False, mesh, num_layers
         )
-        self.mesh, self._loss = mesh, loss if index == num_layers - 1 else None
+        self.mesh, self.loss = mesh, None if loss is None else partial(loss_of_rows, loss, mesh.rows)
 
     def __call__(self, x: Tensor, batch: Batch) -> Tensor:
         self.mesh.num_tokens = batch.hidden_shape[1]
         return self.module(x, keys=batch.keys, **batch.context)
-
-    def loss(self, output: Tensor, batch: Batch) -> Tensor | None:
-        targets = batch.loss_targets(1.0)
-        if self._loss is None or targets is None:
-            return None
-        return total_loss(self._loss, output, self.mesh.rows(targets))
 
 
 def profile_mesh(
@@ -101,8 +96,9 @@ def profile_mesh(
     sizes = [len(batch.ids) // mesh.rows_multiple for batch in batches]
     xs = [batch.inputs for batch in batches if batch.inputs is not None]
     for index, layer in of_each_kind(stack, device):
-        shard_layer(layer, pretended, is_head=index == len(stack) - 1)
-        runs = ShardedLayer(layer, index, len(stack), pretended, precision, loss)
+        is_head = index == len(stack) - 1
+        shard_layer(layer, pretended, is_head)
+        runs = ShardedLayer(layer, index, len(stack), pretended, precision, loss if is_head else None)
         measured = layer_profile(runs, index, xs, batches, sizes, optimizer, precision, update_s)
         # each rank may touch other rows
         embeddings, num_shares = embedding_weights(stack, index, layer), max(mesh.num_ranks, dist.get_world_size())

@@ -15,7 +15,7 @@ from pipetransformer.profiling.memory import (
     peak_forward_bytes,
 )
 from pipetransformer.profiling.timing import timed, typical, until_settled
-from pipetransformer.runtime.batch import Batch
+from pipetransformer.runtime.batch import Batch, SampleLoss, total_loss
 from pipetransformer.runtime.precision import Precision
 from pipetransformer.runtime.rng import RefuseOtherRandomness
 from pipetransformer.runtime.stage import recomputed
@@ -39,24 +39,38 @@ class Measured:
     peak_backward_bytes: int
 
 
+BatchLoss = Callable[[Tensor, Batch], Tensor]
+"""``loss(output, batch)``: computes the loss of a batch, a scalar."""
+
+
 class Runs(Protocol):
     """A layer as it runs in a step.
 
     Attributes:
         module: Has the layer's parameters.
         draws_by_sample: Its random numbers have to come from its samples' streams.
+        loss: Computes the loss of a batch from the head's output (B, ...); ``None`` for a layer below.
     """
 
     module: nn.Module
     draws_by_sample: bool
+    loss: BatchLoss | None
 
     def __call__(self, x: Tensor, batch: Batch) -> Tensor:
         """Runs it forward, in training with the numbers that its samples draw."""
         ...
 
-    def loss(self, output: Tensor, batch: Batch) -> Tensor | None:
-        """Computes of the head's output (B, ...) the loss; ``None`` for a layer below."""
-        ...
+
+def loss_of_rows(loss: SampleLoss, rows: Callable[[Tensor], Tensor], output: Tensor, batch: Batch) -> Tensor:
+    """Computes the loss of a batch with targets, as a step does.
+
+    Args:
+        loss: Of each sample.
+        rows: Takes from all rows of the batch those of the output.
+    """
+    targets = batch.loss_targets(1.0)
+    assert targets is not None
+    return total_loss(loss, output, rows(targets))
 
 
 def trainable(layer: nn.Module) -> list[nn.Parameter]:
@@ -99,16 +113,16 @@ def passes(runs: Runs, x: Tensor, batch: Batch, copies: AutocastCopies, wants_gr
         leaf, saved = x.detach().requires_grad_(wants_grad), SavedBytes(runs.module, copies)
         with saved.of_autograd():
             forward_s, output = timed(lambda: runs(leaf, batch), x.device)
-            saved_bytes = saved.total
-            loss_s, loss = timed(lambda: runs.loss(output, batch), x.device)
-        if loss is not None:
-            saved.add(output)
-        total = output if loss is None else loss
-        has_backward = total.requires_grad
-        backward_s = timed(lambda: total.sum().backward(), x.device)[0] if has_backward else 0.0
+            saved_bytes, last = saved.total, output
+            if runs.loss is not None:
+                loss_s, last = timed(lambda: _last(runs, output, batch), x.device)
+                forward_s += loss_s
+                saved.add(output)
+        has_backward = last.requires_grad
+        backward_s = timed(lambda: last.sum().backward(), x.device)[0] if has_backward else 0.0
         runs.module.zero_grad(set_to_none=True)
         loss_bytes = saved.total - saved_bytes
-        return _Passes(forward_s + loss_s, backward_s, has_backward, output.nbytes, saved_bytes, loss_bytes)
+        return _Passes(forward_s, backward_s, has_backward, output.nbytes, saved_bytes, loss_bytes)
 
     return run
 
@@ -141,7 +155,7 @@ def measure(runs: Runs, index: int, x: Tensor, batch: Batch, precision: Precisio
         full = until_settled(run, lambda passes: passes.seconds)
         checkpointing_s = _checkpointing_seconds(runs, x, batch, wants_grad, full)
         backward_bytes = peak_backward_bytes(
-            runs.module, lambda leaf: _loss_or_output(runs, leaf, batch), x, wants_grad
+            runs.module, lambda leaf: _last(runs, runs(leaf, batch), batch), x, wants_grad
         )
     backward_s = lowest_s = typical([passes.backward_s for passes in full])
     input_grad_s = 0.0
@@ -166,24 +180,19 @@ def measure(runs: Runs, index: int, x: Tensor, batch: Batch, precision: Precisio
     )
 
 
-def _loss_or_output(runs: Runs, x: Tensor, batch: Batch) -> Tensor:
-    """Returns what the backward pass of a layer begins with."""
-    output = runs(x, batch)
-    loss = runs.loss(output, batch)
-    return output if loss is None else loss
+def _last(runs: Runs, output: Tensor, batch: Batch) -> Tensor:
+    """Returns what the backward pass of a layer begins with: the loss of the head, or the output."""
+    return output if runs.loss is None else runs.loss(output, batch)
 
 
 class _Checkpointed:
     """A layer with activation checkpointing, as a stage runs it."""
 
     def __init__(self, runs: Runs) -> None:
-        self.module, self.draws_by_sample, self._runs = runs.module, runs.draws_by_sample, runs
+        self.module, self.draws_by_sample, self.loss, self._runs = runs.module, runs.draws_by_sample, runs.loss, runs
 
     def __call__(self, x: Tensor, batch: Batch) -> Tensor:
         return recomputed(self._runs, x, batch)
-
-    def loss(self, output: Tensor, batch: Batch) -> Tensor | None:
-        return self._runs.loss(output, batch)
 
 
 def _checkpointing_seconds(runs: Runs, x: Tensor, batch: Batch, wants_grad: bool, plain: Sequence[_Passes]) -> float:

@@ -50,9 +50,9 @@ USABLE = 0.9  # of a GPU's memory; the rest is CUDA's own, and what lies unused 
 def make_planner(
     stack: LayerStack, loss: SampleLoss, loader: BatchLoader, optim: OptimizerSpec, parallel: Parallel,
     batch_size: int, device: torch.device, precision: Precision, nodes: NodeLayout,
-    cache_setup: CacheSetup | None = None,
-    parks: bool = False, order: SampleOrder | None = None, kept: Path | None = None,
-    tell: Callable[[str], object] = str, meshes: tuple[StageMesh, ...] = (SINGLE,), randomness: str = "sample",
+    cache_setup: CacheSetup | None = None, parks: bool = False, order: SampleOrder | None = None,
+    kept: Path | None = None, tell: Callable[[str], object] = str, meshes: tuple[StageMesh, ...] = (SINGLE,),
+    randomness: str = "sample",
 ) -> Planner:  # fmt: skip
     """Measures the layers on a typical batch of a feed, and the links; every rank calls it.
 

@@ -31,7 +31,8 @@ class Counted:
         self.num_forwards += 1
         return self.module(x)
 
-    def loss(self, output: Tensor, _: Batch) -> Tensor:
+    @staticmethod
+    def loss(output: Tensor, _: Batch) -> Tensor:
         return output.square().sum()
 
 

@@ -62,7 +62,7 @@ def start(case: Case, folder: Path, num_outputs: int, plan: Plan) -> Started:
 def _batch(size: int) -> Batch:
     ids = np.arange(size)
     keys = sample_keys(SEED, 0, ids)
-    return Batch(ids, torch.ones(size, 4, dtype=torch.int64), {}, None, torch.ones(size), keys, (), size)
+    return Batch(ids, torch.ones(size, 4, dtype=torch.int64), {}, torch.zeros(size), torch.ones(size), keys, (), size)
 
 
 @contextmanager

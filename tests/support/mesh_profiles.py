@@ -71,7 +71,7 @@ def _bytes(traffic: Traffic, num_samples: int) -> float:
 
 def _batch(case: Case, size: int) -> Batch:
     ids = np.arange(size)
-    inputs, context, _ = _read(case.split(), ids, PRECISIONS[case.precision].param_dtype)
+    inputs, context, targets = _read(case.split(), ids, PRECISIONS[case.precision].param_dtype)
     shape: tuple[int, ...] = tuple(case.stack().hidden_shape(inputs))
     own: dict[str, Tensor] = dict(context)
-    return Batch(ids, inputs, own, None, torch.ones(size), sample_keys(SEED, 0, ids), shape, size)
+    return Batch(ids, inputs, own, targets, torch.ones(size), sample_keys(SEED, 0, ids), shape, size)
