@@ -1,4 +1,5 @@
 # make train [ARGS="model=bert dataset=squad"]   trains; make test   runs the suite; both install what they need first.
+# make test-all   runs the further rows of each test too; all targets below do, each for its files.
 # make docs   builds the site into site/; make docs SERVE=1 serves it at http://127.0.0.1:8000 while you write.
 # make fuzz   damages the files that are read back, a thousand times each.
 # make chaos [KILLS=100]   kills ranks and whole runs at random; make resume-matrix   resumes at every step in every world.
@@ -12,12 +13,13 @@ VENV   ?= .venv
 ARGS   ?=
 KILLS  ?= 100
 SERVE  ?=
+PYTEST := $(VENV)/bin/python -m pytest --thorough
 
 ISAS   ?= SSE41:default AVX:default AVX2:avx2 AVX512_CORE:avx2 DEFAULT:avx2
 ROUNDS ?= tests/models/test_contract.py tests/runtime/test_precision.py tests/runtime/test_elastic.py \
           tests/runtime/test_fsdp.py tests/runtime/test_tied.py tests/runtime/test_devices.py
 
-.PHONY: train test test-isa gpu hostgpu fuzz chaos matrix mesh-matrix resume-matrix check docs clean
+.PHONY: train test test-all test-isa gpu hostgpu fuzz chaos matrix mesh-matrix resume-matrix check docs clean
 
 train: $(VENV)/.train
 	$(VENV)/bin/python train.py $(ARGS)
@@ -25,35 +27,38 @@ train: $(VENV)/.train
 test: $(VENV)/.dev
 	$(VENV)/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
+test-all: $(VENV)/.dev
+	$(PYTEST) --numprocesses 2 --dist loadfile --no-loadscope-reorder --timeout 900 $(ARGS)
+
 test-isa: $(VENV)/.dev
 	for isa in $(ISAS); do \
 	  echo "oneDNN $${isa%:*}, ATen $${isa#*:}"; \
 	  ONEDNN_MAX_CPU_ISA=$${isa%:*} ATEN_CPU_CAPABILITY=$${isa#*:} \
-	    $(VENV)/bin/python -m pytest --numprocesses 2 --dist loadfile $(ROUNDS) $(ARGS) || exit 1; \
+	    $(PYTEST) --numprocesses 2 --dist loadfile $(ROUNDS) $(ARGS) || exit 1; \
 	done
 
 gpu: $(VENV)/.dev
-	$(VENV)/bin/python -m pytest tests/runtime/test_devices.py tests/training/test_device_runs.py $(ARGS)
+	$(PYTEST) tests/runtime/test_devices.py tests/training/test_device_runs.py $(ARGS)
 
 hostgpu: $(VENV)/.dev
 	$(VENV)/bin/python -m tests.hostgpu $(ARGS)
 
 fuzz: $(VENV)/.dev
-	FUZZ_EXAMPLES=1000 $(VENV)/bin/python -m pytest --timeout 0 tests/test_fuzz.py $(ARGS)
+	FUZZ_EXAMPLES=1000 $(PYTEST) --timeout 0 tests/test_fuzz.py $(ARGS)
 
 matrix: $(VENV)/.dev
-	MATRIX=1 $(VENV)/bin/python -m pytest --numprocesses 2 tests/runtime/test_matrix.py tests/runtime/test_families.py \
+	MATRIX=1 $(PYTEST) --numprocesses 2 tests/runtime/test_matrix.py tests/runtime/test_families.py \
 	  tests/runtime/test_signals.py tests/experiments/test_peers.py tests/test_option_pairs.py $(ARGS)
 
 mesh-matrix: $(VENV)/.dev
-	MESH_MATRIX=1 $(VENV)/bin/python -m pytest --numprocesses 2 tests/runtime/test_mesh_matrix.py tests/runtime/test_mesh_plans.py $(ARGS)
+	MESH_MATRIX=1 $(PYTEST) --numprocesses 2 tests/runtime/test_mesh_matrix.py tests/runtime/test_mesh_plans.py $(ARGS)
 
 resume-matrix: $(VENV)/.dev
-	RESUME_MATRIX=1 $(VENV)/bin/python -m pytest --numprocesses 2 tests/training/test_resume.py \
+	RESUME_MATRIX=1 $(PYTEST) --numprocesses 2 tests/training/test_resume.py \
 	  tests/training/test_policies_anywhere.py -k in_any_world $(ARGS)
 
 chaos: $(VENV)/.dev
-	CHAOS_KILLS=$(KILLS) $(VENV)/bin/python -m pytest --timeout 0 -s tests/test_chaos.py tests/test_mesh_changes.py $(ARGS)
+	CHAOS_KILLS=$(KILLS) $(PYTEST) --timeout 0 -s tests/test_chaos.py tests/test_mesh_changes.py $(ARGS)
 
 check: $(VENV)/.dev
 	$(VENV)/bin/ruff check .

@@ -13,6 +13,7 @@ gc.disable()  # until all tests are collected: it takes a fifth of the time of i
 
 import pytest
 from hypothesis import HealthCheck, settings
+from support import thinning
 from support.pool import Pool
 
 # Threads that wait for each other spin, and take the cores from the ranks of the test beside this one. Torch, which the
@@ -47,8 +48,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(f"one row of this test has run, and SUITE_MINUTES={MINUTES:g} are over")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    thinning.add_option(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for marker in thinning.MARKERS:
+        config.addinivalue_line("markers", marker)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What starts commands comes first: these files take longest, and two workers share the files out in order."""
+    thinning.thin(config, items)
     items.sort(key=lambda item: item.path.parent.name not in ("tests", "experiments"))
 
 

@@ -32,6 +32,7 @@ def main() -> int:
             "-W",
             "ignore",
             "-v",
+            "--thorough",
         ]
         rows = sys.argv[1:] or [*ROWS, "-k", WHAT_IT_CAN]
         env = os.environ | {"PYTHONPATH": f"{copy}{os.pathsep}{OWN}", "OMP_NUM_THREADS": "1"}
