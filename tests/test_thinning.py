@@ -70,7 +70,14 @@ def test_parts_of_a_thorough_run_make_the_whole_and_do_no_further_row_twice(suit
 
 
 def test_what_is_named_is_run(suite: Path) -> None:
-    assert ran(suite, "test_rows.py::test_two[4]", "test_rows.py::test_further") == {"two[4]", "further"}
+    named = "two[4]", "named[vit]", "further"
+    assert ran(suite, *(f"test_rows.py::test_{name}" for name in named)) == set(named)
+
+
+def test_a_word_that_no_row_has_is_told(suite: Path) -> None:
+    (suite / "test_rows.py").write_text(SUITE.replace('thinned("bert")', 'thinned("berta")'))
+    with pytest.raises(AssertionError, match=r"test_rows.py::test_named has no row of \['berta'\]"):
+        ran(suite)
 
 
 def test_covering_rows_have_each_value_and_no_more_than_allowed() -> None:
