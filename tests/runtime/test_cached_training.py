@@ -52,6 +52,7 @@ def reference(case: Case, plans: Plans) -> Trace:
     return train_reference(case, {step: one.num_frozen for step, one in plans.items()})
 
 
+@pytest.mark.thinned("1-a third", "2-disk", "4-a third", "2, sharded")
 @pytest.mark.parametrize(
     ("sequence", "shares", "kind"),
     [
@@ -74,6 +75,7 @@ def test_a_cached_run_is_the_run_without_a_cache(
     assert list(tmp_path.iterdir()) == [], "what lay on disk is gone"
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("mutation", ["features lose precision in the cache", *CACHED_MUTATIONS])
 def test_a_broken_cache_does_not_pass_for_exact(mutation: str, pool: Pool, bert_config: Path, tmp_path: Path) -> None:
     case = Case("vit", bert_config, cache_shares=SHARES["a third each, and none"])

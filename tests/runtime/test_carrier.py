@@ -63,6 +63,7 @@ def test_a_pipeline_of_all_ranks_sums_once(
     assert [own_loss for _, own_loss in counted] == pytest.approx([loss] * world, rel=1e-5)
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("mutation", MUTATIONS)
 def test_broken_sums_do_not_pass_for_exact(mutation: str, pool: Pool, bert_config: Path, tmp_path: Path) -> None:
     case = Case("vit", bert_config)

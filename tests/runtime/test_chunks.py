@@ -32,6 +32,7 @@ def budgets(case: Case) -> list[int]:
     return [least, 2 * least, (least + whole) // 2, whole]
 
 
+@pytest.mark.thinned("vit")
 @pytest.mark.parametrize(("kind", "num_microbatches"), [("vit", 1), ("bert", 2)])
 def test_any_budget_trains_bit_for_bit_as_all_on_the_device(
     kind: str, num_microbatches: int, pool: Pool, bert_config: Path, tmp_path: Path
@@ -119,6 +120,7 @@ def test_stages_and_replicas_go_with_chunks(num_stages: int, pool: Pool, bert_co
     assert_equal(mixed, reference)
 
 
+@pytest.mark.thinned("float16")
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 def test_casts_of_weights_leave_with_them(precision: str, pool: Pool, bert_config: Path, tmp_path: Path) -> None:
     case = Case("vit", bert_config, 0.2, "sgd", precision=precision)

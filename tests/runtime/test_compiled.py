@@ -43,6 +43,7 @@ def test_freezing_and_unfreezing_makes_each_graph_once(pool: Pool, bert_config: 
     assert graphs == [1, 1, 3, 3, 3, 3, 3]
 
 
+@pytest.mark.thinned("plans1", "plans2")
 @pytest.mark.parametrize(("world", "plans"), [(2, STAGES), (1, RECOMPUTED), (2, CACHED)])
 def test_compiled_blocks_train_as_the_original_model_at_any_topology(
     world: int, plans: Plans, pool: Pool, bert_config: Path, tmp_path: Path

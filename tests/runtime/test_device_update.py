@@ -29,6 +29,7 @@ SKIPS = {"guard": pt.Guard(not_finite="skip")}
 STAGES: Plans = {0: plan(0, 0, [3, HEAD], 1, 2), 2: plan(2, 2, [HEAD], 2, 1)}
 
 
+@pytest.mark.thinned("two stages", "sharded")
 @pytest.mark.parametrize("name", WORLDS)
 def test_a_batch_that_is_not_finite_is_passed_over_without_fused_kernels(pool: Pool, tmp_path: Path, name: str) -> None:
     """With them, and where a gradient explodes: see training/test_guard.py."""
@@ -54,6 +55,7 @@ def test_an_overflow_halves_the_scale_and_changes_nothing(pool: Pool, bert_confi
         ]
 
 
+@pytest.mark.thinned("0.2")
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_the_host_waits_once_in_a_step(dropout: float, pool: Pool, bert_config: Path, tmp_path: Path) -> None:
     case = Case("bert", bert_config, dropout, num_samples=24, num_steps=5)

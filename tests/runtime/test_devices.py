@@ -52,7 +52,11 @@ def test_a_device_trains_as_the_original_model_does(
 
 @pytest.mark.parametrize(
     ("device", "precision"),
-    [("cpu", "bfloat16"), *(pytest.param("cuda", each, marks=GPU) for each in ("bfloat16", "float16"))],
+    [
+        # every run compares pipelines that do the same: test_precision.py, test_what_runs_again_or_in_shards_...
+        pytest.param("cpu", "bfloat16", marks=pytest.mark.thorough),
+        *(pytest.param("cuda", each, marks=GPU) for each in ("bfloat16", "float16")),
+    ],
 )
 def test_arrangements_of_a_device_round_alike(
     device: str, precision: str, pool: Pool, bert_config: Path, tmp_path: Path
@@ -65,6 +69,7 @@ def test_arrangements_of_a_device_round_alike(
     assert_as_near_as_one_process(other, case, {0: 0, 2: 2, 4: 4}, num_microbatches=1)
 
 
+@pytest.mark.thinned("cpu-gloo-float64", "cuda")
 @pytest.mark.parametrize("precision", ["float64", "bfloat16", "float16"])
 @pytest.mark.parametrize(("device", "backend"), PAIRS)
 def test_two_devices_train_as_one(
@@ -145,6 +150,7 @@ def test_chunks_come_from_pinned_memory_and_train_as_all_on_the_gpu(
     tensors_equal(own.trace.weights, reference.weights)
 
 
+@pytest.mark.thinned("cpu-3-bert", "cuda")
 @pytest.mark.parametrize("kind", ["vit", "bert"])
 @pytest.mark.parametrize("num_frozen", [0, 3])
 @pytest.mark.parametrize("device", DEVICES)

@@ -39,6 +39,7 @@ def run_both(pool: Pool, case: Case, world: int, plans: Plans, folder: Path) -> 
     return elastic[0], train_reference(case, {step: plan.num_frozen for step, plan in plans.items()})
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("sequence", SEQUENCES)
 @pytest.mark.parametrize("kind", ["vit", "bert"])
 def test_every_topology_trains_as_one_process_does(
@@ -48,6 +49,7 @@ def test_every_topology_trains_as_one_process_does(
     assert_equal(*run_both(pool, Case(kind, bert_config), world, plans, tmp_path))
 
 
+@pytest.mark.thinned("2 stages")
 @pytest.mark.parametrize("sequence", ["2 stages, 1", "frozen stage below"])
 def test_a_model_whose_layers_return_strided_tensors_trains_in_a_pipeline(
     sequence: str, pool: Pool, bert_config: Path, tmp_path: Path
@@ -58,6 +60,7 @@ def test_a_model_whose_layers_return_strided_tensors_trains_in_a_pipeline(
     assert_equal(*run_both(pool, case, world, plans, tmp_path))
 
 
+@pytest.mark.thinned("bert")
 @pytest.mark.parametrize("kind", ["vit", "bert"])
 def test_dropout_is_the_same_at_every_topology(kind: str, pool: Pool, bert_config: Path, tmp_path: Path) -> None:
     case = Case(kind, bert_config, dropout=0.2)
@@ -77,6 +80,7 @@ UNEVEN: Plans = {  # shares of 8 over 3 replicas are padded; the prefix runs unc
 }
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("mutation", MUTATIONS)
 def test_a_broken_feature_does_not_pass_for_exact(mutation: str, pool: Pool, bert_config: Path, tmp_path: Path) -> None:
     case = Case("vit", bert_config, dropout=0.2)

@@ -70,6 +70,7 @@ def test_copies_of_a_large_embedding_on_a_mesh_get_the_sum_of_their_rows(
     assert_equal(trace, train_reference(large(bert_config), FROZEN))
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("mutation", MUTATIONS)
 def test_a_broken_mean_of_rows_does_not_pass_for_exact(
     mutation: str, pool: Pool, bert_config: Path, tmp_path: Path

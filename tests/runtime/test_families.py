@@ -1,8 +1,8 @@
 """Design promises 1, 3 and 6 for every family whose blocks take more than a mask or share weights, and for adapters.
 
-Each family has one of the rows that cover the other factors pairwise, and transitions through all that changes with a
-plan; by ``make matrix`` it has all of them, with more settings. Factors of which this says nothing new are in
-test_matrix.py.
+A thorough run has for each family one of the rows that cover the other factors pairwise, and transitions through all
+that changes with a plan; every run has one of the two. By ``make matrix`` there are all rows, with more settings.
+Factors of which this says nothing new are in test_matrix.py.
 """
 
 import os
@@ -54,6 +54,10 @@ def rows() -> list[tuple[object, ...]]:
 
 
 ROWS = rows()
+DEEP = ("gemma3_text", "modernbert", "deberta-v2", "albert")
+"""Blocks that differ by their place or have something in common: every run takes these through odd depths."""
+FEW = ("gpt2", "llama", "mpnet", "vit_hf", "dinov2", "siglip", "eva02", "adapters")
+"""Every run takes these through one plan. The other encoders are on meshes: test_mesh_plans.py, test_mesh_matrix.py."""
 ODD_DEPTHS: Plans = {  # stages and the cache begin at blocks whose kind depends on their place in the whole model
     0: plan(0, 0, [1, 2, 4, HEAD], 1, 4, "gpipe"),  # what blocks have in common is on all four devices
     2: plan(1, 1, [3, HEAD], 2, 2),
@@ -63,6 +67,7 @@ ODD_DEPTHS: Plans = {  # stages and the cache begin at blocks whose kind depends
 }
 
 
+@pytest.mark.thinned(*() if IS_WHOLE else FEW)
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(map(str, row)))
 def test_a_plan_trains_as_one_process_does(
     row: tuple[object, ...], pool: Pool, bert_config: Path, tmp_path: Path
@@ -77,6 +82,7 @@ def test_a_plan_trains_as_one_process_does(
     assert_equal(trace, train_reference(case, {1: wanted.num_frozen}))
 
 
+@pytest.mark.thinned(*DEEP)
 @pytest.mark.parametrize("kind", KINDS)
 def test_transitions_through_odd_depths_train_as_the_original_does(
     kind: str, pool: Pool, bert_config: Path, tmp_path: Path

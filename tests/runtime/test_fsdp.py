@@ -33,6 +33,7 @@ def run_both(pool: Pool, case: Case, world: int, plans: Plans, folder: Path) -> 
     return traces[0], train_reference(case, {step: plan.num_frozen for step, plan in plans.items()})
 
 
+@pytest.mark.thinned("2-bert_qa", "3-vit", "2-bert_mlm")
 @pytest.mark.parametrize(
     ("world", "kind", "optimizer", "cached", "recompute", "microbatches"),
     [
@@ -65,6 +66,7 @@ def test_a_layer_that_thaws_trains_again(pool: Pool, bert_config: Path, tmp_path
     assert_equal(*run_both(pool, Case("vit", bert_config, 0.2), 2, sequence, tmp_path))
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize(
     "mutation",
     [

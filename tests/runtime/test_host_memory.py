@@ -22,8 +22,10 @@ from pipetransformer.training import run
 NUM_BYTES = 64 * 2**20
 PAGES = NUM_BYTES // resource.getpagesize()
 SCRIPT = f"""
+import sys
 from pathlib import Path
-from pipetransformer.runtime import host_memory
+sys.path.append({str(Path(host_memory.__file__).parent)!r})
+import host_memory  # alone: with its package it takes seconds
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1])

@@ -50,8 +50,14 @@ def is_possible(row: tuple[object, ...]) -> bool:
 
 
 ROWS = pairwise(list(FACTORS.values()), is_possible)
+FEW = (
+    "(1, 1)", "(1, 3)", "(3, 1)", "(2, 3)-interleaved1f1b-1-3-True-True-pipeline-first-bert_weighted",
+    "(3, 2)-1f1b-8-0-False-False-replica-first-bert_mlm",
+)  # fmt: skip
+"""On six ranks every run does one row for each order of the ranks."""
 
 
+@pytest.mark.thinned(*() if IS_WHOLE else FEW)
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(map(str, row)))
 def test_a_plan_trains_as_one_process_does(
     row: tuple[object, ...], pool: Pool, bert_config: Path, tmp_path: Path
@@ -63,6 +69,7 @@ def test_a_plan_trains_as_one_process_does(
     assert_equal(trace, train_reference(case, {1: plan.num_frozen}))
 
 
+@pytest.mark.thorough  # every run does the rows above on (1, 1), and test_elastic.py one on "1 process"
 @pytest.mark.parametrize("kind", KINDS if IS_WHOLE else ["vit"])
 def test_on_one_process_everything_goes_with_everything(
     kind: str, pool: Pool, bert_config: Path, tmp_path: Path

@@ -45,6 +45,10 @@ FEW = ("sharded", "vit", 8)
 """FSDP gathers a layer while another one is scattered, and few samples leave little else: 0.86 of the prediction."""
 
 
+@pytest.mark.thinned(
+    "data, half", "GPipe", "1F1B over", "interleaved", "sharded, half", "sharded-vit-8", "tp 2-bert", "2d", "3d",
+    "cp 2", "checkpointing-vit-64", "one device-vit",
+)  # fmt: skip
 @pytest.mark.parametrize(("name", "kind", "batch_size"), [*ROWS, FEW])
 def test_a_rank_takes_the_memory_that_the_planner_reckons_with(
     name: str, kind: str, batch_size: int, pool: Pool, bert_config: Path, tmp_path: Path

@@ -75,6 +75,7 @@ ROWS_OF_PLANS = {
 }
 
 
+@pytest.mark.thinned("tp 2, freezes", "two replicas become two stages", "Lamb on 3d", "interleaved")
 @pytest.mark.parametrize("name", ROWS_OF_PLANS)
 def test_a_plan_on_a_mesh_trains_as_one_process_does(name: str, pool: Pool, bert_config: Path, tmp_path: Path) -> None:
     row = ROWS_OF_PLANS[name]
@@ -84,6 +85,7 @@ def test_a_plan_on_a_mesh_trains_as_one_process_does(name: str, pool: Pool, bert
     assert_equal(trace, train_reference(case, {1: row.after.num_frozen}))
 
 
+@pytest.mark.thinned("roberta-mesh0", "ernie")
 @pytest.mark.parametrize(
     ("kind", "mesh"),
     [("roberta", RING), ("roberta", StageMesh(dp_shard=2, tp=2)), ("ernie", CUBE), ("distilbert", RING)],
@@ -113,10 +115,16 @@ SHORT_CHAIN = (
 )
 
 
+@pytest.mark.thinned("four ranks", "share no axis")
 @pytest.mark.parametrize(
     ("kind", "plans"),
-    [("vit", CHAIN), ("bert", (CHAIN[0], *CHAIN[::-1])), ("bert_qa", SHORT_CHAIN)],
-    ids=["freezes", "unfreezes", "meshes that share no axis"],
+    [
+        ("vit", CHAIN),
+        ("bert", (CHAIN[0], *CHAIN[::-1])),
+        ("bert_qa", SHORT_CHAIN),
+        ("bert", (SHORT_CHAIN[1], *SHORT_CHAIN[:3:-1], SHORT_CHAIN[0])),
+    ],
+    ids=["freezes", "unfreezes", "meshes that share no axis", "unfreezes on four ranks"],
 )
 def test_freezing_may_change_the_mesh(
     kind: str, plans: tuple[Plan, ...], pool: Pool, bert_config: Path, tmp_path: Path
@@ -126,6 +134,7 @@ def test_freezing_may_change_the_mesh(
     assert_equal(trace, train_reference(case, {step: one.num_frozen for step, one in enumerate(plans)}))
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("mutation", MUTATIONS)
 def test_a_broken_mesh_of_a_plan_is_noticed(mutation: str, pool: Pool, bert_config: Path, tmp_path: Path) -> None:
     case, (plans, _) = Case("vit", bert_config, 0.2, num_steps=4), MUTATIONS[mutation]
@@ -139,6 +148,7 @@ def test_a_broken_mesh_of_a_plan_is_noticed(mutation: str, pool: Pool, bert_conf
     assert max(abs(one - other) for one, other in zip(losses, reference, strict=True)) > 1e-7
 
 
+@pytest.mark.thorough  # every run counts the bytes on two ranks: test_what_moves_back_when_...
 def test_what_moves_to_another_mesh_is_what_each_rank_lacks(pool: Pool, bert_config: Path, tmp_path: Path) -> None:
     """Weights and moments to the byte, of layers that go on; cached ones stay where they are (check 2)."""
     case = Case("vit", bert_config)
@@ -204,6 +214,7 @@ def test_idle_ranks_take_part_when_the_plan_grows(pool: Pool, bert_config: Path,
     assert_equal(trace, train_reference(case, {}))
 
 
+@pytest.mark.thinned("tp 2 (2d)", "tp 2 (3d)", "cp 2")
 @pytest.mark.parametrize(
     ("kind", "precision", "mesh"),
     [
@@ -222,6 +233,7 @@ def test_numbers_of_16_bits_leave_a_mesh_as_near_to_float64_as_one_process(
     assert_as_near_as_one_process(trace, case, {0: 0, 2: 2}, 1)
 
 
+@pytest.mark.thinned("tp 4")
 @pytest.mark.parametrize("mesh", [StageMesh(tp=4), StageMesh(dp_shard=2, tp=2, algorithm="2d")], ids=str)
 def test_four_ranks_that_sum_16_bits_as_they_are_round_three_times_in_place_of_once(
     mesh: StageMesh, pool: Pool, bert_config: Path, tmp_path: Path
@@ -236,6 +248,7 @@ def test_four_ranks_that_sum_16_bits_as_they_are_round_three_times_in_place_of_o
     assert_as_near_as_one_process(traces[1], case, {0: 0}, 1, times=6)
 
 
+@pytest.mark.thinned("tp 2-1", "(2d)", "(3d)-1", "cp 2")
 @pytest.mark.parametrize(
     ("mesh", "num_stages", "replicas", "microbatches"),
     [(TP, 1, 2, 1), (ROWS, 2, 1, 2), (SUMMA, 1, 1, 2), (CUBE, 1, 1, 2), (CUBE, 2, 1, 1), (RING, 2, 1, 1)],

@@ -54,6 +54,7 @@ KINDS = {  # of the meshes that test_mesh_matrix.py does not reach, and of one w
 }  # fmt: skip
 
 
+@pytest.mark.thinned("vit_map", "vit_gated")
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in KINDS.items() for name in names])
 def test_a_mesh_trains_as_one_process_does(kind: str, name: str, pool: Pool, bert_config: Path) -> None:
     case, mesh = Case(kind, bert_config, dropout=0.2, num_steps=NUM_STEPS), MESHES[name]
@@ -61,6 +62,7 @@ def test_a_mesh_trains_as_one_process_does(kind: str, name: str, pool: Pool, ber
     assert_equal(trace, train_reference(case, {}))
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("mutation", MUTATIONS)
 def test_a_broken_mesh_is_noticed(mutation: str, pool: Pool, bert_config: Path) -> None:
     mesh, _ = MUTATIONS[mutation]
@@ -69,6 +71,7 @@ def test_a_broken_mesh_is_noticed(mutation: str, pool: Pool, bert_config: Path) 
     assert not pool.run(mesh.num_ranks, is_equal_when_mutated, case, mutation, reference)[0]
 
 
+@pytest.mark.thinned("[tp 2", "[dp_shard 2-7", "2d 2x2", "3d 1x2x2", "cp 2")
 @pytest.mark.parametrize(
     ("name", "forward", "backward"),
     [
@@ -89,6 +92,7 @@ def test_a_rank_receives_the_bytes_of_the_formulas(
     assert pool.run(mesh.num_ranks, bytes_of_a_step, Case("vit", bert_config), mesh)[0] == (forward, backward)
 
 
+@pytest.mark.thinned("[tp 2", "x tp 2", "2d")
 @pytest.mark.parametrize(
     ("name", "fraction"), [("tp 2", 0.515), ("dp_shard 2 x tp 2", 0.280), ("2d 2x2", 0.266), ("3d 2x2x2", 0.149)]
 )

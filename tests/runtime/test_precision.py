@@ -53,6 +53,7 @@ def rounded_once(kind: str, folder: Path, precision: str) -> Case:
     return Case(kind, folder, 0.2, "sgd", precision=precision, kernels="rounded once")
 
 
+@pytest.mark.thinned("vit")
 @pytest.mark.parametrize(("kind", "precision"), [("vit", "float16"), ("bert_qa", "bfloat16")])
 def test_where_stages_end_changes_no_rounding(
     kind: str, precision: str, pool: Pool, bert_config: Path, tmp_path: Path
@@ -76,6 +77,7 @@ def test_what_runs_again_or_in_shards_rounds_as_before(
     assert_near(elastic, train_reference(case, frozen(plans), 4), case, SAME_ROUNDING)
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("mutation", MIXED_MUTATIONS)
 def test_a_broken_precision_does_not_pass(mutation: str, pool: Pool, bert_config: Path, tmp_path: Path) -> None:
     case = rounded_once("vit", bert_config, MIXED_MUTATIONS[mutation][0])
@@ -84,6 +86,7 @@ def test_a_broken_precision_does_not_pass(mutation: str, pool: Pool, bert_config
         assert_near(mutated, train_reference(case, frozen(PIPE_TO_DATA), 4), case, SAME_ROUNDING)
 
 
+@pytest.mark.thinned("native")
 @pytest.mark.parametrize(
     ("kind", "dropout", "plans", "parts", "precision", "kernels"),
     [
@@ -101,6 +104,7 @@ def test_kernels_that_round_by_shape_leave_every_topology_as_near_to_float64_as_
     assert_as_near_as_one_process(run_elastic(pool, case, plans, tmp_path), case, frozen(plans), parts)
 
 
+@pytest.mark.thorough  # about the kernels of the tests; every run does test_a_row_is_rounded_by_...
 def test_kernels_that_round_by_shape_do_not_pass_for_the_same_rounding(
     pool: Pool, bert_config: Path, tmp_path: Path
 ) -> None:

@@ -4,6 +4,7 @@ import tempfile
 from pathlib import Path
 from random import Random
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.cases import NUM_BLOCKS, Case
@@ -29,6 +30,7 @@ SEQUENCES = st.dictionaries(st.integers(1, NUM_STEPS - 1), SHAPES, min_size=2, m
 EXHAUSTED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 
+@pytest.mark.thorough  # every run goes through the sequences of test_elastic.py, test_unfreezing.py, test_tied.py
 @settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=EXHAUSTED)
 @given(
     sequence=SEQUENCES,

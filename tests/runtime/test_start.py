@@ -92,6 +92,7 @@ for layers in sys.argv[3:]:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux counts and limits the memory of a process")
+@pytest.mark.thorough  # every run counts bytes: test_a_rank_reads_and_holds_the_layers_of_its_first_plan_alone
 def test_a_model_larger_than_the_memory_of_a_rank_starts(tmp_path: Path) -> None:
     """12 blocks of 12 MiB, room for 110: a rank that has three of them starts, and all of them do not fit.
 

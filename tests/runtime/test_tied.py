@@ -38,6 +38,7 @@ def frozen(plans: Plans) -> dict[int, int]:
     return {step: plan.num_frozen for step, plan in plans.items()}
 
 
+@pytest.mark.thinned("4 stages", "thawing")
 @pytest.mark.parametrize(
     ("optimizer", "sequence"), [("lamb", "4 stages, 2, 1"), ("adamw", "thawing"), ("adamw", "never frozen")]
 )
@@ -50,6 +51,7 @@ def test_a_tied_model_trains_as_one_process_does(
     assert max(reference.norms) > CLIP_NORM, "the gradient was clipped"
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("mutation", TIED_MUTATIONS)
 def test_broken_ties_do_not_pass_for_exact(mutation: str, pool: Pool, bert_config: Path, tmp_path: Path) -> None:
     case = Case("bert_mlm", bert_config)

@@ -24,6 +24,7 @@ def frozen(plans: Plans) -> dict[int, int]:
     return {step: one.num_frozen for step, one in plans.items()}
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("sequence", SEQUENCES)
 @pytest.mark.parametrize("kind", ["bert_tags", "gpt2"])
 def test_all_arrangements_take_the_mean_over_the_same_tokens(
@@ -34,6 +35,7 @@ def test_all_arrangements_take_the_mean_over_the_same_tokens(
     assert_equal(trace, train_reference(case(kind, bert_config), frozen(plans)))
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("mutation", TOKEN_MUTATIONS)
 @pytest.mark.parametrize("kind", ["bert_tags", "gpt2"])
 def test_means_over_anything_else_do_not_pass_for_exact(

@@ -55,6 +55,9 @@ def reference(case: Case, plans: Plans) -> Trace:
     return train_reference(case, {step: one.num_frozen for step, one in plans.items()})
 
 
+@pytest.mark.thinned(
+    "1-elastic-True", "2-elastic-False-1f1b-vit-sgd-True", "2-elastic-True-gpipe-bert_mlm", "4-sharded-False"
+)  # fmt: skip
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(map(str, row)))
 def test_blocks_that_freeze_and_train_again_train_as_in_one_process(
     row: tuple[object, ...], pool: Pool, bert_config: Path, tmp_path: Path
@@ -85,6 +88,7 @@ BROKEN = [(mutation, "elastic") for mutation in UNFREEZE_MUTATIONS]
 BROKEN += [("blocks get the state of another one", "sharded"), ("state is forgotten where it is to be kept", "sharded")]
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize(("mutation", "arrangement"), BROKEN)
 def test_broken_parking_does_not_pass_for_exact(
     mutation: str, arrangement: str, pool: Pool, bert_config: Path, tmp_path: Path
