@@ -52,7 +52,7 @@ def reference(case: Case, plans: Plans) -> Trace:
     return train_reference(case, {step: one.num_frozen for step, one in plans.items()})
 
 
-@pytest.mark.thinned("1-a third", "2-disk", "4-a third", "2, sharded")
+@pytest.mark.thinned("1-a third", "4-a third", "2, sharded")
 @pytest.mark.parametrize(
     ("sequence", "shares", "kind"),
     [

@@ -1,8 +1,8 @@
 """Design promises 1, 3 and 6 for every family whose blocks take more than a mask or share weights, and for adapters.
 
 A thorough run has for each family one of the rows that cover the other factors pairwise, and transitions through all
-that changes with a plan; every run has one of the two. By ``make matrix`` there are all rows, with more settings.
-Factors of which this says nothing new are in test_matrix.py.
+that changes with a plan; every run has one of the two, or another file. By ``make matrix`` there are all rows, with
+more settings. Factors of which this says nothing new are in test_matrix.py.
 """
 
 import os
@@ -56,8 +56,9 @@ def rows() -> list[tuple[object, ...]]:
 ROWS = rows()
 DEEP = ("gemma3_text", "modernbert", "deberta-v2", "albert")
 """Blocks that differ by their place or have something in common: every run takes these through odd depths."""
-FEW = ("gpt2", "llama", "mpnet", "vit_hf", "dinov2", "siglip", "eva02", "adapters")
-"""Every run takes these through one plan. The other encoders are on meshes: test_mesh_plans.py, test_mesh_matrix.py."""
+FEW = ("llama", "mpnet", "vit_hf", "dinov2", "siglip", "eva02", "vit with adapters")
+"""Every run takes these through one plan. The others are in test_token_losses.py (GPT-2), test_signals.py (BERT with
+adapters), test_mesh_plans.py and test_mesh_matrix.py."""
 ODD_DEPTHS: Plans = {  # stages and the cache begin at blocks whose kind depends on their place in the whole model
     0: plan(0, 0, [1, 2, 4, HEAD], 1, 4, "gpipe"),  # what blocks have in common is on all four devices
     2: plan(1, 1, [3, HEAD], 2, 2),

@@ -75,6 +75,7 @@ def test_an_axis_of_one_rank_leaves_the_other_groups_as_they_are(pool: Pool) -> 
         assert resolved["three"][1] == resolved["two"][1] | {TENSOR_AXIS: [rank]}
 
 
+@pytest.mark.thorough  # every run compares the groups: test_an_axis_of_one_rank_leaves_the_other_groups_as_they_are
 def test_a_further_axis_of_one_rank_changes_no_number(pool: Pool, bert_config: Path, tmp_path: Path) -> None:
     case = Case("bert_mlm", bert_config, dropout=0.2)
     two = pool.run(4, train_elastic, case, PIPE_TO_DATA, str(tmp_path))[0]

@@ -46,7 +46,7 @@ FEW = ("sharded", "vit", 8)
 
 
 @pytest.mark.thinned(
-    "data, half", "GPipe", "1F1B over", "interleaved", "sharded, half", "sharded-vit-8", "tp 2-bert", "2d", "3d",
+    "data, half", "GPipe", "1F1B over", "interleaved", "sharded, half", "sharded-vit-8", "tp 2-bert", "3d",
     "cp 2", "checkpointing-vit-64", "one device-vit",
 )  # fmt: skip
 @pytest.mark.parametrize(("name", "kind", "batch_size"), [*ROWS, FEW])

@@ -193,6 +193,8 @@ ROUNDS = [(50, 5), (50, 1)] if "MESH_MATRIX" in os.environ else [(11, 1)]
 """Steps, and how many of them are between two transitions."""
 
 
+# every run compares copies on meshes bit for bit in test_mesh_stage.py, and goes round in test_transition.py
+@pytest.mark.thorough
 @pytest.mark.parametrize(("num_steps", "every"), ROUNDS)
 def test_copies_stay_equal_and_nothing_is_left_open(
     num_steps: int, every: int, pool: Pool, bert_config: Path, tmp_path: Path
@@ -214,7 +216,7 @@ def test_idle_ranks_take_part_when_the_plan_grows(pool: Pool, bert_config: Path,
     assert_equal(trace, train_reference(case, {}))
 
 
-@pytest.mark.thinned("tp 2 (2d)", "tp 2 (3d)", "cp 2")
+@pytest.mark.thinned("tp 2 (2d)", "cp 2")
 @pytest.mark.parametrize(
     ("kind", "precision", "mesh"),
     [

@@ -54,7 +54,7 @@ KINDS = {  # of the meshes that test_mesh_matrix.py does not reach, and of one w
 }  # fmt: skip
 
 
-@pytest.mark.thinned("vit_map", "vit_gated")
+@pytest.mark.thinned("vit_map", "vit_gated-dp", "vit_gated-2d")
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in KINDS.items() for name in names])
 def test_a_mesh_trains_as_one_process_does(kind: str, name: str, pool: Pool, bert_config: Path) -> None:
     case, mesh = Case(kind, bert_config, dropout=0.2, num_steps=NUM_STEPS), MESHES[name]

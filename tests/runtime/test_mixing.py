@@ -21,7 +21,7 @@ PLANS = {
 }
 
 
-@pytest.mark.thinned("one process-batch", "replicas-elem", "interleaved-batch", "sharded-elem")
+@pytest.mark.thinned("one process-batch", "replicas-elem", "stages-batch", "sharded-elem")
 @pytest.mark.parametrize("mode", ["batch", "elem"])
 @pytest.mark.parametrize("name", PLANS)
 def test_a_plan_trains_on_mixed_pictures_as_one_process_does(

@@ -86,7 +86,7 @@ def test_a_broken_precision_does_not_pass(mutation: str, pool: Pool, bert_config
         assert_near(mutated, train_reference(case, frozen(PIPE_TO_DATA), 4), case, SAME_ROUNDING)
 
 
-@pytest.mark.thinned("native")
+@pytest.mark.thinned("bert")
 @pytest.mark.parametrize(
     ("kind", "dropout", "plans", "parts", "precision", "kernels"),
     [

@@ -90,7 +90,7 @@ if "MATRIX" in os.environ:
     ]
 
 
-@pytest.mark.thinned("2-bert_qa-adamw_ema", "4-bert_mlm", "2, sharded-vit", "4, meshes-vit")
+@pytest.mark.thinned("4-bert_mlm", "2, sharded-vit", "4, meshes-vit")
 @pytest.mark.parametrize(("sequence", "kind", "optimizer"), ROWS)
 def test_every_signal_is_what_its_formula_gives_in_one_process(
     sequence: str, kind: str, optimizer: str, pool: Pool, bert_config: Path, tmp_path: Path
