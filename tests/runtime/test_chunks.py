@@ -120,7 +120,7 @@ def test_stages_and_replicas_go_with_chunks(num_stages: int, pool: Pool, bert_co
     assert_equal(mixed, reference)
 
 
-@pytest.mark.thinned("float16")
+@pytest.mark.thinned("[float16")
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 def test_casts_of_weights_leave_with_them(precision: str, pool: Pool, bert_config: Path, tmp_path: Path) -> None:
     case = Case("vit", bert_config, 0.2, "sgd", precision=precision)
