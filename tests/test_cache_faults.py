@@ -86,6 +86,7 @@ MOMENTS: dict[str, tuple[Fault, range]] = {
 }
 
 
+@pytest.mark.thinned("the making of a file", "the next level")
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_run_killed_in_the_middle_stops_no_other(
     moment: str, pool: Pool, tmp_path: Path, undisturbed: dict[tuple[str, ...], Job]
@@ -108,6 +109,7 @@ def command(fault: Fault, *overrides: str) -> tuple[str, ...]:
     return FAULTY_TRAIN, json.dumps(asdict(fault)), *overrides, "parallel.world_size=2", "launch.max_restarts=0"
 
 
+@pytest.mark.thorough  # ranks killed at the same place: test_a_run_killed_in_the_middle_stops_no_other
 def test_a_command_that_is_killed_can_be_given_again(
     pool: Pool, tmp_path: Path, undisturbed: dict[tuple[str, ...], Job]
 ) -> None:
@@ -137,6 +139,7 @@ DISK_FAULTS: dict[str, tuple[Fault, tuple[str, ...]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.thinned("full when it is measured", "full at the second file-True")
 @pytest.mark.parametrize(
     ("disk", "persistent"), [*((disk, True) for disk in DISK_FAULTS), ("full at the second file", False)]
 )
@@ -154,6 +157,7 @@ def test_without_room_on_the_disk_a_run_goes_on_without_the_cache(
     assert not list(tmp_path.rglob("*.features*")), "nothing of it is left"
 
 
+@pytest.mark.thinned("the next one")
 @pytest.mark.parametrize(("call", "num_fills"), [(1, 0), (3, 1)], ids=["the first level", "the next one"])
 def test_a_disk_that_fails_while_a_level_is_stored_ends_the_cache_only(
     call: int, num_fills: int, pool: Pool, tmp_path: Path, undisturbed: dict[tuple[str, ...], Job]
@@ -194,6 +198,7 @@ def test_a_feature_too_large_for_its_storage_ends_the_cache_only(pool: Pool, tmp
     assert "does not fit cache.storage=float16" in message
 
 
+@pytest.mark.thinned("while processes open it", "while it is read")
 @pytest.mark.parametrize(
     ("target", "words"),
     [
@@ -245,6 +250,7 @@ def move_away(store: Path) -> None:
     store.parents[1].rename(store.parents[1].with_name("vit_tiny-0123"))
 
 
+@pytest.mark.thinned("older format", "cut off", "another version of torch")
 @pytest.mark.parametrize(
     ("spoil", "is_stored", "words"),
     [
@@ -358,6 +364,7 @@ def test_a_sweep_over_seeds_reads_the_features_of_published_weights_only(
     assert [job.messages for job in jobs] == [[], []]
 
 
+@pytest.mark.thorough  # texts found again: test_stale_stores.py; their losses: test_option_pairs.py
 def test_texts_are_read_from_an_earlier_run(pool: Pool, tmp_path: Path) -> None:
     for name in ("train", "dev"):
         write_table(tmp_path / f"{name}.tsv", [0, 1] * 8)

@@ -63,6 +63,7 @@ def phases(job: Job) -> list[str]:
     return [phase["message"] for phase in job.events("phase")]
 
 
+@pytest.mark.thinned("[2]")
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_runs_read_together_what_one_of_them_has_stored(
     world_size: int, pool: Pool, second_pool: Pool, tmp_path: Path

@@ -69,6 +69,7 @@ FEW = [
 ]
 
 
+@pytest.mark.thinned("profiling", "a transition", "a snapshot", "the end")
 @pytest.mark.parametrize(("moment", "whom"), WHOLE if NUM_KILLS >= 100 else FEW)
 def test_a_run_whose_rank_is_killed_goes_on_as_if_nothing_had_been(
     moment: str, whom: int, pool: Pool, tmp_path: Path, undisturbed: Job

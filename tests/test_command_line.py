@@ -76,6 +76,7 @@ def test_help_shows_the_options_that_are_chosen(tmp_path: Path) -> None:
     assert "vit_tiny_patch16_224" not in done.stdout
 
 
+@pytest.mark.thinned("alhpa", "logger", "world_size", "hydra.run.dir=/proc", "cache.path")
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -83,6 +83,12 @@ def test_options_of_the_library_need_no_plus(option: str) -> None:
 GROUPS = ("model", "dataset", "freeze", "parallel", "cache", "optim", "peft", "logger")
 
 
+# all models, data and arrangements: tests/models/test_conf.py, tests/data/test_conf.py, test_simulate.py,
+# test_arrangements.py and test_mesh_jobs.py
+@pytest.mark.thinned(
+    *(f"[{group}=" for group in GROUPS if group not in ("model", "dataset", "parallel")),
+    *("=bert", "=gpt2", "=vit_tiny", "=squad", "=digits", "=image", "=tokens", "=causal_lm", "=chunks", "=elastic"),
+)
 @pytest.mark.parametrize("option", [f"{group}={name}" for group in GROUPS for name in options(group)])
 def test_every_option_of_every_group_composes(option: str, tmp_path: Path) -> None:
     group, name = option.split("=")

@@ -1,29 +1,54 @@
 """Models and datasets come from the hub by the commands of the README; here from a hub on this machine."""
 
+import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support.command import Ended, train
+from support.command import Ended, command
 from support.hub import Hub, serving
-from support.jobs import Job
+from support.jobs import ROOT, Job
 from support.texts import write_encoder
 
-SMALL = ("logger=none", "parallel=single", "epochs=1", "hydra.run.dir=run")
+SMALL = ("logger=none", "parallel=single", "epochs=1")
+COMMANDS = {
+    "questions": ("model=bert", "dataset=squad", "dataset.stride=4", "batch_size=2"),
+    "pictures": ("model=vit", "model.name=somebody/small-vit", "dataset=cifar100", "batch_size=2"),
+}
+IN_TURN = """
+import json, sys
+from pipetransformer.command import main
+commands = json.loads(sys.argv.pop())
+for arguments in commands:
+    sys.argv[1:] = arguments
+    main()
+"""
 
 
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
-    hub = Hub(tmp_path / "hub")
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def hub(folder: Path) -> Iterator[Hub]:
+    hub = Hub(folder / "hub")
     with serving(hub):
         yield hub
 
 
-def run(hub: Hub, folder: Path, *overrides: str) -> Ended:
-    return train(
-        folder, *SMALL, *overrides, HF_HUB_OFFLINE="0", HF_ENDPOINT=hub.url, HF_HOME=str(folder / "home")
-    )  # fmt: skip
+@pytest.fixture(scope="module")
+def ended(hub: Hub, folder: Path) -> Ended:
+    """How two commands ended, one after the other in one process: imports take longest."""
+    write_bert(hub.root / "models" / "google-bert" / "bert-base-uncased")
+    write_questions(hub.root / "datasets" / "rajpurkar" / "squad")
+    write_vit(hub.root / "models" / "somebody" / "small-vit")
+    write_pictures(hub.root / "datasets" / "uoft-cs" / "cifar100")
+    commands = json.dumps([[*SMALL, *options, f"hydra.run.dir={name}"] for name, options in COMMANDS.items()])
+    variables = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": hub.url, "HF_HOME": str(folder / "home")}
+    return command(folder, sys.executable, "-c", IN_TURN, commands, PYTHONPATH=str(ROOT), **variables)
 
 
 def write_questions(folder: Path) -> None:
@@ -69,29 +94,23 @@ def write_vit(folder: Path) -> None:
     )
 
 
-def assert_learned(hub: Hub, folder: Path, ended: Ended, metric: str, split: str, files: set[str]) -> None:
+def assert_learned(hub: Hub, run: Path, ended: Ended, metric: str, split: str, files: set[str]) -> None:
     """The run came to its end with the hub's four samples to evaluate on, and took these files from it."""
     assert ended.code == 0, ended.err
-    measured = Job(folder / "run", "").summary["metric"]
+    measured = Job(run, "").summary["metric"]
     assert (measured["name"], measured["split"], measured["num_samples"]) == (metric, split, 4)
     assert hub.handed_out >= files
 
 
-def test_bert_learns_questions_of_the_hub(hub: Hub, tmp_path: Path) -> None:
-    write_bert(hub.root / "models" / "google-bert" / "bert-base-uncased")
-    write_questions(hub.root / "datasets" / "rajpurkar" / "squad")
-    ended = run(hub, tmp_path, "model=bert", "dataset=squad", "dataset.stride=4", "batch_size=2")
+def test_bert_learns_questions_of_the_hub(hub: Hub, folder: Path, ended: Ended) -> None:
     files = {
         "google-bert/bert-base-uncased/model.safetensors",
         "google-bert/bert-base-uncased/tokenizer.json",
         "rajpurkar/squad/plain_text/validation-00000-of-00001.parquet",
     }
-    assert_learned(hub, tmp_path, ended, "f1", "validation", files)
+    assert_learned(hub, folder / "questions", ended, "f1", "validation", files)
 
 
-def test_a_vision_transformer_of_the_hub_learns_its_pictures(hub: Hub, tmp_path: Path) -> None:
-    write_vit(hub.root / "models" / "somebody" / "small-vit")
-    write_pictures(hub.root / "datasets" / "uoft-cs" / "cifar100")
-    ended = run(hub, tmp_path, "model=vit", "model.name=somebody/small-vit", "dataset=cifar100", "batch_size=2")
+def test_a_vision_transformer_of_the_hub_learns_its_pictures(hub: Hub, folder: Path, ended: Ended) -> None:
     files = {"somebody/small-vit/model.safetensors", "uoft-cs/cifar100/cifar100/test-00000-of-00001.parquet"}
-    assert_learned(hub, tmp_path, ended, "accuracy", "test", files)
+    assert_learned(hub, folder / "pictures", ended, "accuracy", "test", files)

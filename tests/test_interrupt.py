@@ -22,7 +22,9 @@ from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder
 from pipetransformer.checkpoint.manifest import read_manifest
 from pipetransformer.config.schema import CONF
 from pipetransformer.errors import Stopped
+from pipetransformer.launch import elastic
 from pipetransformer.report.event_log import EVENT_LOG, read_events
+from pipetransformer.training import interrupt
 
 ENDLESS = (
     *TINY,
@@ -69,6 +71,19 @@ def test_an_interrupted_run_leaves_nothing_but_its_record(
     assert list(dict.fromkeys(frozen))[:2] == [0, 1]
 
 
+@pytest.mark.parametrize("number", interrupt.SIGNALS)
+def test_a_signal_to_the_parent_alone_is_handed_on_to_its_ranks(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(elastic.multiprocessing, "active_children", lambda: [mock.Mock(pid=pid) for pid in (7, 8)])
+    monkeypatch.setattr(os, "kill", lambda pid, number: told.append((pid, number)))
+    with elastic.forwarded_signals(tmp_path) as came:
+        signal.raise_signal(number)
+    assert came == [number]
+    assert told == [(7, number), (8, number)]
+
+
 @pytest.mark.parametrize(
     ("rank", "saved_in", "sweep", "told"),
     [
@@ -100,6 +115,9 @@ def test_the_first_rank_tells_whether_a_stopped_run_is_saved(
     assert err == told if sweep is None else err.startswith(told)
 
 
+# every run: handing on, test_a_signal_to_the_parent_alone_...; saving and resuming, tests/training/test_stopping.py;
+# another world, tests/training/test_resume.py; resume=<folder>, tests/launch/test_run_dir.py
+@pytest.mark.thorough
 def test_a_stopped_run_goes_on_by_the_same_command_with_another_number_of_processes(tmp_path: Path) -> None:
     (tmp_path / "conf" / "freeze").mkdir(parents=True)
     shutil.copy(CONF / "freeze" / "schedule.yaml", tmp_path / "conf" / "freeze" / "mine.yaml")

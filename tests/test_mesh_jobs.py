@@ -47,6 +47,7 @@ def single(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> Job:
     return run_job(pool, 1, tmp_path_factory.mktemp("jobs") / "single", *RUN, "parallel=single", made_up_times=True)
 
 
+@pytest.mark.thinned("megatron", "ring", "optimus")
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_trains_and_saves_as_a_single_device_does(
     preset: str, pool: Pool, tmp_path: Path, single: Job
@@ -108,6 +109,7 @@ def answer_of_one_process(pool: Pool, texts: tuple[str, ...], tmp_path_factory: 
     return answer_of_transformers(run_job(pool, 1, folder, *texts, "parallel=single", made_up_times=True))
 
 
+@pytest.mark.thinned("rows", "2d")
 @pytest.mark.parametrize(
     "mesh",
     [
@@ -116,6 +118,7 @@ def answer_of_one_process(pool: Pool, texts: tuple[str, ...], tmp_path_factory: 
         ("parallel.tp=2", "parallel.tp_algorithm=2d"),
         ("parallel.tp=2", "parallel.tp_algorithm=3d"),
     ],
+    ids=["rows", "ring and heads", "2d", "3d"],
 )
 def test_transformers_loads_what_a_mesh_has_trained(
     mesh: tuple[str, ...], pool: Pool, tmp_path: Path, texts: tuple[str, ...], answer_of_one_process: Tensor
@@ -125,6 +128,7 @@ def test_transformers_loads_what_a_mesh_has_trained(
     assert_close(answer_of_transformers(job), answer_of_one_process, rtol=0, atol=1e-10)
 
 
+@pytest.mark.thorough  # stages on a mesh: test_features_that_a_mesh_stores_...; pipeline: test_arrangements.py
 def test_a_mesh_goes_with_stages_and_a_static_arrangement(pool: Pool, tmp_path: Path, single: Job) -> None:
     job = run_job(pool, 4, tmp_path / "run", *RUN, "parallel=pipeline", "parallel.tp=2", made_up_times=True)
     assert {(len(plan["stages"]), plan["mesh"]) for plan in job.summary["plans"]} == {(2, "tp 2")}

@@ -141,6 +141,7 @@ def num_ranks(row: Row) -> int:
     return int(row["arrangement"].split()[0])
 
 
+@pytest.mark.thinned("[0]", "[19]", "[38]")
 @pytest.mark.parametrize("number", range(0, len(ROWS), 1 if IS_WHOLE else EVERY))
 def test_a_run_under_any_two_options_trains_as_one_device_does(
     number: int, pool: Pool, files: Path, tmp_path: Path
@@ -188,6 +189,7 @@ LEFT_OUT = {  # of the meshes, which one check refuses, one is left for each mod
 SOME_REFUSED = [pair for pair in REFUSED if IS_WHOLE or pair not in LEFT_OUT]
 
 
+@pytest.mark.thinned("evaluate", "lora")
 @pytest.mark.parametrize("pair", SOME_REFUSED, ids=str)
 def test_options_that_do_not_go_together_are_refused_in_a_line(
     pair: Pair, pool: Pool, files: Path, tmp_path: Path

@@ -9,9 +9,16 @@ from support.command import TIMEOUT_S, environment
 RANK = """
 import os, signal, socket, sys
 from datetime import timedelta
-from torch.distributed import TCPStore
 from pipetransformer import parent_process
 from pipetransformer.training import interrupt
+
+def wait_in_store():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(minutes=10))
+
+if sys.argv[1] == "store":
+    from torch.distributed import TCPStore
 
 parent_process.LOOK_S = 0.1
 parent_process.end_with_parent(signal.SIGINT)
@@ -20,9 +27,7 @@ with interrupt.deferred():
     parent_process.end_unheard(os.getppid(), interrupt.is_requested, wait_s=1.0)
     print("here", flush=True)
     if sys.argv[1] == "store":
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            port = listener.getsockname()[1]
-        TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(minutes=10))
+        wait_in_store()
     while not interrupt.is_requested():
         signal.pause()
     signal.sigtimedwait([], 3.0)  # what it saves takes longer

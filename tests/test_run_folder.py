@@ -12,6 +12,7 @@ from PIL import Image
 from support.command import Ended, command, train
 from support.jobs import TINY, Job, loaded, run_job
 from support.pool import Pool
+from support.saved import evaluated
 from support.texts import SENTENCES, text_run, write_encoder, write_table
 
 from pipetransformer.saved import OF_LABELLED, OF_MODELS, OF_SAMPLES, without_effect
@@ -156,13 +157,12 @@ def test_pictures_are_predicted_by_a_command(folder: Path, job: Job, tmp_path: P
     assert "out.csv is there already" in ended.err
 
 
-def test_the_run_is_scored_by_a_command(folder: Path, job: Job, tmp_path: Path) -> None:
-    out = f"out={tmp_path / 'scores'}"
-    ended = saved(folder, "evaluate", "run=run", "split=test,train", "predictions=true", out)
-    assert ended.code == 0, ended.err
+def test_the_run_is_scored_by_a_command(pool: Pool, job: Job, tmp_path: Path) -> None:
+    arguments = [f"run={job.folder}", "split=test,train", "predictions=true", f"out={tmp_path / 'scores'}"]
+    (out,) = pool.run(1, evaluated, arguments)
     accuracy = job.summary["metrics"]["test"]["accuracy"]
     step = job.summary["optimizer_steps"]
-    assert ended.out.splitlines()[0] == f"test: accuracy {accuracy:.6g} (40 samples), the model of step {step}"
+    assert out.splitlines()[0] == f"test: accuracy {accuracy:.6g} (40 samples), the model of step {step}"
     assert {path.name for path in (tmp_path / "scores").iterdir()} == {"metrics.json", "test.jsonl", "train.jsonl"}
 
 

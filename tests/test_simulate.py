@@ -44,6 +44,7 @@ def test_every_cluster_can_be_simulated(cluster: str) -> None:
     assert "goes to                            " in result.summary()
 
 
+@pytest.mark.thinned("elastic", "pipeline", "sharded", "single", "tesseract")
 @pytest.mark.parametrize("arrangement", sorted({*options("parallel")} - {"chunks"}))
 def test_every_arrangement_can_be_simulated(arrangement: str) -> None:
     """Only how fast host memory is, no cluster says."""
@@ -261,6 +262,7 @@ def test_without_a_cache_nothing_is_cached() -> None:
 FLIPS = "dataset.transforms=[RandomHorizontalFlip]"
 
 
+@pytest.mark.thinned("overrides0", "overrides2", "overrides5", "overrides6")
 @pytest.mark.parametrize(
     ("overrides", "note"),
     [
@@ -338,6 +340,7 @@ def test_the_command_prints_a_table_and_writes_traces_without_torch(tmp_path: Pa
         assert all(a[0] != b[0] or a[1] + a[2] <= b[1] + 1e-6 for a, b in pairwise(spans))
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
@@ -386,6 +389,7 @@ def test_the_header_names_model_data_and_devices_and_what_is_made_up() -> None:
     assert "freezing" not in simulate(composed("freeze=none")).header()
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("cluster", options("cluster"))
 @pytest.mark.parametrize("pipeline", options("pipeline"))
 def test_the_table_fits_a_hundred_columns(cluster: str, pipeline: str) -> None:

@@ -11,12 +11,16 @@ DYING = f"""
 import os
 import sys
 from contextlib import nullcontext
+from unittest import mock
 
 sys.path.insert(0, {str(ROOT / "tests")!r})
 import pipetransformer as pt
 from pipetransformer.command import main
 from support.faults import Fault
+from support.pool import BRIEF
 
+for name, value in BRIEF.items():  # no plan has to be good
+    mock.patch(name, value).start()
 death = Fault("pipetransformer.runtime.elastic.ElasticRuntime.train_step", call=7, local_rank=1)
 with nullcontext() if int(os.environ["TORCHELASTIC_RESTART_COUNT"]) else death.injected():
     main()

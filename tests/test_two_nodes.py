@@ -1,4 +1,4 @@
-"""Two agents of ``torchrun``, each with a folder of its own, stand for two nodes of two devices."""
+"""Two agents of ``torchrun``, or two pairs of ranks, each with a folder of its own, are two nodes of two devices."""
 
 import json
 import os
@@ -14,6 +14,7 @@ from support.command import TIMEOUT_S, processes, started
 from support.jobs import ROOT, TINY, Job, run_job
 from support.nodes import NODE_ALL_REDUCE_S, free_port, of_two_nodes
 from support.pool import Pool
+from support.slow_nodes import play_on_two_nodes
 
 from pipetransformer.autodp.topology import Topology
 from pipetransformer.autopipe.plan import Plan
@@ -54,7 +55,7 @@ def make_folders(parent: Path) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="module")
-def nodes(tmp_path_factory: pytest.TempPathFactory) -> TwoNodes:
+def agents(tmp_path_factory: pytest.TempPathFactory) -> TwoNodes:
     """Two nodes that have trained one model, and then another one without end, until one of them was interrupted."""
     folders = make_folders(tmp_path_factory.mktemp("nodes"))
     words = ("-m", "torch.distributed.run", *of_two_nodes(free_port(), DEVICES_PER_NODE), SLOW_NODES)
@@ -69,6 +70,23 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> TwoNodes:
             process.communicate(timeout=TIMEOUT_S)
         left = [pid for _, mark in both for pid in processes(mark)]
     return TwoNodes(folders, [process.returncode for process, _ in both], left)
+
+
+AGENTS = "two agents"
+
+
+# every run: the same on ranks of the pool; torchrun, test_torchrun.py; a signal at one rank, training/test_stopping.py
+@pytest.fixture(scope="module", params=["four ranks", pytest.param(AGENTS, marks=pytest.mark.thorough)])
+def nodes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TwoNodes:
+    """Two nodes that have trained one model."""
+    if request.param == AGENTS:
+        return request.getfixturevalue("agents")
+    folders = make_folders(tmp_path_factory.mktemp("ranks"))
+    options = (*RUN, *TWO_BY_TWO, *SHORT, f"cache.path={folders[0] / 'features'}", "trace=true")
+    (folders[0] / "run").mkdir()
+    errors = request.getfixturevalue("pool").run(4, play_on_two_nodes, options, folders)
+    assert errors == [""] * 4
+    return TwoNodes(folders, [], [])
 
 
 def wait_for_a_transition(runs: list[Path]) -> int:
@@ -114,8 +132,9 @@ def test_samples_stay_with_the_node_that_has_room_for_them(nodes: TwoNodes) -> N
     assert kept + 0.1 < nodes.job.summary["cache"]["hit_rate"] < 1
 
 
-def test_nothing_stays_on_the_nodes_but_the_run_folder_and_the_features(nodes: TwoNodes) -> None:
-    left = sorted(path.name for folder in nodes.folders for path in folder.iterdir())
+@pytest.mark.thorough  # what a run leaves on one node: test_run_folder.py
+def test_nothing_stays_on_the_nodes_but_the_run_folder_and_the_features(agents: TwoNodes) -> None:
+    left = sorted(path.name for folder in agents.folders for path in folder.iterdir())
     assert left == ["endless", "features", "features", "run"], (
         "the node of rank 0 has the run folders, and the other none"
     )
@@ -146,7 +165,8 @@ def test_a_trace_shows_the_ranks_of_both_nodes_from_the_start_of_the_step(nodes:
         assert all(start >= 0 for _, start in starts)
 
 
-def test_an_interrupt_on_one_node_ends_both(nodes: TwoNodes) -> None:
-    assert all(nodes.codes), "neither says that it came to its end"
-    assert not nodes.pids
-    assert nodes.job_in("endless").summary["status"] == "interrupted"
+@pytest.mark.thorough  # one of two ranks is told to stop: tests/training/test_stopping.py
+def test_an_interrupt_on_one_node_ends_both(agents: TwoNodes) -> None:
+    assert all(agents.codes), "neither says that it came to its end"
+    assert not agents.pids
+    assert agents.job_in("endless").summary["status"] == "interrupted"

@@ -59,7 +59,12 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("module", "arguments", "words"),
     [
-        ("pipetransformer.command", [*TINY, "epochs=1", "parallel.world_size=1", "hydra.run.dir=run"], "accuracy"),
+        pytest.param(
+            "pipetransformer.command",
+            [*TINY, "epochs=1", "parallel.world_size=1", "hydra.run.dir=run"],
+            "accuracy",
+            marks=pytest.mark.thorough,  # the wheel has all modules and files: the test of its content; they train: others
+        ),
         ("pipetransformer.simulate.__main__", ["epochs=2", "hydra.run.dir=run"], "speed-up over best static plan"),
     ],
 )
