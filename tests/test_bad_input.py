@@ -44,6 +44,7 @@ def write_mnist(folder: Path, labels: list[int]) -> Path:
     return folder
 
 
+@pytest.mark.thinned("-1-", "-2-", "overrides8")
 @pytest.mark.parametrize(
     ("overrides", "world_size", "words"),
     [

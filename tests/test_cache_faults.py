@@ -174,6 +174,9 @@ def test_a_disk_that_fails_while_a_level_is_stored_ends_the_cache_only(
     assert ("cache" in job.summary) == bool(num_fills), "what was read before counts"
 
 
+# every run: the error, tests/autocache/test_buffer.py; its way to the launcher, tests/launch/test_elastic.py; the start
+# without the cache, tests/launch/test_restarts.py
+@pytest.mark.thorough
 def test_a_disk_that_fails_while_features_are_read_has_the_run_go_on_without_the_cache(
     tmp_path: Path, undisturbed: dict[tuple[str, ...], Job]
 ) -> None:

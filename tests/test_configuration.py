@@ -389,6 +389,7 @@ def test_a_random_transform_keeps_the_cache_off_and_says_so(pool: Pool, tmp_path
     assert silent.losses == pytest.approx(job.losses, rel=1e-5)
 
 
+@pytest.mark.thinned("variants")
 @pytest.mark.parametrize("options", [("first_draw", "1"), ("variants", "2")], ids=lambda options: options[0])
 def test_the_user_may_choose_to_cache_random_draws(options: tuple[str, str], pool: Pool, tmp_path: Path) -> None:
     chosen = [f"cache.augmentation={options[0]}", f"cache.variants={options[1]}"]

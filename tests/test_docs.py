@@ -224,8 +224,9 @@ def _template(node: ast.AST) -> str:
 
 def is_said(message: str) -> bool:
     """Returns whether the fixed words of a message stand in one string of the package, in their order."""
-    fixed = re.compile(".*".join(map(re.escape, message.split("…"))), re.DOTALL)
-    return any(fixed.search(text) for text in templates())
+    parts = message.split("…")
+    fixed = re.compile(".*".join(map(re.escape, parts)), re.DOTALL)
+    return any(fixed.search(text) for text in templates() if all(part in text for part in parts))
 
 
 def messages() -> list[str]:
@@ -338,6 +339,9 @@ def write_own_classes(page: str, folder: Path) -> tuple[str, list[str]]:
     return module, shlex.split(command)
 
 
+# every run: the classes of two of the pages, the tests below and above; --config-dir and targets.allow of such classes,
+# tests/config/test_targets.py; a run with an optimizer of one's own, tests/optim/test_named.py
+@pytest.mark.thorough
 def test_the_commands_with_classes_of_ones_own_run_in_another_folder(tmp_path: Path) -> None:
     """Those of four pages as one, since each would be a run; all of their modules are allowed."""
     kinds = ("model", "policy", "optimizer", "logger")

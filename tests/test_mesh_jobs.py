@@ -47,7 +47,7 @@ def single(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> Job:
     return run_job(pool, 1, tmp_path_factory.mktemp("jobs") / "single", *RUN, "parallel=single", made_up_times=True)
 
 
-@pytest.mark.thinned("megatron", "ring", "optimus")
+@pytest.mark.thinned("megatron", "ring")
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_trains_and_saves_as_a_single_device_does(
     preset: str, pool: Pool, tmp_path: Path, single: Job

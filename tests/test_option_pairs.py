@@ -141,7 +141,7 @@ def num_ranks(row: Row) -> int:
     return int(row["arrangement"].split()[0])
 
 
-@pytest.mark.thinned("[0]", "[19]", "[38]")
+@pytest.mark.thinned("[19]", "[38]")
 @pytest.mark.parametrize("number", range(0, len(ROWS), 1 if IS_WHOLE else EVERY))
 def test_a_run_under_any_two_options_trains_as_one_device_does(
     number: int, pool: Pool, files: Path, tmp_path: Path

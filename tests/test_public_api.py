@@ -61,6 +61,8 @@ def test_another_name_is_no_attribute() -> None:
         pt.trian  # noqa: B018
 
 
+# every run: pt.train, test_torchrun.py; no rank imports a script, tests/launch/test_elastic.py
+@pytest.mark.thorough
 def test_a_script_without_guard_trains_as_the_command_line_does(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(WITHOUT_GUARD)
     ended = command(tmp_path, sys.executable, "script.py", PYTHONPATH=str(ROOT))

@@ -13,6 +13,7 @@ from support.command import Ended, command, train
 from support.jobs import TINY, Job, loaded, run_job
 from support.pool import Pool
 from support.saved import evaluated
+from support.saved_commands import command_predicted
 from support.texts import SENTENCES, text_run, write_encoder, write_table
 
 from pipetransformer.saved import OF_LABELLED, OF_MODELS, OF_SAMPLES, without_effect
@@ -142,14 +143,13 @@ def test_the_card_gives_the_command(job: Job) -> None:
     assert "optim.lr=0.005" in card
 
 
-def test_pictures_are_predicted_by_a_command(folder: Path, job: Job, tmp_path: Path) -> None:
+def test_pictures_are_predicted_by_a_command(pool: Pool, folder: Path, job: Job, tmp_path: Path) -> None:
     Image.fromarray(np.zeros((8, 8), dtype=np.uint8)).save(tmp_path / "black.png")
     unread = "optim.lr=0.5", "dataset.max_eval_samples=3"
-    words = ("run=run", f"input={tmp_path}", f"output={tmp_path / 'out.csv'}", "batch_size=2", *unread)
-    ended = saved(folder, "predict", *words)
-    assert ended.code == 0, ended.err
-    assert f"warning: {', '.join(unread)} have no effect on pipetransformer-predict; drop them\n" in ended.err
-    assert ended.out == f"1 prediction by the model of step {NUM_STEPS}: {tmp_path / 'out.csv'}\n"
+    words = (f"run={job.folder}", f"input={tmp_path}", f"output={tmp_path / 'out.csv'}", "batch_size=2", *unread)
+    ((out, err),) = pool.run(1, command_predicted, words)
+    assert f"warning: {', '.join(unread)} have no effect on pipetransformer-predict; drop them\n" in err
+    assert out == f"1 prediction by the model of step {NUM_STEPS}: {tmp_path / 'out.csv'}\n"
     assert (tmp_path / "out.csv").read_text().startswith("file,prediction,scores_0,scores_1,")
     without_torch = "import sys; sys.modules['torch'] = None; from pipetransformer.saved import predict; predict()"
     ended = command(folder, sys.executable, "-c", without_torch, *words)

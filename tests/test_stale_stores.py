@@ -33,6 +33,7 @@ def edit_tokenizer(data: Path, encoder: Path) -> None:
     (encoder / "tokenizer.json").write_text(json.dumps(settings))
 
 
+@pytest.mark.thinned("data")
 @pytest.mark.parametrize(
     ("change", "words"),
     [(edit_table, "train.tsv was edited"), (edit_tokenizer, "the tokenizer was edited")],

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from support.command import TRAIN, Ended, torchrun
+from support.command import Ended, torchrun, train
 from support.jobs import ROOT, TINY, Job
 
 RUN = (*TINY, "epochs=3", "hydra.run.dir=run", "checkpoint.every_steps=2", "resume=auto", "freeze.interval=0.3")
@@ -56,7 +56,7 @@ main()
 
 
 def test_a_sweep_is_refused_with_the_right_command(tmp_path: Path) -> None:
-    ended = torchrun(tmp_path, "--standalone", "--nproc-per-node", "1", TRAIN, "-m", "seed=1,2")
+    ended = train(tmp_path, "-m", "seed=1,2", TORCHELASTIC_RUN_ID="1", RANK="0")  # by which it knows torchrun
     assert ended.code != 0
     assert "A sweep cannot run under torchrun" in ended.err
     assert "python" in ended.err

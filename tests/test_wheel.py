@@ -63,7 +63,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             "pipetransformer.command",
             [*TINY, "epochs=1", "parallel.world_size=1", "hydra.run.dir=run"],
             "accuracy",
-            marks=pytest.mark.thorough,  # the wheel has all modules and files: the test of its content; they train: others
+            marks=pytest.mark.thorough,  # test_the_wheel_holds_... has all files of a run
         ),
         ("pipetransformer.simulate.__main__", ["epochs=2", "hydra.run.dir=run"], "speed-up over best static plan"),
     ],
