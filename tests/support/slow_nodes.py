@@ -20,6 +20,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from pipetransformer.autopipe.profile import AffineTime  # noqa: E402
 from pipetransformer.config.schema import Config  # noqa: E402
 from pipetransformer.planning.planner import Planner  # noqa: E402
+from pipetransformer.profiling import layers  # noqa: E402
 from pipetransformer.profiling.network import Pair  # noqa: E402
 from pipetransformer.profiling.overhead import StepOverheads  # noqa: E402
 from pipetransformer.training import planner_setup as setup  # noqa: E402
@@ -45,6 +46,8 @@ MADE_UP = {
     "measure_reading": lambda *_: AffineTime(0.0, 0.0),
 }
 
+UNHINDERED = {"measure_contention": lambda *_, **__: 1.0, "measure_waiting": lambda *_, **__: 0.0}
+
 
 def play_on_two_nodes(overrides: tuple[str, ...], folders: tuple[Path, Path]) -> str:
     """One of four ranks of the pool, two on each node; they cache in the folder of their node."""
@@ -57,6 +60,7 @@ def play_on_two_nodes(overrides: tuple[str, ...], folders: tuple[Path, Path]) ->
     with (
         mock.patch.dict(os.environ, here),
         mock.patch.multiple(setup, **MADE_UP),
+        mock.patch.multiple(layers, **UNHINDERED),
         mock.patch.object(Planner, "correct", corrected_by),
     ):
         return play(overrides, folders[0] / "run", made_up_times=False, run=run)
@@ -65,6 +69,7 @@ def play_on_two_nodes(overrides: tuple[str, ...], folders: tuple[Path, Path]) ->
 if __name__ == "__main__":
     Planner.correct = corrected_by  # type: ignore[method-assign]
     vars(setup).update(MADE_UP)
+    vars(layers).update(UNHINDERED)
     then = sys.argv.index("then")
     for arguments in (sys.argv[1:then], sys.argv[then + 1 :]):
         sys.argv = [str(ROOT / "train.py"), *arguments]
