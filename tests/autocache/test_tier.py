@@ -213,6 +213,7 @@ def test_a_region_of_another_size_is_refused() -> None:
         Tier(tier.layout, SharedBuffer.memory(100))
 
 
+@pytest.mark.thinned("1-1")
 @pytest.mark.parametrize(("some", "num_shards"), [(None, 1), (1, 1)])
 def test_a_process_killed_anywhere_leaves_samples_right_or_missing(
     some: int | None, num_shards: int, tmp_path: Path

@@ -18,9 +18,15 @@ RUN = (
 )  # fmt: skip
 
 
-def killed(folder: Path, whom: int | None) -> tuple[str, Job]:
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """The command; the first one measures for all."""
+    return TRAIN, *RUN, f"profile.path={tmp_path_factory.mktemp('profiles')}"
+
+
+def killed(run: tuple[str, ...], folder: Path, whom: int | None) -> tuple[str, Job]:
     """Kills a rank, or the fork server, of a run that trains; returns what the command prints and its record."""
-    with started(folder, TRAIN, *RUN) as (process, mark):
+    with started(folder, *run) as (process, mark):
         assert process.stdout is not None
         saved = CheckpointFolder(folder / "run" / FOLDER)
         assert any("] step " in line and saved.published() for line in process.stdout), "the run ended by itself"
@@ -32,8 +38,8 @@ def killed(folder: Path, whom: int | None) -> tuple[str, Job]:
     return err, Job(folder / "run", "")
 
 
-def test_a_killed_rank_is_named_and_not_the_survivors_error(tmp_path: Path) -> None:
-    err, job = killed(tmp_path, 1)
+def test_a_killed_rank_is_named_and_not_the_survivors_error(run: tuple[str, ...], tmp_path: Path) -> None:
+    err, job = killed(run, tmp_path, 1)
     assert err.startswith("rank 1 was killed"), err
     assert "lower batch_size" in err
     line, weights = err.splitlines()
@@ -46,8 +52,11 @@ def test_ranks_that_left_no_record_beside_a_killed_fork_server_are_not_the_cause
     assert cause(tmp_path, 2, {0: 255})[1] == SERVER_KILLED
 
 
-def test_a_killed_fork_server_is_named(tmp_path: Path) -> None:
-    err, job = killed(tmp_path, None)
+# every run tells its exit codes (above, and test_where_all_ranks_were_interrupted_their_server_was_killed), and kills a
+# launcher, with which server and ranks end by the same signal
+@pytest.mark.thorough
+def test_a_killed_fork_server_is_named(run: tuple[str, ...], tmp_path: Path) -> None:
+    err, job = killed(run, tmp_path, None)
     assert err.startswith("the process that the ranks are forked from was killed"), err
     line, *weights = err.splitlines()
     assert (job.summary["status"], job.summary["error"]) == ("failed", line)
@@ -55,8 +64,8 @@ def test_a_killed_fork_server_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the signal at a parent's death is Linux's")
-def test_server_and_ranks_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
-    with started(tmp_path, TRAIN, *RUN) as (process, mark):
+def test_server_and_ranks_end_with_a_launcher_that_is_killed(run: tuple[str, ...], tmp_path: Path) -> None:
+    with started(tmp_path, *run) as (process, mark):
         assert process.stdout is not None
         assert any("] step " in line for line in process.stdout), "the run ended by itself"
         server, ranks = forked(mark)

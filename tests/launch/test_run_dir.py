@@ -245,6 +245,7 @@ def test_links_of_a_run_that_is_overwritten_are_removed_and_what_they_lead_to_st
     assert all((far / name / "inside").is_dir() for name in ("model", FOLDER))
 
 
+@pytest.mark.thinned("lr=0.1,seed=2", "a'b", "${x}")
 @pytest.mark.parametrize(
     "name", ["2026", "lr=0.1,seed=2", "my run", "größer", "a'b", "a(1) [2] {3}", "${x}", "a\\", "#1"]
 )

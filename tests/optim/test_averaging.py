@@ -46,6 +46,7 @@ PLANS = {
 }
 
 
+@pytest.mark.thinned("adamw_ema", "shards")
 @pytest.mark.parametrize(
     ("plans", "optimizer"), [("transitions", "adamw_ema"), ("transitions", "adan_ema"), ("shards", "adan_ema")]
 )

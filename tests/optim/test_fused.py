@@ -117,6 +117,7 @@ def test_a_parameter_that_begins_later_has_momentum_of_its_own() -> None:
         late(lambda own: torch.optim.SGD(own, lr=0.1, momentum=0.9, fused=True))
 
 
+@pytest.mark.thinned("fused-adamw_ema", "fused-sgd", "plain-adamw_ema")
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw_ema", "sgd"])
 @pytest.mark.parametrize("train", [train_elastic, train_plain], ids=["fused", "plain"])
 def test_either_kernels_train_as_the_original_model_through_transitions(

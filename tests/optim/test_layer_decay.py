@@ -38,6 +38,7 @@ PLANS = {
 }
 
 
+@pytest.mark.thinned("bert_mlm")
 @pytest.mark.parametrize("kind", ["vit", "bert_mlm"])
 def test_rates_by_layer_are_kept_through_transitions(kind: str, pool: Pool, bert_config: Path, tmp_path: Path) -> None:
     """The word embeddings of the masked language model, which its head shares, have the embedding's rate."""

@@ -31,6 +31,7 @@ PLANS = {  # from a pipeline to replicas and back, with blocks that freeze and t
 }
 
 
+@pytest.mark.thinned("Adafactor", "muon", "own")
 @pytest.mark.parametrize("name", [*NAMED, "own"])
 def test_training_through_transitions_equals_one_process(
     name: str, pool: Pool, bert_config: Path, tmp_path: Path
@@ -65,6 +66,7 @@ RUN = (
 )  # fmt: skip
 
 
+@pytest.mark.thinned("adafactor")
 @pytest.mark.parametrize("optimizer", ["optim=timm optim.name=adafactor", "optim=timm optim.name=adan"])
 def test_a_run_goes_on_in_another_world(optimizer: str, pool: Pool, tmp_path: Path) -> None:
     run, prefixes = (*RUN, *optimizer.split(), "optim.lr=0.01"), [1, 2, 1]

@@ -15,11 +15,22 @@ from pipetransformer.profiling.memory import AutocastCopies, SavedBytes
 from pipetransformer.profiling.pretended import PretendedAxis
 from pipetransformer.runtime.ring_attention import ring_scores, ring_values
 
-
-def measured(kind: str, mesh: StageMesh, pool: Pool, folder: Path) -> MeshProfile:
-    return pool.run(1, mesh_profile, Case(kind, folder, dropout=0.2), mesh)[0]
+Measured = dict[StageMesh, MeshProfile]
 
 
+@pytest.fixture(scope="module")
+def measured(pool: Pool, bert_config: Path) -> Measured:
+    """Of layers of a vision transformer on each mesh, when it is first asked for."""
+
+    class Profiles(Measured):
+        def __missing__(self, mesh: StageMesh) -> MeshProfile:
+            self[mesh] = pool.run(1, mesh_profile, Case("vit", bert_config, dropout=0.2), mesh)[0]
+            return self[mesh]
+
+    return Profiles()
+
+
+@pytest.mark.thinned("tp 2-6", "dp_shard 2-7", "dp_shard 2 (2d)", "tp 2 (3d)", "cp 2")
 @pytest.mark.parametrize(
     ("mesh", "forward", "backward"),
     [
@@ -35,13 +46,13 @@ def measured(kind: str, mesh: StageMesh, pool: Pool, folder: Path) -> MeshProfil
     ids=str,
 )
 def test_the_exchanges_that_are_counted_are_those_of_a_step(
-    mesh: StageMesh, forward: int, backward: int, pool: Pool, bert_config: Path
+    mesh: StageMesh, forward: int, backward: int, measured: Measured
 ) -> None:
     """The bytes are those that ranks receive, see ``test_a_rank_receives_the_bytes_of_the_formulas``."""
-    profile = measured("vit", mesh, pool, bert_config)
-    assert received(profile, 8 // mesh.batch_ways) == (forward, backward)
+    assert received(measured[mesh], 8 // mesh.batch_ways) == (forward, backward)
 
 
+@pytest.mark.thinned("[tp]", "ring", "too few ranks")
 @pytest.mark.parametrize(
     ("world", "mesh", "expected"),
     [
@@ -62,18 +73,18 @@ def test_an_exchange_takes_what_its_ranks_wait_for_each_other(
     assert all(num_groups == 0 for _, num_groups in measured), "process groups are destroyed"
 
 
-def test_a_part_is_as_large_as_what_a_rank_holds(pool: Pool, bert_config: Path) -> None:
-    whole = measured("vit", StageMesh(), pool, bert_config).layers[1].layer
-    part = measured("vit", StageMesh(dp_shard=2, tp=2, algorithm="2d"), pool, bert_config).layers[1].layer
+def test_a_part_is_as_large_as_what_a_rank_holds(measured: Measured) -> None:
+    whole = measured[StageMesh()].layers[1].layer
+    part = measured[StageMesh(dp_shard=2, tp=2, algorithm="2d")].layers[1].layer
     assert part.parameter_bytes / whole.parameter_bytes == pytest.approx(0.266, abs=5e-4)
     assert part.output_bytes * 2 == whole.output_bytes  # its columns; a sample is one that the rank computes
 
 
-def test_a_block_keeps_a_quarter_of_its_activations_on_a_2d_mesh(pool: Pool, bert_config: Path) -> None:
+def test_a_block_keeps_a_quarter_of_its_activations_on_a_2d_mesh(measured: Measured) -> None:
     """Half of the columns, of half of the samples. A norm keeps two numbers of a row, on each rank that has a part."""
     mesh = StageMesh(dp_shard=2, tp=2, algorithm="2d")
-    whole = measured("vit", StageMesh(), pool, bert_config).layers[1].layer.activation_bytes
-    part = measured("vit", mesh, pool, bert_config).layers[1].layer.activation_bytes
+    whole = measured[StageMesh()].layers[1].layer.activation_bytes
+    part = measured[mesh].layers[1].layer.activation_bytes
     num_tokens, of_row = 5, 2 * 2 * 8  # two norms, in float64
     assert part * 2 == whole + num_tokens * of_row
 
@@ -113,15 +124,15 @@ def test_more_than_two_numbers_of_16_bits_are_summed_in_float32(
     assert {layer.forward.collectives.sample_bytes for layer in profile.layers[1:-1]} == {received}
 
 
-def test_without_other_ranks_nothing_is_exchanged(pool: Pool, bert_config: Path) -> None:
-    profile = measured("vit", StageMesh(), pool, bert_config)
+def test_without_other_ranks_nothing_is_exchanged(measured: Measured) -> None:
+    profile = measured[StageMesh()]
     assert received(profile, 8) == (0, 0)
     assert all(not layer.copied_bytes for layer in profile.layers)
 
 
-def test_copies_of_a_layer_are_counted_by_the_ranks_that_have_them(pool: Pool, bert_config: Path) -> None:
+def test_copies_of_a_layer_are_counted_by_the_ranks_that_have_them(measured: Measured) -> None:
     """In 1d norms and what is added after a rowwise product are whole on both ranks; the head, too."""
-    profile = measured("vit", StageMesh(tp=2), pool, bert_config)
+    profile = measured[StageMesh(tp=2)]
     width, itemsize = 16, 8
     assert profile.layers[1].copied_bytes == ((2, 6 * width * itemsize),)  # two norms of two vectors, two biases
     assert profile.layers[-1].copied_bytes[0][0] == 2

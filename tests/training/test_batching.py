@@ -32,6 +32,7 @@ def losses(pool: Pool, options: tuple[str, ...], tmp_path_factory: pytest.TempPa
     return pool.run(1, run_policy, options, tmp_path_factory.mktemp("whole"))[0]
 
 
+@pytest.mark.thinned("num_stages")
 @pytest.mark.parametrize("arrangement", ["parallel.num_stages=2", "parallel=data"])
 def test_two_devices_train_as_one_does(
     arrangement: str, pool: Pool, options: tuple[str, ...], losses: list[float], tmp_path: Path

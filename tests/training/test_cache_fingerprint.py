@@ -47,6 +47,7 @@ def identity(run: list[str], num_outputs: int = 2, nodes: NodeLayout = ONE_NODE,
     return fingerprint(config, stack, data.train, source, *of_features)
 
 
+@pytest.mark.thinned("num_heads", "class_token")
 @pytest.mark.parametrize(
     "changed",
     [{"num_heads": 4}, {"qk_norm": True}, {"init_values": 1.0}, {"act_layer": "relu"}, {"class_token": False}],
@@ -57,6 +58,7 @@ def test_an_image_model_with_other_settings_has_features_of_its_own(changed: dic
     assert identity([], **VIT).model != identity([], **VIT | changed).model
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("changed", [{"rope_temperature": 100.0}, {"ref_feat_shape": 8}], ids=str)
 def test_rotary_positions_of_another_kind_have_features_of_their_own(changed: dict[str, object]) -> None:
     run = ["model=eva02", "model.pretrained=false"]
@@ -64,6 +66,7 @@ def test_rotary_positions_of_another_kind_have_features_of_their_own(changed: di
     assert identity(run, **VIT).model != identity(run, **VIT | changed).model
 
 
+@pytest.mark.thinned("hidden_act")
 @pytest.mark.parametrize(
     "changed",
     [{"num_attention_heads": 4}, {"layer_norm_eps": 1e-5}, {"hidden_act": "relu"}],

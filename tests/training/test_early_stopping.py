@@ -24,6 +24,7 @@ BEST = (*RUN, "evaluate.save=best", "evaluate.every_steps=2", "checkpoint.keep=1
 SCORES = [0.5, 0.6, 0.9, 0.7, 0.6, 0.8]  # at steps 2, 4, ... 12
 
 
+@pytest.mark.thinned("[2]")
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_run_ends_early_on_all_ranks_with_the_rates_of_the_whole_run(pool: Pool, tmp_path: Path, world: int) -> None:
     whole = pool.run(1, train_guarded, tmp_path / "whole", pt.Parallel(), {}, {})[0]
@@ -83,6 +84,7 @@ def test_the_best_weights_are_saved_and_their_checkpoint_stays(pool: Pool, tmp_p
     assert "accuracy 0.9000 at step 6" in (tmp_path / "model" / "README.md").read_text()
 
 
+@pytest.mark.thinned("layer")
 @pytest.mark.parametrize("file", ["layer-002.safetensors", "manifest.json"])
 def test_the_last_weights_are_saved_where_the_best_checkpoint_is_damaged(pool: Pool, tmp_path: Path, file: str) -> None:
     damaged = f"{FOLDER}/step-00000006/{file}"

@@ -67,6 +67,7 @@ def whole(pool: Pool) -> list[float]:
     return pool.run(1, train_from_a_state, "encoder", pt.Parallel(), 12, None)[0][0]
 
 
+@pytest.mark.thinned("elastic", "fsdp")
 @pytest.mark.parametrize(("world", "parallel"), ARRANGEMENTS.values(), ids=ARRANGEMENTS)
 def test_an_own_model_trains_as_by_a_plain_loop(pool: Pool, tmp_path: Path, world: int, parallel: pt.Parallel) -> None:
     losses, weights = train_plainly()
@@ -78,6 +79,7 @@ def test_an_own_model_trains_as_by_a_plain_loop(pool: Pool, tmp_path: Path, worl
             torch.testing.assert_close(tensor, weights[name].float(), rtol=0, atol=1e-6)
 
 
+@pytest.mark.thinned("two stages")
 @pytest.mark.parametrize("name", ["one process", "two stages", "fsdp"])
 def test_a_layer_stack_has_its_trained_weights_on_every_rank_and_trains_again(pool: Pool, name: str) -> None:
     ((losses, outputs),) = pool.run(1, train_twice, "sequential", pt.Parallel())
@@ -102,6 +104,7 @@ def test_adapters_are_merged_into_an_own_model_by_every_rank(pool: Pool, tmp_pat
     assert (tmp_path / "two" / "saved" / "adapter_model.safetensors").is_file()
 
 
+@pytest.mark.thinned("6-fsdp")
 @pytest.mark.parametrize(
     ("step", "first", "second"),
     [
@@ -119,6 +122,7 @@ def test_a_state_goes_on_in_another_world(pool: Pool, step: int, first: str, sec
         assert end["train"]["step"] == 12
 
 
+@pytest.mark.thinned("elastic")
 @pytest.mark.parametrize("name", ["elastic", "fsdp"])
 def test_a_trainer_goes_back_to_an_earlier_state(pool: Pool, name: str, whole: list[float]) -> None:
     world, parallel = ARRANGEMENTS[name]
@@ -190,6 +194,7 @@ def test_a_trainer_goes_on_with_another_rate_where_it_is_allowed(pool: Pool, tmp
     assert pool.run(1, resume_with_another_rate, tmp_path / "allowed", ["optim.lr"]) == [(1, "")]
 
 
+@pytest.mark.thinned("two stages", "chunks")
 @pytest.mark.parametrize(
     ("world", "parallel"),
     [(2, pt.Parallel(num_stages=2, num_microbatches=2)), (3, pt.Parallel(num_stages=3, num_microbatches=3)),
@@ -262,6 +267,7 @@ def test_without_its_optimizer_state_a_run_goes_another_way(pool: Pool, whole: l
     assert losses != pytest.approx(whole[6:], rel=0, abs=1e-10)
 
 
+@pytest.mark.thinned("two stages")
 @pytest.mark.parametrize("name", ["two replicas", "two stages"])
 def test_dropout_in_torchs_own_blocks_is_the_same_at_every_topology(pool: Pool, tmp_path: Path, name: str) -> None:
     world, parallel = ARRANGEMENTS[name]
@@ -270,6 +276,7 @@ def test_dropout_in_torchs_own_blocks_is_the_same_at_every_topology(pool: Pool, 
     assert found == pytest.approx(expected, rel=0, abs=1e-10)
 
 
+@pytest.mark.thinned("timm", "decoder")
 @pytest.mark.parametrize("kind", ["timm", "transformers", "decoder"])
 def test_a_library_loads_what_was_saved_of_its_model(pool: Pool, tmp_path: Path, kind: str) -> None:
     seen: dict[str, Any] = pool.run(2, train_own, kind, tmp_path, pt.Parallel())[0]
@@ -284,6 +291,7 @@ def test_a_library_loads_what_was_saved_of_its_model(pool: Pool, tmp_path: Path,
     assert set(seen["metrics"]) == {"accuracy", "loss"}
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("kind", ["dataset", "dataset of tensors"])
 def test_a_dataset_of_the_datasets_library_trains_as_its_rows_do(pool: Pool, tmp_path: Path, kind: str) -> None:
     expected = pool.run(1, train_own, "transformers", tmp_path / "rows", pt.Parallel())[0]

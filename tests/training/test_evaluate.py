@@ -18,6 +18,7 @@ def alone(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> Job:
     return evaluated(pool, tmp_path_factory.mktemp("evaluate") / "run", 1)
 
 
+@pytest.mark.thinned("2-1", "1-3")
 @pytest.mark.parametrize(("num_stages", "num_replicas"), [(1, 2), (2, 1), (2, 2), (1, 4), (1, 3)])
 def test_every_arrangement_scores_each_of_an_odd_number_of_samples_once(
     pool: Pool, tmp_path: Path, alone: Job, num_stages: int, num_replicas: int

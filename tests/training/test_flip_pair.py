@@ -112,6 +112,7 @@ def test_a_store_of_pairs_is_read_by_a_later_run_with_another_seed_of_the_order(
     assert (fill["num_samples"], fill["num_found"]) == (0, ALL)
 
 
+@pytest.mark.thinned("options0", "options2")
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -30,6 +30,7 @@ FREEZE = pt.FixedSchedule(num_frozen=[2], interval=0.25, guard=0.1)  # at steps 
 HURTS = {0: 0.9, 2: 0.5}
 
 
+@pytest.mark.thinned("elastic", "sharded")
 @pytest.mark.parametrize(("world", "parallel"), WORLDS.values(), ids=WORLDS)
 def test_a_batch_without_a_finite_loss_is_passed_over(
     pool: Pool, tmp_path: Path, world: int, parallel: pt.Parallel
@@ -43,6 +44,7 @@ def test_a_batch_without_a_finite_loss_is_passed_over(
         assert seen.steps == list(range(1, STEPS + 1))
 
 
+@pytest.mark.thinned("two stages")
 @pytest.mark.parametrize("name", ["two stages", "idle ranks", "sharded"])
 def test_a_batch_whose_gradient_explodes_is_passed_over(pool: Pool, tmp_path: Path, name: str) -> None:
     world, parallel = WORLDS[name]
@@ -59,6 +61,7 @@ def test_without_a_guard_such_a_batch_changes_the_run(pool: Pool, tmp_path: Path
     assert seen.losses[5:] != pytest.approx(train_plainly(HUGE)[5:], rel=1e-12, abs=1e-10)
 
 
+@pytest.mark.thinned("sharded-0", "elastic-1")
 @pytest.mark.parametrize(("name", "num_workers"), [("elastic", 0), ("sharded", 0), ("elastic", 1)])
 def test_weights_are_rolled_back_to_the_last_checkpoint(
     pool: Pool, tmp_path: Path, name: str, num_workers: int
@@ -86,6 +89,7 @@ def test_an_evaluation_at_the_step_of_a_roll_back_is_made_also_where_the_run_is_
     assert pool.run(1, evaluation_due_after_roll_back, tmp_path, NAN, options) == [True]
 
 
+@pytest.mark.thinned("elastic")
 @pytest.mark.parametrize("name", ["one process", "elastic"])
 def test_a_decision_that_a_roll_back_undoes_is_taken_again(pool: Pool, tmp_path: Path, name: str) -> None:
     """The checkpoint of step 12 is from before the decision there, the only one, and the next batch is bad."""
@@ -126,6 +130,7 @@ def test_batches_that_are_all_bad_end_the_run(pool: Pool, tmp_path: Path) -> Non
         assert "lower optim.lr=0.01" in seen.error
 
 
+@pytest.mark.thinned("elastic")
 @pytest.mark.parametrize("name", ["elastic", "two stages", "sharded"])
 def test_a_freeze_that_hurts_is_taken_back_and_put_off(pool: Pool, tmp_path: Path, name: str) -> None:
     world, parallel = WORLDS[name]
@@ -166,6 +171,7 @@ def test_a_freeze_that_does_not_hurt_stays(pool: Pool, tmp_path: Path) -> None:
     assert (seen.num_frozen, seen.decisions, len(seen.losses)) == (2, [], STEPS)
 
 
+@pytest.mark.thinned("begun anew", "without its checkpoint")
 @pytest.mark.parametrize(
     ("lost", "on_unfreeze"), [(False, "keep"), (False, "reset"), (True, "keep")],
     ids=["as asked", "begun anew", "without its checkpoint"],
@@ -184,6 +190,7 @@ def test_a_freeze_that_hurts_is_unfrozen(pool: Pool, tmp_path: Path, lost: bool,
         assert (first["step"], first["num_frozen"], last["step"]) == (10, 0, 20)
 
 
+@pytest.mark.thinned("roll_back")
 @pytest.mark.parametrize("action", ["unfreeze", "roll_back"])
 def test_a_target_does_not_freeze_again_what_the_guard_has_taken_back(action: str, pool: Pool, tmp_path: Path) -> None:
     """A block freezes at step 5, as the target allows; it trains again at least until the policy decides again."""
@@ -223,6 +230,7 @@ def test_a_freeze_that_hurts_ends_the_run(pool: Pool, tmp_path: Path) -> None:
         assert "by more than freeze.guard=0.1; take a slower freeze=" in seen.error
 
 
+@pytest.mark.thinned("10-10")
 @pytest.mark.parametrize(("at_most", "num_saved"), [(10, 10), (12, 11)])
 def test_a_guarded_run_that_is_killed_goes_on_as_if_nothing_had_been(
     pool: Pool, tmp_path: Path, at_most: int, num_saved: int

@@ -383,6 +383,7 @@ def run_options(folder: Path) -> tuple[str, ...]:
     return (*data, "dataset.transforms=[RandomHorizontalFlip]", "dataset.mixup=0.5", model, "logger=none", "epochs=3")
 
 
+@pytest.mark.thinned("num_stages")
 @pytest.mark.parametrize("arrangement", ["parallel.num_stages=2", "parallel.num_replicas=2"])
 def test_a_run_with_workers_goes_on_after_a_stop_and_a_freeze_as_one_without(
     arrangement: str, pool: Pool, tmp_path: Path
@@ -402,6 +403,7 @@ def test_a_run_with_workers_goes_on_after_a_stop_and_a_freeze_as_one_without(
     assert [left for _, _, left in ranks] == [0, 0]
 
 
+@pytest.mark.thorough  # every run reads a damaged picture in a worker: test_a_picture_that_cannot_be_read_...
 def test_a_forked_run_that_fails_in_a_worker_says_so_in_one_line_and_leaves_no_process(tmp_path: Path) -> None:
     folder = write_pictures(tmp_path / "pictures")
     (folder / "train" / "a" / "04.png").write_bytes(damaged_png())

@@ -12,6 +12,7 @@ RUN = (
 )  # fmt: skip
 
 
+@pytest.mark.thinned("options1")
 @pytest.mark.parametrize(
     ("world", "options"), [(2, ()), (2, ("parallel=pipeline", "cache=off")), (2, ("parallel=sharded",))]
 )

@@ -76,6 +76,7 @@ def test_a_packed_batch_has_the_targets_of_its_documents_and_their_divisor() -> 
     assert len(batch) < len(ids) == len(batch.ids)
 
 
+@pytest.mark.thinned("alone-gemma3_text", "pipeline-gpt2")
 @pytest.mark.parametrize("kind", ["gpt2", "gemma3_text"])
 @pytest.mark.parametrize(("world", "plans"), [(1, ALONE), (4, PIPE_TO_DATA)], ids=["alone", "pipeline"])
 def test_packs_train_as_single_documents_do_at_every_arrangement_frozen_and_cached(

@@ -44,6 +44,7 @@ def classes(folder: Path) -> tuple[str, ...]:
     return write_table(folder, ["dark", "light", "middle"] * (NUM // 3))
 
 
+@pytest.mark.thinned("num_stages")
 @pytest.mark.parametrize("arrangement", ["parallel.num_stages=2", "parallel.num_replicas=2"])
 def test_drawn_and_mixed_pictures_are_the_same_in_another_world_after_a_stop(
     arrangement: str, pool: Pool, tmp_path: Path
@@ -89,6 +90,7 @@ def test_transforms_that_draw_nothing_leave_the_cache_on(pool: Pool, tmp_path: P
     assert not {"cache"} & {*drawn.summary, *mixed.summary}
 
 
+@pytest.mark.thinned("multi_label_classification", "regression")
 @pytest.mark.parametrize(
     ("labels", "task", "metric", "names"),
     [

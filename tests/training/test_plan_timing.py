@@ -10,9 +10,15 @@ from support.jobs import TINY, Job, run_job
 from support.plan_times import play_with_step_times
 from support.pool import Pool
 
+from pipetransformer.checkpoint.folder import FOLDER
+
 RUN = (*TINY, "precision=float64", "epochs=12", "cache=off", "freeze=none")  # 48 steps of 16 samples
 TARGET = "freeze.target_seconds=4000"  # without freezing they are predicted to take 48 times 88 s
 AS_PREDICTED = {"data": 24.0, "single": 48.0, "pipeline": 40.0, "hybrid": 40.0}  # a second per layer and sample
+
+SLOW = AS_PREDICTED | {"data": 1e4}  # it is the arrangement that is predicted to be the fastest
+KEEP = "checkpoint.keep=9"
+SAVED, BASELINE = ("checkpoint.every_steps=20", KEEP), ("baseline=true", "checkpoint.every_steps=10", KEEP)
 
 
 @pytest.fixture(scope="module")
@@ -26,24 +32,40 @@ def run_with_times(pool: Pool, folder: Path, seconds: dict[str, float], *overrid
     return Job(folder, "")
 
 
+@pytest.fixture(scope="module")
+def slow(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    return run_with_times(pool, tmp_path_factory.mktemp("jobs") / "slow", SLOW, *SAVED)
+
+
+@pytest.fixture(scope="module")
+def baseline(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    return run_with_times(pool, tmp_path_factory.mktemp("jobs") / "baseline", AS_PREDICTED, *BASELINE)
+
+
+def stopped_at(run: Job, step: int, folder: Path) -> Path:
+    """The folder as the run would have left it if it had been killed after the checkpoint of a step."""
+    shutil.copytree(run.folder, folder)
+    for path in (folder / FOLDER).iterdir():
+        if path.name > f"step-{step:08d}":
+            shutil.rmtree(path)
+    return folder
+
+
 def kinds(job: Job) -> list[tuple[int, int, int]]:
     """Returns the first step, stages and replicas of each plan."""
     return [(plan["step"], len(plan["stages"]), plan["num_replicas"]) for plan in job.summary["plans"]]
 
 
-def test_a_plan_that_is_slower_than_predicted_gives_way_and_the_losses_stay(
-    pool: Pool, tmp_path: Path, on_one_device: Job
-) -> None:
-    job = run_with_times(pool, tmp_path / "run", AS_PREDICTED | {"data": 1e4})
-    (first, second, *_) = kinds(job)
+def test_a_plan_that_is_slower_than_predicted_gives_way_and_the_losses_stay(slow: Job, on_one_device: Job) -> None:
+    (first, second, *_) = kinds(slow)
     assert first == (0, 1, 2)
     assert second[0] == 8, "two steps of warm-up and six that count"
     assert second[1:] != (1, 2)
-    timed = job.events("plan_timed")
+    timed = slow.events("plan_timed")
     assert (timed[0]["step"], timed[0]["measured_step_s"]) == (8, 1e4)
     assert timed[0]["predicted_step_s"] < 100
-    assert job.events("transition")[0]["reason"] == "its first steps have shown that another plan is faster"
-    assert job.losses == pytest.approx(on_one_device.losses, rel=0, abs=1e-10)
+    assert slow.events("transition")[0]["reason"] == "its first steps have shown that another plan is faster"
+    assert slow.losses == pytest.approx(on_one_device.losses, rel=0, abs=1e-10)
 
 
 def test_plans_do_not_alternate(pool: Pool, tmp_path: Path) -> None:
@@ -78,14 +100,13 @@ def test_a_small_difference_changes_nothing(pool: Pool, tmp_path: Path) -> None:
     assert kinds(job) == kinds(steady) == [(0, 1, 2)]
 
 
-def test_a_baseline_times_each_kind_by_steps_of_the_training(pool: Pool, tmp_path: Path, on_one_device: Job) -> None:
-    job = run_with_times(pool, tmp_path / "run", AS_PREDICTED, "baseline=true")
-    plans = kinds(job)
+def test_a_baseline_times_each_kind_by_steps_of_the_training(baseline: Job, on_one_device: Job) -> None:
+    plans = kinds(baseline)
     assert [step for step, *_ in plans] == [0, 8, 16, 24]
     assert {plan[1:] for plan in plans[:3]} == {(1, 1), (1, 2), (2, 1)}
     assert plans[3][1:] == (1, 2), "the fastest goes on"
-    assert job.losses == pytest.approx(on_one_device.losses, rel=0, abs=1e-10)
-    summary, seconds = job.summary, [step["step_seconds"] for step in job.events("step")]
+    assert baseline.losses == pytest.approx(on_one_device.losses, rel=0, abs=1e-10)
+    summary, seconds = baseline.summary, [step["step_seconds"] for step in baseline.events("step")]
     assert summary["speedup_is"] == "measured"
     timed = {(len(plan["stages"]), plan["num_replicas"]): plan for plan in summary["static_plans"]}
     assert timed[1, 1]["num_steps"] == timed[2, 1]["num_steps"] == 6
@@ -102,13 +123,9 @@ def test_a_baseline_goes_back_to_the_arrangement_that_was_asked_for(pool: Pool, 
     assert len(job.summary["static_plans"]) == 3
 
 
-def test_a_baseline_goes_on_where_a_run_was_stopped_in_it(pool: Pool, tmp_path: Path) -> None:
-    saved = ("baseline=true", "checkpoint.every_steps=10", "checkpoint.keep=9")
-    job = run_with_times(pool, tmp_path / "run", AS_PREDICTED, *saved)
-    for step in range(20, 50, 10):  # as it would have been killed after step 10, under the second kind
-        shutil.rmtree(job.folder / "checkpoints" / f"step-{step:08d}", ignore_errors=True)
-    shutil.rmtree(job.folder / "checkpoints" / f"step-{48:08d}", ignore_errors=True)
-    options = (*RUN, *saved, "resume.run=auto")
+def test_a_baseline_goes_on_where_a_run_was_stopped_in_it(pool: Pool, tmp_path: Path, baseline: Job) -> None:
+    job = Job(stopped_at(baseline, 10, tmp_path / "run"), "")  # under the second kind
+    options = (*RUN, *BASELINE, "resume.run=auto")
     assert set(pool.run(2, play_with_step_times, options, job.folder, AS_PREDICTED)) == {""}
     assert len(job.events("resume")) == 1
     timed = {(len(plan["stages"]), plan["num_replicas"]) for plan in job.summary["static_plans"]}
@@ -118,18 +135,14 @@ def test_a_baseline_goes_on_where_a_run_was_stopped_in_it(pool: Pool, tmp_path: 
     assert begun.count("reading data") == 2, "what the second start says stays in the log"
 
 
-def test_a_run_that_goes_on_knows_how_long_steps_took_before(pool: Pool, tmp_path: Path) -> None:
+def test_a_run_that_goes_on_knows_how_long_steps_took_before(pool: Pool, tmp_path: Path, slow: Job) -> None:
     """Otherwise it would try the slow plan again, and compare itself with a static plan that it takes for fast."""
-    saved, slow = ("checkpoint.every_steps=20", "checkpoint.keep=9"), AS_PREDICTED | {"data": 1e4}
-    job = run_with_times(pool, tmp_path / "run", slow, *saved)
-    before = kinds(job)
-    for step in (40, 48):
-        shutil.rmtree(job.folder / "checkpoints" / f"step-{step:08d}")
-    assert set(pool.run(2, play_with_step_times, (*RUN, *saved, "resume.run=auto"), job.folder, slow)) == {""}
+    job = Job(stopped_at(slow, 20, tmp_path / "run"), "")
+    assert set(pool.run(2, play_with_step_times, (*RUN, *SAVED, "resume.run=auto"), job.folder, SLOW)) == {""}
     assert len(job.events("resume")) == 1
     went_on = [plan for step, *plan in kinds(job) if step >= 20]
-    assert went_on == [[*before[-1][1:]]], "not the one that was predicted to be the fastest"
-    static_s = min(slow["single"], slow["pipeline"])
+    assert went_on == [[*kinds(slow)[-1][1:]]], "not the one that was predicted to be the fastest"
+    static_s = min(SLOW["single"], SLOW["pipeline"])
     assert job.summary["speedup_vs_static"] == pytest.approx(static_s * 48 / job.summary["train_seconds"], rel=0.01)
 
 

@@ -28,6 +28,7 @@ PLACES = {  # in a pass between two others, of which the other rank has asked fo
 }
 
 
+@pytest.mark.thinned("a training step")
 @pytest.mark.parametrize(("place", "hanging"), [(place, number % 2) for number, place in enumerate(PLACES)])
 def test_a_rank_that_hangs_is_named_with_its_place(place: str, hanging: int, pool: Pool, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()

@@ -67,6 +67,7 @@ def write_texts(folder: Path, ending: str) -> Path:
     return file
 
 
+@pytest.mark.thinned("csv", "jsonl")
 @pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl", "txt"])
 def test_texts_have_the_probabilities_that_transformers_gives_them(
     pool: Pool, texts: Job, tmp_path: Path, ending: str
@@ -90,6 +91,7 @@ def test_texts_have_the_probabilities_that_transformers_gives_them(
     assert [float(row["scores_positive"]) for row in table] == scores[:, 1].tolist()
 
 
+@pytest.mark.thinned("any classes")
 @pytest.mark.parametrize(
     ("labels", "options"),
     [(["song", "sleep"] * 2, []), (["bird|song", "bird", "song", ""], ["dataset.label_separator='|'"])],

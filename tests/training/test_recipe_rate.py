@@ -11,6 +11,7 @@ from support.texts import text_run, write_encoder, write_table
 from pipetransformer.report.event_log import EVENT_LOG
 
 
+@pytest.mark.thinned("adapters", "given")
 @pytest.mark.parametrize(
     ("options", "rate", "by_model"),
     [

@@ -63,7 +63,7 @@ def stopped_at(whole: Path, step: int, folder: Path) -> Path:
 
 
 CELLS = [
-    (1, "one process"), (4, "pipeline"), (8, "sharded"), (14, "data"), (19, "elastic of four"), (6, "3d 1 x 2 x 2"),
+    (1, "one process"), (8, "sharded"), (4, "pipeline"), (14, "data"), (19, "elastic of four"), (6, "3d 1 x 2 x 2"),
 ]  # fmt: skip
 """Other worlds meet where a resumed run is resumed again."""
 if IS_WHOLE:
@@ -74,6 +74,7 @@ if IS_WHOLE:
     CELLS = [(step, world) for step in range(1, 61) for world in WORLDS if " of " in world and world[-1].isdigit()]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(("step", "world"), CELLS)
 def test_a_run_goes_on_in_any_world_as_if_it_had_never_stopped(
     pool: Pool, tmp_path: Path, whole: tuple[Path, Ran], step: int, world: str
@@ -114,6 +115,7 @@ def decoder(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> tuple[tuple
     return options, folder, pool.run(2, run_on, options, folder / "run", PREFIXES)[0]
 
 
+@pytest.mark.thinned("sharded")
 @pytest.mark.parametrize(("step", "world"), [(7, "sharded"), (14, "elastic of four")])
 def test_a_decoder_goes_on_in_any_world(
     pool: Pool, tmp_path: Path, decoder: tuple[tuple[str, ...], Path, Ran], step: int, world: str
@@ -367,6 +369,7 @@ def test_other_data_are_refused(pool: Pool, run_dir: Path) -> None:
     assert "dataset: {'train': '00000000" in go_on(pool, run_dir).error
 
 
+@pytest.mark.thinned("layer")
 @pytest.mark.parametrize("name", [MANIFEST, layer_file(2)])
 def test_a_damaged_checkpoint_is_passed_over_aloud(pool: Pool, run_dir: Path, name: str) -> None:
     damaged = run_dir / FOLDER / "step-00000008" / name
@@ -387,6 +390,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_not_resumed(pool: Pool, run_
     assert "start the run anew in another folder" in error
 
 
+@pytest.mark.thinned("full")
 @pytest.mark.parametrize(
     ("fault", "expected"),
     [

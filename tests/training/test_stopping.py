@@ -48,6 +48,7 @@ def assert_equal(model: dict[str, torch.Tensor], other: dict[str, torch.Tensor])
     assert all(torch.equal(tensor, other[name]) for name, tensor in model.items())
 
 
+@pytest.mark.thinned("signal-requeue")
 @pytest.mark.parametrize(("what", "status"), [("signal", "requeue"), ("Ctrl-C", "interrupted")])
 def test_a_run_without_checkpoints_that_is_stopped_saves_its_model(
     pool: Pool, tmp_path: Path, what: str, status: str
@@ -63,6 +64,7 @@ def undisturbed(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> Job:
     return run_job(pool, 2, tmp_path_factory.mktemp("undisturbed") / "run", *RUN, made_up_times=True)
 
 
+@pytest.mark.thinned("a fill", "the last evaluation")
 @pytest.mark.parametrize(("place", "rank"), [(place, number % 2) for number, place in enumerate(PLACES)])
 def test_a_signal_in_any_loop_saves_the_run(
     place: str, rank: int, pool: Pool, tmp_path: Path, undisturbed: Job

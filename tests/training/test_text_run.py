@@ -31,6 +31,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_encoder(tmp_path_factory.mktemp("encoder"))
 
 
+@pytest.mark.thinned("multi_label")
 @pytest.mark.parametrize("task", LABELS)
 def test_a_table_is_trained_on_alike_at_any_topology_and_saved_with_its_task(
     pool: Pool, tmp_path: Path, encoder: Path, task: str

@@ -24,10 +24,17 @@ AT_STEP = 10  # two steps after a decision
 
 @pytest.fixture(scope="module")
 def undisturbed(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], Run | str]:
-    folder = tmp_path_factory.mktemp("run")
-    return {run: pool.run(1, run_through_json, run, folder, None)[0] for run in (RUN, SCHEDULE)}
+    """Each run to its end, made when it is first asked for."""
+
+    class Runs(dict[tuple[str, ...], Run | str]):
+        def __missing__(self, run: tuple[str, ...]) -> Run | str:
+            self[run] = pool.run(1, run_through_json, run, tmp_path_factory.mktemp("run"), None)[0]
+            return self[run]
+
+    return Runs()
 
 
+@pytest.mark.thinned("paper rule")
 @pytest.mark.parametrize("run", [RUN, SCHEDULE], ids=["paper rule", "schedule"])
 def test_a_run_goes_on_from_its_state_as_if_nothing_had_happened(
     pool: Pool, tmp_path: Path, undisturbed: dict[tuple[str, ...], Run | str], run: tuple[str, ...]
@@ -36,6 +43,7 @@ def test_a_run_goes_on_from_its_state_as_if_nothing_had_happened(
     assert pool.run(1, run_through_json, run, tmp_path, AT_STEP)[0] == undisturbed[run]
 
 
+@pytest.mark.thinned("policy_state")
 @pytest.mark.parametrize(
     ("name", "run"),
     [

@@ -38,6 +38,7 @@ def test_blocks_freeze_and_train_again_either_way(whole: Whole) -> None:
     assert abs(kept.losses[5] - reset.losses[5]) > 1e-6
 
 
+@pytest.mark.thinned("pipeline")
 @pytest.mark.parametrize(("world", "on_unfreeze"), [("elastic of four", "keep"), ("pipeline", "reset")])
 def test_it_is_one_training_at_any_world(
     world: str, on_unfreeze: str, pool: Pool, tmp_path: Path, whole: Whole
@@ -50,6 +51,7 @@ def test_it_is_one_training_at_any_world(
         assert len({plan[2:] for plan in ran.plans}) > 1, "the arrangement follows"
 
 
+@pytest.mark.thinned("one process-keep", "pipeline")
 @pytest.mark.parametrize(
     ("world", "on_unfreeze", "steps"),
     [
