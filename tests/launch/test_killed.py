@@ -52,8 +52,8 @@ def test_ranks_that_left_no_record_beside_a_killed_fork_server_are_not_the_cause
     assert cause(tmp_path, 2, {0: 255})[1] == SERVER_KILLED
 
 
-# every run tells its exit codes (above, and test_where_all_ranks_were_interrupted_their_server_was_killed), and kills a
-# launcher, with which server and ranks end by the same signal
+# every run tells what a killed server leaves (above, and test_where_all_ranks_were_interrupted_their_server_was_killed)
+# and kills a launcher, after which server and ranks end by the same signal
 @pytest.mark.thorough
 def test_a_killed_fork_server_is_named(run: tuple[str, ...], tmp_path: Path) -> None:
     err, job = killed(run, tmp_path, None)

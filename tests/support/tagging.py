@@ -17,7 +17,7 @@ from pipetransformer.data.token_tasks import IGNORED, token_cross_entropy
 from pipetransformer.errors import UserError
 from pipetransformer.models.base import Head
 from pipetransformer.training.run import run_rank
-from support.jobs import loaded
+from support.jobs import loaded, with_made_up_times
 
 TAGS = {"bird": "noun", "sings": "verb", "sleeps": "verb"}
 LABELS = ("other", "noun", "verb")
@@ -79,7 +79,8 @@ class Tagging(DatasetSpec):
 
 def tag(overrides: tuple[str, ...], folder: Path) -> None:
     """One rank of a run on tagged texts."""
-    run_rank(replace(loaded(*overrides), dataset=Tagging()), folder, torch.device("cpu"), {}, None)
+    with with_made_up_times():
+        run_rank(replace(loaded(*overrides), dataset=Tagging()), folder, torch.device("cpu"), {}, None)
 
 
 def tag_by_mean(overrides: tuple[str, ...], folder: Path) -> str:
@@ -90,7 +91,8 @@ def tag_by_mean(overrides: tuple[str, ...], folder: Path) -> str:
             return replace(super().load(wanted), task=replace(TAGGING, loss=_mean_loss))
 
     try:
-        run_rank(replace(loaded(*overrides), dataset=ByMean()), folder, torch.device("cpu"), {}, None)
+        with with_made_up_times():
+            run_rank(replace(loaded(*overrides), dataset=ByMean()), folder, torch.device("cpu"), {}, None)
     except UserError as error:
         return str(error)
     return ""

@@ -10,6 +10,7 @@ import pytest
 import timm
 import torch
 from safetensors.torch import load_file
+from support.by_bytes import PoolByBytes
 from support.cases import tensors_equal
 from support.jobs import TINY
 from support.new_policy import TooMany
@@ -62,6 +63,12 @@ ARRANGEMENTS = {
 
 
 @pytest.fixture(scope="module")
+def pool(pool: Pool) -> PoolByBytes:
+    """Only where a test takes ``pool.measuring`` a run measures what it plans by, which takes longer than the rest."""
+    return PoolByBytes(pool)
+
+
+@pytest.fixture(scope="module")
 def whole(pool: Pool) -> list[float]:
     """Losses of the encoder in one process."""
     return pool.run(1, train_from_a_state, "encoder", pt.Parallel(), 12, None)[0][0]
@@ -69,9 +76,11 @@ def whole(pool: Pool) -> list[float]:
 
 @pytest.mark.thinned("elastic", "fsdp")
 @pytest.mark.parametrize(("world", "parallel"), ARRANGEMENTS.values(), ids=ARRANGEMENTS)
-def test_an_own_model_trains_as_by_a_plain_loop(pool: Pool, tmp_path: Path, world: int, parallel: pt.Parallel) -> None:
+def test_an_own_model_trains_as_by_a_plain_loop(
+    pool: PoolByBytes, tmp_path: Path, world: int, parallel: pt.Parallel
+) -> None:
     losses, weights = train_plainly()
-    for rank, seen in enumerate(pool.run(world, train_own, "sequential", tmp_path, parallel)):
+    for rank, seen in enumerate(pool.measuring.run(world, train_own, "sequential", tmp_path, parallel)):
         assert seen["losses"] == pytest.approx(losses, rel=0, abs=1e-10)
         assert seen["step"] == len(losses)
         assert seen["saved"].keys() == (weights.keys() if rank == 0 else set())

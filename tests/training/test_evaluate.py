@@ -8,7 +8,7 @@ UNTRAINED = (*TINY, "optim.lr=1e-12", "epochs=1", "precision=float64", "dataset.
 
 
 def evaluated(pool: Pool, folder: Path, world_size: int, *overrides: str) -> Job:
-    job = run_job(pool, world_size, folder, *UNTRAINED, *overrides)
+    job = run_job(pool, world_size, folder, *UNTRAINED, *overrides, made_up_times=True)
     assert not job.error
     return job
 

@@ -62,7 +62,8 @@ def test_every_part_of_what_is_drawn_makes_a_difference(pool: Pool, tmp_path: Pa
     table = classes(tmp_path / "pictures")
     cases = {"none": (), "transforms": RANDOM[:1], "mixup": RANDOM[1:2], "cutmix": RANDOM[2:3], "smoothing": RANDOM[4:]}
     losses = {
-        name: pool.run(1, run_on, (*table, *given), tmp_path / name, [0])[0].losses for name, given in cases.items()
+        name: pool.run(1, run_on, (*table, *given, "epochs=1"), tmp_path / name, [0])[0].losses
+        for name, given in cases.items()
     }
     assert len({tuple(each) for each in losses.values()}) == len(cases)
 

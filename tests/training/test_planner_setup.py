@@ -19,7 +19,7 @@ from pipetransformer.training.build import check_chunks
 RUN = (*TINY, "epochs=2", "freeze=schedule", "freeze.num_frozen=[1]", "freeze.interval=0.5")
 
 
-@pytest.mark.thinned("parallel=sharded", "parallel.tp=null")
+@pytest.mark.thinned("parallel.tp=null")
 @pytest.mark.parametrize(
     "options", [(), ("parallel=sharded",), ("parallel=chunks",), ("parallel.tp=null",)], ids=lambda own: " ".join(own)
 )

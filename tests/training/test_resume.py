@@ -74,7 +74,7 @@ if IS_WHOLE:
     CELLS = [(step, world) for step in range(1, 61) for world in WORLDS if " of " in world and world[-1].isdigit()]
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize(("step", "world"), CELLS)
 def test_a_run_goes_on_in_any_world_as_if_it_had_never_stopped(
     pool: Pool, tmp_path: Path, whole: tuple[Path, Ran], step: int, world: str

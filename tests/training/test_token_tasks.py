@@ -44,8 +44,8 @@ def prompted(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 
 
 def alone_and_in_a_pipeline(pool: Pool, folder: Path, *overrides: str) -> tuple[Job, Job]:
-    alone = run_job(pool, 1, folder / "alone", *overrides, *OPTIONS, *FREEZING)
-    pipeline = run_job(pool, 2, folder / "pipeline", *overrides, *OPTIONS, *FREEZING, *PIPELINE)
+    alone = run_job(pool, 1, folder / "alone", *overrides, *OPTIONS, *FREEZING, made_up_times=True)
+    pipeline = run_job(pool, 2, folder / "pipeline", *overrides, *OPTIONS, *FREEZING, *PIPELINE, made_up_times=True)
     assert (alone.error, pipeline.error) == ("", "")
     assert pipeline.losses == pytest.approx(alone.losses, abs=1e-10)
     assert pipeline.losses[-1] < 0.9 * pipeline.losses[0]
@@ -104,7 +104,7 @@ def test_documents_are_scored_one_by_one_though_training_packs_them(
 def recorded(pool: Pool, folder: Path, *overrides: str) -> Job:
     """A short run with the record of its settings that the command writes."""
     options = (*overrides, *OPTIONS, "epochs=1", "freeze=none")
-    job = run_job(pool, 1, folder, *options)
+    job = run_job(pool, 1, folder, *options, made_up_times=True)
     assert job.error == ""
     write_config(loaded(*options), folder)
     return job
@@ -113,6 +113,6 @@ def recorded(pool: Pool, folder: Path, *overrides: str) -> Job:
 def test_words_that_were_cut_are_reported_once(pool: Pool, tmp_path: Path, tagged: tuple[str, ...]) -> None:
     (tmp_path / "train.txt").write_text("a O\n" * 20 + "bird B-NOUN\n\na O\n\nbird B-NOUN\n" * 4)
     job = run_job(pool, 2, tmp_path / "run", *tagged, f"dataset.path={tmp_path}", *OPTIONS, "dataset.max_length=8",
-                  "batch_size=2", "epochs=1")  # fmt: skip
+                  "batch_size=2", "epochs=1", made_up_times=True)  # fmt: skip
     assert job.error == ""
     assert [text[:32] for text in job.messages if "no token" in text] == ["13 words of the train split coun"]

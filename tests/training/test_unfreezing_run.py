@@ -51,7 +51,7 @@ def test_it_is_one_training_at_any_world(
         assert len({plan[2:] for plan in ran.plans}) > 1, "the arrangement follows"
 
 
-@pytest.mark.thinned("one process-keep", "pipeline")
+@pytest.mark.thinned("one process-keep")
 @pytest.mark.parametrize(
     ("world", "on_unfreeze", "steps"),
     [
