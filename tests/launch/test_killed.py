@@ -52,8 +52,7 @@ def test_ranks_that_left_no_record_beside_a_killed_fork_server_are_not_the_cause
     assert cause(tmp_path, 2, {0: 255})[1] == SERVER_KILLED
 
 
-# every run tells what a killed server leaves (above, and test_where_all_ranks_were_interrupted_their_server_was_killed)
-# and kills a launcher, after which server and ranks end by the same signal
+# every run tells what a killed server leaves: above, and test_where_all_ranks_were_interrupted_their_server_was_killed
 @pytest.mark.thorough
 def test_a_killed_fork_server_is_named(run: tuple[str, ...], tmp_path: Path) -> None:
     err, job = killed(run, tmp_path, None)
@@ -63,6 +62,8 @@ def test_a_killed_fork_server_is_named(run: tuple[str, ...], tmp_path: Path) -> 
     assert "model" in job.summary or "pipetransformer-export run=run " in weights[0], "the ranks may have saved it"
 
 
+# every run ends a server and a rank without their launcher: launch/test_server.py, test_parent_process.py
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="the signal at a parent's death is Linux's")
 def test_server_and_ranks_end_with_a_launcher_that_is_killed(run: tuple[str, ...], tmp_path: Path) -> None:
     with started(tmp_path, *run) as (process, mark):

@@ -30,7 +30,7 @@ FREEZE = pt.FixedSchedule(num_frozen=[2], interval=0.25, guard=0.1)  # at steps 
 HURTS = {0: 0.9, 2: 0.5}
 
 
-@pytest.mark.thinned("elastic", "sharded")
+@pytest.mark.thinned("sharded")
 @pytest.mark.parametrize(("world", "parallel"), WORLDS.values(), ids=WORLDS)
 def test_a_batch_without_a_finite_loss_is_passed_over(
     pool: Pool, tmp_path: Path, world: int, parallel: pt.Parallel

@@ -79,7 +79,7 @@ def rows() -> Iterator[tuple[str, str, int]]:
         yield name, world, 0 if name in UNSTOPPED else 3 + index % 14
 
 
-@pytest.mark.thinned("a target", "budget", "egeria-", "pipetransformer", "with Lamb")
+@pytest.mark.thinned("a target", "egeria-", "pipetransformer", "with Lamb")
 @pytest.mark.parametrize(("name", "world", "step"), list(rows()))
 def test_a_policy_decides_alike_in_any_world_and_after_a_stop(
     name: str, world: str, step: int, pool: Pool, tmp_path: Path, alone: dict[str, tuple[list[float], Job]]

@@ -129,15 +129,25 @@ def test_a_decoder_goes_on_in_any_world(
     check_end(ranks[0], whole)
 
 
-def test_a_resumed_run_is_resumed_again(pool: Pool, tmp_path: Path, whole: tuple[Path, Ran]) -> None:
+OF_TWO = ("sharded", "tp 2", "pipeline", "cp 2", "data")
+
+
+@pytest.mark.parametrize(
+    "worlds",
+    [OF_TWO, pytest.param((*OF_TWO, "dp_shard 2 x tp 2", "elastic of four"), marks=pytest.mark.thorough)],
+    ids=["of two", "of four at last"],
+)
+def test_a_resumed_run_is_resumed_again(
+    pool: Pool, tmp_path: Path, whole: tuple[Path, Ran], worlds: tuple[str, ...]
+) -> None:
     folder = stopped_at(whole[0], 3, tmp_path)
     losses = whole[1].losses[:3]
-    for world in ("sharded", "tp 2", "pipeline", "cp 2", "data", "dp_shard 2 x tp 2", "elastic of four"):
+    for world in worlds:
         num_ranks, options = WORLDS[world]
         ranks = pool.run(num_ranks, run_on, (*RUN, *options), folder, PREFIXES, 2)
         assert [rank.differences for rank in ranks] == num_ranks * [[]]
         losses += ranks[0].losses
-    assert losses == pytest.approx(whole[1].losses[:17], rel=0, abs=1e-10)
+    assert losses == pytest.approx(whole[1].losses[: 3 + 2 * len(worlds)], rel=0, abs=1e-10)
 
 
 def go_on(pool: Pool, folder: Path, *options: str, world: int = 1) -> Job:
