@@ -154,6 +154,7 @@ def test_the_command_of_an_experiment_trains_every_arm_and_keeps_a_table(
     assert len(json.loads((tmp_path / "results.json").read_text())["results"]) == 2 * len(made)
 
 
+@pytest.mark.thinned("adapters", "components", "interval", "policies", "static_plans", "storage")
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_the_options_of_every_arm_compose(name: str) -> None:
     for arm in EXPERIMENTS[name][0]:

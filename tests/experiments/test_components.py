@@ -55,6 +55,8 @@ def test_the_baselines_differ_from_all_by_the_policy_and_the_control_by_its_leng
     assert replace(shorter, epochs=baseline.epochs) == baseline
 
 
+# in every run: the arms compose (above), tests/test_sweep.py sweeps, and test_table.py reads a sweep
+@pytest.mark.thorough
 def test_the_sweep_of_the_readme_in_a_tiny_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arms = "experiment=components/baseline,components/all"
     fewer = ("parallel.world_size=2", "parallel.device_memory_gib=null", "hydra.sweep.dir=sweep", KEEPING)

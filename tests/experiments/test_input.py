@@ -2,13 +2,13 @@
 
 import json
 import multiprocessing
-import subprocess
-import sys
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from support.experiments import printed_by_command, printed_in_pool
 from support.input_runs import with_children
 from support.pool import Pool
 
@@ -16,7 +16,6 @@ from experiments.input.input import Arm, Reading, Waiting, measure_reading, meas
 from experiments.input.pictures import SIZE, Ours, Torchvision, write_pictures
 from experiments.record import BEGIN, END
 
-ROOT = Path(__file__).parents[2]
 SMALL = {"depth": 1, "embed_dim": 12, "num_heads": 2}
 ORDER = [3, 0, 2, 1, 4]
 
@@ -64,13 +63,15 @@ def test_a_table_has_the_steps_that_hardly_wait_and_ratios_within_rounds() -> No
     assert Reading(1, (2.0, 4.0), (4.0, 4.0)).row() == ("1", "3", "4", "0.75", "0.50-1.00", "2")
 
 
-def test_the_command_prints_both_tables_and_keeps_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize("printed", [printed_in_pool, pytest.param(printed_by_command, marks=pytest.mark.thorough)])
+def test_the_command_prints_both_tables_and_keeps_them(
+    printed: Callable[[Pool, str, Sequence[str]], str], pool: Pool, tmp_path: Path
+) -> None:
     (tmp_path / "README.md").write_text(f"{BEGIN}\n{END}\n")
     options = ["--pictures", "4", "--batch-size", "2", "--depth", "1", "--workers", "0", "--seconds", "0"]
-    command = [sys.executable, "-m", "experiments.input.input", *options, "--into", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "| digits, in memory | 0 |" in done.stdout
-    assert done.stdout.strip() in (tmp_path / "README.md").read_text()
+    out = printed(pool, "experiments.input.input", [*options, "--into", str(tmp_path)])
+    assert "| digits, in memory | 0 |" in out
+    assert out.strip() in (tmp_path / "README.md").read_text()
     results = json.loads((tmp_path / "results.json").read_text())["results"]
     assert [arm["num_workers"] for each in results["waiting"] for arm in each["arms"]] == [0, 0]
     assert len(results["reading"][0]["ours"]) == 2

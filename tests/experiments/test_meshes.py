@@ -3,10 +3,17 @@
 from pathlib import Path
 
 import pytest
+from support.jobs import loaded_simulation
 
 from experiments.meshes import replay
 from experiments.meshes.replay import HEADLINES, Headline, ratio
 from experiments.meshes.steps import HEADER, Step, rows
+
+
+@pytest.fixture(autouse=True)
+def composes_each_choice_of_groups_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hydra takes longer than planning."""
+    monkeypatch.setattr(replay, "compose_simulation", lambda options: loaded_simulation(*options))
 
 
 @pytest.mark.parametrize("headline", HEADLINES, ids=lambda headline: headline.system)

@@ -64,6 +64,7 @@ def reference(workers: Pool, options: list[str], way: str) -> list[float]:
     return workers.run(1, losses, [PLAIN], options, FREEZES[way])[0][PLAIN]
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize(("name", "way"), ROWS, indirect=["way"])
 def test_the_losses_of_a_peer_on_two_ranks_are_those_of_one_process(
     name: str, workers: Pool, options: list[str], way: str, reference: list[float]
@@ -75,6 +76,7 @@ def test_the_losses_of_a_peer_on_two_ranks_are_those_of_one_process(
     assert found == pytest.approx(reference, rel=0, abs=1e-10)
 
 
+@pytest.mark.thinned("with freezing", "by lengths")
 def test_so_are_those_of_a_run(
     workers: Pool, options: list[str], way: str, reference: list[float], tmp_path: Path
 ) -> None:

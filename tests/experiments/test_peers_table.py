@@ -8,6 +8,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from support.jobs import loaded
 
 from experiments import arms
 from experiments.measured import Took
@@ -17,7 +18,6 @@ from experiments.peers.rank import PEERS, Peer
 from experiments.peers.tables import HEADER, TRAINER, Result, table, verdict
 from experiments.peers.workloads import WORKLOADS, write_idx
 from experiments.record import BEGIN, END
-from pipetransformer.config.compose import compose_training
 from pipetransformer.data.images.sources import read_idx
 from pipetransformer.report.event_log import write_json
 
@@ -114,7 +114,7 @@ def test_the_options_of_every_arm_compose(workload: str) -> None:
     common = [*WORKLOADS[workload].options, *experiment.COMMON]
     for arm in OURS:
         assert isinstance(arm.options, tuple)
-        assert compose_training([*common, *arm.options]).parallel.world_size == 2
+        assert loaded(*common, *arm.options).parallel.world_size == 2
     assert WORKLOADS[workload].epochs % 2 == 0, "a control trains for half of them"
 
 

@@ -11,6 +11,7 @@ from experiments.step_time.cases import Case
 SMALL = Case("small", "vit", 16, {"embed_dim": 16, "depth": 6, "num_heads": 2, "proj_drop_rate": 0.0})
 
 
+@pytest.mark.thinned("all")
 @pytest.mark.parametrize(("plans", "num_rounds"), [(PLANS, 1), (PLANS[:2], 2)], ids=["all", "twice"])
 def test_every_plan_is_predicted_and_timed_in_every_round(plans: Sequence[Wanted], num_rounds: int, pool: Pool) -> None:
     times = pool.run(2, measure, SMALL, plans, num_rounds, 1)[0]

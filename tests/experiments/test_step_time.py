@@ -1,11 +1,11 @@
 """The step-time benchmark runs, and compares like with like."""
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from support.experiments import printed_by_command, printed_in_pool
 from support.pool import Pool
 
 from experiments.record import BEGIN, END
@@ -18,11 +18,11 @@ from experiments.step_time.scheduler import __main__ as scheduler
 from experiments.step_time.step_time import CPU, WALL, Times, measure, row
 from pipetransformer.autopipe.plan import Plan
 
-ROOT = Path(__file__).parents[2]
 VIT = Case("small", "vit", 8, {"embed_dim": 16, "depth": 1, "num_heads": 2})
 TEXT = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 
 
+@pytest.mark.thinned("small", "dropout")
 @pytest.mark.parametrize(
     "case",
     [VIT, Case("text", "bert", 8, CASES[3].options | TEXT), Case("dropout", "bert", 8, CASES[4].options | TEXT)],
@@ -35,6 +35,7 @@ def test_every_round_times_both_loops_on_the_same_training(case: Case, pool: Poo
     assert all(seconds > 0 for turn in times.plain + times.elastic for seconds in turn)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("world", [1, 2])
 @pytest.mark.parametrize(("num_frozen", "cached"), [(0, False), (1, False), (2, True)])
 def test_a_frozen_level_is_timed_on_the_same_training(world: int, num_frozen: int, cached: bool, pool: Pool) -> None:
@@ -96,12 +97,13 @@ def test_a_ratio_is_taken_within_its_round() -> None:
     assert row(times) == ("a", "1,000", "200.0", "220.0", "1.100", "1.050-1.550", "2.000", "3")
 
 
-def test_the_command_prints_the_table_and_keeps_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("printed", [printed_in_pool, pytest.param(printed_by_command, marks=pytest.mark.thorough)])
+def test_the_command_prints_the_table_and_keeps_it(
+    printed: Callable[[Pool, str, Sequence[str]], str], pool: Pool, tmp_path: Path
+) -> None:
     (tmp_path / "README.md").write_text(f"{BEGIN}\n{END}\n")
-    command = [sys.executable, "-m", "experiments.step_time.step_time", "--seconds", "0", "--steps", "3"]
-    done = subprocess.run(
-        [*command, "--cases", "0", "--into", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert f"| {CASES[0].name} |" in done.stdout
-    assert done.stdout.strip() in (tmp_path / "README.md").read_text()
+    arguments = ["--seconds", "0", "--steps", "3", "--cases", "0", "--into", str(tmp_path)]
+    out = printed(pool, "experiments.step_time.step_time", arguments)
+    assert f"| {CASES[0].name} |" in out
+    assert out.strip() in (tmp_path / "README.md").read_text()
     assert len(json.loads((tmp_path / "results.json").read_text())["results"][0]["plain"]) == 2

@@ -153,6 +153,15 @@ FAMILIES = [
 ]
 Family = Images | Text | Tower
 
+# rows of each way to split a model and to fill its layers: words in their ids
+EACH_SPLIT = (
+    *("[vit_tiny_patch16_224-image-5-{}", "distilled", "[eva02_tiny"),  # timm: a ViT, one of two heads, an EVA
+    *("[bert-sequence", "[distilbert-token", "[electra-span"),  # with a pooler, without, with a projection
+    *("[modernbert-span", "[gpt2-causal", "[llama-span", "[gemma3_text-causal"),  # built as decoders
+    *("[deberta-v2 xlarge", "[mpnet-span", "inner_group_num"),  # blocks that share weights
+    *("[vit-image-5-{}-(1, 24", "[dinov2", "[siglip"),  # vision towers
+)
+
 
 def name_of(family: Family) -> str:
     return f"{family.name}-{family.head.kind}-{family.head.num_outputs}-{family.options}-{family.input_shape}"
@@ -201,6 +210,7 @@ def state_of(stack: LayerStack) -> dict[str, Tensor]:
     return {name: tensor for layer in stack.layers for name, tensor in layer.original_state().items()}
 
 
+@pytest.mark.thinned("-image-", "-sequence-", "-span-", "-causal-", "[bert-token", "[deberta-v2-token", "[gpt2-token")
 def test_a_stack_computes_what_the_saved_original_computes_and_its_layers_have_all_of_its_state(
     family: Family, encoder_folder: Folder, saved: Callable[[Family], Path]
 ) -> None:
@@ -228,6 +238,7 @@ def test_a_stack_computes_what_the_saved_original_computes_and_its_layers_have_a
     assert {name: tensor.shape for name, tensor in state_of(stack).items()} == {n: t.shape for n, t in state.items()}
 
 
+@pytest.mark.thinned(*EACH_SPLIT)
 def test_the_seed_alone_decides_the_weights_and_the_callers_draws_are_left_alone(
     family: Family, encoder_folder: Folder
 ) -> None:
@@ -242,6 +253,7 @@ def test_the_seed_alone_decides_the_weights_and_the_callers_draws_are_left_alone
     assert any(not torch.equal(tensor, other[name]) for name, tensor in first.items())
 
 
+@pytest.mark.thinned("[bert-", "[modernbert-", "[deberta-v2-", "[albert-", "[gpt2-", "[llama-", "[vit-", "[siglip-")
 @pytest.mark.parametrize("family", {f.name: f for f in FAMILIES if isinstance(f, Text | Tower)}.values(), ids=name_of)
 def test_layers_are_drawn_as_transformers_draws_what_a_checkpoint_lacks(
     family: Text | Tower, encoder_folder: Folder
@@ -269,6 +281,7 @@ def test_hidden_shape_is_the_shape_between_all_layers(family: Family, encoder_fo
         assert hidden.shape == expected
 
 
+@pytest.mark.thinned("-image-", *EACH_SPLIT)
 def test_a_stored_hidden_state_goes_on_bit_for_bit_from_every_depth(family: Family, encoder_folder: Folder) -> None:
     stack = build(family, encoder_folder).double().eval()
     hidden, context = family.batch()
@@ -284,6 +297,7 @@ def test_a_stored_hidden_state_goes_on_bit_for_bit_from_every_depth(family: Fami
         assert torch.equal(outputs, expected)
 
 
+@pytest.mark.thinned(*EACH_SPLIT)
 def test_a_copy_stands_on_its_own(family: Family, encoder_folder: Folder) -> None:
     stack = build(family, encoder_folder).double().eval()
     inputs, context = family.batch()
@@ -299,6 +313,7 @@ def test_a_new_stack_trains(family: Family, encoder_folder: Folder) -> None:
     assert all(module.training for module in build(family, encoder_folder).modules())
 
 
+@pytest.mark.thinned(*EACH_SPLIT)
 @pytest.mark.parametrize("pretrained", [False, True])
 def test_a_meta_stack_has_no_storage_and_a_layer_loaded_alone_has_the_weights_that_it_has_in_the_whole_model(
     pretrained: bool, family: Family, encoder_folder: Folder, saved: Callable[[Family], Path]

@@ -79,6 +79,7 @@ def test_pickled_weights_are_refused_and_never_opened(spec: ModelSpec, tmp_path:
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.thinned("[text")
 def test_the_command_of_the_refusal_converts(spec: ModelSpec) -> None:
     expected = pickled(spec)
     with pytest.raises(UserError) as caught:

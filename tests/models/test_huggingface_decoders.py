@@ -89,6 +89,7 @@ def stack(folder: Path) -> LayerStack:
     return build(folder)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("kind", ["padded", "packed"])
 def test_upper_layers_alone_give_the_same_bits_from_a_stored_hidden_state_at_every_depth(
     kind: str, folder: Path, stack: LayerStack
@@ -127,6 +128,7 @@ def test_positions_that_are_added_in_a_block_again_do_not_pass(
         check(stack_with_weights(model, check=False), model)
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("model_type", ["gemma3_text", "qwen2"])
 def test_kinds_that_are_counted_from_another_block_do_not_pass(
     model_type: str, encoder_folder: Folder, monkeypatch: pytest.MonkeyPatch
@@ -173,6 +175,7 @@ def test_padding_changes_nothing_at_the_tokens_before_it(stack: LayerStack) -> N
         assert torch.equal(other[row, :length], padded[row, :length])
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("head", [NEXT_TOKEN, Head("sequence", 3)], ids=lambda head: head.kind)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_row_of_padding_alone_gives_finite_outputs_and_gradients(
@@ -222,6 +225,7 @@ def test_the_blocks_of_a_forward_share_their_mask_and_positions_which_go_with_it
     assert len(results) == 0
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("pretrained", [False, True])
 @pytest.mark.parametrize("model_type", WORDS)
 def test_an_untied_head_starts_as_the_embedding_and_belongs_to_itself(
@@ -332,6 +336,7 @@ def test_a_token_that_ends_texts_and_fills_them_up_is_told_where_a_saved_model_c
     ] * warns
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("published", [AutoModel, AutoModelForCausalLM])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_published_weights_are_read_layer_by_layer_and_trained_in_float32(

@@ -52,7 +52,8 @@ def saved(folder: Path, to: Path, shape: tuple[int, ...] = (3, 16, 16), **change
 def test_parameters_that_only_pretraining_uses_are_noted(
     pretrained: bool, encoder_folder: Folder, tmp_path: Path
 ) -> None:
-    folder = encoder_folder("dinov2_with_registers", num_hidden_layers=3)
+    tiny = {"hidden_size": 16, "num_attention_heads": 2, "image_size": 16, "patch_size": 4}
+    folder = encoder_folder("dinov2_with_registers", num_hidden_layers=3, **tiny)
     stack = build(saved(folder, tmp_path) if pretrained else folder, pretrained=pretrained)
     assert stack.idle == {"dinov2_with_registers.embeddings.mask_token"}
     assert [len(stack.idle_parameters(index)) for index in range(len(stack))] == [1, 0, 0, 0, 0]

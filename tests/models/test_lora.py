@@ -41,6 +41,7 @@ def frozen_from(plans: dict[int, Plan]) -> dict[int, int]:
     return {step: each.num_frozen for step, each in plans.items()}
 
 
+@pytest.mark.thinned("pipeline", "thawed", "cached", "shards")
 @pytest.mark.parametrize(("name", "kind"), [(name, ("vit", "bert")[number % 2]) for number, name in enumerate(PLANS)])
 def test_training_equals_a_plain_loop_with_peft(
     name: str, kind: str, pool: Pool, bert_config: Path, tmp_path: Path
@@ -62,6 +63,7 @@ def test_a_stage_in_which_nothing_trains_is_sent_no_gradient(
     assert pool.run(2, num_received, case, wanted, str(tmp_path)) == expected
 
 
+@pytest.mark.thinned("bert_mlm")
 @pytest.mark.parametrize("kind", ["vit", "bert_mlm"])
 def test_dropout_of_adapters_belongs_to_the_sample(kind: str, pool: Pool, bert_config: Path, tmp_path: Path) -> None:
     case = Case(kind, bert_config, dropout=0.2, lora=True, num_steps=6)
@@ -94,6 +96,7 @@ def outputs_of(model: torch.nn.Module, case: Case) -> Tensor:
     return output if isinstance(output, Tensor) else output.logits
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("bias", ["none", "lora_only", "all"])
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "eva02_tiny_patch14_224"])
 def test_the_biases_that_train_are_those_of_peft(name: str, bias: str) -> None:
@@ -111,6 +114,7 @@ def test_the_biases_that_train_are_those_of_peft(name: str, bias: str) -> None:
     assert trained == wanted & {key for _, key in of_blocks}
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("bias", ["none", "lora_only", "all"])
 @pytest.mark.parametrize("kind", ["vit", "bert", "gpt2"])
 def test_peft_loads_what_is_saved_and_the_sum_is_the_model(

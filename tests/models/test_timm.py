@@ -255,6 +255,7 @@ def test_rotary_positions_are_no_tensors_and_bit_for_bit_those_of_timm(
     assert not [name for layer in stack.layers for name, _ in layer.tensors() if "rope" in name]
 
 
+@pytest.mark.thinned("mci")
 @pytest.mark.parametrize(
     ("name", "module"),
     [

@@ -34,6 +34,7 @@ def counted(case: Case, mesh: StageMesh, precision: str = "float64") -> MeshProf
     return analytic_mesh_profile(shape, SPEED, 2, WIDTHS[precision], mesh)
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("width", [16, 48])
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_a_block_that_is_counted_exchanges_what_one_that_is_measured_does(
