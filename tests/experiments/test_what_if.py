@@ -3,37 +3,37 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from support.jobs import loaded_simulation
 
 from experiments.record import BEGIN, END
 from experiments.what_if import elasticity
 from experiments.what_if.elasticity import ARMS, Case, simulate_case
 from experiments.what_if.paper import PAPER, VARIANTS, rows, speedups
 from experiments.what_if.scale import HEADER, row
-from pipetransformer.config.compose import compose_simulation
 from pipetransformer.simulate.run import make_planner, simulate
 
 COST_MODEL, _, FITTED = VARIANTS.values()
 
 
 def test_two_assumptions_explain_every_figure_of_the_paper_within_15_percent() -> None:
-    found = speedups(compose_simulation(), FITTED)
+    found = speedups(loaded_simulation(), FITTED)
     assert found == pytest.approx(PAPER, rel=0.15)
 
 
 def test_the_tables_on_the_papers_cluster_are_those_of_the_readme() -> None:
     readme = (Path(elasticity.__file__).parent / "README.md").read_text("utf-8")
     options = ("cluster=paper", "model=vit", "freeze=pipetransformer", "batch_size=640")
-    assert simulate(compose_simulation(options)).table() in readme
-    assert all(" | ".join(cells) in readme for cells in rows(compose_simulation()))
+    assert simulate(loaded_simulation(*options)).table() in readme
+    assert all(" | ".join(cells) in readme for cells in rows(loaded_simulation()))
 
 
 def test_the_cost_model_alone_promises_more_than_the_paper_measured() -> None:
-    found = speedups(compose_simulation(), COST_MODEL)
+    found = speedups(loaded_simulation(), COST_MODEL)
     assert all(found[name] > paper for name, paper in PAPER.items() if name != "no freezing")
 
 
 def test_there_is_a_row_for_each_figure() -> None:
-    assert [cells[0] for cells in rows(compose_simulation())] == list(PAPER)
+    assert [cells[0] for cells in rows(loaded_simulation())] == list(PAPER)
 
 
 def test_a_row_of_the_scale_table() -> None:
@@ -53,7 +53,7 @@ def test_a_case_compares_the_arms_with_one_static_plan() -> None:
 
 @pytest.mark.parametrize("arm", ARMS)
 def test_every_arm_begins_with_the_best_static_plan(arm: str) -> None:
-    planner = make_planner(compose_simulation((*elasticity.SETTING, *ARMS[arm])))
+    planner = make_planner(loaded_simulation(*elasticity.SETTING, *ARMS[arm]))
     assert planner.initial() == planner.static
 
 

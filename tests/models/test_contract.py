@@ -161,6 +161,11 @@ EACH_SPLIT = (
     *("[deberta-v2 xlarge", "[mpnet-span", "inner_group_num"),  # blocks that share weights
     *("[vit-image-5-{}-(1, 24", "[dinov2", "[siglip"),  # vision towers
 )
+# and of heads for each token: those of the other families are run by the same code
+EACH_HEAD_OF_TOKENS = (
+    *("[bert-token", "[deberta-v2-token", "[gpt2-token", "[bert-span", "[electra-span", "[modernbert-span"),
+    *("[deberta-v2-span", "[mpnet-span", "[albert-span", "[gpt2-span", "[llama-span"),
+)
 
 
 def name_of(family: Family) -> str:
@@ -210,7 +215,7 @@ def state_of(stack: LayerStack) -> dict[str, Tensor]:
     return {name: tensor for layer in stack.layers for name, tensor in layer.original_state().items()}
 
 
-@pytest.mark.thinned("-image-", "-sequence-", "-span-", "-causal-", "[bert-token", "[deberta-v2-token", "[gpt2-token")
+@pytest.mark.thinned("-image-", "-sequence-", "-causal-", *EACH_HEAD_OF_TOKENS)
 def test_a_stack_computes_what_the_saved_original_computes_and_its_layers_have_all_of_its_state(
     family: Family, encoder_folder: Folder, saved: Callable[[Family], Path]
 ) -> None:
