@@ -50,6 +50,7 @@ def ran(suite: Path, *words: str) -> set[str]:
     command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-o", "addopts=", *words]
     support = f"pythonpath={Path(__file__).parent}"
     done = subprocess.run([*command, "-o", support], cwd=suite, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
     return {
         line.partition("::test_")[2].partition(" PASSED")[0] for line in done.stdout.splitlines() if "PASSED" in line
     }
