@@ -51,7 +51,8 @@ class MemoryCosts:
     views of the buckets. The activations of active layers for backward are there for each micro-batch in flight. When
     recomputing, an active layer keeps its input, and one layer at a time all that its backward needs. One layer at a
     time has its working memory, in the forward pass of a frozen one and the backward pass of an active one. After the
-    passes there are gradients alone, and where pipelines or copies of a mesh sum theirs a bucket of them.
+    passes there are gradients alone, and where pipelines or copies of a mesh sum theirs a bucket of them; then what the
+    update takes for the moment.
 
     Samples count as long as the longest one: any batch may have it, and is padded to it.
     """
@@ -63,7 +64,8 @@ class MemoryCosts:
         kept = inputs if recompute else [layer.activation_bytes for layer in profile.layers]
         saved = [num_bytes + layer.loss_bytes for num_bytes, layer in zip(kept, profile.layers, strict=True)]
         self._weights = [layer.parameter_bytes * here for layer in profile.layers]
-        state = (layer.trainable_bytes * profile.optimizer_state_factor * on * here for layer, on in layers)
+        factor = profile.optimizer_state_factor
+        state = ((layer.trainable_bytes * factor + layer.counter_bytes) * on * here for layer, on in layers)
         self._lasting = PrefixSums(map(sum, zip(self._weights, state, strict=True)))
         self._casts = PrefixSums(layer.autocast_bytes * on for layer, on in layers)
         self._gradients = PrefixSums(layer.trainable_bytes * on * here for layer, on in layers)
@@ -75,6 +77,8 @@ class MemoryCosts:
             layer.peak_backward_bytes * on + max(0, made - num_bytes)  # the input is there already
             for made, num_bytes, (layer, on) in zip(again, inputs, layers, strict=True)
         ]
+        self._updates = PrefixSums(layer.update_bytes * on * here for layer, on in layers)
+        self._one_update = [layer.peak_update_bytes * on * here for layer, on in layers]
         self._fixed = [layer.peak_backward_fixed_bytes * on for layer, on in layers]
         cached = (profile.whole or profile.layers)[: layer_above(cache_level)] if profile.cache_miss_rate else ()
         lent = [layer.parameter_bytes for layer in cached]
@@ -107,7 +111,8 @@ class MemoryCosts:
         if has_ddp and num_microbatches == 1:  # a gradient that is made is copied to its bucket
             loads = [load._replace(gradients=0.0, first_backward=load.backward) for load in loads]
         summed = gradients if num_replicas > 1 else sum(self._copied(first, last) for first, last in stages)
-        after = sum(load.gradients for load in loads) + min(BUCKET_BYTES, summed) * (not has_ddp)
+        bucket = min(BUCKET_BYTES, summed) * (not has_ddp)
+        after = sum(load.gradients for load in loads) + max(bucket, self._update(stages))
         num_tensors = 0
         for index, (first, last) in enumerate(stages):
             sent = max(moment.in_flight[index] for moment in moments) + num_microbatches * (last >= self._first_active)
@@ -117,6 +122,11 @@ class MemoryCosts:
         running = max(missing, after, *(at(moment, loads) for moment in moments))
         inputs = self._input * num_samples * num_microbatches
         return round(held + running + self.buffer_bytes(num_tensors, num_samples) + inputs)
+
+    def _update(self, stages: Stages) -> float:
+        """Returns what an update of the active layers allocates for the moment."""
+        together = sum(self._updates(first, last) for first, last in stages)
+        return together + max(max(self._one_update[first : last + 1]) for first, last in stages)
 
     def _load(self, first: int, last: int, num_samples: int) -> Load:
         saved, gradients = self._saved(first, last) * num_samples, self._gradients(first, last)
@@ -136,10 +146,11 @@ class MemoryCosts:
         whole; the input of all micro-batches. At a layer's turn its weights and gradient are whole, or its weights
         twice during the all-gather. With them there are the prefetched weights of the next layer and the gradient of
         the one before in its reduce-scatter; and the activations of the active layers up to it for one micro-batch and
-        the working memory of its backward pass, or that of a frozen layer's forward pass.
+        the working memory of its backward pass, or that of a frozen layer's forward pass. After the passes there is
+        what an update of the shards takes for the moment.
         """
         around = [0, *self._weights[first:], 0]
-        peak = 0.0
+        peak = self._update(((0, self._head),)) / num_devices
         for layer in range(first, self._head + 1):
             below, own, above = around[layer - first : layer - first + 3]
             is_active = layer >= self._first_active

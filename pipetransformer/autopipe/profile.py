@@ -129,6 +129,10 @@ class LayerProfile:
             before it is added.
         autocast_bytes: Copies of the parameters in a type of fewer bytes, while they take a gradient.
         longest_output_bytes: The output of one of the longest samples; ``None``: as of any other.
+        counter_bytes: Numbers that the optimizer keeps of each parameter, as its count of steps, while it is active.
+        update_bytes: What an update allocates for the moment, for all layers of a device together, as kernels do that
+            take all parameters at once.
+        peak_update_bytes: What it allocates in addition for one layer at a time.
         untouched_bytes: Gradients of an embedding's rows that no sample of a batch touches; replicas do not sum them.
     """
 
@@ -150,6 +154,9 @@ class LayerProfile:
     checkpointing: AffineTime = AffineTime(0.0, 0.0)
     peak_backward_fixed_bytes: int = 0
     loss_bytes: int = 0
+    counter_bytes: int = 0
+    update_bytes: int = 0
+    peak_update_bytes: int = 0
 
     @property
     def backward_as_lowest(self) -> AffineTime:

@@ -10,7 +10,7 @@ import os
 import platform
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from functools import partial
 from hashlib import blake2b
 from importlib.metadata import version
@@ -42,7 +42,8 @@ from pipetransformer.runtime.groups import broadcast_from_rank0
 from pipetransformer.runtime.precision import Precision
 
 WAIT_S = 120.0  # for another job that measures the same; after that this one measures too
-FORMAT = 13
+FORMAT = 14
+RATES = ("lr", "recipe_lr", "scratch_lr")  # by which no update takes longer
 TIMES = ("forward", "input_grad", "weight_grad", "lowest_grad")
 LINKS = ("link", "node_link", "allreduce_link", "node_allreduce_link")
 Measurement = tuple[Profile, Cluster]
@@ -60,7 +61,7 @@ def profile_key(
         meshes: On which the layers are measured.
         randomness: Where dropout gets its numbers.
     """
-    plain = {name: value for name, value in vars(optimizer).items() if name not in ("lr", "recipe_lr", "scratch_lr")}
+    options = {each.name: getattr(optimizer, each.name) for each in fields(optimizer) if each.name not in RATES}
     parts = (
         FORMAT,
         [kind_of_layer(stack[index]) for index in range(len(stack))],
@@ -70,7 +71,7 @@ def profile_key(
         [[*_inputs_in_brief(batch.inputs), len(batch)] for batch in batches],
         samples,
         type(optimizer).__qualname__,
-        plain,
+        options,
         precision,
         (dist.get_world_size(), devices_per_node),
         tuple(meshes),

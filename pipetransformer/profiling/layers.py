@@ -24,10 +24,9 @@ from pipetransformer.profiling.passes import (
     peak,
     trainable,
 )
-from pipetransformer.profiling.timing import timed, typical, until_settled
+from pipetransformer.profiling.update import IdleUpdate, measure_idle_update, measure_update
 from pipetransformer.runtime.batch import Batch, SampleLoss
 from pipetransformer.runtime.embedding_gradients import embedding_weights, untouched_bytes
-from pipetransformer.runtime.gradients import squared_gradient_norms, unscale_and_clip
 from pipetransformer.runtime.precision import Precision
 from pipetransformer.runtime.rng import MakeRandomness, PerSampleRng, make_randomness
 
@@ -89,13 +88,13 @@ def profile(
         randomness: ``sample`` or ``device``, where dropout gets its numbers.
     """
     known: dict[object, LayerProfile] = {}
-    contention, waiting_s, update_s = 1.0, 0.0, idle_update_seconds(optimizer, device)
+    contention, waiting_s, idle = 1.0, 0.0, measure_idle_update(optimizer, device)
     xs = [batch.inputs for batch in batches if batch.inputs is not None]
     sizes = [len(batch.ids) for batch in batches]
     for index, layer in of_each_kind(stack, device):
         about = precision, make_randomness(randomness, device), loss if index == len(stack) - 1 else None
         runs = WholeLayer(layer, index, *about)
-        measured = layer_profile(runs, index, xs, batches, sizes, optimizer, precision, update_s)
+        measured = layer_profile(runs, index, xs, batches, sizes, optimizer, precision, idle)
         embeddings, num_shares = embedding_weights(stack, index, layer), dist.get_world_size()
         measured = with_untouched_bytes(measured, runs, xs[1], batches[1], embeddings, num_shares)
         known[kind_of_layer(stack[index])] = measured
@@ -150,7 +149,7 @@ def kind_of_layer(layer: nn.Module) -> object:
 
 def layer_profile(
     runs: Runs, index: int, xs: Sequence[Tensor], batches: Batches, sizes: Sequence[int],
-    optimizer: OptimizerSpec, precision: Precision, idle_update_s: float,
+    optimizer: OptimizerSpec, precision: Precision, idle: IdleUpdate, has_parts: bool = False,
 ) -> LayerProfile:  # fmt: skip
     """Measures one layer and averages over the ranks. All ranks call it.
 
@@ -158,7 +157,8 @@ def layer_profile(
         index: In the model.
         xs: What comes from the layer below, of each batch.
         sizes: Samples of each batch, of which a packed row has several.
-        idle_update_s: See :func:`idle_update_seconds`.
+        idle: See :func:`measure_idle_update`.
+        has_parts: Other ranks of a mesh have parts of the parameters.
     """
     layer = runs.module
     small, large = (measure(runs, index, x, batch, precision) for x, batch in zip(xs[:2], batches[:2], strict=True))
@@ -173,7 +173,8 @@ def layer_profile(
     if few < many:
         backward = AffineTime.through((few, many), (small.peak_backward_bytes, large.peak_backward_bytes))
     names = ("forward_s", "input_grad_s", "weight_grad_s", "lowest_grad_s", "checkpointing_s")
-    update_s = max(0.0, _update_seconds(trainable(layer), optimizer) - idle_update_s)
+    update = measure_update(trainable(layer), optimizer, has_parts)
+    update_s, together = max(0.0, update.seconds - idle.seconds), round(idle.together * update.num_bytes)
     numbers = [getattr(measured, name) for measured in (small, large) for name in names] + [update_s]
     numbers = mean_over_ranks(numbers, xs[0].device)
     forward, input_grad, weight_grad, lowest_grad, checkpointing = (
@@ -197,6 +198,9 @@ def layer_profile(
         fixed_bytes=sum(p.nbytes for p in layer.parameters() if not p.requires_grad),
         longest_output_bytes=longest.output_bytes // sizes[1] if ones else None,
         peak_backward_fixed_bytes=round(backward.fixed_s),
+        counter_bytes=update.counter_bytes,
+        update_bytes=together,
+        peak_update_bytes=update.num_bytes - together,
     )
 
 
@@ -218,29 +222,3 @@ def with_untouched_bytes(
     untouched = untouched_bytes(embeddings, num_shares)
     runs.module.zero_grad(set_to_none=True)
     return replace(measured, untouched_bytes=round(mean_over_ranks([untouched], x.device)[0]))
-
-
-def idle_update_seconds(optimizer: OptimizerSpec, device: torch.device) -> float:
-    """Measures the update of one number: the bookkeeping that all layers have together."""
-    return _update_seconds([nn.Parameter(torch.zeros(1, device=device))], optimizer)
-
-
-def _update_seconds(parameters: list[nn.Parameter], spec: OptimizerSpec) -> float:
-    """Measures norms, clipping and the optimizer's step; their bookkeeping included, which is one for all layers."""
-    optimizer = spec.build(parameters)
-    if optimizer is None:
-        return 0.0
-    own, device, total_norm = {0: parameters}, parameters[0].device, 2 * (spec.clip_norm or 1.0)
-    for parameter in parameters:
-        parameter.grad = torch.zeros_like(parameter)
-
-    def update() -> None:
-        squared_gradient_norms(own, 1, device).tolist()
-        unscale_and_clip(own, total_norm, spec.clip_norm, loss_scale=1.0)
-        optimizer.step()
-
-    update()  # makes the optimizer's state
-    measured = until_settled(lambda: timed(update, device)[0], lambda seconds: seconds)
-    for parameter in parameters:
-        parameter.grad = None
-    return typical(measured)

@@ -141,6 +141,15 @@ def peak_backward_bytes(layer: nn.Module, forward: Callable[[Tensor], Tensor], x
     return live.peak - num_bytes
 
 
+def peak_update_bytes(update: Callable[[], object]) -> int:
+    """Measures the most bytes that an update of parameters allocates at a time, besides what it leaves."""
+    with LiveBytes() as live:
+        update()  # makes known what is there before and after
+        num_bytes = live.peak = live.now
+        update()
+    return live.peak - num_bytes
+
+
 @dataclass(frozen=True)
 class Kept:
     """Bytes that a layer takes for one batch."""

@@ -29,7 +29,6 @@ from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.base import OptimizerSpec
 from pipetransformer.profiling.layers import (
     Batches,
-    idle_update_seconds,
     kind_of_layer,
     layer_profile,
     of_each_kind,
@@ -39,6 +38,7 @@ from pipetransformer.profiling.network import FEW_BYTES, destroyed
 from pipetransformer.profiling.passes import has_input_grad, loss_of_rows, trainable
 from pipetransformer.profiling.pretended import Meet, PretendedMesh, Tally, nothing
 from pipetransformer.profiling.timing import ENOUGH_S, added_seconds
+from pipetransformer.profiling.update import measure_idle_update
 from pipetransformer.runtime.batch import Batch, SampleLoss
 from pipetransformer.runtime.embedding_gradients import embedding_weights
 from pipetransformer.runtime.groups import batch_scheduled
@@ -92,14 +92,14 @@ def profile_mesh(
     """
     known: dict[object, LayerShard] = {}
     exchange: AffineTime | None = None
-    pretended, update_s = PretendedMesh(mesh), idle_update_seconds(optimizer, device)
+    pretended, idle = PretendedMesh(mesh), measure_idle_update(optimizer, device, has_parts=True)
     sizes = [len(batch.ids) // mesh.rows_multiple for batch in batches]
     xs = [batch.inputs for batch in batches if batch.inputs is not None]
     for index, layer in of_each_kind(stack, device):
         is_head = index == len(stack) - 1
         shard_layer(layer, pretended, is_head)
         runs = ShardedLayer(layer, index, len(stack), pretended, precision, loss if is_head else None)
-        measured = layer_profile(runs, index, xs, batches, sizes, optimizer, precision, update_s)
+        measured = layer_profile(runs, index, xs, batches, sizes, optimizer, precision, idle, has_parts=True)
         # each rank may touch other rows
         embeddings, num_shares = embedding_weights(stack, index, layer), max(mesh.num_ranks, dist.get_world_size())
         measured = with_untouched_bytes(measured, runs, xs[1], batches[1], embeddings, num_shares)

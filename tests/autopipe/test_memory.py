@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from pipetransformer.autopipe.memory import device_memory_bytes
-from pipetransformer.autopipe.plan import Plan, Stages
+from pipetransformer.autopipe.plan import Plan, Stages, layer_above
 from pipetransformer.autopipe.profile import AffineTime, LayerProfile, LayerShard, MeshProfile, Profile, Traffic
 from pipetransformer.mesh import StageMesh
 
@@ -39,6 +39,35 @@ def test_casts_of_weights_are_held_while_they_take_a_gradient() -> None:
     plan = Plan(1, 0, TWO_STAGES, num_replicas=1, num_microbatches=3, schedule="gpipe")
     without = device_memory_bytes(PROFILE, plan, batch_size=3)
     assert device_memory_bytes(profile, plan, batch_size=3) == (without[0], without[1] + 2 * 500)
+
+
+@pytest.mark.parametrize(("num_frozen", "two_stages", "one_stage"), [(0, [5700, 5700], 9700), (2, [0, 3700], 3700)])
+def test_an_update_comes_after_the_passes_and_takes_one_layer_and_what_all_take_together(
+    num_frozen: int, two_stages: list[int], one_stage: int
+) -> None:
+    layer = replace(
+        LAYER, activation_bytes=0, output_bytes=0, counter_bytes=8, update_bytes=2000, peak_update_bytes=1700
+    )
+    profile = Profile((layer,) * 4, optimizer_state_factor=2)
+    for stages, expected in ((TWO_STAGES, two_stages), (((0, 3),), [one_stage])):
+        plan = Plan(num_frozen, 0, stages, num_replicas=1, num_microbatches=2)
+        active = [sum(layer >= layer_above(num_frozen) for layer in range(first, last + 1)) for first, last in stages]
+        held = [1000 * (last - first + 1) + 3008 * number for (first, last), number in zip(stages, active, strict=True)]
+        assert list(device_memory_bytes(profile, plan, 2)) == [a + b for a, b in zip(held, expected, strict=True)]
+
+
+def test_an_update_of_shards_takes_its_part() -> None:
+    layer = replace(LAYER, update_bytes=40_000, peak_update_bytes=8_000)
+    plan = Plan(0, 0, ((0, 3),), num_replicas=2, num_microbatches=1, fsdp=True)
+    (found,) = device_memory_bytes(Profile((layer,) * 4, optimizer_state_factor=2), plan, 2)
+    assert found == 4 * 4 * 1000 / 2 + (4 * 40_000 + 8_000) / 2
+
+
+def test_in_host_memory_an_update_takes_nothing_of_the_device() -> None:
+    layer = replace(LAYER, update_bytes=40_000, peak_update_bytes=8_000, counter_bytes=8)
+    plan = Plan(0, 0, ((0, 3),), num_replicas=1, num_microbatches=1, recompute=True, chunk_bytes=3000)
+    profile = Profile((layer,) * 4, optimizer_state_factor=2)
+    assert device_memory_bytes(profile, plan, 2) == device_memory_bytes(PROFILE, plan, 2)
 
 
 def test_a_device_has_the_inputs_of_all_microbatches_and_works_on_one_layer_at_a_time() -> None:

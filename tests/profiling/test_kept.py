@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from filelock import FileLock
+from support.cases import Case
 from support.jobs import TINY, run_job
-from support.overheads import MEASUREMENT, kept, kept_behind_a_lock
+from support.overheads import MEASUREMENT, kept, kept_behind_a_lock, keys_around_traits
 from support.pool import Pool
 
 from pipetransformer.data.tasks import squared_error, text_classification
@@ -73,6 +74,11 @@ def test_jobs_that_differ_in_rate_and_seed_alone_share_a_profile(pool: Pool, tmp
     for number, other in enumerate(("model.options.drop_path_rate=0.1", "model.options.num_heads=4", *transforms)):
         run_job(pool, 1, tmp_path / str(number), *options, other)
         assert len(list((tmp_path / "profiles").glob("*.json"))) == 3 + number, "shapes do not tell it"
+
+
+def test_what_an_optimizer_finds_out_about_itself_is_not_in_the_key(pool: Pool, bert_config: Path) -> None:
+    ((before, after, other),) = pool.run(1, keys_around_traits, Case("bert", bert_config, optimizer="lamb"))
+    assert before == after != other
 
 
 def test_a_loss_has_one_name_in_equal_jobs_and_another_where_it_differs() -> None:

@@ -49,6 +49,9 @@ OPTIMIZERS: dict[str, OptimizerSpec] = {
     "lamb": Lamb(lr=LEARNING_RATE, weight_decay=0.1, clip_norm=CLIP_NORM),
     "Adafactor": TorchOptimizer(name="Adafactor", lr=LEARNING_RATE, weight_decay=0.1, clip_norm=CLIP_NORM),
     "NAdam": TorchOptimizer(name="NAdam", lr=LEARNING_RATE, clip_norm=CLIP_NORM, options={"eps": 1e-6}),
+    "NAdam at once": TorchOptimizer(
+        name="NAdam", lr=LEARNING_RATE, clip_norm=CLIP_NORM, options={"eps": 1e-6, "foreach": True}
+    ),
     "adan": TimmOptimizer(name="adan", lr=LEARNING_RATE, weight_decay=0.1, clip_norm=CLIP_NORM, options={"eps": 1e-6}),
     "adafactor": TimmOptimizer(name="adafactor", lr=LEARNING_RATE, clip_norm=CLIP_NORM, options={"eps": 1e-12}),
     "muon": TimmOptimizer(name="muon", lr=LEARNING_RATE, clip_norm=CLIP_NORM, options={"eps": 1e-6}),

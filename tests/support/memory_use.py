@@ -20,6 +20,7 @@ from pipetransformer.planning.planner import Planner
 from pipetransformer.profiling.layers import profile
 from pipetransformer.profiling.memory import LiveBytes
 from pipetransformer.runtime.chunks import ChunkedStage
+from pipetransformer.runtime.elastic import ElasticRuntime
 from pipetransformer.runtime.fsdp import local_part
 from pipetransformer.runtime.precision import PRECISIONS
 from pipetransformer.training.evaluate import _predicted
@@ -60,8 +61,7 @@ def predicted_and_measured(case: Case, under: Plan, folder: str) -> tuple[int, i
     predicted = device_memory_bytes(planner.profile, under, case.batch_size)[device]
     # cuDNN takes memory for the time of a convolution, as much as it likes; torch's own takes a sample's columns
     with torch.backends.cudnn.flags(enabled=False), ResizedBytes() if under.fsdp else LiveBytes() as live:
-        for _, tensor in runtime.resident.stack.named_parameters():
-            live.add(tensor)
+        _add_weights(live, runtime)
         runtime.apply_plan(under)
         one_step(runtime, loader, case, 0)
         live.peak = live.now
@@ -78,12 +78,17 @@ def predicted_and_measured(case: Case, under: Plan, folder: str) -> tuple[int, i
     return predicted, measured
 
 
+def _add_weights(live: LiveBytes, runtime: ElasticRuntime) -> None:
+    """Keeps none of them: the plan may move it."""
+    for _, weight in runtime.resident.stack.named_parameters():
+        live.add(weight)
+
+
 def peaks_of_step_and_evaluation(case: Case, under: Plan, folder: str) -> tuple[int, int]:
     """The most bytes of tensors that live at a time in a step, and in the evaluation of as many samples."""
     runtime, loader, groups = build(case, folder)
     with LiveBytes() as live:
-        for _, tensor in runtime.resident.stack.named_parameters():
-            live.add(tensor)
+        _add_weights(live, runtime)
         runtime.apply_plan(under)
         one_step(runtime, loader, case, 0)
         live.peak = live.now

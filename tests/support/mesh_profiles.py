@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 
 def mesh_profile(case: Case, mesh: StageMesh) -> MeshProfile:
     """Every rank calls it."""
-    small, large = (_batch(case, size * mesh.rows_multiple) for size in (1, 2))
+    small, large = (batch_of(case, size * mesh.rows_multiple) for size in (1, 2))
     cluster = Cluster(dist.get_world_size(), None, Link(0.0, inf))
     about = OPTIMIZERS[case.optimizer], CPU, PRECISIONS[case.precision], cluster
     return profile_mesh(case.stack(), case.task.loss, mesh, (small, large), *about)
@@ -69,7 +69,7 @@ def _bytes(traffic: Traffic, num_samples: int) -> float:
     return sum(volume.fixed_bytes + volume.sample_bytes * num_samples for volume in traffic)
 
 
-def _batch(case: Case, size: int) -> Batch:
+def batch_of(case: Case, size: int) -> Batch:
     ids = np.arange(size)
     inputs, context, targets = _read(case.split(), ids, PRECISIONS[case.precision].param_dtype)
     shape: tuple[int, ...] = tuple(case.stack().hidden_shape(inputs))

@@ -24,9 +24,9 @@ from pipetransformer.autopipe.profile import (
     Volume,
 )
 from pipetransformer.mesh import StageMesh
-from pipetransformer.optim.base import AdamW
+from pipetransformer.optim.base import AdamW, Lamb, OptimizerSpec
 from pipetransformer.profiling import overhead, timing
-from pipetransformer.profiling.kept import Measurement, kept_or_measured
+from pipetransformer.profiling.kept import Measurement, kept_or_measured, profile_key
 from pipetransformer.profiling.overhead import (
     ShardedBlock,
     StepOverheads,
@@ -38,6 +38,8 @@ from pipetransformer.profiling.overhead import (
 )
 from pipetransformer.runtime.groups import RankContext
 from pipetransformer.runtime.precision import PRECISIONS
+from support.cases import OPTIMIZERS, Case
+from support.mesh_profiles import batch_of
 
 CPU = torch.device("cpu")
 Pair = tuple[float, float]
@@ -206,3 +208,17 @@ def kept_behind_a_lock(folder: Path, key: str, asked: Path) -> tuple[Measurement
 
     with mock.patch.object(FileLock, "acquire", telling):
         return kept(folder, key)
+
+
+def keys_around_traits(case: Case) -> tuple[str, str, str]:
+    """The key of a measurement before and after the optimizer has measured itself, and with another option."""
+    batch = batch_of(case, 2)
+    optimizer = replace(OPTIMIZERS[case.optimizer])
+    assert isinstance(optimizer, Lamb)
+
+    def key(spec: OptimizerSpec) -> str:
+        return profile_key(case.stack(), case.task.loss, (batch,), "", spec, CPU, PRECISIONS[case.precision], 1)
+
+    before = key(optimizer)
+    assert optimizer.traits
+    return before, key(optimizer), key(replace(optimizer, eps=1e-3))
