@@ -230,7 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         nargs="+",
         choices=range(len(CASES)),
         default=[0, 2, 4],
-        help="models of the step-time benchmark, from 0",
+        help=f"{len(STEPS)} models of the step-time benchmark, from 0, and a decoder",
     )
     parser.add_argument("--into", type=Path, help="folder whose results.json and README.md take the results")
     options = parser.parse_args(arguments)
