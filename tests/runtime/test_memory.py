@@ -73,6 +73,7 @@ def test_a_device_with_chunks_takes_their_budget_and_the_activations_that_the_pl
     assert 0.9 * predicted <= measured <= predicted
 
 
+@pytest.mark.thinned("GPipe", "sharded")
 @pytest.mark.parametrize("under", ["one device", "GPipe", "checkpointing", "sharded"])
 def test_the_loss_over_a_vocabulary_takes_the_memory_that_the_planner_reckons_with(
     under: str, pool: Pool, bert_config: Path, tmp_path: Path
@@ -84,6 +85,7 @@ def test_the_loss_over_a_vocabulary_takes_the_memory_that_the_planner_reckons_wi
     assert 0.85 * predicted <= measured[-1] <= predicted
 
 
+@pytest.mark.thinned("one device", "sharded", "lamb")
 @pytest.mark.parametrize(
     ("under", "optimizer"),
     [
@@ -104,6 +106,7 @@ def test_an_update_takes_the_memory_that_the_planner_reckons_with(
     assert 0.85 * max(predicted) <= max(measured) <= max(predicted) + NUMBERS
 
 
+@pytest.mark.thinned("data", "interleaved")
 @pytest.mark.parametrize(
     "under",
     [plan(0, 0, [HEAD], 2, 8), plan(0, 0, [3, HEAD], 1, 8), PLANS["interleaved"]],

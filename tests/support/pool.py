@@ -21,9 +21,10 @@ TIMEOUT_S = 300  # a slow machine hangs no earlier
 PROFILING = "pipetransformer.profiling"
 BRIEF = {
     f"{PROFILING}.timing.FEWEST": 1, f"{PROFILING}.timing.MOST": 1, f"{PROFILING}.overhead.MOST": 1,
-    f"{PROFILING}.overhead.NUM_ROUNDS": 1, f"{PROFILING}.overhead.NUM_STEPS": 2, f"{PROFILING}.network.NUM_REPEATS": 1,
-    f"{PROFILING}.meshes.FEWEST_ROUNDS": 1, f"{PROFILING}.meshes.MOST_ROUNDS": 1,
-    f"{PROFILING}.meshes.EXCHANGES_OF_A_ROUND": 1,
+    f"{PROFILING}.overhead.NUM_ROUNDS": 1, f"{PROFILING}.overhead.NUM_STEPS": 2,
+    f"{PROFILING}.overhead.NUM_PIPELINE_STEPS": 1, f"{PROFILING}.overhead.WORK_S": 1e-4,
+    f"{PROFILING}.network.NUM_REPEATS": 1, f"{PROFILING}.meshes.FEWEST_ROUNDS": 1,
+    f"{PROFILING}.meshes.MOST_ROUNDS": 1, f"{PROFILING}.meshes.EXCHANGES_OF_A_ROUND": 1,
 }  # fmt: skip
 """How often a run measures what it plans by, where the plan need not be good."""
 
