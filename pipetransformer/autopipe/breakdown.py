@@ -114,7 +114,7 @@ def _work(profile: Profile, plan: Plan) -> tuple[float, float, float, float]:
         seconds = layer_time(profile, index, plan.num_frozen).per_sample_s
         if is_active:
             active += seconds
-            recompute += layer.forward.per_sample_s * plan.recompute
+            recompute += layer.forward_again.per_sample_s * plan.recompute
         else:
             frozen += seconds
     return active, frozen, recompute, stored_time(profile, plan.cache_level).per_sample_s if plan.cache_level else 0.0

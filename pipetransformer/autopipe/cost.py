@@ -5,7 +5,8 @@ With a frozen prefix, a layer's work per micro-batch is (``F`` forward, ``D`` in
 
     layer     0 .. n     n + 1     n + 2 .. head         n > 0; with nothing frozen layer 0 is the first active one
     work        F        F + L       F + D + W           a cached layer does not run at all
-                         one F more for each active layer with activation checkpointing, and what that takes itself
+                         one F more for each active layer with activation checkpointing, without the loss, and what
+                         that takes itself
 
 With FSDP each layer is all-gathered before forward and before backward, and its gradient is reduce-scattered. An
 all-reduce is a reduce-scatter and an all-gather, so each of the three counts as half of one. The model overlaps none of
@@ -40,7 +41,7 @@ def layer_time(profile: Profile, layer: int, num_frozen: int, recompute: bool = 
         return measured.forward
     backward = measured.backward_as_lowest if layer == first_active else measured.input_grad + measured.weight_grad
     time = measured.forward + backward
-    return time + measured.forward + measured.checkpointing if recompute else time
+    return time + measured.forward_again if recompute else time
 
 
 def running_times(profile: Profile, num_frozen: int, cache_level: int, recompute: bool) -> list[AffineTime]:

@@ -42,6 +42,9 @@ class AffineTime:
     def __add__(self, other: AffineTime) -> AffineTime:
         return AffineTime(self.fixed_s + other.fixed_s, self.per_sample_s + other.per_sample_s)
 
+    def __sub__(self, other: AffineTime) -> AffineTime:
+        return AffineTime(self.fixed_s - other.fixed_s, self.per_sample_s - other.per_sample_s)
+
 
 class TimedPlan(NamedTuple):
     """The first steps of a plan beside their prediction.
@@ -114,6 +117,7 @@ class LayerProfile:
         lowest_grad: ``L``, the backward pass where no layer below takes a gradient; ``None``: ``W``. Inside a block the
             gradient goes nearly as far down as with ``D``.
         checkpointing: What a pass takes more with activation checkpointing, besides the second forward pass.
+        loss_forward: What of ``F`` is the loss's, in the head.
         optimizer_s: One optimizer update of the layer's parameters.
         parameter_bytes: All parameters; those that layers share count in each, because each has a copy.
         fixed_bytes: Those of them that never train, such as the base weights of adapters.
@@ -157,11 +161,17 @@ class LayerProfile:
     counter_bytes: int = 0
     update_bytes: int = 0
     peak_update_bytes: int = 0
+    loss_forward: AffineTime = AffineTime(0.0, 0.0)
 
     @property
     def backward_as_lowest(self) -> AffineTime:
         """``L``: the backward pass of the lowest layer that takes a gradient."""
         return self.weight_grad if self.lowest_grad is None else self.lowest_grad
+
+    @property
+    def forward_again(self) -> AffineTime:
+        """What a pass takes more with activation checkpointing: the second forward pass, which stops at the loss."""
+        return self.forward - self.loss_forward + self.checkpointing
 
     def seconds(self, num_samples: float) -> float:
         """Returns the seconds of its passes over a micro-batch, forward and both gradients."""

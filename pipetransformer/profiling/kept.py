@@ -42,7 +42,7 @@ from pipetransformer.runtime.groups import broadcast_from_rank0
 from pipetransformer.runtime.precision import Precision
 
 WAIT_S = 120.0  # for another job that measures the same; after that this one measures too
-FORMAT = 14
+FORMAT = 15
 RATES = ("lr", "recipe_lr", "scratch_lr")  # by which no update takes longer
 TIMES = ("forward", "input_grad", "weight_grad", "lowest_grad")
 LINKS = ("link", "node_link", "allreduce_link", "node_allreduce_link")
@@ -187,7 +187,9 @@ def _mesh(mesh: dict[str, Any], shards: list[dict[str, Any]], exchange: dict[str
 
 
 def _layer(values: dict[str, Any]) -> LayerProfile:
-    times: dict[str, Any] = {name: AffineTime(**values[name]) for name in (*TIMES, "checkpointing") if values[name]}
+    times: dict[str, Any] = {
+        name: AffineTime(**values[name]) for name in (*TIMES, "checkpointing", "loss_forward") if values[name]
+    }
     return LayerProfile(**values | times)
 
 

@@ -172,12 +172,12 @@ def layer_profile(
     backward = AffineTime(0.0, large.peak_backward_bytes / many)  # in bytes here; of one size all grows with samples
     if few < many:
         backward = AffineTime.through((few, many), (small.peak_backward_bytes, large.peak_backward_bytes))
-    names = ("forward_s", "input_grad_s", "weight_grad_s", "lowest_grad_s", "checkpointing_s")
+    names = ("forward_s", "input_grad_s", "weight_grad_s", "lowest_grad_s", "checkpointing_s", "loss_s")
     update = measure_update(trainable(layer), optimizer, has_parts)
     update_s, together = max(0.0, update.seconds - idle.seconds), round(idle.together * update.num_bytes)
     numbers = [getattr(measured, name) for measured in (small, large) for name in names] + [update_s]
     numbers = mean_over_ranks(numbers, xs[0].device)
-    forward, input_grad, weight_grad, lowest_grad, checkpointing = (
+    forward, input_grad, weight_grad, lowest_grad, checkpointing, loss_forward = (
         AffineTime.through((sizes[0], sizes[1]), (numbers[i], numbers[i + len(names)])) for i in range(len(names))
     )
     return LayerProfile(
@@ -187,6 +187,7 @@ def layer_profile(
         weight_grad=weight_grad,
         lowest_grad=lowest_grad,
         checkpointing=checkpointing,
+        loss_forward=loss_forward,
         optimizer_s=numbers[-1],
         parameter_bytes=sum(p.numel() * p.element_size() for p in layer.parameters()),
         activation_bytes=longest.activation_bytes // sizes[1],

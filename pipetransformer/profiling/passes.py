@@ -32,6 +32,7 @@ class Measured:
     weight_grad_s: float
     lowest_grad_s: float
     checkpointing_s: float
+    loss_s: float
     activation_bytes: int
     autocast_bytes: int
     loss_bytes: int
@@ -82,10 +83,12 @@ def trainable(layer: nn.Module) -> list[nn.Parameter]:
 class _Passes:
     """Seconds of a forward and a backward pass, and the bytes of the output and of what forward saved for backward.
 
-    Those of the loss are in addition: its output, too, lives until backward.
+    The seconds of the loss are among those of the forward pass. Its bytes are in addition: its output, too, lives until
+    backward.
     """
 
     forward_s: float
+    loss_s: float
     backward_s: float
     has_backward: bool
     output_bytes: int
@@ -113,16 +116,15 @@ def passes(runs: Runs, x: Tensor, batch: Batch, copies: AutocastCopies, wants_gr
         leaf, saved = x.detach().requires_grad_(wants_grad), SavedBytes(runs.module, copies)
         with saved.of_autograd():
             forward_s, output = timed(lambda: runs(leaf, batch), x.device)
-            saved_bytes, last = saved.total, output
+            saved_bytes, last, loss_s = saved.total, output, 0.0
             if runs.loss is not None:
                 loss_s, last = timed(lambda: _last(runs, output, batch), x.device)
-                forward_s += loss_s
                 saved.add(output)
         has_backward = last.requires_grad
         backward_s = timed(lambda: last.sum().backward(), x.device)[0] if has_backward else 0.0
         runs.module.zero_grad(set_to_none=True)
         loss_bytes = saved.total - saved_bytes
-        return _Passes(forward_s, backward_s, has_backward, output.nbytes, saved_bytes, loss_bytes)
+        return _Passes(forward_s + loss_s, loss_s, backward_s, has_backward, output.nbytes, saved_bytes, loss_bytes)
 
     return run
 
@@ -172,6 +174,7 @@ def measure(runs: Runs, index: int, x: Tensor, batch: Batch, precision: Precisio
         backward_s - input_grad_s,
         lowest_s,
         checkpointing_s,
+        typical([passes.loss_s for passes in full]),
         full[-1].saved_bytes,
         sum(copies.bytes_at.values()),
         full[-1].loss_bytes,
@@ -201,7 +204,8 @@ def _checkpointing_seconds(runs: Runs, x: Tensor, batch: Batch, wants_grad: bool
     Args:
         plain: Passes without. After long ones it is not worth its time.
     """
-    forward_s, plain_s = typical([passes.forward_s for passes in plain]), typical([passes.seconds for passes in plain])
+    forward_s = typical([passes.forward_s - passes.loss_s for passes in plain])
+    plain_s = typical([passes.seconds for passes in plain])
     if plain_s > LONG_PASS_S or not plain[0].has_backward:
         return 0.0
     run = passes(_Checkpointed(runs), x, batch, AutocastCopies(runs.module), wants_grad)

@@ -65,6 +65,13 @@ def test_the_lowest_layer_that_trains_has_a_backward_pass_of_its_own(recompute: 
     assert times == [1, 1, expected, 1 + 50 + again]
 
 
+def test_checkpointing_computes_no_loss_again() -> None:
+    head = replace(LAYER, forward=AffineTime(1.0, 10.0), loss_forward=AffineTime(0.5, 4.0))
+    known = replace(PROFILE, layers=(*PROFILE.layers[:-1], head))
+    once, twice = (layer_time(known, 3, 0, recompute).at(2) for recompute in (False, True))
+    assert twice - once == 0.5 + 2 * 6
+
+
 def test_overhead_is_paid_per_microbatch() -> None:
     profile = Profile((LayerProfile("block", AffineTime(1, 0), AffineTime(0, 0), AffineTime(0, 0), 0, 0, 0, 0),) * 4, 0)
     assert step_seconds(profile, FREE_LINKS, Plan(0, 0, ((0, 3),), 1, 6), batch_size=12) == 24

@@ -249,4 +249,5 @@ def made_up_mesh_profile(
 
 def _made_up(layer: LayerProfile, seconds: float) -> LayerProfile:
     passes = {name: AffineTime(0.0, seconds) for name in ("forward", "input_grad", "weight_grad", "lowest_grad")}
-    return replace(layer, optimizer_s=0.0, checkpointing=AffineTime(0.0, 0.0), **passes)
+    none = AffineTime(0.0, 0.0)
+    return replace(layer, optimizer_s=0.0, checkpointing=none, loss_forward=none, **passes)

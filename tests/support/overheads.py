@@ -47,7 +47,7 @@ Numbers = TypeVar("Numbers")
 SECOND = AffineTime(0.25, 1.5)
 LAYER = LayerProfile(
     "layer", SECOND, SECOND, SECOND, 0.5, 8, 4, 2, 1, 3, 5,
-    lowest_grad=AffineTime(0.5, 2.0), checkpointing=AffineTime(0.25, 0.0),
+    lowest_grad=AffineTime(0.5, 2.0), checkpointing=AffineTime(0.25, 0.0), loss_forward=AffineTime(0.125, 0.5),
 )  # fmt: skip
 EXCHANGES = Traffic(Volume(2, 8.0, 64.0), Volume(1, 0.0, 32.0))
 SHARD = LayerShard(LAYER, EXCHANGES, EXCHANGES, Traffic(), EXCHANGES, ((2, 8),))
