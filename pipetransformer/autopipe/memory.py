@@ -142,25 +142,27 @@ class MemoryCosts:
     def fsdp_bytes(self, first: int, num_devices: int, num_samples: int, num_microbatches: int) -> int:
         """Returns the bytes of each device under FSDP, with ``first`` the lowest layer that runs.
 
-        A shard of weights, gradients and optimizer state, cached layers included; autocast copies, which backward needs
-        whole; the input of all micro-batches. At a layer's turn its weights and gradient are whole, or its weights
-        twice during the all-gather. With them there are the prefetched weights of the next layer and the gradient of
-        the one before in its reduce-scatter; and the activations of the active layers up to it for one micro-batch and
-        the working memory of its backward pass, or that of a frozen layer's forward pass. After the passes there is
-        what an update of the shards takes for the moment.
+        A shard of weights and optimizer state, cached layers included; autocast copies, which backward needs whole; the
+        input of all micro-batches. At a layer's turn its weights and gradient are whole, or its weights twice during
+        the all-gather. With them there are a shard of the gradients that are made, of all layers from the second
+        micro-batch on; the prefetched weights of the next layer and the gradient of the one before in its
+        reduce-scatter; and the activations of the active layers up to it for one micro-batch and the working memory of
+        its backward pass, or that of a frozen layer's forward pass. After the passes there is what an update of the
+        shards takes for the moment.
         """
         around = [0, *self._weights[first:], 0]
-        peak = self._update(((0, self._head),)) / num_devices
+        gradients = self._gradients(0, self._head)
+        peak = (gradients + self._update(((0, self._head),))) / num_devices
         for layer in range(first, self._head + 1):
             below, own, above = around[layer - first : layer - first + 3]
             is_active = layer >= self._first_active
             kept = self._saved(first, layer) + self._backward[layer]
             activations = (kept if is_active else self._forward[layer]) * num_samples
-            peak = max(peak, below + 2 * own + above + activations)
+            made = self._gradients(layer + 1, self._head) * is_active if num_microbatches == 1 else gradients
+            peak = max(peak, below + 2 * own + above + activations + made / num_devices)
         inputs = self.buffer_bytes((first > 0) * num_microbatches, num_samples)
         casts = self._casts(first, self._head)
-        sharded = self._lasting(0, self._head) + self._gradients(0, self._head)
-        return ceil(sharded / num_devices + casts + peak + inputs)
+        return ceil(self._lasting(0, self._head) / num_devices + casts + peak + inputs)
 
     def layer_bytes(self, layer: int, num_samples: int, has_gradients: bool) -> float:
         """Returns the bytes that a layer adds to any device, with ``num_samples`` in flight."""

@@ -130,9 +130,10 @@ def peak_backward_bytes(layer: nn.Module, forward: Callable[[Tensor], Tensor], x
         x: The input.
         wants_grad: The input takes a gradient.
     """
-    for parameter in layer.parameters():
-        parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
     with LiveBytes() as live:
+        for parameter in layer.parameters():
+            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+            live.add(parameter)
         output = forward(x.detach().requires_grad_(wants_grad))
         num_bytes = live.peak = live.now
         if output.requires_grad:

@@ -43,7 +43,7 @@ NUMBERS = 1024
 """Bytes of a norm for each of 100 parameters, which the memory model leaves out."""
 ROWS = [(name, ("vit", "bert")[number % 2], (64, 8)[number // 2 % 2]) for number, name in enumerate(PLANS)]
 FEW = ("sharded", "vit", 8)
-"""FSDP gathers a layer while another one is scattered, and few samples leave little else: 0.86 of the prediction."""
+"""Few samples leave little but what FSDP gathers and scatters."""
 
 
 @pytest.mark.thinned(
@@ -59,8 +59,7 @@ def test_a_rank_takes_the_memory_that_the_planner_reckons_with(
     found = pool.run(PLANS[name].num_devices, predicted_and_measured, case, PLANS[name], str(tmp_path))
     for first in range(0, len(found), PLANS[name].mesh.num_ranks):
         (predicted, *_), measured = zip(*found[first : first + PLANS[name].mesh.num_ranks], strict=True)
-        least = 0.85 if (name, kind, batch_size) == FEW else 0.9
-        assert least * predicted <= max(measured) <= predicted
+        assert 0.9 * predicted <= max(measured) <= predicted
 
 
 @pytest.mark.parametrize(("kind", "frozen", "times"), [("vit", 0, 1), ("bert", 3, 2)])
@@ -82,7 +81,7 @@ def test_the_loss_over_a_vocabulary_takes_the_memory_that_the_planner_reckons_wi
     case = Case("gpt2", bert_config, num_samples=64, batch_size=32, vocabulary=1000)
     found = pool.run(PLANS[under].num_devices, predicted_and_measured, case, PLANS[under], str(tmp_path))
     (*_, predicted), measured = zip(*found, strict=True)
-    assert 0.85 * predicted <= measured[-1] <= predicted
+    assert 0.9 * predicted <= measured[-1] <= predicted
 
 
 @pytest.mark.thinned("one device", "sharded", "lamb")
@@ -103,7 +102,7 @@ def test_an_update_takes_the_memory_that_the_planner_reckons_with(
     case = Case("bert", bert_config, num_samples=8, batch_size=4, width=MEASURED_WIDTH, optimizer=optimizer)
     found = pool.run(PLANS[under].num_devices, predicted_and_measured, case, PLANS[under], str(tmp_path))
     predicted, measured = zip(*found, strict=True)
-    assert 0.85 * max(predicted) <= max(measured) <= max(predicted) + NUMBERS
+    assert 0.9 * max(predicted) <= max(measured) <= max(predicted) + NUMBERS
 
 
 @pytest.mark.thinned("data", "interleaved")
