@@ -170,7 +170,7 @@ class LayerProfile:
 
     @property
     def forward_again(self) -> AffineTime:
-        """What a pass takes more with activation checkpointing: the second forward pass, which stops at the loss."""
+        """The second forward pass of activation checkpointing, without the loss, and what that takes itself."""
         return self.forward - self.loss_forward + self.checkpointing
 
     def seconds(self, num_samples: float) -> float:
