@@ -120,9 +120,8 @@ def test_the_first_rank_tells_whether_a_stopped_run_is_saved(
 @pytest.mark.thorough
 def test_a_stopped_run_goes_on_by_the_same_command_with_another_number_of_processes(tmp_path: Path) -> None:
     (tmp_path / "conf" / "freeze").mkdir(parents=True)
-    shutil.copy(CONF / "freeze" / "schedule.yaml", tmp_path / "conf" / "freeze" / "mine.yaml")
-    own = [each.replace("freeze=schedule", "freeze=mine") for each in ENDLESS[:-1]]
-    arguments = (*own, "epochs=12", "resume=auto", "--config-dir=conf")
+    shutil.copy(CONF / "freeze" / "pipetransformer.yaml", tmp_path / "conf" / "freeze" / "mine.yaml")
+    arguments = (*ENDLESS[:-1], "freeze=mine", "epochs=12", "resume=auto", "--config-dir=conf")
     with started(tmp_path, TRAIN, *arguments, "parallel.world_size=2") as (process, mark):
         wait_for_a_cached_step(process)
         process.send_signal(signal.SIGUSR1)  # as Slurm warns, and to the parent alone
