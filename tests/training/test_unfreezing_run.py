@@ -13,7 +13,7 @@ RUN = (
 )  # fmt: skip
 PREFIXES = [3, 1, 2, 0]  # before steps 2, 4, 6 and 8 of 12: freezes, unfreezes, freezes again, unfreezes all
 WORLDS = {
-    "elastic of four": (4, ("parallel.device_memory_gib=0.00018",)),
+    "elastic of four": (4, ("parallel.device_memory_gib=0.00017",)),
     "pipeline": (2, ("parallel=pipeline",)),
     "sharded": (2, ("parallel=sharded",)),
     "one process": (1, ()),
