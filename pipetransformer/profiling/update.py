@@ -1,10 +1,11 @@
 """Measures the update of parameters at the end of a step."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from pipetransformer.optim.base import OptimizerSpec
 from pipetransformer.profiling.memory import peak_update_bytes
@@ -28,15 +29,20 @@ class IdleUpdate(NamedTuple):
 
 
 def measure_idle_update(optimizer: OptimizerSpec, device: torch.device, has_parts: bool = False) -> IdleUpdate:
-    """Measures the update of one number, and of one and of two small matrices."""
+    """Measures the seconds of an update of one number, and the bytes of that of one and of two small matrices."""
 
-    def update(*shapes: tuple[int, ...]) -> Update:
-        return measure_update(
-            [nn.Parameter(torch.zeros(shape, device=device)) for shape in shapes], optimizer, has_parts
-        )
+    def zeros(shapes: Sequence[tuple[int, ...]]) -> list[nn.Parameter]:
+        return [nn.Parameter(torch.zeros(shape, device=device)) for shape in shapes]
 
-    one, two = update(SMALL).num_bytes, update(SMALL, SMALL).num_bytes
-    return IdleUpdate(update((1,)).seconds, min(1.0, max(0.0, two / one - 1)) if one else 0.0)
+    def num_bytes(*shapes: tuple[int, ...]) -> int:
+        parameters = zeros(shapes)
+        built = _build(parameters, optimizer, has_parts)
+        assert built is not None, "all of them train"
+        return peak_update_bytes(_whole_update(parameters, built, optimizer.clip_norm))
+
+    one, two = num_bytes(SMALL), num_bytes(SMALL, SMALL)
+    together = min(1.0, max(0.0, two / one - 1)) if one else 0.0
+    return IdleUpdate(measure_update(zeros([(1,)]), optimizer, has_parts).seconds, together)
 
 
 class Update(NamedTuple):
@@ -59,18 +65,10 @@ def measure_update(parameters: list[nn.Parameter], spec: OptimizerSpec, has_part
     Args:
         has_parts: Other ranks of a mesh have parts of the parameters.
     """
-    optimizer = spec.build_layers({0: parameters}, sum_over_parts=_of_one_part if has_parts else None)
+    optimizer = _build(parameters, spec, has_parts)
     if optimizer is None:
         return Update(0.0, 0, 0)
-    own, device, total_norm = {0: parameters}, parameters[0].device, 2 * (spec.clip_norm or 1.0)
-    for parameter in parameters:
-        parameter.grad = torch.zeros_like(parameter)
-
-    def update() -> None:
-        squared_gradient_norms(own, 1, device).tolist()
-        unscale_and_clip(own, total_norm, spec.clip_norm, loss_scale=1.0)
-        optimizer.step()
-
+    update, device = _whole_update(parameters, optimizer, spec.clip_norm), parameters[0].device
     update()  # makes the optimizer's state
     measured = until_settled(lambda: timed(update, device)[0], lambda seconds: seconds)
     num_bytes = peak_update_bytes(update)
@@ -79,6 +77,24 @@ def measure_update(parameters: list[nn.Parameter], spec: OptimizerSpec, has_part
     values = (value for state in optimizer.state.values() for value in state.values())
     counter_bytes = sum(value.nbytes for value in values if isinstance(value, Tensor) and not value.ndim)
     return Update(typical(measured), num_bytes, counter_bytes)
+
+
+def _build(parameters: list[nn.Parameter], spec: OptimizerSpec, has_parts: bool) -> Optimizer | None:
+    return spec.build_layers({0: parameters}, sum_over_parts=_of_one_part if has_parts else None)
+
+
+def _whole_update(parameters: list[nn.Parameter], optimizer: Optimizer, clip_norm: float | None) -> Callable[[], None]:
+    """Gives parameters a gradient, and returns norms, clipping and the optimizer's step as a function."""
+    own, device, total_norm = {0: parameters}, parameters[0].device, 2 * (clip_norm or 1.0)
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+
+    def update() -> None:
+        squared_gradient_norms(own, 1, device).tolist()
+        unscale_and_clip(own, total_norm, clip_norm, loss_scale=1.0)
+        optimizer.step()
+
+    return update
 
 
 def _of_one_part(_: Sequence[Tensor], numbers: Tensor) -> Tensor:
