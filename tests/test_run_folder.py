@@ -12,8 +12,7 @@ from PIL import Image
 from support.command import Ended, command, train
 from support.jobs import TINY, Job, loaded, run_job
 from support.pool import Pool
-from support.saved import evaluated
-from support.saved_commands import command_predicted
+from support.saved import evaluated, predicted_by_command
 from support.texts import SENTENCES, text_run, write_encoder, write_table
 
 from pipetransformer.saved import OF_LABELLED, OF_MODELS, OF_SAMPLES, without_effect
@@ -147,7 +146,7 @@ def test_pictures_are_predicted_by_a_command(pool: Pool, folder: Path, job: Job,
     Image.fromarray(np.zeros((8, 8), dtype=np.uint8)).save(tmp_path / "black.png")
     unread = "optim.lr=0.5", "dataset.max_eval_samples=3"
     words = (f"run={job.folder}", f"input={tmp_path}", f"output={tmp_path / 'out.csv'}", "batch_size=2", *unread)
-    ((out, err),) = pool.run(1, command_predicted, words)
+    ((out, err),) = pool.run(1, predicted_by_command, words)
     assert f"warning: {', '.join(unread)} have no effect on pipetransformer-predict; drop them\n" in err
     assert out == f"1 prediction by the model of step {NUM_STEPS}: {tmp_path / 'out.csv'}\n"
     assert (tmp_path / "out.csv").read_text().startswith("file,prediction,scores_0,scores_1,")

@@ -1,15 +1,16 @@
 """What the commands for saved runs do, in a world of one process that is open."""
 
 import io
-from contextlib import redirect_stdout
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from pipetransformer import saved
 from pipetransformer.config.compose import read_config
 from pipetransformer.config.schema import CONFIG, Config
 from pipetransformer.data.base import TextFormat
-from pipetransformer.saved import evaluate
 from pipetransformer.training.saved_run import export, open_model, open_saved, predict, score
 
 
@@ -31,12 +32,21 @@ def predicted(run_dir: Path, source: Path, output: Path, overrides: tuple[str, .
     return predict(run_dir, read_config(run_dir / CONFIG, overrides, with_data=False), source, output)
 
 
-def evaluated(arguments: list[str]) -> str:
-    """What the command prints."""
-    printed = io.StringIO()
-    with mock.patch("sys.argv", ["evaluate", *arguments]), redirect_stdout(printed):
-        evaluate()
-    return printed.getvalue()
+def evaluated(arguments: Sequence[str]) -> str:
+    """What ``pipetransformer-evaluate`` prints."""
+    return _printed(saved.evaluate, arguments)[0]
+
+
+def predicted_by_command(arguments: Sequence[str]) -> tuple[str, str]:
+    """What ``pipetransformer-predict`` prints, and its warnings."""
+    return _printed(saved.predict, arguments)
+
+
+def _printed(command: Callable[[], object], arguments: Sequence[str]) -> tuple[str, str]:
+    out, err = io.StringIO(), io.StringIO()
+    with mock.patch("sys.argv", ["command", *arguments]), redirect_stdout(out), redirect_stderr(err):
+        command()
+    return out.getvalue(), err.getvalue()
 
 
 def config_format(config: Config) -> TextFormat:
