@@ -150,7 +150,8 @@ def test_ranks_that_torchrun_starts_again_find_the_folder_of_those_before_them(m
     first = trained_in(monkeypatch)
     assert first == trained_in(monkeypatch) == [f"outputs/{own:%Y-%m-%d/%H-%M-%S}{end}" for end in ("", "-2", "")]
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdin is not None and other.stdout is not None
+        assert other.stdin is not None
+        assert other.stdout is not None
         print(file=other.stdin, flush=True)
         other.stdout.readline()  # for a moment a new process shows no variables
         monkeypatch.setattr(os, "getppid", lambda: other.pid)
