@@ -36,7 +36,7 @@ from pipetransformer.errors import UserError
 from pipetransformer.mesh import SINGLE, StageMesh
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.base import OptimizerSpec
-from pipetransformer.profiling.layers import kind_of_layer
+from pipetransformer.profiling.layers import kinds_of_layers
 from pipetransformer.runtime.batch import Batch, SampleLoss
 from pipetransformer.runtime.groups import broadcast_from_rank0
 from pipetransformer.runtime.precision import Precision
@@ -64,7 +64,7 @@ def profile_key(
     options = {each.name: getattr(optimizer, each.name) for each in fields(optimizer) if each.name not in RATES}
     parts = (
         FORMAT,
-        [kind_of_layer(stack[index]) for index in range(len(stack))],
+        kinds_of_layers(stack),
         [[_settings(module) for module in stack[index].modules()] for index in range(len(stack))],
         stack.ties,
         _name(loss),
@@ -88,14 +88,20 @@ def _name(function: Callable[..., object]) -> tuple[object, ...]:
     if isinstance(function, partial):
         return *_name(function.func), function.args, sorted(function.keywords.items())
     named = function if hasattr(function, "__qualname__") else type(function)
-    return named.__module__, named.__qualname__
+    owner = getattr(function, "__self__", None) if named is function else function
+    return named.__module__, named.__qualname__, sorted(_plain_values(owner).items())
 
 
 def _settings(module: nn.Module) -> list[tuple[str, object]]:
     """Returns what shapes do not tell and costs time or memory: rates of dropout, heads, the kind of attention."""
-    found = {name: value for name, value in vars(module).items() if isinstance(value, int | float | str)}
     attention = getattr(getattr(module, "config", None), "_attn_implementation", None)
-    return sorted((found | {"attention": attention}).items(), key=lambda item: item[0])
+    return sorted((_plain_values(module) | {"attention": attention}).items(), key=lambda item: item[0])
+
+
+def _plain_values(owner: object) -> dict[str, object]:
+    return {
+        name: value for name, value in getattr(owner, "__dict__", {}).items() if isinstance(value, int | float | str)
+    }
 
 
 def _inputs_in_brief(inputs: Tensor | None) -> tuple[object, ...]:

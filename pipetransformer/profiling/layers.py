@@ -88,7 +88,7 @@ def profile(
         randomness: ``sample`` or ``device``, where dropout gets its numbers.
     """
     known: dict[object, LayerProfile] = {}
-    contention, waiting_s, idle = 1.0, 0.0, measure_idle_update(optimizer, device)
+    kinds, contention, waiting_s, idle = kinds_of_layers(stack), 1.0, 0.0, measure_idle_update(optimizer, device)
     xs = [batch.inputs for batch in batches if batch.inputs is not None]
     sizes = [len(batch.ids) for batch in batches]
     for index, layer in of_each_kind(stack, device):
@@ -97,7 +97,7 @@ def profile(
         measured = layer_profile(runs, index, xs, batches, sizes, optimizer, precision, idle)
         embeddings, num_shares = embedding_weights(stack, index, layer), dist.get_world_size()
         measured = with_untouched_bytes(measured, runs, xs[1], batches[1], embeddings, num_shares)
-        known[kind_of_layer(stack[index])] = measured
+        known[kinds[index]] = measured
         if index == 1:
             wants_grad, pairs = has_input_grad(xs[0], index), zip(xs[:2], batches[:2], strict=True)
             small, large = (passes(runs, *pair, AutocastCopies(layer), wants_grad) for pair in pairs)
@@ -109,7 +109,7 @@ def profile(
             layer.eval()
             xs = [precision.run_layer(layer, x, b.context) for x, b in zip(xs, batches, strict=True)]
         del layer, runs  # one at a time, as of_each_kind asks
-    layers, state_factor = tuple(known[kind_of_layer(layer)] for layer in stack.layers), optimizer.state_factor
+    layers, state_factor = tuple(known[kind] for kind in kinds), optimizer.state_factor
     longest = batches[-1]  # one of two samples, where they differ in length
     input_bytes = -(-longest.nbytes // len(longest.ids))
     return Profile(layers, state_factor, contention=contention, waiting_s=waiting_s, input_bytes=input_bytes)
@@ -121,8 +121,7 @@ def of_each_kind(stack: LayerStack, device: torch.device) -> Iterator[tuple[int,
     The caller lets go of a copy before it asks for the next: the whole model may be larger than the device.
     """
     seen = set[object]()
-    for index in range(len(stack)):
-        kind = kind_of_layer(stack[index])
+    for index, kind in enumerate(kinds_of_layers(stack)):
         if kind not in seen:
             seen.add(kind)
             yield index, _loaded(stack, index, device)
@@ -141,10 +140,18 @@ def _fix_weights(layer: Layer, stack: LayerStack, index: int) -> None:
         parameter.requires_grad_(original in trained)
 
 
-def kind_of_layer(layer: nn.Module) -> object:
-    """Returns what layers have in common that take the same time: their modules and the shapes of their parameters."""
-    modules = tuple(type(module) for module in layer.modules())
-    return modules, tuple(p.shape for p in layer.parameters())
+def kinds_of_layers(stack: LayerStack) -> list[object]:
+    """Returns for each layer what those have in common that take the same time.
+
+    These are their modules, the shapes of their parameters and which of them train. The head has the loss as well.
+    """
+
+    def kind(index: int) -> object:
+        trained = set(stack.trainable(index, 0))
+        weights = tuple((p.shape, p in trained) for p in stack[index].by_name().values())
+        return index == len(stack) - 1, tuple(type(module) for module in stack[index].modules()), weights
+
+    return [kind(index) for index in range(len(stack))]
 
 
 def layer_profile(

@@ -29,7 +29,7 @@ from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.base import OptimizerSpec
 from pipetransformer.profiling.layers import (
     Batches,
-    kind_of_layer,
+    kinds_of_layers,
     layer_profile,
     of_each_kind,
     with_untouched_bytes,
@@ -92,7 +92,11 @@ def profile_mesh(
     """
     known: dict[object, LayerShard] = {}
     exchange: AffineTime | None = None
-    pretended, idle = PretendedMesh(mesh), measure_idle_update(optimizer, device, has_parts=True)
+    kinds, pretended, idle = (
+        kinds_of_layers(stack),
+        PretendedMesh(mesh),
+        measure_idle_update(optimizer, device, has_parts=True),
+    )
     sizes = [len(batch.ids) // mesh.rows_multiple for batch in batches]
     xs = [batch.inputs for batch in batches if batch.inputs is not None]
     for index, layer in of_each_kind(stack, device):
@@ -105,7 +109,7 @@ def profile_mesh(
         measured = with_untouched_bytes(measured, runs, xs[1], batches[1], embeddings, num_shares)
         counted = [_traffic(runs, index, x, batch) for x, batch in zip(xs[:2], batches[:2], strict=True)]
         passes = [_between((sizes[0], sizes[1]), *tallies) for tallies in zip(*counted, strict=True)]
-        known[kind_of_layer(stack[index])] = LayerShard(
+        known[kinds[index]] = LayerShard(
             measured, *passes, copied_bytes=_copied_bytes(layer, mesh, measured.untouched_bytes)
         )
         if index == 1:
@@ -117,7 +121,7 @@ def profile_mesh(
             runs.module.eval()
             xs = [runs(x, batch) for x, batch in zip(xs, batches, strict=True)]
         del layer, runs  # one at a time, as of_each_kind asks
-    return MeshProfile(mesh, tuple(known[kind_of_layer(layer)] for layer in stack.layers), exchange)
+    return MeshProfile(mesh, tuple(known[kind] for kind in kinds), exchange)
 
 
 class _Exchanges:

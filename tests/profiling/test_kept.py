@@ -13,6 +13,7 @@ from support.cases import Case
 from support.jobs import TINY, run_job
 from support.overheads import MEASUREMENT, kept, kept_behind_a_lock, keys_around_traits
 from support.pool import Pool
+from torch import Tensor
 
 from pipetransformer.data.tasks import squared_error, text_classification
 from pipetransformer.profiling.kept import _inputs_in_brief, _name, _write, from_plain, to_plain
@@ -81,6 +82,19 @@ def test_what_an_optimizer_finds_out_about_itself_is_not_in_the_key(pool: Pool, 
     assert before == after != other
 
 
+class OwnLoss:
+    """A loss that goes by a setting of its object."""
+
+    def __init__(self, reduction: str) -> None:
+        self.reduction = reduction
+
+    def __call__(self, outputs: Tensor, _: Tensor) -> Tensor:
+        return outputs.mean(1) if self.reduction == "mean" else outputs.sum(1)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self(outputs, targets)
+
+
 def test_a_loss_has_one_name_in_equal_jobs_and_another_where_it_differs() -> None:
     plain, smoothed, weighted = (
         text_classification(2).loss,
@@ -90,6 +104,9 @@ def test_a_loss_has_one_name_in_equal_jobs_and_another_where_it_differs() -> Non
     assert len({repr(_name(loss)) for loss in (plain, smoothed, weighted, squared_error)}) == 4
     assert _name(text_classification(2, label_smoothing=0.1).loss) == _name(smoothed)
     assert " at 0x" not in repr(_name(smoothed))
+    mean, total = OwnLoss("mean"), OwnLoss("sum")
+    assert _name(mean.loss) == _name(OwnLoss("mean").loss) != _name(total.loss), "a method of one's own data set"
+    assert _name(mean) == _name(OwnLoss("mean")) != _name(total)
 
 
 def test_batches_of_other_numbers_of_tokens_have_another_key() -> None:
