@@ -208,6 +208,15 @@ def _frozen_from(row: Row) -> str:
     return row.each(lambda one: ", ".join(f"{frozen} from {step:,}" for step, frozen in one.prefixes) or "none")
 
 
+def _sum_of_parts(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Adds up the parts of the time of all seeds; empty where one of them has none."""
+    parts = [one["time_parts"] for one in summaries if one.get("time_parts")]
+    if len(parts) < len(summaries):
+        return {}
+    added = {name: sum(each.get(name, 0.0) for each in parts) for name in {name for each in parts for name in each}}
+    return {"time_parts": added, "train_seconds": sum(one["train_seconds"] for one in summaries)}
+
+
 ARM: Column = ("arm", lambda row: row.first.arm)
 FROZEN_FROM: Column = ("frozen blocks from step", _frozen_from)
 FROZEN: Column = ("mean frozen", lambda row: f"{mean(row.values(lambda one: one.summary['mean_frozen_fraction'])):.0%}")
@@ -220,7 +229,10 @@ SIGNALS: Column = ("signals", lambda row: f"{median(row.values(lambda one: one.s
 FASTER: Column = ("times as fast", lambda row: f"{row.ratio(lambda one: one.seconds):.2f}")
 FASTER_CPU: Column = ("in CPU time", lambda row: f"{row.ratio(lambda one: one.cpu_seconds):.2f}")
 SHARE: Column = ("share of the limit", lambda row: share(one.summary.get("share_of_limit") for one in row.own.values()))
-SPENT: Column = ("where the time went", lambda row: time_spent(row.first.summary))
+SPENT: Column = (
+    "where the time went",
+    lambda row: time_spent(_sum_of_parts([one.summary for one in row.own.values()])),
+)
 USUAL = (ARM, FROZEN, ACCURACY, TRAINING, SECONDS, CPU, FASTER, FASTER_CPU, SHARE)
 
 

@@ -58,7 +58,7 @@ def run(way: str, seed: int, folder: Path, options: Sequence[str]) -> list[Job]:
     own = folder / f"{way}-{seed}"
     if not (own / DONE).is_file():
         began = time.perf_counter()
-        subprocess.run(command(way, seed, own, options), check=True, stdout=subprocess.DEVNULL, env=_offline())
+        subprocess.run(command(way, seed, own, options), check=True, stdout=subprocess.DEVNULL, env=_one_thread())
         write_json(own / DONE, {"seconds": time.perf_counter() - began})
     by_hand = own / "jobs.json"
     return _by_hand(way, seed, by_hand) if by_hand.is_file() else _jobs(way, seed, own)
@@ -75,7 +75,7 @@ def command(way: str, seed: int, folder: Path, options: Sequence[str]) -> list[s
     return [sys.executable, "train.py", "-m", *common, *swept, cache]
 
 
-def _offline() -> dict[str, str]:
+def _one_thread() -> dict[str, str]:
     return os.environ | {"OMP_NUM_THREADS": "1"}
 
 

@@ -32,6 +32,7 @@ from experiments.static_plans import __main__ as static_plans
 from experiments.storage import __main__ as storage
 from pipetransformer.config.compose import CONF
 from pipetransformer.report.event_log import write_json
+from pipetransformer.report.summary_text import TIME_PARTS
 
 EXPERIMENTS = {
     "adapters": (adapters.ARMS, adapters.COLUMNS),
@@ -137,6 +138,17 @@ def test_the_control_never_has_more_time_than_is_paid_for() -> None:
 def test_a_cell_tells_each_seed_apart_where_they_differ() -> None:
     seeds: Any = {seed: SimpleNamespace(prefixes=prefixes) for seed, prefixes in enumerate([[(8, 1)], [(8, 1)], []])}
     assert dict([FROZEN_FROM])["frozen blocks from step"](Row(seeds, seeds)) == "1 from 8 / none"
+
+
+def test_where_the_time_went_is_that_of_all_seeds() -> None:
+    zero = dict.fromkeys(TIME_PARTS, 0.0)
+    parts = [zero | {"active": 6.0, "unpredicted": 1.0}, zero | {"active": 3.0, "unpredicted": -1.0}]
+    summaries = [{"time_parts": each, "train_seconds": 10.0} for each in parts]
+    seeds: Any = {seed: SimpleNamespace(summary=summary) for seed, summary in enumerate(summaries)}
+    name, cell = arms.SPENT
+    assert cell(Row(seeds, seeds)) == f"45% {TIME_PARTS['active']}"
+    seeds[2] = SimpleNamespace(summary={"train_seconds": 10.0})
+    assert cell(Row(seeds, seeds)) == "", "a run of an earlier release has none"
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
