@@ -145,7 +145,7 @@ def test_where_the_time_went_is_that_of_all_seeds() -> None:
     parts = [zero | {"active": 6.0, "unpredicted": 1.0}, zero | {"active": 3.0, "unpredicted": -1.0}]
     summaries = [{"time_parts": each, "train_seconds": 10.0} for each in parts]
     seeds: Any = {seed: SimpleNamespace(summary=summary) for seed, summary in enumerate(summaries)}
-    name, cell = arms.SPENT
+    _, cell = arms.SPENT
     assert cell(Row(seeds, seeds)) == f"45% {TIME_PARTS['active']}"
     seeds[2] = SimpleNamespace(summary={"train_seconds": 10.0})
     assert cell(Row(seeds, seeds)) == "", "a run of an earlier release has none"
