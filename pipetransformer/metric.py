@@ -1,16 +1,27 @@
 """The direction of a metric, which its name tells, and metrics of the user's own as plain numbers."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from pipetransformer.errors import UserError
 
-LOWER_IS_BETTER = ("loss", "perplexity", "error", "mae", "mse", "rmse")
+LOWER_IS_BETTER = {
+    "loss", "losses", "perplexity", "ppl", "entropy", "nll", "error", "errors", "mae", "mse", "rmse", "mape", "brier",
+    "wer", "cer",
+}  # fmt: skip
+NOISE = 1e-9
+"""A difference of two values that is rounding: 0.8 - 0.79 is more than 0.01."""
 
 
 def sign_of(metric: str) -> int:
-    """Returns 1 for a metric of which more is better, and -1 for a loss or an error, such as ``token_loss``."""
-    return -1 if metric.rpartition("_")[2] in LOWER_IS_BETTER else 1
+    """Returns 1 for a metric of which more is better, and -1 for a loss or an error.
+
+    A word of the name tells, as in ``token_loss``, ``error_rate`` or ``valRMSE``. A name that begins with ``neg_``
+    tells that the sign is turned around already.
+    """
+    words = [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", metric)]
+    return -1 if words[:1] != ["neg"] and LOWER_IS_BETTER.intersection(words) else 1
 
 
 def plain_metrics(metrics: Any, where: str) -> dict[str, float]:

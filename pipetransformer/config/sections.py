@@ -161,7 +161,7 @@ class Evaluation:
         every_epochs: Epochs between two evaluations; ``None``: by steps alone. The end of the run is always evaluated.
         every_steps: Evaluate after every so many steps, in addition; ``None``: by epochs alone.
         metric: The main metric: ``name`` of the first split, or ``split/name``; ``None``: the first one of that split.
-            Of a loss, an error or a perplexity less is better, of all others more.
+            Of a loss, an error or a perplexity less is better, as a word of its name tells, of all others more.
         patience: Evaluations without a new best after which the run ends; ``None``: it never ends early.
         min_delta: A new best is better than the last one by more than this.
         save: One of :data:`SAVED`: the weights that end in ``model/``.

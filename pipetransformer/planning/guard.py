@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pipetransformer.config.sections import Guard
-from pipetransformer.metric import sign_of
+from pipetransformer.metric import NOISE, sign_of
 
 NUM_WARMUP_NORMS = 10  # steps without an upper bound: the first norms tell little of those that come
 MEAN_STEPS = 50  # the mean norm is over about as many steps
@@ -128,7 +128,7 @@ def judge_freeze(options: Guard, max_fall: float, state: GuardState, name: str, 
         metric: Its value now.
     """
     watched = state.watched
-    if watched is None or sign_of(name) * (metric - watched.metric) >= -max_fall:
+    if watched is None or sign_of(name) * (metric - watched.metric) >= -(max_fall + NOISE):
         return None
     fell = "fell" if sign_of(name) > 0 else "rose"
     fell = f"{name} {fell} from {watched.metric:.4g} to {metric:.4g} after the freeze at step {watched.step:,}"

@@ -147,7 +147,7 @@ class TrainState:
             kept |= {"history", "evaluated_at"}
         back = {**earlier, **{name: value for name, value in self.state_dict().items() if name in kept}}
         if not repeats:  # steps that count as done have cost what they cost
-            back["target"] = earlier["target"] | {"spent": self.target.spent}
+            back["target"] = earlier["target"] | {"spent": self.target.spent, "epochs": self.target.epochs}
         return back
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

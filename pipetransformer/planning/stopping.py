@@ -9,7 +9,7 @@ from typing import Any
 
 from pipetransformer.config.sections import Evaluation
 from pipetransformer.errors import UserError
-from pipetransformer.metric import sign_of
+from pipetransformer.metric import NOISE, sign_of
 
 
 def wanted_metric(wanted: str | None, splits: Sequence[str]) -> tuple[str, str | None]:
@@ -64,7 +64,9 @@ class Patience:
             value: Its value now.
         """
         gained = math.inf if self.value is None else sign_of(name) * (value - self.value)
-        if gained > options.min_delta or (self.value is not None and math.isnan(self.value)):
+        if gained > options.min_delta + NOISE * bool(options.min_delta) or (
+            self.value is not None and math.isnan(self.value)
+        ):
             self.value, self.num_waited = value, 0
             return
         self.num_waited += 1

@@ -36,10 +36,12 @@ class Progress:
     Attributes:
         before: Fraction of the run before it, below 1.
         step: Fraction that it makes up.
+        epochs: Length of the run.
     """
 
     before: float
     step: float
+    epochs: int = 1
 
 
 @dataclass
@@ -50,11 +52,14 @@ class TargetState:
         spent: Cost of the run so far.
         proposal: The frozen prefix that the policy last asked for.
         is_paused: The guard has unfrozen, and nothing freezes before the policy decides again.
+        epochs: Length of the run of which ``spent`` is a part, where it is no time; it may go on with more epochs.
+            0: nobody knows, as of checkpoints of earlier releases.
     """
 
     spent: float = 0.0
     proposal: int = 0
     is_paused: bool = False
+    epochs: int = 0
 
     def take(self, held: int) -> None:
         """Takes over a prefix that was led to; the policy has not asked to unfreeze it."""
@@ -71,7 +76,8 @@ class TargetState:
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> TargetState:
         """Returns the state of :meth:`state_dict`."""
-        return cls(spent=float(state["spent"]), proposal=int(state["proposal"]), is_paused=bool(state["is_paused"]))
+        epochs = int(state.get("epochs", 0))
+        return cls(float(state["spent"]), int(state["proposal"]), bool(state["is_paused"]), epochs)
 
 
 @dataclass(frozen=True)
@@ -143,11 +149,18 @@ class Target:
             num_frozen: Blocks frozen in it.
             run_seconds: What the whole run would take at its predicted speed.
         """
-        state.spent += done.step * (run_seconds if self.in_seconds else self.costs[num_frozen])
+        cost = done.step * (run_seconds if self.in_seconds else self.costs[num_frozen])
+        state.spent, state.epochs = self._spent(state, done) + cost, done.epochs
 
     def spend_transition(self, state: TargetState, seconds: float) -> None:
         """Counts a transition with its predicted seconds."""
         state.spent += seconds * self.in_seconds
+
+    def _spent(self, state: TargetState, done: Progress) -> float:
+        """Returns what the run has spent, as a part of one that is as long as it is now."""
+        if self.in_seconds or state.epochs in (0, done.epochs):
+            return state.spent
+        return state.spent * state.epochs / done.epochs
 
     def need(self, state: TargetState, done: Progress) -> float:
         """Returns the mean cost of the rest of the run, in costs of a whole one.
@@ -155,7 +168,7 @@ class Target:
         Args:
             done: How far the run has come.
         """
-        return (self.total - state.spent) / (1 - done.before)
+        return (self.total - self._spent(state, done)) / (1 - done.before)
 
     def bounds(self, state: TargetState, done: Progress) -> tuple[int, int]:
         """Returns the fewest and the most blocks that may be frozen in the next step."""
@@ -202,7 +215,7 @@ class Target:
     def _reason(self, limit: str, held: int, state: TargetState, done: Progress) -> str:
         blocks = "1 block" if held == 1 else f"{held} blocks"
         unit = " s" if self.in_seconds else ""
-        spent = f"{state.spent:.3g} of {self.total:.3g}{unit} are spent after {done.before:.0%} of the run"
+        spent = f"{self._spent(state, done):.3g} of {self.total:.3g}{unit} are spent after {done.before:.0%} of the run"
         return f"{self.option} allows {limit} {blocks}, as {spent}"
 
 

@@ -40,7 +40,7 @@ class Timeline:
     def progress(self, step: int) -> Progress:
         """Returns how far the run has come before a step, counted in samples."""
         before = self._fraction_before(step)
-        return Progress(before, self._fraction_before(step + 1) - before)
+        return Progress(before, self._fraction_before(step + 1) - before, self.num_epochs)
 
     def _fraction_before(self, step: int) -> float:
         epoch, index = divmod(step, self.steps_per_epoch)

@@ -47,7 +47,8 @@ class RunEvaluations:
         self.run_or_leave()
         if self._trainer.guard.judge_freeze():
             return True
-        self._trainer.main_metric.count_evaluation()
+        trainer = self._trainer
+        trainer.main_metric.count_evaluation(is_last=trainer.state.step >= trainer.timeline.num_steps)
         return False
 
     def run_or_leave(self) -> None:

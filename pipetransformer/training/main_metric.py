@@ -9,7 +9,7 @@ from pipetransformer.config.sections import Evaluation
 from pipetransformer.data.base import Split
 from pipetransformer.metric import sign_of
 from pipetransformer.planning.state import TrainState
-from pipetransformer.planning.stopping import check_metric, wanted_metric
+from pipetransformer.planning.stopping import Patience, check_metric, wanted_metric
 from pipetransformer.report.format import BestMetric
 
 
@@ -41,7 +41,7 @@ class MainMetric:
     def value(self) -> float | None:
         """As it was last measured; ``None`` before the first evaluation."""
         metrics = self._state.metrics.get(self._split, {})
-        return metrics[self.name] if metrics else None
+        return metrics.get(self.name) if metrics else None
 
     @property
     def goodness(self) -> float | None:
@@ -74,10 +74,21 @@ class MainMetric:
         name = self._name if is_main else None
         BestMetric(self._state.best_metrics).update(split, metrics, self._state.step, name)
 
-    def count_evaluation(self) -> None:
-        """Counts an evaluation of all splits, after which the run may have waited long enough."""
+    def begin_anew(self) -> None:
+        """Forgets the best value and how long the run has waited for a better one: they were of another metric."""
+        self._state.best_metrics.pop(self._split, None)
+        self._state.patience = Patience()
+
+    def count_evaluation(self, is_last: bool = False) -> None:
+        """Counts an evaluation of all splits, after which the run may have waited long enough.
+
+        Args:
+            is_last: The run has come to its end, so that it does not end early.
+        """
         if self.value is not None:
             self._state.patience.count(self._options, self.name, self.value)
+        if is_last:
+            self._state.patience.reason = ""
 
     def figures(self) -> dict[str, Any]:
         """Returns the metric, its best value, and why the run has ended early, for the summary."""
@@ -86,7 +97,7 @@ class MainMetric:
             split = next(split for split in self._splits if split.name == self._split)
             about = {"name": self.name, "value": self.value, "split": split.name, "num_samples": split.num_scored}
             at = {"step": self._state.evaluated_at}  # earlier than the last step of a run that was stopped
-            figures["metric"] = about | at | self._state.metrics[split.name]
+            figures["metric"] = self._state.metrics[split.name] | about | at  # a metric may have one of these names
             figures["best"] = self._state.best_metrics[split.name]
         if self._state.patience.reason:
             figures["stopped_early"] = {"step": self._state.step, "reason": self._state.patience.reason}

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -61,6 +62,12 @@ def test_a_freeze_hurts_where_the_metric_falls_by_more_than_allowed(action: str,
         assert verdict.action == action
         assert verdict.reason.startswith("accuracy fell from 0.9 to ")
         assert verdict.terms["allowed_fall"] == allowed
+
+
+def test_a_metric_that_falls_by_what_is_allowed_hurts_nobody() -> None:
+    watched = GuardState(watched=replace(WATCHED, metric=0.8))
+    assert judge_freeze(Guard(), 0.01, watched, "accuracy", 0.79) is None, "0.8 - 0.79 is more than 0.01"
+    assert judge_freeze(Guard(), 0.01, watched, "accuracy", 0.7899) is not None
 
 
 def test_nothing_is_judged_that_is_not_watched() -> None:

@@ -40,6 +40,12 @@ def ends_at(options: Evaluation, name: str, values: list[float]) -> tuple[int | 
             (3, "no better f1 than 0.5 by more than 0.2 for 2 evaluations"),
         ),
         (Evaluation(patience=2, min_delta=0.2), "f1", [0.5, 0.6, 0.71, 0.8, 0.95], (None, "")),
+        (
+            Evaluation(patience=1, min_delta=0.01),
+            "accuracy",
+            [0.8, 0.81],  # which is more than 0.01 in floating-point numbers
+            (2, "no better accuracy than 0.8 by more than 0.01 for 1 evaluation"),
+        ),
         (Evaluation(), "accuracy", [0.5] * 50, (None, "")),
         (Evaluation(patience=1), "loss", [math.nan, 0.5, 0.4], (None, "")),
         (Evaluation(patience=2), "loss", [0.5, math.nan, math.nan], (3, "no better loss than 0.5 for 2 evaluations")),
@@ -52,7 +58,9 @@ def test_a_run_ends_after_so_many_evaluations_without_a_new_best(
 
 
 def test_a_loss_is_better_where_it_is_lower() -> None:
-    assert [sign_of(name) for name in ("accuracy", "f1", "loss", "token_loss", "perplexity")] == [1, 1, -1, -1, -1]
+    more = ("accuracy", "f1", "glossary", "neg_mean_squared_error", "R2")
+    less = ("loss", "token_loss", "perplexity", "error_rate", "MAE", "val_RMSE", "valLoss", "mean_squared_error", "nll")
+    assert [sign_of(name) for name in (*more, *less)] == [1] * len(more) + [-1] * len(less)
 
 
 def test_the_main_metric_is_that_of_the_first_split_unless_another_is_named() -> None:

@@ -149,6 +149,32 @@ def test_a_target_in_seconds_follows_what_steps_have_shown_and_a_fraction_does_n
     assert fraction.at_speed(lambda: [1.2 * each for each in seconds()], 50) == fraction
 
 
+@pytest.mark.parametrize("stopped_at", [2, 4])
+def test_a_run_that_goes_on_with_more_epochs_meets_its_target_in_all_of_them(stopped_at: int) -> None:
+    """Of one epoch of ten steps that becomes three; a step of four blocks is a thirtieth of the run."""
+    target, state, num_frozen = Target("freeze.target_fraction=0.5", (1.0, 0.75, 0.5, 0.25, 0.0), 0.5), TargetState(), 0
+    for step in range(30):
+        if step == stopped_at:
+            state = TargetState.from_dict(state.state_dict())
+        epochs = 1 if step < stopped_at else 3
+        done = Progress(step / (10 * epochs), 1 / (10 * epochs), epochs)
+        decision = target.decision(state, done, num_frozen)
+        if decision is not None:
+            num_frozen = decision.num_frozen
+            state.take(num_frozen)
+        target.spend(state, num_frozen, 0.0, done)
+    assert state.spent == pytest.approx(0.5, abs=0.25 / 30)
+    decision = Decision(4, "policy", "four")
+    reason = target.scaled(decision, TargetState(0.25, 4, epochs=1), Progress(1 / 6, 1 / 30, 3), 0).reason
+    assert "0.0833 of 0.5 are spent after 17% of the run" in reason
+
+
+def test_seconds_that_are_spent_stay_what_they_are_with_more_epochs() -> None:
+    target = Target.of(PaperRule(target_seconds=60.0), 3, seconds, 50)
+    assert target is not None
+    assert target.need(TargetState(spent=30.0, epochs=1), Progress(0.5, 0.02, 2)) == 60.0
+
+
 def test_transitions_cost_no_fraction() -> None:
     target, state = Target.of(PaperRule(target_fraction=0.5), 3, seconds, 50), TargetState()
     assert target is not None
@@ -192,4 +218,7 @@ def test_a_run_that_goes_on_does_what_it_can_for_its_target() -> None:
 
 
 def test_the_state_comes_back_from_its_plain_values() -> None:
-    assert TargetState.from_dict(TargetState(0.25, 3).state_dict()) == TargetState(0.25, 3)
+    state = TargetState(0.25, 3, is_paused=True, epochs=5)
+    assert TargetState.from_dict(state.state_dict()) == state
+    earlier = {name: value for name, value in state.state_dict().items() if name != "epochs"}
+    assert TargetState.from_dict(earlier) == TargetState(0.25, 3, is_paused=True), "of an earlier release"

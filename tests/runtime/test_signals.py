@@ -1,5 +1,6 @@
 """Signals are the same at any topology, cached or not, and equal their formulas in one process (float64, 1e-10)."""
 
+import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -151,6 +152,19 @@ def test_nothing_is_probed_where_all_blocks_are_frozen(name: str, monkeypatch: p
     runtime.plan.num_frozen = 1
     with pytest.raises(AssertionError):
         collector.read()
+
+
+def test_a_run_decides_by_the_shares_of_a_step_that_it_has_decided_by() -> None:
+    measured = iter([(1.0, 0.6, 0.4), (1.0, 0.5, 0.3)])
+    context = cast("SignalContext", SimpleNamespace(step_shares=lambda: next(measured)))
+    first, resumed = COLLECTORS["step_share"](context), COLLECTORS["step_share"](context)
+    assert [*first.read()] == [*first.read()] == [1.0, 0.6, 0.4]
+    first.start_anew()
+    resumed.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert [*resumed.read()] == [1.0, 0.6, 0.4]
+    of_an_earlier_release = COLLECTORS["step_share"](context)
+    of_an_earlier_release.load_state_dict({})
+    assert [*of_an_earlier_release.read()] == [1.0, 0.5, 0.3]
 
 
 def test_a_signal_that_nobody_measures_is_refused_by_name() -> None:

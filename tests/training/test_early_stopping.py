@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.guarding import train_guarded
+from support.guarding import Scores, train_guarded
 from support.jobs import TINY, Job, loaded, run_job
 from support.pool import Pool
 from support.saved import exported
@@ -50,6 +50,27 @@ def test_a_resumed_run_has_waited_as_long_as_before(pool: Pool, tmp_path: Path) 
         assert seen.summary["stopped_early"] == expected.summary["stopped_early"]
     for seen in pool.run(1, train_guarded, tmp_path / "run", pt.Parallel(), {}, options | {"resume": True}):
         assert seen.losses == [], "it has ended"
+
+
+def test_a_run_that_goes_on_by_another_metric_has_no_best_value_and_has_not_waited(pool: Pool, tmp_path: Path) -> None:
+    options = {"evaluate": pt.Evaluation(metric="constant", save="best"), "metrics": Scores()}
+    pool.run(1, train_guarded, tmp_path, pt.Parallel(), {}, options, None, 10)
+    other = pt.Evaluation(metric="rising", save="best", patience=1)
+    allowed = {"resume": True, "resume_allow": ["evaluate.metric", "evaluate.patience"]}
+    options = {"evaluate": other, "metrics": Scores(("rising", "step")), **allowed}
+    (seen,) = pool.run(1, train_guarded, tmp_path, pt.Parallel(), {}, options)
+    assert seen.error == ""
+    assert seen.summary["best"] == {"name": "rising", "value": 0.2, "split": "dev", "step": 20}
+    assert "stopped_early" not in seen.summary
+    assert seen.summary["metric"]["step"] == 20, "and not the metric of this name"
+
+
+def test_a_run_that_comes_to_its_end_has_not_stopped_early(pool: Pool, tmp_path: Path) -> None:
+    scores = [0.5, 0.6, 0.6]  # at the ends of three epochs
+    assert pool.run(1, play_with_scores, scores, (*RUN, "evaluate.patience=1"), tmp_path) == [""]
+    job = Job(tmp_path, "")
+    assert job.summary["optimizer_steps"] == 12
+    assert "stopped_early" not in job.summary
 
 
 def test_evaluations_between_the_ends_of_epochs_change_nothing(pool: Pool, tmp_path: Path) -> None:

@@ -19,11 +19,23 @@ from pipetransformer.runtime.signals.weights import WeightChange
 class StepShare(Collector):
     """The seconds of a step with 0 to L blocks frozen over those with none, by the profile, shape (L + 1,).
 
-    Frozen blocks are computed, so that it is the same with a cache and without.
+    Frozen blocks are computed, so that it is the same with a cache and without. A run that goes on measures its layers
+    anew, and keeps the shares by which it has decided.
     """
 
+    def __init__(self, context: SignalContext) -> None:
+        super().__init__(context)
+        self._shares: list[float] = []
+
     def read(self) -> Sequence[float]:
-        return self.context.step_shares()
+        self._shares = self._shares or list(self.context.step_shares())
+        return self._shares
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"shares": [*self.read()]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._shares = [float(share) for share in state.get("shares", [])]  # earlier releases kept none
 
 
 COLLECTORS: dict[str, type[Collector]] = {
