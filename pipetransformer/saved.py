@@ -1,7 +1,5 @@
 """The commands ``pipetransformer-export``, ``-evaluate`` and ``-predict``, for the folder of a run."""
 
-import atexit
-import gc
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -108,7 +106,6 @@ def _run(text: str, names: Sequence[str], do: Callable[[Options], None]) -> None
     if {"-h", "--help"} & {*sys.argv}:
         sys.exit(print(text))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    atexit.register(gc.freeze)  # as in command.py
     try:
         do(_options(sys.argv[1:], names))
     except UserError as error:

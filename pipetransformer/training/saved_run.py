@@ -229,7 +229,8 @@ def splits(data: Data, names: list[str]) -> list[Split]:
         raise UserError(f"there is no split {unknown[0]}; choose of {', '.join(there)}")
     if data.random_transform and data.train.name in names:
         raise UserError(
-            f"the split {data.train.name} is transformed at random; give dataset.augment=false dataset.transforms=[]"
+            f"the split {data.train.name} is transformed at random; give dataset.augment=false, and of "
+            "dataset.transforms= those alone that draw nothing"
         )
     return [there[name] for name in names] if names else list(data.evaluation)
 

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 GREY_MODES = ("1", "L", "LA", "La")  # Pillow's, beside those of more than 8 bits, which begin with I
 DECODING = "16 bits to 8 by 257, upright by EXIF"  # part of every identity: change it with what decoding gives
+ORIENTATION, UPRIGHT = 274, 1  # the tag of EXIF, and a value of it
+TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
+"""How to turn a picture upright, by its orientation: numbers of ``PIL.Image.Transpose``."""
 JPEG_END = b"\xff\xd9"
 
 
@@ -109,10 +112,11 @@ def to_array(image: Image) -> np.ndarray:
     Raises:
         UserError: The pixels have no known range, or more than 16 bits.
     """
-    from PIL import ImageOps
+    from PIL.Image import Transpose
 
     _check_mode(image)
-    ImageOps.exif_transpose(image, in_place=True)
+    turned = TURNS.get(image.getexif().get(ORIENTATION, UPRIGHT))  # ImageOps writes all tags anew, and some cannot be
+    image = image if turned is None else image.transpose(Transpose(turned))
     if image.mode.startswith("I"):
         return _from_16_bits(np.asarray(image).astype(np.int64))[..., None]
     if image.mode == "La":

@@ -191,7 +191,7 @@ def unlabelled_files(source: Path) -> tuple[list[str], ImageSource]:
         names, files = [source.name], [source]
     else:
         try:
-            names = [line.strip() for line in source.read_text(encoding="utf-8").splitlines() if line.strip()]
+            names = [line.strip() for line in source.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
         except (OSError, ValueError) as error:
             raise UserError(f"input={source} is neither a folder nor a list of pictures ({error})") from error
         files = [source.parent / name for name in names]  # a whole path stays what it is

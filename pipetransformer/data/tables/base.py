@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -113,6 +113,18 @@ def shown(names: Iterable[str], most: int = 12) -> str:
     known = [name if name and name == name.strip() else repr(name) for name in names]
     known = [name if len(name) <= 40 else f"{name[:37]}..." for name in known]
     return ", ".join(known[:most]) + (f" and {len(known) - most} more" if len(known) > most else "")
+
+
+def refuse_twins(path: Path, header: Sequence[str]) -> None:
+    """Refuses a header in which two columns have one name, or none, as empty columns behind the last one.
+
+    Raises:
+        UserError: There are such columns.
+    """
+    twice = next((name for name in header if header.count(name) > 1), None)
+    if twice is not None:
+        found = f"two columns {twice!r}" if twice else f"{header.count('')} columns without a name"
+        raise UserError(f"{path} has {found}; rename or remove them, but for one")
 
 
 def unified(schemas: list[pa.Schema], path: Path) -> pa.Schema:

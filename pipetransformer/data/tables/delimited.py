@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from pipetransformer.data.tables.base import Record, RecordFile, shown, text_lines
+from pipetransformer.data.tables.base import Record, RecordFile, refuse_twins, shown, text_lines
 from pipetransformer.errors import UserError
 
 MOST_CHARACTERS = 10_000_000  # of a cell; more are a quote that is never closed
@@ -37,8 +37,7 @@ class DelimitedFile(RecordFile):
         _, header = next(cells, (0, []))
         if not header:
             raise UserError(f"{self.path} is empty; give a file with a header line and one row per sample")
-        if twice := next((name for name in header if header.count(name) > 1), None):
-            raise UserError(f"{self.path} has two columns {twice!r}; rename or remove one")
+        refuse_twins(self.path, header)
         return header
 
     def _cells(self) -> Iterator[tuple[int, list[str]]]:

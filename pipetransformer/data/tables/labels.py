@@ -17,6 +17,7 @@ from pipetransformer.data.tables.label_cells import (
     class_names,
     column_of,
     distinct,
+    first,
     flat_lists,
     holds_lists,
     is_fraction,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 MOST_CLASSES, MOST_WHOLE_NUMBERS = 100, 20  # different texts, or whole numbers, that are taken for classes
 TRUTH = {"true": "True", "false": "False"}  # truth values by their names, and as Python and pandas write them
+MISSING = {"na", "n/a", "nan", "null", "none", "nil", "-", "--", "?", "."}  # in place of a number, in small letters
 SWITCHES = {"1": 1, "1.0": 1, "true": 1, "True": 1, "0": 0, "0.0": 0, "false": 0, "False": 0}
 
 
@@ -218,6 +220,7 @@ def _task(rows: Rows, options: LabelOptions) -> str:
     are_whole = all(map(WHOLE.fullmatch, texts))
     if not are_whole and all(map(NUMBER.fullmatch, texts)):
         return "regression"
+    _refuse_almost_numbers(rows, options, cells, texts)
     most, found = (MOST_WHOLE_NUMBERS, "whole numbers") if are_whole else (MOST_CLASSES, "texts")
     if len(texts) <= most:
         return "classification"
@@ -225,6 +228,23 @@ def _task(rows: Rows, options: LabelOptions) -> str:
     raise UserError(
         f"{options.text}: {rows.name} has {len(texts)} different {found} there, more than the {most} that are taken "
         f"for classes; name another column, or give {regression}dataset.task=classification"
+    )
+
+
+def _refuse_almost_numbers(rows: Rows, options: LabelOptions, cells: pa.Array, texts: list[str]) -> None:
+    """Refuses numbers with a decimal comma, and numbers beside what stands for a missing one: classes they are not."""
+    missing = {text for text in texts if text.lower() in MISSING}
+    numbers = [text for text in texts if text not in missing]
+    if len(numbers) < 2 or not all(NUMBER.fullmatch(text.replace(",", ".", 1)) for text in numbers):
+        return
+    odd = [text for text in numbers if "," in text]
+    if not missing and not odd:
+        return
+    text, remedy = min(missing | {*odd}), "write it with a point" if odd and not missing else "write a number there"
+    row = rows.at(first(pc.equal(pc.utf8_trim_whitespace(pc.cast(cells, pa.string())), text)))
+    raise UserError(
+        f"{options.text}: {row} has {text!r} among numbers; {remedy} or remove the row, or give "
+        "dataset.task=classification if it is a class"
     )
 
 

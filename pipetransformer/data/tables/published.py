@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pipetransformer.data.tables.base import refuse_twins
 from pipetransformer.errors import UserError
 
 LABEL_COLUMNS = ("label", "gold_label", "is_duplicate", "score")  # the hub's name first, then the published files'
@@ -60,8 +61,7 @@ def read_tsv(file: Path) -> Table:
         raise UserError(f"{file} is not a tab-separated table in UTF-8 with a header row ({error})") from error
     while rows and not "".join(rows[-1]).strip() and len(rows[-1]) < len(header):
         rows.pop()
-    if twice := next((name for name in header if header.count(name) > 1), None):
-        raise UserError(f"{file} has two columns {twice!r}; rename or remove one")
+    refuse_twins(file, header)
     table = Table(str(file), {name: [] for name in header}, first_line=2)
     for row, cells in enumerate(rows):
         if len(cells) != len(header):

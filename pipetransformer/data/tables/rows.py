@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 
 from pipetransformer.data.base import Digest
 from pipetransformer.data.hub import cache_folder
-from pipetransformer.data.tables.base import ROWS_PER_BATCH, TableFile, shown
+from pipetransformer.data.tables.base import ROWS_PER_BATCH, TableFile, first_line, shown
 from pipetransformer.data.tables.files import FORMATS, Formats, common_schema, open_table
 from pipetransformer.data.tables.spec import DELIMITERS
 from pipetransformer.errors import UserError
@@ -91,8 +91,11 @@ def read_files(files: tuple[Path, ...], delimiter: str | None = None, formats: F
     tables = [open_table(file, delimiter, formats) for file in files]
     try:
         data = Dataset.from_file(str(_converted(tables)))
-    except (NotImplementedError, pa.ArrowException) as error:
-        raise UserError(f"{files[0]} has a column of a type that datasets does not know ({error})") from error
+    except (NotImplementedError, ValueError, pa.ArrowException) as error:
+        raise UserError(
+            f"{files[0]} has a column of a type that datasets does not know ({first_line(error)}); remove the column "
+            "or write it as another type"
+        ) from error
     if len(data) == 0:
         raise UserError(f"{files[0]} has columns ({shown(data.features)}) and no rows")
     return Rows(data, ", ".join(map(str, files)), partial(_place, tables))

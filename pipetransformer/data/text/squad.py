@@ -166,7 +166,8 @@ def read_articles(file: Path, with_answers: bool = True) -> list[list[Question]]
     """
     try:
         articles = [
-            list(_questions(article, with_answers)) for article in json.loads(file.read_text(encoding="utf-8"))["data"]
+            list(_questions(article, with_answers))
+            for article in json.loads(file.read_text(encoding="utf-8-sig"))["data"]
         ]
     except (ValueError, KeyError, TypeError, RecursionError, OSError) as error:
         raise UserError(f"{file} is not in SQuAD format ({type(error).__name__}: {error})") from error

@@ -116,11 +116,15 @@ def _context_tokens(sequence_ids: list[int | None]) -> tuple[int, int]:
 def _check_room(questions: Sequence[Question], tokenizer: Any, max_length: int, stride: int) -> None:
     texts = [question.text.strip() for question in questions]
     lengths = [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
-    longest = int(np.argmax(lengths))
-    room = max_length - lengths[longest] - tokenizer.num_special_tokens_to_add(pair=True)
-    if room <= stride:
+    rooms = max_length - np.array(lengths) - tokenizer.num_special_tokens_to_add(pair=True)
+    for index in map(int, np.argsort(rooms, kind="stable")):
+        if rooms[index] > stride:
+            return
+        context = tokenizer(questions[index].context, add_special_tokens=False, verbose=False)["input_ids"]
+        if len(context) <= rooms[index]:
+            continue  # one window holds all of it
         raise UserError(
-            f"question {questions[longest].id} has {lengths[longest]} tokens, which leaves {max(0, room)} of "
+            f"question {questions[index].id} has {lengths[index]} tokens, which leaves {max(0, rooms[index])} of "
             f"{max_length} for the context; that must be more than dataset.stride={stride}: lower it, or raise "
-            "dataset.max_length as far as the model allows"
+            "dataset.max_length as far as the model allows, or shorten or remove the question"
         )

@@ -103,6 +103,20 @@ def find_labels(rows: Rows, tags: str) -> list[str]:
     return _class_names(rows, tags) or [str(tag) for tag in found]
 
 
+def check_words(rows: Rows, tokens: str) -> None:
+    """Refuses a column of words that are all numbers, as the places of words in a sentence are.
+
+    Raises:
+        UserError: With the columns that there are.
+    """
+    words = _lists(rows, "tokens", tokens).flatten().unique().drop_null().to_pylist()
+    if all(re.fullmatch(r"\d+([-.]\d+)?", word) for word in words):
+        raise UserError(
+            f"dataset.tokens={tokens}: {rows.name} has nothing but numbers there, as {words[0]}; name the column of "
+            f"the words, one of {shown(rows.features)}"
+        )
+
+
 def first_with(rows: Rows, tokens: str, tags: str, labels: Sequence[str], tag: str) -> str:
     """Returns a tag with the place of the first word that has it, for a message."""
     tagged = TaggedRows(rows, tokens, tags, labels)

@@ -83,7 +83,7 @@ class TokenClassification(TableSpec):
 
     def _tagged(self) -> tuple[Task, TaggedRows, str, TaggedRows]:
         """Returns the task, the training data, the name of the evaluation split and its data, all tags checked."""
-        from pipetransformer.data.text.tagged_rows import TaggedRows, find_labels, first_with
+        from pipetransformer.data.text.tagged_rows import TaggedRows, check_words, find_labels, first_with
 
         tables = self.tables()
         labels = self.labels or find_labels(tables.known, self.tags)
@@ -92,6 +92,9 @@ class TokenClassification(TableSpec):
         )
         place = partial(first_with, tables.known, self.tokens, self.tags, labels)
         chunks = mark_chunks(labels, place) if self.chunks is None else self.chunks
+        if self.chunks:
+            refuse_other_tags(labels, place)
+        check_words(tables.known, self.tokens)
         return token_classification(tuple(labels), chunks), train, tables.eval_name, evaluation
 
     def _split(self, name: str, rows: TaggedRows, task: Task, wanted: TextFormat) -> TaggedSplit:
@@ -123,6 +126,25 @@ def mark_chunks(labels: Sequence[str], place: Callable[[str], str] = str) -> boo
             "prefix as in B-PER, or dataset.chunks=false if they do not mark chunks"
         )
     return bool(chunks)
+
+
+def refuse_other_tags(labels: Sequence[str], place: Callable[[str], str]) -> None:
+    """Refuses a tag of the data that marks no chunk: seqeval would read another one out of it.
+
+    Args:
+        labels, place: As for :func:`mark_chunks`.
+
+    Raises:
+        UserError: With the tag and its place.
+    """
+    inside = [label for label in labels if label != OUTSIDE]
+    others = () if BARE.issuperset(inside) else (tag for tag in inside if not IN_CHUNK.fullmatch(tag))
+    for tag in others:
+        found = place(tag)
+        if found != tag:  # else nothing has it
+            raise UserError(
+                f"dataset.chunks=true: the tag {found} marks no chunk; give each tag but {OUTSIDE} a prefix as in B-PER"
+            )
 
 
 def _cut(split: TaggedSplit) -> str | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 from PIL.ExifTags import Base
 
 from pipetransformer.data.images.decoding import check_file, check_picture, is_grey, read_file, read_picture, to_array
@@ -134,6 +134,25 @@ def test_a_picture_is_turned_as_its_exif_orientation_says(
     expected = np.rot90(QUARTERS, turns)
     assert found.shape == expected.shape
     assert np.abs(found.astype(int) - expected).max() <= 2, "but for JPEG's rounding"
+
+
+@pytest.mark.parametrize("orientation", range(10))
+def test_every_orientation_is_turned_as_pillow_does(orientation: int) -> None:
+    image = Image.fromarray(np.arange(6, dtype=np.uint8).reshape(2, 3))
+    image.getexif()[Base.Orientation] = orientation
+    assert to_array(image)[..., 0].tolist() == np.asarray(ImageOps.exif_transpose(image)).tolist()
+
+
+def test_a_tag_of_another_type_than_it_should_have_does_not_matter(tmp_path: Path) -> None:
+    """Pillow itself cannot write such a tag again, as which it would after it has turned the picture."""
+    exif = Image.Exif()
+    exif[Base.Orientation] = 6
+    exif[Base.Make] = "72"
+    stored = exif.tobytes().replace(Base.Make.to_bytes(2, "big"), Base.XResolution.to_bytes(2, "big"))
+    assert stored != exif.tobytes()
+    Image.fromarray(QUARTERS).save(tmp_path / "odd.jpg", exif=stored)
+    check_file(tmp_path / "odd.jpg")
+    assert read_file(tmp_path / "odd.jpg").shape == (*QUARTERS.shape[::-1], 3)
 
 
 def test_a_picture_with_unreadable_exif_data_stays_as_it_is(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipetransformer.data.images.folders import from_folder
+from pipetransformer.data.images.folders import from_folder, unlabelled_files
 
 
 def write_folder(root: Path, **splits: dict[str, list[tuple[int, int, int]]]) -> Path:
@@ -19,6 +19,12 @@ def write_folder(root: Path, **splits: dict[str, list[tuple[int, int, int]]]) ->
 
 FIRST = np.array([0])
 RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
+
+
+def test_a_list_of_pictures_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    write_folder(tmp_path, few={"cat": [RED, BLUE]})
+    (tmp_path / "list.txt").write_text("few/cat/0.png\nfew/cat/1.png\n", encoding="utf-8-sig")
+    assert unlabelled_files(tmp_path / "list.txt")[0] == ["few/cat/0.png", "few/cat/1.png"]
 
 
 def test_a_folder_gives_classes_in_alphabetical_order(tmp_path: Path) -> None:

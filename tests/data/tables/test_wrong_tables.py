@@ -34,6 +34,12 @@ def write_floats(file: Path) -> None:
     pyarrow.parquet.write_table(pa.table({"review": ["a", "b", "c", "d"], "stars": labels}), file)
 
 
+def write_maps(file: Path) -> None:
+    """A column that no option names, of a type that ``datasets`` does not know."""
+    maps = pa.array([[("a", 1)], []], pa.map_(pa.string(), pa.int64()))
+    pyarrow.parquet.write_table(pa.table({"review": ["a", "b"], "stars": [0, 1], "more": maps}), file)
+
+
 @dataclass(frozen=True)
 class Wrong:
     """Files by name with their content, options, and words of the answer. The path is the only file, or the folder."""
@@ -92,9 +98,24 @@ WRONG: dict[str, Wrong] = {
     "giant cell": csv(
         "review,stars\n" + "x" * (MOST_CHARACTERS + 1) + ",1\n", ["reviews.csv line 2 cannot be read", "field limit"]
     ),
-    "twice the same column": csv("review,stars,stars\na,1,1\n", ["has two columns 'stars'; rename or remove one"]),
+    "twice the same column": csv("review,stars,stars\na,1,1\n", ["has two columns 'stars'; rename or remove"]),
+    "columns without a name": csv("review,stars,,\na,1,,\n", ["has 2 columns without a name; rename or remove"]),
+    "a missing number": csv(
+        "review,stars\n" + "".join(f"film {n},{n / 2}\n" for n in range(9)) + "last,NA\n",
+        ["dataset.label=stars: ", "line 11 has 'NA' among numbers; write a number there", "dataset.task="],
+    ),
+    "a missing number among whole ones": csv(
+        GOOD + "good,n/a\n", ["line 5 has 'n/a' among numbers; write a number there or remove the row"]
+    ),
+    "a decimal comma": csv(
+        'review,stars\nfine,1\nbad,"0,5"\nso so,"1,5"\n', ["line 3 has '0,5' among numbers; write it with a point"]
+    ),
     "quotes in tsv": Wrong(
         {"reviews.tsv": 'review\tstars\n"a\ttab"\t1\n'}, ["line 2 has 3 cells", "no quotes", "dataset.delimiter=tab"]
+    ),
+    "a column of maps": Wrong(
+        {"reviews.parquet": write_maps},
+        ["column of a type that datasets does not know", "remove the column or write it"],
     ),
     # JSON
     "broken line": jsonl(lines(*LINES, '{"review": "cut', LINES[0]), ["reviews.jsonl line 3 is no JSON", "column 12"]),

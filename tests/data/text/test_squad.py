@@ -50,6 +50,12 @@ def test_a_single_file_is_split_by_article_from_its_end(file: Path, text: TextFo
     assert data.evaluation[0].name == "held_out_articles"
 
 
+def test_a_byte_order_mark_is_none_of_the_json(tmp_path: Path, file: Path) -> None:
+    marked = tmp_path / "marked.json"
+    marked.write_text(content(10), encoding="utf-8-sig")
+    assert read_articles(marked) == read_articles(file)
+
+
 @given(st.integers(2, 10), st.floats(0.01, 0.99))
 def test_no_article_is_on_both_sides(tmp_path_factory: pytest.TempPathFactory, count: int, fraction: float) -> None:
     file = tmp_path_factory.mktemp("squad") / "squad.json"

@@ -56,10 +56,15 @@ def test_chunks_are_joined_in_order(tokenizer: Any, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_question_that_leaves_no_room_is_named(tokenizer: Any) -> None:
-    questions = [ask("a cat"), ask("a cat", text="it is " * 10, name="long")]
+    questions = [ask("a cat"), ask("a cat " * 3, text="it is " * 10, name="long")]
     with pytest.raises(ValueError, match=r"question long has 20 tokens, which leaves 9 of 32 .* dataset\.stride=9"):
         tokenize_windows(questions, tokenizer, 32, 9)
-    assert len(tokenize_windows(questions, tokenizer, 32, 8).questions) == 2
+    assert len({*tokenize_windows(questions, tokenizer, 32, 8).questions}) == 2
+
+
+def test_a_long_question_whose_context_fits_beside_it_is_one_window(tokenizer: Any) -> None:
+    questions = [ask("a cat"), ask("a cat", text="it is " * 10)]
+    assert tokenize_windows(questions, tokenizer, 32, 16).questions.tolist() == [0, 1]
 
 
 OFFSETS = np.array([(0, 0), (0, 2), (0, 0), (10, 13), (14, 18), (18, 20), (21, 25), (0, 0)])

@@ -253,6 +253,13 @@ ROW = {"tokens": ["it", "is"], "tags": ["O", "B-X"]}
             {},
             ["the tag B-X (", "a.jsonl line 1, word 1) is one of a chunk and NOUN (", "line 1, word 2) is not"],
         ),
+        (
+            [{**ROW, "tags": ["O", "b-x"]}],
+            {"chunks": True},
+            ["dataset.chunks=true: the tag b-x (", "line 1, word 2) marks no chunk; give each", "as in B-PER"],
+        ),
+        ([{**ROW, "tags": ["X-B", "B-X"]}], {"chunks": True}, ["the tag X-B (", "word 1) marks no chunk"]),
+        ([{**ROW, "tokens": ["1", "2-3"]}], {}, ["dataset.tokens=tokens", "nothing but numbers", "tokens, tags"]),
         ([ROW], {"labels": ["O", "B-Y"]}, ["line 1, word 2 (is) has the tag 'B-X'", "O, B-Y", "dataset.labels="]),
         ([{**ROW, "tags": [0, 2]}], {"labels": ["O", "B"]}, ["word 2 (is) has the tag 2", "dataset.labels="]),
         ([ROW], {"labels": ["O", "O"]}, ["dataset.labels=['O', 'O']", "each of them once"]),
