@@ -65,6 +65,19 @@ class Arm:
         """Returns the counted runs that were not the best static plan themselves."""
         return [run for run in self.counted if not run.summary.get("is_static")]
 
+    def by_seed(self, *names: str) -> list[float]:
+        """Returns a figure for each seed; repeats of one, which are not independent, by their mean."""
+        of_seeds: dict[Any, list[float]] = {}
+        for run in self.counted:
+            of_seeds.setdefault(run.config.get("seed"), []).extend(_figures([run], names))
+        return [mean(values) for values in of_seeds.values() if values]
+
+    def _result(self, *names: str) -> str:
+        """Returns the mean of a figure over the seeds with its interval, and how many runs lack it, as of a NaN."""
+        text, num_runs = with_interval(self.by_seed(*names)), len(self.counted)
+        num_found = len(self.figures(*names))
+        return f"{text} ({num_found} of {num_runs} runs)" if 0 < num_found < num_runs else text
+
     def gains(self, name: str) -> list[float]:
         """Returns a figure that compares with the best static plan, of each run that does."""
         return _figures(self.compared, [name])
@@ -77,12 +90,12 @@ class Arm:
     def row(self) -> tuple[str, ...]:
         """Returns a cell for each of :data:`COLUMNS`; several runs by their mean."""
         metrics = dict.fromkeys(run.summary["metric"]["name"] for run in self.counted if run.summary.get("metric"))
-        result = with_interval(self.figures("metric", "value"))
+        result = self._result("metric", "value")
         return (
             self.name,
             f"{len(self.runs)} ({_folder_names(self.runs)})",
             f"{', '.join(metrics)} {result}" if metrics else "-",
-            with_interval(self.figures("best", "value")),
+            self._result("best", "value"),
             _mean(self.figures("train_seconds"), duration),
             _mean(self.figures("cpu_seconds"), duration),
             self._speedup(),
@@ -229,16 +242,22 @@ def read_arms(folders: Iterable[Path], check: Callable[[Run], None] = lambda _: 
 def _names(runs: Sequence[Run], given: Sequence[Sequence[str] | None]) -> list[str]:
     """Returns for each run the options in which not all runs are alike, without the seed.
 
+    The number of its processes is one of them, also where torchrun or the machine has decided it.
+
     Args:
         given: The arguments of each run's command; ``None`` for a run that Python started.
     """
     settings = [
-        _settings(run) if None in given else {*by_option(one or ()).values()}
+        (_settings(run) if None in given else {*by_option(one or ()).values()}) | _num_processes(run)
         for run, one in zip(runs, given, strict=True)
     ]
     common = set.intersection(*settings)
     names = [" ".join(sorted(filter(makes_arm, own - common))) for own in settings]
     return [name or ("default" if any(names) else "all alike") for name in names]
+
+
+def _num_processes(run: Run) -> set[str]:
+    return {f"parallel.world_size={run.start['world_size']}"} if run.has_started else set()
 
 
 def _settings(run: Run) -> set[str]:

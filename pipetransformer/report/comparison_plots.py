@@ -60,7 +60,7 @@ def _draw_metric(axes: Axes, arm: Arm, look: Look, split: str, name: str) -> Non
     found = [np.array([own[step] for own in points if step in own]) for step in steps]  # of each step (runs, 3)
     seconds, values, _ = np.array([own.mean(0) for own in found]).T
     axes.plot(seconds, values, **style, label=_label(arm, len(points)))
-    low, high = np.array([_interval(own, name in SHARES and len(points) == 1) for own in found]).T
+    low, high = np.array([_interval(own, name in SHARES, len(points)) for own in found]).T
     if len(points) > 1:
         axes.fill_between(seconds, low, high, color=look.colour, alpha=0.15)
     if (low < high).any():
@@ -68,15 +68,18 @@ def _draw_metric(axes: Axes, arm: Arm, look: Look, split: str, name: str) -> Non
         axes.errorbar(seconds, values, errors, fmt="none", ecolor=look.colour, elinewidth=1, capsize=3)
 
 
-def _interval(found: np.ndarray, is_share: bool) -> tuple[float, float]:
-    """Returns the ends of the interval of the runs' mean at a step.
+def _interval(found: np.ndarray, is_share: bool, num_runs: int) -> tuple[float, float]:
+    """Returns the ends of the interval of the runs' mean at a step; NaN where one of several is left, which has none.
 
     Args:
         found: Of each run that evaluated there the seconds, the metric and the number of samples, (runs, 3).
-        is_share: The metric of a single run is a share of its samples, and has their interval.
+        is_share: The metric is a share of the samples, and that of a single run has their interval.
+        num_runs: That are drawn.
     """
     values, mean = found[:, 1], float(found[:, 1].mean())
-    if is_share and 0 <= mean <= 1:  # not in percent
+    if len(found) < num_runs and len(found) == 1:
+        return np.nan, np.nan
+    if num_runs == 1 and is_share and 0 <= mean <= 1:  # not in percent
         return share_interval(mean, int(found[0, 2]))
     half = half_width(values.tolist()) or 0.0
     return mean - half, mean + half

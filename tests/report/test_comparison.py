@@ -91,6 +91,28 @@ def test_seeds_are_one_row_with_their_mean_and_its_interval(sweep: Path) -> None
     assert (rows[0]["limit reached"], rows[0]["frozen"], rows[0]["cache hits"]) == ("84%", "33%", "95%")
 
 
+def rows_of(folder: Path) -> list[dict[str, str]]:
+    return [dict(zip(COLUMNS, arm.row(), strict=True)) for arm in arms_of(folder)]
+
+
+def test_repeats_of_a_seed_are_not_independent(sweep: Path) -> None:
+    (sweep / "1" / CONFIG).write_text("seed: 1\nfreeze:\n  kind: freeze=none\n")
+    assert [row["result"] for row in rows_of(sweep)] == ["accuracy 0.8", "accuracy 0.7"]
+
+
+def test_a_run_whose_metric_is_no_number_is_missed(sweep: Path) -> None:
+    change(sweep / "0", metric={"name": "accuracy", "value": None, "split": "test", "num_samples": 1000})
+    assert [row["result"] for row in rows_of(sweep)] == ["accuracy 0.85 (1 of 2 runs)", "accuracy 0.7"]
+
+
+def test_runs_on_other_numbers_of_devices_are_other_arms(sweep: Path) -> None:
+    """As torchrun has decided, which no option tells."""
+    change_events(sweep / "1", "start", lambda event: event | {"world_size": 7})
+    names = [row["arm"] for row in rows_of(sweep)]
+    assert [name.split()[0] for name in names] == ["freeze=none", "freeze=none", "freeze=alpha"]
+    assert names[1].split()[1] == "parallel.world_size=7"
+
+
 def test_an_interval_is_that_of_students_t() -> None:
     assert half_width([1.0]) is None
     assert half_width([1.0, 2.0, 3.0]) == pytest.approx(4.30265 / np.sqrt(3), abs=1e-5)
@@ -343,6 +365,9 @@ def test_a_run_that_evaluated_less_takes_nothing_from_the_others_of_its_arm(swee
     figure = comparison_plots.metric_over_time(arms)
     assert figure is not None
     assert len(np.asarray(figure.axes[0].lines[0].get_xdata())) == 3
+    band = next(each for each in figure.axes[0].collections if isinstance(each, PolyCollection)).get_paths()[0].vertices
+    seconds = np.asarray(figure.axes[0].lines[0].get_xdata())
+    assert np.asarray(band)[:, 0].max() < seconds[1], "one run alone has no interval"
     change_events(sweep / "1", "evaluate", lambda _: None)
     assert legend_of(arms_of(sweep)) == ["freeze=none (1 of 2 runs)", "freeze=alpha"]
 
