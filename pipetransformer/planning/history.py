@@ -225,15 +225,17 @@ class RunHistory:
         """Returns the seconds of a step under the best static plan.
 
         With a baseline it is the fastest of those that were timed. Otherwise it is the measured step of the first plan
-        of these devices under which this run made one, times the ratio of the best static plan to it by the cost model.
-        The factor is 1 where that plan is the best static one.
+        of these devices that came past its slow first steps, or where none did, of the first that made one. It is taken
+        times the ratio of the best static plan to that plan by the cost model, which is 1 where it is the best one.
         """
         if self._is_measured(planner):
             return min(seconds for _, seconds, _ in self.static_steps(planner))
-        for entry in self._here(planner):
-            if entry.typical_step_s is not None and planner.knows(entry.plan):
-                return entry.typical_step_s * planner.predict(planner.static) / planner.predict(entry.plan)
-        return None
+        known = [entry for entry in self._here(planner) if entry.step_seconds and planner.knows(entry.plan)]
+        warm = (entry for entry in known if len(entry.step_seconds) > NUM_WARMUP_STEPS)
+        entry = next(warm, next(iter(known), None))
+        if entry is None or entry.typical_step_s is None:
+            return None
+        return entry.typical_step_s * planner.predict(planner.static) / planner.predict(entry.plan)
 
     def _limit(self, planner: Planner) -> float | None:
         """Returns the higher one of two limits: with the run's cache levels, and with all frozen blocks cached."""

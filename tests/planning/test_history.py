@@ -57,6 +57,18 @@ def test_slow_first_steps_do_not_flatter_the_static_plan() -> None:
     assert summary["speedup_vs_static"] == pytest.approx(4 * 2.0 / 18.0)
 
 
+def test_a_plan_that_made_its_slow_first_steps_alone_does_not_flatter_it_either() -> None:
+    """As of a run that goes on just before a freeze."""
+
+    def summary_of(later: list[float]) -> dict[str, object]:
+        return booked((PlanRecord(WHOLE, 0, "first"), [9.0]), (PlanRecord(CACHED, 1, "froze 1", 1.0), later))
+
+    summary = summary_of([1.0] * 4)
+    assert summary["speedup_vs_static"] == pytest.approx(5 * 3.0 / 14.0), "by the later plan, of a third of the work"
+    summary = summary_of([1.0])
+    assert summary["speedup_vs_static"] == pytest.approx(2 * 9.0 / 11.0), "there is no other"
+
+
 @pytest.mark.parametrize(
     ("step_seconds", "typical_s"),
     [([9.0, 9.0, 5.0, 2.0], 2.0), ([9.0, 9.0, 5.0], 5.0), ([9.0], 9.0), ([], None)],
