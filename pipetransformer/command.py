@@ -103,7 +103,8 @@ def _remove_empty(folder: Path) -> None:
 
 def main() -> None:
     """Runs the command line. An error that the user can fix ends in one line, without a trace."""
-    atexit.register(gc.freeze)  # no search for garbage in all that was imported, which goes with the process: a second
+    if not under_torchrun():  # a rank imports triton, whose modules complain at the end of what was not collected
+        atexit.register(gc.freeze)  # no search for garbage in all that was imported, which goes with it: a second
     if {"-h", "--help"} & {*sys.argv}:
         return print_help(sys.argv[1:])
     if under_torchrun():

@@ -10,8 +10,6 @@ LOWER_IS_BETTER = {
     "loss", "losses", "perplexity", "ppl", "entropy", "nll", "error", "errors", "mae", "mse", "rmse", "mape", "brier",
     "wer", "cer",
 }  # fmt: skip
-NOISE = 1e-9
-"""A difference of two values that is rounding: 0.8 - 0.79 is more than 0.01."""
 
 
 def sign_of(metric: str) -> int:

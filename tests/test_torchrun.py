@@ -91,6 +91,11 @@ def test_a_complete_run_is_left_as_it_is(ended: tuple[Path, Ended]) -> None:
     assert "nothing to resume" in end.out + end.err
 
 
+def test_no_library_complains_of_how_a_rank_ends(ended: tuple[Path, Ended]) -> None:
+    _, end = ended
+    assert "nanobind" not in end.out + end.err
+
+
 def test_a_script_that_trains_runs_under_torchrun(ended: tuple[Path, Ended]) -> None:
     _, end = ended
     for line in ("rank 0: completed, True", "rank 1: completed, False"):  # in the middle of another one, perhaps

@@ -15,7 +15,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pipetransformer.config.sections import Guard
-from pipetransformer.metric import NOISE, sign_of
+from pipetransformer.freeze.common import NOISE
+from pipetransformer.metric import sign_of
 
 NUM_WARMUP_NORMS = 10  # steps without an upper bound: the first norms tell little of those that come
 MEAN_STEPS = 50  # the mean norm is over about as many steps

@@ -9,7 +9,8 @@ from typing import Any
 
 from pipetransformer.config.sections import Evaluation
 from pipetransformer.errors import UserError
-from pipetransformer.metric import NOISE, sign_of
+from pipetransformer.freeze.common import NOISE
+from pipetransformer.metric import sign_of
 
 
 def wanted_metric(wanted: str | None, splits: Sequence[str]) -> tuple[str, str | None]:

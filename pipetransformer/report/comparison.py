@@ -67,10 +67,7 @@ class Arm:
 
     def by_seed(self, *names: str) -> list[float]:
         """Returns a figure for each seed; repeats of one, which are not independent, by their mean."""
-        of_seeds: dict[Any, list[float]] = {}
-        for run in self.counted:
-            of_seeds.setdefault(run.config.get("seed"), []).extend(_figures([run], names))
-        return [mean(values) for values in of_seeds.values() if values]
+        return [mean(values) for runs in repeats(self.counted) if (values := _figures(runs, names))]
 
     def _result(self, *names: str) -> str:
         """Returns the mean of a figure over the seeds with its interval, and how many runs lack it, as of a NaN."""
@@ -113,6 +110,14 @@ class Arm:
         known = [run.summary for run in self.compared if run.summary.get("speedup_vs_static") is not None]
         is_measured = all(summary.get("speedup_is") == "measured" for summary in known)
         return f"{two_digits(mean(gains))} {'measured' if is_measured else 'predicted'}"
+
+
+def repeats(runs: Iterable[Run]) -> list[list[Run]]:
+    """Returns the runs of each seed."""
+    of_seeds: dict[Any, list[Run]] = {}
+    for run in runs:
+        of_seeds.setdefault(run.config.get("seed"), []).append(run)
+    return list(of_seeds.values())
 
 
 def _folder_names(runs: Sequence[Run]) -> str:

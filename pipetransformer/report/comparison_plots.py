@@ -5,13 +5,14 @@ Each function returns a new figure, or ``None`` where no run has something to sh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from pipetransformer.report.comparison import Arm, half_width, share_interval
+from pipetransformer.report.comparison import Arm, half_width, repeats, share_interval
 from pipetransformer.report.format import num_devices, two_digits
 from pipetransformer.report.run_folder import Run
 from pipetransformer.report.style import (
@@ -51,35 +52,46 @@ def metric_over_time(arms: Sequence[Arm]) -> Figure | None:
 
 
 def _draw_metric(axes: Axes, arm: Arm, look: Look, split: str, name: str) -> None:
-    points = [found for run in arm.started if (found := dict(_points(run, split, name)))]
+    points = ([dict(_points(run, split, name)) for run in runs] for runs in repeats(arm.started))
+    seeds = [[own for own in runs if own] for runs in points if any(runs)]
     style = {"color": look.colour, "linestyle": look.style, "marker": look.marker}
-    if not points:
+    if not seeds:
         axes.plot([], [], **style, label=f"{arm.name}: no {split} {name}")
         return
-    steps = sorted(set().union(*points))
-    found = [np.array([own[step] for own in points if step in own]) for step in steps]  # of each step (runs, 3)
+    drawn = list(chain.from_iterable(seeds))
+    found = [_found_at(step, seeds) for step in sorted(set().union(*drawn))]
     seconds, values, _ = np.array([own.mean(0) for own in found]).T
-    axes.plot(seconds, values, **style, label=_label(arm, len(points)))
-    low, high = np.array([_interval(own, name in SHARES, len(points)) for own in found]).T
-    if len(points) > 1:
+    axes.plot(seconds, values, **style, label=_label(arm, len(drawn)))
+    low, high = np.array([_interval(own, name in SHARES, len(seeds)) for own in found]).T
+    if len(seeds) > 1:
         axes.fill_between(seconds, low, high, color=look.colour, alpha=0.15)
     if (low < high).any():
         errors = [values - low, high - values]
         axes.errorbar(seconds, values, errors, fmt="none", ecolor=look.colour, elinewidth=1, capsize=3)
 
 
-def _interval(found: np.ndarray, is_share: bool, num_runs: int) -> tuple[float, float]:
-    """Returns the ends of the interval of the runs' mean at a step; NaN where one of several is left, which has none.
+def _found_at(step: int, seeds: Sequence[Sequence[Mapping[int, Sequence[float]]]]) -> np.ndarray:
+    """Returns seconds, metric and number of samples of each seed that was evaluated at a step, (seeds, 3).
 
     Args:
-        found: Of each run that evaluated there the seconds, the metric and the number of samples, (runs, 3).
-        is_share: The metric is a share of the samples, and that of a single run has their interval.
-        num_runs: That are drawn.
+        seeds: What the runs of each found, by step; repeats of a seed count by their mean.
+    """
+    found = ([own[step] for own in runs if step in own] for runs in seeds)
+    return np.array([np.mean(own, 0) for own in found if own])
+
+
+def _interval(found: np.ndarray, is_share: bool, num_seeds: int) -> tuple[float, float]:
+    """Returns the ends of the interval of the seeds' mean at a step; NaN where one of several is left, which has none.
+
+    Args:
+        found: Of each seed that was evaluated there the seconds, the metric and the number of samples, (seeds, 3).
+        is_share: The metric is a share of the samples, and that of a single seed has their interval.
+        num_seeds: That are drawn.
     """
     values, mean = found[:, 1], float(found[:, 1].mean())
-    if len(found) < num_runs and len(found) == 1:
+    if len(found) == 1 < num_seeds:
         return np.nan, np.nan
-    if num_runs == 1 and is_share and 0 <= mean <= 1:  # not in percent
+    if num_seeds == 1 and is_share and 0 <= mean <= 1:  # not in percent
         return share_interval(mean, int(found[0, 2]))
     half = half_width(values.tolist()) or 0.0
     return mean - half, mean + half

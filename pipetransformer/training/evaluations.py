@@ -45,9 +45,9 @@ class RunEvaluations:
             FreezeHurts: The run ends.
         """
         self.run_or_leave()
-        if self._trainer.guard.judge_freeze():
-            return True
         trainer = self._trainer
+        if trainer.guard.judge_freeze():
+            return True
         trainer.main_metric.count_evaluation(is_last=trainer.state.step >= trainer.timeline.num_steps)
         return False
 

@@ -75,8 +75,10 @@ class MainMetric:
         BestMetric(self._state.best_metrics).update(split, metrics, self._state.step, name)
 
     def begin_anew(self) -> None:
-        """Forgets the best value and how long the run has waited for a better one: they were of another metric."""
-        self._state.best_metrics.pop(self._split, None)
+        """Forgets how long the run has waited for a better value, and the best one where it is of another metric."""
+        best = self._state.best_metrics.get(self._split)
+        if best is not None and best["name"] != self.name:
+            del self._state.best_metrics[self._split]
         self._state.patience = Patience()
 
     def count_evaluation(self, is_last: bool = False) -> None:

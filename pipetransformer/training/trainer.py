@@ -160,8 +160,8 @@ class Trainer:
             self.spent.load_state_dict(manifest.spent)
         if self.config.resume.allow:
             self.state.patience.reason = ""  # it may have ended early, and is to go on
-            if manifest.settings.get("evaluate.metric", self.config.evaluate.metric) != self.config.evaluate.metric:
-                self.main_metric.begin_anew()
+        if manifest.settings.get("evaluate.metric") != self.config.evaluate.metric:
+            self.main_metric.begin_anew()
         self._transitions.start(self.planner.resumed(self.state.num_frozen), resumed.layers)
         expected = next_batch_digest(self.state, self.timeline, self.components.order)
         is_allowed = bool(self.config.resume.allow)  # for example another batch size

@@ -5,10 +5,11 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pipetransformer.config.sections import Guard
+from pipetransformer.freeze.common import NOISE
 from pipetransformer.planning.guard import (
     MEAN_STEPS,
     NUM_WARMUP_NORMS,
@@ -57,6 +58,7 @@ def test_weights_are_rolled_back_no_more_often_than_allowed() -> None:
 def test_a_freeze_hurts_where_the_metric_falls_by_more_than_allowed(action: str, metric: float, allowed: float) -> None:
     options = Guard(freeze=action)
     verdict = judge_freeze(options, allowed, GuardState(watched=WATCHED), "accuracy", metric)
+    assume(not 0 < 0.9 - allowed - metric < 2 * NOISE)  # rounding, of which the test below has a case
     assert (verdict is None) == (metric >= 0.9 - allowed)
     if verdict is not None:
         assert verdict.action == action

@@ -98,6 +98,13 @@ def rows_of(folder: Path) -> list[dict[str, str]]:
 def test_repeats_of_a_seed_are_not_independent(sweep: Path) -> None:
     (sweep / "1" / CONFIG).write_text("seed: 1\nfreeze:\n  kind: freeze=none\n")
     assert [row["result"] for row in rows_of(sweep)] == ["accuracy 0.8", "accuracy 0.7"]
+    change_evaluations(sweep / "0", 0.5)
+    change_evaluations(sweep / "1", 0.7)
+    figure = comparison_plots.metric_over_time(arms_of(sweep))
+    assert figure is not None
+    axes = figure.axes[0]
+    assert np.asarray(axes.lines[0].get_ydata()) == pytest.approx([0.6, 0.6, 0.6])
+    assert not [each for each in axes.collections if isinstance(each, PolyCollection)], "one seed has no band"
 
 
 def test_a_run_whose_metric_is_no_number_is_missed(sweep: Path) -> None:

@@ -65,6 +65,15 @@ def test_a_run_that_goes_on_by_another_metric_has_no_best_value_and_has_not_wait
     assert seen.summary["metric"]["step"] == 20, "and not the metric of this name"
 
 
+def test_the_best_value_stays_where_the_metric_is_asked_for_by_its_name(pool: Pool, tmp_path: Path) -> None:
+    pool.run(1, train_guarded, tmp_path, pt.Parallel(), {}, {"metrics": Scores()}, None, 10)
+    allowed = {"resume": True, "resume_allow": ["evaluate.metric"]}
+    options = {"evaluate": pt.Evaluation(metric="constant"), "metrics": Scores(), **allowed}
+    (seen,) = pool.run(1, train_guarded, tmp_path, pt.Parallel(), {}, options)
+    assert seen.error == ""
+    assert seen.summary["best"]["step"] == 5
+
+
 def test_a_run_that_comes_to_its_end_has_not_stopped_early(pool: Pool, tmp_path: Path) -> None:
     scores = [0.5, 0.6, 0.6]  # at the ends of three epochs
     assert pool.run(1, play_with_scores, scores, (*RUN, "evaluate.patience=1"), tmp_path) == [""]

@@ -122,9 +122,10 @@ def refuse_twins(path: Path, header: Sequence[str]) -> None:
         UserError: There are such columns.
     """
     twice = next((name for name in header if header.count(name) > 1), None)
+    if twice:
+        raise UserError(f"{path} has two columns {twice!r}; rename or remove one")
     if twice is not None:
-        found = f"two columns {twice!r}" if twice else f"{header.count('')} columns without a name"
-        raise UserError(f"{path} has {found}; rename or remove them, but for one")
+        raise UserError(f"{path} has {header.count('')} columns without a name; name or remove them")
 
 
 def unified(schemas: list[pa.Schema], path: Path) -> pa.Schema:

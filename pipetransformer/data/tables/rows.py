@@ -91,6 +91,8 @@ def read_files(files: tuple[Path, ...], delimiter: str | None = None, formats: F
     tables = [open_table(file, delimiter, formats) for file in files]
     try:
         data = Dataset.from_file(str(_converted(tables)))
+    except UserError:  # a ValueError, too
+        raise
     except (NotImplementedError, ValueError, pa.ArrowException) as error:
         raise UserError(
             f"{files[0]} has a column of a type that datasets does not know ({first_line(error)}); remove the column "

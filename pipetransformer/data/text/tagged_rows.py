@@ -110,7 +110,7 @@ def check_words(rows: Rows, tokens: str) -> None:
         UserError: With the columns that there are.
     """
     words = _lists(rows, "tokens", tokens).flatten().unique().drop_null().to_pylist()
-    if all(re.fullmatch(r"\d+([-.]\d+)?", word) for word in words):
+    if words and all(re.fullmatch(r"\d+([-.]\d+)?", word) for word in words):
         raise UserError(
             f"dataset.tokens={tokens}: {rows.name} has nothing but numbers there, as {words[0]}; name the column of "
             f"the words, one of {shown(rows.features)}"

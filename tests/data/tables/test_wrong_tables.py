@@ -98,8 +98,8 @@ WRONG: dict[str, Wrong] = {
     "giant cell": csv(
         "review,stars\n" + "x" * (MOST_CHARACTERS + 1) + ",1\n", ["reviews.csv line 2 cannot be read", "field limit"]
     ),
-    "twice the same column": csv("review,stars,stars\na,1,1\n", ["has two columns 'stars'; rename or remove"]),
-    "columns without a name": csv("review,stars,,\na,1,,\n", ["has 2 columns without a name; rename or remove"]),
+    "twice the same column": csv("review,stars,stars\na,1,1\n", ["has two columns 'stars'; rename or remove one"]),
+    "columns without a name": csv("review,stars,,\na,1,,\n", ["has 2 columns without a name; name or remove"]),
     "a missing number": csv(
         "review,stars\n" + "".join(f"film {n},{n / 2}\n" for n in range(9)) + "last,NA\n",
         ["dataset.label=stars: ", "line 11 has 'NA' among numbers; write a number there", "dataset.task="],
@@ -317,3 +317,4 @@ def test_a_wrong_table_is_answered_in_one_line(name: str, tmp_path: Path) -> Non
     assert "\n" not in message
     assert len(message) < 400 + 3 * len(str(tmp_path)), message
     assert all(word in message for word in wrong.words), message
+    assert ("a type that datasets does not know" in message) == (name == "a column of maps"), message

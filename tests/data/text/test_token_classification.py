@@ -260,6 +260,11 @@ ROW = {"tokens": ["it", "is"], "tags": ["O", "B-X"]}
         ),
         ([{**ROW, "tags": ["X-B", "B-X"]}], {"chunks": True}, ["the tag X-B (", "word 1) marks no chunk"]),
         ([{**ROW, "tokens": ["1", "2-3"]}], {}, ["dataset.tokens=tokens", "nothing but numbers", "tokens, tags"]),
+        (
+            [{**ROW, "tokens": ["1"], "tags": ["O"]}, {"tokens": [], "tags": []}],
+            {"labels": ["O", "B-X"]},
+            ["dataset.tokens=tokens", "nothing but numbers there, as 1"],
+        ),
         ([ROW], {"labels": ["O", "B-Y"]}, ["line 1, word 2 (is) has the tag 'B-X'", "O, B-Y", "dataset.labels="]),
         ([{**ROW, "tags": [0, 2]}], {"labels": ["O", "B"]}, ["word 2 (is) has the tag 2", "dataset.labels="]),
         ([ROW], {"labels": ["O", "O"]}, ["dataset.labels=['O', 'O']", "each of them once"]),
