@@ -22,7 +22,8 @@ class PlanRecord:
 
     Attributes:
         step: First step under it, 0-based.
-        transition_seconds: Seconds of the transition to it, the filling of the cache included.
+        transition_seconds: Seconds of the transition to it, the filling of the cache and ``lost_seconds`` included.
+        lost_seconds: Seconds of steps that were undone here, and are trained again.
         num_samples_left: Training samples that are still read from then on, each counted once, or once for each draw.
         choice: The planner's reason to go to this plan or to stay, in numbers.
         step_seconds: Of each step.
@@ -45,6 +46,7 @@ class PlanRecord:
     traced_step: int | None = None
     num_devices: int | None = None
     device_name: str | None = None
+    lost_seconds: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
         return plan_dict(self.plan) | {
@@ -162,8 +164,8 @@ class RunHistory:
     def summary(self, planner: Planner) -> dict[str, Any]:
         """Returns the run in figures; speed-up and limit are ``None`` before the first step."""
         num_samples, seconds = self.num_samples, self.train_seconds
-        plans = [entry.plan for entry in self.entries]
-        parts = [planner.parts(plan)._asdict() if planner.knows(plan) else None for plan in plans]
+        plans = [entry.plan if entry in self._here(planner) else None for entry in self.entries]
+        parts = [planner.parts(plan)._asdict() if plan and planner.knows(plan) else None for plan in plans]
         frozen = sum(entry.num_samples * entry.plan.num_frozen for entry in self.entries)
         speedup, bound = self._speedup(planner), self._limit(planner)
         return {
@@ -196,12 +198,13 @@ class RunHistory:
             parts: The seconds of a step under each plan, as predicted; ``None`` for one of other devices.
 
         Returns:
-            The parts of all steps, the measured ``transitions``, and what is left as ``unpredicted``: below zero where
-            steps took less than their parts.
+            The parts of all steps; as measured the ``transitions`` and what was ``trained_again``; and what is left as
+            ``unpredicted``: below zero where steps took less than their parts.
         """
         known = [(entry.num_typical_steps, own) for entry, own in zip(self.entries, parts, strict=True) if own]
         totals = {name: sum(count * own[name] for count, own in known) for name in StepParts._fields}
-        totals["transitions"] = sum(entry.transition_seconds for entry in self.entries)
+        totals["trained_again"] = sum(entry.lost_seconds for entry in self.entries)
+        totals["transitions"] = sum(entry.transition_seconds for entry in self.entries) - totals["trained_again"]
         return totals | {"unpredicted": self.train_seconds - sum(totals.values())}
 
     def untimed(self, planner: Planner) -> list[Plan]:

@@ -21,6 +21,7 @@ TIME_PARTS = {
     "optimizer": "optimizer",
     "fixed": "fixed costs of a step",
     "transitions": "transitions",
+    "trained_again": "steps trained again",
 }
 """Names of the parts of a run's time, see :class:`~pipetransformer.autopipe.breakdown.StepParts`."""
 
@@ -145,7 +146,8 @@ def time_spent(values: Values) -> str:
     parts, train_s = values.get("time_parts"), values.get("train_seconds")
     if not parts or not train_s:
         return ""
-    shares = {name: parts[name] / train_s for name in sorted(TIME_PARTS, key=lambda name: -parts[name])}
+    known = {name: parts.get(name, 0.0) / train_s for name in TIME_PARTS}  # earlier releases have fewer
+    shares = dict(sorted(known.items(), key=lambda part: -part[1]))
     words = [f"{share:.0%} {TIME_PARTS[name]}" for name, share in shares.items() if share >= SMALL_PART]
     rest = parts["unpredicted"] / train_s
     if abs(rest) >= SMALL_PART:

@@ -67,6 +67,7 @@ class Transitions:
         moved = self._apply(next_transition(last, plan))
         load()
         record = self._record(plan, self._state.step, reason, lost_s + time.perf_counter() - start)
+        record.lost_seconds = lost_s
         self._state.history.plan(record)
         self._write(before, record, moved, choice=reason, lost_seconds=lost_s)
 

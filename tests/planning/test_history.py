@@ -176,6 +176,22 @@ def test_a_run_that_goes_on_with_other_devices_is_compared_on_these_alone() -> N
     assert summary["train_seconds"] == 4 * 57.0
 
 
+def test_steps_of_another_device_are_no_work_of_the_one_that_the_run_has() -> None:
+    """The profile is of the present device: what it says of a plan of the other one is about neither."""
+    before = PlanRecord(WHOLE, 0, "first", transition_seconds=2.0, num_devices=1, device_name="another")
+    summary = booked((before, [9.0] * 4), (PlanRecord(WHOLE, 4, "resumed", num_devices=1), [48.0] * 4))
+    assert [plan["step_parts"] is None for plan in summary["plans"]] == [True, False]
+    parts, work_s = summary["time_parts"], 4 * 6.0 * BATCH_SIZE
+    assert (parts["active"], parts["transitions"]) == pytest.approx((work_s, 2.0))
+    assert parts["unpredicted"] == pytest.approx(4 * 9.0 + 4 * 48.0 - work_s)
+
+
+def test_steps_that_are_trained_again_are_none_of_the_transition_that_takes_them_back() -> None:
+    back = PlanRecord(replace(WHOLE, num_microbatches=2), 2, "taken back", transition_seconds=7.0, lost_seconds=6.0)
+    parts = booked((PlanRecord(WHOLE, 0, "first"), [50.0] * 2), (back, [50.0] * 2))["time_parts"]
+    assert (parts["transitions"], parts["trained_again"]) == (1.0, 6.0)
+
+
 @pytest.mark.parametrize(
     ("num_samples_left", "may_cache", "filled"), [(8, True, True), (8, False, False), (99, True, False)]
 )

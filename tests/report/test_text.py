@@ -85,12 +85,14 @@ def test_the_summary_says_where_the_time_went_the_largest_part_first(events: Eve
     assert row == "50% active layers, 25% waiting for stages, 2% transitions, 22% not predicted"
     faster = summary | {"time_parts": summary["time_parts"] | {"unpredicted": -74.3}}
     assert dict(summary_text.summary_rows(faster))["went to"].endswith(", 10% less than predicted")
+    before_guard = {name: seconds for name, seconds in summary["time_parts"].items() if name != "trained_again"}
+    assert dict(summary_text.summary_rows(summary | {"time_parts": before_guard}))["went to"] == row
     earlier = {name: value for name, value in summary.items() if name != "time_parts"}
     assert "went to" not in dict(summary_text.summary_rows(earlier))
 
 
 def test_every_part_of_a_step_has_a_name() -> None:
-    assert [*summary_text.TIME_PARTS] == [*StepParts._fields, "transitions"]
+    assert [*summary_text.TIME_PARTS] == [*StepParts._fields, "transitions", "trained_again"]
 
 
 def test_devices_without_work_are_counted(events: Events) -> None:

@@ -154,6 +154,7 @@ def test_a_freeze_that_hurts_is_taken_back_and_put_off(pool: Pool, tmp_path: Pat
         back = next(event for event in seen.transitions if event["reason"] == taken_back["reason"])
         assert back["seconds"] == ranks[0].summary["plans"][1]["transition_seconds"], "rank 0 writes the log"
         assert back["seconds"] > back["lost_seconds"] > 0, "the time of the lost steps counts, on the page as well"
+        assert ranks[0].summary["time_parts"]["trained_again"] == back["lost_seconds"]
         assert [back[key]["num_frozen"] for key in ("before", "after")] == [2, 0]
 
 
