@@ -64,10 +64,10 @@ class Patience:
             name: Of the main metric.
             value: Its value now.
         """
-        gained = math.inf if self.value is None else sign_of(name) * (value - self.value)
-        if gained > options.min_delta + NOISE * bool(options.min_delta) or (
-            self.value is not None and math.isnan(self.value)
-        ):
+        best = math.nan if self.value is None else self.value
+        is_first = self.value is None or (math.isnan(best) and not math.isnan(value))  # any number is better than NaN
+        gained = math.inf if is_first else sign_of(name) * (value - best)
+        if gained > options.min_delta + NOISE * bool(options.min_delta):
             self.value, self.num_waited = value, 0
             return
         self.num_waited += 1

@@ -48,6 +48,7 @@ def ends_at(options: Evaluation, name: str, values: list[float]) -> tuple[int | 
         ),
         (Evaluation(), "accuracy", [0.5] * 50, (None, "")),
         (Evaluation(patience=1), "loss", [math.nan, 0.5, 0.4], (None, "")),
+        (Evaluation(patience=2), "loss", [math.nan] * 9, (3, "no better loss than nan for 2 evaluations")),
         (Evaluation(patience=2), "loss", [0.5, math.nan, math.nan], (3, "no better loss than 0.5 for 2 evaluations")),
     ],
 )
