@@ -15,6 +15,7 @@ from support.jobs import TINY, Job, play, run_job
 from support.pool import Pool, mortal_pool
 
 from pipetransformer.checkpoint.folder import FOLDER
+from pipetransformer.report.event_log import EVENT_LOG
 
 RUN = (
     *TINY, "model.options={patch_size: 4, embed_dim: 16, depth: 4, num_heads: 2, proj_drop_rate: 0.1}",
@@ -116,6 +117,8 @@ def killed_at_random(folder: Path, draw: random.Random, left: int) -> int:
         with started(folder, *command) as (process, mark):
             is_over = False
             while left and not is_over and wait_for_ranks(process, mark):
+                if left % 2 and not wait_for_steps(process, folder / "run"):  # the others come wherever a start may be
+                    break
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(draw.uniform(0, 4))  # at any moment
                 ranks, is_over = forked(mark)[1], draw.random() < 0.2
@@ -140,5 +143,16 @@ def wait_for_ranks(process: subprocess.Popen[str], mark: str) -> bool:
     return False
 
 
+def wait_for_steps(process: subprocess.Popen[str], run_dir: Path) -> bool:
+    """Returns ``True`` as soon as the command has trained another step, ``False`` when it has ended."""
+    seen = progress(run_dir)
+    while has_not_ended(process):
+        if progress(run_dir) > seen:
+            return True
+    return False
+
+
 def progress(run_dir: Path) -> int:
-    return len(Job(run_dir, "").losses) if run_dir.exists() else 0
+    """Returns the number of steps in the log, whose last line may be half written."""
+    log = run_dir / EVENT_LOG
+    return log.read_text().count('"event": "step"') if log.exists() else 0
