@@ -165,6 +165,15 @@ def test_the_run_is_scored_by_a_command(pool: Pool, job: Job, tmp_path: Path) ->
     assert {path.name for path in (tmp_path / "scores").iterdir()} == {"metrics.json", "test.jsonl", "train.jsonl"}
 
 
+def test_a_command_prints_the_score_of_a_saved_run_and_nothing_else(folder: Path, job: Job, tmp_path: Path) -> None:
+    """Libraries that count their objects at the end of a process would complain of those that the run has left."""
+    ended = saved(folder, "evaluate", "run=run", f"out={tmp_path / 'own'}")
+    assert (ended.code, ended.err) == (0, "")
+    score, place = ended.out.splitlines()
+    assert score.startswith(f"test: accuracy {job.summary['metrics']['test']['accuracy']:.6g} (40 samples)")
+    assert str(tmp_path / "own") in place
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
