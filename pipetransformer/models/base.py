@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from pipetransformer.errors import UserError
 from pipetransformer.hub import TIMEOUT_S
 
 if TYPE_CHECKING:
@@ -52,6 +53,12 @@ class ModelSpec(ABC):
 
     modality: ClassVar[str] = "image"
     libraries: ClassVar[tuple[str, ...]] = ()
+
+    def _check_picture(self, **sizes: int | None) -> None:
+        """Raises UserError for a size of pictures below one."""
+        for name, size in sizes.items():
+            if size is not None and size < 1:
+                raise UserError(f"model.{name}={size} must be at least 1, or null for that of the model or the data")
 
     @property
     def base_name(self) -> str:

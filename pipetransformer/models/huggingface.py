@@ -151,5 +151,8 @@ class HuggingFaceModel(TransformersSpec):
 
         from pipetransformer.models.huggingface_layers import num_positions
 
-        with torch.device("meta"):
-            return num_positions(AutoModel.from_config(self._config(), trust_remote_code=self.trust_remote_code))
+        config = self._config()
+        with self._with_options(), torch.device("meta"):
+            base = AutoModel.from_config(config, trust_remote_code=self.trust_remote_code)
+        with self._refusing(type(base).__name__):
+            return num_positions(base)

@@ -139,7 +139,7 @@ class TransformersSpec(ModelSpec):
         if head.kind != "causal":
             _name_labels(config, head.labels or [f"LABEL_{index}" for index in range(head.num_outputs)])
         config.problem_type = cast("Any", head.problem_type)
-        with self._explained(head.kind), torch.device("meta"):
+        with self._explained(head.kind), self._with_options(), torch.device("meta"):
             return family.from_config(config, trust_remote_code=self.trust_remote_code, **WANTED)
 
     def _published(self, stack: LayerStack, kind: str, seed: int) -> LayerStack:
@@ -194,6 +194,18 @@ class TransformersSpec(ModelSpec):
             raise UserError(
                 f"transformers could not load model.name={self.name} with a {kind} head: {first_line(error)}. "
                 f"Supported are {SUPPORTED}. {REMEDY}, or model.pretrained=false to draw the weights"
+            ) from error
+
+    @contextmanager
+    def _with_options(self) -> Iterator[None]:
+        """Raises errors of making a model from its configuration again with the options that it was given."""
+        try:
+            yield
+        except (*BROKEN, AssertionError) as error:
+            if not self.options:
+                raise
+            raise UserError(
+                f"model.options={self.options} does not fit model.name={self.name}: {first_line(error)}"
             ) from error
 
     @contextmanager

@@ -42,6 +42,7 @@ SUPPORTED = (
     "encoders of the usual shape: BERT, RoBERTa, DistilBERT, ELECTRA, XLM-RoBERTa, CamemBERT, ERNIE; ModernBERT, "
     "DeBERTa-v2 and v3, MPNet, ALBERT; and the decoders GPT-2, Llama, Qwen2, Qwen3 and the text model of Gemma 3"
 )
+OTHERWISE = "it is not made of embeddings and blocks alone"
 _PARTS = {"embeddings", "embeddings_project", "pooler"}
 EMBEDDING_PLAN: TpPlan = {"embeddings.*_embeddings": "embedding", "embeddings.LayerNorm": "column_norm"}
 BLOCK_PLAN: TpPlan = {
@@ -117,7 +118,7 @@ def _place_of_blocks(base: nn.Module) -> tuple[str, str]:
     beside = {part for part, _ in base.named_children()} - _PARTS - {container}
     inside = {part for part, _ in base.get_submodule(container).named_children()} - {name}
     if not container or beside or inside:
-        raise UserError("it is not made of embeddings and blocks alone")
+        raise UserError(OTHERWISE)
     return container, name
 
 
@@ -136,6 +137,10 @@ def check_config(config: PretrainedConfig) -> None:
         raise UserError("it is a mixture of experts, whose router balances the tokens of a whole batch")
     if hasattr(config, "state_size") or hasattr(config, "mamba_d_state"):
         raise UserError("its blocks are state-space layers")
+    if (size := getattr(config, "chunk_size_feed_forward", 0)) > 1:
+        raise UserError(
+            f"its chunk_size_feed_forward={size} takes texts of {size}, {2 * size}, ... tokens alone; 1 any"
+        )
     for rope in _rope_types(config) & {"dynamic", "longrope"}:
         raise UserError(f"its rotary embedding ({rope}) follows the longest text of a batch")
 
@@ -216,10 +221,16 @@ def num_positions(base: PreTrainedModel) -> int:
     """Returns the longest text that a model without head takes.
 
     Where padding has a position in the embedding (RoBERTa), the first token's comes after it.
+
+    Raises:
+        UserError: It is built in another way.
     """
     if find_parts(base) is not None:
         return base.config.max_position_embeddings
-    positions = base.get_submodule("embeddings")._modules.get("position_embeddings")
+    embeddings = base._modules.get("embeddings")
+    if embeddings is None:
+        raise UserError(OTHERWISE)
+    positions = embeddings._modules.get("position_embeddings")
     if not isinstance(positions, nn.Embedding):  # DeBERTa's are relative alone
         return base.config.max_position_embeddings
     return positions.num_embeddings - (0 if positions.padding_idx is None else positions.padding_idx + 1)

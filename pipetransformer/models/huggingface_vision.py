@@ -40,6 +40,10 @@ class HuggingFaceVisionModel(TransformersSpec):
     preprocessing: ClassVar[str] = PROCESSOR
     heads: ClassVar[dict[str, str]] = {"image": "AutoModelForImageClassification"}
 
+    def check(self) -> None:
+        self._check_picture(image_size=self.image_size)
+        super().check()
+
     def input_format(self) -> dict[str, Any]:
         """Returns keyword arguments of ``ImageFormat``: the published preprocessing, or a plain one from scratch."""
         from pipetransformer.models.huggingface_vision_layers import vision_config

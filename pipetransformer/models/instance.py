@@ -37,13 +37,20 @@ def stack_of(model: nn.Module) -> LayerStack:
             LayerStack, with the head that is to be trained. It stays as it is.
 
     Raises:
-        UserError: The model is of another kind, cannot be trained layer by layer, or has parameters without gradient.
+        UserError: The model is of another kind, cannot be trained layer by layer, or has parameters without gradient or
+            with hooks.
     """
     fixed = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
     if fixed:
         raise UserError(
             f"{len(fixed)} parameters of the {type(model).__name__} take no gradient, the first {fixed[0]}; give "
             "requires_grad_(True), which layers are frozen is decided while training"
+        )
+    hooked = [name for name, p in model.named_parameters() if p._backward_hooks or p._post_accumulate_grad_hooks]
+    if hooked:
+        raise UserError(
+            f"{len(hooked)} parameters of the {type(model).__name__} have hooks of their own, the first {hooked[0]}, "
+            "and the copies that train would not have them; take the hooks away"
         )
     stack = _split(model).train()
     names = stack.names()

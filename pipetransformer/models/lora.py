@@ -40,16 +40,17 @@ def inject(spec: Lora, stack: LayerStack, seed: int) -> None:
     """Puts adapters into the blocks of a stack, and fixes the weights of embedding and blocks.
 
     Raises:
-        UserError: No linear layer of a block has one of the names.
+        UserError: No block has a linear layer of one of the names that were given.
     """
     blocks = [stack[index] for index in range(1, len(stack) - 1)]
     wanted = list(spec.target_modules) or _of_family(stack)
     targets = [[name for name in _linear_layers(block) if _is_wanted(name, wanted)] for block in blocks]
-    if not any(targets):
-        known = sorted({name for block in blocks for name in _linear_layers(block)})
+    known = sorted({name for block in blocks for name in _linear_layers(block)})
+    unknown = [each for each in spec.target_modules if not any(_is_wanted(name, [each]) for name in known)]
+    if unknown or not any(targets):  # peft has more names for a family than a model may have
         raise UserError(
-            f"peft.target_modules={wanted}: no block has a linear layer of these names; it has {', '.join(known)}, or "
-            f"give [{ALL}]"
+            f"peft.target_modules={wanted}: no block has a linear layer {' or '.join(unknown or wanted)}; it has "
+            f"{', '.join(known)}, or give [{ALL}]"
         )
     base = stack.source
     for block, names in zip(blocks, targets, strict=True):

@@ -6,7 +6,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cache, partial
 from importlib.util import find_spec
@@ -69,6 +69,7 @@ class TimmModel(ModelSpec):
     libraries: ClassVar[tuple[str, ...]] = ("timm",)
 
     def check(self) -> None:
+        self._check_picture(image_size=self.image_size, num_channels=self.num_channels)
         for option, remedy in _NOT_AN_OPTION.items():
             if option in self.options:
                 raise UserError(f"model.options.{option}={self.options[option]} is not an option: {remedy}")
@@ -195,6 +196,8 @@ class TimmModel(ModelSpec):
             return check_runs_by_layers(model, create, num_outputs)
         except ValueError as error:
             raise UserError(f"model.name={self.name} cannot be trained layer by layer: {error}") from error
+        except (ArithmeticError, RuntimeError) as error:  # in its first pass
+            raise UserError(f"{self.name} does not run with model.options={self.options}: {error}") from error
 
     def _check_data(self, head: Head, input_shape: tuple[int, ...]) -> None:
         if head.kind != "image":
@@ -245,7 +248,9 @@ class TimmModel(ModelSpec):
             yield
         except UserError:
             raise
-        except (TypeError, AssertionError) as error:
+        except (TypeError, AssertionError, ArithmeticError) as error:
+            if self.options:
+                replace(self, options={})._meta_model()  # of another structure it takes other options
             raise UserError(f"{self.name} does not go with model.options={self.options}: {error}") from error
         except (OSError, RuntimeError, ValueError, KeyError, SafetensorError) as error:
             raise UserError(

@@ -1,5 +1,7 @@
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -97,6 +99,29 @@ def test_another_structure_is_refused_with_what_is_supported(model_type: str, en
 
     with pytest.raises(ValueError, match=r"not made of embeddings and blocks alone; supported are .*BERT"):
         build(encoder_folder(model_type, **sizes, **tokens), Head("sequence", 2))
+
+
+def test_a_run_asks_a_model_of_another_structure_for_its_longest_text_in_vain(encoder_folder: Folder) -> None:
+    """Its texts are read before its layers are made."""
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2, "vocab_size": 15}
+    folder = encoder_folder("opt", **sizes, bos_token_id=2, eos_token_id=3, pad_token_id=0, ffn_dim=24)
+    with pytest.raises(UserError, match=r"OPTModel.*not made of embeddings and blocks alone; supported are .*BERT"):
+        HuggingFaceModel(name=str(folder), pretrained=False).input_format()
+
+
+def test_blocks_that_take_so_many_tokens_at_a_time_are_refused(encoder_folder: Folder) -> None:
+    with pytest.raises(UserError, match=r"chunk_size_feed_forward=4 takes texts of 4, 8, \.\.\. tokens alone; 1 any"):
+        build(encoder_folder("bert", chunk_size_feed_forward=4), Head("sequence", 2))
+
+
+@pytest.mark.parametrize("options", [{"num_attention_heads": 5}, {"hidden_dropout_prob": 2.0}], ids=str)
+def test_options_that_do_not_fit_a_model_are_named(encoder_folder: Folder, options: dict[str, Any]) -> None:
+    spec = HuggingFaceModel(name=str(encoder_folder("bert")), pretrained=False, options=options)
+    for make in (spec.input_format, lambda: spec.build_meta(Head("sequence", 2), (), seed=0)):
+        with pytest.raises(
+            UserError, match=re.escape(f"model.options={options} does not fit model.name={spec.name}: ")
+        ):
+            make()
 
 
 def test_attention_of_its_own_is_refused(encoder_folder: Folder) -> None:

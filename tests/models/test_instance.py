@@ -231,6 +231,12 @@ def frozen_embedding() -> nn.Module:
     return model
 
 
+def masked_gradient() -> nn.Module:
+    model = vision_transformer()
+    model.patch_embed.proj.weight.register_hook(lambda gradient: gradient * 0)
+    return model
+
+
 def recomputing(model: Any) -> Any:
     """The instance as a user makes it who saves memory by its own means."""
 
@@ -381,6 +387,10 @@ def test_dropout_that_the_layers_leave_out_is_noticed() -> None:
         (
             lambda: LayerStack([Layer(nn.Linear(2, 2), nn.Module.__call__) for _ in range(3)], lambda x: x.shape),
             "its layers 0 and 1 both have weight, and weights are kept by their names; give each Layer a prefix",
+        ),
+        (
+            masked_gradient,
+            r"1 parameters of the VisionTransformer have hooks of their own, the first patch_embed\.proj\.w",
         ),
         (frozen_embedding, r"5 parameters .* take no gradient, the first bert\.embeddings\.word_embeddings\.weight"),
     ],

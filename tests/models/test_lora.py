@@ -201,6 +201,7 @@ def test_only_adapters_and_head_train(bert_config: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        ({"target_modules": ["query", "vaule"]}, r"no block has a linear layer vaule; it has .*attention.self.value"),
         ({"target_modules": ["qeury"]}, r"peft.target_modules=\['qeury'\]: no block .* attention.self.query"),
         ({"r": 0}, "peft.r=0 must be at least 1"),
         ({"dropout": 1.0}, "peft.dropout=1.0 is no rate"),

@@ -160,6 +160,20 @@ def test_options_that_are_decided_elsewhere_are_refused_without_torch(changes: d
         ({"options": {"heads": 3}}, (3, 16, 16), r"model\.options=.*heads"),
         ({"options": {"num_heads": 5}}, (3, 16, 16), r"model\.options=.*num_heads"),
         ({"name": "vit_unheard_of"}, (3, 16, 16), r"model\.name=vit_unheard_of"),
+        ({"image_size": 0}, (3, 16, 16), r"model\.image_size=0 must be at least 1"),
+        ({"num_channels": -1}, (3, 16, 16), r"model\.num_channels=-1 must be at least 1"),
+        (
+            {"options": {"drop_path_rate": 2}},
+            (3, 16, 16),
+            r"does not run with model\.options=.*'drop_path_rate': 2\}: ",
+        ),
+        ({"options": {"patch_size": 0}}, (3, 16, 16), r"model\.options=.*patch_size"),
+        ({"options": {"embed_dim": 0}}, (3, 16, 16), r"model\.options=.*embed_dim"),
+        (
+            {"name": "swin_tiny_patch4_window7_224"},
+            (3, 16, 16),
+            r"is a SwinTransformer, whose hidden state changes its",
+        ),
         ({"options": {"global_pool": ""}}, (3, 16, 16), r"its head gives \(5, 5\) .* 5 numbers; .*global_pool=avg"),
     ],
 )
