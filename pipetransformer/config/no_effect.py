@@ -1,11 +1,15 @@
 """Settings that have no effect, or make a run depend on its plans: each is told once, with the reason."""
 
+from collections.abc import Sequence
 from dataclasses import fields
+from typing import Any
 
 from pipetransformer.config.schema import HALF_PRECISIONS, Config, SimulationConfig
 from pipetransformer.config.sections import Cache, Guard
 from pipetransformer.freeze.base import ON_UNFREEZE, FreezePolicy
 from pipetransformer.freeze.schedule import FixedSchedule
+
+_OF_STORES = ("memory_gib", "disk_gib", "storage", "augmentation")
 
 
 def warnings(config: Config, num_steps: int | None = None, decision_every: int | None = None) -> list[str]:
@@ -16,7 +20,7 @@ def warnings(config: Config, num_steps: int | None = None, decision_every: int |
         decision_every: Those from one freeze decision to the next.
     """
     texts = [*_of_randomness(config), *_of_cache(config), *_of_freezing(config), *_own_rates(config.freeze)]
-    texts += [*_of_decisions(config.freeze, num_steps, decision_every), *_of_the_rate(config)]
+    texts += [*_of_decisions(config.freeze, num_steps, decision_every), *_of_the_rate(config, num_steps)]
     return [*texts, *_of_plans(config), *_of_a_run(config, num_steps)]
 
 
@@ -40,6 +44,9 @@ def _of_cache(config: Config) -> list[str]:
         texts.append(f"cache.path={cache.path} has no effect with cache=off: nothing is read or stored there")
     elif cache.path is not None and cache.disk_gib == 0:
         texts.append("cache.path has no effect with cache.disk_gib=0: only what lies on disk outlives the run")
+    elif cache.path is not None and config.freeze.never_freezes:
+        texts.append(f"cache.path={cache.path} has no effect with freeze=none: of layers that train nothing is stored")
+    texts += [] if cache.enabled else _given(cache, "cache", _OF_STORES, "with cache=off")
     if cache.wait_s != Cache().wait_s and not (cache.path and config.freeze.is_static):
         texts.append(
             f"cache.wait_s={cache.wait_s:g} has no effect without cache.path= and a policy that freezes no more after "
@@ -48,6 +55,13 @@ def _of_cache(config: Config) -> list[str]:
     if not config.parallel.autopipe and cache.enabled and not config.freeze.never_freezes:
         texts.append("the cache has no effect with parallel.autopipe=false: the stages keep all their layers")
     return texts
+
+
+def _given(options: Any, section: str, names: Sequence[str], when: str) -> list[str]:
+    """Returns a text for each of these options that has been given."""
+    usual = {each.name: each.default for each in fields(options)}
+    given = {name: getattr(options, name) for name in names if getattr(options, name) != usual[name]}
+    return [f"{section}.{name}={value} has no effect {when}" for name, value in given.items()]
 
 
 def _of_freezing(config: Config) -> list[str]:
@@ -116,14 +130,20 @@ def _own_rates(freeze: FreezePolicy) -> list[str]:
     ]
 
 
-def _of_the_rate(config: Config) -> list[str]:
+def _of_the_rate(config: Config, num_steps: int | None) -> list[str]:
     optim, defaults = config.optim, {each.name: each.default for each in fields(config.optim)}
     used = {
         "final_fraction": ("linear", "cosine", "polynomial"),
         "power": ("polynomial",),
         "gamma": ("step",),
     }
-    return [
+    texts = []
+    if num_steps is not None and (optim.warmup_steps or 0) > num_steps:
+        texts.append(
+            f"optim.warmup_steps={optim.warmup_steps} is longer than the run of {num_steps:,} steps, whose rate never "
+            "comes to its peak; give fewer, or a fraction in their place as optim.warmup=0.1"
+        )
+    return texts + [
         f"optim.{name}={getattr(optim, name):g} has no effect with optim.schedule={optim.schedule}: it is of "
         f"{' and '.join(schedules)}"
         for name, schedules in used.items()
@@ -154,13 +174,21 @@ def _of_plans(config: Config) -> list[str]:
 
 def _of_a_run(config: Config, num_steps: int | None) -> list[str]:
     evaluate, checkpoint, guard, texts = config.evaluate, config.checkpoint, config.guard, []
+    freeze = config.freeze
     if evaluate.min_delta and evaluate.patience is None:
         texts.append(f"evaluate.min_delta={evaluate.min_delta} has no effect without evaluate.patience=")
+    if evaluate.patience is not None and evaluate.every_epochs is None and evaluate.every_steps is None:
+        texts.append(
+            f"evaluate.patience={evaluate.patience} has no effect with evaluate.every_epochs=null: only the end of the "
+            "run is evaluated; give evaluate.every_steps= or evaluate.every_epochs="
+        )
     if evaluate.every_epochs is not None and evaluate.every_epochs > config.epochs:
         texts.append(
             f"evaluate.every_epochs={evaluate.every_epochs} has no effect with epochs={config.epochs}: the end of the "
             "run is evaluated anyway"
         )
+    if not checkpoint.enabled:
+        texts += _given(checkpoint, "checkpoint", ("every_steps", "every_minutes", "keep"), "with checkpoint=off")
     saved_every = checkpoint.every_steps if checkpoint.enabled else None
     done_every = ("evaluate", evaluate.every_steps, "evaluated"), ("checkpoint", saved_every, "saved")
     for section, every, done in done_every:
@@ -171,6 +199,11 @@ def _of_a_run(config: Config, num_steps: int | None) -> list[str]:
             )
     if guard.exploding != Guard().exploding and guard.max_norm_ratio is None:
         texts.append(f"guard.exploding={guard.exploding} has no effect without guard.max_norm_ratio=")
+    actions = [guard.not_finite, *([] if guard.max_norm_ratio is None else [guard.exploding])]
+    if "skip" not in actions:
+        texts += _given(guard, "guard", ("max_skips",), "where guard.not_finite= and guard.exploding= skip no step")
+    if "roll_back" not in actions and freeze.guard is None:
+        texts += _given(guard, "guard", ("max_rollbacks",), "without guard.not_finite=roll_back or freeze.guard=")
     if config.launch.shrink and config.num_restarts == 0:
         reason = "launch.max_restarts=0" if config.launch.max_restarts == 0 else "checkpoint=off"
         texts.append(f"launch.shrink=true has no effect with {reason}: no rank is started again")
