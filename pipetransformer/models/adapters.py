@@ -125,10 +125,14 @@ class Lora(AdapterSpec):
         inject(self, stack, seed)
 
     def save(self, model: ModelSpec, stack: LayerStack, state: State, folder: Path) -> None:
-        """Writes adapters and head in peft's format, for ``PeftModel.from_pretrained(base, folder)``."""
+        """Writes adapters and head in peft's format, for ``PeftModel.from_pretrained(base, folder)``.
+
+        The base is that of the model's library with the settings that lie in the folder, too: classes, padding token.
+        """
         from pipetransformer.models.lora import save
 
         save(self, stack, state, model.base_name, folder)
+        model.save_settings(stack, folder)
 
     def open_saved(self, model: ModelSpec, folder: Path) -> ModelSpec:
         return model

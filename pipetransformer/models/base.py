@@ -115,3 +115,11 @@ class ModelSpec(ABC):
             state: All tensors by their original names.
             folder: Where to.
         """
+
+    def save_settings(self, stack: LayerStack, folder: Path) -> None:  # noqa: B027 - timm has none
+        """Writes what the original library reads beside the weights of a model, for those that adapters belong to.
+
+        Args:
+            stack: As :meth:`build_meta` gave it.
+            folder: Where to.
+        """

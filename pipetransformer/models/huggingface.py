@@ -69,12 +69,18 @@ class HuggingFaceModel(TransformersSpec):
 
     def save(self, stack: LayerStack, state: dict[str, Tensor], folder: Path) -> None:
         """Writes config.json, model.safetensors and the tokenizer for ``from_pretrained(folder)``."""
+        model = self._filled(stack, state)
+        self._save_settings(model, folder)
+        model.save_pretrained(folder)
+
+    def _save_settings(self, model: PreTrainedModel, folder: Path) -> None:
+        """Writes config.json and the tokenizer."""
         from pipetransformer.models.huggingface_layers import is_decoder
 
-        model, tokenizer = self._filled(stack, state), self._tokenizer()
+        tokenizer = self._tokenizer()
         if is_decoder(model):
             model.config.pad_token_id = tokenizer.pad_token_id  # its classifier looks for the last token by it
-        model.save_pretrained(folder)
+        model.config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 
     def _meta_model(self, head: Head, config: PretrainedConfig) -> PreTrainedModel:

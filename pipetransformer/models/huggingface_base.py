@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import warnings
 from abc import abstractmethod
@@ -110,6 +111,18 @@ class TransformersSpec(ModelSpec):
         Raises:
             UserError: It does not read such inputs.
         """
+
+    def save_settings(self, stack: LayerStack, folder: Path) -> None:
+        import torch
+
+        model_class, config = stack.config
+        with torch.device("meta"):
+            model = model_class(copy.deepcopy(config))
+        self._save_settings(model, folder)
+
+    @abstractmethod
+    def _save_settings(self, model: PreTrainedModel, folder: Path) -> None:
+        """Writes config.json, and the tokenizer or image processor, for a task model."""
 
     def _filled(self, stack: LayerStack, state: dict[str, Tensor]) -> PreTrainedModel:
         """Returns the task model with weights, those that the layers share once."""

@@ -13,7 +13,7 @@ from pipetransformer.models.huggingface_base import REMEDY, TransformersSpec, fi
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import PretrainedConfig
+    from transformers import PretrainedConfig, PreTrainedModel
 
     from pipetransformer.models.stack import LayerStack
 
@@ -74,14 +74,19 @@ class HuggingFaceVisionModel(TransformersSpec):
         The image processor resizes and normalises as the run did: the shorter side, then the middle. With
         ``backend="pil"`` it gives the same pictures, by default the same up to one of 255 levels of a colour.
         """
+        model = self._filled(stack, state)
+        self._save_settings(model, folder)
+        model.save_pretrained(folder)
+
+    def _save_settings(self, model: PreTrainedModel, folder: Path) -> None:
+        """Writes config.json and preprocessor_config.json."""
         from transformers.models.bit.image_processing_pil_bit import BitImageProcessorPil
 
         from pipetransformer.models.huggingface_vision_layers import vision_config
 
-        model, wanted = self._filled(stack, state), self.input_format()
-        sizes = vision_config(model.config)
+        wanted, sizes = self.input_format(), vision_config(model.config)
         size, num_channels = wanted["size"] or sizes.image_size, sizes.num_channels
-        model.save_pretrained(folder)
+        model.config.save_pretrained(folder)
         BitImageProcessorPil(
             size={"shortest_edge": size},
             crop_size={"height": size, "width": size},

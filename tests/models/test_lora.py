@@ -1,5 +1,6 @@
 """Adapters by peft: the same training as a plain loop with peft, at every plan, and files that peft loads."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,13 +15,16 @@ from support.messages import num_received
 from support.plans import HEAD, plan, sharded
 from support.pool import Pool
 from support.samples import IMAGE_SIZE
+from support.texts import WORDS, write_tokenizer
 from support.trainings import train_elastic, train_reference
 from torch import Tensor
+from transformers import AutoConfig, AutoTokenizer, GPT2ForSequenceClassification
 
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.errors import UserError
 from pipetransformer.models.adapters import Lora
 from pipetransformer.models.base import Head
+from pipetransformer.models.huggingface import HuggingFaceModel
 from pipetransformer.models.instance import stack_of
 from pipetransformer.models.stack import LayerStack, ParamRef
 from pipetransformer.models.timm import TimmModel
@@ -114,6 +118,12 @@ def test_the_biases_that_train_are_those_of_peft(name: str, bias: str) -> None:
     assert trained == wanted & {key for _, key in of_blocks}
 
 
+def give_tokenizer(case: Case) -> None:
+    """Puts one beside the configuration of a model of texts: it is saved with the adapters."""
+    if not case.reads_images:
+        write_tokenizer(Path(case.spec().name), WORDS, pad_token=WORDS[0], unk_token=WORDS[1])
+
+
 @pytest.mark.thinned
 @pytest.mark.parametrize("bias", ["none", "lora_only", "all"])
 @pytest.mark.parametrize("kind", ["vit", "bert", "gpt2"])
@@ -124,6 +134,7 @@ def test_peft_loads_what_is_saved_and_the_sum_is_the_model(
     stack, base = case.stack(), case.original()
     spec.apply(stack, SEED)
     expected = outputs_of(trained(stack), case)
+    give_tokenizer(case)
     spec.save(case.spec(), stack, state_of(stack), tmp_path)
     merged = spec.merge(stack, state_of(stack))
 
@@ -144,11 +155,25 @@ def test_a_head_that_is_the_word_embeddings_is_not_saved(bert_config: Path, tmp_
     case = Case("gpt2", bert_config)
     stack = case.stack()
     Lora().apply(stack, SEED)
+    give_tokenizer(case)
     Lora().save(case.spec(), stack, state_of(stack), tmp_path)
     names = load_file(tmp_path / "adapter_model.safetensors")
     assert {name for name in names if ".lora_" not in name} == {
         f"base_model.model.transformer.ln_f.{each}" for each in ("weight", "bias")
     }
+
+
+def test_classes_and_padding_are_saved_beside_adapters(encoder_folder: Callable[..., Path], tmp_path: Path) -> None:
+    """The base's own config.json knows neither; a decoder finds the last token of a text by its padding."""
+    spec = HuggingFaceModel(name=str(encoder_folder("gpt2", pad_token_id=7)), pretrained=False)
+    stack = spec.build(Head("sequence", 2, labels=("no", "yes")), (), SEED)
+    Lora().apply(stack, SEED)
+    Lora().save(spec, stack, state_of(stack), tmp_path)
+    config, tokenizer = AutoConfig.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    assert (config.id2label, config.pad_token_id) == ({0: "no", 1: "yes"}, tokenizer.pad_token_id)
+    assert config.pad_token_id != 7
+    model = GPT2ForSequenceClassification._from_config(config)
+    assert peft.PeftModel.from_pretrained(model, str(tmp_path)).base_model.model.config.num_labels == 2
 
 
 def test_every_adapter_of_an_eva_trains() -> None:
