@@ -73,7 +73,8 @@ class ImageDataset(PictureSpec):
         task = image_classification(len(source.classes), source.classes, self.label_smoothing)
         train = self._limit(source.train, self.max_train_samples)
         evaluation = self._limit(source.evaluation, self.max_eval_samples)
-        return self._data(train, evaluation, source.evaluation_name, task, wanted)
+        data = self._data(train, evaluation, source.evaluation_name, task, wanted)
+        return replace(data, warnings=(*data.warnings, *source.warnings))
 
     def _num_train(self, available: int) -> int:
         return super()._num_train(available - math.ceil(self.validation_fraction * available))
@@ -88,7 +89,10 @@ class ImageDataset(PictureSpec):
             splits[source.evaluation_name] = source.evaluation.take(evaluation)
         for name, split in splits.items():
             if len(split) == 0:
-                raise UserError(f"the {name} split has no pictures; check dataset.path")
+                other = (
+                    ", or evaluate on a part of train/ by dataset.validation_fraction=0.1" if name != "train" else ""
+                )
+                raise UserError(f"the {name} split has no pictures with a class; check dataset.path{other}")
             check_labels(name, split.labels, len(source.classes))
         refuse_damaged(splits.values())
         return self._num_train(len(source.train))
@@ -207,7 +211,7 @@ class HubImages(ImageDataset):
         if self.eval_split == "train":
             raise UserError("dataset.eval_split=train would evaluate on the training data; name another split")
         if self.path is not None:
-            check_classes(folder_classes(Path(self.path), self.eval_split)[1])
+            check_classes(folder_classes(Path(self.path), self.eval_split).classes)
 
     def preflight(self) -> int | None:
         if self.path is None:

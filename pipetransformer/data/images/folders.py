@@ -13,12 +13,14 @@ import numpy as np
 from pipetransformer.data.images.decoding import check_file, read_file
 from pipetransformer.data.images.sources import ImageSource, ImageSplits
 from pipetransformer.data.tables.files import FORMATS
-from pipetransformer.data.tables.spec import EVAL_SPLITS
+from pipetransformer.data.tables.spec import EVAL_SPLITS, TEST
 from pipetransformer.errors import UserError
 
 SAVED = ("dataset_dict.json", "state.json")  # of datasets' save_to_disk
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".pgm", ".pbm", ".webp", ".tif", ".tiff", ".gif")
 IMAGE_FOLDER = "a folder with train/<class>/*.png and test/, val/ or validation/<class>/*.png"
+NO_CLASS = ("images", "unknown")  # names of the only folder of pictures without labels, beside that of the split
+NO_CLASSES = "has pictures and no folders of the classes of training"
 EVALUATION = ("test", "val", "validation")  # folders, by falling preference
 SYNONYMS = {"val": "validation", "validation": "val"}
 CLASS_FOLDERS = f"a table ({', '.join(FORMATS)}), or a folder for each class: <class>/*.png, or train/<class>/*.png"
@@ -32,15 +34,28 @@ class ClassFolders:
         train: Folder of the classes to train on.
         evaluation: The same to evaluate on; ``None``: there is none.
         classes: Their names.
+        unlabelled: Folders named as one to evaluate on, whose pictures are in no class, and so are not read.
     """
 
     train: Path
     evaluation: Path | None
     classes: tuple[str, ...]
+    unlabelled: tuple[Path, ...] = ()
 
     def pictures(self, folder: Path) -> ImageSource:
         """Returns the pictures of one of the two; see :func:`from_folder`."""
         return _files(folder, self.classes)
+
+    def warnings(self, instead: str) -> tuple[str, ...]:
+        """Returns what is to be said of folders that are not read.
+
+        Args:
+            instead: The data to evaluate on in their place.
+        """
+        return tuple(
+            f"the split {folder.name} is not evaluated on, because {folder} {NO_CLASSES}; {instead} is instead"
+            for folder in self.unlabelled
+        )
 
 
 def class_folders(
@@ -51,7 +66,7 @@ def class_folders(
     Args:
         root: The folder, with a folder for each split or for each class.
         train_split: Name of the folder to train on, where there is one for each split.
-        eval_split: The same to evaluate on; ``None``: the first of :data:`EVAL_SPLITS` that there is.
+        eval_split: The same to evaluate on; ``None``: the first of :data:`EVAL_SPLITS` that there is and has classes.
         labels: Names of all classes in order, of which some may have no folder; none: those that training has.
 
     Raises:
@@ -61,17 +76,18 @@ def class_folders(
     if not root.is_dir() or _has_tables(root, train_split):
         return None
     train = root / train_split if (root / train_split).is_dir() else root
-    evaluation = _evaluation(root, eval_split, EVAL_SPLITS, train)
-    if train == root and evaluation is not None:
-        raise UserError(f"dataset.path={root} has {evaluation.name}/ and no {train_split}/; give dataset.train_split=")
+    found = _evaluation(root, eval_split, EVAL_SPLITS, train)
+    if train == root and found:
+        raise UserError(f"dataset.path={root} has {found[0].name}/ and no {train_split}/; give dataset.train_split=")
     classes = _classes(train)
     if not classes:
         raise UserError(f"dataset.path={root} has neither tables nor folders of classes; give {CLASS_FOLDERS}")
     if labels:
         _refuse_unknown(train, "dataset.labels=", labels)
+    evaluation, unlabelled = _first_with_classes(found, labels or classes, eval_split)
     if evaluation is not None:
         _refuse_unknown(evaluation, "dataset.labels=" if labels else f"{train.name}/", labels or classes)
-    return ClassFolders(train, evaluation, labels or classes)
+    return ClassFolders(train, evaluation, labels or classes, unlabelled)
 
 
 def _has_tables(root: Path, train_split: str) -> bool:
@@ -84,27 +100,52 @@ def _has_tables(root: Path, train_split: str) -> bool:
 
 def _has_pictures(train: Path) -> bool:
     files = (file for name in _classes(train) for file in _visible_files(train / name))
-    return any(file.suffix.lower() in SUFFIXES for file in files)
+    return any(map(_is_picture, files))
 
 
-def _evaluation(root: Path, wanted: str | None, usual: Sequence[str], train: Path) -> Path | None:
-    """Returns the folder to evaluate on: the one that is asked for, or the first of the usual ones that there is.
+def _evaluation(root: Path, wanted: str | None, usual: Sequence[str], train: Path) -> list[Path]:
+    """Returns the folders to evaluate on, by falling preference: those that are asked for, or the usual ones.
 
-    It is never the folder to train on.
+    The folder to train on is none of them.
 
     Raises:
         UserError: The one that is asked for is not there.
     """
     names = usual if wanted is None else [wanted, *filter(None, [SYNONYMS.get(wanted)])]
     there = [root / name for name in names if (root / name).is_dir() and root / name != train]
-    found = next(iter(there), None)
-    if found is None and wanted is not None:
+    if not there and wanted is not None:
         others = [name for name in usual if (root / name).is_dir() and root / name != train]
         raise UserError(
             f"dataset.eval_split={wanted}: there is no folder {root / wanted}; "
             + (f"there is {', '.join(others)}" if others else f"give {IMAGE_FOLDER}")
         )
-    return found
+    return there
+
+
+def _first_with_classes(
+    folders: Sequence[Path], classes: tuple[str, ...], wanted: str | None
+) -> tuple[Path | None, tuple[Path, ...]]:
+    """Returns the first folder of pictures with classes, and the test folder before it whose pictures have none.
+
+    Raises:
+        UserError: The one that is asked for has none, or another one than the test folder.
+    """
+    unlabelled: list[Path] = []
+    for folder in folders:
+        if not _is_unlabelled(folder, classes):
+            return folder, (*unlabelled,)
+        if wanted is not None or folder.name != TEST:
+            raise UserError(f"{folder} {NO_CLASSES}; sort them, or name another folder by dataset.eval_split=")
+        unlabelled.append(folder)
+    return None, (*unlabelled,)
+
+
+def _is_unlabelled(folder: Path, classes: tuple[str, ...]) -> bool:
+    """Returns whether all pictures lie in the folder itself, or below one that is called as no class is."""
+    inside = {*_classes(folder)}
+    return (
+        not inside & {*classes} and inside <= {folder.name, *NO_CLASS} and any(map(_is_picture, _visible_files(folder)))
+    )
 
 
 def from_folder(root: Path, eval_split: str | None = None) -> ImageSplits:
@@ -117,26 +158,33 @@ def from_folder(root: Path, eval_split: str | None = None) -> ImageSplits:
     Raises:
         UserError: A folder is missing, or a class has files of which none is an image.
     """
-    evaluation, classes = folder_classes(root, eval_split)
-    return ImageSplits(_files(root / "train", classes), _files(evaluation, classes), evaluation.name, classes)
+    folders = folder_classes(root, eval_split)
+    evaluation = folders.evaluation
+    assert evaluation is not None
+    pictures = folders.pictures(folders.train), folders.pictures(evaluation)
+    return ImageSplits(*pictures, evaluation.name, folders.classes, folders.warnings(evaluation.name))
 
 
-def folder_classes(root: Path, eval_split: str | None = None) -> tuple[Path, tuple[str, ...]]:
-    """Returns the evaluation folder, and the names of the classes; a folder without files is none.
+def folder_classes(root: Path, eval_split: str | None = None) -> ClassFolders:
+    """Returns the folders of both splits, and the names of the classes; a folder without files is none.
 
     Args:
         root: The folder.
-        eval_split: Name of the evaluation folder; ``None``: the first of :data:`EVALUATION` that there is.
+        eval_split: Name of the evaluation folder; ``None``: the first of :data:`EVALUATION` that there is and has
+            classes, else the first.
 
     Raises:
         UserError: A folder is missing, or the evaluation folder has classes that training lacks.
     """
     train = root / "train"
-    evaluation, classes = _evaluation(root, eval_split, EVALUATION, train), _classes(train)
-    if evaluation is None or not classes:
+    found, classes = _evaluation(root, eval_split, EVALUATION, train), _classes(train)
+    if not found or not classes:
         raise UserError(f"dataset.path={root} is not an image folder; give {IMAGE_FOLDER}")
+    evaluation, unlabelled = _first_with_classes(found, classes, eval_split)
+    if evaluation is None:  # which is refused where it is needed
+        return ClassFolders(train, found[0], classes)
     _refuse_unknown(evaluation, "train/", classes)
-    return evaluation, classes
+    return ClassFolders(train, evaluation, classes, unlabelled)
 
 
 def _refuse_unknown(folder: Path, known: str, classes: tuple[str, ...]) -> None:
@@ -159,12 +207,16 @@ def _visible_files(folder: Path) -> Iterator[Path]:
         yield from (Path(parent, name) for name in names if not name.startswith("."))
 
 
+def _is_picture(file: Path) -> bool:
+    return file.suffix.lower() in SUFFIXES
+
+
 def _files(folder: Path, classes: tuple[str, ...]) -> ImageSource:
     files: list[Path] = []
     labels: list[int] = []
     for label, name in enumerate(classes):
         found = sorted(_visible_files(folder / name))
-        images = [file for file in found if file.suffix.lower() in SUFFIXES]
+        images = [*filter(_is_picture, found)]
         if found and not images:
             raise UserError(
                 f"{folder / name} has {len(found)} files and no pictures, the first is {found[0].name}; give pictures "
@@ -185,9 +237,9 @@ def unlabelled_files(source: Path) -> tuple[list[str], ImageSource]:
         UserError: There are none, or a listed one is not there.
     """
     if source.is_dir():
-        found = sorted(file for file in _visible_files(source) if file.suffix.lower() in SUFFIXES)
+        found = sorted(filter(_is_picture, _visible_files(source)))
         names, files = [str(file.relative_to(source)) for file in found], found
-    elif source.suffix.lower() in SUFFIXES:
+    elif _is_picture(source):
         names, files = [source.name], [source]
     else:
         try:

@@ -109,12 +109,13 @@ def refuse_damaged(sources: Iterable[ImageSource], most: int = MAX_CHECKED) -> N
 
 @dataclass(frozen=True)
 class ImageSplits:
-    """Two splits, the name of the second, and the names of the classes."""
+    """Two splits, the name of the second, the names of the classes, and what the user should know of."""
 
     train: ImageSource
     evaluation: ImageSource
     evaluation_name: str
     classes: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
 
 
 def _over(ids: np.ndarray, function: Callable[[int], T] | None) -> Callable[[int], T] | None:

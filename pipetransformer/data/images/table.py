@@ -38,6 +38,7 @@ class Pictures:
     eval_name: str
     labels: Labels
     columns: tuple[PictureColumn, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +111,7 @@ class TableImages(LabelledTable, PictureSpec):
         wanted = replace(wanted, num_channels=wanted.num_channels or pictures.train.num_channels)
         note = pictures.labels.note if pictures.columns else ""
         data = self._data(pictures.train, pictures.evaluation, pictures.eval_name, task, wanted, weights, note)
-        return replace(data, warnings=(*data.warnings, *pictures.labels.warnings))
+        return replace(data, warnings=(*data.warnings, *pictures.warnings, *pictures.labels.warnings))
 
     def _unlabelled_pictures(self, source: Path) -> tuple[list[dict[str, Any]], ImageSource]:
         from pipetransformer.data.tables.files import FORMATS
@@ -154,7 +155,8 @@ class TableImages(LabelledTable, PictureSpec):
         labels = Labels(LabelOptions(("the folder",)), "classification", folders.classes)
         limited = (train, self.max_train_samples), (evaluation, self.max_eval_samples)
         train, evaluation = (source.take(subsample(len(source), most)) for source, most in limited)
-        return Pictures(train=train, evaluation=evaluation, eval_name=name, labels=labels)
+        warnings = folders.warnings(self._held_out if folders.evaluation is None else name)
+        return Pictures(train=train, evaluation=evaluation, eval_name=name, labels=labels, warnings=warnings)
 
     def _of_tables(self, tables: Tables) -> Pictures:
         train = self._column(tables.train, self.path)
@@ -166,6 +168,7 @@ class TableImages(LabelledTable, PictureSpec):
             eval_name=tables.eval_name,
             labels=labels,
             columns=(train, evaluation),
+            warnings=tables.warnings,
         )
 
     def _column(self, rows: Rows, path: str | None) -> PictureColumn:

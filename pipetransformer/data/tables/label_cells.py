@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -60,6 +61,40 @@ def refuse_missing(rows: Rows, column: str, absent: pa.Array, remedy: str = "wri
     if count:
         others = f", and {count} rows have none" if count > 1 else ""
         raise UserError(f"{rows.at(first(absent))} has no {column}{others}; {remedy} or remove the row")
+
+
+def without_labels(rows: Rows, columns: Sequence[str], train: Rows) -> str:
+    """Returns why no row of a split has a label, as a predicate; empty where one has, or training has none either.
+
+    Args:
+        rows: The split.
+        columns: Columns of the labels.
+        train: The training split: where it has a label -1, that is one in other splits, too.
+    """
+    known = _labels_in(train, columns) if {*columns} <= {*train.features} else set[str]()
+    if not known:
+        return ""
+    if absent := [column for column in columns if column not in rows.features]:
+        others = [column for column in rows.features if column not in train.features]
+        return "" if get_close_matches(absent[0], others, n=1, cutoff=0.5) else f"has no column {absent[0]}"
+    found = _labels_in(rows, columns)
+    if found - ({str(NO_LABEL)} - known):
+        return ""
+    what = f"nothing but {NO_LABEL}" if found else "nothing"
+    return f"has {what} in {', '.join(columns)}"
+
+
+def _labels_in(rows: Rows, columns: Sequence[str]) -> set[str]:
+    """Returns the names of the labels in columns of any type."""
+    found = set[str]()
+    for column in columns:
+        cells = column_of(rows, column)
+        cells = pc.list_flatten(cells) if holds_lists(cells.type) else cells
+        if is_plain(cells.type):
+            found |= {name(cell) for cell in distinct(cells)[0] if cell is not None and cell == cell}
+        elif cells.null_count < len(cells):
+            found.add(str(cells.type))
+    return found - {""}
 
 
 def flat_lists(rows: Rows, column: str, separator: str | None) -> tuple[pa.Array, np.ndarray]:

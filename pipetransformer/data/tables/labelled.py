@@ -100,6 +100,11 @@ class LabelledTable(TableSpec, ABC):
                 f"not {' or '.join(ERRORS)}"
             )
 
+    def _without_labels(self, rows: Rows, train: Rows) -> str:
+        from pipetransformer.data.tables.label_cells import without_labels
+
+        return without_labels(rows, columns_of("label", self.label), train)
+
     def _find_labels(self, rows: Rows) -> Labels:
         """Finds the task and the classes in the rows of the training split."""
         from pipetransformer.data.tables.label_cells import name

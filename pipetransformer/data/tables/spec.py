@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pipetransformer.data.tables.splits import Splits
 
 EVAL_SPLITS = ("validation", "valid", "val", "dev", "test")  # by falling preference
-HELD_OUT, TRAIN = "held_out", "train"
+HELD_OUT, TRAIN, TEST = "held_out", "train", "test"
 LOCAL_TABLES = (
     "a .csv, .tsv, .jsonl, .json, .parquet or .arrow file, a folder of them named train and validation or test"
 )
@@ -36,12 +36,14 @@ class Tables:
         eval_name: The name of their split.
         known: All rows of the training split, in which classes are looked for: so that neither a limit nor the draw of
             held-out rows changes the classes.
+        warnings: Splits that could have been evaluated on and are not, and why.
     """
 
     train: Rows
     evaluation: Rows
     eval_name: str
     known: Rows
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +60,7 @@ class TableSpec(DatasetSpec, ABC):
             ``.csv``, a tab in ``.tsv``.
         train_split: The split to train on.
         eval_split: The split to evaluate on; ``None``: the first of :data:`EVAL_SPLITS` that there is, else a part of
-            the training split.
+            the training split. A split :data:`TEST` without labels counts as none.
         eval_path: File to evaluate on instead.
         eval_fraction: Fraction of the training split to hold out where there is no split to evaluate on. Its rows are
             drawn with a fixed seed.
@@ -131,10 +133,16 @@ class TableSpec(DatasetSpec, ABC):
             UserError: A file, a split or a row is not as it has to be.
         """
         splits = self._splits()
-        train, name = _read(splits, "dataset.train_split", self.train_split), self._eval_name(splits)
-        rest, held_out = _divide(train, self.eval_fraction) if name is None else (train, self._evaluation(splits, name))
+        train = _read(splits, "dataset.train_split", self.train_split)
+        name, evaluation, warnings = self._evaluation(splits, train)
+        rest, held_out = _divide(train, self.eval_fraction) if evaluation is None else (train, evaluation)
         limited = _limited(rest, self.max_train_samples), _limited(held_out, self.max_eval_samples)
-        return Tables(*limited, name or HELD_OUT, train)
+        return Tables(*limited, name, train, warnings)
+
+    @property
+    def _held_out(self) -> str:
+        """The part of the training split that is held out, in words."""
+        return f"a part of {self.train_split} (dataset.eval_fraction={self.eval_fraction:g})"
 
     def _splits(self) -> Splits:
         from pipetransformer.data.tables.splits import hub_splits, local_splits
@@ -144,20 +152,42 @@ class TableSpec(DatasetSpec, ABC):
         assert self.hub is not None
         return hub_splits(self.hub, self.config, self.revision)
 
-    def _eval_name(self, splits: Splits) -> str | None:
-        """Returns the name of the split to evaluate on; ``None`` where it is held out of the training split."""
-        if self.eval_path is not None:
-            name = Path(self.eval_path).stem
-            return name if name != TRAIN else "evaluation"
-        found = (name for name in EVAL_SPLITS if name in splits and name != self.train_split)
-        return self.eval_split or next(found, None)
+    def _evaluation(self, splits: Splits, train: Rows) -> tuple[str, Rows | None, tuple[str, ...]]:
+        """Returns name and rows of the split to evaluate on, ``None`` where they are held out, and warnings."""
+        if self.eval_path is not None or self.eval_split is not None:
+            return *self._wanted(splits, train), ()
+        name = next((name for name in EVAL_SPLITS if name in splits and name != self.train_split), None)
+        if name is None:
+            return HELD_OUT, None, ()
+        rows = splits[name]()
+        reason = self._without_labels(rows, train) if name == TEST else ""
+        if not reason:
+            return name, rows, ()
+        warning = f"the split {name} is not evaluated on, because {rows.name} {reason}; {self._held_out} is instead"
+        return HELD_OUT, None, (warning,)
 
-    def _evaluation(self, splits: Splits, name: str) -> Rows:
-        if self.eval_path is None:
-            return _read(splits, "dataset.eval_split", name)
+    def _wanted(self, splits: Splits, train: Rows) -> tuple[str, Rows]:
+        """Returns name and rows of the split that the user names."""
         from pipetransformer.data.tables.splits import local_splits
 
-        return local_splits(Path(self.eval_path), self._delimiter, self.formats)["train"]()
+        if self.eval_path is None:
+            assert self.eval_split is not None
+            option, name = f"dataset.eval_split={self.eval_split}", self.eval_split
+            rows = _read(splits, "dataset.eval_split", name)
+        else:
+            option, stem = f"dataset.eval_path={self.eval_path}", Path(self.eval_path).stem
+            name = stem if stem != TRAIN else "evaluation"
+            rows = local_splits(Path(self.eval_path), self._delimiter, self.formats)["train"]()
+        if reason := self._without_labels(rows, train):
+            raise UserError(
+                f"{option}: {rows.name} {reason}; name data with labels, or drop the option to hold a part of "
+                f"{self.train_split} out"
+            )
+        return name, rows
+
+    def _without_labels(self, rows: Rows, train: Rows) -> str:
+        """Returns why there is nothing to evaluate in the rows of a split, as a predicate; empty where there is."""
+        return ""
 
 
 def _read(splits: Splits, option: str, name: str) -> Rows:

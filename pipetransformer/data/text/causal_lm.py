@@ -114,7 +114,7 @@ class CausalLM(TableSpec):
         evaluation, of_evaluation = self._split(tables.eval_name, tables.evaluation, wanted)
         if self.pack:
             train.row_length = min(self.max_length, wanted.max_length)
-        warnings = *beyond_the_model(self.max_length, wanted), *of_train, *of_evaluation
+        warnings = *tables.warnings, *beyond_the_model(self.max_length, wanted), *of_train, *of_evaluation
         return Data(train, (evaluation,), train.task, warnings=warnings)
 
     def _split(self, name: str, rows: Rows, wanted: TextFormat) -> tuple[DocumentSplit, list[str]]:

@@ -67,7 +67,7 @@ class TextDataset(LabelledTable):
         task, weights = self._task(labels, labels.targets(tables.train))
         train = self._split("train", tables.train, labels, task, wanted, weights)
         evaluation = self._split(tables.eval_name, tables.evaluation, labels, task, wanted, weights)
-        warnings = *labels.warnings, *beyond_the_model(self.max_length, wanted)
+        warnings = *tables.warnings, *labels.warnings, *beyond_the_model(self.max_length, wanted)
         return Data(train, (evaluation,), task, note=labels.note, warnings=warnings)
 
     def unlabelled(self, source: Path, wanted: ImageFormat | TextFormat, head: Head) -> Unlabelled:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from pipetransformer.data.base import Data, ImageFormat, TextFormat
-from pipetransformer.data.tables.spec import TableSpec
+from pipetransformer.data.tables.spec import Tables, TableSpec
 from pipetransformer.data.tasks import Task
 from pipetransformer.data.text.kept import kept
 from pipetransformer.data.text.split import MIN_LENGTH, beyond_the_model, check_tokens
@@ -18,6 +18,7 @@ from pipetransformer.errors import UserError
 
 if TYPE_CHECKING:
     from pipetransformer.data.tables.files import Formats
+    from pipetransformer.data.tables.rows import Rows
     from pipetransformer.data.text.tagged_rows import TaggedRows
     from pipetransformer.data.text.tagged_split import TaggedSplit
 
@@ -71,21 +72,27 @@ class TokenClassification(TableSpec):
         if self.path is None:
             self.find()
             return None
-        _, train, _, _ = self._tagged()
+        _, train, _ = self._tagged(self.tables())
         return len(train)
 
     def load(self, wanted: ImageFormat | TextFormat) -> Data:
         assert isinstance(wanted, TextFormat)
-        task, train, name, evaluation = self._tagged()
-        splits = [self._split("train", train, task, wanted), self._split(name, evaluation, task, wanted)]
+        tables = self.tables()
+        task, train, evaluation = self._tagged(tables)
+        splits = [self._split("train", train, task, wanted), self._split(tables.eval_name, evaluation, task, wanted)]
         cut = filter(None, map(_cut, splits))
-        return Data(splits[0], (splits[1],), task, warnings=(*beyond_the_model(self.max_length, wanted), *cut))
+        warnings = *tables.warnings, *beyond_the_model(self.max_length, wanted), *cut
+        return Data(splits[0], (splits[1],), task, warnings=warnings)
 
-    def _tagged(self) -> tuple[Task, TaggedRows, str, TaggedRows]:
-        """Returns the task, the training data, the name of the evaluation split and its data, all tags checked."""
+    def _without_labels(self, rows: Rows, train: Rows) -> str:
+        from pipetransformer.data.tables.label_cells import without_labels
+
+        return without_labels(rows, (self.tags,), train)
+
+    def _tagged(self, tables: Tables) -> tuple[Task, TaggedRows, TaggedRows]:
+        """Returns the task, and the data to train and to evaluate on, all tags checked."""
         from pipetransformer.data.text.tagged_rows import TaggedRows, check_words, find_labels, first_with
 
-        tables = self.tables()
         labels = self.labels or find_labels(tables.known, self.tags)
         train, evaluation = (
             TaggedRows(rows, self.tokens, self.tags, labels) for rows in (tables.train, tables.evaluation)
@@ -95,7 +102,7 @@ class TokenClassification(TableSpec):
         if self.chunks:
             refuse_other_tags(labels, place)
         check_words(tables.known, self.tokens)
-        return token_classification(tuple(labels), chunks), train, tables.eval_name, evaluation
+        return token_classification(tuple(labels), chunks), train, evaluation
 
     def _split(self, name: str, rows: TaggedRows, task: Task, wanted: TextFormat) -> TaggedSplit:
         from pipetransformer.data.text.tagged_split import TaggedSplit, align

@@ -193,6 +193,40 @@ def test_splits_are_taken_by_the_names_of_files_or_of_folders(tmp_path: Path) ->
         assert sorted(numbers(swapped.train)) == [9, 10, 11]
 
 
+@pytest.mark.parametrize("below", [".", "unknown", "test"])
+def test_test_pictures_without_classes_are_not_evaluated_on(below: str, tmp_path: Path) -> None:
+    as_classes(tmp_path).rename(tmp_path / "train")
+    write_pictures(tmp_path / "test" / below)
+    data = load(path=str(tmp_path), eval_fraction=0.25)
+    assert (len(data.train), data.evaluation[0].name, len(data.evaluation[0])) == (9, "held_out", 3)
+    (told,) = data.warnings
+    assert told.startswith(
+        f"the split test is not evaluated on, because {tmp_path / 'test'} has pictures and no folders"
+    )
+    assert told.endswith("a part of train (dataset.eval_fraction=0.25) is instead")
+    with pytest.raises(
+        UserError, match=r"test has pictures and no folders of the classes .* another folder by dataset"
+    ):
+        load(path=str(tmp_path), eval_split="test")
+    shutil.copytree(tmp_path / "train", tmp_path / "val")
+    data = load(path=str(tmp_path))
+    assert (data.evaluation[0].name, data.warnings) == ("val", ())
+    data = HubImages(path=str(tmp_path)).load(WANTED)
+    assert (data.evaluation[0].name, len(data.warnings)) == ("val", 1)
+    shutil.rmtree(tmp_path / "val")
+    assert len(HubImages(path=str(tmp_path), validation_fraction=0.25).load(WANTED).train) == 9
+    with pytest.raises(UserError, match=r"the test split has no pictures .* by dataset\.validation_fraction="):
+        HubImages(path=str(tmp_path)).preflight()
+
+
+def test_tables_of_test_pictures_without_labels_are_not_evaluated_on(tmp_path: Path) -> None:
+    paths = write_pictures(tmp_path / "pictures")
+    write_lines(tmp_path / "train.jsonl", image=paths, label=LABELS)
+    write_lines(tmp_path / "test.jsonl", image=paths[:3])
+    data = load(path=str(tmp_path), eval_fraction=0.25)
+    assert (len(data.train), data.evaluation[0].name, len(data.warnings)) == (9, "held_out", 1)
+
+
 def test_the_folder_to_train_on_is_not_evaluated_on(tmp_path: Path) -> None:
     as_classes(tmp_path).rename(tmp_path / "validation")
     data = load(path=str(tmp_path), train_split="validation", eval_fraction=0.25)

@@ -176,6 +176,17 @@ WRONG: dict[str, Wrong] = {
         ["dataset.label=stars: ", "dev.csv has no such column"],
         path=".",
     ),
+    "another name of the labels in the test data": Wrong(
+        {"train.csv": GOOD, "test.csv": "review,star\nfine film,1\n"},
+        ["dataset.label=stars: ", "test.csv has no such column", "did you mean star?"],
+        path=".",
+    ),
+    "a split without labels that is asked for": Wrong(
+        {"train.csv": GOOD, "test.csv": "review,stars\nfine film,\nbad film,\n"},
+        ["dataset.eval_split=test: ", "test.csv has nothing in stars; name data with labels, or drop the option"],
+        {"eval_split": "test"},
+        ".",
+    ),
     "broken saved folder": Wrong(
         {"state.json": '{"_data_files": []}', "dataset_info.json": "{"}, ["cannot be read", "save_to_disk"], path="."
     ),

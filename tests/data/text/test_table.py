@@ -1,7 +1,7 @@
 """Tables of texts with labels: the task that is chosen, the classes, the targets and the loss's weights."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +196,75 @@ def test_the_classes_are_those_of_the_whole_split_whatever_is_drawn(tmp_path: Pa
     data = load(text, path=file, max_train_samples=2, eval_fraction=0.5)
     assert data.task.head.labels == tuple("abcdefgh")
     assert (len(data.train), len(data.evaluation[0])) == (2, 4)
+
+
+def as_csv(folder: Path, **splits: list[str | None]) -> None:
+    """The column of labels is left out where none is given."""
+    for name, labels in splits.items():
+        rows = [f"it is,{label}" if any(labels) else "it is" for label in labels]
+        (folder / f"{name}.csv").write_text("\n".join(["text,label" if any(labels) else "text", *rows, ""]))
+
+
+def as_lines(folder: Path, **splits: list[str | None]) -> None:
+    for name, labels in splits.items():
+        write_lines(folder / f"{name}.jsonl", labels)
+
+
+def as_parquet(folder: Path, **splits: list[str | None]) -> None:
+    for name, labels in splits.items():
+        table = pa.table({"text": ["it is"] * len(labels), "label": pa.array(labels, pa.string())})
+        pyarrow.parquet.write_table(table, folder / f"{name}.parquet")
+
+
+def as_saved(folder: Path, **splits: list[str | None]) -> None:
+    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["a", "b"])})
+    numbers = {name: ["ab".index(label) if label else -1 for label in labels] for name, labels in splits.items()}
+    rows = {name: {"text": ["it is"] * len(labels), "label": labels} for name, labels in numbers.items()}
+    kept = {name: datasets.Dataset.from_dict(columns, features=features) for name, columns in rows.items()}
+    datasets.DatasetDict(kept).save_to_disk(folder)
+
+
+@pytest.mark.parametrize("write", [as_csv, as_lines, as_parquet, as_saved])
+def test_test_data_without_labels_are_not_evaluated_on(
+    tmp_path: Path, text: TextFormat, write: Callable[..., None]
+) -> None:
+    unlabelled: list[str | None] = [None] * 3
+    write(tmp_path, train=[*"abababab"], test=unlabelled)
+    data = load(text, path=str(tmp_path), eval_fraction=0.25)
+    assert (len(data.train), data.evaluation[0].name, len(data.evaluation[0])) == (6, "held_out", 2)
+    (told,) = data.warnings
+    assert told.startswith("the split test is not evaluated on, because ")
+    assert told.endswith("; a part of train (dataset.eval_fraction=0.25) is instead")
+    with pytest.raises(
+        UserError, match=r"dataset\.eval_split=test: .* has no.* label; .*drop the option to hold a part"
+    ):
+        load(text, path=str(tmp_path), eval_split="test")
+    (tmp_path / "all").mkdir()
+    write(tmp_path / "all", train=[*"abab"], validation=[*"ab"], test=unlabelled)
+    data = load(text, path=str(tmp_path / "all"))
+    assert (len(data.train), data.evaluation[0].name, data.warnings) == (4, "validation", ())
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "is_used"),
+    [
+        ([0, 1, 0, 1], [-1, -1], False),
+        ([-1, 1, -1, 1], [-1, -1], True),
+        ([0, 1, 0, 1], [-1, 1], True),
+        ([0.5, 2.0, 1.5], [-1.0], False),
+        ([["a"], ["b"], ["a"]], [[], []], False),
+        ([["a"], ["b"], []], [[], ["b"]], True),
+        ([{"one": 0, "two": 1}] * 4, [{"one": -1, "two": -1}], False),
+    ],
+)
+def test_less_than_nothing_is_no_label_unless_training_has_it(
+    tmp_path: Path, train: list[Any], test: list[Any], is_used: bool
+) -> None:
+    write_lines(tmp_path / "train.jsonl", train)
+    write_lines(tmp_path / "test.jsonl", test)
+    label = ["one", "two"] if isinstance(train[0], dict) else "label"
+    found = TextDataset(path=str(tmp_path), label=label).tables()
+    assert (found.eval_name, len(found.warnings)) == (("test", 0) if is_used else ("held_out", 1))
 
 
 def test_a_label_that_is_not_a_number_names_no_class(tmp_path: Path) -> None:

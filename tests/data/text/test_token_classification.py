@@ -215,6 +215,15 @@ def test_a_word_whose_tag_is_minus_100_is_of_no_class_and_counts_nowhere(
     assert not data.warnings
 
 
+@pytest.mark.parametrize("rest", [{}, {"tags": []}, {"tags": None}])
+def test_test_data_without_tags_are_not_evaluated_on(tmp_path: Path, text: TextFormat, rest: dict[str, Any]) -> None:
+    write_lines(tmp_path / "train.jsonl", [ROW] * 4)
+    write_lines(tmp_path / "test.jsonl", [{"tokens": ["it", "is"], **rest}])
+    data = load(text, path=str(tmp_path))
+    assert (len(data.train), data.evaluation[0].name, len(data.warnings)) == (3, "held_out", 1)
+    assert data.warnings[0].startswith(f"the split test is not evaluated on, because {tmp_path / 'test.jsonl'} has no")
+
+
 def test_a_split_without_a_tag_is_refused(tmp_path: Path, text: TextFormat) -> None:
     for name, tags in (("train", [0, 1]), ("test", [-100, -100])):
         write_lines(tmp_path / f"{name}.jsonl", [{"tokens": ["it", "is"], "tags": tags}])
