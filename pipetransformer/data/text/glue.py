@@ -13,7 +13,7 @@ from pipetransformer.data.hub import find_on_hub, load_hub
 from pipetransformer.data.tables.published import Table, class_labels, number_labels, read_tsv, text_columns
 from pipetransformer.data.tasks import Task, regression, text_classification
 from pipetransformer.data.text.kept import kept
-from pipetransformer.data.text.split import MIN_LENGTH, LabelledTexts, beyond_the_model, check_tokens, encode
+from pipetransformer.data.text.split import MIN_LENGTH, LabelledTexts, beyond_the_model, check_tokens, cut_off, encode
 from pipetransformer.data.unlabelled import ScoredSplit, Unlabelled, read_table, row_names
 from pipetransformer.errors import UserError
 from pipetransformer.models.base import Head
@@ -140,12 +140,11 @@ class Glue(DatasetSpec):
     def load(self, wanted: ImageFormat | TextFormat) -> Data:
         assert isinstance(wanted, TextFormat)
         train, evaluation = self._local() if self.path is not None else self._hub()
-        return Data(
-            train=self._split("train", train, wanted, self.max_train_samples),
-            evaluation=tuple(self._split(*named, wanted, self.max_eval_samples) for named in evaluation.items()),
-            task=TASKS[self.task].task,
-            warnings=beyond_the_model(self.max_length, wanted),
-        )
+        first = self._split("train", train, wanted, self.max_train_samples)
+        others = tuple(self._split(*named, wanted, self.max_eval_samples) for named in evaluation.items())
+        cut = (text for split in (first, *others) for text in cut_off(split, self.max_length, wanted))
+        warnings = *beyond_the_model(self.max_length, wanted), *cut
+        return Data(first, others, TASKS[self.task].task, warnings=warnings)
 
     def unlabelled(self, source: Path, wanted: ImageFormat | TextFormat, head: Head) -> Unlabelled:
         assert isinstance(wanted, TextFormat)

@@ -30,7 +30,7 @@ from pipetransformer.data.hub import cache_folder
 from pipetransformer.data.text.split import padding_id
 from pipetransformer.errors import UserError
 
-VERSION = 1  # change it with what the tokenising functions compute, or old tokens are read
+VERSION = 2  # change it with what the tokenising functions compute, or old tokens are read
 LOCK_TIMEOUT_S = 3600.0  # of one process for another one that tokenises the same texts
 LIBRARIES = ("tokenizers", "transformers")
 SETTINGS = ("truncation_side", "model_input_names", "eos_token_id", "split_special_tokens")

@@ -82,11 +82,15 @@ class Tokens:
         ids: Token ids, special tokens included.
         type_ids: For each token 0 or 1 for the text that it belongs to; ``None`` for tokenizers without.
         pad_id: The id that fills up short sequences.
+        num_cut: Texts that were longer, of those that are cut off.
+        longest: Tokens of the longest of them; 0 where there is none.
     """
 
     ids: Ragged
     type_ids: Ragged | None
     pad_id: int
+    num_cut: int = 0
+    longest: int = 0
 
 
 class TextSplit(Split):
@@ -194,12 +198,50 @@ def encode_batches(batches: Iterable[tuple[list[str], ...]], tokenizer: Any, max
     pad_id = padding_id(tokenizer)
     ids: list[Ragged] = []
     type_ids: list[Ragged] = []
+    cut: list[int] = []
     for batch in batches:
         encoded = tokenizer(*batch, truncation=True, max_length=max_length, return_attention_mask=False)
         ids.append(Ragged.of(encoded["input_ids"]))
         if "token_type_ids" in encoded:
             type_ids.append(Ragged.of(encoded["token_type_ids"]))
-    return Tokens(Ragged.joined(ids), Ragged.joined(type_ids) if type_ids else None, pad_id)
+        cut += _lengths_beyond(max_length, batch, np.flatnonzero(ids[-1].lengths >= max_length), tokenizer)
+    return Tokens(
+        Ragged.joined(ids), Ragged.joined(type_ids) if type_ids else None, pad_id, len(cut), max(cut, default=0)
+    )
+
+
+def _lengths_beyond(max_length: int, batch: tuple[list[str], ...], full: np.ndarray, tokenizer: Any) -> list[int]:
+    """Returns the lengths of texts that have more tokens than are kept.
+
+    Args:
+        max_length: Tokens to keep.
+        batch: Texts or pairs of texts.
+        full: Numbers of those with as many tokens; only they are tokenised again, whole.
+        tokenizer: A fast tokenizer of transformers.
+    """
+    if not len(full):
+        return []
+    texts = ([column[row] for row in full] for column in batch)
+    whole = tokenizer(*texts, truncation=False, return_attention_mask=False, verbose=False)["input_ids"]
+    return [len(ids) for ids in whole if len(ids) > max_length]
+
+
+def cut_off(split: TextSplit, max_length: int, wanted: TextFormat) -> tuple[str, ...]:
+    """Returns the warning about texts that are longer than the samples of a split, or none.
+
+    Args:
+        split: The split.
+        max_length: The option's value.
+        wanted: Input of the model.
+    """
+    cut, can_rise = split.tokens.num_cut, max_length < wanted.max_length
+    if not cut:
+        return ()
+    return (
+        f"{cut} of {len(split)} texts of the {split.name} split have more than {min(max_length, wanted.max_length)} "
+        f"tokens, the longest {split.tokens.longest}, and are cut off there; "
+        + (f"raise dataset.max_length=, to {wanted.max_length} at most" if can_rise else "give shorter ones"),
+    )
 
 
 def check_tokens(tokens: Tokens, wanted: TextFormat, name: Callable[[int], str]) -> None:

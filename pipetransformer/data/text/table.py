@@ -13,7 +13,14 @@ from pipetransformer.data.base import Data, ImageFormat, TextFormat
 from pipetransformer.data.tables.labelled import LabelledTable, columns_of, listed
 from pipetransformer.data.tasks import MULTI_LABEL, Task, multi_label_classification, text_classification
 from pipetransformer.data.text.kept import kept
-from pipetransformer.data.text.split import MIN_LENGTH, LabelledTexts, beyond_the_model, check_tokens, encode_batches
+from pipetransformer.data.text.split import (
+    MIN_LENGTH,
+    LabelledTexts,
+    beyond_the_model,
+    check_tokens,
+    cut_off,
+    encode_batches,
+)
 from pipetransformer.data.unlabelled import ScoredSplit, Unlabelled, formats_of_inputs, row_names
 from pipetransformer.errors import UserError
 from pipetransformer.models.base import Head
@@ -67,7 +74,8 @@ class TextDataset(LabelledTable):
         task, weights = self._task(labels, labels.targets(tables.train))
         train = self._split("train", tables.train, labels, task, wanted, weights)
         evaluation = self._split(tables.eval_name, tables.evaluation, labels, task, wanted, weights)
-        warnings = *tables.warnings, *labels.warnings, *beyond_the_model(self.max_length, wanted)
+        cut = (text for split in (train, evaluation) for text in cut_off(split, self.max_length, wanted))
+        warnings = *tables.warnings, *labels.warnings, *beyond_the_model(self.max_length, wanted), *cut
         return Data(train, (evaluation,), task, note=labels.note, warnings=warnings)
 
     def unlabelled(self, source: Path, wanted: ImageFormat | TextFormat, head: Head) -> Unlabelled:

@@ -90,6 +90,7 @@ def test_chunks_are_joined_in_order(tokenizer: Any) -> None:
 
 def test_pairs_are_joined_and_cut_to_the_longest_length(tokenizer: Any) -> None:
     tokens = encode((["it is " * 20, "it"], ["of", "a"]), tokenizer, 10)
+    assert (tokens.num_cut, tokens.longest) == (1, 44)
     assert tokens.ids.lengths.tolist() == [10, 5]
     assert tokenizer.decode(tokens.ids[0]) == "[CLS] it is it is it is [SEP] of [SEP]"
     assert tokens.type_ids is not None
@@ -132,6 +133,24 @@ def test_a_length_that_the_model_does_not_read_is_told(kind: Any, tmp_path: Path
     assert kind(**options, max_length=16).load(short).warnings == ()
     (warning,) = kind(**options, max_length=17).load(short).warnings
     assert warning.startswith("dataset.max_length=17 has no effect above 16, the most tokens that this model reads")
+
+
+@pytest.mark.parametrize("kind", [TextDataset, Glue])
+@pytest.mark.parametrize(
+    ("own", "remedy"), [(8, "raise dataset.max_length=, to 16 at most"), (16, "give shorter ones")]
+)
+def test_texts_that_are_cut_off_are_counted(kind: Any, own: int, remedy: str, tmp_path: Path, text: TextFormat) -> None:
+    (tmp_path / "train.tsv").write_text(
+        "sentence\tlabel\n" + "".join(f"{'it ' * n}\t{n % 2}\n" for n in (1, own - 2, own - 1, 30, 29))
+    )
+    (tmp_path / "dev.tsv").write_text("sentence\tlabel\nit is\t0\n")
+    options: dict[str, Any] = {"task": "sst2"} if kind is Glue else {"text": "sentence"}
+    for _ in range(2):  # computed, and read again
+        (told,) = kind(path=str(tmp_path), max_length=own, **options).load(replace(text, max_length=16)).warnings
+        assert told == (
+            f"3 of 5 texts of the train split have more than {own} tokens, the longest 32, and are cut off there; "
+            + remedy
+        )
 
 
 @pytest.mark.parametrize("kind", [TextDataset, Glue, Squad, TokenClassification, CausalLM])
