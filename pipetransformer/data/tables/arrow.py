@@ -11,6 +11,8 @@ import pyarrow.parquet as pq
 from pipetransformer.data.tables.base import ROWS_PER_BATCH, TableFile, first_line
 from pipetransformer.errors import UserError
 
+VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+
 
 class ArrowTable(TableFile):
     """Columns with types, in batches: parquet, or Arrow's stream and file formats."""
@@ -24,7 +26,8 @@ class ArrowTable(TableFile):
         with self._reading():
             _, batches = self._open()
             for batch in batches:
-                yield from pa.Table.from_batches([batch]).select(schema.names).cast(schema).to_batches()
+                columns = [_plain(batch.column(each.name), each.type) for each in schema]
+                yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
     def at(self, row: int) -> str:
         return f"{self.path} row {row}"
@@ -62,5 +65,22 @@ class _Reading:
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType:
-    """Returns the type of the values of a dictionary (a category of pandas), else the type itself."""
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
+    """Returns the type of the values of a dictionary (a category of pandas or polars), else the type itself.
+
+    Views, in which polars keeps texts, become what the ``datasets`` library and Arrow's own functions read.
+    """
+    if pa.types.is_dictionary(kind):
+        return _plain_type(kind.value_type)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        make = pa.list_ if pa.types.is_list(kind) else pa.large_list
+        return make(kind.value_field.with_type(_plain_type(kind.value_type)))
+    if pa.types.is_struct(kind):
+        return pa.struct([each.with_type(_plain_type(each.type)) for each in kind.fields])
+    return VIEWS.get(kind, kind)
+
+
+def _plain(cells: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Returns cells as another type; Arrow decodes no dictionary whose values are views."""
+    if pa.types.is_dictionary(cells.type):
+        cells = _plain(cells.dictionary, kind).take(cells.indices)
+    return cells.cast(kind)

@@ -21,7 +21,7 @@ from pipetransformer.data.tables.files import FORMATS, Formats, common_schema, o
 from pipetransformer.data.tables.spec import DELIMITERS
 from pipetransformer.errors import UserError
 
-VERSION = 1  # of what is converted; another one converts anew
+VERSION = 2  # of what is converted; another one converts anew
 LOCK_TIMEOUT_S = 3600.0  # of one process for another one that converts the same file
 
 

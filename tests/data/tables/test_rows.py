@@ -12,6 +12,7 @@ import datasets
 import numpy as np
 import pandas
 import pyarrow as pa
+import pyarrow.parquet
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -136,6 +137,40 @@ def test_features_of_the_library_survive(tmp_path: Path) -> None:
     assert read_files((tmp_path / "a.parquet",)).features == features
     assert local_splits(tmp_path / "one")["train"]().features == features
     assert [*local_splits(tmp_path / "several")] == ["train", "test"]
+
+
+TEXTS = {  # as polars writes them, with the type that they are read as
+    "views": (pa.array(["bad", "good", None], pa.string_view()), "large_string"),
+    "large": (pa.array(["bad", "good", None], pa.large_string()), "large_string"),
+    "category": (pa.array(["bad", "good", None]).dictionary_encode(), "string"),
+    "category of views": (
+        pa.DictionaryArray.from_arrays(
+            pa.array([1, 0, None], pa.uint32()), pa.array(["good", "bad"], pa.string_view())
+        ),
+        "large_string",
+    ),
+    "bytes": (pa.array([b"bad", b"good", None], pa.binary_view()), "large_binary"),
+}
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+@pytest.mark.parametrize("ending", ["parquet", "arrow"])
+def test_texts_of_polars_are_read_as_those_of_others(tmp_path: Path, kind: str, ending: str) -> None:
+    if (kind, ending) == ("category of views", "parquet"):
+        pytest.skip("Arrow writes no such parquet")
+    (texts, read_as), file = TEXTS[kind], tmp_path / f"a.{ending}"
+    lists = pa.ListArray.from_arrays([0, 2, 2, 3], texts) if kind != "category of views" else texts
+    table = pa.table({"one": texts, "lists": lists, "deep": pa.StructArray.from_arrays([texts], ["in"])}).drop_columns(
+        ["deep"] if "category" in kind else []
+    )
+    with (
+        pa.ipc.new_file(file, table.schema) if ending == "arrow" else pa.parquet.ParquetWriter(file, table.schema) as to
+    ):
+        to.write_table(table)
+    rows = read_files((file,))
+    assert cells(rows) == table.to_pylist()
+    assert "view" not in str(rows.features.arrow_schema)
+    assert str(rows.features.arrow_schema.field("one").type) == read_as
 
 
 def test_a_category_of_pandas_is_read_as_its_values(tmp_path: Path) -> None:
