@@ -102,7 +102,8 @@ class ImageDataset(PictureSpec):
             return source
         option = "dataset.validation_fraction"
         kept, held_out = hold_out(source.train.labels, self.validation_fraction, option, source.classes)
-        return ImageSplits(source.train.take(kept), source.train.take(held_out), "validation", source.classes)
+        splits = source.train.take(kept), source.train.take(held_out)
+        return replace(source, train=splits[0], evaluation=splits[1], evaluation_name="validation")
 
     def _limit(self, source: ImageSource, at_most: int | None) -> ImageSource:
         return source.take(subsample(len(source), at_most))

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from pipetransformer.data.images.decoding import check_file, read_file
+from pipetransformer.data.images.picture_files import (
+    OF_SYSTEMS,
+    SUFFIXES,
+    is_picture,
+    leads_back,
+    left_out,
+    visible_files,
+)
 from pipetransformer.data.images.sources import ImageSource, ImageSplits
 from pipetransformer.data.tables.files import FORMATS
 from pipetransformer.data.tables.spec import EVAL_SPLITS, TEST
 from pipetransformer.errors import UserError
 
 SAVED = ("dataset_dict.json", "state.json")  # of datasets' save_to_disk
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".pgm", ".pbm", ".webp", ".tif", ".tiff", ".gif")
 IMAGE_FOLDER = "a folder with train/<class>/*.png and test/, val/ or validation/<class>/*.png"
 NO_CLASS = ("images", "unknown")  # names of the only folder of pictures without labels, beside that of the split
 NO_CLASSES = "has pictures and no folders of the classes of training"
@@ -42,9 +48,10 @@ class ClassFolders:
     classes: tuple[str, ...]
     unlabelled: tuple[Path, ...] = ()
 
-    def pictures(self, folder: Path) -> ImageSource:
-        """Returns the pictures of one of the two; see :func:`from_folder`."""
-        return _files(folder, self.classes)
+    def pictures(self, folder: Path) -> tuple[ImageSource, tuple[str, ...]]:
+        """Returns the pictures of one of the two, and what is to be said of other files; see :func:`from_folder`."""
+        files, labels, others = _files(folder, self.classes)
+        return _of_files(files, labels), left_out(folder, others)
 
     def warnings(self, instead: str) -> tuple[str, ...]:
         """Returns what is to be said of folders that are not read.
@@ -99,8 +106,8 @@ def _has_tables(root: Path, train_split: str) -> bool:
 
 
 def _has_pictures(train: Path) -> bool:
-    files = (file for name in _classes(train) for file in _visible_files(train / name))
-    return any(map(_is_picture, files))
+    files = (file for name in _classes(train) for file in visible_files(train / name))
+    return any(map(is_picture, files))
 
 
 def _evaluation(root: Path, wanted: str | None, usual: Sequence[str], train: Path) -> list[Path]:
@@ -144,7 +151,7 @@ def _is_unlabelled(folder: Path, classes: tuple[str, ...]) -> bool:
     """Returns whether all pictures lie in the folder itself, or below one that is called as no class is."""
     inside = {*_classes(folder)}
     return (
-        not inside & {*classes} and inside <= {folder.name, *NO_CLASS} and any(map(_is_picture, _visible_files(folder)))
+        not inside & {*classes} and inside <= {folder.name, *NO_CLASS} and any(map(is_picture, visible_files(folder)))
     )
 
 
@@ -152,8 +159,8 @@ def from_folder(root: Path, eval_split: str | None = None) -> ImageSplits:
     """Takes ``train/<class>/**`` and the evaluation folder beside it; see :func:`folder_classes`.
 
     A folder may mix grey and colour, and all of its images are read as colour, upright by their EXIF orientation.
-    Files and folders whose names begin with a dot are left out, and so are files that do not end in one of
-    :data:`SUFFIXES`.
+    Files and folders whose names begin with a dot are left out, links to a folder that they lie in, and files that do
+    not end in one of :data:`SUFFIXES`, of which a warning tells.
 
     Raises:
         UserError: A folder is missing, or a class has files of which none is an image.
@@ -161,8 +168,9 @@ def from_folder(root: Path, eval_split: str | None = None) -> ImageSplits:
     folders = folder_classes(root, eval_split)
     evaluation = folders.evaluation
     assert evaluation is not None
-    pictures = folders.pictures(folders.train), folders.pictures(evaluation)
-    return ImageSplits(*pictures, evaluation.name, folders.classes, folders.warnings(evaluation.name))
+    (train, of_train), (held_out, of_held_out) = folders.pictures(folders.train), folders.pictures(evaluation)
+    warnings = *folders.warnings(evaluation.name), *of_train, *of_held_out
+    return ImageSplits(train, held_out, evaluation.name, folders.classes, warnings)
 
 
 def folder_classes(root: Path, eval_split: str | None = None) -> ClassFolders:
@@ -197,26 +205,18 @@ def _classes(folder: Path) -> tuple[str, ...]:
     if not folder.is_dir():
         return ()
     inside = [entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
-    return tuple(sorted(entry.name for entry in inside if any(_visible_files(entry))))
+    inside = [entry for entry in inside if not leads_back(entry, folder)]
+    return tuple(sorted(entry.name for entry in inside if any(visible_files(entry))))
 
 
-def _visible_files(folder: Path) -> Iterator[Path]:
-    """Yields the files in a folder and below it."""
-    for parent, folders, names in os.walk(folder, followlinks=True):
-        folders[:] = (name for name in folders if not name.startswith("."))  # os.walk does not enter the others
-        yield from (Path(parent, name) for name in names if not name.startswith("."))
-
-
-def _is_picture(file: Path) -> bool:
-    return file.suffix.lower() in SUFFIXES
-
-
-def _files(folder: Path, classes: tuple[str, ...]) -> ImageSource:
+def _files(folder: Path, classes: tuple[str, ...]) -> tuple[list[Path], np.ndarray, list[Path]]:
+    """Returns the pictures of all classes, the class of each, and the other files."""
     files: list[Path] = []
     labels: list[int] = []
+    others: list[Path] = []
     for label, name in enumerate(classes):
-        found = sorted(_visible_files(folder / name))
-        images = [*filter(_is_picture, found)]
+        found = sorted(visible_files(folder / name))
+        images = [*filter(is_picture, found)]
         if found and not images:
             raise UserError(
                 f"{folder / name} has {len(found)} files and no pictures, the first is {found[0].name}; give pictures "
@@ -224,7 +224,8 @@ def _files(folder: Path, classes: tuple[str, ...]) -> ImageSource:
             )
         files += images
         labels += [label] * len(images)
-    return _of_files(files, np.array(labels, dtype=np.int64))
+        others += (file for file in found if not is_picture(file) and file.name.lower() not in OF_SYSTEMS)
+    return files, np.array(labels, dtype=np.int64), others
 
 
 def unlabelled_files(source: Path) -> tuple[list[str], ImageSource]:
@@ -237,9 +238,9 @@ def unlabelled_files(source: Path) -> tuple[list[str], ImageSource]:
         UserError: There are none, or a listed one is not there.
     """
     if source.is_dir():
-        found = sorted(filter(_is_picture, _visible_files(source)))
+        found = sorted(filter(is_picture, visible_files(source)))
         names, files = [str(file.relative_to(source)) for file in found], found
-    elif _is_picture(source):
+    elif is_picture(source):
         names, files = [source.name], [source]
     else:
         try:

@@ -145,17 +145,18 @@ class TableImages(LabelledTable, PictureSpec):
     def _of_folders(self, folders: ClassFolders) -> Pictures:
         from pipetransformer.data.tables.labels import LabelOptions, Labels
 
-        train = folders.pictures(folders.train)
+        train, others = folders.pictures(folders.train)
         if folders.evaluation is None:
             option = "dataset.eval_fraction"
             kept, held_out = hold_out(train.labels, self.eval_fraction, option, folders.classes)
             train, evaluation, name = train.take(kept), train.take(held_out), HELD_OUT
         else:
-            evaluation, name = folders.pictures(folders.evaluation), folders.evaluation.name
+            (evaluation, of_evaluation), name = folders.pictures(folders.evaluation), folders.evaluation.name
+            others += of_evaluation
         labels = Labels(LabelOptions(("the folder",)), "classification", folders.classes)
         limited = (train, self.max_train_samples), (evaluation, self.max_eval_samples)
         train, evaluation = (source.take(subsample(len(source), most)) for source, most in limited)
-        warnings = folders.warnings(self._held_out if folders.evaluation is None else name)
+        warnings = *folders.warnings(self._held_out if folders.evaluation is None else name), *others
         return Pictures(train=train, evaluation=evaluation, eval_name=name, labels=labels, warnings=warnings)
 
     def _of_tables(self, tables: Tables) -> Pictures:

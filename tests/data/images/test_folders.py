@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from pipetransformer.data.base import ImageFormat
+from pipetransformer.data.images.datasets import HubImages
 from pipetransformer.data.images.folders import from_folder, unlabelled_files
+from pipetransformer.data.images.table import TableImages
 
 
 def write_folder(root: Path, **splits: dict[str, list[tuple[int, int, int]]]) -> Path:
@@ -72,8 +75,38 @@ def test_an_evaluation_folder_that_is_not_there_is_named(tmp_path: Path) -> None
 
 def test_other_files_are_left_out(tmp_path: Path) -> None:
     write_folder(tmp_path, train={"cat": [RED]}, test={"cat": [RED]})
-    (tmp_path / "train" / "cat" / "notes.txt").write_text("hello")
-    assert len(from_folder(tmp_path).train) == 1
+    for name in ("notes.txt", "0.HEIC", "1.heic", "README", "Thumbs.db"):
+        (tmp_path / "train" / "cat" / name).write_text("hello")
+    found = from_folder(tmp_path)
+    assert len(found.train) == 1
+    (told,) = found.warnings
+    train = tmp_path / "train"
+    counts = "2 of .heic, 1 of no ending, 1 of .txt"
+    assert told.startswith(
+        f"{train} has 4 files among its pictures that are left out ({counts}), the first is {train}/cat/0.HEIC; "
+        "if they are pictures, convert or rename them to one of .png"
+    )
+
+
+@pytest.mark.parametrize("kind", [TableImages, HubImages])
+def test_files_that_are_left_out_of_either_split_are_told(tmp_path: Path, kind: type[TableImages | HubImages]) -> None:
+    write_folder(tmp_path, train={"cat": [RED], "dog": [BLUE]}, test={"cat": [RED]})
+    for split in ("train", "test"):
+        (tmp_path / split / "cat" / "0.heic").write_text("hello")
+    told = kind(path=str(tmp_path)).load(ImageFormat(size=4)).warnings
+    assert [text.partition(" has 1 files")[0] for text in told] == [str(tmp_path / "train"), str(tmp_path / "test")]
+
+
+def test_a_link_to_a_folder_that_it_lies_in_is_not_followed(tmp_path: Path) -> None:
+    write_folder(tmp_path, train={"cat": [RED], "cat/young": [GREEN], "dog": [RED]}, test={"cat": [RED]})
+    write_folder(tmp_path / "away", others={"old": [BLUE]})
+    (tmp_path / "train" / "cat" / "more").symlink_to(tmp_path / "away" / "others")
+    (tmp_path / "train" / "cat" / "young" / "up").symlink_to("..")
+    (tmp_path / "train" / "all").symlink_to(tmp_path)
+    (tmp_path / "away" / "others" / "back").symlink_to(tmp_path / "train" / "cat")
+    found = from_folder(tmp_path)
+    assert (found.classes, found.train.labels.tolist()) == (("cat", "dog"), [0, 0, 0, 1])
+    assert len(unlabelled_files(tmp_path / "train")[0]) == 4
 
 
 def test_grey_files_are_read_as_colour(tmp_path: Path) -> None:
@@ -99,7 +132,7 @@ def test_pictures_in_folders_below_a_class_belong_to_it(tmp_path: Path) -> None:
     assert [tuple(picture[0, 0]) for picture in found.train.decode(np.arange(3))] == [RED, GREEN, BLUE]
 
 
-@pytest.mark.parametrize("suffix", ["tif", "TIFF", "jpg", "JPEG", "pgm", "gif", "webp", "bmp"])
+@pytest.mark.parametrize("suffix", ["tif", "TIFF", "jpg", "JPEG", "jfif", "jpe", "pgm", "gif", "webp", "bmp"])
 def test_every_usual_format_is_read(tmp_path: Path, suffix: str) -> None:
     write_folder(tmp_path, train={"cat": []}, test={"cat": []})
     Image.new("L", (4, 4), 200).save(tmp_path / "train" / "cat" / f"grey.{suffix}")
