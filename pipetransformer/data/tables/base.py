@@ -137,7 +137,9 @@ def unified(schemas: list[pa.Schema], path: Path) -> pa.Schema:
     try:
         return pa.unify_schemas(schemas, promote_options="permissive")
     except pa.ArrowException as error:
-        raise UserError(f"{path}: a column has no common type in all rows ({first_line(error)})") from None
+        raise UserError(
+            f"{path}: a column has no common type in all rows ({first_line(error)}); give it one, or remove it"
+        ) from None
 
 
 def batched(records: Iterator[Record]) -> Iterator[list[Record]]:

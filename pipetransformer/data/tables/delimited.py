@@ -52,6 +52,11 @@ class DelimitedFile(RecordFile):
                     yield line, cells
                 line = rows.line_num + 1
         except csv.Error as error:
+            if "new-line character" in str(error):
+                raise UserError(
+                    f"{self.path} line {line} has a carriage return within a cell; remove it, or if lines end in one "
+                    "alone, convert the file: tr '\\r' '\\n'"
+                ) from None
             raise UserError(f"{self.path} line {line} cannot be read ({error}); {self._advice}") from None
 
     @property

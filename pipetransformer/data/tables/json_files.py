@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,14 @@ import pyarrow as pa
 from pipetransformer.data.tables.base import Record, RecordFile, batched, first_line, text_lines, unified
 from pipetransformer.errors import UserError
 
+ERRORS = (pa.ArrowException, ValueError, OverflowError)  # of Arrow, for values of several types
+
 
 class JsonFile(RecordFile):
     """Objects in JSON: one per line, or a list, which is read at once. Keys are columns; a missing one is null."""
 
     def schema(self) -> pa.Schema:
-        seen = _Kinds(self.path)
+        seen = _Kinds(self.path, self.unit)
         schemas = [seen.schema(records) for records in batched(self.records())]
         if not schemas:
             raise UserError(f"{self.path} has no rows; give one JSON object per line")
@@ -62,8 +65,8 @@ class JsonFile(RecordFile):
 class _Kinds:
     """The kind of value that each column has, and where it was seen first."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, unit: str) -> None:
+        self._path, self._unit = path, unit
         self._first: dict[str, tuple[str, int]] = {}
 
     def schema(self, records: Iterable[Record]) -> pa.Schema:
@@ -76,17 +79,33 @@ class _Kinds:
             for name, value in row.items():
                 if value is not None:
                     self._look(name, value, line)
-        rows = [row for _, row in records]
-        names = dict.fromkeys(name for row in rows for name in row)
-        return pa.schema([(name, _type_of([row.get(name) for row in rows], name, self._path)) for name in names])
+        names = dict.fromkeys(name for _, row in records for name in row)
+        return pa.schema([(name, self._type_of([*records], name)) for name in names])
+
+    def _type_of(self, records: Sequence[Record], name: str) -> pa.DataType:
+        values = [row.get(name) for _, row in records]
+        try:
+            return pa.array(values).type
+        except ERRORS as error:
+            row = bisect_left(range(1, len(values)), True, key=lambda count: not _has_type(values[:count]))
+            place = f"{self._path} {self._unit} {records[row][0]}"
+            if isinstance(error, UnicodeEncodeError):
+                half = json.dumps(error.object[error.start])
+                raise UserError(
+                    f"{place}: {name} has {half}, half of a character of two parts; write both, or remove it"
+                ) from None
+            raise UserError(
+                f"{place}: {name} is {_short(values[row])}, and its values have no common type ({first_line(error)}); "
+                "give it one type in all rows, or remove the column"
+            ) from None
 
     def _look(self, name: str, value: Any, line: int) -> None:
         found = kind(value)
         expected, first = self._first.setdefault(name, (found, line))
         if found != expected:
             raise UserError(
-                f"{self._path}: {name} is {found} in line {line} ({_short(value)}) and {expected} in line {first}; "
-                "give it one type in all rows"
+                f"{self._path}: {name} is {found} in {self._unit} {line} ({_short(value)}) and {expected} in "
+                f"{self._unit} {first}; give it one type in all rows"
             )
 
 
@@ -96,11 +115,12 @@ def kind(value: Any) -> str:
     return next((name for types, name in names if isinstance(value, types)), "null")
 
 
-def _type_of(values: list[Any], name: str, path: Path) -> pa.DataType:
+def _has_type(values: list[Any]) -> bool:
     try:
-        return pa.array(values).type
-    except (pa.ArrowException, ValueError, OverflowError) as error:
-        raise UserError(f"{path}: the values of {name} have no common type ({first_line(error)})") from None
+        pa.array(values)
+    except ERRORS:
+        return False
+    return True
 
 
 def _short(value: Any) -> str:

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
+from pipetransformer.data.tables.base import ROWS_PER_BATCH
 from pipetransformer.data.tables.delimited import MOST_CHARACTERS
 from pipetransformer.data.text.table import TextDataset
 from pipetransformer.errors import UserError
@@ -134,6 +135,26 @@ WRONG: dict[str, Wrong] = {
         ['stars is text in line 3 ("two") and a number in line 1; give it one type'],
     ),
     "half a character": jsonl('{"review": "\\ud83d", "stars": 1}\n', ["reviews.jsonl", "review"]),
+    "half a character in a later line": jsonl(
+        lines(*LINES, {"review": "fine \ud800", "stars": 1}, *LINES),
+        ['reviews.jsonl line 3: review has "\\ud800", half of a character', "write both, or remove it"],
+    ),
+    "objects of several types": jsonl(
+        lines(*({"review": "a", "stars": 1, "meta": {"n": n}} for n in (1, 2, None, "x", 3))),
+        ['reviews.jsonl line 4: meta is {"n": "x"}, and its values have no common type', "or remove the column"],
+    ),
+    "objects of several types after many rows": jsonl(
+        lines(*({"review": "a", "stars": 1, "meta": {"n": n}} for n in [1] * ROWS_PER_BATCH + ["x"])),
+        ["a column has no common type in all rows", "meta has incompatible types", "give it one, or remove it"],
+    ),
+    "mixed types of a list": Wrong(
+        {"reviews.json": json.dumps([*LINES, {"review": "a", "stars": "x"}])},
+        ['stars is text in row 2 ("x") and a number in row 0'],
+    ),
+    "a carriage return in a cell": Wrong(
+        {"reviews.tsv": "review\tstars\nfine\t1\nb\rad\t2\n"},
+        ["reviews.tsv line 3 has a carriage return within a cell; remove it, or if lines end in one alone, convert"],
+    ),
     "number too large": jsonl(labelled(2**70), ["reviews.jsonl", "stars"]),
     # columns with types
     "broken parquet": Wrong({"reviews.parquet": b"PAR1 and then nothing"}, ["reviews.parquet is no .parquet file"]),
