@@ -109,7 +109,7 @@ class TableImages(LabelledTable, PictureSpec):
         pictures = self._pictures()
         task, weights = self._image_task(pictures)
         wanted = replace(wanted, num_channels=wanted.num_channels or pictures.train.num_channels)
-        note = pictures.labels.note if pictures.columns else ""
+        note = self._note(pictures.labels, bool(pictures.columns))
         data = self._data(pictures.train, pictures.evaluation, pictures.eval_name, task, wanted, weights, note)
         return replace(data, warnings=(*data.warnings, *pictures.warnings, *pictures.labels.warnings))
 

@@ -143,6 +143,13 @@ class LabelledTable(TableSpec, ABC):
             return multi_label_classification(len(labels.names), labels.names, metrics or METRICS["multi_label"]), None
         return regression(metrics or METRICS["regression"]), None
 
+    def _note(self, labels: Labels, is_table: bool = True) -> str:
+        """Returns what the data decided: the task of a table, and the class that F1 is of where it is that of one."""
+        notes = [labels.note] * is_table
+        if labels.task == "classification" and "f1" in (self.metrics or ()):
+            notes += [f"f1 is that of the class {labels.names[1]}, the second (dataset.labels= names them in order)"]
+        return "; ".join(notes)
+
     def _weights(self, names: tuple[str, ...], targets: np.ndarray) -> np.ndarray | None:
         """Returns the weight of each class, (C,) of float64."""
         given = self.class_weights

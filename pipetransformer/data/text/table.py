@@ -76,7 +76,7 @@ class TextDataset(LabelledTable):
         evaluation = self._split(tables.eval_name, tables.evaluation, labels, task, wanted, weights)
         cut = (text for split in (train, evaluation) for text in cut_off(split, self.max_length, wanted))
         warnings = *tables.warnings, *labels.warnings, *beyond_the_model(self.max_length, wanted), *cut
-        return Data(train, (evaluation,), task, note=labels.note, warnings=warnings)
+        return Data(train, (evaluation,), task, note=self._note(labels), warnings=warnings)
 
     def unlabelled(self, source: Path, wanted: ImageFormat | TextFormat, head: Head) -> Unlabelled:
         from pipetransformer.data.tables.rows import read_files

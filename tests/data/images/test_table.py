@@ -378,6 +378,9 @@ def test_class_folders_take_weights_and_smoothing_too(tmp_path: Path) -> None:
     data = load(path=str(as_classes(tmp_path)), class_weights="balanced", label_smoothing=0.1, eval_fraction=0.25)
     np.testing.assert_allclose(data.train.loss_weights, np.ones(9))
     assert data.note == ""
+    shutil.rmtree(tmp_path / "classes" / "bird")
+    told = load(path=str(tmp_path / "classes"), eval_fraction=0.25, metrics=["f1"]).note
+    assert told == "f1 is that of the class dog, the second (dataset.labels= names them in order)"
     output = torch.zeros(1, 3)
     assert data.task.loss(output, torch.tensor([0.0])).item() == pytest.approx(np.log(3))
 

@@ -408,6 +408,18 @@ def test_the_real_sst2_is_loaded_from_its_folder(shared_data: Path, text: TextFo
     assert data.evaluation[0].score(ones)["accuracy"] == pytest.approx(444 / 872)
 
 
+@pytest.mark.parametrize(("labels", "second"), [(None, "spam"), (["spam", "ham"], "ham")])
+def test_the_class_that_f1_is_of_is_told(
+    tmp_path: Path, text: TextFormat, labels: list[str | int | float | bool] | None, second: str
+) -> None:
+    data = on_its_own(text, write_csv(tmp_path / "a.csv", ["spam", "ham"]), metrics=["f1"], labels=labels)
+    assert data.note.endswith(f"; f1 is that of the class {second}, the second (dataset.labels= names them in order)")
+    targets = data.train.targets([0, 1]).numpy()
+    is_second = np.array([1, 0]) if second == "spam" else np.array([0, 1])
+    assert (targets == is_second).all()
+    assert data.train.score(np.array([1, 1])) == {"f1": pytest.approx(2 / 3)}
+
+
 def test_f1_of_three_classes_is_refused_with_what_to_take(tmp_path: Path, text: TextFormat) -> None:
     file = write_csv(tmp_path / "a.csv", [*"abc"])
     with pytest.raises(ValueError, match="f1 is for two classes, and the data has 3; take macro_f1 or micro_f1"):
