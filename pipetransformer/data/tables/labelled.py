@@ -207,7 +207,8 @@ def _named(key: Any, names: tuple[str, ...]) -> str:
     """Returns the class that a key of an option stands for, whose text may be a name as it is."""
     from pipetransformer.data.tables.label_cells import name
 
-    return str(key) if str(key) in names else name(key)
+    spellings = (str(key), str(key).upper()) if isinstance(key, bool) else (str(key),)
+    return next((spelling for spelling in spellings if spelling in names), name(key))
 
 
 def _is_weight(value: Any) -> bool:

@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from pipetransformer.data.tables.rows import Rows
 
 MOST_CLASSES, MOST_WHOLE_NUMBERS = 100, 20  # different texts, or whole numbers, that are taken for classes
-TRUTH = {"true": "True", "false": "False"}  # truth values by their names, and as Python and pandas write them
+TRUTH = {"true": ("true", "True", "TRUE"), "false": ("false", "False", "FALSE")}  # as JSON, Python, and R or Excel do
 MISSING = {"na", "n/a", "nan", "null", "none", "nil", "-", "--", "?", "."}  # in place of a number, in small letters
-SWITCHES = {"1": 1, "1.0": 1, "true": 1, "True": 1, "0": 0, "0.0": 0, "false": 0, "False": 0}
+SWITCHES = dict.fromkeys(("1", "1.0", *TRUTH["true"]), 1) | dict.fromkeys(("0", "0.0", *TRUTH["false"]), 0)
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,11 @@ class Labels:
             UserError: A label is none of the classes.
         """
         known = {name: index for index, name in enumerate(self.names)}
-        known = {TRUTH[name]: index for name, index in known.items() if name in TRUTH} | known
+        words = [name.lower() for name in self.names]
+        truth = {
+            name: TRUTH.get(word, ()) for name, word in zip(self.names, words, strict=True) if words.count(word) == 1
+        }
+        known = {other: known[name] for name, others in truth.items() for other in others} | known
         if self.options.names and not any(map(WHOLE.fullmatch, self.names)):
             known |= {str(index): index for index in range(len(self.names))}
         classes = np.array([known.get(each, NO_LABEL) for each in named(cells, rows.features[column])], dtype=np.int64)

@@ -142,7 +142,33 @@ def test_a_number_for_each_class_may_have_names(tmp_path: Path, text: TextFormat
     assert (data.task.head.labels, targets(data)) == (("a", "b", "c"), [[0, 1, 1], [1, 0, 0]])
 
 
-@pytest.mark.parametrize("cells", [[True, False, False], ["true", "false", "false"], ["True", "False", "False"]])
+TRUTH = [
+    [True, False, False],
+    ["true", "false", "false"],
+    ["True", "False", "False"],
+    ["TRUE", "FALSE", "FALSE"],  # as R and Excel do
+]
+
+
+@pytest.mark.parametrize("train", TRUTH)
+@pytest.mark.parametrize("evaluation", TRUTH)
+def test_truth_values_may_be_written_otherwise_in_other_data(
+    tmp_path: Path, text: TextFormat, train: list[Any], evaluation: list[Any]
+) -> None:
+    files = [write_lines(tmp_path / f"{name}.jsonl", each) for name, each in (("train", train), ("dev", evaluation))]
+    data = load(text, path=files[0], eval_path=files[1])
+    assert data.evaluation[0].targets([0, 1, 2]).tolist() == targets(data) == [1, 0, 0]
+
+
+def test_words_for_true_that_differ_stay_classes_of_their_own(tmp_path: Path, text: TextFormat) -> None:
+    data = on_its_own(text, write_csv(tmp_path / "a.csv", ["TRUE", "true", "FALSE"]))
+    assert (data.task.head.labels, len(data.warnings)) == (("FALSE", "TRUE", "true"), 1)
+    dev = write_csv(tmp_path / "dev.csv", ["True"])
+    with pytest.raises(UserError, match="label is 'True', which is no label of the training data"):
+        load(text, path=str(tmp_path / "a.csv"), eval_path=dev)
+
+
+@pytest.mark.parametrize("cells", TRUTH)
 def test_truth_values_of_options_are_those_of_the_data(tmp_path: Path, text: TextFormat, cells: list[Any]) -> None:
     file = write_lines(tmp_path / "a.jsonl", cells)
     named = on_its_own(text, file, labels=[True, False], class_weights={True: 2.0, False: 1.0})
@@ -165,8 +191,9 @@ def test_labels_with_separators_are_several_classes(tmp_path: Path, text: TextFo
     assert (data.task.head.labels, targets(data)) == (("a", "b"), [[1, 1], [0, 0], [0, 1]])
 
 
-def test_a_column_for_each_class_is_several_classes(tmp_path: Path, text: TextFormat) -> None:
-    rows = [{"rude": 1, "spam": False}, {"rude": 0, "spam": True}]
+@pytest.mark.parametrize("rude", [[1, 0], ["TRUE", "FALSE"]])
+def test_a_column_for_each_class_is_several_classes(tmp_path: Path, text: TextFormat, rude: list[Any]) -> None:
+    rows = [{"rude": rude[0], "spam": False}, {"rude": rude[1], "spam": True}]
     data = on_its_own(text, write_lines(tmp_path / "a.jsonl", rows), label=["rude", "spam"])
     assert (data.task.head.labels, targets(data)) == (("rude", "spam"), [[1, 0], [0, 1]])
     assert data.note == "rude, spam is any of 2 classes (rude, spam)"
