@@ -33,7 +33,8 @@ class ConllFile(RecordFile):
 
     Columns are divided by tabs, in lines that have one, else by spaces. The first is called ``tokens``, the last
     ``tags``, and those between by their number, from ``1``. Blank lines and ``-DOCSTART-`` lines end a sentence. Lines
-    before its first word that begin with ``#`` and a space are comments.
+    before its first word that begin with ``#`` and a space are comments, and one with ``#`` and a tab, as GermEval has,
+    where it has less columns than the words.
     """
 
     def schema(self) -> pa.Schema:
@@ -81,10 +82,10 @@ class ConllFile(RecordFile):
             if text and not text.startswith(DOCUMENT):
                 words += self._words(Line(number, self._cells(line.strip("\r\n"))))
             elif words:
-                yield words
+                yield _without_source(words)
                 words = []
         if words:
-            yield words
+            yield _without_source(words)
 
     def _cells(self, text: str) -> list[str]:
         delimiter = self.delimiter or ("\t" if "\t" in text else " ")
@@ -94,6 +95,12 @@ class ConllFile(RecordFile):
     def _words(self, line: Line) -> list[Line]:
         """Returns the line if it is of a word."""
         return [line]
+
+
+def _without_source(lines: list[Line]) -> list[Line]:
+    """Leaves out a first line ``#`` with the source of a sentence behind a tab, which has less columns than words."""
+    is_source = len(lines) > 1 and lines[0].cells[0] == "#" and len(lines[0].cells) < len(lines[1].cells)
+    return lines[1:] if is_source else lines
 
 
 class ConllUFile(ConllFile):

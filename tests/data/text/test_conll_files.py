@@ -7,6 +7,7 @@ import pytest
 
 from pipetransformer.data.tables.rows import Rows, read_files
 from pipetransformer.data.text.conll_files import CONLL_FORMATS
+from pipetransformer.errors import UserError
 
 CONLL_2003 = """-DOCSTART- -X- -X- O
 
@@ -54,6 +55,16 @@ def test_comments_before_a_sentence_are_left_out(tmp_path: Path) -> None:
     assert lists(rows, "tokens") == [["EU", "#"], ["#1", "#"]]
     assert lists(rows, "tags") == [["B-ORG", "O"], ["O", "O"]]
     assert [rows.at(row) for row in range(2)] == [f"{tmp_path / 'a.conll'} line {line}" for line in (5, 10)]
+
+
+def test_a_line_with_the_source_of_a_sentence_is_no_word(tmp_path: Path) -> None:
+    source = "#\thttps://de.wikipedia.org/wiki/X [2009-10-17]\n"
+    words = "1\tAus\tO\tO\n2\tRom\tB-LOC\tO\n"
+    rows = read(tmp_path / "a.tsv", f"{source}{words}\n{source}1\t#\tO\tO\n\n#\tAus\tO\tO\n2\tRom\tO\tO\n")
+    assert lists(rows, "tokens") == [["1", "2"], ["1"], ["#", "2"]]
+    assert lists(rows, "1") == [["Aus", "Rom"], ["#"], ["Aus", "Rom"]]
+    with pytest.raises(UserError, match=r"b\.tsv line 3 has 2 columns"):
+        read(tmp_path / "b.tsv", f"{words}{source}")
 
 
 @pytest.mark.parametrize(
