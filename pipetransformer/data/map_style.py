@@ -209,7 +209,13 @@ class MapStyleSplit(Split):
         Raises:
             UserError: The loss is not one number per sample.
         """
-        losses = self._loss(output, targets.to(self._target_dtype).reshape(len(output), *self._target_shape))
+        targets = targets.to(self._target_dtype).reshape(len(output), *self._target_shape)
+        try:
+            losses = self._loss(output, targets)
+        except Exception as error:  # one of the user's own, whose place is in the trace
+            given = f"an output {tuple(output.shape)} and targets {tuple(targets.shape)} of {targets.dtype}"
+            error.add_note(f"raised by the loss for {self.name}, which was given {given}")
+            raise
         check_losses(losses, len(output))
         return losses
 

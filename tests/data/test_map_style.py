@@ -291,6 +291,15 @@ def test_images_of_other_shapes_are_refused_by_number() -> None:
         images.inputs([0, 3], None)
 
 
+def test_an_error_of_the_loss_tells_the_shapes_that_it_was_given() -> None:
+    """It comes from below torch, which names neither output nor target."""
+    own = split([(torch.zeros(2), number) for number in (0, 1)])
+    with pytest.raises((ValueError, RuntimeError)) as raised:
+        own.loss(torch.zeros(2, 3, 5), torch.tensor([0.0, 1.0]))
+    (note,) = raised.value.__notes__
+    assert "given an output (2, 3, 5) and targets (2,) of torch.int64" in note
+
+
 def test_a_loss_that_is_a_mean_is_refused() -> None:
     images = MapStyleSplit("train", IMAGES, torch.nn.CrossEntropyLoss())
     with pytest.raises(UserError, match=r"the loss has shape \(\) for 3 samples"):
