@@ -161,6 +161,10 @@ def _redacted_command() -> Iterator[None]:
         sys.argv = arguments
 
 
+OF_AN_END = ("error", "stopped_early/step", "stopped_early/reason")
+"""Values of the summary that one end of a run has and another has not."""
+
+
 class WandbSink(Sink):
     """Sends events to a wandb run as charts over the optimizer steps, and its decisions and transitions as two tables.
 
@@ -182,7 +186,7 @@ class WandbSink(Sink):
     ) -> None:  # fmt: skip
         self._run, self._event_log, self._clock, self._closing = run, event_log, clock, closing or ExitStack()
         self._tables_every_s, self._tables_at, self._has_news = tables_every_s, clock(), False
-        self._exit_code, self._num_rolled_back, self._step = 1, 0, 0
+        self._exit_code, self._num_rolled_back, self._step, self._is_resumed = 1, 0, 0, False
         self._decisions, self._transitions = list[Values](), list[Values]()
         run.define_metric("*", step_metric="step")
 
@@ -192,9 +196,11 @@ class WandbSink(Sink):
         self._num_rolled_back += values.get("num_steps_rolled_back", 0)
         if event in ("start", "resume"):
             self._run.config.update({event: values}, allow_val_change=True)
+            self._is_resumed |= event == "resume"
         elif event == "summary":
             self._exit_code = 0 if values["status"] == "completed" else 1
-            self._run.summary.update(dict(flatten(without_idle_gains(values))))
+            gone = dict.fromkeys(OF_AN_END) if self._is_resumed else {}  # the service still has those of the last end
+            self._run.summary.update(gone | dict(flatten(without_idle_gains(values))))
         self._keep(event, values)
         self._has_news |= event in ("transition", "summary") or (event == "decision" and is_of_the_guard(values))
         is_due = event == "summary" or self._clock() - self._tables_at >= self._tables_every_s

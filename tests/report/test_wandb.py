@@ -197,6 +197,17 @@ def test_only_a_completed_run_is_marked_as_a_success(fake: FakeRun, status: str 
     assert fake.exit_code == exit_code
 
 
+def test_a_run_that_went_on_and_completed_shows_no_error_of_its_first_part(fake: FakeRun) -> None:
+    """The service keeps the summary of a run; a value that is not sent again would stay."""
+    failed = {"status": "failed", "error": "no room", "stopped_early": {"step": 1, "reason": "x"}, "last_step": 1}
+    WandbSink(fake, Path(EVENT_LOG)).write("summary", failed)  # pyright: ignore[reportArgumentType]
+    sink = WandbSink(fake, Path(EVENT_LOG))  # pyright: ignore[reportArgumentType]
+    sink.write("resume", {"step": 1})
+    sink.write("summary", {"status": "completed", "last_step": 2})
+    assert fake.summary["status"] == "completed"
+    assert {name for name, value in fake.summary.items() if value is not None} == {"status", "last_step"}
+
+
 def test_the_group_of_the_user_comes_before_the_sweep(fake: FakeRun, tmp_path: Path) -> None:
     WandbLogger().open(tmp_path, {"seed": 1}, group_default="sweep")
     assert fake.config["group"] == "sweep"
