@@ -12,6 +12,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from pipetransformer.errors import UserError
+from pipetransformer.report.charts import without_idle_gains
 from pipetransformer.report.environment import by_option, makes_arm, read_overrides
 from pipetransformer.report.event_log import EVENT_LOG, SUMMARY
 from pipetransformer.report.format import duration, number, two_digits
@@ -19,6 +20,7 @@ from pipetransformer.report.run_folder import CONFIG, Run, matches, patterns, re
 from pipetransformer.report.text import flatten
 
 CONFIDENCE = 0.95
+WORLD_SIZE, END = "parallel.world_size", "~"  # an option, and a time after all others
 MAX_NAMES = 4  # of the folders of an arm
 COLUMNS = (
     "arm", "runs", "result", "best", "training time", "CPU of rank 0", "speed-up", "limit reached", "frozen",
@@ -247,26 +249,37 @@ def read_arms(folders: Iterable[Path], check: Callable[[Run], None] = lambda _: 
 def _names(runs: Sequence[Run], given: Sequence[Sequence[str] | None]) -> list[str]:
     """Returns for each run the options in which not all runs are alike, without the seed.
 
-    The number of its processes is one of them, also where torchrun or the machine has decided it.
+    The number of its processes is one of them, also where torchrun or the machine has decided it. Runs of the same
+    settings have one name, that of the first of them, however their commands have written them.
 
     Args:
         given: The arguments of each run's command; ``None`` for a run that Python started.
     """
-    settings = [
-        (_settings(run) if None in given else {*by_option(one or ()).values()}) | _num_processes(run)
-        for run, one in zip(runs, given, strict=True)
-    ]
-    common = set.intersection(*settings)
-    names = [" ".join(sorted(filter(makes_arm, own - common))) for own in settings]
+    settings = [_settings(run) for run in runs]
+    arms = [{*filter(makes_arm, own)} for own in settings]
+    told = settings if None in given else [_written(*each) for each in zip(runs, given, strict=True)]
+    told = [told[arms.index(own)] for own in arms]
+    common = set.intersection(*told)
+    names = [" ".join(sorted(filter(makes_arm, own - common))) for own in told]
     return [name or ("default" if any(names) else "all alike") for name in names]
 
 
+def _written(run: Run, given: Sequence[str] | None) -> set[str]:
+    """Returns the arguments of a run's command, and the number of its processes as it was."""
+    options = by_option(given or ())
+    known = _num_processes(run)
+    return {text for option, text in options.items() if not (known and option == WORLD_SIZE)} | known
+
+
 def _num_processes(run: Run) -> set[str]:
-    return {f"parallel.world_size={run.start['world_size']}"} if run.has_started else set()
+    """Returns the number of processes of a run that has started, the last one where it went on with others."""
+    return {f"{WORLD_SIZE}={run.world_size(END)}"} if run.has_started else set()
 
 
 def _settings(run: Run) -> set[str]:
-    return {f"{name.replace('/', '.')}={value}" for name, value in flatten(run.config)}
+    known = _num_processes(run)
+    named = ((name.replace("/", "."), value) for name, value in flatten(run.config))
+    return {f"{name}={value}" for name, value in named if not (known and name == WORLD_SIZE)} | known
 
 
 def check_csv(file: Path) -> None:
@@ -308,5 +321,6 @@ def write_csv(arms: Sequence[Arm], file: Path) -> None:
                 metric = run.summary.get("metric") or {}
                 own = [arm.name, run.config.get("seed"), run.folder, run.summary.get("status")]
                 cache = run.summary.get("cache") or {}
-                figures = [*(run.summary.get(name) for name in FIGURES), *(cache.get(name) for name in CACHE_FIGURES)]
+                summary = without_idle_gains(run.summary)  # as the table has it
+                figures = [*(summary.get(name) for name in FIGURES), *(cache.get(name) for name in CACHE_FIGURES)]
                 writer.writerow([*own, metric.get("name"), metric.get("value"), *figures, run.summary.get("error")])

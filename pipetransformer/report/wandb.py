@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 INIT_TIMEOUT_S = 30.0
 MAX_NAME = 128  # characters that wandb takes
+MULTIRUN, MAX_DEPTH = "multirun.yaml", 3  # in the folder of a sweep, at most so many above that of a job
 TABLES_EVERY_S = 60.0
 MODES = ("offline", "online")
 
@@ -125,12 +127,33 @@ class WandbLogger(LoggerSpec):
 
 
 def _names(run_dir: Path) -> tuple[str | None, str | None]:
-    """Returns the options of a sweep's job as its name, and without the seed as that of its arm."""
-    given = by_option(redact(read_overrides(run_dir) or [])).values()
+    """Returns the options of a sweep's job as its name, and without the seed as that of its arm.
+
+    Those come first in which the jobs of the sweep differ: a long name is cut.
+    """
+    given, fixed = by_option(read_overrides(run_dir) or []).values(), _of_all_jobs(run_dir)
     options = [one for one in given if makes_arm(one) or one.startswith("seed=")]
+    options = redact(sorted(options, key=lambda one: one in fixed))
     arm = [one for one in options if makes_arm(one)]
-    job_name, arm_name = (" ".join(own)[:MAX_NAME] or None for own in (options, arm))
-    return job_name, arm_name
+    return _one_name(options), _one_name(arm)
+
+
+def _of_all_jobs(run_dir: Path) -> set[str]:
+    """Returns the arguments that all jobs of a sweep have, by the file that Hydra writes beside their folders."""
+    from omegaconf import OmegaConf
+
+    files = (parent / MULTIRUN for parent in [*run_dir.resolve().parents][:MAX_DEPTH])
+    file = next((file for file in files if file.is_file()), None)
+    return set() if file is None else {*(OmegaConf.select(OmegaConf.load(file), "hydra.overrides.task") or ())}
+
+
+def _one_name(options: Sequence[str]) -> str | None:
+    """Returns a name of options that is none of other ones, also where it is cut."""
+    name = " ".join(options)
+    if len(name) > MAX_NAME:
+        digest = blake2b(name.encode(), digest_size=4).hexdigest()
+        name = f"{name[: MAX_NAME - len(digest) - 2]}… {digest}"
+    return name or None
 
 
 @contextmanager

@@ -149,6 +149,26 @@ def test_a_run_that_is_always_right_or_wrong_or_scored_in_percent_is_drawn(
     assert [*np.asarray(figure.axes[0].lines[0].get_ydata())] == [value] * 3
 
 
+def test_runs_of_the_same_settings_are_one_arm_however_they_were_written(sweep: Path) -> None:
+    """A default that is spelled out, and other blanks in a value."""
+    write_overrides(sweep / "0", ["epochs=3", "++model.options={depth:2}", "seed=1"])
+    write_overrides(sweep / "1", ["epochs=3", "+model.options={depth: 2}", "freeze=none", "seed=2"])
+    write_overrides(sweep / "2", ["epochs=3", "freeze=alpha"])
+    assert [(arm.name, len(arm.runs)) for arm in arms_of(sweep)] == [
+        ("++model.options={depth:2}", 2),
+        ("freeze=alpha", 1),
+    ]
+
+
+def test_a_run_that_went_on_with_other_devices_has_their_number_alone(sweep: Path) -> None:
+    write_overrides(sweep / "1", ["epochs=3", "freeze=none", "seed=2", "parallel.world_size=7"])
+    with (sweep / "1" / EVENT_LOG).open("a") as log:
+        start = next(json.loads(line) for line in (sweep / "1" / EVENT_LOG).read_text().splitlines())
+        log.write(json.dumps(start | {"event": "resume", "step": 1, "world_size": 5, "time": "9999"}) + "\n")
+    names = [row["arm"] for row in rows_of(sweep)]
+    assert sorted(names[1].split()) == ["freeze=none", "parallel.world_size=5"]
+
+
 def test_options_that_change_no_result_make_no_arm(sweep: Path) -> None:
     write_overrides(sweep / "1", ["epochs=3", "freeze=none", "seed=2", "logger.mode=online", "+hydra.verbose=true"])
     write_overrides(sweep / "2", ["epochs=3"])

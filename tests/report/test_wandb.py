@@ -11,6 +11,7 @@ from unittest import mock
 
 import pytest
 import wandb
+import yaml
 from omegaconf import OmegaConf
 from support.wandb_files import OfflineRun, read_offline_runs
 from wandb.errors import CommError
@@ -214,6 +215,32 @@ def test_the_group_of_the_user_comes_before_the_sweep(fake: FakeRun, tmp_path: P
     assert fake.config["config"] == {"seed": 1}
     WandbLogger(group="mine").open(tmp_path, {}, group_default="sweep")
     assert fake.config["group"] == "mine"
+
+
+def test_jobs_of_a_sweep_have_names_of_their_own_however_long_their_options_are(fake: FakeRun, tmp_path: Path) -> None:
+    """The options that all jobs have come behind those that differ; what is cut off counts, too."""
+    same = [f"model.options.{letter}={'x' * 30}" for letter in "abcde"]
+    swept = yaml.safe_dump({"hydra": {"overrides": {"task": [*same, "freeze=none,alpha", "epochs=2", "seed=1,2"]}}})
+    (tmp_path / "multirun.yaml").write_text(swept)
+    names = []
+    for number, (freeze, seed) in enumerate([("none", 1), ("none", 2), ("alpha", 1)]):
+        job = tmp_path / str(number)
+        job.mkdir()
+        write_overrides(job, [*same, f"freeze={freeze}", "epochs=2", f"seed={seed}"])
+        WandbLogger().open(job, {}, group_default="sweep")
+        names.append((fake.config["name"], fake.config["job_type"]))
+        assert fake.config["name"].startswith(f"freeze={freeze} seed={seed} model.options.a=x")
+        assert max(map(len, names[-1])) == 128
+    assert len({name for name, _ in names}) == 3
+    arms = [arm for _, arm in names]
+    assert arms[0] == arms[1] != arms[2]
+    (tmp_path / "multirun.yaml").unlink()
+    write_overrides(tmp_path / "0", [*same, "freeze=none", "seed=1"])
+    WandbLogger().open(tmp_path / "0", {}, group_default="sweep")
+    one = fake.config["job_type"]
+    write_overrides(tmp_path / "0", [*same, "freeze=alpha", "seed=1"])
+    WandbLogger().open(tmp_path / "0", {}, group_default="sweep")
+    assert fake.config["job_type"] != one, "where both are cut off before they differ"
 
 
 def test_an_unknown_mode_is_refused() -> None:
