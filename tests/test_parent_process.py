@@ -9,13 +9,19 @@ from support.command import TIMEOUT_S, environment
 RANK = """
 import os, signal, socket, sys
 from datetime import timedelta
+from threading import Thread
 from pipetransformer import parent_process
 from pipetransformer.training import interrupt
 
 def wait_in_store():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(minutes=10))
+    asked, listener = [], socket.create_server(("127.0.0.1", 0))
+
+    def tell():
+        asked.append(listener.accept())  # torch has begun to wait: a signal before that would be heard
+        print("here", flush=True)
+
+    Thread(target=tell, daemon=True).start()
+    TCPStore("127.0.0.1", listener.getsockname()[1], is_master=False, timeout=timedelta(minutes=10))
 
 if sys.argv[1] == "store":
     from torch.distributed import TCPStore
@@ -25,9 +31,9 @@ parent_process.end_with_parent(signal.SIGINT)
 interrupt.listen()
 with interrupt.deferred():
     parent_process.end_unheard(os.getppid(), interrupt.is_requested, wait_s=1.0)
-    print("here", flush=True)
     if sys.argv[1] == "store":
         wait_in_store()
+    print("here", flush=True)
     while not interrupt.is_requested():
         signal.pause()
     signal.sigtimedwait([], 3.0)  # what it saves takes longer
