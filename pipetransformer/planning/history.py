@@ -162,7 +162,10 @@ class RunHistory:
         return sum(entry.seconds for entry in self.entries)
 
     def summary(self, planner: Planner) -> dict[str, Any]:
-        """Returns the run in figures; speed-up and limit are ``None`` before the first step."""
+        """Returns the run in figures; speed-up and limit are ``None`` before the first step.
+
+        Both are of the steps on the devices that the run has now, ``compared_steps`` of ``optimizer_steps``.
+        """
         num_samples, seconds = self.num_samples, self.train_seconds
         plans = [entry.plan if entry in self._here(planner) else None for entry in self.entries]
         parts = [planner.parts(plan)._asdict() if plan and planner.knows(plan) else None for plan in plans]
@@ -185,6 +188,7 @@ class RunHistory:
                 plan_dict(plan) | {"median_step_s": seconds, "num_steps": number}
                 for plan, seconds, number in self.static_steps(planner)
             ],
+            "compared_steps": sum(len(entry.step_seconds) for entry in self._here(planner)),
             "limit": bound,
             "share_of_limit": speedup / bound if speedup and bound else None,
             "is_static": all(same_arrangement(entry.plan, planner.static) for entry in self._here(planner)),

@@ -213,10 +213,12 @@ class Target:
         return Decision(held, "target", f"{self._reason(limit, held, state, done)}; {asked}", {"allowed": float(held)})
 
     def _reason(self, limit: str, held: int, state: TargetState, done: Progress) -> str:
-        blocks = "1 block" if held == 1 else f"{held} blocks"
+        allowed = min(held, self.bounds(state, done)[1]) if limit == "at most" else held
+        blocks = "1 block" if allowed == 1 else f"{allowed} blocks"
+        stay = f", and the {held} that are frozen stay so" if allowed < held else ""
         unit = " s" if self.in_seconds else ""
         spent = f"{self._spent(state, done):.3g} of {self.total:.3g}{unit} are spent after {done.before:.0%} of the run"
-        return f"{self.option} allows {limit} {blocks}, as {spent}"
+        return f"{self.option} allows {limit} {blocks}{stay}, as {spent}"
 
 
 def _falling(costs: Sequence[float]) -> tuple[float, ...]:

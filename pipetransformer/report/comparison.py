@@ -17,6 +17,7 @@ from pipetransformer.report.environment import by_option, makes_arm, read_overri
 from pipetransformer.report.event_log import EVENT_LOG, SUMMARY
 from pipetransformer.report.format import duration, number, two_digits
 from pipetransformer.report.run_folder import CONFIG, Run, matches, patterns, read_run, short_path
+from pipetransformer.report.summary_text import compares_a_part
 from pipetransformer.report.text import flatten
 
 CONFIDENCE = 0.95
@@ -28,7 +29,7 @@ COLUMNS = (
 )  # fmt: skip
 FIGURES = (
     "train_seconds", "cpu_seconds", "speedup_vs_static", "limit", "share_of_limit", "mean_frozen_fraction",
-    "samples_per_second", "optimizer_steps", "last_step", "speedup_is", "is_static",
+    "samples_per_second", "optimizer_steps", "last_step", "speedup_is", "compared_steps", "is_static",
 )  # fmt: skip
 CSV_NAMES = ("arm", "seed", "folder", "status", "metric", "value")  # first columns, by which a table is known
 CACHE_FIGURES = ("hit_rate", "fill_seconds", "read_seconds", "wait_seconds")
@@ -64,8 +65,9 @@ class Arm:
 
     @property
     def compared(self) -> list[Run]:
-        """Returns the counted runs that were not the best static plan themselves."""
-        return [run for run in self.counted if not run.summary.get("is_static")]
+        """Returns the counted runs whose gains count: neither the best static plan itself, nor measured on a part."""
+        others = (run for run in self.counted if not run.summary.get("is_static"))
+        return [run for run in others if not compares_a_part(run.summary)]
 
     def by_seed(self, *names: str) -> list[float]:
         """Returns a figure for each seed; repeats of one, which are not independent, by their mean."""
@@ -108,6 +110,8 @@ class Arm:
         """Returns the mean speed-up, and where the time of the best static plan comes from."""
         gains = self.gains("speedup_vs_static")
         if not gains:
+            if any(compares_a_part(run.summary) for run in self.counted):
+                return "of a part alone"
             return "best static plan" if self.figures("speedup_vs_static") else "-"
         known = [run.summary for run in self.compared if run.summary.get("speedup_vs_static") is not None]
         is_measured = all(summary.get("speedup_is") == "measured" for summary in known)

@@ -52,6 +52,9 @@ def _gain(values: Values) -> list[Row]:
     if values.get("is_static"):
         return []
     speedup = f"{two_digits(values['speedup_vs_static'])} times the best static plan{_static_step(values)}"
+    if compares_a_part(values):
+        part = f"{values['compared_steps']:,} of its {plural(values['optimizer_steps'], 'step')}"
+        speedup += f"; it and the limit are of the {part} that the run took on its present devices"
     if values.get("share_of_limit") is None:
         return [("speed-up", speedup)]
     share = values["share_of_limit"]
@@ -62,6 +65,11 @@ def _gain(values: Values) -> list[Row]:
     return [("speed-up", speedup), ("limit", f"{limit}; {reached}")]
 
 
+def compares_a_part(values: Values) -> bool:
+    """Returns whether a run went on with other devices, so that speed-up and limit are of its last part."""
+    return values.get("compared_steps", values.get("optimizer_steps")) != values.get("optimizer_steps")
+
+
 def _static_step(values: Values) -> str:
     """Returns where the static plan's time comes from."""
     if values.get("speedup_is") != "measured":
@@ -69,7 +77,7 @@ def _static_step(values: Values) -> str:
         return f" (predicted{untimed if values.get('baseline') else '; baseline=true measures it'})"
     timed = sorted(values["static_plans"], key=lambda plan: plan["median_step_s"])
     steps = ", ".join(f"{arrangement(plan)} {duration(plan['median_step_s'])}" for plan in timed)
-    return f" (measured at the start: {steps} per step)"
+    return f" (measured: {steps} per step)"
 
 
 def cache_reads(values: Values) -> str:

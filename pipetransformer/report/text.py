@@ -253,7 +253,7 @@ def transition_rows(values: Values, world_size: int) -> list[Row]:
     if values.get("predicted_gain_s"):
         gain, cost = duration(values["predicted_gain_s"]), duration(values["predicted_cost_s"])
         rows.append(("worth it", f"saves {gain} until the end of the run, takes {cost} (predicted)"))
-    else:
+    elif values["choice"]:
         rows.append(("choice", values["choice"]))
     if state := _returned_state(values):
         rows.append(("trains again", state))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from pipetransformer.autopipe.cost import kind_of_plan
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.autopipe.profile import Kind
-from pipetransformer.planning.history import NUM_TIMED_STEPS, same_arrangement
+from pipetransformer.planning.history import NUM_TIMED_STEPS, NUM_WARMUP_STEPS, same_arrangement
 from pipetransformer.runtime.groups import broadcast_from_rank0
 
 if TYPE_CHECKING:
@@ -43,6 +43,22 @@ class PlanTiming:
         if trainer.config.baseline and not (trainer.plan.fsdp or trainer.plan.num_frozen or freeze.frozen_at_start):
             untimed = trainer.state.history.untimed(trainer.planner)
             self._untried = [plan for plan in untimed if not same_arrangement(plan, trainer.plan)]
+            self._warn_of_decisions(1 + len(self._untried))
+
+    def _warn_of_decisions(self, num_plans: int) -> None:
+        """Warns where blocks may freeze before all static plans are timed."""
+        trainer, num_steps = self._trainer, self._trainer.timeline.num_steps
+        every, needed = trainer.timeline.decision_every, num_plans * (NUM_WARMUP_STEPS + NUM_TIMED_STEPS)
+        left = min(every - trainer.state.step % every, num_steps - trainer.state.step)
+        if trainer.config.freeze.never_freezes:
+            left = num_steps - trainer.state.step
+        if left < needed:
+            trainer.report.write(
+                "warning",
+                message=f"baseline=true takes {needed} steps for {num_plans} static plans, and times only those that "
+                f"come before a block freezes: the next decision, or the end, is {left} steps away; give a larger "
+                "freeze.interval=, or more epochs",
+            )
 
     def look(self) -> None:
         """Once the plan in force has been timed, goes to the next static plan, or to a faster plan. Collective."""

@@ -173,6 +173,7 @@ def test_a_run_that_goes_on_with_other_devices_is_compared_on_these_alone() -> N
     for name in ("speedup_vs_static", "limit", "share_of_limit", "is_static"):
         assert summary[name] == alone[name], name
     assert (summary["speedup_vs_static"], summary["is_static"]) == (1, True)
+    assert (summary["compared_steps"], summary["optimizer_steps"]) == (4, 8)
     assert summary["train_seconds"] == 4 * 57.0
 
 

@@ -111,6 +111,15 @@ def test_a_decision_says_what_the_target_made_of_it() -> None:
     )
 
 
+def test_a_target_that_is_missed_already_says_that_nothing_unfreezes_for_it() -> None:
+    target = Target("freeze.target_fraction=0.5", tuple(1 - n / 4 for n in range(5)), 0.5)
+    scaled = target.scaled(Decision(4, "cap", "all"), TargetState(spent=0.25, proposal=4), Progress(0.25, 0.25), 3)
+    assert scaled.num_frozen == 3
+    assert scaled.reason.startswith(
+        "freeze.target_fraction=0.5 allows at most 2 blocks, and the 3 that are frozen stay so, as 0.25 of 0.5 are"
+    )
+
+
 def test_a_decision_within_the_target_stays_what_it_is() -> None:
     target = Target("freeze.target_fraction=0.5", tuple(1 - n / 4 for n in range(5)), 0.5)
     scaled = target.scaled(Decision(1, "cap", "one"), TargetState(spent=0.25, proposal=1), Progress(0.25, 0.25), 0)

@@ -169,6 +169,14 @@ def test_a_run_that_went_on_with_other_devices_has_their_number_alone(sweep: Pat
     assert sorted(names[1].split()) == ["freeze=none", "parallel.world_size=5"]
 
 
+def test_gains_of_a_part_of_a_run_count_with_nobodys(sweep: Path) -> None:
+    steps = rows_of(sweep) and json.loads((sweep / "0" / SUMMARY).read_text())["optimizer_steps"]
+    change(sweep / "0", compared_steps=steps, speedup_vs_static=3.0)
+    for job in "12":
+        change(sweep / job, compared_steps=steps - 1)
+    assert [row["speed-up"] for row in rows_of(sweep)] == ["3.0 predicted", "of a part alone"]
+
+
 def test_options_that_change_no_result_make_no_arm(sweep: Path) -> None:
     write_overrides(sweep / "1", ["epochs=3", "freeze=none", "seed=2", "logger.mode=online", "+hydra.verbose=true"])
     write_overrides(sweep / "2", ["epochs=3"])

@@ -250,9 +250,19 @@ def test_a_speed_up_over_timed_plans_says_what_they_took(events: Events) -> None
     timed = [plan | {"median_step_s": 0.044}, plan | {"num_replicas": 1, "median_step_s": 0.04}]
     rows = dict(summary_text.summary_rows(first(events, "summary") | {"speedup_is": "measured", "static_plans": timed}))
     assert rows["speed-up"] == (
-        "2.0 times the best static plan (measured at the start: 1 stage x 1 replica 40 ms, 1 stage x 2 replicas 44 ms "
-        "per step)"
+        "2.0 times the best static plan (measured: 1 stage x 1 replica 40 ms, 1 stage x 2 replicas 44 ms per step)"
     )
+
+
+def test_figures_of_a_part_of_the_run_say_so(events: Events) -> None:
+    """A run that went on with other devices is compared on these."""
+    summary = first(events, "summary")
+    steps = summary["optimizer_steps"]
+    whole = dict(summary_text.summary_rows(summary | {"compared_steps": steps}))
+    assert whole == dict(summary_text.summary_rows(summary))
+    part = dict(summary_text.summary_rows(summary | {"compared_steps": 7}))
+    told = f"; it and the limit are of the 7 of its {steps:,} steps that the run took on its present devices"
+    assert part["speed-up"] == whole["speed-up"] + told
 
 
 def test_a_baseline_that_came_to_no_end_is_not_advised_again(events: Events) -> None:

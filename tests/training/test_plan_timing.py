@@ -109,6 +109,7 @@ def test_a_baseline_times_each_kind_by_steps_of_the_training(baseline: Job, on_o
     assert baseline.losses == pytest.approx(on_one_device.losses, rel=0, abs=1e-10)
     summary, seconds = baseline.summary, [step["step_seconds"] for step in baseline.events("step")]
     assert summary["speedup_is"] == "measured"
+    assert not [message for message in baseline.messages if message.startswith("baseline=")]
     timed = {(len(plan["stages"]), plan["num_replicas"]): plan for plan in summary["static_plans"]}
     assert timed[1, 1]["num_steps"] == timed[2, 1]["num_steps"] == 6
     first = plans[0][1:]
@@ -160,3 +161,5 @@ def test_a_freeze_ends_the_trial_of_static_plans(pool: Pool, tmp_path: Path) -> 
     assert len(job.summary["static_plans"]) == 1, "the second kind had made four steps by then"
     assert job.summary["speedup_is"] == "predicted", "two kinds were not timed"
     assert job.summary["baseline"] is True
+    (told,) = [message for message in job.messages if message.startswith("baseline=true takes 24 steps for 3 static")]
+    assert "the next decision, or the end, is 12 steps away; give a larger freeze.interval=" in told
