@@ -19,12 +19,12 @@ from pipetransformer.report.style import (
     COLOURS,
     STEP_LABEL,
     Look,
+    all_shortened,
     legend_below,
     looks,
     new_figure,
     new_panels,
     new_row,
-    shortened,
     whole_numbers,
 )
 
@@ -179,7 +179,7 @@ def _bars(axes: Axes, arms: Sequence[Arm], values: Sequence[Sequence[float]]) ->
             axes.plot(own, [row] * len(own), linestyle="", marker="|", markersize=14, color="black")
     highest = max((value for own in values for value in own), default=0.0)
     axes.set_xlim(0, 1.1 * highest or 1.0)
-    axes.set_yticks(range(len(arms)), [shortened(arm.name) for arm in arms])
+    axes.set_yticks(range(len(arms)), all_shortened([arm.name for arm in arms]))
 
 
 def _main_metric(arms: Sequence[Arm]) -> tuple[str, str]:

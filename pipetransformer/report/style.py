@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import cycle
 from pathlib import Path
@@ -21,7 +22,8 @@ HATCHES = ("", "\\\\\\", "...", "xxx", "---", "+++", "ooo", "|||")
 FROZEN, CACHED = "#BBBBBB", "#EEEEEE"
 STEP_LABEL = "optimizer step"
 WIDTH = 9.0  # inches
-MAX_LABEL = 100  # characters that fit it
+MAX_LABEL, MAX_NAME = 100, 48  # characters that fit it, and that fit beside an axis
+FREE_ROWS, ROW_HEIGHT = 2, 0.21  # rows of a legend for which a figure has room, and inches of each that it grows by
 SUFFIXES = ("png", "svg")
 DPI = 110
 T = TypeVar("T")
@@ -103,13 +105,21 @@ def legend_below(axes: Axes, num_columns: int = 3) -> None:
     handles, labels = axes.get_legend_handles_labels()
     figure = axes.get_figure()
     if handles and isinstance(figure, Figure):
-        labels = [shortened(label, MAX_LABEL) for label in labels]
+        labels = all_shortened(labels, MAX_LABEL)
         widest = max(map(len, labels))
         columns = max(1, min(num_columns, len(handles), 110 // (widest + 8)))
+        num_rows = math.ceil(len(handles) / columns)
+        figure.set_figheight(figure.get_figheight() + ROW_HEIGHT * max(0, num_rows - FREE_ROWS))
         figure.legend(handles, labels, loc="outside lower left", frameon=False, ncols=columns, handlelength=3.2)
 
 
-def shortened(name: str, length: int = 48) -> str:
+def all_shortened(names: Sequence[str], length: int = MAX_NAME) -> list[str]:
+    """Returns names that fit, see :func:`shortened`; those that would be alike have their numbers, from 1."""
+    cut = [shortened(name, length) for name in names]
+    return [f"{number}: {name}" if cut.count(name) > 1 else name for number, name in enumerate(cut, start=1)]
+
+
+def shortened(name: str, length: int = MAX_NAME) -> str:
     """Returns a name that fits beside an axis, cut in its middle; dollars in it begin no formula."""
     half = (length - 3) // 2
     cut = name if len(name) <= length else f"{name[:half]} … {name[-half:]}"

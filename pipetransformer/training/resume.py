@@ -80,7 +80,8 @@ def wanted_checkpoint(config: Config, run_dir: Path) -> Checkpoint | None:
     """Returns the checkpoint from which a run goes on; ``None`` for one that starts. Collective.
 
     Raises:
-        UserError: The run to be resumed has none, or has trained more epochs than it is to have.
+        UserError: The run to be resumed has none, has trained more epochs than it is to have, or was written with other
+            settings. Those of the data wait for the data.
     """
     if config.resume.run is None:
         return None
@@ -92,6 +93,9 @@ def wanted_checkpoint(config: Config, run_dir: Path) -> Checkpoint | None:
     if checkpoint is None:
         return None
     check_epochs(config.epochs, checkpoint.manifest.train, run_dir)
+    changed = changes(checkpoint.manifest.settings, settings_of(config), ())
+    if not any(change.startswith("dataset") for change in changed):  # before log and tracker take it for a start
+        check_settings(checkpoint, config, checkpoint.manifest.data)
     log = run_dir / EVENT_LOG
     return replace(checkpoint, log_end=log.stat().st_size if log.is_file() else 0)
 

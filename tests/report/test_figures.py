@@ -176,5 +176,25 @@ def test_a_label_that_is_too_long_is_cut_in_its_middle(run: Run) -> None:
     assert legend.get_window_extent().width <= figure.bbox.width
 
 
+def test_names_that_are_alike_when_they_are_cut_have_numbers() -> None:
+    names = [f"{'a' * 40} freeze={policy} {'b' * 40}" for policy in ("none", "alpha")]
+    first, second, third = style.all_shortened([*names, "c"])
+    assert (first[:4], second[:4], third) == ("1: a", "2: a", "c")
+
+
+def test_a_legend_of_many_lines_leaves_the_axes_their_height(run: Run) -> None:
+    heights = []
+    for num_lines in (0, 30):
+        figure = draw(run, "arms result_over_time")
+        axes = figure.axes[0]
+        for number in range(num_lines):
+            axes.plot([], [], label=f"{number} {'long ' * 18}")
+        figure.legends.clear()
+        style.legend_below(axes, num_columns=2)
+        FigureCanvasAgg(figure).draw()
+        heights.append(axes.get_window_extent().height)
+    assert heights[1] > 0.8 * heights[0]
+
+
 def test_no_line_is_yellow_on_white() -> None:
     assert "#F0E442" not in {look.colour for _, look in style.looks(range(28))}

@@ -278,11 +278,13 @@ def test_each_time_that_a_run_goes_on_from_the_same_checkpoint_counts(
 
 
 def test_settings_that_change_the_result_are_refused_and_others_are_taken(pool: Pool, run_dir: Path) -> None:
+    untouched = (run_dir / EVENT_LOG).read_text()
     job = go_on(pool, run_dir, "optim.lr=0.02", "seed=5", "cache=off", "parallel=data", "log_every_steps=3")
     assert "(optim.lr: 0.01 -> 0.02; seed: 1 -> 5)" in job.error
     assert "give the old ones: the seed, the data and the batch_size are those of the order of its samples" in job.error
     before = (run_dir / EVENT_LOG).read_text()
     assert '"step": 10,' in before, "nothing is cut from a run that is not resumed"
+    assert before == untouched, "and nothing is added, as no tracker hears of a start"
     allowed = go_on(pool, run_dir, "optim.lr=0.02", "resume.allow=[optim.lr]", "cache=off")
     assert allowed.error == ""
     assert allowed.events("step")[8]["lr"] == pytest.approx(2 * allowed.events("step")[7]["lr"] * 12 / 13)
