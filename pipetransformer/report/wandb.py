@@ -140,11 +140,16 @@ def _names(run_dir: Path) -> tuple[str | None, str | None]:
 
 def _of_all_jobs(run_dir: Path) -> set[str]:
     """Returns the arguments that all jobs of a sweep have, by the file that Hydra writes beside their folders."""
-    from omegaconf import OmegaConf
+    import yaml
 
     files = (parent / MULTIRUN for parent in [*run_dir.resolve().parents][:MAX_DEPTH])
     file = next((file for file in files if file.is_file()), None)
-    return set() if file is None else {*(OmegaConf.select(OmegaConf.load(file), "hydra.overrides.task") or ())}
+    if file is None:
+        return set()
+    try:
+        return {*yaml.safe_load(file.read_text(encoding="utf-8"))["hydra"]["overrides"]["task"]}
+    except (yaml.YAMLError, ValueError, LookupError, TypeError):  # another file of that name: names are for convenience
+        return set()
 
 
 def _one_name(options: Sequence[str]) -> str | None:

@@ -234,7 +234,7 @@ def test_jobs_of_a_sweep_have_names_of_their_own_however_long_their_options_are(
     assert len({name for name, _ in names}) == 3
     arms = [arm for _, arm in names]
     assert arms[0] == arms[1] != arms[2]
-    (tmp_path / "multirun.yaml").unlink()
+    (tmp_path / "multirun.yaml").write_text("mine")  # a file of the user's own
     write_overrides(tmp_path / "0", [*same, "freeze=none", "seed=1"])
     WandbLogger().open(tmp_path / "0", {}, group_default="sweep")
     one = fake.config["job_type"]
