@@ -133,13 +133,13 @@ def _names(run_dir: Path) -> tuple[str | None, str | None]:
     """
     given, fixed = by_option(read_overrides(run_dir) or []).values(), _of_all_jobs(run_dir)
     options = [one for one in given if makes_arm(one) or one.startswith("seed=")]
-    options = redact(sorted(options, key=lambda one: one in fixed))
+    options = redact(sorted(options, key=lambda one: _plain(one) in fixed))
     arm = [one for one in options if makes_arm(one)]
     return _one_name(options), _one_name(arm)
 
 
 def _of_all_jobs(run_dir: Path) -> set[str]:
-    """Returns the arguments that all jobs of a sweep have, by the file that Hydra writes beside their folders."""
+    """Returns the arguments of all jobs of a sweep, as :func:`_plain`, by the file that Hydra writes beside them."""
     import yaml
 
     files = (parent / MULTIRUN for parent in [*run_dir.resolve().parents][:MAX_DEPTH])
@@ -147,9 +147,20 @@ def _of_all_jobs(run_dir: Path) -> set[str]:
     if file is None:
         return set()
     try:
-        return {*yaml.safe_load(file.read_text(encoding="utf-8"))["hydra"]["overrides"]["task"]}
-    except (yaml.YAMLError, ValueError, LookupError, TypeError):  # another file of that name: names are for convenience
+        return {*map(_plain, yaml.safe_load(file.read_text(encoding="utf-8"))["hydra"]["overrides"]["task"])}
+    except (
+        yaml.YAMLError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+    ):  # another file of that name: names are for convenience
         return set()
+
+
+def _plain(override: str) -> str:
+    """Returns an argument as all its spellings are: Hydra sets blanks, and a job's has ``++`` where it may add."""
+    return override.lstrip("+").replace(" ", "")
 
 
 def _one_name(options: Sequence[str]) -> str | None:

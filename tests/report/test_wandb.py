@@ -219,8 +219,9 @@ def test_the_group_of_the_user_comes_before_the_sweep(fake: FakeRun, tmp_path: P
 
 def test_jobs_of_a_sweep_have_names_of_their_own_however_long_their_options_are(fake: FakeRun, tmp_path: Path) -> None:
     """The options that all jobs have come behind those that differ; what is cut off counts, too."""
-    same = [f"model.options.{letter}={'x' * 30}" for letter in "abcde"]
-    swept = yaml.safe_dump({"hydra": {"overrides": {"task": [*same, "freeze=none,alpha", "epochs=2", "seed=1,2"]}}})
+    same = [f"model.options.{letter}={'x' * 30}" for letter in "abcd"] + ["++model.options={e:1,f:2}"]
+    given = [*same[:-1], "model.options={e: 1, f: 2}"]
+    swept = yaml.safe_dump({"hydra": {"overrides": {"task": [*given, "freeze=none,alpha", "epochs=2", "seed=1,2"]}}})
     (tmp_path / "multirun.yaml").write_text(swept)
     names = []
     for number, (freeze, seed) in enumerate([("none", 1), ("none", 2), ("alpha", 1)]):
