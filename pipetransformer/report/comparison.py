@@ -12,16 +12,15 @@ from statistics import mean, stdev
 from typing import Any
 
 from pipetransformer.errors import UserError
+from pipetransformer.report.arm_names import arm_names
 from pipetransformer.report.charts import without_idle_gains
-from pipetransformer.report.environment import by_option, makes_arm, read_overrides
+from pipetransformer.report.environment import read_overrides
 from pipetransformer.report.event_log import EVENT_LOG, SUMMARY
 from pipetransformer.report.format import duration, number, two_digits
 from pipetransformer.report.run_folder import CONFIG, Run, matches, patterns, read_run, short_path
 from pipetransformer.report.summary_text import compares_a_part
-from pipetransformer.report.text import flatten
 
 CONFIDENCE = 0.95
-WORLD_SIZE, END = "parallel.world_size", "~"  # an option, and a time after all others
 MAX_NAMES = 4  # of the folders of an arm
 COLUMNS = (
     "arm", "runs", "result", "best", "training time", "CPU of rank 0", "speed-up", "limit reached", "frozen",
@@ -245,45 +244,9 @@ def read_arms(folders: Iterable[Path], check: Callable[[Run], None] = lambda _: 
     if not runs:
         raise UserError("; ".join(problems) or "there are no runs to compare")
     groups: dict[str, list[Run]] = {}
-    for run, name in zip(runs, _names(runs, given), strict=True):
+    for run, name in zip(runs, arm_names(runs, given), strict=True):
         groups.setdefault(name, []).append(run)
     return [Arm(name, tuple(group)) for name, group in groups.items()], problems
-
-
-def _names(runs: Sequence[Run], given: Sequence[Sequence[str] | None]) -> list[str]:
-    """Returns for each run the options in which not all runs are alike, without the seed.
-
-    The number of its processes is one of them, also where torchrun or the machine has decided it. Runs of the same
-    settings have one name, that of the first of them, however their commands have written them.
-
-    Args:
-        given: The arguments of each run's command; ``None`` for a run that Python started.
-    """
-    settings = [_settings(run) for run in runs]
-    arms = [{*filter(makes_arm, own)} for own in settings]
-    told = settings if None in given else [_written(*each) for each in zip(runs, given, strict=True)]
-    told = [told[arms.index(own)] for own in arms]
-    common = set.intersection(*told)
-    names = [" ".join(sorted(filter(makes_arm, own - common))) for own in told]
-    return [name or ("default" if any(names) else "all alike") for name in names]
-
-
-def _written(run: Run, given: Sequence[str] | None) -> set[str]:
-    """Returns the arguments of a run's command, and the number of its processes as it was."""
-    options = by_option(given or ())
-    known = _num_processes(run)
-    return {text for option, text in options.items() if not (known and option == WORLD_SIZE)} | known
-
-
-def _num_processes(run: Run) -> set[str]:
-    """Returns the number of processes of a run that has started, the last one where it went on with others."""
-    return {f"{WORLD_SIZE}={run.world_size(END)}"} if run.has_started else set()
-
-
-def _settings(run: Run) -> set[str]:
-    known = _num_processes(run)
-    named = ((name.replace("/", "."), value) for name, value in flatten(run.config))
-    return {f"{name}={value}" for name, value in named if not (known and name == WORLD_SIZE)} | known
 
 
 def check_csv(file: Path) -> None:

@@ -115,6 +115,9 @@ def test_a_run_whose_metric_is_no_number_is_missed(sweep: Path) -> None:
 def test_runs_on_other_numbers_of_devices_are_other_arms(sweep: Path) -> None:
     """As torchrun has decided, which no option tells."""
     change_events(sweep / "1", "start", lambda event: event | {"world_size": 7})
+    for job in "012":
+        file = sweep / job / CONFIG
+        file.write_text(f"{file.read_text()}parallel:\n  world_size: null\n")
     names = [row["arm"] for row in rows_of(sweep)]
     assert [name.split()[0] for name in names] == ["freeze=none", "freeze=none", "freeze=alpha"]
     assert names[1].split()[1] == "parallel.world_size=7"
@@ -158,6 +161,16 @@ def test_runs_of_the_same_settings_are_one_arm_however_they_were_written(sweep: 
         ("++model.options={depth:2}", 2),
         ("freeze=alpha", 1),
     ]
+
+
+def test_an_option_that_is_alike_in_all_runs_is_in_no_name(sweep: Path) -> None:
+    for number, text in enumerate(("{depth:2}", "{depth: 2}", "{depth:  2}")):
+        file = sweep / str(number) / CONFIG
+        file.write_text(f"{file.read_text()}model:\n  options:\n    depth: 2\n")
+        write_overrides(
+            sweep / str(number), [f"++model.options={text}", "freeze=alpha" if number == 2 else "freeze=none"]
+        )
+    assert [arm.name for arm in arms_of(sweep)] == ["freeze=none", "freeze=alpha"]
 
 
 def test_a_run_that_went_on_with_other_devices_has_their_number_alone(sweep: Path) -> None:
