@@ -12,6 +12,7 @@ from support.command import TIMEOUT_S
 
 from pipetransformer.report.environment import write_overrides
 from pipetransformer.report.figures import OF_ARMS
+from pipetransformer.report.run_folder import CONFIG
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 RUN, COMPARE = NOTEBOOKS / "run.ipynb", NOTEBOOKS / "compare.ipynb"
@@ -65,7 +66,9 @@ def test_the_other_notebook_compares_runs_by_a_relative_glob(
     root = tmp_path_factory.mktemp("root")
     (root / "notebooks").mkdir()
     for name in ("none", "alpha"):
-        write_overrides(Path(shutil.copytree(run_folder, root / "sweep" / name)), [f"freeze={name}"])
+        job = Path(shutil.copytree(run_folder, root / "sweep" / name))
+        write_overrides(job, [f"freeze={name}"])
+        (job / CONFIG).write_text(f"seed: 1\nfreeze:\n  kind: {name}\n")
     monkeypatch.setenv("RUN_FOLDERS", "sweep/*")
     made = outputs(execute(root / "notebooks", COMPARE))
     assert num_images(made) == len(OF_ARMS)
