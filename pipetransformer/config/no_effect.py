@@ -5,7 +5,7 @@ from dataclasses import fields
 from typing import Any
 
 from pipetransformer.config.schema import HALF_PRECISIONS, Config, SimulationConfig
-from pipetransformer.config.sections import Cache, Guard
+from pipetransformer.config.sections import Cache
 from pipetransformer.freeze.base import ON_UNFREEZE, FreezePolicy
 from pipetransformer.freeze.schedule import FixedSchedule
 
@@ -59,9 +59,13 @@ def _of_cache(config: Config) -> list[str]:
 
 def _given(options: Any, section: str, names: Sequence[str], when: str) -> list[str]:
     """Returns a text for each of these options that has been given."""
+    return [f"{name}={value} has no effect {when}" for name, value in _changed(options, section, names).items()]
+
+
+def _changed(options: Any, section: str, names: Sequence[str]) -> dict[str, Any]:
+    """Returns the values of those options of a section that are not the usual ones."""
     usual = {each.name: each.default for each in fields(options)}
-    given = {name: getattr(options, name) for name in names if getattr(options, name) != usual[name]}
-    return [f"{section}.{name}={value} has no effect {when}" for name, value in given.items()]
+    return {f"{section}.{name}": getattr(options, name) for name in names if getattr(options, name) != usual[name]}
 
 
 def _of_freezing(config: Config) -> list[str]:
@@ -73,8 +77,8 @@ def _of_freezing(config: Config) -> list[str]:
     for name in ("target_fraction", "target_seconds"):
         if getattr(freeze, name) is not None and freeze.is_static:
             texts.append(f"freeze.{name} has no effect: this policy decides nothing after the start")
-    if config.guard.freeze != Guard().freeze and freeze.guard is None:
-        texts.append(f"guard.freeze={config.guard.freeze} has no effect without freeze.guard=, the fall that is taken")
+    if freeze.guard is None:
+        texts += _given(config.guard, "guard", ("freeze",), "without freeze.guard=, the fall that is taken")
     if freeze.on_unfreeze != ON_UNFREEZE[0] and not config.may_unfreeze:
         texts.append(
             f"freeze.on_unfreeze={freeze.on_unfreeze} has no effect: neither the policy nor the guard of a freeze "
@@ -197,8 +201,8 @@ def _of_a_run(config: Config, num_steps: int | None) -> list[str]:
                 f"{section}.every_steps={every} has no effect: the run has {num_steps:,} steps, after the last of "
                 f"which it is {done} anyway"
             )
-    if guard.exploding != Guard().exploding and guard.max_norm_ratio is None:
-        texts.append(f"guard.exploding={guard.exploding} has no effect without guard.max_norm_ratio=")
+    if guard.max_norm_ratio is None:
+        texts += _given(guard, "guard", ("exploding",), "without guard.max_norm_ratio=")
     actions = [guard.not_finite, *([] if guard.max_norm_ratio is None else [guard.exploding])]
     if "skip" not in actions:
         texts += _given(guard, "guard", ("max_skips",), "where guard.not_finite= and guard.exploding= skip no step")
@@ -215,9 +219,8 @@ def _of_a_run(config: Config, num_steps: int | None) -> list[str]:
 
 def not_counted(config: SimulationConfig) -> list[str]:
     """Returns the options that change the time of a run, and not that of its simulation."""
-    cache, usual = config.cache, Cache()
-    budgets = ("memory_gib", "disk_gib", "storage") if cache.enabled and not config.freeze.never_freezes else ()
-    given = {f"cache.{name}": getattr(cache, name) for name in budgets if getattr(cache, name) != getattr(usual, name)}
+    budgets = ("memory_gib", "disk_gib", "storage") if config.cache.enabled and not config.freeze.never_freezes else ()
+    given = _changed(config.cache, "cache", budgets)
     others = {"batching": "uniform", "randomness": "sample", "compile": False, "baseline": False}
     given |= {name: getattr(config, name) for name, default in others.items() if getattr(config, name) != default}
     return [f"{name}={str(value).lower()}" for name, value in given.items()]

@@ -15,7 +15,6 @@ from pipetransformer.models.hub import CONFIG
 from pipetransformer.models.huggingface_base import BROKEN, REMEDY, TransformersSpec, first_line
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
     from pipetransformer.models.stack import LayerStack
@@ -67,20 +66,12 @@ class HuggingFaceModel(TransformersSpec):
             raise UserError(f"model.name={self.name} reads text, the dataset has images {input_shape}; choose a ViT")
         return self._config()
 
-    def save(self, stack: LayerStack, state: dict[str, Tensor], folder: Path) -> None:
-        """Writes config.json, model.safetensors and the tokenizer for ``from_pretrained(folder)``."""
-        model = self._filled(stack, state)
-        self._save_settings(model, folder)
-        model.save_pretrained(folder)
-
-    def _save_settings(self, model: PreTrainedModel, folder: Path) -> None:
-        """Writes config.json and the tokenizer."""
+    def _save_preprocessing(self, model: PreTrainedModel, folder: Path) -> None:
         from pipetransformer.models.huggingface_layers import is_decoder
 
         tokenizer = self._tokenizer()
         if is_decoder(model):
             model.config.pad_token_id = tokenizer.pad_token_id  # its classifier looks for the last token by it
-        model.config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 
     def _meta_model(self, head: Head, config: PretrainedConfig) -> PreTrainedModel:

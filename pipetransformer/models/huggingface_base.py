@@ -112,17 +112,24 @@ class TransformersSpec(ModelSpec):
             UserError: It does not read such inputs.
         """
 
+    def save(self, stack: LayerStack, state: dict[str, Tensor], folder: Path) -> None:
+        """Writes config.json, model.safetensors, and tokenizer or image processor for ``from_pretrained(folder)``."""
+        model = self._filled(stack, state)
+        self._save_preprocessing(model, folder)
+        model.save_pretrained(folder)
+
     def save_settings(self, stack: LayerStack, folder: Path) -> None:
         import torch
 
         model_class, config = stack.config
         with torch.device("meta"):
             model = model_class(copy.deepcopy(config))
-        self._save_settings(model, folder)
+        self._save_preprocessing(model, folder)
+        model.config.save_pretrained(folder)
 
     @abstractmethod
-    def _save_settings(self, model: PreTrainedModel, folder: Path) -> None:
-        """Writes config.json, and the tokenizer or image processor, for a task model."""
+    def _save_preprocessing(self, model: PreTrainedModel, folder: Path) -> None:
+        """Writes the tokenizer or image processor of a task model, which learns from it what it has to know."""
 
     def _filled(self, stack: LayerStack, state: dict[str, Tensor]) -> PreTrainedModel:
         """Returns the task model with weights, those that the layers share once."""

@@ -12,7 +12,6 @@ from pipetransformer.models.files import check_code, read_settings
 from pipetransformer.models.huggingface_base import REMEDY, TransformersSpec, first_line
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from transformers import PretrainedConfig, PreTrainedModel
 
     from pipetransformer.models.stack import LayerStack
@@ -68,25 +67,17 @@ class HuggingFaceVisionModel(TransformersSpec):
         self._check_size(stack, input_shape)
         return stack
 
-    def save(self, stack: LayerStack, state: dict[str, Tensor], folder: Path) -> None:
-        """Writes config.json, model.safetensors and preprocessor_config.json for ``from_pretrained(folder)``.
+    def _save_preprocessing(self, model: PreTrainedModel, folder: Path) -> None:
+        """Writes preprocessor_config.json, which resizes and normalises as the run did: the shorter side, the middle.
 
-        The image processor resizes and normalises as the run did: the shorter side, then the middle. With
-        ``backend="pil"`` it gives the same pictures, by default the same up to one of 255 levels of a colour.
+        With ``backend="pil"`` it gives the same pictures, by default the same up to one of 255 levels of a colour.
         """
-        model = self._filled(stack, state)
-        self._save_settings(model, folder)
-        model.save_pretrained(folder)
-
-    def _save_settings(self, model: PreTrainedModel, folder: Path) -> None:
-        """Writes config.json and preprocessor_config.json."""
         from transformers.models.bit.image_processing_pil_bit import BitImageProcessorPil
 
         from pipetransformer.models.huggingface_vision_layers import vision_config
 
         wanted, sizes = self.input_format(), vision_config(model.config)
         size, num_channels = wanted["size"] or sizes.image_size, sizes.num_channels
-        model.config.save_pretrained(folder)
         BitImageProcessorPil(
             size={"shortest_edge": size},
             crop_size={"height": size, "width": size},

@@ -148,9 +148,7 @@ class RunHistory:
 
     def _here(self, planner: Planner) -> list[PlanRecord]:
         """Returns the plans on the devices that the run has now: what it took on others is compared with nothing."""
-        number, name = planner.cluster.num_devices, planner.cluster.device_name
-        alike = (entry for entry in self.entries if entry.num_devices in (None, number))
-        return [entry for entry in alike if entry.device_name in (None, name)]
+        return [entry for entry in self.entries if _is_here(entry, planner)]
 
     @property
     def num_samples(self) -> int:
@@ -167,8 +165,8 @@ class RunHistory:
         Both are of the steps on the devices that the run has now, ``compared_steps`` of ``optimizer_steps``.
         """
         num_samples, seconds = self.num_samples, self.train_seconds
-        plans = [entry.plan if entry in self._here(planner) else None for entry in self.entries]
-        parts = [planner.parts(plan)._asdict() if plan and planner.knows(plan) else None for plan in plans]
+        known = [_is_here(entry, planner) and planner.knows(entry.plan) for entry in self.entries]
+        parts = [planner.parts(e.plan)._asdict() if own else None for e, own in zip(self.entries, known, strict=True)]
         frozen = sum(entry.num_samples * entry.plan.num_frozen for entry in self.entries)
         speedup, bound = self._speedup(planner), self._limit(planner)
         return {
@@ -263,6 +261,12 @@ def _limit_with(planner: Planner, entries: Sequence[PlanRecord], levels: Sequenc
         if level not in (before, 0)
     ]
     return limit(planner.without_overhead(), phases, fills, planner.static_efficiency())
+
+
+def _is_here(entry: PlanRecord, planner: Planner) -> bool:
+    """Returns whether the run has the devices of a plan now; of those that nobody wrote down it has."""
+    cluster = planner.cluster
+    return entry.num_devices in (None, cluster.num_devices) and entry.device_name in (None, cluster.device_name)
 
 
 def _is_timed(entry: PlanRecord) -> bool:

@@ -36,6 +36,8 @@ MAX_NAME = 128  # characters that wandb takes
 MULTIRUN, MAX_DEPTH = "multirun.yaml", 3  # in the folder of a sweep, at most so many above that of a job
 TABLES_EVERY_S = 60.0
 MODES = ("offline", "online")
+OF_AN_END = ("error", "stopped_early/step", "stopped_early/reason")
+"""Values of the summary that one end of a run has and another has not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,16 +148,9 @@ def _of_all_jobs(run_dir: Path) -> set[str]:
     file = next((file for file in files if file.is_file()), None)
     if file is None:
         return set()
-    try:
+    with suppress(yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError):  # another file of that name
         return {*map(_plain, yaml.safe_load(file.read_text(encoding="utf-8"))["hydra"]["overrides"]["task"])}
-    except (
-        yaml.YAMLError,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-    ):  # another file of that name: names are for convenience
-        return set()
+    return set()
 
 
 def _plain(override: str) -> str:
@@ -198,10 +193,6 @@ def _redacted_command() -> Iterator[None]:
         yield
     finally:
         sys.argv = arguments
-
-
-OF_AN_END = ("error", "stopped_early/step", "stopped_early/reason")
-"""Values of the summary that one end of a run has and another has not."""
 
 
 class WandbSink(Sink):

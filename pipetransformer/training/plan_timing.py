@@ -47,11 +47,11 @@ class PlanTiming:
 
     def _warn_of_decisions(self, num_plans: int) -> None:
         """Warns where blocks may freeze before all static plans are timed."""
-        trainer, num_steps = self._trainer, self._trainer.timeline.num_steps
-        every, needed = trainer.timeline.decision_every, num_plans * (NUM_WARMUP_STEPS + NUM_TIMED_STEPS)
-        left = min(every - trainer.state.step % every, num_steps - trainer.state.step)
-        if trainer.config.freeze.never_freezes:
-            left = num_steps - trainer.state.step
+        trainer, needed = self._trainer, num_plans * (NUM_WARMUP_STEPS + NUM_TIMED_STEPS)
+        step, timeline = trainer.state.step, trainer.timeline
+        left = timeline.steps_left(step)
+        if not trainer.config.freeze.never_freezes:
+            left = min(left, timeline.decision_every - step % timeline.decision_every)
         if left < needed:
             trainer.report.write(
                 "warning",

@@ -20,7 +20,7 @@ from pipetransformer.data.images.picture_files import (
 )
 from pipetransformer.data.images.sources import ImageSource, ImageSplits
 from pipetransformer.data.tables.files import FORMATS
-from pipetransformer.data.tables.spec import EVAL_SPLITS, TEST
+from pipetransformer.data.tables.spec import EVAL_SPLITS, TEST, passed_over
 from pipetransformer.errors import UserError
 
 SAVED = ("dataset_dict.json", "state.json")  # of datasets' save_to_disk
@@ -59,10 +59,7 @@ class ClassFolders:
         Args:
             instead: The data to evaluate on in their place.
         """
-        return tuple(
-            f"the split {folder.name} is not evaluated on, because {folder} {NO_CLASSES}; {instead} is instead"
-            for folder in self.unlabelled
-        )
+        return tuple(passed_over(folder.name, f"{folder} {NO_CLASSES}", instead) for folder in self.unlabelled)
 
 
 def class_folders(

@@ -163,8 +163,7 @@ class TableSpec(DatasetSpec, ABC):
         reason = self._without_labels(rows, train) if name == TEST else ""
         if not reason:
             return name, rows, ()
-        warning = f"the split {name} is not evaluated on, because {rows.name} {reason}; {self._held_out} is instead"
-        return HELD_OUT, None, (warning,)
+        return HELD_OUT, None, (passed_over(name, f"{rows.name} {reason}", self._held_out),)
 
     def _wanted(self, splits: Splits, train: Rows) -> tuple[str, Rows]:
         """Returns name and rows of the split that the user names."""
@@ -188,6 +187,11 @@ class TableSpec(DatasetSpec, ABC):
     def _without_labels(self, rows: Rows, train: Rows) -> str:
         """Returns why there is nothing to evaluate in the rows of a split, as a predicate; empty where there is."""
         return ""
+
+
+def passed_over(split: str, reason: str, instead: str) -> str:
+    """Returns the warning about a split that could have been evaluated on."""
+    return f"the split {split} is not evaluated on, because {reason}; {instead} is instead"
 
 
 def _read(splits: Splits, option: str, name: str) -> Rows:
