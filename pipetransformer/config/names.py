@@ -23,7 +23,7 @@ OF_OTHER_TOOLS = dict.fromkeys(
     for ours, names in {
         "model.name=<name or folder>": ("model_name_or_path", "model_id"),
         "dataset.path=<file or folder>": ("train_file", "data_dir", "data_path"),
-        "dataset.max_length=<tokens>": ("max_seq_length", "max_seq_len"),
+        "dataset.max_length=<tokens>": ("max_seq_length", "max_seq_len", "max_length"),
         "epochs=<number>": ("num_train_epochs", "max_epochs", "max_steps"),
         "batch_size=<samples of all devices together>": (
             "per_device_train_batch_size", "train_batch_size", "global_batch_size",
@@ -35,7 +35,9 @@ OF_OTHER_TOOLS = dict.fromkeys(
         "precision=<bfloat16 or float16>": ("bf16", "fp16", "mixed_precision"),
         "compile=true": ("torch_compile",),
         "parallel.recompute=true": ("gradient_checkpointing", "activation_checkpointing"),
-        "parallel.world_size=<number>": ("devices", "num_processes", "nproc_per_node"),
+        "parallel.world_size=<number>": (
+            "devices", "num_devices", "gpus", "num_gpus", "num_processes", "nproc_per_node",
+        ),
         "parallel.tp=<ranks>": ("tensor_parallel_size", "tp_size"),
         "parallel=sharded": ("fsdp", "deepspeed"),
         "parallel=<arrangement>": ("strategy",),

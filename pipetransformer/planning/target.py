@@ -142,6 +142,16 @@ class Target:
             return self
         return replace(self, costs=_falling([seconds * num_steps for seconds in step_seconds()]))
 
+    def begin(self, state: TargetState, num_frozen: int, num_steps: Mapping[int, int], done: Progress) -> None:
+        """Counts what a run has spent that went without this kind of target so far.
+
+        Args:
+            num_frozen: Blocks frozen now.
+            num_steps: Steps done with so many blocks frozen.
+        """
+        spent = sum(self.costs[n] * number for n, number in num_steps.items()) / max(1, sum(num_steps.values()))
+        state.spent, state.epochs, state.proposal = done.before * spent, done.epochs, num_frozen
+
     def spend(self, state: TargetState, num_frozen: int, run_seconds: float, done: Progress) -> None:
         """Counts a step.
 
@@ -169,6 +179,23 @@ class Target:
             done: How far the run has come.
         """
         return (self.total - self._spent(state, done)) / (1 - done.before)
+
+    def shortfall(self, state: TargetState, done: Progress) -> str:
+        """Returns what a run that goes on will come to at best; empty where it can still meet the target.
+
+        A step of all blocks more or less is no miss.
+        """
+        spent, slack = self._spent(state, done), done.step * self.costs[0]
+        least, most = (spent + (1 - done.before) * cost for cost in (self.costs[-1], self.costs[0]))
+        if done.before >= 1 or least - slack <= self.total <= most + slack:
+            return ""
+        how, best = ("at least", least) if least > self.total else ("at most", most)
+        if self.in_seconds:
+            return (
+                f"{self.option} will be missed: after {done.before:.0%} of the run it takes {how} {best:.3g} s in all"
+            )
+        how = "at most" if how == "at least" else "at least"  # the cost is what trains
+        return f"{self.option} will be missed: after {done.before:.0%} of the run it can be {how} {1 - best:.3g}"
 
     def bounds(self, state: TargetState, done: Progress) -> tuple[int, int]:
         """Returns the fewest and the most blocks that may be frozen in the next step."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,24 @@ class RunDecisions:
         self._known_s.clear()
         if self._target is not None:
             self._target = self._target.at_speed(self._step_seconds, self._trainer.timeline.num_steps)
+
+    def resume(self, settings: Mapping[str, Any]) -> None:
+        """Takes the target up where a run goes on, and warns where it can no longer be met.
+
+        Args:
+            settings: Of the run before.
+        """
+        self.heed_times()
+        if self._target is None:
+            return
+        state = self._trainer.state
+        if settings.get(self._target.option.partition("=")[0]) is None:
+            num_steps = Counter[int]()
+            for entry in state.history.entries:
+                num_steps[entry.plan.num_frozen] += len(entry.step_seconds)
+            self._target.begin(state.target, state.num_frozen, num_steps, self._done)
+        if note := self._target.shortfall(state.target, self._done):
+            self._trainer.report.write("warning", message=note)
 
     def decide_if_due(self) -> None:
         """Decides before a step at which that is due. Collective."""

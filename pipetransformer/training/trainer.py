@@ -155,11 +155,11 @@ class Trainer:
         self.state.load_state_dict(manifest.train)
         self.tracer.go_back()
         self.planner.recall(self.state.history.timed(self.planner))
-        self.decisions.heed_times()
         if dist.get_rank() == 0:
             self.spent.load_state_dict(manifest.spent)
         if self.config.resume.allow:
             self.state.patience.reason = ""  # it may have ended early, and is to go on
+        self.decisions.resume(manifest.settings)
         if manifest.settings.get("evaluate.metric") != self.config.evaluate.metric:
             self.main_metric.begin_anew()
         self._transitions.start(self.planner.resumed(self.state.num_frozen), resumed.layers)

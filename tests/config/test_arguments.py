@@ -40,6 +40,8 @@ def refused(*overrides: str) -> str:
         (["parallel.checkpoint=true"], "parallel.checkpoint is now called parallel.recompute"),
         (["gradient_accumulation_steps=4"], "parallel.num_microbatches=<number> is gradient accumulation; batch_size"),
         (["learning_rate=1"], "learning_rate does not exist; optim.lr=<peak rate> sets it"),
+        (["num_devices=2"], "num_devices does not exist; parallel.world_size=<number> sets it"),
+        (["max_length=64"], "max_length does not exist; dataset.max_length=<tokens> sets it"),
         (["learing_rate=1"], "learing_rate does not exist; optim.lr=<peak rate> sets it"),
         (["--output_dir", "runs"], "--output_dir is not an option; hydra.run.dir=<folder> sets it"),
         (["--gradient-checkpointing"], "--gradient-checkpointing is not an option; parallel.recompute=true sets it"),

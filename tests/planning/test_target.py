@@ -1,5 +1,6 @@
 """A target ends a run at its mean frozen fraction, or its time, whatever the policy asks for."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -224,6 +225,27 @@ def test_a_run_that_goes_on_does_what_it_can_for_its_target() -> None:
     target = Target.of(PaperRule(target_seconds=10.0), 3, seconds, 50, is_new=False)
     assert target is not None
     assert target.bounds(TargetState(spent=5.0), Progress(0.5, 0.02)) == (3, 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "state", "told"),
+    [
+        ({"target_seconds": 60.0}, TargetState(49.0), ""),  # 61.5 to 100 s in all, less than a step of 2 s over it
+        ({"target_seconds": 60.0}, TargetState(40.0), ""),
+        ({"target_seconds": 60.0}, TargetState(55.0), "target_seconds=60 will be missed: after 50% .* least 67.5 s"),
+        ({"target_seconds": 90.0}, TargetState(30.0), "target_seconds=90 will be missed: after 50% .* most 80 s"),
+        ({"target_fraction": 0.9}, TargetState(0.5, epochs=1), "target_fraction=0.9 will be missed: .* at most 0.5$"),
+        ({"target_fraction": 0.1}, TargetState(0.0, epochs=1), "target_fraction=0.1 will be missed: .* at least 0.5$"),
+        ({"target_fraction": 0.5}, TargetState(0.49, epochs=1), ""),
+    ],
+)
+def test_a_run_that_goes_on_tells_what_it_will_come_to_at_best(
+    options: dict[str, float], state: TargetState, told: str
+) -> None:
+    target = Target.of(PaperRule(**options), 3, seconds, 50, is_new=False)
+    assert target is not None
+    note = target.shortfall(state, Progress(0.5, 0.02))
+    assert re.search(told, note) if told else not note, note
 
 
 def test_the_state_comes_back_from_its_plain_values() -> None:

@@ -290,6 +290,26 @@ def test_settings_that_change_the_result_are_refused_and_others_are_taken(pool: 
     assert allowed.events("step")[8]["lr"] == pytest.approx(2 * allowed.events("step")[7]["lr"] * 12 / 13)
 
 
+@pytest.mark.parametrize(
+    ("before", "most"),
+    [((), 0.5), (("freeze.target_fraction=0.1",), 0.4)],  # a quarter is frozen from step 4 on, or from step 12
+    ids=["without one", "of another value"],
+)
+def test_a_target_that_can_no_longer_be_met_is_told_at_once(
+    pool: Pool, tmp_path: Path, before: tuple[str, ...], most: float
+) -> None:
+    run = *RUN, "freeze=schedule", "freeze.num_frozen=[1,1,1,1]", "epochs=5"
+    made = run_job(pool, 1, tmp_path / "run", *run, *before, "checkpoint.every_steps=12", made_up_times=True)
+    assert made.error == ""
+    shutil.rmtree(tmp_path / "run" / FOLDER / "step-00000020")
+    asked = "freeze.target_fraction=0.9", "resume.allow=[freeze.target_fraction]"
+    job = go_on(pool, tmp_path / "run", *run, *asked)
+    assert job.error == ""
+    (note,) = [each["message"] for each in job.events("warning") if "will be missed" in each["message"]]
+    assert note == f"freeze.target_fraction=0.9 will be missed: after 60% of the run it can be at most {most}"
+    assert job.summary["mean_frozen_fraction"] == pytest.approx(most, abs=1e-9)
+
+
 def test_other_evaluations_are_refused_where_they_decide_when_the_run_ends(pool: Pool, run_dir: Path) -> None:
     judged = go_on(pool, run_dir, "evaluate.every_steps=2", "evaluate.patience=3")
     assert "evaluate.every_steps: null -> 2; evaluate.patience: null -> 3" in judged.error
