@@ -63,6 +63,8 @@ def test_a_preset_trains_and_saves_as_a_single_device_does(
     assert job.summary["metrics"] == single.summary["metrics"]
     saved, expected = (load_file(run.folder / "model" / "model.safetensors") for run in (job, single))
     tensors_equal(saved, expected)
+    told = {run.events("start")[0]["num_parameters"] for run in (job, single)}
+    assert told == {sum(each.numel() for each in saved.values())}, "of the whole model, not of a rank's part"
     pictures = torch.rand(3, 1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     assert_close(answers_of_timm(job, pictures), answers_of_timm(single, pictures), rtol=0, atol=1e-10)
 

@@ -45,6 +45,7 @@ class RunComponents:
         optim: The optimizer's specification with the peak learning rate.
         inputs: Reads the samples of all splits, ahead of the steps.
         order: Of the training samples.
+        num_parameters: Of the whole model; on a mesh the stack has a rank's part.
         resumed: The checkpoint that the run goes on from.
     """
 
@@ -59,6 +60,7 @@ class RunComponents:
     inputs: InputReader
     optim: OptimizerSpec
     order: SampleOrder
+    num_parameters: int
     resumed: Resumed | None = None
 
 
@@ -97,6 +99,7 @@ def prepare(
     stack = config.model.build_meta(data.task.head, data.input_shape, config.seed)
     _check_lengths(data, stack)
     config.peft.apply(stack, config.seed)
+    num_parameters = stack.num_parameters
     stack = stack.to(precision.param_dtype)
     config.freeze.check(stack.num_blocks)
     if config.parallel.arrangement == "sharded":
@@ -135,7 +138,7 @@ def prepare(
     loaders = train, tuple(evaluation)
     return RunComponents(
         data, stack, *loaders, planner, _first(planner, config.parallel), cache_setup, runtime, inputs, optim, order,
-        resumed,
+        num_parameters, resumed,
     )  # fmt: skip
 
 

@@ -34,7 +34,7 @@ def report_start(trainer: Trainer, run_dir: Path) -> None:
         head=asdict(components.data.task.head),
         input_shape=list(components.data.input_shape),
         num_blocks=trainer.num_blocks,
-        num_parameters=components.stack.num_parameters,
+        num_parameters=components.num_parameters,
         world_size=dist.get_world_size(),
         batch_size=config.batch_size,
         lr=components.optim.peak,
