@@ -314,6 +314,13 @@ def test_the_static_pipeline_is_the_one_asked_for() -> None:
         (["precision=bfloat16"], r"precision=bfloat16 cannot be simulated: cluster\.bfloat16_tflops is null"),
         (["precision=float64"], r"precision=float64 cannot be simulated: cluster\.float64_tflops is null"),
         (["cluster.float16_tflops=0"], r"cluster\.float16_tflops=0\.0 must be above 0"),
+        (["cluster.transition_s=nan"], r"cluster\.transition_s=nan must be above 0 and finite"),
+        (["cluster.link_latency_s=inf"], r"cluster\.link_latency_s=inf must be above 0 and finite"),
+        (["shape.mlp_ratio=nan"], r"shape\.mlp_ratio=nan must be above 0"),
+        (["shape.head_tokens=0"], r"shape\.head_tokens=0 must be above 0"),
+        (["shape.num_embeddings=-1"], r"shape\.num_embeddings=-1 must be 0 or more"),
+        (["shape.token_values=-1"], r"shape\.token_values=-1 must be 0 or more"),
+        (["parallel.tp=2", "peft=lora"], r"parallel\.tp=2 does not go with peft="),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -385,8 +392,44 @@ def test_the_header_names_model_data_and_devices_and_what_is_made_up() -> None:
     assert "12 blocks of width 768, 197 tokens, 87 M parameters, float32" in lines[0]
     assert "imagenet-1k: 6,400 training samples, 4 epochs in batches of 64" in lines[1]
     assert "2 nodes x 8 devices, each 14.5 GiB" in lines[2]
+    assert lines[2].endswith("11.2 TFLOPS peak x 0.55 in float32")
     assert "gradient norms are made up" in lines[3]
-    assert "freezing" not in simulate(composed("freeze=none")).header()
+    assert "feature changes are made up" in simulate(composed("freeze=cka")).header()
+    for policy in (["freeze=none"], ["freeze=schedule", "freeze.num_frozen=[2]"]):  # which measure nothing
+        assert "freezing" not in simulate(composed(*policy)).header()
+    narrow = simulate(composed("cluster=dgx", "precision=bfloat16")).header()
+    assert "989 TFLOPS peak x 0.4 in bfloat16" in narrow, "the peak that counts"
+
+
+def test_what_a_run_would_warn_of_is_told() -> None:
+    header = simulate(composed("freeze=prefix", "freeze.num_blocks=3", "freeze.target_fraction=0.5")).header()
+    assert "warning   freeze.target_fraction has no effect" in header
+    assert (
+        "warning   no prefix meets freeze.time_share=0.1"
+        in simulate(composed("freeze=budget", "freeze.time_share=0.1")).header()
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (
+            ["parallel.tp=2", "optim=torch", "optim.name=Adafactor"],
+            "optim.name=Adafactor needs each weight in one piece, .* take optim=adamw, lamb or sgd",
+        ),
+        (["parallel.cp=2", "model=eva02"], r"no mesh splits the layers of eva02_base.*drop parallel\.tp=, cp="),
+    ],
+)
+def test_a_mesh_on_which_the_run_could_not_begin_is_refused(overrides: list[str], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        simulate(composed(*overrides))
+
+
+def test_a_mesh_that_is_left_open_is_not_taken_where_no_mesh_splits_the_model() -> None:
+    bert = "model=bert_large", "dataset=squad", "precision=bfloat16", "freeze=none", "cluster=dgx"
+    options = *bert, "batch_size=4", "num_samples=400", "parallel.tp=null"
+    plans = [simulate(composed(*options, f"shape.has_tp_plan={value}")).rows[0].schedule for value in ("true", "false")]
+    assert ["tp" in each for each in plans] == [True, False]
 
 
 @pytest.mark.thinned

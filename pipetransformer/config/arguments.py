@@ -10,7 +10,13 @@ from difflib import get_close_matches
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, Node
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    InterpolationKeyError,
+    MissingMandatoryValue,
+    OmegaConfBaseException,
+)
 
 from pipetransformer.config.names import OF_OTHER_TOOLS
 from pipetransformer.config.schema import CONF
@@ -183,6 +189,9 @@ def explain_key(error: OmegaConfBaseException) -> str:
     key, parent = str(error.full_key), error.parent_node
     if isinstance(error, MissingMandatoryValue):
         return f"give a value to {key}"
+    if isinstance(error, InterpolationKeyError):
+        missing = first_line(error).split("'")[1]
+        return f"{key} is that of {missing}, which the chosen options do not have; give a number, as {key}=128"
     if isinstance(error, ConfigKeyError | ConfigAttributeError) and isinstance(parent, DictConfig):
         names = [str(name) for name in parent if name != "_target_"]
         return unknown_key(key, names, list(_elsewhere(key, parent)))

@@ -101,6 +101,11 @@ class Config:
     trace: bool = False
 
     @property
+    def has_adapters(self) -> bool:
+        """True where few of the weights train."""
+        return not isinstance(self.peft, NoAdapters)
+
+    @property
     def may_unfreeze(self) -> bool:
         """True where frozen blocks may train again: by the policy, or by the guard, which also does it in place of a
         roll-back whose checkpoint is lost.
@@ -136,11 +141,6 @@ class SimulationConfig(Config):
     shape: Any
     pipeline: StaticPipeline = field(default_factory=StaticPipeline)
     num_samples: int | None = None
-
-    @property
-    def has_adapters(self) -> bool:
-        """True where few of the weights train."""
-        return not isinstance(self.peft, NoAdapters)
 
     @property
     def samples_of_an_epoch(self) -> int:

@@ -106,6 +106,8 @@ def _check_mesh(config: Config) -> None:
         )
     if config.compile:
         raise UserError(f"{given} does not go with compile=true, which no mesh has yet; drop one of them")
+    if config.has_adapters and mesh.num_ranks > 1:
+        raise UserError(f"{given} does not go with peft=, since no mesh splits layers with adapters; drop one of them")
 
 
 def _check_chunks(config: Config) -> None:

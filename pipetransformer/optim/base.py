@@ -166,6 +166,14 @@ class OptimizerSpec(ABC):
         """True when it runs on parameters of which the ranks of a mesh have parts."""
         return self.is_elementwise
 
+    def check_parts(self) -> None:
+        """Raises UserError where the optimizer cannot run on the parts of a mesh."""
+        if not self.takes_parts:
+            raise UserError(
+                f"{self._label} needs each weight in one piece, and a mesh has them in parts; take optim=adamw, lamb "
+                "or sgd"
+            )
+
     def check_shards(self) -> None:
         """Raises UserError where the optimizer cannot run on FSDP's shards."""
         if not self.is_elementwise:

@@ -24,9 +24,7 @@ def check_mesh(optimizer: OptimizerSpec, compiles: bool) -> None:
     Raises:
         UserError: With what to change.
     """
-    if not optimizer.takes_parts:
-        kind = type(optimizer).__name__
-        raise UserError(f"{kind} needs each weight in one piece, and a mesh has them in parts; take AdamW, Lamb or SGD")
+    optimizer.check_parts()
     if compiles:
         raise UserError("a mesh runs without compile=true")
 

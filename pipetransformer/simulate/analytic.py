@@ -32,6 +32,7 @@ class TransformerShape:
         num_embeddings: Rows of the embedding tables: words, positions and token types.
         head_outputs: Columns of the head.
         head_tokens: Tokens that the head reads; ``None`` reads all.
+        has_tp_plan: A mesh can split its layers.
     """
 
     num_blocks: int
@@ -43,11 +44,14 @@ class TransformerShape:
     num_embeddings: int = 0
     head_outputs: int = 2
     head_tokens: int | None = 1
+    has_tp_plan: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("num_blocks", "hidden_size", "num_heads", "num_tokens", "mlp_ratio", "head_outputs"):
-            if getattr(self, name) <= 0:
-                raise UserError(f"shape.{name}={getattr(self, name)} must be above 0")
+        above_zero = "num_blocks", "hidden_size", "num_heads", "num_tokens", "mlp_ratio", "head_outputs", "head_tokens"
+        for name in (*above_zero, "token_values", "num_embeddings"):
+            value = getattr(self, name)
+            if value is not None and not (0 < value < inf or (value == 0 and name not in above_zero)):
+                raise UserError(f"shape.{name}={value} must be {'above 0' if name in above_zero else '0 or more'}")
 
 
 @dataclass(frozen=True)

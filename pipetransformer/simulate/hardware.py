@@ -1,6 +1,7 @@
 """Devices on paper: a user's description of a cluster, as the planner and the cost model need it."""
 
 from dataclasses import dataclass, fields
+from math import inf
 
 from pipetransformer.autopipe.cluster import Cluster, Link
 from pipetransformer.errors import UserError
@@ -48,8 +49,9 @@ class Hardware:
         may_be_zero = ("link_latency_s", "node_link_latency_s", "launch_s", "transition_s")
         for field in fields(self):
             value = getattr(self, field.name)
-            if value is not None and (value < 0 or (value == 0 and field.name not in may_be_zero)):
-                raise UserError(f"cluster.{field.name}={value} must be above 0")
+            is_enough = value is None or 0 < value < inf or (value == 0 and field.name in may_be_zero)
+            if not is_enough:
+                raise UserError(f"cluster.{field.name}={value} must be above 0 and finite")
         if self.efficiency > 1:
             raise UserError(f"cluster.efficiency={self.efficiency} is a fraction of the peak; give 1 at most")
 
@@ -57,11 +59,11 @@ class Hardware:
     def num_devices(self) -> int:
         return self.num_nodes * self.devices_per_node
 
-    def speed(self, precision: str) -> DeviceSpeed:
-        """Returns the speed in one of :data:`pipetransformer.config.schema.PRECISIONS`.
+    def peak(self, precision: str) -> float:
+        """Returns the peak in one of :data:`pipetransformer.config.schema.PRECISIONS`, in TFLOPS.
 
         Raises:
-            UserError: The peak in that precision is not known.
+            UserError: It is not known.
         """
         name = "peak_tflops" if precision == "float32" else f"{precision}_tflops"
         peak_tflops = getattr(self, name)
@@ -70,8 +72,12 @@ class Hardware:
                 f"precision={precision} cannot be simulated: cluster.{name} is null, so nothing says how fast these "
                 f"devices multiply in {precision}; give it in TFLOPS, or take another precision"
             )
+        return peak_tflops
+
+    def speed(self, precision: str) -> DeviceSpeed:
+        """Returns the speed in a precision; see :meth:`peak`."""
         return DeviceSpeed(
-            peak_tflops * 1e12 * self.efficiency,
+            self.peak(precision) * 1e12 * self.efficiency,
             self.memory_gb_per_s * 1e9,
             self.launch_s,
             self.cache_gb_per_s * 1e9 / self.devices_per_node,

@@ -12,11 +12,11 @@ from pipetransformer.autopipe.plan import Plan
 from pipetransformer.autopipe.search.search import best_plan
 from pipetransformer.config.kinds import SIMULATED, check_kinds
 from pipetransformer.config.names import OPTIONS, in_options, of_section
-from pipetransformer.config.no_effect import not_counted
+from pipetransformer.config.no_effect import not_counted, warnings
 from pipetransformer.config.schema import SimulationConfig
 from pipetransformer.config.sections import StaticPipeline
 from pipetransformer.config.validate import validate
-from pipetransformer.errors import InfeasiblePlan
+from pipetransformer.errors import InfeasiblePlan, UserError
 from pipetransformer.mesh import SINGLE, StageMesh
 from pipetransformer.planning.cache_rule import obstacle, refused
 from pipetransformer.planning.foresight import Foresight
@@ -94,14 +94,32 @@ def make_planner(config: SimulationConfig) -> Planner:
 
 
 def _meshes(config: SimulationConfig) -> tuple[StageMesh, ...]:
-    """Returns the meshes that a plan may have, the simplest first."""
+    """Returns the meshes that a plan may have, the simplest first.
+
+    Raises:
+        UserError: A mesh that the user asks for cannot be, by the model or the optimizer.
+    """
     parallel, shape = config.parallel, config.shape
     if not parallel.splits_stages:
+        return (SINGLE,)
+    if parallel.mesh.num_ranks > 1:
+        _check_mesh(config)
+    elif not (shape.has_tp_plan and config.optim.takes_parts):
         return (SINGLE,)
     widths = {"heads": shape.num_heads, "width": shape.hidden_size, "MLP": round(shape.mlp_ratio * shape.hidden_size)}
     parallel.mesh.check(widths)
     size = config.cluster.devices_per_node
     return mesh_candidates(parallel.mesh_sizes, parallel.mesh, widths, shape.num_tokens, size, is_limited=True)
+
+
+def _check_mesh(config: SimulationConfig) -> None:
+    """Refuses a mesh that the user asks for and on which the run itself could not begin."""
+    config.optim.check_parts()
+    if not config.shape.has_tp_plan:
+        raise UserError(
+            f"no mesh splits the layers of {config.model.name} (shape.has_tp_plan=false); drop parallel.tp=, cp= and "
+            "dp_shard="
+        )
 
 
 def run_history(config: SimulationConfig, planner: Planner) -> RunHistory:
@@ -133,21 +151,32 @@ def _setting(config: SimulationConfig, planner: Planner) -> tuple[tuple[str, str
     size = f"{shape.num_blocks} blocks of width {shape.hidden_size}, {shape.num_tokens} tokens"
     steps = f"{plural(config.epochs, 'epoch')} in batches of {config.batch_size:,}"
     devices = f"{plural(cluster.num_nodes, 'node')} x {plural(cluster.devices_per_node, 'device')}"
-    speed = f"{cluster.peak_tflops:g} TFLOPS peak x {cluster.efficiency:g}"
+    speed = f"{cluster.peak(config.precision):g} TFLOPS peak x {cluster.efficiency:g}"
     rows = [
         ("model", f"{config.model.name}: {size}, {millions:,.0f} M parameters, {config.precision}"),
         ("data", f"{config.dataset.name}: {config.samples_of_an_epoch:,} training samples, {steps}"),
-        ("devices", f"{devices}, each {cluster.memory_gib:g} GiB and {speed} in float32"),
+        ("devices", f"{devices}, each {cluster.memory_gib:g} GiB and {speed} in {config.precision}"),
     ]
     if not config.freeze.never_freezes:
-        rows.append(("freezing", "gradient norms are made up, so the paper's rule freezes as much as its cap allows"))
+        signals = [f"{name.replace('_', ' ')}s" for name in config.freeze.signals if name != "step_share"]  # is known
+        if signals:
+            early = "are made up, so that blocks freeze as early as the rule can"
+            rows.append(("freezing", f"{' and '.join(signals)} {early}"))
         note = _no_cache(config)
         if note is not None and config.cache.enabled and config.parallel.autopipe:
             rows.append(("cache", note))
+    rows += [("warning", text) for text in _warnings(config, planner)]
     uncounted = not_counted(config)
     if uncounted:
         rows.append(("left out", f"{', '.join(uncounted)}: what a run takes with it, a simulation does not count"))
     return tuple(rows)
+
+
+def _warnings(config: SimulationConfig, planner: Planner) -> list[str]:
+    """Returns what the run itself would warn of."""
+    timeline = Timeline.of(config, config.samples_of_an_epoch)
+    note = config.freeze.shortfall(planner.step_shares())
+    return [*warnings(config, timeline.num_steps, timeline.decision_every), *([note] if note else [])]
 
 
 def _static_pipeline(config: SimulationConfig, planner: Planner) -> tuple[Plan | None, str]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+import yaml
 from support import families
 from support.jobs import ROOT
 from torch import Tensor, nn
@@ -20,12 +21,15 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
+from pipetransformer.config.compose import CONF
+from pipetransformer.errors import UserError
 from pipetransformer.models.base import Head, ModelSpec
 from pipetransformer.models.huggingface import HuggingFaceModel
 from pipetransformer.models.huggingface_vision import HuggingFaceVisionModel
 from pipetransformer.models.huggingface_weights import load_state
 from pipetransformer.models.layer import deep_copy
 from pipetransformer.models.lazy_checkpoint import named_tensors
+from pipetransformer.models.split import split_widths
 from pipetransformer.models.stack import LayerStack, seeded
 from pipetransformer.models.timm import TimmModel
 
@@ -341,6 +345,18 @@ def test_a_meta_stack_has_no_storage_and_a_layer_loaded_alone_has_the_weights_th
         expected = state_of(whole)
         assert all(torch.equal(tensor, expected[name].to(tensor)) for name, tensor in state_of(meta).items())
     assert all(p.requires_grad and p.dtype == torch.float64 for p in meta[2].parameters())
+
+
+@pytest.mark.parametrize("family", {families.title_of(f): f for f in FAMILIES}.values(), ids=families.title_of)
+def test_a_simulation_knows_which_models_a_mesh_splits(family: Family, encoder_folder: Folder) -> None:
+    try:
+        is_split = bool(split_widths(build(family, encoder_folder)))
+    except UserError:
+        is_split = False
+    for option in families.options_of(family):
+        shape = yaml.safe_load((CONF / "shape" / f"{option}.yaml").read_text(encoding="utf-8"))
+        # ELECTRA-small has embeddings that are narrower than its blocks
+        assert shape["has_tp_plan"] == (is_split and option != "electra"), option
 
 
 def test_the_readme_has_the_table_of_these_families() -> None:

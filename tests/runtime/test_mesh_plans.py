@@ -268,7 +268,10 @@ def test_each_sample_is_evaluated_once(
 @pytest.mark.parametrize(
     ("case", "message"),
     [
-        ({"optimizer": "Adafactor"}, "needs each weight in one piece, and a mesh has them in parts; take AdamW, Lamb"),
+        (
+            {"optimizer": "Adafactor"},
+            "needs each weight in one piece, and a mesh has them in parts; take optim=adamw, lamb",
+        ),
         ({"kind": "bert_mlm"}, "a mesh splits no weights that layers share; run with parallel.tp=1"),
         ({"kind": "eva02"}, "no tp_plan says how"),
     ],

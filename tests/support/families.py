@@ -82,8 +82,7 @@ def table(rows: Iterable[Row]) -> str:
     """
     heads: dict[str, set[str]] = {}
     for row in rows:
-        title = _family_of(row.name.partition(" ")[0])
-        heads.setdefault(title, set()).add(row.head.kind)
+        heads.setdefault(title_of(row), set()).add(row.head.kind)
     missing = {family.title for family in FAMILIES} - heads.keys()
     assert not missing, f"no row tests {missing}"
     lines = ["| family | `model=` | for example | heads for | note |", "|---|---|---|---|---|"]
@@ -95,11 +94,21 @@ def table(rows: Iterable[Row]) -> str:
     return "\n".join(lines)
 
 
-def _family_of(name: str) -> str:
-    """Returns the title of the first family to which a row's name belongs; timm's names go on after an underscore."""
+def title_of(row: Row) -> str:
+    """Returns the title of the family of a row."""
+    return _family_of(row.name.partition(" ")[0]).title
+
+
+def options_of(row: Row) -> Sequence[str]:
+    """Returns the files of ``conf/model`` of the family of a row."""
+    return _family_of(row.name.partition(" ")[0]).options
+
+
+def _family_of(name: str) -> Family:
+    """Returns the first family to which a row's name belongs; timm's names go on after an underscore."""
     for family in FAMILIES:
         if any(name == own or name.startswith(f"{own}_") for own in family.rows):
-            return family.title
+            return family
     raise AssertionError(f"no family of tests/support/families.py has the row {name}")
 
 
