@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 from support.caches import OURS
 from support.jobs import TINY, Job, loaded, run_job
@@ -14,7 +15,7 @@ from support.texts import text_run, write_encoder, write_table
 
 from pipetransformer.autocache.about import ABOUT, About, changed_parts, read_about
 from pipetransformer.autocache.persistent import lock_store_dir, other_stores
-from pipetransformer.training.store_parts import named_parts
+from pipetransformer.training.store_parts import named_parts, revision
 
 PREFIX = ("precision=float64", "epochs=2", "freeze=prefix", "freeze.num_blocks=1")
 Change = Callable[[Path, Path], object]
@@ -101,6 +102,35 @@ def test_the_parts_of_the_same_run_are_the_same_whatever_its_rate_and_seed(tmp_p
     assert changed_parts(named_parts(loaded()), named_parts(loaded(*TINY[:2]))) == [
         "dataset.max_train_samples=None, here 64"
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("google/bert@v1", ("google/bert", "v1")),
+        ("hf-hub:timm/vit_tiny@v1", ("timm/vit_tiny", "v1")),
+        ("hf_hub:timm/vit_tiny", ("timm/vit_tiny", None)),
+        ("vit_tiny_patch16_224", None),
+    ],
+)
+def test_a_model_of_the_hub_is_known_by_its_commit(
+    name: str, asked: tuple[str, str | None] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = list[object]()
+
+    def found(repository: str, _: str, revision: str | None) -> str:
+        seen.append((repository, revision))
+        return "snapshots/0123/config.json"
+
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", found)
+    assert (revision(name), seen) == (("0123", [asked]) if asked else (None, []))
+
+
+def test_a_folder_is_known_by_its_files_and_a_name_of_no_repository_by_nothing(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert revision(f"local-dir:{tmp_path}") == revision(str(tmp_path)) is not None
+    assert revision(f"local-dir:{tmp_path / 'away'}") is None
+    assert revision("own:a/b/c") is None
 
 
 def test_samples_of_another_dataset_are_not_called_stale(tmp_path: Path) -> None:

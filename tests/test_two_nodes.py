@@ -72,6 +72,44 @@ def agents(tmp_path_factory: pytest.TempPathFactory) -> TwoNodes:
     return TwoNodes(folders, [process.returncode for process, _ in both], left)
 
 
+DYING = f"""
+import os, sys
+from contextlib import nullcontext
+from unittest import mock
+
+sys.path.insert(0, {str(ROOT / "tests")!r})
+from pipetransformer.command import main
+from support.faults import Fault
+from support.pool import BRIEF
+
+for name, value in BRIEF.items():  # no plan has to be good
+    mock.patch(name, value).start()
+dies = os.environ["NODE"] == "b" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+death = Fault("pipetransformer.runtime.elastic.ElasticRuntime.train_step", call=7)
+with death.injected() if dies else nullcontext():
+    main()
+"""
+
+
+@pytest.mark.thorough  # what ranks agree on: training/test_meeting.py; a restart on one node: test_torchrun.py
+@pytest.mark.parametrize("shares_store", [True, False], ids=["a store of the agents", "a store of each start"])
+def test_all_ranks_go_on_after_the_death_of_one_that_its_node_alone_counts(tmp_path: Path, shares_store: bool) -> None:
+    folders, run = make_folders(tmp_path), (*TINY, "epochs=3", "checkpoint.every_steps=2", "resume=auto")
+    (tmp_path / "dying.py").write_text(DYING)
+    words = ("-m", "torch.distributed.run", *of_two_nodes(free_port(), 1), "--max-restarts", "1")
+    options = *run, f"hydra.run.dir={tmp_path / 'run'}", "parallel.timeout_s=60"
+    own = {} if shares_store else {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    with ExitStack() as agents:
+        command = *words, str(tmp_path / "dying.py"), *options
+        both = [agents.enter_context(started(each, *command, NODE=each.name, **own)) for each in folders]
+        ended = [process.communicate(timeout=TIMEOUT_S) for process, _ in both]
+    assert [process.returncode for process, _ in both] == [0, 0], [err for _, err in ended]
+    job = Job(tmp_path / "run", error="")
+    assert job.summary["status"] == "completed"
+    assert [event["step"] for event in job.events("resume")] in ([2], [4], [6]), "no start was in vain"
+    assert [event["step"] for event in job.events("step")] == list(range(1, 13))
+
+
 AGENTS = "two agents"
 
 

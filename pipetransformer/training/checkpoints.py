@@ -144,8 +144,8 @@ class Checkpoints:
 
     def _report_end(self, written: Written) -> None:
         if written.path is None:
-            message = f"the checkpoint of step {written.step} was not written: {written.error}"
-            self._report.write("warning", message=f"{message}; the last one stays")
+            message, last = f"the checkpoint of step {written.step} was not written: {written.error}", self._last()
+            self._report.write("warning", message=f"{message}; make room in {self.folder.path}, where {last}")
             return
         if written.error:
             message = f"checkpoints that need not stay could not be removed ({written.error}); remove them by hand"
@@ -160,6 +160,10 @@ class Checkpoints:
             seconds=written.seconds,
             bytes=written.num_bytes,
         )
+
+    def _last(self) -> str:
+        step = self.folder.newest_step
+        return "there is none yet: the run could not go on" if step is None else f"that of step {step} is the last one"
 
     def wait(self) -> None:
         """Waits until the one in flight is published, and reports it."""

@@ -80,14 +80,20 @@ def _tokenizer(tokenizer: Any) -> str:
 
 def revision(name: str) -> str | None:
     """Returns what tells states of a model apart: of a folder its files, of the hub the commit that is here."""
+    for scheme in ("local-dir:", "hf-hub:", "hf_hub:"):  # timm's
+        name = name.removeprefix(scheme)
     folder = Path(name)
     if folder.is_dir():
         files = (file for file in sorted(folder.iterdir()) if file.is_file())
         return blake2b("\n".join(f"{file.name} {_stamp(file)}" for file in files).encode(), digest_size=8).hexdigest()
     from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
 
     repository, _, wanted = name.partition("@")
     if "/" not in repository:
         return None
-    found = try_to_load_from_cache(repository, "config.json", revision=wanted or None)
+    try:
+        found = try_to_load_from_cache(repository, "config.json", revision=wanted or None)
+    except HFValidationError:  # a name that the model's library alone knows
+        return None
     return Path(found).parent.name if isinstance(found, str) else None

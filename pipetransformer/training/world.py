@@ -8,16 +8,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import accumulate, count
+from itertools import accumulate
 
 import torch
 import torch.distributed as dist
-from torch.distributed.rendezvous import rendezvous
 
 from pipetransformer.config.sections import Parallel
 from pipetransformer.cores import num_cores, processor_name
 from pipetransformer.errors import UserError
 from pipetransformer.runtime.groups import batch_scheduled, destroy_group
+from pipetransformer.training.meeting import meet
 
 
 @contextmanager
@@ -37,7 +37,7 @@ def open_world(parallel: Parallel) -> Iterator[torch.device]:
         _listen_on_loopback()
         backend, timeout = "nccl" if device.type == "cuda" else "gloo", timedelta(seconds=parallel.timeout_s)
         if "RANK" in os.environ:  # a launcher has started this process
-            store, rank, world_size = _meet(timeout)
+            store, rank, world_size = meet(timeout)
         else:
             store, rank, world_size = dist.HashStore(), 0, 1
         with batch_scheduled(device.type):
@@ -52,27 +52,6 @@ def open_world(parallel: Parallel) -> Iterator[torch.device]:
     finally:
         if not is_there:
             destroy_group()
-
-
-JOINED_BY = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
-_joined: dict[tuple[str | None, ...], tuple[dist.Store, int, int]] = {}
-_worlds = count()
-
-
-def _meet(timeout: timedelta) -> tuple[dist.Store, int, int]:
-    """Returns the store that joins the ranks by the environment, with this rank and their number.
-
-    Each start of the ranks by torchrun, and each training of a script, has keys of its own: with those of the one
-    before, groups would find the addresses of ranks that died or of groups that are closed (seen with torch 2.15). The
-    store stays open for the next training: a rank that comes early would join one that rank 0 is about to close.
-    """
-    key = tuple(os.environ.get(name) for name in JOINED_BY)
-    if key not in _joined:
-        _joined[key] = next(rendezvous("env://", timeout=timeout))
-    store, rank, world_size = _joined[key]
-    store.set_timeout(timeout)
-    start = f"start-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
-    return dist.PrefixStore(f"{start}/world-{next(_worlds)}", store), rank, world_size
 
 
 def _listen_on_loopback() -> None:

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from pipetransformer.config.sections import Parallel
-from pipetransformer.training import world
+from pipetransformer.training import meeting, world
 
 NODE_ALL_REDUCE_S = 0.25
 """Between nodes, where all else takes whole seconds or next to nothing."""
@@ -33,7 +33,7 @@ def sums_of_worlds(port: int, number: int) -> list[float]:
     sums = []
     try:
         joined = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": rank, "WORLD_SIZE": world_size}
-        with mock.patch.dict(os.environ, joined), mock.patch.object(world, "_joined", {}):
+        with mock.patch.dict(os.environ, joined), mock.patch.object(meeting, "_joined", {}):
             for _ in range(number):
                 with world.open_world(Parallel(device="cpu", timeout_s=60)):
                     total = torch.ones(1)

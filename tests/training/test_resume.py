@@ -424,20 +424,28 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_not_resumed(pool: Pool, run_
 
 @pytest.mark.thinned("full")
 @pytest.mark.parametrize(
-    ("fault", "expected"),
+    ("fault", "expected", "left"),
     [
-        (Fault("pipetransformer.checkpoint.writer.write_flushed", call=4, what="fill the disk"), "No space left"),
-        (Fault("pipetransformer.checkpoint.folder.CheckpointFolder.publish", what="break the disk"), "Input/output"),
+        (
+            Fault("pipetransformer.checkpoint.writer.write_flushed", call=4, what="fill the disk"),
+            "No space left",
+            "there is none yet: the run could not go on",
+        ),
+        (
+            Fault("pipetransformer.checkpoint.folder.CheckpointFolder.publish", call=2, what="break the disk"),
+            "Input/output",
+            "that of step 4 is the last one",
+        ),
     ],
     ids=["full", "broken"],
 )
 def test_a_checkpoint_that_cannot_be_written_costs_a_warning(
-    pool: Pool, tmp_path: Path, stopped: Path, fault: Fault, expected: str
+    pool: Pool, tmp_path: Path, stopped: Path, fault: Fault, expected: str, left: str
 ) -> None:
     job = run_with(fault, pool, 2, tmp_path / "run", *RUN, "freeze=none")
     assert (job.error, job.summary["status"]) == ("", "completed")
     assert job.losses == pytest.approx(Job(stopped, "").losses + job.losses[10:], rel=0, abs=1e-10)
     assert expected in job.messages[0]
-    assert job.messages[0].endswith("the last one stays")
-    left = [path.name for path in (job.folder / FOLDER).glob("*")]
-    assert not [name for name in left if name.startswith(".")], "nothing half written stays"
+    assert job.messages[0].endswith(f"; make room in {job.folder / FOLDER}, where {left}")
+    kept = [path.name for path in (job.folder / FOLDER).glob("*")]
+    assert not [name for name in kept if name.startswith(".")], "nothing half written stays"

@@ -14,7 +14,7 @@ from support.nodes import free_port, sums_of_worlds
 from support.pool import Pool
 
 from pipetransformer.config.sections import Parallel
-from pipetransformer.training import world
+from pipetransformer.training import meeting
 from pipetransformer.training.world import limit_threads, open_world
 
 
@@ -57,9 +57,9 @@ def test_a_script_may_open_one_world_after_the_other(pool: Pool) -> None:
 
 def test_worlds_of_a_script_share_a_store_and_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     joined = [(dist.HashStore(), 0, 1)]
-    monkeypatch.setattr(world, "_joined", {})
-    monkeypatch.setattr(world, "rendezvous", lambda *_, **__: iter([joined.pop()]))
-    first, second = (world._meet(timedelta(seconds=60))[0] for _ in range(2))
+    monkeypatch.setattr(meeting, "_joined", {})
+    monkeypatch.setattr(meeting, "rendezvous", lambda *_, **__: iter([joined.pop()]))
+    first, second = (meeting.meet(timedelta(seconds=60))[0] for _ in range(2))
     first.set("address", "of a group that is closed")
     assert first.check(["address"])
     assert not second.check(["address"])
