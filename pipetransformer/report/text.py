@@ -262,7 +262,8 @@ def transition_rows(values: Values, world_size: int) -> list[Row]:
         moved = f"{byte_size(values['bytes_moved'])} in {plural(values['num_moves'], 'move')}"
         rows.append(("moved", ": ".join(filter(None, (moved, moved_layers(values))))))
     num_idle = world_size - num_devices(values["after"])
-    if num_idle and arrangement(values["before"]) != arrangement(values["after"]):
+    is_timed = values["reason"].startswith("baseline:")  # idle for the moment, whatever is faster
+    if num_idle and not is_timed and arrangement(values["before"]) != arrangement(values["after"]):
         why = "no plan with more devices is predicted to be faster"
         rows.append(("idle", f"{num_idle} of {plural(world_size, 'device')}: {why}"))
     return rows
@@ -284,7 +285,9 @@ def _step_times(values: Values) -> str:
 def _arrangement_of(plan: Values) -> tuple[Any, ...]:
     """Returns all that decides who computes what, but for the layers that the cache replaces."""
     last_layers = [last for _, last in plan["stages"]]
-    return last_layers, plan["num_replicas"], plan["num_microbatches"], plan["schedule"]
+    others = ("mesh", "stages_per_rank", "chunk_bytes", "sharded")  # which older runs do not name
+    fixed = plan["num_replicas"], plan["num_microbatches"], plan["schedule"]
+    return last_layers, *fixed, *(plan.get(name) for name in others)
 
 
 def _time_taken(values: Values) -> str:

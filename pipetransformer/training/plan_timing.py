@@ -103,4 +103,6 @@ class PlanTiming:
             return
         self._untried, fastest = None, trainer.planner.fastest()
         if not same_arrangement(fastest, trainer.plan):
-            trainer.try_plan(fastest, "baseline: all static plans are timed; the fastest plan goes on")
+            trainer.try_plan(
+                fastest, "baseline: all static plans are timed; the fastest that the options allow goes on"
+            )

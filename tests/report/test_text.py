@@ -192,6 +192,30 @@ def test_a_transition_that_only_fills_the_cache_names_the_cache(events: Events) 
     assert rows["step"] == "frozen blocks alone 43 ms -> 32 ms; cache 32 ms -> 27 ms (predicted)"
 
 
+@pytest.mark.parametrize("other", [{"mesh": "tp 4"}, {"stages_per_rank": 2}, {"chunk_bytes": 9}, {"sharded": True}])
+def test_a_transition_to_another_division_of_the_stages_is_a_new_arrangement(
+    other: dict[str, Any], events: Events
+) -> None:
+    transition = first(events, "transition")
+    before = transition["after"] | {"num_frozen": 1, "mesh": "tp 2 x dp_shard 2", "stages_per_rank": 1}
+    after = before | other | {"num_frozen": 2}
+    rows = dict(text.transition_rows(transition | {"before": before, "after": after}, world_size=4))
+    assert "; new arrangement " in rows["step"]
+    assert (
+        "; fewer layers "
+        in dict(
+            text.transition_rows(transition | {"before": before, "after": before | {"num_frozen": 2}}, world_size=4)
+        )["step"]
+    )
+
+
+def test_devices_that_are_idle_while_a_static_plan_is_timed_are_no_choice(events: Events) -> None:
+    transition = first(events, "transition") | {"reason": "fewer layers"}
+    assert dict(text.transition_rows(transition, world_size=8))["idle"].startswith("4 of 8 devices: no plan with more")
+    timed = transition | {"reason": "baseline: times the best static plan of another kind"}
+    assert "idle" not in dict(text.transition_rows(timed, world_size=8))
+
+
 def test_a_transition_without_a_gain_gives_the_planners_reason_and_moves_nothing(events: Events) -> None:
     kept = first(events, "transition") | {"predicted_gain_s": 0.0, "bytes_moved": 0, "choice": "no other is faster"}
     rows = dict(text.transition_rows(kept, world_size=4))

@@ -17,7 +17,7 @@ TARGET = "freeze.target_seconds=4000"  # without freezing they are predicted to 
 AS_PREDICTED = {"data": 24.0, "single": 48.0, "pipeline": 40.0, "hybrid": 40.0}  # a second per layer and sample
 
 SLOW = AS_PREDICTED | {"data": 1e4}  # of all predicted to be the fastest
-KEEP = "checkpoint.keep=9"
+KEEP = "checkpoint.keep=99"  # epochs that end while one is written are left out, or not
 SAVED, BASELINE = ("checkpoint.every_steps=20", KEEP), ("baseline=true", "checkpoint.every_steps=10", KEEP)
 
 
