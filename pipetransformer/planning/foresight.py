@@ -134,7 +134,7 @@ class _PredictedRun:
         decision, self._policy_state = ask(self._setting.policy, signals, self._policy_state)
         self._num_decisions += 1
         if self._target is not None:
-            self._spent.proposal = decision.num_frozen
+            self._spent.ask(decision.num_frozen)
             decision = self._target.scaled(decision, self._spent, setting.timeline.progress(step), frozen)
             self._spent.take(decision.num_frozen)
         if decision.num_frozen != frozen:

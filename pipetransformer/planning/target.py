@@ -50,7 +50,8 @@ class TargetState:
 
     Attributes:
         spent: Cost of the run so far.
-        proposal: The frozen prefix that the policy last asked for.
+        proposal: The frozen prefix that the policy last asked for, or to which the target has led since.
+        asked: The one that the policy last asked for.
         is_paused: The guard has unfrozen, and nothing freezes before the policy decides again.
         epochs: Length of the run of which ``spent`` is a part, where it is no time; it may go on with more epochs.
             0: nobody knows, as of checkpoints of earlier releases.
@@ -60,6 +61,11 @@ class TargetState:
     proposal: int = 0
     is_paused: bool = False
     epochs: int = 0
+    asked: int = 0
+
+    def ask(self, num_frozen: int) -> None:
+        """Takes over what the policy asks for."""
+        self.proposal, self.asked, self.is_paused = num_frozen, num_frozen, False
 
     def take(self, held: int) -> None:
         """Takes over a prefix that was led to; the policy has not asked to unfreeze it."""
@@ -76,8 +82,9 @@ class TargetState:
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> TargetState:
         """Returns the state of :meth:`state_dict`."""
-        epochs = int(state.get("epochs", 0))
-        return cls(float(state["spent"]), int(state["proposal"]), bool(state["is_paused"]), epochs)
+        proposal, epochs = int(state["proposal"]), int(state.get("epochs", 0))
+        asked = int(state.get("asked", proposal))  # which checkpoints of earlier releases do not have
+        return cls(float(state["spent"]), proposal, bool(state["is_paused"]), epochs, asked)
 
 
 @dataclass(frozen=True)
@@ -150,7 +157,8 @@ class Target:
             num_steps: Steps done with so many blocks frozen.
         """
         spent = sum(self.costs[n] * number for n, number in num_steps.items()) / max(1, sum(num_steps.values()))
-        state.spent, state.epochs, state.proposal = done.before * spent, done.epochs, num_frozen
+        state.ask(num_frozen)
+        state.spent, state.epochs = done.before * spent, done.epochs
 
     def spend(self, state: TargetState, num_frozen: int, run_seconds: float, done: Progress) -> None:
         """Counts a step.
@@ -236,15 +244,15 @@ class Target:
         if held == num_frozen:
             return None
         limit = "at least" if held > state.proposal else "by now"
-        asked = f"the policy last asked for {state.proposal}"
+        asked = f"the policy last asked for {state.asked}"
         return Decision(held, "target", f"{self._reason(limit, held, state, done)}; {asked}", {"allowed": float(held)})
 
     def _reason(self, limit: str, held: int, state: TargetState, done: Progress) -> str:
         allowed = min(held, self.bounds(state, done)[1]) if limit == "at most" else held
         blocks = "1 block" if allowed == 1 else f"{allowed} blocks"
         stay = f", and the {held} that are frozen stay so" if allowed < held else ""
-        unit = " s" if self.in_seconds else ""
-        spent = f"{self._spent(state, done):.3g} of {self.total:.3g}{unit} are spent after {done.before:.0%} of the run"
+        total = f"{self.total:.3g} s" if self.in_seconds else f"the {self.total:.3g} in which blocks may train"
+        spent = f"{self._spent(state, done):.3g} of {total} are spent after {done.before:.0%} of the run"
         return f"{self.option} allows {limit} {blocks}{stay}, as {spent}"
 
 

@@ -88,7 +88,7 @@ class RunDecisions:
         decision, policy_state = ask(self._policy, signals, state.policy_state)
         check_alike(self._policy, signals.decision, decision.num_frozen)
         if self._target is not None:
-            state.target.proposal, state.target.is_paused = decision.num_frozen, False
+            state.target.ask(decision.num_frozen)
             decision = self._target.scaled(decision, state.target, self._done, before)
         if decision.num_frozen > before:
             trainer.guard.watch()

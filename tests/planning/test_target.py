@@ -107,8 +107,8 @@ def test_a_decision_says_what_the_target_made_of_it() -> None:
     assert (scaled.num_frozen, scaled.bound) == (2, "target")
     assert scaled.terms == {"cap": 4.0, "proposed": 4.0, "allowed": 2.0}
     assert scaled.reason == (
-        "freeze.target_fraction=0.5 allows at most 2 blocks, as 0.25 of 0.5 are spent after 25% of the run; "
-        "all may freeze"
+        "freeze.target_fraction=0.5 allows at most 2 blocks, as 0.25 of the 0.5 in which blocks may train are spent "
+        "after 25% of the run; all may freeze"
     )
 
 
@@ -117,8 +117,21 @@ def test_a_target_that_is_missed_already_says_that_nothing_unfreezes_for_it() ->
     scaled = target.scaled(Decision(4, "cap", "all"), TargetState(spent=0.25, proposal=4), Progress(0.25, 0.25), 3)
     assert scaled.num_frozen == 3
     assert scaled.reason.startswith(
-        "freeze.target_fraction=0.5 allows at most 2 blocks, and the 3 that are frozen stay so, as 0.25 of 0.5 are"
+        "freeze.target_fraction=0.5 allows at most 2 blocks, and the 3 that are frozen stay so, as 0.25 of "
     )
+
+
+def test_a_target_that_leads_goes_on_to_say_what_the_policy_itself_has_asked_for() -> None:
+    target = Target("freeze.target_fraction=0.9", (1.0, 0.75, 0.5, 0.25, 0.0), 0.1)
+    state, reasons = TargetState(), list[str]()
+    state.ask(1)
+    for step in range(4):
+        decision = target.decision(state, Progress(0.2 * step, 0.2), 1 + step)
+        if decision is not None:
+            state.take(decision.num_frozen)
+            reasons.append(decision.reason)
+    assert len(reasons) > 1
+    assert all(reason.endswith("; the policy last asked for 1") for reason in reasons), reasons
 
 
 def test_a_decision_within_the_target_stays_what_it_is() -> None:
@@ -176,7 +189,7 @@ def test_a_run_that_goes_on_with_more_epochs_meets_its_target_in_all_of_them(sto
     assert state.spent == pytest.approx(0.5, abs=0.25 / 30)
     decision = Decision(4, "policy", "four")
     reason = target.scaled(decision, TargetState(0.25, 4, epochs=1), Progress(1 / 6, 1 / 30, 3), 0).reason
-    assert "0.0833 of 0.5 are spent after 17% of the run" in reason
+    assert "0.0833 of the 0.5 in which blocks may train are spent after 17% of the run" in reason
 
 
 def test_seconds_that_are_spent_stay_what_they_are_with_more_epochs() -> None:
@@ -249,7 +262,7 @@ def test_a_run_that_goes_on_tells_what_it_will_come_to_at_best(
 
 
 def test_the_state_comes_back_from_its_plain_values() -> None:
-    state = TargetState(0.25, 3, is_paused=True, epochs=5)
+    state = TargetState(0.25, 3, is_paused=True, epochs=5, asked=2)
     assert TargetState.from_dict(state.state_dict()) == state
-    earlier = {name: value for name, value in state.state_dict().items() if name != "epochs"}
-    assert TargetState.from_dict(earlier) == TargetState(0.25, 3, is_paused=True), "of an earlier release"
+    earlier = {name: value for name, value in state.state_dict().items() if name not in ("epochs", "asked")}
+    assert TargetState.from_dict(earlier) == TargetState(0.25, 3, is_paused=True, asked=3), "of an earlier release"
