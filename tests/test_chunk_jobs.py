@@ -41,6 +41,18 @@ def test_chunks_train_as_the_device_does_and_end_where_all_of_it_fits(pool: Pool
     assert plans == [(0, True), (1, True), (4, False)], "of the frozen blocks nothing is left on the device"
 
 
+def test_a_budget_that_all_of_a_device_fits_is_said_to_have_no_effect(pool: Pool, tmp_path: Path, plain: Job) -> None:
+    job = run_job(pool, 1, tmp_path / "run", *RUN, "parallel=chunks", made_up_times=True)
+    check_same(job, plain)
+    (note,) = job.messages
+    assert note.startswith("parallel.device_chunk_gib=1 has no effect: weights, gradients and optimizer state of a dev")
+    least_gib = float(note.partition("take ")[2].partition(" GiB")[0])
+    less = f"parallel.device_chunk_gib={least_gib - 1e-5:g}"
+    job = run_job(pool, 1, tmp_path / "less", *RUN, "parallel=chunks", less, made_up_times=True)
+    assert job.summary["plans"][0]["chunk_bytes"] > 0
+    assert not job.messages
+
+
 def test_adapters_train_with_chunks(pool: Pool, tmp_path: Path) -> None:
     """The embedding is no frozen layer, and has nothing that trains."""
     chunks = (*CHUNKS, f"parallel.device_chunk_gib={30_000 / 2**30}")  # a block and its adapter are 29,504 bytes

@@ -179,7 +179,6 @@ def test_a_model_that_no_mesh_splits_is_trained_without_one_where_the_choice_is_
         (["parallel.tp=3"], r"parallel\.tp=3 does not divide the model's heads \(2\); possible: 1, 2"),
         (["parallel.tp=2", "parallel.dp_shard=3"], r"parallel\.tp x dp_shard=6 does not divide the model's .* \(16\)"),
         (["parallel.cp=6"], r"parallel\.cp=6 is more than the 5 tokens of the shortest sample; lower parallel\.cp"),
-        (["parallel.tp=2", "peft=lora"], "has no rule for tensor parallelism; run with"),
         (["parallel.cp=4"], r"a mesh of cp 4 takes 4 devices, and there are 2; lower parallel\.tp"),
     ],
 )
@@ -262,6 +261,7 @@ def test_a_model_that_does_not_run_on_a_mesh_is_refused_or_has_none(
         ),
         (["parallel.tp=4", "parallel.world_size=2"], r"parallel\.tp=4 takes 4 processes, more than .*=2; raise it"),
         (["parallel.tp=2", "compile=true"], r"parallel\.tp=2 does not go with compile=true"),
+        (["parallel=megatron", "peft=lora"], r"parallel\.tp=2 does not go with peft=, since no mesh splits"),
     ],
 )
 def test_a_mesh_that_cannot_be_is_refused_at_once(overrides: list[str], words: str) -> None:
@@ -270,8 +270,11 @@ def test_a_mesh_that_cannot_be_is_refused_at_once(overrides: list[str], words: s
 
 
 def test_settings_that_have_no_effect_on_a_mesh_are_told() -> None:
-    assert "no effect on a mesh" in " ".join(warnings(loaded("parallel.tp=2", "randomness=device")))
-    assert "no effect without parallel.tp=" in " ".join(warnings(loaded("parallel.tp_algorithm=2d")))
+    (drawn,) = warnings(loaded("parallel.tp=2", "randomness=device"))
+    assert drawn.startswith("randomness=device has no effect on a mesh")
+    for options in (["parallel.tp_algorithm=2d"], ["parallel.tp_algorithm=2d", "parallel.cp=2"]):
+        assert "no effect without parallel.tp=" in " ".join(warnings(loaded(*options)))
+    assert not warnings(loaded("parallel.tp_algorithm=2d", "parallel.tp=null"))
     narrow, half = "parallel.reduce_dtype=precision", "precision=bfloat16"
     assert "reduce_dtype=precision has no effect" in " ".join(warnings(loaded(narrow, half)))
     assert "reduce_dtype=precision has no effect" in " ".join(warnings(loaded(narrow, "parallel.tp=4")))

@@ -26,7 +26,8 @@ def warnings(config: Config, num_steps: int | None = None, decision_every: int |
 
 def _of_randomness(config: Config) -> list[str]:
     texts = []
-    if config.randomness == "device" and config.parallel.arrangement == "elastic":
+    on_mesh = config.parallel.splits_stages and config.parallel.mesh.num_ranks > 1
+    if config.randomness == "device" and config.parallel.arrangement == "elastic" and not on_mesh:
         texts.append(
             "randomness=device lets dropout follow the division of batches into replicas and micro-batches, so the "
             "result depends on the plans; parallel=data keeps one division"
@@ -159,7 +160,7 @@ def _of_plans(config: Config) -> list[str]:
     parallel, texts = config.parallel, []
     if parallel.offload_path is not None and parallel.device_chunk_gib is None:
         texts.append(f"parallel.offload_path={parallel.offload_path} has no effect without parallel.device_chunk_gib=")
-    if not parallel.splits_stages and parallel.tp_algorithm != "1d":
+    if parallel.tp == 1 and parallel.tp_algorithm != "1d":
         texts.append(f"parallel.tp_algorithm={parallel.tp_algorithm} has no effect without parallel.tp= above 1")
     sums_more_than_two = any(size not in (1, 2) for size in parallel.mesh_sizes.values())
     if parallel.reduce_dtype != "float32" and not (sums_more_than_two and config.precision in HALF_PRECISIONS):

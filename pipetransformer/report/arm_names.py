@@ -53,7 +53,8 @@ def _written(run: Run, given: Sequence[str] | None) -> set[str]:
     """Returns the arguments of a run's command, and the number of its processes as it was."""
     options = by_option(given or ())
     known = _num_processes(run)
-    return {text for option, text in options.items() if not (known and option == WORLD_SIZE)} | known
+    own = {text.lstrip("+") for option, text in options.items() if not (known and option == WORLD_SIZE)}
+    return own | known
 
 
 def _num_processes(run: Run) -> set[str]:

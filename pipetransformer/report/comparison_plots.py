@@ -5,6 +5,7 @@ Each function returns a new figure, or ``None`` where no run has something to sh
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
@@ -183,17 +184,24 @@ def _bars(axes: Axes, arms: Sequence[Arm], values: Sequence[Sequence[float]]) ->
 
 
 def _main_metric(arms: Sequence[Arm]) -> tuple[str, str]:
-    """Returns name and split of the first main metric that there is: of the first run that has come so far."""
-    runs = [run for arm in arms for run in arm.runs]
-    ended = (run.summary["metric"] for run in runs if run.summary.get("metric"))
-    if metric := next(ended, None):
+    """Returns name and split of the main metric of most arms, the first of several; empty where nothing is evaluated.
+
+    That of an arm is that of its first run which has come to an evaluation.
+    """
+    found = [next(filter(None, map(_metric_of, arm.runs)), None) for arm in arms]
+    counts = Counter(each for each in found if each)
+    return max(counts, key=lambda each: counts[each], default=("", ""))  # counted in the order of the arms
+
+
+def _metric_of(run: Run) -> tuple[str, str] | None:
+    """Returns name and split of a run's main metric, as far as it has come."""
+    if metric := run.summary.get("metric"):
         return metric["name"], metric["split"]
-    for run in runs:
-        wanted = run.start.get("main_metric", {}) if run.has_started else {}
-        for event in run.events["evaluate"]:
-            if wanted.get("split") in (None, event["split"]):
-                return wanted.get("name") or next(iter(event["metrics"])), event["split"]
-    return "", ""
+    wanted = run.start.get("main_metric", {}) if run.has_started else {}
+    for event in run.events["evaluate"]:
+        if wanted.get("split") in (None, event["split"]):
+            return wanted.get("name") or next(iter(event["metrics"])), event["split"]
+    return None
 
 
 def _points(run: Run, split: str, name: str) -> Iterator[tuple[int, tuple[float, float, int]]]:

@@ -13,6 +13,9 @@ from pipetransformer.autocache.source import SampleSource
 from pipetransformer.autodp.sampler import SampleOrder
 from pipetransformer.autodp.transition import Transition
 from pipetransformer.autopipe.constraints import check_world
+from pipetransformer.autopipe.offload import model_bytes
+from pipetransformer.autopipe.plan import Plan
+from pipetransformer.autopipe.search.search import gib_upwards
 from pipetransformer.config.no_effect import warnings
 from pipetransformer.config.schema import Config
 from pipetransformer.config.sections import Parallel
@@ -135,9 +138,11 @@ def prepare(
     runtime = closing.enter_context(
         ElasticRuntime(stack, data.task, optim, context, own_rates=config.freeze.has_own_rates, parks=config.parks)
     )
-    loaders = train, tuple(evaluation)
+    loaders, first = (train, tuple(evaluation)), _first(planner, config.parallel)
+    if note := unused_chunks(planner, first.after, config.parallel):
+        report.write("warning", message=note)
     return RunComponents(
-        data, stack, *loaders, planner, _first(planner, config.parallel), cache_setup, runtime, inputs, optim, order,
+        data, stack, *loaders, planner, first, cache_setup, runtime, inputs, optim, order,
         num_parameters, resumed,
     )  # fmt: skip
 
@@ -196,6 +201,17 @@ def _check_lengths(data: Data, stack: LayerStack) -> None:
                 f"{lengths.min()} to {lengths.max()} tokens; give texts of one length, or a pt.LayerStack whose layers "
                 "take attention_mask"
             )
+
+
+def unused_chunks(planner: Planner, first: Plan, parallel: Parallel) -> str:
+    """Returns that all of a device fits the chunks' budget under the first plan; empty where it does not."""
+    if parallel.device_chunk_gib is None or first.chunk_bytes:
+        return ""
+    taken_gib = gib_upwards(model_bytes(planner.profile, first))
+    return (
+        f"parallel.device_chunk_gib={parallel.device_chunk_gib:g} has no effect: weights, gradients and optimizer "
+        f"state of a device take {taken_gib:.4g} GiB; give less to keep a part of them in host memory"
+    )
 
 
 def _first(planner: Planner, parallel: Parallel) -> Transition:

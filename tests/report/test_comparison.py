@@ -158,7 +158,7 @@ def test_runs_of_the_same_settings_are_one_arm_however_they_were_written(sweep: 
     write_overrides(sweep / "1", ["epochs=3", "+model.options={depth: 2}", "freeze=none", "seed=2"])
     write_overrides(sweep / "2", ["epochs=3", "freeze=alpha"])
     assert [(arm.name, len(arm.runs)) for arm in arms_of(sweep)] == [
-        ("++model.options={depth:2}", 2),
+        ("model.options={depth:2}", 2),
         ("freeze=alpha", 1),
     ]
 
@@ -423,6 +423,20 @@ def test_a_run_that_evaluated_less_takes_nothing_from_the_others_of_its_arm(swee
 def test_an_arm_that_cannot_be_drawn_is_named(sweep: Path) -> None:
     change_events(sweep / "2", "evaluate", lambda event: event | {"metrics": {"loss": 2.0}})
     assert legend_of(arms_of(sweep)) == ["freeze=none (2 runs)", "freeze=alpha: no test accuracy"]
+
+
+def test_the_figure_is_of_the_metric_of_most_arms_whichever_comes_first(sweep: Path) -> None:
+    shutil.copytree(sweep / "2", sweep / "3")
+    write_overrides(sweep / "3", ["epochs=3", "freeze=linear"])
+    (sweep / "3" / CONFIG).write_text("seed: 1\nfreeze:\n  kind: freeze=linear\n")
+    for job in "01":
+        change(sweep / job, metric={"name": "f1", "value": 0.5, "split": "articles", "num_samples": 9})
+    figure = comparison_plots.metric_over_time(arms_of(sweep))
+    assert figure is not None
+    assert figure.axes[0].get_ylabel() == "test accuracy"
+    figure = comparison_plots.metric_over_time(arms_of(sweep)[:2])
+    assert figure is not None
+    assert figure.axes[0].get_ylabel() == "articles f1", "the first of as many"
 
 
 def test_a_run_without_a_summary_is_drawn_by_the_metric_that_was_asked_for(sweep: Path) -> None:
