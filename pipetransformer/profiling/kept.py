@@ -13,7 +13,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict, fields
 from functools import partial
 from hashlib import blake2b
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -78,9 +78,17 @@ def profile_key(
         randomness,
         (platform.node(), platform.processor(), os.cpu_count(), torch.get_num_threads()),
         torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        [version(name) for name in ("pipetransformer", "torch", "timm", "transformers")],
+        [_version(name) for name in ("pipetransformer", "torch", "timm", "transformers")],
     )
     return blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+
+
+def _version(package: str) -> str:
+    """Returns the version of a package; empty where it runs from its folder and is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
 
 
 def _name(function: Callable[..., object]) -> tuple[object, ...]:
