@@ -7,19 +7,24 @@ from typing import Any
 from pipetransformer.errors import UserError
 
 LOWER_IS_BETTER = {
-    "loss", "losses", "perplexity", "ppl", "entropy", "nll", "error", "errors", "mae", "mse", "rmse", "mape", "brier",
-    "wer", "cer",
+    "losses", "perplexity", "ppl", "nll", "error", "errors", "mae", "mse", "rmse", "msle", "rmsle", "mape", "smape",
+    "brier", "hinge", "bpb", "bpc", "bits", "wer", "cer",
 }  # fmt: skip
+ENDINGS = ("loss", "entropy")  # of a word, as in logloss
+NEGATED = {"neg", "negative"}
 
 
 def sign_of(metric: str) -> int:
     """Returns 1 for a metric of which more is better, and -1 for a loss or an error.
 
-    A word of the name tells, as in ``token_loss``, ``error_rate`` or ``valRMSE``. A name that begins with ``neg_``
-    tells that the sign is turned around already.
+    A word of the name tells, as in ``token_loss``, ``error_rate``, ``logloss`` or ``valRMSE``. With the word ``neg`` or
+    ``negative`` the sign is turned around already, as in scikit-learn's ``neg_log_loss``; a likelihood is a loss then.
     """
     words = [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", metric)]
-    return -1 if words[:1] != ["neg"] and LOWER_IS_BETTER.intersection(words) else 1
+    if "likelihood" in words:
+        return -1 if NEGATED.intersection(words) else 1
+    is_loss = bool(LOWER_IS_BETTER.intersection(words)) or any(word.endswith(ENDINGS) for word in words)
+    return -1 if is_loss and not NEGATED.intersection(words) else 1
 
 
 def plain_metrics(metrics: Any, where: str) -> dict[str, float]:

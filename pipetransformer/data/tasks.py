@@ -6,6 +6,7 @@ A new task is one :class:`Task`; the runtime, the evaluation and the models take
 from __future__ import annotations
 
 import math
+import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -245,22 +246,29 @@ def compute_metrics(names: tuple[str, ...], predictions: np.ndarray, targets: np
 
 
 def answer_scores(answers: Sequence[str], right: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Computes F1 and exact match as SQuAD's official script does, 1 is perfect.
+    """Computes F1 and exact match as the official script of SQuAD 2.0 does, 1 is perfect.
 
     Args:
         answers: The answer to each of N questions, empty for none.
-        right: The answers that count as right, none where the context has no answer.
+        right: The answers that count as right, none where the context has no answer. Those without a word that counts,
+            as "the", are left out.
     """
     from torchmetrics.functional.text import squad
 
     # numbered here, because files may use an id twice; no right answer at all counts as the empty text
     given = [{"id": str(row), "prediction_text": text} for row, text in enumerate(answers)]
     wanted = [
-        {"id": str(row), "answers": {"text": list(texts) or [""], "answer_start": [0]}}
+        {"id": str(row), "answers": {"text": [*filter(_has_words, texts)] or [""], "answer_start": [0]}}
         for row, texts in enumerate(right)
     ]
     percent = squad(given, wanted)
     return {name: float(percent[name]) / 100 for name in ANSWER_METRICS}
+
+
+def _has_words(answer: str) -> bool:
+    """Returns whether anything is left of an answer without punctuation and articles, which do not count."""
+    words = answer.lower().translate(str.maketrans("", "", string.punctuation)).split()
+    return not {"a", "an", "the"}.issuperset(words)
 
 
 def _one_per_sample(num_outputs: int, hidden: Shape) -> Shape:

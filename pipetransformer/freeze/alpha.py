@@ -45,9 +45,12 @@ def check_alpha(alpha: float) -> None:
 def next_cap(alpha: float, signals: Signals, state: State) -> float:
     """Returns the cap as a real number of blocks: ``start + alpha (L - start)``.
 
-    It starts from its last real value, ``state["cap"]``, where the cap bound, and else from the frozen blocks.
+    It starts from its last real value, ``state["cap"]``, where the cap bound, and else from the frozen blocks. Where
+    more is frozen, as by a target, it bound no longer.
     """
     start = state.get("cap", float(signals.num_frozen))
+    if whole_blocks(start) < signals.num_frozen:
+        start = float(signals.num_frozen)
     return start + alpha * (signals.num_blocks - start)
 
 

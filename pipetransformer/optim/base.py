@@ -258,7 +258,9 @@ class OptimizerSpec(ABC):
         return self.peak if self._num_warmup(num_steps) <= num_steps else self.rate(num_steps - 1, num_steps)
 
     def _num_warmup(self, num_steps: int) -> int:
-        return int(self.warmup * num_steps) if self.warmup_steps is None else self.warmup_steps
+        """Computes the steps of the warm-up; a fraction is rounded up, as by transformers."""
+        exact = self.warmup * num_steps if self.warmup_steps is None else self.warmup_steps
+        return math.ceil(exact - 1e-9)  # but for the noise that would make 8 steps of 0.07 * 100
 
     def rates(self, rate: float, num_layers: int) -> list[float]:
         """Computes the learning rate of each layer from that of the head."""

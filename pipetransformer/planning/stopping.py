@@ -74,7 +74,8 @@ class Patience:
         if options.patience is not None and self.num_waited >= options.patience:
             by = f" by more than {options.min_delta:g}" if options.min_delta else ""
             times = "1 evaluation" if options.patience == 1 else f"{options.patience} evaluations"
-            self.reason = f"no better {name} than {self.value:.4g}{by} for {times}"
+            better = "higher" if sign_of(name) > 0 else "lower"
+            self.reason = f"no {better} {name} than {self.value:.4g}{by} for {times}"
 
     def state_dict(self) -> dict[str, Any]:
         """Returns plain values that JSON can hold without loss."""

@@ -47,6 +47,13 @@ def test_a_broken_rule_leaves_the_table(mutation: AbstractContextManager[object]
         check_mutation(AlphaCap(alpha=1 / 3), 12, TABLE)
 
 
+def test_where_a_target_has_frozen_more_the_cap_starts_from_what_is_frozen() -> None:
+    decision, state = AlphaCap(alpha=0.1).decide(Signals(5, 12, 8, {}), {"cap": 1.2})
+    assert (decision.num_frozen, state) == (9, {"cap": pytest.approx(8.4)})
+    decision, _ = AlphaCap(alpha=0.1).decide(Signals(5, 12, 2, {}), {"cap": 1.2})
+    assert decision.terms["cap"] == pytest.approx(2.28), "of the real number that was rounded up"
+
+
 def test_rounding_noise_freezes_no_further_block() -> None:
     assert 0.07 * 100 > 7
     table = [Row(num_frozen=7, bound="cap")]

@@ -71,7 +71,8 @@ def test_rounding_noise_freezes_no_further_block() -> None:
 
 
 def test_a_state_from_before_more_blocks_froze_unfreezes_none() -> None:
-    assert PaperRule(alpha=0.1).decide(signals([0, 0, 0, 2, 1], num_frozen=3), {"cap": 0.5})[0].num_frozen == 3
+    decision, _ = PaperRule(alpha=0.1).decide(signals([0, 0, 0, 2, 1], num_frozen=3), {"cap": 0.5})
+    assert (decision.num_frozen, decision.terms["cap"]) == (4, 3.2), "10% of the two that are left"
 
 
 @given(norms=st.lists(st.floats(0, 1e6), min_size=1, max_size=24), alpha=st.floats(0.01, 0.99), data=st.data())

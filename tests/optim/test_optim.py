@@ -20,12 +20,19 @@ def test_the_warm_up_rises_to_the_peak_in_equal_steps() -> None:
     assert rates(warmup=0.4, schedule="constant") == pytest.approx([0.25, 0.5, 0.75] + [1.0] * 7)
 
 
+@given(num_steps=st.integers(1, 2000), percent=st.integers(0, 99))
+def test_a_fraction_of_the_steps_is_rounded_up_without_the_noise_of_its_product(num_steps: int, percent: int) -> None:
+    values = rates(num_steps, warmup=percent / 100, schedule="constant")
+    num_warmup = -(-percent * num_steps // 100)  # of whole numbers, which have no noise
+    assert values.index(1.0) == max(0, num_warmup - 1)
+
+
 def test_a_linear_schedule_would_reach_zero_one_step_after_the_last() -> None:
     assert rates(schedule="linear") == pytest.approx([1 - step / 10 for step in range(10)])
 
 
 def test_a_cosine_schedule_passes_half_the_peak_in_the_middle() -> None:
-    values = rates(num_steps=11, warmup=0.1, schedule="cosine")
+    values = rates(num_steps=11, warmup=1 / 11, schedule="cosine")
     assert values[:2] == [1.0, 1.0]
     assert values[6] == pytest.approx(0.5)
     assert values[-1] == pytest.approx((1 + math.cos(0.9 * math.pi)) / 2)

@@ -29,27 +29,27 @@ def ends_at(options: Evaluation, name: str, values: list[float]) -> tuple[int | 
             Evaluation(patience=2),
             "accuracy",
             [0.5, 0.9, 0.8, 0.9, 1.0],
-            (4, "no better accuracy than 0.9 for 2 evaluations"),
+            (4, "no higher accuracy than 0.9 for 2 evaluations"),
         ),
         (Evaluation(patience=2), "accuracy", [0.5, 0.4, 0.6, 0.5, 0.7], (None, "")),
-        (Evaluation(patience=1), "loss", [0.5, 0.4, 0.45], (3, "no better loss than 0.4 for 1 evaluation")),
+        (Evaluation(patience=1), "loss", [0.5, 0.4, 0.45], (3, "no lower loss than 0.4 for 1 evaluation")),
         (
             Evaluation(patience=2, min_delta=0.2),
             "f1",
             [0.5, 0.6, 0.69, 0.9],
-            (3, "no better f1 than 0.5 by more than 0.2 for 2 evaluations"),
+            (3, "no higher f1 than 0.5 by more than 0.2 for 2 evaluations"),
         ),
         (Evaluation(patience=2, min_delta=0.2), "f1", [0.5, 0.6, 0.71, 0.8, 0.95], (None, "")),
         (
             Evaluation(patience=1, min_delta=0.01),
             "accuracy",
             [0.8, 0.81],  # which is more than 0.01 in floating-point numbers
-            (2, "no better accuracy than 0.8 by more than 0.01 for 1 evaluation"),
+            (2, "no higher accuracy than 0.8 by more than 0.01 for 1 evaluation"),
         ),
         (Evaluation(), "accuracy", [0.5] * 50, (None, "")),
         (Evaluation(patience=1), "loss", [math.nan, 0.5, 0.4], (None, "")),
-        (Evaluation(patience=2), "loss", [math.nan] * 9, (3, "no better loss than nan for 2 evaluations")),
-        (Evaluation(patience=2), "loss", [0.5, math.nan, math.nan], (3, "no better loss than 0.5 for 2 evaluations")),
+        (Evaluation(patience=2), "loss", [math.nan] * 9, (3, "no lower loss than nan for 2 evaluations")),
+        (Evaluation(patience=2), "loss", [0.5, math.nan, math.nan], (3, "no lower loss than 0.5 for 2 evaluations")),
     ],
 )
 def test_a_run_ends_after_so_many_evaluations_without_a_new_best(
@@ -59,8 +59,15 @@ def test_a_run_ends_after_so_many_evaluations_without_a_new_best(
 
 
 def test_a_loss_is_better_where_it_is_lower() -> None:
-    more = ("accuracy", "f1", "glossary", "neg_mean_squared_error", "R2")
-    less = ("loss", "token_loss", "perplexity", "error_rate", "MAE", "val_RMSE", "valLoss", "mean_squared_error", "nll")
+    more = (
+        "accuracy", "f1", "glossary", "neg_mean_squared_error", "R2", "val_neg_log_loss", "log_likelihood", "bleu",
+        "negative_rmse",
+    )  # fmt: skip
+    less = (
+        "loss", "token_loss", "perplexity", "error_rate", "MAE", "val_RMSE", "valLoss", "mean_squared_error", "nll",
+        "logloss", "eval_logloss", "crossentropy", "rmsle", "negative_log_likelihood", "negLogLikelihood",
+        "bits_per_byte", "hinge", "cross_entropy",
+    )  # fmt: skip
     assert [sign_of(name) for name in (*more, *less)] == [1] * len(more) + [-1] * len(less)
 
 

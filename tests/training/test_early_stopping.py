@@ -33,7 +33,7 @@ def test_a_run_ends_early_on_all_ranks_with_the_rates_of_the_whole_run(pool: Poo
         assert seen.summary["optimizer_steps"] == 6
         early = seen.summary["stopped_early"]
         assert early["step"] == 6
-        assert early["reason"].startswith("no better loss than ")
+        assert early["reason"].startswith("no lower loss than ")
         assert early["reason"].endswith(" by more than 1e+09 for 2 evaluations")
         assert seen.summary["metric"]["name"] == "loss"
         assert seen.summary["speedup_vs_static"] > 0

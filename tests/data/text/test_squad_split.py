@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipetransformer.data.base import TextFormat
+from pipetransformer.data.tasks import answer_scores
 from pipetransformer.data.text.squad_split import NUM_SPANS, SquadSplit, best_spans
 from pipetransformer.data.text.squad_windows import Question, tokenize_windows
 
@@ -34,6 +35,20 @@ def gold(split: SquadSplit) -> np.ndarray:
     """Predicts the right span of each window with score 1, shape (N, 1, 3)."""
     spans = split.targets(range(len(split)))[:, :2].numpy()
     return np.concatenate([spans, np.ones((len(split), 1))], axis=1)[:, None]
+
+
+@pytest.mark.parametrize(
+    ("answer", "right", "f1", "exact"),
+    [
+        ("", ["cat", "the"], 0.0, 0.0),  # an article alone is no answer
+        ("An", ["the"], 1.0, 1.0),  # and none of the right ones leaves the question without
+        ("", [], 1.0, 1.0),
+        ("The cat!", ["cat"], 1.0, 1.0),
+        ("black cat", ["?", "a cat"], 2 / 3, 0.0),
+    ],
+)
+def test_answers_are_scored_as_by_the_official_script(answer: str, right: list[str], f1: float, exact: float) -> None:
+    assert answer_scores([answer], [right]) == pytest.approx({"f1": f1, "exact_match": exact})
 
 
 def test_right_spans_score_one_and_empty_ones_zero(make: Make) -> None:
