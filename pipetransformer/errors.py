@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+INTERRUPTED = 130  # exit code after Ctrl-C
 _FIELD = re.compile(r"`([a-z_]+)`")
 
 
@@ -87,7 +88,7 @@ class Stopped(KeyboardInterrupt):
     @property
     def exit_code(self) -> int:
         """75 asks to be started again (``EX_TEMPFAIL``); 130 is Ctrl-C."""
-        return 75 if self.requeue else 130
+        return 75 if self.requeue else INTERRUPTED
 
 
 class RankLost(UserError):
@@ -159,3 +160,9 @@ class FeatureOverflow(UserError, OverflowError):
 def name_fields(message: str, names: Mapping[str, str]) -> str:
     """Replaces each field in backticks by its name in ``names``, or by the field itself."""
     return _FIELD.sub(lambda field: names.get(field[1], field[1]), message)
+
+
+def without_number(error: OSError) -> str:
+    """Returns the file and the reason of an error of the operating system; a write tells no file."""
+    reason = error.strerror or str(error)
+    return reason if error.filename is None else f"{error.filename}: {reason}"

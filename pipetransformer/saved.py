@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pipetransformer.config.arguments import explain, unknown_key
 from pipetransformer.config.compose import read_config
 from pipetransformer.config.schema import Config
-from pipetransformer.errors import UserError
+from pipetransformer.errors import INTERRUPTED, UserError, without_number
 from pipetransformer.report.environment import option_of
 from pipetransformer.report.rows import row_writer
 from pipetransformer.report.run_folder import CONFIG
@@ -111,7 +111,9 @@ def _run(text: str, names: Sequence[str], do: Callable[[Options], None]) -> None
     except UserError as error:
         sys.exit(redact(explain(error)))
     except OSError as error:
-        sys.exit(redact(f"{error.filename}: {error.strerror}; name another place by out= or output="))
+        sys.exit(redact(f"{without_number(error)}; name another place by out= or output="))
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
 
 
 def _options(arguments: Sequence[str], names: Sequence[str]) -> Options:

@@ -4,15 +4,19 @@ import errno
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import fields
+from unittest import mock
 
 import pytest
 from support.jobs import ROOT
 
-from pipetransformer import errors
+from pipetransformer import errors, saved
 from pipetransformer.config.names import OPTIONS, in_options
 from pipetransformer.config.sections import Cache, Parallel
-from pipetransformer.errors import InfeasiblePlan, StoreFailed, UserError
+from pipetransformer.errors import InfeasiblePlan, StoreFailed, UserError, without_number
+from pipetransformer.report import __main__ as report
+from pipetransformer.simulate import __main__ as simulation
 
 KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, UserError)]
 HEAVY = ("torch", "hydra", "omegaconf", "numpy")
@@ -60,3 +64,28 @@ def test_errors_import_nothing_heavy() -> None:
     code = f"import sys, pipetransformer.errors; print([name for name in {HEAVY} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_write_that_fails_tells_its_reason_and_no_file_that_nobody_knows() -> None:
+    assert without_number(OSError(28, "No space left on device")) == "No space left on device"
+    assert without_number(OSError(13, "Permission denied", "page.html")) == "page.html: Permission denied"
+    assert without_number(OSError("torn")) == "torn"
+
+
+@pytest.mark.parametrize(
+    ("main", "inner"),
+    [
+        (report.main, "pipetransformer.report.__main__._run"),
+        (simulation.main, "pipetransformer.simulate.__main__.compose_and_run"),
+        (saved.export, "pipetransformer.saved._options"),
+        (saved.evaluate, "pipetransformer.saved._options"),
+        (saved.predict, "pipetransformer.saved._options"),
+    ],
+)
+def test_a_command_that_is_interrupted_ends_without_a_trace(
+    main: Callable[[], None], inner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["command", "run=x"] if main is not simulation.main else ["command"])
+    with mock.patch(inner, side_effect=KeyboardInterrupt), pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130

@@ -85,7 +85,7 @@ ARRANGING = ("arrangement", "microbatches", "recompute", "planning", "cache", "b
 """Options that must not change the result; all others may."""
 REFUSED: dict[Pair, str] = {
     (("evaluate", "best"), ("checkpoint", "off")): "evaluate.save=best takes the weights from a checkpoint",
-    **{(("arrangement", mesh), ("peft", "lora")): "has no rule for tensor parallelism" for mesh in MESHES},
+    **{(("arrangement", mesh), ("peft", "lora")): "does not go with peft=, since no mesh splits" for mesh in MESHES},
     **{(("arrangement", mesh), ("model", "gpt2")): "no tp_plan says how GPT2Model is split" for mesh in MESHES},
 }
 

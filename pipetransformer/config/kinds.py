@@ -1,64 +1,21 @@
-"""The kinds of values that a script gives for arguments and options, checked before one of them is used.
+"""The kinds of values that the options of a run take, and what its files can hold."""
 
-Without it a value of another kind would end in a trace of whatever uses it first. The command line types its options
-itself.
-"""
-
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
-from numbers import Integral, Real
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from os import PathLike
-from types import NoneType, UnionType
-from typing import Any, Self, get_args, get_origin
+from types import NoneType
+from typing import Any
 
 from pipetransformer.config.schema import SECTIONS, Config, SimulationConfig, as_plain
 from pipetransformer.data.base import DatasetSpec
 from pipetransformer.decorated import check_decorated
 from pipetransformer.errors import UserError
 from pipetransformer.freeze.base import FreezePolicy
+from pipetransformer.kinds import Kind, check_kinds, in_words, kinds_of
 from pipetransformer.models.adapters import AdapterSpec
 from pipetransformer.models.base import ModelSpec
 from pipetransformer.optim.base import OptimizerSpec
 from pipetransformer.report.reporter import LoggerSpec
-
-WIDER: dict[Any, tuple[Any, ...]] = {int: (Integral,), float: (Real,), str: (str, PathLike), list: (list, tuple)}
-"""Substitutes of a type: numbers of numpy, paths, tuples."""
-WORDS = {
-    int: "a whole number", float: "a number", bool: "True or False", str: "a string", list: "a list", NoneType: "None"
-}  # fmt: skip
-SHOWN = 60  # characters of a value that is no object
-
-
-@dataclass(frozen=True)
-class Kind:
-    """The values that an argument takes.
-
-    Attributes:
-        types: Their types. ``bool`` counts as no number, and a class never stands for its instance.
-        give: The remedy in words.
-    """
-
-    types: tuple[Any, ...]
-    give: str
-
-    @classmethod
-    def of(cls, annotation: Any) -> Self:
-        """Returns the kind of a type, of a list of something, or of several types as in ``int | None``."""
-        choices = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
-        types = tuple(get_origin(each) or each for each in choices)
-        return cls(types, " or ".join(WORDS.get(each, f"{each.__name__}(...)") for each in types))
-
-    @property
-    def or_none(self) -> "Kind":
-        """The same kind, or ``None``."""
-        return Kind((*self.types, NoneType), f"{self.give}, or None")
-
-    def holds(self, value: Any) -> bool:
-        """Returns whether a value is of this kind."""
-        if isinstance(value, bool):
-            return bool in self.types
-        return not isinstance(value, type) and any(isinstance(value, WIDER.get(each, each)) for each in self.types)
-
 
 SPECS = {
     "model": Kind((ModelSpec,), "a specification, such as pt.TimmModel(name=...)"),
@@ -84,21 +41,6 @@ SIMULATED = {"config": Kind((SimulationConfig,), "SimulationConfig(...)")}
 """Arguments of :func:`~pipetransformer.simulate.run.simulate`."""
 
 
-def check_kinds(given: Mapping[str, Any], kinds: Mapping[str, Kind], section: str = "") -> None:
-    """Refuses a value of another kind than its argument takes.
-
-    Args:
-        given: Values by the names of their arguments; one that has no kind may be anything.
-        section: Of a configuration, whose name the arguments begin with.
-
-    Raises:
-        UserError: With the argument, the value and the remedy.
-    """
-    for name, kind in kinds.items():
-        if name in given and not kind.holds(given[name]):
-            raise UserError(f"{section}{name} is {_in_words(given[name])}; give {kind.give}")
-
-
 def check_config(config: Config) -> None:
     """Refuses a configuration one of whose fields holds a value of another kind, or loses options of its class.
 
@@ -109,9 +51,10 @@ def check_config(config: Config) -> None:
     check_kinds(vars(config), SIMULATION if isinstance(config, SimulationConfig) else CONFIG)
     for name in OPTIONS.keys() & vars(config).keys():
         check_kinds(vars(getattr(config, name)), OPTIONS[name], f"{name}.")
-    for spec in vars(config).values():
+    for name, spec in vars(config).items():
         if is_dataclass(spec) and not isinstance(spec, type):
             check_decorated(type(spec))
+            check_kinds(vars(spec), kinds_of(type(spec)), f"{name}.")
 
 
 def check_plain(config: Config) -> None:
@@ -123,7 +66,7 @@ def check_plain(config: Config) -> None:
     for name, value in _leaves(as_plain(config), ""):
         if type(value) not in (NoneType, bool, int, float, str):
             raise UserError(
-                f"{name} is {_in_words(value)}, which config.yaml of the run cannot hold; give numbers, strings, and "
+                f"{name} is {in_words(value)}, which config.yaml of the run cannot hold; give numbers, strings, and "
                 "lists and dictionaries of them, or hand a model or data of your own to pt.ElasticTrainer(...)"
             )
 
@@ -138,19 +81,3 @@ def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
             yield from _leaves(each, f"{name}[{index}]")
     else:
         yield name, value
-
-
-def _in_words(value: Any) -> str:
-    """Returns a value that is short as it is written, and of any other its type."""
-    kind = type(value)
-    if isinstance(value, type):
-        return f"the class {value.__qualname__}"
-    if value is None:
-        return "None"
-    if isinstance(value, bool | int | float | str):
-        return f"{repr(value)[:SHOWN]} ({kind.__name__})"
-    return (
-        f"of type {kind.__qualname__}"
-        if kind.__module__ == "builtins"
-        else f"of type {kind.__module__}.{kind.__qualname__}"
-    )

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from pipetransformer.decorated import check_decorated
 from pipetransformer.errors import UserError
+from pipetransformer.kinds import check_kinds, kinds_of
 
 ON_UNFREEZE = ("keep", "reset")
 
@@ -108,6 +109,7 @@ class FreezePolicy(ABC):
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
+        check_kinds(vars(self), kinds_of(type(self)), "freeze.")
         if self.interval is not None and not 0 < self.interval <= 1:
             raise UserError(
                 f"freeze.interval={self.interval} is not a fraction of the run; give a number above 0 and at most 1, "

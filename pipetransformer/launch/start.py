@@ -10,12 +10,13 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from pipetransformer.config.kinds import RUN, check_kinds, check_plain
+from pipetransformer.config.kinds import RUN, check_plain
 from pipetransformer.config.schema import Config, as_plain, write_config
 from pipetransformer.config.validate import check_batch, validate
 from pipetransformer.cores import num_cores
 from pipetransformer.data.base import count_before_loading
 from pipetransformer.errors import UserError
+from pipetransformer.kinds import check_kinds
 from pipetransformer.launch import forkserver
 from pipetransformer.launch.claim import claimed
 from pipetransformer.launch.restarts import after_restart

@@ -11,6 +11,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Self
 
 from pipetransformer.errors import UserError
+from pipetransformer.kinds import check_kinds, kinds_of
 from pipetransformer.optim.schedules import SCHEDULES, by_width, falling, inverse_sqrt, steps_down
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ class OptimizerSpec(ABC):
     clip_norm: float | None = 1.0
 
     def __post_init__(self) -> None:
+        check_kinds(vars(self), kinds_of(type(self)), "optim.")
         if self.schedule not in SCHEDULES:
             raise UserError(f"optim.schedule={self.schedule} is unknown; choose one of {', '.join(SCHEDULES)}")
         if not 0 <= self.warmup < 1:

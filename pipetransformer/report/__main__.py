@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
-from pipetransformer.errors import UserError
+from pipetransformer.errors import INTERRUPTED, UserError, without_number
 from pipetransformer.report.comparison import Arm, check_csv, find_runs, read_arms, write_csv
 from pipetransformer.report.figures import OF_A_RUN, OF_ARMS, save_all
 from pipetransformer.report.page import check_place, check_values, comparison_page, read_page, undamaged
@@ -42,7 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except UserError as error:
         sys.exit(str(error))
     except OSError as error:
-        sys.exit(f"{error.filename}: {error.strerror}; name another place by out=")
+        sys.exit(f"{without_number(error)}; name another place by out=")
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
 
 
 def _run(given: Sequence[str]) -> None:

@@ -15,7 +15,7 @@ from pipetransformer.config.compose import load, register
 from pipetransformer.config.help import print_help
 from pipetransformer.config.names import in_options
 from pipetransformer.config.schema import CONF, SimulationConfig
-from pipetransformer.errors import UserError
+from pipetransformer.errors import INTERRUPTED, UserError
 from pipetransformer.report.trace import write_trace
 from pipetransformer.simulate.result import LEGEND
 from pipetransformer.simulate.run import option_names, simulate
@@ -59,6 +59,8 @@ def main() -> None:
         sys.exit(explain(error))
     except OSError as error:  # Hydra makes the folder
         sys.exit(unwritable(error))
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
 
 
 if __name__ == "__main__":

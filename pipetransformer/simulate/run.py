@@ -10,13 +10,14 @@ from pipetransformer.autopipe.memory import device_memory_bytes
 from pipetransformer.autopipe.meshes import mesh_candidates
 from pipetransformer.autopipe.plan import Plan
 from pipetransformer.autopipe.search.search import best_plan
-from pipetransformer.config.kinds import SIMULATED, check_kinds
+from pipetransformer.config.kinds import SIMULATED
 from pipetransformer.config.names import OPTIONS, in_options, of_section
 from pipetransformer.config.no_effect import not_counted, warnings
 from pipetransformer.config.schema import SimulationConfig
 from pipetransformer.config.sections import StaticPipeline
 from pipetransformer.config.validate import validate
 from pipetransformer.errors import InfeasiblePlan, UserError
+from pipetransformer.kinds import check_kinds
 from pipetransformer.mesh import SINGLE, StageMesh
 from pipetransformer.planning.cache_rule import obstacle, refused
 from pipetransformer.planning.foresight import Foresight

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pipetransformer.checkpoint.folder import FOLDER, CheckpointFolder
-from pipetransformer.config.kinds import RUN, check_config, check_kinds
+from pipetransformer.config.kinds import RUN, check_config
 from pipetransformer.config.schema import Config
 from pipetransformer.config.sections import Cache, Checkpointing, Evaluation, Guard, Loading, Parallel, Resume
 from pipetransformer.config.validate import validate
@@ -24,6 +25,7 @@ from pipetransformer.data.map_style import Loss, MapStyleData, Metrics
 from pipetransformer.errors import UserError
 from pipetransformer.freeze.base import FreezePolicy
 from pipetransformer.freeze.pipetransformer import PaperRule
+from pipetransformer.kinds import Kind, check_kinds
 from pipetransformer.models.adapters import AdapterSpec, NoAdapters
 from pipetransformer.models.instance import ModelInstance, give_back
 from pipetransformer.optim.base import OptimizerSpec
@@ -208,7 +210,7 @@ class ElasticTrainer(Trainer):
             closing.callback(report.close)
             components = prepare(config, device, folder, closing, report, checkpoint)
             super().__init__(config, components, report, folder, callbacks)
-            self._has_failed = False
+            self._has_failed = self._is_closed = False
             closing.callback(lambda: self.checkpoints.close(give_up=self._has_failed))
             self.start()
             if checkpoint is not None:  # the next process counts it, where this one comes to no checkpoint
@@ -223,11 +225,34 @@ class ElasticTrainer(Trainer):
         """The rank of this process."""
         return dist.get_rank()
 
+    def evaluate(self) -> dict[str, dict[str, float]]:
+        """Scores every evaluation split under the current plan. Collective.
+
+        Returns:
+            Metrics by split, equal on every rank.
+
+        Raises:
+            UserError: The trainer is closed.
+        """
+        self._check_open("evaluate")
+        return super().evaluate()
+
+    def _check_open(self, what: str) -> None:
+        if self._is_closed:
+            raise UserError(f"the trainer is closed; {what} inside its with block, or before close()")
+
     def save(self, folder: str | Path) -> None:
         """Writes the last or the best weights (``evaluate``) as the model's library loads them. Collective.
 
         The library writes the model itself, which gets these weights for it on rank 0.
+
+        Raises:
+            UserError: The trainer is closed, or the place is no folder.
         """
+        check_kinds({"folder": folder}, {"folder": Kind((str, PathLike), "the path of a folder")})
+        self._check_open("save")
+        if Path(folder).exists() and not Path(folder).is_dir():
+            raise UserError(f"{folder} is a file; give a folder for the model")
         with self.runtime.averaged():
             state, _ = weights_to_save(self)
         if state is not None:
@@ -298,6 +323,7 @@ class ElasticTrainer(Trainer):
 
     def close(self) -> None:
         """Closes groups, cache and files. Not a collective."""
+        self._is_closed = True
         try:
             if not self._has_failed:
                 self.flush_log()  # the last step, where the loop was left before its end

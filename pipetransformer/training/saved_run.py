@@ -241,7 +241,7 @@ def score(saved: SavedRun, names: list[str], folder: Path, with_predictions: boo
     Args:
         saved: The weights and the data.
         names: Of the splits; empty for those that a run evaluates.
-        folder: Receives ``metrics.json`` and ``<split>.jsonl``.
+        folder: Receives ``metrics.json`` and ``<split>.jsonl``, of which those of an earlier evaluation go.
         with_predictions: Write the predictions.
 
     Returns:
@@ -254,6 +254,8 @@ def score(saved: SavedRun, names: list[str], folder: Path, with_predictions: boo
         split.name: metrics_of(split, found) | {"num_samples": split.num_scored}
         for split, found in zip(chosen, predictions, strict=True)
     }
+    for split in (saved.data.train, *saved.data.evaluation):
+        (folder / f"{split.name}.jsonl").unlink(missing_ok=True)
     write_json(folder / METRICS, {"step": saved.step, "dataset": saved.config.dataset.name, "splits": results})
     if with_predictions:
         for split, found in zip(chosen, predictions, strict=True):

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipetransformer.config.kinds import CONFIG, RUN, Kind, check_config, check_kinds
+from pipetransformer.config.kinds import CONFIG, RUN, check_config
 from pipetransformer.config.schema import Config
 from pipetransformer.data.map_samples import further_names, readable
 from pipetransformer.data.map_style import Loss, MapStyleSplit
 from pipetransformer.errors import UserError
+from pipetransformer.kinds import Kind, check_kinds
 from pipetransformer.models.checks import beside_weights, trial
 from pipetransformer.models.instance import ModelInstance
 from pipetransformer.training.trainer import Callback

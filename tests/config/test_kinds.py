@@ -1,9 +1,10 @@
 """A configuration of a script is refused in a line where a field holds a value of another kind."""
 
 import re
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields, make_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Optional
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import pipetransformer as pt
 from pipetransformer.config.compose import compose_simulation, read_config
 from pipetransformer.config.kinds import CONFIG, OPTIONS, check_config
 from pipetransformer.config.schema import write_config
+from pipetransformer.kinds import check_kinds, kinds_of
 
 
 @pytest.mark.parametrize(
@@ -36,6 +38,50 @@ from pipetransformer.config.schema import write_config
 def test_a_value_of_another_kind_is_told_in_a_line(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(pt.UserError, match=f"^{re.escape(message)}"):
         check_config(replace(loaded(), **changes))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: pt.AdamW(lr="1e-3"), "optim.lr is '1e-3' (str); give a number or None"),
+        (lambda: pt.SGD(lr=1e-3, momentum="0.9"), "optim.momentum is '0.9' (str); give a number"),
+        (lambda: pt.PaperRule(alpha="x"), "freeze.alpha is 'x' (str); give a number"),
+        (lambda: pt.FreezeOut(cubic="false"), "freeze.cubic is 'false' (str); give True or False"),
+        (lambda: pt.Egeria(window=2.5), "freeze.window is 2.5 (float); give a whole number"),
+        (lambda: pt.FixedSchedule(num_frozen=3), "freeze.num_frozen is 3 (int); give a list"),
+        (
+            lambda: check_config(replace(loaded(), model=pt.TimmModel(name="vit_tiny", image_size="8"))),
+            "model.image_size is '8' (str); give a whole number or None",
+        ),
+        (
+            lambda: check_config(replace(loaded(), dataset=pt.Digits(max_train_samples="8"))),
+            "dataset.max_train_samples is '8' (str); give a whole number or None",
+        ),
+    ],
+)  # fmt: skip
+def test_an_option_of_a_specification_is_told_before_anything_uses_it(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(pt.UserError, match=f"^{re.escape(message)}"):
+        make()
+
+
+@dataclass(frozen=True)
+class Loose:
+    """Options whose types tell nothing to a check, or more than a class."""
+
+    word: str = "a"
+    any: object = None
+    few: Literal["a", "b"] = "a"
+    pair: tuple[float, float] = (0.0, 1.0)
+    maybe: Optional[int] = None  # noqa: UP045
+    away: "Missing" = None  # type: ignore[name-defined]  # noqa: F821
+
+
+def test_a_type_that_cannot_be_told_leaves_its_class_unchecked() -> None:
+    assert kinds_of(Loose) == {}
+    known = kinds_of(make_dataclass("Known", [(each.name, each.type) for each in fields(Loose)[:-1]]))
+    check_kinds({"pair": [0, 1], "maybe": np.int64(3), "few": 3, "word": 3}, known)
+    with pytest.raises(pt.UserError, match="maybe is 'x'"):
+        check_kinds({"maybe": "x"}, known)
 
 
 def test_what_does_in_place_of_a_type_is_taken() -> None:

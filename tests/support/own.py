@@ -5,7 +5,7 @@ import json
 import logging
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import chdir, suppress
 from dataclasses import replace
 from itertools import islice
@@ -14,6 +14,7 @@ from typing import Any
 from unittest import mock
 
 import datasets
+import pytest
 import timm
 import torch
 import torch.nn.functional as F
@@ -343,16 +344,25 @@ def logged_steps(folder: Path, is_stopped: bool, leave_at: int | None = None) ->
     return [event["step"] for event in read_events(folder / EVENT_LOG, "step")], trainer.state.step
 
 
-def save_without_a_folder() -> str:
-    """The error of a checkpoint that has no place."""
+def save_out_of_place(file: Path) -> list[str]:
+    """The errors of a checkpoint and a model that have no place, and of a trainer that is closed."""
     model, data = model_and_data("sequential")
+    errors = list[str]()
+
+    def told(call: Callable[[], object]) -> None:
+        with pytest.raises(pt.UserError) as caught:
+            call()
+        errors.append(str(caught.value))
+
     with pt.ElasticTrainer(
         model, loss=loss, train=data, optimizer=OPTIMIZER, batch_size=BATCH_SIZE, epochs=EPOCHS
     ) as trainer:
-        try:
-            return str(trainer.save_checkpoint())
-        except pt.UserError as error:
-            return str(error)
+        told(trainer.save_checkpoint)
+        told(lambda: trainer.save(file))
+        told(lambda: trainer.save(None))  # type: ignore[arg-type]
+    told(trainer.evaluate)
+    told(lambda: trainer.save(file.parent / "model"))
+    return errors
 
 
 def begin_where_a_run_was(folder: Path) -> tuple[list[str], bool]:

@@ -32,7 +32,7 @@ from support.own import (
     resume_by_the_configuration,
     resume_to_one_epoch_of_two,
     resume_with_another_rate,
-    save_without_a_folder,
+    save_out_of_place,
     saved_step,
     scored_on_longer_inputs,
     scored_without_a_mask,
@@ -172,8 +172,17 @@ def test_the_last_step_is_in_the_log_where_nothing_is_saved_after_it(
     assert pool.run(1, logged_steps, tmp_path, is_stopped, leave_at) == [([*range(1, num_steps + 1)], num_steps)]
 
 
-def test_a_checkpoint_without_a_run_folder_is_refused(pool: Pool) -> None:
-    assert pool.run(2, save_without_a_folder) == ["give the trainer a run_dir to write checkpoints to"] * 2
+def test_what_has_no_place_or_comes_too_late_is_refused(pool: Pool, tmp_path: Path) -> None:
+    file = tmp_path / "model.py"
+    file.touch()
+    errors = [
+        "give the trainer a run_dir to write checkpoints to",
+        f"{file} is a file; give a folder for the model",
+        "folder is None; give the path of a folder",
+        "the trainer is closed; evaluate inside its with block, or before close()",
+        "the trainer is closed; save inside its with block, or before close()",
+    ]
+    assert pool.run(2, save_out_of_place, file) == [errors] * 2
 
 
 def test_checkpoints_of_an_earlier_run_are_not_taken_for_those_of_a_new_one(pool: Pool, tmp_path: Path) -> None:

@@ -72,6 +72,11 @@ def test_scores_are_those_of_the_run_and_predictions_give_them(pool: Pool, job: 
         assert not any("label" in row for row in rows), "which is the truth elsewhere"
     written = json.loads((tmp_path / "metrics.json").read_text())
     assert written == {"step": 12, "dataset": "digits", "splits": results}
+    (tmp_path / "notes.jsonl").touch()
+    pool.run(1, scored, job.folder, 4, ["test"], tmp_path, False)
+    assert json.loads((tmp_path / "metrics.json").read_text())["step"] == 4
+    left = sorted(file.name for file in tmp_path.iterdir())
+    assert left == ["metrics.json", "notes.jsonl"], "no predictions of another step, and what is not its own"
 
 
 def test_a_run_without_checkpoints_is_scored_by_its_saved_model(pool: Pool, tmp_path: Path) -> None:
