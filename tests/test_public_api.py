@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 
@@ -82,3 +83,31 @@ def test_a_configuration_that_cannot_be_is_refused_before_anything_starts(tmp_pa
     with pytest.raises(pt.UserError, match="reads images and the dataset holds texts"):
         pt.train(config, tmp_path / "run")
     assert not list(tmp_path.iterdir())
+
+
+def typed_policy(module: str) -> pt.NoFreezing:
+    """One of a class that stands where only this process finds it."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Typed(pt.NoFreezing):
+        pass
+
+    if module:
+        Typed.__module__, Typed.__qualname__ = module, "Typed"
+    return Typed()
+
+
+@pytest.mark.parametrize(
+    ("module", "file", "words"),
+    [
+        ("", __file__, r"freeze is of typed_policy\.<locals>\.Typed, a class that is defined inside a function"),
+        ("__main__", None, "freeze is of Typed, a class that is defined in a notebook or on a prompt"),
+        ("__main__", "<stdin>", r"cannot import it; put it into a module, or give it to pt\.ElasticTrainer\("),
+    ],
+)
+def test_a_class_that_other_processes_cannot_import_is_refused(
+    module: str, file: str | None, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", file, raising=False)
+    with pytest.raises(pt.UserError, match=words):
+        pt.train(replace(loaded(), freeze=typed_policy(module)))

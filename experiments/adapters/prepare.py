@@ -4,7 +4,7 @@
 """
 
 import csv
-import sys
+from argparse import ArgumentParser
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
@@ -32,6 +32,9 @@ def _write(rows: Iterable[tuple[str, str]], file: Path) -> None:
 
 
 if __name__ == "__main__":
-    reviews, folder = map(Path, sys.argv[1:])
+    parser = ArgumentParser(description=__doc__)
+    parser.add_argument("reviews", type=Path, help="folder of SST-2")
+    parser.add_argument("folder", type=Path, help="receives the tables")
+    reviews, folder = vars(parser.parse_args()).values()
     folder.mkdir(parents=True, exist_ok=True)
     write_tables(reviews, folder)

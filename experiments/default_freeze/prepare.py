@@ -4,7 +4,7 @@
 """
 
 import json
-import sys
+from argparse import ArgumentParser
 from pathlib import Path
 
 from transformers import AutoTokenizer, GPT2Config
@@ -35,7 +35,10 @@ def write_texts(reviews: Path, articles: Path, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    tokenizer, reviews, articles, folder = map(Path, sys.argv[1:])
+    parser = ArgumentParser(description=__doc__)
+    for name in ("tokenizer", "reviews", "articles", "folder"):
+        parser.add_argument(name, type=Path)
+    tokenizer, reviews, articles, folder = vars(parser.parse_args()).values()
     folder.mkdir(parents=True, exist_ok=True)
     write_decoder(tokenizer, folder)
     write_texts(reviews, articles, folder)

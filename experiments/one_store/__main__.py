@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import time
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -147,4 +148,7 @@ def main(folder: Path, options: Sequence[str], into: Path | None = None) -> None
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).absolute(), sys.argv[2:], Path(__file__).parent)
+    parser = ArgumentParser(description=__doc__, epilog="Further arguments are options of every run.")
+    parser.add_argument("folder", type=Path, help="receives the runs; one that is complete is not made again")
+    arguments, further = parser.parse_known_args()
+    main(arguments.folder.absolute(), further, Path(__file__).parent)

@@ -3,6 +3,7 @@
 import gc
 import os
 import resource
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
@@ -60,6 +61,8 @@ def train(config: Config, run_dir: str | Path | None = None) -> dict[str, Any]:
     check_kinds({"config": config, "run_dir": run_dir}, RUN)
     validate(config)
     check_plain(config)
+    if not under_torchrun():  # whose processes train themselves
+        _check_importable(config)
     preflight(config)
     resumed = None if config.resume.run == "auto" else config.resume.run
     folder = Path(run_dir or resumed or _default_folder()).resolve()
@@ -69,6 +72,24 @@ def train(config: Config, run_dir: str | Path | None = None) -> dict[str, Any]:
         write_config(config, folder)
 
     return run_in_folder(config, folder, write_record)
+
+
+def _check_importable(config: Config) -> None:
+    """Refuses a specification whose class the processes of the run would look for in vain.
+
+    Raises:
+        UserError: It was typed, as in a notebook, or is defined inside a function.
+    """
+    main = Path(getattr(sys.modules["__main__"], "__file__", None) or "").is_file()
+    for name, spec in vars(config).items():
+        kind = type(spec)
+        is_typed, is_local = kind.__module__ == "__main__" and not main, "<locals>" in kind.__qualname__
+        if is_typed or is_local:
+            where = "inside a function" if is_local else "in a notebook or on a prompt"
+            raise UserError(
+                f"{name} is of {kind.__qualname__}, a class that is defined {where}, where the processes of the run "
+                "cannot import it; put it into a module, or give it to pt.ElasticTrainer(...), which trains here"
+            )
 
 
 def _default_folder() -> str:
