@@ -101,10 +101,19 @@ def _remove_empty(folder: Path) -> None:
             each.rmdir()
 
 
+def _leave_garbage() -> None:
+    """Saves a second: at its end Python searches all that was imported for garbage, which goes with the process.
+
+    A rank searches, and so does a launcher that has imported a model of the user's: triton, which comes with torch,
+    complains of what was not collected.
+    """
+    if "torch" not in sys.modules:
+        gc.freeze()
+
+
 def main() -> None:
     """Runs the command line. An error that the user can fix ends in one line, without a trace."""
-    if not under_torchrun():  # a rank imports triton, whose modules complain at the end of what was not collected
-        atexit.register(gc.freeze)  # no search for garbage in all that was imported, which goes with it: a second
+    atexit.register(_leave_garbage)
     if {"-h", "--help"} & {*sys.argv}:
         return print_help(sys.argv[1:])
     if under_torchrun():

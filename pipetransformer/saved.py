@@ -165,7 +165,8 @@ def _export(options: Options) -> None:
     run_dir = Path(options.run)
     folder = Path(options.out or run_dir / "export")
     config = read_config(run_dir / CONFIG, options.overrides, with_data=False)
-    _warn(without_effect(options.overrides, OF_MODELS), "export")
+    unused = ["merge=true"] if options.merge == "true" and not config.has_adapters else []
+    _warn([*without_effect(options.overrides, OF_MODELS), *unused], "export")
     saved = open_model(run_dir, config, _step(options))
     export(saved, run_dir, folder, options.merge == "true")
     print(f"{_named(saved.step)} is in {folder}")

@@ -356,6 +356,7 @@ def test_the_commands_with_classes_of_ones_own_run_in_another_folder(tmp_path: P
     ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
     assert ended.returncode == 0, ended.stderr
     assert "status: completed" in ended.stdout
+    assert "nanobind" not in ended.stdout + ended.stderr, "the launcher imports a model of one's own, and torch with it"
     assert (tmp_path / "out" / "model" / "model.safetensors").is_file()
     config = yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())
     assert [config[name]["_target_"].partition(".")[0] for name in ("model", "freeze", "optim", "logger")] == allowed

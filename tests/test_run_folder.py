@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from support.pool import Pool
 from support.saved import evaluated, predicted_by_command
 from support.texts import SENTENCES, text_run, write_encoder, write_table
 
-from pipetransformer.saved import OF_LABELLED, OF_MODELS, OF_SAMPLES, without_effect
+from pipetransformer.saved import OF_LABELLED, OF_MODELS, OF_SAMPLES, Options, _export, without_effect
 
 RUN = (*TINY, "dataset.max_train_samples=256", "epochs=6", "freeze.interval=0.5", "optim.lr=0.005")
 NUM_STEPS = 6 * 16
@@ -206,6 +207,15 @@ def test_options_of_a_run_that_a_command_does_not_read_are_known(
     given: list[str], known: tuple[str, ...], beside: tuple[str, ...], unread: list[str]
 ) -> None:
     assert without_effect(given, known, beside) == unread
+
+
+def test_adapters_that_a_run_does_not_have_are_not_merged_in_silence(
+    job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("open_model", "export"):
+        monkeypatch.setattr(f"pipetransformer.training.saved_run.{name}", lambda *_: SimpleNamespace(step=1))
+    _export(Options(run=str(job.folder), merge="true"))
+    assert "warning: merge=true has no effect on pipetransformer-export; drop it\n" in capsys.readouterr().err
 
 
 def test_the_commands_for_saved_runs_have_help(tmp_path: Path) -> None:
