@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pyarrow as pa
 from pipetransformer.errors import UserError
 
 ROWS_PER_BATCH = 1000
+BLOCK_BYTES = 1 << 20  # of lines that are read at a time
 BYTE_ORDER_MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 Record = tuple[int, dict[str, Any]]  # the line that a row begins in, and its cells by column
 
@@ -87,18 +88,20 @@ class RecordFile(TableFile):
 def text_lines(path: Path) -> Iterator[str]:
     """Yields the lines of a text file with their ends, without a byte-order mark.
 
+    The file is open while a block is read and not between two lines: an error elsewhere may leave this generator in its
+    trace, for as long as that lives.
+
     Raises:
         UserError: A line is not UTF-8, or has a NUL byte.
     """
     number = 1
     try:
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                if number == 1 and (encoding := BYTE_ORDER_MARKS.get(line[:2])):
-                    raise UserError(f"{path} is {encoding}, not UTF-8; convert it: iconv -f {encoding} -t UTF-8")
-                if b"\0" in line:
-                    raise UserError(f"{path} line {number} has a NUL byte: it is no text, or it is damaged")
-                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+        for number, line in enumerate(chain.from_iterable(_blocks_of_lines(path)), 1):
+            if number == 1 and (encoding := BYTE_ORDER_MARKS.get(line[:2])):
+                raise UserError(f"{path} is {encoding}, not UTF-8; convert it: iconv -f {encoding} -t UTF-8")
+            if b"\0" in line:
+                raise UserError(f"{path} line {number} has a NUL byte: it is no text, or it is damaged")
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
         raise UserError(
             f"{path} line {number} is not UTF-8 (byte 0x{error.object[error.start]:02x}); if it is Latin-1, convert "
@@ -106,6 +109,16 @@ def text_lines(path: Path) -> Iterator[str]:
         ) from None
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror})") from None
+
+
+def _blocks_of_lines(path: Path) -> Iterator[list[bytes]]:
+    offset, lines = 0, [b""]
+    while lines:
+        with path.open("rb") as file:
+            file.seek(offset)
+            lines = file.readlines(BLOCK_BYTES)
+        yield lines
+        offset += sum(map(len, lines))
 
 
 def shown(names: Iterable[str], most: int = 12) -> str:

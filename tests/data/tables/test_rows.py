@@ -4,9 +4,12 @@ import json
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Barrier
 from typing import Any
+from unittest import mock
 
 import datasets
 import numpy as np
@@ -17,6 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipetransformer.data.tables import base
 from pipetransformer.data.tables import rows as table_rows
 from pipetransformer.data.tables.base import ROWS_PER_BATCH
 from pipetransformer.data.tables.rows import Rows, read_files
@@ -282,3 +286,28 @@ def test_shards_are_one_split_in_their_order(tmp_path: Path) -> None:
 def test_the_only_file_of_a_folder_is_its_training_split(tmp_path: Path) -> None:
     write_csv(tmp_path / "reviews.csv", ROWS)
     assert [*local_splits(tmp_path)] == ["train"]
+
+
+@given(st.lists(st.text(st.sampled_from("aé\r "), max_size=9)), st.integers(1, 30))
+def test_lines_are_those_of_the_file_however_it_is_divided_into_blocks(lines: list[str], block: int) -> None:
+    content = "\n".join(lines)
+    with TemporaryDirectory() as folder, mock.patch.object(base, "BLOCK_BYTES", block):
+        file = Path(folder) / "a.txt"
+        file.write_bytes(content.encode())
+        assert [line.count("\n") for line in base.text_lines(file)] == [1] * content.count("\n") + [0] * (
+            content[-1:] not in ("", "\n")
+        )
+        assert "".join(base.text_lines(file)) == content
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="only Linux lists the open files of a process")
+def test_a_file_is_not_open_between_two_of_its_lines(tmp_path: Path) -> None:
+    """An error in the middle keeps the reader in its trace, and a file that is open there is told as a leak."""
+    file = tmp_path / "a.txt"
+    file.write_text("a\nb\n")
+    lines = base.text_lines(file)
+    assert next(lines) == "a\n"
+    for each in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # the one by which they are listed
+            assert each.readlink() != file
+    assert [*lines] == ["b\n"]
