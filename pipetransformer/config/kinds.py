@@ -6,7 +6,7 @@ from os import PathLike
 from types import NoneType
 from typing import Any
 
-from pipetransformer.config.schema import SECTIONS, Config, SimulationConfig, as_plain
+from pipetransformer.config.schema import Config, SimulationConfig, as_plain
 from pipetransformer.data.base import DatasetSpec
 from pipetransformer.decorated import check_decorated
 from pipetransformer.errors import UserError
@@ -29,12 +29,11 @@ SPECS = {
 
 
 def _of_fields(spec: type) -> dict[str, Kind]:
-    """Returns the kinds of the fields of a dataclass, without those that take any value, or a word of a few."""
+    """Returns the kinds of a configuration's fields, as :func:`~pipetransformer.kinds.kinds_of` does of others'."""
     found = {each.name: each.type for each in fields(spec) if each.type not in (Any, str)}
     return {name: SPECS[name] if isinstance(kind, str) else Kind.of(kind) for name, kind in found.items()}
 
 
-OPTIONS = {name: _of_fields(spec) for name, spec in SECTIONS.items()}
 CONFIG, SIMULATION = _of_fields(Config), _of_fields(SimulationConfig)
 RUN = {"config": Kind((Config,), "pt.Config(...)"), "run_dir": Kind((str, PathLike), "the path of a folder").or_none}
 SIMULATED = {"config": Kind((SimulationConfig,), "SimulationConfig(...)")}
@@ -49,9 +48,7 @@ def check_config(config: Config) -> None:
     """
     check_kinds({"config": config}, RUN)
     check_kinds(vars(config), SIMULATION if isinstance(config, SimulationConfig) else CONFIG)
-    for name in OPTIONS.keys() & vars(config).keys():
-        check_kinds(vars(getattr(config, name)), OPTIONS[name], f"{name}.")
-    for name, spec in vars(config).items():
+    for name, spec in vars(config).items():  # sections and specifications
         if is_dataclass(spec) and not isinstance(spec, type):
             check_decorated(type(spec))
             check_kinds(vars(spec), kinds_of(type(spec)), f"{name}.")

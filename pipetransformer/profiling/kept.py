@@ -13,7 +13,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict, fields
 from functools import partial
 from hashlib import blake2b
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +36,7 @@ from pipetransformer.mesh import SINGLE, StageMesh
 from pipetransformer.models.stack import LayerStack
 from pipetransformer.optim.base import OptimizerSpec
 from pipetransformer.profiling.layers import kinds_of_layers
+from pipetransformer.report.environment import version_of
 from pipetransformer.runtime.batch import Batch, SampleLoss
 from pipetransformer.runtime.groups import broadcast_from_rank0
 from pipetransformer.runtime.precision import Precision
@@ -78,17 +78,9 @@ def profile_key(
         randomness,
         (platform.node(), platform.processor(), os.cpu_count(), torch.get_num_threads()),
         torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        [_version(name) for name in ("pipetransformer", "torch", "timm", "transformers")],
+        [version_of(name) for name in ("pipetransformer", "torch", "timm", "transformers")],
     )
     return blake2b(repr(parts).encode(), digest_size=16).hexdigest()
-
-
-def _version(package: str) -> str:
-    """Returns the version of a package; empty where it runs from its folder and is not installed."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
 
 
 def _name(function: Callable[..., object]) -> tuple[object, ...]:

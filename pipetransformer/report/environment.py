@@ -42,11 +42,12 @@ def library_versions() -> dict[str, str]:
     except metadata.PackageNotFoundError:  # a checkout that was not installed
         return {}
     names = [PACKAGE, *(re.split(r"[^\w.-]", line)[0] for line in required if "extra ==" not in line)]
-    found = {name: _version(name) for name in names}
+    found = {name: version_of(name) for name in names}
     return {name: version for name, version in found.items() if version is not None}
 
 
-def _version(name: str) -> str | None:
+def version_of(name: str) -> str | None:
+    """Returns the version of a package; ``None`` where it is not installed, as one that runs from its folder."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:  # a run that does without it, such as one without a logger, goes on

@@ -22,7 +22,7 @@ from torch.distributed.rendezvous import rendezvous
 from pipetransformer.errors import UserError
 
 JOINED_BY = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.005, 0.5  # between two looks: few of thousands of ranks that wait for minutes
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.005, 0.1  # between two looks: so late a start may be, so often each rank asks
 _joined: dict[tuple[str | None, ...], tuple[dist.Store, int, int]] = {}
 _worlds = count()
 

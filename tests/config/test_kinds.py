@@ -12,7 +12,7 @@ from support.jobs import loaded
 
 import pipetransformer as pt
 from pipetransformer.config.compose import compose_simulation, read_config
-from pipetransformer.config.kinds import CONFIG, OPTIONS, check_config
+from pipetransformer.config.kinds import CONFIG, check_config
 from pipetransformer.config.schema import write_config
 from pipetransformer.kinds import check_kinds, kinds_of
 
@@ -92,7 +92,7 @@ def test_what_does_in_place_of_a_type_is_taken() -> None:
 def test_every_field_but_words_of_a_few_has_a_kind() -> None:
     assert {"optim", "freeze", "parallel", "batch_size", "compile"} < CONFIG.keys()
     assert "precision" not in CONFIG
-    assert {"path", "memory_gib", "enabled"} < OPTIONS["cache"].keys()
+    assert {"path", "memory_gib", "enabled"} < kinds_of(pt.Cache).keys()
 
 
 def test_functions_that_take_a_configuration_refuse_anything_else(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from support.pool import Pool
 from torch import Tensor
 
 from pipetransformer.data.tasks import squared_error, text_classification
-from pipetransformer.profiling.kept import _inputs_in_brief, _name, _version, _write, from_plain, to_plain
+from pipetransformer.profiling.kept import _inputs_in_brief, _name, _write, from_plain, to_plain
+from pipetransformer.report.environment import version_of
 
 
 def test_a_measurement_survives_its_way_through_a_file() -> None:
@@ -54,8 +55,8 @@ def test_what_cannot_be_read_is_measured_again(pool: Pool, tmp_path: Path, conte
 
 
 def test_a_package_that_runs_from_its_folder_needs_no_metadata() -> None:
-    assert _version("torch") == torch.__version__.partition("+")[0] or _version("torch") == torch.__version__
-    assert _version("a-package-that-is-not-installed") == ""
+    assert version_of("torch") in (torch.__version__.partition("+")[0], torch.__version__)
+    assert version_of("a-package-that-is-not-installed") is None
 
 
 def test_a_folder_that_cannot_be_written_is_named(pool: Pool, tmp_path: Path) -> None:
