@@ -261,6 +261,15 @@ def test_a_run_that_goes_on_tells_what_it_will_come_to_at_best(
     assert re.search(told, note) if told else not note, note
 
 
+def test_a_target_that_begins_in_the_middle_takes_over_what_is_frozen_and_what_it_has_cost() -> None:
+    target, state = Target.of(PaperRule(target_fraction=0.3), 4, list, 40, is_new=False), TargetState()
+    done = Progress(0.5, 1 / 40, epochs=3)
+    assert target is not None
+    target.begin(state, 2, {0: 5, 2: 15}, done)  # which cost 5 times 1 and 15 times 1/2
+    assert state == TargetState(spent=0.5 * 0.625, proposal=2, epochs=3, asked=2)
+    assert target.decision(state, done, 2) is None, "what was frozen before it stays so"
+
+
 def test_the_state_comes_back_from_its_plain_values() -> None:
     state = TargetState(0.25, 3, is_paused=True, epochs=5, asked=2)
     assert TargetState.from_dict(state.state_dict()) == state
